@@ -675,27 +675,19 @@ def test_a_store_that_is_spoilt_after_it_was_opened_says_so(url: str) -> None:
             labels(backend)
 
 
-def test_two_backends_of_one_lmdb_file_may_differ_in_readahead(tmp_path: Path) -> None:
-    write(f"lmdb://{tmp_path}/x.lmdb", [1, 2, 3])
-    with (
-        storeds.open_backend(tmp_path / "x.lmdb") as first,
-        storeds.open_backend(f"lmdb://{tmp_path}/x.lmdb?readahead=true") as second,
-    ):
-        assert labels(first) == labels(second) == [1, 2, 3]
-
-
-def test_conflicting_options_on_one_open_file_are_refused(tmp_path: Path) -> None:
-    url = f"hdf5://{tmp_path}/x.h5"
+@pytest.mark.parametrize(("scheme", "ours", "theirs"), [("lmdb", "readahead", True), ("hdf5", "locking", "false")])
+def test_two_live_backends_of_one_file_may_have_different_options(
+    tmp_path: Path, scheme: str, ours: str, theirs: Any
+) -> None:
+    url = f"{scheme}://{tmp_path}/x{SUFFIX[scheme]}"
     write(url, [1, 2, 3])
-    with storeds.open_backend(url) as first:
-        second = storeds.open_backend(url, locking="false")  # the first holds no handle yet
-        assert labels(first) == [1, 2, 3]
-        with pytest.raises(ConfigError, match="already open in this process with other options.*locking"):
-            labels(second)
-        with pytest.raises(ConfigError, match="close the other backend first"):
-            storeds.open_backend(url, locking="false")
-    assert labels(second) == [1, 2, 3]
-    second.close()
+    with storeds.open_backend(url) as first, storeds.open_backend(url, **{ours: theirs}) as second:
+        for _ in range(2):
+            assert labels(first) == labels(second) == [1, 2, 3]
+        assert sum(map(len, _pools())) == 1
+        first.close()
+        with storeds.open_backend(url, **{ours: theirs}) as third:
+            assert labels(second) == labels(third) == [1, 2, 3]
 
 
 def test_one_file_under_three_names(url: str) -> None:

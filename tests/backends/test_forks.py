@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
+import functools
 import gc
 import multiprocessing
 import os
+import random
 import select
 import shutil
 import signal
+import subprocess
 import sys
 import threading
 import traceback
@@ -24,7 +26,7 @@ from torch.utils.data import ConcatDataset
 from _gate import Gate
 from _processes import Row, loader, open_rows, read_until_told
 from _stores import CHUNKED, COUNT, DEADLINE, ENGINES, START_METHODS, TRUTH, handle_of, read_all, record, written
-from shares import FULL
+from shares import FULL, SEED
 from storeds import StoreDataset, errors
 from storeds.plugins import file_path
 
@@ -63,16 +65,22 @@ class TestForks:
             while min(rounds) <= before:  # all of them go on after the last fork
                 assert read_all(dataset) == TRUTH
 
-    @pytest.mark.parametrize(
-        ("engine", "fork"),
-        [*((engine, os.fork) for engine in (*ENGINES, CHUNKED))]
-        # By C code, which runs no hooks. PyMongo's own are missed as well, so with MongoDB nobody can do that.
-        + [(engine, ctypes.PyDLL(None).fork) for engine in ("lmdb", "hdf5", CHUNKED)],
-        ids=lambda it: it if isinstance(it, str) else "python" if it is os.fork else "c",
-    )
-    def test_the_child_opens_handles_of_its_own(
-        self, stores: dict[str, str], engine: str, fork: Callable[[], int]
-    ) -> None:
+    def test_and_epochs_while_threads_read(self, tmp_path: Path, mongodb_database: str) -> None:
+        forks, epochs = (3_000, 300) if FULL else (30, 3)
+        program = [sys.executable, "-W", "ignore", _FORK_LOOP, str(forks), str(epochs), str(tmp_path)]
+        done = subprocess.run([*program, f"{mongodb_database}/forks"], capture_output=True, text=True, timeout=3_600)
+        assert (done.stdout, done.returncode) == (f"{forks} children\n{epochs} epochs\n", 0), done.stderr
+
+    @pytest.mark.parametrize("engine", ["lmdb", "hdf5", CHUNKED])
+    def test_by_c_code_that_runs_no_hooks(self, stores: dict[str, str], engine: str) -> None:
+        # In a new process: this one may have threads of PyMongo that end, whose request for the GIL the child would inherit.
+        done = subprocess.run(
+            [sys.executable, "-c", _C_FORK, stores[engine]], capture_output=True, text=True, timeout=DEADLINE
+        )
+        assert (done.stdout, done.returncode) == ("1 parent\n1 child\n1 parent\n", 0), done.stderr
+
+    @pytest.mark.parametrize("engine", [*ENGINES, CHUNKED])
+    def test_the_child_opens_handles_of_its_own(self, stores: dict[str, str], engine: str) -> None:
         dataset = open_rows(stores[engine])
         dataset[0]
         inherited = handle_of(dataset)
@@ -82,7 +90,7 @@ class TestForks:
             assert handle_of(dataset) not in (inherited, None)
             check_in_child(dataset, stores[engine])
 
-        in_fork(check, fork)
+        in_fork(check)
         assert handle_of(dataset) is inherited
         assert read_all(dataset) == TRUTH
 
@@ -147,6 +155,84 @@ class TestForks:
             dataset.close()
 
 
+class TestSignals:
+    """`os.fork` in a signal handler, at any step of a read of its own thread."""
+
+    STEPS = 10
+
+    @pytest.mark.parametrize("threads", [0, 2])
+    @pytest.mark.parametrize("engine", ["lmdb", "hdf5", CHUNKED])
+    def test_the_child_reads(self, stores: dict[str, str], engine: str, threads: int, brisk_threads: None) -> None:
+        dataset = open_rows(stores[engine])
+
+        def read() -> None:
+            assert read_all(dataset) == TRUTH
+
+        read()
+        with running([read] * threads):
+            for step in steps_of(dataset, self.STEPS // (1 + threads)):
+                with on_signal(lambda: in_fork(lambda: check_in_child(dataset, stores[engine]))):
+                    found, _ = signalled(dataset, step)
+                assert found == [label for _, _, label in TRUTH]
+        assert read_all(dataset) == TRUTH
+
+    @pytest.mark.parametrize("engine", ["lmdb", "hdf5", CHUNKED])
+    def test_the_child_goes_on_with_the_read(self, stores: dict[str, str], engine: str) -> None:
+        dataset, parent = open_rows(stores[engine]), os.getpid()
+        assert read_all(dataset) == TRUTH
+        for step in steps_of(dataset, self.STEPS):
+            children: list[int] = []
+            try:
+                with on_signal(functools.partial(fork_into, children)):
+                    found, _ = signalled(dataset, step)
+                assert found == [label for _, _, label in TRUTH]
+                if os.getpid() != parent:
+                    check_in_child(dataset, stores[engine])
+                    os._exit(0)
+            finally:
+                if os.getpid() != parent:
+                    os._exit(1)
+            assert wait_for(children[0]) == 0
+
+
+def signalled(dataset: StoreDataset, step: int) -> tuple[list[int], int]:
+    """Read all labels, and send this thread a signal at one step; return the labels, and the number of steps."""
+    count = 0
+
+    def profile(*_: object) -> None:
+        nonlocal count
+        count += 1
+        if count == step:
+            signal.raise_signal(signal.SIGUSR1)
+
+    positions = range(COUNT)
+    sys.setprofile(profile)
+    try:
+        records = dataset.backend.get_many(positions)
+    finally:
+        sys.setprofile(None)
+    return [record["label"] for record in records if isinstance(record, dict)], count
+
+
+def steps_of(dataset: StoreDataset, most: int) -> list[int]:
+    """Return some of the steps of a read."""
+    _, count = signalled(dataset, 0)
+    return list(range(1, count)) if FULL else sorted(random.Random(SEED).sample(range(1, count), min(most, count - 1)))
+
+
+def fork_into(children: list[int]) -> None:
+    children.append(os.fork())
+
+
+@contextlib.contextmanager
+def on_signal(call: Callable[[], object]) -> Iterator[None]:
+    before = signal.signal(signal.SIGUSR1, lambda *_: call())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
 def another_handle(url: str, folder: Path) -> str:
     """Return a URL of the same records that leads to another handle."""
     if url.startswith("mongodb"):
@@ -162,13 +248,35 @@ def check_in_child(dataset: StoreDataset, url: str) -> None:
         each.close()
 
 
-def in_fork(check: Callable[[], None], fork: Callable[[], int] = os.fork) -> None:
+_FORK_LOOP = str(Path(__file__).parents[1] / "support" / "_fork_loop.py")
+_C_FORK = """
+import ctypes, os, sys
+import storeds
+
+backend = storeds.open_backend(sys.argv[1])
+parent = os.getpid()
+
+def say():
+    found = backend.get_many(range(len(backend)))
+    right = [each["label"] for each in found] == backend.column("label").tolist()
+    print(int(right), "parent" if os.getpid() == parent else "child", flush=True)
+
+say()
+child = ctypes.PyDLL(None).fork()
+if child == 0:
+    say()
+    os._exit(0)
+_, status = os.waitpid(child, 0)
+say()
+sys.exit(os.waitstatus_to_exitcode(status))
+"""
+
+
+def in_fork(check: Callable[[], None]) -> None:
     """Run `check` in a forked child; a child that fails or hangs fails the test."""
-    pid = fork()
+    pid = os.fork()
     if pid == 0:
         status = 1
-        if fork is not os.fork:
-            gc.disable()  # collecting what tests before left may hang: their libraries missed this fork too
         try:
             check()
             status = 0
@@ -176,6 +284,11 @@ def in_fork(check: Callable[[], None], fork: Callable[[], int] = os.fork) -> Non
             os.write(2, traceback.format_exc().encode())
         finally:
             os._exit(status)
+    assert wait_for(pid) == 0
+
+
+def wait_for(pid: int) -> int:
+    """Return the exit code of a child; one that hangs fails the test."""
     ended = os.pidfd_open(pid)
     try:
         if not select.select([ended], [], [], DEADLINE)[0]:
@@ -184,7 +297,7 @@ def in_fork(check: Callable[[], None], fork: Callable[[], int] = os.fork) -> Non
     finally:
         os.close(ended)
         _, status = os.waitpid(pid, 0)
-    assert os.waitstatus_to_exitcode(status) == 0
+    return os.waitstatus_to_exitcode(status)
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ import pytest
 
 from shares import FULL
 from storeds.backends import HandlePool, HandleRef
-from storeds.errors import ClosedError, ConfigError
+from storeds.errors import ClosedError
 
 DEADLINE = 60.0
 
@@ -30,6 +30,7 @@ class Handle:
     """What the fake engine opens; knows everything that was done to it."""
 
     name: str
+    setting: str = "same"
     pid: int = field(default_factory=lambda: os.getpid())  # one test replaces os.getpid
     closed: int = 0
     abandoned: int = 0
@@ -61,12 +62,9 @@ class Opener:
     def key(self) -> str:
         return self.name
 
-    def options(self) -> str:
-        return self.setting
-
     def open(self) -> Handle:
         self.engine.on_open()
-        handle = Handle(self.name)
+        handle = Handle(self.name, self.setting)
         self.engine.handles.append(handle)
         return handle
 
@@ -173,19 +171,18 @@ def test_a_shared_handle_closes_with_its_last_owner(pool: HandlePool[Handle], en
     assert [handle.closed for handle in engine.handles] == [1]
 
 
-def test_conflicting_options_are_refused_until_the_other_lets_go(pool: HandlePool[Handle], engine: Engine) -> None:
+def test_a_shared_handle_has_the_settings_of_its_first_opener(
+    pool: HandlePool[Handle], engine: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
     first, second = Owner(pool, Opener(engine, "a", "slow")), Owner(pool, Opener(engine, "a", "fast"))
-    with first.ref.lease():
-        pass
-    with (
-        pytest.raises(ConfigError, match=r"fake://a is already open .* other options: slow there, fast here"),
-        second.ref.lease(),
-    ):
-        pass
+    with caplog.at_level("DEBUG", "storeds"), first.ref.lease() as one, second.ref.lease() as two:
+        assert one is two
+    assert one.setting == "slow"
+    assert "fake://a shares the handle that was opened for fake://a" in caplog.text
     first.ref.release()
-    with second.ref.lease():
-        pass
-    assert len(engine.handles) == 2
+    second.ref.release()
+    with second.ref.lease() as three:
+        assert three.setting == "fast"
 
 
 def test_an_open_that_fails_leaves_nothing_behind(pool: HandlePool[Handle], engine: Engine) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -17,16 +16,6 @@ from storeds.protocols import Backend
 from storeds.testing import FIELDS, frozen, make_records
 
 MakeEngineUrl = Callable[[str], str]
-
-STORED = {**FIELDS, "image_finding": "str", "image_recovered": "float"}
-VERDICTS = (("intact", 1.0), ("truncated_scan", 0.62), ("corrupt_data", 0.0))
-
-
-def with_verdicts(records: list[Any]) -> list[Any]:
-    return [
-        {**record, "image_finding": finding, "image_recovered": share}
-        for record, (finding, share) in zip(records, itertools.cycle(VERDICTS), strict=False)
-    ]
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -56,7 +56,7 @@ def write(url: str | Path, numbers: Iterable[int], attrs: Mapping[str, JSON] | N
 
 
 def numbers_of(backend: Backend, positions: Sequence[int] | None = None) -> list[int]:
-    found = backend.get_many(range(len(backend)) if positions is None else positions)
+    found = backend.get_many(range(len(backend)) if positions is None else positions, list(FIELDS))
     assert_same(found, [record(row["label"]) for row in found if isinstance(row, dict)])
     return [row["label"] for row in found if isinstance(row, dict)]
 
@@ -565,17 +565,6 @@ def test_members_need_only_keep_the_protocol() -> None:
         assert backend.column("label").tolist() == [0, 1, 2]
         assert backend.select({"label": [1]}).tolist() == [1]
         assert backend.stored_bytes() is None
-
-
-class Unpicklable(NoColumns):
-    def __reduce__(self) -> Any:
-        raise TypeError("cannot pickle '_thread.lock' object")
-
-
-def test_a_member_that_does_not_pickle_is_named() -> None:
-    url = write(f"memory://many-{secrets.token_hex(8)}", [1])
-    with pytest.raises(ConfigError, match=f"{url} cannot be one of many stores, because it does not pickle: .*lock"):
-        ConcatenatedBackend([Unpicklable(url)])
 
 
 def test_a_lambda_serves_the_process_that_it_was_made_in(mongodb_database: str) -> None:

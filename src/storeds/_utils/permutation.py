@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import TypeAlias
 
 import numpy as np
@@ -117,17 +116,22 @@ class EpochOrder:
     block_size: int | None = None
     window: int | None = None
     _keys: Uints = field(init=False, repr=False, compare=False)
+    _in_blocks: _Blocks | None = field(init=False, repr=False, compare=False, default=None)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_keys", round_keys("storeds.order", 1, self.seed, self.epoch))
+        if self.shuffle and self.count > 1 and self.block_size is not None:
+            keys = round_keys("storeds.order.window", 1, self.seed, self.epoch)
+            blocks = _Blocks(self.count, self.block_size, self.window or 1, self._keys, keys)
+            object.__setattr__(self, "_in_blocks", blocks)
 
     def indices(self, positions: Uints) -> Uints:
         """Return the index at each of `positions`, which lie in ``[0, count)``."""
         if not self.shuffle or self.count < 2:
             return positions
-        if self.block_size is None:
-            return permute(positions, self.count, self._keys)
-        return self._in_blocks.indices(positions)
+        if self._in_blocks is not None:
+            return self._in_blocks.indices(positions)
+        return permute(positions, self.count, self._keys)
 
     def walk(self, first: int, stride: int, steps: int) -> Iterator[int]:
         """Yield the index at every `stride`-th position from `first`, wrapping around at the end."""
@@ -135,12 +139,6 @@ class EpochOrder:
             step = np.arange(done, min(done + _CHUNK, steps), dtype=np.uint64)
             positions = (step * np.uint64(stride) + np.uint64(first)) % np.uint64(self.count)
             yield from self.indices(positions).tolist()
-
-    @cached_property
-    def _in_blocks(self) -> _Blocks:
-        assert self.block_size is not None
-        keys = round_keys("storeds.order.window", 1, self.seed, self.epoch)
-        return _Blocks(self.count, self.block_size, self.window or 1, self._keys, keys)
 
 
 class _Blocks:

@@ -7,7 +7,6 @@ to read `Meta`, sorted records and columns. Plug-ins may use both as base classe
 from __future__ import annotations
 
 import copy
-import functools
 import logging
 import re
 from abc import ABC, abstractmethod
@@ -20,7 +19,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from storeds._utils.locations import StoreURL, check_file, file_url, redact
-from storeds.backends.handles import HandlePool, HandleRef, Opener, OpenStore
+from storeds.backends.handles import HandlePool, HandleRef, Lease, Opener, OpenStore
 from storeds.errors import ConfigError, RecordError, StoreNotFoundError, UnavailableError, suggest
 from storeds.protocols import JSON, Array, Backend, Field, Meta, Record
 from storeds.records.codec import RecordCodec
@@ -87,11 +86,8 @@ class StoreBackend(ABC):
     def __init__(self, url: str, meta: Meta) -> None:
         self.url = url
         self.meta = meta
+        self._codec = RecordCodec(meta.fields)
         self._key_field = "key" if "key" in meta.fields and meta.fields["key"].kind == "str" else None
-
-    @functools.cached_property
-    def _codec(self) -> RecordCodec:
-        return RecordCodec(self.meta.fields)
 
     @abstractmethod
     def _read(self, positions: list[int], fields: tuple[str, ...]) -> list[Record | RecordError]:
@@ -243,19 +239,18 @@ H = TypeVar("H", bound=Handle)
 Open = TypeVar("Open", bound=Opener[Any])
 
 
-class _BuildLease(Generic[H]):
+class _BuildLease(Lease[H]):
     """A lease of a backend's handle, after a check that the store is still the build that the backend opened."""
 
-    __slots__ = ("_backend", "_lease")
+    __slots__ = ("_backend",)
 
     def __init__(self, backend: HandleBackend[H, Any]) -> None:
-        self._backend = backend
-        self._lease = backend._ref.lease()
+        self.ref, self._backend = backend._ref, backend
 
     def __enter__(self) -> H:
         backend = self._backend
         try:
-            handle = self._lease.__enter__()
+            handle = self.ref.pool.acquire(self)
             try:
                 build = backend._build_of(handle)
                 if build != backend.meta.build:
@@ -264,14 +259,11 @@ class _BuildLease(Generic[H]):
                         f"build {build} is there now); open it again"
                     )
             except BaseException:
-                self._lease.__exit__()
+                self.ref.pool.release(self)
                 raise
         except StoreNotFoundError as error:
             raise UnavailableError(f"{backend.url} was there when it was opened and is gone now: {error}") from error
         return handle
-
-    def __exit__(self, *_: object) -> None:
-        self._lease.__exit__()
 
 
 class HandleBackend(StoreBackend, Generic[H, Open]):
@@ -288,11 +280,11 @@ class HandleBackend(StoreBackend, Generic[H, Open]):
         self._ref.opened = opened
         try:
             with self._ref.lease() as handle:
-                stale = self._is_stale(handle)
-            if stale:
+                meta = None if self._is_stale(handle) else self._probe(handle)
+            if meta is None:
                 self._ref.invalidate()
-            with self._ref.lease() as handle:
-                meta = self._probe(handle)
+                with self._ref.lease() as handle:
+                    meta = self._probe(handle)
         finally:
             self._ref.opened = None
             self._ref.release()
@@ -380,9 +372,6 @@ class FileOpener(Generic[Settings]):
         check = check_file if opened is None else opened.check_file
         status = check(self.data_path, self.engine, self.url)
         return status.st_dev, status.st_ino
-
-    def options(self) -> Hashable:
-        return tuple(self.settings.model_dump().items())
 
 
 _LOG = logging.getLogger("storeds")

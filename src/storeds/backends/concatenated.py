@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import functools
-import io
 import itertools
 import json
 import math
 import os
 import pickle
-import types
 import zlib
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Self
+from dataclasses import replace
+from typing import Any, NamedTuple, Self, TypeAlias
 
 import numpy as np
 import xxhash
 
-from storeds.backends.base import BackendOptions, StoreBackend, bounded
+from storeds.backends.base import StoreBackend, bounded
 from storeds.errors import ClosedError, ConfigError, FormatError, RecordError
 from storeds.protocols import JSON, Array, Backend, Field, Meta, Record
 from storeds.records.columns import (
@@ -33,108 +32,39 @@ from storeds.records.columns import (
 from storeds.records.fields import UNCHECKED, Count, pictures, with_verdicts, without_verdicts
 from storeds.records.roles import role_text
 
-__all__ = ["CONCATENATED", "BackendTable", "BackendTableBuilder", "ConcatenatedBackend", "Place", "check_same_classes"]
-
-
-class BackendTable:
-    """Pickled backends by number; `revive` unpickles one and opens nothing.
-
-    Parameters
-    ----------
-    pickles : bytes
-        All pickles, one after another.
-    ends : array of int64
-        The end of each pickle.
-    common : sequence
-        Shared objects that pickles refer to by number: fields, attrs, options, classes.
-    """
-
-    def __init__(self, pickles: bytes, ends: Array, common: Sequence[Any]) -> None:
-        self._pickles, self._ends, self._common = pickles, ends, common
-
-    def __len__(self) -> int:
-        return len(self._ends)
-
-    def revive(self, number: int) -> Backend:
-        """Return a new backend from pickle `number`."""
-        start = int(self._ends[number - 1]) if number else 0
-        backend: Backend = _Unpickler(self._pickles[start : int(self._ends[number])], self._common).load()
-        return backend
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        # Pickles of one class and paths of one folder are nearly equal, so they compress well.
-        packed = zlib.compress(self._pickles, 1), zlib.compress(self._ends.tobytes(), 1)
-        return type(self)._restore, (*packed, self._common)
-
-    @classmethod
-    def _restore(cls, pickles: bytes, ends: bytes, common: Sequence[Any]) -> Self:
-        return cls(zlib.decompress(pickles), np.frombuffer(zlib.decompress(ends), np.int64), common)
-
-
-class BackendTableBuilder:
-    """Builds a `BackendTable`."""
-
-    def __init__(self) -> None:
-        self._file = io.BytesIO()
-        self._ends: list[int] = []
-        self._common: list[Any] = []
-        self._numbers: dict[Hashable, int] = {}
-
-    def add(self, backend: Backend) -> None:
-        """Add a backend; raises ConfigError if it does not pickle, for example because an option is a lambda."""
-        pickler = _Pickler(self._file, self, backend)
-        try:
-            pickler.dump(backend)
-        except (pickle.PicklingError, AttributeError, TypeError) as error:
-            raise ConfigError(
-                f"{backend.url} cannot be one of many stores, because it does not pickle: {error}"
-            ) from error
-        self._ends.append(self._file.tell())
-
-    def number(self, key: Hashable, value: Any) -> int:
-        """Return the number of `value`, or of an earlier one with an equal `key`."""
-        if key not in self._numbers:
-            self._numbers[key] = len(self._common)
-            self._common.append(value)
-        return self._numbers[key]
-
-    def finish(self) -> BackendTable:
-        """Return the table of all added backends."""
-        return BackendTable(self._file.getvalue(), np.array(self._ends, np.int64), self._common)
-
-
-class _Pickler(pickle.Pickler):
-    def __init__(self, file: io.BytesIO, packer: BackendTableBuilder, backend: Backend) -> None:
-        super().__init__(file, pickle.HIGHEST_PROTOCOL)
-        self._number = packer.number
-        self._meta = backend.meta
-
-    def persistent_id(self, item: Any) -> int | None:
-        if item is self._meta.fields:
-            return self._number(("fields", *item.items()), item)
-        if item is self._meta.attrs:
-            return self._number(("attrs", json.dumps(item, sort_keys=True)), item)
-        if isinstance(item, (type, types.FunctionType, types.MethodType, BackendOptions)):
-            try:
-                return self._number(item, item)
-            except TypeError:  # options that do not hash
-                return None
-        return None
-
-
-class _Unpickler(pickle.Unpickler):
-    def __init__(self, data: bytes, common: Sequence[Any]) -> None:
-        super().__init__(io.BytesIO(data))
-        self._common = common
-
-    def persistent_load(self, number: int) -> Any:
-        return self._common[number]
+__all__ = ["CONCATENATED", "ConcatenatedBackend", "Place", "check_same_classes"]
 
 
 CONCATENATED = "concatenated"
 _SHOWN = 2
 # Backends kept in memory, some KiB each; each engine's pool limits open handles to far fewer.
 _LIVE = 512
+
+
+_Kept: TypeAlias = Backend | tuple[type[StoreBackend], tuple[Any, ...]]
+
+
+def _keep(member: Backend, shared: dict[Hashable, Any]) -> _Kept:
+    """Close a member and return the class and arguments that restore it; other backends than `StoreBackend` stay open.
+
+    There may be thousands, so equal fields and attrs of all members are one object, in `shared`.
+    """
+    if not isinstance(member, StoreBackend):
+        return member
+    fields, attrs = member.meta.fields, member.meta.attrs
+    member.meta = replace(
+        member.meta,
+        fields=shared.setdefault(tuple(fields.items()), fields),
+        attrs=shared.setdefault(json.dumps(attrs, sort_keys=True), attrs),
+    )
+    kept = type(member), member._recipe()
+    member.close()
+    return kept
+
+
+def _restored(kept: Sequence[_Kept], number: int) -> Backend:
+    found = kept[number]
+    return found[0]._restore(*found[1]) if isinstance(found, tuple) else found
 
 
 class Place(NamedTuple):
@@ -152,14 +82,14 @@ class ConcatenatedBackend(StoreBackend):
     Parameters
     ----------
     members : iterable of Backend
-        In order, consumed one by one. Each is closed after its meta is read, and unpickled again for reading.
+        In order, consumed one by one. A `StoreBackend` is closed after its meta is read, and restored for reading.
     url : str, optional
         The name of the whole; by default the URLs of the first members.
 
     Raises
     ------
     ConfigError
-        There are no members, their class names differ, or one of them does not pickle.
+        There are no members, or their class names differ.
     FormatError
         Members differ in their fields or in the order of the fields.
 
@@ -177,35 +107,36 @@ class ConcatenatedBackend(StoreBackend):
     _unread: list[str] | None  # not pickled
 
     def __init__(self, members: Iterable[Backend], url: str | None = None) -> None:
-        packer, merger = BackendTableBuilder(), _MetaMerger()
+        merger, kept, shared = _MetaMerger(), list[_Kept](), dict[Hashable, Any]()
         for member in members:
             merger.add(member)
-            packer.add(member)
-            member.close()
+            kept.append(_keep(member, shared))
         if not merger.counts:
             raise ConfigError("there is nothing to concatenate: the list of stores is empty")
         counts = np.array(merger.counts, np.int64)
-        self._setup(url or merger.names(), merger.meta(), packer.finish(), counts)
+        self._setup(url or merger.names(), merger.meta(), kept, counts)
         self._unread = bounded(merger.unread)
 
-    def _setup(self, url: str, meta: Meta, packed: BackendTable, counts: Array) -> None:
+    def _setup(self, url: str, meta: Meta, kept: list[_Kept], counts: Array) -> None:
         super().__init__(url, meta)
-        self._packed, self._counts = packed, counts
+        self._kept, self._counts = kept, counts
         self._ends = np.cumsum(counts)
         self._starts = self._ends - counts
         # lru_cache has no lock that a fork could copy locked. It does not refer to `self`, so handles are released with
         # `self`. A backend that is evicted during a read is closed after it.
-        self._member: Callable[[int], Backend] = functools.lru_cache(_LIVE)(packed.revive)
+        self._member: Callable[[int], Backend] = functools.lru_cache(_LIVE)(functools.partial(_restored, kept))
         self._closed = False
         self._unread = None
 
     def _recipe(self) -> tuple[Any, ...]:
-        return self.url, self.meta, self._packed, self._counts
+        # Paths of one folder are nearly equal, so they compress well.
+        return self.url, self.meta, zlib.compress(pickle.dumps(self._kept, pickle.HIGHEST_PROTOCOL), 1), self._counts
 
     @classmethod
     def _restore(cls, *recipe: Any) -> Self:
+        url, meta, packed, counts = recipe
         backend = cls.__new__(cls)
-        backend._setup(*recipe)
+        backend._setup(url, meta, pickle.loads(zlib.decompress(packed)), counts)  # noqa: S301  # its own pickle
         return backend
 
     def __repr__(self) -> str:
@@ -230,6 +161,9 @@ class ConcatenatedBackend(StoreBackend):
         # docstring inherited
         self._closed = True
         self._member.cache_clear()  # type: ignore[attr-defined]  # declared as a plain callable
+        for member in self._kept:
+            if not isinstance(member, tuple):
+                member.close()
 
     def stored_bytes(self) -> int | None:
         # docstring inherited

@@ -11,6 +11,7 @@ with picklable openers follows xarray's ``CachingFileManager``.
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import stat
 import threading
@@ -21,11 +22,14 @@ from contextlib import contextmanager
 from typing import Any, Generic, Protocol, Self, TypeVar
 
 from storeds._utils.locations import check_status, refused, sniff_descriptor, stat_store
-from storeds.errors import ClosedError, ConfigError
+from storeds.errors import ClosedError
 
 __all__ = ["HandlePool", "HandleRef", "Lease", "OpenStore", "Opener"]
 
 H = TypeVar("H")
+_LOG = logging.getLogger("storeds")
+_PATIENCE = 1.0  # seconds
+_LEFT_OPEN: list[Any] = []  # in a forked child: handles that cannot be closed
 
 
 class Opener(Protocol[H]):
@@ -37,11 +41,10 @@ class Opener(Protocol[H]):
         ...
 
     def key(self) -> Hashable:
-        """Return the identity of the opened resource: two openers with equal keys share one handle."""
-        ...
+        """Return the identity of the handle: openers with equal keys share one, with the settings of the first opener.
 
-    def options(self) -> Hashable:
-        """Return the settings that all users of a shared handle must agree on."""
+        A setting that changes what is read belongs in the key. Settings that only change speed do not.
+        """
         ...
 
     def open(self) -> H: ...
@@ -54,55 +57,27 @@ class Opener(Protocol[H]):
 
 
 class _Entry(Generic[H]):
+    """A handle in a pool; `handle` is None once it is closed."""
+
     def __init__(self, opener: Opener[H], key: Hashable, handle: H) -> None:
-        self.opener, self.key, self.pid = opener, key, os.getpid()
+        self.opener, self.key = opener, key
         self.handle: H | None = handle
-        self.owners: set[int] = set()
-        self.leases = 0
-        self.doomed = False
-
-    def close(self) -> None:
-        handle, self.handle = self.handle, None
-        if handle is not None:
-            self.opener.close(handle)
-
-    def abandon_after_fork(self) -> None:
-        handle, self.handle = self.handle, None
-        if handle is not None:
-            self.opener.abandon_after_fork(handle)
+        self.owners: set[HandleRef[H]] = set()
 
 
 class Lease(Generic[H]):
-    """A context in which a handle stays open. A class, because a generator costs more than some reads."""
+    """A context in which the handle of a reference stays open. A class: a generator costs more than some reads."""
 
-    __slots__ = ("_entry", "_ref")
+    __slots__ = ("entry", "ref", "thread")
 
     def __init__(self, ref: HandleRef[H]) -> None:
-        self._ref = ref
+        self.ref = ref
 
     def __enter__(self) -> H:
-        self._entry, handle = self._ref.pool.acquire(self._ref)
-        return handle
+        return self.ref.pool.acquire(self)
 
     def __exit__(self, *_: object) -> None:
-        self._ref.pool.release(self._entry)
-
-
-class _Exclusive:
-    """The critical section of a pool; see `HandlePool._start`."""
-
-    __slots__ = ("_before", "_lock", "_pool")
-
-    def __init__(self, pool: HandlePool[Any]) -> None:
-        self._pool, self._lock = pool, pool._lock
-
-    def __enter__(self) -> None:
-        self._lock.acquire()
-        self._before, self._pool._inside = self._pool._inside, True
-
-    def __exit__(self, *_: object) -> None:
-        self._pool._inside = self._before
-        self._lock.release()
+        self.ref.pool.release(self)
 
 
 class HandleRef(Generic[H]):
@@ -136,6 +111,39 @@ class HandleRef(Generic[H]):
         self.pool.forget(self)
 
 
+class _CriticalSection:
+    """The critical section of a pool in one process; on leaving it, the pool forgets references that were dropped.
+
+    Garbage collection may run finalizers inside the section, and signal handlers may read or fork there. So its lock is
+    reentrant, and `depth` tells the outermost section, which does what the others leave.
+    """
+
+    def __init__(self, pool: HandlePool[Any]) -> None:
+        self.pool, self.pid, self.depth = pool, os.getpid(), 0
+        self.lock = threading.RLock()
+        self.changed = threading.Condition(self.lock)
+
+    def __enter__(self) -> None:
+        self.lock.acquire()
+        self.depth += 1
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            if self.depth == 1 and self.pool._dropped:
+                self.pool._sweep()
+        finally:
+            self.depth -= 1
+            self.lock.release()
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Wait until another thread ends a lease or a fork; return whether one did."""
+        depth, self.depth = self.depth, 0  # other threads may enter while this one waits
+        try:
+            return self.changed.wait(seconds)
+        finally:
+            self.depth = depth
+
+
 class HandlePool(Generic[H]):
     """The handles of one engine in this process. Thread-safe; correct after a fork.
 
@@ -144,29 +152,29 @@ class HandlePool(Generic[H]):
     limit : int
         Maximum number of open handles that no lease uses.
     quiesce : bool
-        Whether a fork waits until opens, closes and reads end. Engines with global state about open files (LMDB, HDF5)
-        need it; engines that may wait for a network must not use it.
+        Whether a fork waits until opens, closes and reads of other threads end. Engines with global state about open
+        files (LMDB, HDF5) need it; engines that may wait for a network must not use it.
+
+    Notes
+    -----
+    A signal handler may fork while its own thread reads. The fork does not wait for that read, and waits for others only
+    while they end: they may need a lock of that read. With `quiesce`, the child keeps the handle of the interrupted read.
     """
 
     def __init__(self, *, limit: int, quiesce: bool) -> None:
-        self._limit = limit
-        self._entries: OrderedDict[Hashable, _Entry[H]] = OrderedDict()
-        self._start()
+        self._limit, self._quiesce = limit, quiesce
         self._dropped: deque[HandleRef[H]] = deque()
+        self._start()
         os.register_at_fork(after_in_child=self._reset_in_child)
         if quiesce:
             os.register_at_fork(before=self._lock_for_fork, after_in_parent=self._unlock_after_fork)
         atexit.register(self.close_all)
 
     def _start(self) -> None:
-        # Garbage collection may run finalizers inside our own critical section. The lock is reentrant, so they do not
-        # block; with `_inside` set they only queue their reference for `_sweep`.
-        self._lock = threading.RLock()
-        self._inside = False
-        self._pid = os.getpid()
-        self._leases = 0
-        self._forking = False
-        self._changed = threading.Condition(self._lock)
+        self._section = _CriticalSection(self)
+        self._entries: OrderedDict[Hashable, _Entry[H]] = OrderedDict()
+        self._leases: set[Lease[H]] = set()
+        self._forking: int | None = None  # the thread that waits to fork
 
     def ref(self, owner: object, opener: Opener[H]) -> HandleRef[H]:
         """Return a reference that ends with `owner`, or earlier by `HandleRef.close`."""
@@ -174,120 +182,103 @@ class HandlePool(Generic[H]):
         weakref.finalize(owner, self._drop, ref).atexit = False
         return ref
 
-    def acquire(self, ref: HandleRef[H]) -> tuple[_Entry[H], H]:
-        if self._pid != os.getpid():  # forked by C code that runs no hooks
-            self._reset_in_child()
+    def acquire(self, lease: Lease[H]) -> H:
+        ref, lease.thread = lease.ref, threading.get_ident()
         with self._exclusive():
-            while self._forking:
-                self._wait()
-            self._sweep()
+            while self._forking is not None and self._must_wait(lease.thread):
+                self._section.wait()
             if ref.closed:
                 raise ClosedError(f"{ref.opener.url} was closed; open it again with open_backend")
-            self._abandon_inherited(ref)
-            entry = ref.entry
-            if entry is None or entry.handle is None or entry.doomed:
-                entry = self._find_or_open(ref)
-            entry.leases += 1
-            self._leases += 1
-            if self._entries.get(entry.key) is entry:  # not invalidated
-                self._entries.move_to_end(entry.key)
-            assert entry.handle is not None
-            return entry, entry.handle
+            # A signal handler may fork at each call; its child closes the handle unless `_leases` has the lease.
+            while (entry := ref.entry) is None or entry.handle is None:
+                ref.entry = self._find_or_open(ref)
+            lease.entry, handle = entry, entry.handle
+            self._leases.add(lease)
+            self._entries.move_to_end(entry.key)
+            return handle
 
     def _find_or_open(self, ref: HandleRef[H]) -> _Entry[H]:
         opener: Any = ref.opener
         shared = () if ref.opened is None else (ref.opened,)
         key = opener.key(*shared)
         entry = self._entries.get(key)
-        if entry is not None and type(entry.opener) is not type(opener) and entry.leases == 0:
+        if entry is not None and type(entry.opener) is not type(opener) and not self._is_leased(entry):
             # Another layout opened it, perhaps during detection; its backend opens it again if needed.
             self._remove(entry)
             entry = None
         if entry is None:
             self._evict(self._limit - 1)
             entry = self._entries[key] = _Entry(opener, key, opener.open(*shared))
-        elif entry.opener.options() != opener.options():
-            raise ConfigError(
-                f"{opener.url} is already open in this process with other options: {entry.opener.options()} there, "
-                f"{opener.options()} here; use the same options, or close the other backend first"
-            )
-        entry.owners.add(id(ref))
-        entry.doomed = False
-        ref.entry = entry
+        elif entry.opener != opener:
+            _LOG.debug("%s shares the handle that was opened for %s, with its settings", opener.url, entry.opener.url)
+        entry.owners.add(ref)
         return entry
 
-    def release(self, entry: _Entry[H]) -> None:
+    def release(self, lease: Lease[H]) -> None:
         with self._exclusive():
-            entry.leases -= 1
-            self._leases -= 1
-            if self._forking and self._leases <= 0:
-                self._changed.notify_all()
-            if entry.doomed and entry.leases == 0:
-                self._remove(entry)
+            self._leases.discard(lease)
+            if self._forking is not None:
+                self._section.changed.notify_all()
+            if not lease.entry.owners and not self._is_leased(lease.entry):
+                self._remove(lease.entry)
             if len(self._entries) > self._limit:  # more leases than that existed at once
                 self._evict(self._limit)
-            self._sweep()
 
     def forget(self, ref: HandleRef[H]) -> None:
-        with self._lock:
-            self._dropped.append(ref)
-            if not self._inside:
-                with self._exclusive():
-                    self._sweep()
+        self._dropped.append(ref)
+        with self._exclusive():
+            pass  # its end forgets what was dropped
 
     def invalidate(self, ref: HandleRef[H]) -> None:
         with self._exclusive():
             entry = ref.entry
             if entry is not None and self._entries.get(entry.key) is entry:
                 del self._entries[entry.key]
+                entry.key = object()  # no opener's
+                self._entries[entry.key] = entry
             self._forget(ref)
 
     def close_all(self) -> None:
         """Close every handle that no lease uses; references stay valid and reopen on their next use."""
         with self._exclusive():
             self._sweep()
-            for entry in [entry for entry in self._entries.values() if entry.leases == 0]:
-                self._remove(entry)
+            self._evict(0)
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    def _exclusive(self) -> _Exclusive:
-        return _Exclusive(self)
+    def _exclusive(self) -> _CriticalSection:
+        if self._section.pid != os.getpid():  # forked by C code that runs no hooks
+            self._reset_in_child()
+        return self._section
 
     # The methods below run inside the critical section.
 
-    def _wait(self) -> None:
-        self._inside = False  # other threads may enter while this one waits
-        self._changed.wait()
-        self._inside = True
+    def _must_wait(self, thread: int) -> bool:
+        """Whether a new lease waits for a fork; the fork waits for threads that have one, and they may need another."""
+        return self._forking != thread and all(lease.thread != thread for lease in self._leases)
+
+    def _is_leased(self, entry: _Entry[H]) -> bool:
+        return any(lease.entry is entry for lease in self._leases)
 
     def _evict(self, keep: int) -> None:
-        idle = [entry for entry in self._entries.values() if entry.leases == 0]
+        idle = [entry for entry in self._entries.values() if not self._is_leased(entry)]
         for entry in idle[: max(0, len(self._entries) - keep)]:
             self._remove(entry)
 
-    def _abandon_inherited(self, ref: HandleRef[H]) -> None:
-        """Abandon a handle that the parent invalidated before the fork; no list contains it."""
-        if ref.entry is not None and ref.entry.pid != os.getpid():
-            ref.entry.abandon_after_fork()
-            ref.entry = None
-
     def _forget(self, ref: HandleRef[H]) -> None:
-        self._abandon_inherited(ref)
         entry, ref.entry = ref.entry, None
-        if entry is None or entry.handle is None:
-            return
-        entry.owners.discard(id(ref))
-        if not entry.owners:
-            entry.doomed = True
-            if entry.leases == 0:
+        if entry is not None:
+            entry.owners.discard(ref)
+            if not entry.owners and not self._is_leased(entry):
                 self._remove(entry)
 
     def _remove(self, entry: _Entry[H]) -> None:
         if self._entries.get(entry.key) is entry:
             del self._entries[entry.key]
-        entry.close()
+        handle, entry.handle = entry.handle, None
+        if handle is not None:
+            entry.opener.close(handle)
 
     def _sweep(self) -> None:
         while self._dropped:
@@ -296,34 +287,48 @@ class HandlePool(Generic[H]):
     # Finalizers and fork hooks.
 
     def _drop(self, ref: HandleRef[H]) -> None:
+        # A finalizer runs at any moment and must not wait: who holds the lock forgets the reference.
         self._dropped.append(ref)
-        if self._lock.acquire(blocking=False):
+        section = self._exclusive()
+        if section.lock.acquire(blocking=False):
             try:
-                if not self._inside:
-                    with self._exclusive():
-                        self._sweep()
+                with section:
+                    pass
             finally:
-                self._lock.release()
+                section.lock.release()
 
     def _lock_for_fork(self) -> None:
         # py-lmdb's close waits for running operations; in the child, operations of the parent's other threads never
-        # end. New leases wait meanwhile, so a thread must not request a second lease while it holds one.
-        self._lock.acquire()
-        self._inside = True
-        while self._leases > 0:
-            self._forking = True
-            self._wait()
+        # end. New leases wait meanwhile, except those of threads that this waits for.
+        self._section.__enter__()
+        thread = threading.get_ident()
+        # A read that a signal handler interrupted may hold a lock that others wait for, such as libhdf5's.
+        interrupted = self._section.depth > 1 or any(lease.thread == thread for lease in self._leases)
+        while any(lease.thread != thread for lease in self._leases):
+            self._forking = thread
+            if not self._section.wait(_PATIENCE if interrupted else None):
+                break
 
     def _unlock_after_fork(self) -> None:
-        self._forking = self._inside = False
-        self._changed.notify_all()
-        self._lock.release()
+        self._forking = None
+        self._section.changed.notify_all()
+        self._section.__exit__()
 
     def _reset_in_child(self) -> None:
+        thread, leases, inherited = threading.get_ident(), self._leases, self._entries
         self._start()
-        inherited, self._entries = self._entries, OrderedDict()
-        for entry in inherited.values():
-            entry.abandon_after_fork()
+        read = {lease.entry for lease in leases} if self._quiesce else set()
+        if self._quiesce:  # a read that a signal handler interrupted may go on in the child
+            self._leases = {lease for lease in leases if lease.thread == thread}
+        for key, entry in inherited.items():
+            if self._is_leased(entry):
+                self._entries[key] = entry
+                continue
+            handle, entry.handle = entry.handle, None
+            if entry in read:
+                _LEFT_OPEN.append(handle)  # closing it may wait for a thread that the child does not have
+            elif handle is not None:
+                entry.opener.abandon_after_fork(handle)
 
 
 T = TypeVar("T")

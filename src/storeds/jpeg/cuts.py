@@ -8,7 +8,6 @@ See ITU-T T.81, E.1.4 and E.2.4.
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import NamedTuple
 
@@ -64,6 +63,7 @@ class JpegCutter:
         width, height = _unit(blob, header)
         self._unit_width, self._unit_height = width, height
         self._columns, self._rows = -(-header.width // width), -(-header.height // height)
+        self._found: tuple[Array | None] | None = None
 
     def part(self, top: int, left: int, bottom: int, right: int) -> JpegPart | None:
         """Return the smallest part that holds these pixels and the pixels that smoothing reads; None if it is all.
@@ -135,9 +135,15 @@ class JpegCutter:
         data[markers[-1]] = _EOI
         return bytes(blob)
 
-    @functools.cached_property
+    @property
     def _starts(self) -> Array | None:
-        """Positions of the data of each interval, and of the byte after the marker that follows the last one.
+        # Not functools.cached_property: up to Python 3.11 all instances share a lock, which a fork may copy locked.
+        if self._found is None:
+            self._found = (self._find_starts(),)
+        return self._found[0]
+
+    def _find_starts(self) -> Array | None:
+        """Return the positions of the data of each interval, and of the byte after the marker that follows the last one.
 
         None if the restart markers are not exactly those that the frame needs, in their order.
         """

@@ -58,10 +58,6 @@ class SqliteOpener:
         # A table that another tool changed in place needs a new handle: SQLite detects no changes with `immutable`.
         return type(self), status.st_dev, status.st_ino, status.st_mtime_ns, self.settings.table
 
-    def options(self) -> Hashable:
-        """Return the settings that must be equal to share a handle."""
-        return None
-
     def open(self) -> Handle:
         """Open the file, read-only; raises FormatError if it is not a store of this kind."""
         # A published file never changes, so open it `immutable`: without locks, which are not safe in a forked process.

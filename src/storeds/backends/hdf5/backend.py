@@ -117,7 +117,9 @@ class Hdf5Opener(FileOpener[Hdf5Options]):
         columns = {name: _find_column(name, field, n, rows) for name, field in meta.fields.items()}
         seal_rows, seals = rows(SEAL, _SEAL, n), Seals.of(body.get("salt"), n, self.url)
         kept = file if any(isinstance(each, LibraryRows) for each in found) else None
-        return Hdf5Handle(descriptor, kept, meta, columns, dict(body.get("columns", {})), seal_rows, seals, _row(meta.fields))
+        return Hdf5Handle(
+            descriptor, kept, meta, columns, dict(body.get("columns", {})), seal_rows, seals, _row(meta.fields)
+        )
 
     def close(self, handle: Hdf5Handle, /) -> None:
         if handle.file is not None:

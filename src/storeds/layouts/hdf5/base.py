@@ -65,7 +65,7 @@ class ForeignOpener(FileOpener[ForeignOptions]):
 
     def key(self, opened: OpenStore | None = None) -> Hashable:
         # One file may be several stores, with other columns or another group.
-        return self.layout.layout, super().key(opened), self.options()
+        return self.layout.layout, super().key(opened), self.settings
 
     def files(self, opened: OpenStore | None = None) -> Hdf5Files:
         """Return the store's files, which open when they are needed, or are those of `opened`."""

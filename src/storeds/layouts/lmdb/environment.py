@@ -186,10 +186,6 @@ class EnvironmentOpener(FileOpener[ForeignOptions]):
             raise FormatError(f"{self.url} is a folder without {DATA}, so it is not an LMDB environment")
         return super().key(opened)
 
-    def options(self) -> Hashable:
-        # docstring inherited
-        return ()  # as for native stores
-
     def open(self, opened: OpenStore | None = None) -> ForeignHandle:
         path = self.data_path
         with OpenStore.borrow(opened) as store:

@@ -10,8 +10,7 @@ from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from PIL import Image, ImageOps
@@ -88,6 +87,11 @@ class Preparer:
     split: Split | None = None
     check: bool = True
     marker: RestartMarker | None = None
+    _roles: RoleChecker = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        # The writer warns of masks that are JPEGs.
+        object.__setattr__(self, "_roles", RoleChecker(self.source.fields))
 
     def prepare(self, index: int) -> Prepared:
         """Read and finish item `index`; a bad item gives a reason instead of an error."""
@@ -108,13 +112,13 @@ class Preparer:
         if self.split is not None:
             record["split"] = self.split.of(index, item)
         reasons, damaged, fast_crops, outcomes = [], False, 0, []
-        for name, field in self.source.fields.items():
-            if field.kind == "image":
+        for name, declared in self.source.fields.items():
+            if declared.kind == "image":
                 reason, verdict = self._finish_picture(record, name)
                 if reason is not None:
                     reasons.append(reason)
                 damaged = damaged or not (verdict is None or verdict.is_whole)
-                if self.marker is not None and field.role != "mask":  # masks are decoded whole
+                if self.marker is not None and declared.role != "mask":  # masks are decoded whole
                     outcomes.append(mark_picture(self.marker, record, name))
                 fast_crops += is_fast(record, name)
         if self._roles:  # what the writer would refuse
@@ -122,10 +126,6 @@ class Preparer:
             if fault is not None:
                 return Prepared(None, fault)
         return Prepared(record, "; ".join(reasons) or None, damaged, fast_crops, tuple(outcomes))
-
-    @cached_property
-    def _roles(self) -> RoleChecker:
-        return RoleChecker(self.source.fields)  # the writer warns of masks that are JPEGs
 
     @property
     def encodes(self) -> bool:
