@@ -24,6 +24,7 @@ from storeds.ops.common import (
     NOT_EXAMINED,
     Progress,
     ProgressHook,
+    check_distinct,
     damage_note,
     damaged_kinds,
     published,
@@ -160,7 +161,8 @@ def pack(
     Raises
     ------
     StoreNotFoundError, ConfigError
-        The source does not exist or is not supported; an option is wrong; `fast_crops` needs ``jpegtran``.
+        The source does not exist or is not supported; an option is wrong; `fast_crops` needs ``jpegtran``; or the target
+        is a store that the source reads.
     RecordError
         Items are bad and `on_bad` is ``"raise"``. The message lists all of them.
     StoreExistsError
@@ -175,6 +177,8 @@ def pack(
         )
     marker = RestartMarker.find() if fast_crops else None
     opened = open_source(source, kind=kind, **source_options)
+    for store in getattr(opened, "stores", ()):
+        check_distinct(store, url)
     fields = _fields(opened, shares)
     if max_side is not None or quality is not None:
         _check_encoding(fields)
