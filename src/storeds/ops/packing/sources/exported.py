@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import xxhash
 
 from storeds.errors import ConfigError, FormatError, StoreNotFoundError
 from storeds.ops.packing.sources.base import (
@@ -24,9 +25,9 @@ from storeds.ops.packing.sources.base import (
     show,
 )
 from storeds.protocols import JSON, Array, Field, Record
-from storeds.records.fields import fields_from_json
+from storeds.records.fields import UNCHECKED, Verdict, fields_from_json, verdict_field
 
-__all__ = ["FIELDS_FILE", "ROWS_FILE", "VERSION", "ExportedSource", "is_exported", "is_inline"]
+__all__ = ["FIELDS_FILE", "ROWS_FILE", "VERSION", "ExportedSource", "is_exported", "is_inline", "verdicts_to_row"]
 
 FIELDS_FILE = "storeds.json"
 """The fields and attributes of the store."""
@@ -52,6 +53,31 @@ def is_exported(folder: str) -> bool:
     return all(os.path.isfile(os.path.join(folder, name)) for name in (FIELDS_FILE, ROWS_FILE))
 
 
+# The bytes of a repaired picture look whole, so the verdict on what it was is written beside them.
+
+
+def verdicts_to_row(record: Record, fields: Mapping[str, Field]) -> dict[str, JSON]:
+    """Return the columns of verdicts on the damaged pictures of a record, each with the checksum of its picture."""
+    row: dict[str, JSON] = {}
+    for image in (name for name, declared in fields.items() if declared.kind == "image"):
+        text = record.get(verdict_field(image), UNCHECKED)
+        verdict = Verdict.from_text(text)
+        if verdict is not None and not verdict.is_whole:
+            row[verdict_field(image)] = {"verdict": text, "xxh3": xxhash.xxh3_64_hexdigest(record[image])}
+    return row
+
+
+def _verdicts_of_row(row: Mapping[str, Any], record: Record) -> Record:
+    """Return the stored fields of the verdicts in a row, without those on pictures that were replaced since."""
+    found: Record = {}
+    for name, value in record.items():
+        said = row.get(verdict_field(name))
+        if isinstance(said, dict) and said.get("xxh3") == xxhash.xxh3_64_hexdigest(value):
+            Verdict.from_text(said["verdict"])  # raises ValueError
+            found[verdict_field(name)] = said["verdict"]
+    return found
+
+
 class ExportedSource:
     """A folder that ``storeds export --format folder`` wrote. The store has the fields, attributes and id of the first.
 
@@ -64,7 +90,8 @@ class ExportedSource:
 
     Notes
     -----
-    Rows of ``metadata.jsonl`` may be changed, added and removed. Pictures are examined like those of any other source.
+    Rows of ``metadata.jsonl`` may be changed, added and removed. Pictures are examined like those of any other source,
+    except damaged ones, repaired or not, whose rows have the verdict that the store had. A replaced picture is examined.
 
     Raises
     ------
@@ -164,7 +191,10 @@ class ExportedSource:
                 )
             except (ValueError, TypeError, OverflowError, EOFError) as error:
                 raise BadItem(f"its {name} cannot be stored as {declared.kind}: {error}") from None
-        return record
+        try:
+            return {**record, **_verdicts_of_row(row, record)}
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise BadItem(f"its verdict cannot be read: {error}") from None
 
     def _file(self, path: str, declared: Field) -> bytes | Array:
         try:
