@@ -202,6 +202,9 @@ def pack(
         run.write(preparer, workers, commit_every)
         run.raise_if_bad()
         meta = published(writer, opened.attrs, run.fast_crops)
+    later = tuple(note for note in getattr(opened, "notes", ()) if note not in notes)  # known after reading
+    _log_notes(_display_name(source), later, {})
+    notes = (*notes, *later)
     findings = dict(Counter(dict(sorted(run.kinds.items()))).most_common())
     note = damage_note(findings, meta)
     if note is not None:
