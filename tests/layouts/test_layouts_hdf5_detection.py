@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,54 @@ def test_numbered_pictures_of_one_size_are_ambiguous(tmp_path: Path) -> None:
         open_backend(path)
     assert PerSampleHdf5(str(path), sample="dataset").column("label").tolist() == [0] * 4 + [1] * 4
     assert PerVideoHdf5(str(path)).column("frame").tolist() == [0, 1, 2, 3] * 2
+
+
+@pytest.mark.parametrize("prefix", ["", "data/all/"])
+@pytest.mark.parametrize("name", ["images", "data", "x"])
+def test_rows_in_groups_that_may_be_classes_or_videos_are_ambiguous(tmp_path: Path, name: str, prefix: str) -> None:
+    path = tmp_path / "pets.h5"
+    rows = {"cat": np.zeros((5, 8, 8, 3), np.uint8), "dog": np.ones((7, 8, 8, 3), np.uint8)}
+    with h5py.File(path, "w") as file:
+        for group, value in rows.items():
+            file[f"{prefix}{group}/{name}"] = value
+    with pytest.raises(ConfigError) as raised:
+        open_backend(path)
+    videos, classes = re.findall(r"\n  (.*?)(?: as the source)?: 12 records", str(raised.value))
+    with open_backend(path, **eval(f"dict({videos})")) as backend:
+        assert backend.get_many([5], ["video", "frame"]) == [{"video": "dog", "frame": 0}]
+    with open_backend(eval(classes)) as backend:
+        found: Any = backend.get_many(range(12))
+        assert np.array_equal([next(iter(record.values())) for record in found], np.concatenate([*rows.values()]))
+
+
+def with_attribute(group: h5py.Group) -> None:
+    group.attrs["label"] = 1
+
+
+def with_value(group: h5py.Group) -> None:
+    group["label"] = "a word"
+
+
+@pytest.mark.parametrize(
+    ("groups", "name", "describe"),
+    [
+        (("cat", "dog"), "frames", None),
+        (("cat", "dog"), "video", None),
+        (("clip_0", "clip_1"), "images", None),
+        (("cat", "dog"), "images", with_attribute),
+        (("cat", "dog"), "images", with_value),
+    ],
+)
+def test_rows_in_groups_that_can_only_be_videos(
+    tmp_path: Path, groups: tuple[str, ...], name: str, describe: Callable[[h5py.Group], None] | None
+) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        for group in groups:
+            file[f"{group}/{name}"] = np.zeros((5, 8, 8, 3), np.uint8)
+            if describe is not None:
+                describe(file[group])
+    with open_backend(tmp_path / "a.h5") as backend:
+        assert backend.get_many([9], ["video", "frame"]) == [{"video": groups[1], "frame": 4}]
 
 
 FRAMES, SAMPLES = "per_video", "per_sample"

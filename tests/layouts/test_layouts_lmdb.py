@@ -350,3 +350,29 @@ def test_keys_stay_in_memory_without_a_writable_cache_folder(tmp_path: Path, mon
         truth = [digest(CASES["keyed"].record(n)) for n in NUMBERS]
         for each in (backend, pickle.loads(pickle.dumps(backend))):
             assert [digest(record) for record in each.get_many(NUMBERS)] == truth
+
+
+DESCRIPTIONS: dict[str, tuple[Any, Any]] = {
+    "vector": (np.arange(3.0), [0.0, 1.0, 2.0]),
+    "matrix": (np.eye(2, dtype=np.int64), [[1, 0], [0, 1]]),
+    "no values": (np.zeros(0), []),
+    "one value": (np.array([5]), [5]),
+    "no dimensions": (np.array(5), 5),
+    "in a mapping": ({"rgb": np.arange(3)}, {"rgb": [0, 1, 2]}),
+}
+
+
+@pytest.mark.parametrize("key", ["mean", "class_to_idx"])
+@pytest.mark.parametrize("sort", ["pickles", "pictures", "json"])
+@pytest.mark.parametrize("name", DESCRIPTIONS)
+def test_a_description_may_be_an_array(tmp_path: Path, name: str, sort: str, key: str) -> None:
+    value, expected = DESCRIPTIONS[name]
+    values = {
+        "pickles": [pickle.dumps((blob, n)) for n, blob in enumerate(JPEGS[:4])],
+        "pictures": JPEGS[:4],
+        "json": [b'{"x": %d}' % n for n in range(4)],
+    }[sort]
+    records = [(b"%08d" % n, each) for n, each in enumerate(values)]
+    path = put(tmp_path / "s", [*records, (key.encode(), pickle.dumps(value))])
+    with storeds.open_backend(path) as backend:
+        assert (len(backend), backend.meta.attrs) == (4, {key: expected})

@@ -235,22 +235,59 @@ def test_coordinates_from_zero_are_stored_as_they_are(tmp_path: Path) -> None:
     assert record["boxes"].tolist() == [[0, 0, 96, 64], [1.5, 2, 3, 4.25]]
 
 
-@pytest.mark.parametrize("orientation", range(1, 9))
-def test_boxes_follow_the_pixels_of_a_turned_picture(orientation: int, tmp_path: Path) -> None:
-    """A white rectangle on black shows where a box of the picture as displayed is in the stored pixels."""
-    pixels = np.zeros((40, 60), np.uint8)
+def turned_picture(orientation: int, height: int = 40) -> tuple[bytes, Any]:
+    """Return a white rectangle on black, and where it is in the picture as displayed."""
+    pixels = np.zeros((height, 60), np.uint8)
     pixels[5:9, 20:50] = 255
     exif = Image.Exif()
     exif[0x0112] = orientation
     buffer = io.BytesIO()
     Image.fromarray(pixels).save(buffer, "JPEG", quality=100, exif=exif)
-    shown = np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(buffer.getvalue())))) > 128
+    return buffer.getvalue(), np.asarray(ImageOps.exif_transpose(Image.open(buffer))) > 128
+
+
+def annotation_of(shown: Any, *, has_size: bool = True) -> str:
+    """Return the annotation of a rectangle as seen, with the size of what was seen."""
     rows, columns = np.flatnonzero(shown.any(1)), np.flatnonzero(shown.any(0))
     box = [str(number + 1) for number in (columns[0], rows[0], columns[-1], rows[-1])]
     size = f"<width>{shown.shape[1]}</width><height>{shown.shape[0]}</height>"
-    add(tmp_path, "a", annotation(element("cat", *box), size=size), picture=buffer.getvalue())
-    (record,) = records(VocSource(tmp_path))
+    text = annotation(element("cat", *box), size=size)
+    return text if has_size else text.replace(f"<size>{size}</size>", "")
+
+
+@pytest.mark.parametrize("orientation", [5, 6, 7, 8])
+def test_boxes_are_turned_if_the_size_is_that_of_the_picture_as_displayed(orientation: int, tmp_path: Path) -> None:
+    picture, shown = turned_picture(orientation)
+    add(tmp_path, "a", annotation_of(shown), picture=picture)
+    (record,) = records(source := VocSource(tmp_path))
     assert record["boxes"].tolist() == [[20, 5, 50, 9]]
+    assert source.notes == ()
+
+
+@pytest.mark.parametrize(("orientation", "height", "has_size"), [
+    *((orientation, 40, True) for orientation in range(1, 9)),
+    *((orientation, 60, True) for orientation in range(1, 9)),
+    *((orientation, 40, False) for orientation in range(1, 9)),
+])  # fmt: skip
+def test_boxes_and_masks_are_taken_as_stored(orientation: int, height: int, has_size: bool, tmp_path: Path) -> None:
+    picture, _ = turned_picture(orientation, height)
+    stored = np.asarray(Image.open(io.BytesIO(picture))) > 128
+    add(tmp_path, "a", annotation_of(stored, has_size=has_size), picture=picture)
+    buffer = io.BytesIO()
+    Image.fromarray(stored.astype(np.uint8)).save(buffer, "PNG")
+    put(tmp_path / "SegmentationClass/a.png", buffer.getvalue())
+    packed = storeds.pack(tmp_path, f"lmdb://{tmp_path}/store.lmdb", kind="voc")
+    with storeds.open_backend(packed_url := f"lmdb://{tmp_path}/store.lmdb") as backend:
+        record: Any = backend.get_many([0])[0]
+    assert record["boxes"].tolist() == [[20, 5, 50, 9]]
+    # Turned together when read, the box is still around the pixels of the mask.
+    dataset = storeds.StoreDataset(packed_url, reader="sample", as_dict=True, reader_options={"orient": True})
+    (left, top, right, bottom), inside = dataset[0]["boxes"][0].int().tolist(), dataset[0]["mask"].numpy() == 1
+    assert inside[top:bottom, left:right].all()
+    assert inside.sum() == (bottom - top) * (right - left)
+    is_unproven = orientation > 1 and (orientation < 5 or height == 60 or not has_size)
+    noted = [note for note in packed.notes if "1 picture has an EXIF orientation" in note]
+    assert len(noted) == is_unproven
 
 
 def test_the_folder_is_found_in_vocdevkit(tmp_path: Path) -> None:

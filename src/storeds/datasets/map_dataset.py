@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import operator
 import os
@@ -133,6 +134,9 @@ class StoreDataset(Dataset[Any]):
     -----
     Works in the process that made it and in workers started by fork, spawn or forkserver, before and after first use:
     processes never share a handle. Thread-safe. The pickle is small, whatever the number of records.
+
+    `transforms`, `transform`, `target_transform` and `as_dict` may be assigned, as in ``dataset.transform = None``. The
+    next sample uses the new value. Copies keep theirs, also those in workers that are running.
     """
 
     def __init__(
@@ -189,34 +193,79 @@ class StoreDataset(Dataset[Any]):
             reader_options=reader_options,
         )
         policy = Policy(settings.on_error, settings.max_bad, settings.max_bad_fraction)
-        self.transforms: Transform | None = build_transform(settings.transforms, "transforms")
-        self.transform: Transforms = build_transforms(settings.transform)
-        target = settings.target_transform
-        self.target_transform: Transform | None = (
-            None if target is None else build_transform(target, "target_transform")
-        )
-        self.as_dict: bool = settings.as_dict
+        self._transforms: Transform | None = build_transform(settings.transforms, "transforms")
+        self._transform: Transforms = build_transforms(settings.transform)
+        self._target_transform: Transform | None = _target_transform(settings.target_transform)
+        self._as_dict: bool = settings.as_dict
         self.seed: int | None = check_seed(settings.seed)
         self.backend: Backend = open_source(settings.url, settings.layout, settings.options)
         self._view: Backend = self.backend if settings.where is None else Selection(self.backend, settings.where)
-        bound = make_reader(settings, self._view.meta.fields).bind(self._view)
+        self._bound: Reader[Any] = make_reader(settings, self._view.meta.fields).bind(self._view)
+        # Shared with workers, so that set_epoch reaches persistent ones (pytorch#97326).
+        self._epoch = SharedEpoch()
+        self._build(policy, SampleCounters())
+
+    def _build(self, policy: Policy, counters: SampleCounters) -> None:
+        """Make what depends on the transforms and on `as_dict`: the reader that fits them, and the pipelines."""
+        bound = self._bound
         declared = self.backend.meta.fields
-        transforms = transforms_by_element(bound, self.url, declared, self.transform, self.target_transform)
-        for name, function in (*transforms.items(), ("sample", self.transforms)):
+        transforms = transforms_by_element(bound, self.url, declared, self._transform, self._target_transform)
+        for name, function in (*transforms.items(), ("sample", self._transforms)):
             # Built-in transforms, which take strided tensors, own no generators.
             if function is not None and not takes_strided(function):
                 warn_of_own_generators(name, function)
-        self.reader: Reader[Any] = fit_reader(bound, transforms, self.transforms)
+        self.reader: Reader[Any] = fit_reader(bound, transforms, self._transforms)
         image_transform = None if isinstance(bound, SampleReader) else transforms.get(bound.data or "")
         finish = in_order if image_transform is not None and takes_strided(image_transform) else None
-        self._pipeline = self._pipeline_of(transforms, ScaledInPool(finish), policy, SampleCounters())
+        self._pipeline = self._pipeline_of(transforms, ScaledInPool(finish), policy, counters)
         # The same pipeline for batches, where `storeds.collate` finishes the images.
-        self._deferring = self._pipeline_of(transforms, finish, policy, self._pipeline.counters)
+        self._deferring = self._pipeline_of(transforms, finish, policy, counters)
         self._column_fields = {} if transforms else _column_fields(self.reader)
-        # Shared with workers, so that set_epoch reaches persistent ones (pytorch#97326).
-        self._epoch = SharedEpoch()
-        is_random = self.seed is not None and (transforms or self.transforms or hasattr(self.reader, "sampling"))
+        is_random = self.seed is not None and (transforms or self._transforms or hasattr(self.reader, "sampling"))
         self._repeats = RepeatDetector() if is_random else None
+
+    def _change(self, **settings: Any) -> None:
+        """Use other settings from the next sample on; an error leaves the dataset as it was."""
+        changed = copy.copy(self)
+        changed.__dict__.update(settings)
+        changed._build(self._pipeline.policy, self._pipeline.counters)
+        self.__dict__.update(changed.__dict__)
+
+    @property
+    def transforms(self) -> Transform | None:
+        """The transforms of whole samples. They may be assigned; running workers keep those that they started with."""
+        return self._transforms
+
+    @transforms.setter
+    def transforms(self, value: Any) -> None:
+        self._change(_transforms=build_transform(value, "transforms"))
+
+    @property
+    def transform(self) -> Transforms:
+        """The transform of the image, or of each named element. It may be assigned, as `transforms`."""
+        return self._transform
+
+    @transform.setter
+    def transform(self, value: Any) -> None:
+        self._change(_transform=build_transforms(value))
+
+    @property
+    def target_transform(self) -> Transform | None:
+        """The transform of the label. It may be assigned, as `transforms`."""
+        return self._target_transform
+
+    @target_transform.setter
+    def target_transform(self, value: Any) -> None:
+        self._change(_target_transform=_target_transform(value))
+
+    @property
+    def as_dict(self) -> bool:
+        """Whether samples are dicts. It may be assigned, as `transforms`."""
+        return self._as_dict
+
+    @as_dict.setter
+    def as_dict(self, value: bool) -> None:
+        self._change(_as_dict=value)
 
     def _pipeline_of(
         self,
@@ -234,8 +283,8 @@ class StoreDataset(Dataset[Any]):
         if isinstance(reader, SampleReader):
             # A transform of one image takes the floats, so collating cannot make them.
             may_wait = not any(reader.declared()[name].role == "image" for name in transforms)
-            joint = JointTransform(self.transforms, box_format=reader.box_format, finish=finish, may_wait=may_wait)
-        return SamplePipeline(self._view, reader, bound, self.as_dict, policy, counters, joint)
+            joint = JointTransform(self._transforms, box_format=reader.box_format, finish=finish, may_wait=may_wait)
+        return SamplePipeline(self._view, reader, bound, self._as_dict, policy, counters, joint)
 
     @property
     def view(self) -> Backend:
@@ -414,6 +463,10 @@ class StoreDataset(Dataset[Any]):
         where = f", where={self._view.where!r}" if isinstance(self._view, Selection) else ""
         reader = f"fields={self.reader.fields}, reader={type(self.reader).__name__}"
         return f"StoreDataset({self.url!r}{where}, count={len(self)}, {reader})"
+
+
+def _target_transform(spec: Any) -> Transform | None:
+    return None if spec is None else build_transform(spec, "target_transform")
 
 
 def _column_fields(reader: Reader[Any]) -> dict[str, Field]:

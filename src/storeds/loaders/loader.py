@@ -63,6 +63,7 @@ class BatchFetcher(Dataset[FetchedBatch]):
     """
 
     def __init__(self, dataset: Any, collate_fn: Any, memory: BufferPool) -> None:
+        collate_fn = fitted_collate(collate_fn, dataset)  # not earlier: the dataset's settings may have changed
         self.dataset, self.collate_fn, self._memory = dataset, collate_fn, memory
         self._store = _store_of(dataset) if is_collate(collate_fn) else None
         self._pads = collate_fn is not collate
@@ -208,7 +209,7 @@ class StoreLoader(DataLoader[Any]):
                 "use_distributed_sampler=False to the Trainer"
             )
         arguments.setdefault("collate_fn", collate if arguments.get("batch_size", 1) is not None else None)
-        arguments["collate_fn"] = fitted_collate(arguments["collate_fn"], dataset)
+        fitted_collate(arguments["collate_fn"], dataset)  # raises an error for names that no element has
         super().__init__(dataset, sampler=sampler, **arguments)
         self._memory = BufferPool(limit=2)  # without workers: one batch is in use, and the next one is made
 

@@ -11,11 +11,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TypeAlias, TypeVar
+from urllib.parse import unquote
 
-from storeds._utils.locations import file_path, redact
+from storeds._utils.locations import StoreURL, file_path, redact
 from storeds._utils.text import counted
 from storeds.backends.concatenated import ConcatenatedBackend
 from storeds.backends.opening import open_backend, scheme_of
+from storeds.backends.selection import Selection
 from storeds.errors import ConfigError, FormatError, RecordError, StoreNotFoundError
 from storeds.jpeg import Verdict, examine, is_ready, set_verdict
 from storeds.jpeg.restarts import ADDED, HAD, RestartMarker
@@ -252,23 +254,46 @@ _FILES = ("lmdb", "hdf5")
 
 
 def check_distinct(source: Backend, dst_url: str) -> None:
-    """Raise ConfigError if `dst_url` is the store that `source` reads, or one of those it concatenates."""
-    members = source.members() if isinstance(source, ConcatenatedBackend) else [source]
-    for member in members:
+    """Raise ConfigError if `dst_url` is the store that `source` reads, selects from, or concatenates."""
+    for member in _stores_in(source):
         if _is_same(member, dst_url):
             raise ConfigError(
                 f"{redact(dst_url)} is the source {member.url} itself, which writing would replace; pass another target"
             )
 
 
+def _stores_in(source: Backend) -> Iterator[Backend]:
+    """Yield the stores that a view of stores reads, or the store itself."""
+    if isinstance(source, Selection):
+        yield from _stores_in(source.backend)
+    elif isinstance(source, ConcatenatedBackend):
+        for member in source.members():
+            yield from _stores_in(member)
+    else:
+        yield source
+
+
 def _is_same(source: Backend, dst_url: str) -> bool:
     try:
         if scheme_of(source.url, writing=False) in _FILES and scheme_of(dst_url, writing=True) in _FILES:
             return os.path.samefile(file_path(source.url)[0], file_path(dst_url)[0])
+        if _is_same_collection(source.url, dst_url):  # perhaps not a native one, which has no build
+            return True
         with open_backend(dst_url, layout="native") as target:
             return target.meta.build == source.meta.build
     except (OSError, StoreNotFoundError, FormatError, ConfigError):  # there is none, or the writer will refuse the URL
         return False
+
+
+def _is_same_collection(one: str, other: str) -> bool:
+    """Return whether two URLs name one collection of MongoDB, and a host in common."""
+    places = []
+    for url in map(StoreURL.parse, (one, other)):
+        listed, _, name = url.path.partition("?")[0].rpartition("@")[2].partition("/")
+        hosts = {host if ":" in host else f"{host}:27017" for host in listed.split(",")}
+        places.append((url.scheme, unquote(name), hosts))
+    (scheme, name, hosts), (other_scheme, other_name, others) = places
+    return scheme == other_scheme == "mongodb" and name == other_name and not hosts.isdisjoint(others)
 
 
 @contextmanager

@@ -346,8 +346,10 @@ class ToTensor:
         return EachImage(self)
 
     def followed_by(self, other: object) -> Transform | None:
-        """Return one transform that computes this and then `other`, or None."""
-        return ToNormalized(other.mean, other.std, other.inplace) if isinstance(other, Normalize) else None
+        """Return one transform that computes this and then `other`, or None. A subclass may compute something else."""
+        if type(self) is not ToTensor or type(other) is not Normalize:
+            return None
+        return ToNormalized(other.mean, other.std, other.inplace)
 
 
 @dataclass(frozen=True)

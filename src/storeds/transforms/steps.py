@@ -12,8 +12,10 @@ from storeds.records.fields import holds_integers, is_spatial
 from storeds.transforms.alignment import Moves, moves
 from storeds.transforms.binding import BoundTransform, Compose, Views, is_albumentations, wrap_albumentations
 from storeds.transforms.boxes import FilterBoxes
+from storeds.transforms.colour import Grayscale
 from storeds.transforms.convert import ToDtype
 from storeds.transforms.elements import check_several_boxes, is_of_torchvision, tv_tensors
+from storeds.transforms.images import Normalize, ToTensor
 
 __all__ = ["check_roles", "check_step", "flattened", "grouped", "warn_of_unused"]
 
@@ -96,13 +98,20 @@ def grouped(steps: list[Any]) -> tuple[Any, ...]:
     grouped: list[Any] = []
     for step in steps:
         if not is_albumentations(step):
-            is_joint = isinstance(step, (FilterBoxes, ToDtype)) or hasattr(step, "operation")
-            grouped.append(step if is_joint else BoundTransform(step))
+            grouped.append(step if _is_joint(step) else BoundTransform(step))
         elif grouped and isinstance(grouped[-1], list) and not _is_compose(step) and not _is_compose(grouped[-1][0]):
             grouped[-1].append(step)
         else:
             grouped.append([step])
     return tuple(grouped)
+
+
+def _is_joint(step: Any) -> bool:
+    """Return whether a transform is built in and does to samples what it does to images: no subclass changed `__call__`."""
+    if isinstance(step, (FilterBoxes, Grayscale, Normalize, ToTensor)):  # these have no other code for samples
+        return True
+    built_in = isinstance(step, ToDtype) or hasattr(step, "operation")
+    return built_in and str(getattr(type(step).__call__, "__module__", "")).startswith("storeds.")
 
 
 def _is_compose(transform: Any) -> bool:

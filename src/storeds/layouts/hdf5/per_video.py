@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
@@ -10,6 +11,8 @@ import h5py
 import msgspec
 import numpy as np
 
+from storeds.backends.opening import open_backend
+from storeds.backends.readings import Reading, ambiguous
 from storeds.errors import ConfigError, FormatError
 from storeds.layouts.hdf5.base import Contents
 from storeds.layouts.hdf5.elements import default_name, element_field, read_element, single_values
@@ -29,6 +32,8 @@ from storeds.layouts.hdf5.index import IndexedHdf5, PackedIndex, RowNumbers, Seq
 from storeds.layouts.hdf5.series import (
     FRAME_NAMES,
     LOOKED_AT,
+    NUMBERED_VIDEO,
+    VIDEO_NAMES,
     SeveralWaysError,
     are_field_names,
     frames_or_samples,
@@ -372,6 +377,8 @@ class PerVideoHdf5(IndexedHdf5):
             fits = not dataset or _are_frames(files, f"{group}/{name}/{dataset}")
         if not fits:
             return None
+        if numbered is None and wanted is None and not _are_videos(files, group, groups, name, dataset):
+            raise ambiguous(files.url, [*_readings(files, group, groups, dataset)])
         what = f"numbered datasets in {name}/{numbered}" if numbered is not None else f"frames in {name}/{dataset}"
         inspected = min(len(groups), LOOKED_AT)
         return f"{len(found)} of {inspected} groups inspected, of {len(groups)} in {group}, hold frames, as {what}"
@@ -397,6 +404,25 @@ def _are_numbered_frames(files: Hdf5Files, group: str, groups: Sequence[str], vi
         return False
     verdict = frames_or_samples(files, group, groups)
     return verdict == "frames" or (series is None and verdict == "either")
+
+
+def _are_videos(files: Hdf5Files, group: str, groups: Sequence[str], video: str, dataset: str) -> bool:
+    """Whether rows of a dataset can only be frames: named so, in groups named as videos, or described as a video is."""
+    named = dataset.lower() in VIDEO_NAMES or all(map(NUMBERED_VIDEO.fullmatch, groups))
+    path = f"{group.rstrip('/')}/{video}"
+    return named or bool(attributes(files.group(path))) or bool(single_values(files, path))
+
+
+def _readings(files: Hdf5Files, group: str, groups: Sequence[str], dataset: str) -> Iterator[Reading]:
+    """Yield the two ways to read groups that are videos or classes."""
+    options = files.settings.model_dump()
+    frames = f"each group is a video, and the rows of its {dataset!r} are frames"
+    yield Reading("layout='per_video'", frames, functools.partial(PerVideoHdf5, files.path, **options))
+    names, prefix = natural_order(groups), group.strip("/")
+    start = f"hdf5://{files.path}?group={prefix}{'/' if prefix else ''}"
+    opened = functools.partial(open_backend, [f"{start}{name}" for name in names])
+    classes = "each group is a class, in this order, and its rows are samples; no field holds the name of the group"
+    yield Reading(f"[f'{start}{{name}}' for name in {names!r}] as the source", classes, opened)
 
 
 def _are_frames(files: Hdf5Files, name: str) -> bool:

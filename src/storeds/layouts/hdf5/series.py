@@ -29,6 +29,8 @@ from storeds.protocols import Array
 __all__ = [
     "FRAME_NAMES",
     "LOOKED_AT",
+    "NUMBERED_VIDEO",
+    "VIDEO_NAMES",
     "Arrangement",
     "Sample",
     "SeveralWaysError",
@@ -336,9 +338,9 @@ FRAME_NAMES = (
     *("rgb", "jpegs", "jpeg", "jpg", "data"),
 )
 _IMAGE_NAMES = ("image", "img", "picture")
-_VIDEO_NAMES = ("frames", "frame", "video", "videos", "rgb")
+VIDEO_NAMES = ("frames", "frame", "video", "videos", "rgb")
 _SERIES = re.compile(r"(frame|img|image|f|i|im)?[_-]?\d+(\.\w+)?", re.IGNORECASE)
-_VIDEO = re.compile(r"(video|vid|clip|sequence|seq|episode|scene|shot)s?[ _-]?\d+", re.IGNORECASE)
+NUMBERED_VIDEO = re.compile(r"(video|vid|clip|sequence|seq|episode|scene|shot)s?[ _-]?\d+", re.IGNORECASE)
 
 
 def is_series(names: Sequence[str]) -> bool:
@@ -355,7 +357,7 @@ def is_one_image(dataset: h5py.Dataset) -> bool:
         return False
     if len(shape) == 1:
         return bool(dataset.dtype == "u1")
-    in_colour = len(shape) == 3 and shape[-1] in COLOURS and (dataset.dtype == "u1" or name not in _VIDEO_NAMES)
+    in_colour = len(shape) == 3 and shape[-1] in COLOURS and (dataset.dtype == "u1" or name not in VIDEO_NAMES)
     return in_colour or (name in _IMAGE_NAMES and len(shape) <= 3)
 
 
@@ -400,7 +402,7 @@ def frames_or_samples(files: Hdf5Files, group: str, groups: Sequence[str]) -> Li
     series = {name: names for name, names in inner.items() if names}
     if not all(map(is_series, series.values())):
         return "samples"
-    if all(map(_VIDEO.fullmatch, groups)) or any(
+    if all(map(NUMBERED_VIDEO.fullmatch, groups)) or any(
         bool(attributes(files.group(f"{group}/{name}"))) or all(frame.lower().startswith("fr") for frame in names)
         for name, names in series.items()
     ):

@@ -170,8 +170,8 @@ def _judge(
     content = _plain_value(value, others)
     is_number = isinstance(content, int) and not isinstance(content, bool)
     is_record = _signature(value) in alike
-    says_count = content == others or key == LEN or (key in _COUNTS and not is_record)
-    if is_number and says_count and found.count is None:
+    says_count = is_number and (content == others or key == LEN or (key in _COUNTS and not is_record))
+    if says_count and found.count is None:
         found.count = (key, int(content))
         found.keys.add(key)
     elif key == LEN:
@@ -251,7 +251,7 @@ def _is_count(raw: bytes, count: int) -> bool:
     if len(raw) in (4, 8) and count in (int.from_bytes(raw, "little"), int.from_bytes(raw, "big")):
         return True
     try:
-        return decode_msgpack(raw) == count and len(raw) < 10
+        return len(raw) < 10 and decode_msgpack(raw) == count
     except ValueError:
         return False
 

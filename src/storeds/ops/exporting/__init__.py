@@ -9,15 +9,16 @@ import logging
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
 from storeds._utils.locations import file_path, redact
+from storeds._utils.text import counted
 from storeds.backends.concatenated import ConcatenatedBackend
 from storeds.backends.opening import open_backend, scheme_of
 from storeds.errors import ConfigError, StoredsError, StoreExistsError, StoreNotFoundError, suggest
-from storeds.ops.common import ProgressHook
+from storeds.ops.common import ProgressHook, VerdictCounts, damaged_kinds
 from storeds.ops.exporting.base import Exported
 from storeds.ops.exporting.coco import export_coco
 from storeds.ops.exporting.folder import export_folder
@@ -100,7 +101,9 @@ def export(
                 f"{target} cannot be created: {error.strerror}; create {target.parent} first, or pass another path"
             ) from None
         try:
-            done = dataclasses.replace(write(backend, folder, progress=progress, **format_options), path=str(target))
+            done = write(backend, folder, progress=progress, **format_options)
+            notes = (*done.notes, *([] if format == "folder" else _notes_on_damage(backend, format)))
+            done = dataclasses.replace(done, path=str(target), notes=notes)
             marker = {"format": format, "store": redact(url), "id": backend.meta.id, "count": done.count}
             (folder / _MARKER).write_text(json.dumps(marker) + "\n")
             _publish(folder, target, backend, overwrite=overwrite)
@@ -115,6 +118,16 @@ def export(
     for note in done.notes:
         _LOG.warning("%s: %s", target, note)
     return done
+
+
+def _notes_on_damage(backend: Backend, format: str) -> Iterator[str]:
+    """Yield a sentence about damaged pictures, which look whole in the export if they were repaired."""
+    damaged = sum(damaged_kinds(VerdictCounts.of(backend).kinds).values())
+    if damaged:
+        yield (
+            f"{counted(damaged, 'picture')} of the store {'is' if damaged == 1 else 'are'} damaged or repaired, which format "
+            f"{format!r} cannot say; format 'folder' (--format folder) keeps what was lost"
+        )
 
 
 def _check_options(format: str, write: Callable[..., Exported], options: Mapping[str, Any]) -> None:

@@ -19,7 +19,7 @@ from storeds.ops.exporting.base import (
     numbered_records,
     picture_suffix,
 )
-from storeds.ops.packing.sources.exported import FIELDS_FILE, ROWS_FILE, VERSION, is_inline
+from storeds.ops.packing.sources.exported import FIELDS_FILE, ROWS_FILE, VERSION, checksums_to_row, is_inline
 from storeds.protocols import JSON, Backend, Meta, Record
 from storeds.records.fields import fields_to_json
 
@@ -130,7 +130,7 @@ class _Layout:
             row[self.columns[name]] = path
         # The path of the image comes first, as other readers of such files show it.
         first = {} if self._first is None else {self.columns[self._first]: row.pop(self.columns[self._first])}
-        return {**first, **row}
+        return {**first, **row, **checksums_to_row(record, self._fields)}
 
     def _path(self, name: str, record: Record, position: int, data: bytes) -> str:
         key = record.get("key")

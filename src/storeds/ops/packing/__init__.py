@@ -25,6 +25,7 @@ from storeds.ops.common import (
     NOT_EXAMINED,
     Progress,
     ProgressHook,
+    check_distinct,
     damage_note,
     damaged_kinds,
     resumable,
@@ -159,7 +160,8 @@ def pack(
     Raises
     ------
     StoreNotFoundError, ConfigError
-        The source does not exist or is not supported; an option is wrong; `fast_crops` needs ``jpegtran``.
+        The source does not exist or is not supported; an option is wrong; `fast_crops` needs ``jpegtran``; or the target
+        is a store that the source reads.
     RecordError
         Items are bad and `on_bad` is ``"raise"``. The message lists all of them.
     StoreExistsError
@@ -174,6 +176,8 @@ def pack(
         )
     marker = RestartMarker.find() if fast_crops else None
     opened = open_source(source, kind=kind, **source_options)
+    for store in getattr(opened, "stores", ()):
+        check_distinct(store, url)
     fields = _fields(opened, shares)
     if max_side is not None or quality is not None:
         _check_encoding(fields)
@@ -197,6 +201,9 @@ def pack(
         run.write(preparer, workers)
         run.raise_if_bad()
         meta = writer.publish(opened.attrs, fast_crops=run.fast_crops)
+    later = tuple(note for note in getattr(opened, "notes", ()) if note not in notes)  # known after reading
+    _log_notes(_display_name(source), later, {})
+    notes = (*notes, *later)
     findings = dict(Counter(dict(sorted(run.kinds.items()))).most_common())
     note = damage_note(findings, meta)
     if note is not None:

@@ -83,12 +83,13 @@ class PackSource(Protocol):
 
     Notes
     -----
-    Four more members are optional:
+    Five more members are optional:
 
     - ``thread_safe``: True if several threads may call `read` at once. Otherwise ``workers=0`` reads in the thread that
       packs, and each worker process gets its own copy.
-    - ``notes``: sentences that `pack` logs as warnings.
+    - ``notes``: sentences that `pack` logs as warnings, before and after it reads.
     - ``columns``: maps each column of a list to its field, or to None.
+    - ``stores``: the backends that it reads. `pack` refuses to replace them.
     - ``strata()``: yields the key and the label of each item without reading images, with None for a label that cannot
       be read. `pack` uses it to divide classes into splits.
     """

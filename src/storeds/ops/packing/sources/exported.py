@@ -10,8 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import xxhash
 
 from storeds.errors import ConfigError, FormatError, StoreNotFoundError
+from storeds.jpeg import Verdict, set_verdict
 from storeds.ops.packing.sources.base import (
     BadItem,
     Fingerprint,
@@ -24,9 +26,9 @@ from storeds.ops.packing.sources.base import (
     show,
 )
 from storeds.protocols import JSON, Array, Field, Record
-from storeds.records.fields import fields_from_json
+from storeds.records.fields import fields_from_json, pictures
 
-__all__ = ["FIELDS_FILE", "ROWS_FILE", "VERSION", "ExportedSource", "is_exported", "is_inline"]
+__all__ = ["FIELDS_FILE", "ROWS_FILE", "VERSION", "ExportedSource", "checksums_to_row", "is_exported", "is_inline"]
 
 FIELDS_FILE = "storeds.json"
 """The fields and attributes of the store."""
@@ -52,6 +54,20 @@ def is_exported(folder: str) -> bool:
     return all(os.path.isfile(os.path.join(folder, name)) for name in (FIELDS_FILE, ROWS_FILE))
 
 
+def checksums_to_row(record: Record, fields: Mapping[str, Field]) -> dict[str, JSON]:
+    """Return a column with the checksum of each damaged picture of a record: a repaired one looks whole."""
+    verdicts = {image: Verdict.of(record, image) for image in pictures(fields)}
+    damaged = [image for image, verdict in verdicts.items() if verdict is not None and not verdict.is_whole]
+    return {f"{image}_xxh3": xxhash.xxh3_64_hexdigest(record[image]) for image in damaged}
+
+
+def _keep_verdicts_on_damage(record: Record, row: Mapping[str, Any], fields: Mapping[str, Field]) -> None:
+    """Forget the verdicts of a row on pictures that are whole or were replaced since: `pack` examines these."""
+    for image in pictures(fields):
+        if row.get(f"{image}_xxh3") != xxhash.xxh3_64_hexdigest(record[image]):
+            set_verdict(record, image, None)
+
+
 class ExportedSource:
     """A folder that ``storeds export --format folder`` wrote. The store has the fields, attributes and id of the first.
 
@@ -64,7 +80,8 @@ class ExportedSource:
 
     Notes
     -----
-    Rows of ``metadata.jsonl`` may be changed, added and removed. Pictures are examined like those of any other source.
+    Rows of ``metadata.jsonl`` may be changed, added and removed. Pictures are examined like those of any other source,
+    except damaged ones, repaired or not, whose rows have the verdict that the store had. A replaced picture is examined.
 
     Raises
     ------
@@ -80,6 +97,7 @@ class ExportedSource:
         self.fields: Mapping[str, Field]
         self.attrs: Mapping[str, JSON]
         self.fields, self.attrs, self._columns = _load_description(os.path.join(self._root, FIELDS_FILE))
+        self._verdicts = {name for pair in pictures(self.fields).values() for name in pair}
         self._lines, self._numbers, self._sizes = StringArray(), array("q"), array("q")
         folder = Root(self._root, allow_outside=allow_outside)
         fingerprint = Fingerprint()
@@ -119,7 +137,7 @@ class ExportedSource:
             return f"is not JSON: {error}"
         if not isinstance(row, dict):
             return f"is a {type(row).__name__}; expected an object"
-        wanted = [self._columns.get(name, name) for name in self.fields]
+        wanted = [self._columns.get(name, name) for name in self.fields if name not in self._verdicts]
         missing = next((name for name in wanted if name not in row), None)
         if missing is not None:
             return f"lacks {missing!r}"
@@ -158,12 +176,15 @@ class ExportedSource:
         record: Record = {}
         for name, declared in self.fields.items():
             column = self._columns.get(name)
+            if name in self._verdicts and name not in row:
+                continue
             try:
                 record[name] = (
                     self._inline(row[name], declared) if column is None else self._file(row[column], declared)
                 )
             except (ValueError, TypeError, OverflowError, EOFError) as error:
                 raise BadItem(f"its {name} cannot be stored as {declared.kind}: {error}") from None
+        _keep_verdicts_on_damage(record, row, self.fields)
         return record
 
     def _file(self, path: str, declared: Field) -> bytes | Array:

@@ -14,7 +14,7 @@ from storeds.errors import ConfigError
 from storeds.layouts.embedded import is_image
 from storeds.ops.packing.sources.base import BadItem, Fingerprint, Problem, read_file
 from storeds.ops.packing.sources.columns import field_names
-from storeds.protocols import JSON, Array, Field, Record
+from storeds.protocols import JSON, Array, Backend, Field, Record
 from storeds.records.codec import canonical_value
 from storeds.records.fields import fields_to_json, parse_fields
 
@@ -211,6 +211,7 @@ class DatasetSource:
     """
 
     problems: Sequence[Problem] = ()
+    stores: Sequence[Backend] = ()
 
     def __init__(self, dataset: Any, fields: Sequence[str] | Mapping[str, Any] | None = None) -> None:
         if not callable(getattr(dataset, "__getitem__", None)) or not isinstance(dataset, Sized):

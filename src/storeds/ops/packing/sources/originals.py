@@ -29,7 +29,7 @@ from storeds.ops.packing.sources.folders import FileList
 from storeds.ops.packing.sources.objects import DatasetSource, class_names
 from storeds.ops.packing.sources.stores import StoreSource
 from storeds.ops.packing.sources.tables import TableSource, dataset_tables
-from storeds.protocols import JSON, Field, Record
+from storeds.protocols import JSON, Backend, Field, Record
 
 __all__ = ["FilesSource", "dataset_source"]
 
@@ -89,7 +89,23 @@ def dataset_source(
         raise ConfigError(
             f"files=True: it is unknown which files the {type(dataset).__name__} reads; pack their folder or a manifest instead"
         )
-    return DatasetSource(dataset, fields) if found is None else found
+    if found is not None:
+        return found
+    source = DatasetSource(dataset, fields)
+    source.stores = tuple(_stores_of(dataset))
+    return source
+
+
+def _stores_of(dataset: Any) -> Iterator[Backend]:
+    """Yield the store of a `StoreDataset`, and of those that a Subset, a ConcatDataset or a similar wrapper contains."""
+    if _is(dataset, "storeds.datasets.map_dataset", "StoreDataset"):
+        yield dataset.view
+        return
+    inside = getattr(dataset, "__dict__", {})
+    parts = inside.get("datasets")
+    for part in (inside.get("dataset"), *(parts if isinstance(parts, (list, tuple)) else ())):
+        if part is not None:
+            yield from _stores_of(part)
 
 
 def _original(dataset: Any, options: Mapping[str, Any]) -> PackSource | None:
@@ -309,6 +325,7 @@ class _ComposedSource:
         if indices is not None:
             picked = self._indices = array("q", (self._indices[int(index)] for index in indices))
             self.fingerprint = {"kind": "picked", "xxh3": xxhash.xxh3_64_hexdigest(picked.tobytes()), "of": prints[0]}
+        self.stores: Sequence[Backend] = tuple(store for source in sources for store in getattr(source, "stores", ()))
         self.fields: Mapping[str, Field] = first.fields
         same = all(other.attrs == first.attrs for other in sources)
         self.attrs: Mapping[str, JSON] = {

@@ -44,6 +44,7 @@ class StoreSource:
             raise ConfigError(f"{store.url} is already open; pass {', '.join(options)} when opening it")
         else:
             self._backend = store
+        self.stores: Sequence[Backend] = (self._backend,)
         self.notes: Sequence[str] = ()
         self._size = _mean_size(self._backend)
 

@@ -75,6 +75,9 @@ class VocSource(KeyedSource):
     VOC counts pixels from 1, and a box includes its last pixel: pixel k covers the range from k - 1 to k. A box is
     therefore stored as xmin - 1, ymin - 1, xmax, ymax, so that its sides are the edges of pixels.
 
+    Boxes refer to the pixels as stored. If the `size` in a file is only that of the picture as its EXIF orientation
+    displays it, its boxes are turned to the pixels as stored.
+
     Raises
     ------
     StoreNotFoundError
@@ -100,7 +103,8 @@ class VocSource(KeyedSource):
         listing = _Listing(root, walk, image_set)
         self._keys, self._sizes, self._splits = listing.keys, listing.sizes, listing.splits
         self._parts = [name.rpartition("/")[2] for name in listing.sets]
-        self.notes: tuple[str, ...] = tuple(listing.notes())
+        self._notes = tuple(listing.notes())
+        self._unproven: set[str] = set()  # pictures that were read, and may have been annotated as displayed
         self.problems: Sequence[Problem] = (*walk.problems, *listing.problems)
         self._has_masks = bool(len(self)) and listing.masks == len(self)
         self._mask_check = MaskCheck()
@@ -111,6 +115,18 @@ class VocSource(KeyedSource):
         self.attrs: Mapping[str, JSON] = self._attrs(given)
         listing.fingerprint.add(json.dumps([given, zero_based, self._parts, self._has_masks]))
         self.fingerprint: JSON = listing.fingerprint.finish("voc", len(self))
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What is left out, and how many of the pictures that were read have boxes that may refer to another orientation."""
+        if not self._unproven:
+            return self._notes
+        count = counted(len(self._unproven), "picture has", "pictures have")
+        return (
+            *self._notes,
+            f"{count} an EXIF orientation ({some(sorted(self._unproven))}), and no size that tells whether the boxes refer to the "
+            "picture as displayed: they are taken to refer to the pixels as stored, as masks do",
+        )
 
     def _fields(self) -> dict[str, Field]:
         flags = Field("array", "|b1", (None,), of="boxes")
@@ -160,7 +176,7 @@ class VocSource(KeyedSource):
         found, blob = self._annotation(index), self._read(key)
         record: Record = {
             "image": blob,
-            "boxes": self._boxes(found, blob),
+            "boxes": self._boxes(found, blob, key),
             "labels": self._labels(found, key),
             "difficult": np.array(found.difficult, bool),
             "truncated": np.array(found.truncated, bool),
@@ -185,7 +201,7 @@ class VocSource(KeyedSource):
             raise BadItem(f"its annotation has classes that classes does not name: {some(unnamed)} ({path})")
         return np.array([self._numbers[name] for name in found.names], np.int64)
 
-    def _boxes(self, found: Annotation, blob: bytes) -> Array:
+    def _boxes(self, found: Annotation, blob: bytes, key: str) -> Array:
         """Return the boxes as left, top, right and bottom edge of the pixels as stored; raises `BadItem`."""
         rows = np.array(found.boxes, np.float64).reshape(-1, 4)
         header = read_picture_header(blob)
@@ -193,17 +209,18 @@ class VocSource(KeyedSource):
             return rows
         stored = header.height, header.width
         orientation = exif_orientation(blob)
-        shown = stored[::-1] if orientation > 4 else stored
-        # Tools that annotate show pictures as EXIF says, unless the size in the file says otherwise.
-        if orientation > 1 and found.size == stored != shown:
-            orientation, shown = 1, stored
-        if found.size is not None and found.size != shown:
+        # As stored, like the mask, unless the size in the file is only that of the picture as displayed.
+        is_turned = orientation > 4 and found.size == stored[::-1] != stored
+        shown = stored[::-1] if is_turned else stored
+        if found.size not in (None, shown):
             sizes = f"{found.size[1]} x {found.size[0]}", f"{shown[1]} x {shown[0]}"
             raise BadItem(f"its annotation says that it has {sizes[0]} pixels, and it has {sizes[1]}")
+        if orientation > 1 and (orientation < 5 or found.size is None or stored == stored[::-1]) and len(rows):
+            self._unproven.add(key)
         self._check_range(found, shown)
         if not self._zero_based:
             rows[:, :2] -= 1
-        if orientation > 1:
+        if is_turned:
             corners = turned_points(rows.reshape(-1, 2, 2), inverse(orientation), shown)
             rows = np.concatenate([corners.min(1), corners.max(1)], axis=1)
         try:

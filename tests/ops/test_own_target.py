@@ -1,0 +1,113 @@
+"""No operation replaces a store that it reads, whatever name or view of it is given."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pymongo
+import pytest
+from torch.utils.data import ConcatDataset, Dataset, Subset
+from typer.testing import CliRunner
+
+import storeds
+from photographs import jpeg
+from storeds import StoreDataset, errors
+from storeds.cli import app
+
+MakeUrl = Callable[[str], str]
+REFUSED = "itself, which writing would replace"
+COUNT = 4
+
+
+def write(url: str) -> str:
+    with storeds.open_writer(url, {"image": "image", "label": "int"}) as writer:
+        writer.append([{"image": jpeg(n), "label": n % 2} for n in range(COUNT)])
+    return storeds.info(url).build
+
+
+class Wrapper(Dataset[Any]):
+    """A data set of a user that changes the samples of another one."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.dataset[index]
+
+
+SOURCES: dict[str, Callable[[str], Any]] = {
+    "url": lambda url: url,
+    "backend": storeds.open_backend,
+    "dataset": StoreDataset,
+    "selected": lambda url: StoreDataset(url, where={"label": 1}),
+    "joined": lambda url: StoreDataset([url]),
+    "selected of joined": lambda url: StoreDataset([url], where={"label": 1}),
+    "subset": lambda url: Subset(StoreDataset(url), [0, 2]),
+    "concatenated": lambda url: ConcatDataset([StoreDataset(url), StoreDataset(url)]),
+    "wrapped": lambda url: Wrapper(Subset(StoreDataset(url), [0])),
+}
+
+
+@pytest.mark.parametrize("engine", ["lmdb", "hdf5", "mongodb", "memory"])
+def test_pack_never_replaces_its_source(make_engine_url: MakeUrl, engine: str) -> None:
+    url = make_engine_url(engine)
+    build = write(url)
+    for max_side in (None, 16):
+        with pytest.raises(errors.ConfigError, match=REFUSED):
+            storeds.pack(url, url, overwrite=True, max_side=max_side)
+    assert (storeds.info(url).build, storeds.info(url).leftovers) == (build, None)
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_pack_finds_the_store_inside_its_source(tmp_path: Path, source: str) -> None:
+    url = f"lmdb://{tmp_path}/a.lmdb"
+    build = write(url)
+    with pytest.raises(errors.ConfigError, match=REFUSED):
+        storeds.pack(SOURCES[source](url), url, overwrite=True)
+    assert storeds.info(url).build == build
+    assert storeds.pack(SOURCES[source](url), f"hdf5://{tmp_path}/b.h5").count > 0
+
+
+def test_a_link_to_the_source_is_the_source(tmp_path: Path) -> None:
+    url = f"lmdb://{tmp_path}/a.lmdb"
+    build = write(url)
+    (tmp_path / "link.lmdb").symlink_to(tmp_path / "a.lmdb")
+    (tmp_path / "folder").symlink_to(tmp_path)
+    os.link(tmp_path / "a.lmdb", tmp_path / "hard.h5")
+    for target in ("link.lmdb", "folder/a.lmdb", "hard.h5"):
+        arguments = ["pack", url, str(tmp_path / target), "--overwrite", "--max-side", "16"]
+        result = CliRunner().invoke(app, arguments)
+        assert (result.exit_code, REFUSED in " ".join(result.output.split())) == (2, True)
+    assert storeds.info(url).build == build
+
+
+def test_a_file_of_another_tool_is_not_replaced_either(tmp_path: Path) -> None:
+    path = tmp_path / "a.h5"
+    with h5py.File(path, "w") as file:
+        file["images"], file["labels"] = np.zeros((6, 8, 8, 3), np.uint8), np.arange(6)
+    before = path.read_bytes()
+    for operation in (storeds.pack, storeds.convert):
+        with pytest.raises(errors.ConfigError, match=REFUSED):
+            operation(str(path), f"hdf5://{path}", overwrite=True)
+    assert path.read_bytes() == before
+
+
+def test_a_collection_of_another_tool_is_not_replaced_either(mongodb_database: str) -> None:
+    url = f"{mongodb_database}/things"
+    client: pymongo.MongoClient[Any] = pymongo.MongoClient(mongodb_database)
+    with client:
+        things = client.get_default_database()["things"]
+        things.insert_many([{"label": n} for n in range(3)])
+        before = list(things.find())
+        for operation in (storeds.pack, storeds.convert):
+            with pytest.raises(errors.ConfigError, match=REFUSED):
+                operation(url, url, overwrite=True, layout="query")
+        assert list(things.find()) == before
