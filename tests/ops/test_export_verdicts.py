@@ -14,14 +14,14 @@ from photographs import jpeg
 from storeds.ops import repair
 
 # `pack` refuses items of which nothing can be read.
-READABLE = {key: picture for key, picture in PICTURES.items() if picture.is_readable or key == "half a png"}
+READABLE = {key: picture for key, picture in PICTURES.items() if picture.is_readable}
 
 
 def shares(url: str) -> dict[str, tuple[str, float]]:
     """Return the kind of damage of each record, and the share of its picture that is left."""
     with storeds.open_backend(url) as backend:
-        records = backend.get_many(range(len(backend)), ("key", "finding", "recovered"))
-        return {record["key"]: (record["finding"], record["recovered"]) for record in records}  # type: ignore[index]
+        records = backend.get_many(range(len(backend)), ("key", "image_finding", "image_recovered"))
+        return {record["key"]: (record["image_finding"], record["image_recovered"]) for record in records}  # type: ignore[index]
 
 
 def damaged(url: str) -> Counter[str]:
@@ -43,7 +43,7 @@ def test_pack_of_an_export_gives_the_same_id_and_the_same_damage(
     assert packed.id == storeds.info(source).id
     assert shares(again) == shares(source)
     assert packed.findings == dict(damaged(source))
-    assert packed.damaged > 5
+    assert packed.damaged >= 3
 
 
 def test_a_picture_that_was_replaced_is_examined(tmp_path: Path) -> None:

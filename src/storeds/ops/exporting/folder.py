@@ -19,9 +19,9 @@ from storeds.ops.exporting.base import (
     numbered_records,
     picture_suffix,
 )
-from storeds.ops.packing.sources.exported import FIELDS_FILE, ROWS_FILE, VERSION, checksums_to_row, is_inline
+from storeds.ops.packing.sources.exported import FIELDS_FILE, ROWS_FILE, VERSION, damage_to_row, is_inline
 from storeds.protocols import JSON, Backend, Meta, Record
-from storeds.records.fields import fields_to_json
+from storeds.records.fields import fields_to_json, without_verdicts
 
 __all__ = ["export_folder"]
 
@@ -119,7 +119,7 @@ class _Layout:
     def row(self, record: Record, position: int, out: ExportFolder) -> dict[str, JSON]:
         """Write the files of a record, and return its row."""
         row: dict[str, JSON] = {}
-        for name, declared in self._fields.items():
+        for name, declared in without_verdicts(self._fields).items():
             value = record[name]
             if name not in self.columns:
                 row[name] = value.tolist() if declared.kind == "array" else value
@@ -130,7 +130,7 @@ class _Layout:
             row[self.columns[name]] = path
         # The path of the image comes first, as other readers of such files show it.
         first = {} if self._first is None else {self.columns[self._first]: row.pop(self.columns[self._first])}
-        return {**first, **row, **checksums_to_row(record, self._fields)}
+        return {**first, **row, **damage_to_row(record, self._fields)}
 
     def _path(self, name: str, record: Record, position: int, data: bytes) -> str:
         key = record.get("key")

@@ -26,9 +26,9 @@ from storeds.ops.packing.sources.base import (
     show,
 )
 from storeds.protocols import JSON, Array, Field, Record
-from storeds.records.fields import fields_from_json, pictures
+from storeds.records.fields import fields_from_json, pictures, without_verdicts
 
-__all__ = ["FIELDS_FILE", "ROWS_FILE", "VERSION", "ExportedSource", "checksums_to_row", "is_exported", "is_inline"]
+__all__ = ["FIELDS_FILE", "ROWS_FILE", "VERSION", "ExportedSource", "damage_to_row", "is_exported", "is_inline"]
 
 FIELDS_FILE = "storeds.json"
 """The fields and attributes of the store."""
@@ -54,18 +54,24 @@ def is_exported(folder: str) -> bool:
     return all(os.path.isfile(os.path.join(folder, name)) for name in (FIELDS_FILE, ROWS_FILE))
 
 
-def checksums_to_row(record: Record, fields: Mapping[str, Field]) -> dict[str, JSON]:
-    """Return a column with the checksum of each damaged picture of a record: a repaired one looks whole."""
-    verdicts = {image: Verdict.of(record, image) for image in pictures(fields)}
-    damaged = [image for image, verdict in verdicts.items() if verdict is not None and not verdict.is_whole]
-    return {f"{image}_xxh3": xxhash.xxh3_64_hexdigest(record[image]) for image in damaged}
+def damage_to_row(record: Record, fields: Mapping[str, Field]) -> dict[str, JSON]:
+    """Return the verdicts on the damaged pictures of a record, each with the checksum of its picture.
+
+    A repaired picture looks whole, so `pack` could not tell what was lost.
+    """
+    row: dict[str, JSON] = {}
+    for image, names in pictures(fields).items():
+        verdict = Verdict.of(record, image)
+        if verdict is not None and not verdict.is_whole:
+            row |= {name: record[name] for name in names}
+            row[f"{image}_xxh3"] = xxhash.xxh3_64_hexdigest(record[image])
+    return row
 
 
-def _keep_verdicts_on_damage(record: Record, row: Mapping[str, Any], fields: Mapping[str, Field]) -> None:
-    """Forget the verdicts of a row on pictures that are whole or were replaced since: `pack` examines these."""
-    for image in pictures(fields):
-        if row.get(f"{image}_xxh3") != xxhash.xxh3_64_hexdigest(record[image]):
-            set_verdict(record, image, None)
+def _damage_of_row(row: Mapping[str, Any], record: Record, image: str) -> Verdict | None:
+    """Return the verdict in a row, or None if there is none, or the picture was replaced since."""
+    is_same = row.get(f"{image}_xxh3") == xxhash.xxh3_64_hexdigest(record[image])
+    return Verdict.of(row, image) if is_same else None
 
 
 class ExportedSource:
@@ -97,7 +103,7 @@ class ExportedSource:
         self.fields: Mapping[str, Field]
         self.attrs: Mapping[str, JSON]
         self.fields, self.attrs, self._columns = _load_description(os.path.join(self._root, FIELDS_FILE))
-        self._verdicts = {name for pair in pictures(self.fields).values() for name in pair}
+        self._written = without_verdicts(self.fields)
         self._lines, self._numbers, self._sizes = StringArray(), array("q"), array("q")
         folder = Root(self._root, allow_outside=allow_outside)
         fingerprint = Fingerprint()
@@ -137,7 +143,7 @@ class ExportedSource:
             return f"is not JSON: {error}"
         if not isinstance(row, dict):
             return f"is a {type(row).__name__}; expected an object"
-        wanted = [self._columns.get(name, name) for name in self.fields if name not in self._verdicts]
+        wanted = [self._columns.get(name, name) for name in self._written]
         missing = next((name for name in wanted if name not in row), None)
         if missing is not None:
             return f"lacks {missing!r}"
@@ -174,17 +180,16 @@ class ExportedSource:
         # docstring inherited
         row = json.loads(self._lines[index])
         record: Record = {}
-        for name, declared in self.fields.items():
+        for name, declared in self._written.items():
             column = self._columns.get(name)
-            if name in self._verdicts and name not in row:
-                continue
             try:
                 record[name] = (
                     self._inline(row[name], declared) if column is None else self._file(row[column], declared)
                 )
             except (ValueError, TypeError, OverflowError, EOFError) as error:
                 raise BadItem(f"its {name} cannot be stored as {declared.kind}: {error}") from None
-        _keep_verdicts_on_damage(record, row, self.fields)
+        for image in pictures(self.fields):
+            set_verdict(record, image, _damage_of_row(row, record, image))
         return record
 
     def _file(self, path: str, declared: Field) -> bytes | Array:
