@@ -78,9 +78,11 @@ def _polygon_fault(polygon: Any, height: int | None, width: int | None, relative
     if len(polygon) < 6 or len(polygon) % 2:
         return f"a polygon has 3 points or more, and an even count of numbers, not {len(polygon)}"
     try:
-        is_finite = math.isfinite(sum(polygon))
+        is_finite = math.isfinite(math.fsum(polygon))
     except TypeError:
         return "a polygon holds numbers only"
+    except (OverflowError, ValueError):  # an integer beyond the range of floats, or infinities of both signs
+        is_finite = False
     if not is_finite:
         return "a coordinate of a polygon is not finite"
     return far_fault(polygon, height, width, relative)
