@@ -39,6 +39,8 @@ __all__ = [
 
 # Precedes user and password, in misspelt URLs too: mongo db://, mongodb//, mongodb:/, "://".
 _SLASHES = re.compile(r":/+|//+")
+# mongodb/user:password@host. Any first folder that begins so counts as a misspelt scheme.
+_SERVER_FIRST = re.compile(r"\s*m\w{0,3}o\w{0,3}d?b\w{0,2}(\W?s\w{0,3})?/", re.IGNORECASE)
 _FILE_URL = re.compile(r"\s*(lmdb|hdf5):/", re.IGNORECASE)
 # A path with a : in its first part and a later @. A drive, as in C:/ and C:\, is not a user.
 # After a blank only if a host and a path follow: "key: value @x" is prose.
@@ -63,13 +65,52 @@ _SECRET_OPTION = re.compile(rf"([?&;\s]{_HIDDEN_NAME}){_NOT_HIDDEN}[^&;\s]+", re
 _SECRET_OPTION_OF_URL = re.compile(rf"([?&;]{_HIDDEN_NAME}){_NOT_HIDDEN}[^&;]+", re.IGNORECASE)
 
 
+# An option of a URL whose name may be misspelt, so that `_HIDDEN_NAME` does not find it.
+_OPTION = re.compile(rf"[?&;]([\w.-]+)[=:]+\s?{_NOT_HIDDEN}")
+_SECRET_WORDS = ("password", "passwd", "passphrase", "secret", "token", "credential", "credentials")
+_SECRET_NAMES = ("apikey", "accesskey", "secretkey", "authmechanismproperties")
+_NEXT_OPTION = re.compile("[&;]")
+_PWD = re.compile("p[swd]{1,4}")
+_MOST_OPTIONS = 64  # whose names are compared; of a URL with more, all values are hidden
+
+
+def _without_secret_options(url: str) -> str:
+    """Hide the values of options whose names resemble that of a secret."""
+    options = [*_OPTION.finditer(url)]
+    shown, end = [], 0
+    for option in options:
+        # A value ends at the next & or ;, so a name before that is part of it.
+        if option.start() >= end and (len(options) > _MOST_OPTIONS or _is_like_secret(option[1])):
+            shown += [url[end : option.end()], "***"]
+            stop = _NEXT_OPTION.search(url, option.end())
+            end = stop.start() if stop else len(url)
+    return "".join([*shown, url[end:]])
+
+
+def _is_like_secret(name: str) -> bool:
+    """Return whether the name of an option, or a word in it, is that of a secret, perhaps misspelt."""
+    words = [word.lower() for word in re.findall(r"[A-Z]?[a-z]+", name[:80])]
+    whole = re.sub(r"[\W_]", "", name[:80].lower())
+    near = [difflib.get_close_matches(word, _SECRET_WORDS, 1, 0.8) for word in (*words, whole)]
+    return any(near) or bool(difflib.get_close_matches(whole, _SECRET_NAMES, 1, 0.8) or _PWD.fullmatch(whole))
+
+
+def is_like_url(text: str) -> bool:
+    """Return whether a text that should be a name has characters of a URL with secrets, so messages must not show it."""
+    return "//" in text or not _URL_SIGNS.isdisjoint(text)
+
+
+_URL_SIGNS = frozenset("@=?&;")
+
+
 def redact(url: str) -> str:
     """Return a URL with passwords, tokens and other secrets in it replaced by ``***``.
 
     Works for secrets with blanks, and for URLs with a missing slash or a missing or misspelt scheme. If the text may hold
     several URLs, everything from the start of the first password to the end of the last one is hidden.
     """
-    hidden = redact_message(_SECRET_OPTION_OF_URL.sub(r"\1***", _without_any_password(url)))
+    plain = _SECRET_OPTION_OF_URL.sub(r"\1***", _without_any_password(url))
+    hidden = redact_message(_without_secret_options(plain))
     return _without_any_password(hidden)  # the text before the password may have changed, so another one may be first
 
 
@@ -82,7 +123,7 @@ def password_start(url: str) -> int | None:
     """Return the index where the password of a URL begins, or None without one; it ends at the last @."""
     at = url.rfind("@")
     user = _USER_FIRST.match(url)
-    slashes = None if user else _SLASHES.search(url, 0, max(at, 0))
+    slashes = None if user else _SLASHES.search(url, 0, max(at, 0)) or _SERVER_FIRST.match(url, 0, max(at, 0))
     colon = url.find(":", slashes.end(), at) if slashes else user.end() - 1 if user else -1
     if slashes and _FILE_URL.match(url) and "/" in url[slashes.end() : colon]:
         return None  # file names may contain both

@@ -56,6 +56,22 @@ def test_info_prints_url_and_attrs_unchanged(special_store: str) -> None:
     assert json.loads(row(shown, "attrs")) == {"classes": SPECIAL}
 
 
+@pytest.mark.parametrize("as_json", [True, False])
+def test_no_control_character_reaches_the_terminal(tmp_path: Path, as_json: bool) -> None:
+    """U+009B begins an escape sequence as ESC [ does, and JSON allows it in a text."""
+    name = "".join(map(chr, [0x1B, 0x7F, 0x80, 0x9B, 0x9D, 0x2028, 0x202E]))
+    url = f"lmdb://{tmp_path}/a.lmdb"
+    with storeds.open_writer(url, {"label": "int"}) as writer:
+        writer.append([{"label": 0}])
+        writer.publish({"classes": [f"cat{name}31m"], "note": name})
+    flags = ["--json"] if as_json else []
+    for arguments, code in ((["info", url], 0), (["info", f"{url}{name}"], 3), (["verify", url], 0)):
+        shown = run(*arguments, *flags, code=code)
+        assert all(character.isprintable() or character == "\n" for character in shown)
+    if as_json:
+        assert json.loads(run("info", url, "--json"))["attrs"]["note"] == name
+
+
 def test_info_escapes_control_characters(tmp_path: Path) -> None:
     url = f"lmdb://{tmp_path}/a.lmdb"
     with storeds.open_writer(url, {"n": "int"}) as writer:

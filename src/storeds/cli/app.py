@@ -197,8 +197,11 @@ def say_error(head: str, text: str, style: str = "") -> None:
 
 
 def print_json(value: Any) -> None:
-    """Write `value` to stdout as one line of JSON."""
-    sys.stdout.write(json.dumps(value, ensure_ascii=False) + "\n")
+    """Write `value` to stdout as one line of JSON, with control characters escaped."""
+    text = json.dumps(value, ensure_ascii=False)
+    if not text.isprintable():  # JSON allows U+007F to U+009F, which a terminal obeys
+        text = "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
+    sys.stdout.write(text + "\n")
 
 
 def print_table(columns: Mapping[str, str], rows: Iterable[tuple[str, ...]], *, head: bool = True) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator, Field
+from pydantic_core import PydanticCustomError
 
 from storeds._utils.text import counted
 from storeds.config.files import read_mapping
@@ -18,7 +19,7 @@ from storeds.config.loader import Loader
 from storeds.config.overrides import override
 from storeds.config.splits import shared_records, split_value, with_split
 from storeds.datasets.source import Settings, Source
-from storeds.errors import ConfigError, suggest
+from storeds.errors import ConfigError, is_like_url, suggest
 from storeds.protocols import Backend
 from storeds.protocols import Field as StoreField
 from storeds.records.columns import read_column
@@ -35,7 +36,9 @@ _SHOWN, _LONG = 8, 60  # values in a message, characters of one
 
 
 def _named_by_text(splits: Any) -> Any:
-    """Return the split tables with text keys: YAML reads ``0:`` as a number."""
+    """Return the split tables with text keys: YAML reads ``0:`` as a number. Messages show these names."""
+    if isinstance(splits, Mapping) and any(is_like_url(str(name)) for name in splits):
+        raise PydanticCustomError("splits", "a split has a name such as train, and one of these looks like a URL")
     return {str(name): table for name, table in splits.items()} if isinstance(splits, Mapping) else splits
 
 

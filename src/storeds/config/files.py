@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import stat
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +19,7 @@ import yaml
 
 from storeds._utils.arguments import DEEPEST
 from storeds._utils.locations import redact, redact_message
+from storeds.datasets.source import shown_key
 from storeds.errors import ConfigError, StoreNotFoundError
 
 __all__ = ["parse_toml", "parse_yaml", "read_mapping"]
@@ -86,7 +88,10 @@ def read_mapping(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def _read(path: Path) -> str:
-    with path.open("rb") as file:
+    # Opening a FIFO would wait for a writer.
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise ValueError("a config is a regular file, and this is a pipe, a device or a socket")
         data = file.read(_MOST_BYTES + 1)
     if len(data) > _MOST_BYTES:
         raise ValueError("a config is at most 1 MiB; name many stores by a pattern such as data/*.h5")
@@ -131,7 +136,7 @@ def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(made) != len(pairs):
         keys = [key for key, _ in pairs]
         twice = next(key for key in made if keys.count(key) > 1)
-        raise ValueError(f"the key {redact(twice)!r} appears twice")
+        raise ValueError(f"the key {shown_key(twice)!r} appears twice")
     return made
 
 

@@ -12,9 +12,9 @@ from pydantic_core import PydanticCustomError
 
 from storeds._utils.arguments import DEEPEST, is_omegaconf, plain
 from storeds._utils.locations import redact, redact_message
-from storeds.errors import ConfigError, suggest
+from storeds.errors import ConfigError, is_like_url, suggest
 
-__all__ = ["Settings", "Source", "expand"]
+__all__ = ["Settings", "Source", "expand", "shown_key"]
 
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _MOST_VALUES = 1_000_000
@@ -180,7 +180,12 @@ class _Expansion:
 
 
 def _dotted(path: tuple[Any, ...]) -> str:
-    return redact(".".join(map(str, path))) or "it"
+    return ".".join(map(shown_key, path)) or "it"
+
+
+def shown_key(key: Any) -> str:
+    """Return a key of a config for messages: a URL at the place of a key may hold a password."""
+    return "***" if is_like_url(str(key)) else str(key)
 
 
 def _variable(match: re.Match[str]) -> str:
@@ -195,7 +200,7 @@ def explain(error: ValidationError, cls: type[BaseModel]) -> str:
     """Return the problem of each key, without values, which may be secret."""
     lines = []
     for item in error.errors():
-        place = ".".join(map(str, item["loc"]))
+        place = _dotted(item["loc"])
         if item["type"] == "extra_forbidden":
             lines.append(
                 f"unknown key {place!r}; {suggest(item['loc'][-1], _known_keys(cls, item['loc'][:-1]), 'keys')}"
@@ -203,7 +208,7 @@ def explain(error: ValidationError, cls: type[BaseModel]) -> str:
         else:
             # TOML and YAML have no tuples, and Python users may pass lists too.
             reason = item["msg"].replace("valid tuple", "list")
-            lines.append(f"{place or 'it'}: {reason[0].lower()}{reason[1:]}")
+            lines.append(f"{place}: {reason[0].lower()}{reason[1:]}")
     return redact_message("; ".join(lines))
 
 
@@ -221,7 +226,10 @@ def _hide(value: Any) -> Any:
     if isinstance(value, str):
         return redact(value)
     if isinstance(value, dict):
-        return {_hide(key): "***" if _is_secret(key) else _hide(item) for key, item in value.items()}
+        return {
+            shown_key(key) if isinstance(key, str) else key: "***" if _is_secret(key) else _hide(item)
+            for key, item in value.items()
+        }
     if isinstance(value, (list, tuple)):
         return type(value)(map(_hide, value))
     return value
