@@ -67,13 +67,12 @@ lint: $(READY) ## check rules, format, types, the order of the packages, Markdow
 types: $(READY) ## check with pyright that every public name declares its type
 	$(BIN)/python scripts/check_types.py
 
-bench: server ## measure reading, opening, packing, triage and shuffling; tables here, JSON in build/bench
+bench: server ## measure reading, opening, packing and shuffling; tables here, JSON in build/bench
 	$(BIN)/python -m benchmarks.reading
 	$(BIN)/python -m benchmarks.arrays
 	$(BIN)/python -m benchmarks.loaders
 	$(BIN)/python -m benchmarks.opening
 	$(BIN)/python -m benchmarks.packing
-	$(BIN)/python -m benchmarks.jpeg
 	$(BIN)/python -m benchmarks.crops
 	$(BIN)/python -m benchmarks.stages
 	$(BIN)/python -m benchmarks.silent

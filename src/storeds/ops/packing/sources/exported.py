@@ -68,7 +68,7 @@ def damage_to_row(record: Record, fields: Mapping[str, Field]) -> dict[str, JSON
     return row
 
 
-def _damage_of_row(row: Mapping[str, Any], record: Record, image: str) -> Verdict | None:
+def _damage_of_row(row: dict[str, Any], record: Record, image: str) -> Verdict | None:
     """Return the verdict in a row, or None if there is none, or the picture was replaced since."""
     is_same = row.get(f"{image}_xxh3") == xxhash.xxh3_64_hexdigest(record[image])
     return Verdict.of(row, image) if is_same else None
