@@ -13,6 +13,7 @@ import random
 import sys
 import threading
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch.utils.data import ConcatDataset, DataLoader
@@ -65,7 +66,7 @@ def fork(datasets: Sequence[StoreDataset]) -> bool:
 
 def epoch(datasets: Sequence[StoreDataset]) -> bool:
     """Run an epoch with two forked workers; return whether it gave each sample once."""
-    loader = DataLoader(
+    loader: DataLoader[Any] = DataLoader(
         ConcatDataset(datasets),
         batch_size=4,
         shuffle=True,

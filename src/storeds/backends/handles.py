@@ -69,6 +69,8 @@ class Lease(Generic[H]):
     """A context in which the handle of a reference stays open. A class: a generator costs more than some reads."""
 
     __slots__ = ("entry", "ref", "thread")
+    entry: _Entry[H]
+    thread: int
 
     def __init__(self, ref: HandleRef[H]) -> None:
         self.ref = ref
