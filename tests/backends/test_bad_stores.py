@@ -592,8 +592,9 @@ def test_a_damaged_chunk_costs_the_records_that_lie_in_it(rewritten: tuple[Path,
             assert isinstance(record, RecordError), at
         else:
             assert record == truth.records[at], at
-    assert isinstance(table["label"], FormatError)
-    assert {**table, "label": truth.columns["label"]} == truth.columns
+    assert isinstance(table.pop("label"), FormatError)
+    assert isinstance(table.pop("fixed"), RecordError)  # arrays have no checksum of their own
+    assert table.items() <= truth.columns.items()
 
 
 def test_reads_that_the_kernel_cuts_up_are_put_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,77 +1,247 @@
-"""Rows gathered from a file: the same bytes as one by one, in few reads, and none that are not there."""
+"""Reading HDF5 at file offsets: the bytes of the file, in few reads, and errors where bytes are not there any more."""
 
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from storeds.backends.hdf5 import FlatRows, gather
+import storeds
+from storeds.backends.hdf5 import FlatRows, gather, read_ranges
 
-OFFSET = 13
+OFFSET, SIZE = 13, 18 << 20  # bytes; a smaller dataset is soon read as a whole
 
 
 @pytest.fixture(scope="module")
 def noise(tmp_path_factory: pytest.TempPathFactory) -> tuple[int, bytes]:
     path = tmp_path_factory.mktemp("rows") / "file"
-    data = np.random.default_rng(0).bytes(200_000)
+    data = np.random.default_rng(0).bytes(SIZE)
     path.write_bytes(data)
     return os.open(path, os.O_RDONLY), data
 
 
-@example(8, 2, list(range(0, 30_000, 99)))
-@example(24, 1, list(range(8_000, 8_600, 3)))
-@given(
-    st.sampled_from([1, 8, 24, 5000]),
-    st.integers(1, 2),
-    st.lists(st.integers(0, 30_000), min_size=1, max_size=300, unique=True),
+ROWS = st.sampled_from(
+    [(1, SIZE), (8, SIZE // 8), (24, 5000), (5000, SIZE // 5000), (20_000, SIZE // 20_000), (0, 900)]
 )
-def test_it_gives_what_is_there_and_tells_what_is_not(
-    noise: tuple[int, bytes], size: int, wide: int, first: list[int]
+
+
+@example((8, SIZE // 8), 2, [*range(0, 30_000, 99)])
+@example((24, 5000), 1, [*range(900, 1500, 3)] * 9)
+@given(ROWS, st.integers(1, 2), st.lists(st.integers(0, 10**9), max_size=300))
+def test_rows_in_any_order_have_the_bytes_of_the_file(
+    noise: tuple[int, bytes], rows: tuple[int, int], wide: int, drawn: list[int]
 ) -> None:
     descriptor, data = noise
-    first.sort()
-    found, whole = gather(FlatRows(descriptor, OFFSET, size, 10**9, None), np.array(first), wide)
-    assert found.shape == (len(first), wide * size)
-    for at, row, good in zip(first, found, whole, strict=True):
-        expected = data[OFFSET + at * size : OFFSET + (at + wide) * size]
-        assert good == (len(expected) == wide * size)
-        assert row.tobytes() == (expected if good else bytes(wide * size))
+    size, count = rows
+    flat = FlatRows(descriptor, OFFSET, size, count - 1)
+    first = np.array(drawn, np.int64) % (count - wide)
+    for _ in range(2):  # the second time, a small dataset is in memory
+        found, whole = gather(flat, first, wide)
+        assert whole.all()
+        assert found.shape == (len(first), wide * size)
+        expected = [data[OFFSET + at * size : OFFSET + (at + wide) * size] for at in first.tolist()]
+        assert list(map(bytes, found)) == read_ranges(flat, first, first + wide) == expected
 
 
-def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Return a list that the size of every read is added to."""
-    reads: list[int] = []
+@given(st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 9000)), max_size=60))
+def test_ranges_of_any_length_may_overlap(noise: tuple[int, bytes], ranges: list[tuple[int, int]]) -> None:
+    descriptor, data = noise
+    starts, lengths = np.array(ranges, np.int64).reshape(-1, 2).T
+    found = read_ranges(FlatRows(descriptor, OFFSET, 1, SIZE - OFFSET), starts, starts + lengths)
+    assert found == [data[OFFSET + start : OFFSET + start + length] for start, length in ranges]
+
+
+def test_rows_beyond_the_end_of_the_file_are_incomplete_and_zero(noise: tuple[int, bytes]) -> None:
+    descriptor, data = noise
+    last = (SIZE - OFFSET) // 8 - 1
+    for count in (4, 100):  # few, and many
+        first = np.array([last - 1, last, last + 1, last + 9] * count)
+        found, whole = gather(FlatRows(descriptor, OFFSET, 8, 10**9), first)
+        assert whole.tolist() == [True, True, False, False] * count
+        assert found[0].tobytes() == data[OFFSET + 8 * (last - 1) : OFFSET + 8 * last]
+        assert not found[2:4].any()
+
+
+@pytest.mark.parametrize(
+    ("first", "reads"),
+    [([0, 1, 5, 400, 20_000, 20_001], [401 * 8, 2 * 8]), ([0, 600, 1200], [8, 8, 8]), ([7, 3, 3], [5 * 8])],
+    ids=str,
+)
+def test_neighbours_are_read_at_once(
+    noise: tuple[int, bytes], monkeypatch: pytest.MonkeyPatch, first: list[int], reads: list[int]
+) -> None:
+    sizes: list[int] = []
     pread = os.pread
 
     def note(descriptor: int, size: int, offset: int) -> bytes:
-        reads.append(size)
+        sizes.append(size)
         return pread(descriptor, size, offset)
 
     monkeypatch.setattr(os, "pread", note)
-    return reads
+    gather(FlatRows(noise[0], 0, 8, SIZE // 8), np.array(first))
+    assert sizes == reads
 
 
-def test_neighbours_are_read_at_once(noise: tuple[int, bytes], monkeypatch: pytest.MonkeyPatch) -> None:
-    descriptor, _ = noise
-    reads = counted(monkeypatch)
-    for first in ([0, 1, 5, 400, 20_000, 20_001], [*range(0, 401, 2), 20_000, 20_001]):
-        gather(FlatRows(descriptor, 0, 8, 10**6, None), np.array(first), 1)
-        assert reads == [401 * 8, 2 * 8]
-        reads.clear()
+# Each process reads while its file is cut short and written again, again and again.
+CUT = """
+    import os, sys, threading, numpy, storeds
+    from storeds.errors import RecordError
+    from storeds.records import read_arrays
+
+    path, names = sys.argv[1], sys.argv[2].split(",")
+    whole, running = open(path, "rb").read(), True
+
+    def cut():
+        with open(path, "r+b") as file:
+            while running:
+                file.truncate(4096)
+                os.pwrite(file.fileno(), whole, 0)
+
+    with storeds.open_backend(path) as backend:
+        positions = numpy.random.default_rng(0).integers(0, len(backend), 200)
+        truth = backend.get_many(positions.tolist(), names)
+        arrays = read_arrays(backend, positions, names)
+        thread = threading.Thread(target=cut)
+        thread.start()
+        bad = right = 0
+        while bad < 3 or right < 3:
+            for record, expected in zip(backend.get_many(positions.tolist(), names), truth):
+                if isinstance(record, RecordError):
+                    assert f"of hdf5://{path}" in str(record) and "record " in str(record)
+                    bad += 1
+                elif "native" in path:
+                    assert all((record[name] == expected[name]).all() for name in names)
+            try:
+                read = read_arrays(backend, positions, names)
+                assert "foreign" in path or all((read[name] == arrays[name]).all() for name in names)
+                right += 1
+            except RecordError:
+                bad += 1
+        running = False
+        thread.join()
+"""
 
 
-def test_no_read_is_larger_than_agreed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "long"
-    path.write_bytes(bytes(4 << 20))
-    reads = counted(monkeypatch)
-    descriptor = os.open(path, os.O_RDONLY)
-    found, whole = gather(FlatRows(descriptor, 0, 8, 10**6, None), np.arange(0, 1 << 19, 16))
-    os.close(descriptor)
-    assert whole.all()
-    assert found.shape == (1 << 15, 8)
-    assert max(reads) <= (1 << 20) + 8
+@pytest.mark.parametrize("layout", ["native", "foreign"])
+def test_a_file_cut_short_under_a_reader_is_an_error_and_no_crash(tmp_path: Path, layout: str) -> None:
+    path, count = tmp_path / f"{layout}.h5", 5000
+    data = np.random.default_rng(1).random((count, 1024), "f4")
+    if layout == "native":
+        with storeds.open_writer(f"hdf5://{path}", {"x": {"kind": "array", "dtype": "f4", "shape": [1024]}}) as writer:
+            writer.append({"x": row} for row in data)
+    else:
+        with h5py.File(path, "w") as file:
+            file["x"], file["y"] = data, np.arange(count)
+    command = [sys.executable, "-c", textwrap.dedent(CUT), str(path), "x"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def _failing_at(offset: int, pread: Callable[..., bytes]) -> Callable[..., bytes]:
+    def fail(descriptor: int, size: int, at: int) -> bytes:
+        if at <= offset < at + size:
+            raise OSError(5, "Input/output error")
+        return pread(descriptor, size, at)
+
+    return fail
+
+
+def test_a_bad_sector_costs_the_records_that_lie_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "store.h5"
+    records: list[Any] = [{"blob": bytes([at]) * 3000, "label": at} for at in range(50)]
+    with storeds.open_writer(f"hdf5://{path}", {"blob": "bytes", "label": "int"}) as writer:
+        writer.append(records)
+    with h5py.File(path) as file:
+        offset = file["records/blob/data"].id.get_offset()
+    with storeds.open_backend(path) as backend, monkeypatch.context() as patched:
+        backend.get_many([0])
+        patched.setattr(os, "pread", _failing_at(offset + 7 * 3000, os.pread))
+        found = backend.get_many(range(50))
+        assert str(found[7]).startswith(f"record 7 of hdf5://{path}: its bytes cannot be read: a bad sector")
+        assert found[:7] + found[8:] == records[:7] + records[8:]
+        assert backend.column("label").tolist() == [*range(50)]  # type: ignore[attr-defined]
+    with storeds.open_backend(path) as backend:
+        assert backend.get_many([7]) == [records[7]]
+
+
+REPLACE = """
+    import os, shutil, sys
+    folder = sys.argv[1]
+    while True:
+        for name in ("a", "b"):
+            shutil.copy(f"{folder}/{name}.h5", f"{folder}/fresh")
+            os.replace(f"{folder}/fresh", f"{folder}/store.h5")
+            print(flush=True)
+"""
+
+
+def test_a_store_opens_while_another_process_replaces_it(tmp_path: Path) -> None:
+    for name in ("a", "b", "store"):
+        with storeds.open_writer(f"hdf5://{tmp_path}/{name}.h5", {"name": "str"}) as writer:
+            writer.append([{"name": name}])
+    command = [sys.executable, "-c", textwrap.dedent(REPLACE), str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as replacing:
+        assert replacing.stdout is not None
+        replacing.stdout.readline()
+        refused = 0
+        for _ in range(1000):
+            try:
+                with storeds.open_backend(tmp_path / "store.h5") as backend:
+                    names = {record["name"] for record in backend.get_many([0])}  # type: ignore[index]
+                    assert names <= {"a", "b"}
+            except storeds.errors.UnavailableError as error:
+                assert "was replaced" in str(error)
+                refused += 1
+        replacing.kill()
+    assert refused < 1000
+
+
+FIELDS = {"blob": "bytes", "x": "int"}
+RECORDS: list[Any] = [{"blob": bytes([at]) * 100, "x": at} for at in range(9)]
+
+
+@pytest.fixture
+def interrupted(tmp_path: Path) -> tuple[str, Path]:
+    """Return the URL and the log of a write of which five records are durable."""
+    url = f"hdf5://{tmp_path}/store.h5"
+    writer = storeds.open_writer(url, FIELDS)
+    writer.append(RECORDS[:5])
+    writer.flush()
+    writer.suspend()
+    return url, tmp_path / ".store.h5.partial" / "log"
+
+
+@pytest.mark.parametrize("torn", [b"\1", bytes(500), b"\xff" * 5000, RECORDS[0]["blob"]], ids=len)
+def test_a_torn_write_to_the_log_is_forgotten(interrupted: tuple[str, Path], torn: bytes) -> None:
+    url, log = interrupted
+    with log.open("ab") as file:
+        file.write(torn)
+    with storeds.open_writer(url, FIELDS, resume=True) as writer:
+        assert writer.count == 5
+        writer.append(RECORDS[5:])
+    with storeds.open_backend(url) as backend:
+        assert backend.get_many(range(9)) == RECORDS
+
+
+@pytest.mark.parametrize("damage", [lambda log: log[:-9], lambda log: log[:300] + b"x" + log[301:], lambda _: b""])
+def test_a_damaged_log_is_never_published(interrupted: tuple[str, Path], damage: Callable[[bytes], bytes]) -> None:
+    url, log = interrupted
+    log.write_bytes(damage(log.read_bytes()))
+    with pytest.raises(
+        storeds.errors.FormatError, match="interrupted write of .* is damaged; start again with overwrite"
+    ):
+        storeds.open_writer(url, FIELDS, resume=True)
+    with storeds.open_writer(url, FIELDS, overwrite=True) as writer:
+        writer.append(RECORDS)
+    with storeds.open_backend(url) as backend:
+        assert backend.get_many(range(9)) == RECORDS

@@ -92,20 +92,6 @@ def column_sums(rows: list[Row], fields: list[Row]) -> Row:
     return {name: xxhash.xxh3_64_hexdigest(data) for name, data in columns.items()}
 
 
-def column_sums(rows: list[Row], fields: list[Row]) -> Row:
-    """Return the checksums of the columns of a store, as its meta has them."""
-    columns: dict[str, bytes] = {}
-    for field in fields:
-        values = [row[field["name"]] for row in rows]
-        if field["kind"] in SCALARS:
-            columns[field["name"]] = np.array(values, SCALARS[field["kind"]]).tobytes()
-        elif field["kind"] == "str":
-            texts = [value.encode() for value in values]
-            columns[field["name"]] = b"".join(texts)
-            columns[f"{field['name']}.offsets"] = _offsets(texts).tobytes()
-    return {name: xxhash.xxh3_64_hexdigest(data) for name, data in columns.items()}
-
-
 def content_id(fields: list[Row], checksums: list[bytes]) -> str:
     head = canonical({"attrs": ATTRS, "fields": fields}).encode()
     return xxhash.xxh3_128_hexdigest(head + xxhash.xxh3_128_digest(b"".join(checksums)))
