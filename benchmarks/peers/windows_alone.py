@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from benchmarks.peers import stores
 from benchmarks.peers._job import SIZE, Epoch, Job
 from storeds import StoreDataset
-from storeds.jpeg.markers import Header, read_header
+from storeds.jpeg.header import Header, read_header
 from storeds.protocols import CropRequest
 from storeds.readers.decoders import decode_tensor, decode_windows
 from storeds.transforms import RandomResizedCrop

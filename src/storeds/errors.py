@@ -200,7 +200,7 @@ class RecordError(StoredsError, ValueError):
     reason : str
         What is wrong with it.
     kind : str
-        The kind of fault, for counting: ``record``, ``decode``, ``transform``, or the kind of damage that triage found.
+        The kind of fault, for counting: ``record``, ``decode``, ``transform``, or the finding of a damaged picture.
 
     Notes
     -----

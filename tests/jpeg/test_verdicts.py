@@ -278,9 +278,8 @@ def test_what_is_no_cut_jpeg_stays_as_it_is() -> None:
 @st.composite
 def mutated(draw: st.DrawFn) -> bytes:
     """A small JPEG with some bytes changed, cut out or doubled."""
-    blob = bytearray(
-        jpeg(0, (40, 24), **draw(st.sampled_from(({}, {"progressive": True}, {"restart_marker_blocks": 2}))))
-    )
+    options: list[dict[str, Any]] = [{}, {"progressive": True}, {"restart_marker_blocks": 2}]
+    blob = bytearray(jpeg(0, (40, 24), **draw(st.sampled_from(options))))
     for _ in range(draw(st.integers(0, 4))):
         at, length = draw(st.integers(0, len(blob) - 1)), draw(st.integers(1, 40))
         change = draw(st.sampled_from(["byte", "cut", "zeros", "double"]))

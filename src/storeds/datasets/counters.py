@@ -20,7 +20,6 @@ FAULTS = (
     "not_jpeg",
     "truncated_header",
     "truncated_scan",
-    "truncated_file",
     "missing_eoi",
     "corrupt_data",
     "too_large",
