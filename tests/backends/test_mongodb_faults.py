@@ -207,7 +207,7 @@ def test_no_read_returns_anything_of_a_store_that_replaced_the_opened_one(
         write(0 if same else 5)
         reads: list[Callable[[], object]] = [lambda: backend.get_many([1], fields), lambda: backend.column("x")]  # type: ignore[attr-defined]
         for read in reads:
-            with pytest.raises(errors.UnavailableError, match="was replaced or dropped while in use; open it again"):
+            with pytest.raises(errors.UnavailableError, match="was replaced while in use; open it again"):
                 read()
 
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import datetime
 import errno
 import fcntl
 import os
 import random
 import socket
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import pymongo
@@ -22,27 +20,13 @@ from storeds import errors
 
 MakeUrl = Callable[[str], str]
 TRIALS = {"lmdb": 2, "hdf5": 2, "mongodb": 4}
-STEP = 1 if FULL else 12  # from one command at which a writer dies to the next
-LONG_AGO = datetime.datetime(2020, 1, 1)
-
-
-@contextmanager
-def meta_of(url: str) -> Iterator[Any]:
-    """Give the collection of metas of a MongoDB store, by PyMongo alone."""
-    uri, database, name = split(url)
-    with pymongo.MongoClient[Any](uri) as client:
-        yield client[database][f"{name}.meta"]
+STEP = 1 if FULL else 5  # from one command at which a writer dies to the next
+LOST = "another writer has taken over or dropped this write"
 
 
 def split(url: str) -> tuple[str, str, str]:
     uri, database, name = url.rsplit("/", 2)
     return uri, database, name
-
-
-def age_lease(url: str) -> None:
-    """Make the writer's lease look as if it had not been renewed for long."""
-    with meta_of(url) as metas:
-        metas.update_one({"_id": "writer"}, {"$set": {"renewed": LONG_AGO}})
 
 
 def job_of(url: str) -> str | None:
@@ -86,15 +70,10 @@ class Schedule:
             job = fresh
             self.outcome(which, "begin", job, overwrite=self.chance.random() < 0.8, resume=resume)
             return
-        action = self.chance.choice(
-            ["append", "append", "flush", "publish", "suspend", "abort", "kill", "age", "stall"]
-        )
+        action = self.chance.choice(["append", "append", "flush", "publish", "suspend", "abort", "kill", "stall"])
         if action == "kill":
             writer.kill()
             self.writers[which], self.jobs[which] = WriterProcess(self.url), None
-        elif action == "age":
-            if self.is_mongodb:
-                age_lease(self.url)
         elif action == "stall" and self.is_mongodb:
             self.stall(which, job)
         elif action == "stall":
@@ -124,13 +103,15 @@ class Schedule:
         action = self.chance.choice(["append", "publish"])
         writer.tell(action, job, stop_at=self.chance.randrange(1, 9), **({"count": 7} if action == "append" else {}))
         if writer.is_stopped():
-            age_lease(self.url)
             for _ in range(self.chance.randrange(4)):
                 self.step_of_other(other)
             writer.resume()
         before = self.published
         self.take(which, action, job, writer.reply())
-        assert action == "publish" or before == self.published
+        # One that was stopped after its rename has published, and the other may have replaced that.
+        found = job_of(self.url)
+        assert found in (before, self.published, "empty")
+        self.published = before if found == before else self.published
 
     def step_of_other(self, other: int) -> None:
         job = self.jobs[other]
@@ -153,8 +134,6 @@ def test_whatever_two_writers_do_one_job_is_published_whole_and_nothing_is_left(
         schedule = Schedule(url, seed)
         schedule.run(14)
         failed += schedule.failed
-        if engine == "mongodb":
-            age_lease(url)  # the last one may have been killed
         with storeds.open_writer(url, FIELDS, overwrite=True) as last:
             last.append({"job": "last", "at": n} for n in range(4))
         assert job_of(url) == "last"
@@ -169,7 +148,7 @@ def test_whatever_two_writers_do_one_job_is_published_whole_and_nothing_is_left(
 
 
 def write(url: str, job: str, **options: Any) -> None:
-    """Write ten records of a job, the last of which has a value for GridFS."""
+    """Write ten records of a job, the last of which has a value that lies in parts."""
     with storeds.open_writer(url, {**FIELDS, "blob": "bytes"}, plan=job, commit_every=4, **options) as writer:
         writer.append({"job": job, "at": n, "blob": bytes(3000 * (n == 9))} for n in range(writer.count, 10))
 
@@ -178,8 +157,7 @@ def write(url: str, job: str, **options: Any) -> None:
 def test_a_writer_killed_before_any_command_leaves_nothing_for_ever(
     make_engine_url: MakeUrl, monkeypatch: pytest.MonkeyPatch, resume: bool
 ) -> None:
-    for module in ("documents", "writer"):  # values this small go to GridFS
-        monkeypatch.setattr(f"storeds.backends.mongodb.{module}.DOCUMENT_BYTES", 2000)
+    monkeypatch.setattr("storeds.backends.mongodb.documents._LARGE", 2000)
     url = make_engine_url("mongodb")
     uri, database, name = split(url)
     write(url, "old")
@@ -190,13 +168,13 @@ def test_a_writer_killed_before_any_command_leaves_nothing_for_ever(
             status = die_at_command(lambda: write(url, "new", overwrite=True), number)
             assert job_of(url) in ("old", "new")
             left = leftovers_in(client, database, name)
-            assert (storeds.info(url).leftovers is None) == (not [one for one in left if "writer" not in one]), left
+            assert (storeds.info(url).leftovers is None) == (not left), left
             write(url, "new" if resume else "old", overwrite=True, resume=resume)
             assert leftovers_in(client, database, name) == []
             write(url, "old", overwrite=True)
             assert leftovers_in(client, database, name) == []
     assert status == 0
-    assert number > 30
+    assert number > 15
 
 
 @pytest.mark.parametrize("engine", ["lmdb", "hdf5", "mongodb", "memory"])
@@ -215,7 +193,7 @@ def test_a_forked_child_can_neither_use_nor_end_its_parents_writer(make_engine_u
     assert job_of(url) == "a"
 
 
-@pytest.mark.parametrize("engine", ["lmdb", "hdf5", "mongodb"])
+@pytest.mark.parametrize("engine", ["lmdb", "hdf5"])
 def test_info_names_a_writer_at_work(make_engine_url: MakeUrl, engine: str) -> None:
     url = make_engine_url(engine)
     write(url, "old")
@@ -232,20 +210,79 @@ def test_info_names_a_writer_at_work(make_engine_url: MakeUrl, engine: str) -> N
     assert "partial" in str(storeds.info(url).leftovers)
 
 
-def test_a_writer_of_another_machine_is_waited_for_until_its_lease_ends(make_engine_url: MakeUrl) -> None:
+def test_info_names_who_wrote_last_to_a_collection_that_is_no_store_yet(make_engine_url: MakeUrl) -> None:
     url = make_engine_url("mongodb")
+    write(url, "old")
     other = WriterProcess(url)
-    other.ask("begin", "a")
-    other.ask("append", "a", count=4)
+    other.ask("begin", "new", overwrite=True)
+    assert f"last written by process {other.pid} on {socket.gethostname()}" in str(storeds.info(url).leftovers)
     other.kill()
-    with meta_of(url) as metas:
-        metas.update_one({"_id": "writer"}, {"$set": {"owner.host": "node7", "owner.machine": "another"}})
-    for overwrite, resume in ((False, False), (False, True), (True, False)):
-        with pytest.raises(errors.StoreExistsError, match=r"process \d+ on node7, .* its lease ends in \d+ s"):
-            storeds.open_writer(url, FIELDS, plan="a", overwrite=overwrite, resume=resume)
-    age_lease(url)
-    with storeds.open_writer(url, FIELDS, plan="a", resume=True) as writer:
-        assert writer.count == 3
+
+
+@pytest.mark.parametrize("how", ["resume", "overwrite"])
+@pytest.mark.parametrize("action", ["append", "flush", "publish"])
+def test_a_writer_that_lost_its_write_can_neither_add_to_it_nor_publish(
+    make_engine_url: MakeUrl, action: str, how: str
+) -> None:
+    url = make_engine_url("mongodb")
+    first, second = WriterProcess(url), WriterProcess(url)
+    first.ask("begin", "a")
+    first.ask("append", "a", count=4)
+    assert second.ask("begin", "a", **{how: True}) == (3 if how == "resume" else 0, None)
+    reply = first.ask(action, "a", **({"count": 3} if action == "append" else {}))
+    assert isinstance(reply, errors.StoredsError)
+    assert LOST in str(reply)
+    second.ask("append", "a", count=2)
+    assert second.ask("publish", "a")[0] == (5 if how == "resume" else 2)
+    assert job_of(url) == "a"
+    assert storeds.info(url).leftovers is None
+    for each in (first, second):
+        each.kill()
+
+
+@pytest.mark.parametrize("overwrite", [True, False])
+def test_of_two_writers_that_begin_at_once_each_has_records_of_its_own(
+    make_engine_url: MakeUrl, overwrite: bool
+) -> None:
+    url = make_engine_url("mongodb")
+    first, second = WriterProcess(url), WriterProcess(url)
+    first.tell("begin", "a", stop_at=3, overwrite=overwrite)  # it has found nothing
+    assert first.is_stopped()
+    second.ask("begin", "b", overwrite=overwrite)
+    first.resume()
+    assert first.reply() == (0, None)
+    for writer, job in ((first, "a"), (second, "b")):
+        writer.ask("append", job, count=7)
+    assert first.ask("publish", "a")[0] == 7
+    assert job_of(url) == "a"
+    reply = second.ask("publish", "b")
+    if overwrite:
+        assert reply[0] == 7
+        assert job_of(url) == "b"
+    else:
+        assert isinstance(reply, errors.StoreExistsError)
+        assert "appeared while it was being written" in str(reply)
+        assert job_of(url) == "a"
+    for each in (first, second):
+        each.kill()
+
+
+def test_of_two_writers_that_resume_at_once_one_is_refused(make_engine_url: MakeUrl) -> None:
+    url = make_engine_url("mongodb")
+    with pytest.raises(KeyboardInterrupt), storeds.open_writer(url, FIELDS, plan="a", commit_every=3) as writer:
+        writer.append({"job": "a", "at": n} for n in range(6))
+        raise KeyboardInterrupt
+    first, second = WriterProcess(url), WriterProcess(url)
+    first.tell("begin", "a", stop_at=4, resume=True)  # it has found the interrupted write
+    assert first.is_stopped()
+    assert second.ask("begin", "a", resume=True) == (6, None)
+    first.resume()
+    reply = first.reply()
+    assert isinstance(reply, errors.StoreExistsError)
+    assert "was continued or dropped by another writer just now" in str(reply)
+    assert second.ask("publish", "a")[0] == 6
+    for each in (first, second):
+        each.kill()
 
 
 @pytest.mark.parametrize("engine", ["lmdb", "hdf5"])

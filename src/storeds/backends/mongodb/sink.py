@@ -16,6 +16,7 @@ from pymongo import ReadPreference
 from pymongo.errors import BulkWriteError, DuplicateKeyError, OperationFailure
 from pymongo.write_concern import WriteConcern
 
+from storeds._utils.prefetch import ReadAhead
 from storeds.backends.handles import HandleRef
 from storeds.backends.mongodb.client import CLIENTS, ClientFactory, ClientOpener, Location, leased_database
 from storeds.backends.mongodb.documents import (
@@ -43,6 +44,7 @@ __all__ = ["MongodbSink"]
 
 _DUPLICATE = 11000
 _COMMAND_BYTES = 4 << 20  # larger commands do not fit into CPU caches and are slower
+_AHEAD = 2  # commands on their way while the next one is built
 _DURABLE = WriteConcern(w="majority", j=True)
 _DAMAGED = bytes(8)  # a record that matches no seal
 
@@ -152,8 +154,8 @@ class MongodbSink:
         if not self._is_begun:
             self._on_database(partial(self._create, note=note))
             self._is_begun = True
-        for documents in self._commands(first, packed):
-            self._on_database(partial(self._insert, documents=documents))
+        for _ in ReadAhead(self._send, self._commands(first, packed), _AHEAD):
+            pass
         self._count = first + len(packed)
         self._on_database(lambda database: self._save(database, note, self._count))
 
@@ -182,6 +184,9 @@ class MongodbSink:
                 self._parts += document["_id"] != position
         if some:
             yield some
+
+    def _send(self, documents: list[dict[str, Any]]) -> None:
+        self._on_database(partial(self._insert, documents=documents))
 
     def _insert(self, database: Any, documents: list[dict[str, Any]]) -> None:
         try:
