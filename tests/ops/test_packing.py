@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import random
 import struct
 import threading
@@ -11,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import h5py
 import lmdb
 import pytest
 from PIL import Image
@@ -20,8 +18,6 @@ import storeds
 from jpeg_encodings import ENCODINGS, encode
 from photographs import jpeg
 from storeds import errors
-from storeds.backends import Staging
-from storeds.backends.lmdb import LmdbWriter
 from storeds.jpeg import surely_opens
 from storeds.ops.packing.sources import BadItem, Problem, read_file
 from storeds.protocols import JSON, Field, Record
@@ -125,65 +121,6 @@ def test_a_crash_loses_only_uncommitted_records(tmp_path: Path, scheme: str) -> 
         assert 100 <= writer.count < 180
         writer.append(records[writer.count :])
     assert read_all(url) == records
-
-
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_resuming_after_publishing_keeps_the_store(
-    tmp_path: Path, scheme: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    url, records = f"{scheme}://{tmp_path}/store", make_records(60, (40_000,))
-    for overwrite in (False, True):
-        writer = storeds.open_writer(url, FIELDS, overwrite=overwrite)
-        writer.append(records)
-        with monkeypatch.context() as patch:
-            patch.setattr(Staging, "discard", lambda staging: _die())
-            with pytest.raises(KeyboardInterrupt):
-                writer.publish()
-        assert read_all(url) == records
-        before = storeds.info(url)
-        writer = storeds.open_writer(url, FIELDS, overwrite=True, resume=True)
-        assert writer.count == 60
-        writer.append(records[:1])
-        writer.flush()
-        assert read_all(url) == records
-        assert storeds.info(url).build == before.build
-        writer.abort()
-        assert read_all(url) == records
-        assert os.listdir(tmp_path) == ["store"]
-
-
-def _die() -> None:
-    raise KeyboardInterrupt
-
-
-def test_hdf5_writes_images_behind_the_header_at_once(tmp_path: Path) -> None:
-    records = make_records(60, (40_000,))
-    with storeds.open_writer(f"hdf5://{tmp_path}/store", FIELDS) as writer:
-        writer.append(records)
-    with h5py.File(tmp_path / "store") as file:
-        assert file["records/image/data"].id.get_offset() == 1 << 14
-        assert file["records/image/data"][:].tobytes() == b"".join(record["image"] for record in records)
-        assert file["records/label"][:].tolist() == list(range(60))
-
-
-def test_lmdb_is_copied_only_where_much_of_it_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    copied = []
-    compacted = LmdbWriter._compacted
-
-    def copy(writer: LmdbWriter) -> Path:
-        copied.append(writer.url)
-        return compacted(writer)
-
-    monkeypatch.setattr(LmdbWriter, "_compacted", copy)
-    for name, sizes in (("large", (40_000,)), ("small", (20,))):
-        with storeds.open_writer(f"lmdb://{tmp_path}/{name}", FIELDS) as writer:
-            writer.append(make_records(2000 if name == "small" else 100, sizes))
-        with lmdb.open(str(tmp_path / name), subdir=False, lock=False, readonly=True, max_dbs=3) as env:
-            assert env.info()["last_txnid"] % 2 == 1  # the newer meta page is the one that the format names
-            pages = env.info()["last_pgno"] + 1
-        assert os.path.getsize(tmp_path / name) == pages * 4096
-        assert storeds.verify(f"lmdb://{tmp_path}/{name}").ok
-    assert copied == [f"lmdb://{tmp_path}/small"]
 
 
 @pytest.mark.parametrize("workers", [0, 1, 3])

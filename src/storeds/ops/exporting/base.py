@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from storeds.jpeg.formats import sniff
 from storeds.ops.common import ProgressHook, read_batches
 from storeds.ops.packing.sources.base import IMAGE_SUFFIXES
 from storeds.protocols import Array, Backend, Field, Meta, Record
-from storeds.records.fields import is_mask
+from storeds.records.fields import is_mask, without_verdicts
 from storeds.records.roles import box_edges, stored_classes
 
 __all__ = [
@@ -34,6 +34,7 @@ __all__ = [
     "one_field",
     "picture_suffix",
     "unexported",
+    "without_verdicts_of",
 ]
 
 _SUFFIXES = {
@@ -312,6 +313,11 @@ def check_counts(rows: Mapping[str | None, Sized], count: int) -> None:
     for name, values in rows.items():
         if name is not None and len(values) != count:
             raise ValueError(f"field {name!r} describes {len(values)} objects, and the record has {count}")
+
+
+def without_verdicts_of(meta: Meta) -> Meta:
+    """Return the meta of a store without the fields that describe its pictures."""
+    return replace(meta, fields=without_verdicts(meta.fields))
 
 
 def unexported(meta: Meta, exported: Iterable[str], why: str) -> dict[str, str]:

@@ -27,6 +27,7 @@ from storeds.ops.exporting.base import (
     image_field,
     numbered_records,
     one_field,
+    without_verdicts_of,
 )
 from storeds.protocols import JSON, Array, Backend, Field, Meta, Record
 from storeds.records.roles import boxes_of, check_values
@@ -64,7 +65,8 @@ def export_coco(backend: Backend, folder: Path, *, progress: ProgressHook | None
     RecordError
         A record is bad, or does not fit its roles.
     """
-    parts: _FromCoco | _FromRoles = _FromCoco(backend.meta) if is_from_coco(backend.meta) else _FromRoles(backend.meta)
+    meta = without_verdicts_of(backend.meta)
+    parts: _FromCoco | _FromRoles = _FromCoco(meta) if is_from_coco(meta) else _FromRoles(meta)
     out, names = ExportFolder(folder), FileNames(with_suffix=isinstance(parts, _FromRoles))
     images: list[bytes] = []
     image_ids, ids = _Ids(), _Ids()

@@ -28,6 +28,7 @@ from storeds.ops.exporting.base import (
     numbered_records,
     one_field,
     unexported,
+    without_verdicts_of,
 )
 from storeds.ops.packing.sources.turned import exif_orientation, turned_centres, turned_keypoints, turned_points
 from storeds.ops.packing.sources.yolo import labels_of
@@ -81,7 +82,7 @@ def export_yolo(backend: Backend, folder: Path, *, progress: ProgressHook | None
     A line holds a box with its keypoints if the store has keypoints; else a polygon if it has masks of format ``coco``;
     else a box. Numbers that the store holds relative to the picture, in the format ``cxcywh``, do not change.
     """
-    lines = _Lines(backend.meta)
+    lines = _Lines(without_verdicts_of(backend.meta))
     out, names = ExportFolder(folder), _Names()
     splits: dict[str, None] = {}
     for position, record in numbered_records(backend, progress):
