@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 import storeds
-from _verdicts import unjudged
+from _verdicts import declared, unjudged
 from mask_files import mask, write
 from photographs import jpeg
 from storeds.cli import app
@@ -31,7 +31,7 @@ FIVE = [(f"{n}.jpg", f"caption {at}, of “{n}”\n\u2028 Ü") for n in range(4)
 
 def records(url: str) -> list[dict[str, Any]]:
     with storeds.open_backend(url) as backend:
-        return [dict(record) for record in backend.get_many(range(len(backend)))]  # type: ignore[arg-type]
+        return unjudged(backend.get_many(range(len(backend))))
 
 
 def write_csv(path: Path, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Path:
@@ -56,7 +56,7 @@ def test_flickr8k(root: Path, tmp_path: Path, engine: str, make_engine_url: Make
     """The file of Flickr8k is named captions.txt and has five rows for each image."""
     file, url = write_csv(root / "captions.txt", ["image", "caption"], FIVE), make_engine_url(engine)
     meta = storeds.pack(file, url, caption_columns=["caption"])
-    assert unjudged([meta.fields]) == [{"image": Field("image", role="image"), "key": Field("str"), "caption": TEXTS}]
+    assert declared(meta) == {"image": Field("image", role="image"), "key": Field("str"), "caption": TEXTS}
     assert meta.attrs["source"] == {"kind": "csv", "file": "captions.txt"}
     assert records(url) == [
         {"image": jpeg(n), "key": f"{n}.jpg", "caption": [text for name, text in FIVE if name == f"{n}.jpg"]}
@@ -77,7 +77,7 @@ def test_flickr8k_without_a_header(name: str, root: Path, tmp_path: Path) -> Non
     (root / name).write_bytes("".join(lines).encode())
     url = f"lmdb://{tmp_path}/a.lmdb"
     meta = storeds.pack(root / name, url)
-    assert unjudged([meta.fields]) == [{"image": Field("image", role="image"), "key": Field("str"), "caption": TEXTS}]
+    assert declared(meta) == {"image": Field("image", role="image"), "key": Field("str"), "caption": TEXTS}
     assert {each["key"]: each["caption"] for each in records(url)} == captions
     with (root / name).open("a") as file:
         file.write("2.jpg no tab\n\n3.jpg#0\tlast")
@@ -150,7 +150,7 @@ def test_rows_that_differ_in_more_than_captions(root: Path, tmp_path: Path) -> N
     ]
     meta = storeds.pack(file, url, caption_columns=["caption"], on_bad="skip")
     assert (meta.count, meta.left_out) == (2, 2)
-    (first, second) = unjudged(records(url))
+    (first, second) = records(url)
     assert first == {"image": jpeg(0), "mask": mask(0), "label": 0, "key": "0.jpg", "year": 1, "caption": ["a", "b"]}
     assert (second["label"], second["caption"]) == (1, ["d", "f"])
 

@@ -14,6 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 import storeds
+from _verdicts import declared, unjudged
 from mask_files import FORMS, class_ids, encode_mask, mask, pixels_of, write
 from photographs import jpeg
 from storeds.cli import app
@@ -29,7 +30,7 @@ LABELS = Field("array", "<i8", (None,), "labels")
 
 def records(url: str) -> list[dict[str, Any]]:
     with storeds.open_backend(url) as backend:
-        return [dict(record) for record in backend.get_many(range(len(backend)))]  # type: ignore[arg-type]
+        return unjudged(backend.get_many(range(len(backend))))
 
 
 def column(url: str, name: str) -> list[Any]:
@@ -62,7 +63,7 @@ def test_several_images_a_row(root: Path, engine: str, make_engine_url: MakeUrl)
     rows = [("0.jpg", "1.jpg", 0.5), ("0.jpg", "2.jpg", 1.5), ("3.jpg", "3.jpg", 2)]
     file, url = write_csv(root / "pairs.csv", ["left", "Right", "distance"], rows), make_engine_url(engine)
     meta = storeds.pack(file, url, image_columns=["left", "Right"])
-    assert meta.fields == {"left": IMAGE, "right": IMAGE, "key": KEY, "distance": Field("float")}
+    assert declared(meta) == {"left": IMAGE, "right": IMAGE, "key": KEY, "distance": Field("float")}
     assert meta.columns == {"left": "left", "Right": "right", "distance": "distance"}
     assert column(url, "left") == [jpeg(0), jpeg(0), jpeg(3)]
     assert column(url, "right") == [jpeg(1), jpeg(2), jpeg(3)]
@@ -74,7 +75,7 @@ def test_several_images_are_detected_in_a_list_without_a_usual_name(root: Path, 
     rows = [("0.jpg", "1.jpg", "same"), ("2.jpg", "3.jpg", "other")]
     file = write_csv(root / "pairs.csv", ["anchor", "positive", "label"], rows)
     meta = storeds.pack(file, f"lmdb://{tmp_path}/a.lmdb")
-    assert list(meta.fields) == ["anchor", "positive", "label", "key"]
+    assert list(declared(meta)) == ["anchor", "positive", "label", "key"]
     assert meta.fields["label"].role == "label"
     assert meta.attrs["classes"] == ["other", "same"]
     with pytest.raises(ConfigError, match="none of its columns 'anchor', 'label' is one of path"):
@@ -106,7 +107,7 @@ def test_masks_beside_images(tmp_path: Path, form: str, engine: str, make_engine
     rows = [{"image": f"{n}.jpg", "mask_path": f"{n}.png", "height": 64} for n in range(3)]
     url = make_engine_url(engine)
     meta = storeds.pack(write_jsonl(root / "a.jsonl", rows), url, classes=list("abcd"), ignore_index=255)
-    assert meta.fields == {"image": IMAGE, "mask": MASK, "key": KEY, "height": Field("int")}
+    assert declared(meta) == {"image": IMAGE, "mask": MASK, "key": KEY, "height": Field("int")}
     source = {"kind": "jsonl", "file": "a.jsonl"}
     assert meta.attrs == {"classes": list("abcd"), "ignore_index": 255, "source": source}
     for number, record in enumerate(records(url)):
@@ -121,7 +122,7 @@ def test_which_columns_are_masks(root: Path) -> None:
     assert list(ManifestSource(file).fields) == ["image", "mask", "key", "parts"]
     assert ManifestSource(file).fields["parts"].kind == "str"
     both = ManifestSource(file, mask_columns=["mask", "parts"])
-    assert both.fields == {"image": IMAGE, "mask": MASK, "parts": MASK, "key": KEY}
+    assert declared(both) == {"image": IMAGE, "mask": MASK, "parts": MASK, "key": KEY}
     assert both.read(0) == {"image": jpeg(0), "mask": mask(0), "parts": mask(1), "key": "0.jpg"}
     assert pickle.loads(pickle.dumps(both)).read(0) == both.read(0)
     one = ManifestSource(file, mask_columns=["parts"], label_column="mask")
@@ -143,7 +144,7 @@ def test_images_with_captions(root: Path, engine: str, make_engine_url: MakeUrl)
     )
     url = make_engine_url(engine)
     meta = storeds.pack(file, url)
-    assert meta.fields == {"image": IMAGE, "key": KEY, "caption": Field("str", role="text"), "year": Field("int")}
+    assert declared(meta) == {"image": IMAGE, "key": KEY, "caption": Field("str", role="text"), "year": Field("int")}
     assert column(url, "caption") == ["A cat, asleep", ""]
     captions = [["A cat", "Une sieste"], [], ["b"]]
     rows = [{"path": f"{n}.jpg", "label": n, "captions": texts} for n, texts in enumerate(captions)]
@@ -205,7 +206,7 @@ def test_several_labels_in_one_cell(root: Path, engine: str, make_engine_url: Ma
     rows = [("0.jpg", "dog;cat"), ("1.jpg", " cat "), ("2.jpg", ""), ("3.jpg", "emu;")]
     file, url = write_csv(root / "a.csv", ["image", "tags"], rows), make_engine_url(engine)
     meta = storeds.pack(file, url, label_column="tags", label_separator=";")
-    assert meta.fields == {"image": IMAGE, "labels": LABELS, "key": KEY}
+    assert declared(meta) == {"image": IMAGE, "labels": LABELS, "key": KEY}
     assert meta.attrs["classes"] == ["cat", "dog", "emu"]
     assert column(url, "labels") == [[1, 0], [0], [], [2]]
     meta = storeds.pack(
@@ -237,7 +238,7 @@ def test_one_hot_labels(root: Path, engine: str, make_engine_url: MakeUrl) -> No
     rows = [("0.jpg", 1, 0, "1.0", "x"), ("1.jpg", 0, 0, 0, "y"), ("2.jpg", "True", "false", 1, "z")]
     file, url = write_csv(root / "a.csv", ["image", "cat", "dog", "emu", "note"], rows), make_engine_url(engine)
     meta = storeds.pack(file, url, label_columns=["emu", "dog", "cat"])
-    assert meta.fields == {"image": IMAGE, "labels": LABELS, "key": KEY, "note": Field("str")}
+    assert declared(meta) == {"image": IMAGE, "labels": LABELS, "key": KEY, "note": Field("str")}
     assert meta.columns == {"image": "image", "cat": "labels", "dog": "labels", "emu": "labels", "note": "note"}
     assert meta.attrs["classes"] == ["emu", "dog", "cat"]
     assert column(url, "labels") == [[0, 2], [], [0, 2]]

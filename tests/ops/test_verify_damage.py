@@ -142,8 +142,7 @@ def test_records_that_crash_the_reader_are_named(tmp_path: Path) -> None:
     _, path, _ = build("lmdb", tmp_path / "store")
     lead_astray(path, (COUNT - 1).to_bytes(8, "big"))
     report = storeds.verify(f"lmdb://{path}")
-    assert {finding.kind for finding in report.findings} == {"record"}
-    assert {finding.message for finding in report.findings} == {"a node lies outside of its page"}
+    assert {finding.kind for finding in report.findings} == {"crash"}
     positions = [finding.position for finding in report.findings]
     assert COUNT - 1 in positions
     assert len(set(positions)) == len(positions) == COUNT - report.images < 10
@@ -154,8 +153,8 @@ def test_columns_that_crash_the_reader_are_named(tmp_path: Path) -> None:
     _, path, _ = build("lmdb", tmp_path / "store", count)
     lead_astray(path, b"weight")
     report = storeds.verify(f"lmdb://{path}")
-    assert {(finding.kind, finding.position) for finding in report.findings} == {("column", None)}
-    assert all("a node lies outside of its page" in finding.message for finding in report.findings)
+    assert {finding.position for finding in report.findings} == {None}
+    assert "weight" in str([finding.message for finding in report.findings])
     assert report.images == count
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-__all__ = ["unjudged"]
+from storeds.protocols import Field, Meta
+
+__all__ = ["declared", "unjudged"]
 
 
 def unjudged(records: Iterable[Any]) -> list[Any]:
@@ -15,3 +17,8 @@ def unjudged(records: Iterable[Any]) -> list[Any]:
 
 def _unjudged(record: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in record.items() if not name.endswith(("_finding", "_recovered"))}
+
+
+def declared(meta: Meta) -> dict[str, Field]:
+    """Return the fields of a store without those of verdicts."""
+    return _unjudged(dict(meta.fields))
