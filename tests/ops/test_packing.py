@@ -183,7 +183,7 @@ def test_hardly_a_page_of_a_published_lmdb_file_is_free(
     with lmdb.open(str(tmp_path / "store"), subdir=False, lock=False, readonly=True, max_dbs=3) as env:
         databases = [env.open_db(name, create=False) for name in (b"records", b"columns", b"meta")]
         with env.begin() as txn:
-            trees = [env.stat(), *map(txn.stat, databases)]
+            trees: list[Any] = [env.stat(), *map(txn.stat, databases)]
         pages = env.info()["last_pgno"] + 1
     used = 2 + sum(tree[f"{kind}_pages"] for tree in trees for kind in ("branch", "leaf", "overflow"))
     columns = trees[2]["overflow_pages"]  # those of the publish that failed are free
