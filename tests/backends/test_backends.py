@@ -61,7 +61,7 @@ def check_failed_publish(
     """Let the last step of publishing fail: the writer can be resumed, and nothing is lost."""
     records = make_records(10)
 
-    def fail(*_: object, **__: object) -> None:
+    def fail(*_: object, **options: object) -> None:
         raise error
 
     writer = kit.writer(url, FIELDS, commit_every=3)

@@ -9,9 +9,11 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import lmdb
 import pytest
 
 import storeds
@@ -291,3 +293,49 @@ def test_after_a_death_at_any_file_operation_a_writer_can_resume_or_begin_again(
         write(3, overwrite=True)
     assert status == 0
     assert number > 15
+
+
+def spoil_file(file: Path) -> None:
+    file.write_bytes(b"x" * 9000)
+
+
+def spoil_record(file: Path) -> None:
+    with lmdb.open(str(file), subdir=False, lock=False, max_dbs=3) as env:
+        records = env.open_db(b"records", create=False)
+        with env.begin(write=True, db=records) as txn:
+            txn.put((3).to_bytes(8, "big"), b"something else")
+
+
+def drop_record(file: Path) -> None:
+    with lmdb.open(str(file), subdir=False, lock=False, max_dbs=3) as env:
+        records = env.open_db(b"records", create=False)
+        with env.begin(write=True, db=records) as txn:
+            txn.delete((9).to_bytes(8, "big"))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "says"),
+    [
+        (spoil_file, "is damaged; start again"),
+        (spoil_record, "record 3 of .* is damaged; start again"),
+        (drop_record, "has 9 of its 10 records; start again"),
+    ],
+)
+def test_a_damaged_interrupted_lmdb_write_is_refused_and_can_begin_again(
+    tmp_path: Path, spoil: Callable[[Path], None], says: str
+) -> None:
+    url = f"lmdb://{tmp_path}/store"
+    writer = storeds.open_writer(url, FIELDS)
+    writer.append({"x": n} for n in range(10))
+    writer.flush()
+    writer.suspend()
+    (file,) = (tmp_path / ".store.partial").glob("*.mdb")
+    spoil(file)
+    with pytest.raises(errors.FormatError, match=says):
+        storeds.open_writer(url, FIELDS, resume=True)
+    with storeds.open_writer(url, FIELDS, overwrite=True) as writer:
+        assert writer.count == 0
+        writer.append([{"x": 5}])
+    with storeds.open_backend(url) as backend:
+        assert backend.get_many(range(len(backend))) == [{"x": 5}]
+    assert os.listdir(tmp_path) == ["store"]

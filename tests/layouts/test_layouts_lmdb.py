@@ -189,6 +189,26 @@ def test_all_layouts_share_one_environment_while_they_detect(
         assert len(opened) <= 2  # one may be for the native format
 
 
+@pytest.mark.parametrize(
+    ("size", "options", "wanted"), [(1000, {}, False), (200_000, {}, True), (200_000, {"readahead": False}, False)]
+)
+def test_the_kernel_reads_ahead_where_values_are_large(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, options: dict[str, bool], wanted: bool
+) -> None:
+    put(tmp_path / "s", [(f"{number:04}".encode(), JPEGS[0] + bytes(size)) for number in range(8)])
+    opened: list[bool] = []
+    open_environment = lmdb.open
+
+    def noted(path: str, **how: Any) -> Any:
+        opened.append(how["readahead"])
+        return open_environment(path, **how)
+
+    monkeypatch.setattr(lmdb, "open", noted)
+    with storeds.open_backend(f"lmdb://{tmp_path}/s", layout="keyed", **options) as backend:
+        assert len(backend.get_many(range(8))) == 8
+        assert opened[-1] is wanted
+
+
 def test_no_layout_fits_native_stores_and_other_files(tmp_path: Path) -> None:
     with storeds.open_writer(f"lmdb://{tmp_path}/n.lmdb", {"image": "image"}) as writer:
         writer.append([{"image": JPEGS[0]}])
