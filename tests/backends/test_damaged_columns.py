@@ -70,7 +70,9 @@ def records_of(backend: Any, fields: list[str] | None) -> bool:
         for at, found in zip(part, backend.get_many(part, fields), strict=True):
             if isinstance(found, RecordError):
                 continue
-            if any(found[name] != RECORDS[at][name] for name in fields or FIELDS):  # its verdict depends on the image alone
+            if any(
+                found[name] != RECORDS[at][name] for name in fields or FIELDS
+            ):  # its verdict depends on the image alone
                 return False
     return True
 

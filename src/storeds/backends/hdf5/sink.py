@@ -134,9 +134,7 @@ class Hdf5Sink:
                 places[name] = start, start + dataset.nbytes
         return meta.fields, places
 
-    def _fill(
-        self, regions: Mapping[str, _Region], fields: Mapping[str, Field], columns: Mapping[str, Array]
-    ) -> None:
+    def _fill(self, regions: Mapping[str, _Region], fields: Mapping[str, Field], columns: Mapping[str, Array]) -> None:
         """Write all values into the regions of their datasets."""
         rest = {name: field for name, field in fields.items() if name not in columns}
         for name, field in fields.items():
@@ -242,7 +240,9 @@ def _sizes(sealed: bytes) -> dict[str, int]:
     return sizes
 
 
-def _datasets(fields: Mapping[str, Field], n: int, sizes: Counter[str]) -> Iterator[tuple[str, tuple[int, ...], np.dtype[Any]]]:
+def _datasets(
+    fields: Mapping[str, Field], n: int, sizes: Counter[str]
+) -> Iterator[tuple[str, tuple[int, ...], np.dtype[Any]]]:
     """Yield name, shape and dtype of each dataset in group ``records``."""
     for name, field in fields.items():
         if field.is_fixed:
