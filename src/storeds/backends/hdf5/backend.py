@@ -15,7 +15,7 @@ from pydantic import Field as Option
 from storeds._utils.locations import StoreURL, file_path, file_system, file_system_advice, staging_folder
 from storeds.backends.base import BackendOptions, FileOpener, HandleBackend, parse_options
 from storeds.backends.handles import HandlePool, OpenStore
-from storeds.backends.hdf5.columns import Column, checksum_of, fixed_values, read_values
+from storeds.backends.hdf5.columns import Column, checksum_of, digests_of, fixed_values, read_values
 from storeds.backends.hdf5.rows import JoinedRows, LibraryRows, Rows, gather, open_rows
 from storeds.backends.hdf5.stamp import check_hdf5_file, open_hdf5_file
 from storeds.errors import FormatError, RecordError, StoredsError, UnavailableError
@@ -60,6 +60,8 @@ class Hdf5Handle:
     checksums: Mapping[str, JSON]
     seal_rows: Rows
     seals: Seals
+    blobs: Sequence[str]
+    """Fields of images and bytes."""
     row: Any
     """Makes from values what `encode` packs like a record, in less time than a dict takes; None unless all have fixed size."""
     intact: set[str] = field(default_factory=set)
@@ -117,9 +119,9 @@ class Hdf5Opener(FileOpener[Hdf5Options]):
         columns = {name: _find_column(name, field, n, rows) for name, field in meta.fields.items()}
         seal_rows, seals = rows(SEAL, _SEAL, n), Seals.of(body.get("salt"), n, self.url)
         kept = file if any(isinstance(each, LibraryRows) for each in found) else None
-        return Hdf5Handle(
-            descriptor, kept, meta, columns, dict(body.get("columns", {})), seal_rows, seals, _row(meta.fields)
-        )
+        checksums = dict(body.get("columns", {}))
+        blobs = [name for name, field in meta.fields.items() if field.kind in ("image", "bytes")]
+        return Hdf5Handle(descriptor, kept, meta, columns, checksums, seal_rows, seals, blobs, _row(meta.fields))
 
     def close(self, handle: Hdf5Handle, /) -> None:
         if handle.file is not None:
@@ -320,7 +322,7 @@ class Hdf5Backend(HandleBackend[Hdf5Handle, Hdf5Opener]):
 def _match(handle: Hdf5Handle, records: Sequence[Record], seals: Array, positions: Array) -> bool:
     """Whether all records, as `read_values` returns them, have these seals at these positions."""
     try:
-        digests = list(map(checksum, map(encode, records)))
+        digests = digests_of(records, handle.blobs)
     except (TypeError, ValueError):  # a value is unreadable
         return False
     return handle.seals.match(digests, [seals.astype(">u8").tobytes()], positions)  # type: ignore[arg-type]  # an array is a sequence

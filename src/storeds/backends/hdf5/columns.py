@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import xxhash
 
 from storeds.backends.hdf5.rows import Rows, gather, read_ranges
-from storeds.protocols import Array, Field
+from storeds.protocols import Array, Field, Record
+from storeds.records.codec import checksum, encode
 from storeds.records.columns import SCALARS, text_offsets
 
-__all__ = ["Column", "checksum_of", "fixed_values", "read_values"]
+__all__ = ["Column", "checksum_of", "digests_of", "fixed_values", "read_values"]
 
 _STEP = 1 << 20  # bytes
+_LARGE = 1 << 16  # bytes; larger values have the longest of msgpack's headers
 
 _UNREADABLE = ValueError("its bytes cannot be read: a bad sector, a file cut short, or damaged offsets")
 
@@ -72,6 +74,30 @@ def fixed_values(raw: Array, field: Field) -> list[Any]:
         return numbers
     data, size, dtype, shape = raw.reshape(-1).data, raw.shape[1], field.dtype, list(field.shape or ())
     return [[dtype, shape, data[at * size : (at + 1) * size]] for at in range(len(raw))]
+
+
+def digests_of(records: Sequence[Any], blobs: Sequence[str]) -> list[bytes]:
+    """Return the checksums of records as `read_values` returns them; fields `blobs` are images and bytes.
+
+    Raises TypeError if a value is unreadable.
+    """
+    if sum([len(record[name]) for name in blobs for record in records]) < _LARGE * len(records):
+        return list(map(checksum, map(encode, records)))
+    return list(map(_digest_in_place, records))
+
+
+def _digest_in_place(record: Record) -> bytes:
+    """Return the checksum of a record without copying its large values: at 380 KiB, that takes a tenth of a read."""
+    parts = [encode(dict.fromkeys(record))[: 1 if len(record) < 16 else 3]]  # the header of the map
+    for name, value in record.items():
+        if type(value) is bytes and len(value) >= _LARGE:
+            parts += [encode(name) + b"\xc6" + len(value).to_bytes(4, "big"), value]
+        else:
+            parts += [encode(name), encode(value)]
+    hasher = xxhash.xxh3_64()
+    for part in parts:
+        hasher.update(part)
+    return hasher.digest()
 
 
 def _between(rows: Rows, bounds: Array, whole: Array) -> list[Any]:
