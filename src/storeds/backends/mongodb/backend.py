@@ -19,6 +19,7 @@ from storeds.backends.handles import HandlePool, OpenStore
 from storeds.backends.mongodb.client import CLIENTS, ClientFactory, ClientOpener, leased_database, parse_location
 from storeds.backends.mongodb.documents import (
     BUILD,
+    DOCUMENTS,
     MEAN_BYTES,
     META,
     META_TEXT,
@@ -134,7 +135,10 @@ class MongodbBackend(HandleBackend[Any, ClientOpener]):
             if found is None or not isinstance(text, str):
                 raise _no_store(database, location.collection, location.url)
             meta, body = meta_from_text(text, location.url)
-            count = database[location.collection].count_documents(RECORDS)
+            collection = database[location.collection]
+            # The server's own count is fast, and may be wrong after a crash.
+            is_complete = collection.estimated_document_count() == found.get(DOCUMENTS)
+            count = meta.count if is_complete else collection.count_documents(RECORDS)
         if count != meta.count:
             raise FormatError(
                 f"{location.url}: {count} documents are there, its meta says {meta.count}; write the store again"

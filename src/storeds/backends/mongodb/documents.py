@@ -19,6 +19,7 @@ from storeds.records.seals import SEAL
 __all__ = [
     "BUILD",
     "COUNT",
+    "DOCUMENTS",
     "MEAN_BYTES",
     "META",
     "META_TEXT",
@@ -37,8 +38,9 @@ __all__ = [
 ]
 
 META = "meta"
-META_TEXT, BUILD, MEAN_BYTES = "_meta", "_build", "_mean_bytes"  # of the document of the meta
-NOTE, COUNT, WRITER = "_note", "_count", "_writer"  # of the same document, while the store is written
+# Names in the document of the meta, and others that it has while the store is written.
+META_TEXT, BUILD, MEAN_BYTES, DOCUMENTS = "_meta", "_build", "_mean_bytes", "_documents"
+NOTE, COUNT, WRITER = "_note", "_count", "_writer"
 RECORDS = {"_id": {"$gte": 0}}  # a comparison with a number matches numbers only
 _PARTS, _TEXT, _DATA = "_parts", "_text", "_data"
 _LARGE = 15 << 20  # bytes of a document and of a part: below MongoDB's 16 MiB, with room for names
