@@ -318,11 +318,12 @@ def _no_store(database: Any, name: str, url: str) -> StoredsError:
     begun = f"; {left[0]!r} is an interrupted write; continue it with resume=True (--resume)" if left else ""
     if name in names:
         return FormatError(f"{url} is a collection, but not a native store; {WRITTEN_BY}{begun}")
-    buckets = {one.removesuffix(".files") for one in names if one.endswith(".files")}
+    files, chunks = ({one.removesuffix(end) for one in names if one.endswith(end)} for end in (".files", ".chunks"))
+    buckets = files & chunks
     if name in buckets:
         return FormatError(f"{url} is a GridFS bucket, but not a native store; {WRITTEN_BY}{begun}")
-    shown = [f"{one.removesuffix('.files')} (GridFS)" if one.endswith(".files") else one for one in names]
-    listed = [one for one in shown if ".partial." not in one and not one.endswith(".chunks")]
+    others = [one for one in names if ".partial." not in one and not one.endswith((".files", ".chunks"))]
+    listed = sorted([*others, *(f"{bucket} (GridFS)" for bucket in buckets)])
     found = f"the collections {some(listed, 8)}" if listed else "no collections"
     return StoreNotFoundError(f"no store at {url}: database {database.name!r} has {found}{begun}")
 
