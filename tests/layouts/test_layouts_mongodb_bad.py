@@ -243,11 +243,13 @@ def test_the_error_for_a_missing_collection_lists_buckets(database: Any, mongodb
         storeds.open_backend(url)
     database.create_collection("pictures")
     database.create_collection("half.files")  # and no chunks: no bucket
-    storeds.open_writer(with_path(mongodb_database, "ours"), {"b": "bytes"}).publish()
+    with storeds.open_writer(with_path(mongodb_database, "ours"), {"b": "bytes"}) as writer:
+        writer.append([{"b": bytes(17 << 20)}])
     with pytest.raises(errors.StoreNotFoundError, match=r"has the collections fs \(GridFS\), ours, pictures$"):
         storeds.open_backend(url)
-    with pytest.raises(errors.StoreNotFoundError, match="no store at"):
-        storeds.open_backend(with_path(mongodb_database, "half"))
+    for no_bucket in ("half", "ours.values"):  # the latter holds large values of a native store
+        with pytest.raises(errors.StoreNotFoundError, match="no store at"):
+            storeds.open_backend(with_path(mongodb_database, no_bucket))
 
 
 def test_the_error_for_an_unknown_bucket(database: Any, mongodb_database: str) -> None:
