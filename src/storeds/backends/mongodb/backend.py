@@ -59,12 +59,11 @@ def _two_at_once(function: Callable[[P], R], parts: Sequence[P]) -> Iterator[R]:
             yield from map(function, parts[start : start + 2])
             continue
         try:
-            first = function(parts[start])
+            yield function(parts[start])
         finally:
-            wait(second)
-        yield first
-        for each in second:
-            yield each.result()
+            wait(running := [each for each in second if not each.cancel()])
+        # If no thread was free, this one reads both parts.
+        yield from (each.result() for each in running) if running else map(function, parts[start + 1 : start + 2])
 
 
 # One pool for each process, since a fork copies no threads. The cache has no lock that a fork could copy locked.
@@ -73,7 +72,7 @@ def _threads(process: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(_THREADS, "storeds-mongodb")
 
 
-_THREADS = 32  # started on demand; fewer than the readers of a process would delay some of them
+_THREADS = 4  # shared by all readers of this process
 _WORTH_TWO = 512 << 10  # bytes
 _REPLY_BYTES = 16 << 20  # the most that a server puts into one reply
 _REPLY_DOCUMENTS = 100_000
@@ -247,18 +246,21 @@ class MongodbBackend(HandleBackend[Any, ClientOpener]):
 
     def _documents(
         self, database: Any, positions: Sequence[int], *, with_build: bool
-    ) -> tuple[dict[Any, dict[str, Any]], dict[Any, dict[str, Any]]]:
-        """Return position → document, and the parts of their large values."""
+    ) -> tuple[dict[Any, dict[str, Any]], dict[Any, dict[str, Any]] | None]:
+        """Return position → document, and the parts of their large values, or None if they have none."""
         found = self._find(database, {"$in": positions}, with_build=with_build)
-        ids = [id for document in found.values() for id in part_ids(document)]
-        return found, self._find(database, {"$in": ids}, with_build=True) if ids else {}
+        ids = part_ids(found.values())
+        return found, self._find(database, {"$in": ids}, with_build=True) if ids else None
 
-    def _record(self, position: int, document: dict[str, Any] | None, parts: Mapping[str, Any]) -> Record | RecordError:
+    def _record(
+        self, position: int, document: dict[str, Any] | None, parts: Mapping[str, Any] | None
+    ) -> Record | RecordError:
         """Return the record of a whole document, or its error."""
         try:
             if document is None:
                 raise ValueError("its document is missing from the collection")
-            resolve(document, parts)
+            if parts is not None:
+                resolve(document, parts)
             record = packed_map(document, self.meta.fields)
             fault = self._seals.fault(seal_of(document), checksum(pack(record)), position)
             if fault is not None:

@@ -107,16 +107,21 @@ def _refer(value: Any) -> tuple[dict[str, Any], bytes]:
     return ({_TEXT: True}, value.encode()) if isinstance(value, str) else ({}, value)
 
 
-def part_ids(document: Mapping[str, Any]) -> list[str]:
-    """Return the ``_id`` of every part of the document's values."""
-    return [id for name, value in _large(document) for id in _ids(document["_id"], name, value[_PARTS])]
+def part_ids(documents: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return the ``_id`` of every part of the documents' values."""
+    return [
+        id
+        for document in documents
+        if dict in map(type, document.values())  # most documents have none
+        for name, value in _large(document)
+        for id in _ids(document["_id"], name, value[_PARTS])
+    ]
 
 
 def _large(document: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    if dict in map(type, document.values()):
-        for name, value in document.items():
-            if type(value) is dict and isinstance(value.get(_PARTS), int):
-                yield name, value
+    for name, value in document.items():
+        if type(value) is dict and isinstance(value.get(_PARTS), int):
+            yield name, value
 
 
 def resolve(document: dict[str, Any], parts: Mapping[str, Mapping[str, Any]]) -> None:

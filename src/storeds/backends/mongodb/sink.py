@@ -143,7 +143,7 @@ class MongodbSink:
         with leased_database(self._ref, self._location) as database:
             own = _durable(database)[self._own]
             for document in own.find(RECORDS).sort("_id", 1):
-                ids = part_ids(document)
+                ids = part_ids([document])
                 try:
                     resolve(document, {part["_id"]: part for part in own.find({"_id": {"$in": ids}})} if ids else {})
                     sealed = sealed_of(document)
