@@ -210,7 +210,7 @@ def read_mongodb(url: str) -> tuple[Row, list[Row], list[bytes]]:
     with database_of(url) as (database, name):
         (found,) = database[name].find({"_id": {"$type": "string"}})
         documents = list(database[name].find({"_id": {"$type": "number"}}).sort("_id", 1))
-    assert set(found) == {"_id", "_meta", "_build", "_mean_bytes"}
+    assert set(found) == {"_id", "_meta", "_build", "_mean_bytes", "_documents"}
     body = json.loads(found["_meta"])
     assert (found["_id"], found["_build"]) == ("meta", body["build"])
     assert [document["_id"] for document in documents] == list(range(len(documents)))
@@ -309,7 +309,13 @@ def write_mongodb(url: str, rows: list[Row], fields: list[Row]) -> None:
                 document[field] = Int64(row[field])
             database[name].insert_one(document)
         body = meta_of(rows, fields, columns=column_sums(rows, fields))
-        meta = {"_id": "meta", "_meta": canonical(body), "_build": body["build"], "_mean_bytes": 1000}
+        meta = {
+            "_id": "meta",
+            "_meta": canonical(body),
+            "_build": body["build"],
+            "_mean_bytes": 1000,
+            "_documents": len(rows) + 1,
+        }
         database[name].insert_one(meta)
 
 

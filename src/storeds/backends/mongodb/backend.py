@@ -19,6 +19,7 @@ from storeds.backends.handles import HandlePool, OpenStore
 from storeds.backends.mongodb.client import CLIENTS, ClientFactory, ClientOpener, leased_database, parse_location
 from storeds.backends.mongodb.documents import (
     BUILD,
+    DOCUMENTS,
     MEAN_BYTES,
     META,
     META_TEXT,
@@ -58,12 +59,11 @@ def _two_at_once(function: Callable[[P], R], parts: Sequence[P]) -> Iterator[R]:
             yield from map(function, parts[start : start + 2])
             continue
         try:
-            first = function(parts[start])
+            yield function(parts[start])
         finally:
-            wait(second)
-        yield first
-        for each in second:
-            yield each.result()
+            wait(running := [each for each in second if not each.cancel()])
+        # If no thread was free, this one reads both parts.
+        yield from (each.result() for each in running) if running else map(function, parts[start + 1 : start + 2])
 
 
 # One pool for each process, since a fork copies no threads. The cache has no lock that a fork could copy locked.
@@ -72,7 +72,7 @@ def _threads(process: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(_THREADS, "storeds-mongodb")
 
 
-_THREADS = 32  # started on demand; fewer than the readers of a process would delay some of them
+_THREADS = 4  # shared by all readers of this process
 _WORTH_TWO = 512 << 10  # bytes
 _REPLY_BYTES = 16 << 20  # the most that a server puts into one reply
 _REPLY_DOCUMENTS = 100_000
@@ -134,7 +134,10 @@ class MongodbBackend(HandleBackend[Any, ClientOpener]):
             if found is None or not isinstance(text, str):
                 raise _no_store(database, location.collection, location.url)
             meta, body = meta_from_text(text, location.url)
-            count = database[location.collection].count_documents(RECORDS)
+            collection = database[location.collection]
+            # The server's own count is fast, and may be wrong after a crash.
+            is_complete = collection.estimated_document_count() == found.get(DOCUMENTS)
+            count = meta.count if is_complete else collection.count_documents(RECORDS)
         if count != meta.count:
             raise FormatError(
                 f"{location.url}: {count} documents are there, its meta says {meta.count}; write the store again"
@@ -243,18 +246,21 @@ class MongodbBackend(HandleBackend[Any, ClientOpener]):
 
     def _documents(
         self, database: Any, positions: Sequence[int], *, with_build: bool
-    ) -> tuple[dict[Any, dict[str, Any]], dict[Any, dict[str, Any]]]:
-        """Return position → document, and the parts of their large values."""
+    ) -> tuple[dict[Any, dict[str, Any]], dict[Any, dict[str, Any]] | None]:
+        """Return position → document, and the parts of their large values, or None if they have none."""
         found = self._find(database, {"$in": positions}, with_build=with_build)
-        ids = [id for document in found.values() for id in part_ids(document)]
-        return found, self._find(database, {"$in": ids}, with_build=True) if ids else {}
+        ids = part_ids(found.values())
+        return found, self._find(database, {"$in": ids}, with_build=True) if ids else None
 
-    def _record(self, position: int, document: dict[str, Any] | None, parts: Mapping[str, Any]) -> Record | RecordError:
+    def _record(
+        self, position: int, document: dict[str, Any] | None, parts: Mapping[str, Any] | None
+    ) -> Record | RecordError:
         """Return the record of a whole document, or its error."""
         try:
             if document is None:
                 raise ValueError("its document is missing from the collection")
-            resolve(document, parts)
+            if parts is not None:
+                resolve(document, parts)
             record = packed_map(document, self.meta.fields)
             fault = self._seals.fault(seal_of(document), checksum(pack(record)), position)
             if fault is not None:
@@ -314,11 +320,12 @@ def _no_store(database: Any, name: str, url: str) -> StoredsError:
     begun = f"; {left[0]!r} is an interrupted write; continue it with resume=True (--resume)" if left else ""
     if name in names:
         return FormatError(f"{url} is a collection, but not a native store; {WRITTEN_BY}{begun}")
-    buckets = {one.removesuffix(".files") for one in names if one.endswith(".files")}
+    files, chunks = ({one.removesuffix(end) for one in names if one.endswith(end)} for end in (".files", ".chunks"))
+    buckets = files & chunks
     if name in buckets:
         return FormatError(f"{url} is a GridFS bucket, but not a native store; {WRITTEN_BY}{begun}")
-    shown = [f"{one.removesuffix('.files')} (GridFS)" if one.endswith(".files") else one for one in names]
-    listed = [one for one in shown if ".partial." not in one and not one.endswith(".chunks")]
+    others = [one for one in names if ".partial." not in one and not one.endswith((".files", ".chunks"))]
+    listed = sorted([*others, *(f"{bucket} (GridFS)" for bucket in buckets)])
     found = f"the collections {some(listed, 8)}" if listed else "no collections"
     return StoreNotFoundError(f"no store at {url}: database {database.name!r} has {found}{begun}")
 

@@ -19,6 +19,7 @@ from storeds.records.seals import SEAL
 __all__ = [
     "BUILD",
     "COUNT",
+    "DOCUMENTS",
     "MEAN_BYTES",
     "META",
     "META_TEXT",
@@ -37,8 +38,9 @@ __all__ = [
 ]
 
 META = "meta"
-META_TEXT, BUILD, MEAN_BYTES = "_meta", "_build", "_mean_bytes"  # of the document of the meta
-NOTE, COUNT, WRITER = "_note", "_count", "_writer"  # of the same document, while the store is written
+# Names in the document of the meta, and others that it has while the store is written.
+META_TEXT, BUILD, MEAN_BYTES, DOCUMENTS = "_meta", "_build", "_mean_bytes", "_documents"
+NOTE, COUNT, WRITER = "_note", "_count", "_writer"
 RECORDS = {"_id": {"$gte": 0}}  # a comparison with a number matches numbers only
 _PARTS, _TEXT, _DATA = "_parts", "_text", "_data"
 _LARGE = 15 << 20  # bytes of a document and of a part: below MongoDB's 16 MiB, with room for names
@@ -105,16 +107,21 @@ def _refer(value: Any) -> tuple[dict[str, Any], bytes]:
     return ({_TEXT: True}, value.encode()) if isinstance(value, str) else ({}, value)
 
 
-def part_ids(document: Mapping[str, Any]) -> list[str]:
-    """Return the ``_id`` of every part of the document's values."""
-    return [id for name, value in _large(document) for id in _ids(document["_id"], name, value[_PARTS])]
+def part_ids(documents: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return the ``_id`` of every part of the documents' values."""
+    return [
+        id
+        for document in documents
+        if dict in map(type, document.values())  # most documents have none
+        for name, value in _large(document)
+        for id in _ids(document["_id"], name, value[_PARTS])
+    ]
 
 
 def _large(document: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    if dict in map(type, document.values()):
-        for name, value in document.items():
-            if type(value) is dict and isinstance(value.get(_PARTS), int):
-                yield name, value
+    for name, value in document.items():
+        if type(value) is dict and isinstance(value.get(_PARTS), int):
+            yield name, value
 
 
 def resolve(document: dict[str, Any], parts: Mapping[str, Mapping[str, Any]]) -> None:

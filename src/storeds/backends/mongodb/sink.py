@@ -22,6 +22,7 @@ from storeds.backends.mongodb.client import CLIENTS, ClientFactory, ClientOpener
 from storeds.backends.mongodb.documents import (
     BUILD,
     COUNT,
+    DOCUMENTS,
     MEAN_BYTES,
     META,
     META_TEXT,
@@ -80,7 +81,7 @@ class MongodbSink:
         self._own = f"{location.collection}.partial.{secrets.token_hex(6)}"
         self._is_begun = False
         self._left: list[str] = []  # collections of other writers
-        self._interrupted = ""  # the one of these that can be continued
+        self._interrupted, self._note = "", b""  # the one of these that can be continued
         self._count = self._bytes = self._parts = 0
 
     def _on_database(self, operation: Callable[[Any], T]) -> T:
@@ -105,13 +106,13 @@ class MongodbSink:
             database = _durable(database)
             self._left = partials_of(self._location.collection, database.list_collection_names())
             states = {name: database[name].find_one({"_id": META}, {NOTE: True, COUNT: True}) for name in self._left}
-        complete = {name: state for name, state in states.items() if state is not None}
+        complete = {name: state for name, state in states.items() if state is not None and NOTE in state}
         if not complete:
             return None
         self._interrupted = max(complete, key=lambda name: complete[name][COUNT])
-        self._count, note = int(complete[self._interrupted][COUNT]), bytes(complete[self._interrupted][NOTE])
-        self._note = note
-        return note
+        state = complete[self._interrupted]
+        self._note, self._count = bytes(state[NOTE]), int(state[COUNT])
+        return self._note
 
     def scan(self) -> Iterator[bytes]:
         # docstring inherited
@@ -123,7 +124,10 @@ class MongodbSink:
         try:
             database[self._interrupted].rename(self._own)
         except OperationFailure:
-            if self._own not in database.list_collection_names():  # otherwise an earlier attempt succeeded
+            collections = database.list_collection_names()
+            if self._interrupted in collections:
+                raise
+            if self._own not in collections:  # otherwise an earlier attempt succeeded
                 raise StoreExistsError(
                     f"the interrupted write of {self.url} was continued or dropped by another writer just now"
                 ) from None
@@ -139,7 +143,7 @@ class MongodbSink:
         with leased_database(self._ref, self._location) as database:
             own = _durable(database)[self._own]
             for document in own.find(RECORDS).sort("_id", 1):
-                ids = part_ids(document)
+                ids = part_ids([document])
                 try:
                     resolve(document, {part["_id"]: part for part in own.find({"_id": {"$in": ids}})} if ids else {})
                     sealed = sealed_of(document)
@@ -154,7 +158,7 @@ class MongodbSink:
         if not self._is_begun:
             self._on_database(partial(self._create, note=note))
             self._is_begun = True
-        for _ in ReadAhead(self._send, self._commands(first, packed), _AHEAD):
+        for _ in ReadAhead(self._insert, self._commands(first, packed), _AHEAD):
             pass
         self._count = first + len(packed)
         self._on_database(lambda database: self._save(database, note, self._count))
@@ -185,17 +189,16 @@ class MongodbSink:
         if some:
             yield some
 
-    def _send(self, documents: list[dict[str, Any]]) -> None:
-        self._on_database(partial(self._insert, documents=documents))
+    def _insert(self, documents: list[dict[str, Any]]) -> None:
+        def insert(database: Any) -> None:
+            try:
+                database[self._own].insert_many(documents, ordered=False)
+            except BulkWriteError as error:
+                for each in (*error.details["writeErrors"], *error.details["writeConcernErrors"]):
+                    if each.get("code") != _DUPLICATE:  # an earlier attempt inserted it
+                        raise OperationFailure(str(each.get("errmsg")), each.get("code"), each) from None
 
-    def _insert(self, database: Any, documents: list[dict[str, Any]]) -> None:
-        try:
-            database[self._own].insert_many(documents, ordered=False)
-        except BulkWriteError as error:  # an earlier attempt inserted some of them
-            failures = [*error.details["writeErrors"], *error.details["writeConcernErrors"]]
-            for each in failures:
-                if each.get("code") != _DUPLICATE:
-                    raise OperationFailure(str(each.get("errmsg")), each.get("code"), each) from None
+        self._on_database(insert)
 
     def _save(self, database: Any, note: bytes, count: int) -> None:
         self._update(database, {NOTE: note, COUNT: count, WRITER: _signature()})
@@ -215,7 +218,8 @@ class MongodbSink:
     def finish(self, columns: Mapping[str, Array], meta: str, *, replace: bool) -> None:
         # docstring inherited
         build = json.loads(meta)["build"]
-        values = {META_TEXT: meta, BUILD: build, MEAN_BYTES: -(-self._bytes // max(1, self._count))}
+        mean, documents = -(-self._bytes // max(1, self._count)), self._count + self._parts + 1
+        values = {META_TEXT: meta, BUILD: build, MEAN_BYTES: mean, DOCUMENTS: documents}
         self._on_database(lambda database: self._update(database, values))
         self._on_database(self._check_arrived)
         self._on_database(partial(self._rename, build=build, replace=replace))
