@@ -88,7 +88,7 @@ def test_info_shows_roles(tmp_path: Path) -> None:
     roles = ("--role", 'boxes={"role": "boxes", "format": "xywh"}', "--role", 'areas={"of": "boxes"}')
     run("convert", source, url, "--no-check", *roles)
     lines = run("info", url).splitlines()
-    assert [line.split() for line in lines[-3:]] == [
+    assert [line.split() for line in lines[-5:-2]] == [
         ["fields", "image", "image"],
         ["boxes", "array", "<f4", "[*,", "4]", "boxes", "xywh"],
         ["areas", "json", "of", "boxes"],

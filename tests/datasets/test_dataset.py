@@ -347,7 +347,7 @@ def test_a_repaired_image_is_announced_once(tmp_path: Path, caplog: pytest.LogCa
         dataset[:]
     (line,) = caplog.messages
     assert "record 0" in line
-    assert "end marker" in line
+    assert "100 % of it is there: the store's verdict: missing_eoi" in line
 
 
 def test_a_source_stands_for_every_argument_left_at_its_default(url: str) -> None:

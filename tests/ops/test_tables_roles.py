@@ -122,7 +122,7 @@ def test_which_columns_are_masks(root: Path) -> None:
     assert list(ManifestSource(file).fields) == ["image", "mask", "key", "parts"]
     assert ManifestSource(file).fields["parts"].kind == "str"
     both = ManifestSource(file, mask_columns=["mask", "parts"])
-    assert declared(both) == {"image": IMAGE, "mask": MASK, "parts": MASK, "key": KEY}
+    assert both.fields == {"image": IMAGE, "mask": MASK, "parts": MASK, "key": KEY}
     assert both.read(0) == {"image": jpeg(0), "mask": mask(0), "parts": mask(1), "key": "0.jpg"}
     assert pickle.loads(pickle.dumps(both)).read(0) == both.read(0)
     one = ManifestSource(file, mask_columns=["parts"], label_column="mask")

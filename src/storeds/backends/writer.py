@@ -52,7 +52,7 @@ _LOG = logging.getLogger("storeds")
 COMMIT_EVERY = 1000
 _WORTH_THREADS, _CHUNK = 8, 64  # records
 _BYTES = (bytes, bytearray, memoryview)
-_BATCH_BYTES = 32 << 20
+_BATCH_BYTES = 16 << 20
 _SEAL_BYTES = 8
 _KEPT = "The records are kept: publish with other attrs, or continue later with resume=True (--resume)"
 
@@ -150,7 +150,7 @@ class StoreWriter:
     fields : mapping
         The declaration, see `storeds.records.fields.parse_fields`.
     overwrite, resume, commit_every, check, plan
-        As for `storeds.open_writer`. A batch also ends at 32 MiB.
+        As for `storeds.open_writer`. A batch also ends at 16 MiB.
 
     Attributes
     ----------
