@@ -65,7 +65,7 @@ class Seals:
     def match(self, digests: Sequence[bytes], seals: Sequence[bytes | memoryview], positions: Sequence[int]) -> bool:
         """Whether records with these checksums have these seals, 8 big-endian bytes each, at these positions."""
         if len(digests) == 1:
-            return int.from_bytes(digests[0], "big") ^ int.from_bytes(seals[0], "big") ^ positions[0] == self.salt
+            return int.from_bytes(digests[0], "big") ^ int.from_bytes(seals[0], "big") ^ int(positions[0]) == self.salt
         found, expected = (np.frombuffer(b"".join(each), ">u8") for each in (digests, seals))
         marks = np.asarray(positions, np.int64).view(np.uint64) ^ np.uint64(self.salt)
         return bool((found ^ expected == marks).all())
