@@ -82,7 +82,7 @@ class ConcatenatedBackend(StoreBackend):
     Parameters
     ----------
     members : iterable of Backend
-        In order, consumed one by one. A `StoreBackend` is closed after its meta is read, and restored for reading.
+        In order, consumed one by one. A ``StoreBackend`` is closed after its meta is read, and restored for reading.
     url : str, optional
         The name of the whole; by default the URLs of the first members.
 

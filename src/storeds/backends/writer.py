@@ -67,7 +67,7 @@ class Sink(Protocol):
     ----------
     url : str
         The target, secrets removed.
-    errors : tuple of exception types
+    errors : tuple of type
         What the engine raises when it cannot write. The writer then keeps the durable records, and raises `StoredsError`.
     """
 
@@ -148,7 +148,6 @@ class StoreWriter:
     sink : Sink
         The writer closes it.
     fields : mapping
-        The declaration, see `storeds.records.fields.parse_fields`.
     overwrite, resume, commit_every, check, plan
         As for `storeds.open_writer`. A batch also ends at 16 MiB.
 

@@ -35,7 +35,7 @@ class LmdbOptions(BackendOptions):
 
     Attributes
     ----------
-    readahead : bool, optional
+    readahead : bool or None
         Let the kernel read ahead around what is read. By default it does so only for stores of other tools with large
         values: of native stores it knows what will be read.
     """
