@@ -1434,10 +1434,11 @@ def test_a_hugging_face_dataset_gives_its_image_files() -> None:
 
 def test_a_store_source_names_bad_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = store(tmp_path)
-    assert (kinds(source), source.attrs) == ({"image": "image", "label": "int"}, {"classes": ["a"]})
+    verdict = {"image_finding": "str", "image_recovered": "float"}
+    assert (kinds(source), source.attrs) == ({"image": "image", "label": "int", **verdict}, {"classes": ["a"]})
     bad = storeds.errors.RecordError.at("lmdb://x", 1, "its checksum does not match")
-    meta = SimpleNamespace(fields=source.fields, verdicts=("image",))
-    backend = SimpleNamespace(get_many=lambda positions, fields: [bad], url="lmdb://x", meta=meta)
+    meta = SimpleNamespace(fields=source.fields)
+    backend = SimpleNamespace(get_many=lambda positions: [bad], url="lmdb://x", meta=meta)
     monkeypatch.setattr(source, "_backend", backend)
     assert refused(source, 1) == "record 1 of lmdb://x: its checksum does not match"
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -54,8 +55,6 @@ class LmdbHandle:
 
     Attributes
     ----------
-    descriptor : int
-        Of the file, for advice to the kernel.
     pages : array or None
         Where each record lies, see `storeds.backends.lmdb.files.value_pages`: a view of the map.
     is_cold : bool
@@ -68,7 +67,6 @@ class LmdbHandle:
     meta: Meta
     seals: Seals
     checksums: Mapping[str, str]
-    descriptor: int
     page_size: int
     pages: Array | None
     is_cold: bool = True
@@ -76,13 +74,14 @@ class LmdbHandle:
     def prefetch(self, positions: list[int]) -> None:
         """Have all these records loaded at once: LMDB would wait for one page of 4 KiB after the other."""
         if self.pages is not None:
-            will_need(self.descriptor, *page_ranges(self.pages[positions], self.page_size))
+            # py-lmdb does not tell its descriptor; to keep another one would double the open files of a pool.
+            with contextlib.suppress(OSError), open(self.env.path(), "rb", buffering=0) as file:
+                will_need(file.fileno(), *page_ranges(self.pages[positions], self.page_size))
 
     def close(self) -> None:
         """Close the environment."""
         self.pages = None
         self.env.close()
-        os.close(self.descriptor)
 
 
 class LmdbOpener(FileOpener[LmdbOptions]):
@@ -90,24 +89,17 @@ class LmdbOpener(FileOpener[LmdbOptions]):
 
     engine = "lmdb"
 
-    def options(self) -> Hashable:
-        # docstring inherited
-        return ()  # readahead is a wish: all backends of a file share the environment of the first
-
     def open(self, opened: OpenStore | None = None) -> LmdbHandle:
         with OpenStore.borrow(opened) as store, lmdb_errors(self.url):
-            descriptor = store.descriptor(self.path)
-            check_length(descriptor, self.url)
+            check_length(store.descriptor(self.path), self.url)
             env = open_environment(self.path, readahead=bool(self.settings.readahead), databases=3)
             try:
-                handle = self._open_store(env, descriptor)
+                return self._open_store(env)
             except BaseException:
                 env.close()
                 raise
-            store.take(self.path)
-            return handle
 
-    def _open_store(self, env: lmdb.Environment, descriptor: int) -> LmdbHandle:
+    def _open_store(self, env: lmdb.Environment) -> LmdbHandle:
         records, columns, metas = (env.open_db(name, create=False) for name in (RECORDS, COLUMNS, META))
         with env.begin(buffers=True) as txn:
             text, entries = txn.get(META, db=metas), txn.stat(records)["entries"]
@@ -120,7 +112,7 @@ class LmdbOpener(FileOpener[LmdbOptions]):
         seals = Seals.of(body.get("salt"), meta.count, self.url)
         page_size = env.stat()["psize"]
         known = pages if len(pages) == meta.count else None  # another writer may have left them out
-        return LmdbHandle(env, records, columns, meta, seals, body.get("columns", {}), descriptor, page_size, known)
+        return LmdbHandle(env, records, columns, meta, seals, body.get("columns", {}), page_size, known)
 
     def close(self, handle: LmdbHandle, /) -> None:
         handle.close()

@@ -184,9 +184,6 @@ class ClientOpener:
     def key(self) -> tuple[str, ClientFactory | None]:
         return self.location.uri, self.factory
 
-    def options(self) -> None:
-        return None
-
     def open(self) -> Any:
         uri = self.location.uri
         with pymongo_errors(self.location):  # a mongodb+srv:// name may be resolved here
