@@ -47,7 +47,7 @@ class Hdf5Sink:
     errors: tuple[type[Exception], ...] = (OSError,)
 
     def __init__(self, path: str) -> None:
-        self.url = file_url("hdf5", path)
+        self.url: str = file_url("hdf5", path)
         self._staging = Staging(path, self.url, "built.h5")
         self._log_path, self._note_path = self._staging.folder / "log", self._staging.folder / "note"
         self._log = -1

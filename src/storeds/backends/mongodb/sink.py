@@ -75,7 +75,7 @@ class MongodbSink:
     errors: tuple[type[Exception], ...] = ()  # PyMongo's are converted here
 
     def __init__(self, location: Location, index: Sequence[str], factory: ClientFactory | None) -> None:
-        self.url = location.url
+        self.url: str = location.url
         self._location, self._index = location, index
         self._ref: HandleRef[Any] = CLIENTS.ref(self, ClientOpener(location, factory))
         self._own = f"{location.collection}.partial.{secrets.token_hex(6)}"
