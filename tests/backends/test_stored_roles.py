@@ -24,6 +24,7 @@ from storeds.backends import ConcatenatedBackend
 from storeds.backends.role_checks import labels_of, unnamed_class
 from storeds.backends.selection import Selection
 from storeds.protocols import Field
+from storeds.records import read_column
 from storeds.records.roles import ROLE_KEYS
 from storeds.testing import FIELDS as KINDS
 
@@ -465,7 +466,7 @@ def test_verify_finds_values_that_another_program_stored(make_engine_url: MakeUr
     for at, text in ((1, "row 1: [9, 0, 5, 4]"), (2, "9 × 9"), (3, "RGB"), (4, "class id 2"), (6, "2 rows")):
         assert text in found[at, f"key {at}", "value"]
     assert [(each.position, each.kind) for each in report.notes] == [(5, "lossy_mask")]
-    # Readers trust what a native store declares, and check what they are told.
+    # Readers trust what a native store declares, and check roles that are passed to them.
     assert storeds.StoreDataset(url, fields=["image", "boxes"])[1][1].tolist() == records[1]["boxes"].tolist()
     with pytest.raises(errors.RecordError, match="record 1 .*'boxes', row 1: .* has a negative width"):
         storeds.StoreDataset(url, fields=["image", "boxes"], roles={"boxes": "boxes"})[1]
@@ -593,3 +594,17 @@ def test_a_stream_refuses_boxes_of_different_formats(make_engine_url: MakeUrl) -
     options: dict[str, Any] = {"reader": "sample", "reader_options": {"box_format": "xyxy"}}
     stream = storeds.StoreIterable([storeds.StoreDataset(url, **options) for url in urls])
     assert len(list(stream)) == 10
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_records_may_follow_after_a_class_was_refused(make_engine_url: MakeUrl, engine: str) -> None:
+    url, fields = make_engine_url(engine), {"label": {"kind": "str", "role": "label"}, "weight": "float"}
+    with storeds.open_writer(url, fields) as writer:
+        writer.append([{"label": "cow", "weight": 0.5}])
+        with pytest.raises(errors.RecordError, match="record 0 of .*'label' has class 'cow'") as refused:
+            writer.publish({"classes": ["cat"]})
+        assert refused.value.position == 0  # its traceback still holds what `publish` looked at
+        writer.append([{"label": "cat", "weight": 1.5}])
+        assert writer.publish({"classes": ["cat", "cow"]}).count == 2
+    with storeds.open_backend(url) as backend:
+        assert read_column(backend, "weight").tolist() == [0.5, 1.5]

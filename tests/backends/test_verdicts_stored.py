@@ -14,7 +14,7 @@ from PIL import Image
 
 from storeds import StoreDataset, convert, open_backend, open_writer
 from storeds.backends import Selection
-from storeds.errors import ConfigError
+from storeds.errors import ConfigError, RecordError
 
 MakeEngineUrl = Callable[[str], str]
 ENGINES = ("lmdb", "hdf5", "mongodb", "memory")
@@ -170,3 +170,10 @@ def test_a_resumed_writer_gives_the_same_id(tmp_path: Path) -> None:
         with open_backend(url) as store:
             ids.append(store.meta.id)
     assert ids[0] == ids[1]
+
+
+def test_half_a_verdict_is_refused_by_name(tmp_path: Path) -> None:
+    writer = open_writer(f"lmdb://{tmp_path}/a.lmdb", FIELDS)
+    with pytest.raises(RecordError, match="record 0 of .*it lacks 'image_recovered'; every record"):
+        writer.append([{**records()[0], "image_finding": "intact"}])
+    writer.abort()

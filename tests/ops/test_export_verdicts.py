@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from pathlib import Path
 
@@ -69,3 +70,16 @@ def test_formats_without_room_for_it_say_so(tmp_path: Path, format: str) -> None
         writer.publish({"classes": ["cat"]})
     done = storeds.export(url, tmp_path / "out", format=format)
     assert [note for note in done.notes if "1 picture of the store is damaged or repaired" in note]
+
+
+def test_a_row_with_half_a_verdict_is_a_bad_item(tmp_path: Path) -> None:
+    source = f"lmdb://{tmp_path}/source.lmdb"
+    write(source, {key: PICTURES[key] for key in ("whole", "half")})
+    rows = Path(storeds.export(source, tmp_path / "out", format="folder").path) / "metadata.jsonl"
+    lines = [json.loads(line) for line in rows.read_text().splitlines()]
+    for line in lines:
+        line.pop("image_recovered", None)
+    rows.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    with pytest.raises(storeds.errors.RecordError, match="(?s)1 of 2 items .*lacks 'image_recovered'") as error:
+        storeds.pack(tmp_path / "out", f"lmdb://{tmp_path}/again.lmdb")
+    assert "half" in str(error.value)

@@ -78,8 +78,8 @@ def seal(row: Row, at: int, salt: int = SALT) -> int:
     return int.from_bytes(checksum(row), "big") ^ salt ^ at
 
 
-def column_sums(rows: list[Row], fields: list[Row]) -> Row:
-    """Return the checksums of the columns of a store, as its meta has them."""
+def columns_of(rows: list[Row], fields: list[Row]) -> dict[str, bytes]:
+    """Return the columns of a store, by the names that its meta gives them."""
     columns: dict[str, bytes] = {}
     for field in fields:
         values = [row[field["name"]] for row in rows]
@@ -89,7 +89,12 @@ def column_sums(rows: list[Row], fields: list[Row]) -> Row:
             texts = [value.encode() for value in values]
             columns[field["name"]] = b"".join(texts)
             columns[f"{field['name']}.offsets"] = _offsets(texts).tobytes()
-    return {name: xxhash.xxh3_64_hexdigest(data) for name, data in columns.items()}
+    return columns
+
+
+def column_sums(rows: list[Row], fields: list[Row]) -> Row:
+    """Return the checksums of the columns of a store, as its meta has them."""
+    return {name: xxhash.xxh3_64_hexdigest(data) for name, data in columns_of(rows, fields).items()}
 
 
 def content_id(fields: list[Row], checksums: list[bytes]) -> str:
@@ -237,16 +242,7 @@ def _mongodb_value(value: Any, field: Row) -> Any:
 
 
 def write_lmdb(url: str, rows: list[Row], fields: list[Row]) -> None:
-    columns: dict[str, bytes] = {}
-    for field in fields:
-        values = [row[field["name"]] for row in rows]
-        if field["kind"] in SCALARS:
-            columns[field["name"]] = np.array(values, SCALARS[field["kind"]]).tobytes()
-        elif field["kind"] == "str":
-            texts = [value.encode() for value in values]
-            columns[field["name"]] = b"".join(texts)
-            columns[f"{field['name']}.offsets"] = _offsets(texts).tobytes()
-    digests = {name: xxhash.xxh3_64_hexdigest(data) for name, data in columns.items()}
+    columns = columns_of(rows, fields)
     path = url.removeprefix("lmdb://")
     with lmdb.open(path, subdir=False, lock=False, max_dbs=3, map_size=1 << 26) as env:
         databases = {name: env.open_db(name) for name in (b"records", b"columns", b"meta")}
@@ -256,7 +252,7 @@ def write_lmdb(url: str, rows: list[Row], fields: list[Row]) -> None:
                 txn.put(at.to_bytes(8, "big"), sealed, db=databases[b"records"])
             for name, data in columns.items():
                 txn.put(name.encode(), data, db=databases[b"columns"])
-            text = canonical(meta_of(rows, fields, columns=digests))
+            text = canonical(meta_of(rows, fields, columns=column_sums(rows, fields)))
             txn.put(b"meta", text.encode(), db=databases[b"meta"])
 
 

@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from storeds.backends.concatenated import CONCATENATED, ConcatenatedBackend, Place
     from storeds.backends.handles import HandlePool, HandleRef, Opener, OpenStore
     from storeds.backends.memory import MemoryBackend
-    from storeds.backends.opening import open_backend, open_writer, scheme_of
+    from storeds.backends.opening import COMMIT_EVERY, open_backend, open_writer, scheme_of
     from storeds.backends.readings import AmbiguousError, Reading, ambiguous
     from storeds.backends.selection import Selection
     from storeds.backends.staging import Staging
-    from storeds.backends.writer import COMMIT_EVERY, Sink, StoreWriter
+    from storeds.backends.writer import Sink, StoreWriter
 
 __all__ = [
     "COMMIT_EVERY",
@@ -72,10 +72,10 @@ __getattr__ = export_lazily(
         "concatenated": ("CONCATENATED", "ConcatenatedBackend", "Place"),
         "handles": ("HandlePool", "HandleRef", "OpenStore", "Opener"),
         "memory": ("MemoryBackend",),
-        "opening": ("open_backend", "open_writer", "scheme_of"),
+        "opening": ("COMMIT_EVERY", "open_backend", "open_writer", "scheme_of"),
         "readings": ("AmbiguousError", "Reading", "ambiguous"),
         "selection": ("Selection",),
         "staging": ("Staging",),
-        "writer": ("COMMIT_EVERY", "Sink", "StoreWriter"),
+        "writer": ("Sink", "StoreWriter"),
     },
 )

@@ -25,7 +25,7 @@ class _Store:
 
 @dataclass
 class _Partial:
-    note: bytes
+    note: bytes | None = None
     records: list[bytes] = field(default_factory=list)
     has_writer: bool = False
 
@@ -119,49 +119,48 @@ class MemorySink:
 
     def begin(self) -> bytes | None:
         # docstring inherited
-        left = _PARTIAL.get(self._name)
-        if left is not None and left.has_writer:
+        partial = _PARTIAL.setdefault(self._name, _Partial())
+        if partial.has_writer:
             raise StoreExistsError(
                 f"{self.url} is being written by another writer of this process; close that one first"
             )
-        self._partial = left or _Partial(b"")
-        self._partial.has_writer = True
-        _PARTIAL[self._name] = self._partial
-        return None if left is None else left.note
+        partial.has_writer, self._partial = True, partial
+        return partial.note
 
     def put(self, first: int, packed: Sequence[bytes], note: bytes) -> None:
         # docstring inherited
-        partial = self._mine()
-        partial.records[first:] = packed
-        partial.note = note
+        self._mine.records[first:] = packed
+        self._mine.note = note
 
     def scan(self) -> Iterator[bytes]:
         # docstring inherited
-        return iter(self._mine().records)
+        return iter(self._mine.records)
 
     def finish(self, columns: Mapping[str, Array], meta: str, *, replace: bool) -> None:
         # docstring inherited
         if self.exists() and not replace:
             raise appeared(self.url)
         found, _ = meta_from_text(meta, self.url)
-        _STORES[self._name] = _Store(found, self._mine().records)
-        del _PARTIAL[self._name]
-        self._partial = None
+        _STORES[self._name] = _Store(found, self._mine.records)
+        self.drop()
 
     def drop(self) -> None:
         # docstring inherited
-        _PARTIAL.pop(self._name, None)
+        self._mine.records, self._mine.note = [], None
 
     def close(self) -> None:
         # docstring inherited
         if self._partial is not None:
             self._partial.has_writer = False
+            if self._partial.note is None:
+                del _PARTIAL[self._name]
             self._partial = None
 
     def explain(self, error: Exception) -> str:
         # docstring inherited
         return str(error)
 
+    @property
     def _mine(self) -> _Partial:
         assert self._partial is not None
-        return _PARTIAL.setdefault(self._name, self._partial)
+        return self._partial

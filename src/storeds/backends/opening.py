@@ -28,7 +28,6 @@ from storeds._utils.locations import (
 from storeds.backends.base import StoreBackend, log_unread, open_with
 from storeds.backends.handles import OpenStore
 from storeds.backends.readings import AmbiguousError, Reading, ambiguous, given_by
-from storeds.backends.writer import COMMIT_EVERY, Sink, StoreWriter
 from storeds.errors import (
     ConfigError,
     FormatError,
@@ -42,11 +41,15 @@ from storeds.records.fields import parse_fields, with_verdicts
 from storeds.registry import BACKENDS, LAYOUTS
 
 if TYPE_CHECKING:
+    from storeds.backends.writer import Sink, StoreWriter
     from storeds.protocols import JSON, Backend
 
-__all__ = ["detect_layout", "open_backend", "open_writer", "scheme_of", "with_scheme"]
+__all__ = ["COMMIT_EVERY", "detect_layout", "open_backend", "open_writer", "scheme_of", "with_scheme"]
 
 _LOG = logging.getLogger("storeds")
+
+COMMIT_EVERY = 1000
+"""Records of a durable batch, by default."""
 _LMDB_DATA = "data.mdb"
 _NATIVE = ("storeds/1", "native")
 _OPTIONS = re.compile(r"\w+=[^&?/]*(&\w+=[^&?/]*)*")  # with a slash, the ? is part of a folder's name
@@ -272,6 +275,8 @@ def open_writer(
         options["index"] = _check_index(index, fields, parsed)
     built_in = getattr(target, "shares_open_store", False)
     sink: Sink = make_sink(parsed if built_in else parsed.text, **options)
+    from storeds.backends.writer import StoreWriter  # reading needs no writer
+
     return StoreWriter(
         sink, fields, overwrite=overwrite, resume=resume, commit_every=commit_every, check=check, plan=plan
     )

@@ -45,11 +45,10 @@ from storeds.records.fields import (
 )
 from storeds.records.seals import Seals, column_checksum
 
-__all__ = ["COMMIT_EVERY", "Sink", "StoreWriter", "appeared"]
+__all__ = ["Sink", "StoreWriter", "appeared"]
 
 _LOG = logging.getLogger("storeds")
 
-COMMIT_EVERY = 1000
 _WORTH_THREADS, _CHUNK = 8, 64  # records
 _BYTES = (bytes, bytearray, memoryview)
 _BATCH_BYTES = 16 << 20
@@ -166,11 +165,11 @@ class StoreWriter:
         sink: Sink,
         fields: Mapping[str, Any],
         *,
-        overwrite: bool = False,
-        resume: bool = False,
-        commit_every: int = COMMIT_EVERY,
-        check: bool = True,
-        plan: JSON = None,
+        overwrite: bool,
+        resume: bool,
+        commit_every: int,
+        check: bool,
+        plan: JSON,
     ) -> None:
         if isinstance(commit_every, bool) or not isinstance(commit_every, int) or commit_every < 1:
             raise ConfigError(f"commit_every must be a positive number of records, got {commit_every!r}")
@@ -205,10 +204,9 @@ class StoreWriter:
 
     def _begin(self, *, resume: bool) -> None:
         """Take the target: continue an interrupted write, or start a new one."""
-        exists = self._sink.exists()
-        left = self._sink.begin() if self._overwrite or not exists else None
-        if exists and not self._overwrite:
+        if self._sink.exists() and not self._overwrite:
             raise self._target_exists()
+        left = self._sink.begin()
         if left is not None and resume:
             self._continue(left)
             return
@@ -360,9 +358,9 @@ class StoreWriter:
             with suppress(UnavailableError):
                 self.suspend()
             if reason is not None:
+                kept = f"the first {self._durable} records are" if self._durable else "what was durable before is"
                 raise StoredsError(
-                    f"{self.url} cannot be written: {reason}; the first {self._durable} records are safe: make room, then continue "
-                    "with resume=True (--resume)"
+                    f"{self.url} cannot be written: {reason}; {kept} safe: make room, then continue with resume=True (--resume)"
                 ) from error
             raise
 
@@ -403,10 +401,10 @@ class StoreWriter:
             canonical_json(attrs)
         except (ValueError, RecursionError) as error:
             raise ConfigError(f"attrs of {self.url} must be JSON: {error}. {_KEPT}") from None
-        columns = self._columns.columns()
-        self._check_classes(columns, attrs)
+        self._check_classes(attrs)
         content = self._content.finish(self.fields, attrs)
         meta = Meta(content, new_build(), Count(self._durable), NATIVE, self.fields, attrs, fast_crops)
+        columns = self._columns.columns()
         checksums: JSON = {name: column_checksum(column) for name, column in columns.items()}
         text = meta_to_text(meta, columns=checksums, salt=self._seals.text)
         with self._engine():
@@ -415,8 +413,16 @@ class StoreWriter:
         self._sink.close()
         return meta
 
-    def _check_classes(self, columns: Mapping[str, Array], attrs: Mapping[str, JSON]) -> None:
+    def _check_classes(self, attrs: Mapping[str, JSON]) -> None:
         """Raise RecordError if a class id has no name in `attrs`."""
+        found = self._unnamed_class(attrs)
+        if found is not None:
+            position, fault = found
+            raise RecordError.at(self.url, position, f"{fault}. {_KEPT}")
+
+    def _unnamed_class(self, attrs: Mapping[str, JSON]) -> tuple[int, str] | None:
+        # The columns must not outlive this call, as in the traceback of an error: while they exist, none can grow.
+        columns = self._columns.columns()
         classes: dict[str, Any] = {
             name: text_column(columns[name].tobytes(), columns[text_offsets(name)]).tolist()
             if field.kind == "str"
@@ -425,10 +431,7 @@ class StoreWriter:
             if field.role == "label"
         }
         labels = {name: (np.array(positions), values) for name, (positions, values) in self._labels.items()}
-        found = unnamed_class(self.fields, classes, labels, attrs)
-        if found is not None:
-            position, fault = found
-            raise RecordError.at(self.url, position, f"{fault}. {_KEPT}")
+        return unnamed_class(self.fields, classes, labels, attrs)
 
     def abort(self) -> None:
         # docstring inherited

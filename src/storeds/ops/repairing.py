@@ -7,8 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from storeds._utils.locations import redact
-from storeds.backends.opening import open_backend, open_writer
-from storeds.backends.writer import COMMIT_EVERY
+from storeds.backends.opening import COMMIT_EVERY, open_backend, open_writer
 from storeds.errors import ConfigError
 from storeds.jpeg import Verdict
 from storeds.jpeg import repair as repaired

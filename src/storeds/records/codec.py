@@ -182,7 +182,7 @@ class RecordCodec:
             raise ValueError(f"a record is a mapping of field name to value, not {type(record).__name__}")
         if record.keys() != self.fields.keys():
             declared = [*without_verdicts(self.fields)]
-            missing = [name for name in declared if name not in record]
+            missing = [name for name in self.fields if name not in record]
             extra = [name for name in record if name not in self.fields]
             raise ValueError(_mismatch(missing, extra, declared))
         return {name: self._canonical_value(name, field, record[name]) for name, field in self.fields.items()}
@@ -225,7 +225,7 @@ class RecordCodec:
                 found.append(each[_SEAL])
         except _UNDECODABLE as error:
             raise ValueError(f"not the msgpack map of its fields ({error})") from None
-        if not seals.match(digests, found, positions):
+        if not seals.match(b"".join(digests), b"".join(found), positions):
             for digest, seal, position in zip(digests, found, positions, strict=True):
                 fault = seals.fault(int.from_bytes(seal, "big"), digest, position)
                 if fault is not None:

@@ -62,13 +62,12 @@ class Seals:
         """Return the seal, 8 big-endian bytes, of a record with this checksum."""
         return (int.from_bytes(digest, "big") ^ self.salt ^ position).to_bytes(8, "big")
 
-    def match(self, digests: Sequence[bytes], seals: Sequence[bytes | memoryview], positions: Sequence[int]) -> bool:
-        """Whether records with these checksums have these seals, 8 big-endian bytes each, at these positions."""
-        if len(digests) == 1:
-            return int.from_bytes(digests[0], "big") ^ int.from_bytes(seals[0], "big") ^ int(positions[0]) == self.salt
-        found, expected = (np.frombuffer(b"".join(each), ">u8") for each in (digests, seals))
+    def match(self, digests: bytes, seals: bytes, positions: Sequence[int] | Array) -> bool:
+        """Whether records with these checksums have these seals, 8 big-endian bytes each, end to end, at these positions."""
+        if len(positions) == 1:  # without the overhead of NumPy
+            return int.from_bytes(digests, "big") ^ int.from_bytes(seals, "big") ^ int(positions[0]) == self.salt
         marks = np.asarray(positions, np.int64).view(np.uint64) ^ np.uint64(self.salt)
-        return bool((found ^ expected == marks).all())
+        return bool((np.frombuffer(digests, ">u8") ^ np.frombuffer(seals, ">u8") == marks).all())
 
     def fault(self, seal: Any, digest: bytes, position: int) -> str | None:
         """Return the fault of the record at `position` with this seal and checksum, or None if they match."""

@@ -325,7 +325,7 @@ def _match(handle: Hdf5Handle, records: Sequence[Record], seals: Array, position
         digests = digests_of(records, handle.blobs)
     except (TypeError, ValueError):  # a value is unreadable
         return False
-    return handle.seals.match(digests, [seals.astype(">u8").tobytes()], positions)  # type: ignore[arg-type]  # an array is a sequence
+    return handle.seals.match(b"".join(digests), seals.astype(">u8").tobytes(), positions)
 
 
 def _typed(raw: Array, field: Field) -> Array:

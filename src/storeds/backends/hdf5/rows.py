@@ -11,7 +11,6 @@ import ctypes
 import itertools
 import mmap
 import os
-import resource
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -20,6 +19,7 @@ from typing import Any, Protocol
 import h5py
 import numpy as np
 
+from storeds._utils.prefetch import blocks_read, will_need
 from storeds.errors import FormatError
 from storeds.protocols import Array
 
@@ -169,11 +169,10 @@ class FlatRows(JoinedRows):
         offsets = (starts * self.size + self._offset).tolist()
         sizes = ((stops - starts) * self.size).tolist()
         is_large = sum(sizes) >= _WORTH_ADVICE
-        blocks = _blocks_read() if is_large else 0
+        blocks = blocks_read() if is_large else 0
         if is_large and self._waits:
             # The last call waited for the disk. It reads all ranges at once if it knows them beforehand.
-            for offset, size in zip(offsets, sizes, strict=True):
-                os.posix_fadvise(self._descriptor, offset, size, os.POSIX_FADV_WILLNEED)
+            will_need(self._descriptor, starts * self.size + self._offset, stops * self.size + self._offset)
         try:
             found = list(map(os.pread, itertools.repeat(self._descriptor), sizes, offsets))
         except OSError:
@@ -181,7 +180,7 @@ class FlatRows(JoinedRows):
         if list(map(len, found)) != sizes:
             found = list(map(self._pread, sizes, offsets))
         if is_large:
-            self._waits = _blocks_read() > blocks
+            self._waits = blocks_read() > blocks
         return found
 
     def _pread(self, size: int, offset: int) -> bytes:
@@ -205,11 +204,6 @@ def _find_readv() -> Any:
 
 
 _readv = _find_readv()
-
-
-def _blocks_read() -> int:
-    """Return how many blocks this thread has read from disks."""
-    return resource.getrusage(resource.RUSAGE_THREAD).ru_inblock
 
 
 class LibraryRows(JoinedRows):

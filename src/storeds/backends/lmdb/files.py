@@ -21,9 +21,8 @@ __all__ = ["check_length", "lmdb_errors", "open_environment", "page_ranges", "va
 
 _META = struct.Struct("<40xI92xQQ")  # of page 0 and 1: page size, last page, transaction id
 _PAGE = struct.Struct("<10xHH2x")  # flags, end of the list of nodes
-_NODE = struct.Struct(
-    "<HHHH"
-)  # low and high half of a size, flags, size of the key; in branches, all but it number a page
+# Low and high half of a size, flags, size of the key. In branches, the first three number a page.
+_NODE = struct.Struct("<HHHH")
 _BRANCH = _BIG = 1  # flags of a page, and of a node whose value has pages of its own
 _TREE = struct.Struct("<40xQ")  # root page of a named database
 _COUNT_BITS = 24  # of a number that holds a page and how many: more than the pages of the largest value

@@ -104,8 +104,8 @@ class MongodbBackend(HandleBackend[Any, ClientOpener]):
     Notes
     -----
     All backends of a process share one client per URI, created with ``connect=False`` and a pool of two connections.
-    A batch is one ``$in`` query by ``_id``; above 512 KiB it is two at once, and above 32 MiB more. A query that fails by a failover, a frozen node or a
-    network fault is repeated; after ``timeoutMS`` (default 30 s) it raises UnavailableError.
+    A batch is one ``$in`` query by ``_id``; above 512 KiB it is two at once, and above 32 MiB more. A query that fails by a
+    failover, a frozen node or a network fault is repeated; after ``timeoutMS`` (default 30 s) it raises UnavailableError.
 
     Whole records are verified by their seals, and columns by their checksums. Single fields that are neither blobs nor
     arrays are read without the rest of their records, and only their types are verified.
@@ -287,9 +287,7 @@ class MongodbBackend(HandleBackend[Any, ClientOpener]):
         for start in range(0, self.meta.count, _PAGE):  # pages, so that every query is short and no cursor stays open
             stop = min(start + _PAGE, self.meta.count)
             page = {"$gte": start, "$lt": stop}
-            found = self._on_database(
-                lambda database, page=page: self._find(database, page, (name,), with_build=True)  # type: ignore[misc]
-            )
+            found = self._on_database(partial(self._find, query=page, fields=(name,), with_build=True))
             for position in range(start, stop):
                 record = self._values(position, found.get(position), {name: field})
                 if isinstance(record, RecordError):

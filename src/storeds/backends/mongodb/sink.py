@@ -258,7 +258,7 @@ class MongodbSink:
     def drop(self) -> None:
         # docstring inherited
         for name in (*self._left, self._own):
-            self._on_database(lambda database, name=name: database[name].drop())  # type: ignore[misc]
+            self._on_database(partial(_drop, name=name))
         self._left, self._is_begun = [], False
         self._count = self._bytes = self._parts = 0
 
@@ -269,6 +269,10 @@ class MongodbSink:
     def explain(self, error: Exception) -> str:
         # docstring inherited
         return str(error)
+
+
+def _drop(database: Any, name: str) -> None:
+    database[name].drop()
 
 
 def _durable(database: Any) -> Any:

@@ -16,8 +16,7 @@ from typing import Any, Literal, get_args
 
 from storeds._utils.locations import redact
 from storeds._utils.text import counted, printable, some
-from storeds.backends.opening import open_writer
-from storeds.backends.writer import COMMIT_EVERY
+from storeds.backends.opening import COMMIT_EVERY, open_writer
 from storeds.errors import ConfigError, RecordError, suggest
 from storeds.jpeg import Verdict
 from storeds.jpeg.restarts import RestartMarker

@@ -188,8 +188,11 @@ class ExportedSource:
                 )
             except (ValueError, TypeError, OverflowError, EOFError) as error:
                 raise BadItem(f"its {name} cannot be stored as {declared.kind}: {error}") from None
-        for image in pictures(self.fields):
-            set_verdict(record, image, _damage_of_row(row, record, image))
+        try:
+            for image in pictures(self.fields):
+                set_verdict(record, image, _damage_of_row(row, record, image))
+        except KeyError as error:
+            raise BadItem(f"its row has a finding of a damaged picture, and lacks {error}") from None
         return record
 
     def _file(self, path: str, declared: Field) -> bytes | Array:
