@@ -66,7 +66,7 @@ _SECRET_OPTION_OF_URL = re.compile(rf"([?&;]{_HIDDEN_NAME}){_NOT_HIDDEN}[^&;]+",
 
 
 # An option of a URL whose name may be misspelt, so that `_HIDDEN_NAME` does not find it.
-_OPTION = re.compile(rf"[?&;]([\w.-]+)[=:]+\s?{_NOT_HIDDEN}")
+_OPTION = re.compile(rf"[?&;]([\w.-]+)[=:]++\s*+{_NOT_HIDDEN}(?=[^&;])")
 _SECRET_WORDS = ("password", "passwd", "passphrase", "secret", "token", "credential", "credentials")
 _SECRET_NAMES = ("apikey", "accesskey", "secretkey", "authmechanismproperties")
 _NEXT_OPTION = re.compile("[&;]")
