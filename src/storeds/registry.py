@@ -20,6 +20,7 @@ from storeds.errors import ConfigError, MissingDependencyError, suggest
 __all__ = [
     "BACKENDS",
     "DECODERS",
+    "FOREIGN",
     "LAYOUTS",
     "READERS",
     "Registry",
@@ -173,6 +174,8 @@ def export_lazily(package: str, modules: Mapping[str, tuple[str, ...]]) -> Calla
 
 
 BACKENDS = Registry("backend", "storeds.backends", _SCHEME)
+FOREIGN: dict[str, str] = {}
+"""Scheme → the class that reads an engine's stores of other tools, as an import string; its ``presets`` are layouts."""
 LAYOUTS = Registry("layout", "storeds.layouts")
 READERS = Registry("reader", "storeds.readers")
 DECODERS = Registry("decoder", "storeds.decoders")

@@ -82,6 +82,8 @@ class StoreBackend(ABC):
     Options: ClassVar[type[BackendOptions]] = BackendOptions
     shares_open_store: ClassVar[bool] = False
     """Whether the class takes a `StoreURL`, and ``opened=``, an `OpenStore`; without it, it takes the URL as text."""
+    recognised: str | None = None
+    """Why a store of another tool was opened as what it is, if no argument said so."""
 
     def __init__(self, url: str, meta: Meta) -> None:
         self.url = url

@@ -38,7 +38,7 @@ from storeds.errors import (
     suggest,
 )
 from storeds.records.fields import parse_fields, with_verdicts
-from storeds.registry import BACKENDS, LAYOUTS
+from storeds.registry import BACKENDS, FOREIGN, LAYOUTS, import_object
 
 if TYPE_CHECKING:
     from storeds.backends.writer import Sink, StoreWriter
@@ -145,7 +145,9 @@ def _open_one(url: StoreURL, layout: str | None, options: Mapping[str, Any]) -> 
         if url.scheme is None:
             url = replace(url, scheme=_engine_of_path(url, opened))
         if layout not in (None, *_NATIVE):
-            return open_with(LAYOUTS.get(f"{url.scheme}/{layout}"), url, opened, options)
+            target = LAYOUTS.get(f"{url.scheme}/{layout}")
+            preset = {"layout": layout} if hasattr(target, "presets") else {}
+            return open_with(target, url, opened, {**options, **preset})
         native = BACKENDS.get(url.scheme or "")
         try:
             return open_with(native, url, opened, options)
@@ -153,8 +155,59 @@ def _open_one(url: StoreURL, layout: str | None, options: Mapping[str, Any]) -> 
             # An option that the native layout lacks may be a foreign one's.
             if layout is not None or (isinstance(error, ConfigError) and not options and not url.options):
                 raise
+            if url.scheme in FOREIGN:
+                return _open_foreign(url, opened, options, error)
             foreign = detect_layout(url, opened, options, error)
         return open_with(foreign, url, opened, options)
+
+
+def _open_foreign(
+    url: StoreURL, opened: OpenStore, options: Mapping[str, Any], why_not_native: StoredsError
+) -> Backend:
+    """Open a store that is not native: with the plug-in that claims it, or as what it certainly is.
+
+    Raises
+    ------
+    ConfigError
+        Several plug-ins claim it.
+    StoredsError
+        Nothing is certain; see `storeds.layouts.explain.undecided`.
+    """
+    if isinstance(why_not_native, (StoreNotFoundError, CutShortError)):
+        raise why_not_native
+    claims: dict[str, str] = {}
+    refusals: list[str] = []
+    for name in LAYOUTS.names():
+        engine, _, layout = name.partition("/")
+        if engine == url.scheme and not LAYOUTS.is_built_in(name):
+            try:
+                why = _claim(name, url, opened, options)
+            except StoredsError as error:
+                refusals.append(f"layout {layout!r}: {error}")
+            else:
+                claims |= {layout: why} if why else {}
+    if len(claims) > 1:
+        shown = " or ".join(f"layout={layout!r} ({why})" for layout, why in claims.items())
+        raise ConfigError(f"{url.redacted}: several layouts claim this store; pass {shown}")
+    for layout, why in claims.items():
+        _LOG.info("%s is opened with layout %r: %s", url.redacted, layout, why)
+        backend = open_with(LAYOUTS.get(f"{url.scheme}/{layout}"), url, opened, options)
+        if isinstance(backend, StoreBackend):
+            backend.recognised = why
+        return backend
+    if url.scheme not in FOREIGN:
+        raise type(why_not_native)("; ".join([str(why_not_native), *refusals])) from why_not_native
+    return open_with(import_object(FOREIGN[url.scheme]), url, opened, options)
+
+
+def _claim(name: str, url: StoreURL, opened: OpenStore, options: Mapping[str, Any]) -> str | None:
+    """Return why a plug-in's layout reads the store at `url`, or None; raises StoredsError."""
+    guess = getattr(LAYOUTS.get(name), "guess_can_open", None)
+    if guess is None:
+        return None
+    shared = {"opened": opened} if getattr(LAYOUTS.get(name), "shares_open_store", False) else {}
+    found: str | None = guess(url if shared else url.text, **shared, **options)
+    return found
 
 
 def _open_listed(

@@ -10,7 +10,7 @@ import numpy as np
 
 from storeds._utils.locations import StoreURL
 from storeds.backends.base import StoreBackend
-from storeds.backends.opening import open_backend, with_scheme
+from storeds.backends.opening import open_backend
 from storeds.errors import FormatError, RecordError
 from storeds.ops.common import VerdictCounts, images_of
 from storeds.protocols import JSON, Backend
@@ -96,13 +96,12 @@ def info(url: str, *, layout: str | None = None, options: Mapping[str, Any] | No
     """
     with open_backend(url, layout=layout, **(options or {})) as backend:
         meta = backend.meta
-        guess_can_open = getattr(type(backend), "guess_can_open", None)
         own = backend if isinstance(backend, StoreBackend) else None
         return Info(
             url=backend.url,
             backend=StoreURL.parse(backend.url).scheme or meta.layout,
             layout=meta.layout,
-            recognised=guess_can_open(with_scheme(url).text, **(options or {})) if guess_can_open else None,
+            recognised=own.recognised if own else None,
             id=meta.id,
             build=meta.build,
             count=meta.count,

@@ -1,0 +1,288 @@
+"""Record patterns: where each field of a record lies in a store that another tool wrote.
+
+A pattern maps each field to a *place*, such as ``{"image": "{label}/images[]"}``. `docs/patterns.md` specifies the grammar,
+which is the same for HDF5, LMDB and MongoDB. The engines look for the places; this module only parses and fills them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from storeds.errors import ConfigError
+from storeds.protocols import Field
+from storeds.records.fields import parse_fields
+
+__all__ = ["ATTRIBUTES", "EVERYTHING", "KEY", "Pattern", "Place", "Template", "natural_order", "parse_pattern"]
+
+KEY = "key"
+"""The name that ``{}`` stands for."""
+EVERYTHING = "*"
+"""The field whose place holds any number of fields, under their own names."""
+ATTRIBUTES = "@"
+"""The field whose place is an object, all attributes of which are fields."""
+
+_TOKENS = re.compile(r"\{\{|\}\}|\{[^{}]*\}|[^{}]+|[{}]")
+_NAME = re.compile(r"[a-z][a-z0-9_]*")
+_DIGITS = re.compile(r"(\d+)")
+
+
+@dataclass(frozen=True)
+class Template:
+    """Text with names in braces, as ``img_{}``.
+
+    Attributes
+    ----------
+    texts : tuple of str
+        The literal text before, between and after the names; one more than there are names.
+    names : tuple of str
+        ``{}`` is called ``key``.
+    """
+
+    texts: tuple[str, ...]
+    names: tuple[str, ...]
+
+    def fill(self, values: Mapping[str, str]) -> str:
+        """Return the text with a value for each name."""
+        if not self.names:
+            return self.texts[0]
+        filled = (
+            value for pair in zip(self.texts, map(values.__getitem__, self.names), strict=False) for value in pair
+        )
+        return "".join(filled) + self.texts[-1]
+
+    def regex(self, *, across: bool = False) -> re.Pattern[str]:
+        """Return an expression that matches the whole text, with a group for each name.
+
+        With `across`, the last name matches text with slashes too, as in the keys of LMDB.
+        """
+        pattern = re.escape(self.texts[0])
+        for number, (name, text) in enumerate(zip(self.names, self.texts[1:], strict=True)):
+            values = ".+" if across and number == len(self.names) - 1 else "[^/]+"
+            pattern += f"(?P<{name}>{values}){re.escape(text)}"
+        return re.compile(pattern, re.DOTALL)
+
+    def split(self) -> list[Template]:
+        """Return the templates between slashes."""
+        parts, texts, names = [], [""], list[str]()
+        for number, text in enumerate(self.texts):
+            first, *others = text.split("/")
+            texts[-1] += first
+            for other in others:
+                parts.append(Template(tuple(texts), tuple(names)))
+                texts, names = [other], []
+            if number < len(self.names):
+                names.append(self.names[number])
+                texts.append("")
+        return [*parts, Template(tuple(texts), tuple(names))]
+
+    def __str__(self) -> str:
+        return self.fill({name: "{}" if name == KEY else f"{{{name}}}" for name in self.names})
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the values of one field lie.
+
+    Attributes
+    ----------
+    text : str
+        As written.
+    path : Template
+        Of an HDF5 object, a key of LMDB, or a field of MongoDB, without what follows it here.
+    file : str
+        Another file of the store's folder, of ``labels.h5::y``; ``""`` for the store itself.
+    deep : bool
+        The path ends in ``**``: everything below it.
+    rows : bool
+        ``[]``: each row of a dataset, or each element of a list, is a record.
+    inner : str
+        The path inside each element: ``image`` of ``crops[].image``.
+    attribute : str
+        The name after ``@``.
+    """
+
+    text: str
+    path: Template
+    file: str = ""
+    deep: bool = False
+    rows: bool = False
+    inner: str = ""
+    attribute: str = ""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names in braces."""
+        return self.path.names
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """The places of the fields of a store; immutable, hashable and picklable.
+
+    Attributes
+    ----------
+    places : tuple of (str, Place)
+        In the order of the fields.
+    names : tuple of str
+        The names in braces, in the order in which they identify a record. Each becomes a field.
+    kinds : tuple of (str, Field)
+        Declared by the user, for fields whose kind is not to be inferred.
+    """
+
+    places: tuple[tuple[str, Place], ...]
+    names: tuple[str, ...] = ()
+    kinds: tuple[tuple[str, Field], ...] = ()
+
+    @property
+    def leading(self) -> Place:
+        """The first place with all names: what matches it are the records, or the groups of records with ``[]``."""
+        return next(place for _, place in self.places if len(place.names) == len(self.names))
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether each row or element is a record."""
+        return any(place.rows for _, place in self.places)
+
+    def to_json(self) -> dict[str, str]:
+        """Return field → place, as `parse_pattern` takes it."""
+        return {name: place.text for name, place in self.places}
+
+    def __str__(self) -> str:
+        return json.dumps(self.to_json(), ensure_ascii=False)
+
+
+def parse_pattern(given: Any, *, attributes: bool = True) -> Pattern:
+    """Parse ``columns``: a mapping of fields to places, its JSON, or ``field:place,field:place``.
+
+    Parameters
+    ----------
+    given : mapping, str or Pattern
+        A place may be a table ``{"path": place, "kind": kind}``, which declares the field.
+    attributes : bool
+        Whether ``@`` begins the name of an attribute. Keys of LMDB and fields of MongoDB may contain it.
+
+    Raises
+    ------
+    ConfigError
+        It is malformed; the message marks the place.
+    """
+    if isinstance(given, Pattern):
+        return given
+    places: dict[str, Place] = {}
+    kinds: dict[str, Field] = {}
+    for name, place in _pairs(given):
+        if name not in (EVERYTHING, ATTRIBUTES):
+            parse_fields({name: "int"})
+        if isinstance(place, Mapping):
+            if not {"path"} <= place.keys() <= {"path", "kind", "dtype", "shape"}:
+                raise ConfigError(f"columns[{name!r}]: a table has path and kind, not {', '.join(map(str, place))}")
+            declared = {key: value for key, value in place.items() if key != "path"}
+            if declared:
+                kinds |= parse_fields({name: declared})
+            place = place["path"]
+        places[name] = _Parser(name, place, attributes).parse()
+    found = tuple(places.items())
+    return Pattern(found, _names(found), tuple(kinds.items()))
+
+
+def _pairs(given: Any) -> Iterable[tuple[str, Any]]:
+    if isinstance(given, str) and given.lstrip().startswith("{"):
+        with contextlib.suppress(ValueError):  # {label}/{} without a field
+            given = json.loads(given)
+    if isinstance(given, str):
+        parts = [part.partition(":") for part in given.split(",")]
+        if any(not colon for _, colon, _ in parts):
+            raise ConfigError(f"columns: expected field:place,field:place, got {given!r}")
+        return [(name.strip(), place.strip()) for name, _, place in parts]
+    if not isinstance(given, Mapping) or not given:
+        raise ConfigError(f"columns: expected a mapping of fields to places, got {given!r}")
+    return [(str(name), place) for name, place in given.items()]
+
+
+def _names(places: Sequence[tuple[str, Place]]) -> tuple[str, ...]:
+    """Return the names that identify a record; raises ConfigError if no single place has all of them."""
+    longest = max((place for _, place in places), key=lambda place: len(place.names))
+    fields = [field for field, _ in places]
+    for field, place in places:
+        for name in place.names:
+            if name not in longest.names:
+                raise ConfigError(
+                    f"columns[{field!r}]: {place.text!r} has the name {name!r}, which {longest.text!r} lacks; one place must have "
+                    "all names, because it tells which records there are"
+                )
+            if name in fields:
+                raise ConfigError(
+                    f"columns: {name!r} is a field, and a name in the braces of {place.text!r}; rename one"
+                )
+    return longest.names
+
+
+class _Parser:
+    """Parses one place."""
+
+    def __init__(self, field: str, text: Any, attributes: bool) -> None:
+        if not isinstance(text, str) or not text:
+            raise ConfigError(f"columns[{field!r}]: expected a place such as 'images[]', got {text!r}")
+        self.field, self.text, self.attributes = field, text, attributes
+
+    def parse(self) -> Place:
+        file, separator, path = self.text.rpartition("::")
+        start = len(file) + len(separator)
+        attribute = ""
+        if self.attributes:
+            path, sign, attribute = path.partition("@")
+            if sign and not attribute:
+                self.fail(start + len(path), "@ is followed by the name of an attribute")
+        path, rows, inner = path.partition("[]")
+        if "[]" in inner:
+            self.fail(start + len(path) + 2 + inner.index("[]"), "a place has one [] at most")
+        if rows and attribute:
+            self.fail(start + len(path), "an attribute has no rows")
+        deep = path == "**" or path.endswith("/**")
+        if deep:
+            path = path[:-2].rstrip("/")
+            if self.field not in (EVERYTHING, ATTRIBUTES):
+                self.fail(start + len(path), f'** is for the field "{EVERYTHING}", since it may be several fields')
+        if "**" in path:
+            self.fail(start + path.index("**"), "** is the last part of a path")
+        return Place(self.text, self._template(path, start), file, deep, bool(rows), inner.lstrip("./"), attribute)
+
+    def _template(self, path: str, start: int) -> Template:
+        texts, names = [""], list[str]()
+        for token in _TOKENS.finditer(path):
+            piece, at = token[0], start + token.start()
+            if piece in ("{{", "}}"):
+                texts[-1] += piece[0]
+            elif piece in ("{", "}"):
+                self.fail(at, "a brace has no partner; write {{ or }} for one that belongs to the name")
+            elif piece[0] == "{":
+                name = piece[1:-1] or KEY
+                if not _NAME.fullmatch(name):
+                    self.fail(at, "a name in braces is a field, so it begins with a-z, then a-z, 0-9 and _")
+                if name in names:
+                    self.fail(at, f"{piece} is there twice; give the second one another name, as in {{folder}}")
+                if names and not texts[-1]:
+                    self.fail(at, f"text must separate {piece} from the name before it")
+                names.append(name)
+                texts.append("")
+            else:
+                texts[-1] += piece
+        return Template(tuple(texts), tuple(names))
+
+    def fail(self, at: int, why: str) -> NoReturn:
+        raise ConfigError(f"columns[{self.field!r}]: {why}\n  {self.text}\n  {' ' * at}^")
+
+
+def natural_order(names: Iterable[str]) -> list[str]:
+    """Return names in natural order: ``img_2`` before ``img_10``."""
+
+    def key(name: str) -> tuple[tuple[int | str, ...], str]:
+        parts = _DIGITS.split(name)
+        return tuple(int(part) if at % 2 else part for at, part in enumerate(parts)), name
+
+    return sorted(names, key=key)
