@@ -174,7 +174,7 @@ def export_lazily(package: str, modules: Mapping[str, tuple[str, ...]]) -> Calla
 
 
 BACKENDS = Registry("backend", "storeds.backends", _SCHEME)
-FOREIGN: dict[str, str] = {}
+FOREIGN: dict[str, str] = {"hdf5": "storeds.layouts.hdf5:ForeignHdf5"}
 """Scheme → the class that reads an engine's stores of other tools, as an import string; its ``presets`` are layouts."""
 LAYOUTS = Registry("layout", "storeds.layouts")
 READERS = Registry("reader", "storeds.readers")
@@ -201,11 +201,12 @@ for _name, _target, _needs in (
     ("lmdb/pyarrow", "lmdb:PyarrowLmdb", "lmdb"),
     ("lmdb/resolutions", "lmdb:ResolutionsLmdb", "lmdb"),
     ("lmdb/tensorpack", "lmdb:TensorpackLmdb", "lmdb"),
-    ("hdf5/parallel", "hdf5.parallel:ParallelHdf5", "h5py"),
-    ("hdf5/per_episode", "hdf5.per_episode:PerEpisodeHdf5", "h5py"),
-    ("hdf5/per_file", "hdf5.per_file:PerFileHdf5", "h5py"),
-    ("hdf5/per_sample", "hdf5.per_sample:PerSampleHdf5", "h5py"),
-    ("hdf5/per_video", "hdf5.per_video:PerVideoHdf5", "h5py"),
+    ("hdf5/pcam", "hdf5:ForeignHdf5", "h5py"),
+    ("hdf5/parallel", "hdf5:ForeignHdf5", "h5py"),
+    ("hdf5/per_episode", "hdf5:ForeignHdf5", "h5py"),
+    ("hdf5/per_file", "hdf5:ForeignHdf5", "h5py"),
+    ("hdf5/per_sample", "hdf5:ForeignHdf5", "h5py"),
+    ("hdf5/per_video", "hdf5:ForeignHdf5", "h5py"),
     ("mongodb/named", "mongodb:NamedLayout", "pymongo"),
     ("mongodb/query", "mongodb:QueryLayout", "pymongo"),
     ("mongodb/gridfs", "mongodb:GridfsLayout", "pymongo"),

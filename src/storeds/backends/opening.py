@@ -155,10 +155,11 @@ def _open_one(url: StoreURL, layout: str | None, options: Mapping[str, Any]) -> 
             # An option that the native layout lacks may be a foreign one's.
             if layout is not None or (isinstance(error, ConfigError) and not options and not url.options):
                 raise
-            if url.scheme in FOREIGN:
-                return _open_foreign(url, opened, options, error)
-            foreign = detect_layout(url, opened, options, error)
-        return open_with(foreign, url, opened, options)
+            why_not_native = error
+        # Outside the handler: an error about a foreign store does not begin with one about a native store.
+        if url.scheme in FOREIGN:
+            return _open_foreign(url, opened, options, why_not_native)
+        return open_with(detect_layout(url, opened, options, why_not_native), url, opened, options)
 
 
 def _open_foreign(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import contextlib
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -12,34 +12,30 @@ import numpy as np
 
 from storeds.errors import FormatError, StoredsError, UnavailableError
 from storeds.layouts.embedded import is_image
-from storeds.layouts.hdf5.files import Hdf5Files, NoSuchNameError, attribute_fields, attributes, members, split
+from storeds.layouts.hdf5.files import Hdf5Files, NoSuchNameError, attribute_fields, attributes
 from storeds.layouts.hdf5.values import SCALAR_KINDS, is_numeric, kind_of, raw_rows, to_value, unsupported
-from storeds.protocols import JSON, Field
+from storeds.protocols import Field
 
-__all__ = [
-    "conversion_script",
-    "default_name",
-    "element_bytes",
-    "element_field",
-    "existing",
-    "read_attribute",
-    "read_element",
-    "single_values",
-    "sort_of",
-]
+__all__ = ["default_name", "element_field", "read_attribute", "read_element"]
 
 _MOST_ENCODED = 256 << 20  # bytes; a larger dataset is not read to find out whether it is an encoded image
 
 
-def element_field(files: Hdf5Files, samples: Sequence[str]) -> Field:
-    """Return the field of a series of datasets, from some of them.
+def element_field(files: Hdf5Files, samples: Sequence[str], path: str | None = None) -> Field:
+    """Return the field of a series of datasets, from some of them, which lie in another file if `path` names it.
+
+    Missing ones do not count, because a missing dataset is a bad record; one of them must exist.
 
     Raises
     ------
     FormatError
         More than 1 of 8 is of another kind, or no field can hold them.
     """
-    datasets = _of_common_sort(files, [files.dataset(name) for name in samples])
+    found: list[h5py.Dataset] = []
+    for number, name in enumerate(samples):
+        with contextlib.suppress(*([NoSuchNameError] if found or number + 1 < len(samples) else [])):
+            found.append(files.dataset(name, path))
+    datasets = _of_common_sort(files, found)
     first = datasets[0]
     if not is_numeric(first.dtype):
         if not (_is_text(first) or _is_bytes(first)):
@@ -51,18 +47,6 @@ def element_field(files: Hdf5Files, samples: Sequence[str]) -> Field:
 def default_name(field: Field) -> str:
     """Return the name of a field that has none in the file."""
     return field.kind if field.kind in ("image", "bytes", "array") else "value"
-
-
-def existing(files: Hdf5Files, paths: list[str]) -> list[str]:
-    """Return the datasets that exist; a missing one is a bad record. If all are missing, return the first."""
-    found = []
-    for path in paths:
-        try:
-            files.dataset(path)
-        except NoSuchNameError:
-            continue
-        found.append(path)
-    return found or paths[:1]
 
 
 def _of_common_sort(files: Hdf5Files, datasets: Sequence[h5py.Dataset]) -> list[h5py.Dataset]:
@@ -110,10 +94,10 @@ def _numeric_element(datasets: Sequence[h5py.Dataset]) -> Field:
     return Field("array", dtype.newbyteorder("<").str, (None,) * ndim)
 
 
-def read_element(files: Hdf5Files, field: Field, name: str) -> Any:
+def read_element(files: Hdf5Files, field: Field, name: str, path: str | None = None) -> Any:
     """Return the value of dataset `name`, or a ValueError if it has none of this field, which is from `element_field`."""
     try:
-        dataset = files.dataset(name)
+        dataset = files.dataset(name, path)
         if not _fits(field, dataset):
             return ValueError(f"dataset {name} is {dataset.dtype} {dataset.shape}, unlike the others")
         text = _is_text(dataset)
@@ -172,20 +156,6 @@ def element_bytes(files: Hdf5Files, dataset: h5py.Dataset) -> bytes:
     return data.rstrip(b"\0") if dtype.kind == "S" else data
 
 
-def single_values(files: Hdf5Files, group: str) -> dict[str, JSON]:
-    """Return the datasets of a group that are one number or one text each."""
-    out: dict[str, JSON] = {}
-    for name in split(files.group(group))[0]:
-        path = f"{group}/{name}"
-        dataset = files.dataset(path)
-        if dataset.shape or not (dataset.dtype.kind in SCALAR_KINDS or _is_text(dataset)):
-            continue
-        value = read_element(files, element_field(files, [path]), path)
-        if isinstance(value, (bool, int, float, str)):
-            out[name] = value
-    return out
-
-
 def read_attribute(files: Hdf5Files, path: str, name: str, field: Field) -> Any:
     """Return an attribute of the dataset or group at `path`, or a ValueError if it has none of this field."""
     try:
@@ -197,50 +167,3 @@ def read_attribute(files: Hdf5Files, path: str, name: str, field: Field) -> Any:
     if attribute_fields(found)[name] != field:
         return ValueError(f"attribute {name!r} of {path} is {found[name]!r}, not {field.kind} as in others")
     return found[name]
-
-
-_SCRIPT = """\
-import h5py, storeds
-with h5py.File({path!r}) as file:
-    paths = []
-    file.visititems(lambda path, item: paths.append(path) if {test} else None)
-    with storeds.open_writer({target!r}, {fields!r}) as writer:
-        writer.append({{"key": path, "value": {value}}} for path in paths)  # a record for each dataset: change as needed"""
-
-
-def conversion_script(files: Hdf5Files, group: str) -> str:
-    """Return a short program that converts the datasets of the most common sort, one record each.
-
-    Raises
-    ------
-    FormatError
-        No field can hold any of the first 256 datasets.
-    """
-    found = [(member.dataset, sort_of(member.dataset)) for member in members(files, group, most=256)]
-    for sort, _ in Counter(sort for _, sort in found).most_common():
-        first = next(dataset for dataset, other in found if other == sort)
-        try:
-            field = element_field(files, [first.name])
-        except FormatError:
-            continue
-        is_array = field.kind == "array"
-        same = f"dtype == {first.dtype.str!r}" if is_array or field.is_scalar else f"dtype.kind == {first.dtype.kind!r}"
-        value: object = field.kind
-        if is_array:
-            value = {"kind": "array", "dtype": field.dtype, "shape": list(field.shape or ())}
-        return _SCRIPT.format(
-            path=files.path,
-            target=f"{os.path.splitext(files.path)[0]}.lmdb",
-            fields={"key": "str", "value": value},
-            test=f"isinstance(item, h5py.Dataset) and item.{same} and item.ndim == {first.ndim}",
-            value=_read_expression(field),
-        )
-    raise FormatError(f"{files.url}: no field can hold any of its datasets")
-
-
-def _read_expression(field: Field) -> str:
-    if field.kind == "str":
-        return "file[path].asstr()[()]"
-    if field.kind in ("image", "bytes"):
-        return "file[path][()].tobytes()"
-    return f"file[path][()].astype({field.dtype!r})" if field.kind == "array" else "file[path][()].item()"

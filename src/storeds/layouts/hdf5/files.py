@@ -7,11 +7,9 @@ folders that environment variables choose. It returns zeros where the source of 
 from __future__ import annotations
 
 import functools
-import itertools
 import os
-import re
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import h5py
@@ -23,6 +21,7 @@ from storeds.backends.base import BackendOptions
 from storeds.backends.handles import OpenStore
 from storeds.backends.hdf5.stamp import check_hdf5_file, open_hdf5_file
 from storeds.errors import ConfigError, FormatError, StoredsError, UnavailableError, suggest
+from storeds.layouts.pattern import Pattern, natural_order, parse_pattern
 from storeds.protocols import JSON, Field, Kind
 
 __all__ = [
@@ -30,18 +29,11 @@ __all__ = [
     "Hdf5Files",
     "Member",
     "NoSuchNameError",
-    "Unread",
-    "are_splits",
     "attribute_fields",
     "attributes",
     "describe",
-    "enter",
-    "field_names",
     "members",
-    "natural_order",
-    "split",
-    "stem",
-    "unread_below",
+    "names_in",
 ]
 
 _MOST_LINKS = 16  # links in a row
@@ -59,17 +51,25 @@ class ForeignOptions(BackendOptions):
         Chunk cache of each dataset, in bytes. A larger chunk is decompressed again for every batch.
     group : str
         The group that holds the store; the root by default.
+    columns : mapping or str, optional
+        The pattern, as `storeds.layouts.pattern.parse_pattern` takes it. Its paths begin at `group`.
+    mask : str, optional
+        A filter key, as robomimic calls it: the dataset of the group ``mask`` that lists the demonstrations to read.
     allow_outside : bool
         Follow links, external storage and virtual datasets that leave the folder of the store.
-    partial : bool
-        Open the store even if the layout reads less than half of its bytes.
     """
 
     locking: Literal["auto", "true", "false", "best-effort"] = "auto"
     cache_bytes: int = Option(default=8 << 20, ge=0)
     group: str = "/"
+    columns: Pattern | None = None
+    mask: str | None = None
     allow_outside: bool = False
-    partial: bool = False
+
+    @field_validator("columns", mode="before")
+    @classmethod
+    def _parsed(cls, columns: Any) -> Pattern | None:
+        return None if columns is None else parse_pattern(columns)
 
     @field_validator("group")
     @classmethod
@@ -144,6 +144,23 @@ class Hdf5Files:
                 raise UnavailableError(
                     f"{self.url}: {path}, a source of a virtual dataset, was changed or removed; open the store again"
                 )
+
+    def seen(self) -> list[JSON]:
+        """Return path, device, inode, size and modification time of every file opened or checked so far."""
+        return [[path, *_identity(path)] for path in {**self._descriptors, **self._sources}]
+
+    def changed(self, seen: Sequence[Any]) -> bool:
+        """Whether one of the files that `seen` returned is gone or another one now."""
+        try:
+            return any(_identity(path) != identity for path, *identity in seen)
+        except OSError:
+            return True
+
+    def beside(self, name: str) -> str | None:
+        """Return the path of another file of the store's folder, which a pattern names; None for the store itself."""
+        if not name:
+            return None
+        return self.resolve(name, os.path.dirname(self.path), f"the place {name!r}::…", ConfigError)
 
     def descriptor(self, path: str) -> int:
         """Return an open descriptor of the file at `path`."""
@@ -230,16 +247,6 @@ class Hdf5Files:
             raise FormatError(f"{self.url}: {name} is not a group")
         return found
 
-    def listing(self, name: str) -> str:
-        """Return what the group called `name` holds, as half a sentence."""
-        group = self.group(name)
-        names = list(itertools.islice(group, _LISTED + 1))
-        where = "it" if group.name == "/" else f"its group {group.name}"
-        if not names:
-            return f"{where} is empty"
-        shown = ", ".join(_describe_member(group, each) for each in names[:_LISTED])
-        return f"{where} holds {shown}{' …' if len(names) > _LISTED else ''}"
-
     def _checked(self, found: h5py.Group | h5py.Dataset, links: int) -> h5py.Group | h5py.Dataset:
         if isinstance(found, h5py.Dataset):
             missing = [name for code, name in _filters(found) if not h5py.h5z.filter_avail(code)]
@@ -310,18 +317,6 @@ def _link_type(group: h5py.Group, name: str) -> int | None:
         return None
 
 
-def _describe_member(group: h5py.Group, name: str | bytes) -> str:
-    """Return a member's name and what it is, without following links."""
-    if isinstance(name, bytes):  # not UTF-8
-        return repr(name)
-    if _link_type(group, name) != h5py.h5l.TYPE_HARD:
-        return f"{name!r} (a link)"
-    member = group[name]
-    if isinstance(member, h5py.Dataset):
-        return f"{name!r} (a dataset of shape {member.shape})"
-    return f"{name!r} (a group of {len(member)})" if isinstance(member, h5py.Group) else f"{name!r} (a named type)"
-
-
 def _is_too_small(found: h5py.Dataset, source: Any) -> bool:
     """Whether the source of a virtual dataset lacks values that are mapped."""
     if source.src_space.get_select_type() == h5py.h5s.SEL_ALL:
@@ -341,56 +336,28 @@ def _filters(dataset: h5py.Dataset) -> list[tuple[int, str]]:
     return [(code, f"filter {code} ({name.decode(errors='replace') or 'unnamed'})") for code, _, _, name in filters]
 
 
-_SPLITS = {"train", "training", "val", "valid", "validation", "dev", "test", "testing"}
 _SAMPLED = 10_000  # members of a group
-_DIGITS = re.compile(r"(\d+)")
 
 
-def natural_order(names: Iterable[str]) -> list[str]:
-    """Return names in natural order: ``img_2`` before ``img_10``."""
+def names_in(files: Hdf5Files, group: str) -> tuple[list[str], list[str]]:
+    """Return the names of the datasets and of the groups in a group, through links too.
 
-    def key(name: str) -> tuple[tuple[int | str, ...], str]:
-        parts = _DIGITS.split(name)
-        return tuple(int(part) if at % 2 else part for at, part in enumerate(parts)), name
-
-    return sorted(names, key=key)
-
-
-def stem(name: str) -> str | None:
-    """Return `name` with ``#`` for each number, or None if it has none; names of one series have equal stems."""
-    found, count = _DIGITS.subn("#", name)
-    return found if count else None
-
-
-def field_names(names: Sequence[str], taken: Iterable[str] = ()) -> dict[str, str]:
-    """Return name → field name: lower case, with ``_`` for other characters; a second equal one ends in ``_2``."""
-    used, out = set(taken), {}
-    for name in names:
-        plain = re.sub(r"[^a-z0-9_]+", "_", name.lower()).strip("_")[:90] or "field"
-        plain = plain if plain[0].isalpha() else f"f{plain}"
-        unique, number = plain, 2
-        while unique in used:
-            unique, number = f"{plain}_{number}", number + 1
-        used.add(unique)
-        out[name] = unique
-    return out
-
-
-def are_splits(groups: Sequence[str]) -> bool:
-    """Whether groups are named as splits of a data set (``train``, ``val``), each of which is a store of its own."""
-    return all(name.lower() in _SPLITS for name in groups)
-
-
-def split(group: h5py.Group) -> tuple[list[str], list[str]]:
-    """Return the names of the datasets and of the groups in a group. Links count as datasets.
-
-    Of more than 10,000 members only a sample is inspected; if all of it is of one type, so are the others.
+    Of more than 10,000 members only a sample is inspected; if all of it is of one type, so are the others. Indexes of
+    PyTables and what cells of MATLAB refer to are left out.
     """
+    datasets, groups, links = _split(files.group(group))
+    for name in links:
+        (datasets if isinstance(files.find(f"{group}/{name}")[0], h5py.Dataset) else groups).append(name)
+    return datasets, groups
+
+
+def _split(group: h5py.Group) -> tuple[list[str], list[str], list[str]]:
+    """Return the names of the datasets, of the groups and of the links in a group."""
     hard: list[bytes] = []
     links: list[bytes] = []
 
     def note(name: bytes, info: Any) -> None:
-        if not name.startswith((b"_i_", b"#")):  # PyTables' index of a table, and what MATLAB's cells refer to
+        if not name.startswith((b"_i_", b"#")):
             (hard if info.type == h5py.h5l.TYPE_HARD else links).append(name)
 
     group.id.links.iterate(note, info=True)
@@ -401,7 +368,7 @@ def split(group: h5py.Group) -> tuple[list[str], list[str]]:
     else:
         groups = [name for name in hard if _is_group(group, name)]
     chosen = set(groups)
-    return _decoded(name for name in (*hard, *links) if name not in chosen), _decoded(groups)
+    return _decoded(name for name in hard if name not in chosen), _decoded(groups), _decoded(links)
 
 
 def _is_group(group: h5py.Group, name: bytes) -> bool:
@@ -410,14 +377,6 @@ def _is_group(group: h5py.Group, name: bytes) -> bool:
 
 def _decoded(names: Iterable[bytes]) -> list[str]:
     return [name.decode("utf-8", "surrogateescape") for name in names]
-
-
-def enter(files: Hdf5Files, group: str) -> tuple[str, list[str], list[str]]:
-    """Return a group, its datasets and its groups; a group that holds only one other group is replaced by that one."""
-    names, groups = split(files.group(group))
-    if names or len(groups) != 1:
-        return group, names, groups
-    return enter(files, f"{group.rstrip('/')}/{groups[0]}")
 
 
 _MOST_WALKED = 4096  # datasets
@@ -430,40 +389,6 @@ class Member:
 
     path: str
     dataset: h5py.Dataset
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes in memory. Of values of variable length, only the references count."""
-        return int(self.dataset.size or 0) * int(self.dataset.dtype.itemsize)
-
-
-@dataclass
-class Unread:
-    """The datasets that no field holds.
-
-    Attributes
-    ----------
-    entries : list of str
-        Each path with a reason.
-    size, total : int
-        Bytes of these datasets, and of all.
-    largest : Member or None
-    """
-
-    entries: list[str] = field(default_factory=list)
-    size: int = 0
-    total: int = 0
-    largest: Member | None = None
-
-    def add(self, member: Member, reason: str | None) -> None:
-        """Count a dataset; it is unread if there is a reason."""
-        nbytes = member.nbytes
-        self.total += nbytes
-        if reason is not None:
-            self.size += nbytes
-            if self.largest is None or nbytes > self.largest.nbytes:
-                self.largest = member
-            self.entries.append(f"{member.path} ({describe(member.dataset)}: {reason})")
 
 
 def members(
@@ -484,9 +409,8 @@ def _walk(
     place = (info.fileno, info.addr)
     if place in above or len(above) > _DEPTH:
         return
-    names, groups = split(here)
-    inner = list(groups)
-    for name in names:
+    datasets, inner, links = _split(here)
+    for name in [*datasets, *links]:
         if budget[0] <= 0:
             return
         try:
@@ -503,14 +427,6 @@ def _walk(
             inner.append(name)  # through a link
     for name in natural_order(inner):
         yield from _walk(files, f"{group}/{name}", f"{prefix}{name}/", budget, above | {place}, skipped)
-
-
-def unread_below(files: Hdf5Files, group: str, why: Callable[[Member], str | None]) -> Unread:
-    """Return the unread datasets below a group; `why` returns the reason, or None for a dataset that is read."""
-    unread = Unread()
-    for member in members(files, group, skipped=unread.entries):
-        unread.add(member, why(member))
-    return unread
 
 
 def describe(dataset: h5py.Dataset) -> str:

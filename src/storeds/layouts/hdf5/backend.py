@@ -1,0 +1,218 @@
+"""HDF5 files that other tools wrote: opens them, finds what they are, and reads records and columns."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar
+
+import xxhash
+
+from storeds._utils.locations import StoreURL, file_path, file_system, file_system_advice
+from storeds.backends.base import FileOpener, HandleBackend, bounded, parse_options
+from storeds.backends.handles import HandlePool, OpenStore
+from storeds.errors import ConfigError, FormatError, RecordError, StoredsError
+from storeds.layouts.explain import Preset, Reading, undecided
+from storeds.layouts.hdf5.files import ForeignOptions, Hdf5Files
+from storeds.layouts.hdf5.presets import PRESETS, candidates, entries, preset_pattern, recognise
+from storeds.layouts.hdf5.records import Contents, contents_of, unread_in
+from storeds.layouts.pattern import Pattern
+from storeds.protocols import JSON, Array, Field, Meta, Record
+from storeds.records.columns import stack_records, stackable
+from storeds.records.fields import Count, canonical_json, fields_to_json
+
+__all__ = ["ForeignHdf5", "ForeignOpener", "Hdf5Handle"]
+
+_LOG = logging.getLogger("storeds")
+
+
+@dataclass(frozen=True)
+class Hdf5Handle:
+    """The open files of a store, and its fields."""
+
+    files: Hdf5Files
+    meta: Meta
+    contents: Contents
+    identity: list[JSON]
+    why: str | None
+
+
+@dataclass(frozen=True)
+class ForeignOpener(FileOpener[ForeignOptions]):
+    """Opens a foreign store: with the named layout, by the pattern of its settings, or as what it certainly is."""
+
+    engine = "hdf5"
+    layout: str | None = None
+
+    def key(self, opened: OpenStore | None = None) -> Hashable:
+        # One file may be several stores, with other columns or another group.
+        return "foreign", self.layout, super().key(opened), self.settings
+
+    def open(self, opened: OpenStore | None = None) -> Hdf5Handle:
+        files = Hdf5Files(self.path, self.url, self.settings, opened)
+        try:
+            self._check_foreign(files)
+            layout, pattern, why = self._pattern(files)
+            found = contents_of(files, pattern)
+            handle = Hdf5Handle(files, self._meta(files, layout, found), found, files.identity(), why)
+        except StoredsError:
+            files.close()
+            raise
+        except Exception as error:  # a damaged file makes libhdf5 raise almost anything
+            files.close()
+            raise FormatError(f"{self.url} is damaged: {type(error).__name__}: {error}; copy it again") from error
+        files.keep()
+        return handle
+
+    def _check_foreign(self, files: Hdf5Files) -> None:
+        root = files.file(files.path).attrs
+        if "layout" in root and "meta" in root:
+            raise ConfigError(
+                f"{self.url} is a native store; open it without layout=, columns= and other foreign options"
+            )
+
+    def _pattern(self, files: Hdf5Files) -> tuple[str, Pattern, str | None]:
+        """Return the name of the layout, the pattern, and why it is certain if the user named neither."""
+        if self.settings.columns is not None:
+            return self.layout or "columns", self.settings.columns, None
+        if self.layout is not None:
+            return self.layout, preset_pattern(files, self.layout), None
+        found = recognise(files)
+        if found is None:
+            readings = [Reading(given, partial(self._opened, given)) for given in candidates(files)]
+            raise undecided(self.url, self.path, entries(files), readings)
+        _LOG.info("%s is opened with layout %r: %s", self.url, found.layout, found.why)
+        return found.layout, found.pattern, found.why
+
+    def _opened(self, given: Mapping[str, Any]) -> ForeignHdf5:
+        """Open the store in another way, as `Reading.open`."""
+        return ForeignHdf5(self.path, **{**self.settings.model_dump(), **given})
+
+    def _meta(self, files: Hdf5Files, layout: str, found: Contents) -> Meta:
+        fields = {name: values.field for name, values in found.columns.items()}
+        identity = files.identity()
+        content: dict[str, JSON] = {
+            "layout": layout,
+            "fields": fields_to_json(fields),
+            "attrs": dict(found.attrs),
+            "count": found.count,
+            "where": dict(found.where),
+        }
+        # Without checksums, the size and the modification time identify a file's content.
+        versions: list[JSON] = [list(file[2:]) for file in identity if isinstance(file, list)]
+        id_ = _digest({**content, "files": versions})
+        build = _digest({**content, "files": identity})
+        return Meta(id_, build, Count(found.count), layout, fields, found.attrs)
+
+    def close(self, handle: Hdf5Handle, /) -> None:
+        handle.files.close()
+
+    def abandon_after_fork(self, handle: Hdf5Handle, /) -> None:
+        # h5py holds libhdf5's lock during a fork, so no read was running; closing the copy does not affect the parent.
+        self.close(handle)
+
+
+class ForeignHdf5(HandleBackend[Hdf5Handle, ForeignOpener]):
+    """An HDF5 file that another tool wrote, read by a record pattern.
+
+    Parameters
+    ----------
+    url : str
+        Of one file; fields may lie in others of its folder.
+    layout : str, optional
+        The name of a preset.
+    opened : OpenStore, optional
+        The store that `storeds.open_backend` is opening.
+    **options
+        See `ForeignOptions`.
+
+    Raises
+    ------
+    ConfigError, FormatError
+        Nothing in the file says for certain what it is; the message shows what it holds, and lines to paste.
+    """
+
+    Options: ClassVar[type[ForeignOptions]] = ForeignOptions
+    presets: ClassVar[Mapping[str, Preset]] = PRESETS
+    shares_open_store = True
+    pool: ClassVar[HandlePool[Hdf5Handle]] = HandlePool(limit=128, quiesce=True)
+    _unread: list[str] | None = None  # not pickled
+
+    def __init__(
+        self, url: str | StoreURL, *, layout: str | None = None, opened: OpenStore | None = None, **options: Any
+    ) -> None:
+        path, in_url = file_path(url)
+        super().__init__(ForeignOpener(path, parse_options(self.Options, in_url, options, url), layout), opened)
+
+    def _probe(self, handle: Hdf5Handle) -> Meta:
+        # docstring inherited
+        self.recognised = handle.why
+        self._unread = bounded(unread_in(handle.files, handle.contents))
+        return handle.meta
+
+    def unread(self) -> list[str]:
+        # docstring inherited
+        if self._unread is None:
+            with self._lease() as handle:
+                self._unread = bounded(unread_in(handle.files, handle.contents))
+        return list(self._unread)
+
+    def _is_stale(self, handle: Hdf5Handle) -> bool:
+        try:
+            now = handle.files.identity()
+        except OSError:
+            return True
+        return any(file not in now for file in handle.identity)
+
+    def _read(self, positions: list[int], fields: tuple[str, ...]) -> list[Record | RecordError]:
+        with self._lease() as handle:
+            columns = {name: handle.contents.columns[name].read(positions) for name in fields}
+        out: list[Record | RecordError] = []
+        for at, position in enumerate(positions):
+            record = {name: values[at] for name, values in columns.items()}
+            bad = next(((name, value) for name, value in record.items() if isinstance(value, ValueError)), None)
+            out.append(record if bad is None else self._fault(position, f"field {bad[0]!r}: {bad[1]}", record))
+        return out
+
+    def get_arrays(self, positions: Sequence[int], /, fields: Sequence[str] | None = None) -> dict[str, Array]:
+        """Return fields of many records as arrays; see `storeds.protocols.SupportsBatchArrays`."""
+        names = stackable(self, fields)
+        asked = self._check_positions(positions)
+        with self._lease() as handle:
+            read = {name: handle.contents.columns[name].stacked(asked) for name in names}
+        found = {name: array for name, array in read.items() if array is not None}
+        # Reading the records one by one reports which one is bad, and why.
+        return found if len(found) == len(names) else stack_records(self, asked, names)  # type: ignore[arg-type]  # an array is a sequence
+
+    def _column(self, name: str, field: Field) -> Array:
+        with self._lease() as handle:
+            try:
+                return handle.contents.columns[name].column()
+            except ValueError as error:
+                if isinstance(error, StoredsError):
+                    raise
+                raise FormatError(f"{self.url}: column {name!r} cannot be read: {error}") from None
+
+    def stored_bytes(self) -> int:
+        # docstring inherited
+        return os.path.getsize(self._opener.path)
+
+    def handle_settings(self) -> dict[str, JSON]:
+        # docstring inherited
+        with self._lease() as handle:
+            where = dict(handle.contents.where)
+        settings = self._opener.settings
+        given: dict[str, JSON] = settings.model_dump(exclude={"columns"})
+        columns: JSON = None if settings.columns is None else dict(settings.columns.to_json())
+        return {"file_system": file_system(self._opener.path), **given, "columns": columns, "where": where}
+
+    def advice(self) -> list[str]:
+        # docstring inherited
+        return file_system_advice(self._opener.path)
+
+
+def _digest(content: Mapping[str, JSON]) -> str:
+    return xxhash.xxh3_128_hexdigest(canonical_json(dict(content)).encode())
