@@ -25,6 +25,7 @@ from storeds.layouts.pattern import Pattern, natural_order, parse_pattern
 from storeds.protocols import JSON, Field, Kind
 
 __all__ = [
+    "MOST_WALKED",
     "ForeignOptions",
     "Hdf5Files",
     "Member",
@@ -336,13 +337,13 @@ def _filters(dataset: h5py.Dataset) -> list[tuple[int, str]]:
     return [(code, f"filter {code} ({name.decode(errors='replace') or 'unnamed'})") for code, _, _, name in filters]
 
 
-_SAMPLED = 10_000  # members of a group
+_SAMPLED = 1_000  # members of a group
 
 
 def names_in(files: Hdf5Files, group: str) -> tuple[list[str], list[str]]:
     """Return the names of the datasets and of the groups in a group, through links too.
 
-    Of more than 10,000 members only a sample is inspected; if all of it is of one type, so are the others. Indexes of
+    Of more than 1,000 members only a sample is inspected; if all of it is of one type, so are the others. Indexes of
     PyTables and what cells of MATLAB refer to are left out.
     """
     datasets, groups, links = _split(files.group(group))
@@ -379,7 +380,7 @@ def _decoded(names: Iterable[bytes]) -> list[str]:
     return [name.decode("utf-8", "surrogateescape") for name in names]
 
 
-_MOST_WALKED = 4096  # datasets
+MOST_WALKED = 1024  # datasets
 _DEPTH = 16
 
 
@@ -392,7 +393,7 @@ class Member:
 
 
 def members(
-    files: Hdf5Files, group: str, *, most: int = _MOST_WALKED, skipped: list[str] | None = None
+    files: Hdf5Files, group: str, *, most: int = MOST_WALKED, skipped: list[str] | None = None
 ) -> Iterator[Member]:
     """Yield the datasets below a group, its own first. Follows links, but visits no group twice on one path.
 

@@ -15,7 +15,7 @@ import h5py
 
 from storeds.errors import ConfigError
 from storeds.layouts.explain import Preset
-from storeds.layouts.hdf5.files import Hdf5Files, Member, describe, members, names_in
+from storeds.layouts.hdf5.files import MOST_WALKED, Hdf5Files, Member, describe, members, names_in
 from storeds.layouts.hdf5.records import FRAMES, is_class_list
 from storeds.layouts.hdf5.values import is_single, row_count
 from storeds.layouts.pattern import Pattern, natural_order, parse_pattern
@@ -37,7 +37,6 @@ PRESETS: Mapping[str, Preset] = {
 
 _DEMO = re.compile(r"demo_\d+")
 _INSPECTED = 16  # groups
-_MOST = 1024  # datasets below a group that are inspected
 _DIGITS = re.compile(r"\d+")
 
 
@@ -82,8 +81,8 @@ def recognise(files: Hdf5Files) -> Recognised | None:
         if name is not None:
             pattern = parse_pattern(_inside(group, PRESETS["per_video"].columns))
             return Recognised("per_video", pattern, f"each group holds {name!r}")
-    found = [*members(files, _absolute(files, group), most=_MOST)]
-    if len(found) < _MOST and _are_columns(found):
+    found = [*members(files, _absolute(files, group))]
+    if len(found) < MOST_WALKED and _are_columns(found):
         pattern = parse_pattern(_inside(group, PRESETS["parallel"].columns))
         arrays = [member for member in found if not is_single(member.dataset)]
         shown = ", ".join(f"{member.path} {describe(member.dataset)}" for member in arrays[:4])
@@ -172,7 +171,7 @@ def _holds_numbered_frames(files: Hdf5Files, group: str) -> bool:
 
 def entries(files: Hdf5Files) -> Iterator[str]:
     """Yield what a file holds: each dataset below its group with type and shape; of a link, only its name."""
-    for member in members(files, files.settings.group, most=_MOST, skipped=[]):
+    for member in members(files, files.settings.group, skipped=[]):
         yield f"{member.path} ({describe(member.dataset)})"
 
 
@@ -181,7 +180,7 @@ def candidates(files: Hdf5Files) -> Iterator[dict[str, object]]:
     group = _entered(files)
     datasets, groups = names_in(files, _absolute(files, group))
     if datasets:
-        found = [*members(files, _absolute(files, group), most=_MOST)]
+        found = [*members(files, _absolute(files, group))]
         yield from _candidate_columns(group, found)
         yield {"layout": "per_file"}
         if not groups and len(datasets) > 1:

@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal, cast
 
 import h5py
@@ -27,7 +28,7 @@ from storeds.layouts.hdf5.files import (
     names_in,
 )
 from storeds.layouts.hdf5.sequences import RowNumbers, SequenceNames, SequenceRows, SequenceValues
-from storeds.layouts.hdf5.values import Computed, Values, is_single, row_count, values_of
+from storeds.layouts.hdf5.values import Values, is_single, row_count, values_of
 from storeds.layouts.names import Names, pack_names
 from storeds.layouts.pattern import ATTRIBUTES, EVERYTHING, KEY, Pattern, Place, Template, natural_order
 from storeds.protocols import JSON, Array, Field
@@ -517,13 +518,15 @@ class _Builder:
             literal.append(part.fill({}))
         return "/".join([self._group, *literal]) or "/"
 
-    def _split(self, position: int) -> tuple[str, ...]:
-        (name,) = self._names.many([position])
-        return tuple(name.decode("utf-8", "surrogateescape").split("/"))
+    def _paths_of(self, plan: _Plan) -> Callable[[Sequence[int]], list[str]]:
+        """Return the function that gives the paths of a field's objects at ascending positions."""
 
-    def _path(self, plan: _Plan, position: int) -> str:
-        values = dict(zip(self._pattern.names, self._split(position), strict=True)) if self._pattern.names else {}
-        return f"{self._group}/{plan.path.fill(values)}"
+        def paths(positions: Sequence[int]) -> list[str]:
+            texts = [name.decode("utf-8", "surrogateescape") for name in self._names.many(positions)]
+            filled = [plan.path.fill(dict(zip(self._pattern.names, text.split("/"), strict=False))) for text in texts]
+            return [f"{self._group}/{path}" for path in filled]
+
+        return paths
 
     def _values(self, name: str, plan: _Plan) -> Values:
         files, field, other = self._files, plan.field, self._files.beside(plan.file)
@@ -531,21 +534,21 @@ class _Builder:
             values = self._facts.shared[name]
             return SequenceValues(self._bounds if self._pattern.has_rows else np.arange(self._count + 1), field, values)
         if plan.sort == "attribute":
-            return Computed(
-                field, self._count, lambda at: read_attribute(files, self._path(plan, at), plan.attribute, field)
-            )
+            read: Callable[[str], Any] = partial(_read_attribute, files, plan)
+            return _Elements(field, self._count, self._paths_of(plan), read)
         if plan.sort == "dataset":
-            return Computed(field, self._count, lambda at: read_element(files, field, self._path(plan, at), other))
+            return _Elements(
+                field, self._count, self._paths_of(plan), lambda path: read_element(files, field, path, other)
+            )
         if not self._pattern.names:
-            dataset = files.dataset(self._path(plan, 0), other)
+            dataset = files.dataset(self._paths_of(plan)([0])[0], other)
             found = values_of(files, dataset, plan.column, field)[plan.column]
             if found.count != self._count:
                 raise ConfigError(
                     f"{files.url}: {plan.where} has {found.count} rows, and others {self._count}; columns= names datasets of one length"
                 )
             return found
-        paths = [self._path(plan, at) for at in range(len(self._names))]
-        return SequenceRows(files, paths, self._bounds, field)
+        return SequenceRows(files, self._paths_of(plan)(range(len(self._names))), self._bounds, field)
 
     def _named(self) -> dict[str, Values]:
         """Return the fields of the names in the pattern, and the numbers of rows."""
@@ -568,6 +571,23 @@ class _Builder:
         return columns
 
 
+class _Elements(Values):
+    """Values that are whole objects: a dataset or an attribute for each record."""
+
+    def __init__(
+        self, field: Field, count: int, paths: Callable[[Sequence[int]], list[str]], read: Callable[[str], Any]
+    ) -> None:
+        self.field, self.count, self._paths, self._read = field, count, paths, read
+
+    def read(self, positions: Sequence[int]) -> list[Any]:
+        # docstring inherited
+        return [self._read(path) for path in self._paths(positions)]
+
+
+def _read_attribute(files: Hdf5Files, plan: _Plan, path: str) -> Any:
+    return read_attribute(files, path, plan.attribute, plan.field)
+
+
 def _value_of(name: str, place: int, field: Field, attrs: Mapping[str, Any]) -> Callable[[str, int], Any]:
     """Return the function that takes the value of a name in the pattern from the name of a record."""
     if name == "label":
@@ -580,7 +600,7 @@ def _value_of(name: str, place: int, field: Field, attrs: Mapping[str, Any]) -> 
 
 
 def unread_in(files: Hdf5Files, contents: Contents) -> list[str]:
-    """Return the datasets that no field holds, and sequences without rows."""
+    """Return the datasets that no field holds, among the first 1,024, and sequences without rows."""
     skipped: list[str] = []
     found = [*members(files, files.settings.group, skipped=skipped)]
     missed = [each for each in found if not any(pattern.fullmatch(each.path) for pattern in contents.read)]
