@@ -56,8 +56,10 @@ def single(
     sources: Sequence[SourceLike], arguments: Mapping[str, Any]
 ) -> Iterator[tuple[SourceLike, Mapping[str, Any]]]:
     """Yield each source with the arguments of its dataset; a pattern yields the matching files, which are open already."""
-    opening = {"layout": arguments.get("layout"), **(arguments.get("options") or {})}
-    others = {name: value for name, value in arguments.items() if name not in ("layout", "options")}
+    own = {name: value for name, value in arguments.items() if name in Source.model_fields}
+    more = {name: value for name, value in arguments.items() if name not in own}
+    opening = {"layout": own.get("layout"), **(Source.store_options(own.get("options"), more) or {})}
+    others = {name: value for name, value in own.items() if name not in ("layout", "options")}
     for source in sources:
         if not isinstance(source, (str, os.PathLike)) or glob_of(os.fspath(source)) is None:
             yield source, arguments

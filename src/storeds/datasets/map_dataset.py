@@ -121,6 +121,8 @@ class StoreDataset(Dataset[Any]):
         As for `open_backend`.
     reader_options : mapping, optional
         Further arguments of the reader.
+    **store_options
+        Options of the store as keywords: ``columns={"image": "{label}/{}"}`` is short for ``options={"columns": …}``.
 
     Raises
     ------
@@ -164,6 +166,7 @@ class StoreDataset(Dataset[Any]):
         layout: str | None = None,
         options: Mapping[str, Any] | None = None,
         reader_options: Mapping[str, Any] | None = None,
+        **store_options: Any,
     ) -> None:
         super().__init__()
         if (source is None) == (url is None):
@@ -189,7 +192,7 @@ class StoreDataset(Dataset[Any]):
             where=where,
             seed=seed,
             layout=layout,
-            options=options,
+            options=Source.store_options(options, store_options),
             reader_options=reader_options,
         )
         policy = Policy(settings.on_error, settings.max_bad, settings.max_bad_fraction)

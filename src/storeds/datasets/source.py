@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
 from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
-from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
 from storeds._utils.arguments import DEEPEST, is_omegaconf, plain
@@ -58,7 +59,8 @@ def _list_or_table(value: Any) -> Any:
 class Source(Settings):
     """The validated settings of a `StoreDataset`; also the ``[dataset]`` table of a config.
 
-    ``url`` (or ``source``) locates the store; every other key is the `StoreDataset` argument of the same name.
+    ``url`` (or ``source``) locates the store; every other key is the `StoreDataset` argument of the same name, or an option of
+    the store, such as ``columns``.
     """
 
     where_from: ClassVar[str] = "[dataset]"
@@ -111,6 +113,36 @@ class Source(Settings):
     )
     where: dict[str, Any] | None = Field(None, description="Field → the value, or list of values, to select.")
     seed: int | None = Field(None, description="Makes a sample's randomness depend only on (seed, epoch, index).")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_options(cls, given: Any) -> Any:
+        if not isinstance(given, Mapping):
+            return given
+        own = {name: value for name, value in given.items() if name in cls.model_fields or name == "source"}
+        more = {name: value for name, value in given.items() if name not in own}
+        try:
+            options = cls.store_options(own.get("options"), more)
+        except ConfigError as error:
+            raise PydanticCustomError("option", "{message}", {"message": str(error)}) from None
+        return {**own, "options": options} if more else own
+
+    @classmethod
+    def store_options(cls, options: Any, more: Mapping[str, Any]) -> Any:
+        """Return the options of the store, with those given as keywords or keys of their own.
+
+        Raises
+        ------
+        ConfigError
+            One is given twice, or is a misspelt setting of the dataset.
+        """
+        for name in more:
+            near = get_close_matches(str(name), cls.model_fields, 1, 0.75)
+            if near:
+                raise ConfigError(f"unknown key {shown_key(name)!r}; did you mean {near[0]!r}?")
+            if options and name in options:
+                raise ConfigError(f"the option {name!r} is given twice: in options, and as a keyword or key of its own")
+        return {**(options or {}), **more} if more else options
 
     def arguments(self) -> dict[str, Any]:
         """Return the keyword arguments for `StoreDataset`."""

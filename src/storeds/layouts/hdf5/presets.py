@@ -195,9 +195,8 @@ def _candidate_columns(group: str, found: list[Member]) -> Iterator[dict[str, ob
     by_length: dict[int, Columns] = {}
     for member in found:
         if not is_single(member.dataset) and not is_class_list(member):
-            name = re.sub(r"[^a-z0-9_]+", "_", member.path.lower()).strip("_")
             columns = by_length.setdefault(row_count(member.dataset), {})
-            columns[name if name[:1].isalpha() else f"f{name}"] = f"{member.path}[]"
+            columns[_plain(member.path) or f"f{len(columns)}"] = f"{member.path}[]"
     if len(by_length) == 1:
         yield {"layout": "parallel"}
         return
@@ -228,20 +227,25 @@ def _candidate_groups(files: Hdf5Files, group: str, groups: list[str]) -> Iterat
         yield {"columns": _inside(group, {"*": "{label}/{}/**"})}
         yield {"columns": _inside(group, {"*": "{}/**"})}
         return
-    if common and len(groups) <= _INSPECTED and len(names) > 1 and len({*map(tuple, names)}) == 1:
-        plain = [re.sub(r"[^a-z0-9_]+", "_", name.lower()).strip("_") for name in groups]
-        if all(name[:1].isalpha() for name in plain) and len(set(plain)) == len(plain):
-            fields = {field: f"{name}/{{}}" for field, name in zip(plain, groups, strict=True)}
-            yield {"columns": _inside(group, fields)}
+    rows = [name for name in natural_order(common) if not is_single(_first(files, group, groups[0], name))]
+    for name in rows[:2]:
+        for kind in ("label", "video"):
+            yield {"columns": _inside(group, {_plain(name) or "image": f"{{{kind}}}/{name}[]"})}
+    if not rows:
+        for kind in ("label", "video"):
+            place = "{label}/{}" if kind == "label" else "{video}/{frame}"
+            yield {"columns": _inside(group, {"*": place})}
+    fields = {_plain(name): f"{name}/{{}}" for name in groups}
+    if 1 < len(fields) == len(groups) <= _INSPECTED and "" not in fields and len({*map(tuple, names)}) == 1:
+        yield {"columns": _inside(group, fields)}
     if common:
         yield {"columns": _inside(group, {"*": "{}/**", "@": "{}/**"})}
-        arrays = [name for name in natural_order(common) if not is_single(_first(files, group, groups[0], name))]
-        for name in arrays[:2]:
-            label = re.sub(r"[^a-z0-9_]+", "_", name.lower()).strip("_") or "image"
-            yield {"columns": _inside(group, {label: f"{{label}}/{name}[]"})}
-            yield {"columns": _inside(group, {label: f"{{video}}/{name}[]"})}
-    yield {"columns": _inside(group, {"*": "{label}/{}"})}
-    yield {"layout": "per_video"}
+
+
+def _plain(name: str) -> str:
+    """Return a name as one of a field; empty if it has no letter to begin with."""
+    plain = re.sub(r"[^a-z0-9_]+", "_", name.lower()).strip("_")
+    return plain if plain[:1].isalpha() else ""
 
 
 def _first(files: Hdf5Files, group: str, name: str, dataset: str) -> h5py.Dataset:
