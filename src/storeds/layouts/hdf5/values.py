@@ -19,7 +19,7 @@ import numpy as np
 from storeds.backends.hdf5.rows import FlatRows, Rows, gather
 from storeds.errors import FormatError
 from storeds.layouts.embedded import evenly, is_image
-from storeds.layouts.hdf5.chunks import ChunkedRows, Chunks, WholeDataset
+from storeds.layouts.hdf5.chunks import ChunkedRows
 from storeds.layouts.hdf5.files import (
     Hdf5Files,
 )
@@ -426,10 +426,6 @@ def _native(array: Array) -> Array:
     return array.astype(array.dtype.newbyteorder("="), copy=False)
 
 
-_SMALL_VALUE = 1 << 18  # bytes; for a smaller value, looking up its chunks costs more than it saves
-_SMALL_CHUNK = 1 << 12  # bytes; values in smaller chunks have too many for a loop in Python
-
-
 class TableRows:
     """One column of a table."""
 
@@ -448,15 +444,12 @@ class TableRows:
         ]
 
 
-def raw_rows(
-    files: Hdf5Files, dataset: h5py.Dataset, dtype: np.dtype[Any], *, whole: bool = False, axis: int = 0
-) -> Rows:
-    """Return the rows of a dataset of values of fixed size; with `whole`, the dataset as a single row.
+def raw_rows(files: Hdf5Files, dataset: h5py.Dataset, dtype: np.dtype[Any], *, axis: int = 0) -> Rows:
+    """Return the rows of a dataset of values of fixed size, along `axis`; the axes before it have length 1.
 
-    Rows lie along `axis`; the axes before it have length 1.
+    A single value is one row.
     """
-    shape = dataset.shape[axis:]
-    count, inner = (1, shape) if whole or not shape else (shape[0], shape[1:])
+    count, *inner = dataset.shape[axis:] or (1,)
     size = math.prod(inner) * dtype.itemsize
     stored = dataset.id.get_type()
     memory = stored if dtype.kind in "SV" else h5py.h5t.py_create(dtype, logical=True)
@@ -465,21 +458,10 @@ def raw_rows(
     equal = bool(stored.equal(memory))
     if dataset.external:
         return _external_rows(files, dataset, size, count, flat=equal)
-    offset = None if dataset.is_virtual or dataset.chunks else dataset.id.get_offset()
-    if offset is not None and equal:
-        path = dataset.file.filename
-        return _flat_rows(files, dataset, path, offset, size, count)
-    if whole and shape:
-        size //= max(shape[0], 1)
-        pays = equal and size * shape[0] >= _SMALL_VALUE and _chunk_bytes(dataset, dtype) >= _SMALL_CHUNK
-        chunks = Chunks.of(files, dataset, size, 0) if pays else None
-        return WholeDataset(ChunkedRows(files, dataset, memory, size, shape[0], 0, chunks))
-    chunks = Chunks.of(files, dataset, size, axis) if equal else None
-    return ChunkedRows(files, dataset, memory, size, count, axis, chunks)
-
-
-def _chunk_bytes(dataset: h5py.Dataset, dtype: np.dtype[Any]) -> int:
-    return math.prod(dataset.chunks or ()) * dtype.itemsize
+    offset = None if dataset.is_virtual or dataset.chunks or not equal else dataset.id.get_offset()
+    if offset is not None:
+        return _flat_rows(files, dataset, dataset.file.filename, offset, size, count)
+    return ChunkedRows(files, dataset, memory, size, count, axis)
 
 
 def _flat_rows(files: Hdf5Files, dataset: h5py.Dataset, path: str, offset: int, size: int, count: int) -> FlatRows:
