@@ -20,9 +20,7 @@ from storeds.backends.hdf5.rows import FlatRows, Rows, gather
 from storeds.errors import FormatError
 from storeds.layouts.embedded import evenly, is_image
 from storeds.layouts.hdf5.chunks import ChunkedRows
-from storeds.layouts.hdf5.files import (
-    Hdf5Files,
-)
+from storeds.layouts.hdf5.files import Hdf5Files
 from storeds.protocols import Array, Field, Kind
 from storeds.records.columns import SCALARS, column_of
 
@@ -31,7 +29,6 @@ __all__ = [
     "SCALAR_KINDS",
     "Computed",
     "Values",
-    "bytes_of",
     "is_numeric",
     "is_opaque",
     "is_picture",
@@ -218,9 +215,6 @@ class Fixed(Values):
     def __init__(self, rows: Rows, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
         self._rows, self._dtype, self._shape = rows, dtype, shape
         self.field, self.count = _numeric_field(dtype, shape), rows.count
-        self._as_stored = (
-            self.field.kind == "array" and dtype.kind != "b" and dtype.isnative and dtype == self.field.dtype
-        )
 
     def read(self, positions: Sequence[int]) -> list[Any]:
         # docstring inherited
@@ -240,9 +234,6 @@ class Fixed(Values):
         raw, whole = gather(self._rows, positions)
         if not whole.all():
             return None
-        if self._as_stored:
-            stored: Array = raw.reshape(-1).view(self._dtype).reshape(len(raw), *self._shape)
-            return stored
         try:
             return _native(self._typed(raw.reshape(-1), len(positions)))
         except ValueError:
@@ -312,7 +303,7 @@ def _variable_blobs(dataset: h5py.Dataset, field: Field | None, *, text: bool) -
 
     def load(positions: Sequence[int]) -> list[bytes | ValueError]:
         found = _variable_items(dataset, positions)
-        return [value if isinstance(value, ValueError) else bytes_of(value) for value in found]
+        return [value if isinstance(value, ValueError) else _bytes_of(value) for value in found]
 
     return Blobs(int(dataset.shape[0]), load, field, text=text)
 
@@ -429,8 +420,6 @@ def _native(array: Array) -> Array:
 class TableRows:
     """One column of a table."""
 
-    checksum = None
-
     def __init__(self, table: Rows, offset: int, size: int) -> None:
         self._table, self._offset, self.size = table, offset, size
         self.count = table.count
@@ -497,7 +486,7 @@ def _runs(positions: Sequence[int]) -> list[tuple[int, int]]:
     return runs
 
 
-def bytes_of(value: Any) -> bytes:
+def _bytes_of(value: Any) -> bytes:
     """Return the bytes of an item of variable length, as in the file."""
     if isinstance(value, str):
         return value.encode("utf-8", "surrogateescape")
