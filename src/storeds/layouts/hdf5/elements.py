@@ -149,9 +149,9 @@ def element_bytes(files: Hdf5Files, dataset: h5py.Dataset) -> bytes:
         while isinstance(value, np.ndarray) and value.dtype.hasobject:
             value = value.reshape(-1)[0]
         return value.encode() if isinstance(value, str) else bytes(memoryview(value))
-    rows = raw_rows(files, dataset, dtype, whole=True)
-    (data,) = rows.read([(0, 1)])
-    if len(data) != rows.size:
+    rows = raw_rows(files, dataset, dtype)
+    (data,) = rows.read([(0, rows.count)])
+    if len(data) != rows.size * rows.count:
         raise ValueError("its bytes are cut short or damaged")
     return data.rstrip(b"\0") if dtype.kind == "S" else data
 

@@ -39,6 +39,7 @@ __all__ = [
 
 _MOST_LINKS = 16  # links in a row
 _LISTED = 8  # names in a message
+_CACHE = 1 << 18  # bytes that libhdf5 caches; it reads an unfiltered chunk that fits in whole, even for a single row
 
 
 class ForeignOptions(BackendOptions):
@@ -180,7 +181,7 @@ class Hdf5Files:
             check_hdf5_file(self.descriptor(path), url)
             how = self.settings
             self._files[path] = self._store.share(
-                self._share_name(path), lambda: open_hdf5_file(path, url, how.locking, how.cache_bytes), h5py.File.close
+                self._share_name(path), lambda: open_hdf5_file(path, url, how.locking, _CACHE), h5py.File.close
             )
         return self._files[path]
 

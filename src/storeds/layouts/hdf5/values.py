@@ -19,10 +19,8 @@ import numpy as np
 from storeds.backends.hdf5.rows import FlatRows, Rows, gather
 from storeds.errors import FormatError
 from storeds.layouts.embedded import evenly, is_image
-from storeds.layouts.hdf5.chunks import ChunkedRows, Chunks, WholeDataset
-from storeds.layouts.hdf5.files import (
-    Hdf5Files,
-)
+from storeds.layouts.hdf5.chunks import ChunkedRows
+from storeds.layouts.hdf5.files import Hdf5Files
 from storeds.protocols import Array, Field, Kind
 from storeds.records.columns import SCALARS, column_of
 
@@ -31,7 +29,6 @@ __all__ = [
     "SCALAR_KINDS",
     "Computed",
     "Values",
-    "bytes_of",
     "is_numeric",
     "is_opaque",
     "is_picture",
@@ -218,9 +215,6 @@ class Fixed(Values):
     def __init__(self, rows: Rows, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
         self._rows, self._dtype, self._shape = rows, dtype, shape
         self.field, self.count = _numeric_field(dtype, shape), rows.count
-        self._as_stored = (
-            self.field.kind == "array" and dtype.kind != "b" and dtype.isnative and dtype == self.field.dtype
-        )
 
     def read(self, positions: Sequence[int]) -> list[Any]:
         # docstring inherited
@@ -240,9 +234,6 @@ class Fixed(Values):
         raw, whole = gather(self._rows, positions)
         if not whole.all():
             return None
-        if self._as_stored:
-            stored: Array = raw.reshape(-1).view(self._dtype).reshape(len(raw), *self._shape)
-            return stored
         try:
             return _native(self._typed(raw.reshape(-1), len(positions)))
         except ValueError:
@@ -312,7 +303,7 @@ def _variable_blobs(dataset: h5py.Dataset, field: Field | None, *, text: bool) -
 
     def load(positions: Sequence[int]) -> list[bytes | ValueError]:
         found = _variable_items(dataset, positions)
-        return [value if isinstance(value, ValueError) else bytes_of(value) for value in found]
+        return [value if isinstance(value, ValueError) else _bytes_of(value) for value in found]
 
     return Blobs(int(dataset.shape[0]), load, field, text=text)
 
@@ -426,14 +417,8 @@ def _native(array: Array) -> Array:
     return array.astype(array.dtype.newbyteorder("="), copy=False)
 
 
-_SMALL_VALUE = 1 << 18  # bytes; for a smaller value, looking up its chunks costs more than it saves
-_SMALL_CHUNK = 1 << 12  # bytes; values in smaller chunks have too many for a loop in Python
-
-
 class TableRows:
     """One column of a table."""
-
-    checksum = None
 
     def __init__(self, table: Rows, offset: int, size: int) -> None:
         self._table, self._offset, self.size = table, offset, size
@@ -448,15 +433,12 @@ class TableRows:
         ]
 
 
-def raw_rows(
-    files: Hdf5Files, dataset: h5py.Dataset, dtype: np.dtype[Any], *, whole: bool = False, axis: int = 0
-) -> Rows:
-    """Return the rows of a dataset of values of fixed size; with `whole`, the dataset as a single row.
+def raw_rows(files: Hdf5Files, dataset: h5py.Dataset, dtype: np.dtype[Any], *, axis: int = 0) -> Rows:
+    """Return the rows of a dataset of values of fixed size, along `axis`; the axes before it have length 1.
 
-    Rows lie along `axis`; the axes before it have length 1.
+    A single value is one row.
     """
-    shape = dataset.shape[axis:]
-    count, inner = (1, shape) if whole or not shape else (shape[0], shape[1:])
+    count, *inner = dataset.shape[axis:] or (1,)
     size = math.prod(inner) * dtype.itemsize
     stored = dataset.id.get_type()
     memory = stored if dtype.kind in "SV" else h5py.h5t.py_create(dtype, logical=True)
@@ -465,21 +447,10 @@ def raw_rows(
     equal = bool(stored.equal(memory))
     if dataset.external:
         return _external_rows(files, dataset, size, count, flat=equal)
-    offset = None if dataset.is_virtual or dataset.chunks else dataset.id.get_offset()
-    if offset is not None and equal:
-        path = dataset.file.filename
-        return _flat_rows(files, dataset, path, offset, size, count)
-    if whole and shape:
-        size //= max(shape[0], 1)
-        pays = equal and size * shape[0] >= _SMALL_VALUE and _chunk_bytes(dataset, dtype) >= _SMALL_CHUNK
-        chunks = Chunks.of(files, dataset, size, 0) if pays else None
-        return WholeDataset(ChunkedRows(files, dataset, memory, size, shape[0], 0, chunks))
-    chunks = Chunks.of(files, dataset, size, axis) if equal else None
-    return ChunkedRows(files, dataset, memory, size, count, axis, chunks)
-
-
-def _chunk_bytes(dataset: h5py.Dataset, dtype: np.dtype[Any]) -> int:
-    return math.prod(dataset.chunks or ()) * dtype.itemsize
+    offset = None if dataset.is_virtual or dataset.chunks or not equal else dataset.id.get_offset()
+    if offset is not None:
+        return _flat_rows(files, dataset, dataset.file.filename, offset, size, count)
+    return ChunkedRows(files, dataset, memory, size, count, axis)
 
 
 def _flat_rows(files: Hdf5Files, dataset: h5py.Dataset, path: str, offset: int, size: int, count: int) -> FlatRows:
@@ -515,7 +486,7 @@ def _runs(positions: Sequence[int]) -> list[tuple[int, int]]:
     return runs
 
 
-def bytes_of(value: Any) -> bytes:
+def _bytes_of(value: Any) -> bytes:
     """Return the bytes of an item of variable length, as in the file."""
     if isinstance(value, str):
         return value.encode("utf-8", "surrogateescape")
