@@ -19,7 +19,7 @@ import numpy as np
 from PIL import Image
 
 from storeds.errors import FormatError, StoredsError
-from storeds.layouts.embedded import evenly
+from storeds.layouts.codecs import evenly
 from storeds.layouts.hdf5.elements import element_bytes, element_field, sort_of
 from storeds.layouts.hdf5.files import Hdf5Files, attributes, enter, natural_order, split, stem
 from storeds.layouts.hdf5.parallel import MOST_FIELDS, Part, numbered_parts, same_samples
