@@ -125,6 +125,8 @@ def test_unpickle_refuses_foreign_names_before_anything_runs(
             "nests deeper",
         ),
         (b"cbuiltins\nbytearray\n)\x81.", "NEWOBJ"),
+        (b"}ctorch_geometric.data.data\nData\n)\x81}bNs.", "unhashable"),
+        (b"}ctorch_geometric.data.data\nData\n)\x81}b\x85Ns.", "unhashable"),
         (b"(cposix\nsystem\nVtouch harmed\no.", "names posix.system"),
     ],
 )
@@ -219,6 +221,39 @@ def test_deeply_nested_and_shared_keys_are_refused_before_they_are_hashed(form: 
     for key, why in ((b"N" + b"\x85" * 1_000_000, "deeper than 100 levels"), (shared, "so many places")):
         with pytest.raises(CodecError, match=why):
             unpickle(form % key)
+
+
+def array_of(data: bytes, kind: bytes, shape: bytes) -> bytes:
+    return b"\x80\x05cnumpy._core.numeric\n_frombuffer\n(%bcnumpy\ndtype\n(V%b\ntR(%btVC\ntR." % (data, kind, shape)
+
+
+@pytest.mark.parametrize(
+    ("data", "kind", "shape"),
+    [
+        (b"C\0", b"S0", b"I1000000000000\n"),
+        (b"C\0", b"u1", b"I0\nI" + b"9" * 30 + b"\n"),
+        (b"C\0", b"S999999999", b"I0\nI1000000000\n"),
+        (b"C\1a", b"u1", b"I-1\nI-1\n"),
+        (b"C\1a", b"u1", b"I1\n" * 33),
+        (b"C\1a", b"u1", b"I01\n"),
+        (b"C\1a", b"u1", b"(Va\nI1000000000000\nt"),
+        (b"C\1a", b"u1", b"\x8b\0\0\x01\0" + b"\x7f" * 0x10000 + b"q\0" + b"h\0" * 99_999),
+    ],
+)
+def test_impossible_shapes_are_refused(data: bytes, kind: bytes, shape: bytes) -> None:
+    tracemalloc.start()
+    with contextlib.suppress(CodecError):  # NumPy allows impossible sizes of empty arrays
+        assert unpickle(array_of(data, kind, shape)).size == 0
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1 << 24
+    assert unpickle(array_of(b"C\1a", b"u1", b"I1\n")).tolist() == [97]
+
+
+def test_a_bytearray_cannot_be_extended_under_an_array() -> None:
+    used = array_of(b"\x96" + (64).to_bytes(8, "little") + bytes(64) + b"q\0", b"u1", b"I64\n")
+    with pytest.raises(CodecError, match="exports"):
+        unpickle(b"(" + used[:-1] + b"h\0(" + b"K\1" * 250 + b"et.")
 
 
 @pytest.mark.parametrize("step", [b"h%ch%c\x86", b"(h%ch%ct", b"](h%ch%ce"])

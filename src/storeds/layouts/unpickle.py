@@ -15,6 +15,7 @@ import functools
 import math
 import pickle
 import re
+import sys
 from collections.abc import Callable
 from typing import Any, Final, NoReturn
 
@@ -50,8 +51,11 @@ def unpickle(data: bytes | memoryview) -> Any:
     value, end = _load(view, 0, _Unpickler)
     if end != len(view):
         raise CodecError("the pickle is damaged: bytes follow its value")
-    # Without sharing, a value has fewer parts than its pickle has bytes.
-    return _Copier(len(view) + _SPARE_NODES).copy(value, MAX_DEPTH)
+    try:
+        # Without sharing, a value has fewer parts than its pickle has bytes.
+        return _Copier(len(view) + _SPARE_NODES).copy(value, MAX_DEPTH)
+    except RecursionError:  # where the caller has used most of the stack
+        raise CodecError("refused: it nests too deep") from None
 
 
 def _load(view: memoryview, start: int, unpickler: type[pickle.Unpickler]) -> tuple[Any, int]:
@@ -65,8 +69,8 @@ def _load(view: memoryview, start: int, unpickler: type[pickle.Unpickler]) -> tu
         raise CodecError(why or f"the pickle is damaged: {error}") from None
 
 
-# One operation with its arguments. A string of less than 256 bytes has a branch for each length.
-_SIZED = b"|".join(re.escape(bytes([size])) + b".{%d}" % size for size in range(256))
+# One operation with its arguments. A string of less than 40 bytes, such as a name, has a branch for its length.
+_SIZED = b"|".join(re.escape(bytes([size])) + b".{%d}" % size for size in range(40))
 _OPERATION = (
     rb"[]N\x88\x89)lt\x85-\x87aesub01R\x81\x93\x94Q]++|[UC\x8c\x8a](?:"
     + _SIZED
@@ -76,7 +80,7 @@ _OPERATION = (
 _OPERATIONS = re.compile(b"(?:" + _OPERATION + b")*+", re.DOTALL)
 _FAR_PUT = re.compile(rb"r(.{4})|p([0-9]{1,18})\n", re.DOTALL)
 _STOP, _EMPTY_DICT, _MARK = b".}("
-_WIDTHS = {**dict.fromkeys(b"TXB\x8b", 4), **dict.fromkeys(b"\x8d\x8e\x96", 8)}
+_WIDTHS = {**dict.fromkeys(b"UC\x8c\x8a", 1), **dict.fromkeys(b"TXB\x8b", 4), **dict.fromkeys(b"\x8d\x8e\x96", 8)}
 """Operations with a long value, and how many bytes state its length."""
 _NEW_MAPPING = b"cstoreds\nmapping\n)R"
 
@@ -215,12 +219,13 @@ class _Constructor(_Sealed):
     __slots__ = ("_call", "_name")
 
     def __init__(self, name: str, call: Callable[..., Any] | None = None) -> None:
-        self._name, self._call = name, call
+        self._name, self._call = name, call or self._refuse
 
     def __call__(self, *given: Any) -> Any:
-        if self._call is None:
-            raise CodecError(f"refused: the pickle calls {self}")
         return self._call(*given)
+
+    def _refuse(self, *given: Any) -> NoReturn:
+        raise CodecError(f"refused: the pickle calls {self}")
 
     def __str__(self) -> str:
         return self._name
@@ -293,7 +298,7 @@ def _dtype_of(text: str) -> np.dtype[Any]:
     if not _DTYPE.fullmatch(text):
         raise CodecError(f"refused: an array of dtype {text[:40]!r}; only numbers and text are read")
     dtype: np.dtype[Any] = np.dtype(text)
-    if dtype.itemsize > _MAX_ITEM:
+    if not 0 < dtype.itemsize <= _MAX_ITEM:
         raise CodecError(f"refused: a dtype of {dtype.itemsize} bytes an item")
     return dtype
 
@@ -316,9 +321,11 @@ def _array(data: Any, dtype: Any, shape: Any, order: str) -> Array:
         raise CodecError("the pickle is damaged: an array without a dtype")
     if not isinstance(data, (bytes, bytearray)):
         raise CodecError(f"refused: an array whose content is a {type(data).__name__} instead of bytes")
-    if type(shape) is not tuple or not _INTS.issuperset(map(type, shape)):
+    if type(shape) is not tuple or len(shape) > 32 or not _INTS.issuperset(map(type, shape)):
         raise CodecError("the pickle is damaged: an array without a shape")
-    if order not in ("C", "F") or math.prod(shape) * dtype.dtype.itemsize != len(data):
+    if order not in ("C", "F") or max(shape, default=0) > sys.maxsize:
+        raise CodecError("the pickle is damaged: an array in an unknown order, or of an impossible size")
+    if math.prod(shape) * dtype.dtype.itemsize != len(data):
         raise CodecError(f"the pickle is damaged: {len(data)} bytes for an array of {dtype.dtype} {shape}")
     if 0 in shape:
         return np.empty(shape, dtype.dtype)
@@ -484,6 +491,7 @@ class _Graph:
     """A graph, pickled as torch_geometric's ``Data``, or the storage inside one; `entries` is None before its state is set."""
 
     __slots__ = ("entries",)
+    __hash__ = None  # type: ignore[assignment]  # as a mapping
 
     def __init__(self) -> None:
         self.entries: dict[str, Any] | None = None
