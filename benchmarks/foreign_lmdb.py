@@ -172,10 +172,10 @@ def measure_memory(layout: str, rounds: int, state: Path, store: Path) -> Iterat
 
 
 def measure_unpickling(rounds: int) -> Iterator[Result]:
-    """Time arrays of one shape, whose layout is scanned once, and of many shapes."""
+    """Time arrays of one shape, and of many shapes."""
     import numpy as np
 
-    from storeds.layouts.lmdb.unpickler import unpickle
+    from storeds.layouts.codecs import unpickle
 
     for name, sizes in (("one shape", [32] * 500), ("500 shapes", range(16, 516))):
         values = [pickle.dumps((np.zeros((size, 32), np.uint8), 1)) for size in sizes]

@@ -11,7 +11,7 @@ import h5py
 import numpy as np
 
 from storeds.errors import FormatError, StoredsError, UnavailableError
-from storeds.layouts.embedded import is_image
+from storeds.layouts.codecs import is_image
 from storeds.layouts.hdf5.files import Hdf5Files, NoSuchNameError, attribute_fields, attributes
 from storeds.layouts.hdf5.values import SCALAR_KINDS, is_numeric, kind_of, raw_rows, to_value, unsupported
 from storeds.protocols import Field

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from storeds.errors import ConfigError, FormatError, suggest
-from storeds.layouts.embedded import evenly
+from storeds.layouts.codecs import evenly
 from storeds.layouts.hdf5.elements import default_name, element_field, read_attribute, read_element
 from storeds.layouts.hdf5.files import (
     Hdf5Files,

@@ -18,7 +18,7 @@ import numpy as np
 
 from storeds.backends.hdf5.rows import FlatRows, Rows, gather
 from storeds.errors import FormatError
-from storeds.layouts.embedded import evenly, is_image
+from storeds.layouts.codecs import evenly, is_image
 from storeds.layouts.hdf5.chunks import ChunkedRows
 from storeds.layouts.hdf5.files import Hdf5Files
 from storeds.protocols import Array, Field, Kind

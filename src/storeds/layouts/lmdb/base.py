@@ -24,7 +24,7 @@ from storeds.backends.lmdb.backend import LmdbBackend
 from storeds.backends.lmdb.files import lmdb_errors
 from storeds.backends.readings import Reading, ambiguous
 from storeds.errors import ConfigError, FormatError, RecordError
-from storeds.layouts.embedded import evenly
+from storeds.layouts.codecs import evenly
 from storeds.layouts.lmdb.entries import (
     check_databases,
     conversion_script,

@@ -11,21 +11,23 @@ from typing import Any
 import numpy as np
 
 from storeds.errors import MissingDependencyError
-from storeds.layouts.embedded import numbers_of
+from storeds.layouts.codecs import (
+    decode_document,
+    decode_msgpack,
+    decode_npz,
+    decompress,
+    is_compressed,
+    is_msgpack_list,
+    is_npz,
+    numbers_of,
+)
 from storeds.layouts.lmdb.entries import KEYS, sample_records
 from storeds.layouts.lmdb.environment import LmdbReader
 from storeds.layouts.lmdb.images import clips_of
 from storeds.layouts.lmdb.serialised import SerialisedLmdb
 from storeds.layouts.lmdb.values import (
     coerce,
-    decode_json,
-    decode_msgpack,
-    decode_npz,
-    decompress,
     fitting,
-    is_compressed,
-    is_msgpack_list,
-    is_npz,
     kind_of,
     merge,
 )
@@ -34,7 +36,6 @@ from storeds.protocols import Field
 __all__ = ["JsonLmdb", "MsgpackLmdb", "NpzLmdb"]
 
 _GLANCES = 3
-_ARRAY = "__ndarray__"  # ase's key for an array in JSON: shape, dtype and numbers
 
 
 class _Documents(SerialisedLmdb):
@@ -92,8 +93,7 @@ class JsonLmdb(_Documents):
 
     @classmethod
     def _decode(cls, value: memoryview) -> Any:
-        content = decode_json(decompress(value))
-        return {name: _array_of(item) for name, item in content.items()} if isinstance(content, dict) else content
+        return decode_document(value)
 
     def _merged(self, values: list[Any]) -> Field:
         arrays = [numbers_of(value) for value in values]
@@ -116,13 +116,6 @@ class JsonLmdb(_Documents):
         if not array.size and array.ndim < len(field.shape or ()):
             array = array.reshape(tuple(size or 0 for size in field.shape or ()))
         return fitting(field, array)
-
-
-def _array_of(item: Any) -> Any:
-    if not isinstance(item, dict) or set(item) != {_ARRAY}:
-        return item
-    shape, dtype, numbers = item[_ARRAY]
-    return np.array(numbers, np.dtype(str(dtype))).reshape(shape)
 
 
 class MsgpackLmdb(_Documents):

@@ -17,10 +17,18 @@ from storeds._utils.text import counted
 from storeds.backends.base import check_most_is_read
 from storeds.backends.readings import shown_value
 from storeds.errors import MissingDependencyError
-from storeds.layouts.embedded import is_image, is_video
+from storeds.layouts.codecs import (
+    decode_json,
+    decode_msgpack,
+    decompress,
+    is_compressed,
+    is_image,
+    is_npz,
+    is_video,
+    unpickle,
+)
 from storeds.layouts.lmdb.environment import LmdbReader, key_text, listed_keys
-from storeds.layouts.lmdb.unpickler import unpickle
-from storeds.layouts.lmdb.values import decode_json, decode_msgpack, decompress, is_compressed, is_npz, plain
+from storeds.layouts.lmdb.values import plain
 from storeds.protocols import JSON
 
 __all__ = [

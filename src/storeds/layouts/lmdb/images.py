@@ -10,13 +10,12 @@ from typing import Any, ClassVar, Literal
 from storeds._utils.text import counted
 from storeds.backends.base import bounded
 from storeds.errors import ConfigError, FormatError, MissingDependencyError
-from storeds.layouts.embedded import is_image, is_video
+from storeds.layouts.codecs import decode_tensorpack, is_image, is_video
 from storeds.layouts.lmdb.base import ForeignLmdb, LayoutInfo
 from storeds.layouts.lmdb.entries import KEYS, beginning_of, entries_of, record_keys, sample_records
 from storeds.layouts.lmdb.environment import DATA, ForeignOptions, LmdbReader, key_text
 from storeds.layouts.lmdb.keys import NumberedKeys, in_order_of_numbers
-from storeds.layouts.lmdb.unpickler import unpickle
-from storeds.layouts.lmdb.values import coerce, decode_msgpack, decompress, kind_of, merge, names_for
+from storeds.layouts.lmdb.values import coerce, kind_of, merge, names_for
 from storeds.protocols import Field
 from storeds.records.fields import parse_fields
 
@@ -29,7 +28,6 @@ __all__ = [
     "ResolutionsLmdb",
     "ResolutionsOptions",
     "clips_of",
-    "load_either",
     "resolutions",
 ]
 
@@ -316,13 +314,6 @@ _CLIPS_SHOWN = 4
 _FEW = 3  # two images in every value may be a pair, such as an image and its mask
 
 
-def load_either(value: memoryview) -> Any:
-    """Return the content of a value in pickle or msgpack; raises ValueError."""
-    # Pickles of protocol 2 and later begin with 0x80 and the protocol, and end with a full stop.
-    is_pickle = len(value) > 2 and value[0] == 0x80 and value[1] <= 5 and value[-1] == 0x2E
-    return unpickle(value) if is_pickle else decode_msgpack(decompress(value))
-
-
 def clips_of(reader: LmdbReader) -> Literal["certain", "possible"] | None:
     """Return whether the values are lists of frames; certain if their lengths differ, or if they have other parts too."""
     if "clips" not in reader.memo:
@@ -333,7 +324,7 @@ def clips_of(reader: LmdbReader) -> Literal["certain", "possible"] | None:
 
 def _clips_of(reader: LmdbReader) -> Literal["certain", "possible"] | None:
     try:
-        values = [load_either(value) for _, value in sample_records(reader, _CLIPS_SHOWN)]
+        values = [decode_tensorpack(value) for _, value in sample_records(reader, _CLIPS_SHOWN)]
     except (ValueError, MissingDependencyError):
         return None
     parts = {_frames_part(value) for value in values}
@@ -447,7 +438,7 @@ class FramesLmdb(ForeignLmdb):
         """Return a value; the last one is cached, since a batch usually asks for all frames of a video."""
         kept, value = reader.memo.get("clip", (None, None))
         if kept != key:
-            value = load_either(self._fetch(reader, key))
+            value = decode_tensorpack(self._fetch(reader, key))
             reader.memo["clip"] = (key, value)
         return value
 

@@ -9,10 +9,11 @@ from typing import Any, ClassVar
 from pydantic import field_validator
 
 from storeds.errors import FormatError
+from storeds.layouts.codecs import decode_json, decode_npz, is_npz
 from storeds.layouts.lmdb.base import ForeignLmdb, LayoutInfo
 from storeds.layouts.lmdb.entries import entries_of
 from storeds.layouts.lmdb.environment import ForeignOptions, LmdbReader, key_text
-from storeds.layouts.lmdb.values import coerce, decode_json, decode_npz, is_npz, kind_of, merge
+from storeds.layouts.lmdb.values import coerce, kind_of, merge
 from storeds.protocols import Field
 from storeds.records.fields import parse_fields
 

@@ -15,6 +15,15 @@ from pydantic import field_validator
 from storeds._utils.text import counted
 from storeds.backends.base import bounded, check_most_is_read
 from storeds.errors import ConfigError, FormatError, suggest
+from storeds.layouts.codecs import (
+    CodecError,
+    decode_json,
+    decode_tensorpack,
+    decompress,
+    is_msgpack_list,
+    is_pickle,
+    unpickle,
+)
 from storeds.layouts.lmdb.base import ForeignLmdb, LayoutInfo
 from storeds.layouts.lmdb.entries import (
     KEYS,
@@ -26,16 +35,12 @@ from storeds.layouts.lmdb.entries import (
     sample_records,
 )
 from storeds.layouts.lmdb.environment import ForeignOptions, LmdbReader
-from storeds.layouts.lmdb.images import clips_of, load_either
+from storeds.layouts.lmdb.images import clips_of
 from storeds.layouts.lmdb.keys import Keys, NumberedKeys, in_order_of_numbers
-from storeds.layouts.lmdb.unpickler import PickleError, unpickle
 from storeds.layouts.lmdb.values import (
     Wanted,
     are_videos,
     coerce,
-    decode_json,
-    decompress,
-    is_msgpack_list,
     kind_of,
     merge,
     names_for,
@@ -429,7 +434,7 @@ class PickledLmdb(SerialisedLmdb):
         where = "numbers" if all(key.isdigit() for key, _ in shown) else f"keys such as {shown[0][0][:40]!r}"
         try:
             unpickle(shown[0][1])
-        except PickleError as error:
+        except CodecError as error:
             return f"pickles under {where} (but {error})" if "refused" in str(error) or counted or listed else None
         return f"pickles under {where}{counted}{listed}"
 
@@ -439,7 +444,7 @@ def _broken_count(reader: LmdbReader) -> str | None:
     value = reader.get(LEN)
     try:
         unpickle(value or b"")
-    except PickleError as error:
+    except CodecError as error:
         raise FormatError(f"{reader.url}: {LEN.decode()} cannot be read as a pickle: {error}") from None
     return None
 
@@ -452,7 +457,7 @@ def _is_pickle(value: memoryview) -> bool:
         return False
     try:
         unpickle(value)
-    except PickleError as error:
+    except CodecError as error:
         return "refused" in str(error)
     return True
 
@@ -466,7 +471,7 @@ class TensorpackLmdb(SerialisedLmdb):
     layout = "tensorpack"
 
     def _load(self, value: memoryview) -> Any:
-        return load_either(value)
+        return decode_tensorpack(value)
 
     @classmethod
     def _guess(cls, reader: LmdbReader) -> str | None:
@@ -479,11 +484,9 @@ class TensorpackLmdb(SerialisedLmdb):
         first = next(iter(sample_records(reader, 1)), None)
         if first is not None:
             try:
-                load_either(first[1])
-            except PickleError as error:
-                return f"__keys__ in {form} without __len__ (but {error})"
-            except ValueError:
-                return None
+                decode_tensorpack(first[1])
+            except CodecError as error:
+                return f"__keys__ in {form} without __len__ (but {error})" if is_pickle(first[1]) else None
         elif len(value) > 1 << 20:
             return None
         return None if clips_of(reader) == "certain" else f"__keys__ in {form}, and no __len__"

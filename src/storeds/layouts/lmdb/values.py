@@ -1,23 +1,15 @@
-"""Decodes values that describe themselves, and infers the fields of values that nobody declared.
-
-JSON, msgpack and npz may be compressed by zlib, gzip or lz4. No pickle is read here.
-"""
+"""Infers the fields of values that nobody declared, and converts values to the form of their fields."""
 
 from __future__ import annotations
 
-import io
-import zipfile
-import zlib
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import msgspec
 import numpy as np
 
-from storeds.errors import ConfigError, MissingDependencyError
-from storeds.layouts.embedded import image_of_text, is_image, is_video
-from storeds.layouts.lmdb.unpickler import MAX_DEPTH
+from storeds.errors import ConfigError
+from storeds.layouts.codecs import image_of_text, is_image, is_video
 from storeds.protocols import KINDS, Array, Field, Kind
 from storeds.records.fields import parse_fields
 
@@ -25,167 +17,13 @@ __all__ = [
     "Wanted",
     "are_videos",
     "coerce",
-    "decode_json",
-    "decode_msgpack",
-    "decode_npz",
-    "decompress",
     "fitting",
-    "is_compressed",
-    "is_msgpack_list",
-    "is_npz",
     "kind_of",
     "merge",
     "names_for",
     "parse_wanted",
     "plain",
 ]
-
-
-_MOST = 1 << 30  # bytes of one decompressed value
-_NUMBERS = "biufc"
-_LZ4, _NPZ = b"\x04\x22\x4d\x18", b"PK\x03\x04"
-_ZLIB, _GZIP = (b"\x78\x01", b"\x78\x5e", b"\x78\x9c", b"\x78\xda"), b"\x1f\x8b\x08"
-_SAVEZ_OPTION = "allow_pickle"  # old versions of np.savez stored this keyword as an array
-
-_json = msgspec.json.Decoder().decode
-_msgpack = msgspec.msgpack.Decoder().decode
-
-
-def is_compressed(value: bytes | memoryview) -> bool:
-    """Whether `value` begins with the magic bytes of zlib, gzip or lz4."""
-    head = bytes(value[:4])
-    return head.startswith((_LZ4, _GZIP, *_ZLIB))
-
-
-def is_npz(value: bytes | memoryview) -> bool:
-    """Whether `value` begins as a zip file; an ``.npz`` is one."""
-    return bytes(value[:4]) == _NPZ
-
-
-def is_msgpack_list(value: bytes | memoryview) -> bool:
-    """Whether `value` begins as a list in msgpack."""
-    return bytes(value[:1]) in (b"\xdc", b"\xdd") or 0x90 <= (value[0] if len(value) else 0) <= 0x9F
-
-
-def decompress(value: bytes | memoryview) -> bytes | memoryview:
-    """Return the decompressed value, or a value that is not compressed unchanged; raises ValueError, MissingDependencyError."""
-    if not is_compressed(value):
-        return value
-    if bytes(value[:4]) == _LZ4:
-        return _unlz4(value)
-    try:
-        machine = zlib.decompressobj(wbits=47)  # zlib's header or gzip's
-        found = machine.decompress(value, _MOST)
-    except zlib.error as error:
-        raise ValueError(f"its compressed bytes are damaged: {error}") from None
-    return _whole(found, machine.eof)
-
-
-def _unlz4(value: bytes | memoryview) -> bytes:
-    try:
-        import lz4.frame
-    except ImportError:
-        raise MissingDependencyError("values compressed by lz4 need the package lz4: pip install lz4") from None
-    machine = lz4.frame.LZ4FrameDecompressor()
-    try:
-        found: bytes = machine.decompress(bytes(value), max_length=_MOST)
-    except RuntimeError as error:
-        raise ValueError(f"its compressed bytes are damaged: {error}") from None
-    return _whole(found, machine.eof)
-
-
-def _whole(found: bytes, ended: bool) -> bytes:
-    if not ended:
-        raise ValueError(
-            f"refused: it decompresses to more than {_MOST} bytes" if len(found) >= _MOST else "its bytes are cut short"
-        )
-    return found
-
-
-def decode_json(value: bytes | memoryview) -> Any:
-    """Return the content of JSON text; raises ValueError."""
-    return _bounded(_json, value, "JSON")
-
-
-def decode_msgpack(value: bytes | memoryview) -> Any:
-    """Return the content of msgpack, with arrays as the package msgpack-numpy writes them; raises ValueError."""
-    return _revive(_bounded(_msgpack, value, "msgpack"), MAX_DEPTH)
-
-
-def _bounded(decode: Callable[[bytes | memoryview], Any], value: bytes | memoryview, what: str) -> Any:
-    try:
-        return decode(value)
-    except RecursionError:  # msgspec has no limit of its own
-        raise _too_deep(what) from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"its {what} is damaged: {error}") from None
-
-
-def _too_deep(what: str) -> ValueError:
-    return ValueError(f"refused: its {what} nests deeper than {MAX_DEPTH} levels")
-
-
-def _revive(value: Any, depth: int) -> Any:
-    """Return a value with the arrays that msgpack-numpy packed as mappings with the key ``nd``, for at most `depth` levels."""
-    if not isinstance(value, (list, dict)):
-        return value
-    if not depth:
-        raise _too_deep("msgpack")
-    if isinstance(value, list):
-        return [_revive(item, depth - 1) for item in value]
-    entries = {key.decode("latin-1") if isinstance(key, bytes) else key: item for key, item in value.items()}
-    if not {"nd", "type", "data"} <= entries.keys():
-        return {key: _revive(item, depth - 1) for key, item in value.items()}
-    return _msgpack_array(entries)
-
-
-def _msgpack_array(entries: Mapping[Any, Any]) -> Any:
-    kind, data, shape = entries["type"], entries["data"], entries.get("shape", [])
-    kind = kind.decode("latin-1") if isinstance(kind, bytes) else kind
-    if entries.get("kind") in (b"O", "O", b"V", "V") or not isinstance(kind, str) or not isinstance(data, bytes):
-        raise ValueError("refused: an array of objects or of parts; only numbers are read")
-    try:
-        dtype = np.dtype(kind)
-        if dtype.kind not in _NUMBERS:
-            raise ValueError(f"refused: an array of {dtype}; only numbers are read")
-        return np.frombuffer(data, dtype).reshape(shape) if entries["nd"] else np.frombuffer(data, dtype, 1)[0]
-    except (TypeError, SyntaxError, IndexError) as error:
-        raise ValueError(f"its msgpack is damaged: an array of {kind[:40]!r} ({error})") from None
-
-
-def decode_npz(value: bytes | memoryview) -> dict[str, Any]:
-    """Return the arrays of an ``.npz`` by their names, single values as such; raises ValueError."""
-    try:
-        with zipfile.ZipFile(io.BytesIO(value)) as archive:
-            members = archive.infolist()
-            if sum(member.file_size for member in members) > _MOST:
-                raise ValueError(f"refused: its arrays take more than {_MOST} bytes")
-            found = {member.filename.removesuffix(".npy"): _npy(_member(archive, member)) for member in members}
-    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
-        raise ValueError(f"its npz is damaged: {error}") from None
-    found.pop(_SAVEZ_OPTION, None)
-    return found
-
-
-def _member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:
-    with archive.open(member) as file:
-        return file.read(member.file_size)  # a damaged member may hold more
-
-
-def _npy(data: bytes) -> Any:
-    file = io.BytesIO(data)
-    if np.lib.format.read_magic(file) == (1, 0):
-        shape, fortran, dtype = np.lib.format.read_array_header_1_0(file)
-    else:
-        shape, fortran, dtype = np.lib.format.read_array_header_2_0(file)
-    if dtype.hasobject:
-        raise ValueError("refused: an array of objects; only numbers and text are read")
-    array: Array = np.frombuffer(data, dtype, offset=file.tell())
-    array = array.reshape(shape, order="F" if fortran else "C")
-    if array.dtype.kind in "US":
-        return array.tolist()
-    return array if array.ndim else array[()]
-
 
 Wanted = tuple[tuple[str, Field | None], ...]
 """Names in the order of a record's parts, each with its declared field or None."""

@@ -28,7 +28,7 @@ from storeds.backends.mongodb.client import (
 from storeds.backends.mongodb.retry import with_retries
 from storeds.backends.readings import shown_value
 from storeds.errors import ClosedError, ConfigError, RecordError, StoreNotFoundError, UnavailableError, suggest
-from storeds.layouts.embedded import evenly
+from storeds.layouts.codecs import evenly
 from storeds.layouts.mongodb.packing import Packed, id_of, key_of, pack_table, unpack_table
 from storeds.layouts.mongodb.values import Column, infer, paths_of, projection_of
 from storeds.protocols import Array, Field, Meta, Record

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 
 from storeds.backends.base import BackendOptions
 from storeds.errors import ConfigError, FormatError, suggest
-from storeds.layouts.embedded import evenly, is_image, is_video
+from storeds.layouts.codecs import evenly, is_image, is_video
 from storeds.layouts.mongodb.base import Connection, batches, listed
 from storeds.layouts.mongodb.named import label_column, label_field, label_value, pack_labels
 from storeds.layouts.mongodb.packing import Packed, id_of, key_of, pack_ids, pack_items

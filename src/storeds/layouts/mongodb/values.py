@@ -12,7 +12,7 @@ from uuid import UUID
 import numpy as np
 from bson import Decimal128, ObjectId, json_util
 
-from storeds.layouts.embedded import image_of_text, is_image, numbers_of
+from storeds.layouts.codecs import image_of_text, is_image, numbers_of
 from storeds.protocols import JSON, Array, Field
 from storeds.records.codec import canonical_value
 

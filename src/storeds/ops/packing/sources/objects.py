@@ -11,7 +11,7 @@ import numpy as np
 
 from storeds._utils.text import byte_size
 from storeds.errors import ConfigError
-from storeds.layouts.embedded import is_image
+from storeds.layouts.codecs import is_image
 from storeds.ops.packing.sources.base import BadItem, Fingerprint, Problem, read_file
 from storeds.ops.packing.sources.columns import field_names
 from storeds.protocols import JSON, Array, Backend, Field, Record

@@ -14,7 +14,7 @@ import numpy as np
 
 from storeds._utils.text import counted
 from storeds.errors import ConfigError
-from storeds.layouts.embedded import is_image
+from storeds.layouts.codecs import is_image
 from storeds.ops.packing.sources.base import BadItem, Fingerprint, Problem, class_notes, locate, read_file, show
 from storeds.ops.packing.sources.columns import LESS_CERTAIN, field_names, likely_label, no_label
 from storeds.ops.packing.sources.objects import take, undecoded

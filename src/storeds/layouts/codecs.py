@@ -1,0 +1,455 @@
+"""Codecs of single values: bytes that other tools stored → Python values.
+
+`CODECS` has each codec by name, and `sniff` names the codec that the first bytes of a value show. A codec raises `CodecError`
+for any bytes that are not valid, and takes bounded time and memory. None of them runs code.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import io
+import re
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+
+from storeds.errors import MissingDependencyError
+from storeds.jpeg import sniff as format_of
+from storeds.layouts.unpickle import MAX_DEPTH, CodecError, unpickle
+from storeds.protocols import Array
+
+__all__ = [
+    "CODECS",
+    "CodecError",
+    "Datum",
+    "decode_document",
+    "decode_json",
+    "decode_msgpack",
+    "decode_npy",
+    "decode_npz",
+    "decode_tensorpack",
+    "decompress",
+    "evenly",
+    "image_of_text",
+    "is_compressed",
+    "is_image",
+    "is_msgpack_list",
+    "is_npz",
+    "is_pickle",
+    "is_video",
+    "numbers_of",
+    "parse_datum",
+    "sniff",
+    "unpickle",
+]
+
+# Images and videos.
+
+_PICTURES = {"PNG", "GIF", "TIFF", "JPEG 2000", "JPEG XL", "WebP", "AVIF", "HEIC", "HEIF", "QOI", "PSD"}
+_MATROSKA = b"\x1a\x45\xdf\xa3"
+_DATA_URI = re.compile(r"data:[\w.+-]+/[\w.+-]+;base64,")
+_HEAD = 64  # characters, which are 48 bytes
+_URL_SAFE = str.maketrans("-_", "+/")
+
+
+def is_image(blob: bytes | memoryview) -> bool:
+    """Whether the bytes begin like an encoded image."""
+    head = bytes(blob[:32])
+    if head.startswith(b"BM"):  # two letters are weak evidence, so the reserved bytes must be zero too
+        return len(blob) > 26 and head[6:10] == b"\0\0\0\0"
+    return head.startswith(b"\xff\xd8\xff") or format_of(head) in _PICTURES
+
+
+def is_video(blob: bytes | memoryview) -> bool:
+    """Whether the bytes begin like a video: MP4, Matroska and WebM, or AVI."""
+    head = bytes(blob[:32])
+    return format_of(head) == "MP4" or head.startswith(_MATROSKA) or (head[:4] == b"RIFF" and head[8:12] == b"AVI ")
+
+
+def image_of_text(text: str) -> bytes | None:
+    """Return the image that `text` encodes in base64 or as a ``data:`` URI, or None."""
+    start = _DATA_URI.match(text[:_HEAD])
+    body = text[start.end() :] if start else text
+    head = _decoded(body[: _HEAD + _HEAD // 16].replace("\n", "").replace("\r", "")[:_HEAD])
+    if head is None or not is_image(head):
+        return None
+    return _decoded(re.sub(r"\s+", "", body))
+
+
+def _decoded(text: str) -> bytes | None:
+    text = text.translate(_URL_SAFE).rstrip("=")
+    try:
+        return base64.b64decode(text + "=" * (-len(text) % 4), validate=True)
+    except (binascii.Error, ValueError):
+        return None
+
+
+# Compressed values, JSON, msgpack and arrays.
+
+_MOST = 1 << 30  # bytes of one decompressed value
+_NUMBERS = "biufc"
+_LZ4, _NPZ = b"\x04\x22\x4d\x18", b"PK\x03\x04"
+_ZLIB, _GZIP = (b"\x78\x01", b"\x78\x5e", b"\x78\x9c", b"\x78\xda"), b"\x1f\x8b\x08"
+_SAVEZ_OPTION = "allow_pickle"  # old versions of np.savez stored this keyword as an array
+
+_json = msgspec.json.Decoder().decode
+_msgpack = msgspec.msgpack.Decoder().decode
+
+
+def is_compressed(value: bytes | memoryview) -> bool:
+    """Whether `value` begins with the magic bytes of zlib, gzip or lz4."""
+    head = bytes(value[:4])
+    return head.startswith((_LZ4, _GZIP, *_ZLIB))
+
+
+def is_npz(value: bytes | memoryview) -> bool:
+    """Whether `value` begins as a zip file; an ``.npz`` is one."""
+    return bytes(value[:4]) == _NPZ
+
+
+def is_msgpack_list(value: bytes | memoryview) -> bool:
+    """Whether `value` begins as a list in msgpack."""
+    return bytes(value[:1]) in (b"\xdc", b"\xdd") or 0x90 <= (value[0] if len(value) else 0) <= 0x9F
+
+
+def decompress(value: bytes | memoryview) -> bytes | memoryview:
+    """Return the decompressed value, or a value that is not compressed unchanged; raises CodecError, MissingDependencyError."""
+    if not is_compressed(value):
+        return value
+    if bytes(value[:4]) == _LZ4:
+        return _unlz4(value)
+    try:
+        machine = zlib.decompressobj(wbits=47)  # zlib's header or gzip's
+        found = machine.decompress(value, _MOST)
+    except zlib.error as error:
+        raise CodecError(f"its compressed bytes are damaged: {error}") from None
+    return _whole(found, machine.eof)
+
+
+def _unlz4(value: bytes | memoryview) -> bytes:
+    try:
+        import lz4.frame
+    except ImportError:
+        raise MissingDependencyError("values compressed by lz4 need the package lz4: pip install lz4") from None
+    machine = lz4.frame.LZ4FrameDecompressor()
+    try:
+        found: bytes = machine.decompress(bytes(value), max_length=_MOST)
+    except RuntimeError as error:
+        raise CodecError(f"its compressed bytes are damaged: {error}") from None
+    return _whole(found, machine.eof)
+
+
+def _whole(found: bytes, ended: bool) -> bytes:
+    if not ended:
+        raise CodecError(
+            f"refused: it decompresses to more than {_MOST} bytes" if len(found) >= _MOST else "its bytes are cut short"
+        )
+    return found
+
+
+def decode_json(value: bytes | memoryview) -> Any:
+    """Return the content of JSON text; raises CodecError."""
+    return _bounded(_json, value, "JSON")
+
+
+def decode_msgpack(value: bytes | memoryview) -> Any:
+    """Return the content of msgpack, with arrays as the package msgpack-numpy writes them; raises CodecError."""
+    return _revive(_bounded(_msgpack, value, "msgpack"), MAX_DEPTH)
+
+
+def _bounded(decode: Callable[[bytes | memoryview], Any], value: bytes | memoryview, what: str) -> Any:
+    try:
+        return decode(value)
+    except RecursionError:  # msgspec has no limit of its own
+        raise _too_deep(what) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise CodecError(f"its {what} is damaged: {error}") from None
+
+
+def _too_deep(what: str) -> CodecError:
+    return CodecError(f"refused: its {what} nests deeper than {MAX_DEPTH} levels")
+
+
+def _revive(value: Any, depth: int) -> Any:
+    """Return a value with the arrays that msgpack-numpy packed as mappings with the key ``nd``, for at most `depth` levels."""
+    if not isinstance(value, (list, dict)):
+        return value
+    if not depth:
+        raise _too_deep("msgpack")
+    if isinstance(value, list):
+        return [_revive(item, depth - 1) for item in value]
+    entries = {key.decode("latin-1") if isinstance(key, bytes) else key: item for key, item in value.items()}
+    if not {"nd", "type", "data"} <= entries.keys():
+        return {key: _revive(item, depth - 1) for key, item in value.items()}
+    return _msgpack_array(entries)
+
+
+def _msgpack_array(entries: Mapping[Any, Any]) -> Any:
+    kind, data, shape = entries["type"], entries["data"], entries.get("shape", [])
+    kind = kind.decode("latin-1") if isinstance(kind, bytes) else kind
+    if entries.get("kind") in (b"O", "O", b"V", "V") or not isinstance(kind, str) or not isinstance(data, bytes):
+        raise CodecError("refused: an array of objects or of parts; only numbers are read")
+    try:
+        dtype = np.dtype(kind)
+        if dtype.kind not in _NUMBERS:
+            raise CodecError(f"refused: an array of {dtype}; only numbers are read")
+        return np.frombuffer(data, dtype).reshape(shape) if entries["nd"] else np.frombuffer(data, dtype, 1)[0]
+    except CodecError:
+        raise
+    except Exception as error:  # NumPy parses the type with Python's parser
+        raise CodecError(f"its msgpack is damaged: an array of {kind[:40]!r} ({error})") from None
+
+
+def decode_npz(value: bytes | memoryview) -> dict[str, Any]:
+    """Return the arrays of an ``.npz`` by their names, single values as such; raises CodecError."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(value)) as archive:
+            members = archive.infolist()
+            if sum(member.file_size for member in members) > _MOST:
+                raise CodecError(f"refused: its arrays take more than {_MOST} bytes")
+            found = {member.filename.removesuffix(".npy"): decode_npy(_member(archive, member)) for member in members}
+    except CodecError:
+        raise
+    except Exception as error:  # damage can make zipfile and its decompressors raise any exception
+        raise CodecError(f"its npz is damaged: {error}") from None
+    found.pop(_SAVEZ_OPTION, None)
+    return found
+
+
+def _member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:
+    with archive.open(member) as file:
+        return file.read(member.file_size)  # a damaged member may hold more
+
+
+def decode_npy(value: bytes | memoryview) -> Any:
+    """Return the array of an ``.npy``, a single value or text as such; raises CodecError."""
+    file = io.BytesIO(value)
+    try:
+        if np.lib.format.read_magic(file) == (1, 0):
+            shape, fortran, dtype = np.lib.format.read_array_header_1_0(file)
+        else:
+            shape, fortran, dtype = np.lib.format.read_array_header_2_0(file)
+        if dtype.hasobject:
+            raise CodecError("refused: an array of objects; only numbers and text are read")
+        array: Array = np.frombuffer(value, dtype, offset=file.tell()).reshape(shape, order="F" if fortran else "C")
+    except CodecError:
+        raise
+    except Exception as error:  # NumPy parses the header with Python's parser
+        raise CodecError(f"its npy is damaged: {error}") from None
+    if array.dtype.kind in "US":
+        return array.tolist()
+    return array if array.ndim else array[()]
+
+
+def numbers_of(value: Any) -> Array | None:
+    """Return a list of numbers, or of equally long such lists, as an array; None for anything else."""
+    if not isinstance(value, list):
+        return None
+    try:
+        found = np.array(value)
+    except ValueError:  # ragged
+        return None
+    return found if found.dtype.kind in "bif" else None
+
+
+def evenly(count: int, most: int) -> list[int]:
+    """Return at most `most` positions of ``0 … count - 1``, evenly distributed, with the first and the last."""
+    return sorted({round(at * (count - 1) / (most - 1)) for at in range(most)}) if count else []
+
+
+# Caffe.
+
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+_INTEGERS = {1: "channels", 2: "height", 3: "width", 5: "label"}  # int32
+_DATA, _FLOATS, _ENCODED = 4, 6, 7
+_WIRES = {**dict.fromkeys((*_INTEGERS, _ENCODED), (_VARINT,)), _DATA: (_BYTES,), _FLOATS: (_BYTES, _FIXED32)}
+"""The wire types of protobuf that the fields may have. Fields of other numbers are skipped."""
+_ANY_WIRE = (_VARINT, _FIXED64, _BYTES, _FIXED32)
+
+
+@dataclass
+class Datum:
+    """One message; `data` is a view into the bytes that it was parsed from."""
+
+    channels: int = 0
+    height: int = 0
+    width: int = 0
+    data: memoryview = field(default_factory=lambda: memoryview(b""))
+    label: int = 0
+    floats: Array = field(default_factory=lambda: np.empty(0, "<f4"))
+    encoded: bool = False
+
+    @property
+    def pixels(self) -> Array:
+        """Raw values, channels x height x width; raises CodecError."""
+        shape = (self.channels, self.height, self.width)
+        flat: Array = np.frombuffer(self.data, np.uint8) if len(self.data) else self.floats
+        if flat.size != shape[0] * shape[1] * shape[2]:
+            raise CodecError(f"its Datum says {shape} and holds {flat.size} values")
+        return flat.reshape(shape)
+
+
+def parse_datum(message: bytes | memoryview) -> Datum:
+    """Parse a message; raises CodecError if it is cut short or not a ``Datum``."""
+    datum, floats = Datum(), bytearray()
+    value: Any
+    for number, value in _message_fields(memoryview(message)):
+        if number in _INTEGERS:
+            low = value & (2**32 - 1)
+            setattr(datum, _INTEGERS[number], low - 2**32 if low >= 2**31 else low)
+        elif number == _DATA:
+            datum.data = value
+        elif number == _ENCODED:
+            datum.encoded = bool(value)
+        elif number == _FLOATS:
+            floats += value
+    if len(floats) % 4:
+        raise CodecError(f"its Datum is damaged: {len(floats)} bytes of float data")
+    if floats:
+        datum.floats = np.frombuffer(floats, "<f4")
+    if min(datum.channels, datum.height, datum.width) < 0:
+        raise CodecError("its Datum has a negative size")
+    return datum
+
+
+def _message_fields(view: memoryview) -> Iterator[tuple[int, int | memoryview]]:
+    """Yield the number and the value of each field of a message: a varint, or bytes."""
+    at, end = 0, len(view)
+    if not end:
+        raise CodecError("its Datum is empty")
+    while at < end:
+        tag, at = _varint(view, at)
+        number, wire = tag >> 3, tag & 7
+        if not number or wire not in _WIRES.get(number, _ANY_WIRE):
+            raise CodecError(f"its Datum is damaged at byte {at}: field {number} is of wire type {wire}")
+        if wire == _VARINT:
+            value, at = _varint(view, at)
+            yield number, value
+            continue
+        size, at = _varint(view, at) if wire == _BYTES else (4 if wire == _FIXED32 else 8, at)
+        if at + size > end:
+            raise CodecError(f"its Datum is cut short: field {number} has {size} bytes, {end - at} are there")
+        yield number, view[at : at + size]
+        at += size
+
+
+def _varint(view: memoryview, at: int) -> tuple[int, int]:
+    """Return the number that begins at `at`, and where it ends."""
+    value = 0
+    for end in range(at, min(at + 10, len(view))):
+        byte = view[end]
+        if byte < 0x80:
+            return (value | byte << 7 * (end - at)) & (2**64 - 1), end + 1
+        value |= (byte & 0x7F) << 7 * (end - at)
+    raise CodecError(f"its Datum is cut short or damaged at byte {at}: a number does not end")
+
+
+def _datum(value: bytes | memoryview) -> dict[str, Any]:
+    datum = parse_datum(value)
+    return {"label": datum.label} | ({"image": bytes(datum.data)} if datum.encoded else {"array": datum.pixels})
+
+
+# Text.
+
+
+def _text(value: bytes | memoryview) -> str:
+    try:
+        return str(value, "utf-8")
+    except UnicodeDecodeError as error:
+        raise CodecError(f"its text is damaged: {error}") from None
+
+
+def _base64_image(value: bytes | memoryview) -> bytes:
+    found = image_of_text(_text(value))
+    if found is None:
+        raise CodecError("it is not a base64 image")
+    return found
+
+
+_MOST_ITEM = 1 << 16  # bytes
+_ARRAY = "__ndarray__"  # ase's key for an array in JSON: shape, dtype and numbers
+
+
+def decode_document(value: bytes | memoryview) -> Any:
+    """Return the content of JSON, plain or compressed, with arrays as ase writes them into mappings; raises CodecError."""
+    content = decode_json(decompress(value))
+    return {name: _array_of(item) for name, item in content.items()} if isinstance(content, dict) else content
+
+
+def _array_of(item: Any) -> Any:
+    if not isinstance(item, dict) or set(item) != {_ARRAY}:
+        return item
+    try:
+        shape, dtype, numbers = item[_ARRAY]
+        kind = np.dtype(str(dtype))
+        if kind.itemsize > _MOST_ITEM:
+            raise CodecError(f"refused: an array of {kind}")
+        return np.array(numbers, kind).reshape(shape)
+    except CodecError:
+        raise
+    except Exception as error:  # NumPy parses the type with Python's parser
+        raise CodecError(f"its JSON is damaged: an array ({error})") from None
+
+
+def decode_tensorpack(value: bytes | memoryview) -> Any:
+    """Return the content of a pickle, or of msgpack, plain or compressed; raises CodecError."""
+    return unpickle(value) if is_pickle(value) else decode_msgpack(decompress(value))
+
+
+def is_pickle(value: bytes | memoryview) -> bool:
+    """Whether `value` begins and ends as a pickle of protocol 2 or later: 0x80, the protocol, …, a full stop."""
+    return len(value) > 2 and value[0] == 0x80 and 2 <= value[1] <= 5 and value[-1] == 0x2E
+
+
+def _checked(what: str, test: Callable[[bytes | memoryview], bool]) -> Callable[[bytes | memoryview], bytes]:
+    def decode(value: bytes | memoryview) -> bytes:
+        if not test(value):
+            raise CodecError(f"it does not begin like {what}")
+        return bytes(value)
+
+    return decode
+
+
+CODECS: Final[Mapping[str, Callable[[bytes | memoryview], Any]]] = MappingProxyType(
+    {
+        "base64": _base64_image,
+        "bytes": bytes,
+        "datum": _datum,
+        "gzip": decompress,
+        "image": _checked("an image", is_image),
+        "json": decode_document,
+        "lz4": decompress,
+        "msgpack": lambda value: decode_msgpack(decompress(value)),
+        "npy": decode_npy,
+        "npz": decode_npz,
+        "pickle": unpickle,
+        "tensorpack": decode_tensorpack,
+        "text": _text,
+        "video": _checked("a video", is_video),
+        "zlib": decompress,
+    }
+)
+"""Codecs by name. Each raises CodecError; lz4 may raise MissingDependencyError too."""
+
+
+def sniff(value: bytes | memoryview) -> str | None:
+    """Return the name of the codec that the first bytes of a value show with certainty, or None."""
+    head = bytes(value[:256])
+    for name, magic in (("gzip", _GZIP), ("lz4", _LZ4), ("npy", b"\x93NUMPY")):
+        if head.startswith(magic):
+            return name
+    if is_npz(head):
+        size = int.from_bytes(head[26:28], "little")
+        return "npz" if head[30 : 30 + size].endswith(b".npy") else None
+    if is_image(value):
+        return "image"
+    if is_video(value):
+        return "video"
+    return "pickle" if is_pickle(value) else None

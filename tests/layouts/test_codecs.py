@@ -1,0 +1,473 @@
+"""Codecs of single values: what they read, and damaged or hostile bytes."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import gzip
+import io
+import json
+import os
+import pickle
+import pickletools
+import random
+import subprocess
+import tracemalloc
+import zlib
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lz4.frame
+import numpy as np
+import pytest
+import torch
+
+from _foreign_lmdb import datum, encoded, numpy_to_msgpack
+from shares import FULL, SEED
+from storeds.layouts.codecs import CODECS, CodecError, decode_json, decode_npz, decompress, sniff, unpickle
+
+JPEG = encoded(0)
+
+
+def archive(**arrays: Any) -> bytes:
+    out = io.BytesIO()
+    np.savez_compressed(out, **arrays)
+    return out.getvalue()
+
+
+def npy(array: np.ndarray[Any, Any]) -> bytes:
+    out = io.BytesIO()
+    np.save(out, array)
+    return out.getvalue()
+
+
+class Runs:
+    """Pickles as a call."""
+
+    def __init__(self, function: Any, *given: Any) -> None:
+        self.call = function, given
+
+    def __reduce__(self) -> Any:
+        return self.call
+
+
+HARMFUL = {
+    "posix.system": Runs(os.system, "touch harmed"),
+    "builtins.eval": Runs(eval, "open('harmed', 'w')"),
+    "builtins.getattr": Runs(getattr, "text", "format"),
+    "numpy.fromfile": Runs(np.fromfile, "/etc/passwd"),
+    "subprocess.Popen": Runs(subprocess.Popen, ["touch", "harmed"]),
+    "builtins.bytearray": Runs(bytearray, 1 << 40),
+    "collections.deque": __import__("collections").deque([1]),
+}
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+@pytest.mark.parametrize("name", HARMFUL)
+def test_unpickle_refuses_foreign_names_before_anything_runs(
+    name: str, protocol: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    data = pickle.dumps((JPEG, HARMFUL[name]), protocol)
+    module, _, short = name.rpartition(".")
+    with pytest.raises(CodecError, match=rf"(numpy.*|{module}|__builtin__|commands)\.{short}|bytearray"):
+        unpickle(data)
+    assert not Path("harmed").exists()
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (pickle.dumps(np.array([None, print])), "objects"),
+        (pickle.dumps(np.zeros(2, "i4,f4")), "dtype"),
+        (pickle.dumps(np.zeros(2, "M8[s]")), "dtype"),
+        (pickle.dumps({1, 2}), "refused"),
+        (pickle.dumps(1j), "complex"),
+        (pickle.dumps(np.ndarray), "class"),
+        (pickle.dumps(np.dtype("i4")), "half-built"),
+        (b"\x80\x04\x8c\x05numpy\x94\x8c\x0fcore.multiarray\x94\x93.", r"numpy\.core\.multiarray"),
+        (b"\x80\x04\x8c\x0dnumpy.testing\x8c\x09_rand\x93.".replace(b"\x09_", b"\x05_"), "refused"),
+        (b"cnumpy\nndarray\n(I1000000000000\ntR.", r"calls numpy\.ndarray"),
+        (b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(I0\ntS'b'\ntR.", "half-built"),
+        (b"\x80\x04\x8c\x08builtins\x8c\x04eval\x93)\x81.", r"builtins\.eval"),
+        (b"\x80\x02cnumpy\ndtype\n)\x81.", "half-built"),
+        (b"(ios\nsystem\n.", "operation 'i'"),
+        (b"\x80\x02\x82\x01.", "operation 0x82"),
+        (b"P0\n.", "operation 'P'"),
+        (b"\x80\x06N.", "operation 0x80"),
+        (b"\x80\x04\x8e\xff\xff\xff\xff\xff\xff\xff\x7f.", "cut short"),
+        (b"\x80\x04\x95\xff\xff\xff\xff\xff\xff\xff\x7fN.", "damaged"),
+        (b"\x80\x05\x96\xff\xff\xff\xff\xff\0\0\0.", "cut short"),
+        (b"Nr\xff\xff\xff\x7f.", "refer to value 2147483647"),  # a memo of two thousand million places
+        (b"Np99999999\n.", "refer to value 99999999"),
+        (b"Np99999999999999999999\n.", "operation 'p'"),
+        (b"]q\x00h\x00a.", "nests deeper"),
+        (b"(" * 101 + b".", "damaged"),
+        (b"N", "cut short"),
+        (b"N.x", "bytes follow its value"),
+        (b"Nb.", "damaged|refused"),
+        (b"I" + b"9" * 5000 + b"\n.", "damaged: "),
+        (b"c_codecs\nencode\n(S'a'\nS'rot13'\ntR.", "encodes"),
+        (b"cbuiltins\nbytes\n(I1000000000000\ntR.", "argument"),
+        (b"cbuiltins\nbytearray\n(I1000000000000\ntR.", "bytearray with something else"),
+        (b"cbuiltins\nbytearray\n(I01\ntR.", "bytearray with something else"),
+        (b"cbuiltins\nbytearray\n(Va\nVutf-16\ntR.", "bytearray with something else"),
+        (b"cbuiltins\nbytearray\n(]tR.", "bytearray with something else"),
+        (b"cbuiltins\nbytearray\n(Va\nVlatin-1\nVstrict\ntR.", "bytearray with something else"),
+        (b"cbuiltins\nbytearray\n.", "class"),
+        (b"c_codecs\nencode\n(N}X\x05\0\0\0_callNstb.", r"sets the state of _codecs\.encode"),
+        (b"cnumpy\ndtype\n(N}X\x05\0\0\0dtypeNstb.", "damaged"),
+        (b"\x80\x04]2.", "operation '2'"),
+        (
+            b"K\x00q\x000" + b"ccollections\nOrderedDict\n)Rq\x01K\x00h\x00s0h\x01q\x000" * 5000 + b"h\x00.",
+            "nests deeper",
+        ),
+        (b"cbuiltins\nbytearray\n)\x81.", "NEWOBJ"),
+        (b"}ctorch_geometric.data.data\nData\n)\x81}bNs.", "unhashable"),
+        (b"}ctorch_geometric.data.data\nData\n)\x81}b\x85Ns.", "unhashable"),
+        (b"(cposix\nsystem\nVtouch harmed\no.", "names posix.system"),
+    ],
+)
+def test_hostile_operations_of_a_pickle_are_refused(data: bytes, why: str) -> None:
+    with pytest.raises(CodecError, match=why):
+        unpickle(data)
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_unpickle_equals_pickle_loads_for_plain_data(protocol: int) -> None:
+    arrays = [
+        np.arange(6).reshape(2, 3).T,
+        np.zeros((0, 4)),
+        np.array(3.5),
+        np.array(["é", "b"]),
+    ]
+    scalars = [np.float32(2), np.bool_(True), np.int64(-1), None, True, -(2**80), 1.5, "é\n", b"", b"\0\xff" * 3000]
+    for value in [*arrays, *scalars, [1, [2, (3,)]], {"a": {b"b": ()}}, [arrays[0], arrays[0]]]:
+        data = pickle.dumps(value, protocol)
+        assert repr(unpickle(data)) == repr(pickle.loads(data))
+    swapped = np.arange(3, dtype=">i4")
+    assert unpickle(pickle.dumps(swapped, protocol)).tolist() == [0, 1, 2]
+
+
+WHOLE: dict[str, list[bytes]] = {
+    "pickle": [
+        pickle.dumps(value, protocol)
+        for protocol in range(pickle.HIGHEST_PROTOCOL + 1)
+        for value in (
+            (JPEG[:9], 5, np.arange(2), {"a": [1.5], (1, "b"): bytearray(b"c")}),
+            [np.arange(6.0).reshape(2, 3).T, np.float32(2), np.array(["é"])],
+            {"x": torch.arange(6.0).reshape(2, 3), "n": OrderedDict(y=None)},
+        )
+    ],
+    "msgpack": [numpy_to_msgpack({"x": np.arange(3), "y": [np.float32(1), "z", b"w", {"a": 1}]})],
+    "json": [json.dumps({"x": {"__ndarray__": [[2], "float64", [1.0, 2.0]]}, "y": [1, None, "z"]}).encode()],
+    "npz": [archive(x=np.arange(3), y=np.array("é"))],
+    "npy": [npy(np.arange(6).reshape(2, 3))],
+    "datum": [datum(bytes(12), 3, (3, 2, 2)), datum(JPEG, 1, encoded=True), datum(shape=(1, 1, 2), floats=[0.5, 1])],
+    "base64": [base64.b64encode(JPEG)],
+    "text": ["wörd".encode()],
+    "gzip": [gzip.compress(JPEG, mtime=0)],
+    "lz4": [lz4.frame.compress(JPEG)],
+}
+
+
+def damaged(whole: bytes, random: random.Random) -> bytes:
+    """Return `whole` with up to 4 bytes replaced, removed or inserted, parts repeated, or its end cut off."""
+    blob = bytearray(whole)
+    for _ in range(random.randint(1, 4)):
+        at, size = random.randrange(len(blob) + 1), random.choice((0, 0, 1, 1, 1, 2, 9))
+        start = random.randrange(len(blob) + 1)
+        new = random.choice((random.randbytes(size), blob[start : start + size], bytes([random.randrange(256)])))
+        blob[at : at + random.choice((0, 1, 1, size))] = new
+        if random.random() < 0.05:
+            del blob[random.randrange(len(blob) + 1) :]
+    return bytes(blob)
+
+
+@pytest.mark.filterwarnings("ignore")  # of NumPy and of Python's parser, about what damage made of a type
+@pytest.mark.parametrize("codec", WHOLE)
+def test_random_damage_raises_only_codec_error(codec: str) -> None:
+    source = random.Random(f"{SEED} {codec}")
+    for number in range(10_000 if FULL else 400):
+        whole = source.choice(WHOLE[codec])
+        value = source.randbytes(source.randrange(60)) if number % 20 == 0 else damaged(whole, source)
+        with contextlib.suppress(CodecError):
+            CODECS[codec](value)
+
+
+NESTED = {
+    "lists": lambda depth: b"]" * depth + b"a" * (depth - 1),
+    "lists with marks": lambda depth: b"](" * (depth - 1) + b"]" + b"e" * (depth - 1),
+    "dicts": lambda depth: b"}N" * (depth - 1) + b"}" + b"s" * (depth - 1),
+    "tuples of one": lambda depth: b"N" + b"\x85" * depth,
+    "tuples of two": lambda depth: b"N" * (depth + 1) + b"\x86" * depth,
+    "tuples with marks": lambda depth: b"(" * depth + b"t" * depth,
+}
+
+
+@pytest.mark.parametrize("name", NESTED)
+def test_deep_nesting_is_refused(name: str) -> None:
+    unpickle(NESTED[name](100) + b".")
+    for depth in (101, 1000, 100_000):
+        with pytest.raises(CodecError, match="nests deeper than 100 levels"):
+            unpickle(NESTED[name](depth) + b".")
+
+
+@pytest.mark.parametrize("form", [b"}%sNs.", b"}(%sNu.", b"ccollections\nOrderedDict\n)R%sNs."])
+def test_deeply_nested_and_shared_keys_are_refused_before_they_are_hashed(form: bytes) -> None:
+    shared = b"K\x01\x85q\x00" + b"".join(b"0h%ch%c\x86q%c" % (n, n, n + 1) for n in range(60))
+    for key, why in ((b"N" + b"\x85" * 1_000_000, "deeper than 100 levels"), (shared, "so many places")):
+        with pytest.raises(CodecError, match=why):
+            unpickle(form % key)
+
+
+def array_of(data: bytes, kind: bytes, shape: bytes) -> bytes:
+    return b"\x80\x05cnumpy._core.numeric\n_frombuffer\n(%bcnumpy\ndtype\n(V%b\ntR(%btVC\ntR." % (data, kind, shape)
+
+
+@pytest.mark.parametrize(
+    ("data", "kind", "shape"),
+    [
+        (b"C\0", b"S0", b"I1000000000000\n"),
+        (b"C\0", b"u1", b"I0\nI" + b"9" * 30 + b"\n"),
+        (b"C\0", b"S999999999", b"I0\nI1000000000\n"),
+        (b"C\1a", b"u1", b"I-1\nI-1\n"),
+        (b"C\1a", b"u1", b"I1\n" * 33),
+        (b"C\1a", b"u1", b"I01\n"),
+        (b"C\1a", b"u1", b"(Va\nI1000000000000\nt"),
+        (b"C\1a", b"u1", b"\x8b\0\0\x01\0" + b"\x7f" * 0x10000 + b"q\0" + b"h\0" * 99_999),
+    ],
+)
+def test_impossible_shapes_are_refused(data: bytes, kind: bytes, shape: bytes) -> None:
+    tracemalloc.start()
+    with contextlib.suppress(CodecError):  # NumPy allows impossible sizes of empty arrays
+        assert unpickle(array_of(data, kind, shape)).size == 0
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1 << 24
+    assert unpickle(array_of(b"C\1a", b"u1", b"I1\n")).tolist() == [97]
+
+
+def test_a_bytearray_cannot_be_extended_under_an_array() -> None:
+    used = array_of(b"\x96" + (64).to_bytes(8, "little") + bytes(64) + b"q\0", b"u1", b"I64\n")
+    with pytest.raises(CodecError, match="exports"):
+        unpickle(b"(" + used[:-1] + b"h\0(" + b"K\1" * 250 + b"et.")
+
+
+@pytest.mark.parametrize("step", [b"h%ch%c\x86", b"(h%ch%ct", b"](h%ch%ce"])
+def test_few_bytes_do_not_become_gigabytes(step: bytes) -> None:
+    """Each list or tuple holds the one before it twice: 60 of them are 2 ** 60 parts."""
+    data = b"]q\x00" + b"".join(b"0" + step % (n, n) + b"q%c" % (n + 1) for n in range(60)) + b"."
+    with pytest.raises(CodecError, match="so many places"):
+        unpickle(data)
+
+
+def test_a_shared_list_is_read_in_each_of_its_places() -> None:
+    names = ["a", "b"]
+    assert unpickle(pickle.dumps([names, {"names": names}, names])) == [names, {"names": names}, names]
+
+
+# The C unpickler would allocate 256 MiB for each of these.
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"Nr\0\0\0\1.",
+        b"Np16777216\n.",
+        b"B\0\0\0\x10.",
+        *(b"%c\0\0\0\x10\0\0\0\0." % code for code in b"\x8d\x8e\x96"),
+    ],
+)
+def test_sizes_that_lie_allocate_nothing(data: bytes) -> None:
+    tracemalloc.start()
+    with pytest.raises(CodecError):
+        unpickle(b"\x80\x05" + data)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1 << 20
+
+
+def test_places_in_the_memo_of_honest_pickles_are_read() -> None:
+    keys = [b"%d" % n for n in range(70_000)]
+    for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
+        assert unpickle(pickle.dumps(keys, protocol)) == keys
+    assert unpickle(pickle.dumps([str(n) for n in range(120_000)], 0))[-1] == "119999"
+
+
+def test_nesting_below_the_limit_is_read() -> None:
+    value: Any = 1
+    for _ in range(33):
+        value = [(value,), {"a": value}, 2]
+        value = [value[:1], value[2]]
+    for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
+        assert unpickle(pickle.dumps(value, protocol)) == value
+    wide = [[n] for n in range(5000)]
+    assert unpickle(pickle.dumps(wide)) == wide
+    keys = {(1, (2,)): "a", (3,): "b"}
+    assert unpickle(pickle.dumps(keys)) == keys
+
+
+@pytest.mark.parametrize("axes", [(0, 1), (0, 1, 1), (0, 1, 3), (0, 1, -1), [0, 1, 2], (0, 1, 2.0), "012"])
+def test_axes_that_are_not_a_permutation_are_refused(axes: Any) -> None:
+    array = np.arange(24, dtype="u1").reshape(2, 3, 4)
+    rebuild = array.__reduce_ex__(5)[0]
+    with pytest.raises(CodecError, match="axes"):
+        unpickle(pickle.dumps(Runs(rebuild, array.tobytes(), array.dtype, array.shape, "K", axes)))
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_bytearrays_and_strided_arrays_of_every_protocol(protocol: int) -> None:
+    for content in (b"", b"a\xff\0", bytes(range(256)) * 40):
+        assert bytes(unpickle(pickle.dumps(bytearray(content), protocol))) == content
+    array = np.arange(2 * 30 * 40, dtype=">f4").reshape(2, 30, 40)
+    for strided in (array.transpose(1, 2, 0), array.T, array[::-1, :, ::2], array.transpose(2, 0, 1)):
+        found = unpickle(pickle.dumps(strided, protocol))
+        assert found.shape == strided.shape
+        assert (found == strided).all()
+
+
+def storage(said: int = 4) -> bytes:
+    """Return what ``torch.save`` writes of a storage of 4 zeros, with another count in it if `said`."""
+    pickled = pickletools.genops(pickle.dumps(torch.zeros(4)))
+    data = next(given for _, given, _ in pickled if isinstance(given, bytes))
+    return data.replace(b"cpuq\x03K\x04", b"cpuq\x03K" + bytes([said]))
+
+
+class Tensor:
+    """Pickles as a call on a storage, with whatever sizes."""
+
+    def __init__(self, data: Any, offset: Any = 0, size: Any = (4,), stride: Any = (1,)) -> None:
+        self.given: tuple[Any, ...] = (data, offset, size, stride, False, OrderedDict())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return torch._utils._rebuild_tensor_v2, self.given
+
+
+class Stored:
+    def __init__(self, data: Any) -> None:
+        self.data = data
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return torch.storage._load_from_bytes, (self.data,)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "why"),
+    [
+        (Tensor(Stored(storage()), size=(5,)), "outside its storage of 4"),
+        (Tensor(Stored(storage()), offset=1), "outside its storage"),
+        (Tensor(Stored(storage()), size=(10**9,), stride=(0,)), "outside its storage"),
+        (Tensor(Stored(storage()), offset=-1), "without a shape"),
+        (Tensor(Stored(storage()), stride=(-1,)), "not numbers"),
+        (Tensor(Stored(storage()), size=[4]), "not numbers"),
+        (Tensor(Stored(storage(said=9))), "a storage of 9 numbers"),
+        (Tensor(Stored(storage()[:-1])), "a storage of 4 numbers in 23 bytes"),
+        (Tensor(Stored(b"PK\x03\x04")), "damaged|refused"),
+        (Tensor(Stored(pickle.dumps(1) * 5)), "a form that only torch reads"),
+        (Tensor(Stored(pickle.dumps(Stored(storage())))), "a tensor's storage names"),
+        (Tensor(b"zeros"), "without a storage"),
+        (Stored(storage()), "half-built"),
+        (Stored(b""), "cut short"),
+        (torch.zeros(2, requires_grad=True).to_sparse(), "refused"),
+    ],
+)
+def test_hostile_tensors_are_refused(tensor: Any, why: str) -> None:
+    with pytest.raises(CodecError, match=why):
+        unpickle(pickle.dumps(tensor))
+
+
+@pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
+def test_tensors_equal_those_of_torch(protocol: int) -> None:
+    kinds = [torch.float64, torch.float16, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool]
+    plain = [torch.arange(24).reshape(2, 3, 4).to(kind) for kind in (*kinds, torch.complex64)]
+    views = [plain[0].mT, plain[1][:, 1:, ::2], plain[2][1, 2], torch.zeros(0, 3)]
+    for tensor in (*plain, *views):
+        found = unpickle(pickle.dumps([tensor], protocol))[0]
+        assert (found.dtype, found.shape) == (tensor.numpy().dtype, tensor.shape)
+        assert np.array_equal(found, tensor.numpy())
+    halves = torch.tensor([1.5, -2.0, 3e38], dtype=torch.bfloat16)
+    assert np.array_equal(unpickle(pickle.dumps(halves, protocol)), halves.float().numpy())
+
+
+@pytest.mark.parametrize(
+    ("decode", "value", "why"),
+    [
+        (decompress, zlib.compress(bytes(9))[:-3], "cut short"),
+        (decompress, b"\x78\x9c" + b"\xff" * 9, "damaged"),
+        (decompress, lz4.frame.compress(bytes(99))[:-9], "cut short"),
+        (decompress, b"\x04\x22\x4d\x18" + b"\xff" * 9, "damaged"),
+        (decode_json, b"{", "damaged"),
+        (decode_json, b"[" * 100_000, "deeper|damaged"),
+        (decode_npz, b"PK\x03\x04", "npz is damaged"),
+    ],
+)
+def test_damaged_values_raise_value_error(decode: Callable[[bytes], Any], value: bytes, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        decode(value)
+
+
+def test_values_that_decompress_to_too_much_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("storeds.layouts.codecs._MOST", 1 << 16)
+    for value in (zlib.compress(bytes(1 << 20)), lz4.frame.compress(bytes(1 << 20))):
+        with pytest.raises(CodecError, match="refused"):
+            decompress(value)
+    with pytest.raises(CodecError, match="refused"):
+        decode_npz(archive(x=np.zeros(1 << 20, np.uint8)))
+
+
+@pytest.mark.parametrize("codec", ["npz", "npy"])
+def test_arrays_of_objects_are_refused(codec: str) -> None:
+    objects = np.array([Runs(os.system, "x")], object)
+    with pytest.raises(CodecError, match="array of objects"):
+        CODECS[codec](archive(x=objects) if codec == "npz" else npy(objects))
+
+
+MP4 = b"\0\0\0\x18ftypisom\0\0\2\0isomiso2"
+
+
+@pytest.mark.parametrize(
+    ("codec", "value", "content", "sniffed"),
+    [
+        ("pickle", pickle.dumps((JPEG, 3)), (JPEG, 3), "pickle"),
+        ("pickle", pickle.dumps([1], 0), [1], None),
+        ("tensorpack", pickle.dumps([1, b"a"]), [1, b"a"], "pickle"),
+        ("tensorpack", numpy_to_msgpack([1, b"a"]), [1, b"a"], None),
+        ("msgpack", lz4.frame.compress(numpy_to_msgpack({"x": np.int64(3)})), {"x": 3}, "lz4"),
+        (
+            "json",
+            gzip.compress(mtime=0, data=b'{"x": {"__ndarray__": [[1, 2], "int64", [3, 4]]}}'),
+            {"x": [[3, 4]]},
+            "gzip",
+        ),
+        ("npz", archive(x=np.arange(2), n=np.int64(3), t=np.array("é")), {"x": [0, 1], "n": 3, "t": "é"}, "npz"),
+        ("npy", npy(np.arange(3)), [0, 1, 2], "npy"),
+        ("datum", datum(JPEG, -3, encoded=True), {"label": -3, "image": JPEG}, None),
+        ("datum", datum(bytes(range(2)), 1, (2, 1, 1)), {"label": 1, "array": [[[0]], [[1]]]}, None),
+        ("text", "wörd".encode(), "wörd", None),
+        ("image", JPEG, JPEG, "image"),
+        ("video", MP4, MP4, "video"),
+        ("bytes", b"\xff", b"\xff", None),
+        ("base64", base64.b64encode(JPEG), JPEG, None),
+        ("gzip", gzip.compress(JPEG, mtime=0), JPEG, "gzip"),
+        ("zlib", zlib.compress(JPEG), JPEG, None),
+        ("lz4", lz4.frame.compress(JPEG), JPEG, "lz4"),
+    ],
+)
+def test_codecs_read_what_other_tools_write(codec: str, value: bytes, content: Any, sniffed: str | None) -> None:
+    def plain(found: Any) -> Any:
+        if isinstance(found, dict):
+            return {key: plain(item) for key, item in found.items()}
+        return found.tolist() if isinstance(found, (np.ndarray, np.generic)) else found
+
+    for given_value in (value, memoryview(value)):
+        assert plain(CODECS[codec](given_value)) == content
+        assert sniff(given_value) == sniffed
+
+
+@pytest.mark.parametrize(
+    ("codec", "value"), [("image", b"GIF"), ("video", JPEG), ("text", b"\xff"), ("base64", b"abcd")]
+)
+def test_values_of_another_format_raise_codec_error(codec: str, value: bytes) -> None:
+    with pytest.raises(CodecError):
+        CODECS[codec](value)
