@@ -174,8 +174,12 @@ def export_lazily(package: str, modules: Mapping[str, tuple[str, ...]]) -> Calla
 
 
 BACKENDS = Registry("backend", "storeds.backends", _SCHEME)
-FOREIGN: dict[str, str] = {"hdf5": "storeds.layouts.hdf5:ForeignHdf5"}
-"""Scheme → the class that reads an engine's stores of other tools, as an import string; its ``presets`` are layouts."""
+FOREIGN: dict[str, str] = {
+    "hdf5": "storeds.layouts.hdf5:ForeignHdf5",
+    "mongodb": "storeds.layouts.mongodb:open_foreign",
+    "mongodb+srv": "storeds.layouts.mongodb:open_foreign",
+}
+"""Scheme → the import string of what opens an engine's stores of other tools, as what they certainly are."""
 LAYOUTS = Registry("layout", "storeds.layouts")
 READERS = Registry("reader", "storeds.readers")
 DECODERS = Registry("decoder", "storeds.decoders")

@@ -9,20 +9,20 @@ from typing import Any, ClassVar, Literal
 
 from storeds.backends.base import BackendOptions
 from storeds.errors import ConfigError, FormatError, suggest
-from storeds.layouts.codecs import evenly, is_image, is_video
-from storeds.layouts.mongodb.base import Connection, batches, listed
-from storeds.layouts.mongodb.named import label_column, label_field, label_value, pack_labels
-from storeds.layouts.mongodb.packing import Packed, id_of, key_of, pack_ids, pack_items
-from storeds.layouts.mongodb.query import ColumnLayout, ColumnOptions
-from storeds.layouts.mongodb.values import Column, paths_of, pick, projection_of, to_json
+from storeds.layouts.codecs import is_image, is_video
+from storeds.layouts.mongodb.backend import IDS, batches, id_of, key_of, listed
+from storeds.layouts.mongodb.connection import Connection
+from storeds.layouts.mongodb.documents import Column, paths_of, pick, projection_of, to_json
+from storeds.layouts.mongodb.named import LABELS, NAMES, label_column, label_of
+from storeds.layouts.mongodb.query import ColumnLayout, ColumnOptions, dotted
+from storeds.layouts.names import pack_names
 from storeds.protocols import Array, Field, Record
 from storeds.records.columns import column_of
 
 __all__ = ["GridfsLayout", "GridfsOptions"]
 
 
-_SAMPLE = 16
-_ANY = 0  # ids of any type, as BSON
+_SAMPLE = 16  # documents of labels
 
 
 def _label_place(connection: Connection, where: str, bucket: Collection[str]) -> tuple[str, str]:
@@ -53,12 +53,12 @@ def _find_labels(
         A file has several labels.
     """
     by_name = {name: at for at, name in enumerate(names)}
-    by_id = {key_of(_ANY, id): at for at, id in enumerate(ids)}
+    by_id = {key_of(id): at for at, id in enumerate(ids)}
 
     def place_of(value: Any) -> int | None:
         if isinstance(value, str) and value in by_name:
             return by_name[value]
-        return None if value is None or isinstance(value, (list, Mapping)) else by_id.get(key_of(_ANY, value))
+        return None if value is None or isinstance(value, (list, Mapping)) else by_id.get(key_of(value))
 
     values: list[Any] = [*names, *ids]
     if on is None:
@@ -100,7 +100,7 @@ def _referring(
 
 def _batches(values: Sequence[Any]) -> list[list[Any]]:
     """Split values into lists that fit into one command."""
-    keys = {key_of(_ANY, value): value for value in values}
+    keys = {key_of(value): value for value in values}
     return [[keys[key] for key in batch] for batch in batches(keys)]
 
 
@@ -162,6 +162,7 @@ class GridfsLayout(ColumnLayout[GridfsOptions]):
 
     Options: ClassVar[type[BackendOptions]] = GridfsOptions
     layout = "gridfs"
+    _label: Field
 
     @property
     def _collection(self) -> str:
@@ -171,21 +172,8 @@ class GridfsLayout(ColumnLayout[GridfsOptions]):
     def _chunks(self) -> str:
         return f"{self._location.collection}.chunks"
 
-    @classmethod
-    def _guess(cls, connection: Connection, settings: GridfsOptions) -> str | None:
-        bucket = connection.location.collection
-        pair = {f"{bucket}.files", f"{bucket}.chunks"}
-        if not pair <= set(connection.names()):
-            return None
-        first = next(connection.find(f"{bucket}.files", {}, limit=1), None)
-        if first is None or not {"length", "chunkSize"} <= first.keys():
-            return None
-        metadata = first.get("metadata")
-        if isinstance(metadata, Mapping) and list(metadata) == ["build"]:
-            return None  # it holds the large values of a native store
-        return f"there are collections {listed(sorted(pair))}, and the first file has a length and a chunkSize"
-
-    def _resolve(self) -> list[Packed]:
+    def _resolve(self) -> dict[str, Array]:
+        # docstring inherited
         ids: list[Any] = []
         names: list[str] = []
         dates: list[Any] = []
@@ -199,13 +187,16 @@ class GridfsLayout(ColumnLayout[GridfsOptions]):
         kept: Iterable[int] = range(len(ids))
         if self._settings.revisions == "newest":
             kept = self._newest(names, dates)
-        if self._settings.labels is None:
-            return [pack_ids(ids[at] for at in kept), pack_items([names[at].encode() for at in kept])]
         kept = list(kept)
-        labels = self._labels([ids[at] for at in kept], [names[at] for at in kept], self._settings.labels)
-        kept = [at for at, label in zip(kept, labels, strict=True) if label is not None]
-        packed = pack_labels([label for label in labels if label is not None], self._settings.labels)
-        return [pack_ids(ids[at] for at in kept), pack_items([names[at].encode() for at in kept]), packed]
+        lists: dict[str, Array] = {}
+        if self._settings.labels is not None:
+            labels = self._labels([ids[at] for at in kept], [names[at] for at in kept], self._settings.labels)
+            kept = [at for at, label in zip(kept, labels, strict=True) if label is not None]
+            known = [label for label in labels if label is not None]
+            self._label, packed = label_column(known, f"{self._location.url}: labels={self._settings.labels!r}")
+            lists[LABELS] = pack_names(packed)
+        lists[NAMES] = pack_names(names[at].encode() for at in kept)
+        return {IDS: pack_names(key_of(ids[at]) for at in kept), **lists}
 
     def _labels(self, ids: Sequence[Any], names: Sequence[str], where: str) -> list[Any]:
         """Return the label of each file; None for a file that is left out."""
@@ -237,50 +228,52 @@ class GridfsLayout(ColumnLayout[GridfsOptions]):
             )
         return sorted(newest.values())
 
-    def _describe(self, lists: Sequence[Packed]) -> tuple[dict[str, Column], dict[str, Field]]:
-        ids = lists[0]
-        for name, _, _ in self._settings.columns:
+    def _describe(self) -> tuple[dict[str, Column], dict[str, Field]]:
+        # docstring inherited
+        pattern = self._settings.columns
+        paths = {} if pattern is None else {name: dotted(place) for name, place in pattern.places}
+        for name in paths:
             if name in _OWN or (name == _LABEL and self._settings.labels is not None):
                 raise ConfigError(
                     f"{self._location.url}: a column cannot be called {name!r}, which is a field of the layout"
                 )
-        columns = self._mapped_columns(ids, self._settings.columns)
-        named = {*_STANDARD, *(path.partition(".")[0] for _, path, _ in self._settings.columns)}
-        there = dict.fromkeys(name for file in self._sample(ids, None) for name in file if name not in named)
+        columns = self._columns_at(paths, {} if pattern is None else dict(pattern.kinds))
+        named = {*_STANDARD, *(path.partition(".")[0] for path in paths.values())}
+        there = dict.fromkeys(name for file in self._sample(None) for name in file if name not in named)
         self._left += [f"field {name!r} of the files; columns= reads it" for name in there]
-        heads = self._heads([ids[at] for at in evenly(len(ids), 16)], ids.kind)
+        heads = self._heads(self._sampled_keys())
         images = 2 * sum(map(is_image, heads)) > len(heads)
         videos = bool(heads) and all(map(is_video, heads))
         data = {"image": Field("image")} if images else {"video" if videos else "data": Field("bytes")}
         own = {"key": Field("str"), **data, "metadata": Field("json")}
-        label = {_LABEL: label_field(lists[2])} if self._settings.labels is not None else {}
+        label = {_LABEL: self._label} if self._settings.labels is not None else {}
         return columns, {**own, **label, **{name: column.field for name, column in columns.items()}}
 
-    def _heads(self, keys: Sequence[bytes], kind: int) -> list[bytes]:
+    def _heads(self, keys: Sequence[bytes]) -> list[bytes]:
         """Return the first chunks of some files."""
         if self._chunks not in self._connection.names():
             raise FormatError(f"{self._location.url}: the database has {self._collection!r}, but not {self._chunks!r}")
-        query = {"files_id": {"$in": [id_of(kind, key) for key in keys]}, "n": 0}
+        query = {"files_id": {"$in": [id_of(key) for key in keys]}, "n": 0}
         found = self._connection.find(self._chunks, query, {"data": True})
         return [bytes(chunk["data"]) for chunk in found if isinstance(chunk.get("data"), bytes)]
 
-    def _fetch(self, keys: Sequence[bytes], kind: int, fields: Sequence[str]) -> dict[bytes, dict[str, Any]]:
+    def _fetch(self, keys: Sequence[bytes], fields: Sequence[str]) -> dict[bytes, dict[str, Any]]:
         columns = [self._columns[name].path for name in fields if name in self._columns]
-        files = self._documents(keys, kind, [*columns, *_OWN_PATHS])
+        files = self._documents(keys, [*columns, *_OWN_PATHS])
         if not _DATA.intersection(fields):
             return files
         for each in files.values():
             each[_CHUNKS] = {}
         for batch in batches(files):
-            query = {"files_id": {"$in": [id_of(kind, key) for key in batch]}}
+            query = {"files_id": {"$in": [id_of(key) for key in batch]}}
             for chunk in self._connection.find(self._chunks, query, projection_of(("files_id", "n", "data"))):
-                file = files.get(key_of(kind, chunk["files_id"]))  # a query for 1 finds 1.0 too
+                file = files.get(key_of(chunk["files_id"]))  # a query for 1 finds 1.0 too
                 if file is not None:
                     file[_CHUNKS][chunk.get("n")] = chunk.get("data")
         return files
 
     def _name(self, position: int, document: Mapping[str, Any] | None) -> str:
-        return self._lists[1][position].decode()
+        return self._at(NAMES, position).decode()
 
     def _values(self, position: int, document: Mapping[str, Any], fields: Sequence[str]) -> Record:
         record: Record = {}
@@ -290,7 +283,7 @@ class GridfsLayout(ColumnLayout[GridfsOptions]):
             elif name == "key":
                 record[name] = self._name(position, document)
             elif name == _LABEL:
-                record[name] = label_value(self._lists[2], position, self.meta.fields[name])
+                record[name] = label_of(self.meta.fields[name], self._at(LABELS, position))
             elif name == "metadata":
                 metadata = document.get("metadata")
                 record[name] = {} if metadata is None else to_json(metadata)
@@ -300,9 +293,9 @@ class GridfsLayout(ColumnLayout[GridfsOptions]):
 
     def _column(self, name: str, field: Field) -> Array:
         if name == "key":
-            return column_of(field, [key.decode() for key in self._lists[1]])
+            return column_of(field, [key.decode() for key in self._list(NAMES)])
         if name == _LABEL and self._settings.labels is not None:
-            return label_column(self._lists[2], field)
+            return column_of(field, [label_of(field, packed) for packed in self._list(LABELS)])
         return super()._column(name, field)
 
 

@@ -13,30 +13,21 @@ import numpy as np
 import xxhash
 from pydantic import BeforeValidator
 
-from storeds._utils.locations import redact
 from storeds._utils.text import counted
 from storeds.backends.base import BackendOptions
-from storeds.backends.mongodb.client import ClientFactory
 from storeds.errors import ConfigError, FormatError, StoreNotFoundError
-from storeds.layouts.mongodb.base import Connection, MongodbLayout, batches, listed
-from storeds.layouts.mongodb.packing import Packed, pack_ids, pack_items
-from storeds.layouts.mongodb.values import Column, infer, pick
+from storeds.layouts.mongodb.backend import IDS, MongodbLayout, batches, key_of, listed
+from storeds.layouts.mongodb.documents import Column, infer, pick
+from storeds.layouts.names import pack_names
 from storeds.protocols import Array, Field, Record
 from storeds.records.columns import column_of
 
-__all__ = [
-    "NamedLayout",
-    "NamedOptions",
-    "label_column",
-    "label_field",
-    "label_value",
-    "pack_labels",
-]
+__all__ = ["LABELS", "NAMES", "NamedLayout", "NamedOptions", "label_column", "label_of"]
 
 
-_NAMES, _LABELS = "path_list", "label_list"
-_KINDS = ("json", "int", "float", "bool", "str")  # by their numbers in a packed list
-_DTYPES = {"int": "<i8", "float": "<f8", "bool": "?"}
+_PATH_LIST, _LABEL_LIST = "path_list", "label_list"
+NAMES, LABELS = "names", "labels"
+"""The names of lists beside that of ids."""
 
 
 def _read_name_index(path: str) -> tuple[list[bytes], list[Any]]:
@@ -58,21 +49,21 @@ def _read_name_index(path: str) -> tuple[list[bytes], list[Any]]:
         raise ConfigError(f"index {path} cannot be read as JSON: {error}") from None
     if not isinstance(found, dict):
         raise ConfigError(
-            f"index {path}: expected an object with {_NAMES} and {_LABELS}, found a {type(found).__name__}"
+            f"index {path}: expected an object with {_PATH_LIST} and {_LABEL_LIST}, found a {type(found).__name__}"
         )
-    for key in (_NAMES, _LABELS):
+    for key in (_PATH_LIST, _LABEL_LIST):
         if not isinstance(found.get(key), list):
             has = ", ".join(map(repr, list(found)[:10])) or "nothing"
             raise ConfigError(
-                f"index {path}: expected the lists {_NAMES} and {_LABELS}; {key} is not a list (the keys are {has})"
+                f"index {path}: expected the lists {_PATH_LIST} and {_LABEL_LIST}; {key} is not a list (the keys are {has})"
             )
-    names, labels = found[_NAMES], found[_LABELS]
+    names, labels = found[_PATH_LIST], found[_LABEL_LIST]
     if len(names) != len(labels):
         raise ConfigError(
-            f"index {path}: {_NAMES} has {len(names)} names and {_LABELS} {len(labels)} labels; each name needs one label"
+            f"index {path}: {_PATH_LIST} has {len(names)} names and {_LABEL_LIST} {len(labels)} labels; each name needs one label"
         )
     if not names:
-        raise ConfigError(f"index {path}: {_NAMES} is empty")
+        raise ConfigError(f"index {path}: {_PATH_LIST} is empty")
     return [_encoded(name, at, path) for at, name in enumerate(names)], labels
 
 
@@ -82,51 +73,34 @@ def _encoded(name: Any, at: int, path: str) -> bytes:
             return name.encode()
     except UnicodeEncodeError:
         pass
-    raise ConfigError(f"index {path}: entry {at} of {_NAMES} is not text: {name!r}")
+    raise ConfigError(f"index {path}: entry {at} of {_PATH_LIST} is not text: {name!r}")
 
 
-def pack_labels(labels: Sequence[Any], path: str) -> Packed:
-    """Pack labels: numbers in binary, text as UTF-8, anything else as JSON."""
-    kind = "json" if any(label is None for label in labels) else infer(labels)[0].kind
-    if kind in _DTYPES:
+def label_column(labels: Sequence[Any], where: str) -> tuple[Field, list[bytes]]:
+    """Return the field of labels of any type, and each label as JSON.
+
+    Raises
+    ------
+    ConfigError
+        One is outside the int64 range, or no valid text.
+    """
+    known = [label for label in labels if label is not None]
+    field, as_text = (Field("json"), False) if len(known) < len(labels) or not known else infer(known)
+    column = Column("label", field, as_text)
+    packed = []
+    for label in labels:
         try:
-            numbers = np.array(labels, dtype=_DTYPES[kind])
-        except OverflowError:
-            raise ConfigError(f"index {path}: a label is outside the int64 range") from None
-        return Packed(_KINDS.index(kind), numbers.itemsize, numbers.view(np.uint8), np.empty(0, np.int64))
-    try:
-        packed = pack_items([(label if kind == "str" else json.dumps(label)).encode() for label in labels])
-    except UnicodeEncodeError as error:
-        raise ConfigError(f"index {path}: a label is not valid text: {error}") from None
-    packed.kind = _KINDS.index(kind) if kind == "str" else 0
-    return packed
+            value = None if label is None else column.value({"label": label})
+            packed.append(json.dumps(value.tolist() if isinstance(value, np.ndarray) else value).encode())
+        except (ValueError, UnicodeEncodeError) as error:
+            raise ConfigError(f"{where}: the label {label!r} cannot be read: {error}") from None
+    return field, packed
 
 
-def label_field(labels: Packed) -> Field:
-    """Return the field of packed labels."""
-    kind = _KINDS[labels.kind]
-    if kind != "json":
-        return Field(kind)  # type: ignore[arg-type]  # one of those above
-    values = [json.loads(text) for text in labels]
-    return Field("json") if None in values else infer(values)[0]
-
-
-def label_value(labels: Packed, at: int, field: Field) -> Any:
-    """Return one label."""
-    item = labels[at]
-    if field.kind in _DTYPES:
-        return np.frombuffer(item, _DTYPES[field.kind])[0].item()
-    if field.kind == "str":
-        return item.decode()
-    value = json.loads(item)
+def label_of(field: Field, packed: bytes) -> Any:
+    """Return a label from its JSON."""
+    value = json.loads(packed)
     return np.array(value, field.dtype) if field.kind == "array" else value
-
-
-def label_column(labels: Packed, field: Field) -> Array:
-    """Return all labels as one new array."""
-    if field.kind in _DTYPES:
-        return labels.data.view(_DTYPES[field.kind]).copy()
-    return column_of(field, [label_value(labels, at, field) for at in range(len(labels))])
 
 
 _LOG = logging.getLogger("storeds")
@@ -187,24 +161,10 @@ class NamedLayout(MongodbLayout[NamedOptions]):
 
     Options: ClassVar[type[BackendOptions]] = NamedOptions
     layout = "named"
+    _label: Field
 
-    @classmethod
-    def guess_can_open(cls, url: str, *, client_factory: ClientFactory | None = None, **options: Any) -> str | None:
+    def _resolve(self) -> dict[str, Array]:
         # docstring inherited
-        if "index" not in options:  # not a ConfigError, since no given option is wrong
-            raise FormatError(f"{redact(url)}: option 'index' is needed")
-        return super().guess_can_open(url, client_factory=client_factory, **options)
-
-    @classmethod
-    def _guess(cls, connection: Connection, settings: NamedOptions) -> str | None:
-        first = next(connection.find(connection.location.collection, {}, limit=1), None)
-        if first is None or not isinstance(pick(first, settings.data_field), bytes):
-            return None
-        if not isinstance(pick(first, settings.name_field), str):
-            return None
-        return f"its first document has a name in {settings.name_field!r} and bytes in {settings.data_field!r}, and an index is given"
-
-    def _resolve(self) -> list[Packed]:
         listed_names, labels = _read_name_index(self._settings.index)
         found = self._look_up(listed_names)
         absent = [name.decode() for name in dict.fromkeys(listed_names) if name not in found]
@@ -214,8 +174,9 @@ class NamedLayout(MongodbLayout[NamedOptions]):
             self._report_repeated(listed_names)
         kept = [at for at, name in enumerate(listed_names) if name in found]
         names = [listed_names[at] for at in kept]
-        packed = pack_labels([labels[at] for at in kept], self._settings.index)
-        return [pack_ids(found[name] for name in names), pack_items(names), packed]
+        self._label, packed = label_column([labels[at] for at in kept], f"index {self._settings.index}")
+        ids = pack_names(key_of(found[name]) for name in names)
+        return {IDS: ids, NAMES: pack_names(names), LABELS: pack_names(packed)}
 
     def _look_up(self, names: Sequence[bytes]) -> dict[bytes, Any]:
         field, first = self._settings.name_field, self._settings.duplicates == "first"
@@ -257,17 +218,18 @@ class NamedLayout(MongodbLayout[NamedOptions]):
             listed(again),
         )
 
-    def _describe(self, lists: Sequence[Packed]) -> tuple[dict[str, Column], dict[str, Field]]:
+    def _describe(self) -> tuple[dict[str, Column], dict[str, Field]]:
+        # docstring inherited
         path = self._settings.data_field
-        sample = self._sample(lists[0], None)
-        self._left += self._not_read(sample, len(lists[0]))
+        sample = self._sample(None)
+        self._left += self._not_read(sample, len(self._lists[IDS]))
         if all(pick(document, path) is None for document in sample):
             self._connection.check_field(self._collection, path, "data_field")
         elif not any(isinstance(pick(document, path), bytes) for document in sample):
             kinds = ", ".join(sorted({type(pick(document, path)).__name__ for document in sample}))
             raise ConfigError(f"{self._location.url}: field {path!r} (data_field) holds {kinds} instead of bytes")
         image = Field("image")
-        return {"image": Column(path, image)}, {"key": Field("str"), "image": image, "label": label_field(lists[2])}
+        return {"image": Column(path, image)}, {"key": Field("str"), "image": image, "label": self._label}
 
     def _not_read(self, sample: Sequence[Mapping[str, Any]], read: int) -> Iterator[str]:
         """Yield the fields of documents that are in no record, and the number of documents that the index does not name."""
@@ -279,14 +241,12 @@ class NamedLayout(MongodbLayout[NamedOptions]):
         if others > 0:
             yield f"{counted(others, 'document')} that the index does not name"
 
-    def _build(self, table: Array) -> str:
+    def _build(self) -> str:
         # `select` uses the index file alone, so the same content is the same build.
-        hasher = xxhash.xxh3_128(repr(self._identity).encode())
-        hasher.update(table.data)
-        return hasher.hexdigest()
+        return xxhash.xxh3_128_hexdigest(f"{self._identity!r} {self._content}".encode())
 
     def _name(self, position: int, document: Mapping[str, Any] | None) -> str:
-        return self._lists[1][position].decode()
+        return self._at(NAMES, position).decode()
 
     def _values(self, position: int, document: Mapping[str, Any], fields: Sequence[str]) -> Record:
         record: Record = {}
@@ -294,12 +254,12 @@ class NamedLayout(MongodbLayout[NamedOptions]):
             if name == "key":
                 record[name] = self._name(position, document)
             elif name == "label":
-                record[name] = label_value(self._lists[2], position, self.meta.fields[name])
+                record[name] = label_of(self.meta.fields[name], self._at(LABELS, position))
             else:
                 record[name] = self._columns[name].value(document)
         return record
 
     def _column(self, name: str, field: Field) -> Array:
         if name == "label":
-            return label_column(self._lists[2], field)
-        return column_of(field, [key.decode() for key in self._lists[1]])
+            return column_of(field, [label_of(field, packed) for packed in self._list(LABELS)])
+        return column_of(field, [key.decode() for key in self._list(NAMES)])

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Annotated, Any, ClassVar, TypeAlias, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import bson
 import numpy as np
@@ -15,25 +14,16 @@ from pydantic import BeforeValidator
 
 from storeds._utils.text import counted
 from storeds.backends.base import BackendOptions, check_most_is_read
-from storeds.backends.mongodb.documents import BUILD
 from storeds.errors import ConfigError, StoreNotFoundError, suggest
-from storeds.layouts.mongodb.base import Connection, MongodbLayout, listed
-from storeds.layouts.mongodb.packing import IdPacker, Packed, id_of, key_of, pack_ids
-from storeds.layouts.mongodb.values import Column, infer, paths_of, pick
+from storeds.layouts.mongodb.backend import IDS, MongodbLayout, key_of, listed
+from storeds.layouts.mongodb.documents import Column, infer, paths_of, pick
+from storeds.layouts.names import pack_names
+from storeds.layouts.pattern import ATTRIBUTES, EVERYTHING, Pattern, Place, parse_pattern
 from storeds.protocols import Array, Field, Record
 from storeds.records.columns import TEXT, check_where
 from storeds.records.fields import parse_fields
-from storeds.records.seals import SEAL
 
-__all__ = [
-    "ColumnLayout",
-    "ColumnOptions",
-    "Mapped",
-    "QueryLayout",
-    "QueryOptions",
-    "elements",
-    "size_of",
-]
+__all__ = ["ColumnLayout", "ColumnOptions", "QueryLayout", "elements", "holds_data", "size_of"]
 
 
 _MOST = 64  # elements from which fields are inferred
@@ -79,12 +69,10 @@ def _holds_data(value: Any) -> bool:
     return value is not None and infer([value])[0].is_blob
 
 
-def _places_of(
-    documents: Sequence[Mapping[str, Any]], unwind: str | None, url: str
-) -> tuple[dict[str, str], dict[str, str]]:
+def _places_of(documents: Sequence[Mapping[str, Any]], url: str) -> tuple[dict[str, str], dict[str, str]]:
     """Return the path of each field, and the reason for each path that is no field.
 
-    Nested documents that hold data, and elements, give one field each.
+    Names of fields are in lower case. Nested documents that hold data give one field each.
 
     Raises
     ------
@@ -92,48 +80,41 @@ def _places_of(
         A list of documents that hold data would be one field.
     """
     columns, left = dict[str, str](), dict[str, str]()
-    for path in _paths(documents, unwind):
+    for path in _paths(documents):
         values = [pick(document, path) for document in documents]
         if any(value is None for value in values):
             left[path] = "absent or null in some documents"
             continue
         lists = [value for value in values if isinstance(value, list)]
         if any(map(_lists_of_documents, lists)) and any(map(_holds_data, lists)):
+            first = next(value for value in lists if value)[0]
+            inside = {name.lower(): f"{path}[].{name}" for name in first if _is_field_name(name.lower())}
             raise ConfigError(
                 f"{url}: field {path!r} holds lists of documents with images or other data, {sum(map(len, lists))} in "
-                f"{len(lists)} documents: unwind={path!r} gives one record for each of them; columns= names other fields to read instead"
+                f"{len(lists)} documents: columns={inside!r} gives one record for each of them; paths without [] are those of "
+                "the whole document"
             )
-        name = _name_of(path, unwind, columns)
-        if name is None:
-            left[path] = "not a valid field name; columns= gives it one"
+        name = re.sub(r"[^a-z0-9_]", "_", path.lower()) if "." in path else path.lower()
+        if not _is_field_name(name) or name in columns:
+            left[path] = "not a valid field name, or one that is taken; columns= gives it one"
         else:
             columns[name] = path
     return columns, left
 
 
-def _paths(documents: Sequence[Mapping[str, Any]], unwind: str | None) -> Iterator[str]:
+def _paths(documents: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Yield the paths of all fields of the documents."""
     for name in dict.fromkeys(name for document in documents for name in document if name != "_id"):
         values = [document.get(name) for document in documents]
-        is_inside = unwind is not None and unwind.partition(".")[0] == name
-        if is_inside or (all(isinstance(value, Mapping) for value in values) and any(map(_holds_data, values))):
-            yield from dict.fromkeys(
-                path
-                for value in values
-                for path in paths_of({name: value})
-                if path != name or not isinstance(value, Mapping)
-            )
+        if all(isinstance(value, Mapping) for value in values) and any(map(_holds_data, values)):
+            yield from dict.fromkeys(path for value in values for path in paths_of({name: value}) if path != name)
         else:
             yield name
 
 
-def _name_of(path: str, unwind: str | None, taken: Mapping[str, str]) -> str | None:
-    """Return the name of a column: the field's own name in an element, otherwise the path; None if no valid name is free."""
-    if "." not in path:
-        return path if _is_field_name(path) and path not in taken else None
-    whole = re.sub(r"[^a-z0-9_]", "_", path.lower())
-    short = path[len(unwind) + 1 :] if unwind and path.startswith(f"{unwind}.") else whole
-    return next((name for name in (short, whole) if _is_field_name(name) and name not in taken), None)
+def holds_data(document: Mapping[str, Any]) -> list[str]:
+    """Return the fields of a document that contain bytes or an image in base64."""
+    return [name for name, value in document.items() if name != "_id" and _holds_data(value)]
 
 
 def _is_field_name(name: str) -> bool:
@@ -141,12 +122,6 @@ def _is_field_name(name: str) -> bool:
         return bool(parse_fields({name: "json"})) and "." not in name
     except ConfigError:
         return False
-
-
-_FORCEABLE = ("image", "bytes", "str", "int", "float", "bool", "json")
-
-Mapped: TypeAlias = tuple[str, str, str | None]
-"""A field's name, its path, and its kind or None to infer it."""
 
 
 def _query_text(given: Any) -> str:
@@ -158,24 +133,33 @@ def _query_text(given: Any) -> str:
     return json_util.dumps(query, sort_keys=False, json_options=json_util.CANONICAL_JSON_OPTIONS)
 
 
-def _mapped(given: Any) -> tuple[Mapped, ...]:
-    columns = json.loads(given) if isinstance(given, str) else given
-    if not isinstance(columns, Mapping) or not columns:
-        raise ValueError("expected a mapping of field names to dotted paths such as {'image': 'payload.jpg'}")
-    parse_fields(dict.fromkeys(columns, "json"))  # their names
-    return tuple(_mapped_one(name, place) for name, place in columns.items())
+def _parsed(given: Any) -> Pattern | None:
+    """Return the pattern of documents: dotted paths, of which one list may have ``[]``."""
+    if given is None:
+        return None
+    pattern = parse_pattern(given, attributes=False)
+    for name, place in pattern.places:
+        path = dotted(place)
+        if place.names or place.deep or place.file or name in (EVERYTHING, ATTRIBUTES):
+            raise ConfigError(
+                f"columns[{name!r}]: {place.text!r}: documents have fields, not names to match: write a dotted path such as "
+                "'payload.jpg', or 'crops[].image' for the elements of a list"
+            )
+        if not all(path.split(".")) or path.startswith("$") or "\0" in path:
+            raise ConfigError(f"columns[{name!r}]: {place.text!r} is not a dotted path")
+    if len(_lists_in(pattern)) > 1:
+        shown = " and ".join(_lists_in(pattern))
+        raise ConfigError(f"columns: a record is an element of one list, and {shown} are two")
+    return pattern
 
 
-def _mapped_one(name: str, place: Any) -> Mapped:
-    spec = {"path": place} if isinstance(place, str) else place
-    if not isinstance(spec, Mapping) or not isinstance(spec.get("path"), str) or set(spec) - {"path", "kind"}:
-        raise ValueError(f"{name}: expected a dotted path, or a mapping of path and kind")
-    path, kind = spec["path"], spec.get("kind")
-    if not all(path.split(".")) or path.startswith("$") or "\0" in path:
-        raise ValueError(f"{name}: {path!r} is not a dotted path")
-    if kind not in (None, *_FORCEABLE):
-        raise ValueError(f"{name}: kind {kind!r} is not one of {', '.join(_FORCEABLE)}")
-    return name, path, kind
+def dotted(place: Place) -> str:
+    """Return the path of a place in a document whose list is replaced by one of its elements."""
+    return f"{place.path}.{place.inner}" if place.inner else str(place.path)
+
+
+def _lists_in(pattern: Pattern) -> list[str]:
+    return list(dict.fromkeys(str(place.path) for _, place in pattern.places if place.rows))
 
 
 class ColumnOptions(BackendOptions):
@@ -186,11 +170,18 @@ class ColumnOptions(BackendOptions):
     query : mapping or str
         A MongoDB query, or its JSON: ``{"split": "train"}``. All documents by default.
     columns : mapping or str, optional
-        Field → dotted path (or ``{"path": …, "kind": …}``), or the JSON of this mapping: ``{"image": "payload.jpg"}``.
+        The pattern: field → dotted path, ``{"image": "payload.jpg"}``. With ``crops[].image`` every element of the list is a
+        record.
     """
 
     query: Annotated[str, BeforeValidator(_query_text)] = "{}"
-    columns: Annotated[tuple[Mapped, ...], BeforeValidator(_mapped)] = ()
+    columns: Annotated[Pattern | None, BeforeValidator(_parsed)] = None
+
+    @property
+    def unwind(self) -> str | None:
+        """The path of the list whose elements are records."""
+        lists = [] if self.columns is None else _lists_in(self.columns)
+        return lists[0] if lists else None
 
 
 ColumnOpts = TypeVar("ColumnOpts", bound=ColumnOptions)
@@ -215,12 +206,12 @@ class ColumnLayout(MongodbLayout[ColumnOpts]):
             f"{url}no document matches the query {shown}; a document there has the fields {listed(paths_of(one))}"
         )
 
-    def _mapped_columns(self, ids: Packed, mapped: Sequence[Mapped]) -> dict[str, Column]:
-        """Return the columns, with kinds inferred from documents across the store."""
-        sample = self._sample(ids, [path for _, path, _ in mapped]) if mapped else []
-        return {name: self._column_at(path, kind, sample) for name, path, kind in mapped}
+    def _columns_at(self, paths: Mapping[str, str], kinds: Mapping[str, Field]) -> dict[str, Column]:
+        """Return the columns at dotted paths, with kinds inferred from documents across the store."""
+        sample = self._sample(paths.values()) if paths else []
+        return {name: self._column_at(path, kinds.get(name), sample) for name, path in paths.items()}
 
-    def _column_at(self, path: str, kind: str | None, sample: Sequence[Mapping[str, Any]]) -> Column:
+    def _column_at(self, path: str, declared: Field | None, sample: Sequence[Mapping[str, Any]]) -> Column:
         values = [value for document in sample if (value := pick(document, path)) is not None]
         if not values:
             query = {"$and": [self._query, {path: {"$exists": True, "$ne": None}}]}
@@ -230,9 +221,7 @@ class ColumnLayout(MongodbLayout[ColumnOpts]):
             one = next(self._find(self._query, None, limit=1), {})
             there = suggest(path, paths_of(one), "fields of a document there")
             raise ConfigError(f"{self._location.url}: no document has the field {path!r}; {there}")
-        if kind is not None:
-            return Column(path, Field(kind), as_text=kind == "str")  # type: ignore[arg-type]  # the options checked it
-        return Column(path, *infer(values))
+        return Column(path, *infer(values)) if declared is None else Column(path, declared, declared.kind == "str")
 
     def _is_known_to_server(self, column: Column) -> bool:
         """Whether a query by the column's path finds exactly the matching records."""
@@ -241,8 +230,7 @@ class ColumnLayout(MongodbLayout[ColumnOpts]):
     def select(self, where: Mapping[str, Any], /) -> Array:
         # docstring inherited
         accepted = check_where(where, self.meta.fields, self.url)
-        ids = self._lists[0]
-        mask = np.ones(len(ids), bool)
+        mask = np.ones(self.meta.count, bool)
         conditions: list[dict[str, Any]] = [self._query]
         for name, values in accepted.items():
             column = self._columns.get(name)
@@ -252,8 +240,8 @@ class ColumnLayout(MongodbLayout[ColumnOpts]):
             else:
                 conditions.append({column.path: {"$in": [value for value in values if _is_storable(value)]}})
         if len(conditions) > 1:
-            found = {key_of(ids.kind, document["_id"]) for document in self._find({"$and": conditions}, ())}
-            mask &= np.fromiter((key in found for key in ids), bool, len(ids))
+            found = {key_of(document["_id"]) for document in self._find({"$and": conditions}, ())}
+            mask &= np.fromiter((key in found for key in self._list(IDS)), bool, self.meta.count)
         return np.flatnonzero(mask).astype(np.int64)
 
 
@@ -272,23 +260,7 @@ def _is_storable(value: Any) -> bool:
     return True
 
 
-_GLANCES = 3
-
-
-class QueryOptions(ColumnOptions):
-    """Options of layout ``query``.
-
-    Attributes
-    ----------
-    unwind : str, optional
-        Dotted path of a list in each document; every element becomes a record: ``"crops"``. Paths in ``columns`` treat the
-        element as if it replaced the list: ``"crops.image"``.
-    """
-
-    unwind: str | None = None
-
-
-class QueryLayout(ColumnLayout[QueryOptions]):
+class QueryLayout(ColumnLayout[ColumnOptions]):
     """Reads the documents that a query finds, in the order of ``_id``.
 
     Parameters
@@ -298,14 +270,13 @@ class QueryLayout(ColumnLayout[QueryOptions]):
     client_factory : callable, optional
         As for a native store.
     **options
-        `QueryOptions`. Without ``columns``, every field that all sampled documents have becomes a column. A nested document
+        `ColumnOptions`. Without ``columns``, every field that all sampled documents have becomes a column. A nested document
         that holds data gives one column per field, named by its path: ``image_data``.
 
     Raises
     ------
     ConfigError
-        No document has a field, most fields would be left out, a list of images needs ``unwind``, or MongoDB rejects the
-        query.
+        No document has a field, most fields would be left out, a list of images needs ``[]``, or MongoDB rejects the query.
     StoreNotFoundError, UnavailableError
         No such collection, or the query matches nothing; no server.
 
@@ -314,91 +285,62 @@ class QueryLayout(ColumnLayout[QueryOptions]):
     Opening finds the documents by one query for their ids; documents inserted later are not seen.
     """
 
-    Options: ClassVar[type[BackendOptions]] = QueryOptions
+    Options: ClassVar[type[BackendOptions]] = ColumnOptions
     layout = "query"
 
-    @classmethod
-    def _guess(cls, connection: Connection, settings: QueryOptions) -> str | None:
-        name = connection.location.collection
-        shown = list(connection.find(name, {}, limit=_GLANCES))
-        if not shown or name.endswith((".files", ".chunks")) or any(SEAL in each or BUILD in each for each in shown):
-            return None  # belongs to a bucket, or is a native store
-        if settings.unwind:
-            filled = next(
-                connection.find(name, {f"{settings.unwind}.0": {"$exists": True}}, {"_id": True}, limit=1), None
-            )
-            return None if filled is None else f"it has documents with a list in {settings.unwind!r}"
-        if settings.columns:
-            paths = [path for _, path, _ in settings.columns]
-            found = all(pick(shown[0], path) is not None for path in paths)
-            return f"its first document has the columns {listed(paths)}" if found else None
-        there = list(dict.fromkeys(path for document in shown for path in paths_of(document)))
-        data = [path for path in there if any(_holds_data(pick(document, path)) for document in shown)]
-        if not data:
-            return None
-        return f"its first documents have the fields {listed(there)}, of which {listed(data)} hold data"
-
-    def _resolve(self) -> list[Packed]:
-        unwind = self._settings.unwind
-        if unwind is not None:
-            return self._resolve_elements(unwind)
-        ids = pack_ids(document["_id"] for document in self._find(self._query, (), ordered=True))
-        if not len(ids):
+    def _resolve(self) -> dict[str, Array]:
+        # docstring inherited
+        if self._settings.unwind is not None:
+            return self._resolve_elements(self._settings.unwind)
+        ids = pack_names(key_of(document["_id"]) for document in self._find(self._query, (), ordered=True))
+        if not ids[1]:  # their number
             raise self._nothing()
-        return [ids]
+        return {IDS: ids}
 
-    def _resolve_elements(self, path: str) -> list[Packed]:
-        """Return for each element the id of its document, and its number in the list."""
-        ids, numbers = IdPacker(), IdPacker()
+    def _resolve_elements(self, path: str) -> dict[str, Array]:
+        """Return the id of the document of each element, and the number of the element in its list."""
+        ids, numbers = list[bytes](), list[int]()
         documents = empty = 0
         for document in self._connection.find(
             self._collection, self._query, size_of(path), identity=self._identity, ordered=True
         ):
             documents, empty = documents + 1, empty + (not document["n"])
-            for number in range(document["n"]):
-                ids.add(document["_id"])
-                numbers.add(number)
+            ids += [key_of(document["_id"])] * document["n"]
+            numbers += range(document["n"])
         if not documents:
             raise self._nothing()
-        if documents == empty:
+        if not ids:
             one = next(self._find(self._query, None, limit=1), {})
             there = suggest(path, paths_of(one), "fields of a document there")
-            raise ConfigError(f"{self._location.url}: no document has a list in {path!r} (unwind); {there}")
-        self._without_elements = empty
-        return [ids.finish(), numbers.finish()]
+            raise ConfigError(f"{self._location.url}: no document has a list in {path!r} (columns); {there}")
+        if empty:
+            self._left.append(f"{counted(empty, 'document')} without an element in {path!r}")
+        return {IDS: pack_names(ids, numbers)}
 
-    def _describe(self, lists: Sequence[Packed]) -> tuple[dict[str, Column], dict[str, Field]]:
-        if self._settings.unwind is not None and self._without_elements:
-            self._left.append(
-                f"{counted(self._without_elements, 'document')} without an element in {self._settings.unwind!r}"
-            )
-        columns = self._mapped_columns(lists[0], self._settings.columns or self._all_fields(lists[0]))
+    def _describe(self) -> tuple[dict[str, Column], dict[str, Field]]:
+        # docstring inherited
+        pattern = self._settings.columns
+        paths = self._all_fields() if pattern is None else {name: dotted(place) for name, place in pattern.places}
+        columns = self._columns_at(paths, {} if pattern is None else dict(pattern.kinds))
         return columns, {name: column.field for name, column in columns.items()}
 
-    def _sample(self, ids: Packed, paths: Iterable[str] | None) -> list[dict[str, Any]]:
-        # docstring inherited; with unwind, a document per element
-        found, unwind = super()._sample(ids, paths), self._settings.unwind
+    def _sample(self, paths: Iterable[str] | None) -> list[dict[str, Any]]:
+        # docstring inherited; with [], a document per element
+        found, unwind = super()._sample(paths), self._settings.unwind
         return found if unwind is None else [one for document in found for one in elements(document, unwind)]
 
-    def _all_fields(self, ids: Packed) -> list[Mapped]:
-        """Return the fields that all sampled documents have, as columns."""
-        columns, left = _places_of(self._sample(ids, None), self._settings.unwind, self._location.url)
+    def _all_fields(self) -> dict[str, str]:
+        """Return field → path for the fields that all sampled documents have."""
+        columns, left = _places_of(self._sample(None), self._location.url)
         if not columns:
             raise ConfigError(
                 f"{self._location.url}: none of the fields {listed(list(left))} is in every document and has a valid field name; "
                 "name them with columns={'image': 'Path.To'}"
             )
         self._left += [f"field {path!r}: {why}" for path, why in left.items()]
-        shown = json.dumps(columns)
-        check_most_is_read(
-            self._location.url,
-            self._left,
-            len(left),
-            len(left) + len(columns),
-            "fields",
-            f"columns={shown} reads the fields that all have",
-        )
-        return [(name, path, None) for name, path in columns.items()]
+        advice = f"columns={columns!r} reads the fields that all have"
+        check_most_is_read(self._location.url, self._left, len(left), len(left) + len(columns), "fields", advice)
+        return columns
 
     def _name(self, position: int, document: Mapping[str, Any] | None) -> str | None:
         column = self._columns.get("key")
@@ -406,17 +348,16 @@ class QueryLayout(ColumnLayout[QueryOptions]):
 
     def _values(self, position: int, document: Mapping[str, Any], fields: Sequence[str]) -> Record:
         if self._settings.unwind is not None:
-            numbers = self._lists[1]
-            document = _element_of(document, self._settings.unwind, id_of(numbers.kind, numbers[position]))
+            document = _element_of(document, self._settings.unwind, int(self._list(IDS).numbers[position]))
         return {name: self._columns[name].value(document) for name in fields}
 
-    def _fetch(self, keys: Sequence[bytes], kind: int, fields: Sequence[str]) -> dict[bytes, dict[str, Any]]:
+    def _fetch(self, keys: Sequence[bytes], fields: Sequence[str]) -> dict[bytes, dict[str, Any]]:
         # docstring inherited
         paths = [self._columns[name].path for name in fields if name in self._columns]
         unwind = self._settings.unwind
         if unwind is not None and not any(self._is_inside(path) for path in paths):
             paths.append(unwind)  # to check that the element still exists
-        return self._documents(keys, kind, paths)
+        return self._documents(keys, paths)
 
     def _is_inside(self, path: str) -> bool:
         unwind = self._settings.unwind

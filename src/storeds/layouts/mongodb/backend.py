@@ -1,0 +1,262 @@
+"""MongoDB collections that other tools wrote: ids that are found once and kept packed, batches read by ``_id``."""
+
+from __future__ import annotations
+
+import secrets
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar, Generic, Self, TypeVar
+
+import bson
+import xxhash
+from bson import Int64
+
+from storeds._utils.text import counted
+from storeds.backends.base import BackendOptions, StoreBackend, bounded, parse_options
+from storeds.backends.mongodb.client import ClientFactory, Location, parse_location
+from storeds.backends.mongodb.retry import with_retries
+from storeds.errors import ClosedError, RecordError, UnavailableError
+from storeds.layouts.codecs import evenly
+from storeds.layouts.mongodb.connection import Connection
+from storeds.layouts.mongodb.documents import Column, projection_of
+from storeds.layouts.names import Names
+from storeds.protocols import Array, Field, Meta, Record
+from storeds.records.columns import column_of, index_path
+from storeds.records.fields import Count, canonical_json, fields_to_json
+
+__all__ = ["IDS", "MongodbLayout", "batches", "id_of", "key_of", "listed"]
+
+# A command may have 48 MB and a document of it, an `$in` included, 16 MiB.
+_BATCH_BYTES = 8 << 20
+_SAMPLE = 16  # documents from which fields are inferred
+_SHOWN = 10
+IDS = "ids"
+"""The name of the list of ids."""
+
+Opts = TypeVar("Opts", bound=BackendOptions)
+
+
+def _same(array: Array) -> Array:
+    return array
+
+
+class MongodbLayout(StoreBackend, Generic[Opts]):
+    """A collection that another tool wrote, read by ``_id``.
+
+    A subclass finds the documents (`_resolve`), the places of fields in them (`_describe`), and converts a document to a
+    record (`_values`).
+
+    Notes
+    -----
+    The lists that `_resolve` returns are kept in index files of the cache folder, whose names depend on the content, so they
+    are never stale. If the folder is not writable, a worker resolves the documents again, and raises an error if the result
+    differs.
+    """
+
+    layout: ClassVar[str]
+
+    def __init__(self, url: str, *, client_factory: ClientFactory | None = None, **options: Any) -> None:
+        settings: Any = parse_options(self.Options, {}, options, url)
+        self._prepare(parse_location(url), client_factory, settings)
+        try:
+            self._identity = self._connection.identity(self._collection)
+            self._left: list[str] = []
+            arrays = self._resolve()
+            self._content = _content_of(arrays)
+            for name, array in arrays.items():
+                self._lists[name] = Names(self._path(name), partial(_same, array))
+            self._columns, fields = self._describe()
+            self._unread = bounded([*self._left, *self._other_collections()])
+            head = xxhash.xxh3_128(canonical_json([self.layout, fields_to_json(fields), self._content]).encode())
+            meta = Meta(head.hexdigest(), self._build(), Count(len(self._lists[IDS])), self.layout, fields)
+        except BaseException:
+            self._connection.close()
+            raise
+        self._connection.release()
+        super().__init__(self._location.url, meta)
+
+    def _prepare(self, location: Location, factory: ClientFactory | None, settings: Opts) -> None:
+        self._location, self._factory, self._settings = location, factory, settings
+        self._connection = Connection(location, factory)
+        self._lists: dict[str, Names] = {}
+
+    # Defined by subclasses.
+
+    @abstractmethod
+    def _resolve(self) -> dict[str, Array]:
+        """Return ``ids``, the ids of all records in order, and further lists, as `pack_names` packs them."""
+
+    @abstractmethod
+    def _describe(self) -> tuple[dict[str, Column], dict[str, Field]]:
+        """Return the columns of documents, and all fields in order."""
+
+    @abstractmethod
+    def _values(self, position: int, document: Mapping[str, Any], fields: Sequence[str]) -> Record:
+        """Return the record at `position`; raises ValueError with the reason."""
+
+    @property
+    def _collection(self) -> str:
+        """The collection whose documents have the ``_id``."""
+        return self._location.collection
+
+    def _build(self) -> str:
+        # No server can cheaply report changes to documents, so cached results about values are valid for one opening.
+        return secrets.token_hex(16)
+
+    def _name(self, position: int, document: Mapping[str, Any] | None) -> str | None:
+        """Return the name of the record for messages."""
+        return None
+
+    def unread(self) -> list[str]:
+        # docstring inherited
+        return list(self._unread)
+
+    def _own_collections(self) -> set[str]:
+        """Return the names of all collections that the layout reads."""
+        return {self._location.collection}
+
+    def _other_collections(self) -> Iterator[str]:
+        """Yield collections that are not read although their names begin with the name of this one."""
+        own, collection = self._own_collections(), self._location.collection
+        for name in self._connection.names():
+            if name not in own and f"{name}.".startswith(f"{collection}."):
+                yield f"collection {name!r}: {counted(self._connection.count(name), 'document')}"
+
+    # Reading.
+
+    def _path(self, name: str) -> Path:
+        return index_path("mongodb", self._location.url, self.layout, self._content, name)
+
+    def _list(self, name: str) -> Names:
+        """Return one of the lists that `_resolve` found."""
+        if self._connection.closed:
+            raise ClosedError(f"{self.url} was closed; open it again with open_backend")
+        if name not in self._lists:  # after unpickling
+            self._lists[name] = Names(self._path(name), lambda: self._resolved_again(name))
+        return self._lists[name]
+
+    def _resolved_again(self, name: str) -> Array:
+        arrays = self._resolve()
+        if _content_of(arrays) != self._content:
+            raise UnavailableError(f"{self.url} has changed since it was opened: it has other documents; open it again")
+        return arrays[name]
+
+    def _at(self, name: str, position: int) -> bytes:
+        (found,) = self._list(name).many([position])
+        return found
+
+    def _find(
+        self, query: Mapping[str, Any], paths: Iterable[str] | None, *, ordered: bool = False, limit: int = 0
+    ) -> Iterator[dict[str, Any]]:
+        """Yield documents of the opened collection, with all fields if `paths` is None."""
+        projection = None if paths is None else projection_of(paths)
+        return self._connection.find(
+            self._collection, query, projection, identity=self._identity, ordered=ordered, limit=limit
+        )
+
+    def _documents(self, keys: Iterable[bytes], paths: Iterable[str] | None) -> dict[bytes, dict[str, Any]]:
+        """Return key → document, by one query, or several if a command would be too large."""
+        paths = None if paths is None else list(paths)
+        found: dict[bytes, dict[str, Any]] = {}
+        for batch in batches(dict.fromkeys(keys)):
+            query = {"_id": {"$in": [id_of(key) for key in batch]}}
+            found.update((key_of(document["_id"]), document) for document in self._find(query, paths))
+        return found
+
+    def _sampled_keys(self) -> list[bytes]:
+        ids = self._lists[IDS]
+        return ids.many(evenly(len(ids), _SAMPLE))
+
+    def _sample(self, paths: Iterable[str] | None) -> list[dict[str, Any]]:
+        """Return some documents from across the store."""
+        return list(self._documents(self._sampled_keys(), paths).values())
+
+    def _fetch(self, keys: Sequence[bytes], fields: Sequence[str]) -> dict[bytes, dict[str, Any]]:
+        """Return key → document with the values for `fields`."""
+        return self._documents(keys, [self._columns[name].path for name in fields if name in self._columns])
+
+    def _read(self, positions: list[int], fields: tuple[str, ...]) -> list[Record | RecordError]:
+        keys = self._list(IDS).many(positions)
+        documents = with_retries(self._location, lambda: self._fetch(keys, fields))
+        return [
+            self._record(position, documents.get(key), fields) for position, key in zip(positions, keys, strict=True)
+        ]
+
+    def _record(self, position: int, document: Mapping[str, Any] | None, fields: Sequence[str]) -> Record | RecordError:
+        try:
+            if document is None:
+                raise ValueError("its document is gone from the collection")
+            return self._values(position, document, fields)
+        except ValueError as error:
+            return self._fault(position, error, {"key": self._name(position, document)})
+
+    def _column(self, name: str, field: Field) -> Array:
+        # Short queries leave no cursor open between them.
+        step = 256 if field.is_blob else 50_000
+        values: list[Any] = []
+        for start in range(0, self.meta.count, step):
+            for record in self._read(list(range(start, min(start + step, self.meta.count))), (name,)):
+                if isinstance(record, RecordError):
+                    raise record
+                values.append(record[name])
+        return column_of(field, values)
+
+    # Processes.
+
+    def _recipe(self) -> tuple[Any, ...]:
+        state = self._identity, self._columns, self._unread, self._content
+        return self._location, self._factory, self._settings, state, self.meta
+
+    @classmethod
+    def _restore(cls, *recipe: Any) -> Self:
+        backend = cls.__new__(cls)
+        location, factory, settings, state, meta = recipe
+        backend._identity, backend._columns, backend._unread, backend._content = state
+        backend._prepare(location, factory, settings)
+        StoreBackend.__init__(backend, location.url, meta)
+        return backend
+
+    def close(self) -> None:
+        # docstring inherited
+        self._connection.close()
+
+
+def _content_of(arrays: Mapping[str, Array]) -> str:
+    hasher = xxhash.xxh3_128()
+    for name, array in arrays.items():
+        hasher.update(f"{name} {len(array)}".encode())
+        hasher.update(array.data)
+    return hasher.hexdigest()
+
+
+def key_of(id: Any) -> bytes:
+    """Return the bytes of an id; MongoDB stores integers in two sizes and compares them by value, so they get one form."""
+    is_number = isinstance(id, int) and not isinstance(id, bool)
+    return bson.encode({"": Int64(id) if is_number else id})
+
+
+def id_of(key: bytes) -> Any:
+    """Return the id of a key."""
+    return bson.decode(key)[""]
+
+
+def batches(items: Iterable[bytes]) -> Iterator[list[bytes]]:
+    """Split byte strings into batches that fit into one command."""
+    batch: list[bytes] = []
+    size = 0
+    for item in items:
+        size += len(item) + 16  # BSON numbers the items of an array in text
+        if size > _BATCH_BYTES and batch:
+            yield batch
+            batch, size = [], len(item) + 16
+        batch.append(item)
+    if batch:
+        yield batch
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return the first ten names, and the number of further ones."""
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(repr(name) for name in names[:_SHOWN]) + more

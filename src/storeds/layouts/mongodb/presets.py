@@ -1,0 +1,91 @@
+"""What a foreign MongoDB collection certainly is, and the ways to read one that is not certain."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any
+
+from storeds._utils.locations import redact
+from storeds.backends.mongodb.client import ClientFactory, parse_location
+from storeds.backends.mongodb.documents import BUILD
+from storeds.errors import FormatError
+from storeds.layouts.explain import Preset, Reading, shown_value, undecided
+from storeds.layouts.mongodb.backend import MongodbLayout, listed
+from storeds.layouts.mongodb.connection import Connection
+from storeds.layouts.mongodb.gridfs import GridfsLayout
+from storeds.layouts.mongodb.named import NamedLayout
+from storeds.layouts.mongodb.query import QueryLayout, holds_data
+from storeds.protocols import Backend
+from storeds.records.seals import SEAL
+
+__all__ = ["PRESETS", "open_foreign"]
+
+PRESETS: Mapping[str, Preset] = {
+    "named": Preset("a document that a JSON index names", {"key": "img_name", "image": "bson_img"}),
+    "query": Preset("a document that a query finds, or an element of a list in it", {"image": "crops[].image"}),
+    "gridfs": Preset("a file of a GridFS bucket", {"label": "metadata.label"}),
+}
+_LOG = logging.getLogger("storeds")
+_SAMPLED = 3  # documents
+
+
+def open_foreign(url: str, *, client_factory: ClientFactory | None = None, **options: Any) -> Backend:
+    """Open a collection or a bucket that another tool wrote, as what it certainly is.
+
+    A collection whose documents hold data is read by `QueryLayout`, or by `NamedLayout` with the option ``index``; two
+    collections of GridFS by `GridfsLayout`.
+
+    Raises
+    ------
+    StoreNotFoundError
+        There is no such collection and no such bucket.
+    ConfigError, FormatError
+        Nothing says for certain what it is; the message shows what it holds, and lines to paste.
+    """
+    connection = Connection(parse_location(url), client_factory)
+    try:
+        target, why = _recognise(connection, options)
+        if target is None:
+            given = dict(options)
+            readings = [
+                Reading({"layout": "query", **given}, partial(QueryLayout, url, client_factory=client_factory, **given))
+            ]
+            raise undecided(connection.location.url, redact(url), _entries(connection), readings, why)
+    finally:
+        connection.close()
+    backend = target(url, client_factory=client_factory, **options)
+    backend.recognised = why
+    _LOG.info("%s is opened with layout %r: %s", backend.url, target.layout, why)
+    return backend
+
+
+def _recognise(connection: Connection, options: Mapping[str, Any]) -> tuple[type[MongodbLayout[Any]] | None, str]:
+    """Return the layout of a collection or bucket and why, or None and why not."""
+    name, names = connection.location.collection, set(connection.names())
+    if name not in names and {f"{name}.files", f"{name}.chunks"} <= names:
+        return GridfsLayout, f"there are the collections {name}.files and {name}.chunks"
+    connection.identity(name)  # raises StoreNotFoundError
+    if "index" in options:
+        return NamedLayout, "an index is given"
+    shown = list(connection.find(name, {}, limit=_SAMPLED))
+    if any(SEAL in document or BUILD in document for document in shown):
+        raise FormatError(f"{connection.location.url} is a native store that was not finished, or is damaged")
+    if not shown:
+        return None, "the collection is empty"
+    if name.endswith((".files", ".chunks")):
+        return None, f"it belongs to the GridFS bucket {name.rpartition('.')[0]!r}: open that"
+    data = list(dict.fromkeys(field for document in shown for field in holds_data(document)))
+    if options.get("columns") or data:
+        return (
+            QueryLayout,
+            f"its documents have the fields {listed(sorted(shown[0]))}, of which {listed(data)} hold data",
+        )
+    return None, "no field of its documents holds an image or other bytes"
+
+
+def _entries(connection: Connection) -> Iterator[str]:
+    """Yield the fields of the first document, each with its beginning."""
+    for document in connection.find(connection.location.collection, {}, limit=1):
+        yield from (f"{name} = {shown_value(value)}" for name, value in document.items())
