@@ -62,7 +62,6 @@ class MongodbLayout(StoreBackend, Generic[Opts]):
         self._prepare(parse_location(url), client_factory, settings)
         try:
             self._identity = self._connection.identity(self._collection)
-            self._left: list[str] = []
             arrays = self._resolve()
             self._content = _content_of(arrays)
             for name, array in arrays.items():
@@ -81,6 +80,7 @@ class MongodbLayout(StoreBackend, Generic[Opts]):
         self._location, self._factory, self._settings = location, factory, settings
         self._connection = Connection(location, factory)
         self._lists: dict[str, Names] = {}
+        self._left: list[str] = []
 
     # Defined by subclasses.
 

@@ -52,41 +52,40 @@ def _find_labels(
     FormatError
         A file has several labels.
     """
-    by_name = {name: at for at, name in enumerate(names)}
-    by_id = {key_of(id): at for at, id in enumerate(ids)}
+    places: dict[bytes, list[int]] = {}  # all revisions of a name
+    for at, (name, id) in enumerate(zip(names, ids, strict=True)):
+        for value in {key_of(name), key_of(id)}:
+            places.setdefault(value, []).append(at)
 
-    def place_of(value: Any) -> int | None:
-        if isinstance(value, str) and value in by_name:
-            return by_name[value]
-        return None if value is None or isinstance(value, (list, Mapping)) else by_id.get(key_of(value))
+    def places_of(value: Any) -> list[int]:
+        return [] if value is None or isinstance(value, (list, Mapping)) else places.get(key_of(value), [])
 
     values: list[Any] = [*names, *ids]
     if on is None:
-        on, is_name = _referring(connection, collection, f"{collection}.{path}", place_of)
+        on, is_name = _referring(connection, collection, f"{collection}.{path}", places_of)
         values = list(names if is_name else ids)
     found: dict[int, Any] = {}
     for batch in _batches(values):
         for document in connection.find(collection, {on: {"$in": batch}}, projection_of((on, path))):
-            at, label = place_of(pick(document, on)), pick(document, path)
-            if at is None or label is None:
-                continue
-            if found.setdefault(at, label) != label:
-                raise FormatError(
-                    f"{connection.location.url}: several documents of {collection!r} have a label for the file "
-                    f"{names[at]!r}: {found[at]!r} and {label!r}; keep one of them, or name another field with labels="
-                )
+            label = pick(document, path)
+            for at in places_of(pick(document, on)) if label is not None else []:
+                if found.setdefault(at, label) != label:
+                    raise FormatError(
+                        f"{connection.location.url}: several documents of {collection!r} have a label for the file "
+                        f"{names[at]!r}: {found[at]!r} and {label!r}; keep one of them, or name another field with labels="
+                    )
     if not found:
         connection.check_field(collection, path, "labels")
     return found
 
 
 def _referring(
-    connection: Connection, collection: str, where: str, place_of: Callable[[Any], int | None]
+    connection: Connection, collection: str, where: str, places_of: Callable[[Any], list[int]]
 ) -> tuple[str, bool]:
     """Return the field whose value is a file's name or id in every sampled document, and whether it is the name."""
     sample = list(connection.find(collection, {}, limit=_SAMPLE))
     paths = list(dict.fromkeys(path for document in sample for path in paths_of(document)))
-    fitting = [path for path in paths if all(place_of(pick(document, path)) is not None for document in sample)]
+    fitting = [path for path in paths if all(places_of(pick(document, path)) for document in sample)]
     if len(fitting) != 1:
         several = f"several fields do, choose one: {', '.join(f'labels_on={path!r}' for path in fitting)}"
         none = f"none of its fields {listed(paths)} has the name or the id of a file in all of {len(sample)} documents; labels_on= names it"

@@ -8,9 +8,9 @@ from functools import partial
 from typing import Any
 
 from storeds._utils.locations import redact
+from storeds.backends.base import NativeStoreError
 from storeds.backends.mongodb.client import ClientFactory, parse_location
 from storeds.backends.mongodb.documents import BUILD
-from storeds.errors import FormatError
 from storeds.layouts.explain import Preset, Reading, shown_value, undecided
 from storeds.layouts.mongodb.backend import MongodbLayout, listed
 from storeds.layouts.mongodb.connection import Connection
@@ -48,9 +48,9 @@ def open_foreign(url: str, *, client_factory: ClientFactory | None = None, **opt
     try:
         target, why = _recognise(connection, options)
         if target is None:
-            given = dict(options)
             readings = [
-                Reading({"layout": "query", **given}, partial(QueryLayout, url, client_factory=client_factory, **given))
+                Reading({"layout": one.layout, **options}, partial(one, url, client_factory=client_factory, **options))
+                for one in (QueryLayout, GridfsLayout)
             ]
             raise undecided(connection.location.url, redact(url), _entries(connection), readings, why)
     finally:
@@ -64,14 +64,15 @@ def open_foreign(url: str, *, client_factory: ClientFactory | None = None, **opt
 def _recognise(connection: Connection, options: Mapping[str, Any]) -> tuple[type[MongodbLayout[Any]] | None, str]:
     """Return the layout of a collection or bucket and why, or None and why not."""
     name, names = connection.location.collection, set(connection.names())
-    if name not in names and {f"{name}.files", f"{name}.chunks"} <= names:
-        return GridfsLayout, f"there are the collections {name}.files and {name}.chunks"
+    if {f"{name}.files", f"{name}.chunks"} <= names:
+        pair = f"there are the collections {name}.files and {name}.chunks"
+        return (None, f"{pair}, and one called {name}") if name in names else (GridfsLayout, pair)
     connection.identity(name)  # raises StoreNotFoundError
     if "index" in options:
         return NamedLayout, "an index is given"
     shown = list(connection.find(name, {}, limit=_SAMPLED))
     if any(SEAL in document or BUILD in document for document in shown):
-        raise FormatError(f"{connection.location.url} is a native store that was not finished, or is damaged")
+        raise NativeStoreError(f"{connection.location.url} is a native store; open it without layout= and columns=")
     if not shown:
         return None, "the collection is empty"
     if name.endswith((".files", ".chunks")):

@@ -24,7 +24,8 @@ from _processes import loader
 from _verdicts import unjudged
 from conftest import with_path
 from storeds import StoreDataset, errors
-from storeds.layouts.mongodb import GridfsLayout, MongodbLayout, NamedLayout, QueryLayout
+from storeds.layouts.mongodb import GridfsLayout, NamedLayout, QueryLayout
+from storeds.layouts.mongodb.backend import MongodbLayout
 
 Truth = list[tuple[str, int]]
 """Of each record: the hash of its image, and its label."""
@@ -191,12 +192,12 @@ def test_a_bucket_is_found_by_its_name_alone(
     url = with_path(mongodb_database, "photos")
     with caplog.at_level(logging.INFO, "storeds"), storeds.open_backend(url) as backend:
         assert backend.meta.layout == "gridfs"
-    assert "layout 'gridfs': there are collections 'photos.chunks', 'photos.files'" in caplog.text
+    assert "layout 'gridfs': there are the collections photos.files and photos.chunks" in caplog.text
     blobs = [record[0] for record in StoreDataset(url, fields=("image",), decode="bytes")[:]]
     assert blobs == IMAGES
     found = storeds.info(url)
     assert (found.layout, found.count) == ("gridfs", COUNT)
-    assert "'photos.files'" in str(found.recognised)
+    assert "photos.files" in str(found.recognised)
 
 
 def test_a_collection_comes_before_a_bucket_of_its_name(database: Any, mongodb_database: str) -> None:
@@ -210,7 +211,9 @@ def test_a_collection_comes_before_a_bucket_of_its_name(database: Any, mongodb_d
         assert len(backend) == COUNT
     database.photos.drop()
     database.photos.insert_one({"bson_img": IMAGES[0]})
-    with pytest.raises(errors.ConfigError, match=r"in 2 ways.*\n.*layout='gridfs': 24 .*\n.*layout='query': 1 "):
+    with pytest.raises(
+        errors.ConfigError, match=r"layout='query'\)  # 1 record (.|\n)*layout='gridfs'\)  # 24 records"
+    ):
         storeds.open_backend(url)
 
 
@@ -254,20 +257,3 @@ def test_ids_and_builds(database: Any, mongodb_database: str, tmp_path: Path) ->
     assert replaced.meta.build != first.meta.build
     with pytest.raises(errors.UnavailableError, match="replaced or dropped"):
         first.get_many([0])
-
-
-def test_guess_can_open_gives_its_reason(database: Any, mongodb_database: str, tmp_path: Path) -> None:
-    index = open_named(database, mongodb_database, tmp_path)[0]._settings.index
-    open_gridfs(database, mongodb_database, tmp_path)
-    named, photos = (with_path(mongodb_database, name) for name in ("named", "photos"))
-    assert "'img_name'" in str(NamedLayout.guess_can_open(named, index=index))
-    assert NamedLayout.guess_can_open(named, index=index, data_field="other") is None
-    assert "'bson_img' hold data" in str(QueryLayout.guess_can_open(named))
-    assert QueryLayout.guess_can_open(named, columns={"image": "nope"}) is None
-    assert "'photos.chunks', 'photos.files'" in str(GridfsLayout.guess_can_open(photos))
-    assert GridfsLayout.guess_can_open(named) is None
-    with storeds.open_writer(with_path(mongodb_database, "ours"), {"image": "image"}) as writer:
-        writer.append([{"image": IMAGES[0] + bytes(17 << 20)}])
-    for name in ("ours", "ours.meta", "ours.values.files"):
-        assert QueryLayout.guess_can_open(with_path(mongodb_database, name)) is None
-    assert GridfsLayout.guess_can_open(with_path(mongodb_database, "ours.values")) is None

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import datetime
 import pickle
+import re
 import socket
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import gridfs
 import numpy as np
 import pytest
 from bson import Binary, Int64, ObjectId
-from test_layouts_mongodb import IMAGES, database, fill_named, write_index
+from test_foreign_mongodb import IMAGES, database, fill_named, write_index
 
 import storeds
 from conftest import with_path
@@ -255,7 +256,7 @@ def test_the_error_for_an_unknown_bucket(database: Any, mongodb_database: str) -
     database.create_collection("empty.files")
     database.create_collection("empty.chunks")
     url = with_path(mongodb_database, "empty")
-    with pytest.raises(errors.FormatError, match=r"is a GridFS bucket.*tried: gridfs, named, query") as raised:
+    with pytest.raises(errors.StoredsError, match="no store at|is a GridFS bucket") as raised:
         storeds.open_backend(url)
     assert "interrupted" not in str(raised.value)
     storeds.open_writer(url, {"x": "int"}).suspend()
@@ -271,7 +272,7 @@ def test_no_server_is_unavailable_and_no_password_is_shown(tmp_path: Path) -> No
         for open_it in (
             QueryLayout,
             GridfsLayout,
-            QueryLayout.guess_can_open,
+            storeds.open_backend,
             lambda url: NamedLayout(url, index=index),
         ):
             with pytest.raises(errors.UnavailableError, match="cannot be reached") as raised:
@@ -281,13 +282,15 @@ def test_no_server_is_unavailable_and_no_password_is_shown(tmp_path: Path) -> No
 
 def test_the_error_for_an_unknown_collection_shows_its_content(database: Any, mongodb_database: str) -> None:
     database["numbers"].insert_many([{"a": 1}, {"b": 2}])
-    with pytest.raises(errors.StoredsError, match=r"its first document has the fields .*a.*option 'index' is needed"):
+    with pytest.raises(errors.StoredsError, match=r"no field of its documents holds an image(.|\n)*\n  a = 1\n"):
         storeds.open_backend(f"{mongodb_database}/numbers")
 
 
 def test_missing_elements_give_record_errors(database: Any, mongodb_database: str) -> None:
     database.pages.insert_many({"_id": n, "crops": [{"image": IMAGES[0], "n": k} for k in range(3)]} for n in range(2))
-    with QueryLayout(with_path(mongodb_database, "pages"), unwind="crops") as backend:
+    with QueryLayout(
+        with_path(mongodb_database, "pages"), columns={"image": "crops[].image", "n": "crops[].n"}
+    ) as backend:
         assert [record["n"] for record in backend.get_many(range(6), ("n",)) if isinstance(record, dict)] == [
             0,
             1,
@@ -307,15 +310,61 @@ def test_lists_of_documents_inside_documents_and_columns_of_them(database: Any, 
     page = {"name": "p", "found": {"crops": [{"image": IMAGES[n], "name": f"c{n}"} for n in range(3)], "by": "me"}}
     database.deep.insert_many([page, {"name": "q"}])
     url = with_path(mongodb_database, "deep")
-    with storeds.open_backend(url, unwind="found.crops") as backend:
-        assert list(backend.meta.fields) == ["name", "image", "found_crops_name", "found_by"]
-        assert backend.get_many([2]) == [{"name": "p", "found_crops_name": "c2", "image": IMAGES[2], "found_by": "me"}]
-    columns = {"image": "found.crops.image", "page": "name"}
-    with QueryLayout(url, unwind="found.crops", columns=columns) as backend:
+    columns = {"image": "found.crops[].image", "page": "name"}
+    with QueryLayout(url, columns=columns) as backend:
         assert pickle.loads(pickle.dumps(backend)).get_many([1]) == [{"image": IMAGES[1], "page": "p"}]
         assert backend.unread() == ["1 document without an element in 'found.crops'"]
-    with pytest.raises(errors.ConfigError, match=r"no document has a list in 'found.crop' \(unwind\); did you mean"):
-        QueryLayout(url, unwind="found.crop")
+    with pytest.raises(errors.ConfigError, match=r"no document has a list in 'found.crop' \(columns\); did you mean"):
+        QueryLayout(url, columns={"image": "found.crop[].image"})
+    for place, why in {
+        "{}": "documents have fields, not names",
+        "a[].b[]": r"one \[\] at most\n  a\[\]\.b\[\]\n       \^",
+        "$a": "is not a dotted path",
+    }.items():
+        with pytest.raises(errors.ConfigError, match=why):
+            QueryLayout(url, columns={"image": place})
+    with pytest.raises(errors.ConfigError, match="of one list"):
+        QueryLayout(url, columns={"image": "found.crops[].image", "x": "other[].x"})
+
+
+def test_a_list_of_pictures_shows_the_line_that_reads_them(database: Any, mongodb_database: str) -> None:
+    database.pages.insert_many({"page": n, "crops": [{"Image": IMAGES[n], "n": k} for k in range(3)]} for n in range(2))
+    with pytest.raises(errors.ConfigError) as raised:
+        storeds.open_backend(f"{mongodb_database}/pages")
+    line = re.search(r"columns=(\{.*?\}) gives one record", str(raised.value))
+    assert line is not None
+    with storeds.open_backend(f"{mongodb_database}/pages", columns=eval(line[1])) as backend:
+        assert backend.get_many([4]) == [{"image": IMAGES[1], "n": 1}]
+
+
+def test_names_of_fields_are_in_lower_case(database: Any, mongodb_database: str) -> None:
+    database.cased.insert_many({"Image": IMAGES[n], "Label": n} for n in range(3))
+    image, label = storeds.StoreDataset(f"{mongodb_database}/cased", decode="bytes")[1]
+    assert (image, label) == (IMAGES[1], 1)
+    database.twice.insert_many({"Image": IMAGES[n], "image": IMAGES[0], "label": n} for n in range(3))
+    with QueryLayout(f"{mongodb_database}/twice") as backend:
+        assert "field 'image': not a valid field name, or one that is taken" in backend.unread()[0]
+
+
+def test_labels_of_files_may_be_of_any_type(database: Any, mongodb_database: str) -> None:
+    bucket = gridfs.GridFSBucket(database)
+    ids = [bucket.upload_from_stream(name, IMAGES[n]) for n, name in enumerate(("a.jpg", "a.jpg", "b.jpg"))]
+    url = with_path(mongodb_database, "fs")
+    day = datetime.datetime(2026, 1, 2, 3, 4, 5)
+    for kind, label, expected in (
+        ("ids", ids[0], str(ids[0])),
+        ("dates", day, "2026-01-02T03:04:05"),
+        ("documents", {"a": [1]}, {"a": [1]}),
+        ("lists", [1.5, 2.0], [1.5, 2.0]),
+    ):
+        database[kind].insert_many({"name": name, "label": label} for name in ("a.jpg", "b.jpg"))
+        with GridfsLayout(url, labels=f"{kind}.label", labels_on="name", revisions="all") as backend:
+            records = cast("list[dict[str, Any]]", backend.get_many(range(3), ["label"]))
+            found = [
+                record["label"].tolist() if hasattr(record["label"], "tolist") else record["label"]
+                for record in records
+            ]
+        assert found == [expected] * 3, kind
 
 
 def test_labels_that_cannot_be_joined(database: Any, mongodb_database: str) -> None:
