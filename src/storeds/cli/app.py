@@ -121,7 +121,7 @@ Target = Annotated[
 Layout = Annotated[
     str | None,
     typer.Option(
-        help=f"The foreign layout, if it cannot be detected: {', '.join(registry.LAYOUTS.names())}.",
+        help="How another tool arranged the records; `storeds layouts` lists the names.",
         autocompletion=complete_layout,
     ),
 ]

@@ -169,6 +169,26 @@ def backends(as_json: AsJson = False) -> None:
     print_table(columns, (tuple(row.values()) for row in rows))
 
 
+@app.command()
+@command
+def layouts(as_json: AsJson = False) -> None:
+    """List the layouts of stores that other tools wrote: what a record is, and its pattern."""
+    rows: list[tuple[str, str, str, Mapping[str, str]]] = []
+    for name in registry.LAYOUTS.names():
+        engine, _, layout = name.partition("/")
+        if not registry.LAYOUTS.is_built_in(name):
+            rows.append((engine, layout, "(a plug-in)", {}))
+        elif not engine.endswith("+srv"):
+            preset = registry.import_object(f"storeds.layouts.{engine}.presets:PRESETS")[layout]
+            rows.append((engine, layout, preset.about, preset.columns))
+    keys = ("engine", "layout", "record", "columns")
+    if as_json:
+        print_json({"layouts": [dict(zip(keys, row, strict=True)) for row in rows]})
+        return
+    shown = ((*row[:3], json.dumps(dict(row[3]), ensure_ascii=False)) for row in rows)
+    print_table(dict.fromkeys(keys, "left"), shown)
+
+
 @config_app.command("schema")
 @command
 def schema(as_json: AsJson = False) -> None:
