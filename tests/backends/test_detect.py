@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import pickle
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 import storeds
 from _foreign_lmdb import encoded, put
 from storeds import errors, registry
-from storeds.backends import MemoryBackend, Reading, StoreBackend, ambiguous, bounded, check_most_is_read
+from storeds.backends import MemoryBackend, StoreBackend, bounded, check_most_is_read
 
 
 class Looks(MemoryBackend):
@@ -48,8 +49,7 @@ class Fails(Looks):
 @pytest.fixture(autouse=True)
 def layouts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("STOREDS_CACHE", str(tmp_path / "cache"))
-    known = {name: entry for name, entry in registry.LAYOUTS._known.items() if not name.startswith("hdf5/")}
-    monkeypatch.setattr(registry.LAYOUTS, "_known", known)
+    monkeypatch.setattr(registry.LAYOUTS, "_known", dict(registry.LAYOUTS._known))
     for name, layout in (("red", LooksRed), ("blue", LooksBlue), ("fails", Fails)):
         storeds.register_layout("hdf5", name, layout)
     with storeds.open_writer("memory://detected", {"x": "int"}, overwrite=True) as writer:
@@ -73,36 +73,12 @@ def test_the_one_layout_that_recognises_a_store_opens_it_and_says_why(
     assert storeds.info(url).recognised == "its name holds 'red'"
 
 
-def test_two_that_fit_are_an_error_that_shows_what_both_give_and_layout_decides(tmp_path: Path) -> None:
+def test_two_plug_ins_that_claim_a_store_are_an_error_and_layout_decides(tmp_path: Path) -> None:
     url = foreign(tmp_path / "red-blue.h5")
-    with pytest.raises(errors.ConfigError) as raised:
+    why = "layout='blue' (its name holds 'blue') or layout='red' (its name holds 'red')"
+    with pytest.raises(errors.ConfigError, match=re.escape(f"several layouts claim this store; pass {why}")):
         storeds.open_backend(url)
-    assert str(raised.value).splitlines() == [
-        f"{url} can be read in 2 ways; pass the argument of one of them:",
-        "  layout='blue': 1 record of x (int); the first: x=1 (its name holds 'blue')",
-        "  layout='red': 1 record of x (int); the first: x=1 (its name holds 'red')",
-    ]
     assert type(storeds.open_backend(url, layout="blue")) is LooksBlue
-
-
-def test_the_readings_of_one_layout_are_shown_beside_those_of_another(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def guess_can_open(url: str, **options: Any) -> str | None:
-        ways = (Reading(f"by={by!r}", f"its {by}", lambda: LooksRed(url)) for by in ("rows", "files"))
-        raise ambiguous(url, [*ways])
-
-    monkeypatch.setattr(LooksRed, "guess_can_open", guess_can_open)
-    with pytest.raises(errors.ConfigError, match=r"2 ways.*\n  by='rows': 1 record .*\n  by='files': 1 record "):
-        storeds.open_backend(foreign(tmp_path / "red.h5"))
-    with pytest.raises(errors.ConfigError, match=r"3 ways.*\n  layout='blue': .*\n  layout='red', by='rows': "):
-        storeds.open_backend(foreign(tmp_path / "red-blue.h5"))
-
-
-def test_a_store_that_no_layout_fits_shows_how_to_convert_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(LooksRed, "conversion_script", lambda url, **_: "for x in y: ...", raising=False)
-    with pytest.raises(errors.FormatError, match=r"\nTo convert it by hand:\nfor x in y: \.\.\.$"):
-        storeds.open_backend(foreign(tmp_path / "green.h5"))
 
 
 def test_what_a_layout_leaves_unread_is_logged_listed_and_counted(
@@ -129,30 +105,25 @@ def test_leaving_most_of_a_store_unread_is_an_error_with_what_and_how_much() -> 
         check_most_is_read("x.h5", ["b (3 rows)"], 51, 100, "bytes", "columns= names what is read")
 
 
-def test_none_that_fits_is_the_native_error_and_what_was_looked_for(tmp_path: Path) -> None:
-    with pytest.raises(errors.FormatError, match=r"not a native store.*tried: blue, fails, red"):
-        storeds.open_backend(foreign(tmp_path / "green.h5"))
+def test_a_store_that_no_plug_in_claims_is_read_as_what_it_is(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "green.h5", "w") as file:
+        file["data"], file["label"] = [[1.0, 2.0]] * 3, [1, 2, 3]
+    assert storeds.open_backend(tmp_path / "green.h5").meta.layout == "parallel"
 
 
-def test_an_error_states_once_what_a_layout_says_against_a_store(tmp_path: Path) -> None:
-    storeds.register_layout("hdf5", "fails_too", Fails)
-    with pytest.raises(
-        errors.FormatError,
-        match="; fails, fails_too: not one of mine\nA layout that is named reads it as:\n  layout='blue': 1 record of x",
-    ):
-        storeds.open_backend(foreign(tmp_path / "green.h5"))
+def test_an_engine_without_layouts_of_its_own_quotes_what_plug_ins_refuse(tmp_path: Path) -> None:
+    storeds.register_backend("paper", Illegible)
+    try:
+        storeds.register_layout("paper", "fails", Fails)
+        with pytest.raises(errors.FormatError, match="no store of mine; layout 'fails': not one of mine"):
+            storeds.open_backend("paper://x")
+    finally:
+        del registry.BACKENDS._known["paper"]
 
 
-def test_a_fault_of_a_layouts_own_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def stumble(url: str, **options: Any) -> str | None:
-        raise RuntimeError("a bug")
-
-    monkeypatch.setattr(LooksRed, "guess_can_open", stumble)
-    with pytest.raises(RuntimeError, match="a bug") as raised:
-        storeds.open_backend(foreign(tmp_path / "x.h5"))
-    (note,) = raised.value.__notes__
-    assert "layout 'red'" in note
-    assert "LooksRed" in note
+class Illegible(Looks):
+    def __init__(self, url: str, **options: Any) -> None:
+        raise errors.FormatError("no store of mine")
 
 
 def test_an_option_that_the_native_layout_lacks_may_be_the_foreign_ones(tmp_path: Path) -> None:
@@ -170,38 +141,20 @@ def test_a_native_store_is_never_taken_for_another(tmp_path: Path) -> None:
 
 
 def test_asking_for_the_native_layout_tries_no_other(tmp_path: Path) -> None:
-    with pytest.raises(errors.FormatError) as raised:
+    with pytest.raises(errors.FormatError, match="not a native store"):
         storeds.open_backend(foreign(tmp_path / "red.h5"), layout="storeds/1")
-    assert "looked for" not in str(raised.value)
 
 
 def keyed(path: Path, **how: Any) -> str:
     return f"lmdb://{put(path, [(b'a', encoded(1)), (b'b', encoded(2))], **how)}"
 
 
-def test_an_error_suggests_the_nearest_option_for_one_that_no_layout_has(tmp_path: Path) -> None:
+def test_an_error_suggests_the_nearest_option(tmp_path: Path) -> None:
     url = keyed(tmp_path / "s", database=b"train")
     for given, options in ((url, {"databse": "train"}), (f"{url}?databse=train", {})):
-        with pytest.raises(errors.ConfigError, match=r"unknown option 'databse'; did you mean 'database'\?.*any_shape"):
+        with pytest.raises(errors.ConfigError, match=r"unknown option 'databse'; did you mean 'database'\?"):
             storeds.open_backend(given, **options)
     assert len(storeds.open_backend(f"{url}?database=train")) == 2
-
-
-def test_an_error_names_the_layout_of_an_option_and_the_layout_that_fits(tmp_path: Path) -> None:
-    url = keyed(tmp_path / "s")
-    why = (
-        "option 'fields' is one of caffe, json, msgpack, npz, pickled, tensorpack, not of native stores; no foreign layout fits .*"
-        "keyed: it fits .images under keys.*., but has no option 'fields'; the options are database, exclude, keys, partial"
-    )
-    for given, options in ((url, {"fields": "picture"}), (f"{url}?fields=picture", {})):
-        with pytest.raises(errors.ConfigError, match=why):
-            storeds.open_backend(given, **options)
-    assert storeds.open_backend(f"{url}?partial=true").meta.layout == "keyed"
-
-
-def test_layouts_report_a_wrong_value_of_an_option_that_they_have(tmp_path: Path) -> None:
-    with pytest.raises(errors.ConfigError, match="option 'partial' is one of caffe, .*partial: .*boolean"):
-        storeds.open_backend(keyed(tmp_path / "s"), partial="perhaps")
 
 
 def test_an_environment_of_named_databases_says_which_there_are(tmp_path: Path) -> None:
@@ -226,9 +179,10 @@ class RunsACommand:
         return os.system, ("touch harmed",)
 
 
-def test_a_native_store_says_so_when_a_foreign_option_is_given(tmp_path: Path) -> None:
-    url = f"lmdb://{tmp_path}/n.lmdb"
+@pytest.mark.parametrize("engine", ["lmdb", "hdf5"])
+def test_a_native_store_reports_an_option_of_foreign_ones(tmp_path: Path, engine: str) -> None:
+    url = f"{engine}://{tmp_path}/native"
     with storeds.open_writer(url, {"x": "int"}) as writer:
         writer.append([{"x": 1}])
-    with pytest.raises(errors.ConfigError, match="option 'database' is one of .*, not of native stores"):
-        storeds.open_backend(url, database="train")
+    with pytest.raises(errors.ConfigError, match="unknown option 'columns'"):
+        storeds.open_backend(url, columns={"x": "x[]"})

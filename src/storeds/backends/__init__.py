@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from storeds.backends.handles import HandlePool, HandleRef, Opener, OpenStore
     from storeds.backends.memory import MemoryBackend
     from storeds.backends.opening import COMMIT_EVERY, open_backend, open_writer, scheme_of
-    from storeds.backends.readings import AmbiguousError, Reading, ambiguous
     from storeds.backends.selection import Selection
     from storeds.backends.staging import Staging
     from storeds.backends.writer import Sink, StoreWriter
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
 __all__ = [
     "COMMIT_EVERY",
     "CONCATENATED",
-    "AmbiguousError",
     "BackendOptions",
     "ConcatenatedBackend",
     "FileOpener",
@@ -42,13 +40,11 @@ __all__ = [
     "OpenStore",
     "Opener",
     "Place",
-    "Reading",
     "Selection",
     "Sink",
     "Staging",
     "StoreBackend",
     "StoreWriter",
-    "ambiguous",
     "bounded",
     "check_most_is_read",
     "open_backend",
@@ -73,7 +69,6 @@ __getattr__ = export_lazily(
         "handles": ("HandlePool", "HandleRef", "OpenStore", "Opener"),
         "memory": ("MemoryBackend",),
         "opening": ("COMMIT_EVERY", "open_backend", "open_writer", "scheme_of"),
-        "readings": ("AmbiguousError", "Reading", "ambiguous"),
         "selection": ("Selection",),
         "staging": ("Staging",),
         "writer": ("Sink", "StoreWriter"),
