@@ -278,8 +278,8 @@ def test_of_two_writers_that_resume_at_once_one_is_refused(make_engine_url: Make
     assert second.ask("begin", "a", resume=True) == (6, None)
     first.resume()
     reply = first.reply()
-    assert isinstance(reply, errors.StoreExistsError)
-    assert "was continued or dropped by another writer just now" in str(reply)
+    assert isinstance(reply, errors.StoredsError)
+    assert LOST in str(reply)
     assert second.ask("publish", "a")[0] == 6
     for each in (first, second):
         each.kill()

@@ -533,17 +533,15 @@ BAD_TAILS = [
     ("host/db/c?timeout", "key=value"),
     ("host/db/c?maxPoolSize=many", "maxpoolsize"),
     ("host/db/c?tls=maybe", "tls"),
-    ("host/db/c?maxPoolSize=1&maxpoolsize=2", "given twice"),
     ("host/db/c?tls=true&ssl=false", "conflicting"),
     ("host/db/c?tlsCAFile=/nowhere/ca.pem", "/nowhere/ca.pem"),
     ("host/db/c?directConnection=true&loadBalanced=true", "loadBalanced"),
-    ("host/db/c?appName=me@home", "%40"),
 ]
 
 
 @pytest.mark.parametrize(("tail", "says"), BAD_TAILS)
 def test_malformed_mongodb_urls_are_config_errors_without_secrets(tail: str, says: str) -> None:
-    for userinfo in ("", f"user:{ENCODED}@") if "@" not in tail else ("",):
+    for userinfo in ("", f"user:{ENCODED}@"):
         with pytest.raises(ConfigError) as caught:
             parse_location(f"mongodb://{userinfo}{tail}")
         assert says in str(caught.value)
@@ -569,7 +567,6 @@ def test_srv_urls_are_checked_without_a_name_server(tail: str) -> None:
         f"authMechanism=MONGODB-AWS&authMechanismProperties={ENCODED}",
         f"authMechanism=MONGODB-AWS&authMechanismProperties=NO_SUCH:{ENCODED}",
         f"authMechanism=MONGODB-AWS&authMechanismProperties=AWS_SESSION_TOKEN:{ENCODED}&nonsense=1",
-        f"authMechanismProperties={ENCODED}&authMechanismProperties={ENCODED}",
     ],
 )
 def test_secrets_in_options_are_never_shown(options: str) -> None:

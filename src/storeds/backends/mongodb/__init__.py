@@ -5,15 +5,10 @@ Start with ``backend.py``, which reads, then ``documents.py`` and ``sink.py``. `
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from storeds.registry import export_lazily
-
-if TYPE_CHECKING:
-    from storeds.backends.mongodb.backend import MongodbBackend
-    from storeds.backends.mongodb.client import ClientFactory, ClientOpener, Location, parse_location, pymongo_errors
-    from storeds.backends.mongodb.retry import with_retries
-    from storeds.backends.mongodb.sink import MongodbSink
+from storeds.backends.mongodb.backend import MongodbBackend
+from storeds.backends.mongodb.client import ClientFactory, ClientOpener, Location, parse_location, pymongo_errors
+from storeds.backends.mongodb.retry import with_retries
+from storeds.backends.mongodb.sink import MongodbSink
 
 __all__ = [
     "ClientFactory",
@@ -25,13 +20,3 @@ __all__ = [
     "pymongo_errors",
     "with_retries",
 ]
-
-__getattr__ = export_lazily(
-    __name__,
-    {
-        "backend": ("MongodbBackend",),
-        "client": ("ClientFactory", "ClientOpener", "Location", "parse_location", "pymongo_errors"),
-        "retry": ("with_retries",),
-        "sink": ("MongodbSink",),
-    },
-)

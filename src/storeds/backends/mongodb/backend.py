@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import functools
-import itertools
+import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
 from typing import Any, ClassVar, Self, TypeVar
 
@@ -25,7 +25,6 @@ from storeds.backends.mongodb.documents import (
     META_TEXT,
     RECORDS,
     WRITER,
-    pack,
     packed_map,
     part_ids,
     partials_of,
@@ -36,47 +35,40 @@ from storeds.backends.mongodb.retry import on_database
 from storeds.backends.mongodb.sink import MongodbSink
 from storeds.errors import FormatError, RecordError, StoredsError, StoreNotFoundError, UnavailableError
 from storeds.protocols import JSON, Array, Field, Meta, Record
-from storeds.records.codec import checksum
+from storeds.records.codec import checksum, encode
 from storeds.records.columns import column_from_records, column_of, text_offsets
 from storeds.records.fields import WRITTEN_BY, meta_from_text
 from storeds.records.seals import Seals, check_column
 
 __all__ = ["MongodbBackend"]
 
-T = TypeVar("T")
 P = TypeVar("P")
 R = TypeVar("R")
+T = TypeVar("T")
+
+_WORTH_TWO = 512 << 10  # bytes
+_REPLY_BYTES = 16 << 20  # the most that a server puts into one reply
+_REPLY_DOCUMENTS = 100_000
+_PAGE = 65_536  # values of a column
+_THREADS = 4  # shared by all readers of this process
 
 
-def _two_at_once(function: Callable[[P], R], parts: Sequence[P]) -> Iterator[R]:
-    """Yield ``function(part)`` for each part in order, two at a time; no call is running when it raises."""
-    # One part is decoded while the server sends the other: a batch of 12 MiB takes 0.5 to 0.8 of the time, one of
+def _start(function: Callable[[P], R], part: P) -> Future[R]:
+    """Call ``function(part)`` in a thread."""
+    # One half of a batch is decoded while the server sends the other: a batch of 12 MiB takes 0.5 to 0.8 of the time, one of
     # 2.5 MiB 0.6 to 0.9, see benchmarks/reading.py.
-    for start in range(0, len(parts), 2):
-        try:
-            second = [_threads(os.getpid()).submit(function, part) for part in parts[start + 1 : start + 2]]
-        except RuntimeError:  # the interpreter is shutting down and accepts no more work
-            yield from map(function, parts[start : start + 2])
-            continue
-        try:
-            yield function(parts[start])
-        finally:
-            wait(running := [each for each in second if not each.cancel()])
-        # If no thread was free, this one reads both parts.
-        yield from (each.result() for each in running) if running else map(function, parts[start + 1 : start + 2])
+    try:
+        return _threads(os.getpid()).submit(function, part)
+    except RuntimeError:  # the interpreter is shutting down and accepts no more work
+        done: Future[R] = Future()
+        done.set_result(function(part))
+        return done
 
 
 # One pool for each process, since a fork copies no threads. The cache has no lock that a fork could copy locked.
 @functools.lru_cache(maxsize=1)
 def _threads(process: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(_THREADS, "storeds-mongodb")
-
-
-_THREADS = 4  # shared by all readers of this process
-_WORTH_TWO = 512 << 10  # bytes
-_REPLY_BYTES = 16 << 20  # the most that a server puts into one reply
-_REPLY_DOCUMENTS = 100_000
-_PAGE = 65_536  # values of a column
 
 
 class MongodbBackend(HandleBackend[Any, ClientOpener]):
@@ -104,14 +96,13 @@ class MongodbBackend(HandleBackend[Any, ClientOpener]):
     Notes
     -----
     All backends of a process share one client per URI, created with ``connect=False`` and a pool of two connections.
-    A batch is one ``$in`` query by ``_id``; above 512 KiB it is two at once, and above 32 MiB more. A query that fails by a
+    A batch is one query by ``_id``; above 512 KiB it is two at once, and above 32 MiB more. A query that fails by a
     failover, a frozen node or a network fault is repeated; after ``timeoutMS`` (default 30 s) it raises UnavailableError.
 
-    Whole records are verified by their seals, and columns by their checksums. Single fields that are neither blobs nor
-    arrays are read without the rest of their records, and only their types are verified.
+    Whole records are verified by their seals, and columns by their checksums. `get_many` of some fields, none of which is
+    a blob or an array, reads these alone. No seal covers them, so it verifies their BSON types, not their values.
     """
 
-    Options: ClassVar[type[BackendOptions]] = BackendOptions
     shares_open_store = True
     pool: ClassVar[HandlePool[Any]] = CLIENTS
 
@@ -129,12 +120,11 @@ class MongodbBackend(HandleBackend[Any, ClientOpener]):
     def _probe(self, client: Any) -> Meta:
         location = self._opener.location
         with leased_database(self._ref, location) as database:
-            found = database[location.collection].find_one({"_id": META})
-            text = (found or {}).get(META_TEXT)
-            if found is None or not isinstance(text, str):
-                raise _no_store(database, location.collection, location.url)
-            meta, body = meta_from_text(text, location.url)
             collection = database[location.collection]
+            found = collection.find_one({"_id": META}) or {}
+            if not isinstance(found.get(META_TEXT), str):
+                raise _no_store(database, location.collection, location.url)
+            meta, body = meta_from_text(found[META_TEXT], location.url)
             # The server's own count is fast, and may be wrong after a crash.
             is_complete = collection.estimated_document_count() == found.get(DOCUMENTS)
             count = meta.count if is_complete else collection.count_documents(RECORDS)
@@ -143,17 +133,16 @@ class MongodbBackend(HandleBackend[Any, ClientOpener]):
                 f"{location.url}: {count} documents are there, its meta says {meta.count}; write the store again"
             )
         self._seals = Seals.of(body.get("salt"), meta.count, location.url)
-        self._mean_bytes = int(found[MEAN_BYTES])
+        self._mean_bytes, self._checksums = int(found[MEAN_BYTES]), body.get("columns", {})
         return meta
 
     def _recipe(self) -> tuple[Any, ...]:
-        return *super()._recipe(), self._seals.salt, self._mean_bytes
+        return *super()._recipe(), self._seals, self._mean_bytes, self._checksums
 
     @classmethod
     def _restore(cls, *recipe: Any) -> Self:
-        *of_base, salt, mean_bytes = recipe
-        backend = super()._restore(*of_base)
-        backend._seals, backend._mean_bytes = Seals(salt, backend.meta.count), mean_bytes
+        backend = super()._restore(*recipe[:2])
+        backend._seals, backend._mean_bytes, backend._checksums = recipe[2:]
         return backend
 
     @staticmethod
@@ -173,13 +162,13 @@ class MongodbBackend(HandleBackend[Any, ClientOpener]):
         # docstring inherited
         with self._ref.lease() as client:
             options, nodes = client.options, len(client.nodes)
-            pool = options.pool_options.max_pool_size
+            pool, deadline = options.pool_options.max_pool_size, self._opener.location.deadline
             return {
                 "max_pool_size": pool,
                 "nodes": nodes,
                 # PyMongo monitors each node over one connection and measures round-trip times over another.
                 "connections_per_process": pool + 2 * nodes,
-                "deadline_s": self._opener.location.deadline,
+                "deadline_s": None if deadline == math.inf else deadline,
                 "server_selection_timeout_s": options.server_selection_timeout,
                 "read_preference": options.read_preference.name,
             }
@@ -192,92 +181,82 @@ class MongodbBackend(HandleBackend[Any, ClientOpener]):
         """Call `operation` with the database and return its result, repeated after transient failures."""
         return on_database(self._ref, self._opener.location, operation)
 
-    def _find(
-        self, database: Any, query: Any, fields: Iterable[str] | None = None, *, with_build: bool = False
-    ) -> dict[Any, dict[str, Any]]:
-        """Return ``_id`` → document for a query about ``_id``, by default with all fields.
-
-        Parameters
-        ----------
-        with_build : bool
-            Read the build by the same query, so that it is that of the collection that the documents are from.
-
-        Raises
-        ------
-        UnavailableError
-            The store was replaced.
-        """
-        projection = None if fields is None else dict.fromkeys((*fields, BUILD), True)
-        query = {"$or": [{"_id": query}, {"_id": META}]} if with_build else {"_id": query}
-        rows = database[self._opener.location.collection].find(query, projection, batch_size=_REPLY_DOCUMENTS)
-        found = {row["_id"]: row for row in rows}
-        if with_build:
-            self._check_build(found.pop(META, {}))
-        return found
-
-    def _check_build(self, found: Mapping[str, Any]) -> None:
-        """Raise UnavailableError unless this document of a meta is that of the opened store."""
-        if BUILD not in found:
-            raise UnavailableError(f"{self.url} was there when it was opened and is gone now")
-        if found[BUILD] != self.meta.build:
-            raise UnavailableError(f"{self.url} was replaced while in use; open it again")
-
     def _read(self, positions: list[int], fields: tuple[str, ...]) -> list[Record | RecordError]:
         if not self._codec.needs_whole(fields):
-            wanted = {name: self.meta.fields[name] for name in fields}
-            found = self._on_database(
-                lambda database: self._find(database, {"$in": positions}, wanted, with_build=True)
-            )
-            return [self._values(position, found.get(position), wanted) for position in positions]
-        step = max(1, _REPLY_BYTES // max(1, self._mean_bytes))  # so that each query has the whole deadline
-        if self._mean_bytes * len(positions) > _WORTH_TWO:
-            step = min(step, -(-len(positions) // 2))
-        parts = [positions[start : start + step] for start in range(0, len(positions), step)]
-        return [*itertools.chain.from_iterable(_two_at_once(self._read_whole, parts))]
+            return self._records(positions, {name: self.meta.fields[name] for name in fields}, with_build=True)
+        middle = len(positions) // 2
+        if not middle or self._mean_bytes * len(positions) <= _WORTH_TWO:
+            return self._read_whole(positions)
+        second = _start(self._read_whole, positions[middle:])
+        try:
+            return self._read_whole(positions[:middle]) + second.result()
+        finally:
+            wait([second])
 
     def _read_whole(self, positions: Sequence[int]) -> list[Record | RecordError]:
-        records: list[Record | RecordError] = []
-        for with_build in (False, True):
-            found, parts = self._on_database(partial(self._documents, positions=positions, with_build=with_build))
-            records = [self._record(position, found.get(position), parts) for position in positions]
-            if not any(isinstance(record, RecordError) for record in records):
-                break  # a record is bad only if its store is still the one that was opened
-        return records
+        step = max(1, _REPLY_BYTES // max(1, self._mean_bytes))  # so that each query has the whole deadline
+        found: list[Record | RecordError] = []
+        for start in range(0, len(positions), step):
+            part = positions[start : start + step]
+            records = self._records(part, self.meta.fields, with_build=False)
+            if any(isinstance(record, RecordError) for record in records):
+                # A record is bad only if its store is still the one that was opened.
+                records = self._records(part, self.meta.fields, with_build=True)
+            found += records
+        return found
+
+    def _records(
+        self, positions: Sequence[int], wanted: Mapping[str, Field], *, with_build: bool
+    ) -> list[Record | RecordError]:
+        find = partial(self._documents, positions=positions, wanted=wanted, with_build=with_build)
+        found, parts = self._on_database(find)
+        return [self._record(position, found.get(position), wanted, parts) for position in positions]
 
     def _documents(
-        self, database: Any, positions: Sequence[int], *, with_build: bool
-    ) -> tuple[dict[Any, dict[str, Any]], dict[Any, dict[str, Any]] | None]:
+        self, database: Any, positions: Sequence[int], wanted: Mapping[str, Field], *, with_build: bool
+    ) -> tuple[dict[Any, Any], dict[Any, Any] | None]:
         """Return position → document, and the parts of their large values, or None if they have none."""
-        found = self._find(database, {"$in": positions}, with_build=with_build)
-        ids = part_ids(found.values())
-        return found, self._find(database, {"$in": ids}, with_build=True) if ids else None
+        is_range = len(positions) == positions[-1] - positions[0] + 1
+        ids = {"$gte": positions[0], "$lte": positions[-1]} if is_range else {"$in": positions}
+        projection = None if len(wanted) == len(self.meta.fields) else dict.fromkeys((*wanted, BUILD), True)
+        found = self._find(database, ids, projection, with_build=with_build)
+        large = part_ids(found.values())
+        return found, self._find(database, {"$in": large}, with_build=True) if large else None
+
+    def _find(
+        self, database: Any, ids: Any, projection: Mapping[str, bool] | None = None, *, with_build: bool
+    ) -> dict[Any, Any]:
+        """Return ``_id`` → document.
+
+        `with_build` reads the build by the same query, so that it is that of the collection that the documents are from.
+        UnavailableError is raised if it is not that of the opened store.
+        """
+        query = {"$or": [{"_id": ids}, {"_id": META}]} if with_build else {"_id": ids}
+        rows = database[self._opener.location.collection].find(query, projection, batch_size=_REPLY_DOCUMENTS)
+        found = {row["_id"]: row for row in rows}
+        build = found.pop(META, {}).get(BUILD)
+        if with_build and build is None:
+            raise UnavailableError(f"{self.url} was there when it was opened and is gone now")
+        if with_build and build != self.meta.build:
+            raise UnavailableError(f"{self.url} was replaced while in use; open it again")
+        return found
 
     def _record(
-        self, position: int, document: dict[str, Any] | None, parts: Mapping[str, Any] | None
+        self, position: int, document: Any, wanted: Mapping[str, Field], parts: Mapping[Any, Any] | None
     ) -> Record | RecordError:
-        """Return the record of a whole document, or its error."""
+        """Return the record of a document, or its error."""
         try:
             if document is None:
                 raise ValueError("its document is missing from the collection")
             if parts is not None:
                 resolve(document, parts)
-            record = packed_map(document, self.meta.fields)
-            fault = self._seals.fault(seal_of(document), checksum(pack(record)), position)
-            if fault is not None:
-                raise ValueError(fault)
+            record = packed_map(document, wanted)
+            if len(wanted) == len(self.meta.fields):
+                fault = self._seals.fault(seal_of(document), checksum(encode(record)), position)
+                if fault is not None:
+                    raise ValueError(fault)
             return self._codec.revive(record)
-        except ValueError as error:
-            return self._fault(position, error, document)
-
-    def _values(
-        self, position: int, document: Mapping[str, Any] | None, wanted: Mapping[str, Field]
-    ) -> Record | RecordError:
-        """Return fields that were read without their record, or its error."""
-        try:
-            if document is None:
-                raise ValueError("its document is missing from the collection")
-            return self._codec.revive(packed_map(document, wanted))
-        except ValueError as error:
+        except (ValueError, TypeError, OverflowError) as error:  # the last two: msgpack has no such type or integer
             return self._fault(position, error, document)
 
     def _column(self, name: str, field: Field) -> Array:
@@ -285,30 +264,20 @@ class MongodbBackend(HandleBackend[Any, ClientOpener]):
             return column_from_records(self, name)
         values: list[Any] = []
         for start in range(0, self.meta.count, _PAGE):  # pages, so that every query is short and no cursor stays open
-            stop = min(start + _PAGE, self.meta.count)
-            page = {"$gte": start, "$lt": stop}
-            found = self._on_database(partial(self._find, query=page, fields=(name,), with_build=True))
-            for position in range(start, stop):
-                record = self._values(position, found.get(position), {name: field})
+            page = range(start, min(start + _PAGE, self.meta.count))
+            for record in self._records(page, {name: field}, with_build=True):
                 if isinstance(record, RecordError):
                     raise record
                 values.append(record[name])
         column = column_of(field, values)
-        checksums = self._on_database(self._column_checksums)
+        stored: dict[str, Any] = {name: column}
         if field.kind == "str":
             texts = [text.encode() for text in values]
             bounds = np.cumsum([0, *map(len, texts)], dtype="<i8")
-            check_column(name, b"".join(texts), checksums.get(name), self.url)
-            check_column(text_offsets(name), bounds, checksums.get(text_offsets(name)), self.url)
-        else:
-            check_column(name, column, checksums.get(name), self.url)
+            stored = {name: b"".join(texts), text_offsets(name): bounds}
+        for part, data in stored.items():
+            check_column(part, data, self._checksums.get(part), self.url)
         return column
-
-    def _column_checksums(self, database: Any) -> Mapping[str, Any]:
-        found = self._find(database, META, (META_TEXT,)).get(META, {})
-        self._check_build(found)
-        checksums: Mapping[str, Any] = meta_from_text(found[META_TEXT], self.url)[1]["columns"]
-        return checksums
 
 
 def _no_store(database: Any, name: str, url: str) -> StoredsError:
@@ -316,15 +285,12 @@ def _no_store(database: Any, name: str, url: str) -> StoredsError:
     names = sorted(database.list_collection_names())
     left = partials_of(name, names)
     begun = f"; {left[0]!r} is an interrupted write; continue it with resume=True (--resume)" if left else ""
-    if name in names:
-        return FormatError(f"{url} is a collection, but not a native store; {WRITTEN_BY}{begun}")
-    files, chunks = ({one.removesuffix(end) for one in names if one.endswith(end)} for end in (".files", ".chunks"))
-    buckets = files & chunks
-    if name in buckets:
-        return FormatError(f"{url} is a GridFS bucket, but not a native store; {WRITTEN_BY}{begun}")
-    others = [one for one in names if ".partial." not in one and not one.endswith((".files", ".chunks"))]
-    listed = sorted([*others, *(f"{bucket} (GridFS)" for bucket in buckets)])
-    found = f"the collections {some(listed, 8)}" if listed else "no collections"
+    is_bucket = {f"{name}.files", f"{name}.chunks"} <= set(names)
+    if name in names or is_bucket:
+        what = "GridFS bucket" if is_bucket else "collection"
+        return FormatError(f"{url} is a {what}, but not a native store; {WRITTEN_BY}{begun}")
+    others = [one for one in names if ".partial." not in one]
+    found = f"the collections {some(others, 8)}" if others else "no collections"
     return StoreNotFoundError(f"no store at {url}: database {database.name!r} has {found}{begun}")
 
 

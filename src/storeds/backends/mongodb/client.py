@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import random
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,8 +25,6 @@ __all__ = [
     "ClientFactory",
     "ClientOpener",
     "Location",
-    "is_lookup_failure",
-    "knows_server",
     "leased_database",
     "parse_location",
     "pymongo_errors",
@@ -33,11 +32,10 @@ __all__ = [
 
 ClientFactory = Callable[[str], Any]
 
-# Small on purpose: a server has workers × ranks clients. The URL overrides each value.
-SELECTION = 10.0  # seconds
-_CLOSING = 0.5  # seconds
 DEADLINE = 30.0  # seconds; longer than an election
-_DEFAULTS = {"maxPoolSize": 2, "serverSelectionTimeoutMS": int(SELECTION * 1000), "appName": "storeds"}
+# Small on purpose: a server has workers × ranks clients. The URL overrides each value.
+_DEFAULTS = {"maxPoolSize": 2, "serverSelectionTimeoutMS": 10_000, "appName": "storeds"}
+_CLOSING = 0.5  # seconds
 _UNAUTHENTICATED = "authentication failed"
 _REFUSED = {13: "not authorised", 18: _UNAUTHENTICATED, 8000: _UNAUTHENTICATED}
 
@@ -54,18 +52,15 @@ class Location:
 
     Attributes
     ----------
-    deadline : float or None
-        Seconds that one operation may take with all its attempts: the URL's ``timeoutMS``. None for no limit.
-    selection : float
-        Seconds that one search for a server may take: the URL's ``serverSelectionTimeoutMS``.
+    deadline : float
+        Seconds that one operation may take with all its attempts: the URL's ``timeoutMS``, of which 0 means infinity.
     """
 
     uri: str = field(repr=False)
     database: str
     collection: str
     url: str
-    deadline: float | None = DEADLINE
-    selection: float = SELECTION
+    deadline: float = DEADLINE
 
 
 def parse_location(url: str | StoreURL) -> Location:
@@ -78,8 +73,6 @@ def parse_location(url: str | StoreURL) -> Location:
     shown, scheme = parsed.redacted, parsed.scheme
     body, _, query = parsed.path.partition("?")
     userinfo, at, place = body.rpartition("@")
-    if "@" in query and not at:
-        raise ConfigError(f"{shown}: percent-encode the user and password (? is %3F), and @ in an option (%40)")
     hosts, *path = place.split("/")
     if not hosts or len(path) != 2 or not all(path):
         raise ConfigError(f"{shown}: expected {scheme}://[user:password@]host[:port][,…]/database/collection[?options]")
@@ -88,27 +81,17 @@ def parse_location(url: str | StoreURL) -> Location:
         raise ConfigError(f"{shown}: {database!r} cannot be the name of a database")
     if collection.startswith("system.") or re.search(r"[$\0]|^\.|\.$|\.\.", collection):
         raise ConfigError(f"{shown}: {collection!r} cannot be the name of a collection")
-    uri = f"{scheme}://{userinfo}{at}{hosts}/{path[0]}{'?' + query if query else ''}"
-    options = _check_uri(uri, query, shown)
-    deadline, selection = options.get("timeoutMS", DEADLINE), options.get("serverSelectionTimeoutMS", SELECTION)
-    return Location(uri, database, collection, shown, deadline or None, selection)
-
-
-def _check_uri(uri: str, query: str, shown: str) -> Mapping[str, Any]:
-    names = [part.partition("=")[0].lower() for part in query.split("&")]
-    for name in set(names) - {"readpreferencetags"}:  # the one option that may be repeated
-        if names.count(name) > 1:
-            raise ConfigError(f"{shown}: option {name!r} is given twice")
+    server = f"{userinfo}{at}{hosts}/{path[0]}"
+    uri = f"{scheme}://{server}{'?' + query if query else ''}"
     try:
         # By default PyMongo only warns about an unknown option or a bad value, so a misspelling could go unnoticed.
         options = uri_parser.split_options(query, validate=True, warn=False) if query else {}
-        # An SRV URI is resolved on connecting: check only its user and database here, without options.
-        plain = uri if uri.startswith("mongodb://") else f"mongodb://{uri.partition('://')[2].partition('?')[0]}"
-        uri_parser.parse_uri(plain, validate=True, warn=False)
+        # Connecting resolves the name of an SRV URI: check only its user and database here, without options.
+        uri_parser.parse_uri(uri if scheme == "mongodb" else f"mongodb://{server}", validate=True, warn=False)
     except (PyMongoError, ValueError, TypeError, OSError) as error:  # OSError: a certificate file
         wrong = f"{shown}: {_scrub(str(error), uri)}"
     else:
-        return options
+        return Location(uri, database, collection, shown, options.get("timeoutMS", DEADLINE) or math.inf)
     raise ConfigError(wrong)  # outside the handler: PyMongo's error as context would quote the URL
 
 
@@ -126,16 +109,6 @@ def _scrub(text: str, uri: str) -> str:
     return redact_message(text)
 
 
-def is_lookup_failure(error: BaseException | None) -> bool:
-    """Whether the DNS lookup of a ``mongodb+srv://`` URL failed, which PyMongo reports as a configuration error."""
-    dns = sys.modules.get("dns.exception")  # PyMongo imports it on the first lookup
-    if dns is None or not isinstance(error, ConfigurationError):
-        return False
-    cause = error.__cause__ or error.__context__  # which one depends on PyMongo's version
-    # dns.name raises for invalid names, such as one with an empty label; these are configuration errors.
-    return isinstance(cause, dns.DNSException) and type(cause).__module__ != "dns.name"
-
-
 @contextmanager
 def pymongo_errors(location: Location) -> Iterator[None]:
     """Convert PyMongo's exceptions to UnavailableError or ConfigError that name the store without secrets."""
@@ -145,7 +118,8 @@ def pymongo_errors(location: Location) -> Iterator[None]:
         raise
     except (ConfigurationError, ValueError) as error:
         reason = _scrub(str(error), location.uri)
-        if is_lookup_failure(error):
+        cause = error.__cause__ or error.__context__  # which one depends on PyMongo's version
+        if type(cause).__module__ == "dns.resolver":  # the lookup of a mongodb+srv:// name failed
             raise UnavailableError(f"{location.url}: MongoDB cannot be reached: {reason}") from error
         raise ConfigError(f"{location.url}: {reason}") from None
     except PyMongoError as error:
@@ -201,13 +175,6 @@ class ClientOpener:
     def abandon_after_fork(self, handle: Any, /) -> None:
         # Keep a reference: closing would use the parent's connections, and collecting it would log a warning.
         _INHERITED.append(handle)
-
-
-def knows_server(client: Any) -> bool:
-    """Whether the client has found a server that it may read from, so that an operation starts at once."""
-    if not isinstance(client, pymongo.MongoClient):  # from a factory, such as mongomock's
-        return True
-    return client.topology_description.has_readable_server(client.read_preference)
 
 
 _INHERITED: list[Any] = []

@@ -14,6 +14,7 @@ import msgspec
 from bson import Int64
 
 from storeds.protocols import Field
+from storeds.records.codec import encode
 from storeds.records.seals import SEAL
 
 __all__ = [
@@ -26,7 +27,6 @@ __all__ = [
     "NOTE",
     "RECORDS",
     "WRITER",
-    "pack",
     "packed_map",
     "part_ids",
     "partials_of",
@@ -46,7 +46,6 @@ _PARTS, _TEXT, _DATA = "_parts", "_text", "_data"
 _LARGE = 15 << 20  # bytes of a document and of a part: below MongoDB's 16 MiB, with room for names
 _SEAL_BYTES = 8
 _UNSIGNED = (1 << 64) - 1
-_encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(dict[str, Any]).decode
 
 
@@ -71,15 +70,20 @@ def to_documents(position: int, sealed: bytes) -> Iterator[tuple[dict[str, Any],
     document = {"_id": Int64(position), **{name: _to_bson(value) for name, value in _decode(packed).items()}}
     document[SEAL] = Int64(int.from_bytes(sealed[-_SEAL_BYTES:], "big", signed=True))
     size = len(packed)
-    for name in sorted(document, key=lambda name: -_weight(document[name])) if size > _LARGE else ():
+    data = {name: _data_of(value) for name, value in document.items()} if size > _LARGE else {}
+    for name in sorted(data, key=lambda name: -len(data[name])):
         if size <= _LARGE:
             break
-        size -= _weight(document[name])
-        document[name], data = _refer(document[name])
-        parts = [data[start : start + _LARGE] for start in range(0, len(data), _LARGE)]
-        document[name][_PARTS] = len(parts)
-        for id, part in zip(_ids(position, name, len(parts)), parts, strict=True):
+        size -= len(data[name])
+        starts = range(0, len(data[name]), _LARGE)
+        for id, start in zip(_ids(position, name, len(starts)), starts, strict=True):
+            part = data[name][start : start + _LARGE]
             yield {"_id": id, _DATA: part}, len(part)
+        value = document[name]
+        kept = {_TEXT: True} if isinstance(value, str) else {}
+        if isinstance(value, dict):
+            kept = {"dtype": value["dtype"], "shape": value["shape"]}
+        document[name] = {**kept, _PARTS: len(starts)}
     yield document, size
 
 
@@ -92,19 +96,13 @@ def _to_bson(value: Any) -> Any:
     return value
 
 
-def _weight(value: Any) -> int:
+def _data_of(value: Any) -> bytes:
+    """Return what parts hold of a value: nothing of a number."""
     if isinstance(value, dict):
         value = value["data"]
     if isinstance(value, str):
-        return len(value.encode())
-    return len(value) if isinstance(value, bytes) else 0
-
-
-def _refer(value: Any) -> tuple[dict[str, Any], bytes]:
-    """Return what stands in a document for a value whose bytes lie in parts, and these bytes."""
-    if isinstance(value, dict):
-        return {"dtype": value["dtype"], "shape": value["shape"]}, value["data"]
-    return ({_TEXT: True}, value.encode()) if isinstance(value, str) else ({}, value)
+        return value.encode()
+    return value if isinstance(value, bytes) else b""
 
 
 def part_ids(documents: Iterable[Mapping[str, Any]]) -> list[str]:
@@ -182,15 +180,7 @@ def seal_of(document: Mapping[str, Any]) -> int | None:
     return int(seal) & _UNSIGNED if isinstance(seal, int) else None
 
 
-def pack(record: Mapping[str, Any]) -> bytes:
-    """Return the packed record of a `packed_map`; raises ValueError for values of a document that cannot be packed."""
-    try:
-        return _encode(record)
-    except (TypeError, OverflowError) as error:
-        raise ValueError(f"its document has a value of no known kind ({error})") from None
-
-
 def sealed_of(document: Mapping[str, Any]) -> bytes:
-    """Return the packed record of a document that `to_documents` returned, with its seal; raises ValueError."""
+    """Return the packed record of a document that `to_documents` returned, with its seal; raises ValueError or TypeError."""
     record = {name: _from_bson(value) for name, value in document.items() if name not in ("_id", SEAL)}
-    return pack(record) + (seal_of(document) or 0).to_bytes(_SEAL_BYTES, "big")
+    return encode(record) + (seal_of(document) or 0).to_bytes(_SEAL_BYTES, "big")

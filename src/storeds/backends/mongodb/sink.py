@@ -47,7 +47,6 @@ _DUPLICATE = 11000
 _COMMAND_BYTES = 4 << 20  # larger commands do not fit into CPU caches and are slower
 _AHEAD = 2  # commands on their way while the next one is built
 _DURABLE = WriteConcern(w="majority", j=True)
-_DAMAGED = bytes(8)  # a record that matches no seal
 
 T = TypeVar("T")
 
@@ -121,18 +120,10 @@ class MongodbSink:
 
     def _take_over(self, database: Any) -> None:
         """Make the interrupted write this sink's, as it was when `begin` found it."""
-        try:
+        if self._interrupted in database.list_collection_names():  # otherwise an earlier attempt renamed it
             database[self._interrupted].rename(self._own)
-        except OperationFailure:
-            collections = database.list_collection_names()
-            if self._interrupted in collections:
-                raise
-            if self._own not in collections:  # otherwise an earlier attempt succeeded
-                raise StoreExistsError(
-                    f"the interrupted write of {self.url} was continued or dropped by another writer just now"
-                ) from None
         own = database[self._own]
-        self._save(database, self._note, self._count)
+        self._save(database, self._note, self._count)  # fails if another writer has taken the interrupted write
         own.delete_many({"_id": {"$gte": self._count}})
         own.delete_many(parts_from(self._count))
         self._create_indexes(own)
@@ -147,8 +138,8 @@ class MongodbSink:
                 try:
                     resolve(document, {part["_id"]: part for part in own.find({"_id": {"$in": ids}})} if ids else {})
                     sealed = sealed_of(document)
-                except ValueError:
-                    sealed = _DAMAGED
+                except (ValueError, TypeError):
+                    sealed = b""  # the writer finds that no seal matches it
                 self._bytes += len(sealed)
                 self._parts += len(ids)
                 yield sealed
@@ -223,16 +214,14 @@ class MongodbSink:
         self._on_database(lambda database: self._update(database, values))
         self._on_database(self._check_arrived)
         self._on_database(partial(self._rename, build=build, replace=replace))
-        self._is_begun = False
         with suppress(UnavailableError):  # the store is published; the next writer removes what is left
             self._on_database(partial(self._clean_up, build=build))
 
     def _check_arrived(self, database: Any) -> None:
-        own = database[self._own]
-        for what, query, sent in (("records", RECORDS, self._count), ("large parts", parts_from(0), self._parts)):
-            arrived = own.count_documents(query)
-            if arrived != sent:
-                raise StoredsError(f"{self.url}: {sent} {what} were sent and {arrived} arrived; nothing was published")
+        sent = self._count + self._parts
+        arrived = sum(database[self._own].count_documents(query) for query in (RECORDS, parts_from(0)))
+        if arrived != sent:
+            raise StoredsError(f"{self.url}: {sent} documents were sent and {arrived} arrived; nothing was published")
 
     def _rename(self, database: Any, build: str, *, replace: bool) -> None:
         name = self._location.collection
@@ -257,7 +246,8 @@ class MongodbSink:
 
     def drop(self) -> None:
         # docstring inherited
-        for name in (*self._left, self._own):
+        # Before the first `put`, what other writers left; after it, what this writer put.
+        for name in [self._own] if self._is_begun else self._left:
             self._on_database(partial(_drop, name=name))
         self._left, self._is_begun = [], False
         self._count = self._bytes = self._parts = 0

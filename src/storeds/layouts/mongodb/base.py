@@ -22,7 +22,6 @@ from storeds.backends.mongodb.client import (
     ClientFactory,
     ClientOpener,
     Location,
-    knows_server,
     leased_database,
     parse_location,
 )
@@ -63,11 +62,6 @@ class Connection:
     def closed(self) -> bool:
         """Whether `close` was called."""
         return self._ref.closed
-
-    def knows_server(self) -> bool:
-        """Whether the client has found a server to read from."""
-        with self._ref.lease() as client:
-            return knows_server(client)
 
     def release(self) -> None:
         """Release the client until the next operation."""
@@ -425,9 +419,7 @@ class MongodbLayout(StoreBackend, Generic[Opts]):
     def _read(self, positions: list[int], fields: tuple[str, ...]) -> list[Record | RecordError]:
         ids = self._lists[0]
         keys = [ids[position] for position in positions]
-        documents = with_retries(
-            self._location, lambda: self._fetch(keys, ids.kind, fields), self._connection.knows_server
-        )
+        documents = with_retries(self._location, lambda: self._fetch(keys, ids.kind, fields))
         return [
             self._record(position, documents.get(key), fields) for position, key in zip(positions, keys, strict=True)
         ]
