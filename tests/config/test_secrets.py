@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import storeds
-from storeds.errors import StoredsError, redact
+from storeds.errors import StoredsError
 
 URLS = [
     *("mongodb://user:hush@h/d/c", "mongodb//user:hush@h/d/c", "mongodb:user:hush@h/d/c", "mongodb/user:hush@h/d/c"),
@@ -47,16 +47,3 @@ def test_neither_repr_nor_messages_show_a_password(url: str, place: str, caplog:
             storeds.build_dataset(config)
         shown.append(str(raised.value))
     assert "hush" not in " ".join([*shown, caplog.text])
-
-
-@pytest.mark.parametrize(
-    "url",
-    [
-        "x.h5?group=train&columns=a:b&sample=name",
-        "lmdb://a/b.lmdb?read=safe&index=3",
-        "mongodb://h/d/c?replicaSet=rs0&tls=true&timeoutMS=3&w=1&readPreference=secondary&sort=x&path=y&words=z",
-        "hdf5://models/user:x@y.h5",
-    ],
-)
-def test_what_is_no_secret_is_shown(url: str) -> None:
-    assert redact(url) == url
