@@ -50,7 +50,7 @@ _OPTION_OF_URL = re.compile(r"[?&;]([\w.-]++)[=:]++\s*+(?!\*{3})(?=[^&;])"), re.
 _OPTION = re.compile(r"[?&;\s]([\w.-]++)=(?!\*{3})(?=[^&;\s])"), re.compile(r"[^&;\s]+")
 _HIDDEN = re.compile("pass|pwd|secret|token|credential|apikey")
 _NAMES = (
-    *("password", "passwd", "pwd", "passphrase", "secret", "token", "credential"),
+    *("password", "passwd", "pwd", "pw", "passphrase", "secret", "token", "credential"),
     *("apikey", "accesskey", "secretkey", "authmechanismproperties"),
 )
 
@@ -109,7 +109,7 @@ def _is_secret(name: str) -> bool:
     name = name[:80]
     whole = re.sub(r"[\W_]", "", name).lower()
     words = [whole, *(word.lower() for word in re.findall(r"[A-Z]?[a-z]+", name))]
-    return bool(_HIDDEN.search(whole)) or any(difflib.get_close_matches(word, _NAMES, 1, 0.8) for word in words)
+    return bool(_HIDDEN.search(whole)) or any(difflib.get_close_matches(word, _NAMES, 1, 0.84) for word in words)
 
 
 def is_like_url(text: str) -> bool:

@@ -134,6 +134,7 @@ def test_secret_options_are_hidden(option: str) -> None:
         "mongodb://h/d/c?timeoutMS=3&w=1&readPreference=secondary&sort=x&path=y&words=z",
         "hdf5://models/user:x@y.h5",
         "'hdf5://models/user:x@y.h5' is no store",
+        "map(access=READ, secure=True) and x?taken=3&words=4",
     ],
 )
 def test_what_is_no_secret_stays(url: str) -> None:
