@@ -404,7 +404,7 @@ def test_a_split_of_numbers_is_named_by_a_number(tmp_path: Path) -> None:
     with pytest.raises(errors.ConfigError, match="which leaves none for split '2'"):
         config_of(url, {"2": {}}, dataset={"where": {"split": [0, 1]}})
     with pytest.raises(errors.ConfigError, match="has the split 3; the values of split are 0, 1, 2"):
-        build_dataset({"dataset": {"url": url, "where": {"split": 3}}})
+        build_dataset({"dataset": {"url": url, "reader": "array", "where": {"split": 3}}})
     with pytest.raises(errors.ConfigError, match="'split' holds integers, so it has no value 'val'"):
         build_dataset({"dataset": {"url": url}}, "val")
 
