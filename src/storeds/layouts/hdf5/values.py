@@ -237,8 +237,8 @@ class Fixed(Values):
 
     def stacked(self, positions: Array) -> Array | None:
         # docstring inherited
-        raw, whole = gather(self._rows, positions)
-        if not whole.all():
+        raw = gather(self._rows, positions)
+        if raw is None:
             return None
         if self._as_stored:
             stored: Array = raw.reshape(-1).view(self._dtype).reshape(len(raw), *self._shape)
