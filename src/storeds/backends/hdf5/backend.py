@@ -15,8 +15,17 @@ from pydantic import Field as Option
 from storeds._utils.locations import StoreURL, file_path, file_system, file_system_advice, staging_folder
 from storeds.backends.base import BackendOptions, FileOpener, HandleBackend, parse_options
 from storeds.backends.handles import HandlePool, OpenStore
-from storeds.backends.hdf5.columns import LARGE, Column, digest_in_place, fixed_values, gathered, steps
-from storeds.backends.hdf5.rows import JoinedRows, LibraryRows, Rows, open_rows
+from storeds.backends.hdf5.columns import (
+    LARGE,
+    OFFSET,
+    Column,
+    datasets_of,
+    digest_in_place,
+    fixed_values,
+    gathered,
+    steps,
+)
+from storeds.backends.hdf5.rows import LibraryRows, Rows, open_rows
 from storeds.backends.hdf5.stamp import check_hdf5_file, open_hdf5_file
 from storeds.errors import FormatError, RecordError, StoredsError, UnavailableError
 from storeds.protocols import JSON, Array, Field, Meta, Record
@@ -30,7 +39,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Hdf5Backend", "Hdf5Options"]
 
-_BYTE, _OFFSET, _SEAL = np.dtype("u1"), np.dtype("<i8"), np.dtype("<u8")
+_SEAL = np.dtype("<u8")
 
 
 class Hdf5Options(BackendOptions):
@@ -99,14 +108,17 @@ class Hdf5Opener(FileOpener[Hdf5Options]):
                 f"{WRITTEN_BY}"
             )
         meta, body = meta_from_text(file.attrs["meta"], self.url)
-        n, found = meta.count, list[JoinedRows]()
+        n, found = meta.count, list[Rows]()
 
-        def rows(name: str, dtype: np.dtype[Any], *shape: int | None) -> Rows:
+        def rows(name: str, dtype: np.dtype[Any], shape: tuple[int | None, ...]) -> Rows:
             found.append(open_rows(file, f"records/{name}", dtype, shape, descriptor, self.url))
             return found[-1]
 
-        columns = {name: _find_column(name, field, n, rows) for name, field in meta.fields.items()}
-        seal_rows, seals = rows(SEAL, _SEAL, n), Seals.of(body.get("salt"), n, self.url)
+        columns = {
+            name: Column(field, *(rows(each, *kind) for each, kind in datasets_of(name, field, n).items()))
+            for name, field in meta.fields.items()
+        }
+        seal_rows, seals = rows(SEAL, _SEAL, (n,)), Seals.of(body.get("salt"), n, self.url)
         kept = file if any(isinstance(each, LibraryRows) for each in found) else None
         is_large = any(column.offsets and column.rows.count >= LARGE * n for column in columns.values())
         digest = digest_in_place if is_large else _digest
@@ -127,16 +139,6 @@ def _is_at(descriptor: int, path: str) -> bool:
         return os.path.samestat(os.fstat(descriptor), os.stat(path))
     except FileNotFoundError:
         return False
-
-
-def _find_column(name: str, field: Field, n: int, rows: Callable[..., Rows]) -> Column:
-    if field.is_scalar:
-        return Column(field, rows(name, SCALARS[field.kind], n))
-    if field.is_fixed:
-        return Column(field, rows(name, np.dtype(field.dtype), n, *(field.shape or ())))
-    offsets = rows(f"{name}/offsets", _OFFSET, n + 1)
-    shapes = rows(f"{name}/shapes", _OFFSET, n, len(field.shape or ())) if field.kind == "array" else None
-    return Column(field, rows(f"{name}/data", _BYTE, None), offsets, shapes)
 
 
 class Hdf5Backend(HandleBackend[Hdf5Handle, Hdf5Opener]):
@@ -297,7 +299,7 @@ class Hdf5Backend(HandleBackend[Hdf5Handle, Hdf5Opener]):
                 found.append(b"".join(steps(rows)))
                 check_column(part, found[-1], handle.checksums.get(part), self.url)
         if field.kind == "str":
-            return text_column(found[0], np.frombuffer(found[1], _OFFSET).tolist())
+            return text_column(found[0], np.frombuffer(found[1], OFFSET).tolist())
         return np.frombuffer(bytearray(found[0]), SCALARS[field.kind])
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
+import numpy as np
 import xxhash
 
 from storeds.backends.hdf5.rows import Rows, gather, read_ranges
@@ -13,10 +14,21 @@ from storeds.protocols import Array, Field, Record
 from storeds.records.codec import encode
 from storeds.records.columns import SCALARS, text_offsets
 
-__all__ = ["LARGE", "Column", "digest_in_place", "fixed_values", "gathered", "steps"]
+__all__ = [
+    "LARGE",
+    "OFFSET",
+    "Column",
+    "Datasets",
+    "datasets_of",
+    "digest_in_place",
+    "fixed_values",
+    "gathered",
+    "steps",
+]
 
 LARGE = 1 << 16  # bytes; larger values have the longest of msgpack's headers
 _STEP = 1 << 20  # bytes
+_BYTE, OFFSET = np.dtype("u1"), np.dtype("<i8")
 
 _UNREADABLE = "its bytes cannot be read: a bad sector, a file cut short, or damaged offsets"
 
@@ -43,7 +55,7 @@ class Column:
         """
         if self.offsets is None:
             return fixed_values(gathered(self.rows, positions), self.field)
-        starts, stops = gathered(self.offsets, positions, 2).view("<i8").T
+        starts, stops = gathered(self.offsets, positions, 2).view(OFFSET).T
         if not ((starts >= 0) & (starts <= stops) & (stops <= self.rows.count)).all():
             raise ValueError(_UNREADABLE)
         found: list[Any] = read_ranges(self.rows, starts, stops)
@@ -53,8 +65,25 @@ class Column:
             return list(map(bytes.decode, found))
         if self.shapes is None:
             return found
-        shapes = gathered(self.shapes, positions).view("<i8").tolist()
+        shapes = gathered(self.shapes, positions).view(OFFSET).tolist()
         return [[self.field.dtype, shape, data] for data, shape in zip(found, shapes, strict=True)]
+
+
+Datasets: TypeAlias = dict[str, tuple[np.dtype[Any], tuple[int | None, ...]]]
+
+
+def datasets_of(name: str, field: Field, count: int) -> Datasets:
+    """Return the datasets of a field in group ``records``, in the order of `Column`: name → dtype and shape.
+
+    None is the number of bytes of all values.
+    """
+    if field.is_fixed:
+        dtype = SCALARS[field.kind] if field.is_scalar else np.dtype(field.dtype)
+        return {name: (dtype, (count, *(field.shape or ())))}
+    found: Datasets = {f"{name}/data": (_BYTE, (None,)), f"{name}/offsets": (OFFSET, (count + 1,))}
+    if field.kind == "array":
+        found[f"{name}/shapes"] = OFFSET, (count, len(field.shape or ()))
+    return found
 
 
 def gathered(rows: Rows, first: Array, wide: int = 1) -> Array:

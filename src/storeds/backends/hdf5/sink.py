@@ -18,10 +18,11 @@ import msgspec
 import numpy as np
 
 from storeds._utils.locations import file_url
+from storeds.backends.hdf5.columns import OFFSET, Datasets, datasets_of
 from storeds.backends.hdf5.stamp import metadata_ranges, stamp
 from storeds.backends.staging import Staging, replace_file
 from storeds.protocols import Array, Field
-from storeds.records.columns import SCALARS, text_offsets
+from storeds.records.columns import text_offsets
 from storeds.records.fields import NATIVE, canonical_json, meta_from_text
 from storeds.records.seals import SEAL
 
@@ -30,7 +31,7 @@ __all__ = ["Hdf5Sink"]
 _LENGTH = 8  # bytes before each record in the log
 _SEAL_BYTES = 8
 _BUFFERED = 1 << 18  # bytes
-_BYTE, _OFFSET, _SEAL = np.dtype("u1"), np.dtype("<i8"), np.dtype("<u8")
+_SEAL = np.dtype("<u8")
 _decode = msgspec.msgpack.Decoder().decode
 
 
@@ -128,8 +129,12 @@ class Hdf5Sink:
         with h5py.File(laid, "w") as file:
             file.attrs["layout"], file.attrs["meta"] = NATIVE, text
             records = file.create_group("records")
-            for name, shape, dtype in _datasets(meta.fields, meta.count, self._sizes):
-                dataset = records.create_dataset(name, shape, dtype, dcpl=flat.copy())
+            datasets: Datasets = {SEAL: (_SEAL, (meta.count,))}
+            for name, field in meta.fields.items():
+                datasets |= datasets_of(name, field, meta.count)
+            for name, (dtype, shape) in datasets.items():
+                size = tuple(self._sizes[name.removesuffix("/data")] if each is None else each for each in shape)
+                dataset = records.create_dataset(name, size, dtype, dcpl=flat.copy())
                 start = dataset.id.get_offset() if dataset.nbytes else 0
                 places[name] = start, start + dataset.nbytes
         return meta.fields, places
@@ -188,7 +193,7 @@ class _ValueWriter:
         if self._field.kind == "array":
             _, shape, value = value
             if self._shapes:
-                self._shapes.write(np.array(shape, _OFFSET).data)
+                self._shapes.write(np.array(shape, OFFSET).data)
         elif self._field.kind == "json":
             value = value.encode()
         self._data.write(value)
@@ -206,19 +211,3 @@ def _sizes(sealed: bytes) -> dict[str, int]:
         elif isinstance(value, (bytes, str)):
             sizes[name] = len(value) if isinstance(value, bytes) else len(value.encode())
     return sizes
-
-
-def _datasets(
-    fields: Mapping[str, Field], n: int, sizes: Counter[str]
-) -> Iterator[tuple[str, tuple[int, ...], np.dtype[Any]]]:
-    """Yield name, shape and dtype of each dataset in group ``records``."""
-    for name, field in fields.items():
-        if field.is_fixed:
-            shape = tuple(size or 0 for size in field.shape or ())
-            yield name, (n, *shape), SCALARS[field.kind] if field.is_scalar else np.dtype(field.dtype)
-            continue
-        yield f"{name}/data", (sizes[name],), _BYTE
-        yield f"{name}/offsets", (n + 1,), _OFFSET
-        if field.kind == "array":
-            yield f"{name}/shapes", (n, len(field.shape or ())), _OFFSET
-    yield SEAL, (n,), _SEAL
