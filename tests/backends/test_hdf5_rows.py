@@ -62,13 +62,15 @@ def test_ranges_of_any_length_may_overlap(noise: tuple[int, bytes], ranges: list
 
 
 @pytest.mark.parametrize("apart", [1, 5000])
-def test_rows_beyond_the_end_of_the_file_are_missing(noise: tuple[int, bytes], apart: int) -> None:
+@pytest.mark.parametrize("times", [1, 25])  # few, and many
+def test_rows_beyond_the_end_of_the_file_are_missing(noise: tuple[int, bytes], apart: int, times: int) -> None:
     descriptor, data = noise
     last = (SIZE - OFFSET) // 8 - 1
-    first, rows = np.array([last - apart, last, last + 1, last + apart + 1]), FlatRows(descriptor, OFFSET, 8, 10**9)
+    first = np.array([last - apart, last, last + 1, last + apart + 1] * times)
+    rows = FlatRows(descriptor, OFFSET, 8, 10**9)
     assert gather(rows, first) is None
     whole = [data[OFFSET + 8 * at :][:8] for at in first[:2].tolist()]
-    assert read_ranges(rows, first, first + 1) == [*whole, data[OFFSET + 8 * (last + 1) :], b""]
+    assert read_ranges(rows, first, first + 1) == [*whole, data[OFFSET + 8 * (last + 1) :], b""] * times
 
 
 @pytest.mark.parametrize(

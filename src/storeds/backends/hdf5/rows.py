@@ -7,6 +7,7 @@ h5repack writes, are read correctly but more slowly.
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import os
 import sys
@@ -27,6 +28,13 @@ _PAGE = 4096  # bytes; reading an unneeded page is cheaper than another call
 _JOINED = 1 << 20  # bytes; copying more out of one read takes longer than the calls that it saves
 _KEPT = 1 << 24  # bytes; random reads soon touch every page of a smaller dataset, so it stays in memory
 _WORTH_ADVICE = 1 << 18  # bytes of one call
+_MANY, _VECTORS = 32, 1024  # rows that one system call copies: for fewer, it is slower, and Linux takes no more
+_SMALL = 1 << 14  # bytes of a row; for larger ones, system calls of their own cost little
+
+_readv = ctypes.CDLL(None).process_vm_readv
+_INT, _BUFFERS, _COUNT = ctypes.c_int, ctypes.c_void_p, ctypes.c_ulong
+_readv.argtypes = [_INT, _BUFFERS, _COUNT, _BUFFERS, _COUNT, _COUNT]
+_readv.restype = ctypes.c_ssize_t
 
 
 class Rows(Protocol):
@@ -103,13 +111,35 @@ class FlatRows(JoinedRows):
         super().__init__(size, count)
         self._descriptor, self._offset = descriptor, offset
         self._is_cold = False
+        self._mapped: Any = None
+
+    def take(self, first: Array, wide: int) -> Array | None:
+        """Copy many small rows by one system call; None if another way must be used.
+
+        The kernel copies them out of a mapping. Unlike this process, it survives a page that is not there.
+        """
+        count, length = len(first), wide * self.size
+        if self._is_cold or not (_MANY <= count <= _VECTORS and 0 < length <= _SMALL):
+            return None
+        if self._mapped is None:
+            try:
+                path, shape = f"/proc/self/fd/{self._descriptor}", (self.size * self.count,)
+                self._mapped = np.memmap(path, np.uint8, "r", self._offset, shape)
+            except (OSError, ValueError):  # no address space left, or the file was cut short
+                return None
+        taken, ranges = np.empty((count, length), np.uint8), np.empty((count, 2), np.uint64)
+        ranges[:, 0], ranges[:, 1] = first * self.size + self._mapped.ctypes.data, length
+        target, blocks = np.array([taken.ctypes.data, taken.nbytes], np.uint64), blocks_read()
+        done = _readv(os.getpid(), target.ctypes.data, 1, ranges.ctypes.data, count, 0)
+        self._is_cold = blocks_read() > blocks
+        return taken if done == taken.nbytes else None
 
     def _load(self, starts: Array, stops: Array) -> list[bytes]:
         begins, ends = starts * self.size + self._offset, stops * self.size + self._offset
         sizes = (ends - begins).tolist()
-        is_large = sum(sizes) >= _WORTH_ADVICE
-        blocks = blocks_read() if is_large else 0
-        if is_large and self._is_cold:
+        is_watched = self._is_cold or sum(sizes) >= _WORTH_ADVICE
+        blocks = blocks_read() if is_watched else 0
+        if self._is_cold:
             will_need(self._descriptor, begins, ends)
         try:
             found = list(map(os.pread, itertools.repeat(self._descriptor), sizes, begins.tolist()))
@@ -117,7 +147,7 @@ class FlatRows(JoinedRows):
             found = []
         if list(map(len, found)) != sizes:
             found = list(map(self._load_one, sizes, begins.tolist()))
-        if is_large:
+        if is_watched:
             self._is_cold = blocks_read() > blocks
         return found
 
@@ -174,6 +204,9 @@ def gather(rows: Rows, first: Array, wide: int = 1) -> Array | None:
         table = np.frombuffer(kept, np.uint8).reshape(rows.count, rows.size)
         numbers = first if wide == 1 else first[:, None] + np.arange(wide)
         return table.take(numbers, axis=0).reshape(shape)
+    taken = rows.take(first, wide) if isinstance(rows, FlatRows) else None
+    if taken is not None:
+        return taken
     data = bytearray().join(read_ranges(rows, first, first + wide))
     return np.frombuffer(data, np.uint8).reshape(shape) if len(data) == shape[0] * shape[1] else None
 
