@@ -338,11 +338,6 @@ def test_the_suffix_of_a_bare_path_to_write_selects_the_engine(suffix: str, engi
         write(str(tmp_path / "x.bin"), [1])
 
 
-def test_an_unknown_scheme_lists_the_known(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"unknown backend 'hdf'; did you mean 'hdf5'\? The backends are lmdb, hdf5"):
-        storeds.open_backend(f"hdf://{tmp_path}/x.h5")
-
-
 @pytest.mark.parametrize("engine", SUFFIX)
 @pytest.mark.parametrize("url", ["{engine}://{path}", "{path}"])
 def test_an_unreadable_file_or_folder_is_said_to_be_so(engine: str, url: str) -> None:

@@ -16,17 +16,8 @@ from pydantic import Field as Option
 from storeds._utils.locations import StoreURL, file_path, file_system, file_system_advice, staging_folder
 from storeds.backends.base import BackendOptions, FileOpener, HandleBackend, parse_options
 from storeds.backends.handles import HandlePool, OpenStore
-from storeds.backends.hdf5.columns import (
-    LARGE,
-    OFFSET,
-    Column,
-    datasets_of,
-    digest_in_place,
-    fixed_values,
-    gathered,
-    steps,
-)
-from storeds.backends.hdf5.rows import LibraryRows, Rows, open_rows
+from storeds.backends.hdf5.columns import LARGE, OFFSET, Column, datasets_of, digest_in_place, fixed_values, steps
+from storeds.backends.hdf5.rows import LibraryRows, Rows, gather, open_rows
 from storeds.backends.hdf5.stamp import check_hdf5_file, open_hdf5_file
 from storeds.errors import FormatError, RecordError, StoredsError, UnavailableError
 from storeds.protocols import JSON, Array, Field, Meta, Record
@@ -256,7 +247,7 @@ class Hdf5Backend(HandleBackend[Hdf5Handle, Hdf5Opener]):
                 fault = fault or error
         try:
             if fault is None:
-                seal = int(gathered(handle.seal_rows, at).view(_SEAL)[0, 0])
+                seal = int(gather(handle.seal_rows, at).view(_SEAL)[0, 0])
                 fault = handle.seals.fault(seal, checksum(encode(record)), position)
             return self._codec.revive(record) if fault is None else self._fault(position, fault, record)
         except ValueError as error:
@@ -293,7 +284,7 @@ class Hdf5Backend(HandleBackend[Hdf5Handle, Hdf5Opener]):
             if not alone and handle.row is None:
                 return None
             try:
-                raw = {name: gathered(handle.columns[name].rows, positions) for name in (names if alone else declared)}
+                raw = {name: gather(handle.columns[name].rows, positions) for name in (names if alone else declared)}
                 if not alone:
                     columns = [fixed_values(each, declared[name]) for name, each in raw.items()]
                     if not _match(handle, list(map(handle.row, *columns)), positions):
@@ -317,7 +308,7 @@ class Hdf5Backend(HandleBackend[Hdf5Handle, Hdf5Opener]):
 
 def _match(handle: Hdf5Handle, records: Sequence[Record], positions: Array) -> bool:
     """Whether all records, unpacked, have the seals of these positions; raises ValueError if a seal is unreadable."""
-    seals = gathered(handle.seal_rows, positions).view(_SEAL).astype(">u8")
+    seals = gather(handle.seal_rows, positions).view(_SEAL).astype(">u8")
     return handle.seals.match(b"".join(map(handle.digest, records)), seals.tobytes(), positions)
 
 

@@ -9,28 +9,16 @@ from typing import Any, TypeAlias
 import numpy as np
 import xxhash
 
-from storeds.backends.hdf5.rows import Rows, gather, read_ranges
+from storeds.backends.hdf5.rows import UNREADABLE, Rows, gather, read_ranges
 from storeds.protocols import Array, Field, Record
 from storeds.records.codec import encode
 from storeds.records.columns import SCALARS, text_offsets
 
-__all__ = [
-    "LARGE",
-    "OFFSET",
-    "Column",
-    "Datasets",
-    "datasets_of",
-    "digest_in_place",
-    "fixed_values",
-    "gathered",
-    "steps",
-]
+__all__ = ["LARGE", "OFFSET", "Column", "Datasets", "datasets_of", "digest_in_place", "fixed_values", "steps"]
 
 LARGE = 1 << 16  # bytes; larger values have the longest of msgpack's headers
 _STEP = 1 << 20  # bytes
 _BYTE, OFFSET = np.dtype("u1"), np.dtype("<i8")
-
-_UNREADABLE = "its bytes cannot be read: a bad sector, a file cut short, or damaged offsets"
 
 
 @dataclass(frozen=True)
@@ -54,18 +42,18 @@ class Column:
         JSON is text, and an array is ``[dtype, shape, bytes]``.
         """
         if self.offsets is None:
-            return fixed_values(gathered(self.rows, positions), self.field)
-        starts, stops = gathered(self.offsets, positions, 2).view(OFFSET).T
+            return fixed_values(gather(self.rows, positions), self.field)
+        starts, stops = gather(self.offsets, positions, 2).view(OFFSET).T
         if not ((starts >= 0) & (starts <= stops) & (stops <= self.rows.count)).all():
-            raise ValueError(_UNREADABLE)
+            raise ValueError(UNREADABLE)
         found: list[Any] = read_ranges(self.rows, starts, stops)
         if list(map(len, found)) != (stops - starts).tolist():
-            raise ValueError(_UNREADABLE)
+            raise ValueError(UNREADABLE)
         if self.field.kind in ("str", "json"):
             return list(map(bytes.decode, found))
         if self.shapes is None:
             return found
-        shapes = gathered(self.shapes, positions).view(OFFSET).tolist()
+        shapes = gather(self.shapes, positions).view(OFFSET).tolist()
         return [[self.field.dtype, shape, data] for data, shape in zip(found, shapes, strict=True)]
 
 
@@ -83,14 +71,6 @@ def datasets_of(name: str, field: Field, count: int) -> Datasets:
     found: Datasets = {f"{name}/data": (_BYTE, (None,)), f"{name}/offsets": (OFFSET, (count + 1,))}
     if field.kind == "array":
         found[f"{name}/shapes"] = OFFSET, (count, len(field.shape or ()))
-    return found
-
-
-def gathered(rows: Rows, first: Array, wide: int = 1) -> Array:
-    """Return what `gather` does; raises ValueError if a row is unreadable."""
-    found = gather(rows, first, wide)
-    if found is None:
-        raise ValueError(_UNREADABLE)
     return found
 
 

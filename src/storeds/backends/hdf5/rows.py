@@ -22,7 +22,9 @@ from storeds._utils.prefetch import blocks_read, will_need
 from storeds.errors import FormatError
 from storeds.protocols import Array
 
-__all__ = ["FlatRows", "JoinedRows", "LibraryRows", "Rows", "gather", "open_rows", "read_ranges"]
+__all__ = ["UNREADABLE", "FlatRows", "JoinedRows", "LibraryRows", "Rows", "gather", "open_rows", "read_ranges"]
+
+UNREADABLE = "its bytes cannot be read: a bad sector, a file cut short, or damaged offsets"
 
 _PAGE = 4096  # bytes; reading an unneeded page is cheaper than another call
 _JOINED = 1 << 20  # bytes; copying more out of one read takes longer than the calls that it saves
@@ -190,13 +192,18 @@ def read_ranges(rows: Rows, starts: Array, stops: Array) -> list[bytes]:
     return [found[at] for at in np.argsort(order).tolist()]
 
 
-def gather(rows: Rows, first: Array, wide: int = 1) -> Array | None:
+def gather(rows: Rows, first: Array, wide: int = 1) -> Array:
     """Read `wide` rows starting at each of the rows `first`, in any order.
 
     Returns
     -------
-    Array or None
-        The bytes, shape (n, wide * size), uint8, writable; None if any are unreadable.
+    Array
+        The bytes, shape (n, wide * size), uint8, writable.
+
+    Raises
+    ------
+    ValueError
+        Some of them are unreadable.
     """
     shape = len(first), wide * rows.size
     kept = rows.kept(len(first)) if isinstance(rows, JoinedRows) else None
@@ -208,7 +215,9 @@ def gather(rows: Rows, first: Array, wide: int = 1) -> Array | None:
     if taken is not None:
         return taken
     data = bytearray().join(read_ranges(rows, first, first + wide))
-    return np.frombuffer(data, np.uint8).reshape(shape) if len(data) == shape[0] * shape[1] else None
+    if len(data) != shape[0] * shape[1]:
+        raise ValueError(UNREADABLE)
+    return np.frombuffer(data, np.uint8).reshape(shape)
 
 
 def open_rows(
