@@ -31,7 +31,7 @@ from torch.utils.data import DataLoader
 
 from _foreign_hdf5 import PARALLEL
 from storeds import StoreDataset
-from storeds.backends.hdf5 import Rows
+from storeds.backends.hdf5.rows import Rows
 from storeds.errors import RecordError
 from storeds.layouts.hdf5 import ParallelHdf5
 from storeds.layouts.hdf5 import chunks as chunks_module

@@ -237,13 +237,11 @@ class Fixed(Values):
 
     def stacked(self, positions: Array) -> Array | None:
         # docstring inherited
-        raw, whole = gather(self._rows, positions)
-        if not whole.all():
-            return None
-        if self._as_stored:
-            stored: Array = raw.reshape(-1).view(self._dtype).reshape(len(raw), *self._shape)
-            return stored
         try:
+            raw = gather(self._rows, positions)
+            if self._as_stored:
+                stored: Array = raw.reshape(-1).view(self._dtype).reshape(len(raw), *self._shape)
+                return stored
             return _native(self._typed(raw.reshape(-1), len(positions)))
         except ValueError:
             return None
