@@ -75,6 +75,12 @@ class Hdf5Opener(FileOpener[Hdf5Options]):
     engine = "hdf5"
 
     def open(self, opened: OpenStore | None = None) -> Hdf5Handle:
+        try:
+            return self._open(opened)
+        except UnavailableError:  # another process may have replaced the file between two steps
+            return self._open(None)
+
+    def _open(self, opened: OpenStore | None) -> Hdf5Handle:
         with OpenStore.borrow(opened) as store:
             descriptor = store.descriptor(self.path)
             check_hdf5_file(descriptor, self.url)
