@@ -49,13 +49,12 @@ def mark(marker: RestartMarker, blob: bytes) -> tuple[bytes, str]:
         assert coefficients(marked.blob) == coefficients(blob)
         assert same_pixels(marked.blob, blob)
         assert metadata(marked.blob) == metadata(blob)
-        assert marked.verdict == before == examine(marked.blob)
+        assert examine(marked.blob) == before
         assert is_cuttable(marked.blob)
         assert is_ready(marked.blob)
-        assert marker.mark(marked.blob, marked.verdict) == (marked.blob, before, HAD)
+        assert marker.mark(marked.blob, before) == (marked.blob, HAD)
     else:
         assert marked.blob is blob
-        assert marked.verdict == before
     return marked.blob, marked.outcome
 
 
@@ -153,9 +152,6 @@ def test_every_encoding_is_marked_or_kept_with_a_reason(marker: RestartMarker, e
 @pytest.mark.parametrize(
     ("encoding", "outcome"),
     [
-        ("arithmetic", "extended, arithmetic"),
-        ("arithmetic, progressive", "progressive, arithmetic"),
-        ("lossless", "lossless"),
         ("two pictures (MPO)", "several pictures in one file"),
         ("4:4:4", "too small"),
         ("progressive", "too small"),
@@ -203,6 +199,13 @@ def test_damaged_pictures_and_other_formats_are_kept(marker: RestartMarker) -> N
             assert kept.blob is blob
             assert kept.outcome in ("damaged", "no JPEG")
     assert marker.mark(flipped, None).blob in (flipped, marker.mark(flipped, Verdict("intact", 1.0)).blob)
+
+
+def test_a_picture_that_lacks_a_scan_is_kept_without_a_verdict_too(marker: RestartMarker) -> None:
+    """Coded again it would look whole, because jpegtran does not notice that."""
+    whole = jpeg(0, (448, 240), progressive=True)
+    blob = whole[: anatomy(whole).scans[-2].stop] + b"\xff\xd9"
+    assert marker.mark(blob, None) == (blob, "damaged")
 
 
 def test_flips_never_change_what_is_decoded(marker: RestartMarker) -> None:

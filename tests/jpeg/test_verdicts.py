@@ -335,6 +335,7 @@ HOSTILE: dict[str, Callable[[int], bytes]] = {
     "stray markers": repeated(b"\x01\xff\xdc\x00\x02", 14),
     "codes": repeated(bytes(range(1, 250)), 14),
     "junk between segments": repeated(b"\xff\x00\x01"),
+    "scans": lambda size: jpeg(0)[:-2] + jpeg(0)[jpeg(0).index(b"\xff\xda") :][:14] * (size // 14) + EOI,
     "comments": lambda size: b"\xff\xd8" + b"\xff\xfe\x00\x02" * (size // 4) + jpeg(0)[2:],
 }
 
@@ -345,14 +346,6 @@ def test_work_doubles_at_most_where_the_bytes_do(name: str) -> None:
     examine(small)  # what is computed once
     assert steps(large) < 2.4 * steps(small) + 2_000
     assert steps(large) < 40 * len(large)
-
-
-def test_ten_thousand_scans_or_segments_are_rejected() -> None:
-    whole = jpeg(0, progressive=True)
-    start = whole.rindex(b"\xff\xda")
-    header = whole[start : start + 2 + int.from_bytes(whole[start + 2 : start + 4], "big")]
-    assert "more than 100 scans" in examine(whole[:-2] + header * 10_000 + EOI).reason
-    assert "more than 10,000 segments" in examine(HOSTILE["comments"](80_000)).reason
 
 
 def test_a_damaged_file_that_claims_a_huge_frame_takes_no_memory_for_it() -> None:

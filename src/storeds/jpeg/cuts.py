@@ -178,7 +178,8 @@ def _unit(blob: bytes, header: Header) -> tuple[int, int]:
     if header.components == 1:  # its scan has one block per unit, whatever the sampling factors
         return _SIDE, _SIDE
     factors = blob[header.height_at + 6 : header.height_at + 6 + 3 * header.components : 3]
-    return _SIDE * max(each >> 4 for each in factors), _SIDE * max(each & 15 for each in factors)
+    # A damaged header may say 0.
+    return _SIDE * max(1, *(each >> 4 for each in factors)), _SIDE * max(1, *(each & 15 for each in factors))
 
 
 def _round_up(value: int, step: int) -> int:
