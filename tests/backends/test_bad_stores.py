@@ -30,7 +30,7 @@ from storeds.errors import (
     StoreNotFoundError,
     UnavailableError,
 )
-from storeds.records import meta_to_text
+from storeds.records.fields import meta_to_text
 
 SCHEMES = ("lmdb", "hdf5")
 SUFFIX = {"lmdb": ".lmdb", "hdf5": ".h5"}

@@ -19,16 +19,9 @@ from hypothesis import strategies as st
 from shares import examples
 from storeds.errors import ConfigError
 from storeds.protocols import KINDS, Field
-from storeds.records import (
-    ContentHash,
-    RecordCodec,
-    Seals,
-    canonical_json,
-    checksum,
-    fields_from_json,
-    fields_to_json,
-    parse_fields,
-)
+from storeds.records.codec import ContentHash, RecordCodec, checksum
+from storeds.records.fields import canonical_json, fields_from_json, fields_to_json, parse_fields
+from storeds.records.seals import Seals
 
 
 class Colour(str, enum.Enum):  # noqa: UP042  # StrEnum prints its value; the older idiom prints the member's name
