@@ -172,7 +172,8 @@ def _examine_cut(blob: bytes) -> Verdict:
     if problem or found.pixels > MAX_PIXELS:
         return Verdict("truncated_scan", 0.0, f"{where}; {problem or 'it is too large to decode'}")
     problem = _warning(kept + EOI, found)
-    if found.has_junk or (problem and not _CUT.match(problem)):
+    # Data that end early before the file does are damage of another kind: a marker among them, for example.
+    if found.has_junk or (problem and not (found.in_scan and _CUT.match(problem))):
         return Verdict("corrupt_data", 0.0, f"{where}; {problem or 'and has surplus bytes before'}")
     share = coverage(found, found.scans)
     # A decoder cannot tell where arithmetic codes end.
