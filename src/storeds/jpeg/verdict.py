@@ -177,7 +177,7 @@ def _examine_cut(blob: bytes) -> Verdict:
         return Verdict("corrupt_data", 0.0, f"{where}; {problem or 'and has surplus bytes before'}")
     share = coverage(found, found.scans)
     # A decoder cannot tell where arithmetic codes end.
-    is_complete = share == 1.0 and not problem and not found.is_arithmetic
+    is_complete = share == 1.0 and not problem and not (found.in_scan and found.is_arithmetic)
     if found.in_scan and not is_complete:
         before, units = coverage(found, found.scans[:-1]), found.grid(found.scans[-1].places).units
         agreed = _agreed(kept, found)
