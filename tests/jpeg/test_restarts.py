@@ -222,6 +222,13 @@ def test_markers_out_of_order_make_no_picture_ready() -> None:
     assert not is_ready(jpeg(0, (448, 240)))
 
 
+def test_a_header_with_sampling_factors_of_zero_raises_nothing() -> None:
+    blob = bytearray(jpeg(0, (448, 240), restart_marker_blocks=4))
+    frame = blob.index(b"\xff\xc0")
+    blob[frame + 11 : frame + 20 : 3] = bytes(3)
+    assert is_ready(bytes(blob)) is False
+
+
 def test_intervals_divide_the_row_and_begin_near_a_sixteenth() -> None:
     assert restart_intervals(32) == (2, 4, 8, 16, 32)
     assert restart_intervals(125) == (5, 25, 125)

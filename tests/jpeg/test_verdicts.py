@@ -210,6 +210,15 @@ def test_bytes_missing_in_the_middle_are_corrupt_data_and_never_repaired(encodin
             assert repair(blob) is blob
 
 
+def test_a_stray_marker_in_the_data_leaves_no_share() -> None:
+    """What follows it looks like a segment that is longer than the file."""
+    whole = encode("restart after each block")
+    at = whole.index(b"\xff\xd3", anatomy(whole).scans[0].start)
+    blob = whole[: at + 1] + b"\xdb\xff" + whole[at + 3 :]
+    assert examine(blob) == Verdict("corrupt_data", 0.0)
+    assert examine(whole[:at] + whole[-2:]) == Verdict("corrupt_data", 0.0)
+
+
 # --- Repair ---
 
 
