@@ -25,7 +25,6 @@ __all__ = [
     "coverage",
     "parse",
     "read_header",
-    "restart_codes",
     "without_harmless",
 ]
 
@@ -294,14 +293,6 @@ def check_scans(blob: bytes) -> None:
     found = parse(blob)
     if found.ending != "eoi" or coverage(found, found.scans) < 1.0:
         raise ValueError(found.reason or "its scans lack some coefficients")
-
-
-_RESTARTS = bytes(range(0xD0, 0xD8)) * (1 << 11)
-
-
-def restart_codes(count: int) -> bytes:
-    """Return the second bytes of the first `count` restart markers of a scan."""
-    return _RESTARTS[:count] if count <= len(_RESTARTS) else (_RESTARTS * (count // len(_RESTARTS) + 1))[:count]
 
 
 def without_harmless(blob: bytes, found: Structure) -> bytes:
