@@ -172,7 +172,7 @@ def test_damaged_pictures_and_other_formats_are_kept(marker: RestartMarker) -> N
         b"not a picture",
         save(photograph(), "PNG"),
     ):
-        for verdict in (examine(blob) if blob else None, None):
+        for verdict in (examine(blob), Verdict("intact", 1.0), None):
             kept = marker.mark(blob, verdict)
             assert kept.blob is blob
             assert kept.outcome in ("damaged", "no JPEG")

@@ -104,9 +104,9 @@ class RestartMarker:
         kept = Marked(blob, HAD)
         if not blob.startswith(SOI):
             return kept._replace(outcome="no JPEG")
-        if not (verdict or examine(blob)).is_whole:
-            return kept._replace(outcome="damaged")
         found = parse(blob)
+        if found.ending != "eoi" or not found.scans or not (verdict or examine(blob)).is_whole:
+            return kept._replace(outcome="damaged")
         if found.multi_picture and found.end < len(blob):  # the first picture holds the positions of the others
             return kept._replace(outcome="several pictures in one file")
         if not _FEWEST_PIXELS <= found.pixels <= MAX_PIXELS:
@@ -121,7 +121,7 @@ class RestartMarker:
                 return kept if had else kept._replace(outcome="would grow too much")
             if not np.array_equal(pillow_pixels(blob), pillow_pixels(marked)):
                 return kept._replace(outcome="decodes to other pixels")
-        except StoredsError:
+        except (StoredsError, MemoryError):
             raise
         except Exception as error:  # of jpegtran, or of Pillow, which may raise errors of any type
             return kept._replace(outcome=_brief(error))
