@@ -31,7 +31,7 @@ from damage import KINDS, Damage, Truth, build, columns, read, records, survey, 
 from shares import FULL, share
 from storeds.errors import ConfigError, FormatError, RecordError, StoredsError, StoreNotFoundError, UnavailableError
 from storeds.protocols import SupportsBatchArrays
-from storeds.records import meta_to_text
+from storeds.records.fields import meta_to_text
 
 SUFFIX = {"lmdb": ".lmdb", "hdf5": ".h5"}
 FEW = 400

@@ -17,7 +17,7 @@ import storeds
 from storeds import StoreDataset, StoreLoader, collate, errors
 from storeds.protocols import SupportsBatchArrays
 from storeds.readers import ArrayReader
-from storeds.records import read_arrays
+from storeds.records.columns import read_arrays
 from storeds.testing import assert_same
 
 N = 40

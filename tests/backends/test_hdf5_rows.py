@@ -95,7 +95,7 @@ def test_neighbours_are_read_at_once(
 CUT = """
     import os, sys, threading, numpy, storeds
     from storeds.errors import RecordError
-    from storeds.records import read_arrays
+    from storeds.records.columns import read_arrays
 
     path, names = sys.argv[1], ["x"]
     whole, running = open(path, "rb").read(), True

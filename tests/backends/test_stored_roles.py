@@ -24,7 +24,7 @@ from storeds.backends import ConcatenatedBackend
 from storeds.backends.role_checks import labels_of, unnamed_class
 from storeds.backends.selection import Selection
 from storeds.protocols import Field
-from storeds.records import read_column
+from storeds.records.columns import read_column
 from storeds.records.roles import ROLE_KEYS
 from storeds.testing import FIELDS as KINDS
 
