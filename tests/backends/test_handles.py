@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from shares import FULL
-from storeds.backends import HandlePool, HandleRef
+from storeds.backends.handles import HandlePool, HandleRef
 from storeds.errors import ClosedError
 
 DEADLINE = 60.0
@@ -414,7 +414,7 @@ def test_owners_dropped_by_one_thread_while_others_open(pool: HandlePool[Handle]
 
 def test_handles_close_when_the_interpreter_ends() -> None:
     code = """
-        from storeds.backends import HandlePool
+        from storeds.backends.handles import HandlePool
 
         class Opener:
             url = "fake://a"

@@ -76,7 +76,7 @@ _INT64, _UINT64 = np.dtype(np.int64), np.dtype(np.uint64)
 class StoreBackend(ABC):
     """A backend over one engine: subclasses implement `_read`, `_column` and `close`.
 
-    Pickles as ``(class, *self._recipe())``; rebuilding from that opens nothing.
+    A pickle holds the attributes; one of `HandleBackend` leaves out its handle.
     """
 
     Options: ClassVar[type[BackendOptions]] = BackendOptions
@@ -99,17 +99,6 @@ class StoreBackend(ABC):
 
     @abstractmethod
     def close(self) -> None: ...
-
-    @abstractmethod
-    def _recipe(self) -> tuple[Any, ...]:
-        """Return the arguments from which `_restore` rebuilds an equal backend without I/O."""
-
-    @classmethod
-    @abstractmethod
-    def _restore(cls, *recipe: Any) -> Self: ...
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self)._restore, self._recipe()
 
     def __len__(self) -> int:
         return self.meta.count
@@ -136,7 +125,10 @@ class StoreBackend(ABC):
         self._check_bounds(ascending[0], ascending[-1])
         found = self._read(ascending, wanted)
         if len(wanted) != len(self.meta.fields):
-            found = [_project(record, wanted) for record in found]
+            found = [
+                record if isinstance(record, RecordError) else {name: record[name] for name in wanted}
+                for record in found
+            ]
         by_position = dict(zip(ascending, found, strict=True))
         if len(ascending) == len(positions):
             return list(map(by_position.__getitem__, positions))
@@ -250,7 +242,7 @@ class _BuildLease(Lease[H]):
     def __enter__(self) -> H:
         backend = self._backend
         try:
-            handle = self.ref.pool.acquire(self)
+            handle = super().__enter__()
             try:
                 build = backend._build_of(handle)
                 if build != backend.meta.build:
@@ -259,7 +251,7 @@ class _BuildLease(Lease[H]):
                         f"build {build} is there now); open it again"
                     )
             except BaseException:
-                self.ref.pool.release(self)
+                self.__exit__()
                 raise
         except StoreNotFoundError as error:
             raise UnavailableError(f"{backend.url} was there when it was opened and is gone now: {error}") from error
@@ -302,17 +294,12 @@ class HandleBackend(StoreBackend, Generic[H, Open]):
         """Return the build of the store that a handle reads."""
         return handle.meta.build
 
-    def _recipe(self) -> tuple[Any, ...]:
-        return self._opener, self.meta
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_ref": None}
 
-    @classmethod
-    def _restore(cls, *recipe: Any) -> Self:
-        opener, meta = recipe
-        backend = cls.__new__(cls)
-        backend._opener = opener
-        backend._ref = cls.pool.ref(backend, opener)
-        StoreBackend.__init__(backend, opener.url, meta)
-        return backend
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._ref = self.pool.ref(self, self._opener)
 
     def _lease(self) -> _BuildLease[H]:
         """Keep the handle open for the body of a ``with``; raises UnavailableError if the store was replaced."""
@@ -334,10 +321,6 @@ def _copies_for(found: Mapping[int, Record | RecordError], asked: Sequence[int])
         given.add(position)
         out.append(record)
     return out
-
-
-def _project(record: Record | RecordError, fields: tuple[str, ...]) -> Record | RecordError:
-    return record if isinstance(record, RecordError) else {name: record[name] for name in fields}
 
 
 Settings = TypeVar("Settings", bound=BackendOptions)

@@ -76,10 +76,31 @@ class Lease(Generic[H]):
         self.ref = ref
 
     def __enter__(self) -> H:
-        return self.ref.pool.acquire(self)
+        ref, pool = self.ref, self.ref.pool
+        self.thread = threading.get_ident()
+        with pool._exclusive():
+            while pool._forking is not None and pool._must_wait(self.thread):
+                pool._section.wait()
+            if ref.closed:
+                raise ClosedError(f"{ref.opener.url} was closed; open it again with open_backend")
+            # A signal handler may fork at each call; its child closes the handle unless `_leases` has the lease.
+            while (entry := ref.entry) is None or entry.handle is None:
+                ref.entry = pool._find_or_open(ref)
+            self.entry, handle = entry, entry.handle
+            pool._leases.add(self)
+            pool._entries.move_to_end(entry.key)
+            return handle
 
     def __exit__(self, *_: object) -> None:
-        self.ref.pool.release(self)
+        pool = self.ref.pool
+        with pool._exclusive():
+            pool._leases.discard(self)
+            if pool._forking is not None:
+                pool._section.changed.notify_all()
+            if not self.entry.owners and not pool._is_leased(self.entry):
+                pool._remove(self.entry)
+            if len(pool._entries) > pool._limit:  # more leases than that existed at once
+                pool._evict(pool._limit)
 
 
 class HandleRef(Generic[H]):
@@ -101,16 +122,25 @@ class HandleRef(Generic[H]):
 
     def release(self) -> None:
         """Hold no handle until the next lease."""
-        self.pool.forget(self)
+        self.pool._dropped.append(self)
+        with self.pool._exclusive():
+            pass  # its end forgets what was dropped
 
     def invalidate(self) -> None:
         """Release the handle, and stop sharing it: the store was replaced."""
-        self.pool.invalidate(self)
+        pool = self.pool
+        with pool._exclusive():
+            entry = self.entry
+            if entry is not None and pool._entries.get(entry.key) is entry:
+                del pool._entries[entry.key]
+                entry.key = object()  # no opener's
+                pool._entries[entry.key] = entry
+            pool._forget(self)
 
     def close(self) -> None:
         """Release the handle for good; it closes once no other reference or lease uses it."""
         self.closed = True
-        self.pool.forget(self)
+        self.release()
 
 
 class _CriticalSection:
@@ -184,21 +214,6 @@ class HandlePool(Generic[H]):
         weakref.finalize(owner, self._drop, ref).atexit = False
         return ref
 
-    def acquire(self, lease: Lease[H]) -> H:
-        ref, lease.thread = lease.ref, threading.get_ident()
-        with self._exclusive():
-            while self._forking is not None and self._must_wait(lease.thread):
-                self._section.wait()
-            if ref.closed:
-                raise ClosedError(f"{ref.opener.url} was closed; open it again with open_backend")
-            # A signal handler may fork at each call; its child closes the handle unless `_leases` has the lease.
-            while (entry := ref.entry) is None or entry.handle is None:
-                ref.entry = self._find_or_open(ref)
-            lease.entry, handle = entry, entry.handle
-            self._leases.add(lease)
-            self._entries.move_to_end(entry.key)
-            return handle
-
     def _find_or_open(self, ref: HandleRef[H]) -> _Entry[H]:
         opener: Any = ref.opener
         shared = () if ref.opened is None else (ref.opened,)
@@ -215,30 +230,6 @@ class HandlePool(Generic[H]):
             _LOG.debug("%s shares the handle that was opened for %s, with its settings", opener.url, entry.opener.url)
         entry.owners.add(ref)
         return entry
-
-    def release(self, lease: Lease[H]) -> None:
-        with self._exclusive():
-            self._leases.discard(lease)
-            if self._forking is not None:
-                self._section.changed.notify_all()
-            if not lease.entry.owners and not self._is_leased(lease.entry):
-                self._remove(lease.entry)
-            if len(self._entries) > self._limit:  # more leases than that existed at once
-                self._evict(self._limit)
-
-    def forget(self, ref: HandleRef[H]) -> None:
-        self._dropped.append(ref)
-        with self._exclusive():
-            pass  # its end forgets what was dropped
-
-    def invalidate(self, ref: HandleRef[H]) -> None:
-        with self._exclusive():
-            entry = ref.entry
-            if entry is not None and self._entries.get(entry.key) is entry:
-                del self._entries[entry.key]
-                entry.key = object()  # no opener's
-                self._entries[entry.key] = entry
-            self._forget(ref)
 
     def close_all(self) -> None:
         """Close every handle that no lease uses; references stay valid and reopen on their next use."""

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
@@ -145,16 +145,6 @@ class MongodbBackend(HandleBackend[Any, ClientOpener]):
         self._seals = Seals.of(body.get("salt"), meta.count, location.url)
         self._mean_bytes = int(found[MEAN_BYTES])
         return meta
-
-    def _recipe(self) -> tuple[Any, ...]:
-        return *super()._recipe(), self._seals.salt, self._mean_bytes
-
-    @classmethod
-    def _restore(cls, *recipe: Any) -> Self:
-        *of_base, salt, mean_bytes = recipe
-        backend = super()._restore(*of_base)
-        backend._seals, backend._mean_bytes = Seals(salt, backend.meta.count), mean_bytes
-        return backend
 
     @staticmethod
     def sink(
