@@ -46,9 +46,12 @@ class Selection:
     """
 
     def __init__(self, backend: Backend, where: Mapping[str, Any]) -> None:
+        if not where:
+            raise ConfigError("where: an empty mapping selects nothing; leave it out to read every record")
         self.backend = backend
         self.where: dict[str, list[Any]] = {
-            name: sorted(values, key=repr) for name, values in _accepted(backend, where).items()
+            name: sorted(values, key=repr)
+            for name, values in check_where(where, backend.meta.fields, backend.url).items()
         }
         self._index = index_path(backend.url, backend.meta.build, repr(self.where))  # JSON has no infinities
         self._positions: Array | None = None
@@ -113,9 +116,3 @@ class Selection:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _accepted(backend: Backend, where: Mapping[str, Any]) -> dict[str, list[Any]]:
-    if not where:
-        raise ConfigError("where: an empty mapping selects nothing; leave it out to read every record")
-    return check_where(where, backend.meta.fields, backend.url)
