@@ -12,7 +12,6 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar, cast
 
 import numpy as np
@@ -20,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from storeds._utils.locations import StoreURL, check_file, file_url, redact
 from storeds.backends.handles import HandlePool, HandleRef, Lease, Opener, OpenStore
-from storeds.errors import ConfigError, RecordError, StoreNotFoundError, UnavailableError, suggest
+from storeds.errors import ConfigError, RecordError, UnavailableError, suggest
 from storeds.protocols import JSON, Array, Backend, Field, Meta, Record
 from storeds.records.codec import RecordCodec
 from storeds.records.seals import Seals
@@ -109,9 +108,7 @@ class StoreBackend(ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def get_many(self, positions: Sequence[int], /, fields: Sequence[str] | None = None) -> list[Record | RecordError]:
@@ -231,33 +228,6 @@ H = TypeVar("H", bound=Handle)
 Open = TypeVar("Open", bound=Opener[Any])
 
 
-class _BuildLease(Lease[H]):
-    """A lease of a backend's handle, after a check that the store is still the build that the backend opened."""
-
-    __slots__ = ("_backend",)
-
-    def __init__(self, backend: HandleBackend[H, Any]) -> None:
-        self.ref, self._backend = backend._ref, backend
-
-    def __enter__(self) -> H:
-        backend = self._backend
-        try:
-            handle = super().__enter__()
-            try:
-                build = backend._build_of(handle)
-                if build != backend.meta.build:
-                    raise UnavailableError(
-                        f"{backend.url} was replaced while in use or changed (build {backend.meta.build} was opened, "
-                        f"build {build} is there now); open it again"
-                    )
-            except BaseException:
-                self.__exit__()
-                raise
-        except StoreNotFoundError as error:
-            raise UnavailableError(f"{backend.url} was there when it was opened and is gone now: {error}") from error
-        return handle
-
-
 class HandleBackend(StoreBackend, Generic[H, Open]):
     """A backend that reads through a handle of a `HandlePool`, opened on first use in each process.
 
@@ -301,9 +271,17 @@ class HandleBackend(StoreBackend, Generic[H, Open]):
         self.__dict__.update(state)
         self._ref = self.pool.ref(self, self._opener)
 
-    def _lease(self) -> _BuildLease[H]:
+    def _lease(self) -> Lease[H]:
         """Keep the handle open for the body of a ``with``; raises UnavailableError if the store was replaced."""
-        return _BuildLease(self)
+        return Lease(self._ref, self._check_build)
+
+    def _check_build(self, handle: H) -> None:
+        build = self._build_of(handle)
+        if build != self.meta.build:
+            raise UnavailableError(
+                f"{self.url} was replaced while in use or changed (build {self.meta.build} was opened, build {build} is there "
+                "now); open it again"
+            )
 
     def close(self) -> None:
         # docstring inherited

@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from typing import Any, Generic, Protocol, Self, TypeVar
 
 from storeds._utils.locations import check_status, refused, sniff_descriptor, stat_store
-from storeds.errors import ClosedError
+from storeds.errors import ClosedError, StoreNotFoundError, UnavailableError
 
 __all__ = ["HandlePool", "HandleRef", "Lease", "OpenStore", "Opener"]
 
@@ -66,30 +66,49 @@ class _Entry(Generic[H]):
 
 
 class Lease(Generic[H]):
-    """A context in which the handle of a reference stays open. A class: a generator costs more than some reads."""
+    """A context in which the handle of a reference stays open. A class: a generator costs more than some reads.
 
-    __slots__ = ("entry", "ref", "thread")
+    Parameters
+    ----------
+    ref : HandleRef
+    check : callable, optional
+        Given for a store that was opened before: raises if the handle reads another store than then. It is an
+        UnavailableError if the store is gone.
+    """
+
+    __slots__ = ("check", "entry", "ref", "thread")
     entry: _Entry[H]
     thread: int
 
-    def __init__(self, ref: HandleRef[H]) -> None:
-        self.ref = ref
+    def __init__(self, ref: HandleRef[H], check: Callable[[H], object] | None = None) -> None:
+        self.ref, self.check = ref, check
 
     def __enter__(self) -> H:
-        ref, pool = self.ref, self.ref.pool
+        ref, pool, check = self.ref, self.ref.pool, self.check
         self.thread = threading.get_ident()
-        with pool._exclusive():
-            while pool._forking is not None and pool._must_wait(self.thread):
-                pool._section.wait()
-            if ref.closed:
-                raise ClosedError(f"{ref.opener.url} was closed; open it again with open_backend")
-            # A signal handler may fork at each call; its child closes the handle unless `_leases` has the lease.
-            while (entry := ref.entry) is None or entry.handle is None:
-                ref.entry = pool._find_or_open(ref)
-            self.entry, handle = entry, entry.handle
-            pool._leases.add(self)
-            pool._entries.move_to_end(entry.key)
-            return handle
+        try:
+            with pool._exclusive():
+                while pool._forking is not None and pool._must_wait(self.thread):
+                    pool._section.wait()
+                if ref.closed:
+                    raise ClosedError(f"{ref.opener.url} was closed; open it again with open_backend")
+                # A signal handler may fork at each call; its child closes the handle unless `_leases` has the lease.
+                while (entry := ref.entry) is None or entry.handle is None:
+                    ref.entry = pool._find_or_open(ref)
+                self.entry, handle = entry, entry.handle
+                pool._leases.add(self)
+                pool._entries.move_to_end(entry.key)
+            if check is not None:
+                try:
+                    check(handle)
+                except BaseException:
+                    self.__exit__()
+                    raise
+        except StoreNotFoundError as error:
+            if check is None:
+                raise
+            raise UnavailableError(f"{ref.opener.url} was there when it was opened and is gone now: {error}") from error
+        return handle
 
     def __exit__(self, *_: object) -> None:
         pool = self.ref.pool

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
@@ -71,11 +70,10 @@ class Selection:
         """The selected positions of the store, int64, ascending."""
         if self._positions is None:
             found = load_index(self._index)
-            self._positions = save_index(self._index, self._select()) if found is None else found
+            if found is None:
+                found = save_index(self._index, matching_positions(self.backend, self.where))
+            self._positions = found
         return self._positions
-
-    def _select(self) -> Array:
-        return matching_positions(self.backend, self.where)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_positions": None}
@@ -112,7 +110,5 @@ class Selection:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
