@@ -225,14 +225,13 @@ class StoreWriter:
 
     def _continue(self, left: bytes) -> None:
         """Continue the write with this note: compute from its records what a writer keeps in memory."""
+        write, again = f"the interrupted write of {self.url}", "start again with overwrite=True (--overwrite)"
         try:
             state = json.loads(left)
             plan, count = state["plan"], int(state["count"])
             seals = Seals.of(state["salt"], 0, self.url)
         except (ValueError, KeyError, TypeError):
-            raise FormatError(
-                f"the interrupted write of {self.url} is damaged; start again with overwrite=True (--overwrite)"
-            ) from None
+            raise FormatError(f"{write} is damaged; {again}") from None
         if plan != self._plan:
             raise _other_plan(self.url, plan, self._plan)
         self._seals, self._note = seals, state["note"]
@@ -240,16 +239,11 @@ class StoreWriter:
             packed, seal = sealed[:-_SEAL_BYTES], sealed[-_SEAL_BYTES:]
             digest = checksum(packed)
             if seals.seal(digest, position) != seal:
-                raise FormatError(
-                    f"record {position} of the interrupted write of {self.url} is damaged; start again with overwrite=True (--overwrite)"
-                )
+                raise FormatError(f"record {position} of {write} is damaged; {again}")
             self._collect(self._codec.stored(packed), digest, position)
             self._durable += 1
         if self._durable != count:
-            raise FormatError(
-                f"the interrupted write of {self.url} has {self._durable} of its {count} records; start again with overwrite=True "
-                "(--overwrite)"
-            )
+            raise FormatError(f"{write} has {self._durable} of its {count} records; {again}")
 
     def _collect(self, stored: Record, digest: bytes, position: int) -> None:
         self._content.update(digest)
