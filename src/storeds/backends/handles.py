@@ -92,12 +92,15 @@ class Lease(Generic[H]):
                     pool._section.wait()
                 if ref.closed:
                     raise ClosedError(f"{ref.opener.url} was closed; open it again with open_backend")
-                # A signal handler may fork at each call; its child closes the handle unless `_leases` has the lease.
-                while (entry := ref.entry) is None or entry.handle is None:
-                    ref.entry = pool._find_or_open(ref)
-                self.entry, handle = entry, entry.handle
-                pool._leases.add(self)
-                pool._entries.move_to_end(entry.key)
+                handle: H | None = None
+                while handle is None:
+                    while (entry := ref.entry) is None or entry.handle is None:
+                        ref.entry = pool._find_or_open(ref)
+                    self.entry = entry
+                    pool._leases.add(self)
+                    # A signal handler may fork at each call; its child closed the handle unless `_leases` had the lease.
+                    handle = entry.handle
+                pool._entries.move_to_end(self.entry.key)
             if check is not None:
                 try:
                     check(handle)

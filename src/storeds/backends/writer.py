@@ -185,14 +185,6 @@ class StoreWriter:
         self._codec = RecordCodec(self.fields)
         self._plan: JSON = {"fields": fields_to_json(self.fields), "plan": plan}
         self._note: JSON = None
-        self._forget()
-        self._is_complete = False  # whether `publish` was called, so that all records are there
-        self._state: Literal["open", "published", "closed"] = "open"
-        self._pid = os.getpid()
-        with self._engine():
-            self._begin(resume=resume)
-
-    def _forget(self) -> None:
         self._seals = Seals()
         self._columns = ColumnCollector(self.fields)
         # Each class with the position of the first record that has it.
@@ -200,6 +192,11 @@ class StoreWriter:
         self._content = ContentHash()
         self._batch: list[bytes] = []
         self._batch_bytes = self._durable = 0
+        self._is_complete = False  # whether `publish` was called, so that all records are there
+        self._state: Literal["open", "published", "closed"] = "open"
+        self._pid = os.getpid()
+        with self._engine():
+            self._begin(resume=resume)
 
     def _begin(self, *, resume: bool) -> None:
         """Take the target: continue an interrupted write, or start a new one."""
