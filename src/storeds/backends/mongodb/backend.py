@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
@@ -135,15 +135,6 @@ class MongodbBackend(HandleBackend[Any, ClientOpener]):
         self._seals = Seals.of(body.get("salt"), meta.count, location.url)
         self._mean_bytes, self._checksums = int(found[MEAN_BYTES]), body.get("columns", {})
         return meta
-
-    def _recipe(self) -> tuple[Any, ...]:
-        return *super()._recipe(), self._seals, self._mean_bytes, self._checksums
-
-    @classmethod
-    def _restore(cls, *recipe: Any) -> Self:
-        backend = super()._restore(*recipe[:2])
-        backend._seals, backend._mean_bytes, backend._checksums = recipe[2:]
-        return backend
 
     @staticmethod
     def sink(

@@ -445,6 +445,9 @@ class MongodbLayout(StoreBackend, Generic[Opts]):
 
     # Processes.
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self)._restore, self._recipe()
+
     def _recipe(self) -> tuple[Any, ...]:
         return self._location, self._factory, self._settings, self._identity, self._columns, self._unread, self.meta
 
