@@ -14,7 +14,7 @@ import time
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
@@ -37,13 +37,6 @@ class Numbers(StoreBackend):
 
     def __init__(self, count: int) -> None:
         super().__init__("numbers://", Meta("0" * 32, "0" * 32, count, "storeds/1", {"x": Field("int")}))
-
-    def _recipe(self) -> tuple[Any, ...]:
-        return (len(self),)
-
-    @classmethod
-    def _restore(cls, *recipe: Any) -> Self:
-        return cls(*recipe)
 
     def _read(self, positions: list[int], fields: tuple[str, ...]) -> list[Record | RecordError]:
         return [{"x": position} for position in positions]

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from torch.utils.data import DataLoader, Dataset
 
-import storeds
 from storeds import errors
 from storeds.errors import DecodeError, RecordError, StoredsError, TransformError
 
@@ -94,7 +93,3 @@ def test_a_worker_keeps_type_and_message() -> None:
         assert type(caught.value) is getattr(errors, name)
         said = f"record {index} (key 'k') of lmdb:///x: bad “bytes”"
         assert (said if isinstance(caught.value, RecordError) else "lost: ü") in str(caught.value)
-
-
-def test_errors_are_public() -> None:
-    assert storeds.errors is errors

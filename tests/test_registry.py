@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 import textwrap
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ from typing import Any
 import pytest
 
 import storeds
-from storeds import registry
 from storeds.backends import MemoryBackend
 from storeds.errors import ConfigError, MissingDependencyError
 from storeds.registry import BACKENDS, DECODERS, LAYOUTS, READERS, Registry
@@ -38,13 +36,6 @@ BUILT_IN = [(each, name) for each in ALL for name, known in each._known.items() 
 @pytest.mark.parametrize(("names", "name"), BUILT_IN, ids=[f"{each.what}-{name}" for each, name in BUILT_IN])
 def test_every_built_in_name_resolves(names: Registry, name: str) -> None:
     assert callable(names.get(name))
-    assert name in names.names()
-
-
-def test_the_engines_are_there() -> None:
-    assert {"lmdb", "hdf5", "mongodb", "mongodb+srv", "memory"} <= set(BACKENDS.names())
-    assert {"image", "array"} <= set(READERS.names())
-    assert {"bytes", "pil", "tensor"} <= set(DECODERS.names())
 
 
 def test_an_unknown_name_lists_what_exists_and_the_nearest() -> None:
@@ -52,7 +43,7 @@ def test_an_unknown_name_lists_what_exists_and_the_nearest() -> None:
         storeds.open_backend("lmbd:///x")
     message = str(caught.value)
     assert message.startswith("unknown backend 'lmbd'; did you mean 'lmdb'? The backends are ")
-    assert all(name in message for name in ("hdf5", "lmdb", "memory", "mongodb"))
+    assert all(name in message for name in ("hdf5", "lmdb", "memory", "mongodb", "mongodb+srv"))
     with pytest.raises(ConfigError, match=r"^unknown backend 'zzz'; the backends are lmdb, hdf5, "):
         storeds.open_writer("zzz://x", {"a": "int"})
 
@@ -110,8 +101,6 @@ def test_a_name_is_taken_unless_clobbered(clean: None) -> None:
         ("storeds.backends.no_such:Thing", "No module named"),
         ("storeds.errors:NoSuchName", "module 'storeds.errors' has no 'NoSuchName'"),
         ("storeds.errors", "must read package.module:name"),
-        (":Thing", "must read package.module:name"),
-        ("", "must read package.module:name"),
     ],
 )
 def test_what_cannot_be_imported_says_what_to_install(clean: None, target: str, says: str) -> None:
@@ -162,8 +151,6 @@ POINTS = """
     raises = third_party.raises:Backend
     missing = third_party.needs_more:Backend
     nameless = third_party.good:NoSuchName
-    malformed = third_party.good
-    spaced = third party.good:GoodBackend
     lmdb = third_party.good:GoodBackend
 
     [storeds.layouts]
@@ -217,7 +204,7 @@ def test_the_good_plug_in_works_and_the_broken_ones_only_warn(site: Path) -> Non
             storeds.open_writer("memory://other", {"a": "int"}).abort()
         said = [str(each.message) for each in caught if each.category is RuntimeWarning]
         errors = {}
-        for scheme in ("raises", "missing", "nameless", "malformed", "spaced"):
+        for scheme in ("raises", "missing", "nameless"):
             try:
                 storeds.open_backend(f"{scheme}://x")
             except storeds.errors.StoredsError as error:
@@ -234,11 +221,7 @@ def test_the_good_plug_in_works_and_the_broken_ones_only_warn(site: Path) -> Non
     )
     assert found["records"] == [{"a": 42}, {"a": 41}]
     assert found["count"] == 2
-    assert sorted(found["said"]) == [
-        "backend 'lmdb' of third-party is ignored: built in has that name",
-        "backend 'malformed' of third-party is ignored: 'third_party.good' must read package.module:name",
-        "backend 'spaced' of third-party is ignored: 'third party.good:GoodBackend' must read package.module:name",
-    ]
+    assert found["said"] == ["backend 'lmdb' of third-party is ignored: built in has that name"]
     assert found["errors"] == {
         "raises": ["ConfigError", "backend 'raises' (third-party) cannot be loaded: RuntimeError: cannot start"],
         "missing": [
@@ -246,11 +229,8 @@ def test_the_good_plug_in_works_and_the_broken_ones_only_warn(site: Path) -> Non
             "backend 'missing' (third-party) cannot be imported: No module named 'no_such_engine'; install third-party",
         ],
         "nameless": ["ConfigError", found["errors"]["nameless"][1]],
-        "malformed": ["ConfigError", found["errors"]["malformed"][1]],
-        "spaced": ["ConfigError", found["errors"]["spaced"][1]],
     }
     assert "NoSuchName" in found["errors"]["nameless"][1]
-    assert "unknown backend 'malformed'" in found["errors"]["malformed"][1]
     assert found["lmdb is ours"]
     assert (found["reader"], found["decoder"]) == ("good reader", "good decoder")
     assert not found["loaded"]
@@ -291,27 +271,10 @@ def test_warnings_as_errors_lose_no_name(site: Path) -> None:
     assert {"good", "lmdb", "raises"} <= set(found[1])
 
 
-def test_what_tests_register_is_forgotten(clean: None) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert "mine" not in [*BACKENDS.names(), *READERS.names()]
-    assert registry.BACKENDS is BACKENDS
-
-
-@pytest.mark.parametrize(
-    ("register", "name"),
-    [
-        (storeds.register_backend, "b k"),
-        (storeds.register_backend, "Upper"),
-        (storeds.register_reader, "a b"),
-        (storeds.register_decoder, ""),
-    ],
-)
-def test_a_name_that_nothing_could_ask_for_is_refused(clean: None, register: Any, name: str) -> None:
-    with pytest.raises(ConfigError, match=f"{name!r} is not a valid name for a"):
-        register(name, MemoryBackend)
-    with pytest.raises(ConfigError, match="'hdf5/a b' is not a valid name for a layout"):
-        storeds.register_layout("hdf5", "a b", MemoryBackend)
+@pytest.mark.parametrize("scheme", ["b k", "Upper", ""])
+def test_a_scheme_that_no_url_has_is_refused(clean: None, scheme: str) -> None:
+    with pytest.raises(ConfigError, match=f"{scheme!r} is not a valid scheme"):
+        storeds.register_backend(scheme, MemoryBackend)
 
 
 def test_what_cannot_be_called_is_refused(clean: None) -> None:

@@ -17,6 +17,7 @@ StoredsError
 from __future__ import annotations
 
 import difflib
+import functools
 import re
 from collections.abc import Iterable
 from typing import Self
@@ -37,70 +38,21 @@ __all__ = [
 ]
 
 
-# Precedes user and password, in misspelt URLs too: mongo db://, mongodb//, mongodb:/, "://".
-_SLASHES = re.compile(r":/+|//+")
-# mongodb/user:password@host. Any first folder that begins so counts as a misspelt scheme.
-_SERVER_FIRST = re.compile(r"\s*m\w{0,3}o\w{0,3}d?b\w{0,2}(\W?s\w{0,3})?/", re.IGNORECASE)
-_FILE_URL = re.compile(r"\s*(lmdb|hdf5):/", re.IGNORECASE)
-# A path with a : in its first part and a later @. A drive, as in C:/ and C:\, is not a user.
-# After a blank only if a host and a path follow: "key: value @x" is prose.
+# A text that begins with user and password. A drive, as in C:/ and C:\, is not a user. After a blank only if a host and a
+# path follow: "key: value @x" is prose.
 _USER_FIRST = re.compile(r"\s*[^\s/:?]*:(?:(?![/\\\s])|(?=\s.*@[^\s@/]+/))", re.DOTALL)
-
-_WORD = re.compile(r"\S+")
-# Precedes a password. None of the three alternatives scans past the next colon, so a search takes linear time.
-# A user name may contain @ and, in the URL of a server, also /. Messages put quotes and brackets around a URL; / is not
-# among these delimiters, because file names may contain : and @.
-_BEFORE_PASSWORD = re.compile(
-    r"""mongodb(?:\+srv)?:/[^:]*:"""
-    r"""|(?:://+|(?<=[\w+.-][\w+.-]):/)[^:/]*:"""
-    r"""|(?<![^'"`()\[\]{}<>=,;&?|])[^'"`()\[\]{}<>=,;&?|:/]*:(?=[^/\\])""",
-    re.IGNORECASE,
+# Precedes user and password, in misspelt URLs too: mongo db://, mongodb//, mongodb:/, mongodb/. A first folder that begins
+# like mongodb counts as a misspelt scheme.
+_BEFORE_USER = re.compile(r":/+|//+|\A[^\w/]*m\w{0,3}o\w{0,3}d?b\w{0,2}(?:\W?s\w{0,3})?/", re.IGNORECASE)
+# The name of an option and what its value may consist of: in a URL, which may have blanks, and in any text. A value that
+# is hidden already is none. Possessive, so that a search takes linear time.
+_OPTION_OF_URL = re.compile(r"[?&;]([\w.-]++)[=:]++\s*+(?!\*{3})(?=[^&;])"), re.compile("[^&;]+")
+_OPTION = re.compile(r"[?&;\s]([\w.-]++)=(?!\*{3})(?=[^&;\s])"), re.compile(r"[^&;\s]+")
+_HIDDEN = re.compile("pass|pwd|secret|token|credential|apikey")
+_NAMES = (
+    *("password", "passwd", "pwd", "pw", "passphrase", "secret", "token", "credential"),
+    *("apikey", "accesskey", "secretkey", "authmechanismproperties"),
 )
-# The lookahead ensures that a value follows any name that is tried: no second attempt, so linear time again.
-_HIDDEN_NAME = (
-    r"(?=[\w.-]+=[^&;\s])(?:[\w.-]*(?:pass|pwd|secret|token|credential|apikey)[\w.-]*|authMechanismProperties)="
-)
-_NOT_HIDDEN = r"(?!\*{3}(?:[^\w*\s]|$))"  # a value that is hidden already keeps the punctuation after it
-_SECRET_OPTION = re.compile(rf"([?&;\s]{_HIDDEN_NAME}){_NOT_HIDDEN}[^&;\s]+", re.IGNORECASE)
-_SECRET_OPTION_OF_URL = re.compile(rf"([?&;]{_HIDDEN_NAME}){_NOT_HIDDEN}[^&;]+", re.IGNORECASE)
-
-
-# An option of a URL whose name may be misspelt, so that `_HIDDEN_NAME` does not find it.
-_OPTION = re.compile(rf"[?&;]([\w.-]+)[=:]++\s*+{_NOT_HIDDEN}(?=[^&;])")
-_SECRET_WORDS = ("password", "passwd", "passphrase", "secret", "token", "credential", "credentials")
-_SECRET_NAMES = ("apikey", "accesskey", "secretkey", "authmechanismproperties")
-_NEXT_OPTION = re.compile("[&;]")
-_PWD = re.compile("p[swd]{1,4}")
-_MOST_OPTIONS = 64  # whose names are compared; of a URL with more, all values are hidden
-
-
-def _without_secret_options(url: str) -> str:
-    """Hide the values of options whose names resemble that of a secret."""
-    options = [*_OPTION.finditer(url)]
-    shown, end = [], 0
-    for option in options:
-        # A value ends at the next & or ;, so a name before that is part of it.
-        if option.start() >= end and (len(options) > _MOST_OPTIONS or _is_like_secret(option[1])):
-            shown += [url[end : option.end()], "***"]
-            stop = _NEXT_OPTION.search(url, option.end())
-            end = stop.start() if stop else len(url)
-    return "".join([*shown, url[end:]])
-
-
-def _is_like_secret(name: str) -> bool:
-    """Return whether the name of an option, or a word in it, is that of a secret, perhaps misspelt."""
-    words = [word.lower() for word in re.findall(r"[A-Z]?[a-z]+", name[:80])]
-    whole = re.sub(r"[\W_]", "", name[:80].lower())
-    near = [difflib.get_close_matches(word, _SECRET_WORDS, 1, 0.8) for word in (*words, whole)]
-    return any(near) or bool(difflib.get_close_matches(whole, _SECRET_NAMES, 1, 0.8) or _PWD.fullmatch(whole))
-
-
-def is_like_url(text: str) -> bool:
-    """Return whether a text that should be a name has characters of a URL with secrets, so messages must not show it."""
-    return "//" in text or not _URL_SIGNS.isdisjoint(text)
-
-
-_URL_SIGNS = frozenset("@=?&;")
 
 
 def redact(url: str) -> str:
@@ -109,12 +61,18 @@ def redact(url: str) -> str:
     Works for secrets with blanks, and for URLs with a missing slash or a missing or misspelt scheme. If the text may hold
     several URLs, everything from the start of the first password to the end of the last one is hidden.
     """
-    plain = _SECRET_OPTION_OF_URL.sub(r"\1***", _without_any_password(url))
-    hidden = redact_message(_without_secret_options(plain))
-    return _without_any_password(hidden)  # the text before the password may have changed, so another one may be first
+    hidden = redact_message(_without_options(_without_password(url), *_OPTION_OF_URL))
+    return hidden if hidden == url else redact(hidden)  # what is hidden may have concealed where another secret begins
 
 
-def _without_any_password(url: str) -> str:
+def redact_message(text: str) -> str:
+    """Return `text` with the secrets of any URL in it replaced by ``***``; a secret ends at a blank."""
+    words = re.sub(r"\S+", lambda word: _without_password(word[0]), text) if "@" in text else text
+    hidden = _without_options(words, *_OPTION)
+    return hidden if hidden == text else redact_message(hidden)
+
+
+def _without_password(url: str) -> str:
     start = password_start(url)
     return url if start is None else f"{url[:start]}***{url[url.rindex('@') :]}"
 
@@ -122,29 +80,41 @@ def _without_any_password(url: str) -> str:
 def password_start(url: str) -> int | None:
     """Return the index where the password of a URL begins, or None without one; it ends at the last @."""
     at = url.rfind("@")
+    if at < 0:
+        return None
     user = _USER_FIRST.match(url)
-    slashes = None if user else _SLASHES.search(url, 0, max(at, 0)) or _SERVER_FIRST.match(url, 0, max(at, 0))
-    colon = url.find(":", slashes.end(), at) if slashes else user.end() - 1 if user else -1
-    if slashes and _FILE_URL.match(url) and "/" in url[slashes.end() : colon]:
-        return None  # file names may contain both
-    return colon + 1 if 0 <= colon < at - 1 else None
+    if user:
+        return user.end() if user.end() < at else None
+    slashes = _BEFORE_USER.search(url, 0, at)
+    colon = url.find(":", slashes.end(), at) if slashes else -1
+    if not slashes or not 0 <= colon < at - 1:
+        return None
+    is_file = url[: slashes.start()].lower().endswith(("lmdb", "hdf5"))  # file names may contain both
+    return None if is_file and "/" in url[slashes.end() : colon] else colon + 1
 
 
-def redact_message(text: str) -> str:
-    """Return `text` with the secrets of any URL in it replaced by ``***``.
+def _without_options(text: str, option: re.Pattern[str], value: re.Pattern[str]) -> str:
+    """Hide the values of the options whose names resemble that of a secret."""
+    shown, end = [], 0
+    for found in option.finditer(text):
+        if found.start() >= end and _is_secret(found[1]):  # before `end`, it is part of a hidden value
+            shown += [text[end : found.end()], "***"]
+            end = value.search(text, found.end()).end()  # type: ignore[union-attr]  # the option has a value
+    return "".join([*shown, text[end:]])
 
-    Works for a missing slash, ``mongodb:/user:password@host``, and for a missing scheme, ``user:password@host``.
-    """
-    return _SECRET_OPTION.sub(
-        r"\1***", _WORD.sub(lambda word: _without_password(word[0]), text) if "@" in text else text
-    )
+
+@functools.lru_cache(1000)
+def _is_secret(name: str) -> bool:
+    """Return whether the name of an option, or a word in it, is that of a secret, perhaps misspelt."""
+    name = name[:80]
+    whole = re.sub(r"[\W_]", "", name).lower()
+    words = [whole, *(word.lower() for word in re.findall(r"[A-Z]?[a-z]+", name))]
+    return bool(_HIDDEN.search(whole)) or any(difflib.get_close_matches(word, _NAMES, 1, 0.84) for word in words)
 
 
-def _without_password(word: str) -> str:
-    # Up to the *last* @: a password that is not percent-encoded may contain @, / and ?.
-    at = word.rfind("@")
-    before = _BEFORE_PASSWORD.search(word, 0, at) if at >= 0 else None
-    return f"{word[: before.end()]}***{word[at:]}" if before else word
+def is_like_url(text: str) -> bool:
+    """Return whether a text that should be a name has characters of a URL with secrets, so messages must not show it."""
+    return "//" in text or not set("@=?&;").isdisjoint(text)
 
 
 class StoredsError(Exception):
@@ -236,8 +206,7 @@ class TransformError(RecordError):
     kind = "transform"
 
 
-_SHOWN = 20
-_COMPARED = 1000
+_SHOWN, _COMPARED = 20, 1000  # names
 
 
 def suggest(name: object, known: Iterable[str], what: str) -> str:

@@ -10,7 +10,7 @@ import importlib
 import re
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
@@ -31,9 +31,7 @@ __all__ = [
 ]
 
 
-_NAME = re.compile(r"[\w+.-]+(/[\w+.-]+)?")
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*")  # URLs are read in lower case
-_IMPORT_STRING = re.compile(r"[\w.]+\s*:\s*[\w.]+\s*(\[.*\])?")
 
 
 @dataclass(frozen=True)
@@ -56,13 +54,10 @@ class Registry:
         The kind, for messages: ``backend``.
     group : str
         The entry-point group.
-    form : re.Pattern
-        The pattern of valid names.
     """
 
     what: str
     group: str
-    form: re.Pattern[str] = _NAME
     _known: dict[str, _Known] = field(default_factory=dict)
     _scanned: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -70,9 +65,7 @@ class Registry:
     def add(
         self, name: str, target: Any, *, needs: str = "", clobber: bool = False, origin: str = "registered"
     ) -> None:
-        """Register `target`, a callable or an import string; raises ConfigError for a taken or invalid name."""
-        if not isinstance(name, str) or not self.form.fullmatch(name):
-            raise ConfigError(f"{name!r} is not a valid name for a {self.what}: it must match {self.form.pattern}")
+        """Register `target`, a callable or an import string; raises ConfigError if the name is taken."""
         if not callable(target) and not isinstance(target, str):
             raise ConfigError(f"{self.what} {name!r} is a class, a function or package.module:name, not {target!r}")
         if not clobber and name in self._all():
@@ -144,8 +137,6 @@ class Registry:
             if point.name in self._known:
                 has_it = self._known[point.name].origin
                 yield f"{self.what} {point.name!r} of {origin} is ignored: {has_it} has that name"
-            elif not _IMPORT_STRING.fullmatch(point.value):
-                yield f"{self.what} {point.name!r} of {origin} is ignored: {point.value!r} must read package.module:name"
             else:
                 self._known[point.name] = _Known(point, origin, origin)
 
@@ -173,26 +164,26 @@ def export_lazily(package: str, modules: Mapping[str, tuple[str, ...]]) -> Calla
     return find
 
 
-BACKENDS = Registry("backend", "storeds.backends", _SCHEME)
+def _built_in(package: str, rows: Iterable[tuple[str, str, str]]) -> dict[str, _Known]:
+    """Return the entries for rows of name, import string within `package`, and required package."""
+    return {name: _Known(f"storeds.{package}.{target}", needs, "built in") for name, target, needs in rows}
+
+
 FOREIGN: dict[str, str] = {
     "hdf5": "storeds.layouts.hdf5:ForeignHdf5",
     "mongodb": "storeds.layouts.mongodb:open_foreign",
     "mongodb+srv": "storeds.layouts.mongodb:open_foreign",
 }
 """Scheme → the import string of what opens an engine's stores of other tools, as what they certainly are."""
-LAYOUTS = Registry("layout", "storeds.layouts")
-READERS = Registry("reader", "storeds.readers")
-DECODERS = Registry("decoder", "storeds.decoders")
 
-for _name, _target, _needs in (
-    ("lmdb", "storeds.backends.lmdb.backend:LmdbBackend", "lmdb"),
-    ("hdf5", "storeds.backends.hdf5.backend:Hdf5Backend", "h5py"),
-    ("mongodb", "storeds.backends.mongodb.backend:MongodbBackend", "pymongo"),
-    ("mongodb+srv", "storeds.backends.mongodb.backend:MongodbBackend", "pymongo"),
-    ("memory", "storeds.backends.memory:MemoryBackend", ""),
-):
-    BACKENDS._known[_name] = _Known(_target, _needs, "built in")
-for _name, _target, _needs in (
+_BACKENDS = (
+    ("lmdb", "lmdb.backend:LmdbBackend", "lmdb"),
+    ("hdf5", "hdf5.backend:Hdf5Backend", "h5py"),
+    ("mongodb", "mongodb.backend:MongodbBackend", "pymongo"),
+    ("mongodb+srv", "mongodb.backend:MongodbBackend", "pymongo"),
+    ("memory", "memory:MemoryBackend", ""),
+)
+_LAYOUTS = (
     ("lmdb/caffe", "lmdb:CaffeLmdb", "lmdb"),
     ("lmdb/frames", "lmdb:FramesLmdb", "lmdb"),
     ("lmdb/json", "lmdb:JsonLmdb", "lmdb"),
@@ -217,18 +208,24 @@ for _name, _target, _needs in (
     ("mongodb+srv/named", "mongodb:NamedLayout", "pymongo"),
     ("mongodb+srv/query", "mongodb:QueryLayout", "pymongo"),
     ("mongodb+srv/gridfs", "mongodb:GridfsLayout", "pymongo"),
-):
-    LAYOUTS._known[_name] = _Known(f"storeds.layouts.{_target}", _needs, "built in")
-for _name, _target in (
-    ("image", "storeds.readers.image:ImageReader"),
-    ("array", "storeds.readers.base:ArrayReader"),
-    ("sample", "storeds.readers.sample:SampleReader"),
-    ("video", "storeds.readers.video:VideoReader"),
-):
-    READERS._known[_name] = _Known(_target, "", "built in")
-for _name in ("bytes", "pil", "tensor", "fast"):
-    DECODERS._known[_name] = _Known(f"storeds.readers.decoders:decode_{_name}", "", "built in")
-DECODERS._known["simplejpeg"] = _Known("storeds.readers.decoders:decode_tensor", "", "built in")
+)
+_READERS = (
+    ("image", "image:ImageReader", ""),
+    ("array", "base:ArrayReader", ""),
+    ("sample", "sample:SampleReader", ""),
+    ("video", "video:VideoReader", ""),
+)
+_DECODERS = (
+    ("bytes", "decoders:decode_bytes", ""),
+    ("pil", "decoders:decode_pil", ""),
+    ("tensor", "decoders:decode_tensor", ""),
+    ("fast", "decoders:decode_fast", ""),
+    ("simplejpeg", "decoders:decode_tensor", ""),
+)
+BACKENDS = Registry("backend", "storeds.backends", _built_in("backends", _BACKENDS))
+LAYOUTS = Registry("layout", "storeds.layouts", _built_in("layouts", _LAYOUTS))
+READERS = Registry("reader", "storeds.readers", _built_in("readers", _READERS))
+DECODERS = Registry("decoder", "storeds.decoders", _built_in("readers", _DECODERS))
 
 
 def register_backend(scheme: str, target: Any, *, needs: str = "", clobber: bool = False) -> None:
@@ -247,6 +244,8 @@ def register_backend(scheme: str, target: Any, *, needs: str = "", clobber: bool
     clobber : bool
         Replace an existing scheme.
     """
+    if not _SCHEME.fullmatch(scheme):
+        raise ConfigError(f"{scheme!r} is not a valid scheme: it must match {_SCHEME.pattern}")
     BACKENDS.add(scheme, target, needs=needs, clobber=clobber)
 
 

@@ -11,8 +11,8 @@ import mongomock
 import pytest
 from mongomock.store import ServerStore
 
-from storeds.backends import Staging
 from storeds.backends.mongodb import MongodbSink
+from storeds.backends.staging import Staging
 from storeds.errors import StoredsError, UnavailableError
 from storeds.testing import FIELDS, BackendTests, MakeUrl, assert_same, kept, make_records, reference_id
 

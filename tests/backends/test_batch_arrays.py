@@ -17,7 +17,7 @@ import storeds
 from storeds import StoreDataset, StoreLoader, collate, errors
 from storeds.protocols import SupportsBatchArrays
 from storeds.readers import ArrayReader
-from storeds.records import read_arrays
+from storeds.records.columns import read_arrays
 from storeds.testing import assert_same
 
 N = 40
@@ -82,84 +82,44 @@ def assert_equal(one: Any, other: Any) -> None:
         assert one == other
 
 
+def loaded(loader: type[DataLoader[Any]], **how: Any) -> Callable[[StoreDataset], Any]:
+    return lambda dataset: list(loader(dataset, batch_size=7, **how))
+
+
+WAYS: dict[str, Callable[[StoreDataset], Any]] = {
+    "batch": lambda dataset: list(dataset.__getitems__(ASKED)),
+    "iterables": lambda dataset: [
+        list(dataset.__getitems__(each))
+        for each in ([np.int64(3), -1], torch.tensor([2, 3]), iter([4, 5]), [np.uint8(1), 2])
+    ],
+    "lists": lambda dataset: [
+        dataset[each] for each in ([3, 1], (3, -1), range(4), np.array([1, 1]), slice(5, 2, -1), [], slice(0, 0))
+    ],
+    "store loader": loaded(StoreLoader, collate_fn=collate),
+    "store loader, padding": loaded(StoreLoader, collate_fn=functools.partial(collate, pad=[0])),
+    "store loader, torch's collate": loaded(StoreLoader, collate_fn=default_collate),
+}
+
+
 class TestDatasets:
     """Samples and batches that are read as columns equal those that are made record by record."""
 
-    @pytest.mark.parametrize("engine", ["hdf5", "lmdb", "memory"])
+    @pytest.mark.parametrize("way", WAYS)
     @pytest.mark.parametrize("as_dict", [False, True])
     @pytest.mark.parametrize("fields", [None, ["label", "index", "x"], ["index", "good"]], ids=str)
-    def test_samples_and_batches_are_the_same(
-        self, make_engine_url: Callable[[str], str], engine: str, as_dict: bool, fields: list[str] | None
-    ) -> None:
-        stacked, plain = pair(write(make_engine_url(engine)), as_dict=as_dict, fields=fields)
-        batch: Any = stacked.__getitems__(ASKED)
-        samples: Any = plain.__getitems__(ASKED)
-        assert_equal(batch, samples)
-        for collate_fn in (collate, default_collate):
-            batches = [list(StoreLoader(each, batch_size=7, collate_fn=collate_fn)) for each in (stacked, plain)]
-            assert_equal(*batches)
+    def test_of_one_store(self, tmp_path: Path, way: str, as_dict: bool, fields: list[str] | None) -> None:
+        if "padding" in way:
+            fields, as_dict = ["x", "label"], False
+        for engine in ("hdf5", "lmdb"):
+            stacked, plain = pair(write(f"{engine}://{tmp_path}/{engine}"), as_dict=as_dict, fields=fields)
+            assert_equal(WAYS[way](stacked), WAYS[way](plain))
 
-    @pytest.mark.parametrize("as_dict", [False, True])
-    def test_a_store_loader_builds_no_samples(
-        self, numbers: str, as_dict: bool, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        def refuse(*_: Any) -> None:
-            raise AssertionError("a sample was built")
-
-        expected = list(StoreLoader(pair(numbers, as_dict=as_dict)[1], batch_size=7))
-        monkeypatch.setattr(ArrayReader, "build", refuse)
-        assert_equal(list(StoreLoader(pair(numbers, as_dict=as_dict)[0], batch_size=7)), expected)
-
-    @pytest.mark.parametrize("workers", [0, 2])
-    def test_padded_batches_are_the_same(self, numbers: str, workers: int) -> None:
-        padded = functools.partial(collate, pad=[0])
-        batches = [
-            list(StoreLoader(each, batch_size=7, collate_fn=padded, num_workers=workers))
-            for each in pair(numbers, fields=["x", "label"])
-        ]
-        assert_equal(*batches)
-
-    def test_lists_of_samples_are_lists(self, numbers: str) -> None:
-        stacked, plain = pair(numbers)
-        for asked in ([3, 1], (3, -1), range(4), np.array([1, 1]), slice(5, 2, -1), [], slice(0, 0)):
-            assert_equal(stacked[asked], plain[asked])
-            assert type(stacked[asked]) is list
-
-    @pytest.mark.parametrize("asked", [[40], [-41], [0, 2**70]], ids=str)
-    def test_indices_outside_are_named(self, numbers: str, asked: list[int]) -> None:
-        for dataset in pair(numbers):
-            with pytest.raises(IndexError, match=str(asked[-1])):
-                dataset.__getitems__(asked)
-
-    @pytest.mark.parametrize("asked", [[1.0], ["1"], [None], torch.tensor([True, False]), [[0]]], ids=str)
-    def test_what_is_no_index_is_refused(self, numbers: str, asked: Any) -> None:
-        for dataset in pair(numbers):
-            with pytest.raises(TypeError):
-                dataset.__getitems__(asked)
-
-    def test_any_iterable_of_integers_gives_a_batch(self, numbers: str) -> None:
-        stacked, plain = pair(numbers)
-        for asked in ([np.int64(3), -1], torch.tensor([2, 3]), (at for at in (4, 5)), [np.uint8(1), 2]):
-            known = list(asked)
-            assert_equal(list(stacked.__getitems__(iter(known))), plain.__getitems__(known))
-
-    def test_a_sample_keeps_only_itself(self, numbers: str) -> None:
-        sample = StoreDataset(numbers, reader="array", fields=["x"]).__getitems__(ASKED)[0]
-        assert sample[0].untyped_storage().nbytes() == 3 * 2 * 4
-
-    def test_fields_that_vary_in_shape_are_read_as_samples(self, make_engine_url: Callable[[str], str]) -> None:
-        url = make_engine_url("hdf5")
-        with storeds.open_writer(url, {"x": {"kind": "array", "dtype": "f4", "shape": [None]}, "n": "int"}) as writer:
-            writer.append({"x": np.zeros(at, "f4"), "n": at} for at in range(9))
-        stacked, plain = pair(url)
-        assert_equal(stacked.__getitems__([1, 2]), plain.__getitems__([1, 2]))
-
-    def test_selections_and_many_stores_pass_arrays_on(self, tmp_path: Path) -> None:
+    def test_of_many_stores_and_selections(self, tmp_path: Path) -> None:
         urls = [write(f"hdf5://{tmp_path}/a.h5", RECORDS[:15]), write(f"lmdb://{tmp_path}/b.lmdb", RECORDS[15:])]
-        every, _ = pair(urls)
+        every, samples = pair(urls)
         assert isinstance(every.backend, SupportsBatchArrays)
         for asked in ([14, 15, 3, 39, 15], [20, 16], [2]):
-            assert_equal(list(every.__getitems__(asked)), pair(urls)[1].__getitems__(asked))
+            assert_equal(list(every.__getitems__(asked)), samples.__getitems__(asked))
         some, samples = pair(urls, where={"good": True})
         assert_equal(list(some.__getitems__([3, 9, 1])), samples.__getitems__([3, 9, 1]))
         with pytest.raises(IndexError):
@@ -168,13 +128,49 @@ class TestDatasets:
     @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")  # torch's, for its threads
     @pytest.mark.parametrize("start_method", ["fork", "spawn"])
     @pytest.mark.parametrize("collate_fn", [collate, default_collate, list])
-    def test_workers_give_the_same_batches(self, numbers: str, start_method: str, collate_fn: Any) -> None:
+    def test_in_workers(self, numbers: str, start_method: str, collate_fn: Any) -> None:
         stacked, plain = pair(numbers)
         stacked.__getitems__(ASKED)
-        loader = DataLoader(
-            stacked, batch_size=7, num_workers=2, collate_fn=collate_fn, multiprocessing_context=start_method
-        )
-        assert_equal(list(loader), list(DataLoader(plain, batch_size=7, collate_fn=collate_fn)))
+        workers = loaded(DataLoader, num_workers=2, collate_fn=collate_fn, multiprocessing_context=start_method)
+        assert_equal(workers(stacked), loaded(DataLoader, collate_fn=collate_fn)(plain))
+
+    @pytest.mark.parametrize("as_dict", [False, True])
+    def test_a_store_loader_builds_no_samples(
+        self, numbers: str, as_dict: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def refuse(*_: Any) -> None:
+            raise AssertionError("a sample was built")
+
+        stacked, plain = pair(numbers, as_dict=as_dict)
+        expected = WAYS["store loader"](plain)
+        monkeypatch.setattr(ArrayReader, "build", refuse)
+        assert_equal(WAYS["store loader"](stacked), expected)
+
+    @pytest.mark.parametrize(
+        ("asked", "error", "says"),
+        [
+            *[(asked, IndexError, str(asked[-1])) for asked in ([40], [-41], [0, 2**70])],
+            *[(asked, TypeError, None) for asked in ([1.0], ["1"], [None], torch.tensor([True, False]), [[0]])],
+        ],
+        ids=str,
+    )
+    def test_what_is_no_index_is_refused(
+        self, numbers: str, asked: Any, error: type[Exception], says: str | None
+    ) -> None:
+        for dataset in pair(numbers):
+            with pytest.raises(error, match=says):
+                dataset.__getitems__(asked)
+
+    def test_a_sample_keeps_only_itself(self, numbers: str) -> None:
+        sample = StoreDataset(numbers, reader="array", fields=["x"]).__getitems__(ASKED)[0]
+        assert sample[0].untyped_storage().nbytes() == 3 * 2 * 4
+
+    def test_fields_that_vary_in_shape_are_read_as_samples(self, tmp_path: Path) -> None:
+        url = f"hdf5://{tmp_path}/store.h5"
+        with storeds.open_writer(url, {"x": {"kind": "array", "dtype": "f4", "shape": [None]}, "n": "int"}) as writer:
+            writer.append({"x": np.zeros(at, "f4"), "n": at} for at in range(9))
+        stacked, plain = pair(url)
+        assert_equal(stacked.__getitems__([1, 2]), plain.__getitems__([1, 2]))
 
 
 class TestBadRecords:
@@ -207,26 +203,17 @@ class TestBadRecords:
 
     @pytest.mark.parametrize("on_error", ["raise", "skip", "replace"])
     def test_policies_count_the_same(self, damaged: str, on_error: str) -> None:
-        stacked, plain = pair(damaged, on_error=on_error, seed=3)
-        outcomes = [outcome(dataset) for dataset in (stacked, plain)]
-        assert_equal(*outcomes)
-        assert counted(stacked) == counted(plain)
-
-
-def outcome(dataset: StoreDataset) -> list[Any]:
-    """Return what batches of a dataset with two bad records come to."""
-    found: list[Any] = []
-    for asked in ([1, 12, 2], [3, 4], [30, 12]):
-        try:
-            found.append(list(dataset.__getitems__(asked)))
-        except errors.RecordError as error:
-            found.append(str(error))
-    return found
-
-
-def counted(dataset: StoreDataset) -> Any:
-    reported = dataset.report().to_json()
-    return {name: value for name, value in reported.items() if name not in ("first", "last", "events")}
+        found, counted = [], []
+        for dataset in pair(damaged, on_error=on_error, seed=3):
+            for asked in ([1, 12, 2], [3, 4], [30, 12]):
+                try:
+                    found.append(list(dataset.__getitems__(asked)))
+                except errors.RecordError as error:
+                    found.append([str(error)])
+            report = dataset.report().to_json()
+            counted.append({name: report[name] for name in report if name not in ("first", "last", "events")})
+        assert_equal(found[:3], found[3:])
+        assert counted[0] == counted[1]
 
 
 class TestForeign:
@@ -249,9 +236,6 @@ class TestForeign:
             file.seek(offset + 7 * 2)
             file.write(b"\x02\x01")
         return path
-
-    def columns(self) -> dict[str, str]:
-        return {name: f"/{name}" for name in ("data", "label", "half", "large", "empty", "mask", "packed")}
 
     @pytest.mark.parametrize("asked", [ASKED, [3], [], list(range(N - 1, -1, -1)) * 5], ids=len)
     def test_arrays_equal_the_records(self, path: Path, asked: list[int]) -> None:

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from typing import Any
 import pytest
 
 import storeds
-from _disks import small_disk
+from _writing import fork
 from photographs import jpeg
 from shares import FULL, SEED
 from storeds import Meta, errors
@@ -46,21 +45,6 @@ def packed(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
     url = f"lmdb://{tmp_path_factory.mktemp('packed')}/whole.lmdb"
     storeds.pack(tree, url)
     return url
-
-
-def fork(work: Callable[[], object]) -> int:
-    """Run `work` in a forked child and return its pid; its exit code is 0, or 9 after an exception of ours."""
-    pid = os.fork()
-    if pid == 0:
-        try:
-            work()
-            os._exit(0)
-        except errors.StoredsError:
-            traceback.print_exc()
-            os._exit(9)
-        finally:
-            os._exit(10)
-    return pid
 
 
 def wait(pid: int, seconds: float, signal_number: int) -> int:
@@ -112,17 +96,13 @@ def test_killed_at_random_moments_the_target_is_as_before_or_whole(
 ) -> None:
     url, old = make_engine_url(engine), make_engine_url("memory")
     whole = storeds.info(packed).id
-    with storeds.open_writer(url, {"old": "int"}) as writer:
-        writer.append({"old": n} for n in range(5))
-    with storeds.open_writer(old, {"old": "int"}) as writer:
-        writer.append({"old": n} for n in range(5))
+    for each in (url, old):
+        with storeds.open_writer(each, {"old": "int"}) as writer:
+            writer.append({"old": n} for n in range(5))
     before = storeds.info(old).id
 
     def work(resume: bool) -> None:
-        if operation == "pack":
-            storeds.pack(tree, url, commit_every=7, overwrite=True, resume=resume)
-        else:
-            storeds.convert(packed, url, commit_every=7, overwrite=True, resume=resume)
+        run(operation, tree, packed, url, resume=resume)
 
     seen: set[str | None] = set()
 
@@ -143,45 +123,11 @@ def test_killed_at_random_moments_the_target_is_as_before_or_whole(
     assert seen >= {before}
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_what_was_never_published_is_absent_and_resumes_to_the_same_id(
-    make_engine_url: MakeUrl, tree: Path, packed: str, engine: str
-) -> None:
-    url = make_engine_url(engine)
-
-    def work() -> None:
-        storeds.pack(tree, url, commit_every=7, progress=lambda _: os.kill(os.getpid(), signal.SIGKILL))
-
-    assert wait(fork(work), 60, signal.SIGKILL) == -9
-    assert content(url) is None
-    assert storeds.pack(tree, url, commit_every=7, resume=True).id == storeds.info(packed).id
-    assert content(url) == storeds.info(packed).id
-
-
 def run(operation: str, tree: Path, packed: str, url: str, **options: Any) -> Meta:
     """Pack the tree, or convert the packed store, to `url`, in place of what is there."""
     if operation == "pack":
         return storeds.pack(tree, url, commit_every=7, overwrite=True, **options)
     return storeds.convert(packed, url, commit_every=7, overwrite=True, **options)
-
-
-@pytest.mark.parametrize("operation", ["pack", "convert"])
-@pytest.mark.parametrize("engine", ["lmdb", "hdf5"])
-def test_a_full_disk_is_one_error_and_with_more_room_the_work_goes_on(
-    tree: Path, packed: str, tmp_path: Path, engine: str, operation: str
-) -> None:
-    with small_disk(tmp_path / "small", "130k") as disk:
-        url = f"{engine}://{disk}/store"
-        with storeds.open_writer(url, {"old": "int"}) as writer:
-            writer.append([{"old": 1}])
-        before = content(url)
-        with pytest.raises(errors.StoredsError, match="cannot be written: .*resume=True"):
-            run(operation, tree, packed, url)
-        assert content(url) == before
-        subprocess.run(["mount", "-o", "remount,size=8m", str(disk)], check=True)
-        assert run(operation, tree, packed, url, resume=True).id == storeds.info(packed).id
-        assert content(url) == storeds.info(packed).id
-        assert os.listdir(disk) == ["store"]
 
 
 @pytest.mark.parametrize("operation", ["pack", "convert"])

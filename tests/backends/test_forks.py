@@ -8,24 +8,22 @@ import gc
 import multiprocessing
 import os
 import random
-import select
 import shutil
 import signal
 import subprocess
 import sys
 import threading
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pymongo.uri_parser import parse_uri
-from torch.utils.data import ConcatDataset
 
 from _gate import Gate
 from _processes import Row, loader, open_rows, read_until_told
-from _stores import CHUNKED, COUNT, DEADLINE, ENGINES, START_METHODS, TRUTH, handle_of, read_all, record, written
+from _stores import CHUNKED, COUNT, ENGINES, START_METHODS, TRUTH, handle_of, read_all, record, written
+from _writing import DEADLINE, in_fork, wait_for
 from shares import FULL, SEED
 from storeds import StoreDataset, errors
 from storeds.plugins import file_path
@@ -85,27 +83,17 @@ class TestForks:
         dataset[0]
         inherited = handle_of(dataset)
 
-        def check() -> None:
+        def check(theirs: Any, generations: int) -> None:
             assert read_all(dataset) == TRUTH
-            assert handle_of(dataset) is not None
-            assert handle_of(dataset) is not inherited  # two clients of one server are equal
+            own = handle_of(dataset)
+            assert own is not None
+            assert own is not theirs  # two clients of one server are equal
+            if generations:
+                in_fork(lambda: check(own, generations - 1))
             check_in_child(dataset, stores[engine])
 
-        in_fork(check)
+        in_fork(lambda: check(inherited, 1))
         assert handle_of(dataset) is inherited
-        assert read_all(dataset) == TRUTH
-
-    @pytest.mark.parametrize("engine", [*ENGINES, CHUNKED])
-    def test_by_a_forked_child(self, stores: dict[str, str], engine: str) -> None:
-        dataset = open_rows(stores[engine])
-        dataset[0]
-
-        def check() -> None:
-            assert read_all(dataset) == TRUTH
-            in_fork(lambda: check_in_child(dataset, stores[engine]))
-            check_in_child(dataset, stores[engine])
-
-        in_fork(check)
         assert read_all(dataset) == TRUTH
 
     @pytest.mark.parametrize("engine", [*ENGINES, CHUNKED])
@@ -273,34 +261,6 @@ sys.exit(os.waitstatus_to_exitcode(status))
 """
 
 
-def in_fork(check: Callable[[], None]) -> None:
-    """Run `check` in a forked child; a child that fails or hangs fails the test."""
-    pid = os.fork()
-    if pid == 0:
-        status = 1
-        try:
-            check()
-            status = 0
-        except BaseException:
-            os.write(2, traceback.format_exc().encode())
-        finally:
-            os._exit(status)
-    assert wait_for(pid) == 0
-
-
-def wait_for(pid: int) -> int:
-    """Return the exit code of a child; one that hangs fails the test."""
-    ended = os.pidfd_open(pid)
-    try:
-        if not select.select([ended], [], [], DEADLINE)[0]:
-            os.kill(pid, signal.SIGKILL)
-            pytest.fail(f"the forked child hung for {DEADLINE} s")
-    finally:
-        os.close(ended)
-        _, status = os.waitpid(pid, 0)
-    return os.waitstatus_to_exitcode(status)
-
-
 @pytest.fixture
 def brisk_threads() -> Iterator[None]:
     """Let threads take turns often: more interleavings, and the main thread gets its turn among busy ones."""
@@ -369,51 +329,33 @@ class TestOneFileTwice:
         second.close()
         assert read_all(again) == TRUTH
 
-    def test_one_is_opened_and_closed_while_threads_read_the_other(
-        self, pair: tuple[StoreDataset, StoreDataset], brisk_threads: None
-    ) -> None:
-        first, second = pair
-
-        def read() -> None:
-            assert read_all(second) == TRUTH
-
-        with running([read] * 4):
-            for _ in range(20):
-                first = open_rows(first.url)
-                assert first[3] == (record(3)["image"], TRUTH[3][2], 3)
-                first.close()
-
-    def test_closing_waits_for_the_reads_of_other_threads(
+    def test_one_is_opened_and_closed_while_threads_read_both(
         self, pair: tuple[StoreDataset, StoreDataset], brisk_threads: None
     ) -> None:
         url, second = pair[0].url, pair[1]
+
+        def read_second() -> None:
+            assert read_all(second) == TRUTH
+
         for _ in range(10):
             first = open_rows(url)
 
-            def read(first: StoreDataset = first) -> None:
+            def read_first(first: StoreDataset = first) -> None:
                 with contextlib.suppress(errors.ClosedError):
                     assert read_all(first) == TRUTH
 
-            with running([read] * 4) as rounds:
+            with running([*[read_first] * 2, *[read_second] * 2]) as rounds:
                 while not all(rounds):
                     assert first[0][1:] == (0, 0)
-                first.close()
+                first.close()  # waits for the reads of other threads
             with pytest.raises(errors.ClosedError):
                 first[0]
-        assert read_all(second) == TRUTH
 
     def test_a_child_reads_through_the_other_name(self, pair: tuple[StoreDataset, StoreDataset]) -> None:
         first, second = pair
         first[0]
         in_fork(lambda: check_in_child(second, first.url))
         assert read_all(first) == read_all(second) == TRUTH
-
-    def test_both_serve_workers(self, pair: tuple[StoreDataset, StoreDataset]) -> None:
-        both = ConcatDataset[Any](pair)
-        pair[0][0]
-        for start_method in ("fork", "forkserver"):
-            found = [each for _, batch in loader(both, start_method, batch_size=16) for each in batch]
-            assert sorted(found) == sorted(TRUTH * 2)
 
 
 def alias(url: str, how: str, folder: Path) -> str:
@@ -433,15 +375,6 @@ def alias(url: str, how: str, folder: Path) -> str:
 
 class TestDescriptors:
     """A dataset that is gone holds nothing: no file, no socket, no thread."""
-
-    @pytest.mark.share(2)
-    @pytest.mark.parametrize("engine", [*ENGINES, CHUNKED])
-    def test_none_is_left_after_reading(self, stores: dict[str, str], engine: str) -> None:
-        with leaving_nothing_open() as before:
-            dataset = open_rows(stores[engine])
-            assert read_all(dataset) == TRUTH
-            assert descriptors() - before
-            del dataset
 
     @pytest.mark.share(2)
     @pytest.mark.parametrize("start_method", START_METHODS)
@@ -475,11 +408,11 @@ class TestDescriptors:
 
 
 @contextlib.contextmanager
-def leaving_nothing_open() -> Iterator[set[tuple[str, str]]]:
-    """Fail if the body leaves a descriptor open; gives those that were open before."""
+def leaving_nothing_open() -> Iterator[None]:
+    """Fail if the body leaves a descriptor open."""
     gc.collect()
     threads, before = set(threading.enumerate()), descriptors()
-    yield before
+    yield
     gc.collect()
     for thread in set(threading.enumerate()) - threads:  # PyMongo's close their sockets as they end
         thread.join(DEADLINE)

@@ -36,25 +36,6 @@ def test_a_note_is_kept_with_what_was_durable_when_it_was_written(make_engine_ur
         assert backend.get_many(range(5)) == [{"x": n} for n in range(5)]
 
 
-@pytest.mark.parametrize("engine", ["lmdb", "hdf5", "mongodb"])
-def test_a_writer_that_was_to_replace_a_store_goes_on(make_engine_url: MakeUrl, engine: str) -> None:
-    url = make_engine_url(engine)
-    with storeds.open_writer(url, FIELDS) as writer:
-        writer.append([{"x": 1}])
-    interrupted = storeds.open_writer(url, FIELDS, overwrite=True)
-    interrupted.append([{"x": 2}])
-    interrupted.flush()
-    interrupted.suspend()
-    with pytest.raises(
-        errors.StoreExistsError, match=r"overwrite=True \(--overwrite\).*resume=True \(--resume\) as well"
-    ):
-        storeds.open_writer(url, FIELDS, resume=True)
-    with storeds.open_writer(url, FIELDS, resume=True, overwrite=True) as writer:
-        writer.append([{"x": 3}])
-    with storeds.open_backend(url) as backend:
-        assert backend.get_many(range(2)) == [{"x": 2}, {"x": 3}]
-
-
 @pytest.mark.parametrize("engine", ENGINES)
 def test_another_plan_cannot_be_resumed_and_says_what_differs(make_engine_url: MakeUrl, engine: str) -> None:
     url = make_engine_url(engine)

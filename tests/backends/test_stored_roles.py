@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import io
 import logging
-import pickle
-import signal
-import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,11 +16,7 @@ from PIL import Image
 import storeds
 from plain_formats import READ, WRITE, declared, stored_row
 from storeds import errors, ops
-from storeds.backends import ConcatenatedBackend
-from storeds.backends.role_checks import labels_of, unnamed_class
-from storeds.backends.selection import Selection
-from storeds.protocols import Field
-from storeds.records import read_column
+from storeds.backends.role_checks import unnamed_class
 from storeds.records.roles import ROLE_KEYS
 from storeds.testing import FIELDS as KINDS
 
@@ -114,59 +106,27 @@ def test_plain_libraries_find_roles_in_meta(make_engine_url: MakeUrl, engine: st
     assert body["fields"] == [*STORED, *VERDICTS]
 
 
-def test_every_engine_keeps_roles_and_the_id(make_engine_url: MakeUrl) -> None:
-    metas = []
-    for engine in ENGINES:
-        url = make_engine_url(engine)
-        written = write(url)
-        with storeds.open_backend(url) as backend:
-            assert pickle.loads(pickle.dumps(backend)).meta == backend.meta == written
-            metas.append(backend.meta)
-    assert len({meta.id for meta in metas}) == 1
-    assert all(dict(meta.fields) == dict(metas[0].fields) for meta in metas)
-    boxes = metas[0].fields["boxes"]
-    assert (boxes.role, boxes.format, boxes.relative, boxes.of) == ("boxes", "xyxy", False, None)
-    assert metas[0].fields["areas"].of == "boxes"
-
-
-@pytest.mark.parametrize("change", [{"role": None}, {"format": "xywh"}, {"relative": True}])
-def test_a_role_is_part_of_the_id(change: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("change", "same"),
+    [
+        ({"role": None, "format": None}, False),
+        ({"format": "xywh"}, False),
+        ({"relative": True}, False),
+        ({"format": None}, True),
+    ],
+)
+def test_a_role_is_part_of_the_id_and_has_a_default_format(change: dict[str, Any], same: bool) -> None:
     other = {key: value for key, value in {**BOXES, **change}.items() if value is not None}
-    if "role" not in other:
-        del other["format"]
     ids = []
-    for name, boxes in (("memory://one", BOXES), ("memory://other", other)):
-        with storeds.open_writer(name, {"boxes": boxes}, overwrite=True) as writer:
+    for boxes in (BOXES, other):
+        with storeds.open_writer("memory://boxes", {"boxes": boxes}, overwrite=True) as writer:
             writer.append([{"boxes": np.array([[0, 0, 1, 1]], np.float32)}])
             ids.append(writer.publish().id)
-    assert ids[0] != ids[1]
-
-
-def test_a_default_format_is_the_same_as_a_given_one() -> None:
-    given, left_out = dict(BOXES), {key: value for key, value in BOXES.items() if key != "format"}
-    ids = set()
-    for boxes in (given, left_out):
-        with storeds.open_writer("memory://format", {"boxes": boxes}, overwrite=True) as writer:
-            ids.add(writer.publish().id)
-    assert len(ids) == 1
-
-
-def test_copies_keep_roles(make_engine_url: MakeUrl) -> None:
-    source = make_engine_url("lmdb")
-    meta = write(source)
-    for engine in ("hdf5", "mongodb", "lmdb"):
-        target = make_engine_url(engine)
-        assert ops.convert(source, target).id == meta.id
-        with storeds.open_backend(target) as backend:
-            assert backend.meta.fields == meta.fields
-    repaired = make_engine_url("lmdb")
-    ops.repair(source, repaired)
-    with storeds.open_backend(repaired) as backend:
-        assert backend.meta.fields == meta.fields
+    assert (ids[0] == ids[1]) == same
 
 
 @pytest.mark.parametrize("engine", ENGINES[:3])
-def test_a_copy_gets_roles(make_engine_url: MakeUrl, engine: str) -> None:
+def test_a_copy_gets_keeps_and_loses_roles(make_engine_url: MakeUrl, engine: str) -> None:
     plain = {
         name: {key: spec[key] for key in ("kind", "dtype", "shape") if key in spec} for name, spec in TYPED.items()
     }
@@ -176,8 +136,11 @@ def test_a_copy_gets_roles(make_engine_url: MakeUrl, engine: str) -> None:
     copy = ops.convert(source, target, roles=roles)
     assert copy.id == new.id != old.id
     assert copy.fields == new.fields
+    assert ops.convert(target, make_engine_url("lmdb")).fields == new.fields
     without = {name: {"role": None, "format": None, "of": None} for name in TYPED}
     assert ops.convert(target, make_engine_url("lmdb"), roles=without).id == old.id
+    ops.repair(target, repaired := make_engine_url("lmdb"))
+    assert storeds.info(repaired).id == new.id
 
 
 @pytest.mark.parametrize(
@@ -230,37 +193,6 @@ def test_a_copy_refuses_roles_that_do_not_fit(
         ops.convert(source, target, roles=roles)
     with pytest.raises(errors.StoreNotFoundError):
         storeds.open_backend(target)
-
-
-def test_views_keep_roles(make_engine_url: MakeUrl) -> None:
-    urls = [make_engine_url("lmdb"), make_engine_url("hdf5")]
-    metas = [write(url) for url in urls]
-    with storeds.open_backend(urls) as both:
-        assert isinstance(both, ConcatenatedBackend)
-        assert both.meta.fields == metas[0].fields
-        assert pickle.loads(pickle.dumps(both)).meta.fields == metas[0].fields
-    with Selection(storeds.open_backend(urls[0]), {"scene": 1}) as some:
-        assert some.meta.fields == metas[0].fields
-
-
-def test_stores_with_different_roles_do_not_join(make_engine_url: MakeUrl) -> None:
-    urls = [make_engine_url("lmdb"), make_engine_url("lmdb")]
-    write(urls[0], {"boxes": BOXES})
-    write(urls[1], {"boxes": {**BOXES, "format": "xywh"}})
-    with pytest.raises(errors.FormatError) as caught:
-        storeds.open_backend(urls)
-    assert "boxes xyxy" in str(caught.value)
-    assert "boxes xywh" in str(caught.value)
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-def test_another_role_cannot_be_resumed(make_engine_url: MakeUrl, engine: str) -> None:
-    url = make_engine_url(engine)
-    writer = storeds.open_writer(url, {"boxes": BOXES})
-    writer.append([{"boxes": np.zeros((1, 4), np.float32)}])
-    writer.suspend()
-    with pytest.raises(errors.ConfigError, match="xywh"):
-        storeds.open_writer(url, {"boxes": {**BOXES, "format": "xywh"}}, resume=True)
 
 
 ONE = np.array([[0, 0, 4, 4], [4, 4, 8, 8]], np.float32)
@@ -334,17 +266,6 @@ def test_values_on_the_edge_are_accepted(values: dict[str, Any]) -> None:
         assert writer.append([record(2, **{**two, **values})]) == 1
 
 
-@pytest.mark.parametrize("count", [0, 1000])
-def test_any_number_of_boxes_is_stored(make_engine_url: MakeUrl, count: int) -> None:
-    url, boxes = make_engine_url("lmdb"), np.tile(ONE[:1], (count, 1))
-    with storeds.open_writer(url, {"boxes": BOXES, "labels": LABELS}) as writer:
-        writer.append([{"boxes": boxes, "labels": np.zeros(count, np.int64)}])
-    with storeds.open_backend(url) as backend:
-        (found,) = backend.get_many([0])
-        assert not isinstance(found, errors.RecordError)
-        assert np.array_equal(found["boxes"], boxes)
-
-
 def test_masks_of_instances_are_checked_with_the_size_of_the_image() -> None:
     fields = {"image": "image", "masks": {"kind": "json", "role": "mask"}}
     turned = [[], {"size": [64, 48], "counts": [72, 3000]}]
@@ -376,66 +297,42 @@ def test_a_mask_that_is_a_jpeg_is_warned_of_once(caplog: pytest.LogCaptureFixtur
     assert "PNG" in message
 
 
+def ids(*numbers: int) -> Any:
+    return np.array(numbers, np.int64)
+
+
+LABEL = {"kind": "int", "role": "label"}
+NAMES = {"kind": "str", "role": "label"}
+LISTS = {"kind": "json", "role": "labels"}
+
+
+@pytest.mark.parametrize(
+    ("spec", "values", "position", "fault"),
+    [
+        (LABEL, [0, 2, 7, 1, 1], 1, r"'label' has class id 2, which has no name.*the ids 0 to 1"),
+        (LABELS, [ids(0), ids(1, 0), ids(), ids(0, 7), ids(2)], 3, "'label' has class id 7, which has no name"),
+        (NAMES, ["cat", "dog", "dgo", "cat", "dog"], 2, "'label' has class 'dgo', which .*did you mean 'dog'"),
+        (LISTS, [["cat"], [], [1], ["cow", "cat"], []], 3, "'label' has class 'cow'"),
+    ],
+    ids=["label", "labels", "name", "names"],
+)
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_class_id_without_a_name_is_refused_when_publishing(make_engine_url: MakeUrl, engine: str) -> None:
-    url, fields = make_engine_url(engine), {"boxes": BOXES, "labels": LABELS}
-    boxes = np.zeros((1, 4), np.float32)
+def test_a_class_without_a_name_is_refused_when_publishing(
+    make_engine_url: MakeUrl, engine: str, spec: Any, values: list[Any], position: int, fault: str
+) -> None:
+    url, fields = make_engine_url(engine), {"label": spec}
     writer = storeds.open_writer(url, fields, commit_every=2)
-    writer.append({"boxes": boxes, "labels": np.array([number])} for number in (0, 2, 7, 1))
-    writer.flush({"next": 4})
+    writer.append({"label": value} for value in values[:4])
     writer.suspend()
-    # Another process, which sees no label above 1 itself, goes on.
-    resumed = storeds.open_writer(url, fields, resume=True)
-    assert resumed.note == {"next": 4}
-    resumed.append([{"boxes": boxes, "labels": np.array([1])}])
-    with pytest.raises(errors.RecordError, match=r"record 1 of .*'labels' has class id 2, which has no name.*0 to 1"):
-        resumed.publish({"classes": ["cat", "dog"]})
-    assert resumed.publish({"classes": [f"class {number}" for number in range(8)]}).count == 5
-
-
-_DYING = """
-import os, signal, sys
-import storeds
-
-writer = storeds.open_writer(sys.argv[1], {"label": {"kind": "int", "role": "label"}}, commit_every=2)
-writer.append({"label": number} for number in (0, 5, 1, 0, 9))
-os.kill(os.getpid(), signal.SIGKILL)
-"""
-
-
-@pytest.mark.parametrize("engine", ENGINES[:3])
-def test_class_ids_survive_a_killed_writer(make_engine_url: MakeUrl, engine: str) -> None:
-    url = make_engine_url(engine)
-    died = subprocess.run([sys.executable, "-c", _DYING, url], check=False)
-    assert died.returncode == -signal.SIGKILL
-    resumed = storeds.open_writer(url, {"label": {"kind": "int", "role": "label"}}, resume=True)
-    assert resumed.count == 4  # the last record was not durable, and 9 with it
-    assert resumed.note is None
-    with pytest.raises(errors.RecordError, match="record 1 of .*class id 5"):
-        resumed.publish({"classes": ["a", "b"]})
-    assert resumed.publish({"classes": list("abcdef")}).count == 4
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-def test_a_class_that_is_not_listed_is_refused_when_publishing(make_engine_url: MakeUrl, engine: str) -> None:
-    url, fields = make_engine_url(engine), {"label": {"kind": "str", "role": "label"}}
-    writer = storeds.open_writer(url, fields, commit_every=2)
-    writer.append({"label": name} for name in ("cat", "dog", "dgo", "cat"))
-    writer.suspend()
-    resumed = storeds.open_writer(url, fields, resume=True)
-    resumed.append([{"label": "cat"}])
-    with pytest.raises(errors.RecordError, match=r"record 2 of .*'label' has class 'dgo', which .*did you mean 'dog'"):
-        resumed.publish({"classes": ["cat", "dog"]})
-    assert resumed.publish({"classes": ["cat", "dog", "dgo"]}).count == 5
-
-
-def test_names_of_classes_in_lists_are_compared_too() -> None:
-    with storeds.open_writer(
-        "memory://names", {"labels": {"kind": "json", "role": "labels"}}, overwrite=True
-    ) as writer:
-        writer.append([{"labels": ["cat"]}, {"labels": []}, {"labels": [1]}, {"labels": ["cow", "cat"]}])
-        with pytest.raises(errors.RecordError, match=r"record 3 of .*'labels' has class 'cow'"):
+    # Another writer, which sees only the last value itself, goes on.
+    with storeds.open_writer(url, fields, resume=True) as writer:
+        writer.append([{"label": values[4]}])
+        with pytest.raises(errors.RecordError, match=f"record {position} of .*{fault}") as refused:
             writer.publish({"classes": ["cat", "dog"]})
+        assert refused.value.position == position
+        writer.append([{"label": values[0]}])
+        classes = ["cat", "dog", "dgo", "cow", *(f"class {number}" for number in range(4, 8))]
+        assert writer.publish({"classes": classes}).count == 6
 
 
 def test_a_label_without_a_role_may_be_any_number() -> None:
@@ -499,63 +396,36 @@ def test_a_caption_is_text_or_a_list_of_texts() -> None:
                 writer.append([{"t": bad}])
 
 
-def ids(*numbers: int) -> Any:
-    return np.array(numbers, np.int64)
-
-
 @pytest.mark.parametrize(
     ("labels", "classes", "found"),
     [
-        ({"label": ids(0, 1, 1)}, ["a", "b"], None),
+        ({"label": {0: 0, 1: 1}}, ["a", "b"], None),
         (
-            {"label": ids(0, 5, 7, 7)},
+            {"label": {0: 0, 5: 1, 7: 2}},
             ["a", "b"],
-            (2, "class id 7, which has no name: attrs['classes'] names the ids 0 to 1"),
+            (1, "class id 5, which has no name: attrs['classes'] names the ids 0 to 1"),
         ),
-        ({"label": ids(0, -1)}, ["a"], (1, "class id -1")),
-        ({"label": ids(0)}, [], (0, "attrs['classes'] is empty")),
-        ({"label": ids(0, 9)}, ("a",), (1, "class id 9")),
-        ({"label": ids()}, ["a"], None),
-        ({"label": ids(9)}, None, None),
-        ({"label": ids(9)}, "a", None),
-        ({"label": ids(9)}, {"other": ["a"]}, None),
-        ({"label": ids(9)}, {"label": ["a"]}, (0, "class id 9")),
-        ({"label": ["a", "b", "c"]}, ["a", "b"], (2, "class 'c', which attrs['classes'] does not name")),
-        ({"label": ["cat", "dgo"]}, ["cat", "dog"], (1, "did you mean 'dog'")),
-        ({"labels": (ids(0, 4, 4), ids(0, 0, 3))}, ["a", "b"], (4, "field 'labels' has class id 3")),
-        ({"labels": (ids(0, 4), ["a", "c"])}, ["a"], (4, "class 'c'")),
-        ({"labels": (ids(0, 4, 6), ["a", 0, 1])}, ["a"], (6, "class id 1")),
-        ({"label": ids(0), "colour": ids(9)}, ["a"], None),
-        ({"label": ids(9), "colour": ids(0)}, ["a"], (0, "'label' has class id 9")),
-        ({"label": ids(0), "colour": ids(9)}, {"colour": ["a"]}, (0, "'colour' has class id 9")),
+        ({"label": {0: 0, -1: 1}}, ["a"], (1, "class id -1")),
+        ({"label": {0: 0}}, [], (0, "attrs['classes'] is empty")),
+        ({"label": {0: 0, 9: 1}}, ("a",), (1, "class id 9")),
+        ({"label": {}}, ["a"], None),
+        ({"label": {9: 0}}, None, None),
+        ({"label": {9: 0}}, "a", None),
+        ({"label": {9: 0}}, {"other": ["a"]}, None),
+        ({"label": {9: 0}}, {"label": ["a"]}, (0, "class id 9")),
+        ({"labels": {"a": 0, 0: 4, 1: 6}}, ["a"], (6, "class id 1")),
+        ({"label": {0: 0}, "colour": {9: 1}}, ["a"], None),
+        ({"label": {9: 0}, "colour": {0: 0}}, ["a"], (0, "'label' has class id 9")),
+        ({"label": {0: 0}, "colour": {9: 1}}, {"colour": ["a"]}, (1, "'colour' has class id 9")),
     ],
     ids=str,
 )
-def test_a_class_without_a_name_is_found_in_columns(labels: dict[str, Any], classes: Any, found: Any) -> None:
-    """The first record with the largest id, or with a name that is not listed."""
-    fields = {
-        name: Field("json", role="labels") if isinstance(values, tuple) else Field("int", role="label")
-        for name, values in labels.items()
-    }
-    columns = {name: values for name, values in labels.items() if not isinstance(values, tuple)}
-    rows = {name: values for name, values in labels.items() if isinstance(values, tuple)}
-    unnamed = unnamed_class(fields, columns, rows, {"classes": classes})
-    if found is None:
-        assert unnamed is None
-    else:
-        assert unnamed is not None
+def test_what_names_classes(labels: dict[str, Any], classes: Any, found: Any) -> None:
+    unnamed = unnamed_class(labels, classes)
+    assert (unnamed is None) == (found is None)
+    if unnamed is not None:
         assert unnamed[0] == found[0]
         assert found[1] in unnamed[1]
-
-
-def test_labels_of_one_record() -> None:
-    field = Field("json", role="labels")
-    assert labels_of(field, ["cat"]) == ["cat"]
-    for value, expected in (([], []), ([3, 1], [3, 1]), (np.array([2], np.uint8), [2])):
-        found = labels_of(field, value)
-        assert isinstance(found, np.ndarray)
-        assert found.dtype == np.int64
-        assert found.tolist() == expected
 
 
 def plain_record(at: int) -> dict[str, Any]:
@@ -594,17 +464,3 @@ def test_a_stream_refuses_boxes_of_different_formats(make_engine_url: MakeUrl) -
     options: dict[str, Any] = {"reader": "sample", "reader_options": {"box_format": "xyxy"}}
     stream = storeds.StoreIterable([storeds.StoreDataset(url, **options) for url in urls])
     assert len(list(stream)) == 10
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-def test_records_may_follow_after_a_class_was_refused(make_engine_url: MakeUrl, engine: str) -> None:
-    url, fields = make_engine_url(engine), {"label": {"kind": "str", "role": "label"}, "weight": "float"}
-    with storeds.open_writer(url, fields) as writer:
-        writer.append([{"label": "cow", "weight": 0.5}])
-        with pytest.raises(errors.RecordError, match="record 0 of .*'label' has class 'cow'") as refused:
-            writer.publish({"classes": ["cat"]})
-        assert refused.value.position == 0  # its traceback still holds what `publish` looked at
-        writer.append([{"label": "cat", "weight": 1.5}])
-        assert writer.publish({"classes": ["cat", "cow"]}).count == 2
-    with storeds.open_backend(url) as backend:
-        assert read_column(backend, "weight").tolist() == [0.5, 1.5]

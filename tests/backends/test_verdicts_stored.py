@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from storeds import StoreDataset, convert, open_backend, open_writer
+from storeds import StoreDataset, open_backend, open_writer
 from storeds.backends import Selection
 from storeds.errors import ConfigError, RecordError
 
@@ -95,15 +95,6 @@ def test_a_checksum_covers_the_verdict(make_engine_url: MakeEngineUrl, engine: s
     assert len(ids) == 2
 
 
-def test_the_id_of_a_store_does_not_depend_on_its_engine(make_engine_url: MakeEngineUrl) -> None:
-    first = make_engine_url("memory")
-    with open_writer(first, FIELDS) as writer:
-        writer.append(records())
-    ids = {convert(first, make_engine_url(engine)).id for engine in ENGINES}
-    with open_backend(first) as store:
-        assert ids == {store.meta.id}
-
-
 def test_without_the_check_pictures_have_no_verdict(tmp_path: Path) -> None:
     url = f"lmdb://{tmp_path}/a.lmdb"
     with open_writer(url, FIELDS, check=False) as writer:
@@ -128,48 +119,25 @@ def test_a_field_with_the_name_of_a_verdict_and_another_kind_is_refused(tmp_path
         open_writer(f"lmdb://{tmp_path}/a.lmdb", {"image": "image", "image_recovered": "int"})
 
 
-def test_several_stores_as_one_lack_the_verdicts_that_a_member_lacks(tmp_path: Path) -> None:
-    urls = [f"lmdb://{tmp_path}/{name}.lmdb" for name in "ab"]
-    for url, check in zip(urls, (True, False), strict=True):
-        with open_writer(url, FIELDS, check=check) as writer:
-            writer.append(records())
-    with open_backend(urls) as both:
-        found = column(both, "image_finding").tolist()
-        assert [kind == "" for kind in found] == [False] * 10 + [True] * 10
-        assert named(both, [19, 1, 0], "image_finding") == ["", "intact", found[0]]
-
-
-def test_where_selects_from_several_stores_of_which_one_keeps_no_verdicts(tmp_path: Path) -> None:
+def test_stores_of_which_one_keeps_no_verdicts_have_none_together(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "foreign.h5", "w") as file:
         file["label"] = np.arange(10)
         images = file.create_dataset("image", 10, h5py.vlen_dtype(np.uint8))
         for at, record in enumerate(records()):
             images[at] = np.frombuffer(record["image"], np.uint8)
-    native = f"hdf5://{tmp_path}/native.h5"
     with open_backend(f"hdf5://{tmp_path}/foreign.h5") as foreign:
-        assert "image_finding" not in foreign.meta.fields
-        with open_writer(native, foreign.meta.fields) as writer:
-            writer.append({name: record[name] for name in foreign.meta.fields} for record in records())
-    with open_backend([f"hdf5://{tmp_path}/foreign.h5", native]) as both:
-        whole = [at + 10 for at in range(10) if at % 3]
-        assert Selection(both, {"image_finding": "intact"}).positions.tolist() == whole
-        assert Selection(both, {"image_recovered": 1.0}).positions.tolist() == whole
-        assert Selection(both, {"image_finding": ["", "intact"], "label": [1, 3]}).positions.tolist() == [1, 3, 11]
-        assert Selection(both, {"image_finding": ""}).positions.tolist() == list(range(10))
-
-
-def test_a_resumed_writer_gives_the_same_id(tmp_path: Path) -> None:
-    ids = []
-    for stop in (0, 4):
-        url = f"lmdb://{tmp_path}/{stop}.lmdb"
-        writer = open_writer(url, FIELDS, commit_every=2)
-        writer.append(records()[:stop])
-        writer.suspend()
-        with open_writer(url, FIELDS, commit_every=2, resume=True) as writer:
-            writer.append(records()[writer.count :])
-        with open_backend(url) as store:
-            ids.append(store.meta.id)
-    assert ids[0] == ids[1]
+        fields = foreign.meta.fields
+        with open_writer(f"hdf5://{tmp_path}/native.h5", fields) as writer:
+            writer.append({name: record[name] for name in fields} for record in records())
+    for names in (("foreign", "native"), ("native", "foreign")):
+        with open_backend([f"hdf5://{tmp_path}/{name}.h5" for name in names]) as both:
+            assert set(both.meta.fields) == set(fields) == {"image", "label"}
+            assert both.get_many(range(20)) == records() * 2
+            with pytest.raises(ConfigError, match="has no field 'image_finding'"):
+                Selection(both, {"image_finding": "intact"})
+        # Pictures without a verdict are examined when they are read.
+        with pytest.raises(RecordError, match="record 10 of"):
+            StoreDataset([f"hdf5://{tmp_path}/{name}.h5" for name in names], on_error="raise", repair=False)[10]
 
 
 def test_half_a_verdict_is_refused_by_name(tmp_path: Path) -> None:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 import storeds
-from storeds.errors import ConfigError, StoredsError, redact
+from storeds.errors import StoredsError
 
 URLS = [
     *("mongodb://user:hush@h/d/c", "mongodb//user:hush@h/d/c", "mongodb:user:hush@h/d/c", "mongodb/user:hush@h/d/c"),
@@ -51,29 +47,3 @@ def test_neither_repr_nor_messages_show_a_password(url: str, place: str, caplog:
             storeds.build_dataset(config)
         shown.append(str(raised.value))
     assert "hush" not in " ".join([*shown, caplog.text])
-
-
-@pytest.mark.parametrize(
-    "url",
-    [
-        "x.h5?group=train&columns=a:b&sample=name",
-        "lmdb://a/b.lmdb?read=safe&index=3",
-        "mongodb://h/d/c?replicaSet=rs0&tls=true&timeoutMS=3&w=1&readPreference=secondary&sort=x&path=y&words=z",
-        "hdf5://models/user:x@y.h5",
-    ],
-)
-def test_what_is_no_secret_is_shown(url: str) -> None:
-    assert redact(url) == url
-
-
-@pytest.mark.parametrize("suffix", ["toml", "yaml", "json"])
-def test_a_config_that_is_no_regular_file_is_refused(tmp_path: Path, suffix: str) -> None:
-    path = tmp_path / f"config.{suffix}"
-    os.mkfifo(path)
-    program = (
-        "import sys, storeds\ntry: storeds.load_config(sys.argv[1])\nexcept storeds.errors.ConfigError as e: print(e)"
-    )
-    done = subprocess.run([sys.executable, "-c", program, path], capture_output=True, text=True, timeout=60, check=True)
-    assert "a config is a regular file" in done.stdout
-    with pytest.raises(ConfigError, match="a config is a regular file"):
-        storeds.load_config(path)

@@ -10,39 +10,25 @@ from typing import Any
 import storeds
 from _processes import digest, loader, open_rows, row
 
-__all__ = ["Rows", "run_epoch"]
+__all__ = ["BATCH", "Rows", "run_epoch"]
 
 BATCH = 20
 
 
 class Rows:
-    """Records that anyone can make again: an image of so many bytes, and a label.
-
-    Parameters
-    ----------
-    count, size : int
-        How many, and how many bytes each image has, a multiple of 64.
-    """
+    """Records that anyone can make again: an image of `size` bytes, a multiple of 64, and a label."""
 
     def __init__(self, count: int, size: int) -> None:
-        self.count = count
-        self.size = size
+        self.count, self.size = count, size
 
     def __getitem__(self, number: int) -> dict[str, Any]:
-        if not 0 <= number < self.count:
-            raise IndexError(number)
         image = hashlib.shake_128(f"{number}".encode()).digest(64) * (self.size // 64)
-        return {"image": image, "label": self.label(number)}
-
-    @staticmethod
-    def label(number: int) -> int:
-        """Return the label of record `number`."""
-        return number * 7 % 13
+        return {"image": image, "label": number * 7 % 13}
 
     def write(self, url: str, **options: Any) -> None:
-        """Write all of them."""
+        """Write all of them, or those that an interrupted write lacks."""
         with storeds.open_writer(url, {"image": "image", "label": "int"}, **options) as writer:
-            writer.append(self[number] for number in range(self.count))
+            writer.append(self[number] for number in range(writer.count, self.count))
 
     @property
     def digest(self) -> str:
@@ -51,25 +37,15 @@ class Rows:
         return digest(row((each["image"], each["label"], number)) for number, each in enumerate(made))
 
 
-def run_epoch(url: str, events: Mapping[int, Callable[[], object]], start_method: str = "fork") -> str:
-    """Read all of a store with two workers; return the digest of what came.
+def run_epoch(url: str, events: Mapping[int, Callable[[], object]]) -> str:
+    """Read all of a store with two forked workers; return the digest of the records.
 
-    Parameters
-    ----------
-    url : str
-        The store.
-    events : mapping
-        Number of a batch → what is called before that batch is taken. The workers go on meanwhile.
-    start_method : str
-        Of the workers.
+    `events` maps the number of a batch to what is called before that batch is taken. The workers go on meanwhile.
     """
     found = []
     with closing(open_rows(url)) as dataset:
-        for number, (_, batch) in enumerate(loader(dataset, start_method, batch_size=BATCH)):
-            events.get(number, _nothing)()
+        for number, (_, batch) in enumerate(loader(dataset, "fork", batch_size=BATCH)):
+            if number in events:
+                events[number]()
             found += batch
     return digest(found)
-
-
-def _nothing() -> None:
-    pass

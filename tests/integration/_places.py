@@ -14,7 +14,7 @@ import pymongo
 
 from conftest import with_path
 
-__all__ = ["GIVEN", "GIVEN_READONLY", "KINDS", "Place"]
+__all__ = ["GIVEN", "GIVEN_READONLY", "KINDS", "Place", "login_of"]
 
 GIVEN = os.environ.get("STOREDS_TEST_MONGODB_URI")
 GIVEN_READONLY = os.environ.get("STOREDS_TEST_MONGODB_READONLY_URI")
@@ -28,9 +28,9 @@ class Place:
     Attributes
     ----------
     writer, reader : str
-        URIs of who may write and of who need not, with the database.
+        URIs of a user who may write and of one who need not, with the database.
     prefix : str
-        What the names of this test's collections start with.
+        The start of the names of this test's collections.
     """
 
     writer: str = field(repr=False)  # they hold passwords
@@ -38,32 +38,24 @@ class Place:
     prefix: str
 
     @classmethod
-    def at(cls, writer: str, reader: str, database: str = "storeds") -> Place:
+    def at(cls, writer: str, reader: str = "", database: str = "storeds") -> Place:
         """Return a new place; `database` is for URIs that name none."""
-        found = [uri if urlsplit(uri).path.strip("/") else with_path(uri, database) for uri in (writer, reader)]
+        found = [
+            uri if urlsplit(uri).path.strip("/") else with_path(uri, database) for uri in (writer, reader or writer)
+        ]
         return cls(found[0], found[1], f"test_{secrets.token_hex(6)}")
-
-    @property
-    def has_reader(self) -> bool:
-        """Whether there is a user who may only read."""
-        return self.writer != self.reader
 
     def url(self, name: str = "store", user: str = "writer", **options: object) -> str:
         """Return the URL of a store for ``writer`` or ``reader``."""
-        return self.url_at(self.writer if user == "writer" else self.reader, name, **options)
-
-    def url_at(self, uri: str, /, *names: str, **options: object) -> str:
-        """Return the URL of a store of this place at another URI of it."""
-        found = with_path(uri, f"{self.prefix}_{'_'.join(names)}")
+        found = with_path(self.writer if user == "writer" else self.reader, f"{self.prefix}_{name}")
         for option, value in options.items():
             found += f"{'&' if '?' in found else '?'}{option}={value}"
         return found
 
     @contextmanager
     def database(self) -> Iterator[Any]:
-        """Give the database as PyMongo shows it to the writer."""
-        client: pymongo.MongoClient[dict[str, Any]] = pymongo.MongoClient(self.writer)
-        with client:
+        """Yield the database as PyMongo shows it to the writer."""
+        with pymongo.MongoClient[Any](self.writer) as client:
             yield client.get_default_database()
 
     def drop(self) -> None:
@@ -71,3 +63,8 @@ class Place:
         with self.database() as database:
             for name in database.list_collection_names(filter={"name": {"$regex": f"^{self.prefix}"}}):
                 database.drop_collection(name)
+
+
+def login_of(uri: str) -> str:
+    """Return ``user:password`` of a URI, or nothing."""
+    return urlsplit(uri).netloc.rpartition("@")[0]

@@ -7,7 +7,6 @@ certificates still runs servers of its own, where there is a mongod.
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterator
 
 import pytest
@@ -33,7 +32,7 @@ def standalone(own_servers: None, tmp_path_factory: pytest.TempPathFactory) -> I
 
 @pytest.fixture(scope="package")
 def replica_set(own_servers: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReplicaSet]:
-    """Three nodes with users; who harms one asks for `harmed_set`."""
+    """Three nodes with users; a test that harms one requests `harmed_set`."""
     with run_replica_set(tmp_path_factory.mktemp("replica_set"), auth=True) as found:
         yield found
 
@@ -47,14 +46,22 @@ def secure(own_servers: None, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 @pytest.fixture(params=KINDS)
 def place(request: pytest.FixtureRequest) -> Iterator[Place]:
-    """Each deployment in turn, as its users see it."""
-    yield from _cleaned(make_place(request, request.param))
+    """A new place in each deployment in turn, as its users see it."""
+    if GIVEN:
+        found = Place.at(GIVEN, GIVEN_READONLY or GIVEN)
+    else:
+        server = request.getfixturevalue(request.param)
+        found = Place.at(server) if isinstance(server, str) else Place.at(server.uri("writer"), server.uri("reader"))
+    yield found
+    found.drop()
 
 
 @pytest.fixture
 def set_place(replica_set: ReplicaSet) -> Iterator[Place]:
-    """The replica set of three, as its users see it."""
-    yield from _cleaned(place_in(replica_set))
+    """A new place in the replica set of three, as its users see it."""
+    found = Place.at(replica_set.uri("writer"), replica_set.uri("reader"))
+    yield found
+    found.drop()
 
 
 @pytest.fixture
@@ -63,27 +70,3 @@ def harmed_set(replica_set: ReplicaSet, set_place: Place) -> Iterator[ReplicaSet
     replica_set.heal()
     yield replica_set
     replica_set.heal()
-
-
-def make_place(request: pytest.FixtureRequest, kind: str) -> Place:
-    """Return a new place in the deployment of that name."""
-    if GIVEN:
-        return Place.at(GIVEN, GIVEN_READONLY or GIVEN)
-    found = request.getfixturevalue(kind)
-    return place_in(found) if isinstance(found, ReplicaSet) else Place.at(found, found)
-
-
-def place_in(replica_set: ReplicaSet) -> Place:
-    """Return a new place in a replica set."""
-    return Place.at(replica_set.uri("writer"), replica_set.uri("reader"), replica_set.database)
-
-
-def _cleaned(place: Place) -> Iterator[Place]:
-    yield place
-    place.drop()
-
-
-@pytest.fixture
-def unique() -> str:
-    """A name that nothing else has."""
-    return f"x{secrets.token_hex(6)}"

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import io
 import logging
-import struct
 import time
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,56 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 import skimage
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from PIL import Image, ImageFile
 
-from photographs import photograph
-from random_corpus import interlaced
-from shares import FULL, examples
+from jpeg_encodings import OTHERS, chunk, encode
+from shares import FULL
 from storeds.jpeg import Verdict, examine, repair, sniff
-
-SIZE = (24, 18)
-
-
-def saved(image: Image.Image, form: str, **options: Any) -> bytes:
-    buffer = io.BytesIO()
-    image.save(buffer, form, **options)
-    return buffer.getvalue()
-
-
-def chunk(name: bytes, data: bytes) -> bytes:
-    return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
-
-
-@functools.cache
-def files() -> dict[str, bytes]:
-    image = photograph(0, SIZE)
-    more = {"save_all": True, "append_images": [photograph(n, SIZE) for n in (1, 2)]}
-    sixteen = Image.fromarray(np.asarray(image)[:, :, 0].astype(np.uint16) * 257)
-    return {
-        "PNG": saved(image, "PNG"),
-        "PNG, 16 bits": saved(sixteen, "PNG"),
-        "PNG, palette": saved(image.quantize(16), "PNG"),
-        "PNG, interlaced": interlaced(image),
-        "PNG, animated": saved(image, "PNG", **more),
-        "WebP": saved(image, "WEBP"),
-        "WebP, lossless": saved(image, "WEBP", lossless=True),
-        "WebP, animated": saved(image, "WEBP", **more),
-        "GIF": saved(image, "GIF"),
-        "GIF, animated": saved(image, "GIF", loop=0, **more),
-        "TIFF": saved(image, "TIFF"),
-        "TIFF, LZW": saved(image, "TIFF", compression="tiff_lzw"),
-        "TIFF, deflate": saved(image, "TIFF", compression="tiff_adobe_deflate"),
-        "TIFF, JPEG": saved(image, "TIFF", compression="jpeg"),
-        "TIFF, fax": saved(image.convert("1"), "TIFF", compression="group4"),
-        "TIFF, big": saved(image, "TIFF", big_tiff=True),
-        "BMP": saved(image, "BMP"),
-        "AVIF": saved(image, "AVIF"),
-        "JPEG 2000": saved(image, "JPEG2000"),
-        "JPEG 2000, codestream": saved(image, "JPEG2000", no_jp2=True),
-        "PPM": saved(image, "PPM"),
-    }
 
 
 def first_frame(blob: bytes) -> Any:
@@ -76,15 +28,15 @@ def first_frame(blob: bytes) -> Any:
         return None
 
 
-@pytest.mark.parametrize("name", files())
+@pytest.mark.parametrize("name", OTHERS)
 def test_whole_files_are_intact(name: str) -> None:
-    assert examine(files()[name]) == Verdict("intact", 1.0)
-    assert sniff(files()[name]) in (name.partition(",")[0], "unknown", "text")
+    assert examine(encode(name)) == Verdict("intact", 1.0)
+    assert sniff(encode(name)) in (name.partition(",")[0], "unknown", "text")
 
 
-@pytest.mark.parametrize("name", files())
+@pytest.mark.parametrize("name", OTHERS)
 def test_every_cut_that_costs_pixels_is_damage(name: str, capfd: pytest.CaptureFixture[str]) -> None:
-    whole = files()[name]
+    whole = encode(name)
     for end in (*range(0, len(whole) - 40, 1 if FULL else 7), *range(len(whole) - 40, len(whole))):
         verdict = examine(whole[:end])
         assert repair(whole[:end]) == whole[:end]
@@ -98,16 +50,16 @@ def test_every_cut_that_costs_pixels_is_damage(name: str, capfd: pytest.CaptureF
     capfd.readouterr()
 
 
-@pytest.mark.parametrize("name", [name for name in files() if name.startswith("PNG")])
+@pytest.mark.parametrize("name", [name for name in OTHERS if name.startswith("PNG")])
 def test_a_changed_byte_of_a_png_is_always_damage(name: str) -> None:
-    whole = files()[name]
+    whole = encode(name)
     for at in range(len(whole)):
         changed = whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :]
         assert not examine(changed).is_whole, at
 
 
 def test_a_failed_checksum_is_named_with_its_place() -> None:
-    whole = files()["PNG"]
+    whole = encode("PNG")
     at = whole.index(b"IDAT") - 4
     verdict = examine(whole[: at + 100] + bytes([whole[at + 100] ^ 1]) + whole[at + 101 :])
     assert verdict == Verdict("corrupt_data", 0.0)
@@ -116,12 +68,12 @@ def test_a_failed_checksum_is_named_with_its_place() -> None:
 
 @pytest.mark.parametrize("name", ["PNG", "PNG, animated", "GIF", "WebP", "BMP", "JPEG 2000"])
 def test_bytes_after_a_picture_are_not_damage(name: str) -> None:
-    assert examine(files()[name] + b"<!-- cached -->").is_whole
+    assert examine(encode(name) + b"<!-- cached -->").is_whole
 
 
 @pytest.mark.parametrize("name", ["GIF", "TIFF, LZW", "WebP", "AVIF", "JPEG 2000"])
 def test_wrong_bytes_that_pillow_refuses_are_corrupt_data(name: str, capfd: pytest.CaptureFixture[str]) -> None:
-    whole = files()[name]
+    whole = encode(name)
     for at in range(12, len(whole) - 4, 7):
         blob = whole[:at] + bytes(4) + whole[at + 4 :]
         assert examine(blob).is_whole == (first_frame(blob) is not None)
@@ -166,8 +118,8 @@ def test_a_process_that_loads_cut_images_is_warned_once(
     monkeypatch.setattr("storeds.jpeg.formats._warned", False)
     caplog.set_level(logging.WARNING, "storeds")
     for _ in range(3):
-        examine(files()["WebP"])
-        assert not examine(files()["PNG"][:-40]).is_whole
+        examine(encode("WebP"))
+        assert not examine(encode("PNG")[:-40]).is_whole
     assert sum("LOAD_TRUNCATED_IMAGES" in record.message for record in caplog.records) == 1
 
 
@@ -183,22 +135,12 @@ def test_the_files_of_other_packages_are_intact() -> None:
         assert found == ("not_jpeg" if path.name == "multipage_rgb.tif" else "intact"), path
 
 
-@settings(max_examples=examples(200))
-@given(st.sampled_from(list(files())), st.lists(st.tuples(st.integers(0, 5000), st.binary(max_size=9)), max_size=4))
-def test_no_bytes_raise(name: str, changes: list[tuple[int, bytes]]) -> None:
-    blob = files()[name]
-    for at, put in changes:
-        blob = blob[:at] + put + blob[at + len(put) :]
-    verdict = examine(blob)
-    assert verdict.is_whole == (verdict.finding == "intact")
-
-
 # Files of about `size` bytes that say the same as often as they can.
 HOSTILE: dict[str, Callable[[int], bytes]] = {
-    "chunks": lambda size: files()["PNG"][:33] + chunk(b"teSt", b"") * (size // 12),
-    "sub-blocks": lambda size: files()["GIF"][:781] + b"," + bytes(9) + b"\x08" + b"\x01a" * (size // 2),
-    "zeros": lambda size: files()["GIF"][:781] + bytes(size),
-    "boxes": lambda size: files()["AVIF"][:32] + b"\0\0\0\x08free" * (size // 8),
+    "chunks": lambda size: encode("PNG")[:33] + chunk(b"teSt", b"") * (size // 12),
+    "sub-blocks": lambda size: encode("GIF")[:781] + b"," + bytes(9) + b"\x08" + b"\x01a" * (size // 2),
+    "zeros": lambda size: encode("GIF")[:781] + bytes(size),
+    "boxes": lambda size: encode("AVIF")[:32] + b"\0\0\0\x08free" * (size // 8),
 }
 
 

@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from jpeg_corpus import pixels_of
 from jpeg_encodings import ENCODINGS, RARE, encode, exif_with_thumbnail, sampled, save, with_segment
 from jpeg_truth import anatomy
 from photographs import jpeg, photograph
@@ -26,7 +27,6 @@ from storeds.jpeg import RestartMarker, Verdict, examine, is_ready, restart_inte
 
 ADDED, HAD = "added", "had them"
 MARKERS = bytes(range(0xD0, 0xD8))
-SIZES = ((17, 17), (33, 200), (120, 90), (248, 131), (497, 375), (500, 333))
 
 
 @pytest.fixture(scope="module")
@@ -47,15 +47,14 @@ def mark(marker: RestartMarker, blob: bytes) -> tuple[bytes, str]:
     marked = marker.mark(blob, before)
     if marked.outcome == ADDED:
         assert coefficients(marked.blob) == coefficients(blob)
-        assert same_pixels(marked.blob, blob)
+        assert np.array_equal(pixels_of(marked.blob), pixels_of(blob))
         assert metadata(marked.blob) == metadata(blob)
-        assert marked.verdict == before == examine(marked.blob)
+        assert examine(marked.blob) == before
         assert is_cuttable(marked.blob)
         assert is_ready(marked.blob)
-        assert marker.mark(marked.blob, marked.verdict) == (marked.blob, before, HAD)
+        assert marker.mark(marked.blob, before) == (marked.blob, HAD)
     else:
         assert marked.blob is blob
-        assert marked.verdict == before
     return marked.blob, marked.outcome
 
 
@@ -63,15 +62,6 @@ def coefficients(blob: bytes) -> bytes:
     """Return the coefficients in the one form in which jpegtran writes them: sequential, without restart markers."""
     command = ["jpegtran", "-copy", "none", "-optimize"]
     return subprocess.run(command, input=blob, capture_output=True, check=True).stdout
-
-
-def djpeg(blob: bytes) -> bytes:
-    return subprocess.run(["djpeg", "-dct", "int"], input=blob, capture_output=True, check=True).stdout
-
-
-def same_pixels(one: bytes, other: bytes) -> bool:
-    with Image.open(io.BytesIO(one)) as left, Image.open(io.BytesIO(other)) as right:
-        return left.mode == right.mode and bool((np.asarray(left) == np.asarray(right)).all())
 
 
 def metadata(blob: bytes) -> tuple[Any, ...]:
@@ -102,19 +92,6 @@ def is_cuttable(blob: bytes) -> bool:
     found = bytes(each[1] for each in re.findall(rb"\xff[\xd0-\xd7]", blob[scans[0].start : scans[0].stop]))
     expected = -(-columns * rows // interval) - 1
     return columns % interval == 0 and found == (MARKERS * (expected // 8 + 1))[:expected]
-
-
-@pytest.mark.usefixtures("every_picture")
-@pytest.mark.parametrize("size", SIZES, ids=lambda size: "{}x{}".format(*size))
-@pytest.mark.parametrize("subsampling", ["444", "422", "420", "440", "411", "grey"])
-def test_every_subsampling_and_size_keeps_its_coefficients(
-    marker: RestartMarker, subsampling: str, size: tuple[int, int]
-) -> None:
-    image = photograph(sum(size), (200, 150)).resize(size)
-    blob = save(image.convert("L")) if subsampling == "grey" else sampled(image, subsampling)
-    marked, outcome = mark(marker, blob)
-    assert outcome == ADDED
-    assert djpeg(marked) == djpeg(blob)
 
 
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -153,9 +130,6 @@ def test_every_encoding_is_marked_or_kept_with_a_reason(marker: RestartMarker, e
 @pytest.mark.parametrize(
     ("encoding", "outcome"),
     [
-        ("arithmetic", "extended, arithmetic"),
-        ("arithmetic, progressive", "progressive, arithmetic"),
-        ("lossless", "lossless"),
         ("two pictures (MPO)", "several pictures in one file"),
         ("4:4:4", "too small"),
         ("progressive", "too small"),
@@ -198,11 +172,18 @@ def test_damaged_pictures_and_other_formats_are_kept(marker: RestartMarker) -> N
         b"not a picture",
         save(photograph(), "PNG"),
     ):
-        for verdict in (examine(blob) if blob else None, None):
+        for verdict in (examine(blob), Verdict("intact", 1.0), None):
             kept = marker.mark(blob, verdict)
             assert kept.blob is blob
             assert kept.outcome in ("damaged", "no JPEG")
     assert marker.mark(flipped, None).blob in (flipped, marker.mark(flipped, Verdict("intact", 1.0)).blob)
+
+
+def test_a_picture_that_lacks_a_scan_is_kept_without_a_verdict_too(marker: RestartMarker) -> None:
+    """Coded again it would look whole, because jpegtran does not notice that."""
+    whole = jpeg(0, (448, 240), progressive=True)
+    blob = whole[: anatomy(whole).scans[-2].stop] + b"\xff\xd9"
+    assert marker.mark(blob, None) == (blob, "damaged")
 
 
 def test_flips_never_change_what_is_decoded(marker: RestartMarker) -> None:
@@ -212,7 +193,7 @@ def test_flips_never_change_what_is_decoded(marker: RestartMarker) -> None:
         blob[chance.randrange(2, len(blob))] ^= 1 << chance.randrange(8)
         marked = marker.mark(bytes(blob), None)
         if marked.outcome == ADDED:
-            assert same_pixels(marked.blob, bytes(blob))
+            assert np.array_equal(pixels_of(marked.blob), pixels_of(bytes(blob)))
         else:
             assert marked.blob == blob
 
@@ -239,6 +220,13 @@ def test_markers_out_of_order_make_no_picture_ready() -> None:
     assert not is_ready(jpeg(0, (448, 240), restart_marker_blocks=3))  # 3 does not divide 28
     assert not is_ready(jpeg(0, (448, 240), restart_marker_blocks=4, progressive=True))
     assert not is_ready(jpeg(0, (448, 240)))
+
+
+def test_a_header_with_sampling_factors_of_zero_raises_nothing() -> None:
+    blob = bytearray(jpeg(0, (448, 240), restart_marker_blocks=4))
+    frame = blob.index(b"\xff\xc0")
+    blob[frame + 11 : frame + 20 : 3] = bytes(3)
+    assert is_ready(bytes(blob)) is False
 
 
 def test_intervals_divide_the_row_and_begin_near_a_sixteenth() -> None:

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from storeds import StoreDataset
-from storeds.backends.hdf5 import Rows
+from storeds.backends.hdf5.rows import Rows
 from storeds.errors import RecordError, UnavailableError
 from storeds.layouts.hdf5 import ParallelHdf5
 from storeds.layouts.hdf5.chunks import ChunkedRows, _Slices

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import random
 import struct
@@ -13,39 +12,16 @@ from typing import Any
 
 import lmdb
 import pytest
-from PIL import Image
 
 import storeds
-from jpeg_encodings import ENCODINGS, encode
 from photographs import jpeg
 from storeds import errors
-from storeds.jpeg import surely_opens
 from storeds.ops.packing.sources import BadItem, Problem, read_file
 from storeds.protocols import JSON, Field, Record
 
 FIELDS = {"label": "int", "key": "str", "image": "bytes", "blob": "bytes"}
 SCHEMES = ("lmdb", "hdf5")
 MIB = 1 << 20
-
-
-def opens(blob: bytes) -> bool:
-    """Whether Pillow takes the header."""
-    try:
-        with Image.open(io.BytesIO(blob)):
-            return True
-    except Exception:  # decoders raise whatever they like on damaged bytes
-        return False
-
-
-def is_taken(blob: bytes) -> bool:
-    return surely_opens(blob)
-
-
-def header_flips(whole: bytes, chance: random.Random) -> list[bytes]:
-    """Return `whole` with one byte of its header changed, for each of up to 1500 bytes."""
-    size = whole.index(b"\xff\xda") + 14
-    places = chance.sample(range(size), min(size, 1500))
-    return [whole[:at] + bytes([whole[at] ^ chance.randrange(1, 256)]) + whole[at + 1 :] for at in places]
 
 
 def make_records(count: int, sizes: tuple[int, ...]) -> list[dict[str, Any]]:
@@ -60,26 +36,6 @@ def make_records(count: int, sizes: tuple[int, ...]) -> list[dict[str, Any]]:
 def read_all(url: str) -> list[Any]:
     with storeds.open_backend(url) as backend:
         return list(backend.get_many(range(len(backend))))
-
-
-@pytest.mark.parametrize("encoding", ENCODINGS)
-def test_the_fast_path_accepts_only_what_pillow_opens(encoding: str) -> None:
-    whole = encode(encoding)
-    for blob in (whole, *header_flips(whole, random.Random(3))):
-        assert opens(blob) or not is_taken(blob)
-
-
-def test_the_fast_path_accepts_ordinary_jpegs() -> None:
-    for options in ({}, {"optimize": True, "quality": 40}, {"subsampling": 0}):
-        assert is_taken(jpeg(1, **options))
-    assert is_taken(jpeg(1, progressive=True))
-
-
-def test_a_picture_with_too_many_pixels_is_left_to_pillow(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 96 * 64)
-    assert is_taken(jpeg(1))
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 96 * 64 - 1)
-    assert not is_taken(jpeg(1))
 
 
 @pytest.mark.parametrize("size", [0, 1, 70_000, 3 * MIB])

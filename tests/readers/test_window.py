@@ -235,7 +235,7 @@ def test_a_smaller_window_still_has_the_pixels_that_the_crop_needs(data: st.Data
 
 
 def test_decode_fast_reads_large_pictures_at_a_smaller_size() -> None:
-    with Image.open(io.BytesIO(encode(next(name for name in ENCODINGS if name.startswith("china"))))) as image:
+    with Image.open(io.BytesIO(encode("of a camera"))) as image:
         blob = io.BytesIO()
         image.convert("RGB").resize((1600, 1200)).save(blob, "JPEG", quality=90)
     url = store("large", [blob.getvalue()] * 8)

@@ -19,16 +19,9 @@ from hypothesis import strategies as st
 from shares import examples
 from storeds.errors import ConfigError
 from storeds.protocols import KINDS, Field
-from storeds.records import (
-    ContentHash,
-    RecordCodec,
-    Seals,
-    canonical_json,
-    checksum,
-    fields_from_json,
-    fields_to_json,
-    parse_fields,
-)
+from storeds.records.codec import ContentHash, RecordCodec, checksum
+from storeds.records.fields import canonical_json, fields_from_json, fields_to_json, parse_fields
+from storeds.records.seals import Seals
 
 
 class Colour(str, enum.Enum):  # noqa: UP042  # StrEnum prints its value; the older idiom prints the member's name
@@ -79,6 +72,10 @@ def nested(depth: int) -> list[Any]:
     for _ in range(depth):
         value = [value]
     return value
+
+
+LOOP: list[Any] = []
+LOOP.append(LOOP)
 
 
 @st.composite
@@ -161,38 +158,26 @@ def test_lookalikes_become_the_plain_type(spec: str, value: Any, expected: Any) 
     assert codec(spec).unpack(codec(spec).pack({"f": stored}))["f"] == expected
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, -0.0, 5e-324])
-def test_floats_keep_their_bits(value: float) -> None:
-    made = codec("float")
-    assert struct.pack("<d", made.unpack(made.pack(made.canonical({"f": value})))["f"]) == struct.pack("<d", value)
-
-
-def test_big_endian_and_strided_arrays_are_stored_little_endian_in_c_order() -> None:
-    given_array = np.arange(24, dtype=">i2").reshape(4, 6)[::2, ::3]
-    made = codec(array(">i2", None, 2))
-    back = made.unpack(made.pack(made.canonical({"f": given_array})))["f"]
-    assert back.dtype.str == "<i2"
+@pytest.mark.parametrize(
+    ("spec", "value"),
+    [
+        (array(">i2", None, 2), np.arange(24, dtype=">i2").reshape(4, 6)[::2, ::3]),
+        (array("<f8", None), np.zeros(0)),
+        (array("<f8", None, None), np.zeros((0, 3))),
+        (array("<f8", None, None), np.zeros((3, 0))),
+        (array("complex128"), np.array(1 + 2j)),
+        (array("<f8", 3), np.arange(3.0)),
+    ],
+)
+def test_arrays_are_stored_as_little_endian_copies_in_c_order(spec: Any, value: Any) -> None:
+    made, before = codec(spec), value.copy()
+    stored = made.canonical({"f": value})
+    value[...] = 7
+    back = made.unpack(made.pack(stored))["f"]
+    assert back.dtype == before.dtype.newbyteorder("<")
     assert back.flags.c_contiguous
-    np.testing.assert_array_equal(back, given_array)
-
-
-def test_a_stored_array_is_a_copy() -> None:
-    mine = np.zeros(3, "<f8")
-    stored = codec(array("<f8", 3)).canonical({"f": mine})["f"]
-    mine[:] = 1
-    assert not stored.any()
-
-
-@pytest.mark.parametrize("shape", [(0,), (0, 3), (3, 0)])
-def test_empty_arrays_keep_their_shape(shape: tuple[int, ...]) -> None:
-    made = codec(array("<f8", *(None for _ in shape)))
-    assert made.unpack(made.pack(made.canonical({"f": np.zeros(shape)})))["f"].shape == shape
-
-
-def test_a_zero_dimensional_array_comes_back() -> None:
-    made = codec(array("complex128"))
-    back = made.unpack(made.pack(made.canonical({"f": np.array(1 + 2j)})))["f"]
-    assert (back.shape, complex(back)) == ((), 1 + 2j)
+    assert back.shape == before.shape
+    np.testing.assert_array_equal(back, before)
 
 
 # What is refused
@@ -236,6 +221,14 @@ def test_a_zero_dimensional_array_comes_back() -> None:
         ("json", {"\udfff": 1}, "lone surrogate"),
         ("json", np.int64(3), "not int64"),
         ("json", nested(100_000), "nested deeper than 100"),
+        ("json", nested(101), "nested deeper than 100"),
+        ("json", LOOP, "nested deeper than 100"),
+        ("json", {"a": math.inf}, "inf"),
+        ("json", {None: 1}, "keys are str, not NoneType"),
+        ("json", {True: 1}, "keys are str, not bool"),
+        ("json", [{1, 2}], "not set"),
+        ("json", {"a": 1j}, "not complex"),
+        ("json", [Rude()], "not Rude"),
         ("json", 10**5000, "digits"),
         ("int", nested(100_000), "expected int"),
         ("int", Rude(), "expected int"),
@@ -482,41 +475,9 @@ def test_canonical_json_tells_types_apart() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    "bad",
-    [
-        math.nan,
-        math.inf,
-        (1,),
-        {1: 1},
-        {None: 1},
-        {True: 1},
-        "\ud800",
-        {"\udc00": 1},
-        {1, 2},
-        b"",
-        1j,
-        Rude(),
-        nested(500),
-    ],
-    ids=lambda value: type(value).__name__,
-)
-def test_canonical_json_refuses(bad: Any) -> None:
-    for value in (bad, [bad], {"a": bad}):
-        with pytest.raises(ValueError, match=r"JSON|surrogate"):
-            canonical_json(value)
-
-
 @pytest.mark.parametrize("depth", [99, 100])
 def test_canonical_json_takes_a_hundred_levels(depth: int) -> None:
     assert json.loads(canonical_json(nested(depth))) == nested(depth)
-
-
-def test_a_value_that_contains_itself_is_an_error() -> None:
-    loop: list[Any] = []
-    loop.append(loop)
-    with pytest.raises(ValueError, match="nested deeper"):
-        canonical_json(loop)
 
 
 # Declarations

@@ -18,7 +18,8 @@ import numpy as np
 from PIL import Image, ImageFile
 
 import storeds
-from random_corpus import OTHERS, Sample, pixels_of
+from jpeg_corpus import Sample, pixels_of
+from jpeg_encodings import OTHERS
 
 __all__ = ["DECODES", "Given", "complaints", "read_all", "rgb"]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import select
 import signal
 import sys
 import traceback
@@ -13,11 +14,23 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import pymongo
+import pytest
 from pymongo import monitoring
 
 import storeds
 
-__all__ = ["WriterProcess", "die_at_command", "die_at_file_operation", "fork", "leftovers_in"]
+__all__ = [
+    "DEADLINE",
+    "WriterProcess",
+    "die_at_command",
+    "die_at_file_operation",
+    "fork",
+    "in_fork",
+    "leftovers_in",
+    "wait_for",
+]
+
+DEADLINE = 60.0  # seconds: a hang, not a slow machine
 
 FIELDS = {"job": "str", "at": "int"}
 
@@ -55,6 +68,24 @@ def fork(work: Callable[[], object]) -> int:
     return pid
 
 
+def in_fork(work: Callable[[], object]) -> None:
+    """Run `work` in a forked child; a child that fails or hangs fails the test."""
+    assert wait_for(fork(work)) == 0
+
+
+def wait_for(pid: int) -> int:
+    """Return the exit code of a child; one that hangs fails the test."""
+    ended = os.pidfd_open(pid)
+    try:
+        if not select.select([ended], [], [], DEADLINE)[0]:
+            os.kill(pid, signal.SIGKILL)
+            pytest.fail(f"the forked child hung for {DEADLINE} s")
+    finally:
+        os.close(ended)
+        _, status = os.waitpid(pid, 0)
+    return os.waitstatus_to_exitcode(status)
+
+
 def die_at_command(work: Callable[[], object], number: int) -> int:
     """Run `work` in a child that is killed when it is about to send this command; return its exit code."""
 
@@ -62,7 +93,7 @@ def die_at_command(work: Callable[[], object], number: int) -> int:
         monitoring.register(_AtCommand(number, lambda: os.kill(os.getpid(), signal.SIGKILL)))
         work()
 
-    return os.waitstatus_to_exitcode(os.waitpid(fork(watched), 0)[1])
+    return wait_for(fork(watched))
 
 
 _FILE_EVENTS = {"open", "os.link", "os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.truncate"}
@@ -84,7 +115,7 @@ def die_at_file_operation(work: Callable[[], object], below: str, number: int) -
         sys.addaudithook(count)
         work()
 
-    return os.waitstatus_to_exitcode(os.waitpid(fork(watched), 0)[1])
+    return wait_for(fork(watched))
 
 
 class WriterProcess:

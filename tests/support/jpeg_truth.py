@@ -16,7 +16,7 @@ from typing import Literal
 import numpy as np
 from PIL import Image
 
-__all__ = ["EOI", "FRAMES", "Anatomy", "Part", "anatomy", "decode", "foreign_markers", "mcus_there", "same_mcus"]
+__all__ = ["EOI", "FRAMES", "Anatomy", "Part", "anatomy", "mcus_there"]
 
 EOI = b"\xff\xd9"
 _SOS = 0xDA
@@ -25,7 +25,6 @@ _PROCESSES: tuple[Literal["baseline", "extended", "progressive", "lossless"], ..
 _PROCESSES = ("baseline", "extended", "progressive", "lossless")
 _APPS = frozenset((0xFE, *range(0xE0, 0xF0)))
 _MARKER_IN_SCAN = re.compile(rb"\xff+[^\x00\xd0-\xd7\xff]")
-_ANY_MARKER_IN_SCAN = re.compile(rb"\xff+[^\x00\xff]")
 
 
 @dataclass(frozen=True)
@@ -62,17 +61,13 @@ class Anatomy:
         return -(-self.size[0] // self.mcu[0]), -(-self.size[1] // self.mcu[1])
 
     @property
-    def progressive(self) -> bool:
-        return self.process == "progressive"
-
-    @property
     def huffman(self) -> bool:
         """Whether the codes are Huffman codes of 8 × 8 coefficients, which storeds can follow."""
         return not self.arithmetic and self.process != "lossless"
 
     @property
     def one_scan(self) -> bool:
-        return not self.progressive and len(self.scans) == 1
+        return self.process != "progressive" and len(self.scans) == 1
 
     def segments(self, *, before_data: bool) -> list[Part]:
         """Return the segments before the first scan's data, or those after it."""
@@ -124,30 +119,16 @@ def _with_frame(whole: bytes, parts: tuple[Part, ...], end: int) -> Anatomy:
     return Anatomy(parts, (width, height), (unit * across, unit * down), process, arithmetic, scans, end)
 
 
-def foreign_markers(data: bytes) -> list[bytes]:
-    """Return all markers in entropy-coded data, including restart markers, that a flipped bit may add or remove."""
-    return [match.group()[-1:] for match in _ANY_MARKER_IN_SCAN.finditer(data)]
-
-
-def decode(blob: bytes, mode: str | None = None) -> np.ndarray:
-    """Decode to pixels with Pillow. ``mode="YCbCr"`` avoids the rounding of a conversion to RGB."""
-    with Image.open(io.BytesIO(blob)) as image:
-        if mode:
-            image.draft(mode, image.size)
-        return np.asarray(image)
-
-
 @functools.cache
-def _planes(whole: bytes) -> np.ndarray:
-    return _as_planes(decode(whole, "YCbCr"))
-
-
-def _as_planes(pixels: np.ndarray) -> np.ndarray:
+def _planes(blob: bytes) -> np.ndarray:
+    """Decode to planes with Pillow, without the rounding of a conversion to RGB."""
+    with Image.open(io.BytesIO(blob)) as image:
+        image.draft("YCbCr", image.size)
+        pixels = np.asarray(image)
     return pixels.reshape(*pixels.shape[:2], -1)
 
 
-@functools.cache
-def same_mcus(whole: bytes, cut: int, junk: bytes = b"") -> int:
+def _same_mcus(whole: bytes, cut: int, junk: bytes = b"") -> int:
     """Return the number of leading MCUs that decode from the first `cut` bytes plus `junk` as from the whole file.
 
     One too many if the bits that a decoder makes up happen to complete an MCU. Upsampling of chroma reads neighbouring
@@ -157,7 +138,7 @@ def same_mcus(whole: bytes, cut: int, junk: bytes = b"") -> int:
     # A cut segment would swallow the end marker.
     cut = max((stop for stop, start in about.gaps() if stop <= cut < start), default=cut)
     there = _planes(whole)
-    wrong = there != _as_planes(decode(whole[:cut].rstrip(b"\xff") + junk + EOI, "YCbCr"))
+    wrong = there != _planes(whole[:cut].rstrip(b"\xff") + junk + EOI)
     if there.shape[2] > 1:
         for axis, length in enumerate(about.mcu[::-1]):
             edge = (np.arange(there.shape[axis]) + 2) % length < 4
@@ -175,4 +156,4 @@ def mcus_there(whole: bytes, cut: int) -> int:
     If the filling of a decoder happens to look like the whole picture, random data after the cut does not.
     """
     junk = random.Random(cut).choices(bytes(range(0xFF)), k=4000)
-    return min(same_mcus(whole, cut), same_mcus(whole, cut, bytes(junk)))
+    return min(_same_mcus(whole, cut), _same_mcus(whole, cut, bytes(junk)))

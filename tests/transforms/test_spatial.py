@@ -11,7 +11,7 @@ from photographs import jpeg
 from storeds import StoreDataset, open_writer
 from storeds.errors import ConfigError
 from storeds.protocols import Field
-from storeds.records import is_mask, is_spatial, layout_of
+from storeds.records.fields import is_mask, is_spatial, layout_of
 from storeds.transforms import CenterCrop, Compose, Normalize, RandomHorizontalFlip, Resize, ToTensor
 
 albumentations = pytest.importorskip("albumentations")

@@ -5,6 +5,7 @@ Rejects URLs whose password would be taken for something else.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fnmatch
 import glob
@@ -93,7 +94,8 @@ class StoreURL:
         if scheme is None:
             _reject_one_slash(text)
         if scheme is None or scheme in FILE_ENGINES:
-            _reject_impossible_path(text, rest)
+            if "\0" in rest:
+                raise ConfigError(f"{redact(text)!r}: expected a path, and no path holds a NUL")
             _reject_password(text, scheme, rest)
         elif scheme.startswith("mongodb"):
             _reject_bare_characters(text, rest)
@@ -151,16 +153,6 @@ def _reject_bare_characters(url: str, rest: str) -> None:
             f"{redact(url)!r}: blanks, control characters, @, :, / and ? in the user or the password must be "
             "percent-encoded, as urllib.parse.quote_plus does"
         )
-
-
-def _reject_impossible_path(url: str, rest: str) -> None:
-    """Reject what no operating-system call accepts as a path, before one raises ValueError."""
-    try:
-        is_path = b"\0" not in os.fsencode(rest)
-    except UnicodeEncodeError:
-        is_path = False
-    if not is_path:
-        raise ConfigError(f"{redact(url)!r}: expected a path, and no path holds a NUL or half of a surrogate pair")
 
 
 def _reject_one_slash(url: str) -> None:
@@ -294,18 +286,13 @@ def nearest(path: str) -> str:
     while not os.path.isdir(folder):
         missing, folder = folder, os.path.dirname(folder)
     what = "" if missing == path else f"{missing} is {'no folder' if os.path.lexists(missing) else 'not there'}; "
-    return what + _contents(folder)
-
-
-def _contents(folder: str) -> str:
     try:
         names = sorted(os.listdir(folder))
     except OSError as error:
-        return f"{folder} cannot be listed ({error.strerror})"
-    return f"{folder} holds {some(names, 8)}" if names else f"{folder} is empty"
+        return f"{what}{folder} cannot be listed ({error.strerror})"
+    return what + (f"{folder} holds {some(names, 8)}" if names else f"{folder} is empty")
 
 
-_PIECE = re.compile(r"\[!?\]?[^\]]*\]|.", re.DOTALL)
 _MAGIC = re.compile(r"\*|\[!?\]?[^\]]*\]")
 
 
@@ -338,7 +325,7 @@ class Glob:
         StoreNotFoundError
             Nothing matches, or a folder cannot be listed.
         """
-        found = sorted(set(_walk("/", self.pattern.strip("/").split("/"))), key=os.fsencode)
+        found = sorted(set(_matches("/", self.pattern.strip("/").split("/"))), key=os.fsencode)
         if not found:
             raise StoreNotFoundError(f"no file matches {self.pattern}: {nearest(self.written)}")
         return found
@@ -363,49 +350,34 @@ def glob_of(url: str | os.PathLike[str] | StoreURL) -> Glob | None:
     return Glob(scheme, os.path.normpath(os.path.join(glob.escape(os.getcwd()), path)), parsed.options, written)
 
 
-def _walk(folder: str, parts: Sequence[str]) -> Iterator[str]:
+def _matches(folder: str, parts: Sequence[str]) -> Iterator[str]:
+    """Yield what `parts` of a pattern match in `folder`. Raises errors of folders, where `glob` would pass over them."""
     part, rest = parts[0], parts[1:]
     if part == "**":
-        yield from _descend(folder, rest)
+        if rest:
+            yield from _matches(folder, rest)
+        for entry in _list(folder):
+            if entry.is_dir(follow_symlinks=False):  # links may form a cycle
+                yield from _matches(entry.path, parts)
+            elif not rest and not entry.is_dir():
+                yield entry.path
         return
-    for name in _names(folder, part):
+    names = [part]
+    if _MAGIC.search(part) and not os.path.lexists(os.path.join(folder, part)):
+        names = fnmatch.filter([entry.name for entry in _list(folder, part)], part.replace("?", "[?]"))
+    for name in names:
         path = os.path.join(folder, name)
-        if not rest and os.path.lexists(path):
+        if rest and os.path.isdir(path):
+            yield from _matches(path, rest)
+        elif not rest and os.path.lexists(path):
             yield path
-        elif rest and os.path.isdir(path):
-            yield from _walk(path, rest)
 
 
-def _names(folder: str, part: str) -> list[str]:
-    if not _MAGIC.search(part) or os.path.lexists(os.path.join(folder, part)):
-        return [part]
-    plain = "".join("[?]" if piece == "?" else piece for piece in _PIECE.findall(part))
-    accepts = re.compile(fnmatch.translate(plain)).match
-    # As in a shell, * matches no leading dot: the names of interrupted writes begin with one.
-    return [
-        entry.name
-        for entry in _list(folder)
-        if accepts(entry.name) and (part.startswith(".") or not entry.name.startswith("."))
-    ]
-
-
-def _descend(folder: str, rest: Sequence[str]) -> Iterator[str]:
-    """Yield what `rest` matches in `folder` and in every folder below; symbolic links may form a cycle and are not followed."""
-    if rest:
-        yield from _walk(folder, rest)
-    for entry in _list(folder):
-        if entry.name.startswith("."):
-            continue
-        if entry.is_dir(follow_symlinks=False):
-            yield from _descend(entry.path, rest)
-        elif not rest and not entry.is_dir():
-            yield entry.path
-
-
-def _list(folder: str) -> list[os.DirEntry[str]]:
+def _list(folder: str, pattern: str = "*") -> list[os.DirEntry[str]]:
+    """Return the entries of a folder; as in a shell, hidden ones, such as interrupted writes, only for a pattern with a dot."""
     try:
         with os.scandir(folder) as entries:
-            return list(entries)
+            return [entry for entry in entries if not entry.name.startswith(".") or pattern.startswith(".")]
     except OSError as error:
         raise refused(folder, "listed", error) from None
 
@@ -421,18 +393,14 @@ def file_system(path: str) -> str:
 
 def file_system_of(path: str) -> tuple[str, str]:
     """Return the type of the file system that holds `path`, and its mount point."""
-    path, best, kind = os.path.realpath(path), "", "unknown"
-    try:
-        with open("/proc/self/mounts", encoding="utf-8", errors="surrogateescape") as mounts:
-            for line in mounts:
-                _, place, found, *_ = line.split(" ")
-                place = place.replace("\\040", " ")
-                inside = path == place or path.startswith(place.rstrip("/") + "/")
-                if inside and len(place) >= len(best):
-                    best, kind = place, found
-    except OSError:
-        pass
-    return kind, best or os.path.sep
+    path, best, kind = os.path.realpath(path), os.path.sep, "unknown"
+    with contextlib.suppress(OSError), open("/proc/self/mounts", "rb") as mounts:
+        for line in map(os.fsdecode, mounts):
+            _, place, found, *_ = line.split(" ")
+            place = place.replace("\\040", " ")
+            if len(place) >= len(best) and Path(path).is_relative_to(place):
+                best, kind = place, found
+    return kind, best
 
 
 def file_system_advice(path: str) -> list[str]:

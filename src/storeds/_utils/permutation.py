@@ -159,14 +159,16 @@ class _Blocks:
 
     def indices(self, positions: Uints) -> Uints:
         """Return the index at each position."""
-        window = self._window(positions)
+        window = self._slot(positions) // self.window
         first = self._start(window * self.window)
         lengths = np.minimum(self._start((window + np.uint64(1)) * self.window), np.uint64(self.count)) - first
         places = positions - first
         for length in np.unique(lengths):  # equal except for the window with the short block and the last window
             same = np.flatnonzero(lengths == length)
             places[same] = permute(places[same], int(length), self.sample_keys, window[same])
-        return self._at(first + places)
+        places += first
+        slots = self._slot(places)
+        return permute(slots, self.blocks, self.block_keys) * self.size + (places - self._start(slots))
 
     def _start(self, slots: Uints) -> Uints:
         """Return the number of samples before each slot."""
@@ -179,11 +181,3 @@ class _Blocks:
         behind = places >= (self.ragged + np.uint64(1)) * self.size - self.missing
         slots: Uints = (places + self.missing * behind) // self.size
         return slots
-
-    def _window(self, positions: Uints) -> Uints:
-        return self._slot(positions) // self.window
-
-    def _at(self, places: Uints) -> Uints:
-        """Return the index at each place of the shuffled blocks, before samples are shuffled."""
-        slots = self._slot(places)
-        return permute(slots, self.blocks, self.block_keys) * self.size + (places - self._start(slots))

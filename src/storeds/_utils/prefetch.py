@@ -39,15 +39,10 @@ def will_need(descriptor: int, starts: Array, stops: Array) -> None:
     descriptor : int
         Of the file.
     starts, stops : array of int
-        Begins and ends of the ranges; neighbours that touch are merged. A range that is outside of the file has no effect.
+        Begins and ends of the ranges. A range that is outside of the file has no effect.
     """
-    if not len(starts):
-        return
-    apart = (starts[1:] > stops[:-1]) | (starts[1:] < starts[:-1])
-    begins = [int(starts[0]), *starts[1:][apart].tolist()]
-    ends = [*stops[:-1][apart].tolist(), int(stops[-1])]
     with suppress(OSError):  # a negative number, from a damaged file
-        for begin, end in zip(begins, ends, strict=True):
+        for begin, end in zip(starts.tolist(), stops.tolist(), strict=True):
             for at in range(begin, end, _ADVISED):
                 os.posix_fadvise(descriptor, at, min(_ADVISED, end - at), os.POSIX_FADV_WILLNEED)
 

@@ -12,7 +12,6 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar, cast
 
 import numpy as np
@@ -20,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from storeds._utils.locations import StoreURL, check_file, file_url, redact
 from storeds.backends.handles import HandlePool, HandleRef, Lease, Opener, OpenStore
-from storeds.errors import ConfigError, RecordError, StoreNotFoundError, UnavailableError, suggest
+from storeds.errors import ConfigError, RecordError, UnavailableError, suggest
 from storeds.protocols import JSON, Array, Backend, Field, Meta, Record
 from storeds.records.codec import RecordCodec
 from storeds.records.seals import Seals
@@ -77,7 +76,7 @@ _INT64, _UINT64 = np.dtype(np.int64), np.dtype(np.uint64)
 class StoreBackend(ABC):
     """A backend over one engine: subclasses implement `_read`, `_column` and `close`.
 
-    Pickles as ``(class, *self._recipe())``; rebuilding from that opens nothing.
+    A pickle holds the attributes; one of `HandleBackend` leaves out its handle.
     """
 
     Options: ClassVar[type[BackendOptions]] = BackendOptions
@@ -103,17 +102,6 @@ class StoreBackend(ABC):
     @abstractmethod
     def close(self) -> None: ...
 
-    @abstractmethod
-    def _recipe(self) -> tuple[Any, ...]:
-        """Return the arguments from which `_restore` rebuilds an equal backend without I/O."""
-
-    @classmethod
-    @abstractmethod
-    def _restore(cls, *recipe: Any) -> Self: ...
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self)._restore, self._recipe()
-
     def __len__(self) -> int:
         return self.meta.count
 
@@ -123,9 +111,7 @@ class StoreBackend(ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def get_many(self, positions: Sequence[int], /, fields: Sequence[str] | None = None) -> list[Record | RecordError]:
@@ -139,7 +125,10 @@ class StoreBackend(ABC):
         self._check_bounds(ascending[0], ascending[-1])
         found = self._read(ascending, wanted)
         if len(wanted) != len(self.meta.fields):
-            found = [_project(record, wanted) for record in found]
+            found = [
+                record if isinstance(record, RecordError) else {name: record[name] for name in wanted}
+                for record in found
+            ]
         by_position = dict(zip(ascending, found, strict=True))
         if len(ascending) == len(positions):
             return list(map(by_position.__getitem__, positions))
@@ -246,33 +235,6 @@ H = TypeVar("H", bound=Handle)
 Open = TypeVar("Open", bound=Opener[Any])
 
 
-class _BuildLease(Lease[H]):
-    """A lease of a backend's handle, after a check that the store is still the build that the backend opened."""
-
-    __slots__ = ("_backend",)
-
-    def __init__(self, backend: HandleBackend[H, Any]) -> None:
-        self.ref, self._backend = backend._ref, backend
-
-    def __enter__(self) -> H:
-        backend = self._backend
-        try:
-            handle = self.ref.pool.acquire(self)
-            try:
-                build = backend._build_of(handle)
-                if build != backend.meta.build:
-                    raise UnavailableError(
-                        f"{backend.url} was replaced while in use or changed (build {backend.meta.build} was opened, "
-                        f"build {build} is there now); open it again"
-                    )
-            except BaseException:
-                self.ref.pool.release(self)
-                raise
-        except StoreNotFoundError as error:
-            raise UnavailableError(f"{backend.url} was there when it was opened and is gone now: {error}") from error
-        return handle
-
-
 class HandleBackend(StoreBackend, Generic[H, Open]):
     """A backend that reads through a handle of a `HandlePool`, opened on first use in each process.
 
@@ -309,21 +271,24 @@ class HandleBackend(StoreBackend, Generic[H, Open]):
         """Return the build of the store that a handle reads."""
         return handle.meta.build
 
-    def _recipe(self) -> tuple[Any, ...]:
-        return self._opener, self.meta
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_ref": None}
 
-    @classmethod
-    def _restore(cls, *recipe: Any) -> Self:
-        opener, meta = recipe
-        backend = cls.__new__(cls)
-        backend._opener = opener
-        backend._ref = cls.pool.ref(backend, opener)
-        StoreBackend.__init__(backend, opener.url, meta)
-        return backend
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._ref = self.pool.ref(self, self._opener)
 
-    def _lease(self) -> _BuildLease[H]:
+    def _lease(self) -> Lease[H]:
         """Keep the handle open for the body of a ``with``; raises UnavailableError if the store was replaced."""
-        return _BuildLease(self)
+        return Lease(self._ref, self._check_build)
+
+    def _check_build(self, handle: H) -> None:
+        build = self._build_of(handle)
+        if build != self.meta.build:
+            raise UnavailableError(
+                f"{self.url} was replaced while in use or changed (build {self.meta.build} was opened, build {build} is there "
+                "now); open it again"
+            )
 
     def close(self) -> None:
         # docstring inherited
@@ -341,10 +306,6 @@ def _copies_for(found: Mapping[int, Record | RecordError], asked: Sequence[int])
         given.add(position)
         out.append(record)
     return out
-
-
-def _project(record: Record | RecordError, fields: tuple[str, ...]) -> Record | RecordError:
-    return record if isinstance(record, RecordError) else {name: record[name] for name in fields}
 
 
 Settings = TypeVar("Settings", bound=BackendOptions)

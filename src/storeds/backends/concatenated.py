@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import functools
+import copy
 import itertools
 import json
-import math
-import os
-import pickle
-import zlib
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, Self, TypeAlias
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import xxhash
@@ -22,14 +18,13 @@ from storeds.protocols import JSON, Array, Backend, Field, Meta, Record
 from storeds.records.columns import (
     SCALARS,
     check_where,
-    column_of,
     matching_positions,
     read_arrays,
     read_column,
     stack_records,
     stackable,
 )
-from storeds.records.fields import UNCHECKED, Count, pictures, with_verdicts, without_verdicts
+from storeds.records.fields import Count, without_verdicts
 from storeds.records.roles import role_text
 
 __all__ = ["CONCATENATED", "ConcatenatedBackend", "Place", "check_same_classes"]
@@ -37,34 +32,6 @@ __all__ = ["CONCATENATED", "ConcatenatedBackend", "Place", "check_same_classes"]
 
 CONCATENATED = "concatenated"
 _SHOWN = 2
-# Backends kept in memory, some KiB each; each engine's pool limits open handles to far fewer.
-_LIVE = 512
-
-
-_Kept: TypeAlias = Backend | tuple[type[StoreBackend], tuple[Any, ...]]
-
-
-def _keep(member: Backend, shared: dict[Hashable, Any]) -> _Kept:
-    """Close a member and return the class and arguments that restore it; other backends than `StoreBackend` stay open.
-
-    There may be thousands, so equal fields and attrs of all members are one object, in `shared`.
-    """
-    if not isinstance(member, StoreBackend):
-        return member
-    fields, attrs = member.meta.fields, member.meta.attrs
-    member.meta = replace(
-        member.meta,
-        fields=shared.setdefault(tuple(fields.items()), fields),
-        attrs=shared.setdefault(json.dumps(attrs, sort_keys=True), attrs),
-    )
-    kept = type(member), member._recipe()
-    member.close()
-    return kept
-
-
-def _restored(kept: Sequence[_Kept], number: int) -> Backend:
-    found = kept[number]
-    return found[0]._restore(*found[1]) if isinstance(found, tuple) else found
 
 
 class Place(NamedTuple):
@@ -82,7 +49,7 @@ class ConcatenatedBackend(StoreBackend):
     Parameters
     ----------
     members : iterable of Backend
-        In order, consumed one by one. A ``StoreBackend`` is closed after its meta is read, and restored for reading.
+        In order, consumed one by one. They close with the whole.
     url : str, optional
         The name of the whole; by default the URLs of the first members.
 
@@ -104,49 +71,32 @@ class ConcatenatedBackend(StoreBackend):
     A call reads the members that it needs one after the other, with one ``get_many`` each.
     """
 
-    _unread: list[str] | None  # not pickled
-
     def __init__(self, members: Iterable[Backend], url: str | None = None) -> None:
-        merger, kept, shared = _MetaMerger(), list[_Kept](), dict[Hashable, Any]()
+        self._members: list[Backend] = []
+        shared: dict[Any, Any] = {}
         for member in members:
-            merger.add(member)
-            kept.append(_keep(member, shared))
-        if not merger.counts:
+            if self._members:
+                _check_fields(self._members[0], member)
+            _share_meta(member, shared)
+            self._members.append(member)
+        if not self._members:
             raise ConfigError("there is nothing to concatenate: the list of stores is empty")
-        counts = np.array(merger.counts, np.int64)
-        self._setup(url or merger.names(), merger.meta(), kept, counts)
-        self._unread = bounded(merger.unread)
-
-    def _setup(self, url: str, meta: Meta, kept: list[_Kept], counts: Array) -> None:
-        super().__init__(url, meta)
-        self._kept, self._counts = kept, counts
-        self._ends = np.cumsum(counts)
-        self._starts = self._ends - counts
-        # lru_cache has no lock that a fork could copy locked. It does not refer to `self`, so handles are released with
-        # `self`. A backend that is evicted during a read is closed after it.
-        self._member: Callable[[int], Backend] = functools.lru_cache(_LIVE)(functools.partial(_restored, kept))
+        super().__init__(url or _names(self._members), _merged_meta(self._members))
+        self._ends: Array = np.cumsum([len(member) for member in self._members])
+        self._starts: Array = self._ends - [len(member) for member in self._members]
         self._closed = False
-        self._unread = None
 
-    def _recipe(self) -> tuple[Any, ...]:
-        # Paths of one folder are nearly equal, so they compress well.
-        return self.url, self.meta, zlib.compress(pickle.dumps(self._kept, pickle.HIGHEST_PROTOCOL), 1), self._counts
-
-    @classmethod
-    def _restore(cls, *recipe: Any) -> Self:
-        url, meta, packed, counts = recipe
-        backend = cls.__new__(cls)
-        backend._setup(url, meta, pickle.loads(zlib.decompress(packed)), counts)  # noqa: S301  # its own pickle
-        return backend
+    def __copy__(self) -> Self:
+        return copy.deepcopy(self)  # closing one of them must not close the members of the other
 
     def __repr__(self) -> str:
-        return f"ConcatenatedBackend({self.url!r}, count={self.meta.count}, members={len(self._counts)})"
+        return f"ConcatenatedBackend({self.url!r}, count={self.meta.count}, members={len(self._members)})"
 
     def place(self, position: int) -> Place:
         """Return the store and position of the record at `position`; no I/O. Raises IndexError."""
         (at,) = self._check_positions([position]).tolist()
         number = int(np.searchsorted(self._ends, at, side="right"))
-        return Place(self._member(number).url, at - int(self._starts[number]))
+        return Place(self._members[number].url, at - int(self._starts[number]))
 
     def select(self, where: Mapping[str, Any], /) -> Array:
         """Return the ascending int64 positions of records whose fields equal (or are in) the given values.
@@ -154,88 +104,54 @@ class ConcatenatedBackend(StoreBackend):
         Each member's engine selects its records if it can.
         """
         checked = check_where(where, self.meta.fields, self.url)
-        found = [self._select(member, checked) + start for start, member in self._members()]
-        return np.concatenate(found).astype(np.int64, copy=False)
+        found = [matching_positions(member, checked) for member in self.members()]
+        return np.concatenate([each + start for each, start in zip(found, self._starts, strict=True)])
 
     def close(self) -> None:
         # docstring inherited
         self._closed = True
-        self._member.cache_clear()  # type: ignore[attr-defined]  # declared as a plain callable
-        for member in self._kept:
-            if not isinstance(member, tuple):
-                member.close()
+        for member in self._members:
+            member.close()
 
     def stored_bytes(self) -> int | None:
         # docstring inherited
-        total = 0
-        for _, member in self._members():
-            size = member.stored_bytes() if isinstance(member, StoreBackend) else None
-            if size is None:
-                return None
-            total += size
-        return total
+        sizes = [member.stored_bytes() if isinstance(member, StoreBackend) else None for member in self.members()]
+        return None if None in sizes else sum(filter(None, sizes))
 
     def handle_settings(self) -> dict[str, JSON]:
         # docstring inherited
-        return {"members": len(self._counts)}
+        return {"members": len(self._members)}
 
     def advice(self) -> list[str]:
         # docstring inherited
-        advice = [member.advice() for _, member in self._members() if isinstance(member, StoreBackend)]
+        advice = [member.advice() for member in self.members() if isinstance(member, StoreBackend)]
         return list(dict.fromkeys(text for texts in advice for text in texts))
 
     def unread(self) -> list[str]:
         # docstring inherited
-        if self._unread is None:
-            left = [member.unread() for _, member in self._members() if isinstance(member, StoreBackend)]
-            self._unread = bounded(dict.fromkeys(entry for entries in left for entry in entries))
-        return list(self._unread)
+        unread = [member.unread() for member in self.members() if isinstance(member, StoreBackend)]
+        return bounded(dict.fromkeys(entry for entries in unread for entry in entries))
 
     def leftovers(self) -> str | None:
         # docstring inherited
-        found = (member.leftovers() for _, member in self._members() if isinstance(member, StoreBackend))
+        found = (member.leftovers() for member in self.members() if isinstance(member, StoreBackend))
         return next((left for left in found if left is not None), None)
 
     def members(self) -> Iterator[Backend]:
         """Yield the stores, in order."""
-        return (member for _, member in self._members())
-
-    def _members(self) -> Iterator[tuple[int, Backend]]:
-        """Yield the start position of each member, and the member."""
         self._check_open()
-        for number, start in enumerate(self._starts.tolist()):
-            yield start, self._member(number)
+        return iter(self._members)
 
     def _read(self, positions: list[int], fields: tuple[str, ...]) -> list[Record | RecordError]:
         self._check_open()
         out: list[Record | RecordError] = []
         for member, first, inside in self._shares(np.array(positions, np.int64)):
             places: list[int] = inside.tolist()
-            lacking = self._lacking(member, fields)
-            held = tuple(name for name in fields if name not in lacking) if lacking else fields
-            for at, found in enumerate(member.get_many(places, held)):
+            for at, found in enumerate(member.get_many(places, fields)):
                 if isinstance(found, RecordError):
                     found = self._rename(found, positions[first + at], Place(member.url, places[at]))
-                elif lacking:
-                    found.update(lacking)
                 out.append(found)
         return out
-
-    def _select(self, member: Backend, where: Mapping[str, Sequence[Any]]) -> Array:
-        """Return the matching positions of one member; without verdicts, all of its images count as unchecked."""
-        rest = dict(where)
-        for name, values in where.items():
-            lacking = self._lacking(member, (name,))
-            if lacking:
-                if lacking[name] not in values:
-                    return np.empty(0, np.int64)
-                del rest[name]
-        return matching_positions(member, rest) if rest else np.arange(len(member), dtype=np.int64)
-
-    def _lacking(self, member: Backend, fields: Sequence[str]) -> dict[str, str | float]:
-        """Return the verdict fields that only other members have, each with the value for unchecked images."""
-        missing = (name for name in fields if name not in member.meta.fields)
-        return {name: UNCHECKED if self.meta.fields[name].kind == "str" else math.nan for name in missing}
 
     def _shares(self, positions: Array) -> Iterator[tuple[Backend, int, Array]]:
         """Yield each member of ascending `positions`, the index of its first position, and its own positions."""
@@ -243,7 +159,7 @@ class ConcatenatedBackend(StoreBackend):
         inside = positions - self._starts[numbers]
         cuts = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(positions)]
         for first, last in itertools.pairwise(cuts):
-            yield self._member(int(numbers[first])), first, inside[first:last]
+            yield self._members[numbers[first]], first, inside[first:last]
 
     def get_arrays(self, positions: Sequence[int], /, fields: Sequence[str] | None = None) -> dict[str, Array]:
         """Return fields of many records as arrays; see `storeds.protocols.SupportsBatchArrays`."""
@@ -267,27 +183,11 @@ class ConcatenatedBackend(StoreBackend):
         return renamed
 
     def _column(self, name: str, field: Field) -> Array:
-        column: Array | None = None
-        for start, member in self._members():
-            lacks = self._lacking(member, (name,))
-            part = column_of(field, [lacks[name]] * len(member)) if lacks else read_column(member, name)
-            if column is None:
-                column = np.empty((self.meta.count, *part.shape[1:]), part.dtype)
-            column[start : start + len(part)] = part
-        assert column is not None
-        return column
+        return np.concatenate([read_column(member, name) for member in self.members()])
 
     def _check_open(self) -> None:
         if self._closed:
             raise ClosedError(f"{self.url} was closed; open it again with open_backend")
-
-
-def _columns_of(member: Backend) -> dict[str, str]:
-    """Return field → dataset of a foreign HDF5 file with parallel datasets; empty for other stores."""
-    if member.meta.layout != "parallel" or not isinstance(member, StoreBackend):
-        return {}
-    where = member.handle_settings().get("where")
-    return {name: str(path).lstrip("/") for name, path in where.items()} if isinstance(where, dict) else {}
 
 
 def _empty(field: Field, count: int) -> Array:
@@ -295,85 +195,57 @@ def _empty(field: Field, count: int) -> Array:
     return np.empty((count, *(size or 0 for size in field.shape or ())), dtype)
 
 
-class _MetaMerger:
-    """Combines the metas of members, and raises an error for members that do not fit together."""
+def _check_fields(first: Backend, member: Backend) -> None:
+    """Raise FormatError if two stores differ in their fields, apart from verdicts on pictures."""
+    had, has = without_verdicts(first.meta.fields), without_verdicts(member.meta.fields)
+    if list(had.items()) == list(has.items()):
+        return
+    cannot = "stores with different fields cannot be read as one: "
+    for name in (*had, *has):
+        if had.get(name) != has.get(name):
+            raise FormatError(
+                f"{cannot}{name!r} is {_described(had.get(name))} in {first.url}, and {_described(has.get(name))} in "
+                f"{member.url}"
+            )
+    raise FormatError(f"{cannot}the order is {', '.join(had)} in {first.url}, and {', '.join(has)} in {member.url}")
 
-    def __init__(self) -> None:
-        self.counts: list[int] = []
-        self._urls: list[str] = []
-        self._ids, self._builds = xxhash.xxh3_128(), xxhash.xxh3_128()
-        self._fields: Mapping[str, Field] = {}
-        self._judged = False  # whether a member has verdicts on its pictures
-        self._fast_crops: list[int | None] = []
-        self._attrs: dict[str, JSON] = {}
-        self._with_classes: Backend | None = None
-        self._columns: dict[str, str] = {}
-        self.unread: dict[str, None] = {}  # each unread part once, as equal stores have the same
 
-    def add(self, member: Backend) -> None:
-        meta = member.meta
-        if isinstance(member, StoreBackend):
-            self.unread.update(dict.fromkeys(member.unread()))
-        if not self.counts:
-            self._fields, self._attrs = without_verdicts(meta.fields), dict(meta.attrs)
-            self._columns = _columns_of(member)
-        self._check_fields(member)
-        self._check_classes(member)
-        self._judged = self._judged or bool(pictures(meta.fields))
-        self._fast_crops.append(meta.fast_crops)
-        for name in [name for name in self._attrs if _text(meta.attrs, name) != _text(self._attrs, name)]:
-            del self._attrs[name]
-        self.counts.append(meta.count)
-        if len(self._urls) < _SHOWN:
-            self._urls.append(member.url)
-        self._ids.update(f"{meta.id}\n".encode())
-        self._builds.update(f"{meta.build}\n".encode())
+def _share_meta(member: Backend, shared: dict[Any, Any]) -> None:
+    """Make equal fields and attrs of all members one object, since there may be thousands of members."""
+    if isinstance(member, StoreBackend):
+        fields, attrs = member.meta.fields, member.meta.attrs
+        fields, member._codec = shared.setdefault(tuple(fields.items()), (fields, member._codec))
+        attrs = {name: shared.setdefault((name, _text(attrs, name)), value) for name, value in attrs.items()}
+        member.meta = replace(member.meta, fields=fields, attrs=attrs)
 
-    def names(self) -> str:
-        more = len(self.counts) - len(self._urls)
-        return f"[{', '.join([*self._urls, *([f'{more} more'] if more else [])])}]"
 
-    def meta(self) -> Meta:
-        ids, builds = self._ids.hexdigest(), self._builds.hexdigest()
-        fields = with_verdicts(self._fields) if self._judged else self._fields
-        known = [each for each in self._fast_crops if each is not None]
-        fast_crops = sum(known) if len(known) == len(self.counts) else None
-        return Meta(ids, builds, Count(sum(self.counts)), CONCATENATED, fields, self._attrs, fast_crops)
+def _names(members: Sequence[Backend]) -> str:
+    more = len(members) - _SHOWN
+    return f"[{', '.join([*(each.url for each in members[:_SHOWN]), *([f'{more} more'] if more > 0 else [])])}]"
 
-    def _check_fields(self, member: Backend) -> None:
-        fields = without_verdicts(member.meta.fields)
-        if list(fields.items()) == list(self._fields.items()):
-            return
-        first = self._urls[0]
-        for name in (*self._fields, *fields):
-            if fields.get(name) != self._fields.get(name):
-                has, had = _described(fields.get(name)), _described(self._fields.get(name))
-                raise FormatError(
-                    f"stores with different fields cannot be read as one: {name!r} is {had} in {first}, and {has} in "
-                    f"{member.url}{self._side_by_side(member)}"
-                )
-        raise FormatError(
-            f"stores with different fields cannot be read as one: the order is {', '.join(self._fields)} in {first}, and "
-            f"{', '.join(fields)} in {member.url}"
-        )
 
-    def _side_by_side(self, member: Backend) -> str:
-        """Return advice on reading two files that hold columns of the same records, as PatchCamelyon's; or ``""``."""
-        columns, first = _columns_of(member), self._urls[0]
-        same_folder = os.path.dirname(first) == os.path.dirname(member.url)
-        apart = columns.keys().isdisjoint(self._columns)
-        if not (columns and self._columns and apart and same_folder and member.meta.count == self.counts[0]):
-            return ""
-        file = os.path.basename(member.url)
-        both = {**self._columns, **{name: f"{file}::{where}" for name, where in columns.items()}}
-        return f"; where both hold columns of the same records, open {first} with columns={both}"
-
-    def _check_classes(self, member: Backend) -> None:
-        if "classes" not in member.meta.attrs:
-            return
-        if self._with_classes is None:
-            self._with_classes = member
-        check_same_classes(self._with_classes, member)
+def _merged_meta(members: Sequence[Backend]) -> Meta:
+    """Return the meta of all members together; raises ConfigError for different class names."""
+    named = [member for member in members if "classes" in member.meta.attrs]
+    for member in named[1:]:
+        check_same_classes(named[0], member)
+    metas = [member.meta for member in members]
+    fields, attrs = metas[0].fields, metas[0].attrs
+    if any(meta.fields != fields for meta in metas):
+        fields = without_verdicts(fields)  # not all members have verdicts on their pictures
+    ids, builds = (
+        "".join(f"{each}\n" for each in texts).encode() for texts in zip(*((m.id, m.build) for m in metas), strict=True)
+    )
+    crops = [meta.fast_crops for meta in metas if meta.fast_crops is not None]
+    return Meta(
+        xxhash.xxh3_128_hexdigest(ids),
+        xxhash.xxh3_128_hexdigest(builds),
+        Count(sum(meta.count for meta in metas)),
+        CONCATENATED,
+        fields,
+        {name: attrs[name] for name in attrs if len({_text(meta.attrs, name) for meta in metas}) == 1},
+        sum(crops) if len(crops) == len(metas) else None,
+    )
 
 
 def check_same_classes(one: Backend, other: Backend) -> None:

@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from typing import Any, Generic, Protocol, Self, TypeVar
 
 from storeds._utils.locations import check_status, refused, sniff_descriptor, stat_store
-from storeds.errors import ClosedError
+from storeds.errors import ClosedError, StoreNotFoundError, UnavailableError
 
 __all__ = ["HandlePool", "HandleRef", "Lease", "OpenStore", "Opener"]
 
@@ -66,20 +66,63 @@ class _Entry(Generic[H]):
 
 
 class Lease(Generic[H]):
-    """A context in which the handle of a reference stays open. A class: a generator costs more than some reads."""
+    """A context in which the handle of a reference stays open. A class: a generator costs more than some reads.
 
-    __slots__ = ("entry", "ref", "thread")
+    Parameters
+    ----------
+    ref : HandleRef
+    check : callable, optional
+        Given for a store that was opened before: raises if the handle reads another store than then. It is an
+        UnavailableError if the store is gone.
+    """
+
+    __slots__ = ("check", "entry", "ref", "thread")
     entry: _Entry[H]
     thread: int
 
-    def __init__(self, ref: HandleRef[H]) -> None:
-        self.ref = ref
+    def __init__(self, ref: HandleRef[H], check: Callable[[H], object] | None = None) -> None:
+        self.ref, self.check = ref, check
 
     def __enter__(self) -> H:
-        return self.ref.pool.acquire(self)
+        ref, pool, check = self.ref, self.ref.pool, self.check
+        self.thread = threading.get_ident()
+        try:
+            with pool._exclusive():
+                while pool._forking is not None and pool._must_wait(self.thread):
+                    pool._section.wait()
+                if ref.closed:
+                    raise ClosedError(f"{ref.opener.url} was closed; open it again with open_backend")
+                handle: H | None = None
+                while handle is None:
+                    while (entry := ref.entry) is None or entry.handle is None:
+                        ref.entry = pool._find_or_open(ref)
+                    self.entry = entry
+                    pool._leases.add(self)
+                    # A signal handler may fork at each call; its child closed the handle unless `_leases` had the lease.
+                    handle = entry.handle
+                pool._entries.move_to_end(self.entry.key)
+            if check is not None:
+                try:
+                    check(handle)
+                except BaseException:
+                    self.__exit__()
+                    raise
+        except StoreNotFoundError as error:
+            if check is None:
+                raise
+            raise UnavailableError(f"{ref.opener.url} was there when it was opened and is gone now: {error}") from error
+        return handle
 
     def __exit__(self, *_: object) -> None:
-        self.ref.pool.release(self)
+        pool = self.ref.pool
+        with pool._exclusive():
+            pool._leases.discard(self)
+            if pool._forking is not None:
+                pool._section.changed.notify_all()
+            if not self.entry.owners and not pool._is_leased(self.entry):
+                pool._remove(self.entry)
+            if len(pool._entries) > pool._limit:  # more leases than that existed at once
+                pool._evict(pool._limit)
 
 
 class HandleRef(Generic[H]):
@@ -101,16 +144,25 @@ class HandleRef(Generic[H]):
 
     def release(self) -> None:
         """Hold no handle until the next lease."""
-        self.pool.forget(self)
+        self.pool._dropped.append(self)
+        with self.pool._exclusive():
+            pass  # its end forgets what was dropped
 
     def invalidate(self) -> None:
         """Release the handle, and stop sharing it: the store was replaced."""
-        self.pool.invalidate(self)
+        pool = self.pool
+        with pool._exclusive():
+            entry = self.entry
+            if entry is not None and pool._entries.get(entry.key) is entry:
+                del pool._entries[entry.key]
+                entry.key = object()  # no opener's
+                pool._entries[entry.key] = entry
+            pool._forget(self)
 
     def close(self) -> None:
         """Release the handle for good; it closes once no other reference or lease uses it."""
         self.closed = True
-        self.pool.forget(self)
+        self.release()
 
 
 class _CriticalSection:
@@ -184,21 +236,6 @@ class HandlePool(Generic[H]):
         weakref.finalize(owner, self._drop, ref).atexit = False
         return ref
 
-    def acquire(self, lease: Lease[H]) -> H:
-        ref, lease.thread = lease.ref, threading.get_ident()
-        with self._exclusive():
-            while self._forking is not None and self._must_wait(lease.thread):
-                self._section.wait()
-            if ref.closed:
-                raise ClosedError(f"{ref.opener.url} was closed; open it again with open_backend")
-            # A signal handler may fork at each call; its child closes the handle unless `_leases` has the lease.
-            while (entry := ref.entry) is None or entry.handle is None:
-                ref.entry = self._find_or_open(ref)
-            lease.entry, handle = entry, entry.handle
-            self._leases.add(lease)
-            self._entries.move_to_end(entry.key)
-            return handle
-
     def _find_or_open(self, ref: HandleRef[H]) -> _Entry[H]:
         opener: Any = ref.opener
         shared = () if ref.opened is None else (ref.opened,)
@@ -215,30 +252,6 @@ class HandlePool(Generic[H]):
             _LOG.debug("%s shares the handle that was opened for %s, with its settings", opener.url, entry.opener.url)
         entry.owners.add(ref)
         return entry
-
-    def release(self, lease: Lease[H]) -> None:
-        with self._exclusive():
-            self._leases.discard(lease)
-            if self._forking is not None:
-                self._section.changed.notify_all()
-            if not lease.entry.owners and not self._is_leased(lease.entry):
-                self._remove(lease.entry)
-            if len(self._entries) > self._limit:  # more leases than that existed at once
-                self._evict(self._limit)
-
-    def forget(self, ref: HandleRef[H]) -> None:
-        self._dropped.append(ref)
-        with self._exclusive():
-            pass  # its end forgets what was dropped
-
-    def invalidate(self, ref: HandleRef[H]) -> None:
-        with self._exclusive():
-            entry = ref.entry
-            if entry is not None and self._entries.get(entry.key) is entry:
-                del self._entries[entry.key]
-                entry.key = object()  # no opener's
-                self._entries[entry.key] = entry
-            self._forget(ref)
 
     def close_all(self) -> None:
         """Close every handle that no lease uses; references stay valid and reopen on their next use."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 from storeds._utils.locations import StoreURL, redact
 from storeds.backends.base import BackendOptions, StoreBackend, parse_options
@@ -62,10 +62,7 @@ class MemoryBackend(StoreBackend):
         if name not in _STORES:
             held = ", ".join(sorted(_STORES)) or "none"
             raise StoreNotFoundError(f"no store at {url}: this process holds {held}")
-        self._setup(name, _STORES[name].meta)
-
-    def _setup(self, name: str, meta: Meta) -> None:
-        super().__init__(f"memory://{name}", meta)
+        super().__init__(f"memory://{name}", _STORES[name].meta)
         self._name, self._closed = name, False
 
     @staticmethod
@@ -73,15 +70,6 @@ class MemoryBackend(StoreBackend):
         """Return the sink of a store in memory."""
         parse_options(BackendOptions, {}, options, url)
         return MemorySink(url)
-
-    def _recipe(self) -> tuple[Any, ...]:
-        return self._name, self.meta
-
-    @classmethod
-    def _restore(cls, *recipe: Any) -> Self:
-        backend = cls.__new__(cls)
-        backend._setup(*recipe)
-        return backend
 
     def _records(self) -> list[bytes]:
         if self._closed:

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from storeds.errors import suggest
-from storeds.protocols import JSON, Array, Field, Record
+from storeds.protocols import JSON, Field, Record
 from storeds.records.fields import layout_of
 from storeds.records.roles import check_labels, check_mask, check_mask_mode, check_values
 
 if TYPE_CHECKING:
     from storeds.jpeg import PictureHeader
 
-__all__ = ["LOSSY", "RoleChecker", "labels_of", "unnamed_class"]
+__all__ = ["LOSSY", "RoleChecker", "class_fields", "classes_in", "unnamed_class"]
 
 _USUAL = ("label", "labels")
 LOSSY = "its JPEG compression changes class ids at the edges of objects; store masks as PNG"
@@ -35,6 +35,7 @@ class RoleChecker:
 
     def __init__(self, fields: Mapping[str, Field], on_lossy: Callable[[str], object] | None = None) -> None:
         self._fields = {name: field for name, field in fields.items() if field.role is not None or field.of is not None}
+        self._classes = class_fields(fields)
         self._on_lossy = on_lossy
         self._masks = [name for name, field in fields.items() if field.role == "mask" and field.kind == "image"]
         # The image that boxes and masks belong to, which is not clear if there are several.
@@ -70,10 +71,8 @@ class RoleChecker:
         except ValueError as error:
             yield str(error)
             return
-        columns = {name: [record[name]] for name, field in self._fields.items() if field.role == "label"}
-        rows = {name: labels_of(field, record[name]) for name, field in self._fields.items() if field.role == "labels"}
-        labels = {name: (np.zeros(len(values), np.int64), values) for name, values in rows.items()}
-        unnamed = unnamed_class(self._fields, columns, labels, {"classes": classes})
+        found = {name: dict.fromkeys(classes_in(field, record[name]), 0) for name, field in self._classes.items()}
+        unnamed = unnamed_class(found, classes)
         if unnamed is not None:
             yield unnamed[1]
 
@@ -99,61 +98,43 @@ def _header_of(value: Any) -> PictureHeader | None:
     return read_picture_header(bytes(value)) if isinstance(value, (bytes, bytearray, memoryview)) else None
 
 
-def labels_of(field: Field, value: Any) -> Array | list[str]:
-    """Return the classes in one value of a field with role ``labels``: ids as an int64 array, or a list of names."""
-    return check_labels(field.role or "", value)
+def class_fields(fields: Mapping[str, Field]) -> dict[str, Field]:
+    """Return the fields whose values are classes: ids or names."""
+    return {
+        name: field
+        for name, field in fields.items()
+        if field.role == "labels" or (field.role == "label" and field.kind in ("int", "str"))
+    }
 
 
-def unnamed_class(
-    fields: Mapping[str, Field],
-    columns: Mapping[str, Array | Sequence[Any]],
-    labels: Mapping[str, tuple[Array, Array | Sequence[Any]]],
-    attrs: Mapping[str, JSON],
-) -> tuple[int, str] | None:
-    """Return the position and the fault of a record with a class that ``attrs["classes"]`` lacks, or None.
+def classes_in(field: Field, value: Any) -> list[int | str]:
+    """Return the classes in one value of such a field."""
+    if field.role == "label":
+        return [value]
+    return [*np.asarray(check_labels("", value)).tolist()]
+
+
+def unnamed_class(found: Mapping[str, Mapping[int | str, int]], classes: JSON) -> tuple[int, str] | None:
+    """Return the position and the fault of a record with a class that `classes` lacks, or None.
 
     Parameters
     ----------
-    fields : mapping of str to Field
-        All declared fields.
-    columns : mapping
-        Field with role ``label`` and kind int or str → its class ids as an int64 array, or its names of classes as a
-        list. Other fields are ignored.
-    labels : mapping
-        Field with role ``labels`` → the position of the record of each label, int64, and the labels of all records: ids
-        as an int64 array, or a list of names and ids.
-    attrs : mapping
-        ``classes`` is a list of names, or a mapping from a field to its names. Other values name none. With several
-        fields of classes, a list is for those called ``label`` and ``labels``.
+    found : mapping
+        Field of classes → each of its classes, with the position of the first record that has it.
+    classes : JSON
+        ``classes`` of the attributes: a list of names, or a mapping from a field to its names. Other values name none. With
+        several fields of classes, a list is for those called ``label`` and ``labels``.
     """
-    classes = attrs.get("classes")
-    checked = [
-        name
-        for name, field in fields.items()
-        if field.role == "labels" or (field.role == "label" and field.kind in ("int", "str"))
-    ]
-    for name in checked:
+    for name, positions in found.items():
         names = classes.get(name) if isinstance(classes, Mapping) else classes
         if not isinstance(names, (list, tuple)):
             continue
-        if names is classes and len(checked) > 1 and name not in _USUAL:
+        if names is classes and len(found) > 1 and name not in _USUAL:
             continue  # the list may name the classes of another field
-        positions, values = labels[name] if name in labels else (None, columns[name])
-        at = _first_unnamed(values, names)
-        if at is not None:
-            return at if positions is None else int(positions[at]), _unnamed_fault(name, values[at], names)
-    return None
-
-
-def _first_unnamed(values: Array | Sequence[Any], names: Sequence[Any]) -> int | None:
-    """Return the index of a class without a name: of ids in an array the largest or the smallest."""
-    if isinstance(values, np.ndarray):
-        ends = (int(values.argmax()), int(values.argmin())) if len(values) else ()
-        return next((at for at in ends if not 0 <= values[at] < len(names)), None)
-    listed = {each for each in names if isinstance(each, str)}
-    for at, value in enumerate(values):
-        if value not in listed if isinstance(value, str) else not 0 <= value < len(names):
-            return at
+        listed = {each for each in names if isinstance(each, str)}
+        for value, position in positions.items():
+            if value not in listed if isinstance(value, str) else not 0 <= value < len(names):
+                return position, _unnamed_fault(name, value, names)
     return None
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
@@ -46,9 +45,12 @@ class Selection:
     """
 
     def __init__(self, backend: Backend, where: Mapping[str, Any]) -> None:
+        if not where:
+            raise ConfigError("where: an empty mapping selects nothing; leave it out to read every record")
         self.backend = backend
         self.where: dict[str, list[Any]] = {
-            name: sorted(values, key=repr) for name, values in _accepted(backend, where).items()
+            name: sorted(values, key=repr)
+            for name, values in check_where(where, backend.meta.fields, backend.url).items()
         }
         self._index = index_path(backend.url, backend.meta.build, repr(self.where))  # JSON has no infinities
         self._positions: Array | None = None
@@ -68,11 +70,10 @@ class Selection:
         """The selected positions of the store, int64, ascending."""
         if self._positions is None:
             found = load_index(self._index)
-            self._positions = save_index(self._index, self._select()) if found is None else found
+            if found is None:
+                found = save_index(self._index, matching_positions(self.backend, self.where))
+            self._positions = found
         return self._positions
-
-    def _select(self) -> Array:
-        return matching_positions(self.backend, self.where)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_positions": None}
@@ -109,13 +110,5 @@ class Selection:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _accepted(backend: Backend, where: Mapping[str, Any]) -> dict[str, list[Any]]:
-    if not where:
-        raise ConfigError("where: an empty mapping selects nothing; leave it out to read every record")
-    return check_where(where, backend.meta.fields, backend.url)

@@ -10,8 +10,6 @@ import os
 import shutil
 import socket
 import struct
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 from storeds._utils.locations import file_system_of, sniff, staging_folder
@@ -96,17 +94,16 @@ class Staging:
         """Whether a store is at the target; raises StoreExistsError for a folder or a file that is no store."""
         if self.target.is_dir():
             raise StoreExistsError(f"{self.url} is a folder; a store is one file, so choose another path")
-        if self.target.is_file() and self.target.stat().st_size and self._is_foreign():
-            raise StoreExistsError(f"{self.url} is a file, but no store, so it is not replaced; remove it yourself")
+        if self.target.is_file() and self.target.stat().st_size:
+            try:
+                engine = sniff(str(self.target))
+            except OSError as error:
+                raise StoreExistsError(
+                    f"{self.url} exists and cannot be read ({error.strerror}), so it is not replaced; remove it yourself"
+                ) from None
+            if engine is None:
+                raise StoreExistsError(f"{self.url} is a file, but no store, so it is not replaced; remove it yourself")
         return os.path.lexists(self.target)
-
-    def _is_foreign(self) -> bool:
-        try:
-            return sniff(str(self.target)) is None
-        except OSError as error:
-            raise StoreExistsError(
-                f"{self.url} exists and cannot be read ({error.strerror}), so it is not replaced; remove it yourself"
-            ) from None
 
     def begin(self) -> None:
         """Create the folder and lock it for this writer; an interrupted write that is in it stays.
@@ -209,11 +206,6 @@ class Staging:
             _lock(self._lock_file, fcntl.F_OFD_SETLK, fcntl.F_UNLCK)
         os.close(self._lock_file)
         self._lock_file = -1
-
-    def __del__(self, exiting: Callable[[], bool] = sys.is_finalizing) -> None:
-        # When the interpreter exits, this module's globals may be gone, and the kernel releases the lock.
-        if not exiting():
-            self.close()
 
     def explain(self, error: BaseException) -> str:
         """Return why a step failed, and explain a full disk."""

@@ -15,9 +15,7 @@ from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self
 
-import numpy as np
-
-from storeds.backends.role_checks import LOSSY, RoleChecker, labels_of, unnamed_class
+from storeds.backends.role_checks import LOSSY, RoleChecker, class_fields, classes_in, unnamed_class
 from storeds.errors import (
     ClosedError,
     ConfigError,
@@ -29,7 +27,7 @@ from storeds.errors import (
 )
 from storeds.protocols import JSON, Array, Field, Meta, Record
 from storeds.records.codec import ContentHash, RecordCodec, checksum
-from storeds.records.columns import ColumnCollector, text_column, text_offsets
+from storeds.records.columns import ColumnCollector
 from storeds.records.fields import (
     NATIVE,
     UNCHECKED,
@@ -157,7 +155,8 @@ class StoreWriter:
 
     Notes
     -----
-    The values of int, float, bool and str fields stay in memory until the store is published: 8 bytes for each number.
+    The values of int, float, bool and str fields stay in memory until the store is published: 8 bytes for each number. So
+    does each class of labels, once.
     """
 
     def __init__(
@@ -186,26 +185,28 @@ class StoreWriter:
         self._codec = RecordCodec(self.fields)
         self._plan: JSON = {"fields": fields_to_json(self.fields), "plan": plan}
         self._note: JSON = None
-        self._forget()
+        self._seals = Seals()
+        self._columns = ColumnCollector(self.fields)
+        # Each class with the position of the first record that has it.
+        self._classes: dict[str, dict[int | str, int]] = {name: {} for name in class_fields(self.fields)}
+        self._content = ContentHash()
+        self._batch: list[bytes] = []
+        self._batch_bytes = self._durable = 0
         self._is_complete = False  # whether `publish` was called, so that all records are there
         self._state: Literal["open", "published", "closed"] = "open"
         self._pid = os.getpid()
         with self._engine():
             self._begin(resume=resume)
 
-    def _forget(self) -> None:
-        self._seals = Seals()
-        self._columns = ColumnCollector(self.fields)
-        rows = [name for name, field in self.fields.items() if field.role == "labels"]
-        self._labels: dict[str, tuple[list[int], list[Any]]] = {name: ([], []) for name in rows}
-        self._content = ContentHash()
-        self._batch: list[bytes] = []
-        self._batch_bytes = self._durable = 0
-
     def _begin(self, *, resume: bool) -> None:
         """Take the target: continue an interrupted write, or start a new one."""
         if self._sink.exists() and not self._overwrite:
-            raise self._target_exists()
+            raise StoreExistsError(
+                f"{self.url} exists, and a published store never changes. To add records, write them to a store of another name "
+                f"and read both as one with open_backend([{self.url!r}, …]) or a pattern; convert copies both into one. To "
+                "delete what is there and write the store again, pass overwrite=True (--overwrite); with resume=True (--resume) "
+                "as well, that continues an interrupted write"
+            )
         left = self._sink.begin()
         if left is not None and resume:
             self._continue(left)
@@ -219,24 +220,15 @@ class StoreWriter:
             self._sink.drop()
         self._sink.put(0, [], self._state_text())
 
-    def _target_exists(self) -> StoreExistsError:
-        return StoreExistsError(
-            f"{self.url} exists, and a published store never changes. To add records, write them to a store of another name and "
-            f"read both as one with open_backend([{self.url!r}, …]) or a pattern; convert copies both into one. To delete what is "
-            "there and write the store again, pass overwrite=True (--overwrite); with resume=True (--resume) as well, that "
-            "continues an interrupted write"
-        )
-
     def _continue(self, left: bytes) -> None:
         """Continue the write with this note: compute from its records what a writer keeps in memory."""
+        write, again = f"the interrupted write of {self.url}", "start again with overwrite=True (--overwrite)"
         try:
             state = json.loads(left)
             plan, count = state["plan"], int(state["count"])
             seals = Seals.of(state["salt"], 0, self.url)
         except (ValueError, KeyError, TypeError):
-            raise FormatError(
-                f"the interrupted write of {self.url} is damaged; start again with overwrite=True (--overwrite)"
-            ) from None
+            raise FormatError(f"{write} is damaged; {again}") from None
         if plan != self._plan:
             raise _other_plan(self.url, plan, self._plan)
         self._seals, self._note = seals, state["note"]
@@ -244,25 +236,19 @@ class StoreWriter:
             packed, seal = sealed[:-_SEAL_BYTES], sealed[-_SEAL_BYTES:]
             digest = checksum(packed)
             if seals.seal(digest, position) != seal:
-                raise FormatError(
-                    f"record {position} of the interrupted write of {self.url} is damaged; start again with overwrite=True (--overwrite)"
-                )
+                raise FormatError(f"record {position} of {write} is damaged; {again}")
             self._collect(self._codec.stored(packed), digest, position)
             self._durable += 1
         if self._durable != count:
-            raise FormatError(
-                f"the interrupted write of {self.url} has {self._durable} of its {count} records; start again with overwrite=True "
-                "(--overwrite)"
-            )
+            raise FormatError(f"{write} has {self._durable} of its {count} records; {again}")
 
     def _collect(self, stored: Record, digest: bytes, position: int) -> None:
         self._content.update(digest)
         self._columns.add(stored)
-        for name, (positions, labels) in self._labels.items():
-            value = json.loads(stored[name]) if self.fields[name].kind == "json" else stored[name]
-            found = [*labels_of(self.fields[name], value)]
-            labels += found
-            positions += [position] * len(found)
+        for name, seen in self._classes.items():
+            field, value = self.fields[name], stored[name]
+            for each in classes_in(field, json.loads(value) if field.kind == "json" else value):
+                seen.setdefault(each, position)
 
     def _state_text(self) -> bytes:
         state = {"count": self.count, "note": self._note, "plan": self._plan, "salt": self._seals.text}
@@ -354,7 +340,8 @@ class StoreWriter:
         try:
             yield
         except BaseException as error:
-            reason = self._reason(error)
+            is_engines = isinstance(error, self._sink.errors) and not isinstance(error, StoredsError)
+            reason = self._sink.explain(error) if is_engines else None  # type: ignore[arg-type]  # one of `errors`
             with suppress(UnavailableError):
                 self.suspend()
             if reason is not None:
@@ -363,12 +350,6 @@ class StoreWriter:
                     f"{self.url} cannot be written: {reason}; {kept} safe: make room, then continue with resume=True (--resume)"
                 ) from error
             raise
-
-    def _reason(self, error: BaseException) -> str | None:
-        """Return why the engine cannot write, or None for an error that is not the engine's."""
-        if isinstance(error, StoredsError) or not isinstance(error, self._sink.errors):
-            return None
-        return self._sink.explain(error)
 
     def flush(self, note: JSON = None) -> None:
         # docstring inherited
@@ -401,7 +382,10 @@ class StoreWriter:
             canonical_json(attrs)
         except (ValueError, RecursionError) as error:
             raise ConfigError(f"attrs of {self.url} must be JSON: {error}. {_KEPT}") from None
-        self._check_classes(attrs)
+        unnamed = unnamed_class(self._classes, attrs.get("classes"))
+        if unnamed is not None:
+            position, fault = unnamed
+            raise RecordError.at(self.url, position, f"{fault}. {_KEPT}")
         content = self._content.finish(self.fields, attrs)
         meta = Meta(content, new_build(), Count(self._durable), NATIVE, self.fields, attrs, fast_crops)
         columns = self._columns.columns()
@@ -412,26 +396,6 @@ class StoreWriter:
         self._state, self.meta = "published", meta
         self._sink.close()
         return meta
-
-    def _check_classes(self, attrs: Mapping[str, JSON]) -> None:
-        """Raise RecordError if a class id has no name in `attrs`."""
-        found = self._unnamed_class(attrs)
-        if found is not None:
-            position, fault = found
-            raise RecordError.at(self.url, position, f"{fault}. {_KEPT}")
-
-    def _unnamed_class(self, attrs: Mapping[str, JSON]) -> tuple[int, str] | None:
-        # The columns must not outlive this call, as in the traceback of an error: while they exist, none can grow.
-        columns = self._columns.columns()
-        classes: dict[str, Any] = {
-            name: text_column(columns[name].tobytes(), columns[text_offsets(name)]).tolist()
-            if field.kind == "str"
-            else columns[name]
-            for name, field in self.fields.items()
-            if field.role == "label"
-        }
-        labels = {name: (np.array(positions), values) for name, (positions, values) in self._labels.items()}
-        return unnamed_class(self.fields, classes, labels, attrs)
 
     def abort(self) -> None:
         # docstring inherited

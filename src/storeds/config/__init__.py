@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
-from storeds._utils.text import counted
 from storeds.config.files import read_mapping
 from storeds.config.loader import Loader
 from storeds.config.overrides import override
-from storeds.config.splits import shared_records, split_value, with_split
+from storeds.config.splits import shared_records, split_value, urls_of, with_split
 from storeds.datasets.source import Settings, Source
 from storeds.errors import ConfigError, is_like_url, suggest
 from storeds.protocols import Backend
@@ -85,11 +84,12 @@ class Config(Settings):
         split = str(split)
         table = self._split(split)
         changes = dict(table.dataset)
+        if "source" in changes and "url" not in changes:
+            changes["url"] = changes.pop("source")
         url = changes.get("url", self.dataset.url)
-        urls = [url] if isinstance(url, str) else url
-        if any(_PLACEHOLDER in each for each in urls):
-            replaced = [each.replace(_PLACEHOLDER, split) for each in urls]
-            changes["url"] = replaced[0] if isinstance(url, str) else replaced
+        if any(_PLACEHOLDER in each for each in ([url] if isinstance(url, str) else url)):
+            named = [each.replace(_PLACEHOLDER, split) for each in ([url] if isinstance(url, str) else url)]
+            changes["url"] = named[0] if isinstance(url, str) else named
         elif "url" not in changes and "where" not in changes:
             value = split_value(split, fields)
             if value is not None:
@@ -204,9 +204,8 @@ def build_dataset(
 
 
 def _check_unsplit(config: Config) -> None:
-    url = config.dataset.url
     names = ", ".join(config.splits) or "no names"
-    if any(_PLACEHOLDER in each for each in ([url] if isinstance(url, str) else url)):
+    if any(_PLACEHOLDER in url for url in urls_of(config.dataset)):
         raise ConfigError(f"config: [dataset] url has {_PLACEHOLDER}, so name a split; [splits] has {names}")
     if config.splits:
         _LOG.warning("no split is named, so the records of all splits (%s) are taken together", names)
@@ -219,10 +218,8 @@ def _check_overlap(config: Config, split: str, source: Source, backend: Backend)
             continue
         shared = shared_records(source, backend, config.source_for(other, backend.meta.fields))
         if shared is not None:
-            key = "" if shared.key is None else f", key {shared.key[:_LONG]!r}"
             raise ConfigError(
-                f"splits {split!r} and {other!r} of the config share {counted(shared.records, 'record')} of {shared.url} (the first at position "
-                f"{shared.position}{key}). Give each its own: put {_PLACEHOLDER} into the url of [dataset], or set where or "
+                f"splits {split!r} and {other!r} of the config share {shared}. Give each its own: put {_PLACEHOLDER} into the url of [dataset], or set where or "
                 f"url in [splits.{split}.dataset] and [splits.{other}.dataset], or pack with --split, which adds a field "
                 "'split'. If they are meant to overlap, set allow_overlap = true at the top of the config"
             )
@@ -254,6 +251,7 @@ def build_loader(
     """
     import torch
 
+    from storeds.loaders.loader import StoreLoader
     from storeds.loaders.sampler import EpochSampler
 
     config = _loaded(config)
@@ -268,55 +266,46 @@ def build_loader(
         window=settings.window if settings.shuffle else None,
     )
     _LOG.info("loader: %d workers, pin_memory=%s, rank %d of %d", workers, pin, sampler.rank, sampler.num_replicas)
-    arguments = {
+    arguments: dict[str, Any] = {
         "sampler": sampler,
         "batch_size": settings.batch_size,
         "drop_last": settings.drop_last and settings.batch_size is not None,
         "collate_fn": settings.collate_fn(),
         "pin_memory": pin,
     }
-    make = _threaded if settings.start_method == "thread" else _with_processes
-    loader = make(settings, dataset, workers, arguments)
-    selects_none = not len(dataset) and len(dataset.backend)  # the dataset has already warned about this
-    if not len(loader) and not selects_none:
-        _LOG.warning("there is no batch to load: %s", _why_none(dataset, sampler.num_replicas, settings))
+    loader: StoreLoader
+    if settings.start_method == "thread":
+        from storeds.loaders.threaded import ThreadLoader
+
+        _check_threaded(settings)
+        loader = ThreadLoader(dataset, **arguments, num_workers=workers, prefetch_factor=settings.prefetch_factor or 2)
+    else:
+        loader = StoreLoader(
+            dataset,
+            **arguments,
+            num_workers=workers,
+            multiprocessing_context=settings.start_method if workers else None,
+            persistent_workers=workers > 0 and settings.persistent_workers is not False,
+            prefetch_factor=settings.prefetch_factor if workers else None,
+            timeout=settings.timeout if workers else 0,
+            in_order=settings.in_order,
+            worker_init_fn=settings.function("worker_init_fn"),
+        )
+    if not len(dataset.backend):
+        _LOG.warning("there is no batch to load: %s holds no records", dataset.url)
+    elif len(dataset) and not len(loader):  # a dataset without samples has warned about that
+        _LOG.warning(
+            "there is no batch to load: %d samples of %s for %d ranks make no whole batch of %d, and drop_last drops a smaller "
+            "one; reduce batch_size, or set drop_last = false",
+            *(len(dataset), dataset.url, sampler.num_replicas, settings.batch_size or 1),
+        )
     return loader
 
 
-def _why_none(dataset: StoreDataset, ranks: int, settings: Loader) -> str:
-    """Return why a loader of `dataset` has no batch."""
-    if not len(dataset.backend):
-        return f"{dataset.url} holds no records"
-    shared = f", shared by {ranks} ranks," if ranks > 1 else ""
-    return (
-        f"{len(dataset)} samples of {dataset.url}{shared} make no whole batch of "
-        f"{settings.batch_size or 1}, and drop_last drops a smaller one; reduce batch_size, or set drop_last = false"
-    )
-
-
-def _with_processes(settings: Loader, dataset: StoreDataset, workers: int, arguments: dict[str, Any]) -> StoreLoader:
-    from storeds.loaders.loader import StoreLoader
-
-    return StoreLoader(
-        dataset,
-        **arguments,
-        num_workers=workers,
-        multiprocessing_context=settings.start_method if workers else None,
-        persistent_workers=workers > 0 and settings.persistent_workers is not False,
-        prefetch_factor=settings.prefetch_factor if workers else None,
-        timeout=settings.timeout if workers else 0,
-        in_order=settings.in_order,
-        worker_init_fn=settings.function("worker_init_fn"),
-    )
-
-
-def _threaded(settings: Loader, dataset: StoreDataset, workers: int, arguments: dict[str, Any]) -> StoreLoader:
-    from storeds.loaders.threaded import ThreadLoader
-
+def _check_threaded(settings: Loader) -> None:
     given = {"timeout": settings.timeout, "worker_init_fn": settings.worker_init_fn, "in_order": not settings.in_order}
     for name in (name for name, value in given.items() if value):
         raise ConfigError(f"[loader]: {name} is for processes, and start_method is 'thread'; leave one of them out")
-    return ThreadLoader(dataset, **arguments, num_workers=workers, prefetch_factor=settings.prefetch_factor or 2)
 
 
 def _cpus_of_this_rank() -> int:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import yaml
 
-from storeds._utils.arguments import DEEPEST
-from storeds.config.files import parse_toml, parse_yaml
+from storeds.config.files import parse_yaml
 from storeds.errors import ConfigError, suggest
 
 __all__ = ["override"]
-
-_SHOWN = 40  # characters
 
 
 def override(config: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
@@ -33,18 +31,14 @@ def override(config: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, A
         raise ConfigError("overrides: expected a list of texts such as 'loader.batch_size=16', got one text")
     changed: Any = dict(config)
     for text in overrides:
-        path, equals, value = text.partition("=") if isinstance(text, str) else ("", "", "")
+        path, equals, value = text.partition("=")
         keys = [key.strip() for key in path.split(".")]
-        if not equals or not all(keys) or len(keys) > DEEPEST:
-            raise ConfigError(f"overrides: {_start(text)} must read table.key=value, as in loader.batch_size=16")
+        if not equals or not all(keys):
+            start = re.split(r"[=:@/\s]", text)[0][:40]  # safe to show: a secret can only follow these characters
+            raise ConfigError(f"overrides: {start!r}… must read table.key=value, as in loader.batch_size=16")
         _check_split(changed, keys, path)
         changed = _with(changed, keys, _value(value, path), path)
     return changed  # type: ignore[no-any-return]  # a mapping stays one
-
-
-def _start(text: Any) -> str:
-    """Return the part of a malformed override that is safe to show: a secret can only follow these characters."""
-    return repr(re.split(r"[=:@/\s]", text)[0][:_SHOWN]) + "…" if isinstance(text, str) else f"a {type(text).__name__}"
 
 
 def _check_split(config: Mapping[str, Any], keys: list[str], path: str) -> None:
@@ -60,15 +54,15 @@ def _with(node: Any, keys: list[str], value: Any, path: str) -> Any:
     """Return a copy of `node` with the item at path `keys` set to `value`."""
     if not keys:
         return value
-    key, rest = keys[0], keys[1:]
+    key, *rest = keys
     if node is None or isinstance(node, Mapping):
         table = dict(node or {})
         key = next((known for known in table if str(known) == key), key)  # YAML has keys that are numbers
         return {**table, key: _with(table.get(key), rest, value, path)}
     if isinstance(node, list):
-        if not (key.isascii() and key.isdigit() and len(key) < 9 and int(key) < len(node)):
+        place = int(key) if key.isdecimal() else len(node)
+        if place >= len(node):
             raise ConfigError(f"overrides: {path}: the list has {len(node)} items, counted from 0, and no item {key!r}")
-        place = int(key)
         return [*node[:place], _with(node[place], rest, value, path), *node[place + 1 :]]
     raise ConfigError(f"overrides: {path}: cannot set {key!r}: its parent is a {type(node).__name__}, not a table")
 
@@ -77,11 +71,10 @@ def _value(text: str, path: str) -> Any:
     text = text.strip()
     if not text:
         raise ConfigError(f"overrides: {path} has no value; write null for none, or two quotes for empty text")
-    if "\n" not in text:
-        try:
-            return parse_toml(f"value = {text}")["value"]
-        except ValueError:
-            pass
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except ValueError:
+        pass
     try:
         return parse_yaml(text)
     except (ValueError, yaml.YAMLError):

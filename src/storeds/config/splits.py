@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import os
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
-from storeds._utils.locations import glob_of
-from storeds.backends.opening import open_backend, with_scheme
+from storeds._utils.text import counted
+from storeds.backends.concatenated import ConcatenatedBackend
+from storeds.backends.opening import open_backend
 from storeds.errors import ConfigError, RecordError, StoredsError
 from storeds.protocols import Backend, Field
 from storeds.records.columns import check_where, matching_positions
@@ -17,10 +16,9 @@ from storeds.records.fields import NATIVE
 if TYPE_CHECKING:
     from storeds.datasets.source import Source
 
-__all__ = ["SPLIT", "Shared", "shared_records", "split_value", "with_split"]
+__all__ = ["shared_records", "split_value", "urls_of", "with_split"]
 
-SPLIT = "split"
-_FILES = (None, "lmdb", "hdf5")
+_SPLIT = "split"
 
 
 def split_value(name: str, fields: Mapping[str, Field] | None) -> str | int | None:
@@ -28,7 +26,7 @@ def split_value(name: str, fields: Mapping[str, Field] | None) -> str | int | No
 
     Without `fields`, the field is assumed to be text. Raises ConfigError if it holds integers and `name` is not one.
     """
-    kind = "str" if fields is None else fields[SPLIT].kind if SPLIT in fields else None
+    kind = "str" if fields is None else fields[_SPLIT].kind if _SPLIT in fields else None
     if kind == "int":
         try:
             return int(name)
@@ -43,42 +41,35 @@ def split_value(name: str, fields: Mapping[str, Field] | None) -> str | int | No
 
 def with_split(where: Mapping[str, Any] | None, value: str | int) -> dict[str, Any]:
     """Return `where` with the added condition that the field ``split`` is `value`; raises ConfigError if none match."""
-    if where is not None and SPLIT in where:
-        taken = where[SPLIT]
-        if value not in (taken if isinstance(taken, (list, tuple)) else [taken]):
+    if where is not None and _SPLIT in where:
+        taken = where[_SPLIT]
+        # As texts: before the store is open, the name of a split of numbers is text.
+        if str(value) not in map(str, taken if isinstance(taken, (list, tuple)) else [taken]):
             raise ConfigError(
                 f"config: [dataset] where takes only records whose 'split' is {taken!r}, which leaves none for split "
                 f"{value!r}; set where in [splits.{value}.dataset]"
             )
-    return {**(where or {}), SPLIT: value}
+    return {**(where or {}), _SPLIT: value}
 
 
-class Shared(NamedTuple):
-    """The records that two selections share: how many, and the first one."""
+def shared_records(one: Source, backend: Backend, other: Source) -> str | None:
+    """Describe the records that `one`, whose store is open as `backend`, shares with `other`; None if there are none.
 
-    records: int
-    url: str
-    position: int
-    key: str | None
-
-
-def shared_records(one: Source, backend: Backend, other: Source) -> Shared | None:
-    """Return the records that `one`, whose store is open as `backend`, shares with `other`, or None.
-
-    Two stores are the same if they are one file (by device and inode), one collection, one name in memory, or two
-    native stores of equal content. Duplicate images under different records are not detected. Reads at most the columns
-    that both conditions use. A store of `other` that cannot be opened shares nothing.
+    Two stores are the same if they have the same URL, or are native, outside of MongoDB, and of equal content. Duplicate
+    images under different records are not detected. Reads at most the columns that both conditions use. A store of
+    `other` that cannot be opened shares nothing.
     """
     try:
         condition = _both(one.where, other.where, backend)
         if condition is None:
             return None
         for same in _same_stores(one, backend, other):
-            found = _selected(same, condition)
-            if found is not None:
-                return found
+            positions = matching_positions(same, condition) if condition else range(len(same))
+            if len(positions):
+                place = f"the first at position {positions[0]}{_key(same, int(positions[0]))}"
+                return f"{counted(len(positions), 'record')} of {same.url} ({place})"
     except StoredsError:  # the other's store is not there yet, or its table is wrong: it says so when it is built
-        return None
+        pass
     return None
 
 
@@ -91,79 +82,27 @@ def _both(one: Mapping[str, Any] | None, other: Mapping[str, Any] | None, backen
     return None if any(not values for values in condition.values()) else condition
 
 
-def _selected(backend: Backend, condition: dict[str, Any]) -> Shared | None:
-    positions = matching_positions(backend, condition) if condition else range(len(backend))
-    if not len(positions):
-        return None
-    first = int(positions[0])
-    key = None
-    if "key" in backend.meta.fields:
-        (record,) = backend.get_many([first], ("key",))
-        key = None if isinstance(record, RecordError) else str(record["key"])
-    return Shared(len(positions), backend.url, first, key)
-
-
-class _Unit(NamedTuple):
-    """One store among those that a source names."""
-
-    place: tuple[Any, ...]
-    how: str
-    """The layout and the options, because they affect which records the store has."""
-    url: str
+def _key(backend: Backend, position: int) -> str:
+    record = backend.get_many([position], ("key",))[0] if "key" in backend.meta.fields else None
+    return "" if record is None or isinstance(record, RecordError) else f", key {str(record['key'])[:60]!r}"
 
 
 def _same_stores(one: Source, backend: Backend, other: Source) -> Iterator[Backend]:
-    """Yield each store, opened as `one` says, that `other` names too."""
-    mine, theirs = list(_units(one)), list(_units(other))
-    there = {unit.place: unit for unit in theirs}
-    for unit in mine:
-        if unit.place in there:
-            own = backend if len(mine) == 1 else open_backend(unit.url, layout=one.layout, **one.options)
-            their = there[unit.place]
-            if unit.how == their.how or _holds_the_same(own, their, other, other.layout):
-                yield own
-    single = len(mine) == len(theirs) == 1 and backend.meta.layout == NATIVE
-    if single and _may_be_copy(mine[0], theirs[0]) and _holds_the_same(backend, theirs[0], other, NATIVE):
-        yield backend
+    """Yield each store of `backend` that `other` names by the same URL, or that is native and has the same content."""
+    mine, theirs = urls_of(one), urls_of(other)
+    if (one.layout, one.options) == (other.layout, other.options):
+        for url in (url for url in mine if url in theirs):
+            yield backend if len(mine) == 1 else open_backend(url, layout=one.layout, **one.options)
+    if not any(url.startswith("mongodb") for url in theirs):  # a server may be slow or down
+        with open_backend(other.url, layout=NATIVE, **other.options) as stores:
+            ids = {store.meta.id for store in _members(stores)}
+        yield from (store for store in _members(backend) if store.meta.layout == NATIVE and store.meta.id in ids)
 
 
-def _may_be_copy(mine: _Unit, their: _Unit) -> bool:
-    """Whether `their` is a different store on the same server or machine: another server may be slow or down."""
-    near = their.place[0] in ("file", "memory") or mine.place[:2] == their.place[:2]
-    return near and mine.place != their.place
+def urls_of(source: Source) -> list[str]:
+    """Return the URLs of a source as a list."""
+    return [source.url] if isinstance(source.url, str) else source.url
 
 
-def _holds_the_same(backend: Backend, unit: _Unit, source: Source, layout: str | None) -> bool:
-    with open_backend(unit.url, layout=layout, **source.options) as other:
-        return other.meta.id == backend.meta.id
-
-
-def _units(source: Source) -> Iterator[_Unit]:
-    for url in [source.url] if isinstance(source.url, str) else source.url:
-        parsed = with_scheme(url)
-        pattern = glob_of(parsed)
-        if pattern is None:
-            yield _Unit(_place(parsed.scheme, parsed.path), _how(source, parsed.options), parsed.text)
-        else:
-            how = _how(source, pattern.options)
-            for path in pattern.paths():
-                yield _Unit(_place(None, path), how, path)
-
-
-def _how(source: Source, in_url: Mapping[str, str]) -> str:
-    layout = None if source.layout in (NATIVE, "native") else source.layout
-    options = {name: str(value) for name, value in {**in_url, **source.options}.items()}
-    return json.dumps([layout, options], sort_keys=True)
-
-
-def _place(scheme: str | None, path: str) -> tuple[Any, ...]:
-    if scheme in _FILES:
-        path = os.path.abspath(os.path.expanduser(path))
-        inner = os.path.join(path, "data.mdb")  # an LMDB environment may be named by its folder
-        try:
-            status = os.stat(inner if os.path.isfile(inner) else path)
-        except OSError:
-            return "file", path
-        return "file", status.st_dev, status.st_ino
-    hosts, slash, rest = path.partition("?")[0].rpartition("@")[2].partition("/")
-    return scheme, tuple(sorted(hosts.lower().split(","))), slash + rest
+def _members(backend: Backend) -> Iterable[Backend]:
+    return backend.members() if isinstance(backend, ConcatenatedBackend) else [backend]

@@ -7,13 +7,12 @@ markers that this takes.
 
 from storeds.jpeg.cuts import JpegCutter, JpegPart, is_ready
 from storeds.jpeg.formats import PictureHeader, read_picture_header, sniff
-from storeds.jpeg.header import MAX_PIXELS, Frame, read_header, surely_opens
+from storeds.jpeg.header import MAX_PIXELS, read_header
 from storeds.jpeg.restarts import Marked, RestartMarker, restart_intervals
 from storeds.jpeg.verdict import Verdict, examine, repair, set_verdict
 
 __all__ = [
     "MAX_PIXELS",
-    "Frame",
     "JpegCutter",
     "JpegPart",
     "Marked",
@@ -28,5 +27,4 @@ __all__ = [
     "restart_intervals",
     "set_verdict",
     "sniff",
-    "surely_opens",
 ]

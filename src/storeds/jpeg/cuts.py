@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from storeds.jpeg.header import Header, read_header, restart_codes
+from storeds.jpeg.header import Header, read_header
 from storeds.protocols import Array
 
 __all__ = ["JpegCutter", "JpegPart", "is_ready"]
@@ -22,6 +22,7 @@ _SIDE = 8
 # Smoothing of colours reads two pixels beyond a pixel.
 _MARGIN = 4
 _RST0, _EOI = 0xD0, 0xD9
+_RESTARTS = bytes(range(_RST0, _RST0 + 8))
 # A part must save so much: with restart markers, libjpeg-turbo uses its slower Huffman decoder, 9 % slower for each pixel.
 # Putting the part together takes about 7 % of the time of decoding a photograph of 500 pixels.
 _MAX_SHARE = 0.85
@@ -131,7 +132,7 @@ class JpegCutter:
         # Where the marker after each interval has its second byte.
         markers = (ends - begins).cumsum() + (header.data_at - 1)
         data = np.frombuffer(blob, np.uint8)
-        data[markers] = np.frombuffer(restart_codes(len(markers)), np.uint8)
+        data[markers] = np.frombuffer(_restart_codes(len(markers)), np.uint8)
         data[markers[-1]] = _EOI
         return bytes(blob)
 
@@ -152,7 +153,7 @@ class JpegCutter:
         (places,) = (data[:-1] == 0xFF).nonzero()
         seconds = data[1:][places]
         codes = seconds.tobytes().translate(None, _NO_MARKER)[:count]
-        if len(codes) < count or codes[:-1] != restart_codes(count - 1) or codes[-1] & 0xF8 == _RST0:
+        if len(codes) < count or codes[:-1] != _restart_codes(count - 1) or codes[-1] & 0xF8 == _RST0:
             return None
         places = places[(seconds != 0) & (seconds != 0xFF)]
         starts = np.empty(count + 1, np.int64)
@@ -162,6 +163,11 @@ class JpegCutter:
 
 
 _NO_MARKER = b"\x00\xff"  # after ff, these are stuffing and fill bytes
+
+
+def _restart_codes(count: int) -> bytes:
+    """Return the second bytes of the first `count` restart markers of a scan."""
+    return (_RESTARTS * (count // 8 + 1))[:count]
 
 
 def is_ready(blob: bytes) -> bool:
@@ -178,7 +184,8 @@ def _unit(blob: bytes, header: Header) -> tuple[int, int]:
     if header.components == 1:  # its scan has one block per unit, whatever the sampling factors
         return _SIDE, _SIDE
     factors = blob[header.height_at + 6 : header.height_at + 6 + 3 * header.components : 3]
-    return _SIDE * max(each >> 4 for each in factors), _SIDE * max(each & 15 for each in factors)
+    # A damaged header may say 0.
+    return _SIDE * max(1, *(each >> 4 for each in factors)), _SIDE * max(1, *(each & 15 for each in factors))
 
 
 def _round_up(value: int, step: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import io
 import logging
 import zlib
@@ -22,32 +23,27 @@ __all__ = [
 
 _PNG = b"\x89PNG\r\n\x1a\n"
 _JPEG_2000 = (b"\x00\x00\x00\x0cjP  \r\n\x87\n", b"\xff\x4f\xff\x51")
-_MAGIC = (
-    (_PNG, "PNG"),
-    (b"GIF87a", "GIF"),
-    (b"GIF89a", "GIF"),
-    (b"BM", "BMP"),
-    (b"II*\x00", "TIFF"),
-    (b"MM\x00*", "TIFF"),
-    (b"II+\x00", "TIFF"),
-    (b"MM\x00+", "TIFF"),
-    *((magic, "JPEG 2000") for magic in _JPEG_2000),
-    (b"\xff\x0a", "JPEG XL"),
-    (b"\x00\x00\x00\x0cJXL \r\n\x87\n", "JPEG XL"),
-    (b"%PDF", "PDF"),
-    (b"PK\x03\x04", "ZIP"),
-    (b"\x1f\x8b", "gzip"),
-    (b"\x00\x00\x01\x00", "ICO"),
-    (b"8BPS", "PSD"),
-    (b"\x93NUMPY", "NPY"),
-    (b"qoif", "QOI"),
-)
+_MAGIC = {
+    "PNG": (_PNG,),
+    "GIF": (b"GIF87a", b"GIF89a"),
+    "BMP": (b"BM",),
+    "TIFF": (b"II*\x00", b"MM\x00*", b"II+\x00", b"MM\x00+"),
+    "JPEG 2000": _JPEG_2000,
+    "JPEG XL": (b"\xff\x0a", b"\x00\x00\x00\x0cJXL \r\n\x87\n"),
+    "PDF": (b"%PDF",),
+    "ZIP": (b"PK\x03\x04",),
+    "gzip": (b"\x1f\x8b",),
+    "ICO": (b"\x00\x00\x01\x00",),
+    "PSD": (b"8BPS",),
+    "NPY": (b"\x93NUMPY",),
+    "QOI": (b"qoif",),
+}
 _BRANDS = {b"avif": "AVIF", b"avis": "AVIF", b"heic": "HEIC", b"heix": "HEIC", b"mif1": "HEIF"}
-_TEXT = (
-    ((b"<!doctype html", b"<html", b"<head", b"<body"), "HTML"),
-    ((b"<?xml", b"<svg", b"<error"), "XML"),
-    ((b"{", b"["), "JSON"),
-)
+_TEXT = {
+    "HTML": (b"<!doctype html", b"<html", b"<head", b"<body"),
+    "XML": (b"<?xml", b"<svg", b"<error"),
+    "JSON": (b"{", b"["),
+}
 
 
 def sniff(blob: bytes) -> str:
@@ -55,34 +51,21 @@ def sniff(blob: bytes) -> str:
     if not blob:
         return "empty"
     head = blob[:512]
-    for magic, name in _MAGIC:
-        if head.startswith(magic):
-            return name
     if head[:4] == b"RIFF" and head[8:12] == b"WEBP":
         return "WebP"
     if head[4:8] == b"ftyp":
         return _BRANDS.get(head[8:12], "MP4")
     if not head.strip(b"\x00"):
         return "zeros"
-    return _sniff_text(head)
-
-
-def _sniff_text(head: bytes) -> str:
-    start = head.removeprefix(b"\xef\xbb\xbf").lstrip().lower()
-    for openings, name in _TEXT:
-        if start.startswith(openings):
-            return name
-    return "text" if _is_text(head) else "unknown"
-
-
-def _is_text(head: bytes) -> bool:
+    for beginning, formats in ((head, _MAGIC), (head.removeprefix(b"\xef\xbb\xbf").lstrip().lower(), _TEXT)):
+        for name, openings in formats.items():
+            if beginning.startswith(openings):
+                return name
     try:
-        text = head.decode("utf-8")
-    except UnicodeDecodeError as error:
-        if len(head) - error.start > 3:  # otherwise the head may end within a character
-            return False
-        text = head[: error.start].decode("utf-8")
-    return bool(text) and all(character.isprintable() or character.isspace() for character in text)
+        text = codecs.getincrementaldecoder("utf-8")().decode(head)  # the head may end within a character
+    except UnicodeDecodeError:
+        return "unknown"
+    return "text" if text and all(each.isprintable() or each.isspace() for each in text) else "unknown"
 
 
 class PictureHeader(NamedTuple):
@@ -153,31 +136,27 @@ def structure_problem(blob: bytes) -> StructureProblem:
     return StructureProblem(f"it is cut at byte {len(blob)}, before the end chunk", has_data)
 
 
-_TOO_LARGE = (Image.DecompressionBombError, Image.DecompressionBombWarning)
-
-
 def decode_problem(blob: bytes) -> tuple[bool, str]:
     """Decode a picture with Pillow; return whether Pillow cannot open it, and what is wrong, or an empty text.
 
     A picture of more than `MAX_PIXELS` is opened only.
     """
     warn_of_truncated_images()
+    opened = False
     try:
-        image = Image.open(io.BytesIO(blob))
-    except UnidentifiedImageError:  # its message shows a memory address
-        return True, "Pillow cannot open it"
-    except _TOO_LARGE:
-        return False, ""
-    except Exception as error:  # damaged bytes make decoders raise errors of any type
-        return True, f"Pillow cannot open it: {type(error).__name__}: {error}"
-    try:
-        with image:
+        with Image.open(io.BytesIO(blob)) as image:
+            opened = True
             if image.width * image.height <= MAX_PIXELS:
                 image.load()
-    except _TOO_LARGE:
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning):
         return False, ""
-    except Exception as error:
-        return False, f"it does not decode: {type(error).__name__}: {error}"
+    except UnidentifiedImageError:  # its message shows a memory address
+        return True, "Pillow cannot open it"
+    except Exception as error:  # damaged bytes make decoders raise errors of any type
+        return (
+            not opened,
+            f"{'it does not decode' if opened else 'Pillow cannot open it'}: {type(error).__name__}: {error}",
+        )
     return False, ""
 
 

@@ -16,22 +16,11 @@ import simplejpeg
 from PIL import Image
 
 from storeds.jpeg.formats import decode_problem, sniff, structure_problem
-from storeds.jpeg.header import (
-    EOI,
-    MAX_PIXELS,
-    SOI,
-    Frame,
-    Structure,
-    coverage,
-    grid_of,
-    parse,
-    units_of,
-    without_harmless,
-)
+from storeds.jpeg.header import EOI, MAX_PIXELS, SOI, Structure, coverage, parse, without_harmless
 from storeds.protocols import Array, Record
 from storeds.records.fields import UNCHECKED, verdict_fields
 
-__all__ = ["Verdict", "examine", "repair", "set_verdict"]
+__all__ = ["Verdict", "examine", "pillow_pixels", "repair", "set_verdict"]
 
 _WHOLE = ("intact", "trailing_data")
 
@@ -94,19 +83,18 @@ def examine(blob: bytes) -> Verdict:
     if not blob.startswith(SOI):
         return _examine_other(blob)
     found = parse(blob)
-    frame = found.frame
-    if frame is None and found.ending == "stray" and _is_jpeg_ls(blob, found.end):
+    if not found.process and found.ending == "stray" and _is_jpeg_ls(blob, found.end):
         return Verdict("not_jpeg", 0.0, "it is not a JPEG but JPEG-LS")
     if found.ending != "eoi":
         return _examine_cut(blob)
-    if frame is None or not found.scans:
+    if not found.scans:
         return Verdict("truncated_header", 0.0, f"it ends at byte {found.end - len(EOI)} without a picture")
     problem = _too_large(found)
     if not problem and coverage(found, found.scans) < 1.0:
         problem = f"its {len(found.scans)} scans lack some coefficients"
     if not problem and found.has_junk:
         problem = "surplus bytes are between two of its segments"
-    if not problem and (len(found.scans) == 1 or frame.width * frame.height <= MAX_PIXELS):
+    if not problem and (len(found.scans) == 1 or found.pixels <= MAX_PIXELS):
         problem = _warning(blob, found)
     if problem:
         return Verdict("corrupt_data", 0.0, problem)
@@ -173,65 +161,50 @@ def _cut_back(blob: bytes) -> tuple[bytes, Structure]:
 def _examine_cut(blob: bytes) -> Verdict:
     """Judge a JPEG without an end marker."""
     kept, found = _cut_back(blob)
-    frame = found.frame
     if found.ending != "cut":
         return Verdict("corrupt_data", 0.0, found.reason)
-    if frame is None or not found.scans:
+    if not found.scans:
         return Verdict("truncated_header", 0.0, f"it is cut {found.reason}, before any pixel")
     where = f"it is cut at byte {len(kept):,}, {found.reason}, number {len(found.scans)}"
     if len(kept) + _ZERO_RUN <= len(blob):
         where += f"; {len(blob) - len(kept):,} zero bytes follow"
     problem = _too_large(found)
-    if problem or frame.width * frame.height > MAX_PIXELS:
+    if problem or found.pixels > MAX_PIXELS:
         return Verdict("truncated_scan", 0.0, f"{where}; {problem or 'it is too large to decode'}")
-    share = coverage(found, found.scans)
     problem = _warning(kept + EOI, found)
-    if found.has_junk or (problem and not _CUT.match(problem)):
+    # Data that end early before the file does are damage of another kind: a marker among them, for example.
+    if found.has_junk or (problem and not (found.in_scan and _CUT.match(problem))):
         return Verdict("corrupt_data", 0.0, f"{where}; {problem or 'and has surplus bytes before'}")
-    is_arithmetic = "arithmetic" in frame.process  # a decoder cannot tell where such data end
-    if share == 1.0 and not problem and not is_arithmetic:
-        return Verdict(
-            "missing_eoi", 1.0, f"all of the picture is there, but there is no end marker at byte {len(kept)}"
-        )
-    if found.in_scan:
-        before, units = coverage(found, found.scans[:-1]), units_of(found, found.scans[-1])
-        agreed = _agreed(kept, found, units)
-        if agreed == units and share == 1.0 and is_arithmetic:
-            return Verdict("missing_eoi", 1.0, f"there is no end marker at byte {len(kept)}")
+    share = coverage(found, found.scans)
+    # A decoder cannot tell where arithmetic codes end.
+    is_complete = share == 1.0 and not problem and not (found.in_scan and found.is_arithmetic)
+    if found.in_scan and not is_complete:
+        before, units = coverage(found, found.scans[:-1]), found.grid(found.scans[-1].places).units
+        agreed = _agreed(kept, found)
+        is_complete = agreed == units and share == 1.0 and found.is_arithmetic
         share = before + (share - before) * min(agreed, units - 1) / units
+    if is_complete:
+        reason = f"all of the picture is there, but there is no end marker at byte {len(kept)}"
+        return Verdict("missing_eoi", 1.0, reason)
     return Verdict("truncated_scan", share, where)
 
 
-def _agreed(kept: bytes, found: Structure, units: int) -> int:
+def _agreed(kept: bytes, found: Structure) -> int:
     """Return how many MCUs of the last scan do not depend on the bytes that follow the cut."""
     scan = found.scans[-1]
-    most = units
+    grid = found.grid(scan.places)
+    most = grid.units
     if scan.interval:  # after a restart marker nothing depends on the bytes before it
-        most = min((len(_RESTART.findall(kept, scan.start)) + 1) * scan.interval, units)
-    kept = without_harmless(kept)  # simplejpeg would raise for the header
+        most = min((len(_RESTART.findall(kept, scan.start)) + 1) * scan.interval, most)
+    kept = without_harmless(kept, found)  # simplejpeg would raise for the header
     try:
         first, side = _pixels(kept + EOI, found)
         others = [_pixels(kept + noise + EOI, found)[0] for noise in _NOISES]
     except (ValueError, OSError):
         return 0
-    differ = np.any([(first != other).any(axis=2) for other in others], axis=0)
-    if not differ.any():
-        return most
-    width, height, columns = _unit(found)
-    rows, places = differ.nonzero()
-    return min(int((rows * side // height * columns + places * side // width).min()), most)
-
-
-def _unit(found: Structure) -> tuple[int, int, int]:
-    """Return width and height of an MCU of the last scan in pixels, and the number of MCUs in a row."""
-    assert found.frame is not None
-    scan, components = found.scans[-1], found.components
-    across, down = max(each.h for each in components), max(each.v for each in components)
-    side = 1 if found.frame.process.startswith("lossless") else 8
-    if len(scan.places) > 1:
-        return side * across, side * down, -(-found.frame.width // (side * across))
-    only = components[scan.places[0]]
-    return side * across // only.h, side * down // only.v, grid_of(found, only)[0]
+    rows, columns = np.any([(first != other).any(axis=2) for other in others], axis=0).nonzero()
+    units = rows * side // grid.height * grid.columns + columns * side // grid.width
+    return int(units.min(initial=most))
 
 
 def _pixels(blob: bytes, found: Structure) -> tuple[Array, int]:
@@ -240,21 +213,19 @@ def _pixels(blob: bytes, found: Structure) -> tuple[Array, int]:
     A pixel depends on one MCU of each scan only: colours are not smoothed. In the scans of a sequential file, data that
     differ show at an eighth of the size.
     """
-    frame = found.frame
-    assert frame is not None
-    side = 8 if frame.process.startswith(("baseline", "extended")) else 1
-    is_grey = len(found.components) == 1 or (side == 8 and len(found.scans[-1].places) == frame.components == 3)
-    colour = "GRAY" if is_grey else "CMYK" if frame.components == 4 else "RGB"
+    side = 8 if found.is_sequential else 1
+    count = len(found.components)
+    is_grey = count == 1 or (side == 8 and len(found.scans[-1].places) == count == 3)
+    colour, channels = ("GRAY", 1) if is_grey else ("CMYK", 4) if count == 4 else ("RGB", 3)
     # simplejpeg leaves pixels that it does not decode unwritten, so the buffer is zeroed here.
-    shape = (-(-frame.height // side), -(-frame.width // side), {"GRAY": 1, "RGB": 3, "CMYK": 4}[colour])
-    pixels = np.zeros(shape, np.uint8)
-    options = {"min_height": 1, "min_width": 1, "min_factor": 8} if side == 8 else {}
+    pixels = np.zeros((-(-found.height // side), -(-found.width // side), channels), np.uint8)
+    options = _SMALL if side == 8 else {}
     try:
         simplejpeg.decode_jpeg(blob, colorspace=colour, fastupsample=True, buffer=pixels, strict=False, **options)
     except ValueError as error:
         if not str(error).startswith(_REFUSALS):
             raise
-        return _pillow_pixels(blob)[:, :, :1], 1  # the first component has all pixels, the others are smoothed
+        return pillow_pixels(blob)[:, :, :1], 1  # the first component has all pixels, the others are smoothed
     return pixels, side
 
 
@@ -266,8 +237,9 @@ _MAX_WORK = 1 << 31
 _PROCESSES = frozenset(
     ("baseline", "extended", "progressive", "lossless", "extended, arithmetic", "progressive, arithmetic")
 )
-# libjpeg-turbo's fast Huffman decoder passes over invalid codes. It does not use it where there is a restart interval, here one
-# that no picture of fewer MCUs reaches.
+# Decodes at an eighth of the size. simplejpeg ignores min_factor without a minimum size.
+_SMALL = {"min_height": 1, "min_width": 1, "min_factor": 8}
+# A restart interval that no picture of fewer MCUs reaches.
 _MOST_MCUS, _INTERVAL = 0xFFFF, b"\xff\xdd\x00\x04\xff\xff"
 # Messages with which simplejpeg refuses a kind of JPEG, whatever its data. Pillow may decode it.
 _REFUSALS = (
@@ -289,17 +261,12 @@ _HARMLESS = (
 
 def _too_large(found: Structure) -> str:
     """Return why a picture is not decoded: its header claims more than its data can hold, or than a decoder should do."""
-    frame, scans = found.frame, found.scans
-    assert frame is not None
-    if len(scans) * frame.width * frame.height > _MAX_WORK:
-        return f"{len(scans)} scans of {frame.width} x {frame.height} pixels are more than any real picture has"
+    scans, size = found.scans, f"{found.width} x {found.height} pixels"
+    if len(scans) * found.pixels > _MAX_WORK:
+        return f"{len(scans)} scans of {size} are more than any real picture has"
     bits = 8 * (scans[0].stop - scans[0].start)
-    if (
-        "arithmetic" not in frame.process
-        and frame.width * frame.height > 64 * bits
-        and units_of(found, scans[0]) > bits
-    ):
-        return f"a frame of {frame.width} x {frame.height} pixels has more MCUs than the first scan has bits"
+    if not found.is_arithmetic and found.pixels > 64 * bits and found.grid(scans[0].places).units > bits:
+        return f"a frame of {size} has more MCUs than the first scan has bits"
     return ""
 
 
@@ -309,44 +276,45 @@ def _warning(blob: bytes, found: Structure) -> str:
     Pillow hides libjpeg's warnings; simplejpeg raises on each. It decodes at an eighth of the size, which follows every
     code in half the time, and releases the GIL.
     """
-    frame = found.frame
-    assert frame is not None
-    if frame.precision == 12 and frame.process in _PROCESSES - {"baseline"}:
+    if found.precision == 12 and found.process in _PROCESSES - {"baseline"}:
         return ""  # only a decoder of the user can read it
-    if frame.process not in _PROCESSES or frame.precision != 8:
-        return f"no decoder accepts {frame.process} JPEGs of {frame.precision} bits"
-    is_fast = frame.process in ("baseline", "extended") and len(found.scans) == 1 and not found.interval
-    is_slowed = is_fast and units_of(found, found.scans[0]) <= _MOST_MCUS
-    slowed = SOI + _INTERVAL + blob[len(SOI) :] if is_slowed else blob
-    message = _decode(slowed, frame)
+    if found.process not in _PROCESSES or found.precision != 8:
+        return f"no decoder accepts {found.process} JPEGs of {found.precision} bits"
+    message = _decode(_slowed(blob, found), found)
     if message.startswith(_HARMLESS):
-        message = _decode(without_harmless(slowed), frame)
-    return _decode_by_pillow(blob) if message.startswith(_REFUSALS) else message
+        message = _decode(_slowed(without_harmless(blob, found), found), found)
+    return _decode_by_pillow(blob, found) if message.startswith(_REFUSALS) else message
 
 
-def _decode(blob: bytes, frame: Frame) -> str:
+def _slowed(blob: bytes, found: Structure) -> bytes:
+    """Return a JPEG for which libjpeg-turbo does not use its fast Huffman decoder, which passes over invalid codes."""
+    is_fast = found.is_sequential and not found.is_arithmetic and len(found.scans) == 1 and not found.interval
+    if not is_fast or found.grid(found.scans[0].places).units > _MOST_MCUS:
+        return blob
+    return SOI + _INTERVAL + blob[len(SOI) :]
+
+
+def _decode(blob: bytes, found: Structure) -> str:
     """Decode strictly; return the error or an empty text."""
-    is_lossless = frame.process == "lossless"  # has no smaller size
-    colour = {1: "GRAY", 4: "CMYK"}.get(frame.components, "RGB" if is_lossless else "GRAY")
-    # simplejpeg ignores min_factor without a minimum size.
-    options = {} if is_lossless else {"min_height": 1, "min_width": 1, "min_factor": 8}
+    is_lossless = found.process == "lossless"  # has no smaller size
+    colour = {1: "GRAY", 4: "CMYK"}.get(len(found.components), "RGB" if is_lossless else "GRAY")
     try:
-        simplejpeg.decode_jpeg(blob, colorspace=colour, strict=True, **options)
+        simplejpeg.decode_jpeg(blob, colorspace=colour, strict=True, **({} if is_lossless else _SMALL))
     except ValueError as error:
         return str(error) or "it does not decode"
     return ""
 
 
-def _decode_by_pillow(blob: bytes) -> str:
+def _decode_by_pillow(blob: bytes, found: Structure) -> str:
     """Return what is wrong with a JPEG of a kind that simplejpeg refuses, such as CMYK with subsampled colours.
 
     Pillow hides libjpeg's warnings. But noise after whole data changes no pixel, and noise in place of their end does.
     """
-    end = parse(blob).scans[-1].stop
+    end = min(found.scans[-1].stop, len(blob) - len(EOI))
     try:
-        image, after, within = (
-            _pillow_pixels(each) for each in (blob, blob[:end] + _NOISES[0] + EOI, blob[: end - 4] + _NOISES[1] + EOI)
-        )
+        image = pillow_pixels(blob)
+        after = pillow_pixels(blob[:end] + _NOISES[0] + EOI)
+        within = pillow_pixels(blob[: end - 4] + _NOISES[1] + EOI)
     except Exception as error:  # damaged bytes make Pillow raise errors of any type
         return f"no decoder accepts it: {type(error).__name__}: {error}"
     if not np.array_equal(image, after):
@@ -354,6 +322,7 @@ def _decode_by_pillow(blob: bytes) -> str:
     return "surplus bytes follow its data" if np.array_equal(image, within) else ""
 
 
-def _pillow_pixels(blob: bytes) -> Array:
+def pillow_pixels(blob: bytes) -> Array:
+    """Decode a JPEG with Pillow."""
     with Image.open(io.BytesIO(blob)) as image:
         return np.asarray(image)

@@ -236,12 +236,9 @@ def examine_pictures(record: Record, images: tuple[str, ...]) -> None:
 
 
 def mark_picture(marker: RestartMarker, record: Record, image: str) -> str:
-    """Put restart markers into field `image` of `record`, if that is possible, and its new verdict; return the outcome."""
-    marked = marker.mark(record[image], Verdict.of(record, image))
-    record[image] = marked.blob
-    if marked.verdict is not None:
-        set_verdict(record, image, marked.verdict)
-    return marked.outcome
+    """Put restart markers into field `image` of `record`, if that is possible; return the outcome."""
+    record[image], outcome = marker.mark(record[image], Verdict.of(record, image))
+    return outcome
 
 
 def is_fast(record: Record, image: str) -> bool:

@@ -173,18 +173,21 @@ class RecordCodec:
         self.fields: dict[str, Field] = dict(fields)
         self._arrays = [name for name, field in self.fields.items() if field.kind == "array"]
         self._json = [name for name, field in self.fields.items() if field.kind == "json"]
-        self.has_json: bool = bool(self._json)
-        self._special = bool(self._arrays or self._json)
 
     def canonical(self, record: Mapping[str, Any]) -> Record:
         """Return `record` in stored form, fields in declared order; raises ValueError with the reason."""
         if not isinstance(record, Mapping):
             raise ValueError(f"a record is a mapping of field name to value, not {type(record).__name__}")
         if record.keys() != self.fields.keys():
-            declared = [*without_verdicts(self.fields)]
-            missing = [name for name in self.fields if name not in record]
-            extra = [name for name in record if name not in self.fields]
-            raise ValueError(_mismatch(missing, extra, declared))
+            lacking = [repr(name) for name in self.fields if name not in record]
+            extra = [repr(name) for name in record if name not in self.fields]
+            faults = [
+                f"{what} {', '.join(names)}"
+                for what, names in (("it lacks", lacking), ("it has undeclared", extra))
+                if names
+            ]
+            declared = ", ".join(without_verdicts(self.fields))
+            raise ValueError(f"{' and '.join(faults)}; every record has exactly the fields {declared}")
         return {name: self._canonical_value(name, field, record[name]) for name, field in self.fields.items()}
 
     def _canonical_value(self, name: str, field: Field, value: Any) -> Any:
@@ -230,7 +233,7 @@ class RecordCodec:
                 fault = seals.fault(int.from_bytes(seal, "big"), digest, position)
                 if fault is not None:
                     raise ValueError(fault)
-        if self._special:
+        if self._arrays or self._json:
             for record in records:
                 self.revive(record)
         return records
@@ -245,20 +248,17 @@ class RecordCodec:
 
     def unpack(self, packed: bytes) -> Record:
         """Return the record that `pack` packed."""
-        record: Record = _decode(packed)
-        return self.revive(record)
+        return self.revive(_decode(packed))
 
     def revive(self, record: Record) -> Record:
         """Convert unpacked values to user values: arrays own writable memory, JSON is parsed.
 
         Raises ValueError for values that do not match their declaration.
         """
-        if self._special:
-            for name in self._arrays:
-                if name in record:
-                    record[name] = _revive_array(self.fields[name], record[name])
-            self.revive_stored(record)
-        return record
+        for name in self._arrays:
+            if name in record:
+                record[name] = _revive_array(self.fields[name], record[name])
+        return self.revive_stored(record)
 
     def revive_stored(self, stored: Record) -> Record:
         """Convert a stored record, whose arrays are arrays already, to user values."""
@@ -277,15 +277,6 @@ class RecordCodec:
 
 _PACKED, _SEAL = slice(-8), slice(-8, None)
 _UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, AttributeError, KeyError, TypeError, RecursionError)
-
-
-def _mismatch(missing: list[str], extra: list[str], declared: list[str]) -> str:
-    parts = []
-    if missing:
-        parts.append(f"it lacks {', '.join(map(repr, missing))}")
-    if extra:
-        parts.append(f"it has undeclared {', '.join(map(repr, extra))}")
-    return f"{' and '.join(parts)}; every record has exactly the fields {', '.join(declared)}"
 
 
 def _revive_array(field: Field, packed: Any) -> Array:

@@ -10,7 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import xxhash
@@ -124,13 +124,10 @@ def column_from_records(backend: Backend, name: str) -> Array:
     return column_of(known[name], values)
 
 
-_Read: TypeAlias = Callable[[Sequence[int], Sequence[str] | None], dict[str, Array]]
-
-
 def read_arrays(backend: Backend, positions: Sequence[int], fields: Sequence[str] | None = None) -> dict[str, Array]:
     """Return the same as `SupportsBatchArrays.get_arrays`, from records if the backend lacks that method."""
     # Asking the protocol itself takes as long as copying a hundred rows.
-    read: _Read | None = getattr(backend, "get_arrays", None)
+    read: Callable[..., dict[str, Array]] | None = getattr(backend, "get_arrays", None)
     return stack_records(backend, positions, fields) if read is None else read(positions, fields)
 
 
@@ -142,14 +139,7 @@ def stack_records(backend: Backend, positions: Sequence[int], fields: Sequence[s
         if isinstance(record, RecordError):
             raise record
         records.append(record)
-    return {name: _stacked(backend.meta.fields[name], [record[name] for record in records]) for name in names}
-
-
-def _stacked(field: Field, values: list[Any]) -> Array:
-    if field.kind != "array" or not values:
-        return column_of(field, values)
-    dtype = np.dtype(field.dtype).newbyteorder("=")
-    return np.concatenate([value[np.newaxis] for value in values]).astype(dtype, copy=False)
+    return {name: column_of(backend.meta.fields[name], [record[name] for record in records]) for name in names}
 
 
 def stackable(backend: Backend, fields: Sequence[str] | None) -> tuple[str, ...]:
@@ -158,38 +148,31 @@ def stackable(backend: Backend, fields: Sequence[str] | None) -> tuple[str, ...]
     if fields is None:
         return tuple(name for name, field in declared.items() if field.is_fixed)
     for name in fields:
-        if name not in declared or not declared[name].is_fixed:
-            raise ConfigError(f"{backend.url} {_refusal(name, declared)}")
+        if name not in declared:
+            raise ConfigError(f"{backend.url} has no field {name!r}; {suggest(name, declared, 'fields')}")
+        if not declared[name].is_fixed:
+            raise ConfigError(
+                f"{backend.url} has a field {name!r} of kind {declared[name].kind}, whose values make no array: those of "
+                "int, float, bool and arrays of fixed shape do. get_many reads the others"
+            )
     return tuple(dict.fromkeys(fields))
 
 
-def _refusal(name: str, declared: Mapping[str, Field]) -> str:
-    if name not in declared:
-        return f"has no field {name!r}; {suggest(name, declared, 'fields')}"
-    fixed = ", ".join(other for other, field in declared.items() if field.is_fixed) or "there are none here"
-    return (
-        f"has a field {name!r} of kind {declared[name].kind}, whose values make no array: those of int, float, bool and "
-        f"arrays of fixed shape do ({fixed}). get_many reads the others"
-    )
-
-
 def matching_positions(backend: Backend, where: Mapping[str, Sequence[Any]]) -> Array:
-    """Return the int64 positions, ascending, of records each of whose fields in `where` has one of its values."""
+    """Return the int64 positions, ascending, of records each of whose fields in `where` has one of its values.
+
+    `where` is a result of `check_where`.
+    """
     if isinstance(backend, SupportsWhere):
         return backend.select(where)
     mask = np.ones(len(backend), dtype=bool)
     for name, values in where.items():
-        column = read_column(backend, name)
-        mask &= np.logical_or.reduce([_equals(column, value) for value in values], axis=0) if values else False
+        column, found = read_column(backend, name), np.zeros(len(backend), dtype=bool)
+        for value in values:
+            # NumPy strips trailing NULs when it converts a Python str.
+            found |= column == (np.array(value, TEXT) if isinstance(value, str) else value)
+        mask &= found
     return np.flatnonzero(mask).astype(np.int64)
-
-
-def _equals(column: Array, value: Any) -> Any:
-    try:
-        # NumPy strips trailing NULs when it converts a Python str.
-        return column == (np.array(value, TEXT) if isinstance(value, str) else value)
-    except (UnicodeEncodeError, OverflowError):  # a lone surrogate, 10**400: no store holds such a value
-        return np.zeros(len(column), dtype=bool)
 
 
 _WHERE_TYPES: dict[str, tuple[type, ...]] = {"int": (int,), "float": (int, float), "bool": (bool,), "str": (str,)}

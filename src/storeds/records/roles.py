@@ -400,14 +400,10 @@ def _numbers(name: str, value: Any, what: str, columns: int) -> Array:
 
 def _check_range(name: str, rows: Array, advice: str, relative: bool) -> None:
     """Raise ValueError for a row with a number that is not finite, or too large."""
-    largest = _LARGEST_SHARE if relative else LARGEST
-    if (np.abs(rows) <= largest).all():  # False for NaN
-        return
-    flat = rows.reshape(len(rows), -1)
-    _refuse(name, rows, ~np.isfinite(flat).all(axis=1), f"is not finite; {advice}")
-    _refuse(
-        name, rows, (np.abs(flat) > largest).any(axis=1), f"has a coordinate that is too large for float32; {advice}"
-    )
+    good = np.abs(rows) <= (_LARGEST_SHARE if relative else LARGEST)  # False for NaN
+    if not good.all():
+        bad = ~good.reshape(len(rows), -1).all(axis=1)
+        _refuse(name, rows, bad, f"is not finite, or too large for float32; {advice}")
 
 
 def _refuse(name: str, rows: Array, bad: Any, why: str) -> None:

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import h5py
 import msgspec
 import numpy as np
+import xxhash
 from pydantic import Field as Option
 
 from storeds._utils.locations import StoreURL, file_path, file_system, file_system_advice, staging_folder
 from storeds.backends.base import BackendOptions, FileOpener, HandleBackend, parse_options
 from storeds.backends.handles import HandlePool, OpenStore
-from storeds.backends.hdf5.columns import Column, checksum_of, digests_of, fixed_values, read_values
-from storeds.backends.hdf5.rows import JoinedRows, LibraryRows, Rows, gather, open_rows
+from storeds.backends.hdf5.columns import LARGE, OFFSET, Column, datasets_of, digest_in_place, fixed_values, steps
+from storeds.backends.hdf5.rows import LibraryRows, Rows, gather, open_rows
 from storeds.backends.hdf5.stamp import check_hdf5_file, open_hdf5_file
 from storeds.errors import FormatError, RecordError, StoredsError, UnavailableError
 from storeds.protocols import JSON, Array, Field, Meta, Record
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Hdf5Backend", "Hdf5Options"]
 
-_BYTE, _OFFSET, _SEAL = np.dtype("u1"), np.dtype("<i8"), np.dtype("<u8")
+_SEAL = np.dtype("<u8")
 
 
 class Hdf5Options(BackendOptions):
@@ -60,10 +61,10 @@ class Hdf5Handle:
     checksums: Mapping[str, JSON]
     seal_rows: Rows
     seals: Seals
-    blobs: Sequence[str]
-    """Fields of images and bytes."""
+    digest: Callable[[Record], bytes]
+    """Returns the checksum of an unpacked record."""
     row: Any
-    """Makes from values what `encode` packs like a record, in less time than a dict takes; None unless all have fixed size."""
+    """Makes what `encode` packs like a record, in less time than a dict takes; None unless all fields have fixed size."""
     intact: set[str] = field(default_factory=set)
     """Fields whose whole column matched its checksum."""
 
@@ -74,31 +75,28 @@ class Hdf5Opener(FileOpener[Hdf5Options]):
     engine = "hdf5"
 
     def open(self, opened: OpenStore | None = None) -> Hdf5Handle:
-        with OpenStore.borrow(opened) as store:
-            handle = self._open(store)
-        if handle is None:  # another process replaced the file between two steps
-            with OpenStore() as store:
-                handle = self._open(store)
-        if handle is None:
-            raise UnavailableError(f"{self.url} was replaced twice while it was being opened; open it again")
-        return handle
-
-    def _open(self, store: OpenStore) -> Hdf5Handle | None:
-        descriptor = store.descriptor(self.path)
-        check_hdf5_file(descriptor, self.url)
-        file = store.share("h5py", self._open_file, h5py.File.close)
-        if not _is_at(descriptor, self.path):
-            return None
         try:
-            handle = self._find_columns(file, descriptor)
-        except StoredsError:
-            raise
-        except Exception as error:  # libhdf5 raises almost anything for a damaged file
-            raise FormatError(f"{self.url} is damaged: {type(error).__name__}: {error}; copy it again") from error
-        store.take(self.path)
-        if handle.file is not None:
-            store.take("h5py")
-        return handle
+            return self._open(opened)
+        except UnavailableError:  # another process may have replaced the file between two steps
+            return self._open(None)
+
+    def _open(self, opened: OpenStore | None) -> Hdf5Handle:
+        with OpenStore.borrow(opened) as store:
+            descriptor = store.descriptor(self.path)
+            check_hdf5_file(descriptor, self.url)
+            file = store.share("h5py", self._open_file, h5py.File.close)
+            if not _is_at(descriptor, self.path):
+                raise UnavailableError(f"{self.url} was replaced while it was being opened; open it again")
+            try:
+                handle = self._find_columns(file, descriptor)
+            except StoredsError:
+                raise
+            except Exception as error:  # libhdf5 raises almost anything for a damaged file
+                raise FormatError(f"{self.url} is damaged: {type(error).__name__}: {error}; copy it again") from error
+            store.take(self.path)
+            if handle.file is not None:
+                store.take("h5py")
+            return handle
 
     def _open_file(self) -> h5py.File:
         return open_hdf5_file(self.path, self.url, self.settings.locking, self.settings.cache_bytes)
@@ -110,18 +108,23 @@ class Hdf5Opener(FileOpener[Hdf5Options]):
                 f"{WRITTEN_BY}"
             )
         meta, body = meta_from_text(file.attrs["meta"], self.url)
-        n, found = meta.count, list[JoinedRows]()
+        n, found = meta.count, list[Rows]()
 
-        def rows(name: str, dtype: np.dtype[Any], *shape: int | None) -> Rows:
+        def rows(name: str, dtype: np.dtype[Any], shape: tuple[int | None, ...]) -> Rows:
             found.append(open_rows(file, f"records/{name}", dtype, shape, descriptor, self.url))
             return found[-1]
 
-        columns = {name: _find_column(name, field, n, rows) for name, field in meta.fields.items()}
-        seal_rows, seals = rows(SEAL, _SEAL, n), Seals.of(body.get("salt"), n, self.url)
+        columns = {
+            name: Column(field, *(rows(each, *kind) for each, kind in datasets_of(name, field, n).items()))
+            for name, field in meta.fields.items()
+        }
+        seal_rows, seals = rows(SEAL, _SEAL, (n,)), Seals.of(body.get("salt"), n, self.url)
         kept = file if any(isinstance(each, LibraryRows) for each in found) else None
-        checksums = dict(body.get("columns", {}))
-        blobs = [name for name, field in meta.fields.items() if field.kind in ("image", "bytes")]
-        return Hdf5Handle(descriptor, kept, meta, columns, checksums, seal_rows, seals, blobs, _row(meta.fields))
+        is_large = any(column.offsets and column.rows.count >= LARGE * n for column in columns.values())
+        digest = digest_in_place if is_large else _digest
+        return Hdf5Handle(
+            descriptor, kept, meta, columns, body.get("columns", {}), seal_rows, seals, digest, _row(meta)
+        )
 
     def close(self, handle: Hdf5Handle, /) -> None:
         if handle.file is not None:
@@ -133,28 +136,18 @@ class Hdf5Opener(FileOpener[Hdf5Options]):
         self.close(handle)
 
 
+def _row(meta: Meta) -> Any:
+    if not all(field.is_fixed for field in meta.fields.values()):
+        return None
+    names = {f"f{number}": name for number, name in enumerate(meta.fields)}  # a name need not be an identifier
+    return msgspec.defstruct("Row", list(names), rename=names)
+
+
 def _is_at(descriptor: int, path: str) -> bool:
     try:
         return os.path.samestat(os.fstat(descriptor), os.stat(path))
     except FileNotFoundError:
         return False
-
-
-def _row(fields: Mapping[str, Field]) -> Any:
-    if not all(field.is_fixed for field in fields.values()):
-        return None
-    names = {f"f{number}": name for number, name in enumerate(fields)}  # a name need not be an identifier
-    return msgspec.defstruct("Row", list(names), rename=names)
-
-
-def _find_column(name: str, field: Field, n: int, rows: Callable[..., Rows]) -> Column:
-    if field.is_scalar:
-        return Column(field, rows(name, SCALARS[field.kind], n))
-    if field.is_fixed:
-        return Column(field, rows(name, np.dtype(field.dtype), n, *(field.shape or ())))
-    offsets = rows(f"{name}/offsets", _OFFSET, n + 1)
-    shapes = rows(f"{name}/shapes", _OFFSET, n, len(field.shape or ())) if field.kind == "array" else None
-    return Column(field, rows(f"{name}/data", _BYTE, None), offsets, shapes)
 
 
 class Hdf5Backend(HandleBackend[Hdf5Handle, Hdf5Opener]):
@@ -215,12 +208,13 @@ class Hdf5Backend(HandleBackend[Hdf5Handle, Hdf5Opener]):
 
     def advice(self) -> list[str]:
         # docstring inherited
+        found = file_system_advice(self._opener.path)
         with self._lease() as handle:
-            slow = handle.file is not None
-        chunked = [
-            "datasets are chunked or filtered, so libhdf5's lock serialises reads: storeds convert makes them flat"
-        ]
-        return [*(chunked if slow else []), *file_system_advice(self._opener.path)]
+            if handle.file is not None:
+                found.append(
+                    "datasets are chunked or filtered, so libhdf5's lock serialises reads: storeds convert makes them flat"
+                )
+        return found
 
     def leftovers(self) -> str | None:
         # docstring inherited
@@ -236,42 +230,49 @@ class Hdf5Backend(HandleBackend[Hdf5Handle, Hdf5Opener]):
     def _read(self, positions: list[int], fields: tuple[str, ...]) -> list[Record | RecordError]:
         at = np.array(positions, np.int64)
         with self._lease() as handle:
-            if not self._codec.needs_whole(fields) and self._are_intact(handle, fields):
-                columns = [read_values(handle.columns[name], at) for name in fields]
-                if not any(ValueError in set(map(type, column)) for column in columns):
-                    return _records(fields, columns, len(at))
-            return self._read_whole(handle, at)
+            try:
+                if not self._codec.needs_whole(fields) and self._are_intact(handle, fields):
+                    return [*_records(fields, [handle.columns[name].read(at) for name in fields], len(at))]
+                records = _records(
+                    tuple(handle.columns), [column.read(at) for column in handle.columns.values()], len(at)
+                )
+                if _match(handle, records, at):
+                    return list(map(self._codec.revive, records))
+            except ValueError:  # a value is unreadable
+                pass
+            return [self._read_one(handle, position) for position in positions]
+
+    def _read_one(self, handle: Hdf5Handle, position: int) -> Record | RecordError:
+        """Return one record, or its error, which names the key if that is readable."""
+        at, record = np.array([position]), dict[str, Any]()
+        fault: object = None
+        for name, column in handle.columns.items():
+            try:
+                (record[name],) = column.read(at)
+            except ValueError as error:
+                fault = fault or error
+        try:
+            if fault is None:
+                seal = int(gather(handle.seal_rows, at).view(_SEAL)[0, 0])
+                fault = handle.seals.fault(seal, checksum(encode(record)), position)
+            return self._codec.revive(record) if fault is None else self._fault(position, fault, record)
+        except ValueError as error:
+            return self._fault(position, error, record)
 
     def _are_intact(self, handle: Hdf5Handle, fields: Sequence[str]) -> bool:
         """Whether these fields can be read without their records, since their columns match their checksums."""
         for name in fields:
+            if name not in handle.checksums:
+                return False
             if name not in handle.intact:
-                expected = handle.checksums
-                if any(expected.get(part) != checksum_of(rows) for part, rows in handle.columns[name].parts(name)):
-                    return False
+                for part, rows in handle.columns[name].parts(name):
+                    hasher = xxhash.xxh3_64()
+                    for data in steps(rows):
+                        hasher.update(data)
+                    if hasher.hexdigest() != handle.checksums.get(part):
+                        return False
                 handle.intact.add(name)
         return True
-
-    def _read_whole(self, handle: Hdf5Handle, positions: Array) -> list[Record | RecordError]:
-        """Return complete records, each of which matches its seal, or its error."""
-        columns = [read_values(column, positions) for column in handle.columns.values()]
-        records = _records(tuple(handle.columns), columns, len(positions))
-        seals = gather(handle.seal_rows, positions)[0].view(_SEAL)[:, 0]
-        if _match(handle, records, seals, positions):
-            is_plain = all(field.kind not in ("array", "json") for field in self.meta.fields.values())
-            return records if is_plain else [*map(self._codec.revive, records)]
-        each = zip(records, seals.tolist(), positions.tolist(), strict=True)
-        return [self._checked(handle.seals, record, seal, position) for record, seal, position in each]
-
-    def _checked(self, seals: Seals, record: Record, seal: int, position: int) -> Record | RecordError:
-        try:
-            for value in record.values():
-                if isinstance(value, ValueError):
-                    raise value
-            fault = seals.fault(seal, checksum(encode(record)), position)
-            return self._codec.revive(record) if fault is None else self._fault(position, fault, record)
-        except ValueError as error:
-            return self._fault(position, error, record)
 
     def get_arrays(self, positions: Sequence[int], /, fields: Sequence[str] | None = None) -> dict[str, Array]:
         """Return fields of many records as arrays; see `storeds.protocols.SupportsBatchArrays`."""
@@ -284,48 +285,41 @@ class Hdf5Backend(HandleBackend[Hdf5Handle, Hdf5Opener]):
     def _gather_arrays(self, positions: Array, names: tuple[str, ...]) -> dict[str, Array] | None:
         """Return the arrays, or None if a record is bad, or must be read completely and has variable-size fields."""
         declared = self.meta.fields
-        alone = all(declared[name].is_scalar for name in names)
-        if not alone and not all(field.is_fixed for field in declared.values()):
-            return None
         with self._lease() as handle:
-            if alone and not self._are_intact(handle, names):
+            alone = all(declared[name].is_scalar for name in names) and self._are_intact(handle, names)
+            if not alone and handle.row is None:
                 return None
-            found = {name: gather(handle.columns[name].rows, positions) for name in (names if alone else declared)}
-            seals = None if alone else gather(handle.seal_rows, positions)[0].view(_SEAL)[:, 0]
-        if not all(whole.all() for _, whole in found.values()):
-            return None
-        if seals is not None:
-            columns = [fixed_values(raw, declared[name]) for name, (raw, _) in found.items()]
-            if not _match(handle, list(map(handle.row, *columns)), seals, positions):
+            try:
+                raw = {name: gather(handle.columns[name].rows, positions) for name in (names if alone else declared)}
+                if not alone:
+                    columns = [fixed_values(each, declared[name]) for name, each in raw.items()]
+                    if not _match(handle, list(map(handle.row, *columns)), positions):
+                        return None
+            except ValueError:
                 return None
-        return {name: _typed(found[name][0], declared[name]) for name in names}
+        return {name: _typed(raw[name], declared[name]) for name in names}
 
     def _column(self, name: str, field: Field) -> Array:
         if field.kind == "array":
             return column_from_records(self, name)
         with self._lease() as handle:
-            parts = {part: self._whole(part, rows) for part, rows in handle.columns[name].parts(name)}
-            for part, data in parts.items():
-                check_column(part, data, handle.checksums.get(part), self.url)
-        data, *offsets = parts.values()
-        if offsets:
-            return text_column(data, np.frombuffer(offsets[0], _OFFSET).tolist())
-        return np.frombuffer(bytearray(data), SCALARS[field.kind])
-
-    def _whole(self, name: str, rows: Rows) -> bytes:
-        (data,) = rows.read([(0, rows.count)])
-        if len(data) != rows.count * rows.size:
-            raise FormatError(f"{self.url}: column {name!r} has only {len(data)} readable bytes; copy it again")
-        return data
+            found = []
+            for part, rows in handle.columns[name].parts(name):
+                found.append(b"".join(steps(rows)))
+                check_column(part, found[-1], handle.checksums.get(part), self.url)
+        if field.kind == "str":
+            return text_column(found[0], np.frombuffer(found[1], OFFSET).tolist())
+        return np.frombuffer(bytearray(found[0]), SCALARS[field.kind])
 
 
-def _match(handle: Hdf5Handle, records: Sequence[Record], seals: Array, positions: Array) -> bool:
-    """Whether all records, as `read_values` returns them, have these seals at these positions."""
-    try:
-        digests = digests_of(records, handle.blobs)
-    except (TypeError, ValueError):  # a value is unreadable
-        return False
-    return handle.seals.match(b"".join(digests), seals.astype(">u8").tobytes(), positions)
+def _match(handle: Hdf5Handle, records: Sequence[Record], positions: Array) -> bool:
+    """Whether all records, unpacked, have the seals of these positions; raises ValueError if a seal is unreadable."""
+    seals = gather(handle.seal_rows, positions).view(_SEAL).astype(">u8")
+    return handle.seals.match(b"".join(map(handle.digest, records)), seals.tobytes(), positions)
+
+
+def _digest(record: Record) -> bytes:
+    return checksum(encode(record))
 
 
 def _typed(raw: Array, field: Field) -> Array:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-import mmap
 import os
 import sys
 from abc import ABC, abstractmethod
@@ -23,16 +22,21 @@ from storeds._utils.prefetch import blocks_read, will_need
 from storeds.errors import FormatError
 from storeds.protocols import Array
 
-__all__ = ["FlatRows", "JoinedRows", "LibraryRows", "Rows", "gather", "open_rows", "read_ranges"]
+__all__ = ["UNREADABLE", "FlatRows", "JoinedRows", "LibraryRows", "Rows", "gather", "open_rows", "read_ranges"]
 
-_GAP = 4096  # bytes; reading an unneeded page is cheaper than another call
-_GROUP = 1 << 20  # bytes; neighbouring ranges are read together up to about this size
+UNREADABLE = "its bytes cannot be read: a bad sector, a file cut short, or damaged offsets"
+
+_PAGE = 4096  # bytes; reading an unneeded page is cheaper than another call
+_JOINED = 1 << 20  # bytes; copying more out of one read takes longer than the calls that it saves
 _KEPT = 1 << 24  # bytes; random reads soon touch every page of a smaller dataset, so it stays in memory
-_PAGE = 4096  # bytes
 _WORTH_ADVICE = 1 << 18  # bytes of one call
-_SCATTERED = 32  # rows; fewer are read one by one
-_SMALL = 1 << 14  # bytes of a row; copying larger ones takes longer than the calls
-_VECTORS = 1024  # Linux's limit of ranges in one call
+_MANY, _VECTORS = 32, 1024  # rows that one system call copies: for fewer, it is slower, and Linux takes no more
+_SMALL = 1 << 14  # bytes of a row; for larger ones, system calls of their own cost little
+
+_readv = ctypes.CDLL(None).process_vm_readv
+_INT, _BUFFERS, _COUNT = ctypes.c_int, ctypes.c_void_p, ctypes.c_ulong
+_readv.argtypes = [_INT, _BUFFERS, _COUNT, _BUFFERS, _COUNT, _COUNT]
+_readv.restype = ctypes.c_ssize_t
 
 
 class Rows(Protocol):
@@ -50,7 +54,7 @@ class Rows(Protocol):
 
 
 class JoinedRows(ABC):
-    """Rows of which neighbouring ranges are read together. Thread-safe."""
+    """Rows of which ranges that lie close together are read at once. Thread-safe."""
 
     def __init__(self, size: int, count: int) -> None:
         self.size, self.count = size, count
@@ -68,15 +72,17 @@ class JoinedRows(ABC):
 
     def read_ranges(self, starts: Array, stops: Array) -> list[bytes]:
         """Return the bytes of row ranges in any order; fewer bytes where they are unreadable."""
-        data, size = self.kept(len(starts)), self.size
-        if data is not None:
-            bounds = zip((starts * size).tolist(), (stops * size).tolist(), strict=True)
-            return [data[begin:end] for begin, end in bounds]
-        if (starts[1:] >= starts[:-1]).all():
-            return self._read_ascending(starts, stops)
-        order = np.argsort(starts, kind="stable")
-        found = self._read_ascending(starts[order], stops[order])
-        return [found[at] for at in np.argsort(order).tolist()]
+        data, first = self.kept(len(starts)), 0
+        if data is None:
+            first, last = (int(starts.min()), int(stops.max())) if len(starts) > 1 else (0, 0)
+            needed = int((stops - starts).sum()) * self.size
+            if not 0 < (last - first) * self.size <= min(_JOINED, needed + _PAGE * len(starts)):
+                return self._load(starts, stops)
+            (data,) = self._load(np.array([first]), np.array([last]))
+            if len(data) < (last - first) * self.size:  # ranges before and behind what is unreadable may be readable
+                return self._load(starts, stops)
+        begins, ends = (starts - first) * self.size, (stops - first) * self.size
+        return [data[begin:end] for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)]
 
     def kept(self, asked: int) -> bytes | None:
         """Return all rows, once reading `asked` more of a small dataset would cost as much as reading all of it."""
@@ -89,26 +95,6 @@ class JoinedRows(ABC):
                 else:  # a part is unreadable
                     self._before_kept = sys.maxsize
         return self._kept
-
-    def _read_ascending(self, starts: Array, stops: Array) -> list[bytes]:
-        size = max(self.size, 1)
-        near = starts[1:] - stops[:-1] <= _GAP // size
-        near &= starts[1:] * size // _GROUP == starts[:-1] * size // _GROUP
-        if not near.any():
-            return self._load(starts, stops)
-        heads = np.flatnonzero(np.concatenate(([True], ~near)))
-        begins, ends = starts[heads], np.maximum.reduceat(stops, heads)
-        counts = np.diff(heads, append=len(starts))
-        places = np.repeat(begins, counts)
-        bounds = zip(((starts - places) * self.size).tolist(), ((stops - places) * self.size).tolist(), strict=True)
-        needed = ((ends - begins) * self.size).tolist()
-        out: list[bytes] = []
-        for data, due, count in zip(self._load(begins, ends), needed, counts.tolist(), strict=True):
-            out.extend(data[begin:end] for begin, end in itertools.islice(bounds, count))
-            if len(data) < due:  # read each range by itself: the others may be readable
-                first = len(out) - count
-                out[first:] = self._load(starts[first : len(out)], stops[first : len(out)])
-        return out
 
 
 class FlatRows(JoinedRows):
@@ -126,64 +112,48 @@ class FlatRows(JoinedRows):
     def __init__(self, descriptor: int, offset: int, size: int, count: int) -> None:
         super().__init__(size, count)
         self._descriptor, self._offset = descriptor, offset
-        self._waits = False
-        self._mapped: Array | None = None
-        self._may_map = _readv is not None
+        self._is_cold = False
+        self._mapped: Any = None
 
     def take(self, first: Array, wide: int) -> Array | None:
-        """Copy small rows from all over the dataset with few system calls; None if another way must be used.
+        """Copy many small rows by one system call; None if another way must be used.
 
         The kernel copies them out of a mapping. Unlike this process, it survives a page that is not there.
         """
-        length, count = wide * self.size, len(first)
-        if count < _SCATTERED or not 0 < length <= _SMALL or not self._may_map:
+        count, length = len(first), wide * self.size
+        if self._is_cold or not (_MANY <= count <= _VECTORS and 0 < length <= _SMALL):
             return None
         if self._mapped is None:
-            self._mapped = self._map()
-            if self._mapped is None:
+            try:
+                path, shape = f"/proc/self/fd/{self._descriptor}", (self.size * self.count,)
+                self._mapped = np.memmap(path, np.uint8, "r", self._offset, shape)
+            except (OSError, ValueError):  # no address space left, or the file was cut short
                 return None
-        taken = np.empty((count, length), np.uint8)
-        ranges = np.empty((count, 2), np.uint64)
-        ranges[:, 0] = first * self.size + self._mapped.ctypes.data
-        ranges[:, 1] = length
-        for start in range(0, count, _VECTORS):
-            part = taken[start : start + _VECTORS]
-            target = np.array([part.ctypes.data, part.nbytes], np.uint64)
-            address = ranges[start:].ctypes.data
-            if _readv(os.getpid(), target.ctypes.data, 1, address, len(part), 0) != part.nbytes:
-                return None
-        return taken
-
-    def _map(self) -> Array | None:
-        first = self._offset % mmap.ALLOCATIONGRANULARITY
-        size = first + self.size * self.count
-        try:
-            mapped = mmap.mmap(self._descriptor, size, mmap.MAP_SHARED, mmap.PROT_READ, offset=self._offset - first)
-        except (OSError, ValueError):  # no address space left, or the file was cut short
-            self._may_map = False
-            return None
-        mapped.madvise(mmap.MADV_RANDOM)
-        return np.frombuffer(mapped, np.uint8)[first:]
+        taken, ranges = np.empty((count, length), np.uint8), np.empty((count, 2), np.uint64)
+        ranges[:, 0], ranges[:, 1] = first * self.size + self._mapped.ctypes.data, length
+        target, blocks = np.array([taken.ctypes.data, taken.nbytes], np.uint64), blocks_read()
+        done = _readv(os.getpid(), target.ctypes.data, 1, ranges.ctypes.data, count, 0)
+        self._is_cold = blocks_read() > blocks
+        return taken if done == taken.nbytes else None
 
     def _load(self, starts: Array, stops: Array) -> list[bytes]:
-        offsets = (starts * self.size + self._offset).tolist()
-        sizes = ((stops - starts) * self.size).tolist()
-        is_large = sum(sizes) >= _WORTH_ADVICE
-        blocks = blocks_read() if is_large else 0
-        if is_large and self._waits:
-            # The last call waited for the disk. It reads all ranges at once if it knows them beforehand.
-            will_need(self._descriptor, starts * self.size + self._offset, stops * self.size + self._offset)
+        begins, ends = starts * self.size + self._offset, stops * self.size + self._offset
+        sizes = (ends - begins).tolist()
+        is_watched = self._is_cold or sum(sizes) >= _WORTH_ADVICE
+        blocks = blocks_read() if is_watched else 0
+        if self._is_cold:
+            will_need(self._descriptor, begins, ends)
         try:
-            found = list(map(os.pread, itertools.repeat(self._descriptor), sizes, offsets))
+            found = list(map(os.pread, itertools.repeat(self._descriptor), sizes, begins.tolist()))
         except OSError:
             found = []
         if list(map(len, found)) != sizes:
-            found = list(map(self._pread, sizes, offsets))
-        if is_large:
-            self._waits = blocks_read() > blocks
+            found = list(map(self._load_one, sizes, begins.tolist()))
+        if is_watched:
+            self._is_cold = blocks_read() > blocks
         return found
 
-    def _pread(self, size: int, offset: int) -> bytes:
+    def _load_one(self, size: int, offset: int) -> bytes:
         parts: list[bytes] = []  # Linux reads at most 2 GiB at once
         try:
             while size and (data := os.pread(self._descriptor, size, offset)):
@@ -194,18 +164,6 @@ class FlatRows(JoinedRows):
         return b"".join(parts)
 
 
-def _find_readv() -> Any:
-    """Return process_vm_readv of the C library, or None on systems that lack it."""
-    found = getattr(ctypes.CDLL(None), "process_vm_readv", None)
-    if found is not None:
-        size, address = ctypes.c_ulong, ctypes.c_void_p
-        found.argtypes, found.restype = [ctypes.c_int, address, size, address, size, size], ctypes.c_ssize_t
-    return found
-
-
-_readv = _find_readv()
-
-
 class LibraryRows(JoinedRows):
     """Rows that only libhdf5 can read: chunked, compressed or otherwise filtered."""
 
@@ -214,7 +172,9 @@ class LibraryRows(JoinedRows):
         self._dataset = dataset
 
     def _load(self, starts: Array, stops: Array) -> list[bytes]:
-        return list(map(self._load_one, starts.tolist(), stops.tolist()))
+        order = np.argsort(starts)  # so that libhdf5 decompresses a chunk once
+        found = dict(zip(order.tolist(), map(self._load_one, starts[order], stops[order]), strict=True))
+        return [found[at] for at in range(len(starts))]
 
     def _load_one(self, start: int, stop: int) -> bytes:
         try:
@@ -232,33 +192,32 @@ def read_ranges(rows: Rows, starts: Array, stops: Array) -> list[bytes]:
     return [found[at] for at in np.argsort(order).tolist()]
 
 
-_ALL = np.array(True)
-
-
-def gather(rows: Rows, first: Array, wide: int = 1) -> tuple[Array, Array]:
+def gather(rows: Rows, first: Array, wide: int = 1) -> Array:
     """Read `wide` rows starting at each of the rows `first`, in any order.
 
     Returns
     -------
-    Array, Array
-        The bytes, shape (n, wide * size), uint8, writable, zero where unreadable; and which rows are complete, shape (n,),
-        bool, or () if all are.
+    Array
+        The bytes, shape (n, wide * size), uint8, writable.
+
+    Raises
+    ------
+    ValueError
+        Some of them are unreadable.
     """
-    length = wide * rows.size
+    shape = len(first), wide * rows.size
     kept = rows.kept(len(first)) if isinstance(rows, JoinedRows) else None
     if kept is not None:
         table = np.frombuffer(kept, np.uint8).reshape(rows.count, rows.size)
         numbers = first if wide == 1 else first[:, None] + np.arange(wide)
-        return table.take(numbers, axis=0).reshape(len(first), length), _ALL
+        return table.take(numbers, axis=0).reshape(shape)
     taken = rows.take(first, wide) if isinstance(rows, FlatRows) else None
     if taken is not None:
-        return taken, _ALL
-    found = read_ranges(rows, first, first + wide)
-    whole: Any = _ALL
-    if set(map(len, found)) != {length}:
-        whole = np.array([len(data) == length for data in found], bool)
-        found = [data if len(data) == length else bytes(length) for data in found]
-    return np.frombuffer(bytearray().join(found), np.uint8).reshape(len(found), length), whole
+        return taken
+    data = bytearray().join(read_ranges(rows, first, first + wide))
+    if len(data) != shape[0] * shape[1]:
+        raise ValueError(UNREADABLE)
+    return np.frombuffer(data, np.uint8).reshape(shape)
 
 
 def open_rows(
@@ -274,7 +233,7 @@ def open_rows(
     if dataset.nbytes == 0:
         return FlatRows(descriptor, 0, size, count)
     offset = dataset.id.get_offset()
-    if dataset.chunks is not None or offset is None:
+    if offset is None:
         return LibraryRows(dataset, size, count)
     available = os.fstat(descriptor).st_size
     if offset + count * size > available:
@@ -285,19 +244,17 @@ def open_rows(
 
 
 def _local_dataset(file: h5py.File, name: str, url: str) -> h5py.Dataset:
-    at = ""
+    """Return a dataset whose bytes are in the file: h5py would follow a link into any other."""
+    found, at = file, ""
     for part in name.split("/"):
-        at = f"{at}/{part}"
-        link = file.get(at, getlink=True)
+        link, at = found.get(part, getlink=True) if isinstance(found, h5py.Group) else None, f"{at}/{part}"
         if link is None:
             raise FormatError(f"{url}: {at} is missing; copy it again")
         if not isinstance(link, h5py.HardLink):
-            # h5py would follow the link into any file.
             raise FormatError(f"{url}: {at} is a link to elsewhere, which a native store never holds")
-    dataset = file[name]
-    if not isinstance(dataset, h5py.Dataset):
+        found = found[part]
+    if not isinstance(found, h5py.Dataset):
         raise FormatError(f"{url}: /{name} is not a dataset")
-    if dataset.is_virtual or dataset.external:
-        # A virtual dataset reads zeros for a missing source; external storage can name any file.
+    if found.is_virtual or found.external:
         raise FormatError(f"{url}: dataset {name} keeps its bytes in other files, which a native store never does")
-    return dataset
+    return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import h5py
 import xxhash
@@ -32,24 +32,20 @@ def open_hdf5_file(path: str, url: str, locking: str, cache_bytes: int) -> h5py.
         cut = _CUT.search(str(error))
         if cut is None:
             raise FormatError(f"{url} cannot be opened by HDF5: {error}") from error
-        there, due = int(cut[1]), int(cut[2])
         raise CutShortError(
-            f"{url} is cut short: {there:,} of its {due:,} bytes are there ({100 * there // due} %); the copy or download was "
+            f"{url} is cut short: {int(cut[1]):,} of its {int(cut[2]):,} bytes are there; the copy or download was "
             "interrupted, or its writer never closed it: copy or download it again"
         ) from error
 
 
-def stamp(descriptor: int, metadata: Iterable[tuple[int, int]]) -> bytes:
+def stamp(descriptor: int, metadata: Sequence[tuple[int, int]]) -> bytes:
     """Return what to append to an HDF5 file with these byte ranges of metadata, which is all but the raw data of datasets.
 
     It lies behind the end that the HDF5 superblock knows of, so HDF5 tools ignore it, and a tool that opens the file for
     writing cuts it off: its changes are not reported as damage. ``docs/format.md`` specifies it.
     """
-    ranges = [_RANGE.pack(*span) for span in metadata]
-    if len(ranges) > _MOST:
-        return b""
-    table = b"".join(ranges)
-    return table + _FOOT.pack(_digest(descriptor, table), len(ranges), _MAGIC)
+    table = b"".join(_RANGE.pack(*span) for span in metadata[:_MOST])
+    return table + _FOOT.pack(_digest(descriptor, table), len(table) // _RANGE.size, _MAGIC)
 
 
 def check_hdf5_file(descriptor: int, url: str) -> None:
@@ -58,16 +54,14 @@ def check_hdf5_file(descriptor: int, url: str) -> None:
     Call it before libhdf5 sees the file, because libhdf5 may crash or hang on damaged metadata: a single flipped bit in
     a B-tree or a heap is enough (HDF5 2.0.0).
     """
-    size = os.fstat(descriptor).st_size
-    foot = os.pread(descriptor, _FOOT.size, max(0, size - _FOOT.size))
-    if len(foot) != _FOOT.size:
+    foot_at = os.fstat(descriptor).st_size - _FOOT.size
+    foot = os.pread(descriptor, _FOOT.size, max(0, foot_at))
+    if not foot.endswith(_MAGIC) or foot_at < 0:
         return
-    digest, count, magic = _FOOT.unpack(foot)
-    if magic != _MAGIC:
-        return
-    table_at = size - _FOOT.size - min(count, _MOST) * _RANGE.size
-    table = os.pread(descriptor, size - _FOOT.size - table_at, table_at) if table_at >= 0 else b""
-    if _digest(descriptor, table) != digest:
+    digest, count, _ = _FOOT.unpack(foot)
+    size = min(count, _MOST) * _RANGE.size
+    table = os.pread(descriptor, size, max(0, foot_at - size))
+    if _digest(descriptor, table[: len(table) // _RANGE.size * _RANGE.size]) != digest:
         raise FormatError(f"{url}: its metadata do not match their checksum; copy it again")
 
 
@@ -83,10 +77,7 @@ def metadata_ranges(raw: Iterable[tuple[int, int]], size: int) -> list[tuple[int
 
 def _digest(descriptor: int, table: bytes) -> bytes:
     hasher = xxhash.xxh3_64(table)
-    size = os.fstat(descriptor).st_size
     for start, stop in _RANGE.iter_unpack(table):
-        # A damaged table may name any range.
-        length = min(stop, size) - start
-        if length > 0:
-            hasher.update(os.pread(descriptor, min(length, _METADATA), start))
+        if start < stop < 1 << 63:  # a damaged table may name any range
+            hasher.update(os.pread(descriptor, min(stop - start, _METADATA), start))
     return hasher.digest()

@@ -11,16 +11,8 @@ from storeds.registry import export_lazily
 
 if TYPE_CHECKING:
     from storeds.backends.lmdb.backend import LmdbBackend, LmdbOptions
-    from storeds.backends.lmdb.files import check_length, lmdb_errors, open_environment
     from storeds.backends.lmdb.sink import LmdbSink
 
-__all__ = ["LmdbBackend", "LmdbOptions", "LmdbSink", "check_length", "lmdb_errors", "open_environment"]
+__all__ = ["LmdbBackend", "LmdbOptions", "LmdbSink"]
 
-__getattr__ = export_lazily(
-    __name__,
-    {
-        "backend": ("LmdbBackend", "LmdbOptions"),
-        "files": ("check_length", "lmdb_errors", "open_environment"),
-        "sink": ("LmdbSink",),
-    },
-)
+__getattr__ = export_lazily(__name__, {"backend": ("LmdbBackend", "LmdbOptions"), "sink": ("LmdbSink",)})

@@ -20,8 +20,7 @@ from storeds.protocols import Array
 __all__ = ["LmdbSink"]
 
 _NOTE = b"note"  # beside the meta, until the store is published
-_FIRST_MAP = 1 << 20
-_TREE_PAGES = 64  # more than the pages of trees that a transaction copies
+_FIRST_MAP = 1 << 26  # bytes of addresses; the file is as long as what is in it
 _HEAP = (32 << 20) - (1 << 13)  # just below the largest block that glibc learns from
 
 
@@ -81,7 +80,6 @@ class LmdbSink:
         if not self._file.exists():
             self._create()
         self._env = _open_environment(self._file)
-        self._page_size: int = self._env.stat()["psize"]
         self._records, self._columns, self._metas = map(self._env.open_db, (RECORDS, COLUMNS, META))
 
     def _create(self) -> None:
@@ -105,15 +103,10 @@ class LmdbSink:
                 cursor.putmulti(items, append=is_next)
             txn.put(_NOTE, note, db=self._metas)
 
-        self._write(write, [*packed, note])
+        self._write(write)
 
-    def _write(self, body: Callable[[lmdb.Transaction], object], values: Sequence[Any]) -> None:
-        """Call `body` in a transaction that writes these values."""
-        pages = sum(memoryview(value).nbytes // self._page_size + 2 for value in values) + _TREE_PAGES
-        info = self._env.info()
-        needed = (info["last_pgno"] + 1 + pages) * self._page_size
-        if needed > info["map_size"]:
-            self._env.set_mapsize(2 * needed)
+    def _write(self, body: Callable[[lmdb.Transaction], object]) -> None:
+        """Call `body` in a write transaction, again with a larger map each time that the map is full."""
         while True:
             try:
                 with self._env.begin(write=True) as txn:
@@ -133,24 +126,22 @@ class LmdbSink:
         note = self._note()
         if note is not None:
             replace_file(self._note_file, note)
-        values = {name.encode(): column.data for name, column in columns.items()}
-        values[PAGES] = self._pages().data
+        page_size = self._env.stat()["psize"]
+        with self._env.begin() as txn, self._file.open("rb") as file:
+            pages = value_pages(file.fileno(), page_size, txn.get(RECORDS))
 
         def write(txn: lmdb.Transaction) -> None:
-            for name, value in values.items():
-                txn.put(name, value, db=self._columns)
+            for name, column in columns.items():
+                txn.put(name.encode(), column.data, db=self._columns)
+            txn.put(PAGES, pages.data, db=self._columns)
             txn.put(META, meta.encode(), db=self._metas)
             txn.delete(_NOTE, db=self._metas)
 
-        self._write(write, [*values.values(), meta.encode()])
+        self._write(write)
         # The end may be missing: pages that were freed before they were written.
-        os.truncate(self._file, (self._env.info()["last_pgno"] + 1) * self._page_size)
+        os.truncate(self._file, (self._env.info()["last_pgno"] + 1) * page_size)
         self._close()
         self._staging.publish(replace=replace)
-
-    def _pages(self) -> Array:
-        with self._env.begin() as txn, self._file.open("rb") as file:
-            return value_pages(file.fileno(), self._page_size, txn.get(RECORDS))
 
     def drop(self) -> None:
         # docstring inherited

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
@@ -136,15 +136,6 @@ class MongodbBackend(HandleBackend[Any, ClientOpener]):
         self._mean_bytes, self._checksums = int(found[MEAN_BYTES]), body.get("columns", {})
         return meta
 
-    def _recipe(self) -> tuple[Any, ...]:
-        return *super()._recipe(), self._seals, self._mean_bytes, self._checksums
-
-    @classmethod
-    def _restore(cls, *recipe: Any) -> Self:
-        backend = super()._restore(*recipe[:2])
-        backend._seals, backend._mean_bytes, backend._checksums = recipe[2:]
-        return backend
-
     @staticmethod
     def sink(
         url: str | StoreURL, *, index: Sequence[str] = (), client_factory: ClientFactory | None = None, **options: Any
@@ -185,7 +176,7 @@ class MongodbBackend(HandleBackend[Any, ClientOpener]):
         if not self._codec.needs_whole(fields):
             return self._records(positions, {name: self.meta.fields[name] for name in fields}, with_build=True)
         middle = len(positions) // 2
-        if self._mean_bytes * middle <= _WORTH_TWO // 2:
+        if not middle or self._mean_bytes * len(positions) <= _WORTH_TWO:
             return self._read_whole(positions)
         second = _start(self._read_whole, positions[middle:])
         try:

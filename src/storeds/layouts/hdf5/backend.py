@@ -139,13 +139,16 @@ class ForeignHdf5(HandleBackend[Hdf5Handle, ForeignOpener]):
     presets: ClassVar[Mapping[str, Preset]] = PRESETS
     shares_open_store = True
     pool: ClassVar[HandlePool[Hdf5Handle]] = HandlePool(limit=128, quiesce=True)
-    _unread: list[str] | None = None  # not pickled
+    _unread: list[str] | None = None
 
     def __init__(
         self, url: str | StoreURL, *, layout: str | None = None, opened: OpenStore | None = None, **options: Any
     ) -> None:
         path, in_url = file_path(url)
         super().__init__(ForeignOpener(path, parse_options(self.Options, in_url, options, url), layout), opened)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_unread": None}  # it may be long, and only the opening process reports it
 
     def _probe(self, handle: Hdf5Handle) -> Meta:
         # docstring inherited

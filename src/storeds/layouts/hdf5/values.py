@@ -231,10 +231,8 @@ class Fixed(Values):
 
     def stacked(self, positions: Array) -> Array | None:
         # docstring inherited
-        raw, whole = gather(self._rows, positions)
-        if not whole.all():
-            return None
         try:
+            raw = gather(self._rows, positions)
             return _native(self._typed(raw.reshape(-1), len(positions)))
         except ValueError:
             return None

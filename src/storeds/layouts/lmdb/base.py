@@ -370,15 +370,3 @@ class ForeignLmdb(HandleBackend[ForeignHandle, EnvironmentOpener]):
     def advice(self) -> list[str]:
         # docstring inherited
         return file_system_advice(self._opener.path)
-
-    # Pickling.
-
-    def _recipe(self) -> tuple[Any, ...]:
-        return self._opener, self.meta, self._info
-
-    @classmethod
-    def _restore(cls, *recipe: Any) -> Self:
-        opener, meta, info = recipe
-        backend = super()._restore(opener, meta)
-        backend._info = info
-        return backend

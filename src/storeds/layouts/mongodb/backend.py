@@ -7,7 +7,7 @@ from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Self, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import bson
 import xxhash
@@ -205,18 +205,12 @@ class MongodbLayout(StoreBackend, Generic[Opts]):
 
     # Processes.
 
-    def _recipe(self) -> tuple[Any, ...]:
-        state = self._identity, self._columns, self._unread, self._content
-        return self._location, self._factory, self._settings, state, self.meta
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_connection": None, "_lists": {}}
 
-    @classmethod
-    def _restore(cls, *recipe: Any) -> Self:
-        backend = cls.__new__(cls)
-        location, factory, settings, state, meta = recipe
-        backend._identity, backend._columns, backend._unread, backend._content = state
-        backend._prepare(location, factory, settings)
-        StoreBackend.__init__(backend, location.url, meta)
-        return backend
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._connection = Connection(self._location, self._factory)
 
     def close(self) -> None:
         # docstring inherited

@@ -19,7 +19,6 @@ from storeds._utils.text import counted
 from storeds.backends.role_checks import RoleChecker
 from storeds.errors import StoredsError
 from storeds.jpeg import Verdict, examine, repair, set_verdict
-from storeds.jpeg.header import surely_opens
 from storeds.jpeg.restarts import RestartMarker
 from storeds.ops.common import die_with_parent, is_fast, mark_picture, sigint_blocked
 from storeds.ops.packing.sources.base import BadItem, PackSource
@@ -187,8 +186,6 @@ def _unreadable(blob: bytes, verdict: Verdict | None) -> str | None:
         return "is empty (0 bytes)"
     if verdict is not None:
         return None if verdict.recovered else _unreadable_image(blob, verdict.reason or verdict.finding)
-    if surely_opens(blob):
-        return None
     try:
         with Image.open(io.BytesIO(blob)):
             return None

@@ -21,7 +21,7 @@ from storeds._utils.text import counted
 from storeds.backends.opening import open_backend
 from storeds.errors import ConfigError, RecordError
 from storeds.jpeg import MAX_PIXELS, repair
-from storeds.jpeg.header import Structure, grid_of, parse
+from storeds.jpeg.header import Structure, parse
 from storeds.ops.verifying.checks import Finding
 from storeds.protocols import Backend
 from storeds.readers.decoders import check_pixels, decode_reason
@@ -335,19 +335,12 @@ def _border(found: Structure, recovered: float, size: tuple[int, int]) -> list[t
 
     It is None if the blocks of the picture are not in the order of its rows.
     """
-    frame, scans = found.frame, found.scans
-    sequential = frame is not None and frame.process.startswith(("baseline", "extended"))
-    if frame is None or not sequential or not scans or len(scans[0].places) != len(found.components):
+    if not found.is_sequential or not found.scans or len(found.scans[0].places) != len(found.components):
         return None
-    if len(found.components) == 1:
-        (columns, rows), across, down = grid_of(found, found.components[0]), 8, 8
-    else:
-        across = 8 * max(component.h for component in found.components)
-        down = 8 * max(component.v for component in found.components)
-        columns, rows = -(-frame.width // across), -(-frame.height // down)
-    row, column = divmod(math.floor(recovered * columns * rows + 1e-6), columns)
-    x = min(round(column * across * size[0] / frame.width), size[0])
-    top, bottom = (min(round(at * down * size[1] / frame.height), size[1]) for at in (row, row + 1))
+    grid = found.grid(found.scans[0].places)
+    row, column = divmod(math.floor(recovered * grid.units + 1e-6), grid.columns)
+    x = min(round(column * grid.width * size[0] / found.width), size[0])
+    top, bottom = (min(round(at * grid.height * size[1] / found.height), size[1]) for at in (row, row + 1))
     return [(0, bottom), (x, bottom), (x, top), (size[0], top)]
 
 
