@@ -220,7 +220,6 @@ for _name, _target in (
     READERS._known[_name] = _Known(_target, "", "built in")
 for _name in ("bytes", "pil", "tensor", "fast"):
     DECODERS._known[_name] = _Known(f"storeds.readers.decoders:decode_{_name}", "", "built in")
-DECODERS._known["simplejpeg"] = _Known("storeds.readers.decoders:decode_tensor", "", "built in")
 
 
 def register_backend(scheme: str, target: Any, *, needs: str = "", clobber: bool = False) -> None:

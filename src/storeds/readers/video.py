@@ -12,7 +12,7 @@ from storeds.errors import ConfigError, DecodeError, suggest
 from storeds.protocols import Array, Backend, Decoder, Note, Record, SampleContext
 from storeds.readers.base import INDEX
 from storeds.readers.clips import ClipPlan, replacements
-from storeds.readers.image import PictureReader
+from storeds.readers.image import ImageReader
 from storeds.readers.video_files import VideoFileReader
 from storeds.records.columns import index_path, load_index, read_column, save_index
 from storeds.records.fields import Count
@@ -88,7 +88,7 @@ class Runs:
 
 
 @dataclass(frozen=True)
-class VideoReader(PictureReader):
+class VideoReader(ImageReader):
     """One run of frame records → ``{"image": clip, "label": …}``. Reads only the records of the frames that it takes.
 
     Parameters
@@ -271,7 +271,7 @@ class VideoReader(PictureReader):
         """Return a decoded frame; errors and notes name it."""
         noted = len(context.notes)
         try:
-            frame = self._image(name, self.stored_as(name), record, context)
+            frame = self._element(name, self.stored_as(name), self._field(name), record, context)
         except DecodeError as error:
             placed = DecodeError(f"{self._named(record, at)}: {error}")
             placed.kind = error.kind
