@@ -270,7 +270,7 @@ def test_a_foreign_store_gives_the_same_samples_in_every_epoch(
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("decode", ["tensor", "fast"])
 def test_crops_of_rotated_pictures(orientation: int, decode: str) -> None:
-    blob = saved(photograph(1, (143, 98)), quality=90, exif=exif(orientation))
+    blob = saved(photograph(1, (143, 98)), "JPEG", quality=90, exif=exif(orientation))
     url = picture_store([with_restarts(blob, interval) for interval in INTERVALS])
     # No window is twice as large as its result, so that "fast" does not decode it at a smaller scale.
     large = RandomResizedCrop(80, scale=(0.05, 0.4))
@@ -284,7 +284,7 @@ def test_crops_of_rotated_pictures(orientation: int, decode: str) -> None:
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_fast_crops_of_rotated_pictures_at_a_smaller_scale(orientation: int) -> None:
-    blob = saved(photograph(1, (400, 304)), quality=90, exif=exif(orientation))
+    blob = saved(photograph(1, (400, 304)), "JPEG", quality=90, exif=exif(orientation))
     url = picture_store([with_restarts(blob, "1B")])
     options: Any = {"seed": 2, "transform": RandomResizedCrop(24, scale=(0.1, 0.4)), "reader_options": {"orient": True}}
     exact, fast = (StoreDataset(url, decode=decode, **options) for decode in ("tensor", "fast"))
@@ -296,7 +296,7 @@ def test_fast_crops_of_rotated_pictures_at_a_smaller_scale(orientation: int) -> 
 
 def test_fast_decodes_large_pictures_at_a_smaller_size() -> None:
     with Image.open(io.BytesIO(encode(next(name for name in ENCODINGS if name.startswith("china"))))) as image:
-        blob = saved(image.convert("RGB").resize((1600, 1200)), quality=90)
+        blob = saved(image.convert("RGB").resize((1600, 1200)), "JPEG", quality=90)
     crop = RandomResizedCrop(64, scale=(0.3, 1.0))
     exact, fast = (samples(picture_store([blob] * 8), crop, decode=decode)[0] for decode in ("tensor", "fast"))
     for one, other in zip(fast, exact, strict=True):
@@ -312,7 +312,7 @@ def test_fast_decodes_large_pictures_at_a_smaller_size() -> None:
 
 @pytest.mark.parametrize("orient", [False, True])
 def test_a_dataset_decodes_only_the_part_that_a_crop_needs(monkeypatch: pytest.MonkeyPatch, orient: bool) -> None:
-    blob = with_restarts(saved(photograph(1, (480, 368)), quality=90, exif=exif(6)), "2B")
+    blob = with_restarts(saved(photograph(1, (480, 368)), "JPEG", quality=90, exif=exif(6)), "2B")
     options: Any = {"decode": "tensor", "reader_options": {"orient": orient}}
     dataset = StoreDataset(picture_store([blob]), transform=Crop(100, 100, 60, 60), **options)
     sizes, decode = [], simplejpeg.decode_jpeg

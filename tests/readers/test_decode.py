@@ -44,7 +44,7 @@ JPEGS = {
 
 
 @pytest.mark.parametrize("name", JPEGS)
-@pytest.mark.parametrize("mode", ["RGB", "L"])
+@pytest.mark.parametrize("mode", ["RGB", "L", "RGBA"])
 def test_every_decoder_gives_the_pixels_that_pillow_gives(name: str, mode: str) -> None:
     truth = by_pillow(JPEGS[name], mode)
     assert (np.asarray(decode_pil(JPEGS[name], mode)) == truth).all()

@@ -76,7 +76,7 @@ OTHER_JPEGS = {
     "grayscale": photograph(1, SIZE).convert("L"),
     "CMYK": photograph(1, SIZE).convert("CMYK"),
 }
-DAMAGED |= {f"zeroed {name}": zeroed(saved(image)) for name, image in OTHER_JPEGS.items()}
+DAMAGED |= {f"zeroed {name}": zeroed(saved(image, "JPEG")) for name, image in OTHER_JPEGS.items()}
 
 
 # --- Without a verdict ---

@@ -42,7 +42,7 @@ def foreign(folder: Path, blobs: Sequence[bytes]) -> str:
     return f"lmdb://{folder}/foreign"
 
 
-def saved(image: Image.Image, form: str = "JPEG", **options: Any) -> bytes:
+def saved(image: Image.Image, form: str = "PNG", **options: Any) -> bytes:
     """Return an image as the bytes of a file."""
     file = io.BytesIO()
     image.save(file, form, **options)
