@@ -105,7 +105,9 @@ def mask_tensor(name: str, value: Any, field: Field, size: Size | None) -> torch
         check_mask(name, value.shape[-2:], size)
         return torch.from_numpy(value if value.dtype.isnative else value.astype(value.dtype.newbyteorder("=")))
     if size is None:
-        raise ValueError(f"field {name!r}: polygons need the size of the image, and the sample has no image")
+        raise ValueError(
+            f"field {name!r}: polygons need the size of the image, and the sample has no image: add it to fields"
+        )
     try:
         return torch.from_numpy(rasterised(_parsed(name, value), *size, relative=field.relative))
     except ValueError as error:

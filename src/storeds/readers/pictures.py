@@ -101,6 +101,11 @@ class Picture(NamedTuple):
     damage: Verdict | None
     may_crop: bool
 
+    @property
+    def size(self) -> tuple[int, int] | None:
+        """Height and width after the rotation, if they are known before decoding."""
+        return None if self.header is None else oriented_size(self.header, self.orientation)
+
 
 @dataclass(frozen=True)
 class PictureDecoder:
@@ -252,8 +257,8 @@ def draw_crops(cropper: Cropper | None, pictures: Collection[Picture], context: 
     """
     if cropper is None or not all(picture.may_crop for picture in pictures):
         return ()
-    sizes = {oriented_size(picture.header, picture.orientation) for picture in pictures if picture.header is not None}
-    return cropper.crops(*sizes.pop(), context.generator) if len(sizes) == 1 else ()
+    size, *others = {picture.size for picture in pictures} or {None}
+    return () if others or size is None else cropper.crops(*size, context.generator)
 
 
 def _cropped(image: Any, crops: Sequence[CropRequest]) -> Cropped:

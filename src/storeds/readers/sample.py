@@ -25,10 +25,10 @@ from storeds.readers.annotations import (
     plain_rows,
 )
 from storeds.readers.base import channels_first, channels_of, check_channels, repeated
-from storeds.readers.decoders import UNCHANGED, orientation_of, oriented_size, refused
+from storeds.readers.decoders import UNCHANGED, orientation_of, refused
 from storeds.readers.elements import JsonPath, given_roles, split_path, value_at, with_given_role
 from storeds.readers.image import ImageReader
-from storeds.readers.pictures import PictureDecoder, draw_crops
+from storeds.readers.pictures import Picture, PictureDecoder, draw_crops
 from storeds.records.fields import NATIVE, Channels, Layout, is_mask
 from storeds.records.roles import (
     BOX_FORMATS,
@@ -120,11 +120,6 @@ class SampleReader(ImageReader):
         paths = {name: path for name, path in split.items() if path is not None}
         declared = bound._with_roles(dict(zip(bound.fields, bound.kinds, strict=True)))
         stored = [name for name, path in paths.items() if not path.steps and name not in self._given]
-        polygons = [name for name, each in declared.items() if each.role == "mask" and each.kind == "json"]
-        if polygons and not any(each.role in ("image", "mask") and each.kind != "json" for each in declared.values()):
-            raise ConfigError(
-                f"element {polygons[0]!r} of {backend.url} holds polygons, and no image says their size: add the image to fields"
-            )
         return replace(
             bound,
             _declared=declared,
@@ -308,7 +303,8 @@ class SampleReader(ImageReader):
         self, record: Record, context: SampleContext
     ) -> tuple[dict[str, Any], Size | None, int, CropRequest | None]:
         """Return the images of a sample, the size and the orientation of the first one, and the crop that was drawn."""
-        pictures, values = {}, {}
+        pictures: dict[str, Picture] = {}
+        values: dict[str, Any] = {}
         for name in self._decoders:
             if not self._is_mask(name):
                 with _named(name):
@@ -319,16 +315,13 @@ class SampleReader(ImageReader):
                 values[name] = self._decoders[name](picture, crops, context)
         for name, layout in self._layouts.items():
             values[name] = _image_tensor(self._at(name, record), layout)
-        size, orientation = None, 1
-        for name, picture in [*pictures.items()][:1]:
-            if crops and picture.header is not None:
-                size = oriented_size(picture.header, picture.orientation)
-            else:
-                size = _size_of(values[name])
-            if self.orient:
-                orientation = picture.orientation if picture.header is not None else orientation_of(picture.blob) or 1
-        size = size or next((_size_of(values[name]) for name in self._layouts), None)
-        return values, size, orientation, crops[0] if crops else None
+        first = next(iter(values), "")
+        if first not in pictures:
+            return values, _size_of(values.get(first)), 1, None
+        picture, orientation = pictures[first], 1
+        if self.orient:
+            orientation = picture.orientation if picture.header is not None else orientation_of(picture.blob) or 1
+        return values, picture.size or _size_of(values[first]), orientation, crops[0] if crops else None
 
     def _mask(self, name: str, record: Record, size: Size | None, context: SampleContext) -> torch.Tensor:
         if name not in self._decoders:
