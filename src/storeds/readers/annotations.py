@@ -168,9 +168,9 @@ def _parsed(name: str, value: Any) -> Any:
             return np.load(io.BytesIO(value), allow_pickle=False)
         return json.loads(value)
     except (ValueError, EOFError, OSError, RecursionError) as error:
-        reason = f"{type(error).__name__}: {error}"
         raise ValueError(
-            f"field {name!r}: rows are an array, JSON or an .npy file, not {short(value)} ({reason}): convert them"
+            f"field {name!r}: rows are an array, JSON or an .npy file, not {short(value)}, which do not tell their type: "
+            f"convert them ({error})"
         ) from None
 
 
