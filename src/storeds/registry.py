@@ -220,7 +220,6 @@ _DECODERS = (
     ("pil", "decoders:decode_pil", ""),
     ("tensor", "decoders:decode_tensor", ""),
     ("fast", "decoders:decode_fast", ""),
-    ("simplejpeg", "decoders:decode_tensor", ""),
 )
 BACKENDS = Registry("backend", "storeds.backends", _built_in("backends", _BACKENDS))
 LAYOUTS = Registry("layout", "storeds.layouts", _built_in("layouts", _LAYOUTS))

@@ -229,7 +229,7 @@ def test_a_pair_without_its_mask_is_a_record_error(tmp_path: Path) -> None:
     [
         (b"\x00\x01\x02", "do not tell their type"),
         ("[[1, 2", "do not tell their type"),
-        ([1.0, 2, 3], "3 numbers are no rows of 4"),
+        ([1.0, 2, 3], "boxes are rows of 4 numbers"),
         ([[1, 2, 3, 4], [1, 2]], "boxes are rows of 4 numbers"),
         ([["a", "b", "c", "d"]], "boxes are rows of 4 numbers"),
         ({"x": 1}, "boxes are rows of 4 numbers"),

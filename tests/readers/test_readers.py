@@ -13,7 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
-from photographs import jpeg, photograph
+from photographs import jpeg
 from storeds import Backend, SampleContext, StoreDataset, errors, open_backend, open_writer, register_decoder
 from storeds.protocols import Field
 from storeds.readers import ArrayReader, ImageReader
@@ -77,15 +77,6 @@ def test_bytes_are_the_stored_bytes_even_of_a_damaged_image() -> None:
         sample, context = build(ImageReader(decode="bytes"), backend, 0)
         assert sample["image"] == blob
         assert not context.notes
-
-
-@pytest.mark.parametrize(("mode", "channels"), [("RGB", 3), ("L", 1), ("RGBA", 4)])
-def test_a_tensor_owns_its_pixels_channels_first(backend: Backend, mode: str, channels: int) -> None:
-    image = build(ImageReader(decode="tensor", mode=mode), backend, 1)[0]["image"]
-    assert image.dtype == torch.uint8
-    assert image.shape == (channels, 64, 96)
-    assert image.is_contiguous()
-    assert (image.permute(1, 2, 0).squeeze(-1).numpy() == decoded(jpeg(1), mode)).all()
 
 
 def test_a_jpeg_without_its_end_is_repaired_and_noted() -> None:
@@ -209,11 +200,6 @@ class TestArrayReaderKeepsTheContract(ReaderTests):
     @pytest.fixture
     def content(self) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         return FIELDS, [record(number) for number in range(5)]
-
-
-def test_photographs_differ() -> None:
-    assert len({jpeg(number) for number in range(6)}) == 6
-    assert photograph().size == (96, 64)
 
 
 @dataclass(frozen=True)

@@ -273,51 +273,6 @@ def test_an_undecodable_frame_is_named_and_handled_by_the_policy(tmp_path: Path)
     assert len(videos(url, stride=3)[2][0]) == 3  # frames 0, 3, 6: other frames do no harm
 
 
-@pytest.mark.parametrize(
-    ("lost", "replacements"), [((4,), {4: 3}), ((0,), {0: 1}), ((0, 1, 3, 8), {0: 2, 1: 2, 3: 2, 8: 7})]
-)
-def test_a_neighbour_replaces_an_undecodable_frame(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, lost: tuple[int, ...], replacements: dict[int, int]
-) -> None:
-    content = records()
-    for number in lost:
-        content[5 + 1 + number]["image"] = b"no image"
-    url = store(tmp_path / "bad.h5", content)
-    for decode in ("tensor", "pil"):
-        dataset = videos(url, decode=decode, bad_frames="repeat", fields=["image", "frame", "decoded"])
-        clip, numbers, decoded = dataset[2]
-        assert numbers.tolist() == list(range(9))
-        assert decoded.tolist() == [number not in lost for number in range(9)]
-        for at in range(9):
-            image = torch.from_numpy(np.array(clip[at])).permute(2, 0, 1) if decode == "pil" else clip[at]
-            assert image.equal(pixels(2, replacements.get(at, at)))
-        assert dataset.report().repaired == {"not_jpeg": len(lost)}
-        assert dataset.report().bad == {}
-    assert f"frame {lost[0]} of video 2: the image cannot be decoded" in caplog.text
-    assert "another frame replaces it" in caplog.text
-
-
-def test_replacements_come_from_the_same_clip_if_possible(tmp_path: Path) -> None:
-    content = records((6,))
-    for number in (2, 3):
-        content[number]["image"] = b""
-    url = store(tmp_path / "bad.h5", content)
-    how = {"frames": 2, "clips": 3, "stride": 1, "sampling": "spaced", "bad_frames": "repeat"}
-    clips, numbers, decoded = videos(url, fields=["image", "frame", "decoded"], **how)[0]
-    assert numbers.tolist() == [[0, 1], [2, 3], [4, 5]]
-    assert decoded.tolist() == [[True, True], [False, False], [True, True]]
-    assert clips[1].equal(torch.stack([pixels(0, 0)] * 2))  # it has none, so the first of all
-
-
-def test_a_video_without_a_decodable_frame_is_bad(tmp_path: Path) -> None:
-    content = records()
-    content[5]["image"] = b"no image"
-    dataset = videos(store(tmp_path / "bad.h5", content), bad_frames="repeat", on_error="skip")
-    assert len(collate(dataset[:])[1]) == 3
-    assert dataset.report().bad == {"not_jpeg": 1}
-    assert dataset.report().repaired == {}
-
-
 def test_a_damaged_frame_is_repaired_and_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     content = records()
     content[2]["image"] = jpeg(2, (64, 48))[:-200]
@@ -373,10 +328,8 @@ def test_a_store_of_no_videos_has_no_samples(tmp_path: Path) -> None:
         ({"frames": 0}, "frames must be an int"),
         ({"frames": True}, "frames must be an int"),
         ({"frames": 2, "stride": 0}, "stride must be an int"),
-        ({"frames": 2, "clips": 1.5}, "clips must be an int"),
         ({"frames": 2, "sampling": "randm"}, "'random'"),
         ({"frames": 2, "short": "loop"}, "unknown short"),
-        ({"bad_frames": "skip"}, "unknown bad_frames"),
         ({"frames": 2, "sampling": "all"}, "takes every frame"),
         ({"sampling": "uniform"}, "needs frames"),
         ({"clips": 2}, "one clip"),
@@ -385,7 +338,6 @@ def test_a_store_of_no_videos_has_no_samples(tmp_path: Path) -> None:
         ({"per_frame": "frame"}, "sequence of names"),
         ({"by": "vido"}, "'video'"),
         ({"by": "time"}, "of kind float"),
-        ({"mode": "RGBX9"}, "neither 'unchanged'"),
         ({"_runs": 3}, "no option '_runs'; .*he options are (?!.*(_runs|strided|fields|made))"),
         ({"per_frame": ["time", "scoer"]}, "per_frame: .*no field 'scoer'"),
     ],

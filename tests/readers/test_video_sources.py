@@ -257,10 +257,8 @@ def test_video_files_as_pictures_under_another_name(files: str) -> None:
         (3, {}, errors.DecodeError, "record 3 of .*the video cannot be decoded"),
         (0, {"frames": 41, "short": "error"}, errors.DecodeError, "it has 40 frames, but a clip needs 41"),
         (0, {"max_pixels": 100}, errors.DecodeError, "64 x 48 pixels, more than max_pixels=100"),
-        (0, {"bad_frames": "repeat"}, errors.ConfigError, "for stores of frames"),
         (0, {"decode": "bytes"}, errors.ConfigError, "decode='bytes' is for images"),
         (0, {"mode": "CMYK"}, errors.ConfigError, "mode RGB or L"),
-        (0, {"fields": ["film", "decoded"]}, errors.ConfigError, "has no field 'decoded'"),
     ],
 )
 def test_video_files_that_cannot_be_read(

@@ -48,9 +48,7 @@ def bench(
     ] = None,
     decode: Annotated[
         str | None,
-        typer.Option(
-            help="pil, tensor, fast, simplejpeg, bytes or a registered decoder.", autocompletion=complete_decoder
-        ),
+        typer.Option(help="pil, tensor, fast, bytes or a registered decoder.", autocompletion=complete_decoder),
     ] = None,
     workers: Annotated[
         str | None, typer.Option(help="Numbers of workers, as in 0,2,8; by default 0, 1, 2, 4, … up to the CPUs.")

@@ -145,7 +145,8 @@ def _check_options(
 
 def _is_internal(name: str, target: Any) -> bool:
     """Return whether binding sets this argument of a reader, and no plug-in declares it as its own."""
-    own = vars(target).get("__annotations__", {}) if isinstance(target, type) else {}
+    of_class = vars(target) if isinstance(target, type) else {}
+    own = {} if "internal" in of_class else of_class.get("__annotations__", {})
     return name.startswith("_") or (name in getattr(target, "internal", ()) and name not in own)
 
 

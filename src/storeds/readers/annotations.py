@@ -1,8 +1,8 @@
 """Turns stored masks, boxes, keypoints and labels into the tensors of a `Sample`. Bad values raise ValueError.
 
-Writers have checked the boxes and keypoints of native stores, so these are only converted (``checked=True``). Those of
-foreign stores, and values that the user gave a role, come in forms of other tools: one flat list, JSON as text, an .npy
-file. They are brought into rows and checked here, by the rules of writers.
+Writers have checked the values of native stores. Those of foreign stores, and values that the user gave a role, come in
+forms of other tools: one flat list, JSON as text, an .npy file. `plain_rows` brings them into the form that
+`storeds.records.roles.check_values` checks.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from PIL import Image
 
 from storeds.errors import suggest
 from storeds.protocols import Array, Field
-from storeds.records.roles import check_boxes, check_keypoints, check_labels, check_mask, check_mask_mode
-from storeds.records.segmentations import rasterised
+from storeds.readers.decoders import UNCHANGED, convert
+from storeds.records.roles import check_labels, check_mask, check_mask_mode
+from storeds.records.segmentations import rasterised, short
 
 if TYPE_CHECKING:
     import torch
@@ -29,11 +30,10 @@ __all__ = [
     "class_ids",
     "class_number",
     "grey_step",
-    "holds_class_ids",
-    "is_inverted",
     "keypoints_tensor",
     "labels_tensor",
     "mask_tensor",
+    "plain_rows",
 ]
 
 Size = tuple[int, int]
@@ -41,13 +41,13 @@ Size = tuple[int, int]
 _NPY = b"\x93NUMPY"
 _PNG = b"\x89PNG\r\n\x1a\n"
 _TIFF = (b"II*\0", b"MM\0*")
-_BITS_PER_SAMPLE, _PHOTOMETRIC = 258, 262
+_BITS_PER_SAMPLE = 258
 
 
 # --- Masks ---
 
 
-def class_ids(name: str, image: Any, blob: bytes) -> torch.Tensor:
+def class_ids(name: str, image: Any, blob: bytes, mode: str = UNCHANGED) -> torch.Tensor:
     """Return the class ids of a decoded mask, shape (height, width): uint8, or int32 for files of more bits.
 
     The ids are the numbers in the file: the indices of a palette, 0 and 1 of a picture of 1 bit, 0 to 3 and 0 to 15 of
@@ -61,6 +61,8 @@ def class_ids(name: str, image: Any, blob: bytes) -> torch.Tensor:
         A picture in the mode of its file, or the ids that a user's decoder returns.
     blob : bytes
         The file.
+    mode : str
+        The mode to which a picture in colour is converted. It would change the ids of one channel.
     """
     import torch
 
@@ -72,6 +74,8 @@ def class_ids(name: str, image: Any, blob: bytes) -> torch.Tensor:
                 f"{tuple(ids.shape)}"
             )
         return ids
+    if len(image.getbands()) > 1:
+        image = convert(image, mode)
     check_mask_mode(name, image.mode)
     pixels = np.asarray(image)
     if pixels.dtype.itemsize > 1:
@@ -81,40 +85,16 @@ def class_ids(name: str, image: Any, blob: bytes) -> torch.Tensor:
     return ids if step == 1 else ids // step
 
 
-def holds_class_ids(blob: bytes) -> bool:
-    """Return whether a picture has one channel, by its header; False if Pillow cannot read that."""
-    try:
-        with Image.open(io.BytesIO(blob)) as opened:
-            check_mask_mode("", opened.mode)
-            return True
-    except Exception:  # the decoder says why
-        return False
-
-
-def is_inverted(blob: bytes) -> bool:
-    """Return whether a picture is a grey TIFF in which 0 is white. Pillow inverts the numbers of these."""
-    return _grey_tiff_tags(blob).get(_PHOTOMETRIC) == 0
-
-
 def grey_step(mode: str, blob: bytes) -> int:
     """Return the number by which Pillow multiplies the samples of a grey PNG or TIFF of 2 or 4 bits; 1 for other pictures."""
     bits = 8
     if mode == "L" and blob.startswith(_PNG) and blob[12:16] == b"IHDR" and blob[25:26] == b"\0":
         bits = blob[24]
-    elif mode == "L":
-        bits = _grey_tiff_tags(blob).get(_BITS_PER_SAMPLE, (8,))[0]
-    return {2: 85, 4: 17}.get(bits, 1)
-
-
-def _grey_tiff_tags(blob: bytes) -> Mapping[int, Any]:
-    """Return the tags of a grey TIFF; nothing for other pictures."""
-    if not blob.startswith(_TIFF):
-        return {}
-    try:
+    elif mode == "L" and blob.startswith(_TIFF):
         with Image.open(io.BytesIO(blob)) as opened:
-            return dict(getattr(opened, "tag_v2", {})) if opened.mode in ("1", "L") else {}
-    except Exception:  # the decoder says why
-        return {}
+            tags: Mapping[int, Any] = getattr(opened, "tag_v2", {}) if opened.mode == "L" else {}
+            bits = tags.get(_BITS_PER_SAMPLE, (8,))[0]
+    return {2: 85, 4: 17}.get(bits, 1)
 
 
 def mask_tensor(name: str, value: Any, field: Field, size: Size | None) -> torch.Tensor:
@@ -125,7 +105,9 @@ def mask_tensor(name: str, value: Any, field: Field, size: Size | None) -> torch
         check_mask(name, value.shape[-2:], size)
         return torch.from_numpy(value if value.dtype.isnative else value.astype(value.dtype.newbyteorder("=")))
     if size is None:
-        raise ValueError(f"field {name!r}: polygons need the size of the image, and the sample has no image")
+        raise ValueError(
+            f"field {name!r}: polygons need the size of the image, and the sample has no image: add it to fields"
+        )
     try:
         return torch.from_numpy(rasterised(_parsed(name, value), *size, relative=field.relative))
     except ValueError as error:
@@ -135,39 +117,32 @@ def mask_tensor(name: str, value: Any, field: Field, size: Size | None) -> torch
 # --- Boxes and keypoints ---
 
 
-def boxes_tensor(name: str, value: Any, field: Field, size: Size | None, *, checked: bool) -> torch.Tensor:
-    """Return boxes in pixels, float32 of shape (n, 4), in the format of their field."""
-    if not checked:
-        rows = _parsed(name, value)
-        if isinstance(rows, np.ndarray) and not rows.size:
-            rows = []  # whatever its shape
-        value = check_boxes(name, _in_rows(name, rows, 4, "rows of 4"), field, size)
-    boxes = np.asarray(value, np.float64).reshape(-1, 4)
-    return _in_pixels(name, boxes, 4, field, size)
+def plain_rows(name: str, value: Any, role: str) -> Any:
+    """Return boxes or keypoints of another tool as the rows that writers take. Other values are left to their check."""
+    rows, columns = _parsed(name, value), 4 if role == "boxes" else 3
+    if isinstance(rows, np.ndarray) and not rows.size and (role == "boxes" or rows.ndim == 1):
+        return []  # whatever its shape
+    if role == "keypoints" and isinstance(rows, list):  # COCO keeps those of an instance in one list
+        rows = [_split(row, columns) if isinstance(row, list) and len(row) > columns else row for row in rows]
+    return _split(rows, columns)
 
 
-def keypoints_tensor(name: str, value: Any, field: Field, size: Size | None, *, checked: bool) -> torch.Tensor:
-    """Return keypoints in pixels, float32 of shape (…, 2) or (…, 3)."""
-    if not checked:
-        rows = _parsed(name, value)
-        if isinstance(rows, np.ndarray) and rows.ndim == 1 and not rows.size:
-            rows = []
-        what = "triples of x, y and visibility"
-        if isinstance(rows, list) and rows and isinstance(rows[0], list):  # COCO keeps those of an instance in one list
-            rows = [_in_rows(name, row, 3, what) if isinstance(row, list) and len(row) > 3 else row for row in rows]
-        value = check_keypoints(name, _in_rows(name, rows, 3, what), relative=field.relative)
-    points = np.asarray(value, np.float64)
-    return _in_pixels(name, points if points.ndim > 1 else np.zeros((0, 2)), 2, field, size)
-
-
-def _in_rows(name: str, rows: Any, columns: int, what: str) -> Any:
+def _split(rows: Any, columns: int) -> Any:
     """Return the rows of one flat list of numbers; other values unchanged."""
-    is_list = isinstance(rows, list) and bool(rows) and all(isinstance(each, (int, float)) for each in rows)
-    if not is_list and not (isinstance(rows, np.ndarray) and rows.ndim == 1 and rows.size):
-        return rows
-    if len(rows) % columns:
-        raise ValueError(f"field {name!r}: {len(rows)} numbers are no {what}")
-    return np.asarray(rows).reshape(-1, columns).tolist()
+    is_list = isinstance(rows, list) and all(isinstance(each, (int, float)) for each in rows)
+    is_flat = is_list or (isinstance(rows, np.ndarray) and rows.ndim == 1)
+    return np.asarray(rows).reshape(-1, columns).tolist() if is_flat and len(rows) % columns == 0 else rows
+
+
+def boxes_tensor(name: str, rows: Any, field: Field, size: Size | None) -> torch.Tensor:
+    """Return boxes in pixels, float32 of shape (n, 4), in the format of their field."""
+    return _in_pixels(name, np.asarray(rows, np.float64).reshape(-1, 4), 4, field, size)
+
+
+def keypoints_tensor(name: str, rows: Any, field: Field, size: Size | None) -> torch.Tensor:
+    """Return keypoints in pixels, float32 of shape (…, 2) or (…, 3)."""
+    points = np.asarray(rows, np.float64)
+    return _in_pixels(name, points if points.ndim > 1 else np.zeros((0, 2)), 2, field, size)
 
 
 def _in_pixels(name: str, numbers: Array, scaled: int, field: Field, size: Size | None) -> torch.Tensor:
@@ -188,18 +163,14 @@ def _parsed(name: str, value: Any) -> Any:
     """Return rows that another tool keeps as JSON text or as an .npy file; other values unchanged."""
     if not isinstance(value, (str, bytes)):
         return value
-    if isinstance(value, bytes) and value.startswith(_NPY):
-        try:
-            return np.load(io.BytesIO(value), allow_pickle=False)
-        except (ValueError, EOFError, OSError) as error:
-            raise ValueError(f"field {name!r}: the .npy file is damaged: {error}") from None
     try:
+        if isinstance(value, bytes) and value.startswith(_NPY):
+            return np.load(io.BytesIO(value), allow_pickle=False)
         return json.loads(value)
-    except (ValueError, RecursionError):
-        shown = repr(value if len(value) <= 40 else value[:40])
+    except (ValueError, EOFError, OSError, RecursionError) as error:
         raise ValueError(
-            f"field {name!r}: rows are an array, JSON or an .npy file, not {type(value).__name__} {shown}, which do not tell "
-            "their type: convert them"
+            f"field {name!r}: rows are an array, JSON or an .npy file, not {short(value)}, which do not tell their type: "
+            f"convert them ({error})"
         ) from None
 
 

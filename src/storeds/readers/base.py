@@ -15,7 +15,7 @@ from storeds.protocols import Array, Backend, Field, Record, SampleContext
 from storeds.records.columns import read_column
 from storeds.records.fields import Channels, Count, Layout, is_image_like, layout_of, without_verdicts
 
-__all__ = ["INDEX", "ArrayReader", "RecordReader", "channels_first", "channels_of", "check_channels", "unshared"]
+__all__ = ["INDEX", "ArrayReader", "RecordReader", "channels_first", "channels_of", "check_channels", "repeated"]
 
 INDEX = "index"
 
@@ -43,7 +43,8 @@ class RecordReader(ABC):
     sources: tuple[str, ...] = ()
     """The stored field, or computed value, of each element."""
     _computed: tuple[str, ...] | None = None
-    _repeats: bool = field(default=False, repr=False, compare=False)  # two elements come from one field
+    _copies: frozenset[str] = field(default=frozenset(), repr=False, compare=False)
+    """Elements from a field of which an earlier element comes too: a change of one leaves the other as it is."""
 
     @abstractmethod
     def _choose(self, fields: dict[str, Field]) -> tuple[str, ...]:
@@ -120,7 +121,7 @@ class RecordReader(ABC):
             count=Count(len(backend)),
             kinds=tuple(kinds),
             _computed=tuple(computed),
-            _repeats=len(set(chosen.values())) < len(chosen),
+            _copies=repeated(chosen.items()),
         )
 
     def _declaration(self, source: str, declared: Mapping[str, Field]) -> Field | None:
@@ -155,7 +156,9 @@ class RecordReader(ABC):
             name: self._element(name, source, field, record, context)
             for name, source, field in zip(self.fields, sources, self.kinds, strict=True)
         }
-        return unshared(sample, sources) if self._repeats else sample
+        for name in self._copies:
+            sample[name] = copy.deepcopy(sample[name])
+        return sample
 
     def _element(self, name: str, source: str, field: Field, record: Record, context: SampleContext) -> Any:
         """Return element `name`, which comes from field `source` of a record."""
@@ -235,10 +238,8 @@ class ArrayReader(RecordReader):
 
     def arranged(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
         """Return element → batch of shape (n, …), with the channels of images first; `arrays` is by stored field."""
-        elements = self.elements()
-        batches = {name: channels_first(arrays[source], self.layouts.get(name)) for name, source in elements}
-        sources = [source for _, source in elements]
-        return batches if len(set(sources)) == len(sources) else unshared(batches, sources)
+        batches = {name: channels_first(arrays[source], self.layouts.get(name)) for name, source in self.elements()}
+        return batches | {name: copy.deepcopy(batches[name]) for name in self._copies & batches.keys()}
 
     def _choose(self, fields: dict[str, Field]) -> tuple[str, ...]:
         return tuple(without_verdicts(fields))
@@ -299,14 +300,10 @@ def channels_of(name: str, declared: Field, given: Channels | None, elements: Se
     return found
 
 
-def unshared(sample: dict[str, Any], sources: Sequence[str]) -> dict[str, Any]:
-    """Return a sample of which two elements have the same field, so that a change of one leaves the other as it is."""
-    seen: set[str] = set()
-    for name, source in zip(sample, sources, strict=True):
-        if source in seen:
-            sample[name] = copy.deepcopy(sample[name])
-        seen.add(source)
-    return sample
+def repeated(elements: Iterable[tuple[str, str]]) -> frozenset[str]:
+    """Return the elements from a field of which an earlier element comes too."""
+    first: dict[str, str] = {}
+    return frozenset(name for name, source in elements if first.setdefault(source, name) != name)
 
 
 def channels_first(array: Array, layout: Layout | None) -> Array:

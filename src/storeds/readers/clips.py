@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,12 +10,11 @@ from storeds.errors import ConfigError, suggest
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["ClipPlan", "replacements"]
+__all__ = ["ClipPlan"]
 
 _CHOICES = {
     "sampling": ("all", "uniform", "random", "spaced"),
     "short": ("repeat", "pad", "error"),
-    "bad_frames": ("error", "repeat"),
 }
 
 
@@ -29,7 +27,6 @@ class ClipPlan:
     clips: int = 1
     sampling: str = "all"
     short: str = "repeat"
-    bad_frames: str = "error"
 
     def __post_init__(self) -> None:
         for name in ("stride", "clips") if self.frames is None else ("frames", "stride", "clips"):
@@ -101,21 +98,3 @@ class ClipPlan:
         # Draw even for a single place, so that later draws do not depend on the length.
         drawn: Any = torch.randint(places, (self.clips,), generator=generator)
         return [int(start) for start in drawn]
-
-
-def replacements(good: Sequence[bool], size: int) -> dict[int, int]:
-    """Return for each bad frame of clips of `size` frames the frame that replaces it.
-
-    That is the last good frame before it in its clip, otherwise the first good one in its clip, or in any clip.
-    """
-    found: dict[int, int] = {}
-    anywhere = good.index(True)
-    for start in range(0, len(good), size):
-        clip = range(start, start + size)
-        last = next((at for at in clip if good[at]), anywhere)
-        for at in clip:
-            if good[at]:
-                last = at
-            else:
-                found[at] = last
-    return found

@@ -7,6 +7,7 @@ as an earlier picture.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import re
 from typing import TYPE_CHECKING
@@ -32,10 +33,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "UNCHANGED",
-    "any_orientation",
     "as_pil",
-    "check_jpeg",
     "check_pixels",
+    "convert",
     "decode_bytes",
     "decode_fast",
     "decode_pil",
@@ -48,7 +48,7 @@ __all__ = [
     "orientation_of",
     "oriented",
     "oriented_size",
-    "scaled_down",
+    "refused",
     "to_tensor",
 ]
 
@@ -65,24 +65,21 @@ _REST = re.compile(r"Corrupt JPEG data: \d+ extraneous bytes before marker 0xd(9
 
 def decode_reason(error: Exception) -> str:
     """Return why a decoder failed, without the memory address in Pillow's message: equal bytes give an equal text."""
-    reason = f"{type(error).__name__}: {_ADDRESS.sub('', str(error))}"
-    if isinstance(error, Warning):
-        # Changing the filters here would not be thread-safe: they belong to the process.
-        reason += (
-            "; this is a warning, which this process turns into an error: warnings.filterwarnings('default', module='PIL') "
-            "exempts Pillow's warnings"
-        )
-    return reason
+    return f"{type(error).__name__}: {_ADDRESS.sub('', str(error))}"
+
+
+def refused(reason: str, kind: str) -> DecodeError:
+    """Return the error of a picture, with the kind under which reports count it."""
+    error = DecodeError(reason)
+    error.kind = kind
+    return error
 
 
 def check_pixels(width: int, height: int, limit: int) -> None:
     """Raise DecodeError for a picture of more pixels than `limit`, before memory is allocated for it."""
     if width * height > limit:
-        error = DecodeError(
-            f"it claims {width:,} x {height:,} pixels, more than max_pixels={limit:,}; pass a larger max_pixels if that is right"
-        )
-        error.kind = "too_large"
-        raise error
+        claim = f"it claims {width:,} x {height:,} pixels, more than max_pixels={limit:,}"
+        raise refused(f"{claim}; pass a larger max_pixels if that is right", "too_large")
 
 
 def decode_bytes(blob: bytes, mode: str) -> bytes:
@@ -115,16 +112,14 @@ def decode_pil(blob: bytes, mode: str, *, orient: bool = False, max_pixels: int 
     with _opened(blob) as image:
         check_pixels(*image.size, max_pixels)
         image.load()
-        return _convert(ImageOps.exif_transpose(image) if orient else image, mode)
+        return convert(ImageOps.exif_transpose(image) if orient else image, mode)
 
 
 def _opened(blob: bytes) -> Image.Image:
     try:
         return Image.open(io.BytesIO(blob))
     except Image.DecompressionBombError as error:
-        refused = DecodeError(f"it claims more pixels than Pillow takes: {error}")
-        refused.kind = "too_large"
-        raise refused from None
+        raise refused(f"it claims more pixels than Pillow takes: {error}", "too_large") from None
 
 
 def as_pil(pixels: Array, blob: bytes, *, orient: bool) -> Image.Image:
@@ -135,7 +130,8 @@ def as_pil(pixels: Array, blob: bytes, *, orient: bool) -> Image.Image:
     return ImageOps.exif_transpose(image) if orient else image
 
 
-def _convert(image: Image.Image, mode: str) -> Image.Image:
+def convert(image: Image.Image, mode: str) -> Image.Image:
+    """Return a copy of an image in `mode`, see `decode_pil`."""
     if mode in (UNCHANGED, image.mode):
         return image.copy()
     if mode not in ("I", "F", *_SIXTEEN_BITS):
@@ -153,12 +149,11 @@ def _check_range(image: Image.Image, mode: str) -> None:
         return
     low, high = (float(end) for end in image.getextrema())  # type: ignore[arg-type]  # of one band
     if low < 0 or high > 255 or (image.mode == "F" and 0 < high <= 1):
-        error = DecodeError(
+        raise refused(
             f"the image has values from {low:g} to {high:g}, which mode {mode!r} would clip to 0 … 255: read it with "
-            f"mode={image.mode!r} or 'unchanged', and scale it in a transform"
+            f"mode={image.mode!r} or 'unchanged', and scale it in a transform",
+            "out_of_range",
         )
-        error.kind = "out_of_range"
-        raise error
 
 
 def decode_tensor(
@@ -167,12 +162,7 @@ def decode_tensor(
     """Return the pixels of `decode_pil` as a tensor of shape (channels, height, width), which owns its memory.
 
     The dtype is uint8. For images of another depth in mode ``"unchanged"``, ``"I"`` or ``"F"`` it is uint16, int32 or
-    float32. simplejpeg decodes whole JPEGs, to the same pixels.
-
-    Parameters
-    ----------
-    strided : bool
-        Keep the channels last in memory, as the decoder writes them, which saves a copy.
+    float32. simplejpeg decodes whole JPEGs, to the same pixels. With `strided`, the channels stay last in memory.
     """
     return _tensor(blob, mode, orient, max_pixels, strided, shortcuts=False)
 
@@ -190,42 +180,26 @@ def decode_fast(
 
 def _tensor(blob: bytes, mode: str, orient: bool, max_pixels: int, strided: bool, *, shortcuts: bool) -> torch.Tensor:
     header = read_header(blob)
-    orientation = orientation_of(blob, header) if orient else 1
+    orientation = orientation_of(blob, header) if orient and header is not None else 1
     if header is not None and orientation is not None and has_colours(header, mode):
         check_pixels(header.width, header.height, max_pixels)
-        try:
-            pixels = jpeg_pixels(blob, header, shortcuts=shortcuts)
-        except ValueError:  # damaged: Pillow decodes what is there
-            pass
-        else:
-            return to_tensor(oriented(pixels, orientation), strided)
+        with contextlib.suppress(ValueError):  # damaged: Pillow decodes what is there
+            return to_tensor(oriented(jpeg_pixels(blob, header, shortcuts=shortcuts), orientation), strided)
     return to_tensor(np.array(decode_pil(blob, mode, orient=orient, max_pixels=max_pixels)), strided)
 
 
 def orientation_of(blob: bytes, header: Header | None = None) -> int | None:
-    """Return the EXIF orientation of a JPEG, 1 to 8; None if only decoding tells. Pass its header if it is known."""
+    """Return the EXIF orientation of a picture, 1 to 8; None if it cannot be read. Pass a JPEG's header if it is known."""
     header = header or read_header(blob)
-    if header is None:
-        return None
-    if not header.has_exif:
+    if header is not None and not header.has_exif:
         return 1
+    if blob.startswith(b"\x89PNG") and not any(name in blob for name in _PNG_ORIENTED):
+        return 1  # otherwise Pillow decodes the picture in search of a late chunk
     try:
         with Image.open(io.BytesIO(blob)) as image:
             orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
     except Exception:  # damaged metadata make Pillow raise errors of any type
         return None
-    return orientation if orientation in ORIENTATIONS else 1
-
-
-def any_orientation(blob: bytes, header: Header | None = None) -> int:
-    """Return the EXIF orientation, 1 to 8, by which a decoder with ``orient=True`` rotates a picture of any format."""
-    known = orientation_of(blob, header)
-    if known is not None:
-        return known
-    if blob.startswith(b"\x89PNG") and not any(name in blob for name in _PNG_ORIENTED):
-        return 1  # otherwise Pillow decodes the picture in search of a late chunk
-    with Image.open(io.BytesIO(blob)) as image:
-        orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
     return orientation if orientation in ORIENTATIONS else 1
 
 
@@ -243,98 +217,6 @@ def oriented_size(header: Header, orientation: int) -> tuple[int, int]:
     """Return (height, width) of the rotated picture."""
     swap, _, _ = ORIENTATIONS[orientation]
     return (header.width, header.height) if swap else (header.height, header.width)
-
-
-def _stored_window(window: Window, header: Header, orientation: int) -> Window:
-    """Return where a window of the rotated picture is in the stored one."""
-    top, left, height, width = window
-    swap, reverse_rows, reverse_columns = ORIENTATIONS[orientation]
-    full_height, full_width = oriented_size(header, orientation)
-    top = full_height - top - height if reverse_rows else top
-    left = full_width - left - width if reverse_columns else left
-    return (left, top, width, height) if swap else (top, left, height, width)
-
-
-def decode_windows(
-    decoder: Decoder, blob: bytes, mode: str, header: Header, crops: Sequence[CropRequest], *, orientation: int = 1
-) -> tuple[torch.Tensor, ...] | None:
-    """Decode the windows of a whole picture. Return None if the picture must be decoded completely.
-
-    This is so, for example, if a window reaches beyond an edge of the picture.
-
-    `decode_fast` decodes a window at a half, a quarter or an eighth of its size, if the crop needs no more pixels. This
-    finds no damage outside the windows, so use it only for pictures that are known to be whole.
-    """
-    full_height, full_width = oriented_size(header, orientation)
-    for (top, left, height, width), _ in crops:
-        if top < 0 or left < 0 or top + height > full_height or left + width > full_width:
-            return None
-    if not has_colours(header, mode):
-        return None
-    shortcuts, cutter = decoder is decode_fast, JpegCutter(blob, header)
-    images = []
-    for window, size in crops:
-        by = divisor(window, size) if shortcuts else 1
-        stored = scaled_down(_stored_window(window, header, orientation), by, header.height, header.width)
-        pixels = _window_pixels(cutter, blob, header, stored, by, shortcuts=shortcuts)
-        if pixels is None:
-            return None
-        images.append(to_tensor(oriented(pixels, orientation), strided=True))
-    return tuple(images)
-
-
-def _window_pixels(
-    cutter: JpegCutter, blob: bytes, header: Header, window: Window, by: int, *, shortcuts: bool
-) -> Array | None:
-    """Return the pixels of a window in the picture that is `by` times smaller; None if all of it must be decoded."""
-    top, left, height, width = window
-    part = cutter.part(by * top, by * left, by * (top + height), by * (left + width))
-    if part is None:
-        if by == 1:
-            return None
-        part = JpegPart(blob, 0, 0, header.height, header.width, ends_early=False)
-    pixels = _part_pixels(part, header, by, shortcuts=shortcuts)
-    if pixels is None:
-        return None
-    top, left = top - part.top // by, left - part.left // by
-    return pixels[top : top + height, left : left + width]
-
-
-def _part_pixels(part: JpegPart, header: Header, by: int, *, shortcuts: bool) -> Array | None:
-    """Decode a part of a picture, `by` times smaller; return None if the whole picture must be decoded."""
-    height, width = -(-part.height // by), -(-part.width // by)
-    # simplejpeg raises for the expected warning as well, so the pixels go into a buffer of our own.
-    pixels = np.empty((height, width, header.components), np.uint8)
-    try:
-        simplejpeg.decode_jpeg(
-            part.blob,
-            colorspace=_COLOURS[header.components][1],
-            fastdct=shortcuts,
-            fastupsample=shortcuts,
-            min_height=height,
-            min_width=width,
-            min_factor=by,
-            buffer=pixels,
-            strict=True,
-        )
-    except ValueError as error:
-        rest = _REST.fullmatch(str(error)) if part.ends_early else None
-        return pixels if rest and (header.interval or rest[1] == "9") else None
-    return pixels
-
-
-def divisor(window: Window, size: tuple[int, int]) -> int:
-    """Return the factor, 1, 2, 4 or 8, by which an image may be decoded smaller so that the window keeps `size` pixels."""
-    return next(by for by in (8, 4, 2, 1) if by == 1 or (window[2] >= by * size[0] and window[3] >= by * size[1]))
-
-
-def scaled_down(window: Window, by: int, height: int, width: int) -> Window:
-    """Return a window of a picture of `height` × `width` pixels in the picture that is decoded `by` times smaller."""
-    if by == 1:
-        return window
-    height, width = -(-height // by), -(-width // by)
-    top, left = min(round(window[0] / by), height - 1), min(round(window[1] / by), width - 1)
-    return top, left, min(max(round(window[2] / by), 1), height - top), min(max(round(window[3] / by), 1), width - left)
 
 
 def to_tensor(pixels: Array, strided: bool) -> torch.Tensor:
@@ -373,7 +255,90 @@ def jpeg_pixels(blob: bytes, header: Header, *, shortcuts: bool = False) -> Arra
     return pixels
 
 
-def check_jpeg(blob: bytes, header: Header | None) -> None:
-    """Raise ValueError for a JPEG that libjpeg-turbo fails on or warns of. Decodes at an eighth of the size."""
-    colours = "CMYK" if header is not None and header.components == 4 else "GRAY"
-    simplejpeg.decode_jpeg(blob, colorspace=colours, min_height=1, min_width=1, min_factor=8, strict=True)
+# --- Windows ---
+
+
+def decode_windows(
+    decoder: Decoder, blob: bytes, mode: str, header: Header, crops: Sequence[CropRequest], *, orientation: int = 1
+) -> tuple[torch.Tensor, ...] | None:
+    """Decode the windows of a whole picture. Return None if the picture must be decoded completely.
+
+    This is so, for example, if a window reaches beyond an edge of the picture.
+
+    `decode_fast` decodes a window at a half, a quarter or an eighth of its size, if the crop needs no more pixels. This
+    finds no damage outside the windows, so use it only for pictures that are known to be whole.
+    """
+    full_height, full_width = oriented_size(header, orientation)
+    for (top, left, height, width), _ in crops:
+        if top < 0 or left < 0 or top + height > full_height or left + width > full_width:
+            return None
+    if not has_colours(header, mode):
+        return None
+    shortcuts, cutter = decoder is decode_fast, JpegCutter(blob, header)
+    images = []
+    for crop in crops:
+        by = divisor(crop) if shortcuts else 1
+        window = _scaled_down(_stored_window(crop.window, header, orientation), by, header)
+        pixels = _window_pixels(cutter, blob, header, window, by, shortcuts=shortcuts)
+        if pixels is None:
+            return None
+        images.append(to_tensor(oriented(pixels, orientation), strided=True))
+    return tuple(images)
+
+
+def divisor(crop: CropRequest) -> int:
+    """Return the factor, 1, 2, 4 or 8, by which an image may be decoded smaller so that the window keeps its size."""
+    (_, _, height, width), (rows, columns) = crop
+    return next(by for by in (8, 4, 2, 1) if by == 1 or (height >= by * rows and width >= by * columns))
+
+
+def _stored_window(window: Window, header: Header, orientation: int) -> Window:
+    """Return where a window of the rotated picture is in the stored one."""
+    top, left, height, width = window
+    swap, reverse_rows, reverse_columns = ORIENTATIONS[orientation]
+    full_height, full_width = oriented_size(header, orientation)
+    top = full_height - top - height if reverse_rows else top
+    left = full_width - left - width if reverse_columns else left
+    return (left, top, width, height) if swap else (top, left, height, width)
+
+
+def _scaled_down(window: Window, by: int, header: Header) -> Window:
+    """Return a window of a picture in the picture that is decoded `by` times smaller."""
+    if by == 1:
+        return window
+    height, width = -(-header.height // by), -(-header.width // by)
+    top, left = min(round(window[0] / by), height - 1), min(round(window[1] / by), width - 1)
+    return top, left, min(max(round(window[2] / by), 1), height - top), min(max(round(window[3] / by), 1), width - left)
+
+
+def _window_pixels(
+    cutter: JpegCutter, blob: bytes, header: Header, window: Window, by: int, *, shortcuts: bool
+) -> Array | None:
+    """Return the pixels of a window in the picture that is `by` times smaller; None if all of it must be decoded."""
+    top, left, height, width = window
+    part = cutter.part(by * top, by * left, by * (top + height), by * (left + width))
+    if part is None:
+        if by == 1:
+            return None
+        part = JpegPart(blob, 0, 0, header.height, header.width, ends_early=False)
+    rows, columns = -(-part.height // by), -(-part.width // by)
+    # simplejpeg raises for the expected warning as well, so the pixels go into a buffer of our own.
+    pixels = np.empty((rows, columns, header.components), np.uint8)
+    try:
+        simplejpeg.decode_jpeg(
+            part.blob,
+            colorspace=_COLOURS[header.components][1],
+            fastdct=shortcuts,
+            fastupsample=shortcuts,
+            min_height=rows,
+            min_width=columns,
+            min_factor=by,
+            buffer=pixels,
+            strict=True,
+        )
+    except ValueError as error:
+        rest = _REST.fullmatch(str(error)) if part.ends_early else None
+        if rest is None or not (header.interval or rest[1] == "9"):
+            return None
+    top, left = top - part.top // by, left - part.left // by
+    return pixels[top : top + height, left : left + width]

@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Mapping
 from typing import Any, NamedTuple
 
 from storeds.errors import ConfigError, suggest
 from storeds.protocols import ROLES, Field
-from storeds.records.roles import ROLE_KEYS
+from storeds.records.roles import ROLE_KEYS, parse_role
+from storeds.records.segmentations import short
 
-__all__ = ["JsonPath", "check_given_roles", "given_classes", "given_keys", "in_kind_of_role", "split_path", "value_at"]
+__all__ = ["JsonPath", "given_roles", "split_path", "value_at", "with_given_role"]
 
 _STEP = re.compile(r"\.(?P<key>[^.\[\]]+)|(?P<each>\[\])")
 _ROWS = ("boxes", "keypoints", "labels", "mask")
+_KEYS = (*ROLE_KEYS, "classes")
 
 
 class JsonPath(NamedTuple):
@@ -58,30 +60,27 @@ def value_at(value: Any, steps: tuple[str | None, ...], shown: str) -> Any:
     if not steps:
         return value
     step, rest = steps[0], steps[1:]
-    if step is None:
-        if not isinstance(value, list):
-            raise ValueError(f"path {shown!r}: [] needs a list, not {type(value).__name__}")
+    if step is None and isinstance(value, list):
         return [value_at(item, rest, f"{shown}, item {number}") for number, item in enumerate(value)]
-    if not isinstance(value, dict):
-        raise ValueError(f"path {shown!r}: .{step} needs an object, not {type(value).__name__}")
-    if step not in value:
-        raise ValueError(f"path {shown!r}: there is no {step!r}; {suggest(step, value, 'keys')}")
-    return value_at(value[step], rest, shown)
+    if isinstance(value, dict) and step in value:
+        return value_at(value[step], rest, shown)
+    wanted = "[] needs a list" if step is None else f"there is no {step!r}"
+    raise ValueError(f"path {shown!r}: {wanted} in {short(value)}")
 
 
-def check_given_roles(roles: Any) -> None:
-    """Raise ConfigError unless `roles` maps elements to roles, or to mappings of their keys."""
+def given_roles(roles: Any) -> dict[str, dict[str, Any]]:
+    """Return element → the keys of its role that the user gives; raise ConfigError for what is none."""
     if not isinstance(roles, (Mapping, type(None))):
         raise ConfigError(f"roles is a mapping from elements to roles, for example {{'mask': 'mask'}}, not {roles!r}")
-    known = (*ROLE_KEYS, "classes")
+    found: dict[str, dict[str, Any]] = {}
     for name, spec in (roles or {}).items():
-        given = {"role": spec} if isinstance(spec, str) else spec
-        if not isinstance(given, Mapping):
+        keys = {"role": spec} if isinstance(spec, str) else spec
+        if not isinstance(keys, Mapping):
             raise ConfigError(f"roles: that of {name!r} is the name of a role or a mapping of its keys, not {spec!r}")
-        for key in given:
-            if key not in known:
-                raise ConfigError(f"roles: {name!r} has an unknown key {key!r}; {suggest(key, known, 'keys')}")
-        role, classes = given.get("role"), given.get("classes")
+        for key in keys:
+            if key not in _KEYS:
+                raise ConfigError(f"roles: {name!r} has an unknown key {key!r}; {suggest(key, _KEYS, 'keys')}")
+        role, classes = keys.get("role"), keys.get("classes")
         if role is not None and role not in ROLES:
             raise ConfigError(f"roles: {name!r} has an unknown role {role!r}; {suggest(role, ROLES, 'roles')}")
         is_list = isinstance(classes, (list, tuple)) and {type(each) for each in classes} in ({str}, {int})
@@ -89,32 +88,27 @@ def check_given_roles(roles: Any) -> None:
             raise ConfigError(
                 f"roles: the classes of {name!r} are a list of names or a list of numbers, not {classes!r}"
             )
+        found[name] = dict(keys)
+    return found
 
 
-def given_keys(roles: Mapping[str, Any] | None, name: str) -> dict[str, Any]:
-    """Return the keys of a declaration that `roles` gives for an element."""
-    spec = (roles or {}).get(name, {})
-    given = {"role": spec} if isinstance(spec, str) else dict(spec)
-    given.pop("classes", None)
-    if "role" in given:  # another role than the store's has other keys
-        return {"format": None, "relative": False, **given}
-    return given
+def with_given_role(name: str, declared: Field, given: Mapping[str, Any]) -> Field:
+    """Return a declaration with the keys that the user gives; raise ConfigError if they do not fit.
 
-
-def given_classes(roles: Mapping[str, Any] | None, name: str) -> Sequence[str] | Sequence[int] | None:
-    """Return the classes that `roles` gives for a label, or None."""
-    spec = (roles or {}).get(name)
-    return spec.get("classes") if isinstance(spec, Mapping) else None
-
-
-def in_kind_of_role(declared: Field) -> Field:
-    """Return the declaration of rows that a store of another tool holds in one dimension, or as text, as kind json."""
+    Rows that a store of another tool holds in one dimension, or as text, become kind json.
+    """
+    keys = {key: value for key, value in given.items() if key != "classes"}
+    if not keys:
+        return declared
+    if "role" in keys:  # another role than the store's has other keys
+        keys = {"format": None, "relative": False, **keys}
+    declared = dataclasses.replace(declared, **keys)
     shape = declared.shape or ()
     # Files of other tools with arrays of different shapes do not tell how many columns these have.
     flat = declared.role in ("boxes", "keypoints") and (len(shape) == 1 or shape[-1:] == (None,))
     text = declared.kind in ("str", "bytes") and declared.role in _ROWS
     if flat or text:
-        return dataclasses.replace(declared, kind="json", dtype=None, shape=None)
-    if declared.kind == "json" and declared.role == "label":  # at the end of a path
-        return dataclasses.replace(declared, kind="str")
-    return declared
+        declared = dataclasses.replace(declared, kind="json", dtype=None, shape=None)
+    elif declared.kind == "json" and declared.role == "label":  # at the end of a path
+        declared = dataclasses.replace(declared, kind="str")
+    return parse_role(name, declared)

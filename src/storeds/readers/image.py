@@ -14,17 +14,41 @@ from storeds.jpeg import MAX_PIXELS, Verdict
 from storeds.protocols import Backend, Cropper, Decoder, Field, Record, SampleContext
 from storeds.readers.base import RecordReader
 from storeds.readers.decoders import UNCHANGED
-from storeds.readers.pictures import PictureDecoder
+from storeds.readers.pictures import Picture, PictureDecoder, draw_crops
 from storeds.records.fields import is_mask, pictures, verdict_fields, without_verdicts
 
-__all__ = ["ImageReader", "PictureReader", "label_of"]
+__all__ = ["ImageReader", "label_of"]
 
 _LABELS = ("label", "labels", "target", "targets")
 
 
 @dataclass(frozen=True)
-class PictureReader(RecordReader):
-    """Base of readers that decode images. `ImageReader` describes the parameters."""
+class ImageReader(RecordReader):
+    """One record → ``{"image": …, "label": …}``.
+
+    Parameters
+    ----------
+    fields : sequence of str, optional
+        Elements of a sample. Default: the image and, if there is one, the label: the field ``label``, or the only int
+        field whose name ends in label, labels, target or targets.
+    decode : str or Decoder
+        ``"bytes"`` (unchanged and unchecked), ``"pil"``, ``"tensor"`` (uint8, channels x height x width), ``"fast"``
+        (nearly the same as tensor, but faster) or a registered name.
+    mode : str
+        Pillow mode to which images are converted, or ``"unchanged"``. See `storeds.readers.decode_pil`.
+    repair : bool
+        Repair a JPEG that ends early before decoding it. The store never changes. If False, damage raises DecodeError.
+        A picture is damaged if the verdict in its store says so or, without a verdict, if its decoder warns.
+    min_recovered : float
+        A picture of which a smaller share (0 to 1) is there raises DecodeError.
+    orient : bool
+        Rotate images according to their EXIF orientation.
+    max_pixels : int
+        An image that claims more pixels raises DecodeError, before memory is allocated for it.
+    strided : bool
+        Keep the channels of a tensor last in memory, as the decoder writes them, which saves a copy. Shape and values
+        are the same. A dataset with built-in transforms does this itself, and returns contiguous tensors.
+    """
 
     internal: ClassVar[tuple[str, ...]] = (*RecordReader.internal, "strided", "cropper")
 
@@ -36,33 +60,16 @@ class PictureReader(RecordReader):
     max_pixels: int = MAX_PIXELS
     strided: bool = False
     cropper: Cropper | None = None
-    _modes: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
+    """The crop with which the transforms begin. Only a part of a picture is decoded, where that is enough."""
     _judged: frozenset[str] = field(default=frozenset(), repr=False, compare=False)
     """The stored images that have a verdict."""
-    _pictures: Mapping[str, PictureDecoder] = field(init=False, repr=False, compare=False)
+    _decoders: Mapping[str, PictureDecoder] = field(init=False, repr=False, compare=False)
+    """The decoders of the images that are decoded."""
 
     def __post_init__(self) -> None:
         self._check()
-        given = self.decode.values() if isinstance(self.decode, Mapping) else (self.decode,)
-        for each in given:  # unknown decoders and unsupported options are errors before binding
-            self._decoder(each)
-        object.__setattr__(self, "_pictures", {name: self._picture_decoder(name) for name in self._images()})
-
-    def _picture_decoder(self, name: str) -> PictureDecoder:
-        """Return the decoder of element `name` with its options."""
-        return self._decoder(self._decode_of(name))
-
-    def _decoder(self, decode: str | Decoder) -> PictureDecoder:
-        options = (self.repair, self.min_recovered, self.orient, self.max_pixels, self.strided, self.cropper)
-        return PictureDecoder(decode, *options, self.count)
-
-    def _decode_of(self, name: str) -> str | Decoder:
-        """Return the decoder of an element."""
-        if isinstance(self.decode, Mapping):
-            default = type(self).decode
-            assert not isinstance(default, Mapping)
-            return self.decode.get(name, default)
-        return self.decode
+        decoders = {name: self._decoder(name) for name in self._images() if self._decode_of(name) != "bytes"}
+        object.__setattr__(self, "_decoders", decoders)
 
     def _check(self) -> None:
         for mode in self.mode.values() if isinstance(self.mode, Mapping) else (self.mode,):
@@ -72,16 +79,37 @@ class PictureReader(RecordReader):
         check_share("min_recovered", self.min_recovered)
         if isinstance(self.max_pixels, bool) or not isinstance(self.max_pixels, int) or self.max_pixels < 1:
             raise ConfigError(f"max_pixels must be a positive number of pixels, got {self.max_pixels!r}")
+        for decode in self.decode.values() if isinstance(self.decode, Mapping) else (self.decode,):
+            if decode != "bytes":
+                self._make_decoder(decode, "RGB")
+
+    def _make_decoder(self, decode: str | Decoder, mode: str) -> PictureDecoder:
+        options = (self.repair, self.min_recovered, self.orient, self.max_pixels, self.strided)
+        return PictureDecoder(decode, mode, *options, count=0 if self.cropper is None else self.count)
+
+    def _decoder(self, name: str) -> PictureDecoder:
+        """Return the decoder of image `name`."""
+        return self._make_decoder(self._decode_of(name), self._mode_of(name))
+
+    def _decode_of(self, name: str) -> str | Decoder:
+        if isinstance(self.decode, Mapping):
+            default: Any = type(self).decode
+            return self.decode.get(name, default)
+        return self.decode
+
+    def _mode_of(self, name: str) -> str:
+        """Return the mode of an image. Further images, such as masks, keep the values of their files."""
+        modes = self.mode if isinstance(self.mode, Mapping) else {}
+        default = self.mode if isinstance(self.mode, str) else "RGB"
+        return modes.get(name, default if name == self.data else UNCHANGED)
 
     def bind(self, backend: Backend, /) -> Self:
         # docstring inherited
         bound = super().bind(backend)
-        images = bound._images()
-        if isinstance(self.decode, Mapping):
-            _check_names("decode", self.decode, images)
-        known = [name for name in images if bound._decode_of(name) != "bytes"]
-        judged = frozenset(map(bound.stored_as, known)) & pictures(backend.meta.fields).keys()
-        return replace(bound, _modes=bound._modes_by_element(), _judged=judged)
+        for option in ("decode", "mode"):
+            _check_names(option, getattr(self, option), bound._images())
+        judged = frozenset(map(bound.stored_as, bound._decoders)) & pictures(backend.meta.fields).keys()
+        return replace(bound, _judged=judged)
 
     @property
     def stored(self) -> tuple[str, ...]:
@@ -90,14 +118,6 @@ class PictureReader(RecordReader):
 
     def _verdict_fields(self) -> list[str]:
         return [name for image in sorted(self._judged) for name in verdict_fields(image)]
-
-    def _modes_by_element(self) -> dict[str, str]:
-        """Return the mode of each image of a sample. Further images, such as masks, keep the values of their files."""
-        images = self._images()
-        if isinstance(self.mode, str):
-            return {name: self.mode if name == self.data else UNCHANGED for name in images}
-        _check_names("mode", self.mode, images)
-        return {name: "RGB" if name == self.data else UNCHANGED for name in images} | dict(self.mode)
 
     def _images(self) -> list[str]:
         return [name for name, declared in zip(self.fields, self.kinds, strict=False) if declared.kind == "image"]
@@ -124,24 +144,24 @@ class PictureReader(RecordReader):
         return next(iter((*named, *images)), None)
 
     def _element(self, name: str, source: str, field: Field, record: Record, context: SampleContext) -> Any:
-        if name in self._pictures:
-            return self._image(name, source, record, context)
+        if name in self._decoders:
+            picture = self._inspect(name, record)
+            return self._decoders[name](picture, draw_crops(self.cropper, [picture], context), context)
         return super()._element(name, source, field, record, context)
 
     def _value(self, name: str, field: Field, value: Any, context: SampleContext) -> Any:
         return value
 
-    def _image(self, name: str, source: str, record: Record, context: SampleContext) -> Any:
-        """Decode the image of element `name`, or the part of it that a crop needs."""
-        return self._pictures[name](record[source], self._modes[name], self._verdict(source, record), context)
-
-    def _verdict(self, image: str, record: Record) -> Verdict | None:
-        """Return the stored verdict on field `image`, None without one."""
-        return Verdict.of(record, image) if image in self._judged else None
+    def _inspect(self, name: str, record: Record) -> Picture:
+        """Return image `name` of a record, before decoding."""
+        source = self.stored_as(name)
+        verdict = Verdict.of(record, source) if source in self._judged else None
+        return self._decoders[name].inspect(record[source], verdict)
 
 
-def _check_names(option: str, given: Iterable[str], images: Sequence[str]) -> None:
-    for name in given:
+def _check_names(option: str, given: Any, images: Sequence[str]) -> None:
+    names: Iterable[str] = given if isinstance(given, Mapping) else ()
+    for name in names:
         if name not in images:
             raise ConfigError(
                 f"{option} names {name!r}, which is not an image of a sample; {suggest(name, images, 'images')}"
@@ -172,32 +192,3 @@ def label_of(fields: dict[str, Field]) -> tuple[str, ...]:
         return ("label",)
     named = [name for name, field in fields.items() if field.kind == "int" and name.endswith(_LABELS)]
     return tuple(named) if len(named) == 1 else ()
-
-
-@dataclass(frozen=True)
-class ImageReader(PictureReader):
-    """One record → ``{"image": …, "label": …}``.
-
-    Parameters
-    ----------
-    fields : sequence of str, optional
-        Elements of a sample. Default: the image and, if there is one, the label: the field ``label``, or the only int
-        field whose name ends in label, labels, target or targets.
-    decode : str or Decoder
-        ``"bytes"`` (unchanged and unchecked), ``"pil"``, ``"tensor"`` (uint8, channels x height x width), ``"fast"``
-        (nearly the same as tensor, but faster) or a registered name.
-    mode : str
-        Pillow mode to which images are converted, or ``"unchanged"``. See `storeds.readers.decode_pil`.
-    repair : bool
-        Repair a JPEG that ends early before decoding it. The store never changes. If False, damage raises DecodeError.
-        A picture is damaged if the verdict in its store says so or, without a verdict, if its decoder warns.
-    min_recovered : float
-        A picture of which a smaller share (0 to 1) is there raises DecodeError.
-    orient : bool
-        Rotate images according to their EXIF orientation.
-    max_pixels : int
-        An image that claims more pixels raises DecodeError, before memory is allocated for it.
-    strided : bool
-        Keep the channels of a tensor last in memory, as the decoder writes them, which saves a copy. Shape and values
-        are the same. A dataset with built-in transforms does this itself, and returns contiguous tensors.
-    """

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 import mmap
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -20,7 +18,6 @@ from storeds.jpeg.header import SOI, Header, check_scans, read_header
 from storeds.protocols import Cropped, Cropper, CropRequest, Decoder, Note, SampleContext, Window
 from storeds.readers.decoders import (
     as_pil,
-    check_jpeg,
     check_pixels,
     decode_fast,
     decode_pil,
@@ -33,39 +30,35 @@ from storeds.readers.decoders import (
     orientation_of,
     oriented,
     oriented_size,
+    refused,
     to_tensor,
 )
 from storeds.registry import DECODERS
 
-__all__ = ["Part", "Picture", "PictureDecoder"]
+__all__ = ["Picture", "PictureDecoder", "draw_crops"]
 
 
 _BUILT_IN = (decode_pil, decode_tensor, decode_fast)
 _WINDOWED = (decode_tensor, decode_fast)  # can decode only the part of a picture that a window needs
-
-
 _MAX_BITS = 21  # 32 MiB
 
 
 class CheckedPictures:
     """The pictures that decoded without a warning, so that later epochs may skip rows that no crop needs.
 
-    A set of 64-bit hashes of the bytes, so that a changed picture is checked again.
+    A set of 64-bit hashes of the bytes, so that a changed picture is checked again. Of very many pictures it forgets
+    some. Forked workers share it. A pickled copy starts empty. Thread-safe, since each slot is one aligned word.
 
     Parameters
     ----------
     count : int
-        Number of pictures. The set forgets some of very many.
-
-    Notes
-    -----
-    Forked workers share it. A pickled copy starts empty. Thread-safe, since each slot is one aligned word. Unused slots
-    take no memory.
+        Number of pictures.
     """
 
     def __init__(self, count: int) -> None:
         self._count = count
         pairs = 1 << min(count.bit_length() + 1, _MAX_BITS)
+        # Unused slots of anonymous memory take no space.
         self._hashes = np.frombuffer(mmap.mmap(-1, 16 * pairs), np.uint64).reshape(pairs, 2)
 
     def __contains__(self, blob: bytes) -> bool:
@@ -88,27 +81,30 @@ class Picture(NamedTuple):
 
     Attributes
     ----------
-    value : bytes
+    blob : bytes
     header : Header, or None
-        If it is a JPEG.
+        If it is a JPEG that simplejpeg decodes to the mode of the decoder.
+    orientation : int
+        The EXIF orientation, 1 to 8, by which that is rotated.
     is_known : bool
         Whether the store has a verdict that it is whole.
     damage : Verdict, or None
         What is known of its damage before decoding.
+    may_crop : bool
+        Whether a part of it may be enough for a crop.
     """
 
-    value: bytes
+    blob: bytes
     header: Header | None
+    orientation: int
     is_known: bool
     damage: Verdict | None
+    may_crop: bool
 
-
-class Part(NamedTuple):
-    """What to decode of a picture: the crops, drawn for its size after the rotation of its EXIF orientation."""
-
-    header: Header
-    orientation: int
-    crops: Sequence[CropRequest] = ()
+    @property
+    def size(self) -> tuple[int, int] | None:
+        """Height and width after the rotation, if they are known before decoding."""
+        return None if self.header is None else oriented_size(self.header, self.orientation)
 
 
 @dataclass(frozen=True)
@@ -117,170 +113,152 @@ class PictureDecoder:
 
     Parameters
     ----------
-    decode, repair, min_recovered, orient, max_pixels, strided
+    decode, mode, repair, min_recovered, orient, max_pixels, strided
         As for `ImageReader`.
-    cropper : Cropper, optional
-        The crop with which the transforms begin. Only a part of the picture is decoded, where that is enough.
     count : int
-        Number of pictures in the store.
+        Number of pictures of which only crops are needed.
     """
 
     decode: str | Decoder
+    mode: str
     repair: bool
     min_recovered: float
     orient: bool
     max_pixels: int
     strided: bool = False
-    cropper: Cropper | None = None
     count: int = 0
     _function: Decoder = field(init=False, repr=False, compare=False)
-    _decoder: Decoder = field(init=False, repr=False, compare=False)
     _checked: CheckedPictures | None = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        function: Decoder = DECODERS.get(self.decode) if isinstance(self.decode, str) else self.decode
-        checked = CheckedPictures(self.count) if self.cropper is not None and function in _WINDOWED else None
-        parts = {"_function": function, "_decoder": self._with_options(function), "_checked": checked}
-        for name, value in parts.items():
-            object.__setattr__(self, name, value)
-
-    def _with_options(self, decoder: Decoder) -> Decoder:
-        """Return the decoder with the options that it accepts. With `orient` it must accept that option."""
-        accepted = _parameters(decoder)
-        if self.orient and "orient" not in accepted and self.decode != "bytes":
+        function: Any = DECODERS.get(self.decode) if isinstance(self.decode, str) else self.decode
+        if self.orient and function not in _BUILT_IN:
             raise ConfigError(f"decoder {self.decode!r} does not support orient; pil, tensor and fast do")
-        options = {"orient": self.orient, "max_pixels": self.max_pixels, "strided": self.strided}
-        options = {name: value for name, value in options.items() if name in accepted}
-        return functools.partial(decoder, **options) if options else decoder
+        object.__setattr__(self, "_function", function)
+        checked = CheckedPictures(self.count) if self.count and function in _WINDOWED else None
+        object.__setattr__(self, "_checked", checked)
 
-    def __call__(self, value: bytes, mode: str, stored: Verdict | None, context: SampleContext) -> Any:
-        """Decode a picture, or the part of it that a crop needs; raises DecodeError.
+    def inspect(self, blob: bytes, stored: Verdict | None) -> Picture:
+        """Return a picture with what is known of it before decoding; raises DecodeError if it is too large.
 
         Parameters
         ----------
-        value : bytes
-        mode : str
+        blob : bytes
         stored : Verdict or None
             The verdict in the store.
-        context : SampleContext
-            Receives a note of a repair, and draws the crop.
         """
-        if self.decode == "bytes":
-            return self._decoder(value, mode)
-        picture = self.inspect(value, stored)
-        part = None if self.cropper is None else self.part(picture)
-        if part is not None and self.cropper is not None:
-            # Drawn once, also for pictures of which all must be decoded: a transform would draw other windows.
-            crops = self.cropper.crops(*oriented_size(part.header, part.orientation), context.generator)
-            part = Part(part.header, part.orientation, crops) if crops else None
-        return self.decode_image(picture, mode, part, context)
-
-    def inspect(self, value: bytes, stored: Verdict | None) -> Picture:
-        """Return a picture with what is known of it before decoding; raises DecodeError if it is too large."""
-        header = read_header(value)
+        is_built_in, header, orientation = self._function in _BUILT_IN, read_header(blob), None
         if header is not None:
             check_pixels(header.width, header.height, self.max_pixels)
-        is_built_in = self._function in _BUILT_IN
+            orientation = orientation_of(blob, header) if self.orient else 1
+            if orientation is None or not (is_built_in and has_colours(header, self.mode)):
+                header = None
         verdict = stored
-        # A strict decode finds the damage of a JPEG. Pillow does not find all damage of other formats.
-        if verdict is None and (not is_built_in if value.startswith(SOI) else structure_problem(value).reason):
-            verdict = examine(value)
-        if verdict is None or verdict.is_whole:
-            return Picture(value, header, is_known=stored is not None, damage=None)
-        # A third-party decoder may support formats that `examine` does not know.
-        is_damaged = verdict.finding != "not_jpeg" or is_built_in
-        return Picture(value, header, is_known=False, damage=verdict if is_damaged else None)
+        # Pillow hides the warnings of libjpeg, and does not find all damage of other formats.
+        if verdict is None and header is None and (blob.startswith(SOI) or structure_problem(blob).reason):
+            verdict = examine(blob)
+        is_damaged = verdict is not None and not verdict.is_whole
+        if verdict is not None and verdict.finding == "not_jpeg" and not is_built_in:
+            is_damaged = False  # a decoder of the user may support formats that `examine` does not know
+        is_known = stored is not None and not is_damaged
+        may_crop = False
+        if self._checked is not None and header is not None and header.in_one_scan and not is_damaged:
+            # `_windows` checks pictures for `decode_fast`.
+            may_crop = is_known or self._function is decode_fast or blob in self._checked
+        return Picture(blob, header, orientation or 1, is_known, verdict if is_damaged else None, may_crop)
 
-    def part(self, picture: Picture) -> Part | None:
-        """Return the header and orientation of a picture if a part of it may be enough for the crops, otherwise None."""
-        value, header, is_known, damage = picture
-        if self._checked is None or header is None or not header.in_one_scan or damage is not None:
-            return None
-        if not is_known and self._function is not decode_fast and value not in self._checked:
-            return None
-        orientation = orientation_of(value, header) if self.orient else 1
-        return None if orientation is None else Part(header, orientation)
-
-    def decode_image(self, picture: Picture, mode: str, part: Part | None, context: SampleContext) -> Any:
-        """Decode a picture. With `part` return a `Cropped` with the windows of its crops.
+    def __call__(self, picture: Picture, crops: Sequence[CropRequest], context: SampleContext) -> Any:
+        """Decode a picture; raises DecodeError. With `crops`, which `draw_crops` drew, return a `Cropped` with their windows.
 
         A picture that nobody knows to be damaged is decoded strictly. Damage that this finds is handled like damage that was
         known before: what is left is repaired and noted, or DecodeError is raised.
         """
-        value, damage = picture.value, picture.damage
+        blob, damage = picture.blob, picture.damage
         if damage is None and self._function in _BUILT_IN:
             try:
-                image = self._strictly(picture, mode, part)
+                return self._strictly(picture, crops)
             except (StoredsError, MemoryError):
                 raise
             except Exception:  # including warnings of libjpeg, which may be about the header only
-                found = examine(value)
+                found = examine(blob)
                 damage = None if found.is_whole else found
-            else:
-                return image if part is None or isinstance(image, Cropped) else _cropped(image, part.crops)
-        note = None if damage is None else self._note_of(value, damage)
+        note = None if damage is None else self._note_of(blob, damage)
         try:
-            image = self._decoder(value if damage is None else repair_jpeg(value), mode)
+            image = self._decode(blob if damage is None else repair_jpeg(blob))
         except (StoredsError, MemoryError):
             raise
         except Exception as error:  # damaged bytes make decoders raise errors of any type
             kind = DecodeError.kind if damage is None else damage.finding
-            raise _refused(
-                f"the image cannot be decoded ({_beginning(value)}): {decode_reason(error)}", kind
-            ) from error
+            raise refused(f"the image cannot be decoded ({_beginning(blob)}): {decode_reason(error)}", kind) from error
         if note is not None:
             context.notes.append(note)
-        return image if part is None else _cropped(image, part.crops)
+        return _cropped(image, crops) if crops else image
 
-    def _strictly(self, picture: Picture, mode: str, part: Part | None) -> Any:
+    def _decode(self, blob: bytes) -> Any:
+        """Decode the whole picture by a decoder that reports no warnings."""
+        if self._function not in _BUILT_IN:
+            return self._function(blob, self.mode)
+        options: dict[str, Any] = {"strided": self.strided} if self._function in _WINDOWED else {}
+        decode: Any = self._function
+        return decode(blob, self.mode, orient=self.orient, max_pixels=self.max_pixels, **options)
+
+    def _strictly(self, picture: Picture, crops: Sequence[CropRequest]) -> Any:
         """Decode the image, or the windows of the crops; raise an error of any type if it may be damaged."""
-        value, header, is_known, _ = picture
-        images = None if part is None else self._windows(picture, mode, part)
-        if images is not None:
-            return Cropped(images)
-        orientation = part.orientation if part is not None else orientation_of(value, header) if self.orient else 1
-        if header is not None and orientation is not None and has_colours(header, mode):
-            pixels = jpeg_pixels(value, header, shortcuts=self._function is decode_fast)
-            if self._function is decode_pil:
-                image: Any = as_pil(pixels, value, orient=self.orient)
-            else:
-                image = to_tensor(oriented(pixels, orientation), self.strided)
-        else:
-            if value.startswith(SOI) and not is_known:
-                check_jpeg(value, header)
-            image = self._decoder(value, mode)
-        if value.startswith(SOI) and not is_known:
+        blob, header, orientation, is_known = picture[:4]
+        if header is None:
+            image = self._decode(blob)
+            return _cropped(image, crops) if crops else image
+        windows = self._windows(picture, header, crops) if crops else None
+        if windows is not None:
+            return Cropped(windows)
+        pixels = jpeg_pixels(blob, header, shortcuts=self._function is decode_fast)
+        if not is_known:
             # libjpeg does not notice a missing scan. With a single scan, it notices all damage.
-            if header is None or not header.in_one_scan:
-                check_scans(value)
+            if not header.in_one_scan:
+                check_scans(blob)
             elif self._checked is not None:
-                self._checked.add(value)
-        return image
+                self._checked.add(blob)
+        if self._function is decode_pil:
+            return as_pil(pixels, blob, orient=self.orient)
+        image = to_tensor(oriented(pixels, orientation), self.strided)
+        return _cropped(image, crops) if crops else image
 
-    def _windows(self, picture: Picture, mode: str, part: Part) -> tuple[Any, ...] | None:
+    def _windows(self, picture: Picture, header: Header, crops: Sequence[CropRequest]) -> tuple[Any, ...] | None:
         """Decode the windows of the crops of a picture that is known to be whole; None if all of it must be decoded."""
-        value, header, is_known, _ = picture
-        assert self._checked is not None
-        if not is_known and value not in self._checked:
-            if all(divisor(window, size) == 1 for window, size in part.crops):
+        blob = picture.blob
+        if not picture.is_known and self._checked is not None and blob not in self._checked:
+            if all(divisor(crop) == 1 for crop in crops):
                 return None
             # Decoding at a fraction of the size gives different pixels. They must not depend on what was read before.
-            check_jpeg(value, header)
-            self._checked.add(value)
-        return decode_windows(self._function, value, mode, part.header, part.crops, orientation=part.orientation)
+            if not examine(blob).is_whole:
+                return None
+            self._checked.add(blob)
+        return decode_windows(self._function, blob, self.mode, header, crops, orientation=picture.orientation)
 
-    def _note_of(self, value: bytes, damage: Verdict) -> Note:
+    def _note_of(self, blob: bytes, damage: Verdict) -> Note:
         """Return the note of a repair; raise DecodeError if the options do not allow to repair this damage."""
         reason = damage.reason or f"the store's verdict: {damage.finding}"
         if damage.recovered == 0.0:
-            raise _refused(f"the image cannot be decoded ({_beginning(value)}): {reason}", damage.finding)
+            raise refused(f"the image cannot be decoded ({_beginning(blob)}): {reason}", damage.finding)
         if not self.repair:
             what = f"and repair is off; {damage.share} of it is there: {reason}"
-            raise _refused(f"the image is damaged, {what}", damage.finding)
+            raise refused(f"the image is damaged, {what}", damage.finding)
         if not damage.recovered >= self.min_recovered:
             least = f"less than min_recovered={self.min_recovered}"
-            raise _refused(f"the image is damaged: {damage.share} of it is there, {least}; {reason}", damage.finding)
+            raise refused(f"the image is damaged: {damage.share} of it is there, {least}; {reason}", damage.finding)
         return Note(damage.finding, f"a damaged picture was repaired; {damage.share} of it is there: {reason}")
+
+
+def draw_crops(cropper: Cropper | None, pictures: Collection[Picture], context: SampleContext) -> Sequence[CropRequest]:
+    """Draw the crops with which the transforms begin, if a part of each picture may be enough; otherwise nothing.
+
+    They are for the size of the pictures after the rotation of their EXIF orientation. They are drawn once, also for
+    pictures of which all turns out to be needed: a transform would draw other windows.
+    """
+    if cropper is None or not all(picture.may_crop for picture in pictures):
+        return ()
+    size, *others = {picture.size for picture in pictures} or {None}
+    return () if others or size is None else cropper.crops(*size, context.generator)
 
 
 def _cropped(image: Any, crops: Sequence[CropRequest]) -> Cropped:
@@ -301,18 +279,5 @@ def _cut(image: Any, window: Window) -> Any:
     return padded
 
 
-def _beginning(value: bytes) -> str:
-    return f"{len(value)} bytes beginning {value[:4].hex(' ')}" if value else "it is empty"
-
-
-def _parameters(decoder: Decoder) -> list[str]:
-    try:
-        return list(inspect.signature(decoder).parameters)
-    except ValueError:  # a built-in function has no signature
-        return []
-
-
-def _refused(reason: str, kind: str) -> DecodeError:
-    error = DecodeError(reason)
-    error.kind = kind
-    return error
+def _beginning(blob: bytes) -> str:
+    return f"{len(blob)} bytes beginning {blob[:4].hex(' ')}" if blob else "it is empty"

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import logging
-import mmap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -15,42 +13,31 @@ import numpy as np
 from PIL import Image
 
 from storeds.errors import ConfigError, DecodeError, RecordError, StoredsError, suggest
-from storeds.jpeg.header import SOI
 from storeds.protocols import Array, Backend, CropRequest, Decoder, Field, Record, SampleContext
 from storeds.readers.annotations import (
     Classes,
     boxes_tensor,
     class_ids,
     class_number,
-    holds_class_ids,
-    is_inverted,
     keypoints_tensor,
     labels_tensor,
     mask_tensor,
+    plain_rows,
 )
-from storeds.readers.base import channels_first, channels_of, check_channels
-from storeds.readers.decoders import UNCHANGED, any_orientation, oriented_size
-from storeds.readers.elements import (
-    JsonPath,
-    check_given_roles,
-    given_classes,
-    given_keys,
-    in_kind_of_role,
-    split_path,
-    value_at,
-)
-from storeds.readers.image import PictureReader
-from storeds.readers.pictures import Part, Picture, PictureDecoder
+from storeds.readers.base import channels_first, channels_of, check_channels, repeated
+from storeds.readers.decoders import UNCHANGED, orientation_of, refused
+from storeds.readers.elements import JsonPath, given_roles, split_path, value_at, with_given_role
+from storeds.readers.image import ImageReader
+from storeds.readers.pictures import Picture, PictureDecoder, draw_crops
 from storeds.records.fields import NATIVE, Channels, Layout, is_mask
 from storeds.records.roles import (
     BOX_FORMATS,
     Sample,
     boxes_of,
     check_mask,
-    check_mask_mode,
     check_row_counts,
     check_rows,
-    parse_role,
+    check_values,
     stored_classes,
 )
 
@@ -59,30 +46,14 @@ if TYPE_CHECKING:
 
 __all__ = ["SampleReader"]
 
-_LOG = logging.getLogger("storeds")
 _ORDER = ("image", "mask", "boxes", "labels", "keypoints", "label", "text")
 _LABELS = ("label", "labels")
-_PLAIN_DECODERS = ("pil", "tensor", "fast", "simplejpeg")
 
 Size = tuple[int, int]
 
 
-class _Once:
-    """Says True once. Forked workers share it; a pickled copy begins again."""
-
-    def __init__(self) -> None:
-        self._said = mmap.mmap(-1, 1)
-
-    def __call__(self) -> bool:
-        is_first, self._said[0] = not self._said[0], 1
-        return is_first
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), ()
-
-
 @dataclass(frozen=True)
-class SampleReader(PictureReader):
+class SampleReader(ImageReader):
     """One record → a ``Sample`` with the role of each element, for transforms of whole samples.
 
     `StoreDataset` applies ``transforms`` to the sample, and makes ``tv_tensors`` of images, masks, boxes and keypoints if
@@ -118,15 +89,13 @@ class SampleReader(PictureReader):
     roles: Mapping[str, Any] | None = None
     channels: Channels | Mapping[str, Channels] | None = None
     box_format: str | None = None
+    _given: Mapping[str, Mapping[str, Any]] = field(init=False, repr=False, compare=False)
     _declared: Mapping[str, Field] = field(default_factory=dict, repr=False, compare=False)
     _paths: Mapping[str, JsonPath] = field(default_factory=dict, repr=False, compare=False)
     _layouts: Mapping[str, Layout] = field(default_factory=dict, repr=False, compare=False)
     _classes: Mapping[str, Classes] = field(default_factory=dict, repr=False, compare=False)
-    _checked: frozenset[str] = field(default=frozenset(), repr=False, compare=False)  # by the writer of the store
-    _points: tuple[str, ...] = field(default=(), repr=False, compare=False)  # keypoints of kind json without ``of``
-    _linked: dict[tuple[str, ...], Mapping[str, Field]] = field(default_factory=dict, repr=False, compare=False)
-    _is_new: _Once = field(default_factory=_Once, repr=False, compare=False)
-    _is_inverted: _Once = field(default_factory=_Once, repr=False, compare=False)
+    _trusted: frozenset[str] = field(default=frozenset(), repr=False, compare=False)
+    """The elements that the writer of the store has checked."""
 
     def _check(self) -> None:
         super()._check()
@@ -135,40 +104,31 @@ class SampleReader(PictureReader):
                 f"unknown box_format {self.box_format!r}; {suggest(self.box_format, BOX_FORMATS, 'formats')}"
             )
         check_channels(self.channels)
-        check_given_roles(self.roles)
+        object.__setattr__(self, "_given", given_roles(self.roles))
 
     # --- Binding ---
 
     def bind(self, backend: Backend, /) -> Self:
         # docstring inherited
         bound = super().bind(backend)
-        for name in self.roles or {}:
+        for name in self._given:
             if name not in bound.fields:
                 raise ConfigError(
                     f"roles names {name!r}, which is no element of a sample; {suggest(name, bound.fields, 'elements')}"
                 )
         split = {name: split_path(source, backend.meta.fields) for name, source in bound.elements()}
         paths = {name: path for name, path in split.items() if path is not None}
-        declared = bound._with_roles(super(SampleReader, bound).declared())
-        stored = [name for name, path in paths.items() if not path.steps and not given_keys(self.roles, name)]
-        points = {name: each for name, each in declared.items() if each.role == "keypoints" and each.kind == "json"}
-        bound = replace(
+        declared = bound._with_roles(dict(zip(bound.fields, bound.kinds, strict=True)))
+        stored = [name for name, path in paths.items() if not path.steps and name not in self._given]
+        return replace(
             bound,
             _declared=declared,
             _paths=paths,
             _layouts=bound._array_layouts(declared),
             _classes=bound._known_classes(declared, backend),
-            _checked=frozenset(stored if backend.meta.layout == NATIVE else ()),
-            _points=tuple(name for name, each in points.items() if each.of is None),
-            _linked={},
-            _repeats=len({path.field for path in paths.values()}) < len(paths),
+            _trusted=frozenset(stored if backend.meta.layout == NATIVE else ()),
+            _copies=repeated((name, path.field) for name, path in paths.items()),
         )
-        polygons = [name for name, each in declared.items() if each.role == "mask" and each.kind == "json"]
-        if polygons and not any(each.role in ("image", "mask") and each.kind != "json" for each in declared.values()):
-            raise ConfigError(
-                f"element {polygons[0]!r} of {backend.url} holds polygons, and no image says their size: add the image to fields"
-            )
-        return replace(bound, _modes=bound._modes_by_element())
 
     def _declaration(self, source: str, declared: Mapping[str, Field]) -> Field | None:
         path = split_path(source, declared)
@@ -185,21 +145,17 @@ class SampleReader(PictureReader):
         """Return element → declaration, with the roles that the user gave, and those that kind and name tell."""
         elements = {source: name for name, source in reversed(self.elements())}
         with_roles: dict[str, Field] = {}
-        for name, each in declared.items():
-            given = given_keys(self.roles, name)
-            if each.of is not None and "of" not in given:
+        for name, source in self.elements():
+            each = declared[name]
+            if each.of is not None:
                 each = dataclasses.replace(each, of=elements.get(each.of, each.of))
-            if given:
-                each = parse_role(name, in_kind_of_role(dataclasses.replace(each, **given)))
-            elif each.role is None and each.kind == "image":
-                masked = is_mask(name) or is_mask(self.stored_as(name))
-                each = dataclasses.replace(each, role="mask" if masked else "image")
+            each = with_given_role(name, each, self._given.get(name, {}))
+            if each.role is None and each.kind == "image":
+                each = dataclasses.replace(each, role="mask" if is_mask(name) or is_mask(source) else "image")
             if each.kind == "image" and self._decode_of(name) == "bytes":
                 each = dataclasses.replace(each, role=None)
             with_roles[name] = each
-        check_rows(
-            {name: each for name, each in with_roles.items() if each.role == "boxes" or given_keys(self.roles, name)}
-        )
+        check_rows({name: each for name, each in with_roles.items() if each.role == "boxes" or name in self._given})
         return with_roles
 
     def _array_layouts(self, declared: Mapping[str, Field]) -> dict[str, Layout]:
@@ -213,21 +169,20 @@ class SampleReader(PictureReader):
 
     def _known_classes(self, declared: Mapping[str, Field], backend: Backend) -> dict[str, Classes]:
         """Return the classes of each label of which they are known; raises ConfigError."""
-        names = [name for name, each in declared.items() if each.role in _LABELS]
-        for name in self.roles or {}:
-            if given_classes(self.roles, name) is not None and name not in names:
+        attrs = backend.meta.attrs
+        several = sum(each.role in _LABELS for each in backend.meta.fields.values()) > 1
+        known: dict[str, Classes] = {}
+        for name, each in declared.items():
+            classes = self._given.get(name, {}).get("classes")
+            if classes is not None and each.role not in _LABELS:
                 raise ConfigError(
                     f"roles: {name!r} has classes, which are for the roles label and labels; leave them out"
                 )
-        several = sum(each.role in _LABELS for each in backend.meta.fields.values()) > 1
-        is_shared = several and not isinstance(backend.meta.attrs.get("classes"), Mapping)
-        known: dict[str, Classes] = {}
-        for name in names:
-            stored = stored_classes(backend.meta.attrs, self.stored_as(name))
-            if is_shared and self._field(name).kind in ("int", "array"):
-                stored = None  # one list of classes may be that of another field
-            classes = given_classes(self.roles, name) or stored
-            if classes:
+            # One list of classes may be that of another field of numbers.
+            is_doubtful = several and not isinstance(attrs.get("classes"), Mapping)
+            if not classes and not (is_doubtful and self._field(name).kind in ("int", "array")):
+                classes = stored_classes(attrs, self.stored_as(name))
+            if classes and each.role in _LABELS:
                 known[name] = Classes.of(classes)
         return known
 
@@ -244,8 +199,8 @@ class SampleReader(PictureReader):
     @property
     def data(self) -> str | None:
         # docstring inherited
-        images = [name for name, each in self._declared.items() if each.role == "image"]
-        return next(iter(images), None) if self._declared else super().data
+        images = (name for name, each in self._declared.items() if each.role == "image")
+        return next(images, None) if self._declared else super().data
 
     @property
     def target(self) -> str | None:
@@ -271,8 +226,8 @@ class SampleReader(PictureReader):
         return np.array([class_number(name, value, classes) for value in column.tolist()], np.int64)
 
     def _choose(self, fields: dict[str, Field]) -> tuple[str, ...]:
-        roles: dict[str, str | None] = {
-            name: given_keys(self.roles, name).get("role", each.role) for name, each in fields.items()
+        roles: dict[str, Any] = {
+            name: self._given.get(name, {}).get("role", each.role) for name, each in fields.items()
         }
         if not any(roles.values()):
             if all(each.kind != "image" for each in fields.values()):
@@ -287,32 +242,26 @@ class SampleReader(PictureReader):
             roles |= dict.fromkeys(["image"] if "image" in found else found[:1], "image")
         return tuple(name for role in _ORDER for name, each in roles.items() if each == role)
 
-    def _picture_decoder(self, name: str) -> PictureDecoder:
-        if not self._is_mask(name) or self._decode_of(name) == "bytes":
-            return super()._picture_decoder(name)
-        decode = self._decode_of(name) if isinstance(self.decode, Mapping) and name in self.decode else "pil"
-        plain = decode in _PLAIN_DECODERS
-        # What a repair fills is grey, and would be a class id.
-        return PictureDecoder("pil" if plain else decode, self.repair, 1.0, False, self.max_pixels)
+    def _decoder(self, name: str) -> PictureDecoder:
+        if not self._is_mask(name):
+            return super()._decoder(name)
+        decode = self.decode.get(name, "pil") if isinstance(self.decode, Mapping) else "pil"
+        # Class ids are read from the file as it is. What a repair fills is grey, and would be a class id.
+        is_built_in = decode in ("pil", "tensor", "fast")
+        decode, mode = ("pil", UNCHANGED) if is_built_in else (decode, self._mode_of(name))
+        return PictureDecoder(decode, mode, self.repair, 1.0, False, self.max_pixels)
 
     def _is_mask(self, name: str) -> bool:
         return name in self._declared and self._declared[name].role == "mask"
 
-    def _modes_by_element(self) -> dict[str, str]:
-        modes = super()._modes_by_element()
-        given = self.mode if isinstance(self.mode, Mapping) else {}
-        for name in modes.keys() - given.keys():
-            if self._is_mask(name):
-                modes[name] = UNCHANGED
-            elif self._field(name).role == "image" and name in self._declared and self._declared[name].role == "image":
-                modes[name] = self.mode if isinstance(self.mode, str) else "RGB"
-        for name, mode in given.items():
-            if self._is_mask(name) and mode != UNCHANGED:
-                try:
-                    check_mask_mode(name, mode)
-                except ValueError as error:
-                    raise ConfigError(f"mode: {error}") from None
-        return modes
+    def _mode_of(self, name: str) -> str:
+        if isinstance(self.mode, Mapping) and name in self.mode:
+            return self.mode[name]
+        if self._is_mask(name):
+            return UNCHANGED
+        if self._field(name).role == "image":
+            return self.mode if isinstance(self.mode, str) else "RGB"
+        return super()._mode_of(name)
 
     # --- Building ---
 
@@ -324,10 +273,9 @@ class SampleReader(PictureReader):
         # Masks, boxes and keypoints are those of the picture as stored, before it is rotated.
         stored = size if size is None or not turned else (size[1], size[0])
         try:
-            for name in self.fields:
-                if self._is_mask(name):
-                    values[name] = mask = self._mask(name, record, stored, context)
-                    stored = stored or (mask.shape[-2], mask.shape[-1])
+            for name in filter(self._is_mask, self.fields):
+                values[name] = mask = self._mask(name, record, stored, context)
+                stored = stored or (mask.shape[-2], mask.shape[-1])
             for name, source in zip(self.fields, self.sources, strict=True):
                 if name not in values:
                     is_computed = source in self.computed
@@ -344,14 +292,12 @@ class SampleReader(PictureReader):
 
     def _with_instances(self, values: Mapping[str, Any]) -> Mapping[str, Field]:
         """Return the declarations, where keypoints of kind json name the boxes whose rows they describe."""
-        boxes = {name: boxes_of(name, self._declared, values[name]) for name in self._points}
-        found = tuple(name for name in self._points if boxes[name] is not None)
-        if not found:
-            return self._declared
-        if found not in self._linked:  # kept, because transforms prepare for each of them
-            linked = {name: dataclasses.replace(self._declared[name], of=boxes[name]) for name in found}
-            self._linked[found] = {**self._declared, **linked}
-        return self._linked[found]
+        fields = self._declared
+        for name, each in self._declared.items():
+            if each.role == "keypoints" and each.kind == "json" and each.of is None:
+                boxes = boxes_of(name, self._declared, values[name])
+                fields = fields if boxes is None else {**fields, name: dataclasses.replace(each, of=boxes)}
+        return fields
 
     def _decoded(
         self, record: Record, context: SampleContext
@@ -359,82 +305,45 @@ class SampleReader(PictureReader):
         """Return the images of a sample, the size and the orientation of the first one, and the crop that was drawn."""
         pictures: dict[str, Picture] = {}
         values: dict[str, Any] = {}
-        for name in self._pictures:
-            if self._declared[name].role == "image":
+        for name in self._decoders:
+            if not self._is_mask(name):
                 with _named(name):
-                    value, verdict = record[self.stored_as(name)], self._verdict(self.stored_as(name), record)
-                    pictures[name] = self._pictures[name].inspect(value, verdict)
-        parts = self._drawn(pictures, context)
-        size, orientation = None, 1
+                    pictures[name] = self._inspect(name, record)
+        crops = () if self._layouts else draw_crops(self.cropper, pictures.values(), context)
         for name, picture in pictures.items():
             with _named(name):
-                values[name] = self._pictures[name].decode_image(picture, self._modes[name], parts.get(name), context)
-                if size is None:
-                    part = parts.get(name)
-                    size = _size_of(values[name]) if part is None else oriented_size(part.header, part.orientation)
-                    if self.orient:
-                        orientation = (
-                            any_orientation(picture.value, picture.header) if part is None else part.orientation
-                        )
+                values[name] = self._decoders[name](picture, crops, context)
         for name, layout in self._layouts.items():
-            image = _image_tensor(record[self.stored_as(name)], layout)
-            values[name] = image.clone() if self._repeats else image
-            size = size or _size_of(values[name])
-        window = next((part.crops[0] for part in parts.values()), None)
-        return values, size, orientation, window
-
-    def _drawn(self, pictures: Mapping[str, Picture], context: SampleContext) -> dict[str, Part]:
-        """Draw the crop with which the transforms begin, if a part of each picture may be enough; otherwise nothing."""
-        if self.cropper is None or self._layouts:
-            return {}
-        parts: dict[str, Part] = {}
-        for name, picture in pictures.items():
-            part = self._pictures[name].part(picture)
-            if part is None:
-                return {}
-            parts[name] = part
-        if len({oriented_size(part.header, part.orientation) for part in parts.values()}) != 1:
-            return {}
-        first = next(iter(parts.values()))
-        crops = self.cropper.crops(*oriented_size(first.header, first.orientation), context.generator)
-        if not crops:
-            return {}
-        return {name: part._replace(crops=crops) for name, part in parts.items()}
+            values[name] = _image_tensor(self._at(name, record), layout)
+        first = next(iter(values), "")
+        if first not in pictures:
+            return values, _size_of(values.get(first)), 1, None
+        picture, orientation = pictures[first], 1
+        if self.orient:
+            orientation = picture.orientation if picture.header is not None else orientation_of(picture.blob) or 1
+        return values, picture.size or _size_of(values[first]), orientation, crops[0] if crops else None
 
     def _mask(self, name: str, record: Record, size: Size | None, context: SampleContext) -> torch.Tensor:
-        if name not in self._pictures:
+        if name not in self._decoders:
             return mask_tensor(name, self._at(name, record), self._declared[name], size)
-        value = record[self.stored_as(name)]
-        if value.startswith(SOI) and self._is_new():
-            _LOG.warning(
-                "mask %r is a JPEG: lossy compression changes class ids, most of all at edges; store masks as PNG (this is "
-                "logged once)",
-                name,
-            )
-        if is_inverted(value) and self._is_inverted():
-            _LOG.warning(
-                "mask %r is a TIFF in which 0 is white: Pillow inverts it, so that 0 in the file is read as the highest number of "
-                "its bits, such as 255. If these numbers are class ids, write it with PhotometricInterpretation 1 (this is logged "
-                "once)",
-                name,
-            )
-        decoder, mode = self._pictures[name], self._modes[name]
-        if mode != UNCHANGED and decoder.decode == "pil" and holds_class_ids(value):
-            mode = UNCHANGED  # the mode is for masks in colour, and would change the ids of this one
         with _named(name):
-            decoded = decoder(value, mode, self._verdict(self.stored_as(name), record), context)
-        ids = class_ids(name, decoded, value)
+            picture = self._inspect(name, record)
+            decoded = self._decoders[name](picture, (), context)
+        ids = class_ids(name, decoded, picture.blob, self._mode_of(name))
         check_mask(name, (ids.shape[0], ids.shape[1]), size)
         return ids
 
     def _other(self, name: str, record: Record, size: Size | None) -> Any:
         """Return an element that is no image and no mask."""
         declared, value = self._declared[name], self._at(name, record)
+        if declared.role in ("boxes", "keypoints") and name not in self._trusted:
+            value = plain_rows(name, value, declared.role)
+            check_values({name: value}, {name: declared}, size)
         match declared.role:
             case "boxes":
-                return boxes_tensor(name, value, declared, size, checked=name in self._checked)
+                return boxes_tensor(name, value, declared, size)
             case "keypoints":
-                return keypoints_tensor(name, value, declared, size, checked=name in self._checked)
+                return keypoints_tensor(name, value, declared, size)
             case "labels":
                 return labels_tensor(name, value, self._classes.get(name))
             case "label" if name in self._classes:
@@ -449,7 +358,7 @@ class SampleReader(PictureReader):
         """Return the stored value of an element, which may be a part of a JSON value."""
         field, steps = self._paths[name]
         value = value_at(record[field], steps, self.stored_as(name)) if steps else record[field]
-        return copy.deepcopy(value) if self._repeats else value
+        return copy.deepcopy(value) if name in self._copies else value
 
 
 @contextmanager
@@ -458,9 +367,7 @@ def _named(name: str) -> Iterator[None]:
     try:
         yield
     except DecodeError as error:
-        placed = DecodeError(f"field {name!r}: {error}")
-        placed.kind = error.kind
-        raise placed from error.__cause__
+        raise refused(f"field {name!r}: {error}", error.kind) from error.__cause__
 
 
 def _size_of(image: Any) -> Size | None:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import numpy as np
 
 from storeds.errors import ConfigError, DecodeError, suggest
-from storeds.protocols import Array, Backend, Decoder, Note, Record, SampleContext
-from storeds.readers.base import INDEX
-from storeds.readers.clips import ClipPlan, replacements
-from storeds.readers.image import PictureReader
+from storeds.protocols import Array, Backend, Decoder, Field, Note, Record, SampleContext
+from storeds.readers.clips import ClipPlan
+from storeds.readers.decoders import refused
+from storeds.readers.image import ImageReader
 from storeds.readers.video_files import VideoFileReader
 from storeds.records.columns import index_path, load_index, read_column, save_index
 from storeds.records.fields import Count
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["VideoReader"]
 
-_FRAME, _DECODED = "frame", "decoded"
+_FRAME = "frame"
 _PER_FRAME = (_FRAME, "time")
 
 
@@ -88,7 +88,7 @@ class Runs:
 
 
 @dataclass(frozen=True)
-class VideoReader(PictureReader):
+class VideoReader(ImageReader):
     """One run of frame records → ``{"image": clip, "label": …}``. Reads only the records of the frames that it takes.
 
     Parameters
@@ -96,7 +96,7 @@ class VideoReader(PictureReader):
     fields : sequence of str, or mapping of str to str, optional
         Elements of a sample. Default: the image and, if there is one, the label. Fields of kind image become clips.
         Fields in `per_frame` become a tensor of one number per frame, or a list. Any other field has the value of the
-        first frame of the sample. ``"decoded"`` is a tensor that tells which frames decoded, see `bad_frames`.
+        first frame of the sample.
     decode, mode, repair, min_recovered, orient, max_pixels
         Apply to each frame, see `ImageReader`. Frames that decode to tensors become one uint8 tensor of shape
         (frames, channels, height, width), or (clips, frames, channels, height, width) for several clips. Other frames
@@ -115,10 +115,6 @@ class VideoReader(PictureReader):
         How to treat a video with too few frames. ``"repeat"``: repeat the last frame (``"uniform"`` repeats frames
         evenly). ``"pad"``: return a shorter clip, which `storeds.collate` pads, with a mask. ``"error"``: raise
         `DecodeError`, which the dataset's policy handles.
-    bad_frames : str
-        How to treat a frame that cannot be decoded. ``"error"``: raise `DecodeError`, which the dataset's policy
-        handles. ``"repeat"``: use the frame before it (or the one after it, for the first). The report counts the frame
-        as repaired, and ``"decoded"`` is False for it. If no frame of a video decodes, raise `DecodeError`.
     per_frame : sequence of str
         Fields that differ between frames. Default: ``"frame"`` and ``"time"``, if the store has them.
     by : str
@@ -130,8 +126,6 @@ class VideoReader(PictureReader):
     Random clips are drawn from the sample's own generator, or from torch's global one without a seed.
     """
 
-    computes: ClassVar[tuple[str, ...]] = (INDEX, _DECODED)
-
     decode: str | Decoder = "tensor"
     frames: int | None = None
     stride: int = 1
@@ -140,7 +134,6 @@ class VideoReader(PictureReader):
     short: str = "repeat"
     per_frame: Sequence[str] = _PER_FRAME
     by: str = "video"
-    bad_frames: str = "error"
     _plan: ClipPlan = field(init=False, repr=False, compare=False)
     _runs: Runs | None = field(default=None, repr=False, compare=False)
     _numbered: bool = field(default=False, repr=False, compare=False)
@@ -150,7 +143,7 @@ class VideoReader(PictureReader):
         if isinstance(self.per_frame, str):
             raise ConfigError(f"per_frame must be a sequence of names, not the string {self.per_frame!r}")
         sampling = self.sampling or ("all" if self.frames is None else "random")
-        plan = ClipPlan(self.frames, self.stride, self.clips, sampling, self.short, self.bad_frames)
+        plan = ClipPlan(self.frames, self.stride, self.clips, sampling, self.short)
         object.__setattr__(self, "per_frame", tuple(self.per_frame))
         object.__setattr__(self, "_plan", plan)
 
@@ -219,86 +212,63 @@ class VideoReader(PictureReader):
                 f"video {records[0][self.by]} is short: it has {count} frames, but a clip needs {self._plan.needs}; "
                 "short='repeat' and 'pad' accept it"
             )
-        import torch
-
-        good = torch.ones(len(records), dtype=torch.bool)
-        by_clip = self._plan.by_clip
-        clips = {name: by_clip(self._clip(name, records, good, context)) for name in self._images()}
-        computed = {INDEX: context.index, _DECODED: by_clip(good)}
         sample: dict[str, Any] = {}
         for name, source, declared in zip(self.fields, self.sources or self.fields, self.kinds, strict=True):
             if source in self.computed:
-                sample[name] = computed[source]
-            elif name in clips:
-                sample[name] = clips[name]
+                sample[name] = context.index
+            elif declared.kind == "image":
+                sample[name] = self._plan.by_clip(self._clip(name, source, declared, records, context))
             elif source in self.per_frame:
-                values = [record[source] for record in records]
-                is_number = declared.is_scalar or declared.is_fixed
-                sample[name] = by_clip(torch.from_numpy(np.asarray(values)) if is_number else values)
+                values: Any = [record[source] for record in records]
+                sample[name] = self._plan.by_clip(
+                    _tensor(values) if declared.is_scalar or declared.is_fixed else values
+                )
             else:
                 sample[name] = records[0][source]
         return sample
 
-    def _clip(self, name: str, records: Sequence[Record], good: torch.Tensor, context: SampleContext) -> Any:
-        """Return the decoded frames as one tensor, or as a list. Clear `good` for frames that another one replaces."""
-        # Backends return the same object for a repeated position, which is decoded once.
-        first: dict[int, int] = {}
-        origins = [first.setdefault(id(record[self.stored_as(name)]), at) for at, record in enumerate(records)]
-        clip, errors = None, dict[int, DecodeError]()
-        for at in dict.fromkeys(origins):
-            try:
-                frame = self._frame(name, records[at], at, context)
-            except DecodeError as error:
-                if self.bad_frames == "error":
-                    raise
-                errors[at] = error
-                context.notes.append(Note(error.kind, f"{error}; another frame replaces it"))
-            else:
-                clip = self._put(frame, clip, at, records)
-        if clip is None:
-            raise next(iter(errors.values()))
-        others = replacements([origin not in errors for origin in origins], len(records) // self.clips)
-        for at, origin in enumerate(origins):
-            source = origins[others[at]] if at in others else origin
-            if source != at:
-                # A frame in a list is an object of its own; storing a tensor in a clip copies it.
-                clip[at] = clip[source].copy() if hasattr(clip[source], "copy") else clip[source]
-        if others:
-            good[list(others)] = False
-        return clip
+    def _clip(self, name: str, source: str, declared: Field, records: Sequence[Record], context: SampleContext) -> Any:
+        """Return the decoded frames as one tensor, or as a list."""
+        import torch
 
-    def _frame(self, name: str, record: Record, at: int, context: SampleContext) -> Any:
+        frames: dict[int, Any] = {}
+        clip: list[Any] = []
+        for at, record in enumerate(records):
+            # Backends return the same object for a repeated position, which is decoded once.
+            place = id(record[source])
+            if place in frames:  # a Pillow image in a list is an object of its own
+                frame = frames[place].copy() if hasattr(frames[place], "copy") else frames[place]
+            else:
+                frame = frames[place] = self._frame(name, source, declared, record, at, context)
+            if (
+                clip
+                and isinstance(frame, torch.Tensor)
+                and (frame.shape, frame.dtype) != (clip[0].shape, clip[0].dtype)
+            ):
+                raise DecodeError(
+                    f"{self._named(record, at)} has shape {tuple(frame.shape)} of {frame.dtype}, but the first one has "
+                    f"{tuple(clip[0].shape)} of {clip[0].dtype}"
+                )
+            clip.append(frame)
+        return torch.stack(clip) if isinstance(clip[0], torch.Tensor) else clip
+
+    def _frame(self, name: str, source: str, declared: Field, record: Record, at: int, context: SampleContext) -> Any:
         """Return a decoded frame; errors and notes name it."""
         noted = len(context.notes)
         try:
-            frame = self._image(name, self.stored_as(name), record, context)
+            frame = self._element(name, source, declared, record, context)
         except DecodeError as error:
-            placed = DecodeError(f"{self._named(record, at)}: {error}")
-            placed.kind = error.kind
-            raise placed from error.__cause__
+            raise refused(f"{self._named(record, at)}: {error}", error.kind) from error.__cause__
         for number, note in enumerate(context.notes[noted:], noted):
             context.notes[number] = Note(note.kind, f"{self._named(record, at)}: {note.message}")
-        if isinstance(frame, np.ndarray):
-            import torch
-
-            return torch.from_numpy(frame)
-        return frame
-
-    def _put(self, frame: Any, clip: Any, at: int, records: Sequence[Record]) -> Any:
-        """Store a frame in the clip, which the first frame creates, so that memory holds the pixels only once."""
-        import torch
-
-        is_tensor = isinstance(frame, torch.Tensor)
-        if clip is None:
-            clip = frame.new_empty((len(records), *frame.shape)) if is_tensor else [None] * len(records)
-        if is_tensor and (frame.shape, frame.dtype) != (clip.shape[1:], clip.dtype):
-            raise DecodeError(
-                f"{self._named(records[at], at)} has shape {tuple(frame.shape)} of {frame.dtype}, but the first one has "
-                f"{tuple(clip.shape[1:])} of {clip.dtype}"
-            )
-        clip[at] = frame
-        return clip
+        return _tensor(frame) if isinstance(frame, np.ndarray) else frame
 
     def _named(self, record: Record, at: int) -> str:
         frame = f"frame {record[_FRAME]}" if self._numbered else f"frame {at} of the sample"
         return f"{frame} of video {record[self.by]}"
+
+
+def _tensor(values: Any) -> torch.Tensor:
+    import torch
+
+    return torch.from_numpy(np.asarray(values))

@@ -14,6 +14,7 @@ from storeds.jpeg import MAX_PIXELS
 from storeds.protocols import Array, Backend, Decoder, Field, SampleContext
 from storeds.readers.base import RecordReader
 from storeds.readers.clips import ClipPlan
+from storeds.readers.decoders import check_pixels
 from storeds.readers.image import label_of
 
 __all__ = ["VideoFileReader"]
@@ -44,8 +45,6 @@ class VideoFileReader(RecordReader):
         # docstring inherited
         if self.decode not in ("tensor", "pil"):
             raise ConfigError(f"decode={self.decode!r} is for images; video files are decoded to 'tensor' or 'pil'")
-        if self.plan.bad_frames != "error":
-            raise ConfigError("bad_frames='repeat' is for stores of frames; a damaged video file is an error")
         _import_av()
         bound = super().bind(backend)
         if bound._file_mode not in _MODES:
@@ -107,10 +106,7 @@ def _decode(blob: bytes, choose: Callable[[int], list[int]], max_pixels: int) ->
             stream = next(iter(container.streams.video), None)
             if stream is None:
                 raise DecodeError("the file has no video stream")
-            if stream.width * stream.height > max_pixels:
-                raise DecodeError(
-                    f"the video has {stream.width} x {stream.height} pixels, more than max_pixels={max_pixels}"
-                )
+            check_pixels(stream.width, stream.height, max_pixels)
             marks = [packet.pts for packet in container.demux(stream) if packet.size and not packet.is_discard]
         if not marks:
             raise DecodeError("the video has no frames")

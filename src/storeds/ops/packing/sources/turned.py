@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from storeds.protocols import Array
-from storeds.readers.decoders import any_orientation
+from storeds.readers.decoders import orientation_of
 
 __all__ = ["exif_orientation", "inverse", "turned_centres", "turned_keypoints", "turned_points"]
 
@@ -14,10 +14,7 @@ _INVERSE = {6: 8, 8: 6}  # every other orientation is its own inverse
 
 def exif_orientation(blob: bytes) -> int:
     """Return the EXIF orientation of a picture, 1 to 8; 1 if it has none or cannot be read."""
-    try:
-        return any_orientation(blob)
-    except Exception:  # decoders raise any exception on damaged bytes
-        return 1
+    return orientation_of(blob) or 1
 
 
 def inverse(orientation: int) -> int:

@@ -1,6 +1,7 @@
-"""Crops of JPEGs with restart markers decode only the intervals that they touch, to the pixels of the whole picture.
+"""Crops are drawn before decoding, and decode only the part that they need, to the pixels of the whole picture.
 
-The oracle decodes the whole picture with simplejpeg, and Debian's ``jpegtran`` writes the markers.
+The oracle decodes whole pictures with simplejpeg, or hides the crop from the reader. Debian's ``jpegtran`` writes restart
+markers. Imports private functions, because samples do not show how much of a picture was decoded.
 """
 
 from __future__ import annotations
@@ -10,22 +11,29 @@ import io
 import pickle
 import random
 import subprocess
-from collections.abc import Sequence
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import simplejpeg
 import torch
-from PIL import ExifTags, Image, ImageOps
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image, ImageOps
 
-from photographs import photograph
-from shares import FULL, SEED
-from storeds import StoreDataset, StoreLoader, open_writer
+import storeds
+from jpeg_corpus import cases, groups
+from jpeg_encodings import ENCODINGS, encode
+from photographs import jpeg, photograph
+from picture_stores import exif, foreign, hidden, picture_store, saved
+from shares import FULL, SEED, examples
+from storeds import StoreDataset, StoreLoader
 from storeds.errors import ConfigError
 from storeds.jpeg import JpegCutter, examine, is_ready, read_header
 from storeds.protocols import CropRequest
-from storeds.readers import decode_fast, decode_tensor, decode_windows
+from storeds.readers import ImageReader, decode_fast, decode_tensor, decode_windows
 from storeds.transforms import (
     CenterCrop,
     Compose,
@@ -42,6 +50,7 @@ from storeds.transforms import (
 SAMPLINGS = ["444", "422", "420", "440", "411", "Gray"]
 INTERVALS = ["1B", "2B", "3B", "4B", "7B", "8B", "13B", "1", "2"]
 CROP = RandomResizedCrop(24, scale=(0.05, 0.4))
+ANY = RandomResizedCrop(24, scale=(0.05, 1.0))
 
 
 def with_restarts(blob: bytes, interval: str, *options: str) -> bytes:
@@ -96,10 +105,11 @@ def test_every_pixel_of_a_random_window_is_that_of_the_whole_picture(sampling: s
     rng = random.Random(f"{SEED} {sampling} {largest}")
     mode, cut = "L" if sampling == "Gray" else "RGB", 0
     for number in range(pictures[largest]):
-        width, height = rng.randint(17, largest), rng.randint(17, largest)
+        width, height = rng.randint(1, largest), rng.randint(1, largest)
         source = photograph(number).resize((width, height), Image.Resampling.BICUBIC)
         plain = encoded(source, sampling, rng.randint(40, 97))
-        blob = with_restarts(plain, rng.choice(INTERVALS), *rng.choice([[], ["-optimize"]]))
+        has_markers = number % 2 == 0
+        blob = with_restarts(plain, rng.choice(INTERVALS), "-optimize") if has_markers else plain
         whole, header = oracle(blob, mode), read_header(blob)
         assert header is not None
         cutter = JpegCutter(blob, header)
@@ -158,44 +168,58 @@ def test_a_picture_is_ready_if_the_interval_divides_its_rows(interval: str, read
     assert is_ready(picture(0, (16 * 10, 96), "420", interval)) == ready
 
 
+@settings(max_examples=examples(200))
+@given(st.data())
+def test_a_smaller_window_still_has_the_pixels_that_the_crop_needs(data: st.DataObject) -> None:
+    height, width = 300, 400
+    h, w = data.draw(st.integers(1, height)), data.draw(st.integers(1, width))
+    window = (data.draw(st.integers(0, height - h)), data.draw(st.integers(0, width - w)), h, w)
+    size = data.draw(st.integers(1, 200)), data.draw(st.integers(1, 200))
+    blob = jpeg(0, (width, height))
+    header = read_header(blob)
+    assert header is not None
+    images = decode_windows(decode_fast, blob, "RGB", header, [CropRequest(window, size)])
+    if images is None:  # all of it is needed
+        return
+    rows, columns = images[0].shape[1:]
+    # A window at the lower or right edge may lose a row or column to rounding.
+    assert min(h, size[0]) - 1 <= rows <= h
+    assert min(w, size[1]) - 1 <= columns <= w
+    by = max(1, round(max(h / rows, w / columns)))
+    assert by == 1 or (h >= by * size[0] - by and w >= by * size[1] - by)
+
+
 # --- Whole samples ---
 
 
-def native(tmp_path: Any, blobs: Sequence[bytes]) -> str:
-    url = f"{tmp_path}/native.lmdb"
-    with open_writer(url, {"image": "image", "label": "int"}, overwrite=True) as writer:
-        writer.append({"image": blob, "label": at} for at, blob in enumerate(blobs))
-    return url
-
-
-def whole_first(transform: Any) -> Any:
-    """Hide that a transform begins with a crop, so that the reader decodes whole pictures."""
-    inner = Compose([transform])
-
-    def call(image: Any, generator: Any = None) -> Any:
-        return inner(image, generator)
-
-    return call
-
-
-def assert_same_samples(url: str, transform: Any, **options: Any) -> None:
-    options = {"decode": "tensor", "seed": 1, **options}
-    found = StoreDataset(url, transform=transform, **options)
-    expected = StoreDataset(url, transform=whole_first(transform), **options)
-    for _ in range(2):  # in a foreign store, only the second pass knows that the pictures are whole
+def samples(url: str, transform: Any, **options: Any) -> tuple[list[Any], Any]:
+    given = {"decode": "tensor", "seed": 1, "on_error": "skip", "min_recovered": 0.0, **options}
+    dataset = StoreDataset(url, transform=transform, **given)
+    with dataset.backend:
         torch.manual_seed(5)
-        samples = found[:]
-        torch.manual_seed(5)
-        for one, other in zip(samples, expected[:], strict=True):
-            ones, others = (each if isinstance(each, tuple) else (each,) for each in (one[0], other[0]))
-            assert len(ones) == len(others)
-            for mine, truth in zip(ones, others, strict=True):
-                assert torch.equal(mine, truth)
-                assert mine.is_contiguous()
-            # No view shares memory with another one, or keeps more than its pixels.
-            memory = [(each.untyped_storage().data_ptr(), each.untyped_storage().nbytes()) for each in ones]
-            assert len(dict(memory)) == len(ones)
-            assert [size for _, size in memory] == [each.nbytes for each in ones]
+        twice = [*dataset[:], *dataset[:]]  # in a foreign store, only the second pass knows which pictures are whole
+        return twice, dataset.report()
+
+
+def assert_same(url: str, transform: Any, **options: Any) -> None:
+    """Compare samples and report with those of whole pictures."""
+    (found, report), (expected, truth) = (samples(url, each, **options) for each in (transform, hidden(transform)))
+    assert any(isinstance(other, tuple) for other in expected)
+    for one, other in zip(found, expected, strict=True):
+        if not isinstance(other, tuple):  # a bad one
+            assert one == other
+            continue
+        assert one[1:] == other[1:]
+        mine, truths = (each[0] if isinstance(each[0], tuple) else (each[0],) for each in (one, other))
+        for image, truth_of_it in zip(mine, truths, strict=True):
+            assert np.array_equal(image, truth_of_it)
+            if isinstance(image, torch.Tensor):
+                assert image.stride() == truth_of_it.stride()
+                # No view shares memory with another one, or keeps more than its pixels.
+                assert image.untyped_storage().nbytes() == image.nbytes
+        if isinstance(mine[0], torch.Tensor):
+            assert len({image.untyped_storage().data_ptr() for image in mine}) == len(mine)
+    assert (report.bad, report.repaired) == (truth.bad, truth.repaired)
 
 
 BLOBS = [picture(number, (120 + 9 * number, 90 + 7 * number), "420", INTERVALS[number]) for number in range(8)]
@@ -216,60 +240,52 @@ TRANSFORMS: dict[str, Any] = {
 
 @pytest.mark.parametrize("name", TRANSFORMS)
 @pytest.mark.parametrize("decode", ["tensor", "pil"])
-def test_samples_are_those_of_whole_pictures(tmp_path: Any, name: str, decode: str) -> None:
-    transform = TRANSFORMS[name]
-    if decode == "pil":
-        url = native(tmp_path, BLOBS)
-        options: dict[str, Any] = {"decode": "pil", "seed": 3}
-        found = StoreDataset(url, transform=Compose([transform, _to_arrays]), **options)[:]
-        expected = StoreDataset(url, transform=whole_first(Compose([transform, _to_arrays])), **options)[:]
-        for one, other in zip(found, expected, strict=True):
-            assert [each.tolist() for each in one[0]] == [each.tolist() for each in other[0]]
-    else:
-        assert_same_samples(native(tmp_path, BLOBS), transform)
+def test_samples_are_those_of_whole_pictures(name: str, decode: str) -> None:
+    assert_same(picture_store(BLOBS), TRANSFORMS[name], decode=decode)
 
 
-def _to_arrays(value: Any) -> list[np.ndarray[Any, Any]]:
-    return [np.asarray(each) for each in (value if isinstance(value, tuple) else (value,))]
+@pytest.mark.parametrize("encoding", ENCODINGS)
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+def test_every_encoding_gives_the_samples_that_whole_pictures_give(encoding: str, mode: str) -> None:
+    blobs = [encode(encoding)] * 12  # each with a window of its own
+    assert_same(picture_store(blobs), Compose([ANY, RandomHorizontalFlip()]), mode=mode)
+
+
+@pytest.mark.share(60)
+@pytest.mark.parametrize(("encoding", "damage"), groups())
+def test_damaged_pictures_are_repaired_or_rejected_as_whole_ones(encoding: str, damage: str) -> None:
+    blobs = [case.blob for case in cases(encoding, damage)][:40]
+    assert_same(picture_store([*blobs, jpeg(0)]), ANY, min_recovered=0.5)  # a batch of bad ones only is an error
 
 
 @pytest.mark.parametrize("seed", [1, None])
 @pytest.mark.parametrize("transform", [Compose([CROP]), Views([CROP, CenterCrop(110), CROP])], ids=["crop", "views"])
-def test_a_foreign_store_gives_the_same_samples_in_every_epoch(tmp_path: Any, transform: Any, seed: int | None) -> None:
-    import lmdb
-
-    with lmdb.open(f"{tmp_path}/foreign", map_size=1 << 24) as env, env.begin(write=True) as transaction:
-        for number, blob in enumerate(BLOBS):
-            transaction.put(b"%04d.jpg" % number, blob)
-    assert_same_samples(f"lmdb://{tmp_path}/foreign", transform, fields=["image"], as_dict=False, seed=seed)
+def test_a_foreign_store_gives_the_same_samples_in_every_epoch(
+    tmp_path: Path, transform: Any, seed: int | None
+) -> None:
+    assert_same(foreign(tmp_path, BLOBS), transform, fields=["image"], seed=seed)
 
 
 @pytest.mark.share(3)
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("decode", ["tensor", "fast"])
-def test_crops_of_rotated_pictures(tmp_path: Any, orientation: int, decode: str) -> None:
-    exif = Image.Exif()
-    exif[ExifTags.Base.Orientation] = orientation
-    buffer = io.BytesIO()
-    photograph(1, (143, 98)).save(buffer, "JPEG", quality=90, exif=exif)
-    url = native(tmp_path, [with_restarts(buffer.getvalue(), interval) for interval in INTERVALS])
+def test_crops_of_rotated_pictures(orientation: int, decode: str) -> None:
+    blob = saved(photograph(1, (143, 98)), "JPEG", quality=90, exif=exif(orientation))
+    url = picture_store([with_restarts(blob, interval) for interval in INTERVALS])
     # No window is twice as large as its result, so that "fast" does not decode it at a smaller scale.
     large = RandomResizedCrop(80, scale=(0.05, 0.4))
     views = Views([large, large]), Views([large, CenterCrop(130)])
     for transform in (large, CenterCrop(40), Crop(3, 5, 40, 60), *views):
-        assert_same_samples(url, transform, decode=decode, reader_options={"orient": True})
+        assert_same(url, transform, decode=decode, reader_options={"orient": True})
     whole = StoreDataset(url, decode="tensor", reader_options={"orient": True})[0][0]
-    with Image.open(buffer) as image:
+    with Image.open(io.BytesIO(blob)) as image:
         assert (pixels_of(whole) == np.asarray(ImageOps.exif_transpose(image))).all()
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_fast_crops_of_rotated_pictures_at_a_smaller_scale(tmp_path: Any, orientation: int) -> None:
-    exif = Image.Exif()
-    exif[ExifTags.Base.Orientation] = orientation
-    buffer = io.BytesIO()
-    photograph(1, (400, 304)).save(buffer, "JPEG", quality=90, exif=exif)
-    url = native(tmp_path, [with_restarts(buffer.getvalue(), "1B")])
+def test_fast_crops_of_rotated_pictures_at_a_smaller_scale(orientation: int) -> None:
+    blob = saved(photograph(1, (400, 304)), "JPEG", quality=90, exif=exif(orientation))
+    url = picture_store([with_restarts(blob, "1B")])
     options: Any = {"seed": 2, "transform": RandomResizedCrop(24, scale=(0.1, 0.4)), "reader_options": {"orient": True}}
     exact, fast = (StoreDataset(url, decode=decode, **options) for decode in ("tensor", "fast"))
     for epoch in range(10):
@@ -278,15 +294,27 @@ def test_fast_crops_of_rotated_pictures_at_a_smaller_scale(tmp_path: Any, orient
         assert (exact[0][0].float() - fast[0][0].float()).abs().mean() < 12
 
 
+def test_fast_decodes_large_pictures_at_a_smaller_size() -> None:
+    with Image.open(io.BytesIO(encode("of a camera"))) as image:
+        blob = saved(image.convert("RGB").resize((1600, 1200)), "JPEG", quality=90)
+    crop = RandomResizedCrop(64, scale=(0.3, 1.0))
+    exact, fast = (samples(picture_store([blob] * 8), crop, decode=decode)[0] for decode in ("tensor", "fast"))
+    for one, other in zip(fast, exact, strict=True):
+        assert one[0].shape == other[0].shape
+        # Where the window lies is rounded to the pixels of the smaller picture.
+        assert (one[0].int() - other[0].int()).abs().float().mean() < 8
+    header = read_header(blob)
+    assert header is not None
+    images = decode_windows(decode_fast, blob, "RGB", header, [CropRequest((0, 0, 1200, 1600), (300, 400))])
+    assert images is not None
+    assert images[0].shape == (3, 300, 400)
+
+
 @pytest.mark.parametrize("orient", [False, True])
-def test_a_dataset_decodes_only_the_part_that_a_crop_needs(tmp_path: Any, monkeypatch: Any, orient: bool) -> None:
-    exif = Image.Exif()
-    exif[ExifTags.Base.Orientation] = 6
-    buffer = io.BytesIO()
-    photograph(1, (480, 368)).save(buffer, "JPEG", quality=90, exif=exif)
-    blob = with_restarts(buffer.getvalue(), "2B")
+def test_a_dataset_decodes_only_the_part_that_a_crop_needs(monkeypatch: pytest.MonkeyPatch, orient: bool) -> None:
+    blob = with_restarts(saved(photograph(1, (480, 368)), "JPEG", quality=90, exif=exif(6)), "2B")
     options: Any = {"decode": "tensor", "reader_options": {"orient": orient}}
-    dataset = StoreDataset(native(tmp_path, [blob]), transform=Crop(100, 100, 60, 60), **options)
+    dataset = StoreDataset(picture_store([blob]), transform=Crop(100, 100, 60, 60), **options)
     sizes, decode = [], simplejpeg.decode_jpeg
 
     def record_size(data: bytes, *args: Any, **kwargs: Any) -> Any:
@@ -299,16 +327,101 @@ def test_a_dataset_decodes_only_the_part_that_a_crop_needs(tmp_path: Any, monkey
     assert sizes[0] < 0.4 * len(blob)
 
 
-def test_views_of_whole_gray_pictures_share_no_memory(tmp_path: Any) -> None:
-    url = native(tmp_path, [picture(number, (160, 120), "Gray") for number in range(2)])
+def test_views_of_whole_gray_pictures_share_no_memory() -> None:
+    url = picture_store([picture(number, (160, 120), "Gray") for number in range(2)])
     whole = Crop(0, 0, 120, 160)
     same_size = RandomResizedCrop((120, 160), scale=(1, 1), ratio=(1.33, 1.34))
-    for transform in (
-        Crop(10, 0, 30, 160),
-        Views([whole, whole, CenterCrop((50, 160))]),
-        Views([same_size, same_size]),
-    ):
-        assert_same_samples(url, transform, reader_options={"mode": "L"})
+    centre = Views([whole, whole, CenterCrop((50, 160))])
+    for transform in (Crop(10, 0, 30, 160), centre, Views([same_size, same_size])):
+        assert_same(url, transform, reader_options={"mode": "L"})
+
+
+def test_a_frame_header_in_a_thumbnail_is_ignored() -> None:
+    blob = jpeg(0, (64, 96))
+    at = blob.index(b"\xff\xc0")
+    frame = blob[at : at + 2 + int.from_bytes(blob[at + 2 : at + 4])]
+    comment = b"\xff\xfe" + (2 + len(frame)).to_bytes(2) + frame
+    assert_same(picture_store([blob[:2] + comment + blob[2:]] * 8), ANY)
+
+
+# --- What else sees the image ---
+
+
+class Halved(ImageReader):
+    """A reader that looks at its images."""
+
+    def _value(self, name: str, field: Any, value: Any, context: Any) -> Any:
+        made = super()._value(name, field, value, context)
+        return made[:, ::2] if isinstance(made, torch.Tensor) else made
+
+
+class Backwards(Compose):
+    """A composition that does something else with its transforms."""
+
+    def __call__(self, value: Any, generator: Any = None) -> Any:
+        assert isinstance(value, torch.Tensor)
+        return super().__call__(value.flip(-1), generator)
+
+
+class LastRow(RandomResizedCrop):
+    """A crop of a third party."""
+
+    def __call__(self, image: Any, generator: torch.Generator | None = None) -> Any:
+        return image[:, -1:].clone()
+
+
+def half(blob: bytes, mode: str) -> torch.Tensor:
+    return decode_tensor(blob, mode)[:, ::2, ::2].contiguous()
+
+
+@pytest.mark.parametrize(
+    ("transform", "options"),
+    [
+        (Compose([ANY, torch.clone]), {}),
+        (Compose([ANY, lambda image: image.permute(0, 2, 1), ToTensor()]), {}),
+        (LastRow(8), {}),
+        (Backwards([ANY]), {}),
+        (ANY, {"reader": Halved(decode="tensor", min_recovered=0.0), "decode": None, "min_recovered": 0.5}),
+        (ANY, {"decode": half}),
+        (ANY, {"decode": "half_of_test_crops"}),
+    ],
+)
+def test_what_else_sees_the_image_sees_all_of_it(transform: Any, options: dict[str, Any]) -> None:
+    storeds.register_decoder("half_of_test_crops", half, clobber=True)
+    assert_same(picture_store([jpeg(number, (64, 96)) for number in range(4)]), transform, **options)
+
+
+def test_a_transform_that_sees_the_picture_first_sees_all_of_it() -> None:
+    seen = []
+
+    def look(image: torch.Tensor) -> torch.Tensor:
+        seen.append(image.shape)
+        return image
+
+    StoreDataset(picture_store([jpeg(0, (64, 96))]), decode="tensor", transform=Compose([look, CROP]))[0]
+    assert seen == [(3, 96, 64)]
+
+
+def test_draws_work_after_a_first_draw_in_inference_mode() -> None:
+    code = """
+import sys, torch
+from storeds.transforms import Normalize, RandomResizedCrop, ToTensor
+image = torch.zeros(3, 8, 8, dtype=torch.uint8)
+with torch.inference_mode():
+    Normalize([0.5], [0.5])(ToTensor()(RandomResizedCrop(4)(image)))
+made = Normalize([0.5], [0.5])(ToTensor()(RandomResizedCrop(4)(image)).requires_grad_())
+made.sum().backward()
+"""
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)
+
+
+def test_without_a_seed_the_global_generator_is_drawn_from_alike() -> None:
+    url = picture_store([jpeg(number, (64, 96)) for number in range(6)])
+    drawn = []
+    for transform in (ANY, hidden(ANY)):
+        images = [sample[0].tolist() for sample in samples(url, transform, seed=None)[0]]
+        drawn.append((images, torch.rand(1).item()))
+    assert drawn[0] == drawn[1]
 
 
 # --- Markers that lie ---
@@ -354,50 +467,29 @@ def with_a_flipped_bit(blob: bytes, number: int) -> bytes:
     return blob[:at] + bytes((blob[at] ^ 1 << bit,)) + blob[at + 1 :]
 
 
-@pytest.mark.parametrize(
-    "lie", [renumbered, without_a_marker, with_one_too_many, with_another_interval, with_swapped_intervals]
-)
-@pytest.mark.parametrize("stored", ["verdict", "none"])
-def test_lying_markers_give_the_pixels_of_the_whole_picture(tmp_path: Any, lie: Any, stored: str) -> None:
-    blobs = [lie(picture(number, (160, 120), "420", "2B")) for number in range(4)]
-    assert_damaged_as_whole(tmp_path, [*blobs, *BLOBS], stored)
+LIES = [renumbered, without_a_marker, with_one_too_many, with_another_interval, with_swapped_intervals]
 
 
-@pytest.mark.parametrize("stored", ["verdict", "none"])
-def test_flipped_bits_give_the_pixels_of_the_whole_picture(tmp_path: Any, stored: str) -> None:
-    whole = picture(0, (160, 120), "420", "2B")
-    flipped = [with_a_flipped_bit(whole, number) for number in range(300 if FULL else 40)]
-    assert_damaged_as_whole(tmp_path, [*flipped, *BLOBS], stored)
-
-
-def assert_damaged_as_whole(tmp_path: Any, blobs: Sequence[bytes], stored: str) -> None:
-    """Compare samples and report with those of whole pictures, in a native store or in a foreign one."""
-    import lmdb
-
-    if stored == "verdict":
-        url = native(tmp_path, blobs)
+@pytest.mark.parametrize("lie", [*LIES, "bits"])
+@pytest.mark.parametrize("judged", [True, False])
+def test_lying_markers_and_flipped_bits_give_the_pixels_of_the_whole_picture(
+    tmp_path: Path, lie: Any, judged: bool
+) -> None:
+    if lie == "bits":
+        whole = picture(0, (160, 120), "420", "2B")
+        blobs = [with_a_flipped_bit(whole, number) for number in range(300 if FULL else 40)]
     else:
-        url = f"lmdb://{tmp_path}/foreign"
-        with lmdb.open(f"{tmp_path}/foreign", map_size=1 << 26) as env, env.begin(write=True) as transaction:
-            for number, blob in enumerate(blobs):
-                transaction.put(b"%04d.jpg" % number, blob)
-    options: dict[str, Any] = {"decode": "tensor", "seed": 1, "on_error": "skip", "min_recovered": 0.0}
-    found = StoreDataset(url, transform=CROP, fields=["image"], **options)
-    expected = StoreDataset(url, transform=whole_first(CROP), fields=["image"], **options)
-    for _ in range(2):
-        for one, other in zip(found[:], expected[:], strict=True):
-            mine, truth = (each[0] if isinstance(each, tuple) else each for each in (one, other))
-            assert torch.equal(mine, truth) if isinstance(truth, torch.Tensor) else mine == truth
-    assert found.report().repaired == expected.report().repaired
-    assert found.report().bad == expected.report().bad
+        blobs = [lie(picture(number, (160, 120), "420", "2B")) for number in range(4)]
+    blobs += BLOBS
+    assert_same(picture_store(blobs) if judged else foreign(tmp_path, blobs), CROP, fields=["image"])
 
 
 # --- Views ---
 
 
-def test_views_collate_into_one_batch_for_each(tmp_path: Any) -> None:
+def test_views_collate_into_one_batch_for_each() -> None:
     steps: list[Any] = [CROP, ToTensor()]
-    dataset = StoreDataset(native(tmp_path, BLOBS), decode="tensor", transform=Views([steps, steps]), seed=0)
+    dataset = StoreDataset(picture_store(BLOBS), decode="tensor", transform=Views([steps, steps]), seed=0)
     (first, second), labels = next(iter(StoreLoader(dataset, batch_size=4)))
     assert first.shape == second.shape == (4, 3, 24, 24)
     assert not torch.equal(first, second)
