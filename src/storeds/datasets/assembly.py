@@ -242,7 +242,7 @@ def _fast_decode(reader: Reader[Any], transform: Transform) -> Reader[Any]:
     crop = first_crop(transform)  # its result is contiguous, whatever comes after it
     if type(reader) is not ImageReader or reader.strided or not (crop or takes_strided(transform)):
         return reader
-    if [name for name, field in zip(reader.fields, reader.kinds, strict=True) if field.kind == "image"][1:]:
+    if len(reader._images()) > 1:
         return reader
     return replace(reader, strided=True, cropper=crop)
 

@@ -12,7 +12,7 @@ from storeds._utils.arguments import check_share
 from storeds.errors import ConfigError, suggest
 from storeds.jpeg import MAX_PIXELS, Verdict
 from storeds.protocols import Backend, Cropper, Decoder, Field, Record, SampleContext
-from storeds.readers.base import RecordReader
+from storeds.readers.base import RecordReader, channels_first, channels_of
 from storeds.readers.decoders import UNCHANGED
 from storeds.readers.pictures import Picture, PictureDecoder, draw_crops
 from storeds.records.fields import is_mask, pictures, verdict_fields, without_verdicts
@@ -120,10 +120,10 @@ class ImageReader(RecordReader):
         return [name for image in sorted(self._judged) for name in verdict_fields(image)]
 
     def _images(self) -> list[str]:
-        return [name for name, declared in zip(self.fields, self.kinds, strict=False) if declared.kind == "image"]
+        return [name for name, declared in zip(self.fields, self.kinds, strict=False) if _is_image(declared)]
 
     def _choose(self, fields: dict[str, Field]) -> tuple[str, ...]:
-        images = [name for name, declared in fields.items() if declared.kind == "image"]
+        images = [name for name, declared in fields.items() if _is_image(declared)]
         if not images:
             kinds = ", ".join(f"{name} ({declared.kind})" for name, declared in without_verdicts(fields).items())
             raise ConfigError(
@@ -144,6 +144,9 @@ class ImageReader(RecordReader):
         return next(iter((*named, *images)), None)
 
     def _element(self, name: str, source: str, field: Field, record: Record, context: SampleContext) -> Any:
+        if name in self._decoders and field.kind == "array":
+            layout = channels_of(name, field, None, self.fields)
+            return self._decoders[name].of_pixels(channels_first(record[source], layout))
         if name in self._decoders:
             picture = self._inspect(name, record)
             return self._decoders[name](picture, draw_crops(self.cropper, [picture], context), context)
@@ -157,6 +160,11 @@ class ImageReader(RecordReader):
         source = self.stored_as(name)
         verdict = Verdict.of(record, source) if source in self._judged else None
         return self._decoders[name].inspect(record[source], verdict)
+
+
+def _is_image(declared: Field) -> bool:
+    """Whether a field holds files of images, or pixels that are declared as images."""
+    return declared.kind == "image" or (declared.role == "image" and declared.dtype == "|u1")
 
 
 def _check_names(option: str, given: Any, images: Sequence[str]) -> None:

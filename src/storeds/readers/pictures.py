@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import mmap
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
@@ -9,14 +10,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import xxhash
+from PIL import Image
 
 from storeds.errors import ConfigError, DecodeError, StoredsError
 from storeds.jpeg import Verdict, examine
 from storeds.jpeg import repair as repair_jpeg
 from storeds.jpeg.formats import structure_problem
 from storeds.jpeg.header import SOI, Header, check_scans, read_header
-from storeds.protocols import Cropped, Cropper, CropRequest, Decoder, Note, SampleContext, Window
+from storeds.protocols import Array, Cropped, Cropper, CropRequest, Decoder, Note, SampleContext, Window
 from storeds.readers.decoders import (
+    UNCHANGED,
     as_pil,
     check_pixels,
     decode_fast,
@@ -193,6 +196,20 @@ class PictureDecoder:
         if note is not None:
             context.notes.append(note)
         return _cropped(image, crops) if crops else image
+
+    def of_pixels(self, pixels: Array) -> Any:
+        """Return uint8 pixels, channels × height × width, as this decoder returns a file of them; others get a PNG."""
+        rows = np.ascontiguousarray(pixels.transpose(1, 2, 0))
+        image = Image.fromarray(rows[..., 0] if rows.shape[2] == 1 else rows)
+        if self.mode not in (UNCHANGED, image.mode):
+            image = image.convert(self.mode)
+        if self._function is decode_pil:
+            return image
+        if self._function in _WINDOWED:
+            return to_tensor(np.array(image), self.strided)
+        file = io.BytesIO()
+        image.save(file, "PNG", compress_level=1)
+        return self._function(file.getvalue(), self.mode)
 
     def _decode(self, blob: bytes) -> Any:
         """Decode the whole picture by a decoder that reports no warnings."""
