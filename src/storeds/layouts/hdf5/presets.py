@@ -16,7 +16,7 @@ import h5py
 from storeds.errors import ConfigError
 from storeds.layouts.explain import Preset
 from storeds.layouts.hdf5.files import MOST_WALKED, Hdf5Files, Member, describe, members, names_in
-from storeds.layouts.hdf5.records import FRAMES, is_class_list
+from storeds.layouts.hdf5.scan import FRAMES, is_column
 from storeds.layouts.hdf5.values import is_single, row_count
 from storeds.layouts.pattern import Pattern, natural_order, parse_pattern
 
@@ -69,10 +69,10 @@ def preset_pattern(files: Hdf5Files, layout: str) -> Pattern:
 
 def recognise(files: Hdf5Files) -> Recognised | None:
     """Return what a file certainly is, or None."""
+    if _are_demonstrations(files):
+        return Recognised("per_episode", parse_pattern(PRESETS["per_episode"].columns), "data/demo_0/actions and so on")
     group = _entered(files)
     datasets, groups = names_in(files, _absolute(files, group))
-    if "data" in groups and _are_demonstrations(files):
-        return Recognised("per_episode", parse_pattern(PRESETS["per_episode"].columns), "data/demo_0/actions and so on")
     pcam = _pcam(files)
     if pcam is not None:
         return Recognised("pcam", parse_pattern(pcam), f"x here, and y in {pcam['label'].partition('::')[0]}")
@@ -113,20 +113,20 @@ def _inside(group: str, columns: Mapping[str, str]) -> Columns:
 def _are_columns(found: list[Member]) -> bool:
     """Whether datasets are columns: they have one length, and this equality has no other explanation.
 
-    It has none if a dataset has one value for each row of another, or if they differ in all but the length. Numbered datasets
-    may be samples of equal height.
+    It has none if a dataset has one value for each row of another, or if they differ in all but the length. If all names are
+    numbered, the datasets may be samples of equal height.
     """
-    arrays = [member.dataset for member in found if not is_single(member.dataset) and not is_class_list(member)]
+    arrays = [member.dataset for member in found if is_column(member)]
     lengths = {row_count(dataset) for dataset in arrays}
     if len(lengths) != 1 or 0 in lengths:
         return False
     if any(_is_list(dataset) for dataset in arrays):
         return True
+    names = [dataset.name for dataset in arrays]
+    if all(map(_DIGITS.search, names)) and len({_DIGITS.sub("#", name) for name in names}) < len(names):
+        return False
     vectors = [dataset for dataset in arrays if dataset.size == row_count(dataset)]
-    if vectors:
-        return len(vectors) < len(arrays)
-    are_numbered = len({_DIGITS.sub("#", dataset.name) for dataset in arrays}) < len(arrays)
-    return len({dataset.shape[1] for dataset in arrays}) > 1 and not are_numbered
+    return len(vectors) < len(arrays) if vectors else len({dataset.shape[1] for dataset in arrays}) > 1
 
 
 def _is_list(dataset: h5py.Dataset) -> bool:
@@ -136,6 +136,8 @@ def _is_list(dataset: h5py.Dataset) -> bool:
 
 def _are_demonstrations(files: Hdf5Files) -> bool:
     data = _absolute(files, "data")
+    if "data" not in names_in(files, _absolute(files, ""))[1]:
+        return False
     datasets, groups = names_in(files, data)
     if datasets or not groups or not all(map(_DEMO.fullmatch, groups)):
         return False
@@ -170,9 +172,11 @@ def _holds_numbered_frames(files: Hdf5Files, group: str) -> bool:
 
 
 def entries(files: Hdf5Files) -> Iterator[str]:
-    """Yield what a file holds: each dataset below its group with type and shape; of a link, only its name."""
-    for member in members(files, files.settings.group, skipped=[]):
+    """Yield what a file holds: each dataset below its group with type and shape, then those that cannot be read."""
+    unreadable: list[str] = []
+    for member in members(files, files.settings.group, skipped=unreadable):
         yield f"{member.path} ({describe(member.dataset)})"
+    yield from unreadable
 
 
 def candidates(files: Hdf5Files) -> Iterator[dict[str, object]]:
@@ -194,7 +198,7 @@ def _candidate_columns(group: str, found: list[Member]) -> Iterator[dict[str, ob
     """Yield the datasets of each length that are columns together, the longest list of datasets first."""
     by_length: dict[int, Columns] = {}
     for member in found:
-        if not is_single(member.dataset) and not is_class_list(member):
+        if is_column(member):
             columns = by_length.setdefault(row_count(member.dataset), {})
             columns[_plain(member.path) or f"f{len(columns)}"] = f"{member.path}[]"
     if len(by_length) == 1:
