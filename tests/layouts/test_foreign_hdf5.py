@@ -212,20 +212,21 @@ class TestDatasets:
 
     def test_columns_come_from_urls_and_configs(self, path: Path) -> None:
         write(path, {"train/x": np.arange(5), "train/y": np.arange(5), "test/x": np.arange(3)})
-        for store in (
+        stores: list[Any] = [
             open_backend(f"{path}?columns=x:train/x[]"),
             open_backend(path, columns="x:x[]", group="train"),
             StoreDataset(path, columns={"x": "train/x[]"}, reader="array").backend,
             storeds.build_dataset(
                 {"dataset": {"url": str(path), "reader": "array", "columns": {"x": "train/x[]"}}}
             ).backend,
-        ):
-            assert store.column("x").tolist() == [0, 1, 2, 3, 4]
+        ]
+        assert [store.column("x").tolist() for store in stores] == [[0, 1, 2, 3, 4]] * 4
 
     def test_braces_in_names(self, path: Path) -> None:
         write(path, {"{a}/x}y": np.arange(4), "{a}/z": array(4, 2)})
-        assert open_backend(path, columns={"x": "{{a}}/x}}y[]"}).column("x").tolist() == [0, 1, 2, 3]
-        store: Any = open_backend(path)
+        store: Any = open_backend(path, columns={"x": "{{a}}/x}}y[]"})
+        assert store.column("x").tolist() == [0, 1, 2, 3]
+        store = open_backend(path)
         assert list(store.meta.fields) == ["x_y", "z"]
         assert store.get_many([2], ["x_y"]) == [{"x_y": 2}]
         assert store.unread() == []
@@ -328,9 +329,12 @@ class TestCertain:
         chunked(path)
         opened: list[str] = []
         original = os.open
-        monkeypatch.setattr(
-            os, "open", lambda name, *args, **how: (opened.append(str(name)), original(name, *args, **how))[1]
-        )
+
+        def note(name: Any, *args: Any, **how: Any) -> int:
+            opened.append(str(name))
+            return original(name, *args, **how)
+
+        monkeypatch.setattr(os, "open", note)
         open_backend(path)
         assert opened.count(str(path)) == 1
 
@@ -625,7 +629,8 @@ class TestLinks:
     def test_out_of_the_folder_need_allow_outside(self, path: Path, sort: str, absolute: bool) -> None:
         outside = path.parent.parent
         columns = {"x": self.make(path, sort, outside, str(outside / "other.h5") if absolute else "../other.h5")}
-        for arguments in ({}, {"columns": columns}):
+        ways: list[dict[str, Any]] = [{}, {"columns": columns}]
+        for arguments in ways:
             with pytest.raises(StoredsError, match=r"outside of the store's folder; allow_outside=True"):
                 open_backend(path, **arguments)
         store: Any = open_backend(path, columns=columns, allow_outside=True)

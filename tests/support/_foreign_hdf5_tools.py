@@ -130,9 +130,9 @@ def opaque_pictures(path: Path) -> Truth:
 
 def cats_and_dogs(path: Path) -> Truth:
     """`cat.0.jpg` … `dog.5.jpg`, in one group."""
-    truth = [{"image": jpeg(at), "key": f"{'dog' if at > 5 else 'cat'}.{at % 6}.jpg"} for at in range(12)]
-    write(path, {record["key"]: np.frombuffer(record["image"], "u1") for record in truth})
-    return truth
+    truth = {f"{'dog' if at > 5 else 'cat'}.{at % 6}.jpg": jpeg(at) for at in range(12)}
+    write(path, {key: np.frombuffer(blob, "u1") for key, blob in truth.items()})
+    return [{"image": blob, "key": key} for key, blob in truth.items()]
 
 
 def video_features(path: Path) -> Truth:
