@@ -196,6 +196,7 @@ class TestDatasets:
 
     def test_a_mask_of_robomimic_selects_demonstrations(self, path: Path) -> None:
         truth = robomimic(path)
+        assert open_backend(path).unread() == []  # type: ignore[attr-defined]
         train: Any = open_backend(path, mask="train")
         assert fingerprint(train.get_many(range(len(train)))) == fingerprint(
             [record for record in truth if record["episode"] != 1]
@@ -235,6 +236,42 @@ class TestDatasets:
         write(path, {"x": np.arange(5), "label": 3, "task": "lift"}, fps=25)
         store: Any = open_backend(path, columns={"x": "x[]", "label": "label", "task": "task", "fps": "@fps"})
         assert store.get_many([4]) == [{"x": 4, "label": 3, "task": "lift", "fps": 25}]
+
+    def test_stores_without_rows(self, path: Path) -> None:
+        write(path, {"x": array(0, 3), "y": np.arange(0), "name": np.empty(0, "S3")})
+        store: Any = open_backend(path, layout="parallel")
+        assert (len(store), store.get_many([]), store.column("x").shape) == (0, [], (0, 3))
+        with pytest.raises(ConfigError, match="# 0 records of"):
+            open_backend(path)
+
+    def test_tables_are_columns_of_rows_and_of_videos(self, path: Path) -> None:
+        table = np.array([(1, b"a"), (2, b"b")], [("n", "i4"), ("word", "S2")])
+        write(
+            path,
+            {
+                "t": table,
+                **{f"v/{at}/{name}": rows for at in "ab" for name, rows in (("t", table), ("frames", pixels(2)))},
+            },
+        )
+        store: Any = open_backend(path, columns={"n": "t/n[]", "word": "t/word[]"})
+        assert store.get_many([1]) == [{"n": 2, "word": "b"}]
+        store = open_backend(path, group="v")
+        assert store.get_many([3], ["t_n", "t_word", "video", "frame"]) == [
+            {"t_n": 2, "t_word": "b", "video": "b", "frame": 1}
+        ]
+
+    def test_a_series_may_lie_in_another_file(self, path: Path) -> None:
+        write(path, {f"{at}/x": at for at in range(3)})
+        write(path.with_name("y.h5"), {f"g/{at}": 10 * at for at in range(3)})
+        store: Any = open_backend(path, columns={"y": "y.h5::g/{}", "x": "{}/x"})
+        assert store.get_many([2]) == [{"y": 20, "x": 2, "key": "2"}]
+        with pytest.raises(ConfigError, match="must be a place in the store itself"):
+            open_backend(path, columns={"y": "y.h5::g/{}"})
+
+    def test_numbers_beyond_int64_are_texts(self, path: Path) -> None:
+        write(path, {"1": 1, "12345678901234567890": 2})
+        store: Any = open_backend(path, columns={"x": "{number}"})
+        assert store.column("number").tolist() == ["1", "12345678901234567890"]
 
     def test_big_endian_arrays_become_native(self, path: Path) -> None:
         values = np.arange(12).reshape(4, 3)
@@ -379,8 +416,10 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"x": np.arange(3), "y": STRINGS}, {"columns": {"x": "y/a[]"}}, "is not a table"),
     ({"t": np.zeros(3, [("a", "i4")])}, {"columns": {"x": "t[]"}}, "a table; name a column: t/a"),
     ({}, {}, "It holds: nothing"),
-    ({"mean": 1.0}, {"layout": "parallel"}, "no dataset has rows"),
-    ({"x": array(0, 3)}, {"layout": "parallel"}, "no dataset has rows"),
+    ({"mean": 1.0}, {"layout": "parallel"}, "no field can hold what is at"),
+    ({"a/x": array(0, 3)}, {"columns": {"x": "{video}/x[]"}}, "no dataset has rows"),
+    (COLUMNS, {"columns": {"a": "x[]", "b": "g[]"}}, "'g..' is a group; it holds x"),
+    (COLUMNS, {"columns": {"a": {"path": "x[]", "kind": "image"}}}, "declares image, but HDF5 datasets have types"),
 ]
 
 
@@ -665,6 +704,20 @@ class TestLinks:
             file["x"], file["y"] = h5py.SoftLink("/y"), h5py.SoftLink("/x")
         with pytest.raises(StoredsError, match="leads through more than"):
             open_backend(path, columns={"x": "x[]"})
+        with h5py.File(path, "w") as file:
+            file["again"] = file["/"]
+        with pytest.raises(StoredsError, match="cannot tell what a record is"):
+            open_backend(path)
+
+    def test_names_of_tools_do_not_follow_links_out_of_the_folder(self, path: Path) -> None:
+        write(path.parent.parent / "other.h5", {"x": np.array(["demo_0"], "S"), "frames": pixels(2)})
+        robomimic(path)
+        with h5py.File(path, "a") as file:
+            file["mask/far"] = h5py.ExternalLink("../other.h5", "/x")
+            file["videos/a/frames"] = h5py.ExternalLink("../other.h5", "/frames")
+        for arguments in ({"mask": "far"}, {"group": "videos"}):
+            with pytest.raises(StoredsError, match="outside of the store's folder"):
+                open_backend(path, **arguments)
 
     def test_a_kept_index_is_renewed_when_a_linked_file_changes(self, path: Path) -> None:
         other = path.with_name("other.h5")

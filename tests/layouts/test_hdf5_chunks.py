@@ -148,7 +148,8 @@ class TestSameValues:
                 for at, record in zip(positions, backend.get_many(positions), strict=True):
                     assert isinstance(record, dict)
                     assert (record["x"] == data[at]).all()
-            assert (backend.column("x") == data).all()
+            column = backend.column("x")  # type: ignore[attr-defined]
+            assert (column == data).all()
 
     @pytest.mark.parametrize(
         ("data", "chunks", "how"),
@@ -225,6 +226,17 @@ class TestCache:
         with rows_of(path, cache_bytes=cache_bytes) as rows:
             assert rows.read([(at, at + 1) for at in positions]) == [data[at].tobytes() for at in positions]
         assert asked == expected
+
+    def test_chunks_of_videos_are_kept_too(self, path: Path, asked: list[tuple[int, int]]) -> None:
+        data = noise(8, 20_000)
+        with h5py.File(path, "w") as file:
+            for name in ("a", "b"):
+                file.create_dataset(f"{name}/frames", data=data, chunks=(4, 20_000), compression="gzip")
+        with open_backend(path) as backend:
+            asked.clear()
+            for at in (0, 9, 1, 10, 3):
+                assert np.array_equal(backend.get_many([at])[0]["array"], data[at % 8])  # type: ignore[index]
+        assert asked == [(0, 4), (0, 4)]
 
     @pytest.mark.parametrize(
         ("chunks", "kept"), [(0, []), (0.99, []), (1, [3]), (3.99, [0, 2, 3]), (4, [0, 1, 2, 3])], ids=str

@@ -15,7 +15,7 @@ import h5py
 
 from storeds.errors import ConfigError
 from storeds.layouts.explain import Preset
-from storeds.layouts.hdf5.files import MOST_WALKED, Hdf5Files, Member, describe, members, names_in
+from storeds.layouts.hdf5.files import MOST_WALKED, Hdf5Files, Member, NoSuchNameError, describe, members, names_in
 from storeds.layouts.hdf5.scan import FRAMES, is_column
 from storeds.layouts.hdf5.values import is_single, row_count
 from storeds.layouts.pattern import Pattern, natural_order, parse_pattern
@@ -37,6 +37,7 @@ PRESETS: Mapping[str, Preset] = {
 
 _DEMO = re.compile(r"demo_\d+")
 _INSPECTED = 16  # groups
+_DEEPEST = 16  # groups, each the only member of another
 _DIGITS = re.compile(r"\d+")
 
 
@@ -97,17 +98,22 @@ def _absolute(files: Hdf5Files, group: str) -> str:
 def _entered(files: Hdf5Files) -> str:
     """Return the path of the group that holds more than one other group, from the group of the store."""
     path = ""
-    while True:
+    for _ in range(_DEEPEST):  # a group may hold itself
         datasets, groups = names_in(files, _absolute(files, path))
         if datasets or len(groups) != 1:
-            return path
+            break
         path = f"{path}/{groups[0]}".lstrip("/")
+    return path
 
 
 def _inside(group: str, columns: Mapping[str, str]) -> Columns:
     """Return columns whose paths begin at `group`."""
-    escaped = group.replace("{", "{{").replace("}", "}}")
+    escaped = _escaped(group)
     return {name: f"{escaped}/{place}".rstrip("/") if escaped else place for name, place in columns.items()}
+
+
+def _escaped(name: str) -> str:
+    return name.replace("{", "{{").replace("}", "}}")
 
 
 def _are_columns(found: list[Member]) -> bool:
@@ -157,8 +163,11 @@ def _pcam(files: Hdf5Files) -> Columns | None:
 def _all_hold(files: Hdf5Files, group: str, groups: list[str], name: str) -> bool:
     """Whether each of some groups holds a dataset of this name that has rows."""
     for each in natural_order(groups)[:_INSPECTED]:
-        here = files.group(f"{_absolute(files, group)}/{each}")
-        if name not in here or not isinstance(here[name], h5py.Dataset) or is_single(here[name]):
+        try:
+            found, _ = files.find(f"{_absolute(files, group)}/{each}/{name}")
+        except NoSuchNameError:
+            return False
+        if not isinstance(found, h5py.Dataset) or is_single(found):
             return False
     return True
 
@@ -200,7 +209,7 @@ def _candidate_columns(group: str, found: list[Member]) -> Iterator[dict[str, ob
     for member in found:
         if is_column(member):
             columns = by_length.setdefault(row_count(member.dataset), {})
-            columns[_plain(member.path) or f"f{len(columns)}"] = f"{member.path}[]"
+            columns[_plain(member.path) or f"f{len(columns)}"] = f"{_escaped(member.path)}[]"
     if len(by_length) == 1:
         yield {"layout": "parallel"}
         return
@@ -217,7 +226,10 @@ def _numbered_fields(group: str, names: list[str]) -> Iterator[dict[str, object]
             return
         keys.setdefault((match[1], match[3]), set()).add(match[2])
     if 1 < len(keys) < len(names) and len(set(map(frozenset, keys.values()))) == 1:
-        fields = {re.sub(r"[^a-z0-9]+", "", f"{start}{end}".lower()): f"{start}{{}}{end}" for start, end in keys}
+        fields = {
+            re.sub(r"[^a-z0-9]+", "", f"{start}{end}".lower()): f"{_escaped(start)}{{}}{_escaped(end)}"
+            for start, end in keys
+        }
         if len(fields) == len(keys) and all(name[:1].isalpha() for name in fields):
             yield {"columns": _inside(group, fields)}
 
@@ -234,12 +246,12 @@ def _candidate_groups(files: Hdf5Files, group: str, groups: list[str]) -> Iterat
     rows = [name for name in natural_order(common) if not is_single(_first(files, group, groups[0], name))]
     for name in rows[:2]:
         for kind in ("label", "video"):
-            yield {"columns": _inside(group, {_plain(name) or "image": f"{{{kind}}}/{name}[]"})}
+            yield {"columns": _inside(group, {_plain(name) or "image": f"{{{kind}}}/{_escaped(name)}[]"})}
     if not rows:
         for kind in ("label", "video"):
             place = "{label}/{}" if kind == "label" else "{video}/{frame}"
             yield {"columns": _inside(group, {"*": place})}
-    fields = {_plain(name): f"{name}/{{}}" for name in groups}
+    fields = {_plain(name): f"{_escaped(name)}/{{}}" for name in groups}
     if 1 < len(fields) == len(groups) <= _INSPECTED and "" not in fields and len({*map(tuple, names)}) == 1:
         yield {"columns": _inside(group, fields)}
     if common:

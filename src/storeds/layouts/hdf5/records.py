@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
+import h5py
 import msgspec
 import numpy as np
 
@@ -26,6 +27,8 @@ from storeds.records.columns import index_path
 __all__ = ["Contents", "contents_of", "unread_in"]
 
 _VERSION = 2
+_MASKS = re.compile("mask/[^/]+")
+"""What the option ``mask`` selects from."""
 
 
 @dataclass(frozen=True)
@@ -101,17 +104,21 @@ class _Builder:
         for name, plan in self._facts.plans.items():
             if plan.attribute:
                 columns[name] = self._values(name, plan)
-        noted = attributes(self._files.group(self._literal_group()))
+        holder, _ = self._files.find(self._literal_group())
+        noted = attributes(holder.parent if isinstance(holder, h5py.Dataset) else holder)  # a table holds columns
         if noted:
             attrs["attributes"] = noted
         where = {name: plan.where for name, plan in self._facts.plans.items()}
-        read = tuple(plan.path.regex() for plan in self._facts.plans.values() if not plan.file)
-        return Contents(columns, self._count, attrs, where, read, self._facts.empty)
+        read = [plan.path.regex() for plan in self._facts.plans.values() if not plan.file]
+        if "episode" in self._pattern.names:
+            read.append(_MASKS)
+        return Contents(columns, self._count, attrs, where, tuple(read), self._facts.empty)
 
     def _literal_group(self) -> str:
         """Return the group that holds all records: the path of the pattern up to its first name."""
         literal = []
-        for part in self._pattern.leading.path.split()[:-1]:
+        place = self._pattern.leading
+        for part in [] if place.file else place.path.split()[:-1]:
             if part.names:
                 break
             literal.append(part.fill({}))
@@ -148,7 +155,7 @@ class _Builder:
                 )
             found.field = field  # with its role
             return found
-        return SequenceRows(files, self._paths_of(plan)(range(len(self._names))), self._bounds, field)
+        return SequenceRows(files, self._paths_of(plan), self._bounds, field, plan.column)
 
     def _named(self) -> dict[str, Values]:
         """Return the fields of the names in the pattern, and the numbers of rows."""

@@ -132,11 +132,12 @@ class Scan:
         bounds = np.empty(0, np.int64)
         if self._pattern.has_rows:
             counts = [self._count(values) for values in found]
-            empty = ["/".join(values) for values, count in zip(found, counts, strict=True) if not count]
-            found = [values for values, count in zip(found, counts, strict=True) if count]
+            if self._pattern.names:
+                empty = ["/".join(values) for values, count in zip(found, counts, strict=True) if not count]
+                found = [values for values, count in zip(found, counts, strict=True) if count]
             if not found:
                 raise FormatError(f"{self._files.url}: no dataset has rows at the place {self._pattern.leading.text!r}")
-            bounds = np.cumsum([0, *filter(None, counts)], dtype=np.int64)
+            bounds = np.cumsum([0, *filter(None, counts)] if empty else [0, *counts], dtype=np.int64)
         plans = self._plans(found)
         if self._pattern.has_rows and self._pattern.names:
             plans = {name: self._checked(name, plan, found, bounds) for name, plan in plans.items()}
@@ -162,9 +163,10 @@ class Scan:
         if mask is None:
             return found
         masks = self._files.group(f"{self._group}/mask")
-        if mask not in masks:
+        if mask not in list(masks):  # `in` of h5py would open the file of a link
             raise ConfigError(f"{self._files.url}: no mask {mask!r}; {suggest(mask, masks, 'masks')}")
-        listed = {os.fsdecode(name) for name in masks[mask][()].reshape(-1)}
+        names = self._files.dataset(f"{self._group}/mask/{mask}")[()]
+        listed = {os.fsdecode(name) for name in np.asarray(names).reshape(-1).tolist()}
         missing = listed.difference(values[0] for values in found)
         if missing:
             raise FormatError(f"{self._files.url}: mask {mask!r} lists {natural_order(missing)[0]!r}, which is missing")
@@ -181,18 +183,22 @@ class Scan:
             if place.deep:
                 arrays = [each.dataset for each in members(self._files, path) if is_column(each)]
                 return Counter(map(row_count, arrays)).most_common(1)[0][0] if arrays else 0
-            dataset, _ = self._files.find(path, self._files.beside(place.file))
+            return row_count(self._with_rows(place, path)[0])
         except NoSuchNameError:
             if not self._pattern.names:
                 raise
             return 0
+
+    def _with_rows(self, place: Place, path: str) -> tuple[h5py.Dataset, str]:
+        """Return the dataset at a path, which has rows, and the name of a column if it is a table."""
+        dataset, column = self._files.find(path, self._files.beside(place.file))
         if isinstance(dataset, h5py.Group):
             raise ConfigError(
                 f"{self._files.url}: the place {place.text!r} is a group; it holds {', '.join(natural_order(dataset)[:_LISTED])}"
             )
         if is_single(dataset):
             raise FormatError(f"{self._files.url}: {path} has no rows; leave out [] of {place.text!r}")
-        return row_count(dataset)
+        return dataset, column
 
     def _plans(self, found: Sequence[tuple[str, ...]]) -> dict[str, Plan]:
         sampled = [found[at] for at in evenly(len(found), _SAMPLED)]
@@ -219,11 +225,10 @@ class Scan:
         if place.attribute:
             field = self._attribute_field(name, place.attribute, paths)
             return Plan(field, place.path, self._sort(place.path, "attribute"), place.attribute)
-        other = self._files.beside(place.file)
         if not place.rows:
-            field = element_field(self._files, paths, other)
+            field = element_field(self._files, paths, self._files.beside(place.file))
             return Plan(field, place.path, self._sort(place.path), file=place.file)
-        dataset, member = self._files.find(paths[0], other)
+        dataset, member = self._with_rows(place, paths[0])
         values = values_of(self._files, dataset, member)
         if member not in values:
             raise ConfigError(
@@ -394,8 +399,8 @@ class NamesInMemory(list[bytes]):
 
 
 def number_pattern(name: str) -> re.Pattern[str]:
-    """Return what finds the number in a text that matches a name of a pattern: an episode ends in one."""
-    return re.compile(r"\d+$" if name == "episode" else r"^\d+$")
+    """Return what finds the number in a text that matches a name of a pattern: an episode ends in one. It fits in int64."""
+    return re.compile(r"(?<!\d)\d{1,18}$" if name == "episode" else r"^\d{1,18}$")
 
 
 def _below(path: Template, name: str) -> Template:
@@ -421,9 +426,11 @@ def _field_names(labels: Mapping[str, Plan], taken: Sequence[str]) -> dict[str, 
 
 def _matches(files: Hdf5Files, group: str, place: Place) -> Iterator[tuple[str, ...]]:
     """Yield the texts of the names of each object that a place matches, in natural order."""
-    if place.file or not place.names:
+    if not place.names:
         yield ()
         return
+    if place.file:
+        raise ConfigError(f"columns: {place.text!r} has all names, so it must be a place in the store itself")
     last = not (place.deep or place.attribute)
     yield from _descend(files, group, place.path.split(), (), last)
 
