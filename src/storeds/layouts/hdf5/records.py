@@ -20,7 +20,7 @@ from storeds.layouts.hdf5.scan import NUMBERS, Facts, NamesInMemory, Plan, Scan,
 from storeds.layouts.hdf5.sequences import RowNumbers, SequenceNames, SequenceRows, SequenceValues
 from storeds.layouts.hdf5.values import Values, values_of
 from storeds.layouts.names import Names, pack_names
-from storeds.layouts.pattern import KEY, Pattern
+from storeds.layouts.pattern import ATTRIBUTES, EVERYTHING, KEY, Pattern
 from storeds.protocols import JSON, Array, Field
 from storeds.records.columns import index_path
 
@@ -62,10 +62,28 @@ def contents_of(files: Hdf5Files, pattern: Pattern) -> Contents:
 
     The names that a pattern matches, and what was inferred from them, are kept in the cache folder.
     """
-    for name, field in pattern.kinds:
-        raise ConfigError(f"columns[{name!r}] declares {field.kind}, but HDF5 datasets have types; leave out kind")
+    _check_places(pattern)
     names, bounds, facts = _kept_scan(files, pattern) if pattern.names else Scan(files, pattern).run()
     return _Builder(files, pattern, names, bounds, facts).build()
+
+
+def _check_places(pattern: Pattern) -> None:
+    """Raise ConfigError for what the grammar allows, but HDF5 files do not have."""
+    for name, field in pattern.kinds:
+        raise ConfigError(f"columns[{name!r}] declares {field.kind}, but HDF5 datasets have types; leave out kind")
+    for name, place in pattern.places:
+        takes_several = name in (EVERYTHING, ATTRIBUTES)
+        why = ""
+        if place.inner:
+            why = "nothing follows [] in HDF5; a column of a table is table/column[]"
+        elif place.file and (takes_several or place.attribute):
+            why = "of another file, name each dataset"
+        elif takes_several and place.attribute:
+            why = f'"{name}" takes several values; give this one a name of its own'
+        elif name == ATTRIBUTES and place.rows:
+            why = "attributes have no rows; leave out []"
+        if why:
+            raise ConfigError(f"columns[{name!r}]: {place.text!r}: {why}")
 
 
 def _kept_scan(files: Hdf5Files, pattern: Pattern) -> tuple[Names | NamesInMemory, Array, Facts]:
