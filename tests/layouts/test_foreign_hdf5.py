@@ -422,6 +422,7 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"t": np.zeros(3, [("a", "i4")])}, {"columns": {"x": "t[]"}}, "a table; name a column: t/a"),
     ({}, {}, "It holds: nothing"),
     ({"mean": 1.0}, {"layout": "parallel"}, "no field can hold what is at"),
+    (dict.fromkeys(map(str, range(1024)), 1), {"layout": "per_file"}, "holds 1,024 datasets or more"),
     ({"a/x": array(0, 3)}, {"columns": {"x": "{video}/x[]"}}, "no dataset has rows"),
     (COLUMNS, {"columns": {"a": "x[]", "b": "g[]"}}, "'g..' is a group; it holds x"),
     (COLUMNS, {"columns": {"a": {"path": "x[]", "kind": "image"}}}, "declares image, but HDF5 datasets have types"),
@@ -694,6 +695,16 @@ class TestLinks:
                 store.get_many([3])
         with pytest.raises(FormatError, match=f"{gone}, which is missing"):
             open_backend(path, columns=columns)
+
+    @pytest.mark.parametrize("name", ["sample_groups_with_attributes", "video_jpegs", "robomimic", "class_groups"])
+    def test_every_group_may_lie_in_another_file(self, name: str, path: Path) -> None:
+        case = STORES[name]
+        truth = case.write(path.with_name("other.h5"))
+        with h5py.File(path.with_name("other.h5")) as other, h5py.File(path, "w") as file:
+            for group in other:
+                file[f"linked/{group}"] = h5py.ExternalLink("other.h5", f"/{group}")
+        store = open_backend(path, group="linked", **case.arguments)
+        assert fingerprint(store.get_many(range(len(store)))) == fingerprint(truth)
 
     def test_virtual_datasets_with_holes(self, path: Path) -> None:
         with h5py.File(path, "w") as file:

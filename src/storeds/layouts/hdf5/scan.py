@@ -16,6 +16,7 @@ from storeds.errors import ConfigError, FormatError, suggest
 from storeds.layouts.embedded import evenly
 from storeds.layouts.hdf5.elements import default_name, element_field, read_attribute, read_element
 from storeds.layouts.hdf5.files import (
+    MOST_WALKED,
     Hdf5Files,
     Member,
     NoSuchNameError,
@@ -258,23 +259,32 @@ class Scan:
             return self._elements_below(place, sampled)
         plans: dict[str, Plan] = {}
         count = self._count(sampled[0])
-        for member in members(self._files, first):
+        for member in self._members(place, first):
             path = _below(place.path, member.path)
             if is_class_list(member):
                 self._attrs["classes"] = values_of(self._files, member.dataset)[""].column().tolist()
             elif is_single(member.dataset):
-                plans |= self._single(member, path) if self._pattern.names else {}
+                plans |= self._single(member.path, f"{first}/{member.path}", path) if self._pattern.names else {}
             elif row_count(member.dataset) == count:
                 plans |= self._rows_of(member, path)
         return plans
 
-    def _single(self, member: Member, path: Template) -> dict[str, Plan]:
+    def _members(self, place: Place, path: str) -> list[Member]:
+        """Return the datasets below a path; raises FormatError if there are more than a record may have."""
+        found = [*members(self._files, path)]
+        if len(found) >= MOST_WALKED:
+            raise FormatError(
+                f"{self._files.url}: {place.text!r} holds {MOST_WALKED:,} datasets or more; columns= names those to read"
+            )
+        return found
+
+    def _single(self, label: str, dataset: str, path: Template) -> dict[str, Plan]:
         """Return the field of a number or text that all records of a sequence share."""
         try:
-            field = element_field(self._files, [member.dataset.name])
+            field = element_field(self._files, [dataset])
         except FormatError:
             return {}  # of a type that no field holds, so it is reported as unread
-        return {member.path: Plan(field, path, "shared")} if field.is_scalar or field.kind == "str" else {}
+        return {label: Plan(field, path, "shared")} if field.is_scalar or field.kind == "str" else {}
 
     def _rows_of(self, member: Member, path: Template) -> dict[str, Plan]:
         try:
@@ -292,8 +302,10 @@ class Scan:
         """Return the datasets that most of the sampled groups have."""
         paths: dict[str, list[str]] = {}
         for values in sampled:
-            for member in members(self._files, self._fill(place.path, values)):
-                paths.setdefault(member.path, []).append(member.dataset.name)
+            group = self._fill(place.path, values)
+            for member in self._members(place, group):
+                # Behind a link to another file, the dataset has another name.
+                paths.setdefault(member.path, []).append(f"{group}/{member.path}")
         plans: dict[str, Plan] = {}
         for path, datasets in paths.items():
             if 2 * len(datasets) >= len(sampled):
