@@ -706,6 +706,15 @@ class TestLinks:
         store = open_backend(path, group="linked", **case.arguments)
         assert fingerprint(store.get_many(range(len(store)))) == fingerprint(truth)
 
+    def test_a_kept_index_allows_no_more_than_its_settings(self, path: Path) -> None:
+        write(path.parent.parent / "other.h5", {f"{at}/x": at for at in range(3)})
+        with h5py.File(path, "w") as file:
+            file["far"] = h5py.ExternalLink("../other.h5", "/")
+        columns = {"x": "far/{}/x"}
+        assert len(open_backend(path, columns=columns, allow_outside=True)) == 3
+        with pytest.raises(FormatError, match="outside of the store's folder"):
+            open_backend(path, columns=columns)
+
     def test_virtual_datasets_with_holes(self, path: Path) -> None:
         with h5py.File(path, "w") as file:
             file["a"] = np.arange(3)

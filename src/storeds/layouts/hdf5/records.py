@@ -93,7 +93,7 @@ def _kept_scan(files: Hdf5Files, pattern: Pattern) -> tuple[Names | NamesInMemor
             names, bounds, facts = Scan(others, pattern).run()
         return pack_names(names, bounds, msgspec.to_builtins(facts))
 
-    settings = [str(pattern), files.settings.group, files.settings.mask]
+    settings = [str(pattern), files.settings.group, files.settings.mask, files.settings.allow_outside]
     path = index_path("hdf5", _VERSION, *settings, *files.identity())
     names = Names(path, build)
     facts = msgspec.convert(names.facts, Facts)
