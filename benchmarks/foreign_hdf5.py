@@ -85,7 +85,7 @@ def measure(
         chunk = (per_chunk, *images.shape[1:])
         dataset = file.create_dataset("image", data=images, chunks=chunk, compression="gzip")
         stored = dataset.id.get_storage_size() / images.nbytes
-    with h5py.File(path) as file, open_backend(path) as backend:
+    with h5py.File(path) as file, open_backend(path, layout="parallel") as backend:
         assert isinstance(backend, SupportsBatchArrays)
         arrays: SupportsBatchArrays = backend
 

@@ -34,6 +34,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Subset
 
 import storeds
 from _disks import small_disk
+from _foreign_hdf5_tools import write
 from _foreign_lmdb import basicsr, caffe, datum, ocr, put
 from _traps_epochs import jittered, jittered_dataset, numbered_store, one_pass
 from _traps_format import (
@@ -46,7 +47,6 @@ from _traps_format import (
     page_number_bits,
     swap_records,
 )
-from _traps_hdf5 import aloha, brats_slice, columns_of, demonstrations, pairs, pictures_in_groups, write
 from _traps_lmdb import (
     aselmdb,
     atoms,
@@ -527,67 +527,6 @@ def test_unread_parts_of_documents_are_reported(mongodb_database: str) -> None:
         storeds.open_backend(f"{mongodb_database}/sparse")
     with storeds.open_backend(f"{mongodb_database}/sparse", columns={"image": "image"}) as backend:
         assert len(backend) == 6
-
-
-def test_an_aloha_episode_has_its_actions_its_joints_and_its_camera(tmp_path: Path) -> None:
-    path = aloha(tmp_path / "episode_0.hdf5")
-    stored = columns_of(path)
-    records = records_of(str(path))
-    assert (len(records), len(records[17])) == (40, 4)
-    for name in ("action", "observations/qpos", "observations/qvel", "observations/images/top"):
-        np.testing.assert_array_equal(records[17][name.replace("/", "_")], stored[name][17])
-    assert storeds.info(str(path)).unread == []
-
-
-def test_frames_that_aloha_compressed_are_images(tmp_path: Path) -> None:
-    path = aloha(tmp_path / "episode_0.hdf5", compressed=True)
-    dataset = storeds.StoreDataset(path, fields=["observations_images_top"], decode="bytes")
-    assert [dataset[at][0] for at in range(40)] == [jpeg(at, (32, 24)) for at in range(40)]
-    assert storeds.info(str(path)).unread == [
-        "compress_len (float32 [1, 40]: lengths of compressed frames, which the frames already give)"
-    ]
-
-
-def test_episodes_of_a_pattern_are_read_as_steps_not_as_pictures(tmp_path: Path) -> None:
-    for number, steps in enumerate((14, 30)):
-        aloha(tmp_path / f"episode_{number}.hdf5", steps, seed=number)
-    records = records_of(f"{tmp_path}/episode_*.hdf5")
-    assert (len(records), len(records[0])) == (44, 4)
-    np.testing.assert_array_equal(records[14]["action"], columns_of(tmp_path / "episode_1.hdf5")["action"][0])
-
-
-def test_unread_datasets_are_logged_and_listed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    arrays = {"data": np.zeros((50, 8)), "label": np.arange(50), "test/data": np.zeros((9, 8)), "fps": 25}
-    path = write(tmp_path / "a.h5", arrays)
-    storeds.open_backend(path)
-    (warning,) = [line.getMessage() for line in caplog.records if line.levelname == "WARNING"]
-    assert (
-        "not read: fps (int64 []: a single value; columns= can name it, too); test/data (float64 [9, 8]: 9 rows, not 50)"
-        in warning
-    )
-    shown = subprocess.run([STOREDS, "info", str(path)], capture_output=True, text=True, check=True)
-    assert "test/data (float64 [9, 8]: 9 rows, not 50)" in shown.stdout
-    assert "no findings" not in shown.stdout
-    listed = subprocess.run([STOREDS, "info", str(path), "--json"], capture_output=True, text=True, check=True)
-    assert len(json.loads(listed.stdout)["unread"]) == 2
-
-
-def test_leaving_most_of_a_file_unread_is_an_error_until_the_user_selects(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.h5", {"action": np.zeros((40, 14)), "observations/images/top": np.zeros((41, 8, 8, 3))})
-    with pytest.raises(
-        errors.ConfigError, match=r"most of it would not be read.*images/top .*columns=.*partial=True"
-    ) as raised:
-        storeds.open_backend(path)
-    columns = eval(re.search(r"columns=({.*?})", str(raised.value))[1])  # type: ignore[index]  # as the message shows it
-    assert len(storeds.open_backend(path, columns=columns)) == 41
-    assert len(storeds.open_backend(path, columns={"action": "action"})) == 40
-    assert len(storeds.open_backend(path, partial=True)) == 40
-
-
-def test_two_paths_that_make_one_field_are_an_error(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.h5", {"obs_x": np.zeros((9, 2)), "obs/x": np.ones((9, 2)), "y": np.arange(9)})
-    with pytest.raises(errors.ConfigError, match=r"obs_x and obs/x would both be the field 'obs_x'; columns="):
-        storeds.open_backend(path)
 
 
 # 6. External randomness
@@ -1342,128 +1281,6 @@ def test_a_pipe_gets_no_empty_lines(tmp_path: Path) -> None:
         assert "\n\n" not in done.stdout
 
 
-# 17. One picture a file
-
-
-def test_a_slice_of_a_volume_is_one_record_and_a_pattern_gives_one_record_for_each_file(tmp_path: Path) -> None:
-    paths = [brats_slice(tmp_path, number) for number in range(5)]
-    assert len(records_of(str(paths[0]))) == 1
-    for path, record in zip(paths, records_of(f"{tmp_path}/volume_*.h5"), strict=True):
-        assert record["key"] == path.stem
-        for name, stored in columns_of(path).items():
-            np.testing.assert_array_equal(record[name], stored)
-
-
-@pytest.mark.parametrize(
-    "arrays",
-    [
-        {"image": np.zeros((240, 240)), "mask": np.zeros((240, 240), "u1")},
-        {"image": np.zeros((30, 40, 3), "u1"), "density": np.zeros((30, 40), "f4")},
-        {"density": np.zeros((30, 40), "f4")},
-        {"image": np.zeros((30, 40, 3), "u1"), "label": 3},
-        {"image": np.frombuffer(jpeg(1), "u1"), "label": 3},
-        {"image": np.void(jpeg(1)), "label": 3},
-        {"rgb": np.zeros((3, 48, 64), "u1"), "depth": np.zeros((48, 64), "f4")},
-        {"image": np.zeros((30, 40, 3), "u1"), "boxes": np.zeros((5, 4)), "label": 3},
-    ],
-)
-def test_a_file_of_one_sample_is_one_record_of_all_its_datasets(tmp_path: Path, arrays: dict[str, Any]) -> None:
-    for number in range(3):
-        write(tmp_path / f"sample_{number}.h5", {**arrays, **({"label": number} if "label" in arrays else {})})
-    with storeds.open_backend(f"{tmp_path}/sample_*.h5") as store:
-        assert (len(store), set(store.meta.fields)) == (3, {*arrays, "key"})
-        if "label" in arrays:
-            assert store.column("label").tolist() == [0, 1, 2]  # type: ignore[attr-defined]
-
-
-def test_a_dataset_that_may_be_rows_or_one_picture_shows_both_readings(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.h5", {"x": np.ones((240, 240)), "y": np.zeros((240, 240))})
-    with pytest.raises(errors.ConfigError) as raised:
-        storeds.open_backend(path)
-    rows, one = str(raised.value).splitlines()[1:]
-    assert rows.startswith("  layout='parallel': 240 records of x (float64 [240]), y (float64 [240]); the first: x=")
-    assert one.startswith(
-        "  layout='per_file': 1 record of x (float64 [?, ?]), y (float64 [?, ?]), key (str); the first: x="
-    )
-    assert (len(storeds.open_backend(path, layout="parallel")), len(storeds.open_backend(path, layout="per_file"))) == (
-        240,
-        1,
-    )
-
-
-# 18. Names that look like classes or pairs
-
-
-@pytest.mark.parametrize(("low", "high"), [("lr", "hr"), ("X2", "HR"), ("small", "large")])
-def test_two_groups_of_equal_names_are_pairs(tmp_path: Path, low: str, high: str) -> None:
-    stored = columns_of(pairs(tmp_path / "pairs.h5", low, high))
-    records = records_of(f"{tmp_path}/pairs.h5")
-    assert (len(records), set(records[0])) == (14, {low.lower(), high.lower(), "key"})
-    for record in records:
-        np.testing.assert_array_equal(record[low.lower()], stored[f"{low}/{record['key']}"])
-        np.testing.assert_array_equal(record[high.lower()], stored[f"{high}/{record['key']}"])
-
-
-def test_numbered_cats_and_dogs_are_pictures_without_an_invented_label(tmp_path: Path) -> None:
-    truth = {f"{name}.{at}.jpg": jpeg(at + 20 * (name == "dog")) for name in ("cat", "dog") for at in range(20)}
-    write(tmp_path / "a.h5", {name: np.frombuffer(data, "u1") for name, data in truth.items()})
-    records = records_of(f"{tmp_path}/a.h5")
-    assert set(records[0]) == {"image", "key"}
-    assert {record["key"]: record["image"] for record in records} == truth
-
-
-def test_groups_that_may_be_classes_or_pairs_show_both_readings(tmp_path: Path) -> None:
-    pixels = {f"{name}/{at:03}": np.full((8, 8, 3), at, "u1") for name in ("cat", "dog") for at in (3, 4, 17)}
-    path = write(tmp_path / "a.h5", pixels)
-    with pytest.raises(errors.ConfigError, match=r"sample='name': 3 records of cat .*\n  sample='dataset': 6 records "):
-        storeds.open_backend(path)
-    assert len(storeds.open_backend(path, sample="name")) == 3
-    assert storeds.open_backend(path, sample="dataset").column("label").tolist() == [0] * 3 + [1] * 3  # type: ignore[attr-defined]
-
-
-def test_features_of_videos_get_no_invented_label(tmp_path: Path) -> None:
-    draw = np.random.default_rng(1)
-    segments = {"walk_1": (3, 4, 17), "run_2": (2, 9, 10, 11)}
-    features = {f"{name}/{at}": draw.random(16) for name, numbers in segments.items() for at in numbers}
-    streams = {f"{name}/v_{at}": draw.random((5 + at, 16)) for name in ("rgb", "flow") for at in range(5)}
-    with storeds.open_backend(write(tmp_path / "a.h5", features)) as store:
-        assert list(store.meta.fields) == ["array", "group", "key"]
-    with storeds.open_backend(write(tmp_path / "b.h5", streams)) as store:
-        assert (len(store), list(store.meta.fields)) == (5, ["flow", "rgb", "key"])
-
-
-# 19. Opaque datasets
-
-
-def test_sixty_opaque_pictures_in_twelve_groups_are_never_read_as_twelve_records(tmp_path: Path) -> None:
-    truth = pictures_in_groups(tmp_path / "a.h5", 12, ("ant", "bee", "cow", "dog", "emu"))
-    with pytest.raises(
-        errors.ConfigError, match=r"sample='group': 12 records .*\n  sample='dataset': 60 records of image "
-    ):
-        storeds.open_backend(tmp_path / "a.h5")
-    assert {one["key"]: one["image"] for one in records_of(f"{tmp_path}/a.h5", sample="dataset")} == truth
-    pictures_in_groups(tmp_path / "views.h5", 12, ("front", "left", "rear", "right"))
-    assert len(storeds.open_backend(tmp_path / "views.h5")) == 12  # names that fields have
-
-
-# 20. Trailing NUL bytes
-
-
-@pytest.mark.parametrize("how", ["of variable length", "a dataset each", "opaque scalars"])
-def test_bytes_come_out_exactly_as_stored(tmp_path: Path, how: str) -> None:
-    blobs = [jpeg(at) + bytes(at) for at in range(5)]
-    with h5py.File(tmp_path / "a.h5", "w") as file:
-        if how == "of variable length":
-            rows = file.create_dataset("image", (5,), h5py.vlen_dtype("u1"))
-            for at, blob in enumerate(blobs):
-                rows[at] = np.frombuffer(blob, "u1")
-        else:
-            for at, blob in enumerate(blobs):
-                file[f"img_{at}"] = np.void(blob) if how == "opaque scalars" else np.frombuffer(blob, "u1")
-    dataset = storeds.StoreDataset(tmp_path / "a.h5", fields=["image"], decode="bytes")
-    assert [dataset[at][0] for at in range(5)] == blobs
-
-
 # 21. LMDB entries that are not records
 
 
@@ -1585,35 +1402,6 @@ def test_pictures_in_nested_documents_are_columns(mongodb_database: str) -> None
     assert records_of(f"{mongodb_database}/nested", columns=columns)[3] == {"image": jpeg(3), "label": 3}
 
 
-def test_the_error_for_an_hdf5_file_that_no_layout_reads_has_a_program_that_converts_it(tmp_path: Path) -> None:
-    arrays = {f"v_{at}/c3d": np.random.default_rng(at).random((5 + at, 16), "f4") for at in range(5)}
-    path = write(tmp_path / "a.h5", arrays)
-    with pytest.raises(errors.FormatError) as raised:
-        storeds.open_backend(path)
-    program = str(raised.value).partition("To convert it by hand:\n")[2]
-    assert len(program.splitlines()) <= 7
-    subprocess.run([sys.executable, "-c", program], check=True)
-    records = records_of(f"{tmp_path}/a.lmdb")
-    assert len(records) == 5
-    for record in records:
-        np.testing.assert_array_equal(record["value"], arrays[record["key"]])
-
-
-def test_the_error_for_pcam_suggests_columns_that_work(tmp_path: Path) -> None:
-    write(tmp_path / "valid_x.h5", {"x": np.zeros((6, 8, 8, 3), "u1")})
-    write(tmp_path / "valid_y.h5", {"y": (np.arange(6) % 2).astype("u1").reshape(6, 1, 1, 1)})
-    with pytest.raises(errors.FormatError, match=r"valid_x\.h5 with columns=") as raised:
-        storeds.open_backend(f"{tmp_path}/valid_*.h5")
-    columns = eval(str(raised.value).rpartition("columns=")[2])  # as the message shows it
-    assert [record["y"] for record in records_of(f"{tmp_path}/valid_x.h5", columns=columns)] == [0, 1] * 3
-
-
-def test_a_bare_path_takes_options(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.h5", {"train/x": np.arange(5), "test/x": np.arange(3)})
-    assert len(storeds.open_backend(f"{path}?group=train")) == 5
-    assert storeds.info(f"{path}?group=test").count == 3
-
-
 def test_options_on_a_path_without_a_scheme_are_an_error_that_gives_the_url_to_write(tmp_path: Path) -> None:
     write(tmp_path / "a.h5", {"x": np.arange(5)})
     for name in ("*.h5?locking=false", "b.h5?locking=false"):
@@ -1624,31 +1412,6 @@ def test_options_on_a_path_without_a_scheme_are_an_error_that_gives_the_url_to_w
 
 
 # 23. Layouts of well-known tools
-
-
-@pytest.mark.parametrize("libero", [False, True])
-def test_each_step_of_robomimic_and_libero_is_a_record_with_its_episode(tmp_path: Path, libero: bool) -> None:
-    stored = columns_of(demonstrations(tmp_path / "demo.hdf5", libero=libero))
-    with storeds.open_backend(tmp_path / "demo.hdf5") as store:
-        assert (store.meta.layout, len(store)) == ("per_episode", 30)
-        assert store.meta.attrs["env_args"] == {"env_name": "Lift", "type": 1}
-        assert len(pickle.dumps(store)) < 4096
-    for record in records_of(f"{tmp_path}/demo.hdf5"):
-        demo, step = f"data/demo_{record['episode']}/", record["step"]
-        assert record["key"] == f"demo_{record['episode']}/{step}"
-        inside = {name.removeprefix(demo): rows[step] for name, rows in stored.items() if name.startswith(demo)}
-        assert record.keys() == {name.replace("/", "_") for name in inside} | {"episode", "step", "key"}
-        for name, value in inside.items():
-            np.testing.assert_array_equal(record[name.replace("/", "_")], value)
-
-
-def test_a_mask_of_robomimic_selects_its_demonstrations(tmp_path: Path) -> None:
-    path = demonstrations(tmp_path / "demo.hdf5")
-    train = storeds.open_backend(path, mask="train")
-    assert train.column("episode").tolist() == [0] * 9 + [2] * 10  # type: ignore[attr-defined]
-    assert len(storeds.open_backend(f"hdf5://{path}?mask=valid")) == 11
-    with pytest.raises(errors.StoredsError, match=r"no mask 'tran'; did you mean 'train'\? The masks are train, valid"):
-        storeds.open_backend(path, mask="tran")
 
 
 @pytest.mark.parametrize("version", [1, 2])

@@ -175,7 +175,7 @@ def test_h5py_refuses_a_shuffled_batch_and_storeds_reads_it(files: Path) -> None
     assert "Indexing elements must be in increasing order" in output_of(
         'import h5py; h5py.File("data.h5")["x"][[3, 1, 3]]', files
     )
-    with storeds.open_backend(f"hdf5://{files}/data.h5") as backend:
+    with storeds.open_backend(f"hdf5://{files}/data.h5", layout="parallel") as backend:
         records = backend.get_many([3, 1, 3])
     assert [int(record["x"][0]) for record in records if isinstance(record, dict)] == [3, 1, 3]
 

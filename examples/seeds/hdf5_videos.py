@@ -62,9 +62,9 @@ def main(folder: str) -> None:
     assert sorted(labels) == sorted(VIDEOS * list(range(FILES)))
     print(f"{len(lengths)} videos of {FILES} files")
 
-    images = f"{folder}/images.h5"
-    with h5py.File(images, "w") as file:
+    with h5py.File(f"{folder}/images.h5", "w") as file:
         file["train_img"] = np.arange(8 * 27 * 61 * 3, dtype=np.uint8).reshape(8, 27, 61, 3)
+    images = f"{folder}/images.h5?columns=image:train_img[]"
     (image,) = storeds.StoreDataset(images, reader="array")[3]
     assert image.shape == (27, 61, 3)
     if importlib.util.find_spec("tensorflow") is not None:

@@ -14,42 +14,36 @@ import h5py
 import numpy as np
 import pytest
 
-from _foreign_hdf5_groups import LENGTHS, ORDER, PER_SAMPLE, PER_VIDEO, N, Truth, blob, pixels, video_arrays
+import _foreign_hdf5_groups as groups
+import _foreign_hdf5_tools as tools
+from _foreign_hdf5_groups import N, Truth, blob, pixels
 
-__all__ = [
-    "LENGTHS",
-    "ORDER",
-    "PARALLEL",
-    "PER_SAMPLE",
-    "PER_VIDEO",
-    "STORES",
-    "N",
-    "Store",
-    "Truth",
-    "blob",
-    "pcam",
-    "pixels",
-    "pytables",
-]
+__all__ = ["STORES", "LayoutCase", "chunked", "vlen_jpeg"]
 
 
 @dataclass(frozen=True)
-class Store:
-    """How to write a store: its layout, the function that writes it to a path, and the options that read it."""
+class LayoutCase:
+    """How to write a store, and how to read it.
 
-    layout: str
+    Attributes
+    ----------
+    write : callable
+        Writes it to a path, and returns its records.
+    layout : str
+        The layout of the opened store.
+    arguments : mapping
+        Of `storeds.open_backend`; empty for a store that opens without any.
+    file : str
+        The name to write to.
+    url : str
+        The name or pattern to open.
+    """
+
     write: Callable[[Path], Truth]
-    options: Mapping[str, Any] = field(default_factory=dict)
-    pattern: str = "{}.h5"
-
-    def url(self, path: Path) -> str:
-        """Return the URL to open after ``write(path)``."""
-        return self.pattern.format(str(path).removesuffix(".h5"))
-
-    @property
-    def read_as(self) -> str:
-        """The layout of the opened store."""
-        return self.layout if self.pattern == "{}.h5" else "concatenated"
+    layout: str = "columns"
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    file: str = "store.h5"
+    url: str = "store.h5"
 
 
 def _columns(path: Path, **how: Any) -> Truth:
@@ -177,22 +171,6 @@ def many_files(path: Path) -> Truth:
     return [{"data": data[at], "label": at} for at in range(N)]
 
 
-PARALLEL: dict[str, Callable[[Path], Truth]] = {
-    write.__name__: write
-    for write in (
-        contiguous,
-        chunked,
-        lzf,
-        vlen_jpeg,
-        opaque_jpeg,
-        string_jpeg,
-        string_jpeg_chunked,
-        virtual,
-        matlab,
-    )
-}
-
-
 def pcam(path: Path) -> Truth:
     """PatchCamelyon: images in one file, labels of shape (N, 1, 1, 1) in another of the folder, ``split_train_y.h5``."""
     data, label = pixels(), (np.arange(N) % 2).astype("u1")
@@ -234,12 +212,63 @@ def pytables(path: Path) -> Truth:
     ]
 
 
-STORES: dict[str, Store] = {
-    **{name: Store("parallel", write) for name, write in PARALLEL.items()},
-    "pytables": Store("parallel", pytables),
-    "pcam": Store("parallel", pcam, {"columns": {"image": "x", "label": "split_train_y.h5::y"}}),
-    "many_files": Store("parallel", many_files, pattern="{}_*.h5"),
-    **{name: Store("per_sample", write) for name, write in PER_SAMPLE.items()},
-    **{name: Store("per_video", write) for name, write in PER_VIDEO.items()},
-    "video_arrays_of_a_group": Store("per_video", video_arrays, {"group": "videos"}),
+def _by(**columns: str) -> dict[str, Any]:
+    return {"columns": {{"every": "*", "attributes": "@"}.get(name, name): place for name, place in columns.items()}}
+
+
+_SUFFIXES = {"cls": "{label}/{}.cls", "jpg": "{label}/{}.jpg"}
+_FIELDS = {name: f"{name}/{{}}" for name in ("images", "labels", "masks")}
+
+STORES: dict[str, LayoutCase] = {
+    # These open without arguments.
+    **{
+        write.__name__: LayoutCase(write, "parallel")
+        for write in (
+            contiguous,
+            chunked,
+            lzf,
+            vlen_jpeg,
+            opaque_jpeg,
+            string_jpeg,
+            string_jpeg_chunked,
+            virtual,
+            matlab,
+            pytables,
+            tools.aloha,
+            tools.variable_blobs,
+        )
+    },
+    "pcam": LayoutCase(pcam, "pcam", file="split_train_x.h5", url="split_train_x.h5"),
+    "many_files": LayoutCase(many_files, "concatenated", url="store_*.h5"),
+    "robomimic": LayoutCase(tools.robomimic, "per_episode"),
+    "libero": LayoutCase(tools.libero, "per_episode"),
+    "video_jpegs": LayoutCase(groups.video_jpegs, "per_video"),
+    "video_arrays": LayoutCase(groups.video_arrays, "per_video"),
+    "video_arrays_of_a_group": LayoutCase(groups.video_arrays, "per_video", {"group": "videos"}),
+    # These need a line.
+    "aloha_compressed": LayoutCase(tools.aloha_compressed, "parallel", {"layout": "parallel"}),
+    "pcam_by_hand": LayoutCase(pcam, arguments=_by(image="x[]", label="split_train_y.h5::y[]")),
+    "video_numbered": LayoutCase(groups.video_numbered, "per_video", {"layout": "per_video"}),
+    "video_digits": LayoutCase(groups.video_digits, "per_video", {"layout": "per_video"}),
+    "video_features": LayoutCase(tools.video_features, arguments=_by(array="{clip}/{segment}")),
+    "numbered_arrays": LayoutCase(groups.numbered_arrays, "per_sample", {"layout": "per_sample"}),
+    "opaque_samples": LayoutCase(groups.opaque_samples, arguments=_by(every="{}")),
+    "opaque_pictures": LayoutCase(tools.opaque_pictures, arguments=_by(image="{scene}/{}")),
+    "cats_and_dogs": LayoutCase(tools.cats_and_dogs, arguments=_by(image="{}")),
+    "padded_blobs": LayoutCase(tools.padded_blobs, "per_sample", {"layout": "per_sample"}),
+    "class_groups": LayoutCase(groups.class_groups, arguments=_by(every="{label}/{}")),
+    "digit_named": LayoutCase(groups.digit_named, arguments=_by(array="{label}/{}")),
+    "sample_groups": LayoutCase(groups.sample_groups, "per_sample", {"layout": "per_sample"}),
+    "sample_groups_with_attributes": LayoutCase(
+        groups.sample_groups_with_attributes, "per_sample", {"layout": "per_sample"}
+    ),
+    "sample_groups_in_classes": LayoutCase(groups.sample_groups_in_classes, arguments=_by(every="{class}/{}/**")),
+    "numbered_pairs": LayoutCase(
+        groups.numbered_pairs, arguments=_by(image="image_{}", label="label_{}", place="image_{}@place")
+    ),
+    "pairs_by_suffix": LayoutCase(groups.pairs_by_suffix, arguments={"columns": _SUFFIXES}),
+    "field_groups": LayoutCase(groups.field_groups, arguments={"columns": _FIELDS}),
+    "super_resolution": LayoutCase(tools.super_resolution, arguments=_by(lr="lr/{}", hr="hr/{}")),
+    "brats": LayoutCase(tools.brats, "concatenated", {"layout": "per_file"}, url="volume_*.h5"),
 }
+"""Every store of the tests, by name."""

@@ -14,7 +14,28 @@ import numpy as np
 
 from photographs import jpeg, photograph
 
-__all__ = ["LENGTHS", "ORDER", "PER_SAMPLE", "PER_VIDEO", "N", "Truth", "blob", "pixels", "video_arrays"]
+__all__ = [
+    "LENGTHS",
+    "ORDER",
+    "N",
+    "Truth",
+    "blob",
+    "class_groups",
+    "digit_named",
+    "field_groups",
+    "numbered_arrays",
+    "numbered_pairs",
+    "opaque_samples",
+    "pairs_by_suffix",
+    "pixels",
+    "sample_groups",
+    "sample_groups_in_classes",
+    "sample_groups_with_attributes",
+    "video_arrays",
+    "video_digits",
+    "video_jpegs",
+    "video_numbered",
+]
 
 Truth = list[dict[str, Any]]
 N = 12
@@ -150,22 +171,6 @@ def field_groups(path: Path) -> Truth:
     ]
 
 
-PER_SAMPLE: dict[str, Callable[[Path], Truth]] = {
-    write.__name__: write
-    for write in (
-        numbered_arrays,
-        opaque_samples,
-        class_groups,
-        digit_named,
-        sample_groups,
-        sample_groups_with_attributes,
-        sample_groups_in_classes,
-        numbered_pairs,
-        pairs_by_suffix,
-        field_groups,
-    )
-}
-
 LENGTHS = {"walk_2": 3, "walk_10": 5, "run": 1, "jump": 4}
 ORDER = ("jump", "run", "walk_2", "walk_10")  # natural order
 
@@ -210,7 +215,10 @@ def video_numbered(path: Path) -> Truth:
             for frame in range(LENGTHS[name]):
                 file[f"{name}/{frame + 8}"] = np.frombuffer(blob(number + frame), "u1")
             file[name].attrs["label"] = number
-    return _videos("image", blob, lambda name, frame: {"label": ORDER.index(name)})
+    return [
+        {**record, "frame": record["frame"] + 8}
+        for record in _videos("image", blob, lambda name, frame: {"label": ORDER.index(name)})
+    ]
 
 
 def video_digits(path: Path) -> Truth:
@@ -225,8 +233,3 @@ def video_digits(path: Path) -> Truth:
         for number in range(3)
         for frame in range(2 + number)
     ]
-
-
-PER_VIDEO: dict[str, Callable[[Path], Truth]] = {
-    write.__name__: write for write in (video_jpegs, video_arrays, video_numbered, video_digits)
-}

@@ -9,8 +9,14 @@ import logging
 import os
 import re
 import stat
+<<<<<<< HEAD
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+=======
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from glob import escape, glob
+>>>>>>> l-hdf5
 from typing import TYPE_CHECKING, Any
 
 from storeds._utils.locations import (
@@ -384,6 +390,11 @@ def _engine_of_path(url: StoreURL, opened: OpenStore) -> str:
     if os.path.splitext(path)[1].lower() in _SUFFIXES:
         return _engine_of_suffix(url)
     if stat.S_ISDIR(status.st_mode):
+        for suffix in _SUFFIXES:
+            if _SUFFIXES[suffix] == "hdf5" and glob(f"{escape(path)}/*{suffix}"):
+                raise FormatError(
+                    f"{path!r} is a folder of HDF5 files; {path + '/*' + suffix!r} reads them as one store"
+                )
         raise FormatError(
             f"{path!r} is a folder without {_LMDB_DATA}, so no LMDB environment; from images, videos or "
             "tables in it, `storeds pack` makes a store"

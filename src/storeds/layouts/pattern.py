@@ -140,8 +140,12 @@ class Pattern:
 
     @property
     def leading(self) -> Place:
-        """The first place with all names: what matches it are the records, or the groups of records with ``[]``."""
-        return next(place for _, place in self.places if len(place.names) == len(self.names))
+        """The first place with all names: what matches it are the records, or the groups of records with ``[]``.
+
+        A place in another file is the last choice.
+        """
+        complete = [place for _, place in self.places if len(place.names) == len(self.names)]
+        return min(complete, key=lambda place: bool(place.file))
 
     @property
     def has_rows(self) -> bool:

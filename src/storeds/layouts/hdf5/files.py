@@ -219,8 +219,10 @@ class Hdf5Files:
                     f"{self.url}: {at.name} has no {part!r}; {suggest(part, at.keys(), 'names there')}"
                 )
             if kind != h5py.h5l.TYPE_HARD:
-                return self._follow(at.get(part, getlink=True), at, f"{at.name.rstrip('/')}/{part}", rest, links)
-            at = at[part]
+                return self._follow(
+                    at.get(_encoded(part), getlink=True), at, f"{at.name.rstrip('/')}/{part}", rest, links
+                )
+            at = at[_encoded(part)]
         return self._checked(at, links), ""
 
     def _follow(
@@ -311,10 +313,14 @@ def _same(value: Any) -> Any:
     return value
 
 
+def _encoded(name: str) -> bytes:
+    return name.encode("utf-8", "surrogateescape")  # h5py refuses the text of a name that is not UTF-8
+
+
 def _link_type(group: h5py.Group, name: str) -> int | None:
     """Return the type of a link, or None if there is none; several times as fast as h5py's ``get(getlink=True)``."""
     try:
-        return int(group.id.links.get_info(name.encode("utf-8", "surrogateescape")).type)
+        return int(group.id.links.get_info(_encoded(name)).type)
     except (KeyError, RuntimeError):
         return None
 
@@ -393,18 +399,21 @@ class Member:
     dataset: h5py.Dataset
 
 
-def members(
-    files: Hdf5Files, group: str, *, most: int = MOST_WALKED, skipped: list[str] | None = None
-) -> Iterator[Member]:
-    """Yield the datasets below a group, its own first. Follows links, but visits no group twice on one path.
+def members(files: Hdf5Files, group: str, *, skipped: list[str] | None = None) -> Iterator[Member]:
+    """Yield the first 1,024 datasets below a group, its own first. Follows links, but visits no group twice on one path.
 
-    Nested members that cannot be read are added to `skipped`. One in the group itself raises FormatError.
+    Members that cannot be read are added to `skipped`. Without it, one in the group itself raises FormatError.
     """
-    yield from _walk(files, group, "", [most], frozenset(), [] if skipped is None else skipped)
+    yield from _walk(files, group, "", [MOST_WALKED], frozenset(), skipped)
 
 
 def _walk(
-    files: Hdf5Files, group: str, prefix: str, budget: list[int], above: frozenset[tuple[int, int]], skipped: list[str]
+    files: Hdf5Files,
+    group: str,
+    prefix: str,
+    budget: list[int],
+    above: frozenset[tuple[int, int]],
+    skipped: list[str] | None,
 ) -> Iterator[Member]:
     here = files.group(group)
     info = h5py.h5o.get_info(here.id)
@@ -418,9 +427,10 @@ def _walk(
         try:
             found, _ = files.find(f"{group}/{name}")
         except FormatError as error:
-            if not prefix:
+            if skipped is not None:
+                skipped.append(f"{prefix}{name} ({str(error).removeprefix(f'{files.url}: ')})")
+            elif not prefix:
                 raise
-            skipped.append(f"{prefix}{name} ({str(error).removeprefix(f'{files.url}: ')})")
             continue
         if isinstance(found, h5py.Dataset):
             budget[0] -= 1

@@ -15,8 +15,8 @@ import h5py
 
 from storeds.errors import ConfigError
 from storeds.layouts.explain import Preset
-from storeds.layouts.hdf5.files import MOST_WALKED, Hdf5Files, Member, describe, members, names_in
-from storeds.layouts.hdf5.records import FRAMES, is_class_list
+from storeds.layouts.hdf5.files import MOST_WALKED, Hdf5Files, Member, NoSuchNameError, describe, members, names_in
+from storeds.layouts.hdf5.scan import FRAMES, is_column
 from storeds.layouts.hdf5.values import is_single, row_count
 from storeds.layouts.pattern import Pattern, natural_order, parse_pattern
 
@@ -37,6 +37,7 @@ PRESETS: Mapping[str, Preset] = {
 
 _DEMO = re.compile(r"demo_\d+")
 _INSPECTED = 16  # groups
+_DEEPEST = 16  # groups, each the only member of another
 _DIGITS = re.compile(r"\d+")
 
 
@@ -69,10 +70,10 @@ def preset_pattern(files: Hdf5Files, layout: str) -> Pattern:
 
 def recognise(files: Hdf5Files) -> Recognised | None:
     """Return what a file certainly is, or None."""
+    if _are_demonstrations(files):
+        return Recognised("per_episode", parse_pattern(PRESETS["per_episode"].columns), "data/demo_0/actions and so on")
     group = _entered(files)
     datasets, groups = names_in(files, _absolute(files, group))
-    if "data" in groups and _are_demonstrations(files):
-        return Recognised("per_episode", parse_pattern(PRESETS["per_episode"].columns), "data/demo_0/actions and so on")
     pcam = _pcam(files)
     if pcam is not None:
         return Recognised("pcam", parse_pattern(pcam), f"x here, and y in {pcam['label'].partition('::')[0]}")
@@ -97,36 +98,41 @@ def _absolute(files: Hdf5Files, group: str) -> str:
 def _entered(files: Hdf5Files) -> str:
     """Return the path of the group that holds more than one other group, from the group of the store."""
     path = ""
-    while True:
+    for _ in range(_DEEPEST):  # a group may hold itself
         datasets, groups = names_in(files, _absolute(files, path))
         if datasets or len(groups) != 1:
-            return path
+            break
         path = f"{path}/{groups[0]}".lstrip("/")
+    return path
 
 
 def _inside(group: str, columns: Mapping[str, str]) -> Columns:
     """Return columns whose paths begin at `group`."""
-    escaped = group.replace("{", "{{").replace("}", "}}")
+    escaped = _escaped(group)
     return {name: f"{escaped}/{place}".rstrip("/") if escaped else place for name, place in columns.items()}
+
+
+def _escaped(name: str) -> str:
+    return name.replace("{", "{{").replace("}", "}}")
 
 
 def _are_columns(found: list[Member]) -> bool:
     """Whether datasets are columns: they have one length, and this equality has no other explanation.
 
-    It has none if a dataset has one value for each row of another, or if they differ in all but the length. Numbered datasets
-    may be samples of equal height.
+    It has none if a dataset has one value for each row of another, or if they differ in all but the length. If all names are
+    numbered, the datasets may be samples of equal height.
     """
-    arrays = [member.dataset for member in found if not is_single(member.dataset) and not is_class_list(member)]
+    arrays = [member.dataset for member in found if is_column(member)]
     lengths = {row_count(dataset) for dataset in arrays}
     if len(lengths) != 1 or 0 in lengths:
         return False
     if any(_is_list(dataset) for dataset in arrays):
         return True
+    names = [dataset.name for dataset in arrays]
+    if all(map(_DIGITS.search, names)) and len({_DIGITS.sub("#", name) for name in names}) < len(names):
+        return False
     vectors = [dataset for dataset in arrays if dataset.size == row_count(dataset)]
-    if vectors:
-        return len(vectors) < len(arrays)
-    are_numbered = len({_DIGITS.sub("#", dataset.name) for dataset in arrays}) < len(arrays)
-    return len({dataset.shape[1] for dataset in arrays}) > 1 and not are_numbered
+    return len(vectors) < len(arrays) if vectors else len({dataset.shape[1] for dataset in arrays}) > 1
 
 
 def _is_list(dataset: h5py.Dataset) -> bool:
@@ -136,6 +142,8 @@ def _is_list(dataset: h5py.Dataset) -> bool:
 
 def _are_demonstrations(files: Hdf5Files) -> bool:
     data = _absolute(files, "data")
+    if "data" not in names_in(files, _absolute(files, ""))[1]:
+        return False
     datasets, groups = names_in(files, data)
     if datasets or not groups or not all(map(_DEMO.fullmatch, groups)):
         return False
@@ -155,8 +163,11 @@ def _pcam(files: Hdf5Files) -> Columns | None:
 def _all_hold(files: Hdf5Files, group: str, groups: list[str], name: str) -> bool:
     """Whether each of some groups holds a dataset of this name that has rows."""
     for each in natural_order(groups)[:_INSPECTED]:
-        here = files.group(f"{_absolute(files, group)}/{each}")
-        if name not in here or not isinstance(here[name], h5py.Dataset) or is_single(here[name]):
+        try:
+            found, _ = files.find(f"{_absolute(files, group)}/{each}/{name}")
+        except NoSuchNameError:
+            return False
+        if not isinstance(found, h5py.Dataset) or is_single(found):
             return False
     return True
 
@@ -170,9 +181,11 @@ def _holds_numbered_frames(files: Hdf5Files, group: str) -> bool:
 
 
 def entries(files: Hdf5Files) -> Iterator[str]:
-    """Yield what a file holds: each dataset below its group with type and shape; of a link, only its name."""
-    for member in members(files, files.settings.group, skipped=[]):
+    """Yield what a file holds: each dataset below its group with type and shape, then those that cannot be read."""
+    unreadable: list[str] = []
+    for member in members(files, files.settings.group, skipped=unreadable):
         yield f"{member.path} ({describe(member.dataset)})"
+    yield from unreadable
 
 
 def candidates(files: Hdf5Files) -> Iterator[dict[str, object]]:
@@ -194,9 +207,9 @@ def _candidate_columns(group: str, found: list[Member]) -> Iterator[dict[str, ob
     """Yield the datasets of each length that are columns together, the longest list of datasets first."""
     by_length: dict[int, Columns] = {}
     for member in found:
-        if not is_single(member.dataset) and not is_class_list(member):
+        if is_column(member):
             columns = by_length.setdefault(row_count(member.dataset), {})
-            columns[_plain(member.path) or f"f{len(columns)}"] = f"{member.path}[]"
+            columns[_plain(member.path) or f"f{len(columns)}"] = f"{_escaped(member.path)}[]"
     if len(by_length) == 1:
         yield {"layout": "parallel"}
         return
@@ -213,7 +226,10 @@ def _numbered_fields(group: str, names: list[str]) -> Iterator[dict[str, object]
             return
         keys.setdefault((match[1], match[3]), set()).add(match[2])
     if 1 < len(keys) < len(names) and len(set(map(frozenset, keys.values()))) == 1:
-        fields = {re.sub(r"[^a-z0-9]+", "", f"{start}{end}".lower()): f"{start}{{}}{end}" for start, end in keys}
+        fields = {
+            re.sub(r"[^a-z0-9]+", "", f"{start}{end}".lower()): f"{_escaped(start)}{{}}{_escaped(end)}"
+            for start, end in keys
+        }
         if len(fields) == len(keys) and all(name[:1].isalpha() for name in fields):
             yield {"columns": _inside(group, fields)}
 
@@ -230,12 +246,12 @@ def _candidate_groups(files: Hdf5Files, group: str, groups: list[str]) -> Iterat
     rows = [name for name in natural_order(common) if not is_single(_first(files, group, groups[0], name))]
     for name in rows[:2]:
         for kind in ("label", "video"):
-            yield {"columns": _inside(group, {_plain(name) or "image": f"{{{kind}}}/{name}[]"})}
+            yield {"columns": _inside(group, {_plain(name) or "image": f"{{{kind}}}/{_escaped(name)}[]"})}
     if not rows:
         for kind in ("label", "video"):
             place = "{label}/{}" if kind == "label" else "{video}/{frame}"
             yield {"columns": _inside(group, {"*": place})}
-    fields = {_plain(name): f"{name}/{{}}" for name in groups}
+    fields = {_plain(name): f"{_escaped(name)}/{{}}" for name in groups}
     if 1 < len(fields) == len(groups) <= _INSPECTED and "" not in fields and len({*map(tuple, names)}) == 1:
         yield {"columns": _inside(group, fields)}
     if common:

@@ -1,19 +1,19 @@
-"""Finds the records of an HDF5 file by a pattern, and the values of their fields."""
+"""The records of an HDF5 file, by a pattern: how the values of each field are read."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import h5py
 import msgspec
 import numpy as np
 
+<<<<<<< HEAD
 from storeds.errors import ConfigError, FormatError, suggest
 from storeds.layouts.codecs import evenly
 from storeds.layouts.hdf5.elements import default_name, element_field, read_attribute, read_element
@@ -27,85 +27,24 @@ from storeds.layouts.hdf5.files import (
     members,
     names_in,
 )
+=======
+from storeds.errors import ConfigError
+from storeds.layouts.hdf5.elements import read_attribute, read_element
+from storeds.layouts.hdf5.files import Hdf5Files, attributes, describe, members
+from storeds.layouts.hdf5.scan import NUMBERS, Facts, NamesInMemory, Plan, Scan, is_class_list, number_pattern
+>>>>>>> l-hdf5
 from storeds.layouts.hdf5.sequences import RowNumbers, SequenceNames, SequenceRows, SequenceValues
-from storeds.layouts.hdf5.values import Values, is_single, row_count, values_of
+from storeds.layouts.hdf5.values import Values, values_of
 from storeds.layouts.names import Names, pack_names
-from storeds.layouts.pattern import ATTRIBUTES, EVERYTHING, KEY, Pattern, Place, Template, natural_order
+from storeds.layouts.pattern import ATTRIBUTES, EVERYTHING, KEY, Pattern
 from storeds.protocols import JSON, Array, Field
 from storeds.records.columns import index_path
 
-__all__ = ["FRAMES", "Contents", "contents_of", "is_class_list", "unread_in"]
+__all__ = ["Contents", "contents_of", "unread_in"]
 
-_VERSION = 1
-_SAMPLED = 16  # records or sequences that are inspected to infer fields
-_NUMBERS = {"video": "frame", "episode": "step"}
-"""A name in a pattern → the field with the number of each row."""
-FRAMES = ("frames", "video", "rgb")
-"""Names that only frames of a video have; their field is called ``image`` or ``array``."""
-
-Sort = Literal["row", "dataset", "attribute", "shared"]
-
-
-@dataclass(frozen=True)
-class _Plan:
-    """How the values of one field are found.
-
-    Attributes
-    ----------
-    field : Field
-    path : Template
-        Of the object, from the group of the store.
-    sort : str
-        ``row`` of a dataset, a whole ``dataset``, an ``attribute``, or ``shared``: a value for each sequence, which the
-        scan has read.
-    attribute : str
-        Its name.
-    column : str
-        The column of the dataset, which is a table.
-    file : str
-        The file of the store's folder that holds the object; ``""`` for the store itself.
-    """
-
-    field: Field
-    path: Template
-    sort: Sort
-    attribute: str = ""
-    column: str = ""
-    file: str = ""
-
-    @property
-    def where(self) -> str:
-        """The place, as a pattern shows it."""
-        file = f"{self.file}::" if self.file else ""
-        column = f"/{self.column}" if self.column else ""
-        end = "[]" if self.sort == "row" else f"@{self.attribute}" if self.attribute else ""
-        return f"{file}{self.path}{column}{end}"
-
-
-@dataclass(frozen=True)
-class _Facts:
-    """What a scan finds, beside the names of the records or sequences.
-
-    Attributes
-    ----------
-    plans : dict of str to _Plan
-    named : dict of str to Field
-        The fields of the names in the pattern.
-    shared : dict of str to list
-        Field → its value in each sequence.
-    empty : list of str
-        Sequences without rows.
-    attrs : dict of str to JSON
-    files : list
-        Path, device, inode, size and modification time of each file that the scan opened.
-    """
-
-    plans: dict[str, _Plan]
-    named: dict[str, Field]
-    shared: dict[str, list[bool | int | float | str]]
-    empty: list[str]
-    attrs: dict[str, Any]
-    files: list[Any]
+_VERSION = 2
+_MASKS = re.compile("mask/[^/]+")
+"""What the option ``mask`` selects from."""
 
 
 @dataclass(frozen=True)
@@ -139,356 +78,53 @@ def contents_of(files: Hdf5Files, pattern: Pattern) -> Contents:
 
     The names that a pattern matches, and what was inferred from them, are kept in the cache folder.
     """
-    names, bounds, facts = _kept_scan(files, pattern) if pattern.names else _Scan(files, pattern).run()
+    _check_places(pattern)
+    names, bounds, facts = _kept_scan(files, pattern) if pattern.names else Scan(files, pattern).run()
     return _Builder(files, pattern, names, bounds, facts).build()
 
 
-def _kept_scan(files: Hdf5Files, pattern: Pattern) -> tuple[Names | _InMemory, Array, _Facts]:
+def _check_places(pattern: Pattern) -> None:
+    """Raise ConfigError for what the grammar allows, but HDF5 files do not have."""
+    for name, field in pattern.kinds:
+        raise ConfigError(f"columns[{name!r}] declares {field.kind}, but HDF5 datasets have types; leave out kind")
+    for name, place in pattern.places:
+        takes_several = name in (EVERYTHING, ATTRIBUTES)
+        why = ""
+        if place.inner:
+            why = "nothing follows [] in HDF5; a column of a table is table/column[]"
+        elif place.file and (takes_several or place.attribute):
+            why = "of another file, name each dataset"
+        elif takes_several and place.attribute:
+            why = f'"{name}" takes several values; give this one a name of its own'
+        elif name == ATTRIBUTES and place.rows:
+            why = "attributes have no rows; leave out []"
+        if why:
+            raise ConfigError(f"columns[{name!r}]: {place.text!r}: {why}")
+
+
+def _kept_scan(files: Hdf5Files, pattern: Pattern) -> tuple[Names | NamesInMemory, Array, Facts]:
     def build() -> Array:
         # What the scan opens must not become a part of the identity of `files`.
         with Hdf5Files(files.path, files.url, files.settings, files.opened) as others:
-            names, bounds, facts = _Scan(others, pattern).run()
+            names, bounds, facts = Scan(others, pattern).run()
         return pack_names(names, bounds, msgspec.to_builtins(facts))
 
-    settings = [str(pattern), files.settings.group, files.settings.mask]
+    settings = [str(pattern), files.settings.group, files.settings.mask, files.settings.allow_outside]
     path = index_path("hdf5", _VERSION, *settings, *files.identity())
     names = Names(path, build)
-    facts = msgspec.convert(names.facts, _Facts)
+    facts = msgspec.convert(names.facts, Facts)
     if files.changed(facts.files):  # a file behind a link; the index is known by the store's own file alone
         path.unlink(missing_ok=True)
         names = Names(path, build)
-        facts = msgspec.convert(names.facts, _Facts)
+        facts = msgspec.convert(names.facts, Facts)
     return names, names.numbers, facts
-
-
-class _Scan:
-    """Finds the records or sequences that a pattern matches, and infers the fields from some of them."""
-
-    def __init__(self, files: Hdf5Files, pattern: Pattern) -> None:
-        self._files, self._pattern = files, pattern
-        self._group = files.settings.group.rstrip("/")
-        self._attrs: dict[str, JSON] = {}
-
-    def run(self) -> tuple[_InMemory, Array, _Facts]:
-        """Return the names of the records or sequences, where the rows of each sequence begin, and the facts."""
-        found = self._masked([*_matches(self._files, self._group, self._pattern.leading)])
-        if not found:
-            raise FormatError(f"{self._files.url}: nothing matches the place {self._pattern.leading.text!r}")
-        empty: list[str] = []
-        bounds = np.empty(0, np.int64)
-        if self._pattern.has_rows:
-            counts = [self._count(values) for values in found]
-            empty = ["/".join(values) for values, count in zip(found, counts, strict=True) if not count]
-            found = [values for values, count in zip(found, counts, strict=True) if count]
-            if not found:
-                raise FormatError(f"{self._files.url}: no dataset has rows at the place {self._pattern.leading.text!r}")
-            bounds = np.cumsum([0, *filter(None, counts)], dtype=np.int64)
-        plans = self._plans(found)
-        if self._pattern.has_rows and self._pattern.names:
-            plans = {name: self._checked(name, plan, found, bounds) for name, plan in plans.items()}
-        shared = {name: self._shared(name, plan, found) for name, plan in plans.items() if plan.sort == "shared"}
-        named = {
-            name: self._typed(name, [values[place] for values in found])
-            for place, name in enumerate(self._pattern.names)
-            if name != KEY
-        }
-        names = ["/".join(values).encode("utf-8", "surrogateescape") for values in found]
-        return _InMemory(names), bounds, _Facts(plans, named, shared, empty, self._attrs, self._files.seen())
-
-    def _typed(self, name: str, texts: Sequence[str]) -> Field:
-        """Return the field of a name in the pattern, from the texts that it matches."""
-        if name == "label":
-            self._attrs["classes"] = [*sorted(set(texts), key=os.fsencode)]
-            return Field("int")
-        return Field("int" if all(map(_number_pattern(name).search, texts)) else "str")
-
-    def _masked(self, found: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
-        """Return the demonstrations that a mask of robomimic lists."""
-        mask = self._files.settings.mask
-        if mask is None:
-            return found
-        masks = self._files.group(f"{self._group}/mask")
-        if mask not in masks:
-            raise ConfigError(f"{self._files.url}: no mask {mask!r}; {suggest(mask, masks, 'masks')}")
-        listed = {os.fsdecode(name) for name in masks[mask][()].reshape(-1)}
-        missing = listed.difference(values[0] for values in found)
-        if missing:
-            raise FormatError(f"{self._files.url}: mask {mask!r} lists {natural_order(missing)[0]!r}, which is missing")
-        return [values for values in found if values[0] in listed]
-
-    def _fill(self, path: Template, values: Sequence[str]) -> str:
-        return f"{self._group}/{path.fill(dict(zip(self._pattern.names, values, strict=True)))}"
-
-    def _count(self, values: Sequence[str]) -> int:
-        """Return how many rows a sequence has; 0 if its dataset is missing."""
-        place = next(place for _, place in self._pattern.places if place.rows)
-        path = self._fill(place.path, values)
-        try:
-            if place.deep:
-                arrays = [each.dataset for each in members(self._files, path) if not is_single(each.dataset)]
-                return Counter(map(row_count, arrays)).most_common(1)[0][0] if arrays else 0
-            dataset, _ = self._files.find(path, self._files.beside(place.file))
-        except NoSuchNameError:
-            if not self._pattern.names:
-                raise
-            return 0
-        if not isinstance(dataset, h5py.Dataset) or is_single(dataset):
-            raise FormatError(f"{self._files.url}: {path} has no rows; leave out [] of {place.text!r}")
-        return row_count(dataset)
-
-    def _plans(self, found: Sequence[tuple[str, ...]]) -> dict[str, _Plan]:
-        sampled = [found[at] for at in evenly(len(found), _SAMPLED)]
-        taken = set(self._pattern.names) | {_NUMBERS[name] for name in self._pattern.names if name in _NUMBERS}
-        taken |= {KEY} if "episode" in self._pattern.names else set()
-        plans: dict[str, _Plan] = {}
-        for name, place in self._pattern.places:
-            if name == ATTRIBUTES:
-                continue
-            new = self._everything(place, sampled) if name == EVERYTHING else {name: self._plan(name, place, sampled)}
-            names = _field_names(new, [*taken, *plans]) if name == EVERYTHING else {name: name}
-            plans |= {names[label]: plan for label, plan in new.items()}
-        for name, place in self._pattern.places:
-            if name == ATTRIBUTES:
-                new = self._attributes(place, sampled)
-                names = _field_names(new, [*taken, *plans])
-                plans |= {names[label]: plan for label, plan in new.items()}
-        if not plans:
-            raise FormatError(f"{self._files.url}: no field can hold what is at {self._pattern.leading.text!r}")
-        return plans
-
-    def _plan(self, name: str, place: Place, sampled: Sequence[tuple[str, ...]]) -> _Plan:
-        paths = [self._fill(place.path, values) for values in sampled]
-        if place.attribute:
-            field = self._attribute_field(name, place.attribute, paths)
-            return _Plan(field, place.path, self._sort(place.path, "attribute"), place.attribute)
-        other = self._files.beside(place.file)
-        if not place.rows:
-            field = element_field(self._files, paths, other)
-            return _Plan(field, place.path, self._sort(place.path), file=place.file)
-        dataset, member = self._files.find(paths[0], other)
-        if not isinstance(dataset, h5py.Dataset):
-            holds = suggest(name, dataset.keys(), "names in it")
-            raise ConfigError(f"{self._files.url}: columns[{name!r}] is {place.text!r}, a group; {holds}")
-        values = values_of(self._files, dataset, member)
-        if member not in values:
-            raise ConfigError(
-                f"{self._files.url}: columns[{name!r}] is {place.text!r}, a table; name a column: "
-                f"{place.path}/{next(iter(values))}[]"
-            )
-        path = Template((*place.path.texts[:-1], place.path.texts[-1].removesuffix(f"/{member}")), place.names)
-        return _Plan(values[member].field, path if member else place.path, "row", "", member, place.file)
-
-    def _sort(self, path: Template, sort: Sort = "dataset") -> Sort:
-        """Return whether a value is read with its record, or belongs to several records and is read by the scan."""
-        return "shared" if self._pattern.has_rows or len(path.names) < len(self._pattern.names) else sort
-
-    def _everything(self, place: Place, sampled: Sequence[tuple[str, ...]]) -> dict[str, _Plan]:
-        """Return the fields that a place of ``"*"`` holds, under their names in the file."""
-        first = self._fill(place.path, sampled[0])
-        if not place.deep:
-            if place.rows:
-                found = values_of(self._files, self._files.dataset(first))
-                return {
-                    member or default_name(values.field): _Plan(values.field, place.path, "row", column=member)
-                    for member, values in found.items()
-                }
-            field = element_field(self._files, [self._fill(place.path, values) for values in sampled])
-            return {default_name(field): _Plan(field, place.path, self._sort(place.path))}
-        if not place.rows:
-            return self._elements_below(place, sampled)
-        plans: dict[str, _Plan] = {}
-        count = self._count(sampled[0])
-        for member in members(self._files, first):
-            path = _below(place.path, member.path)
-            if is_class_list(member):
-                self._attrs["classes"] = values_of(self._files, member.dataset)[""].column().tolist()
-            elif is_single(member.dataset):
-                plans |= self._single(member, path) if self._pattern.names else {}
-            elif row_count(member.dataset) == count:
-                plans |= self._rows_of(member, path)
-        return plans
-
-    def _single(self, member: Member, path: Template) -> dict[str, _Plan]:
-        """Return the field of a number or text that all records of a sequence share."""
-        try:
-            field = element_field(self._files, [member.dataset.name])
-        except FormatError:
-            return {}  # of a type that no field holds, so it is reported as unread
-        return {member.path: _Plan(field, path, "shared")} if field.is_scalar or field.kind == "str" else {}
-
-    def _rows_of(self, member: Member, path: Template) -> dict[str, _Plan]:
-        try:
-            found = values_of(self._files, member.dataset)
-        except FormatError:
-            return {}  # of a type that no field holds, so it is reported as unread
-        if member.path in FRAMES and "video" in self._pattern.names and "" in found:
-            return {default_name(found[""].field): _Plan(found[""].field, path, "row")}
-        return {
-            f"{member.path}/{column}" if column else member.path: _Plan(values.field, path, "row", column=column)
-            for column, values in found.items()
-        }
-
-    def _elements_below(self, place: Place, sampled: Sequence[tuple[str, ...]]) -> dict[str, _Plan]:
-        """Return the datasets that most of the sampled groups have."""
-        paths: dict[str, list[str]] = {}
-        for values in sampled:
-            for member in members(self._files, self._fill(place.path, values)):
-                paths.setdefault(member.path, []).append(member.dataset.name)
-        plans: dict[str, _Plan] = {}
-        for path, datasets in paths.items():
-            if 2 * len(datasets) >= len(sampled):
-                try:
-                    field = element_field(self._files, datasets)
-                except FormatError:
-                    continue  # of a type that no field holds, so it is reported as unread
-                plans[path] = _Plan(field, _below(place.path, path), self._sort(place.path))
-        return plans
-
-    def _attributes(self, place: Place, sampled: Sequence[tuple[str, ...]]) -> dict[str, _Plan]:
-        """Return the attributes of the objects at a place, and of the datasets below it if it ends in ``**``."""
-        first = self._fill(place.path, sampled[0])
-        owners = {"": first}
-        if place.deep:
-            owners |= {member.path: f"{first}/{member.path}" for member in members(self._files, first)}
-        plans: dict[str, _Plan] = {}
-        for below, path in owners.items():
-            kinds = attribute_fields(attributes(self._files.find(path)[0]))
-            for name, field in kinds.items():
-                template = _below(place.path, below)
-                plans.setdefault(name, _Plan(field, template, self._sort(template, "attribute"), name))
-        return plans
-
-    def _attribute_field(self, name: str, attribute: str, paths: Sequence[str]) -> Field:
-        for path in paths:
-            kinds = attribute_fields(attributes(self._files.find(path)[0]))
-            if attribute in kinds:
-                return kinds[attribute]
-        raise ConfigError(
-            f"{self._files.url}: columns[{name!r}]: {paths[0]} has no attribute {attribute!r} of one number or text; "
-            f"{suggest(attribute, kinds, 'attributes')}"
-        )
-
-    def _checked(self, name: str, plan: _Plan, found: Sequence[tuple[str, ...]], bounds: Array) -> _Plan:
-        """Return the plan of rows with the field that fits all sequences; raises FormatError if there is none."""
-        if plan.sort != "row":
-            return plan
-        shapes: set[tuple[int | None, ...]] = set()
-        for values, count in zip(found, np.diff(bounds).tolist(), strict=True):
-            path = self._fill(plan.path, values)
-            dataset = self._files.dataset(path, self._files.beside(plan.file))
-            got = values_of(self._files, dataset, plan.column, plan.field)[plan.column].field
-            if row_count(dataset) != count:
-                raise FormatError(
-                    f"{self._files.url}: {path} has {row_count(dataset)} rows, and the others of {'/'.join(values)!r} {count}"
-                )
-            same_rank = len(got.shape or ()) == len(plan.field.shape or ())
-            if (got.kind, got.dtype) != (plan.field.kind, plan.field.dtype) or not same_rank:
-                raise FormatError(
-                    f"{self._files.url}: {path} holds {describe(dataset)}, unlike field {name!r} of the other sequences"
-                )
-            shapes.add(got.shape or ())
-        if len(shapes) > 1:
-            sizes = tuple(axis[0] if len(set(axis)) == 1 else None for axis in zip(*shapes, strict=True))
-            return replace(plan, field=replace(plan.field, shape=sizes))
-        return plan
-
-    def _shared(self, name: str, plan: _Plan, found: Sequence[tuple[str, ...]]) -> list[Any]:
-        """Return the value of each record or sequence; raises FormatError for a missing one."""
-        seen: dict[str, Any] = {}
-        for path in dict.fromkeys(self._fill(plan.path, values) for values in found):
-            if plan.attribute:
-                seen[path] = read_attribute(self._files, path, plan.attribute, plan.field)
-            else:
-                seen[path] = read_element(self._files, plan.field, path, self._files.beside(plan.file))
-            if isinstance(seen[path], ValueError):
-                raise FormatError(f"{self._files.url}: field {name!r}: {seen[path]}")
-        if plan.field.kind in ("image", "bytes", "array"):
-            raise FormatError(
-                f"{self._files.url}: field {name!r} is {plan.where}, which several records share: only numbers and texts are shared"
-            )
-        return [seen[self._fill(plan.path, values)] for values in found]
-
-
-def is_class_list(member: Member) -> bool:
-    """Whether a dataset is a list of texts under a name that only class names have."""
-    is_text = h5py.check_string_dtype(member.dataset.dtype) is not None and len(member.dataset.shape) == 1
-    return is_text and _CLASS_NAMES.fullmatch(member.path) is not None
-
-
-_CLASS_NAMES = re.compile(r"(list_)?(classes|class_names|labels?_names)", re.IGNORECASE)
-
-
-class _InMemory(list[bytes]):
-    """The names of few records, which need no file."""
-
-    def many(self, positions: Sequence[int]) -> list[bytes]:
-        """Return the names at `positions`."""
-        return [self[at] for at in positions]
-
-
-def _number_pattern(name: str) -> re.Pattern[str]:
-    """Return what finds the number in a text that matches a name of a pattern: an episode ends in one."""
-    return re.compile(r"\d+$" if name == "episode" else r"^\d+$")
-
-
-def _below(path: Template, name: str) -> Template:
-    if not name:
-        return path
-    start = f"{path.texts[-1]}/" if path.texts != ("",) else ""
-    return Template((*path.texts[:-1], start + name), path.names)
-
-
-def _field_names(labels: Mapping[str, _Plan], taken: Sequence[str]) -> dict[str, str]:
-    """Return label → field name: lower case, with ``_`` for other characters; a second equal one ends in ``_2``."""
-    used, out = set(taken), {}
-    for label in labels:
-        plain = re.sub(r"[^a-z0-9_]+", "_", label.lower()).strip("_")[:90] or "field"
-        plain = plain if plain[0].isalpha() else f"f{plain}"
-        unique, number = plain, 2
-        while unique in used:
-            unique, number = f"{plain}_{number}", number + 1
-        used.add(unique)
-        out[label] = unique
-    return out
-
-
-def _matches(files: Hdf5Files, group: str, place: Place) -> Iterator[tuple[str, ...]]:
-    """Yield the texts of the names of each object that a place matches, in natural order."""
-    if place.file or not place.names:
-        yield ()
-        return
-    last = not (place.deep or place.attribute)
-    yield from _descend(files, group, place.path.split(), (), last)
-
-
-def _descend(
-    files: Hdf5Files, path: str, parts: Sequence[Template], values: tuple[str, ...], last: bool
-) -> Iterator[tuple[str, ...]]:
-    part, rest = parts[0], parts[1:]
-    if not part.names:
-        if any(other.names for other in rest):
-            yield from _descend(files, f"{path}/{part.fill({})}", rest, values, last)
-        else:
-            yield values  # what is missing below a match is a bad record
-        return
-    datasets, groups = names_in(files, path)
-    pattern = part.regex()
-    for name in natural_order(datasets if last and not rest else groups):
-        match = pattern.fullmatch(name)
-        if match is None:
-            continue
-        found = (*values, *match.groups())
-        if rest:
-            yield from _descend(files, f"{path}/{name}", rest, found, last)
-        else:
-            yield found
 
 
 class _Builder:
     """Makes the values of each field from the facts of a scan."""
 
     def __init__(
-        self, files: Hdf5Files, pattern: Pattern, names: Names | _InMemory, bounds: Array, facts: _Facts
+        self, files: Hdf5Files, pattern: Pattern, names: Names | NamesInMemory, bounds: Array, facts: Facts
     ) -> None:
         self._files, self._pattern, self._names, self._bounds, self._facts = files, pattern, names, bounds, facts
         self._group = files.settings.group.rstrip("/")
@@ -502,23 +138,27 @@ class _Builder:
         for name, plan in self._facts.plans.items():
             if plan.attribute:
                 columns[name] = self._values(name, plan)
-        noted = attributes(self._files.group(self._literal_group()))
+        holder, _ = self._files.find(self._literal_group())
+        noted = attributes(holder.parent if isinstance(holder, h5py.Dataset) else holder)  # a table holds columns
         if noted:
             attrs["attributes"] = noted
         where = {name: plan.where for name, plan in self._facts.plans.items()}
-        read = tuple(plan.path.regex() for plan in self._facts.plans.values() if not plan.file)
-        return Contents(columns, self._count, attrs, where, read, self._facts.empty)
+        read = [plan.path.regex() for plan in self._facts.plans.values() if not plan.file]
+        if "episode" in self._pattern.names:
+            read.append(_MASKS)
+        return Contents(columns, self._count, attrs, where, tuple(read), self._facts.empty)
 
     def _literal_group(self) -> str:
         """Return the group that holds all records: the path of the pattern up to its first name."""
         literal = []
-        for part in self._pattern.leading.path.split()[:-1]:
+        place = self._pattern.leading
+        for part in [] if place.file else place.path.split()[:-1]:
             if part.names:
                 break
             literal.append(part.fill({}))
         return "/".join([self._group, *literal]) or "/"
 
-    def _paths_of(self, plan: _Plan) -> Callable[[Sequence[int]], list[str]]:
+    def _paths_of(self, plan: Plan) -> Callable[[Sequence[int]], list[str]]:
         """Return the function that gives the paths of a field's objects at ascending positions."""
 
         def paths(positions: Sequence[int]) -> list[str]:
@@ -528,7 +168,7 @@ class _Builder:
 
         return paths
 
-    def _values(self, name: str, plan: _Plan) -> Values:
+    def _values(self, name: str, plan: Plan) -> Values:
         files, field, other = self._files, plan.field, self._files.beside(plan.file)
         if plan.sort == "shared":
             values = self._facts.shared[name]
@@ -547,8 +187,9 @@ class _Builder:
                 raise ConfigError(
                     f"{files.url}: {plan.where} has {found.count} rows, and others {self._count}; columns= names datasets of one length"
                 )
+            found.field = field  # with its role
             return found
-        return SequenceRows(files, self._paths_of(plan)(range(len(self._names))), self._bounds, field)
+        return SequenceRows(files, self._paths_of(plan), self._bounds, field, plan.column)
 
     def _named(self) -> dict[str, Values]:
         """Return the fields of the names in the pattern, and the numbers of rows."""
@@ -558,7 +199,7 @@ class _Builder:
             if name != KEY:
                 field = self._facts.named[name]
                 columns[name] = SequenceNames(bounds, field, names, _value_of(name, place, field, self._facts.attrs))
-        for name, number in _NUMBERS.items():
+        for name, number in NUMBERS.items():
             if self._pattern.has_rows and name in self._pattern.names and number not in columns:
                 columns[number] = RowNumbers(bounds)
         if self._pattern.has_rows and {KEY, "episode"} & {*self._pattern.names}:
@@ -584,7 +225,7 @@ class _Elements(Values):
         return [self._read(path) for path in self._paths(positions)]
 
 
-def _read_attribute(files: Hdf5Files, plan: _Plan, path: str) -> Any:
+def _read_attribute(files: Hdf5Files, plan: Plan, path: str) -> Any:
     return read_attribute(files, path, plan.attribute, plan.field)
 
 
@@ -594,7 +235,7 @@ def _value_of(name: str, place: int, field: Field, attrs: Mapping[str, Any]) -> 
         numbers = {text: number for number, text in enumerate(attrs["classes"])}
         return lambda path, _: numbers[path.split("/")[place]]
     if field.kind == "int":
-        number = _number_pattern(name)
+        number = number_pattern(name)
         return lambda path, _: int(cast("re.Match[str]", number.search(path.split("/")[place]))[0])
     return lambda path, _: path.split("/")[place]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,6 +15,9 @@ from storeds.protocols import Array, Field
 from storeds.records.columns import SCALARS, column_of
 
 __all__ = ["RowNumbers", "SequenceNames", "SequenceRows", "SequenceValues"]
+
+
+_OPEN = 4  # datasets of a field
 
 
 class _Sequences(Values):
@@ -30,29 +34,53 @@ class _Sequences(Values):
 
 
 class SequenceRows(_Sequences):
-    """Rows of one dataset for each sequence."""
+    """Rows of one dataset for each sequence.
 
-    def __init__(self, files: Hdf5Files, paths: Sequence[str], bounds: Array, field: Field) -> None:
+    Parameters
+    ----------
+    files : Hdf5Files
+    paths : callable
+        Returns the paths of the datasets of sequences.
+    bounds : array of int64
+    field : Field
+    column : str
+        The column of the datasets, which are tables.
+    """
+
+    def __init__(
+        self,
+        files: Hdf5Files,
+        paths: Callable[[Sequence[int]], list[str]],
+        bounds: Array,
+        field: Field,
+        column: str = "",
+    ) -> None:
         super().__init__(bounds, field)
-        self._files, self._paths = files, paths
+        self._url, self._paths = files.url, paths
+        # The datasets used last keep their decompressed chunks. It does not refer to `self`, so they go with it.
+        self._open = functools.lru_cache(_OPEN)(functools.partial(_rows_of, files, column, field))
 
     def read(self, positions: Sequence[int]) -> list[Any]:
         # docstring inherited
         sequences, rows = self._locate(positions)
         out: list[Any] = []
-        for sequence in np.unique(sequences).tolist():
-            out += self._read(self._paths[sequence], rows[sequences == sequence].tolist())
+        unique = np.unique(sequences).tolist()
+        for sequence, path in zip(unique, self._paths(unique), strict=True):
+            out += self._read(path, rows[sequences == sequence].tolist())
         return out
 
     def _read(self, path: str, rows: list[int]) -> list[Any]:
         try:
-            dataset = self._files.dataset(path)
-            return values_of(self._files, dataset, field=self.field)[""].read(rows)
+            return self._open(path).read(rows)
         except UnavailableError:
             raise
         except (StoredsError, OSError, RuntimeError, KeyError, TypeError) as error:
-            reason = str(error).removeprefix(f"{self._files.url}: ")
+            reason = str(error).removeprefix(f"{self._url}: ")
             return [ValueError(f"dataset {path} cannot be read: {reason}")] * len(rows)
+
+
+def _rows_of(files: Hdf5Files, column: str, field: Field, path: str) -> Values:
+    return values_of(files, files.dataset(path), column, field)[column]
 
 
 class SequenceValues(_Sequences):

@@ -25,16 +25,11 @@ from storeds.protocols import Array, Field, Kind
 from storeds.records.columns import SCALARS, column_of
 
 __all__ = [
-    "COLOURS",
     "SCALAR_KINDS",
-    "Computed",
     "Values",
     "is_numeric",
-    "is_opaque",
-    "is_picture",
     "is_single",
     "kind_of",
-    "makes_fields",
     "raw_rows",
     "row_count",
     "to_value",
@@ -135,28 +130,6 @@ def _is_matlab_column(dataset: h5py.Dataset) -> bool:
     return len(dataset.shape) == 2 and dataset.shape[0] == 1 < dataset.shape[1] and _MATLAB_CLASS in dataset.attrs
 
 
-COLOURS = (1, 3, 4)  # channels of a picture
-
-
-def is_opaque(dataset: h5py.Dataset) -> bool:
-    """Whether a dataset is one opaque value: bytes of unknown content."""
-    return bool(not dataset.shape and dataset.dtype.kind == "V" and dataset.dtype.names is None)
-
-
-def is_picture(dataset: h5py.Dataset) -> bool:
-    """Whether a dataset is one picture, by its values or its shape."""
-    shape, dtype = dataset.shape, dataset.dtype
-    if is_opaque(dataset):
-        return True
-    if dtype == "u1" and len(shape) == 1:
-        try:
-            return is_image(dataset[:32].tobytes())
-        except OSError:
-            return False  # damaged; its record will report it
-    in_colour = len(shape) == 3 and shape[2] in COLOURS
-    return bool(dtype == "u1" and (in_colour or len(shape) == 2))
-
-
 _DAMAGED = ValueError("its bytes are cut short or damaged")
 _SAMPLED = 9  # rows inspected to find out what bytes are
 _SHORTEST = 64  # bytes of an image file
@@ -188,25 +161,6 @@ class Values(ABC):
             return None
         found: Array = _native(column_of(self.field, values)[inverse])
         return found
-
-
-class Computed(Values):
-    """Values that a function returns.
-
-    Parameters
-    ----------
-    field : Field
-    count : int
-    value : callable
-        Returns the value of one position, or a ValueError.
-    """
-
-    def __init__(self, field: Field, count: int, value: Callable[[int], Any]) -> None:
-        self.field, self.count, self._value = field, count, value
-
-    def read(self, positions: Sequence[int]) -> list[Any]:
-        # docstring inherited
-        return list(map(self._value, positions))
 
 
 class Fixed(Values):
@@ -347,15 +301,6 @@ def values_of(
             f"{files.url}: table {dataset.name} has no {member!r}; its columns are {', '.join(dtype.names)}"
         )
     return {name: _member_values(files, dataset, rows, dtype, name) for name in wanted}
-
-
-def makes_fields(files: Hdf5Files, dataset: h5py.Dataset) -> bool:
-    """Whether a field can hold values of a dataset's type. Reads no value."""
-    try:
-        values_of(files, dataset, field=Field("bytes"))
-    except FormatError:
-        return False
-    return True
 
 
 def _plain_values(files: Hdf5Files, dataset: h5py.Dataset, dtype: np.dtype[Any], field: Field | None) -> Values:

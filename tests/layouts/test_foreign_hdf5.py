@@ -1,0 +1,756 @@
+"""HDF5 files of other tools: each store is read in every way, and everything else is a clear error."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import random
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+from torch.utils.data import DataLoader, Dataset
+
+import storeds
+from _foreign_hdf5 import STORES, chunked, vlen_jpeg
+from _foreign_hdf5_groups import Truth, blob, class_groups, pixels, video_jpegs, video_numbered
+from _foreign_hdf5_tools import robomimic, write
+from _verdicts import unjudged
+from storeds import StoreDataset, open_backend
+from storeds.errors import ConfigError, FormatError, RecordError, StoredsError, StoreNotFoundError, UnavailableError
+from storeds.readers import VideoReader
+from storeds.testing import assert_same, fingerprint
+
+PICTURE = np.frombuffer(blob(1), "u1")
+LINE = re.compile(r"^  (storeds\.open_backend\(.*\))  # (\d+) records? of ", re.MULTILINE)
+Stores = dict[str, tuple[Path, Truth]]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path_factory.mktemp("cache")
+    monkeypatch.setenv("STOREDS_CACHE", str(folder))
+    return folder
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    (tmp_path / "store").mkdir()
+    return tmp_path / "store" / "a.h5"
+
+
+def array(*shape: int, dtype: str = "f4") -> Any:
+    return np.zeros(shape, dtype)
+
+
+def disorder(count: int) -> list[int]:
+    return random.Random(3).choices(range(count), k=2 * count)
+
+
+def paste_lines(error: StoredsError, least: int = 1) -> list[Any]:
+    """Run each line of an error, and return the stores that they open."""
+    lines = LINE.findall(str(error))
+    assert len(lines) >= least, error
+    stores = [eval(line, {"storeds": storeds}) for line, _ in lines]
+    assert [len(store) for store in stores] == [int(count) for _, count in lines]
+    return stores
+
+
+class Batches(Dataset[str]):
+    """A hash of each of several stores, read in disorder as one batch."""
+
+    def __init__(self, stores: list[Any]) -> None:
+        self.stores = stores
+
+    def __len__(self) -> int:
+        return len(self.stores)
+
+    def __getitem__(self, number: int) -> str:
+        store = self.stores[number]
+        return fingerprint(store.get_many(disorder(len(store))))
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Stores:
+    out = {}
+    for name, case in STORES.items():
+        if name != "pytables" or find_spec("tables") is not None:
+            folder = tmp_path_factory.mktemp(name)
+            out[name] = folder / case.url, case.write(folder / case.file)
+    return out
+
+
+@pytest.fixture(scope="module")
+def in_workers(written: Stores, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """What two spawned workers read of each store."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("STOREDS_CACHE", str(tmp_path_factory.mktemp("cache")))
+        stores = [open_backend(path, **STORES[name].arguments) for name, (path, _) in written.items()]
+        for store in stores:
+            store.get_many([0])  # used before the workers start
+        loader = DataLoader(Batches(stores), batch_size=None, num_workers=2, multiprocessing_context="spawn")
+        yield dict(zip(written, loader, strict=True))
+
+
+class TestEveryStore:
+    """All ways to read a store agree with what h5py wrote."""
+
+    @pytest.mark.parametrize("name", STORES)
+    def test_is_read_in_every_way(self, name: str, written: Stores, in_workers: dict[str, str], tmp_path: Path) -> None:
+        if name not in written:
+            pytest.skip("PyTables is not installed")
+        (path, truth), case = written[name], STORES[name]
+        store: Any = open_backend(path, **case.arguments)
+        assert store.meta.layout == case.layout
+        assert len(pickle.dumps(store)) < 4096
+        asked = disorder(len(truth))
+        for each in (store, pickle.loads(pickle.dumps(store)), open_backend(path, **case.arguments)):
+            assert each.meta == store.meta  # with a kept index, too
+            assert fingerprint(each.get_many(range(len(each)))) == fingerprint(truth)
+            assert fingerprint(each.get_many(asked)) == fingerprint([truth[at] for at in asked])
+        assert in_workers[name] == fingerprint([truth[at] for at in asked])
+        for field_name, field in store.meta.fields.items():
+            values = [row[field_name] for row in truth]
+            assert_same(store.get_many([3 % len(truth)], [field_name]), [{field_name: values[3 % len(truth)]}])
+            if field.is_scalar or field.kind == "str":
+                assert store.column(field_name).tolist() == values
+            elif field.is_fixed:
+                assert_same(store.column(field_name), np.stack(values))
+        native = tmp_path / "native.lmdb"
+        options = {name: value for name, value in case.arguments.items() if name != "layout"}
+        storeds.convert(str(path), f"lmdb://{native}", layout=case.arguments.get("layout"), options=options)
+        with open_backend(native) as copy:
+            assert fingerprint(unjudged(copy.get_many(range(len(truth))))) == fingerprint(truth)
+
+    @pytest.mark.parametrize(
+        "name", [name for name, case in STORES.items() if case.arguments and "group" not in case.arguments]
+    )
+    def test_that_is_not_certain_names_lines_that_work(self, name: str, tmp_path: Path) -> None:
+        case = STORES[name]
+        case.write(tmp_path / case.file)
+        file = sorted(tmp_path.glob(case.url))[0]
+        with pytest.raises(ConfigError) as raised:
+            open_backend(file)
+        paste_lines(raised.value)
+
+
+class TestDatasets:
+    """What users see of foreign files through StoreDataset."""
+
+    def test_pictures_with_labels_open_by_name(self, path: Path) -> None:
+        write(path, {"images": pixels(), "labels": np.arange(12) % 3})
+        store: Any = open_backend(path)
+        assert store.meta.fields["images"].role == "image"
+        dataset: Any = StoreDataset(path, reader="array")
+        image, label = dataset[7]
+        assert (image.shape, label) == ((16, 24, 3), 1)
+
+    @pytest.mark.parametrize(
+        ("name", "shape", "dtype", "is_image"),
+        [
+            ("img", (9, 8, 8, 4), "u1", True),
+            ("x", (9, 8, 8, 3), "u1", False),
+            ("image", (9, 8, 8), "u1", False),
+            ("image", (9, 3, 8, 8), "u1", False),
+            ("images", (9, 8, 8, 3), "f4", False),
+            ("IMAGES", (9, 8, 8, 1), "u1", True),
+        ],
+    )
+    def test_only_literal_names_are_images(
+        self, path: Path, name: str, shape: tuple[int, ...], dtype: str, is_image: bool
+    ) -> None:
+        write(path, {name: array(*shape, dtype=dtype), "label": np.arange(9)})
+        assert (open_backend(path).meta.fields[name.lower()].role == "image") is is_image
+
+    def test_group_names_are_class_labels(self, path: Path) -> None:
+        truth = class_groups(path)
+        dataset: Any = StoreDataset(path, columns={"image": "{label}/{}"})
+        assert dataset.classes == ["Ant", "bee"]
+        assert dataset.targets == [row["label"] for row in truth]
+        image, label = dataset[7]
+        assert (image.size, label) == ((32 + 3, 24), 1)
+
+    def test_video_reader_reads_clips(self, path: Path) -> None:
+        video_jpegs(path)
+        dataset: Any = StoreDataset(path, reader=VideoReader(decode="bytes"))
+        clip, label = dataset[2]
+        assert (len(dataset), list(clip), label) == (4, [blob(2), blob(3), blob(4)], 2)
+
+    def test_threads_and_forked_workers_read_the_same(self, path: Path) -> None:
+        expected = fingerprint(chunked(path))
+        with open_backend(path) as store, ThreadPoolExecutor(4) as threads:
+            reading = threads.map(lambda _: fingerprint(store.get_many(range(len(store)))), range(16))
+            dataset: Any = Batches([store] * 2)
+            loader = DataLoader(dataset, batch_size=None, num_workers=2, multiprocessing_context="fork")
+            truth = store.get_many(disorder(len(store)))
+            assert set(loader) == {fingerprint(truth)}
+            assert set(reading) == {expected}
+
+    def test_a_mask_of_robomimic_selects_demonstrations(self, path: Path) -> None:
+        truth = robomimic(path)
+        assert open_backend(path).unread() == []  # type: ignore[attr-defined]
+        train: Any = open_backend(path, mask="train")
+        assert fingerprint(train.get_many(range(len(train)))) == fingerprint(
+            [record for record in truth if record["episode"] != 1]
+        )
+        assert len(open_backend(f"{path}?mask=valid")) == 11
+        assert train.meta.attrs["attributes"]["env_args"] == '{"env_name": "Lift"}'
+
+    def test_two_stores_of_one_file_open_together(self, path: Path) -> None:
+        write(path, {"a": np.arange(5), "b": np.arange(3) + 10})
+        five, three = (open_backend(path, columns={"x": f"{name}[]"}) for name in "ab")
+        for _ in range(2):
+            assert (five.get_many([4]), three.get_many([2])) == ([{"x": 4}], [{"x": 12}])
+        assert five.meta.build != three.meta.build
+
+    def test_columns_come_from_urls_and_configs(self, path: Path) -> None:
+        write(path, {"train/x": np.arange(5), "train/y": np.arange(5), "test/x": np.arange(3)})
+        stores: list[Any] = [
+            open_backend(f"{path}?columns=x:train/x[]"),
+            open_backend(path, columns="x:x[]", group="train"),
+            StoreDataset(path, columns={"x": "train/x[]"}, reader="array").backend,
+            storeds.build_dataset(
+                {"dataset": {"url": str(path), "reader": "array", "columns": {"x": "train/x[]"}}}
+            ).backend,
+        ]
+        assert [store.column("x").tolist() for store in stores] == [[0, 1, 2, 3, 4]] * 4
+
+    def test_braces_in_names(self, path: Path) -> None:
+        write(path, {"{a}/x}y": np.arange(4), "{a}/z": array(4, 2)})
+        store: Any = open_backend(path, columns={"x": "{{a}}/x}}y[]"})
+        assert store.column("x").tolist() == [0, 1, 2, 3]
+        store = open_backend(path)
+        assert list(store.meta.fields) == ["x_y", "z"]
+        assert store.get_many([2], ["x_y"]) == [{"x_y": 2}]
+        assert store.unread() == []
+
+    def test_single_values_are_shared_by_all_rows(self, path: Path) -> None:
+        write(path, {"x": np.arange(5), "label": 3, "task": "lift"}, fps=25)
+        store: Any = open_backend(path, columns={"x": "x[]", "label": "label", "task": "task", "fps": "@fps"})
+        assert store.get_many([4]) == [{"x": 4, "label": 3, "task": "lift", "fps": 25}]
+
+    def test_stores_without_rows(self, path: Path) -> None:
+        write(path, {"x": array(0, 3), "y": np.arange(0), "name": np.empty(0, "S3")})
+        store: Any = open_backend(path, layout="parallel")
+        assert (len(store), store.get_many([]), store.column("x").shape) == (0, [], (0, 3))
+        with pytest.raises(ConfigError, match="# 0 records of"):
+            open_backend(path)
+
+    def test_tables_are_columns_of_rows_and_of_videos(self, path: Path) -> None:
+        table = np.array([(1, b"a"), (2, b"b")], [("n", "i4"), ("word", "S2")])
+        write(
+            path,
+            {
+                "t": table,
+                **{f"v/{at}/{name}": rows for at in "ab" for name, rows in (("t", table), ("frames", pixels(2)))},
+            },
+        )
+        store: Any = open_backend(path, columns={"n": "t/n[]", "word": "t/word[]"})
+        assert store.get_many([1]) == [{"n": 2, "word": "b"}]
+        store = open_backend(path, group="v")
+        assert store.get_many([3], ["t_n", "t_word", "video", "frame"]) == [
+            {"t_n": 2, "t_word": "b", "video": "b", "frame": 1}
+        ]
+
+    def test_a_series_may_lie_in_another_file(self, path: Path) -> None:
+        write(path, {f"{at}/x": at for at in range(3)})
+        write(path.with_name("y.h5"), {f"g/{at}": 10 * at for at in range(3)})
+        store: Any = open_backend(path, columns={"y": "y.h5::g/{}", "x": "{}/x"})
+        assert store.get_many([2]) == [{"y": 20, "x": 2, "key": "2"}]
+        with pytest.raises(ConfigError, match="must be a place in the store itself"):
+            open_backend(path, columns={"y": "y.h5::g/{}"})
+
+    def test_numbers_beyond_int64_are_texts(self, path: Path) -> None:
+        write(path, {"1": 1, "12345678901234567890": 2})
+        store: Any = open_backend(path, columns={"x": "{number}"})
+        assert store.column("number").tolist() == ["1", "12345678901234567890"]
+
+    def test_big_endian_arrays_become_native(self, path: Path) -> None:
+        values = np.arange(12).reshape(4, 3)
+        codes = ("i2", "i8", "u4", "f4", "f8", "c8")
+        write(path, {code: values.astype(f">{code}") for code in codes})
+        dataset: Any = StoreDataset(path, layout="parallel", reader="array", as_dict=True)
+        assert {name: tensor.tolist() for name, tensor in dataset[2].items()} == {code: [6, 7, 8] for code in codes}
+
+
+# What opens without arguments, and what never does: (layout or None, the datasets).
+CERTAIN: list[tuple[str | None, dict[str, Any]]] = [
+    ("parallel", {"x": array(60, 784, dtype="u1"), "y": array(60, dtype="u1")}),
+    ("parallel", {"image": array(240, 240), "label": array(240, 1)}),
+    ("parallel", {"sen1": array(20, 32, 32, 8), "sen2": array(20, 16, 16, 10), "label": array(20, 17)}),
+    ("parallel", {"features": array(500, 512), "coords": array(500, 2)}),
+    ("parallel", {"x": np.arange(5), "obs/y": array(5, 2)}),
+    ("parallel", {"words": np.array([b"a", b"b"]), "classes": [b"cat", b"dog", b"emu"]}),
+    ("per_video", {f"{name}/frames": array(5, 8, 8, 3, dtype="u1") for name in ("cat", "dog")}),
+    (None, {"x": array(240, 240)}),
+    (None, {"x": array(240, 240), "y": array(240, 240)}),
+    (None, {"image": array(256, 216), "label": array(256, 216, dtype="u1")}),
+    (None, {"rgb": array(3, 48, 64, dtype="u1"), "depth": array(48, 64)}),
+    (None, {"image": PICTURE, "label": 1}),
+    (None, {"image": array(500, 784), "label": array(499)}),
+    (None, {"embeddings": array(512, 512)}),
+    (None, {"wave": array(700), "label": 1}),
+    (None, {f"series_{at}": np.arange(7.0) + at for at in range(3)}),
+    (None, {f"x_{at}": array(7, at + 1) for at in range(3)}),
+    (None, {f"{name}/images": array(size, 8, 8, 3, dtype="u1") for name, size in (("cat", 5), ("dog", 7))}),
+    (None, {f"{name}/{at}": array(8, 8, 3, dtype="u1") for name in ("cat", "dog") for at in range(4)}),
+    (None, {f"v_{at}/c3d": array(5 + at, 16) for at in range(5)}),
+    (None, {f"s_{at}/{name}": array(9, 4) for at in range(3) for name in "xy"}),
+    (None, {f"{name}/v_{at}": array(5 + at, 16) for name in ("rgb", "flow") for at in range(5)}),
+]
+
+
+class TestCertain:
+    """Only a structure with one meaning opens without arguments."""
+
+    @pytest.mark.parametrize(("layout", "datasets"), CERTAIN)
+    def test_else_an_error_shows_every_reading(self, path: Path, layout: str | None, datasets: dict[str, Any]) -> None:
+        write(path, datasets)
+        if layout is not None:
+            assert open_backend(path).meta.layout == layout
+            return
+        with pytest.raises(ConfigError, match="cannot tell what a record is. It holds:\n  ") as raised:
+            open_backend(path)
+        paste_lines(raised.value)
+
+    def test_lines_of_classes_and_of_videos(self, path: Path) -> None:
+        rows = {"cat": pixels(5), "dog": pixels(7)}
+        write(path, {f"data/{{all}}/{name}/images": value for name, value in rows.items()})
+        with pytest.raises(ConfigError) as raised:
+            open_backend(path)
+        classes, videos = paste_lines(raised.value, 2)[:2]
+        assert classes.get_many([5], ["label"]) == [{"label": 1}]
+        assert classes.meta.attrs["classes"] == ["cat", "dog"]
+        assert videos.get_many([5], ["video", "frame"]) == [{"video": "dog", "frame": 0}]
+        assert np.array_equal(
+            [record["images"] for record in videos.get_many(range(12))], np.concatenate([*rows.values()])
+        )
+
+    @pytest.mark.parametrize("seed", range(50))
+    def test_unplanned_files_open_only_by_rule(self, seed: int, path: Path) -> None:
+        """Nobody planned these: datasets of any shape and type, at any place. Columns of one length are the only rule."""
+        draw = random.Random(seed)
+        names = [*"abcxyz", "image", "label", "mask", "data", "frame_0", "frame_1", "0", "1", "{b}", "µ"]
+        datasets: dict[str, Any] = {}
+        for _ in range(draw.randint(1, 8)):
+            name = "/".join(draw.sample(names, draw.randint(1, 3)))
+            shape = [draw.choice([1, 2, 3, 5, 8, 64, 224]) for _ in range(draw.choice([0, 1, 2, 2, 3, 3]))]
+            if not any(f"{one}/".startswith(f"{name}/") or f"{name}/".startswith(f"{one}/") for one in datasets):
+                datasets[name] = np.ones(shape, draw.choice(["u1", "<f4", ">i2", "?", "S3"]))
+        write(path, datasets)
+        try:
+            store: Any = open_backend(path)
+        except StoredsError as error:
+            assert isinstance(error, ConfigError) or "columns=" in str(error)
+            paste_lines(error, 0)
+            return
+        rows = [np.shape(value) for value in datasets.values() if np.shape(value)]
+        assert store.meta.layout == "parallel"
+        assert {shape[0] for shape in rows} == {len(store)}
+        assert len({shape[1:] for shape in rows}) > 1 or any(value.dtype.kind == "S" for value in datasets.values())
+
+    def test_a_folder_of_files_names_the_pattern(self, path: Path) -> None:
+        write(path, {"x": np.arange(3)})
+        with pytest.raises(StoredsError, match=re.escape(f"{path.parent}/*.h5")):
+            open_backend(path.parent)
+
+    def test_plain_columns_open_the_file_once(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        chunked(path)
+        opened: list[str] = []
+        original = os.open
+
+        def note(name: Any, *args: Any, **how: Any) -> int:
+            opened.append(str(name))
+            return original(name, *args, **how)
+
+        monkeypatch.setattr(os, "open", note)
+        open_backend(path)
+        assert opened.count(str(path)) == 1
+
+
+COLUMNS = {"x": array(5, 2), "y": np.arange(4), "g/x": array(5), "single": 3.0}
+STRINGS = np.array([[b"a", b"b"]] * 3)
+MIXED = np.dtype([("n", "i4"), ("s", h5py.string_dtype())])
+GROUPS = {f"s_{at}/{name}": at for at in range(3) for name in ("x", "y")}
+VIDEOS = {"a/frames": pixels(2), "a/time": np.arange(2), "b/frames": pixels(3), "b/time": np.arange(2)}
+
+# (datasets, arguments, words of the message)
+REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+    (
+        COLUMNS,
+        {"columns": {"a": "x[]", "b": "y[]"}},
+        "y.. has 4 rows, and others 5; columns= names datasets of one length",
+    ),
+    (COLUMNS, {"columns": {"a": "xx[]"}}, "has no 'xx'; did you mean 'x'"),
+    (COLUMNS, {"columns": {"a": "g[]"}}, "'g..' is a group; it holds x"),
+    (COLUMNS, {"columns": {"a": "single[]"}}, "single has no rows; leave out .."),
+    (COLUMNS, {"columns": {"a": "x[]", "b": "single@unit"}}, "no attribute 'unit'"),
+    (COLUMNS, {"columns": {"a": "other.h5::x[]"}}, "other.h5, which is missing"),
+    (COLUMNS, {"columns": {"a": "x["}}, "has no 'x"),
+    (COLUMNS, {"columns": {"a": "x[].b"}}, "nothing follows"),
+    (COLUMNS, {"columns": {"*": "a.h5::**[]"}}, "of another file, name each dataset"),
+    (COLUMNS, {"columns": {"a": "x[]", "b": "a.h5::x@unit"}}, "of another file, name each dataset"),
+    (COLUMNS, {"columns": {"a": "x[]", "*": "x@unit"}}, "takes several values"),
+    (COLUMNS, {"columns": {"a": "x[]", "@": "x[]"}}, "attributes have no rows"),
+    (COLUMNS, {"columns": {"a": "{x"}}, "a brace has no partner(.|\n)*\n  \\{x\n  \\^"),
+    (COLUMNS, {"columns": {}}, "expected a mapping"),
+    (COLUMNS, {"columns": {"a": "{name}/nothing"}}, "nothing matches|/nothing|no 'nothing'"),
+    (COLUMNS, {"group": "gg"}, "no 'gg'; did you mean 'g'"),
+    (COLUMNS, {"layout": "parallels"}, "parallels"),
+    (COLUMNS, {"layout": "pcam"}, "_x.h5"),
+    (COLUMNS, {"frames": "x"}, "unknown option 'frames'"),
+    (COLUMNS, {"columns": {"a": "x[]"}, "mask": "train"}, "mask"),
+    (GROUPS, {"columns": {"x": "{}/x[]"}}, "has no rows; leave out"),
+    (GROUPS, {"columns": {"y": "{}/z"}}, "has no 'z'"),
+    (VIDEOS, {"layout": "per_video"}, "b/time has 2 rows, and the others of 'b' 3"),
+    ({**VIDEOS, "b/time": array(3, 2)}, {"layout": "per_video"}, "b/time holds float32 .3, 2., unlike field 'time'"),
+    ({"words": STRINGS}, {"columns": {"x": "words[]"}}, "/words is of a type that no field holds"),
+    (
+        {"mixed": np.array([(1, "a")] * 3, MIXED)},
+        {"columns": {"x": "mixed[]"}},
+        "/mixed is of a type that no field holds",
+    ),
+    ({"x": np.arange(3), "y": STRINGS}, {"columns": {"x": "y/a[]"}}, "is not a table"),
+    ({"t": np.zeros(3, [("a", "i4")])}, {"columns": {"x": "t[]"}}, "a table; name a column: t/a"),
+    ({}, {}, "It holds: nothing"),
+    ({"mean": 1.0}, {"layout": "parallel"}, "no field can hold what is at"),
+    (dict.fromkeys(map(str, range(1024)), 1), {"layout": "per_file"}, "holds 1,024 datasets or more"),
+    ({"a/x": array(0, 3)}, {"columns": {"x": "{video}/x[]"}}, "no dataset has rows"),
+    (COLUMNS, {"columns": {"a": "x[]", "b": "g[]"}}, "'g..' is a group; it holds x"),
+    (COLUMNS, {"columns": {"a": {"path": "x[]", "kind": "image"}}}, "declares image, but HDF5 datasets have types"),
+]
+
+
+class TestRefused:
+    """Each error names the place and what to do."""
+
+    @pytest.mark.parametrize(("datasets", "arguments", "words"), REFUSED)
+    def test_arguments(self, path: Path, datasets: dict[str, Any], arguments: dict[str, Any], words: str) -> None:
+        write(path, datasets)
+        with pytest.raises((ConfigError, FormatError), match=words):
+            open_backend(path, **arguments)
+
+    def test_mask_that_lists_missing_demonstrations(self, path: Path) -> None:
+        robomimic(path)
+        with h5py.File(path, "a") as file:
+            file["mask/lost"] = np.array(["demo_7"], "S")
+        with pytest.raises(FormatError, match="mask 'lost' lists 'demo_7', which is missing"):
+            open_backend(path, mask="lost")
+        with pytest.raises(ConfigError, match="no mask 'tran'; did you mean 'train'"):
+            open_backend(path, mask="tran")
+
+    def test_types_without_a_numpy_dtype(self, path: Path) -> None:
+        with h5py.File(path, "w") as file:
+            h5py.h5d.create(file.id, b"time", h5py.h5t.UNIX_D32LE, h5py.h5s.create_simple((3,)))
+            file["good"] = np.arange(3)
+        with pytest.raises(FormatError, match=r"/time is of a type that NumPy lacks: .*; columns= names"):
+            open_backend(path)
+        assert len(open_backend(path, columns={"x": "good[]"})) == 3
+
+    def test_names_that_are_not_utf8(self, path: Path) -> None:
+        with h5py.File(path, "w") as file:
+            h5py.h5d.create(file.id, b"\xff\xfe", h5py.h5t.STD_I32LE, h5py.h5s.create(h5py.h5s.SCALAR))
+        with pytest.raises(StoredsError, match=r"\\udcff\\udcfe \(int32 \[\]\)"):
+            open_backend(path)
+
+    def test_files_that_are_no_foreign_stores(self, path: Path) -> None:
+        with storeds.open_writer(path, {"x": "int"}) as writer:
+            writer.append([{"x": 1}])
+        with pytest.raises(ConfigError, match="native store"):
+            open_backend(path, layout="parallel")
+        path.with_name("no.h5").write_bytes(b"neither")
+        with pytest.raises(FormatError):
+            open_backend(path.with_name("no.h5"), layout="parallel")
+        with pytest.raises(StoreNotFoundError):
+            open_backend(path.with_name("absent.h5"), layout="parallel")
+
+
+class TestUnread:
+    """What no field holds is logged and listed."""
+
+    @pytest.mark.parametrize(
+        ("datasets", "arguments", "unread"),
+        [
+            (
+                {"x": array(9, 2), "y": np.arange(9), "fps": 25, "t/x": array(3)},
+                {"layout": "parallel"},
+                ["fps (int64 [])", "t/x (float32 [3])"],
+            ),
+            ({"x": np.arange(5), "y": STRINGS}, {"columns": {"x": "x[]"}}, ["y (text [3, 2])"]),
+            ({**GROUPS, "s_1/z": 1}, {"columns": {"*": "{}/**"}}, ["s_1/z (int64 [])"]),
+            (
+                {
+                    "a/frames": pixels(2),
+                    "a/time": np.arange(2),
+                    "b/frames": pixels(3)[:0],
+                    "b/time": np.arange(0),
+                    "c/frames": pixels(1),
+                    "c/time": np.arange(1),
+                    "c/cuts": array(2, 2),
+                },
+                {"layout": "per_video"},
+                ["b (no rows)", "c/cuts (float32 [2, 2])"],
+            ),
+        ],
+    )
+    def test_is_reported(
+        self,
+        path: Path,
+        datasets: dict[str, Any],
+        arguments: dict[str, Any],
+        unread: list[str],
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        write(path, datasets)
+        store: Any = open_backend(path, **arguments)
+        assert store.unread() == unread
+        assert f"not read: {unread[0]}" in caplog.text
+        assert storeds.info(str(path), **arguments).unread == unread if "layout" in arguments else True
+
+    def test_unreadable_members_are_reported(self, path: Path) -> None:
+        with h5py.File(path, "w") as file:
+            file["x"], file["obs/y"] = np.arange(5), array(5, 2)
+            file["obs/gone"] = h5py.ExternalLink("gone.h5", "/x")
+            file.create_dataset("obs/mixed", (5,), MIXED)
+            file["obs/again"] = h5py.SoftLink("/")  # is walked once
+        store: Any = open_backend(path)
+        assert list(store.meta.fields) == ["x", "obs_y"]
+        mixed, gone = store.unread()
+        assert mixed == "obs/mixed (a table [5])"
+        assert gone.startswith("obs/gone (the external link ")
+
+
+def fault(store: Any, position: int) -> str:
+    (bad,) = store.get_many([position])
+    assert isinstance(bad, RecordError)
+    assert (bad.position, bad.url) == (position, store.url)
+    return bad.reason
+
+
+class TestDamage:
+    """A bad value makes its own record bad, and no other."""
+
+    @pytest.mark.parametrize("keep", [0.1, 0.5, 0.9, 0.999])
+    @pytest.mark.parametrize("make", [vlen_jpeg, chunked, class_groups])
+    def test_truncated_files(self, path: Path, make: Callable[[Path], Truth], keep: float) -> None:
+        make(path)
+        os.truncate(path, int(path.stat().st_size * keep))
+        with pytest.raises(FormatError, match=r"is cut short: [\d,]+ of its [\d,]+ bytes"):
+            open_backend(path, layout="parallel")
+
+    def test_a_damaged_chunk(self, path: Path) -> None:
+        truth = chunked(path)
+        with h5py.File(path) as file:
+            at = file["data"].id.get_chunk_info(1).byte_offset
+        data = bytearray(path.read_bytes())
+        data[at + 50] ^= 0xFF
+        path.write_bytes(data)
+        store: Any = open_backend(path)
+        got = store.get_many(range(12))
+        assert [at for at, row in enumerate(got) if isinstance(row, RecordError)] == [5, 6, 7, 8, 9]
+        assert_same(got[:5], truth[:5])
+        with pytest.raises(FormatError, match="column 'data'"):
+            store.column("data")
+
+    def test_values_unlike_the_others(self, path: Path) -> None:
+        datasets: dict[str, Any] = {}
+        for at in range(40):
+            datasets[f"s_{at}/image"] = pixels(1)[0] if at != 11 else np.zeros(3, "f4")
+            datasets[f"s_{at}/label"] = at if at != 12 else 1.5
+        del datasets["s_4/label"]
+        write(path, datasets)
+        with h5py.File(path, "a") as file:
+            for at in range(40):
+                file[f"s_{at}"].attrs["place"] = at if at != 14 else "?"
+        store = open_backend(path, layout="per_sample")
+        assert "s_4 has no 'label'" in fault(store, 4)
+        assert "/s_11/image is float32 (3,), unlike the others" in fault(store, 11)
+        assert "/s_12/label is float64 (), unlike the others" in fault(store, 12)
+        assert "attribute 'place' of /s_14 is '?', not int as in others" in fault(store, 14)
+        assert sum(isinstance(row, RecordError) for row in store.get_many(range(40))) == 4
+
+    def test_pictures_that_were_written_as_text(self, path: Path) -> None:
+        with h5py.File(path, "w") as file:
+            strings = file.create_dataset("image", (3,), h5py.string_dtype())
+            for at in range(3):
+                strings[at] = blob(at)[:4]  # what HDF5 writes of a JPEG given as text: all before the first NUL
+            file["label"] = np.arange(3)
+        store = open_backend(path)
+        assert "only the 4 bytes before the first NUL were written" in fault(store, 1)
+        assert store.get_many([1], ["label"]) == [{"label": 1}]
+
+    def test_integers_beyond_int64(self, path: Path) -> None:
+        store: Any = open_backend(write(path, {"x": np.array([1, 2**64 - 1], "u8")}), layout="parallel")
+        assert "beyond the int64 range" in fault(store, 1)
+        with pytest.raises(FormatError, match="int64"):
+            store.column("x")
+
+    def test_a_file_replaced_while_open(self, path: Path) -> None:
+        video_jpegs(path)
+        store = open_backend(path, layout="per_video")
+        fresh = path.with_name("fresh.h5")
+        video_numbered(fresh)
+        os.replace(fresh, path)
+        with pytest.raises(UnavailableError):
+            pickle.loads(pickle.dumps(store)).get_many([0])
+        again = open_backend(path, layout="per_video")
+        assert again.meta.build != store.meta.build
+        assert isinstance(again.get_many([0])[0], dict)
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("name", ["chunked", "vlen_jpeg", "video_jpegs"])
+    def test_mutations_are_clear_errors(self, name: str, tmp_path: Path) -> None:
+        """1,020 files with changed bytes, in processes of their own: libhdf5 itself may crash or loop on damaged metadata."""
+        STORES[name].write(tmp_path / "a.h5")
+        arguments, number, deaths = [str(tmp_path), STORES[name].layout], 0, 0
+        while number < _MUTATIONS:
+            command = [sys.executable, "-c", _MUTATE, *arguments, str(number), str(_MUTATIONS)]
+            done = subprocess.run(command, capture_output=True, text=True)
+            *seen, last = done.stdout.splitlines()
+            assert [line for line in [*seen, last] if "raised" in line] == []
+            deaths += done.returncode != 0
+            number = int(last) + 1
+        assert deaths <= _MUTATIONS // 50
+
+
+_MUTATIONS = 340
+_MUTATE = """
+import pathlib, random, signal, sys
+import storeds
+folder, layout, start, stop = pathlib.Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+data, victim = (folder / "a.h5").read_bytes(), folder / "victim.h5"
+for number in range(start, stop):
+    print(number, flush=True)
+    signal.alarm(10)
+    draw, mutated = random.Random(number), bytearray(data)
+    for at in draw.sample(range(len(data)), draw.choice([1, 4, 40])):
+        mutated[at] = draw.randrange(256)
+    victim.write_bytes(mutated)
+    try:
+        with storeds.open_backend(victim, layout=layout) as store:
+            store.unread()
+            store.get_many(range(len(store)))
+    except storeds.errors.StoredsError:
+        pass
+    except Exception as error:
+        print(number, "raised", type(error).__name__, error, flush=True)
+"""
+
+
+class TestLinks:
+    """Links stay in the folder of the store, unless the user allows others."""
+
+    SORTS = ("link", "soft link to a link", "external storage", "virtual dataset")
+
+    def make(self, path: Path, sort: str, folder: Path, name: str) -> str:
+        """Write `path`, whose dataset x lies in another file or in raw bytes of `folder`; return its place."""
+        write(folder / "other.h5", {"x": np.arange(6), "g/a": np.arange(6), "g/b": array(6, 2)})
+        (folder / "raw.bin").write_bytes(np.arange(6).tobytes())
+        with h5py.File(path, "w") as file:
+            file["y"] = array(6, 2)
+            if sort == "link":
+                file["x"] = h5py.ExternalLink(name, "/x")
+            elif sort == "soft link to a link":
+                file["there"], file["columns/x"] = h5py.ExternalLink(name, "/"), h5py.SoftLink("/there/x")
+                return "columns/x[]"
+            elif sort == "external storage":
+                file.create_dataset("x", (6,), "i8", external=[(name.replace("other.h5", "raw.bin"), 0, 48)])
+            else:
+                layout = h5py.VirtualLayout((6,), "i8")
+                layout[:] = h5py.VirtualSource(name, "x", (6,))
+                file.create_virtual_dataset("x", layout)
+        return "x[]"
+
+    @pytest.mark.parametrize("sort", SORTS)
+    @pytest.mark.parametrize("absolute", [True, False])
+    def test_out_of_the_folder_need_allow_outside(self, path: Path, sort: str, absolute: bool) -> None:
+        outside = path.parent.parent
+        columns = {"x": self.make(path, sort, outside, str(outside / "other.h5") if absolute else "../other.h5")}
+        ways: list[dict[str, Any]] = [{}, {"columns": columns}]
+        for arguments in ways:
+            with pytest.raises(StoredsError, match=r"outside of the store's folder; allow_outside=True"):
+                open_backend(path, **arguments)
+        store: Any = open_backend(path, columns=columns, allow_outside=True)
+        assert store.get_many([4, 1]) == [{"x": 4}, {"x": 1}]
+        with pytest.raises(ConfigError, match="outside of the store's folder"):
+            open_backend(path, columns={"x": "../other.h5::x[]"})
+
+    @pytest.mark.parametrize("sort", SORTS)
+    def test_in_the_folder_are_followed_and_missing_targets_named(self, path: Path, sort: str) -> None:
+        columns = {"x": self.make(path, sort, path.parent, "other.h5")}
+        store: Any = open_backend(path, columns=columns)
+        assert store.get_many([5, 0]) == [{"x": 5}, {"x": 0}]
+        gone = path.parent / ("raw.bin" if sort == "external storage" else "other.h5")
+        gone.unlink()
+        if sort == "virtual dataset":  # HDF5 would return zeros
+            with pytest.raises(UnavailableError, match="a source of a virtual dataset"):
+                store.get_many([3])
+        with pytest.raises(FormatError, match=f"{gone}, which is missing"):
+            open_backend(path, columns=columns)
+
+    @pytest.mark.parametrize("name", ["sample_groups_with_attributes", "video_jpegs", "robomimic", "class_groups"])
+    def test_every_group_may_lie_in_another_file(self, name: str, path: Path) -> None:
+        case = STORES[name]
+        truth = case.write(path.with_name("other.h5"))
+        with h5py.File(path.with_name("other.h5")) as other, h5py.File(path, "w") as file:
+            for group in other:
+                file[f"linked/{group}"] = h5py.ExternalLink("other.h5", f"/{group}")
+        store = open_backend(path, group="linked", **case.arguments)
+        assert fingerprint(store.get_many(range(len(store)))) == fingerprint(truth)
+
+    def test_a_kept_index_allows_no_more_than_its_settings(self, path: Path) -> None:
+        write(path.parent.parent / "other.h5", {f"{at}/x": at for at in range(3)})
+        with h5py.File(path, "w") as file:
+            file["far"] = h5py.ExternalLink("../other.h5", "/")
+        columns = {"x": "far/{}/x"}
+        assert len(open_backend(path, columns=columns, allow_outside=True)) == 3
+        with pytest.raises(FormatError, match="outside of the store's folder"):
+            open_backend(path, columns=columns)
+
+    def test_virtual_datasets_with_holes(self, path: Path) -> None:
+        with h5py.File(path, "w") as file:
+            file["a"] = np.arange(3)
+            layout = h5py.VirtualLayout((6,), "i8")
+            layout[:3] = h5py.VirtualSource(file["a"])
+            file.create_virtual_dataset("x", layout)
+        with pytest.raises(FormatError, match="sources for only 3 of its 6"):
+            open_backend(path, columns={"x": "x[]"})
+
+    def test_circles(self, path: Path) -> None:
+        with h5py.File(path, "w") as file:
+            file["x"], file["y"] = h5py.SoftLink("/y"), h5py.SoftLink("/x")
+        with pytest.raises(StoredsError, match="leads through more than"):
+            open_backend(path, columns={"x": "x[]"})
+        with h5py.File(path, "w") as file:
+            file["again"] = file["/"]
+        with pytest.raises(StoredsError, match="cannot tell what a record is"):
+            open_backend(path)
+
+    def test_names_of_tools_do_not_follow_links_out_of_the_folder(self, path: Path) -> None:
+        write(path.parent.parent / "other.h5", {"x": np.array(["demo_0"], "S"), "frames": pixels(2)})
+        robomimic(path)
+        with h5py.File(path, "a") as file:
+            file["mask/far"] = h5py.ExternalLink("../other.h5", "/x")
+            file["videos/a/frames"] = h5py.ExternalLink("../other.h5", "/frames")
+        for arguments in ({"mask": "far"}, {"group": "videos"}):
+            with pytest.raises(StoredsError, match="outside of the store's folder"):
+                open_backend(path, **arguments)
+
+    def test_a_kept_index_is_renewed_when_a_linked_file_changes(self, path: Path) -> None:
+        other = path.with_name("other.h5")
+        write(other, {f"s_{at}/x": at for at in range(3)})
+        with h5py.File(path, "w") as file:
+            file["here"] = h5py.ExternalLink("other.h5", "/")
+        for count in (3, 5):
+            fresh = write(path.with_name("fresh.h5"), {f"s_{at}/x": at for at in range(count)})
+            os.replace(fresh, other)
+            store: Any = open_backend(path, columns={"x": "here/{}/x"})
+            assert store.column("x").tolist() == list(range(count))
