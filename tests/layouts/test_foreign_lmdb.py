@@ -592,7 +592,7 @@ def test_missing_lz4_native_and_cut_stores(tmp_path: Path, monkeypatch: pytest.M
         storeds.open_backend(tmp_path / "s")
     with storeds.open_writer(f"lmdb://{tmp_path}/n.lmdb", {"image": "image"}) as writer:
         writer.append([{"image": JPEGS[0]}])
-    with pytest.raises(FormatError, match="is a native store"):
+    with pytest.raises(ConfigError, match="is a native store"):
         storeds.open_backend(f"lmdb://{tmp_path}/n.lmdb", layout="keyed")
     cut = put(tmp_path / "cut", [(b"%d" % n, JPEGS[0] * 50) for n in range(50)], folder=False)
     os.truncate(cut, cut.stat().st_size // 2)

@@ -30,6 +30,7 @@ __all__ = [
     "FileOpener",
     "Handle",
     "HandleBackend",
+    "NativeStoreError",
     "StoreBackend",
     "bounded",
     "check_most_is_read",
@@ -221,6 +222,10 @@ class StoreBackend(ABC):
     def _fault(self, position: int, reason: object, record: Mapping[str, Any] | None = None) -> RecordError:
         key = (record or {}).get(self._key_field) if self._key_field else None
         return RecordError.at(self.url, position, str(reason), key=key if isinstance(key, str) else None)
+
+
+class NativeStoreError(ConfigError):
+    """A store was to be read as one of another tool, and it is a native one."""
 
 
 def open_with(target: Any, url: StoreURL, opened: OpenStore | None, options: Mapping[str, Any]) -> Backend:

@@ -25,7 +25,7 @@ from storeds._utils.locations import (
     glob_of,
     redact,
 )
-from storeds.backends.base import StoreBackend, log_unread, open_with
+from storeds.backends.base import NativeStoreError, StoreBackend, log_unread, open_with
 from storeds.backends.handles import OpenStore
 from storeds.backends.readings import AmbiguousError, Reading, ambiguous, given_by
 from storeds.errors import (
@@ -176,17 +176,7 @@ def _open_foreign(
     """
     if isinstance(why_not_native, (StoreNotFoundError, CutShortError)):
         raise why_not_native
-    claims: dict[str, str] = {}
-    refusals: list[str] = []
-    for name in LAYOUTS.names():
-        engine, _, layout = name.partition("/")
-        if engine == url.scheme and not LAYOUTS.is_built_in(name):
-            try:
-                why = _claim(name, url, opened, options)
-            except StoredsError as error:
-                refusals.append(f"layout {layout!r}: {error}")
-            else:
-                claims |= {layout: why} if why else {}
+    claims, refusals = _claims(url, opened, options)
     if len(claims) > 1:
         shown = " or ".join(f"layout={layout!r} ({why})" for layout, why in claims.items())
         raise ConfigError(f"{url.redacted}: several layouts claim this store; pass {shown}")
@@ -198,7 +188,26 @@ def _open_foreign(
         return backend
     if url.scheme not in FOREIGN:
         raise type(why_not_native)("; ".join([str(why_not_native), *refusals])) from why_not_native
-    return open_with(import_object(FOREIGN[url.scheme]), url, opened, options)
+    try:
+        return open_with(import_object(FOREIGN[url.scheme]), url, opened, options)
+    except (NativeStoreError, StoreNotFoundError):  # it is damaged, an interrupted write, or has no such option
+        raise why_not_native from None
+
+
+def _claims(url: StoreURL, opened: OpenStore, options: Mapping[str, Any]) -> tuple[dict[str, str], list[str]]:
+    """Return the layouts of plug-ins that read the store at `url`, each with the reason, and why others refuse it."""
+    claims: dict[str, str] = {}
+    refusals: list[str] = []
+    for name in LAYOUTS.names():
+        engine, _, layout = name.partition("/")
+        if engine == url.scheme and not LAYOUTS.is_built_in(name):
+            try:
+                why = _claim(name, url, opened, options)
+            except StoredsError as error:
+                refusals.append(f"layout {layout!r}: {error}")
+            else:
+                claims |= {layout: why} if why else {}
+    return claims, refusals
 
 
 def _claim(name: str, url: StoreURL, opened: OpenStore, options: Mapping[str, Any]) -> str | None:

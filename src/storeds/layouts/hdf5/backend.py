@@ -12,9 +12,9 @@ from typing import Any, ClassVar
 import xxhash
 
 from storeds._utils.locations import StoreURL, file_path, file_system, file_system_advice
-from storeds.backends.base import FileOpener, HandleBackend, bounded, parse_options
+from storeds.backends.base import FileOpener, HandleBackend, NativeStoreError, bounded, parse_options
 from storeds.backends.handles import HandlePool, OpenStore
-from storeds.errors import ConfigError, FormatError, RecordError, StoredsError
+from storeds.errors import FormatError, RecordError, StoredsError
 from storeds.layouts.explain import Preset, Reading, undecided
 from storeds.layouts.hdf5.files import ForeignOptions, Hdf5Files
 from storeds.layouts.hdf5.presets import PRESETS, candidates, entries, preset_pattern, recognise
@@ -70,7 +70,7 @@ class ForeignOpener(FileOpener[ForeignOptions]):
     def _check_foreign(self, files: Hdf5Files) -> None:
         root = files.file(files.path).attrs
         if "layout" in root and "meta" in root:
-            raise ConfigError(
+            raise NativeStoreError(
                 f"{self.url} is a native store; open it without layout=, columns= and other foreign options"
             )
 

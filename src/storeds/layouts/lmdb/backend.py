@@ -16,7 +16,7 @@ import xxhash
 
 from storeds._utils.locations import StoreURL, file_path, file_system, file_system_advice
 from storeds._utils.text import counted
-from storeds.backends.base import HandleBackend, bounded, parse_options
+from storeds.backends.base import HandleBackend, NativeStoreError, bounded, parse_options
 from storeds.backends.handles import HandlePool, OpenStore
 from storeds.backends.lmdb.backend import LmdbBackend
 from storeds.backends.lmdb.files import lmdb_errors
@@ -58,7 +58,7 @@ from storeds.layouts.pattern import EVERYTHING, KEY, Pattern, parse_pattern
 from storeds.protocols import JSON, Array, Field, Kind, Meta, Record
 from storeds.records.codec import RecordCodec
 from storeds.records.columns import TEXT, column_from_records, index_path
-from storeds.records.fields import Count, canonical_json, fields_to_json, parse_fields
+from storeds.records.fields import WRITTEN_BY, Count, canonical_json, fields_to_json, parse_fields
 
 __all__ = ["ForeignLmdb"]
 
@@ -115,7 +115,7 @@ class ForeignLmdb(HandleBackend[ForeignHandle, EnvironmentOpener]):
 
     def _is_stale(self, handle: ForeignHandle) -> bool:
         if not isinstance(handle, ForeignHandle) or handle.is_native():
-            raise FormatError(
+            raise NativeStoreError(
                 f"{self._opener.url} is a native store; open it without layout=, columns= and other foreign options"
             )
         return handle.build != handle.build_now()
@@ -209,7 +209,7 @@ class ForeignLmdb(HandleBackend[ForeignHandle, EnvironmentOpener]):
         def opened(arguments: Mapping[str, Any]) -> ForeignLmdb:
             return ForeignLmdb(self._opener.path, **{**given, **arguments})
 
-        why = "" if reader.entries else "it is empty"
+        why = "" if reader.entries else f"it is empty; {WRITTEN_BY}"
         try:
             for value in values:
                 if is_pickle(value):
@@ -329,7 +329,7 @@ class ForeignLmdb(HandleBackend[ForeignHandle, EnvironmentOpener]):
 def _reading(handle: ForeignHandle, opener: EnvironmentOpener) -> Iterator[LmdbReader]:
     """Begin a transaction on the database that holds the records."""
     if not isinstance(handle, ForeignHandle):
-        raise FormatError(f"{opener.url} is a native store; open it without layout=")
+        raise NativeStoreError(f"{opener.url} is a native store; open it without layout=")
     database = handle.database(opener.settings.database or None)
     with handle.env.begin(db=database, buffers=True) as txn:
         yield LmdbReader(txn, database, opener, handle)

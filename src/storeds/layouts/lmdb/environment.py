@@ -17,7 +17,7 @@ import lmdb
 from pydantic import field_validator
 
 from storeds._utils.text import counted
-from storeds.backends.base import FileOpener
+from storeds.backends.base import FileOpener, NativeStoreError
 from storeds.backends.handles import OpenStore
 from storeds.backends.lmdb.backend import COLUMNS, META, RECORDS, LmdbOptions
 from storeds.backends.lmdb.files import check_length, lmdb_errors, open_environment
@@ -25,6 +25,7 @@ from storeds.errors import ConfigError, FormatError
 from storeds.layouts.infer import Wanted, parse_wanted
 from storeds.layouts.pattern import Pattern, parse_pattern
 from storeds.protocols import Meta
+from storeds.records.fields import WRITTEN_BY
 
 __all__ = [
     "DATA",
@@ -154,7 +155,9 @@ class ForeignHandle:
         """Raise ConfigError if the main database holds nothing but named databases."""
         with self.env.begin() as txn:
             names = _first_keys(txn)
-        if names and set(names) != _NATIVE and all(map(self.is_database, names[:_SHOWN])):
+        if names and all(map(self.is_database, names[:_SHOWN])):
+            if _NATIVE.issuperset(names):
+                raise NativeStoreError(f"{self.url} is a native store that lacks a part; {WRITTEN_BY}")
             sizes = ", ".join(
                 f"database={name!r} ({counted(count, 'entry', 'entries')})" for name, count in self.databases().items()
             )

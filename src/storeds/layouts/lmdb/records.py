@@ -36,6 +36,7 @@ __all__ = [
 
 _DESCRIBED = 200  # unread entries
 _MOST_DIGITS = 18
+_CHUNK = 1 << 14  # keys that are inspected at once
 
 
 @dataclass(frozen=True)
@@ -172,7 +173,8 @@ def key_index(reader: LmdbReader, plan: Plan, listed: Callable[[], Iterable[byte
     if listed is not None:
         keys = listed()
     elif plan.is_all:
-        keys = _in_order(lambda: (key for key in reader.walk() if key not in plan.others))
+        others = plan.others
+        keys = _in_order(lambda: (key for key in reader.walk() if key not in others) if others else reader.walk())
     else:
         keys = _matching(reader, plan)
     names = [name for name in plan.pattern.names if name != KEY] if not plan.pattern.has_rows else []
@@ -197,13 +199,23 @@ def _texts(found: Iterable[str]) -> JSON:
 
 
 def _in_order(walk: Callable[[], Iterator[bytes]]) -> Iterator[bytes]:
-    """Yield keys in order of their numbers if all are decimal, else in the order of `walk`, which is called twice."""
-    if not all(key.isdigit() and len(key) <= _MOST_DIGITS for key in walk()):
-        yield from walk()
-        return
-    found = np.fromiter(((int(key), len(key)) for key in walk()), np.dtype((np.int64, 2)))
-    for number, width in found[np.lexsort((found[:, 1], found[:, 0]))].tolist():
-        yield b"%0*d" % (width, number)
+    """Return keys in order of their numbers if all are decimal, else in the order of `walk`, which is called twice."""
+    numbers, widths = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    for chunk in _chunks(walk()):
+        sizes = np.fromiter(map(len, chunk), np.int64, len(chunk))
+        if not b"".join(chunk).isdigit() or sizes.max() > _MOST_DIGITS:
+            return walk()
+        numbers.append(np.array(chunk).astype(np.int64))
+        widths.append(sizes)
+    values, sizes = np.concatenate(numbers), np.concatenate(widths)
+    order = np.lexsort((sizes, values))
+    return (b"%0*d" % pair for pair in zip(sizes[order].tolist(), values[order].tolist(), strict=True))
+
+
+def _chunks(keys: Iterable[bytes]) -> Iterator[list[bytes]]:
+    walk = iter(keys)
+    while chunk := [*islice(walk, _CHUNK)]:
+        yield chunk
 
 
 def _matching(reader: LmdbReader, plan: Plan) -> list[bytes]:
@@ -226,13 +238,11 @@ def _matching(reader: LmdbReader, plan: Plan) -> list[bytes]:
 
 def _noting_bytes(keys: Iterable[bytes], facts: dict[str, JSON]) -> Iterator[bytes]:
     """Yield keys; add the first one that is not text to `facts`, in hexadecimal digits."""
-    for key in keys:
-        if not key.isascii() and "not_text" not in facts:
-            try:
-                key.decode()
-            except UnicodeDecodeError:
-                facts["not_text"] = key[:40].hex()
-        yield key
+    for chunk in _chunks(keys):
+        if not b"".join(chunk).isascii() and "not_text" not in facts:
+            wrong = next((key for key in chunk if key_text(key).encode() != key), None)
+            facts |= {} if wrong is None else {"not_text": wrong[:40].hex()}
+        yield from chunk
 
 
 def unmatched(reader: LmdbReader, plan: Plan) -> list[str]:
