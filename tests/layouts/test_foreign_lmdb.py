@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
 import os
@@ -26,7 +25,7 @@ from torch.utils.data import DataLoader, Dataset
 import storeds
 from _foreign_lmdb import Raw, basicsr, caffe, datum, encoded, numpy_to_msgpack, ocr, pickled, put, pyarrow, tensorpack
 from _foreign_lmdb_cases import CASES, COUNT, JPEGS, NAMED, NUMBERS, Case
-from _traps_lmdb import aselmdb, grey_video, numbered, open_catalyst, records_of, stylegan2, uniter_images, uniter_texts
+from _traps_lmdb import aselmdb, grey_video, numbered, open_catalyst, records_of, stylegan2
 from _verdicts import unjudged
 from storeds.errors import (
     ConfigError,
@@ -376,26 +375,6 @@ def test_atoms_and_a_damaged_array_in_json(tmp_path: Path) -> None:
     ):
         many = [*rows * 20, {**rows[0], "cell": {"__ndarray__": wrong}}, rows[0]]
         assert list(faults(aselmdb(tmp_path / f"{number}", many))) == [60]
-
-
-def test_uniter_and_base64(tmp_path: Path) -> None:
-    features = {
-        f"coco_{n:012}.npz": {"features": np.full((9 + n, 4), n, "f2"), "conf": np.ones(9 + n, "f2")} for n in range(5)
-    }
-    for compress in (True, False):
-        for record, due in zip(
-            records_of(uniter_images(tmp_path / f"{compress}", features, compress=compress)),
-            features.values(),
-            strict=True,
-        ):
-            assert all(np.array_equal(record[name], due[name]) for name in ("features", "conf"))
-    texts = {str(n): {"input_ids": [101] * n, "img_fname": f"{n}.npz", "target": {"labels": [n]}} for n in range(5)}
-    assert records_of(uniter_texts(tmp_path / "txt", texts)) == list(texts.values())
-    uris = ["", "data:image/jpeg;base64,"]
-    values = [
-        json.dumps({"image": uris[n % 2] + base64.b64encode(JPEGS[n]).decode(), "label": n}).encode() for n in range(4)
-    ]
-    assert records_of(numbered(tmp_path / "uri", values)) == [{"image": JPEGS[n], "label": n} for n in range(4)]
 
 
 def test_graphs_leave_their_nodes_open(tmp_path: Path) -> None:

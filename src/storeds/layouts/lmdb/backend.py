@@ -102,7 +102,7 @@ class ForeignLmdb(HandleBackend[ForeignHandle, EnvironmentOpener]):
     presets: ClassVar[Mapping[str, Preset]] = PRESETS
     _plan: Plan
     _records: Records | None = None  # not pickled
-    _unread: list[str]
+    _unread: list[str] | None = None  # not pickled: it may be long
 
     def __init__(
         self, url: str | StoreURL, *, layout: str | None = None, opened: OpenStore | None = None, **options: Any
@@ -225,7 +225,10 @@ class ForeignLmdb(HandleBackend[ForeignHandle, EnvironmentOpener]):
 
     def unread(self) -> list[str]:
         # docstring inherited
-        return list(self._unread)
+        if self._unread is None:
+            with self._lease() as handle:
+                self._probe(handle)
+        return list(self._unread or ())
 
     # Reading.
 
@@ -315,13 +318,13 @@ class ForeignLmdb(HandleBackend[ForeignHandle, EnvironmentOpener]):
     # Pickling.
 
     def _recipe(self) -> tuple[Any, ...]:
-        return self._opener, self.meta, self._plan, self._unread
+        return self._opener, self.meta, self._plan
 
     @classmethod
     def _restore(cls, *recipe: Any) -> Self:
-        opener, meta, plan, unread = recipe
+        opener, meta, plan = recipe
         backend = super()._restore(opener, meta)
-        backend._plan, backend._unread = plan, unread
+        backend._plan, backend._layout = plan, plan.layout
         return backend
 
 

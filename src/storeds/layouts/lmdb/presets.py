@@ -26,8 +26,10 @@ from storeds.layouts.lmdb.records import NumberedKeys, Plan, decode, frames_part
 from storeds.layouts.pattern import Pattern, parse_pattern
 
 __all__ = [
+    "CODEC_OF",
     "PRESETS",
     "candidates",
+    "check_count",
     "check_pyarrow",
     "counted_plan",
     "key_listing",
@@ -35,6 +37,7 @@ __all__ = [
     "preset_pattern",
     "recognise_names",
     "recognise_values",
+    "resolutions",
 ]
 
 _WHOLE_VALUE = {"*": "{}"}
@@ -185,7 +188,7 @@ def counted_plan(reader: LmdbReader, plan: Plan, entries: Entries) -> Plan:
     first = reader.first_from(b"0")
     if not plan.is_all or first is None or not first.isdigit() or plan.pattern.has_rows:
         return plan
-    keys = NumberedKeys(count, int(first), width_of(reader))
+    keys = NumberedKeys(count, int(first), _width_of(reader))
     if not count or reader.get(keys.many([count - 1])[0]) is None:
         return plan
     check_count(reader, count + len(plan.others), f"{key_text(name)} says {count} records")
@@ -211,7 +214,7 @@ def _words(reader: LmdbReader, plan: Plan, entries: Entries) -> Plan:
     return replace(plan, pattern=pattern, numbers=NumberedKeys(count, start, 9, _IMAGE))
 
 
-def width_of(reader: LmdbReader) -> int:
+def _width_of(reader: LmdbReader) -> int:
     """Return the width of keys that are numbers; 0 if they have no leading zeros."""
     first = reader.first_from(b"0") or b""
     return len(first) if first.startswith(b"0") and len(first) > 1 else 0
@@ -233,10 +236,10 @@ def key_listing(reader: LmdbReader) -> str:
     """Return where a store lists the keys of its records: ``__keys__``, ``meta_info.txt``, or ``""``."""
     if reader.get(KEYS) is not None:
         return KEYS.decode()
-    return _META_INFO if meta_info(reader) else ""
+    return _META_INFO if _meta_info_path(reader) else ""
 
 
-def meta_info(reader: LmdbReader) -> str | None:
+def _meta_info_path(reader: LmdbReader) -> str | None:
     """Return the path of the file that BasicSR writes beside the data."""
     folder, name = os.path.split(reader.opener.data_path)
     path = os.path.join(folder, _META_INFO)
@@ -246,7 +249,7 @@ def meta_info(reader: LmdbReader) -> str | None:
 def listed_keys_of(reader: LmdbReader, plan: Plan) -> Iterable[bytes]:
     """Return the keys that a store lists itself; raises FormatError."""
     if plan.listed == _META_INFO:
-        return _lines(meta_info(reader) or "", reader.url)
+        return _lines(_meta_info_path(reader) or "", reader.url)
     return _keys_entry(reader, plan)
 
 
@@ -263,7 +266,7 @@ def _lines(path: str, url: str) -> Iterator[bytes]:
 
 def _keys_entry(reader: LmdbReader, plan: Plan) -> Iterable[bytes]:
     value = reader.get(KEYS) or memoryview(b"")
-    numbers = _as_numbers(value, reader.entries - len(plan.others), width_of(reader))
+    numbers = _as_numbers(value, reader.entries - len(plan.others), _width_of(reader))
     if numbers is not None:
         return numbers
     try:
@@ -288,7 +291,7 @@ def _as_numbers(value: memoryview, count: int, width: int) -> Sequence[bytes] | 
 
 def _as_bytes(keys: Sequence[Any], reader: LmdbReader) -> Iterator[bytes]:
     if keys and all(type(key) is int and 0 <= key < 2**63 for key in keys):  # numbers, not text
-        width = width_of(reader)
+        width = _width_of(reader)
         yield from (b"%0*d" % (width, key) for key in keys)
         return
     for position, key in enumerate(keys):
@@ -328,7 +331,7 @@ def recognise_values(reader: LmdbReader, plan: Plan, keys: Sequence[bytes]) -> t
     if len(found) != 1 or (len(values) < len(keys) and not reader.settings.partial):
         return None
     (layout,) = found
-    if not plan.listed and [*structures(reader, keys)]:
+    if not plan.listed and [*_structures(reader, keys)]:
         return None
     return layout, f"{PRESETS[layout].about}; keys such as {key_text(keys[0])[:40]!r}"
 
@@ -377,7 +380,7 @@ def _fits(layout: str, value: memoryview) -> bool:
 # Ways to read a store.
 
 
-def structures(reader: LmdbReader, keys: Sequence[bytes]) -> Iterator[dict[str, Any]]:
+def _structures(reader: LmdbReader, keys: Sequence[bytes]) -> Iterator[dict[str, Any]]:
     """Yield the arguments that read several entries as one record, if the keys of a store have such a structure."""
     sizes = resolutions(reader)
     if sizes:
@@ -416,7 +419,7 @@ def candidates(reader: LmdbReader, keys: Sequence[bytes]) -> Iterator[dict[str, 
     """Yield the arguments of each way to read a store that fits its structure."""
     values = [value for key in keys if (value := reader.get(key)) is not None]
     shown = {} if all(key == key_text(key).encode() for key in keys) else {"keys": "hex"}
-    yield from structures(reader, keys)
+    yield from _structures(reader, keys)
     for layout in ("keyed", "npz", "pickled", "json", "msgpack", "caffe"):
         if any(_fits(layout, value) for value in values):
             yield {"layout": layout, **(shown if layout in ("keyed", "caffe") else {})}
