@@ -7,7 +7,6 @@ import functools
 import io
 import json
 import os
-import pickle
 import random
 import re
 import signal
@@ -35,7 +34,6 @@ from torch.utils.data import ConcatDataset, DataLoader, Subset
 import storeds
 from _disks import small_disk
 from _foreign_hdf5_tools import write
-from _foreign_lmdb import basicsr, caffe, datum, ocr, put
 from _traps_epochs import jittered, jittered_dataset, numbered_store, one_pass
 from _traps_format import (
     change_label,
@@ -48,15 +46,8 @@ from _traps_format import (
     swap_records,
 )
 from _traps_lmdb import (
-    aselmdb,
-    atoms,
     grey_video,
-    numbered,
-    open_catalyst,
     records_of,
-    stylegan2,
-    uniter_images,
-    uniter_texts,
 )
 from _traps_mongodb import filled
 from _traps_pack import photos, stored_records, storeds_command
@@ -484,32 +475,6 @@ def test_settings_that_a_reader_would_ignore_are_refused(tmp_path: Path) -> None
 
 
 # 5. Partly read files
-
-
-def test_databases_beside_the_one_that_is_read_are_reported(tmp_path: Path) -> None:
-    put(tmp_path / "s", [(b"%d" % n, jpeg(n)) for n in range(6)])
-    put(tmp_path / "s", [(b"%d" % n, b"3") for n in range(4)], database=b"labels")
-    assert storeds.info(f"{tmp_path}/s").unread == ["database 'labels': 4 entries; database='labels' reads it"]
-    put(tmp_path / "s", [(b"%03d" % n, b"3") for n in range(40)], database=b"labels")
-    with pytest.raises(
-        errors.ConfigError, match="44 of 50 entries.*database='labels' reads that one, database='' the main"
-    ):
-        storeds.open_backend(tmp_path / "s")
-    with storeds.open_backend(tmp_path / "s", database="") as backend:
-        assert len(backend) == 6
-
-
-def test_entries_of_a_mapping_that_only_some_records_have_are_reported(tmp_path: Path) -> None:
-    records = [{"image": jpeg(n), "label": n, **({"box": [0, 1]} if n % 2 else {})} for n in range(6)]
-    url = numbered(tmp_path / "s.lmdb", list(map(pickle.dumps, records)))
-    assert storeds.info(url).unread == ["entry 'box': absent or null in some records"]
-    assert records_of(url) == [{"image": jpeg(n), "label": n} for n in range(6)]
-
-
-def test_lexicons_beside_pictures_of_words_are_reported(tmp_path: Path) -> None:
-    url = f"lmdb://{ocr(tmp_path / 's', [(jpeg(n), f'word {n}') for n in range(3)])}"
-    put(tmp_path / "s", [(b"lexicon-000000001", b"word,ward")])
-    assert storeds.info(url).unread == ["key 'lexicon-000000001': 'word,ward'"]
 
 
 def test_unread_parts_of_documents_are_reported(mongodb_database: str) -> None:
@@ -1284,55 +1249,6 @@ def test_a_pipe_gets_no_empty_lines(tmp_path: Path) -> None:
 # 21. LMDB entries that are not records
 
 
-def a_picture(number: int) -> tuple[bytes, int]:
-    return jpeg(number), number % 2
-
-
-PICKLED = [pickle.dumps(a_picture(number)) for number in range(6)]
-
-
-@pytest.mark.parametrize("count", [pickle.dumps(6, 0), b"6", pickle.dumps(6)], ids=["protocol 0", "digits", "pickle"])
-@pytest.mark.parametrize("key", ["__len__", "length", "num_samples"])
-def test_a_count_in_any_form_is_not_a_record(key: str, count: bytes, tmp_path: Path) -> None:
-    dataset = storeds.StoreDataset(numbered(tmp_path / "s.lmdb", PICKLED, {key: count}), decode="bytes")
-    assert dataset[:] == [a_picture(number) for number in range(6)]
-
-
-def test_a_count_larger_than_the_number_of_records_is_an_error(tmp_path: Path) -> None:
-    url = numbered(tmp_path / "s.lmdb", PICKLED, {"length": pickle.dumps(9)})
-    with pytest.raises(errors.FormatError, match="length says 9 records, so 10 entries are expected, and it has 7"):
-        storeds.open_backend(url)
-
-
-@pytest.mark.parametrize("key", ["classes", "class_names", "__classes__"])
-def test_pickled_class_names_are_the_classes_and_not_a_record(key: str, tmp_path: Path) -> None:
-    more = {key: pickle.dumps(["cat", "dog"]), "length": pickle.dumps(6), "mean": np.zeros(3, "f4").tobytes()}
-    url = numbered(tmp_path / "s.lmdb", PICKLED, more)
-    dataset = storeds.StoreDataset(url)
-    assert (len(dataset), dataset.classes, dataset.targets) == (6, ["cat", "dog"], [0, 1] * 3)
-    assert storeds.info(url).unread == [
-        "key 'mean': 12 bytes b'\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x00'"
-    ]
-
-
-def test_class_names_beside_images_are_not_an_image(tmp_path: Path) -> None:
-    images = [(f"{name}.jpg".encode(), jpeg(n)) for n, name in enumerate(("ape", "cow", "owl"))]
-    put(tmp_path / "s", [*images, (b"classes", pickle.dumps(["a", "b"])), (b"length", b"3")])
-    dataset = storeds.StoreDataset(tmp_path / "s", decode="bytes", fields=["key", "image"])
-    assert dataset[:] == [(key.decode(), image) for key, image in images]
-    assert dataset.classes == ["a", "b"]
-
-
-def test_an_entry_that_may_be_a_record_is_an_error_until_exclude_decides(tmp_path: Path) -> None:
-    url = numbered(tmp_path / "s.lmdb", PICKLED, {"preview": PICKLED[0]})
-    with pytest.raises(errors.ConfigError, match="can be read in 2 ways") as caught:
-        storeds.open_backend(url)
-    for argument, count in {"exclude=''": 7, "exclude='preview'": 6}.items():
-        assert f"{argument}: {count} records of image (image), label (int); the first: image=" in str(caught.value)
-        with storeds.open_backend(url, **eval(f"dict({argument})")) as backend:
-            assert len(backend) == count
-
-
 # 22. Two readings of one store
 
 
@@ -1343,27 +1259,6 @@ def run_loop(message: str, folder: Path) -> None:
     subprocess.run([sys.executable, "-c", loop], cwd=folder, check=True)
 
 
-def test_the_loop_in_an_error_converts_a_strange_lmdb(tmp_path: Path) -> None:
-    put(tmp_path / "strange", [(b"foo", b"\0\1bar"), (b"z\xff", b"baz")])
-    with pytest.raises(
-        errors.FormatError, match=r"the keys 'foo', .*; the first value: 5 bytes b'\\x00\\x01bar'"
-    ) as raised:
-        storeds.open_backend(tmp_path / "strange")
-    run_loop(str(raised.value), tmp_path)
-    assert records_of(f"{tmp_path}/strange-native.lmdb") == [
-        {"key": "foo", "data": b"\0\1bar"},
-        {"key": "z\\xff", "data": b"baz"},
-    ]
-
-
-def test_the_loop_in_an_error_converts_a_store_of_objects(tmp_path: Path) -> None:
-    values = [pickle.dumps(torch.nn.Linear(1, 1)) for _ in range(2)]
-    with pytest.raises(errors.FormatError, match=r"torch\.nn\.modules\.linear\.Linear") as raised:
-        storeds.open_backend(numbered(tmp_path / "s.lmdb", values))
-    run_loop(str(raised.value), tmp_path)
-    assert [record["data"] for record in records_of(f"{tmp_path}/s-native.lmdb")] == values
-
-
 def test_the_loop_in_an_error_converts_strange_documents(mongodb_database: str, tmp_path: Path) -> None:
     with filled(mongodb_database) as database:
         database.words.insert_many({"_id": n, "text": f"word {n}"} for n in range(3))
@@ -1372,25 +1267,6 @@ def test_the_loop_in_an_error_converts_strange_documents(mongodb_database: str, 
     run_loop(str(raised.value), tmp_path)
     assert records_of(f"{tmp_path}/words.lmdb") == [{"key": str(n), "data": f"word {n}"} for n in range(3)]
     assert records_of(f"{mongodb_database}/words", layout="query") == [{"text": f"word {n}"} for n in range(3)]
-
-
-@pytest.mark.parametrize("spelling", ["{}", "{}/", "{}/data.mdb", "lmdb://{}", "lmdb://{}/", "lmdb://{}/data.mdb"])
-def test_an_environment_opens_in_every_spelling(spelling: str, tmp_path: Path) -> None:
-    basicsr(tmp_path / "ours", {"b.png": jpeg(0), "a.png": jpeg(1)})
-    assert [record["key"] for record in records_of(spelling.format(tmp_path / "ours"))] == ["b", "a"]
-    put(tmp_path / "strange", [(b"foo", b"bar")])
-    with pytest.raises(errors.FormatError) as raised:
-        storeds.open_backend(spelling.format(tmp_path / "strange"))
-    assert "is a folder" not in str(raised.value)
-
-
-def test_the_error_for_grey_pictures_among_coloured_ones_suggests_any_shape(tmp_path: Path) -> None:
-    coloured, grey = datum(bytes(36), 1, (3, 3, 4)), datum(bytes(12), 2, (1, 3, 4))
-    url = f"lmdb://{caffe(tmp_path / 's', [coloured] * 40 + [grey, coloured])}"
-    with storeds.open_backend(url) as backend:
-        (bad,) = backend.get_many([40])
-    assert "any_shape=True reads arrays of any sizes" in str(bad)
-    assert records_of(url, any_shape=True)[40]["array"].shape == (1, 3, 4)
 
 
 def test_pictures_in_nested_documents_are_columns(mongodb_database: str) -> None:
@@ -1412,104 +1288,6 @@ def test_options_on_a_path_without_a_scheme_are_an_error_that_gives_the_url_to_w
 
 
 # 23. Layouts of well-known tools
-
-
-@pytest.mark.parametrize("version", [1, 2])
-def test_open_catalyst_graphs_are_arrays_without_torch_geometric(version: int, tmp_path: Path) -> None:
-    url = open_catalyst(tmp_path / "is2re.lmdb", 12, version=version)
-    with storeds.open_backend(url) as backend:
-        assert backend.meta.fields["pos"] == storeds.Field("array", "<f4", (None, 3))
-    for number, record in enumerate(records_of(url)):
-        assert record.keys() == atoms(number).keys()
-        assert all(np.array_equal(record[name], np.asarray(value)) for name, value in atoms(number).items())
-
-
-def test_a_pickle_in_an_open_catalyst_file_runs_nothing(tmp_path: Path) -> None:
-    class Harmful:
-        def __reduce__(self) -> tuple[object, tuple[str]]:
-            return exec, (f"open({str(tmp_path / 'harmed')!r}, 'w')",)
-
-    url = numbered(tmp_path / "s.lmdb", [pickle.dumps({"pos": Harmful()})] * 3)
-    with pytest.raises(errors.FormatError, match=r"builtins\.exec"):
-        storeds.open_backend(url)
-    assert not (tmp_path / "harmed").exists()
-
-
-def test_an_aselmdb_gives_atoms_and_no_records_of_its_bookkeeping(tmp_path: Path) -> None:
-    rows = [
-        {"numbers": [1] * n, "positions": [[0.5 * n] * 3] * n, "energy": -1.5 * n, "sid": f"s{n}"} for n in (2, 4, 3)
-    ]
-    url = aselmdb(tmp_path / "val.aselmdb", rows)
-    with storeds.open_backend(url) as backend:
-        assert [
-            json.loads(json.dumps(record, default=np.ndarray.tolist)) for record in backend.get_many([0, 1, 2])
-        ] == rows
-        assert backend.meta.attrs == {"nextid": 4, "deleted_ids": [], "metadata": {"title": "atoms"}}
-
-
-@pytest.mark.parametrize("compress", [True, False])
-def test_uniter_features_and_texts(compress: bool, tmp_path: Path) -> None:
-    features = {
-        f"coco_{n:012}.npz": {"features": np.full((10 + n, 4), n, "f2"), "conf": np.ones(10 + n, "f2")}
-        for n in range(5)
-    }
-    url = uniter_images(tmp_path / "img", features, compress=compress)
-    assert [*storeds.open_backend(url).keys()] == [*features]  # type: ignore[attr-defined]
-    for record, due in zip(records_of(url), features.values(), strict=True):
-        assert all(np.array_equal(record[name], due[name]) for name in ("features", "conf"))
-    texts = {str(n): {"input_ids": [101] * n, "img_fname": f"{n}.npz", "target": {"labels": [n]}} for n in range(5)}
-    assert records_of(uniter_texts(tmp_path / "txt", texts)) == list(texts.values())
-
-
-def test_images_in_base64_in_json_are_images(tmp_path: Path) -> None:
-    texts = [base64.b64encode(jpeg(n)).decode() for n in range(4)]
-    values = [
-        json.dumps({"image": prefix + text, "label": n}).encode()
-        for n, (prefix, text) in enumerate(zip(["", "data:image/jpeg;base64,"] * 2, texts, strict=True))
-    ]
-    dataset = storeds.StoreDataset(numbered(tmp_path / "s.lmdb", values), decode="bytes")
-    assert dataset[:] == [(jpeg(n), n) for n in range(4)]
-
-
-def test_lists_of_frames_are_clips(tmp_path: Path) -> None:
-    clips = [([jpeg(10 * n + frame) for frame in range(3 + n)], n % 2) for n in range(4)]
-    url = numbered(tmp_path / "s.lmdb", list(map(pickle.dumps, clips)), {"__len__": pickle.dumps(4)})
-    dataset = storeds.StoreDataset(url, reader="video", decode="bytes")
-    assert dataset[:] == clips
-    assert dataset.targets == [0, 1, 0, 1]
-
-
-def test_lists_of_three_images_each_may_be_frames_or_fields(tmp_path: Path) -> None:
-    url = numbered(tmp_path / "s.lmdb", [pickle.dumps([jpeg(n)] * 3) for n in range(4)])
-    with pytest.raises(
-        errors.ConfigError, match="layout='frames': 12 records .*\n.*layout='pickled': 4 records of image0"
-    ):
-        storeds.open_backend(url)
-
-
-def test_a_resolution_of_stylegan2s_store_is_chosen(tmp_path: Path) -> None:
-    url = stylegan2(tmp_path / "ffhq", {size: [jpeg(size + n) for n in range(3)] for size in (128, 256, 1024)})
-    with pytest.raises(errors.ConfigError, match="resolution=128, resolution=256, resolution=1024"):
-        storeds.open_backend(url)
-    dataset = storeds.StoreDataset(f"{url}?resolution=256", decode="bytes", fields=["image"])
-    assert [image for (image,) in dataset[:]] == [jpeg(256 + n) for n in range(3)]
-    assert storeds.info(url, options={"resolution": 256}).unread == [
-        f"resolution {size}: 3 images; resolution={size} reads it" for size in (128, 1024)
-    ]
-
-
-@pytest.mark.parametrize("alone", [True, False])
-def test_mp4_blobs_are_videos_and_never_images(alone: bool, tmp_path: Path) -> None:
-    videos = [grey_video(range(20, 20 + 30 * (4 + n), 30)) for n in range(3)]
-    values = videos if alone else [pickle.dumps((blob, n)) for n, blob in enumerate(videos)]
-    url = numbered(tmp_path / "s.lmdb", values)
-    with pytest.raises(errors.ConfigError, match="reader='video' reads videos in 'video'"):
-        storeds.StoreDataset(url)
-    dataset = storeds.StoreDataset(url, reader="video", fields=["video"])
-    for n in range(3):
-        (clip,) = dataset[n]
-        assert clip.shape == (4 + n, 3, 24, 32)
-        assert np.allclose(clip.float().mean((1, 2, 3)), range(20, 20 + 30 * (4 + n), 30), atol=5)
 
 
 def test_base64_text_in_documents_is_an_image(mongodb_database: str) -> None:

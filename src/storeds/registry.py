@@ -171,6 +171,7 @@ def _built_in(package: str, rows: Iterable[tuple[str, str, str]]) -> dict[str, _
 
 FOREIGN: dict[str, str] = {
     "hdf5": "storeds.layouts.hdf5:ForeignHdf5",
+    "lmdb": "storeds.layouts.lmdb:ForeignLmdb",
     "mongodb": "storeds.layouts.mongodb:open_foreign",
     "mongodb+srv": "storeds.layouts.mongodb:open_foreign",
 }
@@ -184,18 +185,18 @@ _BACKENDS = (
     ("memory", "memory:MemoryBackend", ""),
 )
 _LAYOUTS = (
-    ("lmdb/caffe", "lmdb:CaffeLmdb", "lmdb"),
-    ("lmdb/frames", "lmdb:FramesLmdb", "lmdb"),
-    ("lmdb/json", "lmdb:JsonLmdb", "lmdb"),
-    ("lmdb/keyed", "lmdb:KeyedLmdb", "lmdb"),
-    ("lmdb/msgpack", "lmdb:MsgpackLmdb", "lmdb"),
-    ("lmdb/npz", "lmdb:NpzLmdb", "lmdb"),
-    ("lmdb/ocr", "lmdb:OcrLmdb", "lmdb"),
-    ("lmdb/pairs", "lmdb:PairsLmdb", "lmdb"),
-    ("lmdb/pickled", "lmdb:PickledLmdb", "lmdb"),
-    ("lmdb/pyarrow", "lmdb:PyarrowLmdb", "lmdb"),
-    ("lmdb/resolutions", "lmdb:ResolutionsLmdb", "lmdb"),
-    ("lmdb/tensorpack", "lmdb:TensorpackLmdb", "lmdb"),
+    ("lmdb/caffe", "lmdb:ForeignLmdb", "lmdb"),
+    ("lmdb/frames", "lmdb:ForeignLmdb", "lmdb"),
+    ("lmdb/json", "lmdb:ForeignLmdb", "lmdb"),
+    ("lmdb/keyed", "lmdb:ForeignLmdb", "lmdb"),
+    ("lmdb/msgpack", "lmdb:ForeignLmdb", "lmdb"),
+    ("lmdb/npz", "lmdb:ForeignLmdb", "lmdb"),
+    ("lmdb/ocr", "lmdb:ForeignLmdb", "lmdb"),
+    ("lmdb/pairs", "lmdb:ForeignLmdb", "lmdb"),
+    ("lmdb/pickled", "lmdb:ForeignLmdb", "lmdb"),
+    ("lmdb/pyarrow", "lmdb:ForeignLmdb", "lmdb"),
+    ("lmdb/resolutions", "lmdb:ForeignLmdb", "lmdb"),
+    ("lmdb/tensorpack", "lmdb:ForeignLmdb", "lmdb"),
     ("hdf5/pcam", "hdf5:ForeignHdf5", "h5py"),
     ("hdf5/parallel", "hdf5:ForeignHdf5", "h5py"),
     ("hdf5/per_episode", "hdf5:ForeignHdf5", "h5py"),

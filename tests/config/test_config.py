@@ -150,7 +150,7 @@ def test_pad_without_our_batches_is_refused(url: str, loader: dict[str, Any], re
 @pytest.mark.parametrize(
     ("mapping", "message"),
     [
-        ({"dataset": {"url": "x", "trnsform": []}}, "unknown key 'dataset.trnsform'; did you mean 'transform'"),
+        ({"dataset": {"url": "x", "trnsform": []}}, "dataset: unknown key 'trnsform'; did you mean 'transform'"),
         ({"dataset": {"url": "x"}, "laoder": {}}, "unknown key 'laoder'; did you mean 'loader'"),
         (
             {"dataset": {"url": "x"}, "loader": {"bach_size": 4}},

@@ -264,7 +264,7 @@ def damage(url: str, image: bytes) -> None:
         return
     path = Path(file_path(url)[0])
     content = path.read_bytes()
-    assert content.count(image) == 1
+    assert image in content  # LMDB may leave a second copy in the slack of a page
     path.write_bytes(content.replace(image, wrong))
 
 

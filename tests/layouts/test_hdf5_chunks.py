@@ -22,13 +22,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-<<<<<<< HEAD
-from storeds import StoreDataset
-from storeds.backends.hdf5.rows import Rows
-=======
 from storeds import StoreDataset, open_backend
-from storeds.backends.hdf5 import Rows
->>>>>>> l-hdf5
+from storeds.backends.hdf5.rows import Rows
 from storeds.errors import RecordError, UnavailableError
 from storeds.layouts.hdf5.chunks import ChunkedRows, _Slices
 from storeds.layouts.hdf5.files import ForeignOptions, Hdf5Files

@@ -190,31 +190,6 @@ def test_a_config_gives_roles(name: str, tmp_path: Path, request: pytest.Fixture
     assert len(boxes) == len(labels)
 
 
-def test_pairs_are_described_and_their_mistakes_explained(tmp_path: Path) -> None:
-    url, settings = pairs(tmp_path, None)  # type: ignore[arg-type]
-    options = settings["options"]
-    backend: Any
-    with storeds.open_backend(url, layout="pairs", **options) as backend:
-        kinds = {name: field.kind for name, field in backend.meta.fields.items()}
-        assert kinds == {"image": "image", "mask": "image", "objects": "json", "key": "str"}
-        assert backend.meta.layout == "pairs"
-        assert backend.column("key").tolist() == [f"{number:04}" for number in range(COUNT)]
-        assert backend.positions(["0003"]).tolist() == [3]
-    with storeds.open_backend(f"{url}?columns=image:{{}}_image,mask:{{}}_mask") as backend:
-        assert list(backend.meta.fields) == ["image", "mask", "key"]
-        assert backend.unread() == ["8 entries whose keys columns does not name"]
-    for columns, says in (
-        ({"image": "image_{}"}, "has no key of the form 'image_{}'; it holds keys such as '0000_image'"),
-        ({"image": "{}_image", "mask": "{}_seg"}, "has no entry '0000_seg', which columns names for 'mask'"),
-        ({"image": "_image"}, "one {} for the name of the record"),
-        ({"image": "{}_image", "other": "{}_image"}, "two fields have the same keys"),
-        (None, "needs the keys of each field"),
-    ):
-        with pytest.raises(errors.StoredsError) as caught:
-            storeds.open_backend(url, layout="pairs", **({"columns": columns} if columns else {}))
-        assert says in str(caught.value)
-
-
 def test_a_pair_without_its_mask_is_a_record_error(tmp_path: Path) -> None:
     entries = {f"{number}_image": PICTURES[number] for number in range(3)} | {"0_mask": encoded(MASKS[0])}
     options = {"columns": {"image": "{}_image", "mask": "{}_mask"}}

@@ -9,14 +9,9 @@ import logging
 import os
 import re
 import stat
-<<<<<<< HEAD
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-=======
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from glob import escape, glob
->>>>>>> l-hdf5
 from typing import TYPE_CHECKING, Any
 
 from storeds._utils.locations import (

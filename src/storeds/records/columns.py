@@ -151,9 +151,10 @@ def stackable(backend: Backend, fields: Sequence[str] | None) -> tuple[str, ...]
         if name not in declared:
             raise ConfigError(f"{backend.url} has no field {name!r}; {suggest(name, declared, 'fields')}")
         if not declared[name].is_fixed:
+            fixed = ", ".join(other for other, field in declared.items() if field.is_fixed) or "there are none here"
             raise ConfigError(
                 f"{backend.url} has a field {name!r} of kind {declared[name].kind}, whose values make no array: those of "
-                "int, float, bool and arrays of fixed shape do. get_many reads the others"
+                f"int, float, bool and arrays of fixed shape do ({fixed}). get_many reads the others"
             )
     return tuple(dict.fromkeys(fields))
 

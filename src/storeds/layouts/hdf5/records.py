@@ -13,26 +13,10 @@ import h5py
 import msgspec
 import numpy as np
 
-<<<<<<< HEAD
-from storeds.errors import ConfigError, FormatError, suggest
-from storeds.layouts.codecs import evenly
-from storeds.layouts.hdf5.elements import default_name, element_field, read_attribute, read_element
-from storeds.layouts.hdf5.files import (
-    Hdf5Files,
-    Member,
-    NoSuchNameError,
-    attribute_fields,
-    attributes,
-    describe,
-    members,
-    names_in,
-)
-=======
 from storeds.errors import ConfigError
 from storeds.layouts.hdf5.elements import read_attribute, read_element
 from storeds.layouts.hdf5.files import Hdf5Files, attributes, describe, members
 from storeds.layouts.hdf5.scan import NUMBERS, Facts, NamesInMemory, Plan, Scan, is_class_list, number_pattern
->>>>>>> l-hdf5
 from storeds.layouts.hdf5.sequences import RowNumbers, SequenceNames, SequenceRows, SequenceValues
 from storeds.layouts.hdf5.values import Values, values_of
 from storeds.layouts.names import Names, pack_names

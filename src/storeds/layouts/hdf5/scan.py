@@ -13,7 +13,7 @@ import h5py
 import numpy as np
 
 from storeds.errors import ConfigError, FormatError, suggest
-from storeds.layouts.embedded import evenly
+from storeds.layouts.codecs import evenly
 from storeds.layouts.hdf5.elements import default_name, element_field, read_attribute, read_element
 from storeds.layouts.hdf5.files import (
     MOST_WALKED,

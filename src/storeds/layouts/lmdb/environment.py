@@ -1,6 +1,6 @@
 """Opens LMDB environments that other tools wrote, and reads their entries.
 
-All layouts share one handle per environment, in the pool of native stores.
+There is one handle for each environment, in the pool of native stores.
 """
 
 from __future__ import annotations
@@ -10,19 +10,22 @@ import os
 import threading
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import lmdb
 from pydantic import field_validator
 
 from storeds._utils.text import counted
-from storeds.backends.base import FileOpener
+from storeds.backends.base import FileOpener, NativeStoreError
 from storeds.backends.handles import OpenStore
 from storeds.backends.lmdb.backend import COLUMNS, META, RECORDS, LmdbOptions
 from storeds.backends.lmdb.files import check_length, lmdb_errors, open_environment
 from storeds.errors import ConfigError, FormatError
+from storeds.layouts.infer import Wanted, parse_wanted
+from storeds.layouts.pattern import Pattern, parse_pattern
 from storeds.protocols import Meta
+from storeds.records.fields import WRITTEN_BY
 
 __all__ = [
     "DATA",
@@ -52,12 +55,28 @@ class ForeignOptions(LmdbOptions):
         Open a store that holds fewer or more records than its own count. Its records are those that it lists; a missing one
         is a `RecordError`.
     exclude : str or list, optional
-        Keys of further entries that are not records; ``""`` if all doubtful entries are records.
+        Keys of further entries that are not records.
+    columns : mapping or str, optional
+        The pattern, as `storeds.layouts.pattern.parse_pattern` takes it.
+    fields : str, list or mapping
+        Names for the parts of a value in order: ``"image,label"``, with kinds where the guess is wrong:
+        ``"image,name:str"``. A mapping declares fields as for `open_writer`. If values are mappings, the entries to read.
+    any_shape : bool
+        Allow every dimension of an array to differ between records.
+    keys : str
+        How field ``key`` shows a key: as ``"text"``, or as ``"hex"``, hexadecimal digits, for keys that are not text.
+    resolution : int, optional
+        The size to read from a store of StyleGAN2; required if it has several.
     """
 
     database: str | None = None
     partial: bool = False
-    exclude: tuple[bytes, ...] | None = None
+    exclude: tuple[bytes, ...] = ()
+    columns: Pattern | None = None
+    fields: Any = None
+    any_shape: bool = False
+    keys: Literal["text", "hex"] = "text"
+    resolution: int | None = None
 
     @field_validator("exclude", mode="before")
     @classmethod
@@ -66,6 +85,16 @@ class ForeignOptions(LmdbOptions):
         if isinstance(names, (list, tuple)):
             return tuple(name.encode() if isinstance(name, str) else name for name in names if name)
         return names
+
+    @field_validator("columns", mode="before")
+    @classmethod
+    def _pattern(cls, columns: Any) -> Pattern | None:
+        return None if columns is None else parse_pattern(columns, attributes=False)
+
+    @field_validator("fields", mode="before")
+    @classmethod
+    def _wanted(cls, given: Any) -> Wanted | None:
+        return parse_wanted(given)
 
 
 _NATIVE = {COLUMNS, META, RECORDS}
@@ -126,7 +155,9 @@ class ForeignHandle:
         """Raise ConfigError if the main database holds nothing but named databases."""
         with self.env.begin() as txn:
             names = _first_keys(txn)
-        if names and set(names) != _NATIVE and all(map(self.is_database, names[:_SHOWN])):
+        if names and all(map(self.is_database, names[:_SHOWN])):
+            if _NATIVE.issuperset(names):
+                raise NativeStoreError(f"{self.url} is a native store that lacks a part; {WRITTEN_BY}")
             sizes = ", ".join(
                 f"database={name!r} ({counted(count, 'entry', 'entries')})" for name, count in self.databases().items()
             )
@@ -211,22 +242,22 @@ class EnvironmentOpener(FileOpener[ForeignOptions]):
 
 @dataclass(frozen=True)
 class LmdbReader:
-    """A read transaction on the database that holds the records.
-
-    `memo` caches what layouts find out about the database.
-    """
+    """A read transaction on the database that holds the records."""
 
     txn: Any
     database: Any
-    build: str
     opener: EnvironmentOpener
     handle: ForeignHandle
-    memo: dict[str, Any] = field(default_factory=dict, compare=False)
 
     @property
     def url(self) -> str:
         """The redacted URL of the store, for messages."""
         return self.opener.url
+
+    @property
+    def settings(self) -> ForeignOptions:
+        """The options."""
+        return self.opener.settings
 
     @property
     def entries(self) -> int:
@@ -237,41 +268,37 @@ class LmdbReader:
         """Return the value under `key`, valid until the transaction ends, or None."""
         return self.txn.get(key, db=self.database) if key else None
 
-    def first(self, count: int) -> list[tuple[bytes, memoryview]]:
-        """Return the first keys and values in the order of the database."""
-        cursor = self.txn.cursor(self.database)
-        return [(bytes(key), value) for key, value in itertools.islice(cursor.iternext(), count)]
+    def first_from(self, key: bytes) -> bytes | None:
+        """Return the first key that is not less than `key`, or None."""
+        return next(iter(self.keys_from(key, 1)), None)
 
-    def first_keys(self, count: int) -> list[bytes]:
-        """Return the first keys, up to a damaged record."""
-        return self._keys_up_to_damage("iternext", count)
-
-    def last_keys(self, count: int) -> list[bytes]:
-        """Return the last keys, the last one first, up to a damaged record."""
-        return self._keys_up_to_damage("iterprev", count)
-
-    def _keys_up_to_damage(self, direction: str, count: int) -> list[bytes]:
+    def keys_from(self, key: bytes, count: int) -> list[bytes]:
+        """Return the first keys that are not less than `key`, up to a damaged record."""
         found: list[bytes] = []
         # A separate transaction: LMDB reads values too, and damage makes a transaction unusable.
         with suppress(lmdb.CorruptedError), self.handle.env.begin() as txn:
-            keys = getattr(txn.cursor(self.database), direction)(values=False)
-            found.extend(map(bytes, itertools.islice(keys, count)))
+            cursor = txn.cursor(self.database)
+            if cursor.set_range(key) if key else cursor.first():
+                found.extend(map(bytes, itertools.islice(cursor.iternext(values=False), count)))
         return found
 
-    def first_from(self, key: bytes) -> bytes | None:
-        """Return the first key that is not less than `key`, or None."""
-        cursor = self.txn.cursor(self.database)
-        found = cursor.set_range(key) if key else cursor.first()
-        return bytes(cursor.key()) if found else None
+    def keys_before(self, key: bytes, count: int) -> list[bytes]:
+        """Return the last keys that are less than `key`, or of all for ``b""``, the last one first."""
+        found: list[bytes] = []
+        with suppress(lmdb.CorruptedError), self.handle.env.begin() as txn:
+            cursor = txn.cursor(self.database)
+            is_there = cursor.prev() if key and cursor.set_range(key) else cursor.last()
+            if is_there:
+                found.extend(map(bytes, itertools.islice(cursor.iterprev(values=False), count)))
+        return found
 
     def entries_of_database(self, key: bytes) -> int | None:
         """Return the number of entries of the named database under `key`, or None if that is not a database."""
-        if self.opener.settings.database or not self.handle.is_database(key):
+        if self.settings.database or not self.handle.is_database(key):
             return None
         database = self.handle.database(key.decode())
-        with (
-            self.handle.env.begin() as txn
-        ):  # an older transaction does not see a database that was opened after it began
+        # An older transaction does not see a database that was opened after it began.
+        with self.handle.env.begin() as txn:
             return int(txn.stat(database)["entries"])
 
     def walk(self) -> Iterator[bytes]:

@@ -1,0 +1,363 @@
+"""Infers the fields of values that nobody declared, and converts values to the form of their fields."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from storeds.errors import ConfigError, suggest
+from storeds.layouts.codecs import image_of_text, is_image, is_video, numbers_of
+from storeds.protocols import KINDS, Array, Field, Kind
+from storeds.records.fields import parse_fields
+
+__all__ = [
+    "WHOLE",
+    "Inferred",
+    "Wanted",
+    "coerce",
+    "form_of",
+    "infer",
+    "kind_of",
+    "merge",
+    "names_for",
+    "parse_wanted",
+    "part_of",
+    "plain",
+]
+
+Wanted = tuple[tuple[str, Field | None], ...]
+"""Names in the order of a record's parts, each with its declared field or None."""
+WHOLE = -1
+"""The part of a value that is the value itself."""
+
+_NAMES = {"image": "image", "int": "label", "str": "text", "array": "array", "float": "value", "bool": "flag"}
+_ARRAY_KINDS = "biufc"
+_NODES = ("atomic_numbers", "pos", "numbers", "positions")  # entries with one item for each node of a graph
+_SCALARS: tuple[tuple[Kind, type], ...] = (
+    ("bool", bool),
+    ("int", int),
+    ("float", float),
+    ("str", str),
+    ("bytes", bytes),
+)
+
+
+@dataclass(frozen=True)
+class Inferred:
+    """The fields of values.
+
+    Attributes
+    ----------
+    form : str
+        What `form_of` returns for most values; the others are bad records.
+    fields : tuple of (str, part, Field)
+        The name of each field, the part of the value that it holds, and its kind.
+    left : tuple of str
+        Entries of mappings that are not read, each with a reason.
+    """
+
+    form: str
+    fields: tuple[tuple[str, Any, Field], ...]
+    left: tuple[str, ...] = ()
+
+
+def infer(
+    samples: Sequence[Any], wanted: Wanted | None, *, any_shape: bool, lists: bool = False, has_key: bool = False
+) -> Inferred:
+    """Return the fields of values by some of them: the parts of a tuple or list, the entries of a mapping, or the value.
+
+    Parameters
+    ----------
+    samples : sequence
+        At least one.
+    wanted : sequence of (str, Field or None), optional
+        Names for the parts in order, or the entries of a mapping to read.
+    any_shape : bool
+        Leave every dimension of an array open.
+    lists : bool
+        Lists of numbers are arrays, as in JSON.
+    has_key : bool
+        `wanted` may end in a name for the key of the record, which is no part.
+
+    Raises
+    ------
+    ValueError
+        The values do not agree.
+    ConfigError
+        `wanted` does not fit.
+    """
+    forms = Counter(map(form_of, samples))
+    ((form, count),) = forms.most_common(1)
+    if 2 * count <= len(samples):
+        raise ValueError(f"its records have several forms: {', '.join(sorted(forms))}")
+    samples = [value for value in samples if form_of(value) == form]
+    first, left = samples[0], list[str]()
+    if isinstance(first, Mapping):
+        parts, left = _entries(samples, wanted)
+    else:
+        parts = tuple(range(len(first))) if isinstance(first, (list, tuple)) and len(first) else (WHOLE,)
+        if has_key and wanted is not None and len(wanted) == len(parts) + 1:
+            wanted = wanted[:-1]
+    declared = [field for _, field in wanted or ()] + [None] * len(parts)
+    fields = [field or _field(samples, part, any_shape, lists) for part, field in zip(parts, declared, strict=False)]
+    if isinstance(first, Mapping):
+        names = [_field_name(part) for part in parts]
+    else:
+        names = names_for(fields, [_are_videos([part_of(value, part) for value in samples]) for part in parts])
+    if wanted is not None:
+        if len(wanted) != len(parts):
+            raise ConfigError(
+                f"fields names {len(wanted)} parts, and a record has {len(parts)}: {', '.join(map(str, names))}"
+            )
+        names = [name for name, _ in wanted]
+    found = parse_fields(dict(zip(names, fields, strict=True)))
+    if len(found) < len(parts):
+        raise ConfigError(f"fields names one part twice: {', '.join(names)}")
+    return Inferred(form, tuple((name, part, found[name]) for name, part in zip(names, parts, strict=True)), (*left,))
+
+
+def form_of(value: Any) -> str:
+    """Return the number of parts of a tuple or list, and whether it is a mapping."""
+    if isinstance(value, (list, tuple)):
+        return f"{len(value)} parts"
+    return "a mapping" if isinstance(value, Mapping) else "one value"
+
+
+def part_of(value: Any, part: Any) -> Any:
+    """Return a part of a value; raises ValueError if it has none."""
+    if part == WHOLE:
+        return value
+    try:
+        return value[part]
+    except (KeyError, IndexError, TypeError):
+        raise ValueError(f"it has no part {part!r}") from None
+
+
+def _entries(samples: Sequence[Mapping[Any, Any]], wanted: Wanted | None) -> tuple[tuple[Any, ...], list[str]]:
+    """Return the entries of mappings that become fields, by default those in every record, and the other entries."""
+    everywhere = dict.fromkeys(entry for sample in samples for entry in sample)
+    entries = {_field_name(entry): entry for entry in everywhere}
+    if len(entries) < len(everywhere):
+        raise ValueError("several entries of its mappings have the same name in lower case")
+    if wanted is None:
+        common = tuple(e for e in everywhere if all(sample.get(e) is not None for sample in samples))
+        left = [f"entry {str(e)!r}: absent or null in some records" for e in everywhere if e not in common]
+        if 2 * len(left) > len(everywhere):
+            advice = f"fields={','.join(map(_field_name, common))!r} reads the entries of every record"
+            raise ConfigError(
+                f"most entries of its records would not be read: {'; '.join(left[:6])}; "
+                f"{advice if common else 'name them with fields='}"
+            )
+        return common, left
+    for name, _ in wanted:
+        if name not in entries:
+            raise ConfigError(f"its records have no entry {name!r}; {suggest(name, entries, 'entries')}")
+    return tuple(entries[name] for name, _ in wanted), []
+
+
+def _field(samples: Sequence[Any], part: Any, any_shape: bool, lists: bool) -> Field:
+    try:
+        values = [part_of(value, part) for value in samples]
+        found = (_kinds_of_lists(values) if lists else None) or [kind_of(value) for value in values]
+        field = merge(found, any_shape=any_shape)
+    except ValueError as error:
+        what = "its values" if part == WHOLE else f"part {part!r} of its values"
+        raise ValueError(f"{what}: {error}; name a kind with fields=") from None
+    is_graph = all(isinstance(sample, Mapping) and any(name in sample for name in _NODES) for sample in samples)
+    return _open_dimensions(field, samples, part) if is_graph and field.kind == "array" else field
+
+
+def _open_dimensions(field: Field, samples: Sequence[Mapping[Any, Any]], part: Any) -> Field:
+    """Return the field with dimensions that count nodes or edges of a graph left open, even if they are equal in the samples."""
+    counts = [_counts(sample) for sample in samples]
+    shapes = [np.shape(sample[part]) for sample in samples]
+    opened = tuple(
+        None
+        if any(all(shape[at] == each[n] for shape, each in zip(shapes, counts, strict=True)) for n in (0, 1))
+        else size
+        for at, size in enumerate(field.shape or ())
+    )
+    return Field("array", field.dtype, opened)
+
+
+def _counts(graph: Mapping[Any, Any]) -> tuple[int, int | None]:
+    """Return the numbers of nodes and edges of a graph."""
+    nodes = next(len(graph[name]) for name in _NODES if name in graph)
+    edges = np.shape(graph["edge_index"]) if "edge_index" in graph else ()
+    return nodes, edges[-1] if edges else None
+
+
+def _field_name(part: Any) -> str:
+    """Return the name of a mapping's entry as a field name."""
+    text = part.decode("utf-8", "replace") if isinstance(part, bytes) else str(part)
+    name = re.sub(r"[^a-z0-9_]", "_", text.lower())
+    return name if name[:1].isalpha() else f"f{name}"
+
+
+def _kinds_of_lists(values: Sequence[Any]) -> list[Field] | None:
+    """Return the kinds of lists of numbers as arrays of one dtype; None if a value is no such list."""
+    arrays = [array for value in values if (array := numbers_of(value)) is not None]
+    if len(arrays) < len(values):
+        return None
+    # Empty lists have no type. Integers occur among reals because JSON writers drop ".0".
+    dtype = np.result_type(*({array.dtype for array in arrays if array.size} or {np.dtype("<f8")}))
+    found = [kind_of(array.astype(dtype)) for array in arrays if array.size or array.ndim > 1]
+    return found or [Field("array", "<f8", (None,))]
+
+
+def kind_of(value: Any) -> Field:
+    """Return the field that can hold a value; raises ValueError."""
+    if isinstance(value, (bytes, memoryview)):
+        return Field("image" if is_image(value) else "bytes")
+    if isinstance(value, np.ndarray):
+        return _array_field(value)
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, (list, tuple, dict)) or value is None:
+        return Field("json")
+    if isinstance(value, str) and image_of_text(value) is not None:
+        return Field("image")
+    for kind, types in _SCALARS:
+        if isinstance(value, types):
+            return Field(kind)
+    raise ValueError(f"no field can hold a {type(value).__name__}")
+
+
+def _array_field(value: Array) -> Field:
+    if _is_encoded(value):
+        return Field("image")
+    if value.dtype.kind not in _ARRAY_KINDS:
+        raise ValueError(f"no field can hold an array of {value.dtype}, only arrays of booleans or numbers")
+    return parse_fields({"a": Field("array", value.dtype.str, value.shape)})["a"]
+
+
+def _is_encoded(value: Array) -> bool:
+    """Whether an array of bytes is an encoded image, as OpenCV's imencode returns them."""
+    flat = value.dtype == np.uint8 and value.ndim in (1, 2) and value.size == max(value.shape)
+    return flat and is_image(value.reshape(-1)[:64].tobytes())
+
+
+def merge(found: Sequence[Field], *, any_shape: bool) -> Field:
+    """Return one field for the values of several records in one place; raises ValueError if they do not agree."""
+    kinds = {field.kind for field in found}
+    if kinds <= {"image", "bytes"}:  # an image with a damaged beginning looks like bytes
+        return Field("image" if "image" in kinds else "bytes")
+    if kinds == {"int", "float"}:
+        return Field("float")
+    if len(kinds) > 1:
+        raise ValueError(f"some records hold {' and others '.join(sorted(kinds))}")
+    if kinds != {"array"}:
+        return found[0]
+    dtypes, ranks = {field.dtype for field in found}, {len(field.shape or ()) for field in found}
+    if len(dtypes) > 1 or len(ranks) > 1:
+        raise ValueError(f"its arrays differ in dtype ({', '.join(map(str, sorted(dtypes, key=str)))}) or dimensions")
+    sizes = zip(*(field.shape or () for field in found), strict=True)
+    return Field("array", found[0].dtype, tuple(None if any_shape or len(set(s)) > 1 else s[0] for s in sizes))
+
+
+def _are_videos(values: Sequence[Any]) -> bool:
+    """Whether every value is an encoded video."""
+    return all(isinstance(value, (bytes, memoryview)) and is_video(value) for value in values)
+
+
+def names_for(fields: Sequence[Field], videos: Sequence[bool] = ()) -> list[str]:
+    """Return field names by kind: image, label, text, array, value, flag, json, bytes; numbered if a kind occurs twice.
+
+    `videos` says for each field whether all its values are encoded videos; such a field is called video.
+    """
+    bases = [_NAMES.get(field.kind, field.kind) for field in fields]
+    bases = ["video" if is_clip else base for base, is_clip in zip(bases, videos or [False] * len(bases), strict=True)]
+    several, seen = Counter(bases), Counter[str]()
+    out = []
+    for base in bases:
+        out.append(f"{base}{seen[base]}" if several[base] > 1 else base)
+        seen[base] += 1
+    return out
+
+
+def coerce(field: Field, value: Any) -> Any:
+    """Convert `value` to the form of its field's kind; the codec checks values that do not fit."""
+    if isinstance(value, np.ndarray) and field.kind in ("image", "bytes"):
+        if field.kind == "image" and not _is_encoded(value):
+            raise ValueError(f"its array {value.dtype} {value.shape} is no encoded image, unlike the others")
+        return value.tobytes() if value.dtype == np.uint8 else value
+    if field.kind == "array":
+        return _fitting(field, _array(field, value))
+    if field.kind == "image" and isinstance(value, str):
+        return image_of_text(value) or value
+    if isinstance(value, np.generic):
+        value = value.item()
+    if field.kind == "str" and isinstance(value, (bytes, memoryview)):
+        return str(value, "utf-8")
+    return plain(value) if field.kind == "json" else value
+
+
+def _array(field: Field, value: Any) -> Any:
+    """Return a list of numbers, or one of NumPy's numbers, as an array; raises ValueError."""
+    if isinstance(value, np.generic):
+        return np.asarray(value)
+    if not isinstance(value, list):
+        return value
+    found = numbers_of(value)
+    if found is not None and found.dtype.str == field.dtype:
+        return found
+    if found is None or (found.size and not np.can_cast(found.dtype, np.dtype(field.dtype), "same_kind")):
+        raise ValueError(f"its list has no numbers of type {field.dtype}, unlike the others")
+    if not found.size and found.ndim < len(field.shape or ()):
+        found = found.reshape(tuple(size or 0 for size in field.shape or ()))
+    return found.astype(field.dtype)
+
+
+def _fitting(field: Field, value: Any) -> Any:
+    """Return an array; raises ValueError if its shape differs from the shape inferred when the store was opened."""
+    if isinstance(value, np.ndarray) and field.shape is not None:
+        fits = value.ndim == len(field.shape) and all(
+            size in (None, there) for size, there in zip(field.shape, value.shape, strict=True)
+        )
+        if not fits:
+            advice = "; any_shape=True reads arrays of any sizes" if value.ndim == len(field.shape) else ""
+            raise ValueError(f"its array has the shape {value.shape}, others {field.shape}{advice}")
+    return value
+
+
+def plain(value: Any) -> Any:
+    """Convert values of Python and NumPy to JSON: tuples to lists, NumPy's numbers to numbers, bytes to text."""
+    if isinstance(value, dict):
+        return {coerce(Field("str"), key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    if isinstance(value, (np.generic, np.ndarray)):
+        return value.tolist()
+    return value
+
+
+def parse_wanted(given: Any) -> Wanted | None:
+    """Parse the option ``fields``: ``"image,label:int"``, a list of such names, or a mapping of names to declarations.
+
+    Raises ValueError.
+    """
+    if given is None:
+        return None
+    if isinstance(given, Mapping):
+        return tuple(parse_fields(given).items())
+    parts: list[Any] = given.split(",") if isinstance(given, str) else list(given)
+    if all(isinstance(part, tuple) for part in parts):  # parsed already
+        return tuple(parts)
+    return tuple(_parse_one(part) for part in parts)
+
+
+def _parse_one(part: Any) -> tuple[str, Field | None]:
+    if not isinstance(part, str):
+        raise ConfigError(f"fields: expected names such as image or label:int, got {part!r}")
+    name, colon, kind = (piece.strip() for piece in part.partition(":"))
+    if kind == "array":
+        raise ConfigError(f"fields: {part!r}: a mapping declares arrays, with dtype and shape; leave the kind out here")
+    if colon and kind not in KINDS:
+        raise ConfigError(f"fields: unknown kind {kind!r}; the kinds are {', '.join(KINDS)}")
+    declared = parse_fields({name: kind or "bytes"})[name]
+    return name, declared if colon else None

@@ -1,0 +1,502 @@
+"""LMDB environments that other tools wrote: opens them, finds what they are, and reads records."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import lmdb
+import numpy as np
+import xxhash
+
+from storeds._utils.locations import StoreURL, file_path, file_system, file_system_advice
+from storeds._utils.text import counted
+from storeds.backends.base import HandleBackend, NativeStoreError, bounded, parse_options
+from storeds.backends.handles import HandlePool, OpenStore
+from storeds.backends.lmdb.backend import LmdbBackend
+from storeds.backends.lmdb.files import lmdb_errors
+from storeds.errors import ConfigError, FormatError, RecordError
+from storeds.layouts.codecs import CodecError, evenly, is_pickle, sniff
+from storeds.layouts.explain import Preset, Reading, undecided
+from storeds.layouts.infer import WHOLE, Inferred, infer, part_of
+from storeds.layouts.lmdb.entries import Entries, beginning_of, check_databases, entries_of, unread_entries
+from storeds.layouts.lmdb.environment import EnvironmentOpener, ForeignHandle, ForeignOptions, LmdbReader, key_text
+from storeds.layouts.lmdb.presets import (
+    CODEC_OF,
+    PRESETS,
+    candidates,
+    check_count,
+    check_pyarrow,
+    counted_plan,
+    key_listing,
+    listed_keys_of,
+    preset_pattern,
+    recognise_names,
+    recognise_values,
+    resolutions,
+)
+from storeds.layouts.lmdb.records import (
+    NumberedKeys,
+    Part,
+    Plan,
+    Records,
+    Value,
+    decode,
+    frames_part,
+    key_index,
+    matcher,
+    unmatched,
+    value_at,
+)
+from storeds.layouts.names import Names
+from storeds.layouts.pattern import EVERYTHING, KEY, Pattern, parse_pattern
+from storeds.protocols import JSON, Array, Field, Kind, Meta, Record
+from storeds.records.codec import RecordCodec
+from storeds.records.columns import TEXT, column_from_records, index_path
+from storeds.records.fields import WRITTEN_BY, Count, canonical_json, fields_to_json, parse_fields
+
+__all__ = ["ForeignLmdb"]
+
+_LOG = logging.getLogger("storeds")
+_VERSION = 1  # of the index of keys
+_RECOGNISED, _SAMPLED = 16, 32  # records that are inspected
+_SHOWN = 11
+_FOR = {"resolution": ("resolutions",), "keys": ("keyed", "caffe", "columns", "pairs")}
+_FOR |= dict.fromkeys(("fields", "any_shape"), ("pickled", "tensorpack", "json", "msgpack", "npz", "caffe", "columns"))
+"""The layouts that have an option."""
+
+
+class ForeignLmdb(HandleBackend[ForeignHandle, EnvironmentOpener]):
+    """An LMDB environment that another tool wrote, read by a record pattern.
+
+    Parameters
+    ----------
+    url : str
+        ``lmdb://path`` of an environment: a folder with ``data.mdb``, or one file.
+    layout : str, optional
+        The name of a preset.
+    opened : OpenStore, optional
+        The store that `storeds.open_backend` is opening.
+    **options
+        See `ForeignOptions`.
+
+    Raises
+    ------
+    ConfigError, FormatError
+        Nothing in the environment says for certain what it is; the message shows what it holds, and lines to paste.
+
+    Notes
+    -----
+    Nothing may write into the store while it is open. The store has no checksums: `Meta.id` depends on the layout, the size
+    and modification time of the file, the number of records and the fields.
+    """
+
+    pool: ClassVar[HandlePool[Any]] = LmdbBackend.pool
+    shares_open_store: ClassVar[bool] = True
+    Options: ClassVar[type[ForeignOptions]] = ForeignOptions
+    presets: ClassVar[Mapping[str, Preset]] = PRESETS
+    _plan: Plan
+    _records: Records | None = None  # not pickled
+    _unread: list[str] | None = None  # not pickled: it may be long
+
+    def __init__(
+        self, url: str | StoreURL, *, layout: str | None = None, opened: OpenStore | None = None, **options: Any
+    ) -> None:
+        path, in_url = file_path(url)
+        self._layout = layout
+        super().__init__(EnvironmentOpener(path, parse_options(self.Options, in_url, options, url)), opened)
+
+    # Opening.
+
+    def _is_stale(self, handle: ForeignHandle) -> bool:
+        if not isinstance(handle, ForeignHandle) or handle.is_native():
+            raise NativeStoreError(
+                f"{self._opener.url} is a native store; open it without layout=, columns= and other foreign options"
+            )
+        return handle.build != handle.build_now()
+
+    def _probe(self, handle: ForeignHandle) -> Meta:
+        with lmdb_errors(self._opener.url), _reading(handle, self._opener) as reader:
+            if reader.settings.database is None:
+                handle.check_main_database()
+            check_pyarrow(reader, is_named=self._layout == "pyarrow")
+            plan, entries = self._listed_plan(reader)
+            records = self._records = self._open_records(plan)
+            left = _left(reader, plan, entries, records)
+            try:
+                self._plan, more = _with_values(reader, records)
+            except (ConfigError, ValueError) as error:
+                kind = ConfigError if isinstance(error, ConfigError) else FormatError
+                raise kind(f"{reader.url}: {error}") from None
+            records = self._records = Records(self._plan, records.keys)
+            self._unread = bounded([*unread_entries(reader, entries), *left, *more])
+            check_databases(reader, entries, records.count, self._unread)
+        plan = self._plan
+        attrs = {**entries.attrs, **({"classes": [*plan.classes]} if plan.classes else {})}
+        _, size, modified = handle.build.split("-")
+        facts: list[JSON] = [plan.layout, reader.settings.database, size, modified, records.count]
+        id_ = xxhash.xxh3_128_hexdigest(canonical_json([*facts, fields_to_json(plan.fields)]).encode())
+        return Meta(id_, handle.build, Count(records.count), plan.layout, parse_fields(plan.fields), attrs)
+
+    def _listed_plan(self, reader: LmdbReader) -> tuple[Plan, Entries]:
+        """Return how the records are found: by the pattern of the user, by the named preset, or as what is certain."""
+        columns, layout = reader.settings.columns, self._layout
+        if columns is not None:
+            return self._plan_of(reader, layout or "columns", columns)
+        if layout is None:
+            found = recognise_names(reader)
+            if found is None:
+                plan, entries = self._plan_of(reader, "", parse_pattern({EVERYTHING: "{}"}))
+                records = self._open_records(plan)
+                if plan.listed:  # a key that is listed and missing has no value to recognise
+                    _left(reader, plan, entries, records)
+                keys = _sampled(records, _RECOGNISED)
+                found = recognise_values(reader, plan, keys)
+                if found is None:
+                    raise self._undecided(reader, keys)
+            layout, self.recognised = found
+            _LOG.info("%s is opened with layout %r: %s", reader.url, *found)
+        return self._plan_of(reader, layout, preset_pattern(reader, layout))
+
+    def _plan_of(self, reader: LmdbReader, layout: str, pattern: Pattern) -> tuple[Plan, Entries]:
+        settings = reader.settings
+        for name, layouts in _FOR.items():
+            if name in settings.model_fields_set and layout and layout not in layouts:
+                raise ConfigError(
+                    f"{reader.url}: layout {layout!r} has no option {name!r}; {', '.join(layouts)} have it"
+                )
+        for field, place in pattern.places:
+            if place.deep or place.inner or place.file or (place.rows and field != EVERYTHING):
+                raise ConfigError(
+                    f'{reader.url}: columns[{field!r}] is {place.text!r}: in LMDB, [] ends the place of "*", and ** is not used'
+                )
+        leading = pattern.leading.path
+        is_bare = leading.texts == ("", "")
+        entries = entries_of(reader, None if is_bare else matcher(leading))
+        plan = Plan(
+            layout,
+            pattern,
+            frozenset(entries.keys),
+            key=KEY if KEY in pattern.names and layout in _FOR["keys"] else "",
+            codec="tensorpack" if pattern.has_rows else CODEC_OF.get(layout, ""),
+            listed=key_listing(reader) if is_bare else "",
+            as_hex=settings.keys == "hex",
+        )
+        plan = counted_plan(reader, plan, entries)
+        if plan.numbers is None:
+            state = [reader.handle.build, settings.database, *sorted(key.hex() for key in plan.others)]
+            places: JSON = str(leading) if plan.is_all and not pattern.has_rows else dict(pattern.to_json())
+            plan = replace(
+                plan, index=index_path("lmdb-keys", _VERSION, reader.opener.path, plan.listed, places, *state)
+            )
+        return plan, entries
+
+    def _open_records(self, plan: Plan) -> Records:
+        """Return the reader of records by a plan; the first time, this finds their keys."""
+        if plan.index is None:
+            return Records(plan, plan.numbers or NumberedKeys(0))
+        return Records(plan, Names(plan.index, functools.partial(_scan, self._opener, plan)))
+
+    def _undecided(self, reader: LmdbReader, keys: Sequence[bytes]) -> Exception:
+        values = [value for key in keys if (value := reader.get(key)) is not None]
+        given = reader.settings.model_dump(exclude_unset=True)
+
+        def opened(arguments: Mapping[str, Any]) -> ForeignLmdb:
+            return ForeignLmdb(self._opener.path, **{**given, **arguments})
+
+        why = "" if reader.entries else f"it is empty; {WRITTEN_BY}"
+        try:
+            for value in values:
+                if is_pickle(value):
+                    decode("pickle", value)
+        except CodecError as error:
+            why = f"storeds cannot read its pickles: {error}"
+        readings = [
+            Reading({**given, **each}, functools.partial(opened, each)) for each in candidates(reader, keys) if values
+        ]
+        shown = reader.keys_from(b"", _SHOWN)
+        held = (f"{key_text(key)!r} ({beginning_of(reader.get(key) or b'')})" for key in shown)
+        return undecided(reader.url, self._opener.path, held, readings, why)
+
+    def unread(self) -> list[str]:
+        # docstring inherited
+        if self._unread is None:
+            with self._lease() as handle:
+                self._probe(handle)
+        return list(self._unread or ())
+
+    # Reading.
+
+    def _build_of(self, handle: ForeignHandle) -> str:
+        return handle.build if isinstance(handle, ForeignHandle) else handle.meta.build
+
+    @contextmanager
+    def _leased(self) -> Iterator[tuple[LmdbReader, Records]]:
+        with self._lease() as handle, _reading(handle, self._opener) as reader:
+            if self._records is None:  # after unpickling
+                self._records = self._open_records(self._plan)
+            yield reader, self._records
+
+    def _read(self, positions: list[int], fields: tuple[str, ...]) -> list[Record | RecordError]:
+        codec = (
+            self._codec
+            if len(fields) == len(self.meta.fields)
+            else RecordCodec({name: field for name, field in self.meta.fields.items() if name in fields})
+        )
+        out: list[Record | RecordError] = []
+        while len(out) < len(positions):
+            with self._leased() as (reader, records):
+                out += self._read_until_error(reader, records, positions[len(out) :], codec)
+        return out
+
+    def _read_until_error(
+        self, reader: LmdbReader, records: Records, positions: list[int], codec: RecordCodec
+    ) -> list[Record | RecordError]:
+        """Return records up to the first error of LMDB, and that error; after it, the transaction cannot be used."""
+        names = tuple(codec.fields)
+        out: list[Record | RecordError] = []
+        last: list[tuple[bytes, Any]] = []
+        for position, key, number, row in records.locate(positions):
+            try:
+                values = records.read(reader, key, number, row, names, last)
+                out.append(codec.revive_stored(codec.canonical({name: values[name] for name in names})))
+            except (ValueError, lmdb.Error) as error:
+                out.append(self._fault(position, error, {"key": key_text(key)}))
+                if isinstance(error, lmdb.Error):
+                    break
+        return out
+
+    def _column(self, name: str, field: Field) -> Array:
+        return self.keys() if name == self._plan.key else column_from_records(self, name)
+
+    def keys(self) -> Array:
+        """Return the key of every record as text."""
+        with self._leased() as (_, records):
+            return np.array(list(records.key_texts()), dtype=TEXT)
+
+    def positions(self, keys: Sequence[str], /) -> Array:
+        """Return the positions of the records with these keys, in the order of `keys`, as int64.
+
+        Raises
+        ------
+        ConfigError
+            There is no such key.
+        """
+        places = dict.fromkeys(keys, -1)
+        with self._leased() as (_, records):
+            for position, key in enumerate(records.key_texts()):
+                if places.get(key) == -1:
+                    places[key] = position
+        for key, position in places.items():
+            if position < 0:
+                raise ConfigError(f"{self.url} has no record with the key {key!r}")
+        return np.array([places[key] for key in keys], np.int64)
+
+    # Information about the store.
+
+    def stored_bytes(self) -> int:
+        # docstring inherited
+        return os.path.getsize(self._opener.data_path)
+
+    def handle_settings(self) -> dict[str, JSON]:
+        # docstring inherited
+        how: dict[str, JSON] = {"readonly": True, "lock": False, "file_system": file_system(self._opener.path)}
+        settings = self._opener.settings
+        readahead = "by size of values" if settings.readahead is None else settings.readahead
+        where: JSON = dict(self._plan.pattern.to_json())
+        return {**how, "readahead": readahead, "database": settings.database, "columns": where}
+
+    def advice(self) -> list[str]:
+        # docstring inherited
+        return file_system_advice(self._opener.path)
+
+    # Pickling.
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_records": None, "_unread": None}
+
+
+@contextmanager
+def _reading(handle: ForeignHandle, opener: EnvironmentOpener) -> Iterator[LmdbReader]:
+    """Begin a transaction on the database that holds the records."""
+    if not isinstance(handle, ForeignHandle):
+        raise NativeStoreError(f"{opener.url} is a native store; open it without layout=")
+    database = handle.database(opener.settings.database or None)
+    with handle.env.begin(db=database, buffers=True) as txn:
+        yield LmdbReader(txn, database, opener, handle)
+
+
+def _scan(opener: EnvironmentOpener, plan: Plan) -> Array:
+    """Return the array of the index of keys; other readers may share the environment."""
+    owner = OpenStore()
+    ref = ForeignLmdb.pool.ref(owner, opener)
+    with owner, lmdb_errors(opener.url), ref.lease() as handle, _reading(handle, opener) as reader:
+        found = key_index(reader, plan, functools.partial(listed_keys_of, reader, plan) if plan.listed else None)
+    ref.close()
+    return found
+
+
+def _sampled(records: Records, most: int) -> list[bytes]:
+    """Return the keys of some records, evenly distributed; of lists, each once."""
+    located = records.locate(evenly(records.count, most))
+    return [*dict.fromkeys(key for _, key, _, _ in located)]
+
+
+def _left(reader: LmdbReader, plan: Plan, entries: Entries, records: Records) -> list[str]:
+    """Return what no record holds; raises FormatError if the store has another number of records than it says."""
+    facts = records.keys.facts if isinstance(records.keys, Names) else {}
+    if plan.layout == "resolutions":
+        others = [size for size in resolutions(reader) if str(size) != plan.leading.texts[0].rstrip("-")]
+        number = counted(records.count, "image")
+        return [f"resolution {size}: {number}; resolution={size} reads it" for size in others]
+    if not plan.is_all:
+        due = len(plan.others) + records.count * len(plan.pattern.places)
+        return (
+            facts["unread"]
+            if "unread" in facts
+            else unmatched(reader, plan)
+            if reader.entries > due or reader.settings.partial
+            else []
+        )
+    if facts.get("not_text") and plan.key and not plan.as_hex:
+        raise FormatError(
+            f"{reader.url}: its key {facts['not_text']} (in hexadecimal) is not text; keys='hex' shows keys like this"
+        )
+    if plan.numbers is not None:
+        return []
+    found = records.keys.count
+    what = f"{plan.listed or 'its index'} lists {found}"
+    if entries.count is not None and plan.listed != "meta_info.txt":
+        name, stated = entries.count
+        says = f"{key_text(name)} says {stated} records"
+        if plan.listed and stated != found and not reader.settings.partial:
+            raise FormatError(
+                f"{reader.url} does not match its own count: {says} and {what}; copy it again, or open it with "
+                "partial=True, which reads the entries that it lists"
+            )
+        check_count(reader, stated + len(plan.others), what if plan.listed else says)
+    else:
+        check_count(reader, found + len(plan.others), what)
+    left = reader.entries - found - len(plan.others)
+    return [f"{counted(left, 'entry', 'entries')} that {plan.listed} does not list"] if left > 0 else []
+
+
+def _with_values(reader: LmdbReader, records: Records) -> tuple[Plan, list[str]]:
+    """Return the plan with the fields of the records, by some of them, and what they do not read.
+
+    Raises
+    ------
+    ValueError, ConfigError
+        The records do not agree; an option does not fit.
+    """
+    plan, keys = records.plan, _sampled(records, _SAMPLED)
+    plan = replace(plan, **_named(plan, records))
+    if plan.pattern.has_rows:
+        return _frames(reader, plan, keys)
+    if plan.layout == "keyed":
+        value = reader.get(keys[0]) if keys else None
+        is_video = value is not None and sniff(value) == "video"
+        part = Part("video", Field("bytes")) if is_video else Part("image", Field("image"))
+        return replace(plan, values=(Value(plan.leading, "bytes", (part,)),)), []
+    declared = dict(plan.pattern.kinds)
+    if plan.layout in ("ocr", "resolutions"):
+        declared = {"image": Field("image"), "label": Field("str")}
+    elif not records.count and plan.layout == "columns":
+        shown = ", ".join(repr(key_text(key)) for key in reader.keys_from(b"", 3))
+        raise ValueError(f"no key matches the place {plan.pattern.leading.text!r}; it holds keys such as {shown}")
+    values, left = list[Value](), list[str]()
+    for name, place in plan.pattern.places:
+        entries = [records.entry(place.path, key) for key in keys]
+        samples = [value for key in entries if (value := reader.get(key)) is not None]
+        if name == EVERYTHING:
+            plan, found, more = _everything(reader, plan, samples)
+            values.append(found)
+            left += more
+        elif not samples and entries and name not in declared:
+            raise ValueError(f"it has no entry {key_text(entries[0])!r}, which columns names for {name!r}")
+        else:
+            try:
+                values.append(value_at(name, declared.get(name), place, samples))
+            except ValueError as error:
+                raise ValueError(f"the values of {name!r} differ: {error}") from None
+    return replace(plan, values=tuple(values)), left
+
+
+def _named(plan: Plan, records: Records) -> dict[str, Any]:
+    """Return the fields of the names in braces, besides the key."""
+    facts = records.keys.facts if isinstance(records.keys, Names) else {}
+    if plan.pattern.has_rows:
+        return {"names": (("video", Field("int")), ("frame", Field("int")))}
+    texts: dict[str, list[str]] = facts.get("texts", {})
+    kinds: dict[str, Kind] = {
+        name: "int" if name == "label" or all(map(str.isdigit, found)) else "str" for name, found in texts.items()
+    }
+    return {
+        "names": tuple((name, Field(kind)) for name, kind in kinds.items()),
+        "classes": tuple(texts.get("label", ())),
+    }
+
+
+def _everything(reader: LmdbReader, plan: Plan, samples: Sequence[memoryview]) -> tuple[Plan, Value, list[str]]:
+    """Return the plan with its codec, how the values are read by their parts, and what is not read."""
+    settings = reader.settings
+    wanted = settings.fields
+    place = next(place.path for name, place in plan.pattern.places if name == EVERYTHING)
+    if not samples:
+        if wanted is None or any(field is None for _, field in wanted):
+            raise ValueError(
+                "it has no record from which to infer the fields; declare them, for example fields='image:image,label:int'"
+            )
+        parts = tuple(Part(name, field, at) for at, (name, field) in enumerate(wanted))
+        return plan, Value(place, plan.codec, parts, f"{len(parts)} parts"), []
+    codec, contents = _contents(plan.codec, samples)
+    found: Inferred = infer(
+        contents, wanted, any_shape=settings.any_shape, lists=codec == "json", has_key=bool(plan.key)
+    )
+    if plan.key and wanted is not None and len(wanted) > len(found.fields):
+        plan = replace(plan, key=wanted[-1][0])
+    parts = tuple(Part(name, field, part) for name, part, field in found.fields)
+    return replace(plan, codec=codec), Value(place, codec, parts, found.form), [*found.left]
+
+
+def _contents(codec: str, samples: Sequence[memoryview]) -> tuple[str, list[Any]]:
+    """Return the codec, or without one the first that decodes a value, and the content of the values; raises ValueError."""
+    failed = ""
+    for name in [codec] if codec else ["pickle", "npz", "json", "msgpack", "datum"]:
+        contents = []
+        for sample in samples:
+            try:
+                contents.append(decode(name, sample))
+            except CodecError as error:
+                failed = failed or str(error)
+        if contents:
+            return name, contents
+    raise ValueError(f"no record can be read; the first: {failed}")
+
+
+def _frames(reader: LmdbReader, plan: Plan, keys: Sequence[bytes]) -> tuple[Plan, list[str]]:
+    """Return the plan of records that are elements of lists: the frames, and the other parts of a value."""
+    _, contents = _contents(plan.codec, [value for key in keys if (value := reader.get(key)) is not None])
+    parts = {frames_part(content) for content in contents}
+    if len(parts) != 1 or None in parts:
+        raise ValueError("its values are not lists of encoded images, alone or with other parts")
+    (frames,) = parts
+    found, left = [Part("image", Field("image"), frames)], list[str]()
+    if frames != WHOLE:
+        first = contents[0]
+        rest = [part for part in (first if isinstance(first, Mapping) else range(len(first))) if part != frames]
+        is_mapping = isinstance(first, Mapping)
+        others = [[part_of(content, part) for part in rest] for content in contents]
+        inferred = infer(
+            [dict(zip(rest, each, strict=True)) for each in others] if is_mapping else others, None, any_shape=False
+        )
+        found += [Part(name, field, part if is_mapping else rest[part]) for name, part, field in inferred.fields]
+        left = [*inferred.left]
+    if taken := {"video", "frame"}.intersection(part.name for part in found):
+        raise ValueError(f"{', '.join(sorted(taken))} is the name of a part and of a field of the layout")
+    return replace(plan, values=(Value(plan.leading, plan.codec, tuple(found)),), frames=frames), left

@@ -1,0 +1,742 @@
+"""LMDB environments of other tools: records equal those written in every way of reading, and nothing opens by guessing."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import pickle
+import random
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import lmdb
+import lz4.frame
+import msgspec
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+import storeds
+from _foreign_lmdb import Raw, basicsr, caffe, datum, encoded, numpy_to_msgpack, ocr, pickled, put, pyarrow, tensorpack
+from _foreign_lmdb_cases import CASES, COUNT, JPEGS, NAMED, NUMBERS, Case
+from _traps_lmdb import aselmdb, grey_video, numbered, open_catalyst, records_of, stylegan2
+from _verdicts import unjudged
+from storeds.errors import (
+    ConfigError,
+    FormatError,
+    MissingDependencyError,
+    RecordError,
+    StoredsError,
+    StoreNotFoundError,
+    UnavailableError,
+)
+from storeds.layouts.lmdb import ForeignLmdb
+from storeds.protocols import Field, SupportsKeys
+from storeds.records.columns import read_column
+from storeds.registry import LAYOUTS
+from storeds.testing import PickleTests, ProcessTests, ReadTests, fingerprint
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("STOREDS_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture(params=CASES, name="case")
+def _case(request: pytest.FixtureRequest) -> Case:
+    return CASES[request.param]
+
+
+def opened(case: Case, path: Path) -> ForeignLmdb:
+    return ForeignLmdb(f"lmdb://{case.write(path)}", layout=case.layout, **(case.options or {}))
+
+
+def digest(sample: Any) -> str:
+    return hashlib.sha256(pickle.dumps(fingerprint([sample]))).hexdigest()
+
+
+def faults(url: Any, **options: Any) -> dict[int, str]:
+    """Return position → what is wrong, and check that the others read."""
+    with storeds.open_backend(url, **options) as backend:
+        found = backend.get_many(range(len(backend)))
+    return {at: item.reason for at, item in enumerate(found) if isinstance(item, RecordError)}
+
+
+class Runs:
+    """Pickles as a call."""
+
+    def __init__(self, function: Any, *given: Any) -> None:
+        self.call = function, given
+
+    def __reduce__(self) -> Any:
+        return self.call
+
+
+# Stores that open, read in every way.
+
+
+def test_records_columns_and_pickles(case: Case, tmp_path: Path) -> None:
+    truth = [digest(case.record(n)) for n in NUMBERS]
+    with opened(case, tmp_path / "s") as backend:
+        assert (len(backend), backend.meta.layout) == (COUNT, case.layout)
+        for asked in (list(NUMBERS), [*reversed(NUMBERS)], [5, 1, 5, 23, 0, 0]):
+            assert [digest(record) for record in backend.get_many(asked)] == [truth[n] for n in asked]
+        for name, field in backend.meta.fields.items():
+            (part,) = backend.get_many([7], [name])
+            assert digest(part) == digest({name: case.record(7)[name]})
+            if field.kind in ("int", "str", "float", "bool"):
+                assert backend.column(name).tolist() == [case.record(n)[name] for n in NUMBERS]
+        keys = backend.keys().tolist()
+        assert backend.positions([keys[3], keys[0], keys[3]]).tolist() == [3, 0, 3]
+        state = pickle.dumps(backend)
+        assert len(state) < 3000
+        with pickle.loads(state) as twin:
+            assert twin.meta == backend.meta
+            assert (digest(twin.get_many([3])[0]), twin.unread()) == (truth[3], backend.unread())
+
+
+def test_stores_of_known_tools_open_without_arguments(
+    case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"lmdb://{case.write(tmp_path / 's')}"
+    environments: list[str] = []
+    open_environment = lmdb.open
+
+    def note(path: str, **how: Any) -> Any:
+        environments.append(path)
+        return open_environment(path, **how)
+
+    monkeypatch.setattr(lmdb, "open", note)
+    with storeds.open_backend(url, **(case.options or {})) as backend:
+        assert (backend.meta.layout, len(backend)) == (case.layout, COUNT)
+        assert isinstance(backend, SupportsKeys)
+        assert backend.recognised  # type: ignore[attr-defined]
+        assert len(environments) <= 2  # one may be for the native format
+        assert digest(backend.get_many([5])[0]) == digest(case.record(5))
+
+
+@dataclass
+class Digests(Dataset[tuple[str, int, str]]):
+    """The digest of every record of every case."""
+
+    stores: dict[str, ForeignLmdb]
+
+    def __len__(self) -> int:
+        return len(self.stores) * COUNT
+
+    def __getitem__(self, at: int) -> tuple[str, int, str]:
+        name, position = list(self.stores)[at // COUNT], at % COUNT
+        return name, position, digest(self.stores[name].get_many([position])[0])
+
+
+def unchanged(batch: Any) -> Any:
+    return batch  # module-level, so that spawned workers can import it
+
+
+def test_two_spawned_workers(tmp_path: Path) -> None:
+    """All cases share the workers, to save time."""
+    stores = {name: opened(case, tmp_path / str(number)) for number, (name, case) in enumerate(CASES.items())}
+    loader: DataLoader[Any] = DataLoader(
+        Digests(stores), batch_size=5, num_workers=2, multiprocessing_context="spawn", collate_fn=unchanged
+    )
+    found = {(name, position): reported for batch in loader for name, position, reported in batch}
+    assert found == {(name, n): digest(case.record(n)) for name, case in CASES.items() for n in NUMBERS}
+
+
+def test_convert_and_verify(case: Case, tmp_path: Path) -> None:
+    url = f"lmdb://{case.write(tmp_path / 's')}"
+    for engine in ("lmdb", "hdf5"):
+        target = f"{engine}://{tmp_path}/native.{engine}"
+        storeds.convert(url, target, layout=case.layout, options=case.options)
+        assert storeds.verify(target, workers=0).findings == []
+        with storeds.open_backend(target) as backend:
+            found = [digest(record) for record in unjudged(backend.get_many(NUMBERS))]
+        assert found == [digest(case.record(n)) for n in NUMBERS]
+
+
+class TestReadingKit(ReadTests, PickleTests):
+    """The conformance kit over pickled mappings, which hold every kind of field; it cannot be written to."""
+
+    @pytest.fixture
+    def make_url(self, tmp_path: Path) -> Callable[[], str]:
+        numbers = iter(range(99))
+        return lambda: f"lmdb://{tmp_path}/{next(numbers):02}"
+
+    def open(self, url: str) -> Any:
+        return storeds.open_backend(url, layout="pickled", fields=self.declared.get(url))
+
+    def write(self, url: str, fields: Any, records: Any, **how: Any) -> Any:
+        self.declared[url] = fields
+        pickled(Path(url.removeprefix("lmdb://")), [dict(record) for record in records])
+        with self.open(url) as backend:
+            return backend.meta
+
+    declared: dict[str, Any] = {}
+    options = {"layout": "pickled"}
+
+    test_a_pickle_reads_in_a_fresh_process = ProcessTests.test_a_pickle_reads_in_a_fresh_process
+    test_a_forked_child_reads = ProcessTests.test_a_forked_child_reads_with_its_parents_backend
+
+
+# Patterns.
+
+
+def pairs(path: Path, count: int = 4) -> Path:
+    parts = {"image": JPEGS.__getitem__, "mask": JPEGS[::-1].__getitem__, "info": lambda n: b'{"id": %d}' % n}
+    return put(path, [(f"{n:04}_{name}".encode(), part(n)) for n in range(count) for name, part in parts.items()])
+
+
+PATTERNS: dict[str, tuple[Callable[[Path], Path], dict[str, Any], list[dict[str, Any]]]] = {
+    "entries that share a name": (
+        pairs,
+        {"image": "{}_image", "mask": "{}_mask", "info": "{}_info"},
+        [{"image": JPEGS[n], "mask": JPEGS[::-1][n], "info": {"id": n}, "key": f"{n:04}"} for n in range(4)],
+    ),
+    "classes": (
+        lambda path: put(path, [(b"dog/1", JPEGS[0]), (b"cat/1", JPEGS[1]), (b"cat/2/x", JPEGS[2])]),
+        {"image": "{label}/{}"},
+        [
+            {"image": JPEGS[n], "label": label, "key": key}
+            for n, label, key in ((1, 0, "1"), (2, 0, "2/x"), (0, 1, "1"))
+        ],
+    ),
+    "numbers without zeros": (
+        lambda path: put(path, [(b"%d/%d" % (v, f), b"%d" % (v * f)) for v in (2, 10) for f in (9, 10)]),
+        {"product": "{video}/{frame}"},
+        [{"product": v * f, "video": v, "frame": f} for v in (2, 10) for f in (9, 10)],
+    ),
+    "a closer place": (
+        lambda path: put(path, [(b"a", JPEGS[0]), (b"a.txt", b"1a"), (b"b", JPEGS[1]), (b"b.txt", b"2")]),
+        {"image": "{}", "text": "{}.txt"},
+        [{"image": JPEGS[0], "text": "1a", "key": "a"}, {"image": JPEGS[1], "text": "2", "key": "b"}],
+    ),
+    "a shared value": (
+        lambda path: put(path, [(b"img/1", JPEGS[0]), (b"img/2", JPEGS[1]), (b"version", b"7")]),
+        {"image": "img/{}", "version": "version"},
+        [{"image": JPEGS[n], "version": 7, "key": f"{n + 1}"} for n in (0, 1)],
+    ),
+    "a declared kind": (
+        lambda path: put(path, [(b"a", b"1"), (b"b", b"2")]),
+        {"code": {"path": "{}", "kind": "str"}},
+        [{"code": "1", "key": "a"}, {"code": "2", "key": "b"}],
+    ),
+    "all parts": (
+        lambda path: put(path, [(b"x", pickle.dumps((JPEGS[0], 1)))]),
+        {"*": "{}"},
+        [{"image": JPEGS[0], "label": 1, "key": "x"}],
+    ),
+    "elements of lists": (
+        lambda path: put(path, [(b"x", pickle.dumps((JPEGS[:2], 1)))]),
+        {"*": "{video}[]"},
+        [{"image": JPEGS[n], "video": 0, "frame": n, "label": 1} for n in (0, 1)],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+def test_a_pattern_reads(name: str, tmp_path: Path) -> None:
+    write, columns, records = PATTERNS[name]
+    path = write(tmp_path / "s")
+    assert records_of(f"lmdb://{path}", columns=columns) == records
+    with storeds.open_backend(path, columns=columns) as backend:
+        assert (backend.meta.layout, storeds.info(str(path), options={"columns": columns}).unread) == ("columns", [])
+        assert pickle.loads(pickle.dumps(backend)).get_many([0]) == records[:1]
+
+
+def test_what_a_pattern_does_not_match_is_reported_and_a_missing_entry_is_a_record_error(tmp_path: Path) -> None:
+    path = pairs(tmp_path / "s")
+    url = f"lmdb://{path}?columns=image:{{}}_image,info:{{}}_info"
+    assert storeds.info(url).unread == [f"key '{n:04}_mask': an image of {len(JPEGS[::-1][n])} bytes" for n in range(4)]
+    with lmdb.open(str(path), map_size=1 << 24) as env, env.begin(write=True) as txn:
+        txn.delete(b"0002_info")
+    assert faults(url) == {2: "its key '0002_info' is missing from the database"}
+
+
+# Entries that are not records.
+
+
+@pytest.mark.parametrize("count", [pickle.dumps(6, 0), b"6", pickle.dumps(6), (6).to_bytes(8, "big")])
+@pytest.mark.parametrize("key", ["__len__", "length", "num_samples"])
+def test_a_count_in_any_form_is_checked_and_no_record(key: str, count: bytes, tmp_path: Path) -> None:
+    values = [pickle.dumps((JPEGS[n], n)) for n in range(6)]
+    assert records_of(numbered(tmp_path / "s", values, {key: count})) == [
+        {"image": JPEGS[n], "label": n} for n in range(6)
+    ]
+    with pytest.raises(FormatError, match=f"{key} says 9 records, so 10 entries are expected, and it has 7"):
+        storeds.open_backend(numbered(tmp_path / "t", values, {key: b"9"}))
+
+
+ARRAYS: list[tuple[Any, Any]] = [
+    (np.arange(3.0), [0.0, 1.0, 2.0]),
+    (np.eye(2, dtype=np.int64), [[1, 0], [0, 1]]),
+    (np.zeros(0), []),
+    (np.array(5), 5),
+    ({"rgb": np.arange(3)}, {"rgb": [0, 1, 2]}),
+]
+
+
+@pytest.mark.parametrize("key", ["mean", "class_to_idx"])
+@pytest.mark.parametrize("sort", ["pickles", "pictures", "json"])
+@pytest.mark.parametrize(("value", "expected"), ARRAYS)
+def test_a_description_may_be_an_array(tmp_path: Path, value: Any, expected: Any, sort: str, key: str) -> None:
+    values = {
+        "pickles": [pickle.dumps((blob, n)) for n, blob in enumerate(JPEGS[:4])],
+        "pictures": JPEGS[:4],
+        "json": [b'{"x": %d}' % n for n in range(4)],
+    }[sort]
+    for start in (b"", b"name"):
+        path = put(tmp_path / f"s{start!r}", [(start + b"%08d" % n, each) for n, each in enumerate(values)])
+        put(path, [(key.encode(), pickle.dumps(value))])
+        with storeds.open_backend(path) as backend:
+            assert (len(backend), backend.meta.attrs) == (4, {key: expected})
+
+
+def test_class_names_and_unread_descriptions(tmp_path: Path) -> None:
+    more = {
+        "classes": pickle.dumps(["cat", "dog"]),
+        "length": b"6",
+        "mean": bytes(3),
+        "preview": pickle.dumps(JPEGS[0]),
+    }
+    dataset = storeds.StoreDataset(
+        url := numbered(tmp_path / "s", [pickle.dumps((JPEGS[n], n % 2)) for n in range(6)], more)
+    )
+    assert (len(dataset), dataset.classes, dataset.targets) == (6, ["cat", "dog"], [0, 1] * 3)
+    assert [entry.partition(":")[0] for entry in storeds.info(url).unread] == ["key 'mean'", "key 'preview'"]
+    images = {
+        "ape.jpg": JPEGS[0],
+        "classes": pickle.dumps(["a", "b"]),
+        "info": JPEGS[1],
+        "length": b"3",
+        "owl.jpg": JPEGS[2],
+    }
+    put(tmp_path / "t", [(key.encode(), value) for key, value in images.items()])
+    with storeds.open_backend(tmp_path / "t") as backend:  # an image is no description, whatever its name
+        keys = read_column(backend, "key").tolist()
+        assert (keys, backend.meta.attrs) == (["ape.jpg", "info", "owl.jpg"], {"classes": ["a", "b"]})
+    with storeds.open_backend(tmp_path / "t", exclude="info", partial=True) as backend:
+        assert len(backend) == 2
+
+
+def test_digits_and_letters_that_are_all_pictures_are_all_records(tmp_path: Path) -> None:
+    put(tmp_path / "s", [(b"%x" % n, JPEGS[n]) for n in range(16)])
+    assert [record["image"] for record in records_of(f"lmdb://{tmp_path}/s")] == JPEGS[:16]
+
+
+def test_other_databases_are_reported_or_must_be_chosen(tmp_path: Path) -> None:
+    put(tmp_path / "s", [(b"%d" % n, JPEGS[n]) for n in range(6)])
+    put(tmp_path / "s", [(b"%d" % n, b"3") for n in range(4)], database=b"labels")
+    assert storeds.info(f"{tmp_path}/s").unread == ["database 'labels': 4 entries; database='labels' reads it"]
+    put(tmp_path / "s", [(b"%03d" % n, b"3") for n in range(40)], database=b"labels")
+    with pytest.raises(ConfigError, match="44 of 50 entries.*database='labels' reads that one, database='' the main"):
+        storeds.open_backend(tmp_path / "s")
+    assert len(storeds.open_backend(tmp_path / "s", database="")) == 6
+
+
+# Values.
+
+
+def test_kinds_are_inferred_from_most_records(tmp_path: Path) -> None:
+    values = [(b"\0damaged" if n == 0 else JPEGS[n], n if n % 2 else n + 0.5, None, [n]) for n in NUMBERS]
+    path = pickled(tmp_path / "s", values)
+    with storeds.open_backend(path) as backend:
+        json_ = Field("json")
+        assert backend.meta.fields == {"image": Field("image"), "value": Field("float"), "json0": json_, "json1": json_}
+        assert backend.get_many([1]) == [{"image": JPEGS[1], "value": 1.0, "json0": None, "json1": [1]}]
+    with storeds.open_backend(path, fields="image:bytes,score,nothing,boxes", any_shape="true") as backend:
+        assert list(backend.meta.fields) == ["image", "score", "nothing", "boxes"]
+    for wrong in ("image", "a,b,c,d,e", "image:no,b,c,d", "A,b,c,d", "a,a,b,c"):
+        with pytest.raises(ConfigError, match="field"):
+            storeds.open_backend(path, fields=wrong)
+
+
+def test_entries_of_mappings(tmp_path: Path) -> None:
+    path = pickled(
+        tmp_path / "s", [{"Image": JPEGS[n], "Class ID": n, 3: 0.5, **({"box": 1} if n else {})} for n in range(4)]
+    )
+    assert storeds.info(str(path)).unread == ["entry 'box': absent or null in some records"]
+    assert records_of(f"lmdb://{path}")[2] == {"image": JPEGS[2], "class_id": 2, "f3": 0.5}
+    assert records_of(f"lmdb://{path}", fields="class_id:float,image")[2] == {"class_id": 2.0, "image": JPEGS[2]}
+
+
+def test_atoms_and_a_damaged_array_in_json(tmp_path: Path) -> None:
+    rows: list[Any] = [
+        {"numbers": [1] * n, "cell": {"__ndarray__": [[n], "int64", [5] * n]}, "energy": -1.5 * n} for n in (2, 4, 3)
+    ]
+    url = aselmdb(tmp_path / "val.aselmdb", rows)
+    with storeds.open_backend(url) as backend:
+        assert backend.meta.attrs == {"nextid": 4, "deleted_ids": [], "metadata": {"title": "atoms"}}
+        assert [record["cell"].tolist() for record in records_of(url)] == [[5] * n for n in (2, 4, 3)]
+    for number, wrong in enumerate(
+        ([[9], "int64", [1]], [[1], "O", [None]], [[1], "<U3", ["a"]], [3], "x", [[2], "f8", ["a", {}]])
+    ):
+        many = [*rows * 20, {**rows[0], "cell": {"__ndarray__": wrong}}, rows[0]]
+        assert list(faults(aselmdb(tmp_path / f"{number}", many))) == [60]
+
+
+def test_graphs_leave_their_nodes_open(tmp_path: Path) -> None:
+    with storeds.open_backend(open_catalyst(tmp_path / "is2re.lmdb", 12)) as backend:
+        assert backend.meta.fields["pos"] == Field("array", "<f4", (None, 3))
+
+
+def test_clips_and_films(tmp_path: Path) -> None:
+    clips = [([encoded(10 * n + frame) for frame in range(3 + n)], n % 2) for n in range(4)]
+    url = numbered(tmp_path / "s", list(map(pickle.dumps, clips)), {"__len__": pickle.dumps(4)})
+    dataset = storeds.StoreDataset(url, reader="video", decode="bytes")
+    assert (dataset[:], dataset.targets) == (clips, [0, 1, 0, 1])
+    films = [grey_video(range(20, 20 + 30 * (4 + n), 30)) for n in range(3)]
+    for values in (films, [pickle.dumps((blob, n)) for n, blob in enumerate(films)]):
+        dataset = storeds.StoreDataset(
+            numbered(tmp_path / f"{len(values[0])}", values), reader="video", fields=["video"]
+        )
+        assert [dataset[n][0].shape for n in range(3)] == [(4 + n, 3, 24, 32) for n in range(3)]
+
+
+def test_a_resolution_is_chosen(tmp_path: Path) -> None:
+    url = stylegan2(tmp_path / "ffhq", {size: [encoded(size + n) for n in range(3)] for size in (128, 256, 1024)})
+    with pytest.raises(ConfigError) as raised:
+        storeds.open_backend(url)
+    assert [line["resolution"] for line in lines_of(raised.value)[:3]] == [128, 256, 1024]
+    assert [record["image"] for record in records_of(f"{url}?resolution=256")] == [encoded(256 + n) for n in range(3)]
+    assert storeds.info(url, options={"resolution": 256}).unread == [
+        f"resolution {size}: 3 images; resolution={size} reads it" for size in (128, 1024)
+    ]
+
+
+# Stores that do not open, and the lines of their errors.
+
+
+def lines_of(error: BaseException) -> list[dict[str, Any]]:
+    """Return the arguments of each line to paste in an error, after running the line."""
+    found = []
+    for line in re.findall(r"^  (storeds\.open_backend\(.*?\))  # (\d+) records?", str(error), re.MULTILINE):
+        with eval(line[0]) as backend:
+            assert len(backend) == int(line[1].replace(",", ""))
+        found.append(eval(line[0].replace("storeds.open_backend(", "(lambda path, **given: given)(")))
+    return found
+
+
+def mixed(path: Path) -> Path:
+    images = [(b"%04d" % n, JPEGS[n]) for n in range(6)]
+    return put(path, [*images, *((b"text-%04d" % n, b"words") for n in range(40))])
+
+
+ANY = {"columns": {"value": "{}"}}
+UNDECIDED: dict[str, tuple[Callable[[Path], Any], list[dict[str, Any]]]] = {
+    "text": (lambda path: put(path, [(b"foo", b"bar"), (b"z", b"baz")]), [ANY]),
+    "images and words": (mixed, [{"layout": "keyed"}, ANY]),
+    "pairs": (
+        lambda path: put(path, [(b"%d_%s" % (n, part), JPEGS[n]) for n in range(4) for part in (b"img", b"seg")]),
+        [{"columns": {"img": "{}_img", "seg": "{}_seg"}}, {"layout": "keyed"}, ANY],
+    ),
+    "pairs of folders": (
+        lambda path: put(path, [(b"%s/%d" % (part, n), JPEGS[n]) for n in range(4) for part in (b"hr", b"lr")]),
+        [{"columns": {"hr": "hr/{}", "lr": "lr/{}"}}, {"layout": "keyed"}, ANY],
+    ),
+    "sizes": (
+        lambda path: put(path, [(b"%d-%05d" % (size, n), JPEGS[n]) for n in range(4) for size in (64, 128)]),
+        [
+            {"layout": "resolutions", "resolution": 64},
+            {"layout": "resolutions", "resolution": 128},
+            {"layout": "keyed"},
+            ANY,
+        ],
+    ),
+    "three images in a list": (
+        lambda path: put(path, [(b"%d" % n, pickle.dumps([JPEGS[n]] * 3)) for n in range(4)]),
+        [{"layout": "pickled"}, {"layout": "frames"}, {"columns": {"value": {"path": "{}", "kind": "bytes"}}}],
+    ),
+    "a damaged image": (
+        lambda path: put(path, [(b"n%d" % n, b"\0" * 9 if n == 3 else JPEGS[n]) for n in range(9)]),
+        [{"layout": "keyed"}, ANY],
+    ),
+    "in a database": (
+        lambda path: put(path, [(b"foo", b"bar")], database=b"train"),
+        [{"database": "train", **ANY}],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", UNDECIDED)
+def test_an_uncertain_store_is_an_error_with_lines_that_work(name: str, tmp_path: Path) -> None:
+    write, lines = UNDECIDED[name]
+    path = write(tmp_path / "s")
+    with pytest.raises(ConfigError, match="It holds:\n  '") as raised:
+        storeds.open_backend(path, **({"database": "train"} if "database" in lines[0] else {}))
+    assert lines_of(raised.value) == lines
+
+
+def unplanned(seed: int, path: Path) -> Path:
+    """Write a store that no tool writes: entries of two forms, under keys of any form."""
+    draw = random.Random(seed)
+    forms: list[Callable[[int], bytes]] = [
+        lambda n: draw.randbytes(20),
+        lambda n: b"word %d" % n,
+        lambda n: JPEGS[n % COUNT],
+        lambda n: pickle.dumps((JPEGS[n % COUNT], n)),
+        lambda n: json.dumps({"x": n}).encode(),
+        lambda n: msgspec.msgpack.encode([n, "x"]),
+        lambda n: bytes(8) + bytes([n]),
+    ]
+    first, second = draw.sample(forms, 2)
+    key = draw.choice([b"%d", b"%05d", b"k%d", b"a/%d", b"%d.bin", b"\xff%d"])
+    return put(path, [(key % n, (first if n % 2 else second)(n)) for n in range(40)])
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_an_unplanned_store_never_opens(seed: int, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as raised:
+        storeds.open_backend(unplanned(seed, tmp_path / "s"))
+    assert lines_of(raised.value)
+
+
+SAMPLES = [(JPEGS[n], n) for n in range(6)]
+WORDS = [(JPEGS[n], f"w{n}") for n in range(4)]
+LISTED = [b"%d" % n for n in range(8)]
+
+
+def listed(**how: Any) -> Callable[[Path], Path]:
+    return lambda path: pickled(path, SAMPLES, **how)
+
+
+Refusal = tuple[Callable[[Path], Any], dict[str, Any], type[StoredsError], str]
+REFUSALS: list[Refusal] = [
+    (listed(said=5), {}, FormatError, "says 5 records and __keys__ lists 6"),
+    (listed(keys=LISTED[:3], said=3), {}, FormatError, "lists 3, so 5 entries are expected, and it has 8"),
+    (listed(keys=LISTED, said=8), {}, FormatError, "lists 8, so 10 entries are expected, and it has 8"),
+    (listed(said="six"), {}, FormatError, "'six', not a number"),
+    (listed(said=-1), {}, FormatError, "not a number"),
+    (listed(said=Runs(os.system, "x")), {}, FormatError, r"__len__ is not a number.*system"),
+    (listed(keys=Runs(os.system, "x")), {}, FormatError, r"__keys__ cannot be read.*system"),
+    (listed(keys=[b"0", 1]), {}, FormatError, "key 1 of __keys__ is a int instead of text"),
+    (listed(keys=[0, 1, 2, True]), {}, FormatError, "key 0 of __keys__ is a int"),
+    (listed(keys=[2**80]), {}, FormatError, "key 0 of __keys__ is a int"),
+    (listed(keys=6), {}, FormatError, "a int, not a list"),
+    (listed(keys=np.zeros((2, 3), int)), {}, FormatError, "a ndarray, not a list"),
+    (listed(keys=np.arange(6.0)), {}, FormatError, "key 0 of __keys__ is a float"),
+    (lambda path: ocr(path, WORDS, said=5), {}, FormatError, "says 5, so 11 entries are expected, and it has 9"),
+    (lambda path: ocr(path, WORDS, said=3), {}, FormatError, "says 3, so 7 entries"),
+    (
+        lambda path: ocr(path, WORDS, counted=False),
+        {},
+        FormatError,
+        "may be incomplete; .*partial=True.* the 4 records",
+    ),
+    (lambda path: put(path, [(b"num-samples", b"many")]), {"layout": "ocr"}, FormatError, "not a number"),
+    (lambda path: put(path, [(b"a", b"b")]), {"layout": "ocr"}, FormatError, "no entry 'num-samples'"),
+    (pyarrow, {}, FormatError, r"pyarrow\.serialize.*write the store again.*pyarrow==11"),
+    (pyarrow, {"layout": "pickled"}, FormatError, r"pyarrow\.serialize wrote"),
+    (pairs, {"layout": "pyarrow"}, FormatError, "was not written by pyarrow"),
+    (pairs, {"layout": "pairs"}, ConfigError, "needs the keys of each field"),
+    (pairs, {"columns": {"image": "image_{}"}}, FormatError, "no key matches the place 'image_{}'.*'0000_image'"),
+    (pairs, {"columns": {"image": "{}_image", "x": "{}_x"}}, FormatError, "no entry '0000_x'.* for 'x'"),
+    (pairs, {"columns": {"image": "{}_image[]"}}, ConfigError, r'\[\] ends the place of "\*"'),
+    (pairs, {"layout": "keyed", "resolution": 4}, ConfigError, "layout 'keyed' has no option 'resolution'"),
+    (pairs, {"database": "x"}, ConfigError, "no database 'x'"),
+    (pairs, {"colour": 1}, ConfigError, "colour"),
+    (
+        lambda path: put(path, [(b"a", JPEGS[0])], database=b"t"),
+        {},
+        ConfigError,
+        r"pass one of them: database='t' \(1 entry\)",
+    ),
+    (lambda path: put(path, [(b"\0\xff", JPEGS[0])]), {}, FormatError, "00ff.*keys='hex'"),
+    (lambda path: put(path, []), {}, FormatError, "it is empty"),
+    (
+        lambda path: pickled(path, []),
+        {"layout": "pickled"},
+        FormatError,
+        "no record from which to infer the fields.*fields=",
+    ),
+    (lambda path: pickled(path, [torch.nn.Linear(1, 1)] * 2, names=[b"a", b"b"]), {}, ConfigError, r"linear\.Linear"),
+    (lambda path: pickled(path, [{"pos": Runs(exec, "x")}] * 3), {"layout": "pickled"}, FormatError, r"builtins\.exec"),
+    (lambda path: path, {}, StoreNotFoundError, "no store"),
+]
+
+
+@pytest.mark.parametrize("number", range(len(REFUSALS)))
+def test_refusals(number: int, tmp_path: Path) -> None:
+    write, options, kind, words = REFUSALS[number]
+    with pytest.raises(kind, match=words):
+        storeds.open_backend(f"lmdb://{write(tmp_path / 's')}", **options)
+
+
+def test_missing_lz4_native_and_cut_stores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(tmp_path / "s", [(b"%d" % n, lz4.frame.compress(numpy_to_msgpack({"x": n}))) for n in range(3)])
+    with monkeypatch.context() as patch, pytest.raises(MissingDependencyError, match="pip install lz4"):
+        patch.setitem(sys.modules, "lz4.frame", None)
+        storeds.open_backend(tmp_path / "s")
+    with storeds.open_writer(f"lmdb://{tmp_path}/n.lmdb", {"image": "image"}) as writer:
+        writer.append([{"image": JPEGS[0]}])
+    with pytest.raises(ConfigError, match="is a native store"):
+        storeds.open_backend(f"lmdb://{tmp_path}/n.lmdb", layout="keyed")
+    cut = put(tmp_path / "cut", [(b"%d" % n, JPEGS[0] * 50) for n in range(50)], folder=False)
+    os.truncate(cut, cut.stat().st_size // 2)
+    with pytest.raises(FormatError, match="cut short"):
+        storeds.open_backend(f"lmdb://{cut}")
+
+
+# Damaged records.
+
+
+def test_unreadable_records_are_record_errors(tmp_path: Path) -> None:
+    deep = b"\x80\x02" + b"]" * 9000 + b"a" * 8999 + b"."
+    values = [
+        (1, 1),
+        Raw(pickle.dumps((1, 2))[:-4]),
+        (2, Runs(os.system, "x")),
+        (3, 3),
+        (1, 2, 3),
+        (5, "5"),
+        Raw(deep),
+        *[(7, 7)] * 9,
+    ]
+    bad = faults(pickled(tmp_path / "p", values), layout="pickled", fields="x:int,label:int")
+    assert sorted(bad) == [1, 2, 4, 5, 6]
+    assert ("system" in bad[2], "3 parts" in bad[4], "'label'" in bad[5]) == (True, True, True)
+    points = [[1, 2], Raw(b"\xc1"), Raw(b"\xdd\xff\xff\xff\xff"), Raw(b"\x91" * 150 + b"\xc0"), *[[3, 4]] * 9]
+    bad = faults(tensorpack(tmp_path / "t", points, numpy_to_msgpack))
+    assert (sorted(bad), bad[3]) == ([1, 2, 3], "refused: its msgpack nests deeper than 100 levels")
+    whole = datum(bytes(12), 3, (3, 2, 2))
+    wrong = [whole[:-3], whole[:9], b"", datum(bytes(11), 3, (3, 2, 2)), b"\xff" * 30, datum(JPEGS[0], 1, encoded=True)]
+    messages = [whole] * 5 + [wrong.pop()] + [whole] * 200 + [part for each in wrong for part in (each, whole, whole)]
+    assert sorted(faults(caffe(tmp_path / "c", messages), layout="caffe", any_shape=True, partial=True)) == [
+        5,
+        *range(206, 221, 3),
+    ]
+
+
+def test_counts_that_do_not_fit_open_in_part(tmp_path: Path) -> None:
+    missing = "its key {!r} is missing from the database".format
+    path = pickled(tmp_path / "p", SAMPLES, keys=LISTED, said=9)
+    assert faults(f"lmdb://{path}?partial=true") == {n: missing(f"{n}") for n in (6, 7)}
+    assert faults(ocr(tmp_path / "o", WORDS, said=5), partial=True) == {4: missing("image-000000005")}
+    put(tmp_path / "h", [(b"image-2", JPEGS[0]), (b"label-2", b"a"), (b"image-3", JPEGS[1]), (b"lexicon", b"x")])
+    assert faults(tmp_path / "h", layout="ocr", partial=True) == {0: missing("image-1"), 2: missing("label-3")}
+    assert storeds.info(str(tmp_path / "h"), options={"partial": True}).unread == ["key 'lexicon': 'x'"]
+    images = {f"{n}.png": JPEGS[n] for n in range(4)}
+    for names in (["0.png", "1.png"], [*images, "absent.png"]):
+        path = basicsr(tmp_path / str(len(names)), images, listed=names)
+        with pytest.raises(
+            FormatError, match=f"lists {len(names)}, so {len(names)} entries are expected, and it has 4"
+        ):
+            storeds.open_backend(path)
+        assert list(faults(path, partial=True)) == ([4] if len(names) == 5 else [])
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["tuples", "json-in-gzip-with-images-in-base64", "msgpack-in-lz4", "npz", "datum-raw", "frames-and-a-label", "ocr"],
+)
+def test_mutated_stores_give_the_same_data_or_a_clear_error(name: str, tmp_path: Path) -> None:
+    """Values are changed, cut and swapped; no exception but our own leaves, and unchanged records read as before."""
+    case, draw = CASES[name], random.Random(name)
+    source = case.write(tmp_path / "s")
+    with lmdb.open(str(source), readonly=True, lock=False, subdir=source.is_dir()) as env, env.begin() as txn:
+        entries = dict(txn.cursor())
+    for number in range(150):
+        changed = dict(entries)
+        for key in draw.sample([*entries], 2):
+            value = bytearray(entries[key])
+            action = draw.randrange(4)
+            if action == 0:
+                value[draw.randrange(len(value))] ^= 1 << draw.randrange(8)
+            elif action == 1:
+                del value[draw.randrange(len(value)) :]
+            elif action == 2:
+                value[:] = entries[draw.choice([*entries])]
+            else:
+                value[:] = draw.randbytes(draw.randrange(30))
+            changed[key] = bytes(value)
+        path = put(tmp_path / str(number), changed.items())
+        for options in ({**(case.options or {})}, {"layout": case.layout, "partial": True, **(case.options or {})}):
+            try:
+                with storeds.open_backend(path, **options) as backend:
+                    backend.get_many(range(len(backend)))
+            except StoredsError as error:
+                assert "Traceback" not in str(error)
+
+
+# Keys and handles.
+
+
+def test_the_key_index_is_built_once_and_found_again(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"lmdb://{CASES['keyed'].write(tmp_path / 's')}"
+    with storeds.open_backend(url) as backend:
+        state = pickle.dumps(backend)
+        with pytest.raises(ConfigError, match="nowhere"):
+            backend.positions(["nowhere"])  # type: ignore[attr-defined]
+    assert len(list(cache.iterdir())) == 1
+    with monkeypatch.context() as patch:
+        patch.setattr("storeds.layouts.lmdb.backend.key_index", None)
+        storeds.open_backend(url).close()
+    for file in cache.iterdir():  # somebody cleans up: the keys are found again
+        file.write_bytes(file.read_bytes()[:-8])
+    with pickle.loads(state) as twin:
+        assert twin.get_many([3], ["key"]) == [{"key": NAMED[3][0]}]
+    (tmp_path / "file").write_text("no folder")
+    monkeypatch.setenv("STOREDS_CACHE", str(tmp_path / "file" / "cache"))
+    with storeds.open_backend(url, layout="keyed") as backend:
+        assert pickle.loads(pickle.dumps(backend)).get_many([3], ["key"]) == [{"key": NAMED[3][0]}]
+
+
+def test_the_key_index_is_neither_mapped_nor_kept_open(tmp_path: Path, cache: Path) -> None:
+    put(tmp_path / "s", ((b"%07d.jpg" % n, JPEGS[0][:64]) for n in range(100_000)))
+    with storeds.open_backend(tmp_path / "s") as backend:
+        (index,) = cache.iterdir()
+        asked = np.random.default_rng(0).integers(0, 100_000, 3000).tolist()
+        assert backend.get_many(asked, ["key"]) == [{"key": f"{n:07}.jpg"} for n in asked]
+        assert str(index) not in Path("/proc/self/maps").read_text()
+        open_files = {os.readlink(entry) for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink()}
+        assert str(index) not in open_files
+
+
+def test_a_changed_store_raises_unavailable_error(tmp_path: Path) -> None:
+    path = CASES["keyed"].write(tmp_path / "s")
+    with storeds.open_backend(path) as backend:
+        put(path, [(b"zzz", JPEGS[0])], folder=False)
+        with pytest.raises(UnavailableError, match="changed"):
+            backend.get_many([0])
+        with storeds.open_backend(path) as again:
+            assert (len(again), again.meta.id == backend.meta.id) == (COUNT + 1, False)
+
+
+@pytest.mark.parametrize(
+    ("size", "options", "wanted"), [(1000, {}, False), (200_000, {}, True), (200_000, {"readahead": False}, False)]
+)
+def test_the_kernel_reads_ahead_where_values_are_large(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, options: dict[str, bool], wanted: bool
+) -> None:
+    put(tmp_path / "s", [(f"{number:04}".encode(), JPEGS[0] + bytes(size)) for number in range(8)])
+    noted: list[bool] = []
+    open_environment = lmdb.open
+
+    def note(path: str, **how: Any) -> Any:
+        noted.append(how["readahead"])
+        return open_environment(path, **how)
+
+    monkeypatch.setattr(lmdb, "open", note)
+    with storeds.open_backend(f"lmdb://{tmp_path}/s", layout="keyed", **options) as backend:
+        assert len(backend.get_many(range(8))) == 8
+        assert noted[-1] is wanted
+
+
+@pytest.mark.parametrize("spelling", ["{}", "{}/", "{}/data.mdb", "lmdb://{}", "lmdb://{}/", "lmdb://{}/data.mdb"])
+def test_an_environment_opens_in_every_spelling(spelling: str, tmp_path: Path) -> None:
+    basicsr(tmp_path / "ours", {"b.png": JPEGS[0], "a.png": JPEGS[1]})
+    assert [record["key"] for record in records_of(spelling.format(tmp_path / "ours"))] == ["b", "a"]
+
+
+def test_presets_are_the_registered_layouts() -> None:
+    assert {f"lmdb/{name}" for name in ForeignLmdb.presets} == {
+        name for name in LAYOUTS.names() if name.startswith("lmdb/")
+    }
