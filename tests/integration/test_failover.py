@@ -41,7 +41,7 @@ def filled(harmed_set: ReplicaSet, set_place: Place) -> Place:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("preference", ["primary", "secondaryPreferred"])
+@pytest.mark.parametrize("preference", ["primary"])
 def test_epochs_are_the_same_while_primaries_die(harmed_set: ReplicaSet, filled: Place, preference: str) -> None:
     others = set(multiprocessing.active_children())  # workers that earlier tests of this process left
     chance, killed = random.Random(5), list[Member]()
