@@ -67,7 +67,10 @@ def parse_options(cls: type[Opts], in_url: Mapping[str, str], keywords: Mapping[
 
 def _describe_error(item: Any) -> str:
     name = ".".join(map(str, item["loc"]))
-    return f"option {name!r} is needed" if item["type"] == "missing" else f"{name}: {item['msg']}"
+    reason = item["msg"].removeprefix("Value error, ")
+    if reason.startswith(name):  # an error of ours
+        return reason
+    return f"option {name!r} is needed" if item["type"] == "missing" else f"{name}: {reason}"
 
 
 _INT64, _UINT64 = np.dtype(np.int64), np.dtype(np.uint64)

@@ -243,11 +243,12 @@ def _candidate_groups(files: Hdf5Files, group: str, groups: list[str]) -> Iterat
         yield {"columns": _inside(group, {"*": "{label}/{}/**"})}
         yield {"columns": _inside(group, {"*": "{}/**"})}
         return
+    are_numbered = all(map(_DIGITS.search, names[0]))  # as files are, and fields are not
     rows = [name for name in natural_order(common) if not is_single(_first(files, group, groups[0], name))]
-    for name in rows[:2]:
+    for name in [] if are_numbered else rows[:2]:
         for kind in ("label", "video"):
             yield {"columns": _inside(group, {_plain(name) or "image": f"{{{kind}}}/{_escaped(name)}[]"})}
-    if not rows:
+    if are_numbered or not rows:
         for kind in ("label", "video"):
             place = "{label}/{}" if kind == "label" else "{video}/{frame}"
             yield {"columns": _inside(group, {"*": place})}
