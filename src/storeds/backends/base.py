@@ -67,7 +67,7 @@ def parse_options(cls: type[Opts], in_url: Mapping[str, str], keywords: Mapping[
 
 def _describe_error(item: Any) -> str:
     name = ".".join(map(str, item["loc"]))
-    reason = item["msg"].removeprefix("Value error, ")
+    reason: str = item["msg"].removeprefix("Value error, ")
     if reason.startswith(name):  # an error of ours
         return reason
     return f"option {name!r} is needed" if item["type"] == "missing" else f"{name}: {reason}"
