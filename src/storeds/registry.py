@@ -20,7 +20,6 @@ from storeds.errors import ConfigError, MissingDependencyError, suggest
 __all__ = [
     "BACKENDS",
     "DECODERS",
-    "FOREIGN",
     "LAYOUTS",
     "READERS",
     "Registry",
