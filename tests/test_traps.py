@@ -1259,16 +1259,6 @@ def run_loop(message: str, folder: Path) -> None:
     subprocess.run([sys.executable, "-c", loop], cwd=folder, check=True)
 
 
-def test_the_loop_in_an_error_converts_strange_documents(mongodb_database: str, tmp_path: Path) -> None:
-    with filled(mongodb_database) as database:
-        database.words.insert_many({"_id": n, "text": f"word {n}"} for n in range(3))
-    with pytest.raises(errors.FormatError, match="it begins _id=0, text='word 0'; layout='query' reads them") as raised:
-        storeds.open_backend(f"{mongodb_database}/words")
-    run_loop(str(raised.value), tmp_path)
-    assert records_of(f"{tmp_path}/words.lmdb") == [{"key": str(n), "data": f"word {n}"} for n in range(3)]
-    assert records_of(f"{mongodb_database}/words", layout="query") == [{"text": f"word {n}"} for n in range(3)]
-
-
 def test_pictures_in_nested_documents_are_columns(mongodb_database: str) -> None:
     with filled(mongodb_database) as database:
         database.nested.insert_many({"_id": n, "image": {"data": jpeg(n), "type": "jpg"}, "label": n} for n in range(4))

@@ -99,6 +99,8 @@ class ForeignOptions(LmdbOptions):
 
 _NATIVE = {COLUMNS, META, RECORDS}
 
+_DATABASE = 48  # bytes of the value that stands for a named database
+
 
 class ForeignHandle:
     """An open environment, and the state of its file when it was opened."""
@@ -120,11 +122,9 @@ class ForeignHandle:
         raise FormatError(f"{self.url} is an LMDB file, but not a native store: a foreign layout has it open")
 
     def is_native(self) -> bool:
-        """Whether the environment holds exactly the databases of a native store."""
+        """Whether the environment holds the databases of a native store."""
         with self.env.begin() as txn:
-            return (
-                set(map(bytes, txn.cursor().iternext(values=False))) == _NATIVE if txn.stat()["entries"] == 3 else False
-            )
+            return all(len(txn.get(name, b"")) == _DATABASE for name in _NATIVE)
 
     def database(self, name: str | None) -> Any:
         """Return the handle of a named database, or of the main one for None; raises ConfigError."""
