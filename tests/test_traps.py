@@ -488,7 +488,7 @@ def test_unread_parts_of_documents_are_reported(mongodb_database: str) -> None:
         "field 'note': absent or null in some documents",
         "collection 'photos.labels': 3 documents",
     ]
-    with pytest.raises(errors.ConfigError, match=r"18 of 19 fields: .* columns=\{\"image\": \"image\"\} reads"):
+    with pytest.raises(errors.ConfigError, match=r"18 of 19 fields: .* columns=\{'image': 'image'\} reads"):
         storeds.open_backend(f"{mongodb_database}/sparse")
     with storeds.open_backend(f"{mongodb_database}/sparse", columns={"image": "image"}) as backend:
         assert len(backend) == 6
@@ -1287,23 +1287,6 @@ def test_base64_text_in_documents_is_an_image(mongodb_database: str) -> None:
         )
     dataset = storeds.StoreDataset(f"{mongodb_database}/texts", decode="bytes")
     assert dataset[:] == [(jpeg(n), n) for n in range(4)]
-
-
-def test_crops_in_a_document_are_records(mongodb_database: str) -> None:
-    url = f"{mongodb_database}/pages"
-    with filled(mongodb_database) as database:
-        database.pages.insert_many(
-            {"_id": n, "page": f"p{n}", "crops": [{"image": jpeg(10 * n + k), "label": k} for k in range(n)]}
-            for n in (3, 0, 2)
-        )
-    with pytest.raises(errors.ConfigError, match="'crops' holds lists of documents with images .*unwind='crops' gives"):
-        storeds.open_backend(url)
-    due = [{"page": f"p{n}", "image": jpeg(10 * n + k), "label": k} for n in (2, 3) for k in range(n)]
-    assert records_of(url, unwind="crops") == due
-    assert storeds.info(url, options={"unwind": "crops"}).unread == ["1 document without an element in 'crops'"]
-    second = storeds.StoreDataset(url, options={"unwind": "crops"}, where={"label": 1}, decode="bytes")
-    assert second[:] == [(jpeg(21), 1), (jpeg(31), 1)]
-    assert next(iter(storeds.StoreLoader(second, batch_size=2, num_workers=1)))[1].tolist() == [1, 1]
 
 
 @pytest.mark.parametrize("by", ["filename", "_id"])

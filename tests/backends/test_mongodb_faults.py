@@ -146,7 +146,7 @@ def test_a_collection_of_another_program_is_not_replaced(database: Any, url: str
     database["store"].insert_one({"a": 1})
     with pytest.raises(errors.StoreExistsError, match="no store, so it is not replaced"):
         storeds.open_writer(url, FIELDS, overwrite=True)
-    with pytest.raises(errors.FormatError, match="not a native store"):
+    with pytest.raises(errors.ConfigError, match="no field of its documents holds an image"):
         storeds.open_backend(url)
     with pytest.raises(errors.StoreNotFoundError, match="has the collections store"):
         storeds.open_backend(f"{url}2")

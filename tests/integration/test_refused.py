@@ -124,7 +124,7 @@ def insert_theirs(collection: Any) -> None:
     ("damage", "kind", "match"),
     [
         (lambda store: store.drop(), errors.StoreNotFoundError, "no store at"),
-        (insert_theirs, errors.FormatError, "not a native store"),
+        (insert_theirs, errors.ConfigError, "no field of its documents holds an image"),
         (lambda store: store.delete_one({"_id": "meta"}), errors.FormatError, "not a native store"),
         (lambda store: store.delete_one({"_id": 1}), errors.FormatError, "3 documents are there, its meta says 4"),
     ],

@@ -250,7 +250,7 @@ def test_convert_examines_a_foreign_store(tmp_path: Path) -> None:
     put(tmp_path / "foreign", ((key.encode(), picture.blob) for key, picture in PICTURES.items() if picture.blob))
     for check, found in ((True, COUNTS), (False, {"not examined": len(PICTURES) - 1})):
         url = f"hdf5://{tmp_path}/{check}.h5"
-        storeds.convert(f"lmdb://{tmp_path}/foreign", url, check=check)
+        storeds.convert(f"lmdb://{tmp_path}/foreign", url, check=check, layout="keyed")
         kinds = storeds.info(url).pictures
         assert kinds is not None
         assert (

@@ -225,6 +225,9 @@ class SampleReader(ImageReader):
             return column
         return np.array([class_number(name, value, classes) for value in column.tolist()], np.int64)
 
+    def _images(self) -> list[str]:
+        return [name for name, declared in zip(self.fields, self.kinds, strict=False) if declared.kind == "image"]
+
     def _choose(self, fields: dict[str, Field]) -> tuple[str, ...]:
         roles: dict[str, Any] = {
             name: self._given.get(name, {}).get("role", each.role) for name, each in fields.items()
