@@ -253,7 +253,7 @@ def test_damaged_ranges_are_an_error_or_harm_nothing(engine: str, tmp_path: Path
     assert set(outcomes) <= {0, *MAY_DIE_OF[engine]}, outcomes
 
 
-# What is no store at all
+# Paths that are not stores
 
 
 @pytest.mark.parametrize("prefix", ["lmdb://", "hdf5://", ""])

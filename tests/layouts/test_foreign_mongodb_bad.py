@@ -83,6 +83,10 @@ def test_a_missing_index_or_field(database: Any, mongodb_database: str, tmp_path
     url, names = with_path(mongodb_database, "named"), fill_named(database)
     with pytest.raises(errors.StoreNotFoundError, match="no index at"):
         NamedLayout(url, index=str(tmp_path / "none.json"))
+    with pytest.raises(errors.StoreNotFoundError, match="no index at"):
+        storeds.StoreDataset(url, index=str(tmp_path / "none.json"))
+    with pytest.raises(errors.StoreNotFoundError, match="no document matches the query"):
+        storeds.StoreDataset(url, query={"img_name": "none"})
     index = write_index(tmp_path / "i.json", names[:2], ["cat", "dog"])
     for option in ("name_field", "data_field"):
         wrong: dict[str, Any] = {option: "img"}

@@ -222,3 +222,40 @@ def test_a_plug_in_reader_may_name_its_options_freely() -> None:
     assert dataset[:] == [(5, 0), (6, 1)]
     assert isinstance(dataset.reader, BindsItself)
     assert (dataset.reader.mode, dataset.reader.strided) == ("val", "yes")
+
+
+@pytest.fixture
+def pixels() -> np.ndarray[Any, Any]:
+    pixels = np.random.default_rng(1).integers(0, 256, (4, 12, 10, 3), np.uint8)
+    fields = {"images": {"kind": "array", "dtype": "uint8", "shape": [12, 10, 3], "role": "image"}, "labels": "int"}
+    with open_writer("memory://pixels", fields, overwrite=True) as writer:
+        writer.append({"images": pixels[at], "labels": at} for at in range(4))
+    return pixels
+
+
+def test_arrays_that_are_declared_as_images_are_images_for_every_decoder(pixels: np.ndarray[Any, Any]) -> None:
+    def of_file(blob: bytes, mode: str, /) -> Any:
+        with Image.open(io.BytesIO(blob)) as image:
+            return np.asarray(image.convert(mode))
+
+    for mode in ("RGB", "L"):
+        for at, expected in enumerate(Image.fromarray(each).convert(mode) for each in pixels):
+            rows = np.asarray(expected).reshape(12, 10, -1)
+            for decode in ("pil", "tensor", "fast", of_file):
+                image, label = StoreDataset("memory://pixels", decode=decode, mode=mode)[at]
+                found = image.permute(1, 2, 0).numpy() if isinstance(image, torch.Tensor) else np.asarray(image)
+                assert (found.reshape(12, 10, -1) == rows).all()
+                assert (label, isinstance(image, Image.Image)) == (at, decode == "pil")
+
+
+def test_transforms_of_images_take_pixels(pixels: np.ndarray[Any, Any]) -> None:
+    dataset = StoreDataset("memory://pixels", decode="tensor", transform=[{"name": "CenterCrop", "size": 6}])
+    assert (dataset[2][0].permute(1, 2, 0).numpy() == pixels[2, 3:9, 2:8]).all()
+
+
+def test_an_array_that_is_no_image_is_a_bad_sample() -> None:
+    fields = {"image": {"kind": "array", "dtype": "uint8", "shape": [None, None, None, 3], "role": "image"}}
+    with open_writer("memory://volumes", fields, overwrite=True) as writer:
+        writer.append([{"image": np.zeros((2, 4, 4, 3), np.uint8)}])
+    with pytest.raises(errors.DecodeError, match="is no image of 1, 3 or 4 channels; reader='array' reads it"):
+        StoreDataset("memory://volumes")[0]

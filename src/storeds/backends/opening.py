@@ -183,8 +183,14 @@ def _open_foreign(
         raise type(why_not_native)("; ".join([str(why_not_native), *refusals])) from why_not_native
     try:
         return open_with(import_object(FOREIGN[url.scheme]), url, opened, options)
-    except (NativeStoreError, StoreNotFoundError):  # it is damaged, an interrupted write, or has no such option
+    except NativeStoreError:  # it is damaged, or has no such option
         raise why_not_native from None
+    except StoreNotFoundError:
+        if isinstance(
+            why_not_native, ConfigError
+        ):  # an option of a foreign store, such as an index, is what is missing
+            raise
+        raise why_not_native from None  # an interrupted write
 
 
 def _claims(url: StoreURL, opened: OpenStore, options: Mapping[str, Any]) -> tuple[dict[str, str], list[str]]:

@@ -36,7 +36,6 @@ __all__ = [
     "decode_npz",
     "decode_tensorpack",
     "decompress",
-    "evenly",
     "image_of_text",
     "is_compressed",
     "is_image",
@@ -257,11 +256,6 @@ def numbers_of(value: Any) -> Array | None:
     except ValueError:  # ragged
         return None
     return found if found.dtype.kind in "bif" else None
-
-
-def evenly(count: int, most: int) -> list[int]:
-    """Return at most `most` positions of ``0 … count - 1``, evenly distributed, with the first and the last."""
-    return sorted({round(at * (count - 1) / (most - 1)) for at in range(most)}) if count else []
 
 
 # Caffe.

@@ -20,6 +20,7 @@ __all__ = [
     "Inferred",
     "Wanted",
     "coerce",
+    "evenly",
     "form_of",
     "infer",
     "kind_of",
@@ -45,6 +46,11 @@ _SCALARS: tuple[tuple[Kind, type], ...] = (
     ("str", str),
     ("bytes", bytes),
 )
+
+
+def evenly(count: int, most: int) -> list[int]:
+    """Return at most `most` positions of ``0 … count - 1``, evenly distributed, with the first and the last."""
+    return sorted({round(at * (count - 1) / (most - 1)) for at in range(most)}) if count else []
 
 
 @dataclass(frozen=True)

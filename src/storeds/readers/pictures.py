@@ -198,7 +198,14 @@ class PictureDecoder:
         return _cropped(image, crops) if crops else image
 
     def of_pixels(self, pixels: Array) -> Any:
-        """Return uint8 pixels, channels × height × width, as this decoder returns a file of them; others get a PNG."""
+        """Return uint8 pixels, channels × height × width, as this decoder returns a file of them; other decoders get a PNG.
+
+        Raises DecodeError for what is no image of 1, 3 or 4 channels.
+        """
+        if pixels.ndim != 3 or len(pixels) not in (1, 3, 4):
+            raise DecodeError(
+                f"an array of shape {pixels.shape} is no image of 1, 3 or 4 channels; reader='array' reads it"
+            )
         rows = np.ascontiguousarray(pixels.transpose(1, 2, 0))
         image = Image.fromarray(rows[..., 0] if rows.shape[2] == 1 else rows)
         if self.mode not in (UNCHANGED, image.mode):

@@ -226,6 +226,7 @@ class SampleReader(ImageReader):
         return np.array([class_number(name, value, classes) for value in column.tolist()], np.int64)
 
     def _images(self) -> list[str]:
+        # Arrays with the role image are read by `_image_tensor`, since the user may say where their channels are.
         return [name for name, declared in zip(self.fields, self.kinds, strict=False) if declared.kind == "image"]
 
     def _choose(self, fields: dict[str, Field]) -> tuple[str, ...]:

@@ -110,9 +110,10 @@ class _Builder:
     def __init__(
         self, files: Hdf5Files, pattern: Pattern, names: Names | NamesInMemory, bounds: Array, facts: Facts
     ) -> None:
-        self._files, self._pattern, self._names, self._bounds, self._facts = files, pattern, names, bounds, facts
+        self._files, self._pattern, self._names, self._facts = files, pattern, names, facts
         self._group = files.settings.group.rstrip("/")
-        self._count = int(bounds[-1]) if pattern.has_rows else len(names)
+        self._bounds: Array = bounds if pattern.has_rows else np.arange(len(names) + 1)
+        self._count = int(self._bounds[-1])
 
     def build(self) -> Contents:
         attrs = dict(self._facts.attrs)
@@ -155,8 +156,7 @@ class _Builder:
     def _values(self, name: str, plan: Plan) -> Values:
         files, field, other = self._files, plan.field, self._files.beside(plan.file)
         if plan.sort == "shared":
-            values = self._facts.shared[name]
-            return SequenceValues(self._bounds if self._pattern.has_rows else np.arange(self._count + 1), field, values)
+            return SequenceValues(self._bounds, field, self._facts.shared[name])
         if plan.sort == "attribute":
             read: Callable[[str], Any] = partial(_read_attribute, files, plan)
             return _Elements(field, self._count, self._paths_of(plan), read)
@@ -177,8 +177,7 @@ class _Builder:
 
     def _named(self) -> dict[str, Values]:
         """Return the fields of the names in the pattern, and the numbers of rows."""
-        bounds = self._bounds if self._pattern.has_rows else np.arange(self._count + 1)
-        names, columns = self._names, dict[str, Values]()
+        bounds, names, columns = self._bounds, self._names, dict[str, Values]()
         for place, name in enumerate(self._pattern.names):
             if name != KEY:
                 field = self._facts.named[name]

@@ -13,7 +13,6 @@ import h5py
 import numpy as np
 
 from storeds.errors import ConfigError, FormatError, suggest
-from storeds.layouts.codecs import evenly
 from storeds.layouts.hdf5.elements import default_name, element_field, read_attribute, read_element
 from storeds.layouts.hdf5.files import (
     MOST_WALKED,
@@ -27,6 +26,7 @@ from storeds.layouts.hdf5.files import (
     names_in,
 )
 from storeds.layouts.hdf5.values import is_single, row_count, values_of
+from storeds.layouts.infer import evenly
 from storeds.layouts.pattern import ATTRIBUTES, EVERYTHING, KEY, Pattern, Place, Template, natural_order
 from storeds.protocols import JSON, Array, Field
 
@@ -138,7 +138,7 @@ class Scan:
                 found = [values for values, count in zip(found, counts, strict=True) if count]
             if not found:
                 raise FormatError(f"{self._files.url}: no dataset has rows at the place {self._pattern.leading.text!r}")
-            bounds = np.cumsum([0, *filter(None, counts)] if empty else [0, *counts], dtype=np.int64)
+            bounds = np.cumsum([0, *(filter(None, counts) if empty else counts)], dtype=np.int64)
         plans = self._plans(found)
         if self._pattern.has_rows and self._pattern.names:
             plans = {name: self._checked(name, plan, found, bounds) for name, plan in plans.items()}

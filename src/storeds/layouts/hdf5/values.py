@@ -18,9 +18,10 @@ import numpy as np
 
 from storeds.backends.hdf5.rows import FlatRows, Rows, gather
 from storeds.errors import FormatError
-from storeds.layouts.codecs import evenly, is_image
+from storeds.layouts.codecs import is_image
 from storeds.layouts.hdf5.chunks import ChunkedRows
 from storeds.layouts.hdf5.files import Hdf5Files
+from storeds.layouts.infer import evenly
 from storeds.protocols import Array, Field, Kind
 from storeds.records.columns import SCALARS, column_of
 

@@ -21,9 +21,9 @@ from storeds.backends.handles import HandlePool, OpenStore
 from storeds.backends.lmdb.backend import LmdbBackend
 from storeds.backends.lmdb.files import lmdb_errors
 from storeds.errors import ConfigError, FormatError, RecordError
-from storeds.layouts.codecs import CodecError, evenly, is_pickle, sniff
+from storeds.layouts.codecs import CodecError, is_pickle, sniff
 from storeds.layouts.explain import Preset, Reading, undecided
-from storeds.layouts.infer import WHOLE, Inferred, infer, part_of
+from storeds.layouts.infer import WHOLE, Inferred, evenly, infer, part_of
 from storeds.layouts.lmdb.entries import Entries, beginning_of, check_databases, entries_of, unread_entries
 from storeds.layouts.lmdb.environment import EnvironmentOpener, ForeignHandle, ForeignOptions, LmdbReader, key_text
 from storeds.layouts.lmdb.presets import (
@@ -63,7 +63,7 @@ from storeds.records.fields import WRITTEN_BY, Count, canonical_json, fields_to_
 __all__ = ["ForeignLmdb"]
 
 _LOG = logging.getLogger("storeds")
-_VERSION = 1  # of the index of keys
+_VERSION = 2  # of the index of keys
 _RECOGNISED, _SAMPLED = 16, 32  # records that are inspected
 _SHOWN = 11
 _FOR = {"resolution": ("resolutions",), "keys": ("keyed", "caffe", "columns", "pairs")}
@@ -432,13 +432,10 @@ def _named(plan: Plan, records: Records) -> dict[str, Any]:
     facts = records.keys.facts if isinstance(records.keys, Names) else {}
     if plan.pattern.has_rows:
         return {"names": (("video", Field("int")), ("frame", Field("int")))}
-    texts: dict[str, list[str]] = facts.get("texts", {})
-    kinds: dict[str, Kind] = {
-        name: "int" if name == "label" or all(map(str.isdigit, found)) else "str" for name, found in texts.items()
-    }
+    kinds: dict[str, Kind] = facts.get("kinds", {})
     return {
         "names": tuple((name, Field(kind)) for name, kind in kinds.items()),
-        "classes": tuple(texts.get("label", ())),
+        "classes": tuple(facts.get("classes", ())),
     }
 
 

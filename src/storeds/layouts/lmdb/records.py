@@ -180,8 +180,12 @@ def key_index(reader: LmdbReader, plan: Plan, listed: Callable[[], Iterable[byte
     names = [name for name in plan.pattern.names if name != KEY] if not plan.pattern.has_rows else []
     if names:
         keys, match = list(keys), matcher(plan.leading)
-        texts = [match.fullmatch(key) for key in keys]
-        facts["texts"] = {name: _texts(found[name].decode() for found in texts if found) for name in names}
+        matches = [found for key in keys if (found := match.fullmatch(key))]
+        texts = {name: {found[name].decode() for found in matches} for name in names}
+        facts["classes"] = [*sorted(texts.get("label", ()), key=str.encode)]
+        facts["kinds"] = {
+            name: "int" if name == "label" or all(map(str.isdigit, found)) else "str" for name, found in texts.items()
+        }
     keys = _noting_bytes(keys, facts)
     if not plan.pattern.has_rows:
         if not plan.is_all:
@@ -190,12 +194,6 @@ def key_index(reader: LmdbReader, plan: Plan, listed: Callable[[], Iterable[byte
     keys = list(keys)
     lengths = [_length(reader, plan, key) for key in keys]
     return pack_names(keys, np.cumsum([0, *lengths]), facts)
-
-
-def _texts(found: Iterable[str]) -> JSON:
-    """Return the texts that a name matches, in order; an empty list for decimal numbers."""
-    texts = sorted(set(found), key=str.encode)
-    return [*texts]
 
 
 def _in_order(walk: Callable[[], Iterator[bytes]]) -> Iterator[bytes]:

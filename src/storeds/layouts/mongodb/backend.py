@@ -18,7 +18,7 @@ from storeds.backends.base import BackendOptions, StoreBackend, bounded, parse_o
 from storeds.backends.mongodb.client import ClientFactory, Location, parse_location
 from storeds.backends.mongodb.retry import with_retries
 from storeds.errors import ClosedError, RecordError, UnavailableError
-from storeds.layouts.codecs import evenly
+from storeds.layouts.infer import evenly
 from storeds.layouts.mongodb.connection import Connection
 from storeds.layouts.mongodb.documents import Column, projection_of
 from storeds.layouts.names import Names
