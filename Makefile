@@ -35,7 +35,7 @@ test: server ## run every test in three processes, with a share of the repeated 
 
 test-full: server ## run every test with all its cases: an hour
 	@bash scripts/check_system.sh tools
-	STOREDS_TEST_FULL=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal --timeout 3600
+	STOREDS_TEST_FULL=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal --timeout 3600 -o faulthandler_timeout=3600
 
 test-gpu: $(READY) ## run the tests marked cuda, then measure how copies to the GPU overlap with training steps
 	$(BIN)/python -c "import torch; torch.cuda.is_available() or exit('make test-gpu needs a GPU: PyTorch sees no CUDA device')"

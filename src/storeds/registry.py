@@ -22,11 +22,13 @@ __all__ = [
     "DECODERS",
     "LAYOUTS",
     "READERS",
+    "SOURCES",
     "Registry",
     "register_backend",
     "register_decoder",
     "register_layout",
     "register_reader",
+    "register_source",
 ]
 
 
@@ -221,10 +223,28 @@ _DECODERS = (
     ("tensor", "decoders:decode_tensor", ""),
     ("fast", "decoders:decode_fast", ""),
 )
+_SOURCES = (
+    ("imagefolder", "folders:imagefolder", ""),
+    ("flat", "folders:flat", ""),
+    ("masks", "adapter:masks", ""),
+    ("csv", "adapter:csv", ""),
+    ("jsonl", "adapter:jsonl", ""),
+    ("coco", "adapter:coco", ""),
+    ("yolo", "adapter:yolo", ""),
+    ("voc", "adapter:voc", ""),
+    ("table", "adapter:table", "pyarrow"),
+    ("tar", "adapter:tar", ""),
+    ("dataset", "adapter:dataset", ""),
+    ("store", "stores:store", ""),
+    ("exported", "adapter:exported", ""),
+    ("videos", "adapter:videos", "av"),
+    ("frames", "adapter:frames", ""),
+)
 BACKENDS = Registry("backend", "storeds.backends", _built_in("backends", _BACKENDS))
 LAYOUTS = Registry("layout", "storeds.layouts", _built_in("layouts", _LAYOUTS))
 READERS = Registry("reader", "storeds.readers", _built_in("readers", _READERS))
 DECODERS = Registry("decoder", "storeds.decoders", _built_in("readers", _DECODERS))
+SOURCES = Registry("source", "storeds.sources", _built_in("ops.packing.sources", _SOURCES))
 
 
 def register_backend(scheme: str, target: Any, *, needs: str = "", clobber: bool = False) -> None:
@@ -261,3 +281,12 @@ def register_reader(name: str, target: Callable[..., Any] | str, *, needs: str =
 def register_decoder(name: str, target: Callable[..., Any] | str, *, needs: str = "", clobber: bool = False) -> None:
     """Make ``decode=name`` use `target`, which implements `storeds.Decoder`."""
     DECODERS.add(name, target, needs=needs, clobber=clobber)
+
+
+def register_source(name: str, target: Callable[..., Any] | str, *, needs: str = "", clobber: bool = False) -> None:
+    """Make ``pack(…, kind=name)`` use ``target(source, **options)``, which returns `~storeds.ops.packing.rows.Rows`.
+
+    An attribute ``detect`` of the function is called with the path of each file or folder that storeds does not recognise;
+    if it returns True, `kind` is not needed.
+    """
+    SOURCES.add(name, target, needs=needs, clobber=clobber)

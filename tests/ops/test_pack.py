@@ -23,7 +23,7 @@ from storeds import errors
 from storeds.cli import app
 from storeds.ops import Progress
 from storeds.ops.packing import choose_split, make_split
-from storeds.ops.packing.sources import Problem
+from storeds.ops.packing.rows import Bad as Problem
 from storeds.protocols import Field
 
 GOOD = {f"{'cat' if n % 2 else 'dog'}/{n}.jpg": jpeg(n) for n in range(8)}

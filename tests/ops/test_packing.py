@@ -16,7 +16,8 @@ import pytest
 import storeds
 from photographs import jpeg
 from storeds import errors
-from storeds.ops.packing.sources import BadItem, Problem, read_file
+from storeds.ops.packing.rows import Bad as Problem
+from storeds.ops.packing.rows import BadItem, read_file
 from storeds.protocols import JSON, Field, Record
 
 FIELDS = {"label": "int", "key": "str", "image": "bytes", "blob": "bytes"}

@@ -152,6 +152,8 @@ class StoreWriter:
     ----------
     fields : dict
         The declared fields, and two for the verdict on each image.
+    roles : RoleChecker
+        What `append` checks records with. Thread-safe, so that others can check them earlier.
 
     Notes
     -----
@@ -180,7 +182,7 @@ class StoreWriter:
         self._sink, self._overwrite, self._commit_every = sink, overwrite, commit_every
         self._images = [*pictures(self.fields)]
         self._check_pictures = check
-        self._roles = RoleChecker(self.fields, self._warn_of_lossy)
+        self.roles = RoleChecker(self.fields, self._warn_of_lossy)
         self._lossy: set[str] = set()
         self._codec = RecordCodec(self.fields)
         self._plan: JSON = {"fields": fields_to_json(self.fields), "plan": plan}
@@ -264,12 +266,12 @@ class StoreWriter:
         # docstring inherited
         return self._note
 
-    def append(self, records: Iterable[Record], /, *, note: JSON = None) -> int:
-        # docstring inherited
+    def append(self, records: Iterable[Record], /, *, note: JSON = None, checked: bool = False) -> int:
+        # docstring inherited; with `checked`, the caller has checked records with `roles`
         self._check_open()
         before = self.count
         for record in self._examined(records):
-            self._add(record)
+            self._add(record, checked=checked)
             if note is None and self._is_full():
                 self._commit()
         if note is not None:
@@ -309,11 +311,12 @@ class StoreWriter:
                 set_verdict(judged, image, found)
         return judged
 
-    def _add(self, record: Record) -> None:
+    def _add(self, record: Record, *, checked: bool) -> None:
         position = self.count
         try:
             stored = self._codec.canonical(record)
-            self._roles.check(record)
+            if not checked:
+                self.roles.check(record)
         except ValueError as error:
             key = record.get("key") if isinstance(record, Mapping) else None
             raise RecordError.at(self.url, position, str(error), key=key if isinstance(key, str) else None) from None
@@ -326,7 +329,7 @@ class StoreWriter:
     def _warn_of_lossy(self, mask: str) -> None:
         if mask not in self._lossy:
             self._lossy.add(mask)
-            _LOG.warning("%s: field %r holds a mask in record %d that is a JPEG: %s", self.url, mask, self.count, LOSSY)
+            _LOG.warning("%s: field %r holds a mask that is a JPEG: %s", self.url, mask, LOSSY)
 
     def _commit(self) -> None:
         with self._engine():

@@ -42,6 +42,7 @@ __all__ = [
     "complete_decoder",
     "complete_layout",
     "complete_reader",
+    "complete_source",
     "complete_url",
     "config_app",
     "main",
@@ -99,6 +100,11 @@ def complete_reader(incomplete: str) -> list[str]:
 def complete_decoder(incomplete: str) -> list[str]:
     """Return the names of decoders that begin with `incomplete`."""
     return _starting(registry.DECODERS, incomplete)
+
+
+def complete_source(incomplete: str) -> list[str]:
+    """Return the names of sources that begin with `incomplete`."""
+    return _starting(registry.SOURCES, incomplete)
 
 
 def _starting(known: registry.Registry, incomplete: str) -> list[str]:

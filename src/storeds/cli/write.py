@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
@@ -22,6 +22,7 @@ from storeds.cli.app import (
     Target,
     app,
     command,
+    complete_source,
     complete_url,
     parse_option,
     print_json,
@@ -34,12 +35,11 @@ from storeds.errors import ConfigError, StoreNotFoundError
 from storeds.ops.common import brief_counts, restarts_line
 from storeds.ops.exporting import ExportFormat
 from storeds.ops.packing import OnBad, Packed, SplitBy, reasons, reasons_line
-from storeds.ops.packing.sources import LabelStyle, Problem, SourceKind
+from storeds.ops.packing.rows import Bad
 
 __all__ = ["convert", "export", "pack", "repair"]
 
 _SHOWN = 20  # lines
-BoxFormat = Literal["xyxy", "xywh", "cxcywh"]
 
 Check = Annotated[
     bool, typer.Option("--check/--no-check", help="Examine each picture once, and store the verdict with it.")
@@ -62,7 +62,9 @@ def pack(
         typer.Argument(help="A folder, a .csv, .jsonl, .json or .tar file, or a store.", autocompletion=complete_url),
     ],
     url: Target,
-    kind: Annotated[SourceKind | None, typer.Option(help="The kind of the source; detected by default.")] = None,
+    kind: Annotated[
+        str | None, typer.Option(help="The kind of the source; detected by default.", autocompletion=complete_source)
+    ] = None,
     on_bad: Annotated[
         OnBad,
         typer.Option(help="For bad items: list them and publish nothing, leave them out, or keep what can be read."),
@@ -83,72 +85,21 @@ def pack(
     workers: Annotated[
         int | None, typer.Option(help="Threads that read, examine and encode; one per CPU by default.")
     ] = None,
-    root: Annotated[
-        str | None, typer.Option(help="The folder that paths in a manifest are relative to; by default its own folder.")
-    ] = None,
-    path_column: Annotated[str | None, typer.Option(help="The manifest's column of paths.")] = None,
-    label_column: Annotated[str | None, typer.Option(help="The manifest's column of labels.")] = None,
-    label_type: Annotated[
-        LabelStyle | None,
-        typer.Option(help="Whether the manifest's labels are integers or class names; detected by default."),
+    label: Annotated[
+        bool | None,
+        typer.Option("--label/--no-label", help="Whether records get a label; detected by default."),
     ] = None,
     classes: Annotated[
         str | None,
         typer.Option(help="The class names in the order of their ids: a,b,c, or the path of a file of them."),
     ] = None,
-    ignore_index: Annotated[int | None, typer.Option(help="The class id of pixels without a class in masks.")] = None,
-    image_set: Annotated[
-        str | None,
-        typer.Option(help="With --kind voc: the lists of ImageSets to pack: train,val or Segmentation/train; or all."),
+    option: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--option",
+            help="Another option of the source as name=value, such as label_column=breed; docs/pack.md lists them.",
+        ),
     ] = None,
-    zero_based: Annotated[
-        bool, typer.Option("--zero-based", help="With --kind voc: coordinates count from 0, not from 1.")
-    ] = False,
-    image_folder: Annotated[str | None, typer.Option(help="With --kind masks: the folder of the images.")] = None,
-    mask_folder: Annotated[str | None, typer.Option(help="With --kind masks: the folder of the masks.")] = None,
-    image_suffix: Annotated[
-        str | None, typer.Option(help="With --kind masks: how names of images end, before .jpg.")
-    ] = None,
-    mask_suffix: Annotated[
-        str | None, typer.Option(help="With --kind masks: how names of masks end, before .png.")
-    ] = None,
-    image_columns: Annotated[
-        str | None, typer.Option(help="The manifest's columns of images, if there are several: left,right.")
-    ] = None,
-    mask_columns: Annotated[
-        str | None, typer.Option(help="The manifest's columns of masks; detected by their names by default.")
-    ] = None,
-    caption_columns: Annotated[
-        str | None, typer.Option(help="The manifest's columns of captions; joins rows of one image.")
-    ] = None,
-    box_column: Annotated[str | None, typer.Option(help="The manifest's column of boxes; boxes or bbox.")] = None,
-    box_format: Annotated[
-        BoxFormat | None, typer.Option(help="How the manifest writes boxes, which are packed only then.")
-    ] = None,
-    box_relative: Annotated[
-        bool, typer.Option("--box-relative", help="Boxes are fractions of the width and the height of the image.")
-    ] = False,
-    label_separator: Annotated[
-        str | None, typer.Option(help="What separates several labels in one cell of the manifest, such as ';'.")
-    ] = None,
-    label_columns: Annotated[
-        str | None, typer.Option(help="The manifest's columns with 0 or 1, one for each class: cat,dog.")
-    ] = None,
-    columns: Annotated[str | None, typer.Option(help="Column names for a CSV without a header: path,label.")] = None,
-    delimiter: Annotated[str | None, typer.Option(help="The delimiter of the CSV; detected by default.")] = None,
-    encoding: Annotated[str | None, typer.Option(help="The manifest's text encoding; UTF-8 by default.")] = None,
-    fps: Annotated[str | None, typer.Option(help="Frames per second to pack from videos; all by default.")] = None,
-    label: Annotated[
-        bool | None,
-        typer.Option("--label/--no-label", help="Whether records get a label; detected by default."),
-    ] = None,
-    allow_outside: Annotated[
-        bool, typer.Option("--allow-outside", help="Allow paths and links that leave the root.")
-    ] = False,
-    allow_empty: Annotated[bool, typer.Option("--allow-empty", help="Accept classes whose folder is empty.")] = False,
-    include_hidden: Annotated[
-        bool, typer.Option("--include-hidden", help="Include hidden files and folders, such as .git.")
-    ] = False,
     overwrite: Overwrite = False,
     resume: Resume = False,
     commit_every: CommitEvery = 1000,
@@ -156,37 +107,12 @@ def pack(
     as_json: AsJson = False,
 ) -> None:
     """Pack images, or another store, into a store."""
-    options = {
-        "root": root,
-        "path_column": path_column,
-        "label_column": label_column,
-        "delimiter": delimiter,
-        "encoding": encoding,
-        "fps": fps,
-        "label": label,
-        "label_type": label_type,
-        "classes": None if classes is None else _classes(classes),
-        "ignore_index": ignore_index,
-        "image_set": image_set,
-        "zero_based": zero_based or None,
-        "image_folder": image_folder,
-        "mask_folder": mask_folder,
-        "image_suffix": image_suffix,
-        "mask_suffix": mask_suffix,
-        "image_columns": None if image_columns is None else _names(image_columns),
-        "mask_columns": None if mask_columns is None else _names(mask_columns),
-        "caption_columns": None if caption_columns is None else _names(caption_columns),
-        "box_column": box_column,
-        "box_format": box_format,
-        "box_relative": box_relative or None,
-        "label_separator": label_separator,
-        "label_columns": None if label_columns is None else _names(label_columns),
-        "columns": None if columns is None else _names(columns),
-        "allow_outside": allow_outside or None,
-        "allow_empty": allow_empty or None,
-        "include_hidden": include_hidden or None,
-    }
-    problems: list[Problem] = []
+    options = dict(map(parse_option, option or []))
+    if label is not None:
+        options["label"] = label
+    if classes is not None:
+        options["classes"] = _classes(classes)
+    problems: list[Bad] = []
     with progress("pack", quiet=as_json) as hook:
         meta = ops.pack(
             source,
@@ -206,7 +132,7 @@ def pack(
             index=index or (),
             progress=hook,
             on_problem=problems.append,
-            **{name: value for name, value in options.items() if value is not None},
+            **options,
         )
     if not as_json:
         _report(meta, problems, kept=on_bad == "keep")
@@ -228,7 +154,7 @@ def pack(
         say(f"fast crops: {restarts_line(meta.restarts)}")
 
 
-def _report(packed: Packed, problems: list[Problem], *, kept: bool) -> None:
+def _report(packed: Packed, problems: list[Bad], *, kept: bool) -> None:
     """Print on stderr how columns were interpreted, and which items are bad and why."""
     if packed.columns:
         say_error("columns: ", ", ".join(f"{name} → {field or 'left out'}" for name, field in packed.columns.items()))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -39,6 +39,7 @@ __all__ = [
     "examine_pictures",
     "examined",
     "images_of",
+    "in_order",
     "in_threads",
     "is_fast",
     "mark_picture",
@@ -196,6 +197,38 @@ def images_of(backend: Backend) -> tuple[str, ...]:
 
 
 T = TypeVar("T")
+R = TypeVar("R")
+
+
+def in_order(tasks: Iterable[T], work: Callable[[T], R], threads: int) -> Iterator[tuple[T, R]]:
+    """Yield each task with its result, in order, while threads work on the next ones.
+
+    Parameters
+    ----------
+    tasks : iterable
+        Drawn in this thread. One more than `threads` is in memory.
+    work : callable
+        Thread-safe. Its errors are raised here.
+    threads : int
+        With 1, this thread does the work, which then does not wait for another.
+    """
+    if threads == 1:
+        yield from ((task, work(task)) for task in tasks)
+        return
+    with ThreadPoolExecutor(threads, "storeds-work") as pool:
+        running: deque[tuple[T, Future[R]]] = deque()
+        try:
+            for task in tasks:
+                running.append((task, pool.submit(work, task)))
+                if len(running) > threads:  # each thread has a task while the oldest result is used
+                    done, future = running.popleft()
+                    yield done, future.result()
+            while running:
+                done, future = running.popleft()
+                yield done, future.result()
+        finally:
+            for _, future in running:
+                future.cancel()
 
 
 def examined(batches: Iterable[Batch], images: tuple[str, ...]) -> Iterator[Batch]:

@@ -1,12 +1,13 @@
 """Packs a source of images or records into a store: in parallel, in order and resumable.
 
-`pack` is the entry point. Read this file first, then `prepare` (threads and processes) and `sources`.
+`pack` is the entry point. Read this file first, then `rows` (what a source gives), `prepare` (threads) and a source.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 import os
 import re
 from collections import Counter
@@ -17,6 +18,7 @@ from typing import Any, Literal, get_args
 from storeds._utils.locations import redact
 from storeds._utils.text import counted, printable, some
 from storeds.backends.opening import COMMIT_EVERY, open_writer
+from storeds.backends.writer import StoreWriter
 from storeds.errors import ConfigError, RecordError, suggest
 from storeds.jpeg import Verdict
 from storeds.jpeg.restarts import RestartMarker
@@ -30,11 +32,10 @@ from storeds.ops.common import (
     resumable,
 )
 from storeds.ops.packing.prepare import Prepared, Preparer, prepared_chunks
+from storeds.ops.packing.rows import Bad, Listing
 from storeds.ops.packing.sources import open_source
-from storeds.ops.packing.sources.base import PackSource, Problem
-from storeds.ops.packing.sources.videos import VideoSource
-from storeds.ops.packing.splits import SplitBy, choose_split, make_split
-from storeds.protocols import JSON, Field, Meta, Writer
+from storeds.ops.packing.splits import SplitBy, choose_split, divides_by_label, make_split
+from storeds.protocols import JSON, Field, Meta
 
 __all__ = ["OnBad", "Packed", "SplitBy", "choose_split", "make_split", "pack", "reasons", "reasons_line"]
 
@@ -100,7 +101,7 @@ def pack(
     commit_every: int = COMMIT_EVERY,
     index: Sequence[str] = (),
     progress: ProgressHook | None = None,
-    on_problem: Callable[[Problem], None] | None = None,
+    on_problem: Callable[[Bad], None] | None = None,
     **source_options: Any,
 ) -> Packed:
     """Pack a source into a store.
@@ -138,15 +139,14 @@ def pack(
         the part of a picture that a crop needs. No coefficient changes, and each picture must decode to the same pixels,
         but its bytes change, and so does `Meta.id`. A picture that would grow by more than 2 or 3 % is kept.
     workers : int, optional
-        Threads that read, examine and encode; one per CPU by default, and 0 means one. A source that is not thread-safe,
-        such as a dataset object, is read in the calling thread by default, and in this many processes if `workers` is
-        given. The result does not depend on it.
+        Threads that read, examine and encode; one per CPU by default, and 0 means one. A dataset object is read in the
+        calling thread. The result does not depend on it.
     overwrite, resume, commit_every, index
         As for `open_writer`. Resuming needs the same source and options.
     progress : callable, optional
         Called with a `Progress` after each chunk.
     on_problem : callable, optional
-        Called with each `~storeds.ops.packing.sources.Problem` when it is found.
+        Called with each `~storeds.ops.packing.rows.Bad` item when it is found.
     **source_options
         Options of the source, see `storeds.ops.packing.sources.open_source`.
 
@@ -174,48 +174,57 @@ def pack(
             f"split_by={split_by!r} needs shares: split={{'train': 0.9, 'val': 0.1}} (--split train=0.9,val=0.1)"
         )
     marker = RestartMarker.find() if fast_crops else None
-    opened = open_source(source, kind=kind, **source_options)
-    for store in getattr(opened, "stores", ()):
+    rows = open_source(source, kind=kind, max_side=max_side, quality=quality, **source_options)
+    for store in rows.stores:
         check_distinct(store, url)
-    fields = _fields(opened, shares)
+    fields = dict(rows.fields)
+    if shares and "split" in fields:
+        raise ConfigError("the source already has a field 'split'; remove split=")
+    if shares:
+        fields["split"] = Field("str")
     if max_side is not None or quality is not None:
         _check_encoding(fields)
-    divided = make_split(opened, shares, split_by) if shares else None
-    notes = (*getattr(opened, "notes", ()), *(divided.notes if divided is not None else ()))
-    columns = dict(getattr(opened, "columns", {}))
-    if notes or columns:
-        _log_notes(_display_name(source), notes, columns)
+    by_label = bool(shares) and divides_by_label(fields, split_by)
+    listing = Listing(rows, strata=by_label)
+    divided = make_split(listing, shares, by_label=by_label) if shares else None
+    notes = [*rows.notes, *(divided.notes if divided is not None else ())]
+    _log_notes(_display_name(source), notes, rows.columns)
     options: dict[str, JSON] = {"on_bad": on_bad, "split": dict(shares), "max_side": max_side, "quality": quality}
     options["check"], options["fast_crops"] = check, fast_crops
-    if divided is not None:
-        options["split_by"] = "key" if divided.chosen is None else "label"
-    plan: JSON = {"source": opened.fingerprint, "options": options}
-    if isinstance(opened, VideoSource):  # it encodes each frame once, itself
-        opened, max_side, quality = opened.encoded(max_side, quality), None, None
-    preparer = Preparer(opened, max_side, quality, divided, check, marker)
-    how: dict[str, Any] = {"overwrite": overwrite, "resume": resume, "commit_every": commit_every, "index": index}
-    writer = open_writer(url, fields, plan=plan, check=False, **how)  # records already contain their verdicts
+    if shares:
+        options["split_by"] = "label" if by_label else "key"
+    writer = open_writer(
+        url,
+        fields,
+        overwrite=overwrite,
+        resume=resume,
+        commit_every=commit_every,
+        check=False,  # records already contain their verdicts
+        plan={"source": listing.fingerprint, "options": options},
+        index=index,
+    )
     with resumable(writer):
-        run = _Run(writer, opened, on_bad, progress, on_problem)
+        scaled = (None, None) if rows.is_encoded else (max_side, quality)
+        preparer = Preparer(rows, *scaled, divided, check, marker, writer.roles)
+        run = _Run(writer, listing, on_bad, progress, on_problem)
         run.write(preparer, workers)
         run.raise_if_bad()
-        meta = writer.publish(opened.attrs, fast_crops=run.fast_crops)
-    later = tuple(note for note in getattr(opened, "notes", ()) if note not in notes)  # known after reading
+        meta = writer.publish(rows.attrs, fast_crops=run.fast_crops)
+    later = [note for note in rows.notes if note not in notes]  # known after reading
     _log_notes(_display_name(source), later, {})
-    notes = (*notes, *later)
     findings = dict(Counter(dict(sorted(run.kinds.items()))).most_common())
-    note = damage_note(findings, meta)
-    if note is not None:
-        _log_notes(redact(url), (note,), {})
-        notes = (*notes, note)
+    damage = damage_note(findings, meta)
+    if damage is not None:
+        _log_notes(redact(url), [damage], {})
+        later.append(damage)
     found = {brief: count for brief, (count, _) in reasons(run.problems).items()}
     own = {one.name: getattr(meta, one.name) for one in dataclasses.fields(Meta)}
     restarts = dict(run.restarts.most_common())
     return Packed(
         **own,
-        columns=columns,
-        notes=notes,
-        left_out=run.left_out,
+        columns=rows.columns,
+        notes=(*notes, *later),
+        left_out=listing.count - meta.count,
         reasons=found,
         findings=findings,
         restarts=restarts,
@@ -231,8 +240,13 @@ def _check(
         raise ConfigError(f"max_side must be a positive number of pixels, got {max_side}")
     if quality is not None and not 1 <= quality <= 95:
         raise ConfigError(f"quality must be between 1 and 95, got {quality}")
-    shares = tuple((split or {}).items())
-    if shares and (any(share < 0 for _, share in shares) or abs(sum(share for _, share in shares) - 1) > 1e-6):
+    try:
+        shares = tuple((name, float(share)) for name, share in (split or {}).items())
+    except (TypeError, ValueError):
+        raise ConfigError(f"the shares of split must be numbers, got {split!r}") from None
+    if shares and not (
+        all(share >= 0 for _, share in shares) and math.isclose(sum(s for _, s in shares), 1, abs_tol=1e-6)
+    ):
         raise ConfigError(f"the shares of split must be positive and sum to 1, got {dict(shares)}")
     return shares
 
@@ -260,61 +274,41 @@ def _display_name(source: Any) -> str:
     return f"the {type(source).__name__}"
 
 
-def _fields(source: PackSource, shares: tuple[tuple[str, float], ...]) -> dict[str, Field]:
-    fields = dict(source.fields)
-    if shares:
-        if "split" in fields:
-            raise ConfigError("the source already has a field 'split'; remove split=")
-        fields["split"] = Field("str")
-    return fields
-
-
 class _Run:
     """One pass over a source: counts what was written, collects what is bad, and notes where to resume."""
 
     def __init__(
         self,
-        writer: Writer,
-        source: PackSource,
+        writer: StoreWriter,
+        listing: Listing,
         on_bad: OnBad,
         progress: ProgressHook | None,
-        on_problem: Callable[[Problem], None] | None,
+        on_problem: Callable[[Bad], None] | None,
     ) -> None:
-        self.writer, self.source, self.on_bad = writer, source, on_bad
+        self.writer, self.listing, self.on_bad = writer, listing, on_bad
         self.progress, self.on_problem = progress, on_problem
-        self.images = [name for name, field in source.fields.items() if field.kind == "image"]
+        self.images = [name for name, field in listing.rows.fields.items() if field.kind == "image"]
         note: Any = writer.note or _NOTHING
         self.next, self.damaged, self.bad = note["next"], note["damaged"], note["bad"]
         self.kinds: Counter[str] = Counter(note["kinds"])  # of the verdicts on all pictures in the store
         self.fast_crops, self.restarts = note["fast_crops"], Counter(note["restarts"])
-        self.problems = [Problem(name, reason) for name, reason in note["problems"]]
+        self.problems = [Bad(name, reason) for name, reason in note["problems"]]
         self.volume = 0
-        if not self.next:
-            for problem in source.problems:
-                self._report(problem)
 
     def write(self, preparer: Preparer, workers: int | None) -> None:
         """Write the rest of the source."""
-        for items, prepared in prepared_chunks(preparer, self.next, workers):
-            records = [
-                record
-                for index, one in zip(items, prepared, strict=True)
-                if (record := self._take(index, one)) is not None
-            ]
-            self.next = items.stop
-            self.writer.append(records, note=self._note())
+        for numbers, items, prepared in prepared_chunks(preparer, self.listing, self.next, workers):
+            taken = (self._take(item.name, one) for item, one in zip(items, prepared, strict=True))
+            records = [record for record in taken if record is not None]
+            self.next = numbers.stop
+            self.writer.append(records, note=self._note(), checked=True)
             if self.progress is not None:
-                self.progress(Progress(self.next, len(self.source), self.volume, self.bad, self.damaged))
+                self.progress(Progress(self.next, self.listing.count, self.volume, self.bad, self.damaged))
 
-    @property
-    def left_out(self) -> int:
-        """Items of the source that are not in the store."""
-        return len(self.source) + len(self.source.problems) - self.writer.count
-
-    def _take(self, index: int, prepared: Prepared) -> dict[str, Any] | None:
+    def _take(self, name: str, prepared: Prepared) -> dict[str, Any] | None:
         self.damaged += prepared.damaged
         if prepared.reason is not None:
-            self._report(Problem(self.source.name(index), prepared.reason))
+            self._report(Bad(name, prepared.reason))
             if self.on_bad != "keep":
                 return None
         self.fast_crops += prepared.fast_crops
@@ -327,7 +321,7 @@ class _Run:
                 self.kinds[NOT_EXAMINED if verdict is None else verdict.finding] += 1
         return record
 
-    def _report(self, problem: Problem) -> None:
+    def _report(self, problem: Bad) -> None:
         self.bad += 1
         self.problems.append(problem)
         if self.on_problem is not None:
@@ -352,12 +346,12 @@ class _Run:
         earlier = self.bad - len(self.problems)
         more = f"\n  and {earlier} before the pack was resumed" if earlier > 0 else ""
         raise RecordError(
-            f"{self.bad:,} of {counted(len(self.source) + len(self.source.problems), 'item')} cannot be packed, so "
+            f"{self.bad:,} of {counted(self.listing.count, 'item')} cannot be packed, so "
             f"nothing was published; repair them, or pass on_bad='skip' (--on-bad skip):\n{lines}{more}"
         )
 
 
-def reasons(problems: Iterable[Problem]) -> dict[str, tuple[int, str]]:
+def reasons(problems: Iterable[Bad]) -> dict[str, tuple[int, str]]:
     """Return why items are bad: reason → how many, and the names of the first. The most frequent reason comes first."""
     names: dict[str, list[str]] = {}
     counts: Counter[str] = Counter()

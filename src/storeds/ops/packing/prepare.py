@@ -1,27 +1,21 @@
-"""Prepares records for a store in threads or processes: reads, examines and encodes pictures, in order."""
+"""Turns rows into records for a store: reads, examines and encodes pictures, in threads and in order."""
 
 from __future__ import annotations
 
 import io
-import multiprocessing
 import os
-import threading
-from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from PIL import Image, ImageOps
 
 from storeds._utils.text import counted
 from storeds.backends.role_checks import RoleChecker
-from storeds.errors import StoredsError
 from storeds.jpeg import Verdict, examine, repair, set_verdict
 from storeds.jpeg.restarts import RestartMarker
-from storeds.ops.common import die_with_parent, is_fast, mark_picture, sigint_blocked
-from storeds.ops.packing.sources.base import BadItem, PackSource
+from storeds.ops.common import in_order, is_fast, mark_picture
+from storeds.ops.packing.rows import Bad, BadItem, Listing, Row, Rows
 from storeds.ops.packing.splits import Split
 from storeds.protocols import Record
 from storeds.readers.decoders import decode_reason
@@ -29,10 +23,8 @@ from storeds.readers.decoders import decode_reason
 __all__ = ["Prepared", "Preparer", "prepared_chunks"]
 
 _CHUNK_ITEMS = 256
-_CHUNK_BYTES = 8 << 20  # of one chunk for a worker process
 _AHEAD_BYTES = 4 << 20  # that all threads together read ahead: as much as an engine writes at once
 _MIN_CHUNK_BYTES = 256 << 10
-_AHEAD = 2  # chunks in flight per worker process
 _QUALITY = 90
 
 
@@ -63,11 +55,11 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Preparer:
-    """Turns items of a source into records. Picklable.
+    """Turns items of a source into records. Thread-safe.
 
     Parameters
     ----------
-    source : PackSource
+    rows : Rows
     max_side : int or None
         Scale larger images down to this many pixels on their longer side, and encode them again.
     quality : int or None
@@ -78,40 +70,30 @@ class Preparer:
         Examine each picture unless the source has a verdict on it.
     marker : RestartMarker, optional
         Puts restart markers into each JPEG.
+    roles : RoleChecker, optional
+        That of the writer, which then does not check records again.
     """
 
-    source: PackSource
+    rows: Rows
     max_side: int | None = None
     quality: int | None = None
     split: Split | None = None
     check: bool = True
     marker: RestartMarker | None = None
-    _roles: RoleChecker = field(init=False, repr=False, compare=False)
+    roles: RoleChecker | None = None
 
-    def __post_init__(self) -> None:
-        # The writer warns of masks that are JPEGs.
-        object.__setattr__(self, "_roles", RoleChecker(self.source.fields))
-
-    def prepare(self, index: int) -> Prepared:
+    def prepare(self, index: int, item: Row | Bad) -> Prepared:
         """Read and finish item `index`; a bad item gives a reason instead of an error."""
-        return self.finish(index, self.read(index))
-
-    def read(self, index: int) -> Record | BadItem:
-        """Return item `index`, or why it cannot be read."""
+        if isinstance(item, Bad):
+            return Prepared(None, item.reason)
         try:
-            return self.source.read(index)
+            record = dict(self.rows.read(item))
         except BadItem as error:
-            return error
-
-    def finish(self, index: int, item: Record | BadItem) -> Prepared:
-        """Examine and encode what `read` returned. Thread-safe."""
-        if isinstance(item, BadItem):
-            return Prepared(None, str(item))
-        record = dict(item)
+            return Prepared(None, str(error))
         if self.split is not None:
-            record["split"] = self.split.of(index, item)
+            record["split"] = self.split.of(index, record)
         reasons, damaged, fast_crops, outcomes = [], False, 0, []
-        for name, declared in self.source.fields.items():
+        for name, declared in self.rows.fields.items():
             if declared.kind == "image":
                 reason, verdict = self._finish_picture(record, name)
                 if reason is not None:
@@ -120,8 +102,8 @@ class Preparer:
                 if self.marker is not None and declared.role != "mask":  # masks are decoded whole
                     outcomes.append(mark_picture(self.marker, record, name))
                 fast_crops += is_fast(record, name)
-        if self._roles:  # what the writer would refuse
-            fault = next(self._roles.faults(record, self.source.attrs.get("classes")), None)
+        if self.roles:
+            fault = next(self.roles.faults(record, self.rows.attrs.get("classes")), None)
             if fault is not None:
                 return Prepared(None, fault)
         return Prepared(record, "; ".join(reasons) or None, damaged, fast_crops, tuple(outcomes))
@@ -205,113 +187,22 @@ def _would_look_whole(found: Verdict) -> str:
     )
 
 
-Chunk: TypeAlias = tuple[range, list[Prepared]]
+Chunk: TypeAlias = tuple[range, list[Row | Bad], list[Prepared]]
 
 
-def prepared_chunks(preparer: Preparer, start: int, workers: int | None) -> Iterator[Chunk]:
-    """Yield ranges of items from `start` on, in order, with the result for each item. Memory is bounded in bytes.
+def prepared_chunks(preparer: Preparer, listing: Listing, start: int, workers: int | None) -> Iterator[Chunk]:
+    """Yield ranges of items from `start` on, in order, with the items and their results. Memory is bounded in bytes.
 
     Parameters
     ----------
     workers : int, optional
-        Threads that read, examine and encode; 0 means one. A source that is not ``thread_safe`` is read in this thread,
-        while threads examine; with a number, it is read in this many processes.
-
-    Raises
-    ------
-    StoredsError
-        A worker process died.
+        Threads that read, examine and encode; 0 means one, and the default is one per CPU.
     """
-    busy = preparer.is_busy
-    threads = max(workers or 1, 1) if workers is not None or not busy else len(os.sched_getaffinity(0))
-    if getattr(preparer.source, "thread_safe", False):
-        yield from _prepared_in_threads(preparer, start, threads)
-    elif workers:
-        yield from _prepared_in_processes(preparer, start, workers)
-    elif workers is None and busy:
-        yield from _prepared_in_threads(preparer, start, threads, read_here=True)
-    else:
-        for items in _ranges(preparer.source, start, _AHEAD_BYTES):
-            yield items, [preparer.prepare(index) for index in items]
+    threads = max(workers or 1, 1) if workers is not None or not preparer.is_busy else len(os.sched_getaffinity(0))
+    most = max(_AHEAD_BYTES // threads, _MIN_CHUNK_BYTES)
 
+    def prepare(chunk: tuple[range, list[Row | Bad]]) -> list[Prepared]:
+        return [preparer.prepare(index, item) for index, item in zip(*chunk, strict=True)]
 
-def _prepared_in_threads(preparer: Preparer, start: int, threads: int, *, read_here: bool = False) -> Iterator[Chunk]:
-    """Prepare in threads: reading a file, decoding and writing the store all release the GIL."""
-    stop = threading.Event()
-
-    def prepare(items: range) -> list[Prepared]:
-        return [preparer.prepare(index) for index in items if not stop.is_set()]
-
-    def finish(items: range, read: list[Record | BadItem]) -> list[Prepared]:
-        return [preparer.finish(index, item) for index, item in zip(items, read, strict=True) if not stop.is_set()]
-
-    with ThreadPoolExecutor(threads, "storeds-pack") as pool:
-        running: deque[tuple[range, Future[list[Prepared]]]] = deque()
-        try:
-            for items in _ranges(preparer.source, start, max(_AHEAD_BYTES // threads, _MIN_CHUNK_BYTES)):
-                if read_here:
-                    future = pool.submit(finish, items, [preparer.read(index) for index in items])
-                else:
-                    future = pool.submit(prepare, items)
-                running.append((items, future))
-                if len(running) > threads:  # each thread has a chunk while the oldest is written
-                    yield _finish(running)
-            while running:
-                yield _finish(running)
-        finally:
-            stop.set()
-
-
-def _prepared_in_processes(preparer: Preparer, start: int, workers: int) -> Iterator[Chunk]:
-    ranges = _ranges(preparer.source, start, _CHUNK_BYTES)
-    # A fork would copy the locks and handles of this process.
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, context, _start_worker, (preparer,)) as pool:
-        running: deque[tuple[range, Future[list[Prepared]]]] = deque()
-        try:
-            for items in ranges:
-                with sigint_blocked():  # submitting may start a worker
-                    running.append((items, pool.submit(_prepare_in_worker, items)))
-                if len(running) >= _AHEAD * workers:
-                    yield _finish(running)
-            while running:
-                yield _finish(running)
-        finally:
-            for _, future in running:
-                future.cancel()
-
-
-def _finish(running: deque[tuple[range, Future[list[Prepared]]]]) -> Chunk:
-    items, future = running.popleft()
-    try:
-        return items, future.result()
-    except BrokenProcessPool as error:
-        raise StoredsError(
-            f"a worker process died while preparing items {items.start} to {items.stop - 1}; a script that packs with "
-            "workers needs `if __name__ == '__main__':` around its code"
-        ) from error
-
-
-def _ranges(source: PackSource, start: int, most: int) -> Iterator[range]:
-    size, first = 0, start
-    for index in range(start, len(source)):
-        size += source.size(index)
-        if size >= most or index + 1 - first >= _CHUNK_ITEMS:
-            yield range(first, index + 1)
-            size, first = 0, index + 1
-    if first < len(source):
-        yield range(first, len(source))
-
-
-_worker: Preparer | None = None
-
-
-def _start_worker(preparer: Preparer) -> None:
-    global _worker
-    _worker = preparer
-    die_with_parent()
-
-
-def _prepare_in_worker(items: range) -> list[Prepared]:
-    assert _worker is not None
-    return [_worker.prepare(index) for index in items]
+    for (numbers, items), prepared in in_order(listing.chunks(start, most, _CHUNK_ITEMS), prepare, threads):
+        yield numbers, items, prepared

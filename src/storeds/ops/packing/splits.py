@@ -12,10 +12,10 @@ import xxhash
 
 from storeds._utils.text import counted, some
 from storeds.errors import ConfigError, suggest
-from storeds.ops.packing.sources.base import PackSource, strata_of
-from storeds.protocols import JSON, Array, Record
+from storeds.ops.packing.rows import Listing
+from storeds.protocols import JSON, Array, Field, Record
 
-__all__ = ["Split", "SplitBy", "choose_split", "make_split"]
+__all__ = ["Split", "SplitBy", "choose_split", "divides_by_label", "make_split"]
 
 SplitBy: TypeAlias = Literal["label", "key"]
 Shares: TypeAlias = tuple[tuple[str, float], ...]
@@ -58,23 +58,32 @@ def choose_split(key: str, shares: Shares) -> str:
     return shares[-1][0]
 
 
-def make_split(source: PackSource, shares: Shares, by: str | None) -> Split:
+def divides_by_label(fields: Mapping[str, Field], by: str | None) -> bool:
+    """Return whether records are divided by label; raises ConfigError if that is not possible, or `by` is unknown."""
+    if by is not None and by not in get_args(SplitBy):
+        raise ConfigError(f"split_by={by!r}; {suggest(by, get_args(SplitBy), 'choices')}")
+    has_label = "label" in fields and fields["label"].kind in _LABEL_KINDS
+    if by == "label" and not has_label:
+        raise ConfigError("split_by='label': records have no label; pass split_by='key' (--split-by key)")
+    return has_label and by != "key"
+
+
+def make_split(listing: Listing, shares: Shares, *, by_label: bool) -> Split:
     """Assign the items of a source to splits.
 
     Parameters
     ----------
-    source : PackSource
-        By label, its keys and labels are listed first: with its method ``strata`` if it has one, else by reading every
-        item once more.
+    listing : Listing
+        By label, one with ``strata``.
     shares : tuple of (str, float)
         Names and shares; the shares sum to 1.
-    by : str or None
-        ``label``, ``key``, or None: by label if there is one.
+    by_label : bool
+        Divide class by class, not by key.
 
     Raises
     ------
     ConfigError
-        There is no label, or `by` is unknown.
+        There are too many shares.
 
     Notes
     -----
@@ -83,28 +92,25 @@ def make_split(source: PackSource, shares: Shares, by: str | None) -> Split:
     by largest remainder. Classes too small to give every split a key are divided together, as one class. The result
     depends only on the set of keys and labels, not on their order or on the number of workers.
     """
-    if by is not None and by not in get_args(SplitBy):
-        raise ConfigError(f"split_by={by!r}; {suggest(by, get_args(SplitBy), 'choices')}")
-    label = source.fields.get("label")
-    has_label = label is not None and label.kind in _LABEL_KINDS
-    if by == "label" and not has_label:
-        raise ConfigError("split_by='label': records have no label; pass split_by='key' (--split-by key)")
-    if by == "key" or not has_label:
+    if not by_label:
         return Split(shares)
     if len(shares) > 255:
         raise ConfigError(f"split has {len(shares)} parts; dividing by label supports at most 255")
-    hashes, labels, names = _strata(source)
-    chosen, rare = _divide(hashes, labels, [Fraction(repr(share)) for _, share in shares])
-    return Split(shares, chosen, _rare_note([names[number] for number in rare], source.attrs))
+    hashes, labels, names = _strata(listing)
+    good = [index for index, stratum in enumerate(listing.strata) if stratum is not None]
+    chosen = np.zeros(listing.count, np.uint8)
+    chosen[good], rare = _divide(hashes, labels, [Fraction(repr(share)) for _, share in shares])
+    return Split(shares, chosen, _rare_note([names[number] for number in rare], listing.rows.attrs))
 
 
-def _strata(source: PackSource) -> tuple[Array, Array, list[Any]]:
-    """Return the hash of each item's key, the number of its label, and the labels by number."""
-    hashes, labels = np.empty(len(source), np.uint64), np.empty(len(source), np.int64)
+def _strata(listing: Listing) -> tuple[Array, Array, list[Any]]:
+    """Return the hash of each good item's key, the number of its label, and the labels by number."""
+    good = [stratum for stratum in listing.strata if stratum is not None]
     numbers: dict[Any, int] = {}
-    for index, (key, label) in enumerate(strata_of(source)):
-        hashes[index] = _hash(key)
-        labels[index] = _UNKNOWN if label is None else numbers.setdefault(label, len(numbers))
+    hashes = np.array([_hash(key) for key, _ in good], np.uint64)
+    labels = np.array(
+        [_UNKNOWN if label is None else numbers.setdefault(label, len(numbers)) for _, label in good], np.int64
+    )
     # Numbers follow the order of the labels, so that the order of items does not matter.
     names = sorted(numbers)
     ranks = np.empty(len(names) + 1, np.int64)

@@ -6,17 +6,17 @@ import bisect
 import os
 import posixpath
 import re
-import stat
 import struct
 import unicodedata
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import xxhash
 
-from storeds._utils.text import counted, printable, some
+from storeds._utils.text import counted, some
+from storeds.ops.packing.rows import Bad as Problem
+from storeds.ops.packing.rows import BadItem, backslash_hint, read_file
 from storeds.protocols import JSON, Field, Record
 
 __all__ = [
@@ -41,29 +41,6 @@ __all__ = [
     "show",
     "strata_of",
 ]
-
-
-class BadItem(Exception):  # noqa: N818  # `pack` handles it by its policy and never raises it to the caller
-    """An item cannot be packed. The text is the reason, without the name of the item."""
-
-
-@dataclass(frozen=True)
-class Problem:
-    """What is wrong with one item of a source.
-
-    Attributes
-    ----------
-    name : str
-        The item in messages: a path below the root, ``file.csv line 7``, ``shard.tar: member.jpg``.
-    reason : str
-        What is wrong with it.
-    """
-
-    name: str
-    reason: str
-
-    def __str__(self) -> str:
-        return f"{printable(self.name)}: {printable(self.reason)}"
 
 
 class PackSource(Protocol):
@@ -140,35 +117,6 @@ def locate(ends: Sequence[int], index: int) -> tuple[int, int]:
     index = range(ends[-1] if ends else 0)[index]
     part = bisect.bisect_right(ends, index)
     return part, index - (ends[part - 1] if part else 0)
-
-
-_PART = 1 << 20
-
-
-def backslash_hint(path: str) -> str:
-    """Return what to add to the message that nothing exists at `path` if it looks like a path of Windows."""
-    return "; folders are separated by /, and this path has \\: replace it in the list" if "\\" in path else ""
-
-
-def read_file(path: str) -> bytes:
-    """Return the bytes of a regular file; raises `BadItem`. It never blocks, as opening a FIFO would."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError as error:
-        raise BadItem(f"cannot be read: {error.strerror}{backslash_hint(path)}") from None
-    try:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise BadItem("is not a regular file")
-        # Asking for one byte more than the size finds the end of the file in the same call.
-        parts = [os.read(descriptor, status.st_size + 1)]
-        while len(parts[0]) != status.st_size and parts[-1]:
-            parts.append(os.read(descriptor, _PART))
-    except OSError as error:
-        raise BadItem(f"cannot be read: {error.strerror}") from None
-    finally:
-        os.close(descriptor)
-    return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 class StringArray(Sequence[str]):

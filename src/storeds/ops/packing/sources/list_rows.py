@@ -27,9 +27,9 @@ from storeds.ops.packing.sources.base import (
     show,
 )
 from storeds.ops.packing.sources.columns import CaptionColumn, Column, Labels
-from storeds.ops.packing.sources.folders import FileList
 from storeds.ops.packing.sources.list_columns import AnyLabels, Collector
 from storeds.ops.packing.sources.mask_checks import JPEG_SUFFIXES, MaskCheck, lossy_notes
+from storeds.ops.packing.sources.old_folders import FileList
 from storeds.protocols import JSON, Field, Record
 
 __all__ = ["ListRows", "ListSource"]

@@ -24,8 +24,8 @@ from storeds.ops.packing.sources.base import (
 )
 from storeds.ops.packing.sources.class_names import find_class_file
 from storeds.ops.packing.sources.columns import check_classes
-from storeds.ops.packing.sources.folders import FoundFile, Walk, folders_in
 from storeds.ops.packing.sources.mask_checks import JPEG_SUFFIXES, MaskCheck, lossy_notes
+from storeds.ops.packing.sources.old_folders import FoundFile, Walk, folders_in
 from storeds.protocols import JSON, Field, Record
 
 __all__ = ["MaskFolderSource", "MaskFolders", "find_mask_folders"]

@@ -1,96 +1,43 @@
-"""Detects what a source is, and opens it."""
+"""Finds out what a source of `pack` is, and opens it."""
 
 from __future__ import annotations
 
 import inspect
 import os
 import stat
-from collections.abc import Callable, Sized
-from functools import partial
-from typing import Any, Literal, TypeAlias, get_args
+from collections.abc import Sized
+from typing import Any
 
+from storeds import registry
 from storeds._utils.locations import StoreURL, nearest, redact, sniff
 from storeds._utils.text import counted, some
 from storeds.errors import ConfigError, StoreNotFoundError, suggest
-from storeds.ops.packing.sources.base import IMAGE_SUFFIXES, PackSource, is_hidden, show
-from storeds.ops.packing.sources.coco import CocoSource
-from storeds.ops.packing.sources.coco_json import is_coco_file
-from storeds.ops.packing.sources.exported import ExportedSource, is_exported
-from storeds.ops.packing.sources.folders import FlatFolderSource, ImageFolderSource
-from storeds.ops.packing.sources.list_columns import PATH_COLUMNS
-from storeds.ops.packing.sources.manifests import JsonIndexSource, ManifestSource
-from storeds.ops.packing.sources.masks import MaskFolderSource, find_mask_folders
-from storeds.ops.packing.sources.originals import dataset_source
-from storeds.ops.packing.sources.stores import StoreSource
-from storeds.ops.packing.sources.tables import SAVED_FILES, TABLE_SUFFIXES, TableSource
-from storeds.ops.packing.sources.tars import TarSource, is_pattern
-from storeds.ops.packing.sources.text import Dialect, is_token_file
-from storeds.ops.packing.sources.videos import VIDEO_SUFFIXES, FrameFolderSource, VideoSource
-from storeds.ops.packing.sources.voc import VocSource, find_voc_folders
-from storeds.ops.packing.sources.yolo import YoloSource
-from storeds.ops.packing.sources.yolo_data import is_yolo_file, is_yolo_folder
+from storeds.ops.packing.rows import Rows
+from storeds.ops.packing.sources.paths import IMAGE_SUFFIXES, is_hidden, show
 from storeds.protocols import Backend
 
-__all__ = ["KINDS", "SourceKind", "open_source"]
+__all__ = ["open_source"]
 
-SourceKind: TypeAlias = Literal[
-    "imagefolder",
-    "flat",
-    "masks",
-    "csv",
-    "jsonl",
-    "index",
-    "coco",
-    "table",
-    "tar",
-    "store",
-    "dataset",
-    "videos",
-    "frames",
-    "yolo",
-    "voc",
-    "exported",
-]
-
-_SOURCES: dict[str, Callable[..., PackSource]] = {
-    "imagefolder": ImageFolderSource,
-    "flat": FlatFolderSource,
-    "masks": MaskFolderSource,
-    "csv": partial(ManifestSource, format="csv"),
-    "jsonl": partial(ManifestSource, format="jsonl"),
-    "index": JsonIndexSource,
-    "coco": CocoSource,
-    "table": TableSource,
-    "tar": TarSource,
-    "store": StoreSource,
-    "dataset": dataset_source,
-    "videos": VideoSource,
-    "frames": FrameFolderSource,
-    "yolo": YoloSource,
-    "voc": VocSource,
-    "exported": ExportedSource,
-}
-KINDS: tuple[str, ...] = get_args(SourceKind)
+_VIDEOS = (".mp4", ".m4v", ".mov", ".avi", ".mkv", ".webm", ".mpg", ".mpeg", ".wmv", ".flv")
 _SUFFIXES = {
     ".csv": "csv",
     ".tsv": "csv",
     ".jsonl": "jsonl",
     ".ndjson": "jsonl",
-    ".json": "index",
-    **dict.fromkeys(TABLE_SUFFIXES, "table"),
+    ".parquet": "table",
+    ".arrow": "table",
     ".tar": "tar",
     ".gz": "tar",
     ".tgz": "tar",
-    ".yaml": "yolo",
-    ".yml": "yolo",
-    **dict.fromkeys(VIDEO_SUFFIXES, "videos"),
+    **dict.fromkeys(_VIDEOS, "videos"),
 }
-_TEXTS = (".txt", ".token")
 _TABLE_DEPTH = 3
 _TRIED = 8  # sub-folders that are looked into
 
 
-def open_source(source: Any, *, kind: str | None = None, **options: Any) -> PackSource:
+def open_source(
+    source: Any, *, kind: str | None = None, max_side: int | None = None, quality: int | None = None, **options: Any
+) -> Rows:
     """Open a source of records for `pack`.
 
     Parameters
@@ -98,11 +45,19 @@ def open_source(source: Any, *, kind: str | None = None, **options: Any) -> Pack
     source : path, URL or object
         One of: a folder with one sub-folder per class, or with images only; a folder of images beside one of masks; a
         data.yaml or a folder of YOLO; a folder of Pascal VOC; a folder of videos, or one video; a .csv, .tsv, .jsonl,
-        .ndjson, .json (COCO or an index) or .tar file; a .txt file that begins like CSV; a glob, a range or a list of tar files; the URL or the file of a store, or a `Backend`; a dataset; a `PackSource`, which is returned.
+        .ndjson, .parquet or .tar file; a .json file of COCO; a .txt file that begins like CSV; a glob, a range or a list of
+        tar files; a folder that `export` wrote; the URL or the file of a store, or a `Backend`; a dataset; `Rows`, which
+        are returned.
     kind : str, optional
-        One of ``KINDS``, if detection fails or is wrong.
+        The name of a source, if detection fails or is wrong: one of ``storeds.registry.SOURCES.names()``.
+    max_side, quality : int, optional
+        As for `storeds.pack`, for sources that encode their images themselves.
     **options
-        Arguments of the source's class.
+        Options of the source.
+
+    Returns
+    -------
+    Rows
 
     Raises
     ------
@@ -111,21 +66,27 @@ def open_source(source: Any, *, kind: str | None = None, **options: Any) -> Pack
     ConfigError
         The source is ambiguous or not supported; the kind or an option is unknown.
     """
-    if kind is not None and kind not in _SOURCES:
-        raise ConfigError(f"unknown kind of source {kind!r}; {suggest(kind, KINDS, 'kinds')}")
-    if kind is None and _is_source(source):
-        if options:
-            raise ConfigError(f"a {type(source).__name__} is already a source and takes no {', '.join(options)}")
-        ready: PackSource = source
-        return ready
+    if isinstance(source, Rows):
+        if options or kind is not None:
+            raise ConfigError(f"Rows take no {', '.join([*options, *([] if kind is None else ['kind'])])}")
+        return source
     kind = kind or _detect(source, include_hidden=bool(options.get("include_hidden")))
     if kind in ("imagefolder", "flat") and options.get("label") is not None:
         kind = _with_label(source, kind, label=bool(options.pop("label")))
+    make = registry.SOURCES.get(kind)
     if kind not in ("tar", "store", "dataset") and not isinstance(source, (str, os.PathLike)):
         raise ConfigError(f"kind={kind!r} needs a path, not a {type(source).__name__}")
-    make = _SOURCES[kind]
-    _check_options(kind, make, options)
-    return make(source, **options)
+    known = dict(list(inspect.signature(make).parameters.items())[1:])
+    encodes = "max_side" in known
+    if encodes:
+        options = {**options, "max_side": max_side, "quality": quality}
+    takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values())
+    unknown = next((name for name in options if name not in known), None)
+    if unknown is not None and not takes_all:
+        raise ConfigError(f"a source of kind {kind} has no option {unknown!r}; {suggest(unknown, known, 'options')}")
+    rows: Rows = make(source, **options)
+    rows.is_encoded = encodes
+    return rows
 
 
 def _with_label(source: Any, kind: str, *, label: bool) -> str:
@@ -134,20 +95,6 @@ def _with_label(source: Any, kind: str, *, label: bool) -> str:
             f"{source} contains only images, and no sub-folder or list gives their labels; remove label=True (--label)"
         )
     return "imagefolder" if label else "flat"
-
-
-def _is_source(source: Any) -> bool:
-    return not isinstance(source, type) and all(hasattr(source, name) for name in ("problems", "fingerprint", "read"))
-
-
-def _check_options(kind: str, make: Callable[..., PackSource], options: dict[str, Any]) -> None:
-    parameters = list(inspect.signature(make).parameters.values())[1:]
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-        return
-    known = [parameter.name for parameter in parameters if parameter.name != "format"]
-    for name in options:
-        if name not in known:
-            raise ConfigError(f"a source of kind {kind} has no option {name!r}; {suggest(name, known, 'options')}")
 
 
 def _detect(source: Any, *, include_hidden: bool) -> str:
@@ -171,72 +118,87 @@ def _detect_path(path: str, *, include_hidden: bool) -> str:
     if StoreURL.parse(path).scheme is not None:
         return "store"
     by_suffix = _SUFFIXES.get(os.path.splitext(path)[1].lower())
-    if by_suffix == "tar" and is_pattern(path):
+    if by_suffix == "tar" and not os.path.lexists(path) and any(mark in path for mark in "*?[{"):
         return "tar"
     try:
         mode = os.stat(path).st_mode
+        entries = sorted(os.scandir(path), key=lambda entry: entry.name) if stat.S_ISDIR(mode) else []
         found = _detect_content(path) or by_suffix if stat.S_ISREG(mode) else None
-        found = "coco" if found == "index" and is_coco_file(path) else found
-        entries = list(os.scandir(path)) if stat.S_ISDIR(mode) else []
     except (FileNotFoundError, NotADirectoryError):
         raise StoreNotFoundError(f"nothing exists at {show(path)}: {nearest(os.path.abspath(path))}") from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise StoreNotFoundError(f"{redact(show(path))} cannot be inspected: {reason}") from None
     if stat.S_ISDIR(mode):
-        known = _detect_known(path)
-        if known is not None:
-            return known
-        if _is_saved_dataset(entries) or _contains_tables(path, _TABLE_DEPTH):
-            return "table"
-        return "videos" if _contains_videos(path) else _detect_folder(path, entries, include_hidden=include_hidden)
+        found = _detect_known(path, {entry.name for entry in entries})
+        if found is None and (_is_saved_dataset(entries) or _contains_tables(path, _TABLE_DEPTH)):
+            found = "table"
+        if found is None and _contains_videos(path):
+            found = "videos"
+        return found or _detect_plugin(path) or _detect_folder(path, entries, include_hidden=include_hidden)
     if not stat.S_ISREG(mode):
         raise ConfigError(f"{show(path)} is neither a folder nor a regular file")
+    found = found or _detect_plugin(path)
     if found is None:
         raise ConfigError(
-            f"{show(path)} ends in none of {', '.join(_SUFFIXES)}, and it is not a store or a tar file; pass kind= "
-            f"({', '.join(KINDS)}) if it is one of these"
+            f"{show(path)} ends in none of {', '.join(_SUFFIXES)}, and it is not a store, a tar file or a file of COCO; pass "
+            f"kind= ({', '.join(registry.SOURCES.names())}) if it is one of these"
         )
     return found
 
 
-def _detect_known(path: str) -> str | None:
+def _detect_plugin(path: str) -> str | None:
+    """Return the source of a plug-in that recognises a path."""
+    for name in registry.SOURCES.names():
+        if not registry.SOURCES.is_built_in(name):
+            detect = getattr(registry.SOURCES.get(name), "detect", None)
+            if detect is not None and detect(path):
+                return name
+    return None
+
+
+def _detect_known(path: str, names: set[str]) -> str | None:
     """Return the kind of a folder whose files and folders have the names of a known format, or None."""
-    if is_exported(path):
+    if {"storeds.json", "metadata.jsonl"} <= names:
         return "exported"
-    if is_yolo_folder(path):
-        return "yolo"
-    return "voc" if find_voc_folders(path) else None
+    if {"images", "labels"} <= names or any(name.lower().endswith((".yaml", ".yml")) for name in names):
+        from storeds.ops.packing.sources.yolo_data import is_yolo_folder
+
+        if is_yolo_folder(path):
+            return "yolo"
+    pairs = (os.path.join(path, "VOCdevkit"), path)
+    inside = [path, *(os.path.join(top, name) for top in pairs if os.path.isdir(top) for name in os.listdir(top))]
+    is_voc = any(all(os.path.isdir(os.path.join(at, name)) for name in ("JPEGImages", "Annotations")) for at in inside)
+    return "voc" if is_voc else None
 
 
 def _detect_content(path: str) -> str | None:
+    suffix = os.path.splitext(path)[1].lower()
     if sniff(path) is not None:
         return "store"
-    if is_yolo_file(path):
+    if suffix in (".yaml", ".yml"):
         return "yolo"
+    if suffix == ".json":
+        from storeds.ops.packing.sources.coco_json import is_coco_file
+
+        return "coco" if is_coco_file(path) else None
     with open(path, "rb") as file:
         head = file.read(262)
     if head.startswith((b"PAR1", b"ARROW1")):
         return "table"
     if head[257:] == b"ustar":
         return "tar"
-    return "csv" if path.lower().endswith(_TEXTS) and _has_header(path) else None
+    if suffix == ".txt":
+        from storeds.ops.packing.sources.text import begins_like_csv
 
-
-def _has_header(path: str) -> bool:
-    """Whether a text file begins with column names, one of which is a usual one for paths, or with a caption of Flickr8k."""
-    with open(path, encoding="utf-8-sig", errors="replace", newline="") as file:
-        sample = file.read(4096)
-    if is_token_file(sample):
-        return True
-    header = Dialect().complete(sample, PATH_COLUMNS).header(sample)
-    return any(name.strip().lower() in PATH_COLUMNS for name in header)
+        return "csv" if begins_like_csv(path) else None
+    return None
 
 
 def _is_saved_dataset(entries: list[os.DirEntry[str]]) -> bool:
     """Whether a folder was written by ``save_to_disk`` of 🤗 datasets: one dataset, or one dataset per split."""
     names = {entry.name for entry in entries}
-    return "dataset_dict.json" in names or names.issuperset(SAVED_FILES)
+    return "dataset_dict.json" in names or {"state.json", "dataset_info.json"} <= names
 
 
 def _inspect(folder: str) -> tuple[str | None, list[str]]:
@@ -247,7 +209,7 @@ def _inspect(folder: str) -> tuple[str | None, list[str]]:
         inside = [entry.path for entry in entries if not is_hidden(entry.name) and _is_folder(entry)]
     except OSError:  # the source that lists the folder reports why
         return None, []
-    for kind, suffixes in (("images", IMAGE_SUFFIXES), ("table", (".parquet",)), ("videos", VIDEO_SUFFIXES)):
+    for kind, suffixes in (("images", IMAGE_SUFFIXES), ("table", (".parquet",)), ("videos", _VIDEOS)):
         if any(name.endswith(suffixes) for name in names):
             return kind, inside
     return None, inside
@@ -293,12 +255,18 @@ def _detect_folder(path: str, entries: list[os.DirEntry[str]], *, include_hidden
     if images:
         return "flat"
     held = f"only {some(others)}; pass one of these files" if others else "nothing"
-    held += f"; {some(hidden)} is hidden and left out without --include-hidden" if hidden else ""
+    held += (
+        f"; {some(hidden)} is hidden and left out without include_hidden=True (--option include_hidden=true)"
+        if hidden
+        else ""
+    )
     raise ConfigError(f"{show(path)} has no sub-folders and no images ({' '.join(IMAGE_SUFFIXES)}), {held}")
 
 
 def _refuse_coco(path: str, files: list[str], folders: list[str]) -> None:
     """Raise ConfigError if a folder has annotations of COCO, itself or in a sub-folder, which no kind of folder reads."""
+    from storeds.ops.packing.sources.coco_json import is_coco_file
+
     names = list(files)
     for folder in sorted(folders)[:_TRIED]:
         try:
@@ -316,6 +284,8 @@ def _refuse_coco(path: str, files: list[str], folders: list[str]) -> None:
 
 def _detect_masks(path: str) -> str | None:
     """Return ``masks`` for the folders of a known data set, None without masks; raise ConfigError if it is not certain."""
+    from storeds.ops.packing.sources.masks import find_mask_folders
+
     found = find_mask_folders(path)
     if found is None or found.known_as:
         return None if found is None else "masks"

@@ -25,9 +25,9 @@ from storeds.ops.packing.sources.base import (
     read_file,
     strata_of,
 )
-from storeds.ops.packing.sources.folders import FileList
 from storeds.ops.packing.sources.objects import DatasetSource, class_names
-from storeds.ops.packing.sources.stores import StoreSource
+from storeds.ops.packing.sources.old_folders import FileList
+from storeds.ops.packing.sources.old_stores import StoreSource
 from storeds.ops.packing.sources.tables import TableSource, dataset_tables
 from storeds.protocols import JSON, Backend, Field, Record
 

@@ -305,3 +305,15 @@ def _encoding_fault(path: str, encoding: str) -> str | None:
     except UnicodeError as error:
         return f"{path} is not {encoding}: {error}"
     return None
+
+
+def begins_like_csv(path: str) -> bool:
+    """Whether a text file begins with column names, one of which is a usual one for paths, or with a caption of Flickr8k."""
+    from storeds.ops.packing.sources.list_columns import PATH_COLUMNS
+
+    with open(path, encoding="utf-8-sig", errors="replace", newline="") as file:
+        sample = file.read(4096)
+    if is_token_file(sample):
+        return True
+    header = Dialect().complete(sample, PATH_COLUMNS).header(sample)
+    return any(name.strip().lower() in PATH_COLUMNS for name in header)

@@ -29,7 +29,7 @@ from storeds.ops.packing.sources.base import (
     read_file,
     show,
 )
-from storeds.ops.packing.sources.folders import FoundFile, Walk, folders_in
+from storeds.ops.packing.sources.old_folders import FoundFile, Walk, folders_in
 from storeds.protocols import JSON, Field, Record
 
 if TYPE_CHECKING:

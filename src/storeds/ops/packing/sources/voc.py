@@ -27,8 +27,8 @@ from storeds.ops.packing.sources.base import (
     show,
 )
 from storeds.ops.packing.sources.columns import check_classes
-from storeds.ops.packing.sources.folders import FoundFile, Walk
 from storeds.ops.packing.sources.mask_checks import MaskCheck
+from storeds.ops.packing.sources.old_folders import FoundFile, Walk
 from storeds.ops.packing.sources.text import open_text
 from storeds.ops.packing.sources.turned import exif_orientation, inverse, turned_points
 from storeds.ops.packing.sources.voc_xml import Annotation, parse_annotation

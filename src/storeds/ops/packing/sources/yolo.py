@@ -27,7 +27,7 @@ from storeds.ops.packing.sources.base import (
     show,
 )
 from storeds.ops.packing.sources.columns import check_classes
-from storeds.ops.packing.sources.folders import FoundFile, Walk
+from storeds.ops.packing.sources.old_folders import FoundFile, Walk
 from storeds.ops.packing.sources.text import open_text
 from storeds.ops.packing.sources.yolo_data import YoloData, open_yolo_data
 from storeds.ops.packing.sources.yolo_labels import LabelFile, as_stored, task_of

@@ -1,0 +1,334 @@
+"""What a source of `pack` gives: its fields, and rows whose pictures are read later, in threads.
+
+A source is a function that returns `Rows`. `Listing` counts the rows and cuts them into chunks. The idea of lazy references to
+files is that of fsspec's ``OpenFile``.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import struct
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from storeds._utils.text import printable
+from storeds.errors import ConfigError
+from storeds.protocols import JSON, Backend, Field, Record
+
+__all__ = ["Bad", "BadItem", "File", "Listing", "Part", "Reference", "Row", "Rows", "from_start", "read_file"]
+
+
+class BadItem(Exception):  # noqa: N818  # `pack` handles it by its policy and never raises it to the caller
+    """An item cannot be packed. The text is the reason, without the name of the item."""
+
+
+@dataclass(frozen=True)
+class Bad:
+    """An item that cannot be packed.
+
+    Attributes
+    ----------
+    name : str
+        The item in messages: a path below the root, ``file.csv line 7``, ``shard.tar: member.jpg``.
+    reason : str
+        What is wrong with it.
+    """
+
+    name: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{printable(self.name)}: {printable(self.reason)}"
+
+
+class Reference:
+    """A value of a row that is read later, in a thread, and perhaps never. Subclasses are cheap to create.
+
+    Attributes
+    ----------
+    size : int
+        About how many bytes `read` returns.
+    state : tuple of int
+        Numbers that change when the bytes change, for the fingerprint of the source.
+    """
+
+    __slots__ = ()
+    size: int
+    state: tuple[int, ...]
+
+    def read(self) -> Any:
+        """Return the value; raises `BadItem`. Thread-safe."""
+        raise NotImplementedError
+
+
+class File(Reference):
+    """The bytes of a regular file.
+
+    Parameters
+    ----------
+    path : str
+    status : os.stat_result, optional
+        Of the file, if it is known.
+    what : str
+        What messages call the file, if it is not what gives the item its name.
+    """
+
+    __slots__ = ("path", "size", "state", "what")
+
+    def __init__(self, path: str, status: os.stat_result | None = None, what: str = "") -> None:
+        self.path, self.what = path, what
+        try:
+            status = status or os.stat(path)
+        except (OSError, ValueError):  # reading the file reports why
+            self.size, self.state = 0, (0, 0)
+        else:
+            self.size, self.state = status.st_size, (status.st_size, status.st_mtime_ns)
+
+    def read(self) -> bytes:
+        # docstring inherited
+        try:
+            return read_file(self.path)
+        except BadItem as error:
+            raise BadItem(f"{self.what} {error}") from None if self.what else error
+
+
+class Part(Reference):
+    """Some bytes of a file, such as a member of a tar archive.
+
+    Parameters
+    ----------
+    path : str
+    offset, size : int
+        Bytes.
+    """
+
+    __slots__ = ("offset", "path", "size", "state")
+
+    def __init__(self, path: str, offset: int, size: int) -> None:
+        self.path, self.offset, self.size = path, offset, size
+        self.state = (offset, size)
+
+    def read(self) -> bytes:
+        # docstring inherited
+        try:
+            with open(self.path, "rb") as file:
+                data = os.pread(file.fileno(), self.size, self.offset)
+        except OSError as error:
+            raise BadItem(f"cannot be read: {error.strerror}") from None
+        if len(data) != self.size:
+            raise BadItem(f"has {len(data)} of its {self.size} bytes: the file was cut since it was listed")
+        return data
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """An item of a source.
+
+    Attributes
+    ----------
+    name : str
+        As for `Bad`.
+    values : mapping of str to value
+        Field → its value, or a `Reference` to it.
+    """
+
+    name: str
+    values: Mapping[str, Any]
+
+    @property
+    def size(self) -> int:
+        """About how many bytes the item takes."""
+        return sum(
+            value.size if isinstance(value, Reference) else len(value)
+            for value in self.values.values()
+            if isinstance(value, (Reference, bytes))
+        )
+
+    def read(self) -> Record:
+        """Return the values with every reference read; raises `BadItem`."""
+        return {name: value.read() if isinstance(value, Reference) else value for name, value in self.values.items()}
+
+
+@dataclass(kw_only=True)
+class Rows:
+    """A finite, ordered source of records.
+
+    Parameters
+    ----------
+    fields : mapping of str to Field
+        The fields of the new store, in order.
+    items : callable
+        ``items(start)`` yields each `Row` or `Bad` from item `start` on, in the same order every time. Called in the
+        thread that packs, at least once to list the source (unless it has a `fingerprint`) and once to read it. For a
+        source without random access, ``from_start(generator)``.
+    attrs : mapping
+        The attributes of the new store, such as class names.
+    finish : callable, optional
+        Turns the values of a row, read, into a record; raises `BadItem`. Called in threads.
+    fingerprint : JSON
+        Changes when the items or their order change, as far as this can be seen without reading blobs. The default is a
+        hash of all rows and of the sizes and times of their files. Resuming compares it.
+    count : int, optional
+        The number of items, if there is a fingerprint.
+    strata : callable, optional
+        Yields the key and the label of each item, without reading blobs, for sources whose items are expensive.
+    columns : mapping
+        For a list or a table: each column and its field, or None for a column that is left out.
+    notes : list of str
+        Sentences that `pack` logs as warnings. `items` may replace them at its end.
+    stores : sequence of Backend
+        The stores that it reads. `pack` refuses to replace them.
+    is_encoded : bool
+        The source takes `max_side` and `quality`, and has applied them.
+    """
+
+    fields: Mapping[str, Field]
+    items: Callable[[int], Iterable[Row | Bad]]
+    attrs: Mapping[str, JSON] = field(default_factory=dict)
+    finish: Callable[[Record], Record] | None = None
+    fingerprint: JSON = None
+    count: int | None = None
+    strata: Callable[[], Iterable[tuple[str, Any]]] | None = None
+    columns: Mapping[str, str | None] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    stores: Sequence[Backend] = ()
+    is_encoded: bool = False
+
+    def read(self, row: Row) -> Record:
+        """Return the record of an item; raises `BadItem`. Thread-safe."""
+        values = row.read()
+        return values if self.finish is None else self.finish(values)
+
+
+def from_start(generate: Callable[[], Iterable[Row | Bad]]) -> Callable[[int], Iterator[Row | Bad]]:
+    """Return the ``items`` of a source whose rows cost little, from a generator function of all rows."""
+    return lambda start: islice(generate(), start, None)
+
+
+class Listing:
+    """The items of a source, listed once.
+
+    Parameters
+    ----------
+    rows : Rows
+    strata : bool
+        Whether keys and labels are needed.
+
+    Attributes
+    ----------
+    count : int
+        Bad items count.
+    fingerprint : JSON
+    strata : list of (str, label) or None
+        The key and the label of each item, None for a bad one; the label is None if it cannot be read. Empty unless asked for.
+    """
+
+    def __init__(self, rows: Rows, *, strata: bool = False) -> None:
+        self.rows = rows
+        self.strata: list[tuple[str, Any] | None] = []
+        if rows.fingerprint is not None and rows.count is not None:
+            self.count, self.fingerprint = rows.count, rows.fingerprint
+            if strata:
+                self.strata = list(self._reading() if rows.strata is None else rows.strata())
+            return
+        self.count, hashed = 0, xxhash.xxh3_64()
+        for item in rows.items(0):
+            if strata:
+                self.strata.append(_stratum(item, self.count))
+            _add(hashed, item)
+            self.count += 1
+        self.fingerprint = {"count": self.count, "xxh3": hashed.hexdigest(), **_hashed(rows)}
+
+    def _reading(self) -> Iterator[tuple[str, Any] | None]:
+        """Yield what `strata` has from the records themselves."""
+        for number, item in enumerate(self.rows.items(0)):
+            try:
+                yield _stratum(Row(item.name, self.rows.read(item)) if isinstance(item, Row) else item, number)
+            except BadItem:
+                yield item.name, None
+
+    def chunks(self, start: int, most_bytes: int, most_items: int) -> Iterator[tuple[range, list[Row | Bad]]]:
+        """Yield the items from `start` on with their numbers, in chunks of about `most_bytes`.
+
+        Raises
+        ------
+        ConfigError
+            The source has fewer or more items than were listed.
+        """
+        chunk: list[Row | Bad] = []
+        first, size = start, 0
+        for item in self.rows.items(start):
+            chunk.append(item)
+            size += item.size if isinstance(item, Row) else 0
+            if size >= most_bytes or len(chunk) >= most_items:
+                yield range(first, first + len(chunk)), chunk
+                first, chunk, size = first + len(chunk), [], 0
+        if chunk:
+            yield range(first, first + len(chunk)), chunk
+        if first + len(chunk) != self.count:
+            raise ConfigError(
+                f"the source has {first + len(chunk):,} items now, and had {self.count:,} when it was listed: it changed "
+                "while it was packed; pack it again with overwrite=True (--overwrite)"
+            )
+
+
+def _stratum(item: Row | Bad, number: int) -> tuple[str, Any] | None:
+    if isinstance(item, Bad):
+        return None
+    return str(item.values.get("key", number)), item.values.get("label")
+
+
+def _hashed(rows: Rows) -> dict[str, JSON]:
+    """Return what the fingerprint of a listed source contains besides its items: they alone do not show the fields."""
+    declared = repr((list(rows.fields.items()), sorted(rows.attrs.items(), key=str)))
+    return {"fields": xxhash.xxh3_64_hexdigest(declared.encode())}
+
+
+def _add(hashed: xxhash.xxh3_64, item: Row | Bad) -> None:
+    """Add an item to the hash of a listing. Lengths come first, so that two lists never give the same bytes."""
+    values = item.values if isinstance(item, Row) else {"": item.reason}
+    for name, value in (("", item.name), *values.items()):
+        if isinstance(value, Reference):
+            data = struct.pack(f"<{len(value.state)}q", *value.state)
+        elif isinstance(value, np.ndarray):
+            data = f"{value.dtype}{value.shape}".encode() + value.tobytes()
+        else:
+            data = value if isinstance(value, bytes) else repr(value).encode("utf-8", "backslashreplace")
+        hashed.update(struct.pack("<2q", len(name), len(data)))
+        hashed.update(name.encode())
+        hashed.update(data)
+
+
+_PART = 1 << 20
+
+
+def read_file(path: str) -> bytes:
+    """Return the bytes of a regular file; raises `BadItem`. It never blocks, as opening a FIFO would."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        raise BadItem(f"cannot be read: {error.strerror}{backslash_hint(path)}") from None
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise BadItem("is not a regular file")
+        # Asking for one byte more than the size finds the end of the file in the same call.
+        parts = [os.read(descriptor, status.st_size + 1)]
+        while len(parts[0]) != status.st_size and parts[-1]:
+            parts.append(os.read(descriptor, _PART))
+    except OSError as error:
+        raise BadItem(f"cannot be read: {error.strerror}") from None
+    finally:
+        os.close(descriptor)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def backslash_hint(path: str) -> str:
+    """Return what to add to the message that nothing exists at `path` if it looks like a path of Windows."""
+    return "; folders are separated by /, and this path has \\: replace it in the list" if "\\" in path else ""
