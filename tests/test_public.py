@@ -51,6 +51,7 @@ PROMISED = {
     "register_decoder",
     "register_layout",
     "register_reader",
+    "register_source",
     "to_device",
     "verify",
 }

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from storeds import errors
 from storeds.protocols import Backend, Decoder, Field, Meta, Reader, Record, SampleContext, Writer
-from storeds.registry import register_backend, register_decoder, register_layout, register_reader
+from storeds.registry import register_backend, register_decoder, register_layout, register_reader, register_source
 
 if TYPE_CHECKING:
     from storeds.backends.opening import open_backend as open_backend
@@ -96,6 +96,7 @@ __all__ = [
     "register_decoder",
     "register_layout",
     "register_reader",
+    "register_source",
     "repair",
     "to_device",
     "verify",

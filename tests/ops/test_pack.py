@@ -24,6 +24,7 @@ from storeds.cli import app
 from storeds.ops import Progress
 from storeds.ops.packing import choose_split, make_split
 from storeds.ops.packing.rows import Bad as Problem
+from storeds.ops.packing.rows import Listing, Row, Rows, from_start
 from storeds.protocols import Field
 
 GOOD = {f"{'cat' if n % 2 else 'dog'}/{n}.jpg": jpeg(n) for n in range(8)}
@@ -112,28 +113,12 @@ def test_a_split_goes_by_the_key_alone(tree: Path, tmp_path: Path) -> None:
     assert set(everything.values()) <= set(shares)
 
 
-class Listed:
-    """A source of keys and labels in memory."""
-
-    problems: tuple[Problem, ...] = ()
-    fields = {"label": Field("int"), "key": Field("str")}
-    attrs: dict[str, Any] = {}
-    fingerprint = "listed"
-
-    def __init__(self, items: list[tuple[str, int]]) -> None:
-        self.items = items
-
-    def __len__(self) -> int:
-        return len(self.items)
-
-    def name(self, index: int, /) -> str:
-        return self.items[index][0]
-
-    def size(self, index: int, /) -> int:
-        return 1
-
-    def read(self, index: int, /) -> Any:
-        return {"key": self.items[index][0], "label": self.items[index][1]}
+def listed(items: list[tuple[str, int]]) -> Listing:
+    """The listing of a source of keys and labels."""
+    rows = [Row(key, {"key": key, "label": label}) for key, label in items]
+    return Listing(
+        Rows(fields={"label": Field("int"), "key": Field("str")}, items=from_start(lambda: rows)), strata=True
+    )
 
 
 SHARES = st.sampled_from([(("a", 0.8), ("b", 0.2)), (("a", 0.5), ("b", 0.3), ("c", 0.2)), (("a", 1.0), ("b", 0.0))])
@@ -148,12 +133,12 @@ SHARES = st.sampled_from([(("a", 0.8), ("b", 0.2)), (("a", 0.5), ("b", 0.3), ("c
 def test_each_class_is_divided_by_largest_remainder(
     items: list[tuple[str, int]], shares: tuple[tuple[str, float], ...], order: Any
 ) -> None:
-    split = make_split(Listed(items), shares, "label")
+    split = make_split(listed(items), shares, by_label=True)
     assert split.chosen is not None
     chosen = {key: shares[int(number)][0] for (key, _), number in zip(items, split.chosen, strict=True)}
     assert [shares[int(n)][0] for n in split.chosen] == [chosen[key] for key, _ in items]  # a key is in one split
     shuffled = order.sample(items, len(items))
-    again = make_split(Listed(shuffled), shares, "label")
+    again = make_split(listed(shuffled), shares, by_label=True)
     assert again.chosen is not None
     assert {key: shares[int(n)][0] for (key, _), n in zip(shuffled, again.chosen, strict=True)} == chosen
     labels: dict[str, int] = {}
@@ -169,7 +154,7 @@ def test_each_class_is_divided_by_largest_remainder(
 
 def test_classes_too_small_for_every_split_are_divided_together(tmp_path: Path) -> None:
     items = [(f"{label}-{n}", label) for label in range(100) for n in range(2)] + [(f"x{n}", 100) for n in range(10)]
-    split = make_split(Listed(items), (("train", 0.8), ("val", 0.2)), None)
+    split = make_split(listed(items), (("train", 0.8), ("val", 0.2)), by_label=True)
     assert split.chosen is not None
     assert Counter(split.chosen[:200].tolist()) == {0: 160, 1: 40}
     assert Counter(split.chosen[200:].tolist()) == {0: 8, 1: 2}

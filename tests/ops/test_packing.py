@@ -6,7 +6,9 @@ import os
 import random
 import struct
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +18,8 @@ import pytest
 import storeds
 from photographs import jpeg
 from storeds import errors
-from storeds.ops.packing.rows import Bad as Problem
-from storeds.ops.packing.rows import BadItem, read_file
-from storeds.protocols import JSON, Field, Record
+from storeds.ops.packing.rows import Bad, BadItem, File, Row, Rows, from_start, read_file
+from storeds.protocols import Field
 
 FIELDS = {"label": "int", "key": "str", "image": "bytes", "blob": "bytes"}
 SCHEMES = ("lmdb", "hdf5")
@@ -143,36 +144,65 @@ def test_a_dataset_is_read_by_the_calling_thread(tmp_path: Path) -> None:
     assert readers == {threading.get_ident()}
 
 
-class Letters:
-    """A source of somebody's own, which notes the threads that use it."""
+def letters(folder: Path) -> Rows:
+    """The letters of the files in a folder, and one that is not there."""
 
-    fields: Mapping[str, Field] = {"key": Field("str"), "blob": Field("bytes")}
-    attrs: Mapping[str, JSON] = {}
-    problems: Sequence[Problem] = ()
-    fingerprint: JSON = "letters"
+    def items() -> Iterator[Row | Bad]:
+        for name in "abcd":
+            yield Row(name, {"key": name, "blob": File(str(folder / name))})
+            yield Bad(f"{name}{name}", "is doubled") if name == "b" else Row(name * 2, {"key": name * 2, "blob": b"x"})
 
-    def __init__(self) -> None:
-        self.users: set[int] = set()
-
-    def __len__(self) -> int:
-        return 600
-
-    def name(self, index: int, /) -> str:
-        return f"letter {index}"
-
-    def size(self, index: int, /) -> int:
-        self.users.add(threading.get_ident())
-        return 1
-
-    def read(self, index: int, /) -> Record:
-        self.users.add(threading.get_ident())
-        return {"key": str(index), "blob": bytes([65 + index % 26])}
+    return Rows(
+        fields={"key": Field("str"), "blob": Field("bytes")}, items=from_start(items), attrs={"kind": "letters"}
+    )
 
 
-def test_a_custom_source_is_read_by_the_calling_thread(tmp_path: Path) -> None:
-    source = Letters()
-    assert storeds.pack(source, f"lmdb://{tmp_path}/store").count == 600
-    assert source.users == {threading.get_ident()}
+def test_a_source_of_ones_own_yields_rows(tmp_path: Path) -> None:
+    for name in "abd":
+        (tmp_path / name).write_text(name * 5)
+    problems: list[Bad] = []
+    target = f"lmdb://{tmp_path}/store"
+    packed = storeds.pack(letters(tmp_path), target, on_bad="skip", on_problem=problems.append)
+    assert [(each.name, each.reason) for each in problems] == [
+        ("bb", "is doubled"),
+        ("c", "cannot be read: No such file or directory"),
+    ]
+    assert (packed.count, packed.left_out, packed.attrs) == (6, 2, {"kind": "letters"})
+    assert [(each["key"], each["blob"]) for each in read_all(target)][:3] == [
+        ("a", b"aaaaa"),
+        ("aa", b"x"),
+        ("b", b"bbbbb"),
+    ]
+
+
+def test_a_registered_source_is_found_by_its_kind_and_by_its_detection(tmp_path: Path) -> None:
+    def source(path: str, *, upper: bool = False) -> Rows:
+        rows = letters(Path(path))
+        return replace(rows, attrs={"upper": upper})
+
+    for name in "abcd":
+        (tmp_path / name).write_text(name)
+    storeds.register_source("letters", source)
+    try:
+        with pytest.raises(errors.ConfigError, match="no option 'uper'; did you mean 'upper'"):
+            storeds.pack(tmp_path, "memory://letters", kind="letters", uper=True)
+        found = storeds.pack(tmp_path, "memory://letters", kind="letters", upper=True, on_bad="skip")
+        assert found.attrs == {"upper": True}
+        source.detect = lambda path: os.path.exists(os.path.join(path, "a"))  # type: ignore[attr-defined]
+        assert storeds.pack(tmp_path, "memory://letters2", on_bad="skip").id != found.id
+    finally:
+        storeds.registry.SOURCES._known.pop("letters")
+
+
+def test_a_source_that_changes_while_it_is_packed_is_an_error(tmp_path: Path) -> None:
+    passes = count()
+
+    def items() -> Iterator[Row]:
+        yield from (Row(str(n), {"key": str(n)}) for n in range(4 - next(passes)))
+
+    with pytest.raises(errors.ConfigError, match="3 items now, and had 4 when it was listed"):
+        storeds.pack(Rows(fields={"key": Field("str")}, items=from_start(items)), f"lmdb://{tmp_path}/store")
+    assert not (tmp_path / "store").exists()
 
 
 def with_larger_pages(empty: bytes, size: int) -> bytes:

@@ -210,11 +210,7 @@ def in_order(tasks: Iterable[T], work: Callable[[T], R], threads: int) -> Iterat
     work : callable
         Thread-safe. Its errors are raised here.
     threads : int
-        With 1, this thread does the work, which then does not wait for another.
     """
-    if threads == 1:
-        yield from ((task, work(task)) for task in tasks)
-        return
     with ThreadPoolExecutor(threads, "storeds-work") as pool:
         running: deque[tuple[T, Future[R]]] = deque()
         try:
