@@ -113,6 +113,15 @@ def test_of_a_folder(tree: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "none").exists()
 
 
+def test_keep_says_what_it_kept(tree: Path, tmp_path: Path) -> None:
+    problems: list[Bad] = []
+    packed = storeds.pack(tree, f"lmdb://{tmp_path}/store", on_bad="keep", on_problem=problems.append)
+    kept = {kind for kind in BREAK for problem in problems if problem.kept and f"/{kind}" in problem.name}
+    assert kept == {"empty", "text", "header", "zeros", "scanless"}  # the others have no bytes
+    assert packed.count == GOOD + len(kept) * COUNT
+    assert packed.left_out == (len(BREAK) - len(kept)) * COUNT
+
+
 def as_csv(tree: Path, paths: list[str]) -> tuple[Path, dict[str, Any]]:
     text = "path,label\n" + "".join(f"{path},{path[1]}\n" for path in paths)
     (tree / "list.csv").write_text(text, encoding="utf-8", errors="surrogateescape")
