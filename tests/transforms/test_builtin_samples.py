@@ -18,61 +18,15 @@ from storeds.errors import ConfigError, TransformError
 from storeds.protocols import Field, SampleContext
 from storeds.records.roles import Sample
 from storeds.transforms import (
-    ColorJitter,
-    Grayscale,
     JointTransform,
-    LetterBox,
-    MultiHot,
-    Pad,
     RandomCrop,
-    RandomErasing,
-    RandomRotation,
     RandomVerticalFlip,
-    Resize,
-    ToDtype,
-    TrivialAugmentWide,
     build_transform,
 )
 
 
 def array(image: Any) -> Any:
     return image.numpy() if isinstance(image, torch.Tensor) else np.array(image)
-
-
-# --- ToDtype and MultiHot ---
-
-
-def test_to_dtype_converts_the_elements_that_a_mapping_names() -> None:
-    transform = build_transform(
-        [{"name": "ToDtype", "dtype": {"image": "float32", "mask": "int64", "area": "float64"}, "scale": True}]
-    )
-    sample = sample_of(20, 30)
-    sample.values["area"], sample.fields = 7, {**sample.fields, "area": Field("int")}
-    made = JointTransform(transform)(sample, SampleContext(0, seed=1))
-    assert (made["image"].dtype, made["mask"].dtype, made["area"].dtype) == (torch.float32, torch.int64, torch.float64)
-    assert made["boxes"].dtype == torch.float32
-    assert made["image"].max() <= 1
-    assert made["mask"].max() > 1
-    only_images = JointTransform(ToDtype("float64"))(sample_of(20, 30), SampleContext(0))
-    assert (only_images["image"].dtype, only_images["mask"].dtype) == (torch.float64, torch.int32)
-
-
-@pytest.mark.parametrize(
-    ("classes", "labels", "expected"),
-    [
-        (4, 2, [0, 0, 1, 0]),
-        (4, [0, 3, 3], [1, 0, 0, 1]),
-        (2, np.array([1]), [0, 1]),
-        (3, torch.tensor([], dtype=torch.int64), [0, 0, 0]),
-        (["cat", "dog"], ["dog"], [0, 1]),
-        (["cat", "dog"], "cat", [1, 0]),
-        (["cat", "dog"], torch.tensor([0, 1]), [1, 1]),
-    ],
-)
-def test_multi_hot_has_a_one_for_each_label(classes: Any, labels: Any, expected: list[int]) -> None:
-    vector = MultiHot(classes)(labels)
-    assert vector.dtype == torch.float32
-    assert vector.tolist() == expected
 
 
 # --- Whole samples ---
@@ -106,22 +60,12 @@ def sample_of(height: int, width: int, count: int = 6, seed: int = 0, pillow: bo
 
 
 JOINT: list[Any] = [
-    Pad((3, 1, 0, 5)),
-    Pad(4, padding_mode="constant", fill=0, mask_fill=9),
     RandomCrop(24),
     RandomCrop(30, padding=5),
-    RandomCrop((60, 20), pad_if_needed=True, mask_fill=9),
+    RandomCrop((60, 20), pad_if_needed=True),
     RandomVerticalFlip(),
-    RandomRotation(180),
-    RandomRotation(180, expand=True),
-    RandomRotation((90, 90), expand=True),
-    RandomRotation((180, 180)),
-    RandomRotation(30, center=(5, 12)),
-    LetterBox((64, 50), fill=0, interpolation="nearest-exact"),
-    LetterBox(33, fill=0, interpolation="nearest-exact", mask_fill=9),
-    TrivialAugmentWide(),
-    [RandomRotation(45, expand=True), RandomCrop(33, pad_if_needed=True), RandomVerticalFlip(), LetterBox(40, 0, 0, "nearest-exact")],
-]  # fmt: skip
+    [RandomCrop(33, pad_if_needed=True), RandomVerticalFlip()],
+]
 
 
 @pytest.mark.share(20)
@@ -139,16 +83,12 @@ def test_images_masks_boxes_and_keypoints_move_together(transforms: Any, pillow:
         assert image.shape[:2] == mask.shape == tuple(made["boxes"].canvas_size)
         is_lost = image[..., 2] != 255
         inside = mask >= 1 << 24
-        assert set(np.unique(mask)) <= {0, 9} | set(np.unique(before["mask"]))
+        assert set(np.unique(mask)) <= {0} | set(np.unique(before["mask"]))
         places = mask - (1 << 24)
         rows, columns = places // width, places % width
-        # A change of colours alone leaves the mask as it is.
-        if not (isinstance(transforms, TrivialAugmentWide) and np.array_equal(mask, before["mask"])):
-            off = np.maximum(np.abs(image[..., 0] - 1.0 - columns), np.abs(image[..., 1] - 1.0 - rows))
-            assert (inside == ~is_lost).mean() > (0.9 if pillow else 0.999)
-            # torch's nearest-exact rounds ties in float32.
-            is_exact = not pillow and "LetterBox" not in repr(transforms)
-            assert off[inside & ~is_lost].max(initial=0) <= (0 if is_exact else 1)
+        off = np.maximum(np.abs(image[..., 0] - 1.0 - columns), np.abs(image[..., 1] - 1.0 - rows))
+        assert np.array_equal(inside, ~is_lost)
+        assert off[inside].max(initial=0) == 0
         for at, (x, y) in enumerate(made["points"].tolist()):
             column, row = round(x), round(y)
             if 1 <= column < mask.shape[1] - 1 and 1 <= row < mask.shape[0] - 1 and inside[row, column]:
@@ -202,62 +142,6 @@ def test_masks_of_instances_move_as_single_masks_do(transforms: Any, count: int,
         assert made["instances"].shape[1:] == expected.shape
         for layer in made["instances"]:
             assert torch.equal(layer, expected)
-
-
-def test_images_of_one_sample_get_the_same_random_numbers() -> None:
-    fields = {"image": FIELDS["image"], "depth": Field("image", role="image")}
-    for transform in (
-        RandomErasing(1.0, value="random"),
-        RandomErasing(1.0, value=5),
-        TrivialAugmentWide(),
-        ColorJitter(0.5),
-    ):
-        for seed in range(20):
-            image = torch.rand(3, 20, 25)
-            sample = Sample({"image": image, "depth": image[:1].clone()}, fields, (20, 25))
-            made = JointTransform(transform)(sample, SampleContext(seed, seed=1))
-            alone = transform(image, SampleContext(seed, seed=1).generator)
-            assert torch.equal(torch.Tensor.as_subclass(made["image"], torch.Tensor), alone)
-            if isinstance(transform, RandomErasing):
-                changed = (made["image"] != image).any(0)
-                assert torch.equal(changed, (made["depth"] != image[:1])[0])
-
-
-# --- LetterBox ---
-
-
-@pytest.mark.parametrize(
-    ("shape", "size", "window"),
-    [
-        ((20, 40), 80, (20, 0, 40, 80)),
-        ((40, 20), (80, 90), (0, 25, 80, 40)),
-        ((33, 50), (20, 20), (3, 0, 13, 20)),
-        ((1, 300), 10, (4, 0, 1, 10)),
-    ],
-)
-def test_letter_box_puts_the_whole_image_into_the_middle(shape: Any, size: Any, window: Any) -> None:
-    top, left, height, width = window
-    image = torch.randint(0, 256, (3, *shape), dtype=torch.uint8)
-    boxed = LetterBox(size)(image)
-    expected = torch.full_like(boxed, 114)
-    inner = Resize((height, width))(image)
-    expected[:, top : top + height, left : left + width] = inner
-    assert torch.equal(boxed, expected)
-    floats = LetterBox(size)(image / 255)
-    assert floats[:, 0, 0].tolist() == pytest.approx([114 / 255] * 3) or (top, left) == (0, 0)
-    pillow = LetterBox(size)(Image.fromarray(image.permute(1, 2, 0).numpy()))
-    assert (pillow.height, pillow.width) == tuple(boxed.shape[-2:])
-    assert (
-        pillow.crop((left, top, left + width, top + height)).tobytes()
-        == Resize((height, width))(Image.fromarray(image.permute(1, 2, 0).numpy())).tobytes()
-    )
-
-
-def test_letter_box_enlarges_only_if_asked() -> None:
-    image = torch.ones(1, 4, 6, dtype=torch.uint8)
-    boxed = LetterBox((10, 10), fill=0, enlarge=False)(image)
-    assert boxed.sum() == 24
-    assert boxed[0, 3:7, 2:8].sum() == 24
 
 
 # --- In data sets ---
@@ -350,71 +234,13 @@ def test_a_sample_that_is_too_small_for_a_crop_is_a_bad_sample(samples: str) -> 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Pad(-1), "Pad: padding must be an int of at least 0, a pair .* not -1"),
-        (lambda: Pad((1, 2, 3)), "Pad: padding must be"),
-        (lambda: Pad(1, fill=cast("Any", "red")), "Pad: fill must be a number, or a list with one for each channel, not 'red'"),
-        (lambda: Pad(1, padding_mode="mirror"), "Pad: unknown padding_mode 'mirror'"),
-        (lambda: Pad(1, 7, "edge"), "Pad: fill is for padding_mode 'constant', not 'edge'; leave it out"),
-        (lambda: Pad(1, mask_fill=cast("Any", 0.5)), "Pad: mask_fill must be an int, not 0.5"),
         (lambda: RandomCrop(0), "RandomCrop: size must be a positive int"),
+        (lambda: RandomCrop(1, -1), "RandomCrop: padding must be an int of at least 0, a pair .* not -1"),
         (lambda: RandomCrop(1, pad_if_needed=cast("Any", 1)), "RandomCrop: pad_if_needed must be true or false, not 1"),
         (lambda: RandomVerticalFlip(2), r"RandomVerticalFlip: p must be a number in \[0, 1\], not 2"),
-        (lambda: RandomRotation(-5), "RandomRotation: degrees must be a number of at least 0, or a pair"),
-        (lambda: RandomRotation((5, 1)), "RandomRotation: degrees must be"),
-        (lambda: RandomRotation(5, center=cast("Any", 3)), "RandomRotation: center must be a pair of numbers"),
-        (lambda: RandomRotation(5, "bilinaer"), "RandomRotation: unknown interpolation 'bilinaer'; did you mean 'bilinear'"),
-        (lambda: LetterBox(5, fill=cast("Any", None)), "LetterBox: fill must be a number"),
-        (lambda: Grayscale(2), "Grayscale: num_output_channels must be 1 or 3, not 2"),
-        (lambda: ColorJitter(brightness=-1), "ColorJitter: brightness must be a number of at least 0"),
-        (lambda: ColorJitter(hue=0.7), r"ColorJitter: hue must be an interval in \[-0.5, 0.5\], not 0.7"),
-        (lambda: RandomErasing(scale=(0.5, 0.2)), "RandomErasing: scale must be a pair of numbers, 0 <= least"),
-        (lambda: RandomErasing(value="noise"), "RandomErasing: value must be a number, a list of numbers, or 'random'"),
-        (lambda: TrivialAugmentWide(1), "TrivialAugmentWide: num_magnitude_bins must be an int of at least 2, not 1"),
-        (lambda: ToDtype("flaot32"), "ToDtype: unknown dtype 'flaot32'; did you mean 'float32'"),
-        (lambda: ToDtype({}), "ToDtype: dtype must name an element or a role"),
-        (lambda: ToDtype({"msk": "int64"}).dtypes(FIELDS), "ToDtype: no element or role 'msk'; did you mean 'mask'"),
-        (lambda: MultiHot(0), "MultiHot: classes must be an int of at least 1, not 0"),
-        (lambda: MultiHot(["a", "a"]), "MultiHot: classes must be a number of classes, or a list of different names"),
+        (lambda: build_transform({"name": "RandomCrop", "size": 1, "fill": 3}), "'RandomCrop' has no argument 'fill'"),
     ],
 )  # fmt: skip
 def test_arguments_are_checked(make: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make()
-
-
-@pytest.mark.parametrize(
-    ("transform", "value", "message"),
-    [
-        (Pad(1, fill=(1, 2)), torch.zeros(3, 4, 4), "Pad: fill has numbers for 2 channels, but the image has 3"),
-        (Pad(1), "a.jpg", "Pad takes a Pillow image or a torch tensor, not str"),
-        (ColorJitter(0.5), torch.zeros(4, 9, 9), "ColorJitter takes tensors with 1 or 3 channels, not 4"),
-        (
-            RandomErasing(1.0),
-            Image.new("RGB", (9, 9)),
-            "RandomErasing takes a torch tensor, not a Pillow image; put ToTensor",
-        ),
-        (
-            RandomErasing(1.0, value=(1, 2)),
-            torch.zeros(3, 90, 90),
-            "RandomErasing: value has numbers for 2 channels, but",
-        ),
-        (
-            RandomRotation((9, 9), "bicubic"),
-            torch.zeros(3, 9, 9),
-            "RandomRotation: interpolation 'bicubic' is for Pillow",
-        ),
-        (
-            RandomRotation((9, 9), "lanczos"),
-            Image.new("L", (9, 9)),
-            "RandomRotation: Pillow cannot rotate with .* 'lanczos'",
-        ),
-        (ToDtype("float32"), Image.new("L", (9, 9)), "ToDtype takes a torch tensor, not Image; put ToTensor before it"),
-        (ToDtype({"mask": "int64"}), torch.zeros(1, 3, 3), "ToDtype has dtypes for mask, and none for 'image'"),
-        (MultiHot(3), 3, "MultiHot: the label 3 is not one of 3 classes, 0 to 2"),
-        (MultiHot(3), "cat", "MultiHot takes class indices, not 'cat'"),
-        (MultiHot(["cat"]), ["cta"], "MultiHot: no class 'cta'; did you mean 'cat'"),
-    ],
-)
-def test_values_that_do_not_fit_are_refused(transform: Any, value: Any, message: str) -> None:
-    with pytest.raises((TypeError, ValueError), match=message):
-        transform(value)

@@ -8,16 +8,14 @@ Images are `PIL.Image.Image` or tensors of shape (..., channels, height, width),
 the image that it gets, except with ``inplace=True``. A transform with nothing to do returns the image itself.
 """
 
-from storeds.transforms.augment import TrivialAugmentWide
 from storeds.transforms.binding import BoundTransform, Compose, Views, apply_transform
 from storeds.transforms.boxes import FilterBoxes
 from storeds.transforms.building import build_transform
-from storeds.transforms.colour import ColorJitter, Grayscale, RandomErasing
-from storeds.transforms.convert import MultiHot, ToDtype
 from storeds.transforms.images import (
     CenterCrop,
     Crop,
     Normalize,
+    RandomCrop,
     RandomHorizontalFlip,
     RandomResizedCrop,
     RandomVerticalFlip,
@@ -26,33 +24,23 @@ from storeds.transforms.images import (
 )
 from storeds.transforms.operations import Operation
 from storeds.transforms.samples import JointTransform
-from storeds.transforms.spatial import LetterBox, Pad, RandomCrop, RandomRotation
 
 # Read images.py first, then binding.py, building.py, operations.py and samples.py. alignment.py and generators.py judge transforms.
 __all__ = [
     "BoundTransform",
     "CenterCrop",
-    "ColorJitter",
     "Compose",
     "Crop",
     "FilterBoxes",
-    "Grayscale",
     "JointTransform",
-    "LetterBox",
-    "MultiHot",
     "Normalize",
     "Operation",
-    "Pad",
     "RandomCrop",
-    "RandomErasing",
     "RandomHorizontalFlip",
     "RandomResizedCrop",
-    "RandomRotation",
     "RandomVerticalFlip",
     "Resize",
-    "ToDtype",
     "ToTensor",
-    "TrivialAugmentWide",
     "Views",
     "apply_transform",
     "build_transform",

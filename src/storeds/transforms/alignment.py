@@ -29,15 +29,13 @@ class Moves(IntEnum):
 
 # Names of classes in storeds, torchvision, albumentations and kornia.
 _STAY = re.compile(
-    "ToTensor|Normalize|ToNormalized|FilterBoxes|MultiHot|Identity|NoOp|ToImage|ToPILImage|PILToTensor|ToPureTensor|ToDtype|ToTensorV2|RGB|JPEG"
+    "ToTensor|Normalize|ToNormalized|FilterBoxes|Identity|NoOp|ToImage|ToPILImage|PILToTensor|ToPureTensor|ToDtype|ToTensorV2|RGB|JPEG"
     "|ConvertImageDtype|(Random)?Grayscale|ColorJitter|RandomChannelPermutation|RandomPhotometricDistort|LinearTransformation"
     "|Gaussian(Blur|Noise)|Random(Erasing|Invert|Posterize|Solarize|AdjustSharpness|Autocontrast|Equalize)"
 )
 _STAY_WITH_CHILDREN = frozenset(("ImageOnlyTransform", "IntensityAugmentationBase2D", "IntensityAugmentationBase3D"))
-_ANY = re.compile("Lambda|MultiHot|Identity|NoOp|ToDtype|ToPureTensor|ConvertImageDtype|BoundTransform")
-_ALIKE = frozenset(
-    ("Resize", "CenterCrop", "Crop", "LetterBox", "Pad", "SmallestMaxSize", "LongestMaxSize", "PadIfNeeded")
-)
+_ANY = re.compile("Lambda|Identity|NoOp|ToDtype|ToPureTensor|ConvertImageDtype|BoundTransform")
+_ALIKE = frozenset(("Resize", "CenterCrop", "Crop", "Pad", "SmallestMaxSize", "LongestMaxSize", "PadIfNeeded"))
 _LIBRARIES = ("storeds", "torchvision", "albumentations", "kornia")
 
 

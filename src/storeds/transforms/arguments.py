@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from numbers import Integral, Real
 from typing import Any
 
@@ -14,10 +14,7 @@ __all__ = [
     "as_tuple",
     "both_edges",
     "check_bool",
-    "check_choice",
     "check_interpolation",
-    "checked_colour",
-    "checked_int",
     "checked_interval",
     "checked_numbers",
     "checked_padding",
@@ -98,12 +95,6 @@ def check_bool(owner: str, name: str, value: object) -> None:
         raise ConfigError(f"{owner}: {name} must be true or false, not {value!r}")
 
 
-def check_choice(owner: str, name: str, value: object, choices: Collection[str]) -> None:
-    """Raise ConfigError for a value that is none of the choices."""
-    if not isinstance(value, str) or value not in choices:
-        raise ConfigError(f"{owner}: unknown {name} {value!r}; {suggest(value, choices, 'values')}")
-
-
 def checked_probability(owner: str, p: Any) -> float:
     """Return a number in [0, 1]."""
     if not is_number(p) or not 0 <= p <= 1:
@@ -123,14 +114,6 @@ def checked_pairs(owner: str, pairs: Any) -> tuple[tuple[int, int], ...]:
     return tuple((int(pair[0]), int(pair[1])) for pair in given)
 
 
-def checked_int(owner: str, name: str, value: Any, least: int | None = None) -> int:
-    """Return an int that is at least `least`."""
-    if isinstance(value, bool) or not isinstance(value, Integral) or (least is not None and int(value) < least):
-        what = "an int" if least is None else f"an int of at least {least}"
-        raise ConfigError(f"{owner}: {name} must be {what}, not {value!r}")
-    return int(value)
-
-
 def checked_padding(owner: str, padding: Any) -> tuple[int, int, int, int]:
     """Return pixels to add at the left, top, right and bottom."""
     edges = as_tuple(padding) or (padding,)
@@ -141,13 +124,3 @@ def checked_padding(owner: str, padding: Any) -> tuple[int, int, int, int]:
         )
     left, top, right, bottom = (edges * (4 // len(edges)))[:4]
     return int(left), int(top), int(right), int(bottom)
-
-
-def checked_colour(owner: str, name: str, value: Any) -> float | tuple[float, ...]:
-    """Return one number for all channels, or one for each."""
-    numbers = as_tuple(value)
-    if numbers is None and is_number(value):
-        return value  # type: ignore[no-any-return]  # a number: keep its type, as torchvision does
-    if not numbers or not all(map(is_number, numbers)):
-        raise ConfigError(f"{owner}: {name} must be a number, or a list with one for each channel, not {value!r}")
-    return numbers

@@ -20,21 +20,18 @@ from storeds.errors import ConfigError
 from storeds.protocols import Cropped, Cropper, CropRequest, SampleContext, Transform
 from storeds.transforms.albumentations import Albumentations
 from storeds.transforms.arguments import is_list
-from storeds.transforms.augment import TrivialAugmentWide
-from storeds.transforms.colour import ColorJitter, Grayscale, RandomErasing
-from storeds.transforms.convert import ToDtype
 from storeds.transforms.functional import ToNormalized, crop, size_of
 from storeds.transforms.images import (
     CenterCrop,
     Crop,
     Normalize,
+    RandomCrop,
     RandomHorizontalFlip,
     RandomResizedCrop,
     RandomVerticalFlip,
     Resize,
     ToTensor,
 )
-from storeds.transforms.spatial import LetterBox, Pad, RandomCrop, RandomRotation
 
 __all__ = [
     "CROPS",
@@ -246,7 +243,7 @@ class Views:
 
 def _is_crop(transform: Any) -> bool:
     """Return whether a transform cuts a window out of an image, which a reader can do too."""
-    return type(transform) in CROPS and getattr(transform, "cuts_only", True)
+    return type(transform) in CROPS
 
 
 def _first(transform: Any) -> Any:
@@ -334,22 +331,7 @@ def _global_generators_from(generator: torch.Generator) -> Iterator[None]:
             random.setstate(states[2])
 
 
-TAKES_STRIDED = (
-    *CROPS,
-    ColorJitter,
-    Grayscale,
-    LetterBox,
-    Normalize,
-    Pad,
-    RandomErasing,
-    RandomHorizontalFlip,
-    RandomRotation,
-    RandomVerticalFlip,
-    Resize,
-    ToDtype,
-    ToTensor,
-    TrivialAugmentWide,
-)
+TAKES_STRIDED = (*CROPS, Normalize, RandomHorizontalFlip, RandomVerticalFlip, Resize, ToTensor)
 """Built-in transforms that handle tensors with the channels last in memory as well as any other."""
 
 

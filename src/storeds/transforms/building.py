@@ -6,8 +6,9 @@ import functools
 import importlib
 import inspect
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from storeds._utils.arguments import plain
 from storeds.errors import ConfigError, MissingDependencyError, suggest
@@ -15,14 +16,10 @@ from storeds.protocols import Transform
 from storeds.transforms.arguments import is_list
 from storeds.transforms.binding import TAKES_STRIDED, Compose, Views
 from storeds.transforms.boxes import FilterBoxes
-from storeds.transforms.convert import MultiHot, torch_dtype
-
-if TYPE_CHECKING:
-    import torch
 
 __all__ = ["build_transform"]
 
-_BUILT_IN: dict[str, type] = {each.__name__: each for each in (*TAKES_STRIDED, Compose, FilterBoxes, MultiHot, Views)}
+_BUILT_IN: dict[str, type] = {each.__name__: each for each in (*TAKES_STRIDED, Compose, FilterBoxes, Views)}
 
 
 def build_transform(spec: Any, where: str = "transform") -> Transform | None:
@@ -31,8 +28,9 @@ def build_transform(spec: Any, where: str = "transform") -> Transform | None:
     Parameters
     ----------
     spec : None, callable, str, mapping or sequence
-        None and callables are returned unchanged. A string is the name of a built-in transform, or the dotted path of
-        another one (``"torchvision.transforms.v2.ColorJitter"`` or ``"package.module:Name"``). A mapping holds the
+        None and callables are returned unchanged. A string is the name of a built-in transform or of one of
+        ``torchvision.transforms.v2`` (``"ColorJitter"``), or the dotted path of another one
+        (``"albumentations.CLAHE"`` or ``"package.module:Name"``). A mapping holds the
         ``name`` and the arguments: ``{"name": "RandomResizedCrop", "size": 224}``. A sequence becomes a `Compose`.
         A class at a dotted path is instantiated with the arguments. A function is called with them and the value.
         A dotted path runs the code that it names: load only configs that you would run as programs.
@@ -101,26 +99,58 @@ def _make(name: str, arguments: dict[str, Any], where: str) -> Transform:
     elif "." in name or ":" in name:
         target = _import(name, where)
     else:
-        raise ConfigError(
-            f"{where}: unknown transform {name!r}; {suggest(name, sorted(_BUILT_IN), 'built-in transforms')}; "
-            "name other transforms by their dotted path, package.module.Name"
-        )
+        target = _of_torchvision(name, where)
     if not callable(target):
         raise ConfigError(f"{where}: {name!r} is not callable: it is {target!r}")
     _check_arguments(target, arguments, name, where)
-    if name.startswith("torchvision.") and isinstance(arguments.get("dtype"), str):
-        arguments["dtype"] = _torch_dtype(arguments["dtype"], where)  # torchvision takes no names of dtypes
+    if getattr(target, "__module__", "").startswith("torchvision."):
+        arguments = _for_torchvision(arguments, where)
     if isinstance(target, type):
         return _instantiate(target, arguments, name, where)
     transform: Transform = functools.partial(target, **arguments) if arguments else target
     return transform
 
 
-def _torch_dtype(dtype: str, where: str) -> torch.dtype:
+def _of_torchvision(name: str, where: str) -> Any:
+    """Return the transform of ``torchvision.transforms.v2`` with this name."""
     try:
-        return torch_dtype(dtype)
-    except ConfigError as error:
-        raise ConfigError(f"{where}: {error}") from error
+        from torchvision.transforms import v2
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"{where}: {name!r} is not built in; {suggest(name, sorted(_BUILT_IN), 'built-in transforms')}. Other names are "
+            f"those of torchvision, which cannot be imported ({error}): pip install 'storeds[vision]'"
+        ) from error
+    names = {each for each, value in vars(v2).items() if isinstance(value, type) and issubclass(value, v2.Transform)}
+    if name not in names:
+        raise ConfigError(
+            f"{where}: unknown transform {name!r}; {suggest(name, sorted(names | set(_BUILT_IN)), 'transforms')}; name those of "
+            "other packages by their dotted path, package.module.Name"
+        )
+    return getattr(v2, name)
+
+
+def _for_torchvision(arguments: dict[str, Any], where: str) -> dict[str, Any]:
+    """Return arguments with the dtypes and interpolations that torchvision does not take by name."""
+    made = dict(arguments)
+    if isinstance(made.get("dtype"), str):
+        made["dtype"] = _torch_dtype(made["dtype"], where)
+    if isinstance(made.get("dtype"), Mapping):
+        made["dtype"] = {key: _torch_dtype(each, where) for key, each in made["dtype"].items()}
+    if isinstance(made.get("interpolation"), str):
+        from torchvision.transforms import InterpolationMode
+
+        with suppress(ValueError):  # torchvision says what it takes
+            made["interpolation"] = InterpolationMode(made["interpolation"])
+    return made
+
+
+def _torch_dtype(name: Any, where: str) -> Any:
+    import torch
+
+    found = getattr(torch, name.removeprefix("torch."), None) if isinstance(name, str) else name
+    if isinstance(name, str) and not isinstance(found, torch.dtype):
+        raise ConfigError(f"{where}: dtype {name!r} is not a dtype of torch, such as float32")
+    return found
 
 
 def _instantiate(target: type, arguments: dict[str, Any], name: str, where: str) -> Transform:

@@ -17,6 +17,7 @@ from storeds.transforms.arguments import (
     check_interpolation,
     checked_interval,
     checked_numbers,
+    checked_padding,
     checked_pairs,
     checked_probability,
     checked_size,
@@ -28,6 +29,7 @@ from storeds.transforms.functional import (
     center_window,
     crop,
     crop_and_resize,
+    draw_int,
     draw_uniform,
     draw_window,
     normalize,
@@ -43,6 +45,7 @@ __all__ = [
     "CenterCrop",
     "Crop",
     "Normalize",
+    "RandomCrop",
     "RandomHorizontalFlip",
     "RandomResizedCrop",
     "RandomVerticalFlip",
@@ -254,6 +257,98 @@ class RandomResizedCrop:
     def drawn(self, crop: CropRequest) -> Operation:
         """Return what this does to a sample, with the crop that `crops` returned."""
         return CutAndResize(crop.window, crop.size, self.interpolation)
+
+
+@dataclass(frozen=True)
+class RandomCrop:
+    """Cut a window of a given size out of an image, at a random place.
+
+    Parameters
+    ----------
+    size : int or (int, int)
+        (height, width) of the window in pixels, or an int for both.
+    padding : int or sequence of int, optional
+        Pixels of 0 to add before: an int for all edges, a pair (left and right, top and bottom), or (left, top, right,
+        bottom).
+    pad_if_needed : bool
+        Add the missing rows and columns at both sides of an image that is smaller than the window. Without it, such
+        an image raises ValueError.
+
+    Raises
+    ------
+    ConfigError
+        An argument is invalid.
+
+    Notes
+    -----
+    The window is drawn before the image is decoded, and only a part of a JPEG is decoded. torchvision's ``RandomCrop``,
+    by its dotted path, pads with other values.
+    """
+
+    size: int | Sequence[int]
+    padding: int | Sequence[int] | None = None
+    pad_if_needed: bool = False
+
+    def __post_init__(self) -> None:
+        padding = None if self.padding is None else checked_padding("RandomCrop", self.padding)
+        check_bool("RandomCrop", "pad_if_needed", self.pad_if_needed)
+        set_fields(self, size=checked_size("RandomCrop", self.size), padding=padding)
+
+    def __call__(self, image: ImageT, generator: torch.Generator | None = None) -> ImageT:
+        """Return an image of exactly `size`; raise TypeError or ValueError if the argument is not such an image."""
+        if isinstance(image, Cropped):  # the reader has drawn the window
+            return owned(image.images[0])
+        cut: ImageT = self.operation(*size_of(image, "RandomCrop"), generator).image(image)
+        return cut
+
+    def crops(self, height: int, width: int, generator: torch.Generator | None = None) -> tuple[CropRequest, ...]:
+        """Draw the only crop of an image of `height` × `width` pixels; return none for an image that is too small."""
+        if self._missing(height, width):
+            return ()
+        return (CropRequest(self._draw(height, width, generator), both_edges(self.size)),)
+
+    def operation(self, height: int, width: int, generator: torch.Generator | None = None) -> Operation:
+        """Draw what this does to a sample with images of `height` × `width` pixels."""
+        missing = self._missing(height, width)
+        if missing:
+            raise ValueError(missing)
+        return Cut(self._draw(height, width, generator), "RandomCrop")
+
+    def drawn(self, crop: CropRequest) -> Operation:
+        """Return what this does to a sample, with the crop that `crops` returned."""
+        return Cut(crop.window, "RandomCrop")
+
+    def _padding(self, height: int, width: int) -> tuple[int, int, int, int]:
+        """Return the pixels to add to an image of that size."""
+        left, top, right, bottom = (0,) * 4 if self.padding is None else checked_padding("RandomCrop", self.padding)
+        rows, columns = both_edges(self.size)
+        if self.pad_if_needed:
+            more_rows = max(0, rows - (top + height + bottom))
+            more_columns = max(0, columns - (left + width + right))
+            return left + more_columns, top + more_rows, right + more_columns, bottom + more_rows
+        return left, top, right, bottom
+
+    def _missing(self, height: int, width: int) -> str:
+        """Return why the window does not fit into an image of that size, or an empty text."""
+        left, top, right, bottom = self._padding(height, width)
+        rows, columns = both_edges(self.size)
+        if rows <= top + height + bottom and columns <= left + width + right:
+            return ""
+        padded = " with its padding" if self.padding is not None else ""
+        return (
+            f"RandomCrop: a window {rows} high and {columns} wide does not fit into an image {top + height + bottom} high and "
+            f"{left + width + right} wide{padded}; set pad_if_needed, or put a Resize before"
+        )
+
+    def _draw(self, height: int, width: int, generator: torch.Generator | None) -> Window:
+        """Draw a window, relative to the image without its padding."""
+        left, top, right, bottom = self._padding(height, width)
+        rows, columns = both_edges(self.size)
+        # Without a choice, torchvision draws nothing.
+        free_rows, free_columns = top + height + bottom - rows, left + width + right - columns
+        row = draw_int(free_rows + 1, generator) if free_rows else 0
+        column = draw_int(free_columns + 1, generator) if free_columns else 0
+        return row - top, column - left, rows, columns
 
 
 @dataclass(frozen=True)

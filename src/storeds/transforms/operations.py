@@ -20,7 +20,6 @@ from PIL import Image
 from storeds.protocols import Array, Cropped, Window
 from storeds.records.roles import ORIENTATIONS
 from storeds.transforms.functional import crop, crop_and_resize, flip, owned, resize
-from storeds.transforms.geometry import pad, pad_mask
 
 __all__ = [
     "Axes",
@@ -28,10 +27,8 @@ __all__ = [
     "CutAndResize",
     "EachImage",
     "Flip",
-    "InTurn",
     "Operation",
     "Orient",
-    "PadBy",
     "ResizeTo",
     "Size",
 ]
@@ -92,39 +89,6 @@ class EachImage(Operation):
     def image(self, image: Any) -> Any:
         # docstring inherited
         return self.transform(image)
-
-
-@dataclass(frozen=True)
-class InTurn(Operation):
-    """Several operations, one after another."""
-
-    operations: tuple[Operation, ...]
-    moves: ClassVar[bool] = True
-    turns: ClassVar[bool] = True
-
-    def image(self, image: Any) -> Any:
-        # docstring inherited
-        for each in self.operations:
-            image = each.image(image)
-        return image
-
-    def mask(self, mask: torch.Tensor) -> torch.Tensor:
-        # docstring inherited
-        for each in self.operations:
-            mask = each.mask(mask)
-        return mask
-
-    def points(self, points: Array) -> Array:
-        # docstring inherited
-        for each in self.operations:
-            points = each.points(points)
-        return points
-
-    def size(self, height: int, width: int) -> Size:
-        # docstring inherited
-        for each in self.operations:
-            height, width = each.size(height, width)
-        return height, width
 
 
 @dataclass(frozen=True)
@@ -234,44 +198,6 @@ class Flip(Operation):
         # docstring inherited
         height, width = self.canvas
         return (1.0, 0.0, -1.0, height) if self.vertical else (-1.0, width, 1.0, 0.0)
-
-
-@dataclass(frozen=True)
-class PadBy(Operation):
-    """Add pixels at the edges, as many as `padding` says: left, top, right, bottom.
-
-    With mode ``constant``, new pixels of images are `fill`, and those of masks are `mask_fill`. If `white` is set, it is
-    the value of `fill` that stands for 1 in floating tensors.
-    """
-
-    padding: tuple[int, int, int, int]
-    fill: Any = 0
-    mode: str = "constant"
-    mask_fill: int = 0
-    who: str = "Pad"
-    white: int | None = None
-    moves: ClassVar[bool] = True
-
-    def image(self, image: Any) -> Any:
-        # docstring inherited
-        fill = self.fill
-        if self.white is not None and isinstance(image, torch.Tensor) and image.is_floating_point():
-            numbers = fill if isinstance(fill, Sequence) else (fill,)
-            fill = tuple(number / self.white for number in numbers)
-        return pad(image, self.padding, fill, self.mode, self.who)
-
-    def mask(self, mask: torch.Tensor) -> torch.Tensor:
-        # docstring inherited
-        return pad_mask(mask, self.padding, self.mask_fill, self.mode)
-
-    def axes(self) -> Axes:
-        # docstring inherited
-        return 1.0, self.padding[0], 1.0, self.padding[1]
-
-    def size(self, height: int, width: int) -> Size:
-        # docstring inherited
-        left, top, right, bottom = self.padding
-        return height + top + bottom, width + left + right
 
 
 @dataclass(frozen=True)

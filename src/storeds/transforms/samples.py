@@ -24,7 +24,6 @@ from storeds.transforms.alignment import Moves, moves
 from storeds.transforms.binding import BoundTransform, Compose
 from storeds.transforms.boxes import FilterBoxes
 from storeds.transforms.building import build_transform
-from storeds.transforms.convert import ToDtype
 from storeds.transforms.coordinates import Coordinates, from_corners, to_corners
 from storeds.transforms.elements import (
     Elements,
@@ -38,7 +37,7 @@ from storeds.transforms.elements import (
 )
 from storeds.transforms.functional import in_order, size_of
 from storeds.transforms.images import Normalize, ToTensor
-from storeds.transforms.operations import InTurn, Operation, Orient, Size
+from storeds.transforms.operations import Operation, Orient, Size
 from storeds.transforms.steps import check_step, flattened, grouped, warn_of_unused
 
 __all__ = ["JointTransform"]
@@ -115,8 +114,6 @@ class JointTransform:
         for step in steps:
             if isinstance(step, FilterBoxes):
                 work.filter(step)
-            elif isinstance(step, ToDtype):
-                work.convert(step)
             elif isinstance(step, JointAlbumentations):
                 work.call_albumentations(step, context.generator)
             elif isinstance(step, BoundTransform):
@@ -127,7 +124,7 @@ class JointTransform:
                 work.apply(drawn)
                 if not drawn.moves and type(step) in self._movers:
                     work.clip()  # whether a sample has an empty box must not depend on what was drawn
-        values = work.converted(self.box_format)
+        values = work.packed(self.box_format)
         for name in elements.images:
             values[name] = in_order(self._end(values[name], context))
         return wrapped(values, elements, work.size, self.box_format)
@@ -156,7 +153,6 @@ class _Work:
         self._elements = elements
         self._coordinates: Coordinates | None = None
         self._visible: dict[str, Array] | None = {} if measures else None
-        self._dtypes: dict[str, torch.dtype] = {}
         if sample.orientation != 1:
             height, width = sample.size
             self.size = (width, height) if sample.orientation > 4 else (height, width)
@@ -164,10 +160,6 @@ class _Work:
 
     def apply(self, operation: Operation) -> None:
         """Apply an operation to all elements."""
-        if isinstance(operation, InTurn):
-            for each in operation.operations:
-                self.apply(each)
-            return
         if operation.moves:
             self._move(operation)
         for name in self._elements.images:
@@ -186,14 +178,6 @@ class _Work:
             if not kept.all():
                 coordinates.keep(name, kept)
                 self._drop(name, kept)
-
-    def convert(self, step: ToDtype) -> None:
-        """Convert images; remember the dtypes of other elements, which may change as long as transforms follow."""
-        for name, dtype in step.dtypes(self._elements.fields).items():
-            if name in self._elements.images:
-                self.values[name] = step.of_image(self.values[name], dtype)
-            else:
-                self._dtypes[name] = dtype
 
     def call(self, transform: BoundTransform, generator: torch.Generator | None) -> None:
         """Apply a callable that takes and returns a dict of all elements."""
@@ -276,16 +260,6 @@ class _Work:
                 points[points[..., 2] <= 0] = 0
             self.values[name] = torch.from_numpy(points.astype(np.float32))
         return self.values
-
-    def converted(self, box_format: str | None) -> dict[str, Any]:
-        """Return the elements, in the dtypes that `ToDtype` chose."""
-        values = self.packed(box_format)
-        for name, dtype in self._dtypes.items():
-            value = values[name]
-            if not isinstance(value, (torch.Tensor, np.ndarray, int, float)):
-                raise TypeError(f"ToDtype: {name!r} is no tensor or number, but {type(value).__qualname__}")
-            values[name] = torch.as_tensor(value).to(dtype)
-        return values
 
     def _settled(self) -> Coordinates:
         """Return boxes and keypoints as they are now. Drops the rows of boxes that are outside the image."""

@@ -12,8 +12,6 @@ from storeds.records.fields import holds_integers, is_spatial
 from storeds.transforms.alignment import Moves, moves
 from storeds.transforms.binding import BoundTransform, Compose, Views, is_albumentations, wrap_albumentations
 from storeds.transforms.boxes import FilterBoxes
-from storeds.transforms.colour import Grayscale
-from storeds.transforms.convert import ToDtype
 from storeds.transforms.elements import check_several_boxes, is_of_torchvision, tv_tensors
 from storeds.transforms.images import Normalize, ToTensor
 
@@ -21,7 +19,7 @@ __all__ = ["check_roles", "check_step", "flattened", "grouped", "warn_of_unused"
 
 
 def check_roles(transforms: Transform | None, fields: Mapping[str, Field]) -> None:
-    """Raise ConfigError if transforms move pixels, but not those of an element without a role, or if names are unknown.
+    """Raise ConfigError if transforms move pixels, but not those of an element without a role.
 
     Raises MissingDependencyError if torchvision's transforms would leave keypoints where they are.
 
@@ -33,9 +31,6 @@ def check_roles(transforms: Transform | None, fields: Mapping[str, Field]) -> No
         Element → its declaration.
     """
     steps = flattened(transforms)
-    for step in steps:
-        if isinstance(step, ToDtype):
-            step.dtypes(fields)
     roles = {field.role for field in fields.values()}
     changing = next((step for step in steps if moves(step) != Moves.NOT), None)
     if changing is not None and roles.isdisjoint(("image", "mask")) and not roles.isdisjoint(("boxes", "keypoints")):
@@ -108,10 +103,9 @@ def grouped(steps: list[Any]) -> tuple[Any, ...]:
 
 def _is_joint(step: Any) -> bool:
     """Return whether a transform is built in and does to samples what it does to images: no subclass changed `__call__`."""
-    if isinstance(step, (FilterBoxes, Grayscale, Normalize, ToTensor)):  # these have no other code for samples
+    if isinstance(step, (FilterBoxes, Normalize, ToTensor)):  # these have no other code for samples
         return True
-    built_in = isinstance(step, ToDtype) or hasattr(step, "operation")
-    return built_in and str(getattr(type(step).__call__, "__module__", "")).startswith("storeds.")
+    return hasattr(step, "operation") and str(getattr(type(step).__call__, "__module__", "")).startswith("storeds.")
 
 
 def _is_compose(transform: Any) -> bool:
