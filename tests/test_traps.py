@@ -580,44 +580,6 @@ def test_without_a_seed_workers_do_not_repeat_each_other(photographs: str) -> No
     assert torch.equal(again, images)
 
 
-RNG = np.random.default_rng(0)
-
-
-class KeepsItsOwn:
-    def __init__(self) -> None:
-        self.inner = [random.Random(3)]
-
-    def __call__(self, image: Any) -> Any:
-        return image.rotate(self.inner[0].random())
-
-
-def draws_from_a_global(image: Any) -> Any:
-    return image.rotate(RNG.random())
-
-
-def makes_one_each_time(image: Any) -> Any:
-    return image.rotate(np.random.default_rng().random())
-
-
-def well_behaved(image: Any, generator: torch.Generator | None = None) -> Any:
-    return image.rotate(torch.rand((), generator=generator).item() + np.random.rand())
-
-
-@pytest.mark.parametrize("transform", [KeepsItsOwn(), [draws_from_a_global], functools.partial(makes_one_each_time)])
-def test_a_transform_with_random_numbers_of_its_own_is_named_in_a_warning(photographs: str, transform: Any) -> None:
-    with pytest.warns(
-        UserWarning, match=r"transform .* of 'image' draws random numbers of its own.*'generator'"
-    ) as seen:
-        storeds.StoreDataset(photographs, seed=1, transform=transform)
-    assert len(seen) == 1
-    storeds.StoreDataset(photographs, seed=1, transform=well_behaved)
-
-
-def test_transforms_that_follow_the_seed_of_storeds_cause_no_warning(photographs: str) -> None:
-    albumentations = pytest.importorskip("albumentations")
-    storeds.StoreDataset(photographs, seed=1, transform=[well_behaved, shift(), albumentations.Compose([])])
-
-
 # 7. Re-encoding
 
 

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import pickle
-import random
 import threading
-import warnings
 from typing import Any
 
 import numpy as np
@@ -15,7 +12,7 @@ import torch
 from PIL import Image
 
 from photographs import jpeg
-from storeds import StoreDataset, open_writer
+from storeds import open_writer
 from storeds.errors import ConfigError
 from storeds.protocols import SampleContext
 from storeds.transforms import BoundTransform, Compose, apply_transform, build_transform
@@ -145,57 +142,3 @@ def picture() -> str:
     with open_writer("memory://albumentations", {"image": "image"}, overwrite=True) as writer:
         writer.append([{"image": jpeg(0)}])
     return "memory://albumentations"
-
-
-class Owner:
-    def __init__(self, **held: Any) -> None:
-        self.__dict__.update(held)
-
-    def __call__(self, image: Any) -> Any:
-        return image
-
-
-def closing_over(generator: Any) -> Any:
-    return lambda image: (image, generator)
-
-
-@pytest.mark.parametrize(
-    "transform",
-    [
-        Owner(rng=np.random.default_rng(0)),
-        Owner(state=np.random.RandomState(0)),
-        Owner(steps={"a": [Owner(torch=torch.Generator())]}),
-        closing_over(random.Random(0)),
-        functools.partial(lambda image, rng: image, rng=np.random.default_rng(0)),
-        Compose([Owner(rng=random.Random(0))]),
-        Owner(rng=np.random.default_rng(0)).__call__,
-        albumentations.Compose([MIRROR], seed=3),
-        Owner(inside=albumentations.Compose([CROP])),
-        lambda image: CROP(image=np.asarray(image))["image"],
-        functools.partial(lambda image, crop: crop(image=image)["image"], crop=CROP),
-        Compose([Owner(inside=[CROP])]),
-    ],
-)
-def test_generators_owned_by_a_transform_are_found(picture: str, transform: Any) -> None:
-    with pytest.warns(UserWarning, match="random numbers of its own, from"):
-        StoreDataset(picture, seed=1, transform=transform)
-
-
-@pytest.mark.parametrize(
-    "transform",
-    [
-        Owner(default=torch.default_generator, image=np.zeros(3), module=random),
-        closing_over(np.random),
-        lambda image: image + np.random.default_rng(int(np.random.randint(9))).random(),
-        torch.nn.Dropout(),
-        albumentations.Compose([MIRROR]),
-        Compose([CROP, Compose([MIRROR])]),
-        lambda image, generator: CROP.set_random_seed(generator.initial_seed())(image=image),
-        abs,
-        Owner,
-    ],
-)
-def test_seedable_transforms_cause_no_warning(picture: str, transform: Any) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        StoreDataset(picture, seed=1, transform=transform)

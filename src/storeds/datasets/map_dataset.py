@@ -40,7 +40,6 @@ from storeds.records.roles import stored_classes
 from storeds.transforms import BoundTransform, JointTransform, build_transform
 from storeds.transforms.binding import check_picklable, takes_strided
 from storeds.transforms.functional import in_order
-from storeds.transforms.generators import warn_of_own_generators
 
 __all__ = ["StoreDataset"]
 
@@ -213,10 +212,6 @@ class StoreDataset(Dataset[Any]):
         bound = self._bound
         declared = self.backend.meta.fields
         transforms = transforms_by_element(bound, self.url, declared, self._transform, self._target_transform)
-        for name, function in (*transforms.items(), ("sample", self._transforms)):
-            # Built-in transforms, which take strided tensors, own no generators.
-            if function is not None and not takes_strided(function):
-                warn_of_own_generators(name, function)
         self.reader: Reader[Any] = fit_reader(bound, transforms, self._transforms)
         image_transform = None if isinstance(bound, SampleReader) else transforms.get(bound.data or "")
         finish = in_order if image_transform is not None and takes_strided(image_transform) else None
