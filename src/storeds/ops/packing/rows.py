@@ -95,7 +95,9 @@ class File(Reference):
         try:
             return read_file(self.path)
         except BadItem as error:
-            raise BadItem(f"{self.what} {error}") from None if self.what else error
+            if not self.what:
+                raise
+            raise BadItem(f"{self.what} {error}") from None
 
 
 class Part(Reference):
