@@ -226,7 +226,7 @@ _DECODERS = (
 _SOURCES = (
     ("imagefolder", "folders:imagefolder", ""),
     ("flat", "folders:flat", ""),
-    ("masks", "adapter:masks", ""),
+    ("masks", "masks:masks", ""),
     ("csv", "adapter:csv", ""),
     ("jsonl", "adapter:jsonl", ""),
     ("coco", "adapter:coco", ""),

@@ -75,7 +75,6 @@ def __getattr__(name: str) -> Callable[..., Rows]:
     from storeds.ops.packing.sources.coco import CocoSource
     from storeds.ops.packing.sources.exported import ExportedSource
     from storeds.ops.packing.sources.manifests import ManifestSource
-    from storeds.ops.packing.sources.masks import MaskFolderSource
     from storeds.ops.packing.sources.originals import dataset_source
     from storeds.ops.packing.sources.tables import TableSource
     from storeds.ops.packing.sources.tars import TarSource
@@ -89,7 +88,6 @@ def __getattr__(name: str) -> Callable[..., Rows]:
             "exported": ExportedSource,
             "csv": partial(ManifestSource, format="csv"),
             "jsonl": partial(ManifestSource, format="jsonl"),
-            "masks": MaskFolderSource,
             "dataset": dataset_source,
             "table": TableSource,
             "tar": TarSource,

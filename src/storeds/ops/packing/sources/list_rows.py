@@ -28,7 +28,7 @@ from storeds.ops.packing.sources.base import (
 )
 from storeds.ops.packing.sources.columns import CaptionColumn, Column, Labels
 from storeds.ops.packing.sources.list_columns import AnyLabels, Collector
-from storeds.ops.packing.sources.mask_checks import JPEG_SUFFIXES, MaskCheck, lossy_notes
+from storeds.ops.packing.sources.mask_checks import MaskCheck, lossy_notes
 from storeds.ops.packing.sources.old_folders import FileList
 from storeds.protocols import JSON, Field, Record
 
@@ -258,7 +258,7 @@ class ListSource(FileList):
     def _lossy(self) -> Iterator[str]:
         for name in self._masks:
             paths = (self._columns[name].raw(at) for at in range(len(self)))
-            yield from lossy_notes([path for path in paths if path.lower().endswith(JPEG_SUFFIXES)])
+            yield from lossy_notes(list(paths))
 
     def name(self, index: int, /) -> str:
         # docstring inherited
@@ -275,9 +275,8 @@ class ListSource(FileList):
             except ValueError as error:
                 raise BadItem(f"its {name} cannot be stored: {error}") from None
         for name in self._masks:
-            fault = replace(self._check, field=name).fault(
-                record[self._image], record[name], self._columns[name].raw(index)
-            )
+            path = self._columns[name].raw(index)
+            fault = self._check.fault(record[name], path)
             if fault is not None:
-                raise BadItem(fault)
+                raise BadItem(f"its mask {show(path)} {fault}")
         return {name: record[name] for name in self.fields}
