@@ -226,7 +226,7 @@ _DECODERS = (
 _SOURCES = (
     ("imagefolder", "folders:imagefolder", ""),
     ("flat", "folders:flat", ""),
-    ("masks", "adapter:masks", ""),
+    ("masks", "masks:masks", ""),
     ("csv", "lists:csv", ""),
     ("jsonl", "lists:jsonl", ""),
     ("coco", "adapter:coco", ""),

@@ -73,7 +73,6 @@ def adapted(source: Any) -> Rows:
 def __getattr__(name: str) -> Callable[..., Rows]:
     from storeds.ops.packing.sources.coco import CocoSource
     from storeds.ops.packing.sources.exported import ExportedSource
-    from storeds.ops.packing.sources.masks import MaskFolderSource
     from storeds.ops.packing.sources.originals import dataset_source
     from storeds.ops.packing.sources.tables import TableSource
     from storeds.ops.packing.sources.tars import TarSource
@@ -85,7 +84,6 @@ def __getattr__(name: str) -> Callable[..., Rows]:
         {
             "coco": CocoSource,
             "exported": ExportedSource,
-            "masks": MaskFolderSource,
             "dataset": dataset_source,
             "table": TableSource,
             "tar": TarSource,

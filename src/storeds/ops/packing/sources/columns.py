@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias, get_args
 from storeds._utils.text import counted
 from storeds.errors import ConfigError, suggest
 from storeds.ops.packing.rows import BadItem
-from storeds.ops.packing.sources.class_names import read_class_names
+from storeds.ops.packing.sources.class_names import unique_classes
 from storeds.ops.packing.sources.paths import is_int
 from storeds.protocols import Field
 from storeds.records.fields import canonical_json
@@ -163,20 +163,7 @@ def check_classes(classes: Sequence[str] | os.PathLike[str] | None, style: str =
     """
     if style not in get_args(LabelStyle):
         raise ConfigError(f"label_type={style!r}; {suggest(style, get_args(LabelStyle), 'choices')}")
-    if classes is None:
-        return None
-    if isinstance(classes, (str, os.PathLike)):
-        file = os.fspath(classes)
-        if not os.path.isfile(file):
-            raise ConfigError(f"classes={file!r} must be a list of class names, or a file of them")
-        classes = read_class_names(file)
-    if not all(isinstance(name, str) for name in classes):
-        raise ConfigError(f"classes={classes!r} must be a list of class names")
-    names = list(classes)
-    doubled = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
-    if doubled or not names:
-        raise ConfigError(f"classes: {f'{doubled[0]!r} is listed twice' if doubled else 'the list is empty'}")
-    return names
+    return unique_classes(classes)
 
 
 def _as_int(text: str) -> int | None:

@@ -14,6 +14,7 @@ import numpy as np
 
 from storeds._utils.text import counted
 from storeds.errors import ConfigError, StoreNotFoundError, suggest
+from storeds.jpeg import read_picture_header
 from storeds.ops.packing.rows import Bad, BadItem, Row, Rows, from_start
 from storeds.ops.packing.sources.columns import (
     LABEL_COLUMNS,
@@ -27,11 +28,11 @@ from storeds.ops.packing.sources.columns import (
     number_labels,
     text_column,
 )
-from storeds.ops.packing.sources.mask_checks import MaskCheck
+from storeds.ops.packing.sources.mask_checks import MaskCheck, MaskFile
 from storeds.ops.packing.sources.paths import IMAGE_SUFFIXES, Hidden, Root, class_notes, names_of, show
 from storeds.ops.packing.sources.text import PATH_COLUMNS, csv_lines, jsonl_lines, open_text
 from storeds.protocols import JSON, Field, Record
-from storeds.records.roles import BOX_FORMATS, check_boxes
+from storeds.records.roles import BOX_FORMATS, check_boxes, check_mask
 
 __all__ = ["csv", "jsonl", "rows_of_list"]
 
@@ -62,7 +63,7 @@ def rows_of_list(
     box_relative: bool = False,
     columns: Sequence[str] | str | None = None,
     delimiter: str | None = None,
-    quotechar: str | None = None,
+    quotechar: str = '"',
     escapechar: str | None = None,
     skipinitialspace: bool = False,
     encoding: str | None = None,
@@ -143,44 +144,41 @@ def rows_of_list(
     if root is not None and not os.path.isdir(root):
         raise StoreNotFoundError(f"root={os.fspath(root)!r} is not a folder")
     given = check_classes(classes, label_type)
-    dialect: dict[str, Any] = {"delimiter": delimiter, "quotechar": quotechar, "escapechar": escapechar}
-    dialect = {name: value for name, value in dialect.items() if value is not None}
+    opened = open_text(file, encoding)
     if kind == "jsonl":
-        if dialect or skipinitialspace or columns is not None:
-            raise ConfigError(
-                f"{where}: {', '.join(dialect) or 'columns and skipinitialspace'} is for CSV, not for JSONL"
-            )
-        names, lines = jsonl_lines(open_text(file, encoding))
+        if (columns, delimiter, quotechar, escapechar, skipinitialspace) != (None, None, '"', None, False):
+            raise ConfigError(f"{where}: columns, delimiter, quotechar, escapechar and skipinitialspace are for CSV")
+        names, lines = jsonl_lines(opened)
     else:
-        dialect = _dialect(file, dialect, skipinitialspace=skipinitialspace)
-        names, lines = csv_lines(open_text(file, encoding), where, names_of(columns), **dialect)
-        _check_header(where, names, dialect)
+        usual = "\t" if file.lower().endswith(".tsv") else ","
+        dialect = {"quotechar": quotechar, "escapechar": escapechar, "skipinitialspace": skipinitialspace}
+        names, lines = csv_lines(opened, where, names_of(columns), delimiter=delimiter or usual, **dialect)
     header = _Header(where, names, [cells for _, cells in lines if not isinstance(cells, str)][:_PEEKED])
     header.find_images(path_column, image_columns)
     header.find_masks(mask_columns)
     header.find_boxes(box_column, box_format)
     header.find_labels(label_column, caption_columns, label=label)
+    names_masks = bool(header.of("mask")) and not header.of("label")
     listed = _List(
         header,
         Root(os.path.dirname(os.path.abspath(file)) if root is None else root, allow_outside=allow_outside),
         Hidden(include=include_hidden),
         label_separator,
         Field("array", "<f8", (None, 4), "boxes", box_format, box_relative),
+        MaskCheck(len(given) if names_masks and given else None, ignore_index),
         joins=caption_columns is not None,
     )
     for number, cells in lines:
         listed.add(number, cells)
     fields = listed.finish(kind, given, label_type)
-    masks = header.of("mask")
-    named = given if masks and not header.of("label") else listed.classes
-    checks = [MaskCheck(len(given or ()), ignore_index, listed.columns[name]) for name in masks]
+    named = given if names_masks else listed.classes
     attrs: dict[str, JSON] = {} if named is None else {"classes": list(named)}
     attrs |= {} if ignore_index is None else {"ignore_index": ignore_index}
     return Rows(
         fields=fields,
         attrs={**attrs, "source": {"kind": kind, "file": where}},
         items=from_start(listed.items),
-        finish=partial(_checked, checks) if named is not None and not header.of("label") else None,
+        finish=listed.check_sizes if header.of("mask") and len(header.of("image")) > 1 else None,
         columns=listed.columns,
         notes=[*listed.notes(), *header.notes()],
     )
@@ -188,33 +186,6 @@ def rows_of_list(
 
 csv = partial(rows_of_list, "csv")
 jsonl = partial(rows_of_list, "jsonl")
-
-
-def _dialect(file: str, given: Mapping[str, Any], *, skipinitialspace: bool) -> dict[str, Any]:
-    """Return the arguments of `csv.reader`."""
-    import csv
-
-    dialect = {"delimiter": "\t" if file.lower().endswith(".tsv") else ",", **given}
-    if dialect["delimiter"] == r"\t":  # as shells pass it
-        dialect["delimiter"] = "\t"
-    if dialect.get("quotechar") == "":
-        dialect |= {"quotechar": None, "quoting": csv.QUOTE_NONE}
-    return {**dialect, "skipinitialspace": skipinitialspace}
-
-
-def _check_header(where: str, names: Sequence[str], dialect: Mapping[str, Any]) -> None:
-    """Raise ConfigError if a header looks like that of another dialect."""
-    other = next((each for each in ";\t|" if len(names) == 1 and each in names[0]), None)
-    if other is not None:
-        text = r"\t" if other == "\t" else other
-        raise ConfigError(
-            f"{where} has one column, {names[0]!r:.80}; pass delimiter='{text}' (--option 'delimiter={text}')"
-        )
-    if not dialect["skipinitialspace"] and any(name.startswith(" ") for name in names[1:]):
-        raise ConfigError(
-            f"{where}: the names of its columns begin with spaces; pass skipinitialspace=True (--option "
-            "skipinitialspace=true) to leave out spaces before cells"
-        )
 
 
 class _Header:
@@ -361,6 +332,7 @@ class _List:
         What separates several labels.
     boxes : Field
         The field of boxes.
+    masks : MaskCheck
     joins : bool
         Lines of one image that differ only in captions become one item.
 
@@ -373,10 +345,18 @@ class _List:
     """
 
     def __init__(
-        self, header: _Header, root: Root, hidden: Hidden, separator: str | None, boxes: Field, *, joins: bool
+        self,
+        header: _Header,
+        root: Root,
+        hidden: Hidden,
+        separator: str | None,
+        boxes: Field,
+        masks: MaskCheck,
+        *,
+        joins: bool,
     ) -> None:
         self._header, self._where, self._root, self._hidden = header, header.where, root, hidden
-        self._separator, self._boxes, self._joins = separator, boxes, joins
+        self._separator, self._boxes, self._masks, self._joins = separator, boxes, masks, joins
         self._at = {name: at for at, name in enumerate(header.names)}
         self._label = next(iter(header.of("label")), None)
         if separator is not None and not (separator and self._label):
@@ -390,7 +370,7 @@ class _List:
         self._items: list[Bad | tuple[int, list[Any]]] = []
         self._seen: dict[str, tuple[int, list[Any]]] = {}
         self._joined = 0
-        self._layout: list[tuple[str, int, str | None]] = []
+        self._layout: list[tuple[str, int, str]] = []  # field, position of the cell, column
 
     def _fields(self) -> dict[str, str]:
         """Return the field of each column."""
@@ -518,15 +498,16 @@ class _List:
             declared[key] = Field("image")  # without any other role, the store keeps the id that it always had
         elif self._label is not None and not self._several:
             declared[self._label] = Field("int", role="label")
-        pictures = [name for name in self._header.names if self._header.purposes.get(name) in ("image", "mask")]
-        first = list(dict.fromkeys([key, *pictures, *self._header.of("label")]))
+        purposes = self._header.purposes
+        pictures = [name for name in self._header.names if purposes.get(name) in ("image", "mask") and name != key]
+        first = [key, *pictures, *self._header.of("label")]
         others = [name for name in self._header.names if name not in first]
-        whats = {name: "" if name == key else f"its {name} " for name in pictures}
-        self._layout = [(self.columns[name], self._at[name], whats.get(name)) for name in first]
-        self._layout += [("key", self._key, None)]
-        self._layout += [(self.columns[name], self._at[name], None) for name in others]
-        fields = {self.columns[name]: declared[name] for name in first}
-        return {**fields, "key": Field("str"), **{self.columns[name]: declared[name] for name in others}}
+        self._layout = [
+            *((self.columns[name], self._at[name], name) for name in first),
+            ("key", self._key, ""),
+            *((self.columns[name], self._at[name], name) for name in others),
+        ]
+        return {field: declared[name] if name else Field("str") for field, _, name in self._layout}
 
     def _numbered(
         self, labels: Mapping[int, list[str]], classes: list[str] | None, style: LabelStyle
@@ -556,12 +537,33 @@ class _List:
             if isinstance(item, Bad):
                 yield item
                 continue
-            _, cells = item
-            values = {
-                field: cells[at] if what is None else self._root.file(cells[at], what and what + show(cells[at]))
-                for field, at, what in self._layout
-            }
-            yield Row(self._name(*item), values)
+            yield Row(self._name(*item), {field: self._value(name, item[1][at]) for field, at, name in self._layout})
+
+    def _value(self, name: str, cell: Any) -> Any:
+        match self._header.purposes.get(name):
+            case "image":
+                return self._root.file(cell, "" if self._at[name] == self._key else f"its {name} {show(cell)}")
+            case "mask":
+                return MaskFile(self._root.file(cell), cell, self._masks)
+        return cell
+
+    def check_sizes(self, values: Record) -> Record:
+        """Return the values of a row; raises BadItem for a mask of another size than the first image.
+
+        The writer does not check this if there are several images.
+        """
+        image, *masks = (
+            (self.columns[name], read_picture_header(values[self.columns[name]]))
+            for name in [self._header.names[self._key], *self._header.of("mask")]
+        )
+        for field, header in masks:
+            if image[1] is None or header is None:
+                continue
+            try:
+                check_mask(field, (header.height, header.width), (image[1].height, image[1].width))
+            except ValueError as error:
+                raise BadItem(str(error)) from None
+        return values
 
     def notes(self) -> list[str]:
         """Return warnings about class names, hidden files and captions, after `finish`."""
@@ -586,13 +588,3 @@ def _boxes_of(name: str, cell: Any, field: Field) -> list[Any]:
     except (RecursionError, ValueError) as error:
         raise BadItem(str(error)) from None
     return boxes
-
-
-def _checked(checks: Sequence[MaskCheck], values: Record) -> Record:
-    """Return the values of a row; raises BadItem for a mask with a class id that has no name."""
-    image = next(iter(values.values()))
-    for check in checks:
-        fault = check.fault(image, values[check.field], check.field)
-        if fault is not None:
-            raise BadItem(fault)
-    return values

@@ -7,7 +7,7 @@ import io
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 from storeds._utils.locations import nearest
@@ -84,13 +84,17 @@ def csv_lines(file: io.StringIO, where: str, columns: Sequence[str], **dialect: 
     columns : sequence of str
         The column names of a file without a header.
     **dialect
-        Arguments of `csv.reader`.
+        Arguments of `csv.reader`; a quotechar of ``""`` means that nothing is quoted.
 
     Raises
     ------
     ConfigError
-        The header cannot be read, or names a column twice; or the dialect is not possible.
+        The header cannot be read, names a column twice, or looks like that of another dialect; or the dialect is not possible.
     """
+    if not dialect["quotechar"]:
+        dialect |= {"quotechar": None, "quoting": csv.QUOTE_NONE}
+    if dialect["delimiter"] == r"\t":  # as shells pass it
+        dialect["delimiter"] = "\t"
     try:
         reader = csv.reader(file, strict=True, **dialect)  # without strict, the reader drops quotes silently
         names = list(columns) or next(filter(None, reader), [])
@@ -98,9 +102,7 @@ def csv_lines(file: io.StringIO, where: str, columns: Sequence[str], **dialect: 
         raise ConfigError(f"{where}: its header cannot be read: {error}") from None
     if not names:
         raise ConfigError(f"{where} is empty; expected a line of column names, and one line per image")
-    doubled = next((name for name in names if names.count(name) > 1), None)
-    if doubled is not None:
-        raise ConfigError(f"{where}: there are two columns {doubled!r}; rename one")
+    _check_header(where, names, dialect)
     lines: list[Line] = []
     while True:
         number = reader.line_num + 1
@@ -116,6 +118,23 @@ def csv_lines(file: io.StringIO, where: str, columns: Sequence[str], **dialect: 
             lines.append(
                 (number, cells if is_whole else f"has {counted(len(cells), 'column')} instead of {len(names)}")
             )
+
+
+def _check_header(where: str, names: Sequence[str], dialect: Mapping[str, Any]) -> None:
+    doubled = next((name for name in names if names.count(name) > 1), None)
+    if doubled is not None:
+        raise ConfigError(f"{where}: there are two columns {doubled!r}; rename one")
+    other = next((each for each in ";\t|" if len(names) == 1 and each in names[0]), None)
+    if other is not None:
+        text = r"\t" if other == "\t" else other
+        raise ConfigError(
+            f"{where} has one column, {names[0]!r:.80}; pass delimiter='{text}' (--option 'delimiter={text}')"
+        )
+    if not dialect["skipinitialspace"] and any(name.startswith(" ") for name in names[1:]):
+        raise ConfigError(
+            f"{where}: the names of its columns begin with spaces; pass skipinitialspace=True (--option "
+            "skipinitialspace=true) to leave out spaces before cells"
+        )
 
 
 def jsonl_lines(file: io.StringIO) -> tuple[list[str], list[Line]]:
