@@ -156,7 +156,7 @@ def rows_of_list(
     header = _Header(where, names, [cells for _, cells in lines if not isinstance(cells, str)][:_PEEKED])
     header.find_images(path_column, image_columns)
     header.find_masks(mask_columns)
-    header.find_boxes(box_column, box_format)
+    header.find_boxes(box_column, box_format, relative=box_relative)
     header.find_labels(label_column, caption_columns, label=label)
     names_masks = bool(header.of("mask")) and not header.of("label")
     listed = _List(
@@ -258,23 +258,24 @@ class _Header:
         likely = [name for name in self._named(MASK_COLUMNS) if name in self._paths]
         self._take("mask", "mask_columns", likely if mask_columns is None else mask_columns)
 
-    def find_boxes(self, column: str | None, form: str | None) -> None:
+    def find_boxes(self, column: str | None, form: str | None, *, relative: bool) -> None:
         """Find the column of boxes, if their format is given."""
-        if form not in (None, *BOX_FORMATS):
-            raise ConfigError(f"{self.where}: box_format={form!r}; {suggest(form or '', BOX_FORMATS, 'formats')}")
-        if (column is None) != (form is None):
-            column = column or next(iter(self._named(BOX_COLUMNS)), None)
-        if column is not None and form is None:
-            raise ConfigError(
-                f"{self.where}: boxes need box_format= (--option box_format=xyxy): xyxy for left, top, right, bottom, xywh for "
-                "left, top, width, height, or cxcywh for the centre, width and height"
-            )
-        if column is None and form is not None:
+        if form is None:
+            if column is not None or relative:
+                raise ConfigError(
+                    f"{self.where}: boxes need box_format= (--option box_format=xyxy): xyxy for left, top, right, bottom, xywh "
+                    "for left, top, width, height, or cxcywh for the centre, width and height"
+                )
+            return
+        if form not in BOX_FORMATS:
+            raise ConfigError(f"{self.where}: box_format={form!r}; {suggest(form, BOX_FORMATS, 'formats')}")
+        found = self._named(BOX_COLUMNS)[:1] if column is None else [column]
+        if not found:
             raise ConfigError(
                 f"{self.where}: no column is named {', '.join(BOX_COLUMNS)}; name the column of boxes with box_column= "
                 "(--option box_column=NAME)"
             )
-        self._take("boxes", "box_column", None if column is None else [column])
+        self._take("boxes", "box_column", found)
 
     def find_labels(self, label_column: str | None, caption_columns: Any, *, label: bool) -> None:
         """Find the column of labels, and in a list of captions without labels the captions.
@@ -460,6 +461,7 @@ class _List:
         """Convert all columns and return the fields, once every line was added."""
         if not self._items:
             raise ConfigError(f"{self._where} lists no image{''.join(f'; {note}' for note in self._hidden.notes())}")
+        self._seen.clear()
         good = dict(item for item in self._items if not isinstance(item, Bad))
         declared: dict[str, Field] = {}
         faults: dict[int, str] = {}
