@@ -179,7 +179,7 @@ def _sort_of(text: str) -> str:
 
 
 def number_labels(
-    where: str, labels: Sequence[tuple[str, int]], classes: list[str] | None, style: LabelStyle
+    where: str, labels: Sequence[str], lines: Sequence[int], classes: list[str] | None, style: LabelStyle
 ) -> tuple[list[int | BadItem], list[str] | None]:
     """Return labels as class numbers, with a `BadItem` for each that is not valid, and the class names.
 
@@ -187,8 +187,10 @@ def number_labels(
     ----------
     where : str
         The name of the list in messages.
-    labels : sequence of (str, int)
-        Each label as text, and the number of its line.
+    labels : sequence of str
+        Each label as text.
+    lines : sequence of int
+        The line of each label.
     classes : list of str or None
         The class names in the order of their numbers. None sorts the names that occur.
     style : str
@@ -201,9 +203,9 @@ def number_labels(
         Without class names, ``auto`` is not certain.
     """
     index = {name: number for number, name in enumerate(classes or ())}
-    texts = [text if text in index else text.strip() for text, _ in labels]
+    texts = [text if text in index else text.strip() for text in labels]
     unknown: dict[str, str] = {}  # integer, number or name → the first such label
-    for text, (_, line) in zip(texts, labels, strict=True):
+    for text, line in zip(texts, lines, strict=True):
         if text not in index:
             unknown.setdefault(_sort_of(text), f"{text!r} at {where} line {line}")
     if style == "auto" and classes is None and unknown and unknown.keys() not in ({"integer"}, {"name"}):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import posixpath
-from collections.abc import Iterator, Mapping, Sequence
+import sys
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import islice
 from typing import Any, Literal
@@ -283,20 +284,23 @@ class _Header:
         Labels are needed unless other columns than the paths have a purpose, such as masks.
         """
         self._take("text", "caption_columns", caption_columns)
-        if label_column is not None or not label:
-            if not label and label_column is not None:
+        if label_column is not None:
+            if not label:
                 raise ConfigError(f"{self.where}: label_column={label_column!r} and label=False contradict each other")
-            self._take("label", "label_column", None if label_column is None else [label_column])
-            return
-        if caption_columns is None and not self._named((*LABEL_COLUMNS, *LESS_CERTAIN)):
-            self._take("text", "", self._named(CAPTION_COLUMNS))
+            self._take("label", "label_column", [label_column])
+        elif label:
+            if caption_columns is None and not self._named((*LABEL_COLUMNS, *LESS_CERTAIN)):
+                self._take("text", "", self._named(CAPTION_COLUMNS))
+            self._take("label", "", self._likely_labels())
+
+    def _likely_labels(self) -> list[str]:
         usual = {name.strip().lower(): name for name in reversed(self.free)}
         found = likely_label(self.where, usual, [name for name in self.free if name.strip().lower() in LESS_CERTAIN])
         if found is None and self.free and len(self.purposes) == 1:
             name = self.free[0] if len(self.free) == 1 else "NAME"
             say = f"name the column of labels with label_column= (--option label_column={name})"
             raise no_label(self.where, "column", "paths", self.free, say)
-        self._take("label", "", None if found is None else [found])
+        return [] if found is None else [found]
 
     def notes(self) -> Iterator[str]:
         """Yield warnings about columns that may hold more than what they are stored as."""
@@ -393,7 +397,7 @@ class _List:
         try:
             self._check(cells)
             paths = (cells[self._at[name]] for name in self._header.of("image"))
-            identity = "\0".join(map(posixpath.normpath, paths))
+            identity = "\0".join(map(_normal, paths))
             first = self._seen.get(identity)
             if first is not None:
                 self._join(first, cells)
@@ -402,14 +406,14 @@ class _List:
             return
         if first is None and not self._hidden.skips_path(cells[self._key]):
             self._seen[identity] = (line, cells)
-            self._items.append((line, cells))
+            self._items.append(self._seen[identity])
 
     def _name(self, line: int, cells: Sequence[Any]) -> str:
         path = cells[self._key]
         return f"{self._where} line {line}" + (f" ({show(path)})" if isinstance(path, str) and path else "")
 
     def _check(self, cells: list[Any]) -> None:
-        """Raise BadItem for paths, labels and boxes that cannot be used; replace labels and boxes by lists."""
+        """Raise BadItem for paths, labels and boxes that cannot be used; replace labels by text, and boxes by lists."""
         for name, purpose in self._header.purposes.items():
             at = self._at[name]
             if purpose in ("image", "mask"):
@@ -417,7 +421,8 @@ class _List:
                 if fault is not None:
                     raise BadItem(fault if at == self._key else f"column {name!r}: {fault}")
             elif purpose == "label":
-                cells[at] = self._labels_of(name, cells[at])
+                labels = self._labels_of(name, cells[at])
+                cells[at] = labels if self._several else labels[0]
             elif purpose == "boxes":
                 cells[at] = _boxes_of(name, cells[at], self._boxes)
 
@@ -436,7 +441,7 @@ class _List:
                 raise BadItem(f"its label {label!r:.80} in {name!r} is neither a class name nor a whole number")
             if cell.count(label) > 1 and not self._header.of("boxes"):  # several boxes may have one class
                 raise BadItem(f"label {label!r} is listed twice in {name!r}")
-        return list(map(str, cell))
+        return [sys.intern(str(label)) for label in cell]
 
     def _join(self, first: tuple[int, list[Any]], cells: Sequence[Any]) -> None:
         """Add the captions of a line to those of an earlier one with the same paths."""
@@ -462,11 +467,11 @@ class _List:
         if not self._items:
             raise ConfigError(f"{self._where} lists no image{''.join(f'; {note}' for note in self._hidden.notes())}")
         self._seen.clear()
-        good = dict(item for item in self._items if not isinstance(item, Bad))
+        good = [item for item in self._items if not isinstance(item, Bad)]
         declared: dict[str, Field] = {}
         faults: dict[int, str] = {}
         for name, at in self._at.items():
-            values = {line: cells[at] for line, cells in good.items()}
+            values = [cells[at] for _, cells in good]
             match self._header.purposes.get(name):
                 case "image":
                     declared[name] = Field("image", role="image")
@@ -474,17 +479,16 @@ class _List:
                     declared[name] = Field("image", role="mask")
                 case "boxes":
                     declared[name] = self._boxes
-                    values = {line: np.array(each, np.float64).reshape(-1, 4) for line, each in values.items()}
+                    values = [np.array(each, np.float64).reshape(-1, 4) for each in values]
                 case "text":
                     declared[name], values = self._captions(values)
                 case "label":
-                    declared[name], values = self._numbered(values, classes, style)
+                    declared[name], values = self._numbered([line for line, _ in good], values, classes, style)
                 case _:
                     convert = text_column if kind == "csv" else json_column
-                    declared[name], converted = convert(list(values.values()))
-                    values = dict(zip(values, converted, strict=True))
-            for line, value in values.items():
-                good[line][at] = value
+                    declared[name], values = convert(values)
+            for (line, cells), value in zip(good, values, strict=True):
+                cells[at] = value
                 if isinstance(value, BadItem):
                     faults.setdefault(line, str(value) if name == self._label else f"its {name} {value}")
         self._items = [
@@ -512,25 +516,27 @@ class _List:
         return {field: declared[name] if name else Field("str") for field, _, name in self._layout}
 
     def _numbered(
-        self, labels: Mapping[int, list[str]], classes: list[str] | None, style: LabelStyle
-    ) -> tuple[Field, dict[int, Any]]:
-        """Return the field of labels, and for each line its class number or numbers, or a BadItem."""
-        texts = [(text, line) for line, each in labels.items() for text in each]
-        numbers, self.classes = number_labels(self._where, texts, classes, style)
+        self, lines: Sequence[int], labels: Sequence[Any], classes: list[str] | None, style: LabelStyle
+    ) -> tuple[Field, list[Any]]:
+        """Return the field of labels, and for each item its class number or numbers, or a BadItem."""
         if not self._several:
-            return Field("int"), dict(zip(labels, numbers, strict=True))
-        values, rest = dict[int, Any](), iter(numbers)
-        for line, each in labels.items():
+            numbers, self.classes = number_labels(self._where, labels, lines, classes, style)
+            return Field("int"), numbers
+        texts = [text for each in labels for text in each]
+        places = [line for line, each in zip(lines, labels, strict=True) for _ in each]
+        numbers, self.classes = number_labels(self._where, texts, places, classes, style)
+        values, rest = list[Any](), iter(numbers)
+        for each in labels:
             found = list(islice(rest, len(each)))
             fault = next((number for number in found if isinstance(number, BadItem)), None)
-            values[line] = np.array(found, np.int64) if fault is None else fault
+            values.append(np.array(found, np.int64) if fault is None else fault)
         return Field("array", "<i8", (None,), "labels"), values
 
-    def _captions(self, captions: dict[int, Any]) -> tuple[Field, dict[int, Any]]:
-        """Return the field of captions, and for each line a text, or a list of texts if those of any image were joined."""
+    def _captions(self, captions: list[Any]) -> tuple[Field, list[Any]]:
+        """Return the field of captions, and for each item a text, or a list of texts if those of any image were joined."""
         if self._joined:
-            return Field("json", role="text"), {line: _as_list(each) for line, each in captions.items()}
-        are_text = all(isinstance(each, str) for each in captions.values())
+            return Field("json", role="text"), list(map(_as_list, captions))
+        are_text = all(isinstance(each, str) for each in captions)
         return Field("str" if are_text else "json", role="text"), captions
 
     def items(self) -> Iterator[Row | Bad]:
@@ -571,6 +577,12 @@ class _List:
         """Return warnings about class names, hidden files and captions, after `finish`."""
         joined = f"joined the captions of {counted(self._joined, 'row')} to those of earlier rows with the same path"
         return [*class_notes(self.classes or ()), *self._hidden.notes(), *([joined] if self._joined else ())]
+
+
+def _normal(path: str) -> str:
+    """Return a path without ``.`` and ``..``: the same string if it has none, which saves memory in lists of millions."""
+    normal = posixpath.normpath(path)
+    return path if normal == path else normal
 
 
 def _as_list(value: Any) -> list[Any]:

@@ -8,7 +8,7 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TextIO, TypeAlias
 
 from storeds._utils.locations import nearest
 from storeds._utils.text import counted
@@ -39,7 +39,7 @@ Line: TypeAlias = tuple[int, list[Any] | str]
 """The number of a line, and its cells in the order of the columns, or why it cannot be read."""
 
 
-def open_text(path: str, encoding: str | None = None) -> io.StringIO:
+def open_text(path: str, encoding: str | None = None) -> TextIO:
     """Return the text of a regular file, with its line ends unchanged.
 
     Parameters
@@ -60,7 +60,8 @@ def open_text(path: str, encoding: str | None = None) -> io.StringIO:
         raise StoreNotFoundError(f"no file at {path}: {nearest(os.path.abspath(path))}")
     try:
         data = read_file(path)
-        return io.StringIO(data.decode(encoding or "utf-8-sig"), newline="")
+        data.decode(encoding or "utf-8-sig")  # the error of a stream would count from its last block
+        return io.TextIOWrapper(io.BytesIO(data), encoding or "utf-8-sig", newline="")
     except BadItem as error:
         raise ConfigError(f"{path} {error}") from None
     except LookupError:
@@ -72,7 +73,7 @@ def open_text(path: str, encoding: str | None = None) -> io.StringIO:
         ) from None
 
 
-def csv_lines(file: io.StringIO, where: str, columns: Sequence[str], **dialect: Any) -> tuple[list[str], list[Line]]:
+def csv_lines(file: TextIO, where: str, columns: Sequence[str], **dialect: Any) -> tuple[list[str], list[Line]]:
     """Return the columns and the lines of a CSV file. Empty lines are left out.
 
     Parameters
@@ -137,13 +138,20 @@ def _check_header(where: str, names: Sequence[str], dialect: Mapping[str, Any]) 
         )
 
 
-def jsonl_lines(file: io.StringIO) -> tuple[list[str], list[Line]]:
+def jsonl_lines(file: TextIO) -> tuple[list[str], list[Line]]:
     """Return the keys of all objects in a JSONL file, and its lines. A key that an object lacks is null."""
-    parsed = [(number, _parse(text)) for number, text in enumerate(file, 1) if text.strip()]
-    names = list(dict.fromkeys(name for _, row in parsed if isinstance(row, dict) for name in row))
-    return names, [
-        (number, row if isinstance(row, str) else [row.get(name) for name in names]) for number, row in parsed
-    ]
+    names: dict[str, None] = {}
+    lines: list[Line] = []
+    for number, text in enumerate(file, 1):
+        if text.strip():
+            row = _parse(text)
+            if isinstance(row, dict):
+                names.update(dict.fromkeys(row))
+            lines.append((number, row if isinstance(row, str) else [row.get(name) for name in names]))
+    for _, cells in lines:
+        if isinstance(cells, list):
+            cells += [None] * (len(names) - len(cells))
+    return list(names), lines
 
 
 def _parse(text: str) -> dict[str, Any] | str:
