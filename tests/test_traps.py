@@ -668,7 +668,7 @@ def test_pack_warns_that_it_re_encodes_decoded_images(tmp_path: Path) -> None:
 
 def test_a_list_without_a_column_of_labels_is_refused_unless_no_label_is_given(tmp_path: Path) -> None:
     photos(tmp_path, "0.jpg", "1.jpg")
-    (tmp_path / "list.csv").write_text("file;klass\n0.jpg;cat\n1.jpg;dog\n")
+    (tmp_path / "list.csv").write_text("file,klass\n0.jpg,cat\n1.jpg,dog\n")
     target = f"lmdb://{tmp_path}/a.lmdb"
     refused = storeds_command("pack", tmp_path / "list.csv", target, code=2)
     assert "'klass'" in refused

@@ -226,9 +226,9 @@ _DECODERS = (
 _SOURCES = (
     ("imagefolder", "folders:imagefolder", ""),
     ("flat", "folders:flat", ""),
-    ("masks", "adapter:masks", ""),
-    ("csv", "adapter:csv", ""),
-    ("jsonl", "adapter:jsonl", ""),
+    ("masks", "masks:masks", ""),
+    ("csv", "lists:csv", ""),
+    ("jsonl", "lists:jsonl", ""),
     ("coco", "adapter:coco", ""),
     ("yolo", "adapter:yolo", ""),
     ("voc", "adapter:voc", ""),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 from storeds.ops.packing.rows import Bad, Reference, Row, Rows
@@ -74,8 +73,6 @@ def adapted(source: Any) -> Rows:
 def __getattr__(name: str) -> Callable[..., Rows]:
     from storeds.ops.packing.sources.coco import CocoSource
     from storeds.ops.packing.sources.exported import ExportedSource
-    from storeds.ops.packing.sources.manifests import ManifestSource
-    from storeds.ops.packing.sources.masks import MaskFolderSource
     from storeds.ops.packing.sources.originals import dataset_source
     from storeds.ops.packing.sources.tables import TableSource
     from storeds.ops.packing.sources.tars import TarSource
@@ -87,9 +84,6 @@ def __getattr__(name: str) -> Callable[..., Rows]:
         {
             "coco": CocoSource,
             "exported": ExportedSource,
-            "csv": partial(ManifestSource, format="csv"),
-            "jsonl": partial(ManifestSource, format="jsonl"),
-            "masks": MaskFolderSource,
             "dataset": dataset_source,
             "table": TableSource,
             "tar": TarSource,

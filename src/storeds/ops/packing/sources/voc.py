@@ -185,9 +185,9 @@ class VocSource(KeyedSource):
         if self._has_masks:
             path = _beside(key, _MASKS, ".png")
             record["mask"] = self._read(path)
-            fault = self._mask_check.fault(blob, record["mask"], path)
+            fault = self._mask_check.fault(record["mask"], path)
             if fault is not None:
-                raise BadItem(fault)
+                raise BadItem(f"its mask {show(path)} {fault}")
         record["annotation"] = found.rest
         if len(self._parts) > 1:
             record["split"] = self._parts[self._splits[index]]
