@@ -76,9 +76,6 @@ def __getattr__(name: str) -> Callable[..., Rows]:
     from storeds.ops.packing.sources.exported import ExportedSource
     from storeds.ops.packing.sources.manifests import ManifestSource
     from storeds.ops.packing.sources.masks import MaskFolderSource
-    from storeds.ops.packing.sources.originals import dataset_source
-    from storeds.ops.packing.sources.tables import TableSource
-    from storeds.ops.packing.sources.tars import TarSource
     from storeds.ops.packing.sources.videos import FrameFolderSource, VideoSource
     from storeds.ops.packing.sources.voc import VocSource
     from storeds.ops.packing.sources.yolo import YoloSource
@@ -90,9 +87,6 @@ def __getattr__(name: str) -> Callable[..., Rows]:
             "csv": partial(ManifestSource, format="csv"),
             "jsonl": partial(ManifestSource, format="jsonl"),
             "masks": MaskFolderSource,
-            "dataset": dataset_source,
-            "table": TableSource,
-            "tar": TarSource,
             "frames": FrameFolderSource,
             "videos": VideoSource,
             "voc": VocSource,
