@@ -29,7 +29,7 @@ import pytest
 import torch
 import yaml
 from PIL import Image
-from torch.utils.data import ConcatDataset, DataLoader, Subset
+from torch.utils.data import DataLoader
 
 import storeds
 from _disks import small_disk
@@ -618,51 +618,6 @@ def test_transforms_that_follow_the_seed_of_storeds_cause_no_warning(photographs
     storeds.StoreDataset(photographs, seed=1, transform=[well_behaved, shift(), albumentations.Compose([])])
 
 
-# 7. Re-encoding
-
-
-def test_packing_an_imagefolder_gives_the_same_store_as_packing_its_folder(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    folder = pytest.importorskip("torchvision.datasets").ImageFolder
-    crop = pytest.importorskip("torchvision.transforms").CenterCrop(8)
-    tree = photos(tmp_path / "tree", *(f"{kind}/{n}.jpg" for kind in ("cat", "dog", "emu") for n in range(5)))
-    wanted = storeds.pack(tree, f"lmdb://{tmp_path}/folder.lmdb")
-    plain, both = folder(str(tree)), folder(str(tree), transform=crop)
-    assert storeds.pack(plain, f"lmdb://{tmp_path}/plain.lmdb").id == wanted.id
-    assert not caplog.records
-    assert storeds.pack(both, f"lmdb://{tmp_path}/both.lmdb").id == wanted.id
-    assert "its transform is not applied" in caplog.text
-    half: ConcatDataset[Any] = ConcatDataset([Subset(plain, [0, 7]), Subset(plain, [14])])
-    storeds.pack(half, f"lmdb://{tmp_path}/half.lmdb")
-    records = stored_records(tmp_path / "half.lmdb")
-    files = [Path(path) for path, _ in plain.samples]
-    assert [record["image"] for record in records] == [files[n].read_bytes() for n in (0, 7, 14)]
-    assert [record["label"] for record in records] == [0, 1, 2]
-
-
-def test_packing_a_dataset_of_a_store_copies_its_records(tmp_path: Path) -> None:
-    tree = photos(tmp_path / "tree", *(f"{kind}/{n}.jpg" for kind in ("cat", "dog") for n in range(5)))
-    source = storeds.pack(tree, f"lmdb://{tmp_path}/a.lmdb", split={"train": 0.8, "val": 0.2})
-    everything = storeds.StoreDataset(tmp_path / "a.lmdb", decode="tensor")
-    assert storeds.pack(everything, f"hdf5://{tmp_path}/b.h5").id == source.id
-    storeds.pack(storeds.StoreDataset(tmp_path / "a.lmdb", where={"split": "val"}), f"lmdb://{tmp_path}/val.lmdb")
-    storeds.pack(Subset(everything, [9, 0]), f"lmdb://{tmp_path}/two.lmdb")
-    original = stored_records(tmp_path / "a.lmdb")
-    content = [{name: r[name] for name in ("image", "label", "key", "split")} for r in original]
-    for name, wanted in (("val", [r for r in content if r["split"] == "val"]), ("two", [content[9], content[0]])):
-        copied = stored_records(tmp_path / f"{name}.lmdb")
-        assert unjudged(copied) == wanted
-
-
-def test_pack_warns_that_it_re_encodes_decoded_images(tmp_path: Path) -> None:
-    pictures = [(Image.open(io.BytesIO(jpeg(n))).convert("RGB"), n) for n in range(3)]
-    packed = storeds.pack(pictures, f"lmdb://{tmp_path}/a.lmdb")
-    (note,) = packed.notes
-    assert re.search(r"stored as PNG; .* [0-9.]+ times as much as a JPEG of quality 90", note)
-    assert stored_records(tmp_path / "a.lmdb")[0]["image"].startswith(b"\x89PNG")
-
-
 # 8. Missing labels
 
 
@@ -1099,54 +1054,6 @@ def test_hydra_instantiates_datasets_and_loaders(config_file: Path) -> None:
 
 
 # 15. Folders of 🤗 datasets, cut files, appending
-
-
-def labelled_pictures(count: int) -> Any:
-    """Return a dataset of 🤗 datasets; skip the test where that package is missing."""
-    datasets = pytest.importorskip("datasets")
-    features = datasets.Features(
-        {
-            "img": datasets.Image(),
-            "label": datasets.ClassLabel(names=["cat", "dog"]),
-            "box": datasets.List(datasets.Value("float32")),
-        }
-    )
-    rows = [{"img": {"bytes": jpeg(n), "path": None}, "label": n % 2, "box": [1.0, n]} for n in range(count)]
-    return datasets.Dataset.from_list(rows, features=features)
-
-
-def test_a_folder_that_save_to_disk_wrote_is_packed(tmp_path: Path) -> None:
-    datasets = pytest.importorskip("datasets")
-    splits = datasets.DatasetDict({"train": labelled_pictures(6), "test": labelled_pictures(2)})
-    splits.save_to_disk(str(tmp_path / "saved"))
-    for name, part in splits.items():
-        (tmp_path / "hub/data").mkdir(parents=True, exist_ok=True)
-        part.to_parquet(tmp_path / f"hub/data/{name}-00000-of-00001.parquet")
-    shown = storeds_command("pack", tmp_path / "saved", f"lmdb://{tmp_path}/a.lmdb")
-    assert "img → image, label → label, box → box" in shown
-    records = stored_records(tmp_path / "a.lmdb")
-    assert [record["image"] for record in records] == [jpeg(n) for n in (*range(6), 0, 1)]
-    assert [record["label"] for record in records] == [0, 1, 0, 1, 0, 1, 0, 1]
-    assert [record["split"] for record in records] == ["train"] * 6 + ["test"] * 2
-    assert storeds.StoreDataset(tmp_path / "a.lmdb").classes == ["cat", "dog"]
-    wanted = storeds.info(f"{tmp_path}/a.lmdb").id
-    assert storeds.pack(tmp_path / "hub", f"hdf5://{tmp_path}/b.h5").id == wanted
-    assert storeds.pack(splits, f"hdf5://{tmp_path}/c.h5").id == wanted
-    assert storeds.pack(tmp_path / "saved/test", f"hdf5://{tmp_path}/d.h5").count == 2
-
-
-def test_pack_names_the_table_columns_that_it_cannot_store_and_the_possible_labels(tmp_path: Path) -> None:
-    datasets = pytest.importorskip("datasets")
-    pictures = labelled_pictures(3)
-    sounds = pictures.add_column("sound", [b""] * 3).cast_column("sound", datasets.Audio())
-    sounds.to_parquet(tmp_path / "sound.parquet")
-    refused = storeds_command("pack", tmp_path / "sound.parquet", f"{tmp_path}/a.lmdb", code=2)
-    assert "column 'sound' contains Audio values" in refused
-    assert "--option columns=" in refused
-    storeds_command("pack", tmp_path / "sound.parquet", f"{tmp_path}/a.lmdb", "--option", "columns=img,label")
-    two = pictures.rename_column("label", "a").add_column("b", [0, 1, 2])
-    two.cast_column("b", datasets.ClassLabel(3)).save_to_disk(str(tmp_path / "two"))
-    assert "'a', 'b' all look like labels" in storeds_command("pack", tmp_path / "two", f"{tmp_path}/b.lmdb", code=2)
 
 
 @pytest.mark.parametrize("engine", [*ENGINES, "memory"])

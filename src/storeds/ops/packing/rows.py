@@ -111,23 +111,26 @@ class Part(Reference):
     path : str
     offset, size : int
         Bytes.
+    status : os.stat_result
+        Of the file.
     """
 
     __slots__ = ("offset", "path", "size", "state")
 
-    def __init__(self, path: str, offset: int, size: int) -> None:
+    def __init__(self, path: str, offset: int, size: int, status: os.stat_result) -> None:
         self.path, self.offset, self.size = path, offset, size
-        self.state = (offset, size)
+        self.state = (offset, size, status.st_size, status.st_mtime_ns)
 
     def read(self) -> bytes:
         # docstring inherited
         try:
             with open(self.path, "rb") as file:
+                status = os.fstat(file.fileno())
                 data = os.pread(file.fileno(), self.size, self.offset)
         except OSError as error:
-            raise BadItem(f"cannot be read: {error.strerror}") from None
-        if len(data) != self.size:
-            raise BadItem(f"has {len(data)} of its {self.size} bytes: the file was cut since it was listed")
+            raise BadItem(f"{self.path} cannot be read: {error.strerror}") from None
+        if (status.st_size, status.st_mtime_ns) != self.state[2:] or len(data) != self.size:
+            raise BadItem(f"{self.path} changed after its members were listed")
         return data
 
 

@@ -73,9 +73,6 @@ def adapted(source: Any) -> Rows:
 def __getattr__(name: str) -> Callable[..., Rows]:
     from storeds.ops.packing.sources.coco import CocoSource
     from storeds.ops.packing.sources.exported import ExportedSource
-    from storeds.ops.packing.sources.originals import dataset_source
-    from storeds.ops.packing.sources.tables import TableSource
-    from storeds.ops.packing.sources.tars import TarSource
     from storeds.ops.packing.sources.videos import FrameFolderSource, VideoSource
     from storeds.ops.packing.sources.voc import VocSource
     from storeds.ops.packing.sources.yolo import YoloSource
@@ -84,9 +81,6 @@ def __getattr__(name: str) -> Callable[..., Rows]:
         {
             "coco": CocoSource,
             "exported": ExportedSource,
-            "dataset": dataset_source,
-            "table": TableSource,
-            "tar": TarSource,
             "frames": FrameFolderSource,
             "videos": VideoSource,
             "voc": VocSource,
