@@ -72,7 +72,6 @@ def adapted(source: Any) -> Rows:
 
 
 def __getattr__(name: str) -> Callable[..., Rows]:
-    from storeds.ops.packing.sources.coco import CocoSource
     from storeds.ops.packing.sources.exported import ExportedSource
     from storeds.ops.packing.sources.manifests import ManifestSource
     from storeds.ops.packing.sources.masks import MaskFolderSource
@@ -81,21 +80,17 @@ def __getattr__(name: str) -> Callable[..., Rows]:
     from storeds.ops.packing.sources.tars import TarSource
     from storeds.ops.packing.sources.videos import FrameFolderSource, VideoSource
     from storeds.ops.packing.sources.voc import VocSource
-    from storeds.ops.packing.sources.yolo import YoloSource
 
-    return _wrap(
-        {
-            "coco": CocoSource,
-            "exported": ExportedSource,
-            "csv": partial(ManifestSource, format="csv"),
-            "jsonl": partial(ManifestSource, format="jsonl"),
-            "masks": MaskFolderSource,
-            "dataset": dataset_source,
-            "table": TableSource,
-            "tar": TarSource,
-            "frames": FrameFolderSource,
-            "videos": VideoSource,
-            "voc": VocSource,
-            "yolo": YoloSource,
-        }[name]
-    )
+    kinds: dict[str, Callable[..., Any]] = {
+        "exported": ExportedSource,
+        "csv": partial(ManifestSource, format="csv"),
+        "jsonl": partial(ManifestSource, format="jsonl"),
+        "masks": MaskFolderSource,
+        "dataset": dataset_source,
+        "table": TableSource,
+        "tar": TarSource,
+        "frames": FrameFolderSource,
+        "videos": VideoSource,
+        "voc": VocSource,
+    }
+    return _wrap(kinds[name])
