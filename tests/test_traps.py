@@ -672,10 +672,10 @@ def test_a_list_without_a_column_of_labels_is_refused_unless_no_label_is_given(t
     target = f"lmdb://{tmp_path}/a.lmdb"
     refused = storeds_command("pack", tmp_path / "list.csv", target, code=2)
     assert "'klass'" in refused
-    assert "--label-column klass" in refused
+    assert "--option label_column=klass" in refused
     assert "--no-label" in refused
     assert not (tmp_path / "a.lmdb").exists()
-    packed = storeds_command("pack", tmp_path / "list.csv", target, "--label-column", "klass")
+    packed = storeds_command("pack", tmp_path / "list.csv", target, "--option", "label_column=klass")
     assert "file → image, klass → label" in packed
     assert [record["label"] for record in stored_records(tmp_path / "a.lmdb")] == [0, 1]
     unlabelled = json.loads(
@@ -1142,8 +1142,8 @@ def test_pack_names_the_table_columns_that_it_cannot_store_and_the_possible_labe
     sounds.to_parquet(tmp_path / "sound.parquet")
     refused = storeds_command("pack", tmp_path / "sound.parquet", f"{tmp_path}/a.lmdb", code=2)
     assert "column 'sound' contains Audio values" in refused
-    assert "--columns" in refused
-    storeds_command("pack", tmp_path / "sound.parquet", f"{tmp_path}/a.lmdb", "--columns", "img,label")
+    assert "--option columns=" in refused
+    storeds_command("pack", tmp_path / "sound.parquet", f"{tmp_path}/a.lmdb", "--option", "columns=img,label")
     two = pictures.rename_column("label", "a").add_column("b", [0, 1, 2])
     two.cast_column("b", datasets.ClassLabel(3)).save_to_disk(str(tmp_path / "two"))
     assert "'a', 'b' all look like labels" in storeds_command("pack", tmp_path / "two", f"{tmp_path}/b.lmdb", code=2)
@@ -1324,13 +1324,13 @@ def test_a_hidden_folder_is_not_a_class(tmp_path: Path) -> None:
     assert packed.attrs["classes"] == ["cat", "dog"]
     assert packed.notes == (
         "left out 2 hidden folders (.ipynb_checkpoints, __MACOSX) and 1 hidden file (cat/._1.jpg); include_hidden=True "
-        "(--include-hidden) includes them",
+        "(--option include_hidden=true) includes them",
     )
     assert [(record["key"], record["label"]) for record in stored_records(tmp_path / "a.lmdb")] == [
         ("cat/1.jpg", 0),
         ("dog/2.jpg", 1),
     ]
     shown = storeds_command(
-        "pack", tmp_path / "tree", f"lmdb://{tmp_path}/b.lmdb", "--include-hidden", "--on-bad", "skip"
+        "pack", tmp_path / "tree", f"lmdb://{tmp_path}/b.lmdb", "--option", "include_hidden=true", "--on-bad", "skip"
     )
     assert "5 records" in shown

@@ -67,8 +67,8 @@ def test_allow_empty_packs_an_empty_class(tree: Path, tmp_path: Path) -> None:
     (tree / "empty").mkdir()
     refused = CliRunner().invoke(app, ["pack", str(tree), f"lmdb://{tmp_path}/x.lmdb"])
     assert refused.exit_code == 2
-    assert "--allow-empty" in refused.output
-    packed = CliRunner().invoke(app, ["pack", str(tree), f"lmdb://{tmp_path}/x.lmdb", "--allow-empty"])
+    assert "--option allow_empty=true" in refused.output
+    packed = CliRunner().invoke(app, ["pack", str(tree), f"lmdb://{tmp_path}/x.lmdb", "--option", "allow_empty=true"])
     assert packed.exit_code == 0
     assert "empty" in storeds.StoreDataset(tmp_path / "x.lmdb").classes
 
@@ -248,7 +248,7 @@ def test_info_does_not_load_torch(tree: Path, tmp_path: Path) -> None:
 
 def test_labels_of_a_list_and_missing_files_of_class_names(tree: Path, tmp_path: Path) -> None:
     (tree / "list.csv").write_text("image,tags\nclass0/0.jpg,red;blue\n")
-    options = ("--label-column", "tags", "--label-separator", ";")
+    options = ("--option", "label_column=tags", "--option", "label_separator=;")
     said = run("pack", tree / "list.csv", f"lmdb://{tmp_path}/a.lmdb", *options)
     assert "tags → labels" in said
     assert "none is a label" not in said

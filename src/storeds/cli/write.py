@@ -135,7 +135,7 @@ def pack(
             **options,
         )
     if not as_json:
-        _report(meta, problems, kept=on_bad == "keep")
+        _report(meta, problems)
     _published(
         url,
         meta,
@@ -154,14 +154,14 @@ def pack(
         say(f"fast crops: {restarts_line(meta.restarts)}")
 
 
-def _report(packed: Packed, problems: list[Bad], *, kept: bool) -> None:
+def _report(packed: Packed, problems: list[Bad]) -> None:
     """Print on stderr how columns were interpreted, and which items are bad and why."""
     if packed.columns:
         say_error("columns: ", ", ".join(f"{name} → {field or 'left out'}" for name, field in packed.columns.items()))
         if not {"label", "labels"} & set(packed.fields):
             say_error("columns: ", "none is a label, so records have no labels")
     for problem in problems[:_SHOWN]:
-        say_error("", f"{'kept' if kept else 'left out'}: {problem}")
+        say_error("", f"{'kept' if problem.kept else 'left out'}: {problem}")
     if len(problems) > _SHOWN:
         say_error("", f"… and {len(problems) - _SHOWN:,} more; --json lists all of them")
     if packed.reasons:

@@ -307,25 +307,24 @@ class _Run:
 
     def _take(self, name: str, prepared: Prepared) -> dict[str, Any] | None:
         self.damaged += prepared.damaged
+        record = prepared.record
         if prepared.reason is not None:
-            self._report(Bad(name, prepared.reason))
             if self.on_bad != "keep":
-                return None
+                record = None
+            problem = Bad(name, prepared.reason, kept=record is not None)
+            self.bad += 1
+            self.problems.append(problem)
+            if self.on_problem is not None:
+                self.on_problem(problem)
+        if record is None:
+            return None
         self.fast_crops += prepared.fast_crops
         self.restarts.update(prepared.restarts)
-        record = prepared.record
-        if record is not None:
-            self.volume += sum(len(value) for value in record.values() if isinstance(value, bytes))
-            for image in self.images:
-                verdict = Verdict.of(record, image)
-                self.kinds[NOT_EXAMINED if verdict is None else verdict.finding] += 1
+        self.volume += sum(len(value) for value in record.values() if isinstance(value, bytes))
+        for image in self.images:
+            verdict = Verdict.of(record, image)
+            self.kinds[NOT_EXAMINED if verdict is None else verdict.finding] += 1
         return record
-
-    def _report(self, problem: Bad) -> None:
-        self.bad += 1
-        self.problems.append(problem)
-        if self.on_problem is not None:
-            self.on_problem(problem)
 
     def _note(self) -> JSON:
         return {

@@ -38,10 +38,13 @@ class Bad:
         The item in messages: a path below the root, ``file.csv line 7``, ``shard.tar: member.jpg``.
     reason : str
         What is wrong with it.
+    kept : bool
+        It is packed all the same, with ``on_bad="keep"``.
     """
 
     name: str
     reason: str
+    kept: bool = False
 
     def __str__(self) -> str:
         return f"{printable(self.name)}: {printable(self.reason)}"
