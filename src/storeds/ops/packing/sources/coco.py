@@ -25,7 +25,6 @@ from storeds.ops.packing.sources.paths import (
     Root,
     class_notes,
     is_hidden,
-    is_text,
     show,
 )
 from storeds.protocols import JSON, Field, Record
@@ -77,7 +76,8 @@ def coco(
     file = os.fspath(path)
     where = show(os.path.basename(file))
     document = _parse(file, where)
-    entries = [_decoded(raw) for raw in document.pop("images")]
+    decoded = [_decoded(raw) for raw in document.pop("images")]
+    entries = [entry for entry, _ in decoded]
     annotations = document.pop("annotations", [])
     if not entries:
         raise ConfigError(f"{where} lists no image")
@@ -85,8 +85,8 @@ def coco(
     pictures = Root(folder, allow_outside=allow_outside)
     categories = document.get("categories", [])
     listing = _Listing(where, pictures, *_read_categories(categories, where))
-    for number, entry in enumerate(entries):
-        listing.add_image(number, entry, _file_name(entry, url_parts))
+    for number, (entry, fault) in enumerate(decoded):
+        listing.add_image(number, entry, _file_name(entry, url_parts), fault)
     for number, raw in enumerate(annotations):
         listing.add_annotation(number, bytes(raw))
     layout = listing.layout()
@@ -123,12 +123,7 @@ def _finish(values: Record, *, layout: CocoLayout, where: str) -> Record:
             f"the picture has another size than in {where}: {header.width} × {header.height} pixels (width × height), not "
             f"{entry['width']} × {entry['height']}, so its annotations do not fit{why if turned else ''}"
         )
-    record = {"image": values["image"], **to_record(entry, _decoded(values["annotations"]), layout)}
-    try:
-        canonical_json(record[REST])
-    except ValueError as error:
-        raise BadItem(f"its annotations cannot be stored: {error}") from None
-    return record
+    return {"image": values["image"], **to_record(entry, _decoded(values["annotations"])[0], layout)}
 
 
 def is_coco_file(path: str) -> bool:
@@ -187,11 +182,17 @@ def _split(data: bytes) -> Any:
     return document
 
 
-def _decoded(raw: Any) -> Any:
+def _decoded(raw: Any) -> tuple[Any, str | None]:
+    """Return the value of a JSON text, and why it cannot be stored."""
     try:
-        return msgspec.json.decode(raw)
-    except msgspec.MsgspecError:  # NaN, or an integer of more than 64 bits
-        return json.loads(bytes(raw))
+        return msgspec.json.decode(raw), None
+    except msgspec.MsgspecError:
+        found = json.loads(bytes(raw))
+    try:
+        canonical_json(found)
+    except ValueError as error:  # NaN, or half a character
+        return found, f"it cannot be stored: {error}"
+    return found, None  # it has an integer of more than 64 bits
 
 
 def _find_pictures(file: str, root: str | os.PathLike[str] | None, entries: Sequence[Any]) -> tuple[str, int]:
@@ -232,7 +233,8 @@ def _file_name(entry: Any, url_parts: int) -> str | None:
 def _listed_size(entry: Mapping[str, Any]) -> tuple[int, int] | None:
     """Return height and width in the file, if it has both."""
     height, width = entry.get("height"), entry.get("width")
-    return (height, width) if isinstance(height, int) and isinstance(width, int) else None
+    is_size = all(isinstance(side, int) and 0 < side < 2**31 for side in (height, width))
+    return (height, width) if is_size else None  # type: ignore[return-value]
 
 
 def _unlisted(paths: Mapping[str, Any], root: str, where: str) -> Iterator[str]:
@@ -328,11 +330,11 @@ class _Listing:
         ids = "str" if self._id_kind is str else "int"
         return CocoLayout(frozenset(self._keys), self._index, self._most_points, ids)
 
-    def add_image(self, number: int, entry: Any, name: str | None) -> None:
+    def add_image(self, number: int, entry: Any, name: str | None, fault: str | None) -> None:
         """Add ``images[number]``, whose file is called `name`, or report what is wrong with it."""
         own = entry.get("id") if isinstance(entry, dict) else None
-        shown = f"images[{number}]" if name is None or own is None else f"image {str(own)[:40]} ({show(name)})"
-        fault = self._image_fault(entry, own, name)
+        shown = f"images[{number}]" if name is None or own is None else f"image {show(str(own)[:40])} ({show(name)})"
+        fault = fault or self._image_fault(entry, own, name)
         if name is not None and fault is None:
             image = _Image(f"{self._where} {shown}", {**entry, "file_name": name})
             self.items.append(image)
@@ -346,7 +348,7 @@ class _Listing:
     def _image_fault(self, entry: Any, own: Any, name: str | None) -> str | None:
         if not isinstance(entry, dict):
             return f"an image is an object with id and file_name, not {type(entry).__name__}"
-        is_id = is_text(own) if isinstance(own, str) else type(own) is int and -(2**63) <= own < 2**63
+        is_id = isinstance(own, str) or (type(own) is int and -(2**63) <= own < 2**63)
         if not is_id or self._id_kind not in (None, type(own)):
             what = "text" if self._id_kind is str else "a whole number" if self._id_kind else "a whole number or text"
             return f"its id is {repr(own)[:40]}, not {what}"
@@ -361,15 +363,15 @@ class _Listing:
 
     def add_annotation(self, number: int, raw: bytes) -> None:
         """Add ``annotations[number]``, or report what is wrong with it."""
-        annotation = _decoded(raw)
+        annotation, fault = _decoded(raw)
         own, of = (annotation.get("id"), annotation.get("image_id")) if isinstance(annotation, dict) else (None, None)
         is_known = isinstance(of, (int, str)) and of in self._images
         image = self._images[of] if is_known else None
         if is_known and image is None:
             return  # the image was reported
-        fault = self._annotation_fault(annotation, image)
+        fault = fault or self._annotation_fault(annotation, image)
         if image is None or fault is not None:
-            shown = f"annotations[{number}]" if own is None else f"annotation {str(own)[:40]}"
+            shown = f"annotations[{number}]" if own is None else f"annotation {show(str(own)[:40])}"
             file = "" if image is None else f" ({show(image.entry['file_name'])})"
             self.items.append(Bad(f"{self._where} {shown}{file}", str(fault)))
             return
@@ -395,8 +397,7 @@ class _Listing:
         if "segments_info" in annotation:
             return "it belongs to panoptic segmentation, whose masks are pictures; pack these with kind='masks' (--kind masks)"
         if is_caption(annotation):
-            text = annotation["caption"]
-            return None if isinstance(text, str) and is_text(text) else "its caption is not text"
+            return None if isinstance(annotation["caption"], str) else "its caption is not text"
         category, area = annotation.get("category_id"), annotation.get("area")
         if type(category) not in (int, str) or category not in self._index:
             return f"its category has no name in the list of categories: category_id {repr(category)[:40]}"
@@ -405,7 +406,7 @@ class _Listing:
         try:
             _check_shapes(annotation, _listed_size(image.entry))
             self._count_points(annotation.get("keypoints"), category)
-        except ValueError as error:
+        except (ValueError, OverflowError) as error:
             return str(error).replace(", row 0:", ":", 1)
         return None
 
@@ -443,6 +444,6 @@ def _is_inside(box: Any, size: tuple[float, float]) -> bool:
     try:
         left, top, width, height = box
         inside: bool = min(left, top, width, height) >= 0 and left + width <= size[1] and top + height <= size[0]
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return False
     return inside
