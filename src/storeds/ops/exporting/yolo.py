@@ -31,9 +31,7 @@ from storeds.ops.exporting.base import (
     without_verdicts_of,
 )
 from storeds.ops.packing.sources.turned import exif_orientation, turned_centres, turned_keypoints, turned_points
-from storeds.ops.packing.sources.yolo import labels_of
-from storeds.ops.packing.sources.yolo_data import SPLITS
-from storeds.ops.packing.sources.yolo_labels import TOLERANCE
+from storeds.ops.packing.sources.yolo import SPLITS, TOLERANCE, labels_of
 from storeds.protocols import JSON, Array, Backend, Meta, Record
 from storeds.records.roles import boxes_of, check_values
 

@@ -71,19 +71,14 @@ def adapted(source: Any) -> Rows:
 
 
 def __getattr__(name: str) -> Callable[..., Rows]:
-    from storeds.ops.packing.sources.coco import CocoSource
     from storeds.ops.packing.sources.exported import ExportedSource
     from storeds.ops.packing.sources.videos import FrameFolderSource, VideoSource
     from storeds.ops.packing.sources.voc import VocSource
-    from storeds.ops.packing.sources.yolo import YoloSource
 
-    return _wrap(
-        {
-            "coco": CocoSource,
-            "exported": ExportedSource,
-            "frames": FrameFolderSource,
-            "videos": VideoSource,
-            "voc": VocSource,
-            "yolo": YoloSource,
-        }[name]
-    )
+    kinds: dict[str, Callable[..., Any]] = {
+        "exported": ExportedSource,
+        "frames": FrameFolderSource,
+        "videos": VideoSource,
+        "voc": VocSource,
+    }
+    return _wrap(kinds[name])

@@ -6,7 +6,6 @@ import os
 import posixpath
 import re
 import unicodedata
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -219,8 +218,7 @@ class Walk:
     def __init__(self, root: Root, suffixes: tuple[str, ...] = IMAGE_SUFFIXES, *, include_hidden: bool = False) -> None:
         self._root, self._suffixes = root, suffixes
         self.hidden = Hidden(include=include_hidden)
-        self._annotations: Counter[str] = Counter()  # suffix → files that may describe images
-        self._examples: dict[str, str] = {}
+        self._annotations: dict[str, set[str]] = {}  # suffix → files that may describe images; a source lists twice
 
     def files(self, top: str) -> Iterator[tuple[str, File] | Bad]:
         """Yield paths below the root and their files below `top`, a folder in the root, or "" for the root.
@@ -285,8 +283,7 @@ class Walk:
         if not entry.name.lower().endswith(self._suffixes):
             suffix = os.path.splitext(entry.name)[1].lower()
             if suffix in _ANNOTATIONS and not is_hidden(entry.name):
-                self._annotations[suffix] += 1
-                self._examples[suffix] = min(path, self._examples.get(suffix, path))
+                self._annotations.setdefault(suffix, set()).add(path)
             return False
         if self.hidden.skips_file(path):
             return False
@@ -300,11 +297,12 @@ class Walk:
         notes = self.hidden.notes()
         if self._annotations:
             listed = ", ".join(
-                f"{number:,} *{suffix}, such as {printable(show(self._examples[suffix]))}"
-                for suffix, number in sorted(self._annotations.items())
+                f"{len(paths):,} *{suffix}, such as {printable(show(min(paths)))}"
+                for suffix, paths in sorted(self._annotations.items())
             )
+            number = sum(map(len, self._annotations.values()))
             notes.append(
-                f"left out {counted(sum(self._annotations.values()), 'file')} that may describe the images: {listed}; pack "
+                f"left out {counted(number, 'file')} that may describe the images: {listed}; pack "
                 "reads annotations as kind= coco, yolo, voc, masks, csv or jsonl (--kind)"
             )
         return notes
