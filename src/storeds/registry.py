@@ -231,7 +231,7 @@ _SOURCES = (
     ("jsonl", "adapter:jsonl", ""),
     ("coco", "adapter:coco", ""),
     ("yolo", "adapter:yolo", ""),
-    ("voc", "adapter:voc", ""),
+    ("voc", "voc:voc", ""),
     ("table", "adapter:table", "pyarrow"),
     ("tar", "adapter:tar", ""),
     ("dataset", "adapter:dataset", ""),

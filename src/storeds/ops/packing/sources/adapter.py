@@ -79,7 +79,6 @@ def __getattr__(name: str) -> Callable[..., Rows]:
     from storeds.ops.packing.sources.tables import TableSource
     from storeds.ops.packing.sources.tars import TarSource
     from storeds.ops.packing.sources.videos import FrameFolderSource, VideoSource
-    from storeds.ops.packing.sources.voc import VocSource
     from storeds.ops.packing.sources.yolo import YoloSource
 
     return _wrap(
@@ -93,7 +92,6 @@ def __getattr__(name: str) -> Callable[..., Rows]:
             "tar": TarSource,
             "frames": FrameFolderSource,
             "videos": VideoSource,
-            "voc": VocSource,
             "yolo": YoloSource,
         }[name]
     )

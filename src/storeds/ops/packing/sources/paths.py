@@ -8,6 +8,7 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 from storeds._utils.text import counted, printable, some
 from storeds.errors import ConfigError, StoreNotFoundError
@@ -23,6 +24,7 @@ __all__ = [
     "is_hidden",
     "is_int",
     "is_text",
+    "names_of",
     "path_fault",
     "show",
 ]
@@ -60,6 +62,15 @@ def path_fault(path: object) -> str | None:
     if "\0" in path:
         return "its path contains a NUL character"
     return None if is_text(path) else "its path is not valid UTF-8"
+
+
+def names_of(given: Any) -> list[str]:
+    """Return the names in an option: a list, or text such as ``"a, b"``; None is no name."""
+    if given is None:
+        return []
+    if isinstance(given, (list, tuple)):
+        return list(map(str, given))
+    return [name.strip() for name in str(given).split(",") if name.strip()]
 
 
 # int() accepts more: int("1_0") is 10, and 007 would lose its zeros.
