@@ -231,7 +231,7 @@ _SOURCES = (
     ("jsonl", "lists:jsonl", ""),
     ("coco", "coco:coco", ""),
     ("yolo", "yolo:yolo", ""),
-    ("voc", "adapter:voc", ""),
+    ("voc", "voc:voc", ""),
     ("table", "tables:table", "pyarrow"),
     ("tar", "tars:tar", ""),
     ("dataset", "objects:dataset", ""),

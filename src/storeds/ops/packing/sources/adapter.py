@@ -73,12 +73,10 @@ def adapted(source: Any) -> Rows:
 def __getattr__(name: str) -> Callable[..., Rows]:
     from storeds.ops.packing.sources.exported import ExportedSource
     from storeds.ops.packing.sources.videos import FrameFolderSource, VideoSource
-    from storeds.ops.packing.sources.voc import VocSource
 
     kinds: dict[str, Callable[..., Any]] = {
         "exported": ExportedSource,
         "frames": FrameFolderSource,
         "videos": VideoSource,
-        "voc": VocSource,
     }
     return _wrap(kinds[name])
