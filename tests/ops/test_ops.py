@@ -17,6 +17,7 @@ from _damaged import PICTURES, write
 from photographs import jpeg
 from storeds import errors
 from storeds.ops import Progress
+from storeds.records.fields import meta_from_text, meta_to_text
 
 MakeUrl = Callable[[str], str]
 ENGINES = ("lmdb", "hdf5", "mongodb", "memory")
@@ -192,6 +193,18 @@ def test_convert_stops_at_a_bad_record_and_publishes_nothing(tree: Path, tmp_pat
     with pytest.raises(errors.RecordError, match=r"record 0 .*checksum"):
         storeds.convert(url, f"lmdb://{tmp_path}/b.lmdb")
     assert sorted(os.listdir(tmp_path)) == ["a.h5", "tree"]
+
+
+def test_a_copy_with_another_id_than_its_source_is_an_error(tree: Path, tmp_path: Path) -> None:
+    url = f"hdf5://{tmp_path}/a.h5"
+    storeds.pack(tree, url)
+    with h5py.File(tmp_path / "a.h5", "r+") as file:
+        meta, extra = meta_from_text(file.attrs["meta"], url)
+        file.attrs["meta"] = meta_to_text(meta, **{**extra, "id": "0" * 16})
+    with pytest.raises(errors.FormatError, match="the source is damaged"):
+        storeds.convert(url, f"lmdb://{tmp_path}/b.lmdb")
+    role = {"label": "label"}  # gives the copy another id in any case
+    assert storeds.convert(url, f"lmdb://{tmp_path}/c.lmdb", roles=role).count == 6
 
 
 def spoil_image(path: Path) -> None:
