@@ -79,13 +79,27 @@ def test_no_key_leaves_the_folder(key: str, tmp_path: Path) -> None:
     assert "1 key is no usable name" in done.notes[0]
 
 
-def test_equal_names_stay_apart(tmp_path: Path) -> None:
-    url = store(f"lmdb://{tmp_path}/a.lmdb", ["a.jpg", "a.jpg", "./a.jpg", "b", "b/c.jpg", "b.jpg"])
-    storeds.export(url, tmp_path / "out", format="coco")
-    images = json.loads((tmp_path / "out/annotations.json").read_text())["images"]
-    assert len({image["file_name"] for image in images}) == 6
-    for number, image in enumerate(images):
-        assert (tmp_path / "out/images" / image["file_name"]).read_bytes() == jpeg(number)
+@pytest.mark.parametrize("format", ["coco", "folder", "yolo"])
+@pytest.mark.parametrize(
+    "keys",
+    [
+        ["a.jpg", "a.jpg", "./a.jpg", "b", "b/c.jpg", "b.jpg"],
+        ["a-00000002.jpg", "a.jpg", "a.jpg"],
+        ["a.jpg", "a-00000002.jpg", "a.png", "../a.jpg", "images/a.jpg"],  # YOLO has one label file for a.jpg and a.png
+    ],
+)
+def test_equal_names_stay_apart(keys: list[str], format: str, tmp_path: Path) -> None:
+    url, out = store(f"lmdb://{tmp_path}/a.lmdb", keys), tmp_path / "out"
+    done = storeds.export(url, out, format=format)
+    pictures = [path.read_bytes() for path in out.rglob("*") if path.suffix in (".jpg", ".png")]
+    assert sorted(pictures) == sorted(jpeg(number) for number in range(len(keys)))
+    assert any(" no usable name for a file, or another file has it" in note for note in done.notes)
+    if format == "coco":
+        images = json.loads((out / "annotations.json").read_text())["images"]
+        for number, image in enumerate(images):
+            assert (out / "images" / image["file_name"]).read_bytes() == jpeg(number)
+    if format == "yolo":
+        assert len(list((out / "labels").rglob("*.txt"))) == len(keys)
 
 
 def test_a_key_longer_than_a_path_may_be_gets_a_safe_name(tmp_path: Path) -> None:
@@ -105,7 +119,8 @@ def test_ids_that_repeat_in_several_stores_stay_apart(tmp_path: Path) -> None:
         file = {"images": [{"id": 1, **picture}], "annotations": rows, "categories": categories}
         (folder / "a.json").write_text(json.dumps(file))
         storeds.pack(folder / "a.json", f"lmdb://{tmp_path}/{number}.lmdb")
-    done = storeds.export(f"lmdb://{tmp_path}/[01].lmdb", tmp_path / "out", format="coco")
+    urls = [f"lmdb://{tmp_path}/{number}.lmdb" for number in range(2)]
+    done = storeds.export(urls, tmp_path / "out", format="coco")
     with contextlib.redirect_stdout(io.StringIO()):
         read = COCO(str(tmp_path / "out/annotations.json"))
     assert (len(read.imgs), len(read.anns)) == (2, 4)
@@ -192,8 +207,6 @@ def test_wrong_arguments(tmp_path: Path) -> None:
     url = store(f"lmdb://{tmp_path}/a.lmdb", ["a.jpg"], {"image": "image", "weather": "str"})
     with pytest.raises(ConfigError, match="the formats are coco"):
         storeds.export(url, tmp_path / "out", format="koko")
-    with pytest.raises(ConfigError, match="no option 'quality'"):
-        storeds.export(url, tmp_path / "out", format="coco", quality=3)
     with pytest.raises(ConfigError, match="needs a field with role boxes.*storeds convert SOURCE TARGET --role"):
         storeds.export(url, tmp_path / "out", format="coco")
 

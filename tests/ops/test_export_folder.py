@@ -116,6 +116,7 @@ EVERYTHING: dict[str, Any] = {
     "labels": {"kind": "array", "dtype": "int64", "shape": [None], "role": "labels"},
     "points": {"kind": "array", "dtype": "float32", "shape": [None, 17, 3], "role": "keypoints"},
     "area": {"kind": "array", "dtype": "float16", "shape": [None], "of": "boxes"},
+    "crowd": {"kind": "array", "dtype": "bool", "shape": [None], "of": "boxes"},
     "instances": {"kind": "json", "role": "mask", "format": "coco"},
     "depth": {"kind": "array", "dtype": "float32", "shape": [None, None]},
     "phase": {"kind": "array", "dtype": "complex64", "shape": [2]},
@@ -141,6 +142,7 @@ def everything(number: int, key: str) -> dict[str, Any]:
         "labels": np.arange(number),
         "points": rng.normal(20, 9, (number, 17, 3)).astype("f4"),
         "area": rng.normal(20, 9, number).astype("f2"),
+        "crowd": np.arange(number) == 1,
         "instances": [[[0.1, 0, 9, 0, 9, 9.3]]] * number,
         "depth": np.full((number, 3), np.nan, "f4"),
         "phase": np.array([1j, number], "c8"),
@@ -286,11 +288,18 @@ def test_bad_rows_are_reported(folder: Path, change: Any, expected: str) -> None
     assert expected in str(error.value)
 
 
-@pytest.mark.parametrize("labels", [[1.5], ["1"], [True], [2**70]])
-def test_labels_of_another_type_are_reported(labels: Any, tmp_path: Path) -> None:
-    fields = {"image": "image", "labels": {"kind": "array", "dtype": "int64", "shape": [None], "role": "labels"}}
+@pytest.mark.parametrize(
+    ("dtype", "labels"), [("int64", [1.5]), ("int64", ["1"]), ("int64", [True]), ("int64", [2**70]), ("bool", [1])]
+)
+def test_labels_of_another_type_are_reported(dtype: str, labels: Any, tmp_path: Path) -> None:
+    boxes = {"kind": "array", "dtype": "float64", "shape": [None, 4], "role": "boxes"}
+    fields = {
+        "image": "image",
+        "boxes": boxes,
+        "labels": {"kind": "array", "dtype": dtype, "shape": [None], "of": "boxes"},
+    }
     with storeds.open_writer(f"lmdb://{tmp_path}/a.lmdb", fields) as writer:
-        writer.append([{"image": jpeg(0), "labels": np.array([1])}])
+        writer.append([{"image": jpeg(0), "boxes": np.array([[0, 0, 9, 9.0]]), "labels": np.array([1], dtype)}])
         writer.publish({})
     storeds.export(f"lmdb://{tmp_path}/a.lmdb", tmp_path / "out", format="folder")
     file = tmp_path / "out/metadata.jsonl"

@@ -176,7 +176,7 @@ def test_images_never_share_a_label_file(tmp_path: Path) -> None:
     done = storeds.export(url, tmp_path / "out", format="yolo")
     heights = [rows[0][4] for rows in read(tmp_path / "out").values()]
     assert sorted(heights) == [0.125, 0.25, 0.375, 0.5]
-    assert "got another name, because their label file would be that of another image" in " ".join(done.notes)
+    assert "3 keys are no usable name for a file, or another file has it" in " ".join(done.notes)
 
 
 def test_what_has_no_place_is_listed(tmp_path: Path) -> None:
