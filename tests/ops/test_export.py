@@ -386,3 +386,17 @@ def test_other_numbers_of_labels_than_masks_are_an_error(format: str, tmp_path: 
     with pytest.raises(StoredsError, match=r"record 0 .*'labels' describes 2 objects, and the record has 1"):
         storeds.export(url, tmp_path / "out", format=format)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("format", ["coco", "yolo"])
+def test_formats_without_room_for_it_say_so(tmp_path: Path, format: str) -> None:
+    url = f"lmdb://{tmp_path}/a.lmdb"
+    boxes = {"kind": "array", "dtype": "float32", "shape": [None, 4], "role": "boxes", "format": "xyxy"}
+    labels = {"kind": "array", "dtype": "int64", "shape": [None], "role": "labels"}
+    with storeds.open_writer(url, {"key": "str", "image": "image", "boxes": boxes, "labels": labels}) as writer:
+        blobs = {"a.jpg": jpeg(0), "b.jpg": jpeg(1)[: len(jpeg(1)) // 2]}
+        objects = {"boxes": np.array([[1, 2, 9, 9]], np.float32), "labels": np.array([0])}
+        writer.append({"key": key, "image": blob, **objects} for key, blob in blobs.items())
+        writer.publish({"classes": ["cat"]})
+    done = storeds.export(url, tmp_path / "out", format=format)
+    assert [note for note in done.notes if "1 picture of the store is damaged or repaired" in note]
