@@ -200,6 +200,12 @@ def test_a_failed_export_leaves_nothing(tmp_path: Path) -> None:
         storeds.export(url, tmp_path / "out", format="coco")
     with pytest.raises(StoredsError, match="create"):
         storeds.export(url, tmp_path / "no/such/out", format="coco")
+
+    def interrupt(_: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        storeds.export(url, tmp_path / "out", format="folder", progress=interrupt)
     assert {path.name for path in tmp_path.iterdir()} == {"a.lmdb"}
 
 

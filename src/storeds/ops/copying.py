@@ -176,7 +176,7 @@ def convert(
 
 
 def repair(
-    src_url: str,
+    src_url: str | Sequence[str],
     dst_url: str,
     *,
     overwrite: bool = False,
@@ -190,8 +190,10 @@ def repair(
 
     Parameters
     ----------
-    src_url, dst_url : str
-        See `open_backend` and `open_writer`; the engines may differ.
+    src_url : str or list of str
+        As for `open_backend`: one store, or a pattern or list of several, which become one store.
+    dst_url : str
+        As for `open_writer`; the engines may differ.
     overwrite, resume, commit_every
         As for `open_writer`.
     layout, options : str, mapping, optional
