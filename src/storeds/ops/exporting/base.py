@@ -237,35 +237,35 @@ def numbered_records(backend: Backend, progress: ProgressHook | None) -> Iterato
             progress(state)
 
 
-def fields_of(meta: Meta, *roles: str) -> list[str]:
-    """Return the fields of these roles, in order. A field of kind image without a role is an image, or a mask by its name."""
-    return [name for name, declared in meta.fields.items() if _role_of(name, declared) in roles]
+def fields_of(meta: Meta, role: str) -> list[str]:
+    """Return the fields of a role, in order. A field of kind image without a role is an image, or a mask by its name."""
+    found = []
+    for name, declared in meta.fields.items():
+        own = declared.role
+        if own is None and declared.kind == "image":
+            own = "mask" if is_mask(name) else "image"
+        if own == role:
+            found.append(name)
+    return found
 
 
-def _role_of(name: str, declared: Field) -> str | None:
-    if declared.role is None and declared.kind == "image":
-        return "mask" if is_mask(name) else "image"
-    return declared.role
-
-
-def one_field(meta: Meta, format: str, *roles: str, required: bool = True) -> str | None:
-    """Return the only field of these roles, None without one.
+def one_field(meta: Meta, format: str, role: str, *, required: bool = True) -> str | None:
+    """Return the only field of a role, None without one.
 
     Raises
     ------
     ConfigError
         There are several; or none, and `required` is True.
     """
-    found = fields_of(meta, *roles)
-    what = " or ".join(roles)
+    found = fields_of(meta, role)
     if len(found) > 1:
         raise ConfigError(
-            f"format {format!r} has one field with role {what}, and the store has {len(found)}: {', '.join(found)}; copy the "
+            f"format {format!r} has one field with role {role}, and the store has {len(found)}: {', '.join(found)}; copy the "
             "store with one of them"
         )
     if not found and required:
         fields = ", ".join(f"{name} ({declared.role or declared.kind})" for name, declared in meta.fields.items())
-        raise ConfigError(f"format {format!r} needs a field with role {what}; the store has {fields}; {HOW_TO_DECLARE}")
+        raise ConfigError(f"format {format!r} needs a field with role {role}; the store has {fields}; {HOW_TO_DECLARE}")
     return found[0] if found else None
 
 
@@ -287,7 +287,7 @@ def boxes_as(format: str, boxes: Any, declared: Field, size: tuple[int, int]) ->
     Parameters
     ----------
     format : str
-        ``xyxy``, ``xywh`` or ``cxcywh``.
+        ``xywh`` or ``cxcywh``.
     boxes : array or list
         As stored.
     declared : Field
@@ -301,9 +301,7 @@ def boxes_as(format: str, boxes: Any, declared: Field, size: tuple[int, int]) ->
     have = declared.format or "xyxy"
     if have == format:
         return rows
-    start, sides, stop = box_edges(rows, have)
-    if format == "xyxy":
-        return np.concatenate([start, stop], axis=1)
+    start, sides, _ = box_edges(rows, have)
     return np.concatenate([start if format == "xywh" else start + sides / 2, sides], axis=1)
 
 

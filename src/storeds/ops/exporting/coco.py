@@ -37,6 +37,11 @@ __all__ = ["export_coco"]
 _FORMAT = "coco"
 _FILE = "annotations.json"
 _IMAGE_KEYS = ("id", "file_name", "width", "height")
+_NO_PLACE = {
+    "image": "COCO has one picture per image",
+    "bytes": "COCO has no place for bytes",
+    "array": "COCO has no place for an array",
+}
 _FLAGS = ("iscrowd", "area", "annotation_ids")
 _FINITE = ("bbox", "segmentation", "keypoints")  # checked before
 _ANNOTATION_KEYS = (
@@ -142,8 +147,8 @@ class _FromCoco:
         for name, declared in meta.fields.items():
             if name in COCO_FIELDS:
                 continue
-            if declared.kind in ("image", "bytes", "array"):
-                self.left_out[name] = f"COCO has no place for {declared.kind}"
+            if declared.kind in _NO_PLACE:
+                self.left_out[name] = _NO_PLACE[declared.kind]
             else:
                 self._added.append(name)
 
@@ -209,14 +214,12 @@ class _FromRoles:
                 continue
             if declared.role == "mask":
                 self.left_out[name] = "COCO has masks of instances only; format 'folder' keeps masks of whole images"
-            elif declared.kind in ("image", "bytes"):
-                self.left_out[name] = "COCO has one picture per image, and no other bytes"
-            elif self._is_of_rows(name) and name not in _ANNOTATION_KEYS:
-                rows.append(name)
-            elif self._is_of_rows(name) or name in _IMAGE_KEYS:
+            elif name in (_ANNOTATION_KEYS if self._is_of_rows(name) else _IMAGE_KEYS):
                 self.left_out[name] = "COCO uses this name for something else"
-            elif declared.kind == "array":
-                self.left_out[name] = "COCO has no place for an array"
+            elif self._is_of_rows(name):
+                rows.append(name)
+            elif declared.kind in _NO_PLACE:
+                self.left_out[name] = _NO_PLACE[declared.kind]
             else:
                 image.append(name)
         return rows, image
