@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import pickle
 from collections.abc import Callable
@@ -11,15 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
-from typer.testing import CliRunner
 
 import storeds
 from _damaged import PICTURES
 from _damaged import write as write_damaged
 from mask_files import FORMS, mask, write
 from photographs import jpeg
-from storeds.cli import app
+from picture_stores import memory_store
 from storeds.errors import ConfigError, FormatError, RecordError, StoreNotFoundError
 from storeds.ops.packing.sources import ExportedSource, open_source
 from storeds.protocols import Field
@@ -197,22 +194,19 @@ def test_classes_that_are_no_names_of_folders(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("classes", [["cat", "cat"], ["a/b", "a_b"]])
 def test_classes_that_give_one_folder(classes: list[str], tmp_path: Path) -> None:
-    with storeds.open_writer("memory://one folder", {"image": "image", "label": "int"}, overwrite=True) as writer:
-        writer.append({"image": jpeg(number), "label": number} for number in range(2))
-        meta = writer.publish({"classes": classes})
-    done = storeds.export("memory://one folder", tmp_path / "out", format="folder")
+    records = [{"image": jpeg(number), "label": number} for number in range(2)]
+    url = memory_store({"image": "image", "label": "int"}, records, classes=classes)
+    done = storeds.export(url, tmp_path / "out", format="folder")
     assert files_below(tmp_path / "out") >= {"images/00000000.jpg", "images/00000001.jpg"}
     (note,) = done.notes
     assert note.startswith("images are not in a folder for each class")
-    assert storeds.pack(tmp_path / "out", f"lmdb://{tmp_path}/again.lmdb").id == meta.id
+    assert storeds.pack(tmp_path / "out", f"lmdb://{tmp_path}/again.lmdb").id == storeds.info(url).id
 
 
 def test_class_names_of_masks_that_are_there_twice(tmp_path: Path) -> None:
     fields = {"image": "image", "mask": {"kind": "image", "role": "mask"}}
-    with storeds.open_writer("memory://twice", fields, overwrite=True) as writer:
-        writer.append([{"image": jpeg(0), "mask": mask(0, "L")}])
-        writer.publish({"classes": ["sky", "sky"]})
-    (note,) = storeds.export("memory://twice", tmp_path / "out", format="folder").notes
+    url = memory_store(fields, [{"image": jpeg(0), "mask": mask(0, "L")}], classes=["sky", "sky"])
+    (note,) = storeds.export(url, tmp_path / "out", format="folder").notes
     assert note.startswith("classes.txt has class names twice, as the store has: 'sky'; ")
 
 
@@ -276,14 +270,24 @@ def test_labels_of_another_type_are_reported(dtype: str, labels: Any, tmp_path: 
         "boxes": boxes,
         "labels": {"kind": "array", "dtype": dtype, "shape": [None], "of": "boxes"},
     }
-    with storeds.open_writer(f"lmdb://{tmp_path}/a.lmdb", fields) as writer:
-        writer.append([{"image": jpeg(0), "boxes": np.array([[0, 0, 9, 9.0]]), "labels": np.array([1], dtype)}])
-        writer.publish({})
-    storeds.export(f"lmdb://{tmp_path}/a.lmdb", tmp_path / "out", format="folder")
+    record = {"image": jpeg(0), "boxes": np.array([[0, 0, 9, 9.0]]), "labels": np.array([1], dtype)}
+    storeds.export(memory_store(fields, [record]), tmp_path / "out", format="folder")
     file = tmp_path / "out/metadata.jsonl"
     file.write_text(json.dumps({**json.loads(file.read_text()), "labels": labels}))
     with pytest.raises(RecordError, match=r"metadata.jsonl line 1 .*: its labels cannot be stored as array"):
         storeds.pack(tmp_path / "out", f"lmdb://{tmp_path}/b.lmdb")
+
+
+def test_an_array_that_an_older_export_wrote_as_a_file(tmp_path: Path) -> None:
+    fields = {name: EVERYTHING[name] for name in ("left", "boxes", "crowd")}
+    url, out = memory_store(fields, [{name: everything(2, "a")[name] for name in fields}]), tmp_path / "out"
+    storeds.export(url, out, format="folder")
+    (row,), description = rows(out), json.loads((out / "storeds.json").read_text())
+    np.save(out / "0.npy", np.array(row.pop("crowd")))
+    (out / "metadata.jsonl").write_text(json.dumps({**row, "crowd_file_name": "0.npy"}))
+    description["files"]["crowd"] = "crowd_file_name"
+    (out / "storeds.json").write_text(json.dumps(description))
+    assert storeds.pack(out, f"lmdb://{tmp_path}/a.lmdb").id == storeds.info(url).id
 
 
 def test_bad_masks_are_reported(folder: Path) -> None:
@@ -347,17 +351,6 @@ def test_the_source_pickles_and_notices_changes(folder: Path) -> None:
     (folder / "images/1.jpg").write_bytes(jpeg(7))
     assert ExportedSource(folder).fingerprint != source.fingerprint
     assert source.size(0) >= len(jpeg(0)) + len(mask(0))
-
-
-def test_the_command_line(folder: Path, tmp_path: Path) -> None:
-    run = CliRunner().invoke(app, ["export", f"{tmp_path}/a.lmdb", f"{tmp_path}/again", "--format", "folder", "--json"])
-    assert run.exit_code == 0, run.stderr
-    assert json.loads(run.stdout)["count"] == 3
-    run = CliRunner().invoke(app, ["pack", f"{tmp_path}/again", f"{tmp_path}/b.lmdb", "--json"])
-    assert run.exit_code == 0, run.stderr
-    assert json.loads(run.stdout)["id"] == storeds.info(f"{tmp_path}/a.lmdb").id
-    with Image.open(io.BytesIO(records(f"{tmp_path}/b.lmdb")[0]["mask"])) as image:
-        assert image.mode == "L"
 
 
 def test_huggingface_reads_the_folder(folder: Path, tmp_path: Path) -> None:
