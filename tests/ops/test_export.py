@@ -208,6 +208,15 @@ def test_a_failed_export_leaves_nothing(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"a.lmdb"}
 
 
+def test_the_rest_of_a_killed_export_is_reported(tmp_path: Path) -> None:
+    url, left = store(f"lmdb://{tmp_path}/a.lmdb", ["a.jpg"]), tmp_path / ".out[1].0123abcd.partial"
+    left.mkdir()
+    assert storeds.export(url, tmp_path / "out[1]", format="folder").notes == (
+        f"{left}: left of killed exports, unless these run now; delete them",
+    )
+    assert storeds.export(url, tmp_path / "out", format="folder").notes == ()
+
+
 def test_wrong_arguments(tmp_path: Path) -> None:
     url = store(f"lmdb://{tmp_path}/a.lmdb", ["a.jpg"], {"image": "image", "weather": "str"})
     with pytest.raises(ConfigError, match="the formats are coco"):

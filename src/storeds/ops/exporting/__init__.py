@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import logging
 import os
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias, get_args
 
 from storeds._utils.locations import file_path
-from storeds._utils.text import counted
+from storeds._utils.text import counted, some
 from storeds.backends.concatenated import ConcatenatedBackend
 from storeds.backends.opening import open_backend, scheme_of
 from storeds.errors import ConfigError, StoredsError, StoreExistsError, StoreNotFoundError, suggest
@@ -43,6 +44,7 @@ class _Format(Protocol):
 
 
 _WRITERS: dict[str, _Format] = {"coco": export_coco, "folder": export_folder, "yolo": export_yolo}
+_PARTIAL = ".partial"
 _MARKER = ".storeds-export.json"
 _LOG = logging.getLogger("storeds")
 
@@ -100,7 +102,8 @@ def export(
     target = Path(os.path.abspath(path))
     with open_backend(url, layout=layout, **(options or {})) as backend:
         _check_target(target, backend, overwrite=overwrite)
-        folder = target.with_name(f".{target.name}.{secrets.token_hex(4)}.partial")
+        leftovers = sorted(target.parent.glob(f".{glob.escape(target.name)}.*{_PARTIAL}"))
+        folder = target.with_name(f".{target.name}.{secrets.token_hex(4)}{_PARTIAL}")
         try:
             folder.mkdir()
         except OSError as error:
@@ -112,6 +115,11 @@ def export(
             left_out, notes = _WRITERS[format](backend, out, progress)
             if format != "folder":
                 notes = (*notes, *_notes_on_damage(backend, format))
+            if leftovers:
+                notes = (
+                    *notes,
+                    f"{some(map(str, leftovers))}: left of killed exports, unless these run now; delete them",
+                )
             done = Exported(str(target), format, len(backend), out.files, out.bytes, left_out, notes)
             marker = {"format": format, "store": backend.url, "id": backend.meta.id, "count": done.count}
             (folder / _MARKER).write_text(json.dumps(marker) + "\n")

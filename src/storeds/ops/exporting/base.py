@@ -106,22 +106,31 @@ class ExportFolder:
 
     @contextmanager
     def create(self, name: str) -> Iterator[BinaryIO]:
-        """Open a new file for writing; `name` is relative to the folder, and ConfigError is raised if it leaves it."""
+        """Open a new file for writing in parts; `name` is relative to the folder."""
+        with open(self._path(name), "xb") as file:
+            yield file
+            self._count(file.tell())
+
+    def write(self, name: str, data: bytes | str) -> None:
+        """Write a new file. Text is stored as UTF-8."""
+        content = data.encode() if isinstance(data, str) else data
+        with open(self._path(name), "xb") as file:
+            file.write(content)
+        self._count(len(content))
+
+    def _path(self, name: str) -> Path:
+        """Return the path of a file, whose folder exists; raises ConfigError if it leaves the folder of the export."""
         path = self.path / name
         if ".." in path.parts or not path.is_relative_to(self.path):
             raise ConfigError(f"a file of the export cannot be named {name!r}, which leaves its folder")
         if path.parent not in self._made:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._made.add(path.parent)
-        with open(path, "xb") as file:
-            yield file
-            self.files += 1
-            self.bytes += file.tell()
+        return path
 
-    def write(self, name: str, data: bytes | str) -> None:
-        """Write a new file. Text is stored as UTF-8."""
-        with self.create(name) as file:
-            file.write(data.encode() if isinstance(data, str) else data)
+    def _count(self, size: int) -> None:
+        self.files += 1
+        self.bytes += size
 
 
 class FileNames:
