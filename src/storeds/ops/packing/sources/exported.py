@@ -36,6 +36,7 @@ ROWS_FILE = "metadata.jsonl"
 """One JSON object for each record."""
 VERSION = 1
 _TYPES = {"str": str, "int": int, "float": float, "bool": bool}
+_ACCEPTED = {"i": "iu", "u": "iu", "f": "iuf", "b": "b"}  # kind of a dtype → those of JSON's values
 _INLINE_ROLES = ("boxes", "keypoints", "labels")
 
 
@@ -45,8 +46,8 @@ def is_inline(declared: Field) -> bool:
         return declared.kind not in ("image", "bytes")
     # An array without rows keeps its other dimensions only if these are declared.
     has_shape = None not in (declared.shape or ())[1:]
-    is_number = (declared.dtype or "").lstrip("<|>=")[:1] in ("i", "u", "f")
-    return has_shape and is_number and (declared.role in _INLINE_ROLES or declared.of is not None)
+    has_json = (declared.dtype or "").lstrip("<|>=")[:1] in ("i", "u", "f", "b")
+    return has_shape and has_json and (declared.role in _INLINE_ROLES or declared.of is not None)
 
 
 def is_exported(folder: str) -> bool:
@@ -213,8 +214,8 @@ class ExportedSource:
         if declared.kind != "array":
             return value
         given = np.array(value)
-        if given.size and given.dtype.kind not in ("iu" if np.dtype(declared.dtype).kind in "iu" else "iuf"):
-            raise ValueError(f"it is {json.dumps(value)[:60]}, and its numbers are {declared.dtype}")
+        if given.size and given.dtype.kind not in _ACCEPTED[np.dtype(declared.dtype).kind]:
+            raise ValueError(f"it is {json.dumps(value)[:60]}, and its values are {declared.dtype}")
         found = np.array(value, declared.dtype)
         return found if found.size else found.reshape(0, *(size or 0 for size in (declared.shape or (0,))[1:]))
 
@@ -239,6 +240,6 @@ def _load_description(file: str) -> tuple[dict[str, Field], Mapping[str, JSON], 
     except (KeyError, TypeError, AttributeError, ConfigError) as error:
         raise FormatError(f"{show(file)} is not as storeds export writes it: {error}") from None
     for name, declared in fields.items():
-        if (name in columns) == is_inline(declared):
+        if name not in columns and not is_inline(declared):
             raise FormatError(f"{show(file)}: field {name!r} and files do not fit together; export the store again")
     return fields, attrs, columns
