@@ -236,7 +236,7 @@ _SOURCES = (
     ("tar", "tars:tar", ""),
     ("dataset", "objects:dataset", ""),
     ("store", "stores:store", ""),
-    ("exported", "adapter:exported", ""),
+    ("exported", "exported:exported", ""),
     ("videos", "adapter:videos", "av"),
     ("frames", "adapter:frames", ""),
 )

@@ -5,10 +5,8 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from itertools import chain, pairwise
 from typing import Any, TypeAlias
 
 from storeds._utils.locations import redact
@@ -24,6 +22,7 @@ from storeds.ops.common import (
     check_distinct,
     damaged_kinds,
     images_of,
+    in_order,
     is_fast,
     mark_picture,
     read_batches,
@@ -34,8 +33,6 @@ from storeds.records.fields import NATIVE
 from storeds.records.roles import with_roles
 
 __all__ = ["Converted", "RepairReport", "convert", "repair"]
-
-_PART = 8  # records that one thread finishes at a time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -308,25 +305,15 @@ def _copy(
     with resumable(writer):
         note: Any = writer.note or {"counts": {}, "restarts": {}}
         counts, restarts = Counter[str](note["counts"]), Counter[str](note["restarts"])
-        for (records, state), done in _in_threads(read_batches(source, writer.count), step, images_of(source)):
-            for more, outcomes in done:
-                counts.update(more)
-                restarts.update(outcomes)
+        images, threads = images_of(source), len(os.sched_getaffinity(0))
+
+        def finish(batch: Batch) -> _Counts:
+            return step(batch[0], images)
+
+        for (records, state), (more, outcomes) in in_order(read_batches(source, writer.count), finish, threads):
+            counts.update(more)
+            restarts.update(outcomes)
             writer.append(records, note={"counts": dict(counts), "restarts": dict(restarts)})
             if progress is not None:
                 progress(replace(state, bad=counts["bad"], damaged=counts["damaged"]))
         return writer.publish(source.meta.attrs, fast_crops=counts["fast_crops"]), counts, restarts
-
-
-def _in_threads(batches: Iterable[Batch], step: _Step, images: Sequence[str]) -> Iterator[tuple[Batch, list[_Counts]]]:
-    """Yield the batches after `step`, with its counts. One thread per CPU finishes a batch while the next one is read."""
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0)), "storeds-copy") as pool:
-
-        def started(batch: Batch) -> tuple[Batch, list[Future[_Counts]]]:
-            records = batch[0]
-            parts = (records[at : at + _PART] for at in range(0, len(records), _PART))
-            return batch, [pool.submit(step, part, images) for part in parts]
-
-        for one, _ in pairwise(chain(map(started, batches), [None])):
-            if one is not None:
-                yield one[0], [future.result() for future in one[1]]

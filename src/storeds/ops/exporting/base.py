@@ -16,7 +16,7 @@ from storeds.errors import ConfigError
 from storeds.jpeg import read_picture_header
 from storeds.jpeg.formats import sniff
 from storeds.ops.common import ProgressHook, read_batches
-from storeds.ops.packing.sources.base import IMAGE_SUFFIXES
+from storeds.ops.packing.sources.paths import IMAGE_SUFFIXES
 from storeds.protocols import Array, Backend, Field, Meta, Record
 from storeds.records.fields import is_mask
 from storeds.records.roles import box_edges, check_values

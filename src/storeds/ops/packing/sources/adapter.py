@@ -71,11 +71,9 @@ def adapted(source: Any) -> Rows:
 
 
 def __getattr__(name: str) -> Callable[..., Rows]:
-    from storeds.ops.packing.sources.exported import ExportedSource
     from storeds.ops.packing.sources.videos import FrameFolderSource, VideoSource
 
     kinds: dict[str, Callable[..., Any]] = {
-        "exported": ExportedSource,
         "frames": FrameFolderSource,
         "videos": VideoSource,
     }
