@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,7 @@ from mask_files import FORMS, mask, write
 from photographs import jpeg
 from picture_stores import memory_store
 from storeds.errors import ConfigError, FormatError, RecordError, StoreNotFoundError
-from storeds.ops.packing.sources import ExportedSource, open_source
-from storeds.protocols import Field
+from storeds.ops.packing.sources import open_source
 
 MakeUrl = Callable[[str], str]
 ENGINES = ("lmdb", "hdf5", "mongodb")
@@ -340,17 +338,6 @@ def test_what_is_no_export(folder: Path, tmp_path: Path) -> None:
         open_source(folder)
     with pytest.raises(ConfigError, match="has no option 'label'"):
         open_source(folder, label=True)
-
-
-def test_the_source_pickles_and_notices_changes(folder: Path) -> None:
-    source = ExportedSource(folder)
-    assert source.fields["mask"] == Field("image", role="mask")
-    again = pickle.loads(pickle.dumps(source))
-    assert [again.read(at) for at in range(3)] == [source.read(at) for at in range(3)]
-    assert again.fingerprint == source.fingerprint
-    (folder / "images/1.jpg").write_bytes(jpeg(7))
-    assert ExportedSource(folder).fingerprint != source.fingerprint
-    assert source.size(0) >= len(jpeg(0)) + len(mask(0))
 
 
 def test_huggingface_reads_the_folder(folder: Path, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import os
 import posixpath
 import re
 import unicodedata
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -31,6 +32,7 @@ __all__ = [
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 """The suffixes of torchvision's ImageFolder, in lower case."""
 
+_MAX_PATHS = 64  # to one folder: links can give exponentially many paths without forming a loop
 _ALLOW = "pass allow_outside=True (--option allow_outside=true) to read it anyway"
 _ANNOTATIONS = (".csv", ".json", ".jsonl", ".txt", ".xml")
 
@@ -226,15 +228,19 @@ class Walk:
         The order is that of ``sorted(os.walk(top, followlinks=True))``: folders by path, then files by name, both in
         plain string order. Then come files and folders that cannot be read.
         """
-        problems: list[Bad] = []
+        problems, seen = list[Bad](), Counter[tuple[int, int]]()
         folders: list[tuple[str, list[tuple[str, File]]]] = []
         pending: list[tuple[str, tuple[tuple[int, int], ...]]] = [(top, ())]
         while pending:
             path, above = pending.pop()
             found: list[tuple[str, File]] = []
-            fault = self._enter(path, above)
-            if isinstance(fault, str):
-                problems.append(Bad(show(path) or show(self._root.path), fault))
+            entered = self._enter(path, above)
+            if isinstance(entered, tuple):
+                seen[entered] += 1
+                if seen[entered] > _MAX_PATHS:
+                    entered = f"is a folder that {_MAX_PATHS} other paths lead to already; more are left out"
+            if isinstance(entered, str):
+                problems.append(Bad(show(path) or show(self._root.path), entered))
                 continue
             try:
                 with os.scandir(os.path.join(self._root.path, path)) as entries:
@@ -246,7 +252,7 @@ class Walk:
                         elif isinstance(each, File):
                             found.append((below, each))
                         elif each:
-                            pending.append((below, (*above, fault)))
+                            pending.append((below, (*above, entered)))
             except OSError as error:
                 problems.append(
                     Bad(show(path) or show(self._root.path), f"the folder cannot be listed: {error.strerror}")
@@ -329,8 +335,8 @@ def folders_in(root: str, hidden: Hidden | None = None) -> list[str]:
 def _is_folder(entry: os.DirEntry[str]) -> bool:
     try:
         return entry.is_dir()
-    except OSError:  # a link to itself
-        return False
+    except OSError:  # a link to itself, which listing it reports
+        return True
 
 
 def class_notes(classes: Sequence[str]) -> list[str]:
