@@ -237,8 +237,8 @@ def folder(tmp_path: Path) -> Path:
             "metadata.jsonl line 2 (images/9.jpg): its file images/9.jpg cannot be read: No such",
         ),
         ({"file_name": "../x.jpg"}, "metadata.jsonl line 2: ../x.jpg: the path leads out of"),
-        ({"file_name": "images/0.jpg"}, "metadata.jsonl line 2: images/0.jpg is already listed in line 1"),
-        ({"file_name": 3}, "metadata.jsonl line 2: a path is a int, not text"),
+        ({"file_name": "images/0.jpg"}, "metadata.jsonl line 2: images/0.jpg: is already listed in line 1"),
+        ({"file_name": 3}, "metadata.jsonl line 2: its path is a int, not text"),
         ({"key": None}, "metadata.jsonl line 2 (images/1.jpg): its key cannot be stored as str"),
         (None, "metadata.jsonl line 2: lacks 'key'"),
         ("[]", "metadata.jsonl line 2: is a list; expected an object"),
@@ -335,7 +335,7 @@ def test_what_is_no_export(folder: Path, tmp_path: Path) -> None:
         open_source(tmp_path / "tree", kind="exported")
     (folder / "metadata.jsonl").write_bytes(b"\xff\n")
     with pytest.raises(FormatError, match="metadata.jsonl cannot be read"):
-        open_source(folder)
+        storeds.pack(folder, f"lmdb://{tmp_path}/store")
     with pytest.raises(ConfigError, match="has no option 'label'"):
         open_source(folder, label=True)
 

@@ -180,7 +180,10 @@ def test_a_folder_that_cannot_be_listed(tmp_path: Path, monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("names", "note"),
     [
-        (("Cat/1.jpg", "cat/1.jpg", "café/1.jpg", "café/1.jpg"), "2 groups of classes differ only in case, spaces"),
+        (
+            ("Cat/1.jpg", "cat/1.jpg", "caf\u00e9/1.jpg", "cafe\u0301/1.jpg"),
+            "2 groups of classes differ only in case, spaces",
+        ),
         (("1/1.jpg", "2/1.jpg", "10/1.jpg"), "classes are sorted as text, .* class '1' is label 0"),
         (tuple(f"{number}/1.jpg" for number in range(10)), None),
     ],
@@ -233,7 +236,7 @@ def test_a_bad_record_of_a_store_is_a_bad_item(tmp_path: Path) -> None:
     source = Source(url)
     assert len(source.records) == 99
     (bad,) = source.bad
-    assert bad.startswith(f"record 70 of {url}: its checksum does not match")
+    assert re.match(rf"record \d+ of {url}: its checksum does not match", bad)
 
 
 def test_a_backend_is_a_source_too(tmp_path: Path) -> None:

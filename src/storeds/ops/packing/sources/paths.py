@@ -230,15 +230,13 @@ class Walk:
         """
         problems, seen = list[Bad](), Counter[tuple[int, int]]()
         folders: list[tuple[str, list[tuple[str, File]]]] = []
-        pending: list[tuple[str, tuple[tuple[int, int], ...]]] = [(top, ())]
+        status = os.stat(self._root.path)
+        above: tuple[tuple[int, int], ...] = ((status.st_dev, status.st_ino),) if top else ()
+        pending = [(top, above)]
         while pending:
             path, above = pending.pop()
             found: list[tuple[str, File]] = []
-            entered = self._enter(path, above)
-            if isinstance(entered, tuple):
-                seen[entered] += 1
-                if seen[entered] > _MAX_PATHS:
-                    entered = f"is a folder that {_MAX_PATHS} other paths lead to already; more are left out"
+            entered = self._enter(path, above, seen)
             if isinstance(entered, str):
                 problems.append(Bad(show(path) or show(self._root.path), entered))
                 continue
@@ -262,7 +260,9 @@ class Walk:
             yield from found
         yield from problems
 
-    def _enter(self, path: str, above: Sequence[tuple[int, int]]) -> tuple[int, int] | str:
+    def _enter(
+        self, path: str, above: Sequence[tuple[int, int]], seen: Counter[tuple[int, int]]
+    ) -> tuple[int, int] | str:
         """Return the identity of a folder, or why it must not be listed."""
         whole = os.path.join(self._root.path, path)
         if not is_text(path):
@@ -276,7 +276,11 @@ class Walk:
             return f"the folder cannot be inspected: {error.strerror}"
         if (status.st_dev, status.st_ino) in above:
             return "links back to a folder that contains it; the loop is left out"
-        return status.st_dev, status.st_ino
+        identity = status.st_dev, status.st_ino
+        seen[identity] += 1
+        if seen[identity] > _MAX_PATHS:
+            return f"is a folder that {_MAX_PATHS} other paths lead to already; more are left out"
+        return identity
 
     def _sort(self, entry: os.DirEntry[str], path: str) -> File | bool | str:
         """Return the file of an entry, True for a folder, False for what is left out, or why it cannot be read."""
