@@ -11,8 +11,6 @@ from storeds import build_dataset, build_loader, load_config, open_backend, pack
 from storeds.errors import StoreNotFoundError
 from storeds.loaders.loader import StoreLoader
 
-PACKAGES = ("storeds", "lmdb", "h5py", "pymongo", "simplejpeg", "Pillow")
-SETTINGS = "pack(), the built-in transforms, checksums and repair on"
 _CROP: list[dict[str, Any]] = [{"name": "RandomResizedCrop", "size": SIZE}, {"name": "RandomHorizontalFlip"}]
 _FLOAT: list[dict[str, Any]] = [{"name": "ToTensor"}, {"name": "Normalize", "mean": MEAN, "std": STD, "inplace": True}]
 
@@ -42,7 +40,7 @@ def prepare(job: Job) -> None:
 
 
 def config(job: Job) -> Any:
-    """Return the config of a training that wants these batches; `options` may add to its ``[dataset]``."""
+    """Return the config of a training that wants these batches."""
     return load_config(
         {
             "dataset": {
@@ -50,7 +48,7 @@ def config(job: Job) -> Any:
                 "fields": ["image", "index"],
                 "transform": _CROP if job.options["output"] == "uint8" else _CROP + _FLOAT,
                 "seed": 0,
-                **job.options["dataset"],
+                "decode": job.options["decode"],
             },
             "loader": {"batch_size": job.batch, "num_workers": job.workers, "shuffle": True},
         }

@@ -15,18 +15,13 @@ from benchmarks.peers._job import Epoch, Job
 from benchmarks.peers._torchvision import ToImage, loader
 from benchmarks.photos import listed
 
-PACKAGES = ("lmdb", "h5py", "pymongo", "torchvision", "Pillow")
-SETTINGS = (
-    "a pickled pair a key, a variable-length item, find_one; opened in each worker, DataLoader, persistent workers"
-)
-
 
 class Items(Dataset[tuple[Any, int]]):
     """What the three have in common."""
 
     def __init__(self, job: Job, count: int) -> None:
         self.job, self.count = job, count
-        self.to_image = ToImage(job.decoder)
+        self.to_image = ToImage()
         self.store: Any = None
 
     def __len__(self) -> int:
