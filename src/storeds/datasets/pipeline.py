@@ -162,29 +162,17 @@ class SamplePipeline:
         flat = [position for positions in located for position in positions]
         began = time.perf_counter()
         records = iter(self.view.get_many(flat, self.reader.stored))
-        add_time("read", began)
+        began = add_time("read", began)
         for positions, context in zip(located, contexts, strict=True):
             yield SampleResult(self._sample([next(records) for _ in positions], positions, context), positions)
+        add_time("decode", began)
 
     def _sample(self, records: list[Record | RecordError], positions: Sequence[int], context: SampleContext) -> Any:
         for record in records:
             if isinstance(record, RecordError):
                 return record
-        began = time.perf_counter()
-        sample = self._built(records, positions, context)
-        began = add_time("decode", began)
-        if isinstance(sample, RecordError):
-            return sample
-        sample = self._transformed(sample, positions, context)
-        add_time("transform", began)
-        if self.as_dict or not isinstance(sample, dict):
-            return sample
-        return tuple(sample[name] for name in self.reader.fields)
-
-    def _built(self, records: list[Any], positions: Sequence[int], context: SampleContext) -> Any:
-        """Return what the reader builds of the records, or the error of a bad sample."""
         try:
-            return self.reader.build(records, context)
+            sample = self.reader.build(records, context)  # type: ignore[arg-type]  # errors were returned above
         except RecordError as error:
             # A plug-in's own subclass may take other arguments.
             kind = DecodeError if isinstance(error, DecodeError) else RecordError
@@ -193,6 +181,15 @@ class SamplePipeline:
             position = self._in_store(positions[0]) if positions else -1
             error.add_note(f"{type(self.reader).__name__} was given record {position} of {self.view.url}")
             raise
+        if self.joint is not None or self.transforms:
+            began = time.perf_counter()
+            sample = self._transformed(sample, positions, context)
+            add_time("transform", began, within="decode")
+            if isinstance(sample, RecordError):
+                return sample
+        if self.as_dict or not isinstance(sample, dict):
+            return sample
+        return tuple(sample[name] for name in self.reader.fields)
 
     def _transformed(self, sample: Any, positions: Sequence[int], context: SampleContext) -> Any:
         """Return a sample after its transforms, or the error of a bad one."""

@@ -26,10 +26,15 @@ class _Thread(threading.local):
 _THREAD = _Thread()
 
 
-def add_time(stage: str, since: float) -> float:
-    """Add the time since `since`, a value of `time.perf_counter`, to a stage of this thread; return the present time."""
-    now = time.perf_counter()
-    _THREAD.seconds[stage] += now - since
+def add_time(stage: str, since: float, within: str | None = None) -> float:
+    """Add the time since `since`, a value of `time.perf_counter`, to a stage of this thread; return the present time.
+
+    With `within`, that stage goes on, and the caller adds all of its time later: so this part is taken off now.
+    """
+    now, seconds = time.perf_counter(), _THREAD.seconds
+    seconds[stage] += now - since
+    if within is not None:
+        seconds[within] -= now - since
     return now
 
 
