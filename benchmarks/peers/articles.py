@@ -19,8 +19,8 @@ from benchmarks.photos import listed
 class Items(Dataset[tuple[Any, int]]):
     """What the three have in common."""
 
-    def __init__(self, job: Job, count: int) -> None:
-        self.job, self.count = job, count
+    def __init__(self, job: Job) -> None:
+        self.job, self.engine, self.count = job, job.options["engine"], len(listed(job.photos))
         self.to_image = ToImage()
         self.store: Any = None
 
@@ -29,83 +29,54 @@ class Items(Dataset[tuple[Any, int]]):
 
     def __getitem__(self, index: int) -> tuple[Any, int]:
         if self.store is None:
-            self.store = self.opened()
-        blob, number = self.read(index)
+            self.store = open_store(self.job)
+        blob, number = READ[self.engine](self.store, index)
         return self.to_image(blob), number
 
-    def opened(self) -> Any:
-        raise NotImplementedError
 
-    def read(self, index: int) -> tuple[bytes, int]:
-        raise NotImplementedError
+def open_store(job: Job) -> Any:
+    if job.options["engine"] == "lmdb":
+        return lmdb.open(str(job.work / "lmdb"), readonly=True, lock=False, readahead=False, meminit=False)
+    if job.options["engine"] == "hdf5":
+        return h5py.File(job.work / "photos.h5", "r")
+    return pymongo.MongoClient[Any](job.mongodb)["articles"]["photos"]
 
-    def write(self, blobs: list[bytes]) -> None:
-        raise NotImplementedError
+
+def read_lmdb(store: Any, index: int) -> Any:
+    with store.begin(write=False) as txn:
+        return pickle.loads(txn.get(b"%08d" % index))
 
 
-class Lmdb(Items):
-    """A pickled pair under each key."""
+def read_hdf5(store: Any, index: int) -> Any:
+    return store["images"][index].tobytes(), int(store["labels"][index])
 
-    def opened(self) -> Any:
-        return lmdb.open(str(self.job.work / "lmdb"), readonly=True, lock=False, readahead=False, meminit=False)
 
-    def read(self, index: int) -> tuple[bytes, int]:
-        with self.store.begin(write=False) as txn:
-            blob, number = pickle.loads(txn.get(b"%08d" % index))
-        return blob, number
+def read_mongodb(store: Any, index: int) -> Any:
+    document = store.find_one({"_id": index})
+    return document["image"], document["label"]
 
-    def write(self, blobs: list[bytes]) -> None:
-        with lmdb.open(str(self.job.work / "lmdb"), map_size=1 << 36) as env, env.begin(write=True) as txn:
+
+READ = {"lmdb": read_lmdb, "hdf5": read_hdf5, "mongodb": read_mongodb}
+
+
+def prepare(job: Job) -> None:
+    """Write a pickled pair under each key, one variable-length dataset of all images, or one document a photo."""
+    blobs = [path.read_bytes() for path in listed(job.photos)]
+    if job.options["engine"] == "lmdb":
+        with lmdb.open(str(job.work / "lmdb"), map_size=1 << 36) as env, env.begin(write=True) as txn:
             for number, blob in enumerate(blobs):
                 txn.put(b"%08d" % number, pickle.dumps((blob, number)))
-
-
-class Hdf5(Items):
-    """One variable-length dataset of all images."""
-
-    def opened(self) -> Any:
-        return h5py.File(self.job.work / "photos.h5", "r")
-
-    def read(self, index: int) -> tuple[bytes, int]:
-        return self.store["images"][index].tobytes(), int(self.store["labels"][index])
-
-    def write(self, blobs: list[bytes]) -> None:
-        with h5py.File(self.job.work / "photos.h5", "w") as file:
+    elif job.options["engine"] == "hdf5":
+        with h5py.File(job.work / "photos.h5", "w") as file:
             images = file.create_dataset("images", (len(blobs),), h5py.vlen_dtype(np.uint8))
             for number, blob in enumerate(blobs):
                 images[number] = np.frombuffer(blob, np.uint8)
             file["labels"] = np.arange(len(blobs))
-
-
-class Mongodb(Items):
-    """One document a photo."""
-
-    def opened(self) -> Any:
-        return pymongo.MongoClient(self.job.mongodb)["blogs"]["photos"]
-
-    def read(self, index: int) -> tuple[bytes, int]:
-        document = self.store.find_one({"_id": index})
-        return document["image"], document["label"]
-
-    def write(self, blobs: list[bytes]) -> None:
-        client: pymongo.MongoClient[Any] = pymongo.MongoClient(self.job.mongodb)
-        with client:
-            client["blogs"]["photos"].insert_many(
-                {"_id": number, "image": blob, "label": number} for number, blob in enumerate(blobs)
-            )
-
-
-ENGINES = {"lmdb": Lmdb, "hdf5": Hdf5, "mongodb": Mongodb}
-
-
-def items(job: Job) -> Items:
-    return ENGINES[job.options["engine"]](job, len(listed(job.photos)))
-
-
-def prepare(job: Job) -> None:
-    items(job).write([path.read_bytes() for path in listed(job.photos)])
+    else:
+        documents = ({"_id": number, "image": blob, "label": number} for number, blob in enumerate(blobs))
+        open_store(job).insert_many(documents)
 
 
 def epochs(job: Job) -> Epoch:
-    batches = loader(items(job), job.batch, job.workers, shuffle=True)
+    batches = loader(Items(job), job.batch, job.workers, shuffle=True)
     return lambda: batches

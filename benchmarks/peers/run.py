@@ -147,13 +147,19 @@ def peers(run: Run) -> Iterator[Result]:
             order = list(running)
             random.Random(number).shuffle(order)
             for entrant in order:
-                spent, used = running[entrant].epoch()
+                try:
+                    spent, used = running[entrant].epoch()
+                except Failed as error:
+                    run.setup["absent"][entrant.name] = str(error)
+                    del running[entrant]
+                    seconds.pop(entrant, None)
+                    continue
                 seconds.setdefault(entrant, []).append(spent)
                 processor.setdefault(entrant, []).append(1000 * used / count)
             _CONSOLE.print(f"round {number + 1} of {run.rounds}")
-    for entrant, spent in seconds.items():
+    for entrant in running:
         detail = f"{statistics.median(processor[entrant]):.2f} ms of processor time a photo"
-        yield figure(entrant.name, "images/s", [count / each for each in spent], detail=detail)
+        yield figure(entrant.name, "images/s", [count / each for each in seconds[entrant]], detail=detail)
     yield from ratios(seconds)
 
 
