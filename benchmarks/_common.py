@@ -75,7 +75,7 @@ class Run:
     folder : Path
         A temporary folder, on the disk to measure.
     scale : float
-        Multiplies counts of records and photographs.
+        Multiplies counts of records and photographs, and below 1 the seconds of each measurement.
     rounds : int
     options : dict
         What ``--option name=value`` gives to the entry.
@@ -108,7 +108,6 @@ class Run:
         least: float | None = None,
         count: int = 1,
         seconds: float = 0.3,
-        detail: str = "",
     ) -> Result:
         """Time two ways in turn; the figure is their time ÷ our time, so above 1 we are faster.
 
@@ -119,10 +118,10 @@ class Run:
         times: dict[Callable[[], object], list[float]] = {ours: [], theirs: []}
         for number in range(self.rounds):
             for way in (ours, theirs) if number % 2 else (theirs, ours):
-                times[way].append(_seconds_a_pass(way, seconds))
+                times[way].append(_seconds_a_pass(way, seconds * min(self.scale, 1.0)))
         mine, other = (statistics.median(times[way]) / count * 1e6 for way in (ours, theirs))
         rates = f"{_short(mine)} against {_short(other)} µs each"
-        return ratio(name, times[theirs], times[ours], least=least, detail=f"{rates}; {detail}" if detail else rates)
+        return ratio(name, times[theirs], times[ours], least=least, detail=rates)
 
 
 def _seconds_a_pass(way: Callable[[], object], seconds: float) -> float:

@@ -20,7 +20,7 @@ def milliseconds(function: Callable[[], Any]) -> float:
     """Return how long `function` keeps the GPU busy: the shortest of ten runs, after one that is not measured."""
     times = []
     for _ in range(11):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]  # untyped
         start.record()
         function()
         end.record()

@@ -8,6 +8,7 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -133,9 +134,8 @@ def lists(run: Run) -> Iterator[Result]:
 
         ours, theirs = way("storeds", collate_detection), way("torch", tensor_by_tensor)
         title = f"16 images of about {height} × {width} with targets ÷ tensor by tensor"
-        yield run.compare(
-            title, ours, theirs, least=2.0, count=len(samples), seconds=1.0, detail=f"open files: {files}"
-        )
+        result = run.compare(title, ours, theirs, least=2.0, count=len(samples), seconds=1.0)
+        yield replace(result, detail=f"{result.detail}; open files: {files}")
 
 
 class Numbers(StoreBackend):

@@ -69,11 +69,10 @@ def opening(run: Run) -> Iterator[Result]:
         ("lmdb", write_keyed, "keyed", "storeds.layouts.lmdb", 0.2),
     ):
         title = f"{kind}, {layout or 'native'}"
-        counts = {10: "", run.count(1_000_000, 100): ""}
-        for count in counts:  # names of equal length, so that only the count can make one pickle larger
-            counts[count] = f"{kind}://{run.folder}/{layout}{count:07}.{kind}"
-            write(counts[count], count)
-        small, large = counts.values()
+        # Names of equal length, so that only the count can make one pickle larger.
+        small, large = (f"{kind}://{run.folder}/{write.__name__}-{size}.{kind}" for size in ("few.", "many"))
+        write(small, 10)
+        write(large, run.count(1_000_000, 100))
         if layout:
             first = []
             for number in range(run.rounds):

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +80,7 @@ def packing(run: Run) -> Iterator[Result]:
 
     ways: dict[str, Callable[[], float]] = {"cp": lambda: timed(cp, copy)}
     for url, path in targets.items():
-        ways[url] = lambda url=url, path=path: timed(lambda: pack(tree, url), path)
+        ways[url] = partial(timed, partial(pack, tree, url), path)
     times = in_turn(run, ways)
     for url in targets:
         rates = f"{count / min(times[url]):,.0f} against {count / min(times['cp']):,.0f} photos/s"
@@ -143,7 +144,7 @@ def fast_crops(run: Run) -> Iterator[Result]:
     for long, full, most in ((500, 400, 1.03), (2000, 60, 1.02)):
         tree, count = run.folder / str(long), run.count(full, 4)
         write_tree(tree, count, long)
-        sizes = {}
+        sizes: dict[bool, int] = {}
 
         def way(marked: bool, tree: Path = tree, count: int = count, sizes: dict[bool, int] = sizes) -> float:
             path, before = run.folder / "marked.lmdb", cpu_seconds()
@@ -155,7 +156,7 @@ def fast_crops(run: Run) -> Iterator[Result]:
             path.unlink()
             return spent
 
-        times = in_turn(run, {"with": lambda way=way: way(True), "without": lambda way=way: way(False)})
+        times = in_turn(run, {"with": partial(way, True), "without": partial(way, False)})
         yield figure(f"{long} px: size of the pictures ÷ without", "ratio", [sizes[True] / sizes[False]], most=most)
         for name, spent in times.items():
             yield figure(f"{long} px: packing {name}, of storeds and jpegtran", "ms a picture", spent)

@@ -21,7 +21,7 @@ _PORTRAITS = 0.25  # their share
 def pictures() -> dict[str, Image.Image]:
     """Return the photographs in colour that scikit-image and scikit-learn carry."""
     import skimage.data
-    from sklearn.datasets import load_sample_image
+    from sklearn.datasets import load_sample_image  # type: ignore[import-untyped]
 
     found = {name: getattr(skimage.data, name)() for name in ("astronaut", "chelsea", "coffee", "rocket")}
     found["motorcycle"], *_ = skimage.data.stereo_motorcycle()  # type: ignore[no-untyped-call]  # has few types

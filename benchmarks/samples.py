@@ -37,7 +37,8 @@ def annotate(folder: Path, count: int) -> list[Path]:
     """Write photographs, a COCO file with 10 boxes for each, and a mask of class ids for each; return the photographs."""
     make_photos(folder, count)
     paths, rng = listed(folder / "photos"), np.random.default_rng(0)
-    images, annotations = [], []
+    images: list[dict[str, Any]] = []
+    annotations: list[dict[str, Any]] = []
     for number, path in enumerate(paths):
         with Image.open(path) as image:
             width, height = image.size
@@ -150,7 +151,8 @@ def samples(run: Run) -> Iterator[Result]:
         ("segmentation", "data", "masks", ["image", "mask"], "storeds"),
     ):
         url = f"lmdb://{run.folder / task}.lmdb"
-        pack(run.folder / source, url, kind=kind, **({"root": run.folder} if kind == "coco" else {}))
+        more: dict[str, Any] = {"root": run.folder} if kind == "coco" else {}
+        pack(run.folder / source, url, kind=kind, **more)
         given = {"url": url, "reader": "sample", "fields": fields, "decode": "tensor", "seed": 0, "transforms": steps}
         how = {"batch_size": _BATCH, "shuffle": True, "num_workers": 2, "collate": collate}
         ours = build_loader({"dataset": given, "loader": how})

@@ -89,10 +89,17 @@ def test_the_command_lists_and_runs_entries(tmp_path: Path) -> None:
         return subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=True).stdout
 
     assert {line.split()[0] for line in run().splitlines()} >= {"reading", "peers"}
-    assert "written to" in run("loaders", "--scale", 0.001, "--rounds", 1, "--json", tmp_path)
-    results = json.loads((tmp_path / "loaders.json").read_text())["results"]
-    assert len(results) == 12
+    assert "written to" in run("arrays", "--scale", 0.001, "--rounds", 1, "--json", tmp_path)
+    results = json.loads((tmp_path / "arrays.json").read_text())["results"]
+    assert len(results) == 18
     assert all(row["figure"]["median"] > 0 for row in results)
+
+
+@pytest.mark.parametrize("name", ["reading", "foreign_hdf5", "opening", "packing", "crops"])
+def test_entries_that_nobody_runs_daily_still_run(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("sklearn")
+    command.load()
+    assert list(ENTRIES[name].measure(Run(tmp_path, scale=0.001, rounds=1)))
 
 
 def test_an_entry_stops_where_a_way_gives_something_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
