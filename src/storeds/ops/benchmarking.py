@@ -17,7 +17,7 @@ from storeds.backends.base import StoreBackend
 from storeds.datasets.stages import StageTotals
 from storeds.errors import ConfigError
 from storeds.ops.common import Progress, ProgressHook
-from storeds.protocols import JSON
+from storeds.protocols import JSON, Meta
 
 if TYPE_CHECKING:
     from storeds.config import Config
@@ -239,16 +239,25 @@ def _opened(
     )
     source = loaded.source_for(split)
     backend = open_source(url or source.url, layout or source.layout, options or source.options)
-    arguments = loaded.source_for(split, backend.meta.fields).arguments()
-    if config is None:
-        has_images = any(declared.kind == "image" for declared in backend.meta.fields.values())
-        arguments["reader"] = "image" if has_images else "array"
-        if has_images and given["reader"] in (None, "image") and given["decode"] != "bytes":
-            arguments["transform"] = _TRANSFORM
-    arguments |= {name: value for name, value in given.items() if value is not None}
-    # Bad samples are replaced, since that fits every function that makes batches.
-    arguments |= {"layout": None, "options": None, "on_error": "replace", "max_bad": None, "max_bad_fraction": None}
-    return StoreDataset(backend, **arguments), loaded.loader_for(split)
+    try:
+        arguments = loaded.source_for(split, backend.meta.fields).arguments()
+        if config is None:
+            arguments |= _usual_arguments(backend.meta, given)
+        arguments |= {name: value for name, value in given.items() if value is not None}
+        # Bad samples are replaced, since that fits every function that makes batches.
+        arguments |= {"layout": None, "options": None, "on_error": "replace", "max_bad": None, "max_bad_fraction": None}
+        return StoreDataset(backend, **arguments), loaded.loader_for(split)
+    except BaseException:
+        backend.close()
+        raise
+
+
+def _usual_arguments(meta: Meta, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the reader and the transform for a store without a config."""
+    if all(declared.kind != "image" for declared in meta.fields.values()):
+        return {"reader": "array"}
+    usual = given["reader"] in (None, "image") and given["decode"] != "bytes"
+    return {"reader": "image", "transform": _TRANSFORM if usual else None}
 
 
 def _loader(dataset: StoreDataset, settings: Loader, batch_size: int | None, workers: int) -> StoreLoader:
