@@ -59,8 +59,10 @@ def json_column(values: Sequence[Any]) -> tuple[Field, list[Any]]:
         return Field("int"), list(values)
     if kinds <= {"exact", "float"}:
         return Field("float"), list(map(float, values))
-    if kinds in ({"bool"}, {"str"}):
-        return Field(kinds.pop()), list(values)
+    if kinds == {"bool"}:
+        return Field("bool"), list(values)
+    if kinds == {"str"}:
+        return Field("str"), list(values)
     return Field("json"), list(map(_as_json, values))
 
 
