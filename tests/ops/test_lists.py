@@ -719,7 +719,7 @@ def test_hidden_files_are_left_out_by_default(root: Path) -> None:
         (
             "a,b\n1.jpg,2\n",
             {},
-            r"none of its columns 'a', 'b' is one of path, image, .*\(--option path_column=NAME\), or, for",
+            r"none of its columns 'a', 'b' is one of path, image, .*\(--option path_column=a\), or, for",
         ),
         ("anchor,label\n0.jpg,a\n", {}, "none of its columns 'anchor', 'label' is one of path"),
         ("path;label\n", {}, r"a.csv has one column, 'path;label'; pass delimiter=';' \(--option 'delimiter=;'\)"),
@@ -737,7 +737,7 @@ def test_hidden_files_are_left_out_by_default(root: Path) -> None:
         (
             "path,labels,class_id\n",
             {},
-            r"columns 'labels', 'class_id' all look like labels; .*--option label_column=NAME",
+            r"columns 'labels', 'class_id' all look like labels; .*--option label_column=labels",
         ),
         ("path,x,x\n", {}, "there are two columns 'x'; rename one"),
         ("path,A b,a_b\n", {"label": False}, "column 'a_b' becomes field 'a_b', and so does column 'A b'; rename one"),

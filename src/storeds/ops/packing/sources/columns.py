@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, TypeAlias, get_args
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal, TypeAlias
 
 from storeds._utils.text import counted
 from storeds.errors import ConfigError, suggest
 from storeds.ops.packing.rows import BadItem
-from storeds.ops.packing.sources.class_names import unique_classes
-from storeds.ops.packing.sources.paths import is_int
+from storeds.ops.packing.sources.paths import IMAGE_SUFFIXES, is_int, names_of
+from storeds.ops.packing.sources.text import PATH_COLUMNS
 from storeds.protocols import Field
 from storeds.records.fields import canonical_json
+from storeds.records.roles import BOX_FORMATS
 
 __all__ = [
     "LABEL_COLUMNS",
     "LESS_CERTAIN",
     "LabelStyle",
-    "check_classes",
+    "ListHeader",
     "field_names",
+    "find_label",
     "json_column",
-    "likely_label",
-    "no_label",
     "number_labels",
     "text_column",
 ]
@@ -60,8 +59,10 @@ def json_column(values: Sequence[Any]) -> tuple[Field, list[Any]]:
         return Field("int"), list(values)
     if kinds <= {"exact", "float"}:
         return Field("float"), list(map(float, values))
-    if kinds in ({"bool"}, {"str"}):
-        return Field(kinds.pop()), list(values)
+    if kinds == {"bool"}:
+        return Field("bool"), list(values)
+    if kinds == {"str"}:
+        return Field("str"), list(values)
     return Field("json"), list(map(_as_json, values))
 
 
@@ -105,6 +106,10 @@ def field_names(columns: Iterable[str], taken: Iterable[str], where: str) -> dic
     return names
 
 
+MASK_COLUMNS = ("mask", "mask_path", "mask_file", "mask_name", "mask_file_name")
+CAPTION_COLUMNS = ("caption", "captions", "text", "description")
+BOX_COLUMNS = ("boxes", "bbox", "bboxes")
+
 LABEL_COLUMNS = ("label", "class", "target")
 # Used if none of LABEL_COLUMNS and exactly one of these exists.
 LESS_CERTAIN = (
@@ -124,46 +129,177 @@ LESS_CERTAIN = (
 )
 
 
-def likely_label(where: str, named: Mapping[str, str], likely: Sequence[str]) -> str | None:
-    """Return the column that contains labels, or None; `named` are columns by their names in lower case.
+def find_label(
+    where: str, named: Mapping[str, str], likely: Sequence[str], *, beside: str, others: Sequence[str]
+) -> str | None:
+    """Return the column that contains labels, or None.
+
+    Parameters
+    ----------
+    where : str
+        The name of the list in messages.
+    named : mapping of str to str
+        The columns that may contain labels, by their names in lower case.
+    likely : sequence of str
+        Those of which the only one contains labels if none has a name of LABEL_COLUMNS.
+    beside : str
+        What is in the other columns, for messages.
+    others : sequence of str
+        The columns of which one must contain labels; none if labels are not needed.
 
     Raises
     ------
     ConfigError
-        None has a name of LABEL_COLUMNS, and there are several `likely` ones.
+        Several columns are likely, or none and labels are needed.
     """
-    certain = next((named[name] for name in LABEL_COLUMNS if name in named), None)
-    if certain is not None or len(likely) < 2:
-        return certain or next(iter(likely), None)
-    listed = ", ".join(map(repr, likely))
-    raise ConfigError(
-        f"{where}: columns {listed} all look like labels; choose with label_column= (--option label_column=NAME)"
-    )
+    certain = [named[name] for name in LABEL_COLUMNS if name in named][:1]
+    found = certain or likely
+    if len(found) > 1:
+        raise ConfigError(
+            f"{where}: columns {', '.join(map(repr, found))} all look like labels; choose with label_column= (--option "
+            f"label_column={found[0]})"
+        )
+    if not found and others:
+        raise ConfigError(
+            f"{where}: no column looks like labels ({', '.join(LABEL_COLUMNS)}); beside the {beside} there "
+            f"{'is' if len(others) == 1 else 'are'} {', '.join(map(repr, others[:20]))}; name the column of labels with "
+            f"label_column= (--option label_column={others[0]}), or pass label=False (--no-label) to pack without labels"
+        )
+    return found[0] if found else None
 
 
-def no_label(where: str, what: str, beside: str, others: Sequence[str], say: str, also: str = "") -> ConfigError:
-    """Return the error that no column, or whatever `what` is, looks like labels, and what to do."""
-    return ConfigError(
-        f"{where}: no {what} looks like labels ({also}{', '.join(LABEL_COLUMNS)}); beside the {beside} there "
-        f"{'is' if len(others) == 1 else 'are'} {', '.join(map(repr, others[:20]))}; {say}, or pass label=False "
-        "(--no-label) to pack without labels"
-    )
+class ListHeader:
+    """The columns of a list, and what each holds: ``image``, ``mask``, ``boxes``, ``text``, ``label`` or other values.
+
+    Parameters
+    ----------
+    where : str
+        The name of the list in messages.
+    names : list of str
+        The columns.
+    first : list of list
+        The cells of the first lines.
+
+    Attributes
+    ----------
+    purposes : dict
+        Column → what it holds, if that is known. The paths in the first are the keys.
+    """
+
+    def __init__(self, where: str, names: list[str], first: Sequence[Sequence[Any]]) -> None:
+        self.where, self.names = where, names
+        self.purposes: dict[str, str] = {}
+        self._usual = {name.strip().lower(): name for name in reversed(names)}
+        self._cells = {name: [cells[at] for cells in first] for at, name in enumerate(names)}
+        self._paths = [name for name, cells in self._cells.items() if _are_paths(cells)]
+
+    @property
+    def free(self) -> list[str]:
+        """The columns whose purpose is not known."""
+        return [name for name in self.names if name not in self.purposes]
+
+    def of(self, purpose: str) -> list[str]:
+        """Return the columns that hold something."""
+        return [name for name, held in self.purposes.items() if held == purpose]
+
+    def has_lists(self, name: str) -> bool:
+        """Whether the first cell of a column that is not empty is a list."""
+        return isinstance(next((cell for cell in self._cells[name] if cell is not None), None), list)
+
+    def _take(self, purpose: str, option: str, columns: Any) -> None:
+        for name in names_of(columns):
+            if name not in self.names:
+                raise ConfigError(f"{self.where}: {option} names {name!r}; {suggest(name, self.names, 'columns')}")
+            if name in self.purposes:
+                raise ConfigError(f"{self.where}: column {name!r} is given for two purposes")
+            self.purposes[name] = purpose
+
+    def _named(self, usual: Sequence[str]) -> list[str]:
+        return [self._usual[name] for name in usual if name in self._usual and self._usual[name] in self.free]
+
+    def find_images(self, path_column: str | None, image_columns: Any) -> None:
+        """Find the columns of images. Several are detected only in a list without a usual column of paths."""
+        if image_columns is not None and path_column is not None:
+            raise ConfigError(f"{self.where}: leave out path_column; the path is in the first of image_columns")
+        self._take("image", "path_column", None if path_column is None else [path_column])
+        self._take("image", "image_columns", image_columns)
+        if not self.purposes:
+            likely = [name for name in self._paths if name not in self._named(MASK_COLUMNS)]
+            self._take("image", "", self._named(PATH_COLUMNS)[:1] or (likely if len(likely) > 1 else []))
+        if not self.purposes:
+            raise ConfigError(
+                f"{self.where}: none of its columns {', '.join(map(repr, self.names[:20]))} is one of "
+                f"{', '.join(PATH_COLUMNS)}; name it with path_column= (--option path_column={self.names[0]}), or, for CSV without a "
+                "header, pass columns=['path', …] (--option columns=path,label)"
+            )
+
+    def find_masks(self, mask_columns: Any) -> None:
+        """Find the columns of masks."""
+        likely = [name for name in self._named(MASK_COLUMNS) if name in self._paths]
+        self._take("mask", "mask_columns", likely if mask_columns is None else mask_columns)
+
+    def find_boxes(self, column: str | None, form: str | None, *, relative: bool) -> None:
+        """Find the column of boxes, if their format is given."""
+        if form is None:
+            if column is not None or relative:
+                raise ConfigError(
+                    f"{self.where}: boxes need box_format= (--option box_format=xyxy): xyxy for left, top, right, bottom, xywh "
+                    "for left, top, width, height, or cxcywh for the centre, width and height"
+                )
+            return
+        if form not in BOX_FORMATS:
+            raise ConfigError(f"{self.where}: box_format={form!r}; {suggest(form, BOX_FORMATS, 'formats')}")
+        found = self._named(BOX_COLUMNS)[:1] if column is None else [column]
+        if not found:
+            raise ConfigError(
+                f"{self.where}: no column is named {', '.join(BOX_COLUMNS)}; name the column of boxes with box_column= "
+                "(--option box_column=NAME)"
+            )
+        self._take("boxes", "box_column", found)
+
+    def find_labels(self, label_column: str | None, caption_columns: Any, *, label: bool) -> None:
+        """Find the column of labels, and in a list of captions without labels the captions.
+
+        Labels are needed unless other columns than the paths have a purpose, such as masks.
+        """
+        self._take("text", "caption_columns", caption_columns)
+        if label_column is not None:
+            if not label:
+                raise ConfigError(f"{self.where}: label_column={label_column!r} and label=False contradict each other")
+            self._take("label", "label_column", [label_column])
+        elif label:
+            if caption_columns is None and not self._named((*LABEL_COLUMNS, *LESS_CERTAIN)):
+                self._take("text", "", self._named(CAPTION_COLUMNS))
+            usual = {name.strip().lower(): name for name in reversed(self.free)}
+            likely = [name for name in self.free if name.strip().lower() in LESS_CERTAIN]
+            others = self.free if len(self.purposes) == 1 else []
+            found = find_label(self.where, usual, likely, beside="paths", others=others)
+            self._take("label", "", None if found is None else [found])
+
+    def notes(self) -> Iterator[str]:
+        """Yield warnings about columns that may hold more than what they are stored as."""
+        for name in self.free:
+            if name in self._paths:
+                columns = ",".join((*self.of("image"), name))
+                yield (
+                    f"column {name!r} contains paths of images, which are stored as text; image_columns= (--option "
+                    f"image_columns={columns}) packs these images too"
+                )
+        for name in self._named(BOX_COLUMNS):
+            if self.has_lists(name):
+                yield (
+                    f"column {name!r} is stored as JSON; if it contains boxes, box_format= (--option box_format=xyxy) stores "
+                    "them as such"
+                )
+
+
+def _are_paths(cells: Sequence[Any]) -> bool:
+    """Whether cells are paths of images, by their suffixes; empty cells do not count."""
+    given = [cell for cell in cells if cell not in (None, "")]
+    return bool(given) and all(isinstance(cell, str) and cell.lower().endswith(IMAGE_SUFFIXES) for cell in given)
 
 
 LabelStyle: TypeAlias = Literal["auto", "int", "names"]
-
-
-def check_classes(classes: Sequence[str] | os.PathLike[str] | None, style: str = "auto") -> list[str] | None:
-    """Return `classes` as a list, read from a file if they are a path.
-
-    Raises
-    ------
-    ConfigError
-        They are not class names, or the style is unknown.
-    """
-    if style not in get_args(LabelStyle):
-        raise ConfigError(f"label_type={style!r}; {suggest(style, get_args(LabelStyle), 'choices')}")
-    return unique_classes(classes)
 
 
 def _as_int(text: str) -> int | None:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import islice
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -17,29 +17,22 @@ from storeds._utils.text import counted
 from storeds.errors import ConfigError, StoreNotFoundError, suggest
 from storeds.jpeg import read_picture_header
 from storeds.ops.packing.rows import Bad, BadItem, Row, Rows, from_start
+from storeds.ops.packing.sources.class_names import unique_classes
 from storeds.ops.packing.sources.columns import (
-    LABEL_COLUMNS,
-    LESS_CERTAIN,
     LabelStyle,
-    check_classes,
+    ListHeader,
     field_names,
     json_column,
-    likely_label,
-    no_label,
     number_labels,
     text_column,
 )
 from storeds.ops.packing.sources.mask_checks import MaskCheck, MaskFile
-from storeds.ops.packing.sources.paths import IMAGE_SUFFIXES, Hidden, Root, class_notes, names_of, show
-from storeds.ops.packing.sources.text import PATH_COLUMNS, csv_lines, jsonl_lines, open_text
+from storeds.ops.packing.sources.paths import Hidden, Root, class_notes, names_of, show
+from storeds.ops.packing.sources.text import csv_lines, jsonl_lines, open_text
 from storeds.protocols import JSON, Field, Record
-from storeds.records.roles import BOX_FORMATS, check_boxes, check_mask
+from storeds.records.roles import check_boxes, check_mask
 
 __all__ = ["csv", "jsonl", "rows_of_list"]
-
-MASK_COLUMNS = ("mask", "mask_path", "mask_file", "mask_name", "mask_file_name")
-CAPTION_COLUMNS = ("caption", "captions", "text", "description")
-BOX_COLUMNS = ("boxes", "bbox", "bboxes")
 
 _PEEKED = 64  # lines that show what columns hold
 
@@ -144,7 +137,9 @@ def rows_of_list(
     where = show(os.path.basename(file))
     if root is not None and not os.path.isdir(root):
         raise StoreNotFoundError(f"root={os.fspath(root)!r} is not a folder")
-    given = check_classes(classes, label_type)
+    if label_type not in get_args(LabelStyle):
+        raise ConfigError(f"label_type={label_type!r}; {suggest(label_type, get_args(LabelStyle), 'choices')}")
+    given = unique_classes(classes)
     opened = open_text(file, encoding)
     if kind == "jsonl":
         if (columns, delimiter, quotechar, escapechar, skipinitialspace) != (None, None, '"', None, False):
@@ -154,7 +149,7 @@ def rows_of_list(
         usual = "\t" if file.lower().endswith(".tsv") else ","
         dialect = {"quotechar": quotechar, "escapechar": escapechar, "skipinitialspace": skipinitialspace}
         names, lines = csv_lines(opened, where, names_of(columns), delimiter=delimiter or usual, **dialect)
-    header = _Header(where, names, [cells for _, cells in lines if not isinstance(cells, str)][:_PEEKED])
+    header = ListHeader(where, names, [cells for _, cells in lines if not isinstance(cells, str)][:_PEEKED])
     header.find_images(path_column, image_columns)
     header.find_masks(mask_columns)
     header.find_boxes(box_column, box_format, relative=box_relative)
@@ -189,148 +184,12 @@ csv = partial(rows_of_list, "csv")
 jsonl = partial(rows_of_list, "jsonl")
 
 
-class _Header:
-    """The columns of a list, and what each holds: ``image``, ``mask``, ``boxes``, ``text``, ``label`` or other values.
-
-    Parameters
-    ----------
-    where : str
-        The name of the list in messages.
-    names : list of str
-        The columns.
-    first : list of list
-        The cells of the first lines.
-
-    Attributes
-    ----------
-    purposes : dict
-        Column → what it holds, if that is known. The paths in the first are the keys.
-    """
-
-    def __init__(self, where: str, names: list[str], first: Sequence[Sequence[Any]]) -> None:
-        self.where, self.names = where, names
-        self.purposes: dict[str, str] = {}
-        self._usual = {name.strip().lower(): name for name in reversed(names)}
-        self._cells = {name: [cells[at] for cells in first] for at, name in enumerate(names)}
-        self._paths = [name for name, cells in self._cells.items() if _are_paths(cells)]
-
-    @property
-    def free(self) -> list[str]:
-        """The columns whose purpose is not known."""
-        return [name for name in self.names if name not in self.purposes]
-
-    def of(self, purpose: str) -> list[str]:
-        """Return the columns that hold something."""
-        return [name for name, held in self.purposes.items() if held == purpose]
-
-    def has_lists(self, name: str) -> bool:
-        """Whether the first cell of a column that is not empty is a list."""
-        return isinstance(next((cell for cell in self._cells[name] if cell is not None), None), list)
-
-    def _take(self, purpose: str, option: str, columns: Any) -> None:
-        for name in names_of(columns):
-            if name not in self.names:
-                raise ConfigError(f"{self.where}: {option} names {name!r}; {suggest(name, self.names, 'columns')}")
-            if name in self.purposes:
-                raise ConfigError(f"{self.where}: column {name!r} is given for two purposes")
-            self.purposes[name] = purpose
-
-    def _named(self, usual: Sequence[str]) -> list[str]:
-        return [self._usual[name] for name in usual if name in self._usual and self._usual[name] in self.free]
-
-    def find_images(self, path_column: str | None, image_columns: Any) -> None:
-        """Find the columns of images. Several are detected only in a list without a usual column of paths."""
-        if image_columns is not None and path_column is not None:
-            raise ConfigError(f"{self.where}: leave out path_column; the path is in the first of image_columns")
-        self._take("image", "path_column", None if path_column is None else [path_column])
-        self._take("image", "image_columns", image_columns)
-        if not self.purposes:
-            likely = [name for name in self._paths if name not in self._named(MASK_COLUMNS)]
-            self._take("image", "", self._named(PATH_COLUMNS)[:1] or (likely if len(likely) > 1 else []))
-        if not self.purposes:
-            raise ConfigError(
-                f"{self.where}: none of its columns {', '.join(map(repr, self.names[:20]))} is one of "
-                f"{', '.join(PATH_COLUMNS)}; name it with path_column= (--option path_column=NAME), or, for CSV without a "
-                "header, pass columns=['path', …] (--option columns=path,label)"
-            )
-
-    def find_masks(self, mask_columns: Any) -> None:
-        """Find the columns of masks."""
-        likely = [name for name in self._named(MASK_COLUMNS) if name in self._paths]
-        self._take("mask", "mask_columns", likely if mask_columns is None else mask_columns)
-
-    def find_boxes(self, column: str | None, form: str | None, *, relative: bool) -> None:
-        """Find the column of boxes, if their format is given."""
-        if form is None:
-            if column is not None or relative:
-                raise ConfigError(
-                    f"{self.where}: boxes need box_format= (--option box_format=xyxy): xyxy for left, top, right, bottom, xywh "
-                    "for left, top, width, height, or cxcywh for the centre, width and height"
-                )
-            return
-        if form not in BOX_FORMATS:
-            raise ConfigError(f"{self.where}: box_format={form!r}; {suggest(form, BOX_FORMATS, 'formats')}")
-        found = self._named(BOX_COLUMNS)[:1] if column is None else [column]
-        if not found:
-            raise ConfigError(
-                f"{self.where}: no column is named {', '.join(BOX_COLUMNS)}; name the column of boxes with box_column= "
-                "(--option box_column=NAME)"
-            )
-        self._take("boxes", "box_column", found)
-
-    def find_labels(self, label_column: str | None, caption_columns: Any, *, label: bool) -> None:
-        """Find the column of labels, and in a list of captions without labels the captions.
-
-        Labels are needed unless other columns than the paths have a purpose, such as masks.
-        """
-        self._take("text", "caption_columns", caption_columns)
-        if label_column is not None:
-            if not label:
-                raise ConfigError(f"{self.where}: label_column={label_column!r} and label=False contradict each other")
-            self._take("label", "label_column", [label_column])
-        elif label:
-            if caption_columns is None and not self._named((*LABEL_COLUMNS, *LESS_CERTAIN)):
-                self._take("text", "", self._named(CAPTION_COLUMNS))
-            self._take("label", "", self._likely_labels())
-
-    def _likely_labels(self) -> list[str]:
-        usual = {name.strip().lower(): name for name in reversed(self.free)}
-        found = likely_label(self.where, usual, [name for name in self.free if name.strip().lower() in LESS_CERTAIN])
-        if found is None and self.free and len(self.purposes) == 1:
-            name = self.free[0] if len(self.free) == 1 else "NAME"
-            say = f"name the column of labels with label_column= (--option label_column={name})"
-            raise no_label(self.where, "column", "paths", self.free, say)
-        return [] if found is None else [found]
-
-    def notes(self) -> Iterator[str]:
-        """Yield warnings about columns that may hold more than what they are stored as."""
-        for name in self.free:
-            if name in self._paths:
-                columns = ",".join((*self.of("image"), name))
-                yield (
-                    f"column {name!r} contains paths of images, which are stored as text; image_columns= (--option "
-                    f"image_columns={columns}) packs these images too"
-                )
-        for name in self._named(BOX_COLUMNS):
-            if self.has_lists(name):
-                yield (
-                    f"column {name!r} is stored as JSON; if it contains boxes, box_format= (--option box_format=xyxy) stores "
-                    "them as such"
-                )
-
-
-def _are_paths(cells: Sequence[Any]) -> bool:
-    """Whether cells are paths of images, by their suffixes; empty cells do not count."""
-    given = [cell for cell in cells if cell not in (None, "")]
-    return bool(given) and all(isinstance(cell, str) and cell.lower().endswith(IMAGE_SUFFIXES) for cell in given)
-
-
 class _List:
     """Collects the lines of a list, checks them, and converts their cells column by column.
 
     Parameters
     ----------
-    header : _Header
+    header : ListHeader
     root : Root
     hidden : Hidden
     separator : str or None
@@ -351,7 +210,7 @@ class _List:
 
     def __init__(
         self,
-        header: _Header,
+        header: ListHeader,
         root: Root,
         hidden: Hidden,
         separator: str | None,
@@ -560,15 +419,13 @@ class _List:
 
         The writer does not check this if there are several images.
         """
-        image, *masks = (
-            (self.columns[name], read_picture_header(values[self.columns[name]]))
-            for name in [self._header.names[self._key], *self._header.of("mask")]
-        )
-        for field, header in masks:
-            if image[1] is None or header is None:
+        image = read_picture_header(values[self._layout[0][0]])
+        for name in self._header.of("mask"):
+            mask = read_picture_header(values[self.columns[name]])
+            if image is None or mask is None:
                 continue
             try:
-                check_mask(field, (header.height, header.width), (image[1].height, image[1].width))
+                check_mask(self.columns[name], (mask.height, mask.width), (image.height, image.width))
             except ValueError as error:
                 raise BadItem(str(error)) from None
         return values

@@ -17,7 +17,7 @@ from storeds._utils.text import counted, some
 from storeds.errors import ConfigError, FormatError, MissingDependencyError, StoreNotFoundError
 from storeds.layouts.codecs import is_image
 from storeds.ops.packing.rows import Bad, BadItem, File, Row, Rows
-from storeds.ops.packing.sources.columns import LESS_CERTAIN, field_names, likely_label, no_label
+from storeds.ops.packing.sources.columns import LESS_CERTAIN, field_names, find_label
 from storeds.ops.packing.sources.objects import take
 from storeds.ops.packing.sources.paths import class_notes, is_hidden, names_of, show
 from storeds.protocols import JSON, Field, Kind, Record
@@ -271,11 +271,8 @@ class _Table:
             return None
         named = {name.lower(): name for name in reversed(others) if others[name].field.kind in ("int", "str", "bool")}
         likely = [name for name, column in others.items() if column.classes]
-        found = likely_label(self.where, named, likely or list(filter(None, map(named.get, LESS_CERTAIN))))
-        if found is None:
-            say = "name the column of labels with label_column= (--option label_column=…)"
-            raise no_label(self.where, "column", "images", list(others), say, "a ClassLabel, or ")
-        return found
+        likely = likely or [named[name] for name in LESS_CERTAIN if name in named]
+        return find_label(self.where, named, likely, beside="images", others=list(others))
 
     def _add_nulls(self) -> None:
         """Make columns JSON in which values are missing."""
