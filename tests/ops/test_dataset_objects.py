@@ -246,11 +246,13 @@ def test_a_dataset_of_a_store_is_packed_as_its_records(tmp_path: Path) -> None:
         original = backend.get_many(range(10))
         chosen = [each for each in original if isinstance(each, dict) and each["split"] == "val"]
     assert Source(storeds.StoreDataset(url, where={"split": "val"})).records == chosen
-    parts = ConcatDataset([Subset(everything, [9, 0, -3]), everything, Subset(Subset(everything, [4, 5]), [1, 1])])
+    parts: ConcatDataset[Any] = ConcatDataset(
+        [Subset(everything, [9, 0, -3]), everything, Subset(Subset(everything, [4, 5]), [1, 1])]
+    )
     order = [9, 0, 7, *range(10), 5, 5]
     source = Source(parts)
     assert source.records == [original[n] for n in order]
-    assert list(source.rows.strata()) == [(original[n]["key"], original[n]["label"]) for n in order]  # type: ignore[misc, index]
+    assert list(source.rows.strata()) == [(original[n]["key"], original[n]["label"]) for n in order]  # type: ignore[misc]
     assert [item.values for item in source.rows.items(11)] == [original[n] for n in order[11:]]  # type: ignore[union-attr]
     assert source.rows.attrs == stored.attrs
     # The records of stores with other fields cannot be mixed, so these are packed sample by sample.

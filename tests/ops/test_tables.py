@@ -115,7 +115,7 @@ def test_labels_are_optional_only_if_stated_or_without_other_columns(tmp_path: P
         ({"label_column": "klass"}, ["image", "label"]),
         ({"columns": "image"}, ["image"]),
     ):
-        assert list(Source(file, **options).kinds) == fields  # type: ignore[arg-type]
+        assert list(Source(file, **options).kinds) == fields
     source = Source(table(tmp_path / "b.parquet", label=["cat", "dog", "cat", "dog"]), label=False)
     assert (source.kinds["label"], "classes" in source.rows.attrs) == ("str", False)
     assert [label for _, label in source.rows.strata()] == source.column("label") == ["cat", "dog", "cat", "dog"]  # type: ignore[misc]

@@ -124,9 +124,11 @@ class Part(Reference):
     def read(self) -> bytes:
         # docstring inherited
         try:
-            with open(self.path, "rb") as file:
-                status = os.fstat(file.fileno())
-                data = os.pread(file.fileno(), self.size, self.offset)
+            descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                status, data = os.fstat(descriptor), os.pread(descriptor, self.size, self.offset)
+            finally:
+                os.close(descriptor)
         except OSError as error:
             raise BadItem(f"{self.path} cannot be read: {error.strerror}") from None
         if (status.st_size, status.st_mtime_ns) != self.state[2:] or len(data) != self.size:

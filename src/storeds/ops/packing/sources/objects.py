@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
@@ -14,12 +14,12 @@ import numpy as np
 import xxhash
 
 from storeds._utils.text import byte_size
-from storeds.errors import ConfigError, RecordError
+from storeds.errors import ConfigError
 from storeds.layouts.codecs import is_image
 from storeds.ops.packing.rows import Bad, BadItem, File, Reference, Row, Rows, from_start, read_file
 from storeds.ops.packing.sources.columns import field_names
 from storeds.ops.packing.sources.paths import class_notes, is_text, show
-from storeds.ops.packing.sources.stores import store
+from storeds.ops.packing.sources.stores import rows_at, store
 from storeds.protocols import JSON, Array, Backend, Field, Record
 from storeds.records.codec import canonical_value
 from storeds.records.fields import parse_fields
@@ -177,18 +177,7 @@ def _records(leaves: Sequence[Any], places: Array) -> Rows | None:
     def read(start: int, fields: Sequence[str] | None = None) -> Iterator[Row | Bad]:
         for first in range(start, len(places), _BATCH):
             for number, run in groupby(places[first : first + _BATCH].tolist(), key=itemgetter(0)):
-                positions = [position for _, position in run]
-                for position, record in zip(positions, views[number].get_many(positions, fields), strict=True):
-                    name = f"record {position} of {views[number].url}"
-                    if isinstance(record, RecordError):
-                        yield Bad(name, record.reason or str(record))
-                    else:
-                        yield Row(name, record)
-
-    def strata() -> Iterator[tuple[str, Any]]:
-        for number, row in enumerate(read(0, [name for name in ("key", "label") if name in whole[0].fields])):
-            found = row.values if isinstance(row, Row) else {}
-            yield str(found.get("key", number)), found.get("label")
+                yield from rows_at(views[number], [position for _, position in run], fields)
 
     if len(leaves) == 1 and np.array_equal(places[:, 1], np.arange(len(views[0]))):
         return whole[0]
@@ -202,9 +191,16 @@ def _records(leaves: Sequence[Any], places: Array) -> Rows | None:
             "xxh3": xxhash.xxh3_64_hexdigest(places.tobytes()),
         },
         count=len(places),
-        strata=strata,
+        strata=lambda: _strata(read(0, [name for name in ("key", "label") if name in whole[0].fields])),
         stores=views,
     )
+
+
+def _strata(items: Iterable[Row | Bad]) -> Iterator[tuple[str, Any]]:
+    """Yield the key and the label of each item."""
+    for number, item in enumerate(items):
+        found = item.values if isinstance(item, Row) else {"key": item.name}
+        yield str(found.get("key", number)), found.get("label")
 
 
 def _samples(source: Any, fields: Sequence[str] | Mapping[str, Any] | None) -> Rows:
@@ -234,12 +230,9 @@ def _samples(source: Any, fields: Sequence[str] | Mapping[str, Any] | None) -> R
         fields=kinds,
         attrs={**({} if classes is None else {"classes": classes}), "source": {"kind": "dataset", "type": kind}},
         items=items,
-        fingerprint={
-            "kind": "dataset",
-            "count": count,
-            "xxh3": xxhash.xxh3_64_hexdigest(seen),
-        },
+        fingerprint={"kind": "dataset", "count": count, "xxh3": xxhash.xxh3_64_hexdigest(seen)},
         count=count,
+        strata=lambda: _strata(items(0)),
         columns={str(key): name for key, name in names.items()},
         notes=list(_notes(_elements(first), names, kinds)),
         stores=tuple(_stores_of(source)),

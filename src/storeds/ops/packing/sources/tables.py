@@ -115,8 +115,9 @@ class _Part:
     def features(self) -> Mapping[str, Any]:
         """What 🤗 datasets noted about the columns."""
         try:
-            return dict(json.loads(self.schema.metadata[b"huggingface"])["info"]["features"])
-        except (KeyError, ValueError, TypeError):
+            features = json.loads(self.schema.metadata[b"huggingface"])["info"]["features"]
+            return {name: noted for name, noted in features.items() if isinstance(noted, dict)}
+        except (KeyError, ValueError, TypeError, AttributeError):
             return {}
 
 
@@ -166,37 +167,6 @@ def _file(path: str) -> _Part:
     return _Part(show(path), schema, count, [os.path.basename(path), *File(path).state], batches)
 
 
-@dataclass(frozen=True)
-class _Column:
-    """A column of a table, and its field.
-
-    Parameters
-    ----------
-    field : Field
-    classes : tuple of str
-        The class names of a column of labels, if they are known.
-    is_simple : bool
-        Whether missing values make it JSON.
-    """
-
-    field: Field
-    classes: tuple[str, ...] = ()
-    is_simple: bool = False
-
-    def value(self, found: Any) -> Any:
-        """Return the value of the field for a value of the table; raises `BadItem`."""
-        kind = self.field.kind
-        if found is None and kind != "json":
-            if kind == "float":
-                return float("nan")
-            raise BadItem("is missing (null)")
-        if kind == "array":
-            found = np.asarray(found, dtype=self.field.dtype)
-        elif kind == "str" and not isinstance(found, str):
-            found = found.isoformat() if hasattr(found, "isoformat") else str(found)
-        return take(self.field, found)
-
-
 class _Table:
     """The fields and rows of a table in parts.
 
@@ -237,9 +207,11 @@ class _Table:
                 raise ConfigError(f"{where} has no column {name!r}, only {', '.join(map(repr, every))}")
         if label_column is not None and not label:
             raise ConfigError(f"label_column={label_column!r} and label=False contradict each other; leave one out")
-        found = {name: self._column(name, first) for name in chosen}
-        self.columns = {name: column for name, column in found.items() if column is not None}
-        self.images = [name for name, column in self.columns.items() if column.field.kind == "image"]
+        # The class names of ClassLabels, by column.
+        self.named = {name: feature["names"] for name, feature in first.features.items() if feature.get("names")}
+        found = {name: self._field(name, first) for name in chosen}
+        self.columns = {name: field for name, field in found.items() if field is not None}
+        self.images = [name for name, field in self.columns.items() if field.kind == "image"]
         self.label = (label_column or self._find_label()) if label else None
         roles = {self.images[0]: "image"} if len(self.images) == 1 else {}
         roles |= {self.label: "label"} if self.label is not None else {}
@@ -251,12 +223,12 @@ class _Table:
         self.classes = self._find_classes()
         self.numbers = {name: number for number, name in enumerate(self.classes)}
 
-    def _column(self, name: str, part: _Part) -> _Column | None:
+    def _field(self, name: str, part: _Part) -> Field | None:
         import pyarrow
 
         values = (value for batch in part.batches([name]) for value in batch.column(name).to_pylist())
         try:
-            return _column(
+            return _field(
                 part.schema.field(name).type, part.features.get(name, {}), filter(None, values), pyarrow.types
             )
         except ValueError as error:
@@ -266,34 +238,30 @@ class _Table:
             ) from None
 
     def _find_label(self) -> str | None:
-        others = {name: column for name, column in self.columns.items() if name not in self.images}
+        others = {name: field for name, field in self.columns.items() if name not in self.images}
         if not others:
             return None
-        named = {name.lower(): name for name in reversed(others) if others[name].field.kind in ("int", "str", "bool")}
-        likely = [name for name, column in others.items() if column.classes]
-        likely = likely or [named[name] for name in LESS_CERTAIN if name in named]
+        named = {name.lower(): name for name in reversed(others) if others[name].kind in ("int", "str", "bool")}
+        likely = [name for name in others if name in self.named] or list(filter(None, map(named.get, LESS_CERTAIN)))
         return find_label(self.where, named, likely, beside="images", others=list(others))
 
     def _add_nulls(self) -> None:
-        """Make columns JSON in which values are missing."""
-        simple = [name for name, column in self.columns.items() if column.is_simple and name != self.label]
+        """Make columns of numbers and texts JSON if values are missing. A float has NaN for them."""
+        simple = [name for name, field in self.columns.items() if field.kind in ("int", "bool", "str")]
+        simple = [name for name in simple if name != self.label and name not in self.named]
         for part in self.every if simple else ():
             for batch in part.batches(simple):
-                for name in simple:
-                    if batch.column(name).null_count:
-                        self.columns[name] = _Column(Field("json"))
+                self.columns |= {name: Field("json") for name in simple if batch.column(name).null_count}
 
     def _find_classes(self) -> list[str]:
         """Return the class names: those of a ClassLabel, or the distinct strings, sorted."""
         if self.label is None:
             return []
-        column = self.columns[self.label]
-        if column.field.kind not in ("int", "bool", "str"):
-            raise ConfigError(
-                f"{self.where}: column {self.label!r} has {column.field.kind} values; a label is an integer or a name"
-            )
-        if column.field.kind != "str":
-            return list(column.classes)
+        kind = self.columns[self.label].kind
+        if kind not in ("int", "bool", "str"):
+            raise ConfigError(f"{self.where}: column {self.label!r} has {kind} values; a label is an integer or a name")
+        if kind != "str":
+            return list(self.named.get(self.label, ()))
         return sorted({values[self.label] for _, values in self._read(0, [self.label])} - {None})
 
     def _read(self, start: int, columns: list[str]) -> Iterator[tuple[str, Record]]:
@@ -344,11 +312,11 @@ class _Table:
         for name, field in self.names.items():
             value = values[name]
             try:
-                record[field] = self._label(value) if name == self.label else self.columns[name].value(value)
+                record[field] = self._label(value) if name == self.label else _value(self.columns[name], value)
             except BadItem as error:
                 raise BadItem(f"its {name} {error}") from None
             except (TypeError, ValueError, OverflowError) as error:
-                raise BadItem(f"its {name} is not a valid {self.columns[name].field.kind}: {error}") from None
+                raise BadItem(f"its {name} is not a valid {self.columns[name].kind}: {error}") from None
             if record[field] is None and name == self.label:
                 known = counted(len(self.classes), "class", "classes")
                 valid = f"one of the {known}" if self.classes else "a valid label"
@@ -364,8 +332,7 @@ class _Table:
     def rows(self) -> Rows:
         """Return the rows."""
         fields = {
-            field: Field("int") if name == self.label else self.columns[name].field
-            for name, field in self.names.items()
+            field: Field("int") if name == self.label else self.columns[name] for name, field in self.names.items()
         }
         if len(self.parts) > 1:
             if "split" in fields:
@@ -389,8 +356,21 @@ class _Table:
         )
 
 
-def _column(kind: Any, noted: Mapping[str, Any], values: Iterator[Any], types: Any) -> _Column | None:
-    """Return the column for an Arrow type, or None for one without values; raises ValueError if no field can store it.
+def _value(field: Field, found: Any) -> Any:
+    """Return the value of a field for a value of the table; raises `BadItem`."""
+    if found is None and field.kind != "json":
+        if field.kind == "float":
+            return float("nan")
+        raise BadItem("is missing (null)")
+    if field.kind == "array":
+        found = np.asarray(found, dtype=field.dtype)
+    elif field.kind == "str" and not isinstance(found, str):
+        found = found.isoformat() if hasattr(found, "isoformat") else str(found)
+    return take(field, found)
+
+
+def _field(kind: Any, noted: Mapping[str, Any], values: Iterator[Any], types: Any) -> Field | None:
+    """Return the field for an Arrow type, or None for one without values; raises ValueError if none can store it.
 
     Parameters
     ----------
@@ -402,36 +382,33 @@ def _column(kind: Any, noted: Mapping[str, Any], values: Iterator[Any], types: A
     types : module
         ``pyarrow.types``.
     """
-    sort = str(noted.get("_type")) if isinstance(noted, Mapping) else ""
+    sort = str(noted.get("_type"))
     if types.is_dictionary(kind):
         kind = kind.value_type
     if sort in ("Audio", "Video"):
         raise ValueError(f"{sort} values")
     if re.fullmatch("Array[2-5]D", sort):
-        return _Column(_array(noted["dtype"], noted["shape"]))
+        return _array(noted["dtype"], noted["shape"])
     if types.is_null(kind):
         return None
     if _is_bytes(kind):
-        return _Column(Field("image" if is_image(next(values, b"")) else "bytes"))
-    if types.is_integer(kind):
-        return _Column(Field("int"), tuple(noted.get("names") or ()), is_simple=sort != "ClassLabel")
-    if not types.is_nested(kind):
-        name: Kind = "float" if types.is_floating(kind) else "bool" if types.is_boolean(kind) else "str"
-        return _Column(Field(name), is_simple=name != "float")
-    return _nested(kind, types)
+        return Field("image" if is_image(next(values, b"")) else "bytes")
+    if types.is_nested(kind):
+        return _nested(kind, types)
+    simple: dict[Kind, Any] = {"int": types.is_integer, "float": types.is_floating, "bool": types.is_boolean}
+    return Field(next((name for name, is_kind in simple.items() if is_kind(kind)), "str"))
 
 
-def _nested(kind: Any, types: Any) -> _Column:
+def _nested(kind: Any, types: Any) -> Field:
     inner = [kind.field(number).type for number in range(kind.num_fields)]
     if types.is_struct(kind) and {each.name for each in kind} == {"bytes", "path"} and any(map(_is_bytes, inner)):
-        return _Column(Field("image"))  # as 🤗 datasets stores it
+        return Field("image")  # as 🤗 datasets stores it
     is_list = len(inner) == 1 and not types.is_struct(kind)
     if is_list and (types.is_integer(inner[0]) or types.is_floating(inner[0]) or types.is_boolean(inner[0])):
-        length = kind.list_size if types.is_fixed_size_list(kind) else None
-        return _Column(_array(inner[0].to_pandas_dtype(), [length]))
+        return _array(inner[0].to_pandas_dtype(), [kind.list_size if types.is_fixed_size_list(kind) else None])
     if any(map(_has_bytes, inner)):
         raise ValueError("bytes or images in a list or a group")
-    return _Column(Field("json"))
+    return Field("json")
 
 
 def _is_bytes(kind: Any) -> bool:

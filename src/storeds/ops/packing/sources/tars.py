@@ -9,7 +9,7 @@ import posixpath
 import re
 import stat
 import tarfile
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO
@@ -76,7 +76,7 @@ def tar(
     names = _short_names(paths)
     where = some(names)
     index = _Index(
-        None if extensions is None else {each.lower().lstrip(".") for each in names_of(extensions)},
+        {each.lower().lstrip(".") for each in names_of(extensions)} or None,
         (label_column or "cls").lower().lstrip(".") if label else None,
         key_with_shard,
         Hidden(include=include_hidden),
@@ -85,7 +85,7 @@ def tar(
         index.add(path, name)
     if not index.samples and not index.bad:
         raise ConfigError(f"{where}: no members form a sample, such as 0001.jpg, 0001.cls")
-    counts = Counter(name for sample in index.samples.values() if "image" in sample.values for name in sample.values)
+    counts = Counter(name for sample in index.samples if "image" in sample.values for name in sample.values)
     # A member that only some samples have must not make the others bad.
     rare = [name for name in counts if name != "label" and extensions is None and 2 * counts[name] <= counts["image"]]
     needed = [name for name in ("image", "label") if name in counts]
@@ -103,10 +103,10 @@ def tar(
 
     def items() -> Iterator[Row | Bad]:
         yield from index.bad
-        for key, sample in index.samples.items():
-            name = f"{sample.shard}: {key}"
+        for sample in index.samples:
+            name = f"{sample.shard}: {sample.key}"
             fault = sample.fault or _incomplete(sample, needed, endings)
-            values = sample.values | {"key": key}
+            values = sample.values | {"key": sample.key}
             yield Bad(name, fault) if fault else Row(name, {name: values[name] for name in fields})
 
     notes = [
@@ -169,48 +169,39 @@ def _short_names(paths: list[str]) -> list[str]:
 @dataclass(slots=True)
 class _Sample:
     shard: str
+    key: str
+    fault: str | None
     values: dict[str, Part | int | None] = field(default_factory=dict)  # the label, and places of the other members
-    fault: str | None = None
 
 
+@dataclass
 class _Index:
-    """Finds the samples of tar files.
+    """Finds the samples of tar files, shard by shard. The parameters are those of `tar`."""
 
-    Parameters
-    ----------
-    extensions : set of str or None
-        Extensions to include; None for all.
-    label : str or None
-        The extension of the members with labels; None leaves ``.cls`` out.
-    key_with_shard : bool
-    hidden : Hidden
-
-    Attributes
-    ----------
-    samples : dict of str to _Sample
-        By key.
-    endings : dict of str to set of str
-        Field → the extensions found.
-    bad : list of Bad
-        Members and files that cannot be used.
-    """
-
-    def __init__(self, extensions: set[str] | None, label: str | None, key_with_shard: bool, hidden: Hidden) -> None:
-        self._extensions, self._label, self._key_with_shard, self.hidden = extensions, label, key_with_shard, hidden
-        self.samples: dict[str, _Sample] = {}
-        self.endings: dict[str, set[str]] = {}
-        self.bad: list[Bad] = []
-        self._doubled: set[tuple[str, str]] = set()
+    extensions: set[str] | None
+    label: str | None  # None leaves .cls out
+    key_with_shard: bool
+    hidden: Hidden
+    samples: list[_Sample] = field(default_factory=list)
+    endings: defaultdict[str, set[str]] = field(default_factory=lambda: defaultdict(set))  # field → extensions found
+    bad: list[Bad] = field(default_factory=list)  # members and files
+    _shards: dict[str, str] = field(default_factory=dict)  # key → the shard where it was found first
+    _here: dict[str, _Sample] = field(default_factory=dict)  # the samples of this shard by key
 
     def add(self, path: str, shard: str) -> None:
         """Index the file at `path`, called `shard` in messages."""
+        self._here.clear()
         try:
             with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb", buffering=0) as file:
                 status = os.fstat(file.fileno())
                 if not stat.S_ISREG(status.st_mode):
                     raise BadItem("is not a regular file")
                 for member in _members(file, status.st_size):
-                    self._add_member(member, path, shard, file, status)
+                    if member.isdir() or self.hidden.skips_path(member.name):
+                        continue
+                    fault = self._add_member(member, path, shard, file, status)
+                    if fault is not None:
+                        self.bad.append(Bad(f"{shard}: {show(member.name)}", fault))
         except BadItem as error:
             self.bad.append(Bad(shard, str(error)))
         except OSError as error:
@@ -218,53 +209,48 @@ class _Index:
 
     def _add_member(
         self, member: tarfile.TarInfo, path: str, shard: str, file: BinaryIO, status: os.stat_result
-    ) -> None:
-        if member.isdir() or self.hidden.skips_path(member.name):
-            return
+    ) -> str | None:
+        """Add a member to its sample; return why it cannot be used, or None."""
         folder, base = posixpath.split(posixpath.normpath(member.name))
         stem, _, ending = base.partition(".")
         ending = ending.lower()
-        fault = _fault(member, stem, ending)
-        if fault is not None:
-            self.bad.append(Bad(f"{shard}: {show(member.name)}", fault))
-            return
-        if (self._extensions is not None and ending not in self._extensions) or (
-            self._label is None and ending == "cls"
-        ):
-            return
+        if not member.isreg() or member.issparse():
+            return "is a link, a device or a sparse file; only regular files are packed"
+        if member.name.startswith("/") or ".." in member.name.split("/"):
+            return "its name is absolute or leads out of the archive"
+        if not stem or not ending:
+            return "its name has no extension such as 0001.jpg, so it belongs to no sample"
+        if (fault := path_fault(member.name)) is not None:
+            return fault
+        if (self.extensions is not None and ending not in self.extensions) or (self.label is None and ending == "cls"):
+            return None
         sample = self._sample(posixpath.join(folder, stem), shard)
-        if sample is None:
-            return
-        name = "label" if ending == self._label else _field_name(ending)
+        name = "label" if ending == self.label else _field_name(ending)
         if name in sample.values:
-            fault = f"is the second member of its sample for the field {name}"
-            self.bad.append(Bad(f"{shard}: {show(member.name)}", fault))
-            return
-        self.endings.setdefault(name, set()).add(ending)
+            return f"is the second member of its sample for the field {name}"
+        self.endings[name].add(ending)
         if name != "label":
             sample.values[name] = Part(path, member.offset_data, member.size, status)
-            return
-        text = (
-            os.pread(file.fileno(), min(member.size, 64), member.offset_data)
-            .decode("utf-8", "backslashreplace")
-            .strip()
-        )
+            return None
+        blob = os.pread(file.fileno(), min(member.size, 64), member.offset_data)
+        text = blob.decode("utf-8", "backslashreplace").strip()
         sample.values[name] = int(text) if is_int(text) else None
         if not is_int(text):
             sample.fault = f"its .{ending} contains {text[:40]!r}; expected an integer"
-
-    def _sample(self, key: str, shard: str) -> _Sample | None:
-        """Return the sample `key`, new if there is none yet; None if another shard has it."""
-        if self._key_with_shard:
-            key = f"{shard.removesuffix('.tar')}/{key}"
-        sample = self.samples.setdefault(key, _Sample(shard))
-        if sample.shard == shard:
-            return sample
-        if (shard, key) not in self._doubled:
-            self._doubled.add((shard, key))
-            reason = f"its key is already in {sample.shard}; pass key_with_shard=True (--option key_with_shard=true)"
-            self.bad.append(Bad(f"{shard}: {key}", f"{reason} to pack both"))
         return None
+
+    def _sample(self, key: str, shard: str) -> _Sample:
+        """Return the sample `key`, new if there is none yet."""
+        if self.key_with_shard:
+            key = f"{shard.removesuffix('.tar')}/{key}"
+        if key not in self._here:
+            first = self._shards.setdefault(key, shard)
+            fault = (
+                f"its key is already in {first}; pass key_with_shard=True (--option key_with_shard=true) to pack both"
+            )
+            self._here[key] = _Sample(shard, key, None if first == shard else fault)
+            self.samples.append(self._here[key])
+        return self._here[key]
 
 
 def _members(file: BinaryIO, size: int) -> Iterator[tarfile.TarInfo]:
@@ -295,17 +281,6 @@ def _members(file: BinaryIO, size: int) -> Iterator[tarfile.TarInfo]:
             f"is damaged, cut short or not a tar file: no valid member at byte {at:,} ({error}); only members before "
             "that are used"
         ) from None
-
-
-def _fault(member: tarfile.TarInfo, stem: str, ending: str) -> str | None:
-    """Return why a member cannot be used, or None."""
-    if not member.isreg() or member.issparse():
-        return "is a link, a device or a sparse file; only regular files are packed"
-    if member.name.startswith("/") or ".." in member.name.split("/"):
-        return "its name is absolute or leads out of the archive"
-    if not stem or not ending:
-        return "its name has no extension such as 0001.jpg, so it belongs to no sample"
-    return path_fault(member.name)
 
 
 def _field_name(ending: str) -> str:
