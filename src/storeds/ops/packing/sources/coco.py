@@ -323,7 +323,6 @@ class _Listing:
         self._keys: set[str] = {"bbox", "category_id"} if index else set()
         self._ids: set[Any] = set()
         self._most_points = max(points.values(), default=0)
-        self._first_points = 0
 
     def layout(self) -> CocoLayout:
         """Return the fields that the good annotations need."""
@@ -382,6 +381,7 @@ class _Listing:
         else:
             self._keys.update(("bbox", "category_id"))
             self._keys.update(key for key in _KEYS if annotation.get(key) is not None)
+            self._most_points = max(self._most_points, len(annotation.get("keypoints") or ()) // 3)
         image.rows.append(raw)
 
     def _annotation_fault(self, annotation: Any, image: _Image | None) -> str | None:
@@ -404,28 +404,14 @@ class _Listing:
         if area is not None and type(area) is not int and not is_number(area):
             return f"its area is not a number: {repr(area)[:60]}"
         try:
-            _check_shapes(annotation, _listed_size(image.entry))
-            self._count_points(annotation.get("keypoints"), category)
+            _check_shapes(annotation, _listed_size(image.entry), self._points.get(category))
         except (ValueError, OverflowError) as error:
             return str(error).replace(", row 0:", ":", 1)
         return None
 
-    def _count_points(self, points: Any, category: Any) -> None:
-        """Raise ValueError if keypoints are not as many as their category has, or as the first of those without names."""
-        if points is None:
-            return
-        expected = self._points.get(category) or self._first_points or len(points) // 3
-        if len(points) != 3 * expected or not points:
-            raise ValueError(
-                f"its keypoints have a wrong length: {len(points)} numbers, not x, y and visibility of {expected} points"
-            )
-        if category not in self._points:
-            self._first_points = expected
-        self._most_points = max(self._most_points, expected)
 
-
-def _check_shapes(annotation: Mapping[str, Any], size: tuple[int, int] | None) -> None:
-    """Raise ValueError if the mask, the box or the keypoints of an annotation cannot be stored."""
+def _check_shapes(annotation: Mapping[str, Any], size: tuple[int, int] | None, named: int | None) -> None:
+    """Raise ValueError for a mask, a box or keypoints that cannot be stored; `named` is the number of points if it is known."""
     mask, box, points = annotation.get("segmentation"), annotation.get("bbox"), annotation.get("keypoints")
     if mask is not None:
         check_coco_masks("segmentation", [mask], size)
@@ -434,9 +420,10 @@ def _check_shapes(annotation: Mapping[str, Any], size: tuple[int, int] | None) -
     if box is not None and not _is_inside(box, size or (LARGEST, LARGEST)):
         check_boxes("bbox", [box], _BOX, size)
     if points is not None:
-        if not isinstance(points, list):
-            raise ValueError("its keypoints are not a list of numbers x, y, visibility, …")
-        check_keypoints("keypoints", [points[at : at + 3] for at in range(0, len(points) // 3 * 3, 3)])
+        if not isinstance(points, list) or not points or len(points) != 3 * (named or len(points) // 3):
+            count = f" of {named} points" if named else ""
+            raise ValueError(f"its keypoints are not a list of x, y and visibility{count}: {repr(points)[:60]}")
+        check_keypoints("keypoints", [points[at : at + 3] for at in range(0, len(points), 3)])
 
 
 def _is_inside(box: Any, size: tuple[float, float]) -> bool:

@@ -338,12 +338,9 @@ class _Listing:
                     self._twice[splits[each], split] += 1
                 else:
                     splits[each] = split
-        by_labels: dict[str, list[str]] = {}
-        for key in splits:
-            by_labels.setdefault(labels_of(key), []).append(key)
         for key, split in splits.items():
-            self._add(key, split, [other for other in by_labels[labels_of(key)] if other != key])
-        self._add_lone_labels(by_labels)
+            self._add(key, split)
+        self._add_lone_labels(set(map(labels_of, splits)))
         if self.images and not any(has_labels for *_, has_labels in self.images):
             key = self.images[0][0]
             raise ConfigError(
@@ -388,34 +385,28 @@ class _Listing:
             if written and (fault or not self._walk.hidden.skips_path(key)):
                 yield Bad(f"{relative} line {number} ({show(written)})", fault) if fault else key
 
-    def _add(self, key: str, split: str, same: list[str]) -> None:
-        """Add an image; `same` are others with its label file."""
+    def _add(self, key: str, split: str) -> None:
         labels = labels_of(key)
         # A broken link is no missing file: reading it reports why.
         has_labels = os.path.lexists(os.path.join(self._root.path, labels))
         fault = self._root.path_fault(labels) if has_labels else None
-        if same:
-            self.bad.append(
-                Bad(key, f"another image has the same label file: {some(sorted(same))} ({labels}); rename one")
-            )
-        elif fault is not None:
-            self.bad.append(Bad(key, f"its label file {labels}: {fault}"))
-        else:
+        if fault is None:
             self.images.append((key, split, has_labels))
+        else:
+            self.bad.append(Bad(key, f"its label file {labels}: {fault}"))
 
-    def _add_lone_labels(self, by_labels: Mapping[str, list[str]]) -> None:
+    def _add_lone_labels(self, known: set[str]) -> None:
         """Report label files without an image, in the folders that belong to folders of images."""
         walk = Walk(self._root, (".txt",))
         for folder in self._folders:
-            if not os.path.isdir(os.path.join(self._root.path, folder)):
-                continue
-            for each in walk.files(folder):
+            found = walk.files(folder) if os.path.isdir(os.path.join(self._root.path, folder)) else ()
+            for each in found:
                 if isinstance(each, Bad):
                     self.bad.append(each)
-                elif each[0] not in by_labels and not _OTHER_TEXT.fullmatch(posixpath.basename(each[0])):
-                    before, _, after = f"/{posixpath.splitext(each[0])[0]}".rpartition("/labels/")
-                    image = f"{before}/images/{after}"[1:] if before or _ else after
-                    self.bad.append(Bad(each[0], f"no image has this label file ({image}.* with a label file in .txt)"))
+                elif each[0] not in known and not _OTHER_TEXT.fullmatch(posixpath.basename(each[0])):
+                    self.bad.append(
+                        Bad(each[0], "no image has this label file: the names differ in more than .jpg and .txt")
+                    )
 
     def task(self) -> _Task:
         """Return what the first line of all label files describes."""
@@ -499,22 +490,17 @@ class _LabelFile:
     def _row(self, texts: Sequence[str]) -> tuple[float, ...]:
         """Return the numbers of one line; raises `BadItem`."""
         points, values = self.keypoints or (0, 0)
-        if self.task == "polygons" and (len(texts) < 7 or len(texts) % 2 == 0):
-            raise BadItem(
-                f"a line has {len(texts)} values; the first line of the data set is a polygon, of a class and three or more "
-                "points x y"
-            )
-        if self.task == "boxes" and len(texts) != 5:
-            hint = ", the last perhaps a confidence" if len(texts) == 6 else ""
-            raise BadItem(
-                f"a line has {len(texts)} values{hint}; the first line of the data set is a box, of 5: class, x, y, width, "
-                "height"
-            )
-        if self.task == "keypoints" and len(texts) != 5 + points * values:
-            raise BadItem(
-                f"a line has {len(texts)} values; kpt_shape asks for {5 + points * values}: class, x, y, width, height, and "
-                f"{values} for each of {points} keypoints"
-            )
+        if self.task == "polygons":
+            is_wrong = len(texts) < 7 or len(texts) % 2 == 0
+            what = "the first line of the data set is a polygon, of a class and three or more points x y"
+        elif self.task == "boxes":
+            is_wrong = len(texts) != 5
+            what = "the first line of the data set is a box, of 5: class, x, y, width, height"
+        else:
+            is_wrong = len(texts) != 5 + points * values
+            what = f"kpt_shape asks for a box of 5, and {values} for each of {points} keypoints"
+        if is_wrong:
+            raise BadItem(f"a line has {len(texts)} values; {what}")
         try:
             row = tuple(map(float, texts))
         except ValueError as error:
