@@ -237,8 +237,8 @@ _SOURCES = (
     ("dataset", "adapter:dataset", ""),
     ("store", "stores:store", ""),
     ("exported", "adapter:exported", ""),
-    ("videos", "adapter:videos", "av"),
-    ("frames", "adapter:frames", ""),
+    ("videos", "videos:videos", ""),
+    ("frames", "videos:frames", ""),
 )
 BACKENDS = Registry("backend", "storeds.backends", _built_in("backends", _BACKENDS))
 LAYOUTS = Registry("layout", "storeds.layouts", _built_in("layouts", _LAYOUTS))

@@ -78,20 +78,16 @@ def __getattr__(name: str) -> Callable[..., Rows]:
     from storeds.ops.packing.sources.originals import dataset_source
     from storeds.ops.packing.sources.tables import TableSource
     from storeds.ops.packing.sources.tars import TarSource
-    from storeds.ops.packing.sources.videos import FrameFolderSource, VideoSource
     from storeds.ops.packing.sources.yolo import YoloSource
 
-    return _wrap(
-        {
-            "coco": CocoSource,
-            "exported": ExportedSource,
-            "csv": partial(ManifestSource, format="csv"),
-            "jsonl": partial(ManifestSource, format="jsonl"),
-            "dataset": dataset_source,
-            "table": TableSource,
-            "tar": TarSource,
-            "frames": FrameFolderSource,
-            "videos": VideoSource,
-            "yolo": YoloSource,
-        }[name]
-    )
+    targets: dict[str, Callable[..., Any]] = {
+        "coco": CocoSource,
+        "exported": ExportedSource,
+        "csv": partial(ManifestSource, format="csv"),
+        "jsonl": partial(ManifestSource, format="jsonl"),
+        "dataset": dataset_source,
+        "table": TableSource,
+        "tar": TarSource,
+        "yolo": YoloSource,
+    }
+    return _wrap(targets[name])
