@@ -185,12 +185,13 @@ def test_unreadable_and_cut_videos_are_reported(tmp_path: Path) -> None:
     (tmp_path / "videos/cut.mkv").write_bytes(whole[: len(whole) // 2])
     (tmp_path / "videos/text.mp4").write_text("no video")
     (tmp_path / "videos/empty.avi").touch()
-    header = clip_file(tmp_path / "head.mp4", options={"movflags": "faststart"}).read_bytes()
-    (tmp_path / "videos/head.mp4").write_bytes(header[:100])
+    moved = clip_file(tmp_path / "whole.mp4").read_bytes()
+    (tmp_path / "videos/head.mp4").write_bytes(moved[: len(moved) * 2 // 3])  # without the index at its end
+    os.mkfifo(tmp_path / "videos/pipe.mp4")
     url = f"hdf5://{tmp_path}/videos.h5"
     with pytest.raises(errors.RecordError, match="cannot be read as a video") as caught:
         pack(tmp_path / "videos", url)
-    for name in ("cut.mkv: is cut short", "text.mp4: ", "empty.avi: ", "head.mp4: "):
+    for name in ("cut.mkv: is cut short", "text.mp4: ", "empty.avi: ", "head.mp4: ", "pipe.mp4: is no regular file"):
         assert name in str(caught.value)
     pack(tmp_path / "videos", url, on_bad="skip")
     with open_backend(url) as backend:

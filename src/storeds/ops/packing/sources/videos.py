@@ -336,6 +336,8 @@ def _list_frames(key: str, file: File, fps: Fraction | None) -> tuple[_Video, in
     With `fps`, it has the frame shown at each multiple of ``1 / fps`` seconds, but none twice.
     """
     av = _import_av()
+    if not os.path.isfile(file.path):  # opening a FIFO would block
+        raise BadItem("is no regular file")
     try:
         with av.open(file.path) as container:
             stream = _video_of(container)
