@@ -217,6 +217,15 @@ def test_frames_affected_by_damage_are_skipped(tmp_path: Path) -> None:
     assert all(record == whole[record["frame"]] for record in records)
 
 
+def test_metadata_that_are_not_utf8_are_no_error(tmp_path: Path) -> None:
+    path = clip_file(tmp_path / "a.mp4")
+    blob = path.read_bytes()
+    assert b"Lavf" in blob  # the program that wrote it
+    path.write_bytes(blob.replace(b"Lavf", b"L\xe9vf"))
+    records, bad = read_all(path)
+    assert (len(records), bad) == (FRAMES, {})
+
+
 # Whole files in a store
 
 

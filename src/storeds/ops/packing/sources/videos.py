@@ -339,7 +339,7 @@ def _list_frames(key: str, file: File, fps: Fraction | None) -> tuple[_Video, in
     if not os.path.isfile(file.path):  # opening a FIFO would block
         raise BadItem("is no regular file")
     try:
-        with av.open(file.path) as container:
+        with av.open(file.path, metadata_errors="replace") as container:
             stream = _video_of(container)
             packets = [packet for packet in container.demux(stream) if packet.size]
             shown = [packet.pts for packet in packets if not packet.is_discard]
@@ -377,11 +377,12 @@ def _promised(stream: av.video.stream.VideoStream, shown: list[int | None]) -> i
 
 
 def _video_of(container: av.container.InputContainer) -> av.video.stream.VideoStream:
-    """Return the first video stream that is not a cover picture."""
+    """Return the first video stream that can be decoded and is not a cover picture."""
     for stream in container.streams.video:
-        if "attached_pic" not in str(getattr(stream, "disposition", "")):
+        if stream.codec_context is not None and "attached_pic" not in str(getattr(stream, "disposition", "")):
             return stream
-    raise BadItem("contains no video, only " + (", ".join({stream.type for stream in container.streams}) or "nothing"))
+    found = ", ".join(sorted({stream.type for stream in container.streams})) or "nothing"
+    raise BadItem(f"contains no video that can be decoded; its streams are {found}")
 
 
 def _decode(
@@ -390,7 +391,7 @@ def _decode(
     """Yield each frame of a file, after going to the key frame before the mark `seek`; packets that fail go to `faults`."""
     av = _import_av()
     place, is_damaged = 0, False
-    with av.open(path) as container:
+    with av.open(path, metadata_errors="replace") as container:
         stream = _video_of(container)
         stream.thread_type = "AUTO"
         # By default the decoder fills damaged frames with guesses and reports nothing.
