@@ -237,8 +237,8 @@ _SOURCES = (
     ("dataset", "objects:dataset", ""),
     ("store", "stores:store", ""),
     ("exported", "exported:exported", ""),
-    ("videos", "adapter:videos", "av"),
-    ("frames", "adapter:frames", ""),
+    ("videos", "videos:videos", ""),
+    ("frames", "videos:frames", ""),
 )
 BACKENDS = Registry("backend", "storeds.backends", _built_in("backends", _BACKENDS))
 LAYOUTS = Registry("layout", "storeds.layouts", _built_in("layouts", _LAYOUTS))

@@ -187,7 +187,8 @@ class Rows:
     count : int, optional
         The number of items, if there is a fingerprint.
     strata : callable, optional
-        Yields the key and the label of each item, without reading blobs, for sources whose items are expensive.
+        Yields the key and the label of each item, None for a bad one, without reading blobs, for sources whose items are
+        expensive.
     columns : mapping
         For a list or a table: each column and its field, or None for a column that is left out.
     notes : list of str
@@ -204,7 +205,7 @@ class Rows:
     finish: Callable[[Record], Record] | None = None
     fingerprint: JSON = None
     count: int | None = None
-    strata: Callable[[], Iterable[tuple[str, Any]]] | None = None
+    strata: Callable[[], Iterable[tuple[str, Any] | None]] | None = None
     columns: Mapping[str, str | None] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     stores: Sequence[Backend] = ()

@@ -16,6 +16,7 @@ from storeds.ops.packing.rows import Bad, File
 
 __all__ = [
     "IMAGE_SUFFIXES",
+    "VIDEO_SUFFIXES",
     "Hidden",
     "Root",
     "Walk",
@@ -31,6 +32,8 @@ __all__ = [
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 """The suffixes of torchvision's ImageFolder, in lower case."""
+
+VIDEO_SUFFIXES = (".mp4", ".m4v", ".mov", ".avi", ".mkv", ".webm", ".mpg", ".mpeg", ".wmv", ".flv")
 
 _MAX_PATHS = 64  # to one folder: links can give exponentially many paths without forming a loop
 _ALLOW = "pass allow_outside=True (--option allow_outside=true) to read it anyway"
