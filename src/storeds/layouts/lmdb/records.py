@@ -13,7 +13,7 @@ import numpy as np
 
 from storeds.backends.base import bounded
 from storeds.layouts.codecs import CODECS, CodecError, is_image, parse_datum, sniff
-from storeds.layouts.infer import WHOLE, coerce, form_of, kind_of, merge, part_of
+from storeds.layouts.infer import WHOLE, coerce, field_of, form_of, part_of
 from storeds.layouts.lmdb.entries import beginning_of
 from storeds.layouts.lmdb.environment import LmdbReader, key_text
 from storeds.layouts.names import Names, pack_names
@@ -280,7 +280,7 @@ def value_at(name: str, declared: Field | None, place: Place, samples: Sequence[
             continue  # reading it gives a RecordError
     if declared is None:
         try:
-            declared = merge([kind_of(content) for content in contents], any_shape=True)
+            declared = field_of(contents, any_shape=True)
         except ValueError:
             if codec != "json":
                 raise

@@ -17,7 +17,7 @@ from storeds._utils.text import counted
 from storeds.backends.base import BackendOptions
 from storeds.errors import ConfigError, FormatError, StoreNotFoundError
 from storeds.layouts.mongodb.backend import IDS, MongodbLayout, batches, key_of, listed
-from storeds.layouts.mongodb.documents import Column, infer, pick
+from storeds.layouts.mongodb.documents import Column, column_at, pick
 from storeds.layouts.names import pack_names
 from storeds.protocols import Array, Field, Record
 from storeds.records.columns import column_of
@@ -85,8 +85,7 @@ def label_column(labels: Sequence[Any], where: str) -> tuple[Field, list[bytes]]
         One is outside the int64 range, or no valid text.
     """
     known = [label for label in labels if label is not None]
-    field, as_text = (Field("json"), False) if len(known) < len(labels) or not known else infer(known)
-    column = Column("label", field, as_text)
+    column = column_at("label", known) if known and len(known) == len(labels) else Column("label", Field("json"))
     packed = []
     for label in labels:
         try:
@@ -94,7 +93,7 @@ def label_column(labels: Sequence[Any], where: str) -> tuple[Field, list[bytes]]
             packed.append(json.dumps(value.tolist() if isinstance(value, np.ndarray) else value).encode())
         except (ValueError, UnicodeEncodeError) as error:
             raise ConfigError(f"{where}: the label {label!r} cannot be read: {error}") from None
-    return field, packed
+    return column.field, packed
 
 
 def label_of(field: Field, packed: bytes) -> Any:
