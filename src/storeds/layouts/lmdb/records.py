@@ -113,8 +113,6 @@ class Plan:
         The texts of the name ``label``.
     frames : int or str, optional
         The part of a value that is the list of frames, for records that are its elements.
-    as_hex : bool
-        Show keys in hexadecimal digits.
     """
 
     layout: str
@@ -129,7 +127,6 @@ class Plan:
     names: tuple[tuple[str, Field], ...] = ()
     classes: tuple[str, ...] = ()
     frames: Any = None
-    as_hex: bool = False
 
     @property
     def fields(self) -> dict[str, Field]:
@@ -181,12 +178,11 @@ def key_index(reader: LmdbReader, plan: Plan, listed: Callable[[], Iterable[byte
     if names:
         keys, match = list(keys), matcher(plan.leading)
         matches = [found for key in keys if (found := match.fullmatch(key))]
-        texts = {name: {found[name].decode() for found in matches} for name in names}
+        texts = {name: {key_text(found[name]) for found in matches} for name in names}
         facts["classes"] = [*sorted(texts.get("label", ()), key=str.encode)]
         facts["kinds"] = {
             name: "int" if name == "label" or all(map(str.isdigit, found)) else "str" for name, found in texts.items()
         }
-    keys = _noting_bytes(keys, facts)
     if not plan.pattern.has_rows:
         if not plan.is_all:
             facts["unread"] = [*unmatched(reader, plan)]
@@ -232,15 +228,6 @@ def _matching(reader: LmdbReader, plan: Plan) -> list[bytes]:
         if all(texts[at].isdigit() for texts in found.values()):
             found = {key: (*texts[:at], int(texts[at]), *texts[at + 1 :]) for key, texts in found.items()}
     return sorted(found, key=lambda key: (found[key], key))
-
-
-def _noting_bytes(keys: Iterable[bytes], facts: dict[str, JSON]) -> Iterator[bytes]:
-    """Yield keys; add the first one that is not text to `facts`, in hexadecimal digits."""
-    for chunk in _chunks(keys):
-        if not b"".join(chunk).isascii() and "not_text" not in facts:
-            wrong = next((key for key in chunk if key_text(key).encode() != key), None)
-            facts |= {} if wrong is None else {"not_text": wrong[:40].hex()}
-        yield from chunk
 
 
 def unmatched(reader: LmdbReader, plan: Plan) -> list[str]:
@@ -395,8 +382,7 @@ class Records:
         """Return the key of a record as text."""
         if not self.plan.key:
             return key_text(key)
-        text = self._texts(key)[self.plan.pattern.names.index(KEY)]
-        return text.hex() if self.plan.as_hex else text.decode()
+        return key_text(self._texts(key)[self.plan.pattern.names.index(KEY)])
 
     def entry(self, place: Template, key: bytes) -> bytes:
         """Return the key of an entry at a place, of the record with this key."""
@@ -475,7 +461,7 @@ class Records:
         texts = dict(zip(self.plan.pattern.names, self._texts(key), strict=True))
         found: dict[str, Any] = {}
         for name, declared in self.plan.names:
-            text = texts[name].decode()
+            text = key_text(texts[name])
             found[name] = self._labels[text] if name == "label" else int(text) if declared.kind == "int" else text
         return found
 
