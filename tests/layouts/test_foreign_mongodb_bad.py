@@ -374,20 +374,23 @@ def test_labels_of_files_may_be_of_any_type(database: Any, mongodb_database: str
 def test_labels_that_cannot_be_joined(database: Any, mongodb_database: str) -> None:
     bucket = gridfs.GridFSBucket(database)
     ids = [bucket.upload_from_stream(f"{n}.jpg", IMAGES[n]) for n in range(3)]
-    database.both.insert_many({"id": ids[n], "name": f"{n}.jpg", "label": n} for n in range(3))
+    database.once.insert_many({"id": ids[n], "name": f"{n}.jpg", "label": n} for n in range(3))
     database.twice.insert_many({"name": f"{n % 3}.jpg", "label": n} for n in range(4))
     database.others.insert_many({"name": f"{n}.png", "label": n} for n in range(3))
     url = with_path(mongodb_database, "fs")
-    for labels, why in {
-        "both.label": "several fields do, choose one: labels_on='id', labels_on='name'",
-        "twice.label": "several documents of 'twice' have a label for the file '0.jpg': 0 and 3",
-        "others.label": "none of its fields .* has the name or the id of a file in all of 3 documents; labels_on=",
-        "both.class": "no document of 'both' has the field 'class' \\(labels\\); the fields",
-        "other.label": "names no collection and a field in it.*did you mean 'others'",
-    }.items():
+    name = {"labels_on": "name"}
+    cases: list[tuple[dict[str, str], str]] = [
+        ({"labels": "once.label"}, "needs labels_on=, the field of 'once' .* the fields '_id', 'id', 'name', 'label'"),
+        ({"labels": "twice.label", **name}, "several documents of 'twice' .* file '0.jpg': 0 and 3"),
+        ({"labels": "others.label", **name}, "3 of 3 files have no label in 'others.label'"),
+        ({"labels": "once.class", **name}, r"no document of 'once' has the field 'class' \(labels\); the fields"),
+        ({"labels": "once.label", "labels_on": "file"}, r"the field 'file' \(labels_on\)"),
+        ({"labels": "other.label", **name}, "names no collection and a field in it.*did you mean 'others'"),
+    ]
+    for options, why in cases:
         with pytest.raises(errors.StoredsError, match=why):
-            GridfsLayout(url, labels=labels, labels_on="name" if labels == "both.class" else None)
-    with GridfsLayout(url, labels="both.label", labels_on="id") as backend:
+            GridfsLayout(url, **options)
+    with GridfsLayout(url, labels="once.label", labels_on="id") as backend:
         assert backend.column("label").tolist() == [0, 1, 2]
 
 

@@ -360,13 +360,6 @@ def _text(value: bytes | memoryview) -> str:
         raise CodecError(f"its text is damaged: {error}") from None
 
 
-def _base64_image(value: bytes | memoryview) -> bytes:
-    found = image_of_text(_text(value))
-    if found is None:
-        raise CodecError("it is not a base64 image")
-    return found
-
-
 _MOST_ITEM = 1 << 16  # bytes
 _ARRAY = "__ndarray__"  # ase's key for an array in JSON: shape, dtype and numbers
 
@@ -402,35 +395,20 @@ def is_pickle(value: bytes | memoryview) -> bool:
     return len(value) > 2 and value[0] == 0x80 and 2 <= value[1] <= 5 and value[-1] == 0x2E
 
 
-def _checked(what: str, test: Callable[[bytes | memoryview], bool]) -> Callable[[bytes | memoryview], bytes]:
-    def decode(value: bytes | memoryview) -> bytes:
-        if not test(value):
-            raise CodecError(f"it does not begin like {what}")
-        return bytes(value)
-
-    return decode
-
-
 CODECS: Final[Mapping[str, Callable[[bytes | memoryview], Any]]] = MappingProxyType(
     {
-        "base64": _base64_image,
         "bytes": bytes,
         "datum": _datum,
-        "gzip": decompress,
-        "image": _checked("an image", is_image),
         "json": decode_document,
-        "lz4": decompress,
         "msgpack": lambda value: decode_msgpack(decompress(value)),
         "npy": decode_npy,
         "npz": decode_npz,
         "pickle": unpickle,
         "tensorpack": decode_tensorpack,
         "text": _text,
-        "video": _checked("a video", is_video),
-        "zlib": decompress,
     }
 )
-"""Codecs by name. Each raises CodecError; lz4 may raise MissingDependencyError too."""
+"""Codecs by name. Each raises CodecError, or MissingDependencyError for values in lz4."""
 
 
 def sniff(value: bytes | memoryview) -> str | None:
