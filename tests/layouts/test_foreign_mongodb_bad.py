@@ -62,12 +62,12 @@ def test_names_with_several_documents_are_listed(
     ("text", "message"),
     [
         ('{"path_list": ["a", "b", "c"], "label_list": [1]}', "path_list has 3 names and label_list 1 labels"),
-        ('{"path_list": ["a"], "labels": [1]}', "label_list is not a list.*'path_list', 'labels'"),
-        ('{"path_list": ["a", 5], "label_list": [1, 2]}', "entry 1 of path_list is not text: 5"),
-        ('{"path_list": ["\\ud800"], "label_list": [1]}', "entry 0 of path_list is not text"),
-        ('{"path_list": [], "label_list": []}', "is empty"),
-        ('["a"]', "found a list"),
-        ('{"path_list"', "cannot be read as JSON"),
+        ('{"path_list": ["a"], "labels": [1]}', "missing required field `label_list`"),
+        ('{"path_list": ["a", 5], "label_list": [1, 2]}', r"Expected `str`, got `int` - at `\$\.path_list\[1\]`"),
+        ('{"path_list": ["\\ud800"], "label_list": [1]}', "expected a JSON object"),
+        ('{"path_list": [], "label_list": []}', "of length >= 1"),
+        ('["a"]', "got `array`"),
+        ('{"path_list"', "truncated"),
     ],
 )
 def test_a_malformed_index_raises_config_error(

@@ -58,7 +58,7 @@ class ForeignOptions(BackendOptions):
     mask : str, optional
         A filter key, as robomimic calls it: the dataset of the group ``mask`` that lists the demonstrations to read.
     allow_outside : bool
-        Follow links, external storage and virtual datasets that leave the folder of the store.
+        Follow links and virtual datasets that leave the folder of the store.
     """
 
     locking: Literal["auto", "true", "false", "best-effort"] = "auto"
@@ -260,9 +260,11 @@ class Hdf5Files:
                     "`pip install hdf5plugin` and `import hdf5plugin` first, or convert the file with h5repack"
                 )
             self._check_type(found)
-            for name, _, _ in found.external or ():
-                folder = os.path.dirname(found.file.filename)
-                self.resolve(name, folder, f"the external storage of dataset {found.name}")
+            if found.external:
+                raise FormatError(
+                    f"{self.url}: dataset {found.name} lies in external files such as {found.external[0][0]!r}; gather them with "
+                    "h5repack"
+                )
             if found.is_virtual:
                 self._check_virtual(found, links)
         return found

@@ -7,8 +7,10 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
+import msgspec
 import numpy as np
 import xxhash
 from pydantic import BeforeValidator
@@ -25,9 +27,13 @@ from storeds.records.columns import column_of
 __all__ = ["LABELS", "NAMES", "NamedLayout", "NamedOptions", "label_column", "label_of"]
 
 
-_PATH_LIST, _LABEL_LIST = "path_list", "label_list"
 NAMES, LABELS = "names", "labels"
 """The names of lists beside that of ids."""
+
+
+class _NameIndex(msgspec.Struct):
+    path_list: Annotated[list[str], msgspec.Meta(min_length=1)]
+    label_list: list[Any]
 
 
 def _read_name_index(path: str) -> tuple[list[bytes], list[Any]]:
@@ -41,39 +47,19 @@ def _read_name_index(path: str) -> tuple[list[bytes], list[Any]]:
         It is not a JSON object with equally long ``path_list`` and ``label_list``, or a name is not text.
     """
     try:
-        with open(path, "rb") as file:
-            found = json.load(file)
+        found = msgspec.json.decode(Path(path).read_bytes(), type=_NameIndex)
+        names = [name.encode() for name in found.path_list]
     except FileNotFoundError:
         raise StoreNotFoundError(f"no index at {path} (from {os.getcwd()})") from None
     except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"index {path} cannot be read as JSON: {error}") from None
-    if not isinstance(found, dict):
         raise ConfigError(
-            f"index {path}: expected an object with {_PATH_LIST} and {_LABEL_LIST}, found a {type(found).__name__}"
-        )
-    for key in (_PATH_LIST, _LABEL_LIST):
-        if not isinstance(found.get(key), list):
-            has = ", ".join(map(repr, list(found)[:10])) or "nothing"
-            raise ConfigError(
-                f"index {path}: expected the lists {_PATH_LIST} and {_LABEL_LIST}; {key} is not a list (the keys are {has})"
-            )
-    names, labels = found[_PATH_LIST], found[_LABEL_LIST]
-    if len(names) != len(labels):
+            f"index {path}: expected a JSON object with the lists path_list, of texts, and label_list: {error}"
+        ) from None
+    if len(names) != len(found.label_list):
         raise ConfigError(
-            f"index {path}: {_PATH_LIST} has {len(names)} names and {_LABEL_LIST} {len(labels)} labels; each name needs one label"
+            f"index {path}: path_list has {len(names)} names and label_list {len(found.label_list)} labels; each name needs one label"
         )
-    if not names:
-        raise ConfigError(f"index {path}: {_PATH_LIST} is empty")
-    return [_encoded(name, at, path) for at, name in enumerate(names)], labels
-
-
-def _encoded(name: Any, at: int, path: str) -> bytes:
-    try:
-        if isinstance(name, str):
-            return name.encode()
-    except UnicodeEncodeError:
-        pass
-    raise ConfigError(f"index {path}: entry {at} of {_PATH_LIST} is not text: {name!r}")
+    return names, found.label_list
 
 
 def label_column(labels: Sequence[Any], where: str) -> tuple[Field, list[bytes]]:
