@@ -22,7 +22,7 @@ from storeds.layouts.infer import WHOLE
 from storeds.layouts.lmdb.entries import KEYS, LEN, Entries
 from storeds.layouts.lmdb.environment import DATA, LmdbReader, key_text
 from storeds.layouts.lmdb.records import NumberedKeys, Plan, decode, frames_part
-from storeds.layouts.pattern import Pattern, parse_pattern
+from storeds.layouts.pattern import Pattern, parse_pattern, shared_names
 
 __all__ = [
     "CODEC_OF",
@@ -61,7 +61,6 @@ _IMAGE = b"image-"
 _NUMBERED_IMAGE = re.compile(rb"image-[0-9]{1,18}")
 _META_INFO = "meta_info.txt"
 _LINE = re.compile(r"(?P<name>.+?)(?: \(\d+, ?\d+(?:, ?\d+)?\)(?: -?\d+)?)?")
-_MOST_PLACES = 8  # fields of one record under keys of their own
 _EARLY = (b"(", b"]", b"}", b"c")
 """The first bytes of tuples, lists, mappings and arrays in protocols 0 and 1 of pickle."""
 
@@ -278,7 +277,7 @@ def recognise_values(reader: LmdbReader, plan: Plan, keys: Sequence[bytes]) -> t
     if len(found) != 1 or (len(values) < len(keys) and not reader.settings.partial):
         return None
     (layout,) = found
-    if not plan.listed and [*_structures(reader, keys)]:
+    if not plan.listed and _shared(reader, keys):
         return None
     return layout, f"{PRESETS[layout].about}; keys such as {key_text(keys[0])[:40]!r}"
 
@@ -327,42 +326,16 @@ def _fits(layout: str, value: memoryview) -> bool:
 # Ways to read a store.
 
 
-def _structures(reader: LmdbReader, keys: Sequence[bytes]) -> Iterator[dict[str, Any]]:
-    """Yield the arguments that read several entries as one record, if the keys of a store have such a structure."""
-    for split in (_FIRST, _LAST, _SIZE):
-        columns = _literals(reader, keys, split)
-        if columns:
-            yield {"columns": columns}
-            return
-
-
-_FIRST = re.compile(rb"(?P<text>[^/_.-]*[/_.-])(?P<name>.+)", re.DOTALL)
-_LAST = re.compile(rb"(?P<name>.+)(?P<text>[/_.-][^/_.-]*)", re.DOTALL)
-_SIZE = re.compile(rb"(?P<text>[1-9][0-9]{0,4}-)(?P<name>[0-9]{5,})")  # StyleGAN2's
-
-
-def _literals(reader: LmdbReader, keys: Sequence[bytes], split: re.Pattern[bytes]) -> dict[str, str]:
-    """Return field → place if each of some keys has siblings under the same few texts before, or after, its name."""
-    found = [match for key in keys if (match := split.fullmatch(key))]
-    texts = {match["text"] for match in found}
-    names = {match["name"] for match in found}
-    start = "size" if split is _SIZE else ""
-    fields = {start + re.sub(rb"[^a-z0-9]+", b"", text.lower()).decode(): text for text in texts}
-    if len(found) < len(keys) or not 1 < len(fields) == len(texts) <= _MOST_PLACES or len(names) < 2:
-        return {}
-    if not all(name[:1].isalpha() for name in fields) or len(names) * len(texts) > reader.entries:
-        return {}
-    joined = (name + text if split is _LAST else text + name for text in texts for name in names)
-    if not all(reader.get(key) is not None for key in joined):
-        return {}
-    places = {field: text.decode().replace("{", "{{").replace("}", "}}") for field, text in sorted(fields.items())}
-    return {field: f"{{}}{text}" if split is _LAST else f"{text}{{}}" for field, text in places.items()}
+def _shared(reader: LmdbReader, keys: Sequence[bytes]) -> dict[str, str]:
+    """Return the pattern that reads several entries as one record, if some keys have such a structure."""
+    return shared_names([*map(key_text, keys)], lambda key: reader.get(key.encode()) is not None)
 
 
 def candidates(reader: LmdbReader, keys: Sequence[bytes]) -> Iterator[dict[str, Any]]:
     """Yield the arguments of each way to read a store that fits its structure."""
     values = [value for key in keys if (value := reader.get(key)) is not None]
-    yield from _structures(reader, keys)
+    if columns := _shared(reader, keys):
+        yield {"columns": columns}
     for layout in ("keyed", "npz", "pickled", "json", "msgpack", "caffe"):
         if any(_fits(layout, value) for value in values):
             yield {"layout": layout}
