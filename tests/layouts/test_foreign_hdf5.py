@@ -546,20 +546,6 @@ class TestDamage:
         with pytest.raises(FormatError, match=r"is cut short: [\d,]+ of its [\d,]+ bytes"):
             open_backend(path, layout="parallel")
 
-    def test_a_damaged_chunk(self, path: Path) -> None:
-        truth = chunked(path)
-        with h5py.File(path) as file:
-            at = file["data"].id.get_chunk_info(1).byte_offset
-        data = bytearray(path.read_bytes())
-        data[at + 50] ^= 0xFF
-        path.write_bytes(data)
-        store: Any = open_backend(path)
-        got = store.get_many(range(12))
-        assert [at for at, row in enumerate(got) if isinstance(row, RecordError)] == [5, 6, 7, 8, 9]
-        assert_same(got[:5], truth[:5])
-        with pytest.raises(FormatError, match="column 'data'"):
-            store.column("data")
-
     def test_values_unlike_the_others(self, path: Path) -> None:
         datasets: dict[str, Any] = {}
         for at in range(40):

@@ -1,4 +1,4 @@
-"""Chunked HDF5 datasets: the values that h5py reads, isolated damage, a bounded cache, threads and forks.
+"""Chunked HDF5 datasets: the values that h5py reads, isolated damage, a bounded cache.
 
 Imports private modules, because backends do not show what they ask libhdf5 for.
 """
@@ -9,10 +9,8 @@ import contextlib
 import gc
 import os
 import pickle
-import threading
 import zlib
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +19,14 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader
 
-from storeds import StoreDataset, open_backend
+from storeds import open_backend
 from storeds.backends.hdf5.rows import Rows
 from storeds.errors import FormatError, RecordError, UnavailableError
 from storeds.layouts.hdf5.chunks import ChunkedRows, _GzipSlices, _Slices
 from storeds.layouts.hdf5.files import ForeignOptions, Hdf5Files
 from storeds.layouts.hdf5.values import raw_rows
 
-DEADLINE = 60
 FILTERS: list[dict[str, Any]] = [
     {},
     {"compression": "gzip"},
@@ -149,19 +145,6 @@ class TestSameValues:
             expected = file["x"][()]
             for ranges in (spans, [(one, one + 1) for one in sorted(at)], [(0, count)]):
                 assert rows.read(ranges) == [expected[start:stop].tobytes() for start, stop in ranges]
-
-    @pytest.mark.parametrize("per_chunk", [1, 4, 16])
-    def test_in_any_order_and_with_duplicates(self, path: Path, per_chunk: int) -> None:
-        data = noise(50, 4, 3, dtype=">i2")
-        write(path, data, per_chunk, compression="gzip", shuffle=True)
-        with open_backend(path, layout="parallel") as backend:
-            many = np.random.default_rng(2).integers(0, 50, 200).tolist()
-            for positions in ([49, 0, 3, 3, 17, 0], list(range(50)), many):
-                for at, record in zip(positions, backend.get_many(positions), strict=True):
-                    assert isinstance(record, dict)
-                    assert (record["x"] == data[at]).all()
-            column = backend.column("x")  # type: ignore[attr-defined]
-            assert (column == data).all()
 
     @pytest.mark.parametrize(
         ("data", "chunks", "how"),
@@ -307,41 +290,3 @@ class TestCache:
 
 def count_rows() -> int:
     return sum(type(thing) in (ChunkedRows, _Slices, _GzipSlices) for thing in gc.get_objects())
-
-
-class TestThreads:
-    """Threads and forked workers read the same."""
-
-    def test_concurrent_threads(self, path: Path) -> None:
-        data = noise(64, 5000)
-        write(path, data, 4, compression="gzip")
-        with rows_of(path, cache_bytes=10 * 4 * 5000) as rows, ThreadPoolExecutor(4) as threads:
-            found = list(threads.map(lambda _: one_by_one(rows), range(24)))
-        assert found == [[row.tobytes() for row in data]] * 24
-
-    def test_fork_while_threads_read(self, path: Path) -> None:
-        data = noise(64, 64, 64, 3)
-        write(path, data, 2, compression="gzip")
-        with open_backend(path, layout="parallel") as backend, ThreadPoolExecutor(2) as threads:
-            dataset = StoreDataset(backend, reader="array", as_dict=True)
-            stop = threading.Event()
-
-            def read() -> int:
-                rounds = 0
-                while not stop.is_set() or not rounds:
-                    assert all((dataset[at]["x"].numpy() == data[at]).all() for at in (0, 63))
-                    assert len(backend.get_many(range(64))) == 64
-                    rounds += 1
-                return rounds
-
-            reading = [threads.submit(read) for _ in range(2)]
-            try:
-                for _ in range(3):
-                    loader: Any = DataLoader(
-                        dataset, batch_size=16, num_workers=2, multiprocessing_context="fork", collate_fn=list
-                    )
-                    found = [sample["x"].numpy() for batch in loader for sample in batch]
-                    assert (np.stack(found) == data).all()
-            finally:
-                stop.set()
-            assert all(result.result(DEADLINE) for result in reading)

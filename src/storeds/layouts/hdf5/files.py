@@ -130,11 +130,6 @@ class Hdf5Files:
                 opened.take(self._share_name(path))
                 self._store.share(self._share_name(path), functools.partial(_same, file), h5py.File.close)
 
-    def identity(self) -> list[JSON]:
-        """Return device, inode, size and modification time of every file opened or checked so far."""
-        paths = {self.path: None, **dict.fromkeys(self._descriptors), **dict.fromkeys(self._sources)}
-        return [list(_identity(path)) for path in paths]
-
     def check_sources(self) -> None:
         """Raise UnavailableError if a source of a virtual dataset changed or vanished: HDF5 would return zeros."""
         for path, identity in self._sources.items():
@@ -147,9 +142,9 @@ class Hdf5Files:
                     f"{self.url}: {path}, a source of a virtual dataset, was changed or removed; open the store again"
                 )
 
-    def seen(self) -> list[JSON]:
-        """Return path, device, inode, size and modification time of every file opened or checked so far."""
-        return [[path, *_identity(path)] for path in {**self._descriptors, **self._sources}]
+    def seen(self) -> list[Any]:
+        """Return path, device, inode, size and modification time of every file opened or checked so far, its own first."""
+        return [[path, *_identity(path)] for path in {self.path: None, **self._descriptors, **self._sources}]
 
     def changed(self, seen: Sequence[Any]) -> bool:
         """Whether one of the files that `seen` returned is gone or another one now."""

@@ -94,7 +94,7 @@ def _kept_scan(files: Hdf5Files, pattern: Pattern) -> tuple[Names | NamesInMemor
         return pack_names(names, bounds, msgspec.to_builtins(facts))
 
     settings = [str(pattern), files.settings.group, files.settings.mask, files.settings.allow_outside]
-    path = index_path("hdf5", _VERSION, *settings, *files.identity())
+    path = index_path("hdf5", _VERSION, *settings, *(file[1:] for file in files.seen()))
     names = Names(path, build)
     facts = msgspec.convert(names.facts, Facts)
     if files.changed(facts.files):  # a file behind a link; the index is known by the store's own file alone

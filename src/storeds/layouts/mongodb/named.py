@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -155,8 +154,6 @@ class NamedLayout(MongodbLayout[NamedOptions]):
         absent = [name.decode() for name in dict.fromkeys(listed_names) if name not in found]
         if absent:
             self._report_missing(absent, len(found))
-        if len(found) + len(absent) < len(listed_names):
-            self._report_repeated(listed_names)
         kept = [at for at, name in enumerate(listed_names) if name in found]
         names = [listed_names[at] for at in kept]
         self._label, packed = label_column([labels[at] for at in kept], f"index {self._settings.index}")
@@ -193,15 +190,6 @@ class NamedLayout(MongodbLayout[NamedOptions]):
         if self._settings.missing == "error":
             raise FormatError(f"{message}; missing='skip' leaves them out")
         _LOG.warning("%s; they are left out", message)
-
-    def _report_repeated(self, names: Sequence[bytes]) -> None:
-        again = [name.decode() for name, times in Counter(names).items() if times > 1]
-        _LOG.warning(
-            "%s: %d names occur several times, and are read as often: %s",
-            self._settings.index,
-            len(again),
-            listed(again),
-        )
 
     def _describe(self) -> tuple[dict[str, Column], dict[str, Field]]:
         # docstring inherited
