@@ -9,13 +9,15 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
+import numpy as np
 from bson import Decimal128, ObjectId, json_util
 
+from storeds.errors import ConfigError
 from storeds.layouts.infer import coerce, field_of
 from storeds.protocols import JSON, Field
 from storeds.records.codec import canonical_value
 
-__all__ = ["Column", "column_at", "paths_of", "pick", "projection_of", "to_json"]
+__all__ = ["Column", "column_at", "label_column", "label_of", "paths_of", "pick", "projection_of", "to_json"]
 
 _TEXTUAL = (ObjectId, datetime.datetime, Decimal128, UUID)
 _ABSENT = object()
@@ -96,3 +98,29 @@ def to_json(value: Any) -> JSON:
     """Convert a value of a document to JSON; types that JSON lacks become MongoDB's Extended JSON."""
     found: JSON = json.loads(json_util.dumps(value, json_options=json_util.RELAXED_JSON_OPTIONS))
     return found
+
+
+def label_column(labels: Sequence[Any], where: str) -> tuple[Field, list[bytes]]:
+    """Return the field of labels of any type, and each label as JSON.
+
+    Raises
+    ------
+    ConfigError
+        One is outside the int64 range, or no valid text.
+    """
+    known = [label for label in labels if label is not None]
+    column = column_at("label", known) if known and len(known) == len(labels) else Column("label", Field("json"))
+    packed = []
+    for label in labels:
+        try:
+            value = None if label is None else column.value({"label": label})
+            packed.append(json.dumps(value.tolist() if isinstance(value, np.ndarray) else value).encode())
+        except (ValueError, UnicodeEncodeError) as error:
+            raise ConfigError(f"{where}: the label {label!r} cannot be read: {error}") from None
+    return column.field, packed
+
+
+def label_of(field: Field, packed: bytes) -> Any:
+    """Return a label from its JSON."""
+    value = json.loads(packed)
+    return np.array(value, field.dtype) if field.kind == "array" else value

@@ -10,14 +10,12 @@ from typing import Any, ClassVar, Literal
 from storeds.backends.base import BackendOptions
 from storeds.errors import ConfigError, FormatError, suggest
 from storeds.layouts.codecs import is_image, is_video
-from storeds.layouts.mongodb.backend import IDS, batches, id_of, key_of, listed
+from storeds.layouts.mongodb.backend import IDS, LABELS, NAMES, batches, id_of, key_of, listed
 from storeds.layouts.mongodb.connection import Connection
-from storeds.layouts.mongodb.documents import Column, paths_of, pick, projection_of, to_json
-from storeds.layouts.mongodb.named import LABELS, NAMES, label_column, label_of
+from storeds.layouts.mongodb.documents import Column, label_column, paths_of, pick, projection_of, to_json
 from storeds.layouts.mongodb.query import ColumnLayout, ColumnOptions, dotted
 from storeds.layouts.names import pack_names
 from storeds.protocols import Array, Field, Record
-from storeds.records.columns import column_of
 
 __all__ = ["GridfsLayout", "GridfsOptions"]
 
@@ -254,31 +252,17 @@ class GridfsLayout(ColumnLayout[GridfsOptions]):
                     file[_CHUNKS][chunk.get("n")] = chunk.get("data")
         return files
 
-    def _name(self, position: int, document: Mapping[str, Any] | None) -> str:
-        return self._at(NAMES, position).decode()
-
     def _values(self, position: int, document: Mapping[str, Any], fields: Sequence[str]) -> Record:
         record: Record = {}
         for name in fields:
             if name in self._columns:
                 record[name] = self._columns[name].value(document)
-            elif name == "key":
-                record[name] = self._name(position, document)
-            elif name == _LABEL:
-                record[name] = label_of(self.meta.fields[name], self._at(LABELS, position))
             elif name == "metadata":
                 metadata = document.get("metadata")
                 record[name] = {} if metadata is None else to_json(metadata)
             else:
                 record[name] = _assemble(document)
         return record
-
-    def _column(self, name: str, field: Field) -> Array:
-        if name == "key":
-            return column_of(field, [key.decode() for key in self._list(NAMES)])
-        if name == _LABEL and self._settings.labels is not None:
-            return column_of(field, [label_of(field, packed) for packed in self._list(LABELS)])
-        return super()._column(name, field)
 
 
 def _assemble(file: Mapping[str, Any]) -> bytes:

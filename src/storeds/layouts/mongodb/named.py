@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,24 +9,18 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
-import numpy as np
 import xxhash
 from pydantic import BeforeValidator
 
 from storeds._utils.text import counted
 from storeds.backends.base import BackendOptions
 from storeds.errors import ConfigError, FormatError, StoreNotFoundError
-from storeds.layouts.mongodb.backend import IDS, MongodbLayout, batches, key_of, listed
-from storeds.layouts.mongodb.documents import Column, column_at, pick
+from storeds.layouts.mongodb.backend import IDS, LABELS, NAMES, MongodbLayout, batches, key_of, listed
+from storeds.layouts.mongodb.documents import Column, label_column, pick
 from storeds.layouts.names import pack_names
-from storeds.protocols import Array, Field, Record
-from storeds.records.columns import column_of
+from storeds.protocols import Array, Field
 
-__all__ = ["LABELS", "NAMES", "NamedLayout", "NamedOptions", "label_column", "label_of"]
-
-
-NAMES, LABELS = "names", "labels"
-"""The names of lists beside that of ids."""
+__all__ = ["NamedLayout", "NamedOptions"]
 
 
 class _NameIndex(msgspec.Struct):
@@ -59,32 +52,6 @@ def _read_name_index(path: str) -> tuple[list[bytes], list[Any]]:
             f"index {path}: path_list has {len(names)} names and label_list {len(found.label_list)} labels; each name needs one label"
         )
     return names, found.label_list
-
-
-def label_column(labels: Sequence[Any], where: str) -> tuple[Field, list[bytes]]:
-    """Return the field of labels of any type, and each label as JSON.
-
-    Raises
-    ------
-    ConfigError
-        One is outside the int64 range, or no valid text.
-    """
-    known = [label for label in labels if label is not None]
-    column = column_at("label", known) if known and len(known) == len(labels) else Column("label", Field("json"))
-    packed = []
-    for label in labels:
-        try:
-            value = None if label is None else column.value({"label": label})
-            packed.append(json.dumps(value.tolist() if isinstance(value, np.ndarray) else value).encode())
-        except (ValueError, UnicodeEncodeError) as error:
-            raise ConfigError(f"{where}: the label {label!r} cannot be read: {error}") from None
-    return column.field, packed
-
-
-def label_of(field: Field, packed: bytes) -> Any:
-    """Return a label from its JSON."""
-    value = json.loads(packed)
-    return np.array(value, field.dtype) if field.kind == "array" else value
 
 
 _LOG = logging.getLogger("storeds")
@@ -217,22 +184,3 @@ class NamedLayout(MongodbLayout[NamedOptions]):
     def _build(self) -> str:
         # `select` uses the index file alone, so the same content is the same build.
         return xxhash.xxh3_128_hexdigest(f"{self._identity!r} {self._content}".encode())
-
-    def _name(self, position: int, document: Mapping[str, Any] | None) -> str:
-        return self._at(NAMES, position).decode()
-
-    def _values(self, position: int, document: Mapping[str, Any], fields: Sequence[str]) -> Record:
-        record: Record = {}
-        for name in fields:
-            if name == "key":
-                record[name] = self._name(position, document)
-            elif name == "label":
-                record[name] = label_of(self.meta.fields[name], self._at(LABELS, position))
-            else:
-                record[name] = self._columns[name].value(document)
-        return record
-
-    def _column(self, name: str, field: Field) -> Array:
-        if name == "label":
-            return column_of(field, [label_of(field, packed) for packed in self._list(LABELS)])
-        return column_of(field, [key.decode() for key in self._list(NAMES)])

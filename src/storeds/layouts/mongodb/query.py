@@ -349,7 +349,7 @@ class QueryLayout(ColumnLayout[ColumnOptions]):
     def _values(self, position: int, document: Mapping[str, Any], fields: Sequence[str]) -> Record:
         if self._settings.unwind is not None:
             document = _element_of(document, self._settings.unwind, int(self._list(IDS).numbers[position]))
-        return {name: self._columns[name].value(document) for name in fields}
+        return super()._values(position, document, fields)
 
     def _fetch(self, keys: Sequence[bytes], fields: Sequence[str]) -> dict[bytes, dict[str, Any]]:
         # docstring inherited
