@@ -377,8 +377,8 @@ def test_labels_that_cannot_be_joined(database: Any, mongodb_database: str) -> N
     database.twice.insert_many({"name": f"{n % 3}.jpg", "label": n} for n in range(4))
     database.others.insert_many({"name": f"{n}.png", "label": n} for n in range(3))
     url = with_path(mongodb_database, "fs")
-    name = {"labels_on": "name"}
-    cases: list[tuple[dict[str, str], str]] = [
+    name: dict[str, Any] = {"labels_on": "name"}
+    cases: list[tuple[dict[str, Any], str]] = [
         ({"labels": "once.label"}, "needs labels_on=, the field of 'once' .* the fields '_id', 'id', 'name', 'label'"),
         ({"labels": "twice.label", **name}, "several documents of 'twice' .* file '0.jpg': 0 and 3"),
         ({"labels": "others.label", **name}, "3 of 3 files have no label in 'others.label'"),

@@ -189,15 +189,6 @@ def test_a_config_gives_roles(name: str, tmp_path: Path, request: pytest.Fixture
     assert len(boxes) == len(labels)
 
 
-def test_a_pair_without_its_mask_is_a_record_error(tmp_path: Path) -> None:
-    entries = {f"{number}_image": PICTURES[number] for number in range(3)} | {"0_mask": encoded(MASKS[0])}
-    options = {"columns": {"image": "{}_image", "mask": "{}_mask"}}
-    dataset = StoreDataset(put(tmp_path / "half", entries), options=options, roles={"mask": "mask"})
-    assert dataset[0][1].shape == (HEIGHT, WIDTH)
-    with pytest.raises(errors.RecordError, match=r"record 2 .*'2_mask' is missing"):
-        dataset[2]
-
-
 @pytest.mark.parametrize(
     ("value", "says"),
     [
