@@ -501,9 +501,9 @@ def listed(**how: Any) -> Callable[[Path], Path]:
 
 Refusal = tuple[Callable[[Path], Any], dict[str, Any], type[StoredsError], str]
 REFUSALS: list[Refusal] = [
-    (listed(said=5), {}, FormatError, "says 5 records and __keys__ lists 6"),
-    (listed(keys=LISTED[:3], said=3), {}, FormatError, "lists 3, so 5 entries are expected, and it has 8"),
-    (listed(keys=LISTED, said=8), {}, FormatError, "lists 8, so 10 entries are expected, and it has 8"),
+    (listed(said=5), {}, FormatError, "says 5 records, so 7 entries are expected, and it has 8"),
+    (listed(keys=LISTED[:3], said=6), {}, FormatError, "lists 3, so 5 entries are expected, and it has 8"),
+    (listed(keys=LISTED, said=8), {}, FormatError, "says 8 records, so 10 entries are expected, and it has 8"),
     (listed(keys=Runs(os.system, "x")), {}, FormatError, r"__keys__ cannot be read.*system"),
     (listed(keys=[b"0", 1]), {}, FormatError, "key 1 of __keys__ is a int instead of text"),
     (listed(keys=[0, 1, 2, True]), {}, FormatError, "key 0 of __keys__ is a int"),

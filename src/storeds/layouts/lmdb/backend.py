@@ -361,18 +361,10 @@ def _left(reader: LmdbReader, plan: Plan, entries: Entries, records: Records) ->
     if plan.numbers is not None:
         return []
     found = records.keys.count
-    what = f"{plan.listed or 'its index'} lists {found}"
     if entries.count is not None and plan.listed != "meta_info.txt":
         name, stated = entries.count
-        says = f"{key_text(name)} says {stated} records"
-        if plan.listed and stated != found and not reader.settings.partial:
-            raise FormatError(
-                f"{reader.url} does not match its own count: {says} and {what}; copy it again, or open it with "
-                "partial=True, which reads the entries that it lists"
-            )
-        check_count(reader, stated + len(plan.others), what if plan.listed else says)
-    else:
-        check_count(reader, found + len(plan.others), what)
+        check_count(reader, stated + len(plan.others), f"{key_text(name)} says {stated} records")
+    check_count(reader, found + len(plan.others), f"{plan.listed or 'its index'} lists {found}")
     left = reader.entries - found - len(plan.others)
     return [f"{counted(left, 'entry', 'entries')} that {plan.listed} does not list"] if left > 0 else []
 
