@@ -9,7 +9,8 @@ from typing import Any, ClassVar, Literal
 
 from storeds.backends.base import BackendOptions
 from storeds.errors import ConfigError, FormatError, suggest
-from storeds.layouts.codecs import is_image, is_video
+from storeds.layouts.codecs import is_video
+from storeds.layouts.infer import field_of
 from storeds.layouts.mongodb.backend import IDS, LABELS, NAMES, batches, id_of, key_of, listed
 from storeds.layouts.mongodb.connection import Connection
 from storeds.layouts.mongodb.documents import Column, label_column, paths_of, pick, projection_of, to_json
@@ -222,7 +223,7 @@ class GridfsLayout(ColumnLayout[GridfsOptions]):
         there = dict.fromkeys(name for file in self._sample(None) for name in file if name not in named)
         self._left += [f"field {name!r} of the files; columns= reads it" for name in there]
         heads = self._heads(self._sampled_keys())
-        images = 2 * sum(map(is_image, heads)) > len(heads)
+        images = bool(heads) and field_of(heads).kind == "image"
         videos = bool(heads) and all(map(is_video, heads))
         data = {"image": Field("image")} if images else {"video" if videos else "data": Field("bytes")}
         own = {"key": Field("str"), **data, "metadata": Field("json")}
