@@ -1198,7 +1198,7 @@ def test_base64_text_in_documents_is_an_image(mongodb_database: str) -> None:
 
 @pytest.mark.parametrize("by", ["filename", "_id"])
 def test_gridfs_files_with_labels_in_another_collection(by: str, mongodb_database: str) -> None:
-    url = f"{mongodb_database}/fs"
+    url, labels = f"{mongodb_database}/fs", {"labels": "annotations.info.class", "labels_on": "ref"}
     with filled(mongodb_database) as database:
         bucket = gridfs.GridFSBucket(database)
         ids = {f"{n}.jpg": bucket.upload_from_stream(f"{n}.jpg", jpeg(n)) for n in range(5)}
@@ -1206,13 +1206,13 @@ def test_gridfs_files_with_labels_in_another_collection(by: str, mongodb_databas
             {"ref": name if by == "filename" else id, "info": {"class": n % 2}}
             for n, (name, id) in enumerate(ids.items())
         )
-        dataset = storeds.StoreDataset(url, options={"labels": "annotations.info.class"}, decode="bytes")
+        dataset = storeds.StoreDataset(url, options=labels, decode="bytes")
         assert dataset[:] == [(jpeg(n), n % 2) for n in range(5)]
         assert dataset.targets == [0, 1, 0, 1, 0]
         database.annotations.delete_one({})
     with pytest.raises(errors.FormatError, match="1 of 5 files have no label .*: '0.jpg'; missing='skip'"):
-        storeds.open_backend(url, labels="annotations.info.class")
-    assert len(records_of(url, labels="annotations.info.class", missing="skip")) == 4
+        storeds.open_backend(url, **labels)
+    assert len(records_of(url, **labels, missing="skip")) == 4
 
 
 def test_videos_in_gridfs_are_decoded(mongodb_database: str) -> None:
