@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TextIO, TypeAlias
 
 from storeds._utils.locations import nearest
-from storeds._utils.text import counted
+from storeds._utils.text import counted, printable
 from storeds.errors import ConfigError, StoreNotFoundError
 from storeds.ops.packing.rows import BadItem, read_file
 from storeds.ops.packing.sources.paths import is_text
@@ -56,8 +56,12 @@ def open_text(path: str, encoding: str | None = None) -> TextIO:
     ConfigError
         It is not a regular file, or not in this encoding; or the encoding is unknown.
     """
-    if not os.path.exists(path):
-        raise StoreNotFoundError(f"no file at {path}: {nearest(os.path.abspath(path))}")
+    try:
+        os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        raise StoreNotFoundError(f"no file at {path}: {nearest(os.path.abspath(path))}") from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{printable(path)} cannot be inspected: {error}") from None
     try:
         data = read_file(path)
         data.decode(encoding or "utf-8-sig")  # the error of a stream would count from its last block
