@@ -111,7 +111,7 @@ def test_special_files_do_not_block(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_links(tmp_path: Path) -> None:
     put(tmp_path, "root/a/deep/1.jpg", "root/a/sub/in.jpg", "outside/x.jpg")
     root = tmp_path / "root"
-    for link, target in {
+    links: dict[str, str | Path] = {
         "a/deep/up": "..",
         "a/root": root,
         "a/self": "self",
@@ -121,7 +121,8 @@ def test_links(tmp_path: Path) -> None:
         "b": "a/sub",
         "c": tmp_path / "outside",
         "loop": "loop",
-    }.items():
+    }
+    for link, target in links.items():
         (root / link).symlink_to(target)
     source = Source(root)
     assert source.column("key") == ["a/within.jpg", "a/deep/1.jpg", "a/sub/in.jpg", "b/in.jpg"]
@@ -267,7 +268,7 @@ def test_content_counts_more_than_the_file_name(tmp_path: Path) -> None:
         "only/list.csv": {"image", "key"},
         "only/list.jsonl": {"image", "key"},
     }.items():
-        options = {} if where == "lmdb.csv" or where.startswith("only") else {"label": False}
+        options: dict[str, Any] = {} if where == "lmdb.csv" or where.startswith("only") else {"label": False}
         assert set(open_source(tmp_path / where, **options).fields) == fields, where
         assert set(open_source(str(tmp_path / where), **options).fields) == fields, where
     rows = open_source(tmp_path / "only")
