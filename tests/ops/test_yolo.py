@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,8 @@ import storeds
 from photographs import jpeg
 from shares import examples
 from storeds.errors import ConfigError, RecordError, StoreNotFoundError
-from storeds.ops.packing.sources import YoloSource, open_source
+from storeds.ops.packing.rows import Bad, BadItem
+from storeds.ops.packing.sources import open_source
 from storeds.protocols import Record
 
 ENGINES = ("lmdb", "hdf5", "mongodb")
@@ -47,8 +47,19 @@ def oracle(text: str) -> tuple[list[int], list[list[float]]]:
     return [int(row[0]) for row in rows], [[float(value) for value in row[1:]] for row in rows]
 
 
-def records(source: Any) -> list[Record]:
-    return [source.read(index) for index in range(len(source))]
+def read(path: Path, **options: Any) -> tuple[list[Record], list[str]]:
+    """Return the records of a data set, and what is wrong with its other items."""
+    rows = open_source(path, kind="yolo", **options)
+    records, bad = [], []
+    for item in rows.items(0):
+        if isinstance(item, Bad):
+            bad.append(str(item))
+            continue
+        try:
+            records.append(rows.read(item))
+        except BadItem as error:
+            bad.append(f"{item.name}: {error}")
+    return records, bad
 
 
 def problems(root: Path, **options: Any) -> str:
@@ -91,25 +102,34 @@ def test_every_engine_stores_the_numbers_of_the_text(
         assert record["boxes"].tolist() == rows
 
 
-def test_images_without_labels_are_counted(tmp_path: Path) -> None:
-    packed = storeds.pack(data_set(tmp_path / "set", BOXES), f"lmdb://{tmp_path}/s.lmdb")
-    assert "1 image has no label file (1 in train), and so no objects" in packed.notes
-
-
-def test_equal_data_sets_have_equal_ids(tmp_path: Path) -> None:
-    ids = {
-        storeds.pack(data_set(tmp_path / name, BOXES), f"{engine}://{tmp_path}/{name}.{engine}").id
-        for name, engine in (("a", "lmdb"), ("b", "hdf5"))
-    }
-    assert len(ids) == 1
+def test_notes_count_what_is_left_out_or_has_no_labels(tmp_path: Path) -> None:
+    line = "0 0.5 0.5 0.2 0.2\n"
+    data_set(
+        tmp_path / "set", {**BOXES, "train/d": f"{line}1 0.5 0.5 0.2 0.2\n0 0.5 0.50 0.2 2e-1\n", "train/e": line * 3}
+    )
+    (tmp_path / "set/data.yaml").write_text(
+        (tmp_path / "set/data.yaml").read_text() + "test: [images/val, images/train]\n"
+    )
+    url = f"lmdb://{tmp_path}/s.lmdb"
+    packed = storeds.pack(tmp_path / "set", url)
+    assert (packed.count, packed.left_out) == (6, 0)
+    assert list(packed.notes) == [
+        "1 image has no label file, and so no objects",
+        "1 image is in val and in test, and packed once, in val",
+        "5 images are in train and in test, and packed once, in train",
+        "3 repeated lines are left out of label files, such as labels/train/d.txt",
+    ]
+    with storeds.open_backend(url) as backend:
+        found: list[Any] = list(backend.get_many(range(3, 5)))
+    assert [record["labels"].tolist() for record in found] == [[0, 1], [0]]
 
 
 def test_polygons_become_masks_with_their_boxes(tmp_path: Path) -> None:
     text = "0 0.1 0.2 0.5 0.25 0.3 0.75\n1 0 0 1 0 1 1 0 1\n"
-    source = YoloSource(data_set(tmp_path, {"train/a": text, "train/b": ""}))
-    masks = source.fields["masks"]
+    file = data_set(tmp_path, {"train/a": text, "train/b": ""})
+    masks = open_source(file).fields["masks"]
     assert (masks.kind, masks.role, masks.format, masks.relative) == ("json", "mask", "coco", True)
-    record, empty = records(source)
+    (record, empty), _ = read(file)
     _, rows = oracle(text)
     assert record["masks"] == [[row] for row in rows]
     assert empty["masks"] == []
@@ -123,101 +143,98 @@ def test_poses_become_keypoints(values: int, tmp_path: Path) -> None:
     points = [["0.1", "0.2", "2"][:values], ["0.25", "0.5", "1"][:values], ["0", "0", "0"][:values]]
     text = "0 0.5 0.5 0.2 0.2 " + " ".join(sum(points, []))
     extra = f"kpt_shape: [3, {values}]\nflip_idx: [1, 0, 2]"
-    source = YoloSource(data_set(tmp_path, {"train/a": text, "train/b": ""}, extra=extra))
-    record, empty = records(source)
+    file = data_set(tmp_path, {"train/a": text, "train/b": ""}, extra=extra)
+    rows = open_source(file)
+    (record, empty), _ = read(file)
     assert record["keypoints"].tolist() == [[[float(value) for value in point] for point in points]]
     assert empty["keypoints"].shape == (0, 3, values)
-    assert source.fields["keypoints"].relative
-    assert source.attrs["flip_idx"] == [1, 0, 2]
+    assert rows.fields["keypoints"].relative
+    assert rows.attrs["flip_idx"] == [1, 0, 2]
 
 
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("0 0.5 0.5 0.2", "a line has 4 values; a box has 5"),
-        ("0 0.5 0.5 0.2 0.2 0.9", "a line has 6 values, the last perhaps a confidence; a box has 5"),
-        (
-            "0 0.5 0.5 0.2 0.2 0.3 0.4",
-            "a line has 7 values, which is a polygon, but the first line of the data set is a box",
-        ),
-        ("0 0.5 x 0.2 0.2", "'x' is not a number"),
-        ("0 0.5 1_0 0.2 0.2", "'1_0' is not a number"),
-        ("0 0.5 nan 0.2 0.2", "'nan' is not a finite number"),
-        ("0 0.5 -inf 0.2 0.2", "'-inf' is not a finite number"),
-        ("3 0.5 0.5 0.2 0.2", "class 3 has no name: there are 3 classes, and the first is 0"),
-        ("-1 0.5 0.5 0.2 0.2", "class -1 is not a number from 0 on"),
-        ("0.5 0.5 0.5 0.2 0.2", "class 0.5 is not a number from 0 on"),
-        ("0 0.5 1.01 0.2 0.2", "a value of a box is 1.01, outside 0 to 1"),
-        ("0 -0.01 0.5 0.2 0.2", "a value of a box is -0.01, outside 0 to 1"),
-        ("0 320 240 20 30", "a value of a box is 320, outside 0 to 1, so these are perhaps pixels"),
-        ("0 0.5 0.5 -0.2 0.2", "a box has a negative size of -0.2 x 0.2"),
-        ("0 1.0005 0.5 0 0.2", "lies outside the image"),
-    ],
-)
-def test_a_faulty_line_is_reported_with_file_and_line(text: str, says: str, tmp_path: Path) -> None:
-    data_set(tmp_path / "set", {"train/a": "0 0.5 0.5 0.2 0.2", "train/b": f"1 0.4 0.4 0.1 0.1\n\n{text}\n"})
-    message = problems(tmp_path / "set")
-    assert f"images/train/b.jpg: {says}" in message or says in message
-    assert "labels/train/b.txt" in message
-    assert "line 3" in message or "row 1" in message
+BOX, POLYGON, POSE = "0 0.5 0.5 0.2 0.2", "0 0.1 0.1 0.2 0.1 0.2 0.2", "0 0.5 0.5 0.2 0.2 0.1 0.2 2 0.3 0.4 1"
+PIXELS = "0 320 240 20 30"
+
+# The first line of the data set, a wrong line, and what is said about it.
+WRONG: list[tuple[str, Any, str]] = [
+    (BOX, "0 0.5 0.5 0.2", "a line has 4 values; the first line of the data set is a box, of 5: class, x, y"),
+    (BOX, "0 0.5 0.5 0.2 0.2 0.9", "a line has 6 values; the first line of the data set is a box"),
+    (BOX, POLYGON, "a line has 7 values; the first line of the data set is a box"),
+    (POLYGON, BOX, "a line has 5 values; the first line of the data set is a polygon"),
+    (POLYGON, "0 0.1 0.1 0.2 0.1 0.2 1.2", "a coordinate is 1.2, outside 0 to 1"),
+    (BOX, "0 0.5 x 0.2 0.2", "a value is not a number: could not convert string to float: 'x'"),
+    (BOX, "0 0.5 nan 0.2 0.2", "a coordinate is nan, outside 0 to 1"),
+    (BOX, "3 0.5 0.5 0.2 0.2", "class 3 has no name: there are 3 classes, and the first is 0"),
+    (BOX, "-1 0.5 0.5 0.2 0.2", "class -1 has no name"),
+    (BOX, "0.5 0.5 0.5 0.2 0.2", "class 0.5 has no name"),
+    (BOX, "0 0.5 1.01 0.2 0.2", "a coordinate is 1.01, outside 0 to 1"),
+    (BOX, "0 0.5 0.5 -0.2 0.2", "a coordinate is -0.2, outside 0 to 1"),
+    (BOX, PIXELS, "a coordinate is 320, outside 0 to 1, so these are perhaps pixels"),
+    (BOX, b"0 0.5 \xff", "its label file is not text: byte 25 is not UTF-8"),
+    (
+        POSE,
+        "0 0.5 0.5 0.2 0.2 0.1 0.2 2",
+        "a line has 8 values; kpt_shape asks for a box of 5, and 3 for each of 2 keypoints",
+    ),
+    (POSE, "0 0.5 0.5 0.2 0.2 0.1 0.2 2 0.3 0.4 3", "a visibility of 3 is none of 0, 1 and 2"),
+    (POSE, "0 0.5 0.5 0.2 0.2 0.1 0.2 2 1.3 0.4 1", "a coordinate is 1.3, outside 0 to 1"),
+]
+
+
+@pytest.mark.parametrize("first", [BOX, POLYGON, POSE])
+def test_a_faulty_line_is_reported_with_file_and_line(first: str, tmp_path: Path) -> None:
+    wrong = [(text, says) for kind, text, says in WRONG if kind == first]
+    extra = "kpt_shape: [2, 3]" if first == POSE else ""
+    names = [f"train/b{number:02}" for number in range(len(wrong))]
+    data_set(tmp_path / "set", {"train/a": first, **dict.fromkeys(names, "")}, extra=extra)
+    for name, (text, _) in zip(names, wrong, strict=True):
+        bad = text if isinstance(text, bytes) else text.encode()
+        write(tmp_path / "set/labels" / f"{name}.txt", first.replace("0.1", "0.15").encode() + b"\n\n" + bad + b"\n")
+    lines = problems(tmp_path / "set").splitlines()[1:]
+    assert len(lines) == len(wrong)
+    for line, name, (text, says) in zip(lines, names, wrong, strict=True):
+        assert f"images/{name}.jpg: {says}" in line
+        assert line.endswith(f"(labels/{name}.txt)" if isinstance(text, bytes) else f"(labels/{name}.txt line 3)")
     packed = storeds.pack(tmp_path / "set", f"lmdb://{tmp_path}/skip.lmdb", on_bad="skip")
-    assert (packed.count, packed.left_out) == (1, 1)
+    assert (packed.count, packed.left_out) == (1, len(wrong))
 
 
-def test_repeated_lines_are_reported(tmp_path: Path) -> None:
-    data_set(tmp_path / "set", {"train/a": "0 0.5 0.5 0.2 0.2\n1 0.5 0.5 0.2 0.2\n0 0.5 0.50 0.2 0.2\n"})
-    assert "a line is there twice, and line 1 is the first (labels/train/a.txt line 3)" in problems(tmp_path / "set")
+def test_a_box_that_only_touches_the_image_is_refused_by_the_writer(tmp_path: Path) -> None:
+    data_set(tmp_path / "set", {"train/a": "0 1.0005 0.5 0 0.2"})
+    assert "images/train/a.jpg: field 'boxes', row 0: [1.0005, 0.5, 0, 0.2] lies outside" in problems(tmp_path / "set")
 
 
-def test_a_box_among_polygons_is_reported(tmp_path: Path) -> None:
-    data_set(tmp_path / "set", {"train/a": "0 0.1 0.1 0.2 0.1 0.2 0.2\n0 0.5 0.5 0.2 0.2\n"})
-    assert "a line has 5 values, which is a box" in problems(tmp_path / "set")
-
-
-@pytest.mark.parametrize(
-    ("points", "says"),
-    [
-        ("0.1 0.2 2", "a line has 8 values; kpt_shape asks for 11"),
-        ("0.1 0.2 2 0.3 0.4 3", "a visibility of 3 is none of 0, 1 and 2"),
-        ("0.1 0.2 2 1.3 0.4 1", "a keypoint's coordinate is 1.3, outside 0 to 1"),
-    ],
-)
-def test_faulty_keypoints_are_reported(points: str, says: str, tmp_path: Path) -> None:
-    data_set(tmp_path / "set", {"train/a": f"0 0.5 0.5 0.2 0.2 {points}"}, extra="kpt_shape: [2, 3]")
-    assert says in problems(tmp_path / "set")
-
-
-def test_label_files_without_an_image_are_reported(tmp_path: Path) -> None:
-    data_set(tmp_path / "set", {"train/a": ""})
-    write(tmp_path / "set/labels/train/z.txt", "")
-    write(tmp_path / "set/labels/train/classes.txt", "cat")
-    message = problems(tmp_path / "set")
-    assert "1 of 2 items" in message
-    assert "labels/train/z.txt: the label file has no image (images/train/z.*)" in message
-
-
-def test_images_with_one_label_file_are_reported(tmp_path: Path) -> None:
-    data_set(tmp_path / "set", {"train/a": "", "train/b": ""})
-    write(tmp_path / "set/images/train/a.png", b"")
-    message = problems(tmp_path / "set")
-    assert (
-        "images/train/a.jpg: another image has the same label file: images/train/a.png (labels/train/a.txt)" in message
-    )
-    assert "images/train/a.png: another image has the same label file: images/train/a.jpg" in message
-
-
-def test_a_label_file_that_is_not_text_is_reported(tmp_path: Path) -> None:
-    data_set(tmp_path / "set", {"train/a": ""})
-    write(tmp_path / "set/labels/train/a.txt", b"0 0.5 \xff")
-    assert "its label file is not text: byte 6 is not UTF-8 (labels/train/a.txt)" in problems(tmp_path / "set")
-
-
-def test_an_image_of_two_splits_is_packed_once(tmp_path: Path) -> None:
-    data_set(tmp_path / "set", {"train/a": ""}, extra="val: images/train")
-    packed = storeds.pack(tmp_path / "set", f"lmdb://{tmp_path}/s.lmdb")
-    assert packed.count == 1
-    assert "split" not in packed.fields
-    assert "1 image is in train and in val, and packed once, in train" in packed.notes
+def test_files_that_do_not_belong_together_are_reported(tmp_path: Path) -> None:
+    root = tmp_path / "set"
+    data_set(root, dict.fromkeys(("train/a", "train/b", "train/c", "train/d", "train/e"), BOX))
+    write(root / "images/train/a.png", jpeg(9))
+    write(root / "labels/train/classes.txt", "cat")
+    write(root / "labels/train/z.txt", "")
+    (root / "labels/train/b.txt").rename(root / "labels/train/b.TXT")
+    for name, target in (("c", tmp_path / "outside.txt"), ("d", "nowhere.txt")):
+        (root / f"labels/train/{name}.txt").unlink()
+        (root / f"labels/train/{name}.txt").symlink_to(target)
+    write(tmp_path / "outside.txt", BOX)
+    os.utime(root / "labels/train/e.txt", (0, 0))  # as archives may give every file
+    records, bad = read(root)
+    assert [(record["key"], len(record["boxes"])) for record in records] == [
+        ("images/train/a.jpg", 1),
+        ("images/train/a.png", 1),  # both have labels/train/a.txt
+        ("images/train/b.jpg", 0),
+        ("images/train/e.jpg", 1),
+    ]
+    for line, says in zip(
+        sorted(bad),
+        (
+            "images/train/c.jpg: its label file labels/train/c.txt: the path leads through a link to ",
+            "images/train/d.jpg: its label file cannot be read: No such file or directory",
+            "labels/train/b.TXT: no image has this label file",
+            "labels/train/c.txt: is a link to ",
+            "labels/train/z.txt: no image has this label file",
+        ),
+        strict=True,
+    ):
+        assert line.startswith(says)
 
 
 # Where images are
@@ -225,122 +242,156 @@ def test_an_image_of_two_splits_is_packed_once(tmp_path: Path) -> None:
 
 def test_splits_may_be_lists_of_images(tmp_path: Path) -> None:
     data_set(tmp_path, BOXES)
-    write(tmp_path / "train.txt", "images/train/a.jpg\n./images/train/b.jpg\n")
-    write(tmp_path / "lists/val.txt", f"{tmp_path}/images/val/a.jpg\n")
+    write(
+        tmp_path / "train.txt",
+        "\ufeffimages/train/a.jpg\n./images/train/b.jpg\n\n.\\images\\train\\c.jpg\r\nnotes.md\n",
+    )
+    write(tmp_path / "lists/val.txt", f"{tmp_path}/images/val/a.jpg\n../images/val/b.jpg\n")
     write(tmp_path / "data.yaml", "train: train.txt\nval: [lists/val.txt, images/train]\nnames: [a, b, c]\n")
-    source = YoloSource(tmp_path)
-    assert [record["key"] for record in records(source)] == [
-        "images/train/a.jpg",
-        "images/train/b.jpg",
-        "images/val/a.jpg",
-        "images/train/c.jpg",
+    records, bad = read(tmp_path)
+    assert [(record["key"], record["split"]) for record in records] == [
+        ("images/train/a.jpg", "train"),
+        ("images/train/b.jpg", "train"),
+        ("images/val/a.jpg", "val"),
+        ("images/train/c.jpg", "val"),
     ]
-    assert [record["split"] for record in records(source)] == ["train", "train", "val", "val"]
-    assert list(source.attrs["classes"]) == ["a", "b", "c"]  # type: ignore[arg-type]
-
-
-def test_label_files_are_not_read_through_links_out_of_the_root(tmp_path: Path) -> None:
-    root = tmp_path / "set"
-    file = data_set(root, {"train/1": "1 0.5 0.5 1 1\n", "train/2": ""})
-    write(root / "list.txt", "images/train/1.jpg\nimages/train/2.jpg\n")
-    file.write_text(file.read_text().replace("train: images/train", "train: list.txt"))
-    labels = root / "labels/train/1.txt"
-    labels.rename(tmp_path / "outside.txt")
-    labels.symlink_to(tmp_path / "outside.txt")
-    assert "images/train/1.jpg: its label file labels/train/1.txt: the path leads through a link" in problems(root)
-    assert len(YoloSource(file, allow_outside=True)) == 2
+    assert [line.split(";")[0] for line in sorted(bad)] == [
+        ".\\images\\train\\c.jpg: cannot be read: No such file or directory",
+        "lists/val.txt line 2 (../images/val/b.jpg): the path leads out of " + str(tmp_path),
+        "train.txt line 5 (notes.md): ends in none of .jpg .jpeg .png .ppm .bmp .pgm .tif .tiff .webp",
+    ]
 
 
 @pytest.mark.parametrize("path", [".", "../datasets/set", "moved/away", None])
 def test_the_root_is_found(path: str | None, tmp_path: Path) -> None:
     root = tmp_path / "datasets/set"
     data_set(root, {"train/a": ""}, extra="" if path is None else f"path: {path}")
-    assert len(YoloSource(root / "data.yaml")) == 1
+    assert len(read(root / "data.yaml")[0]) == 1
     elsewhere = write(tmp_path / "yamls/set.yaml", "path: datasets\ntrain: images/train\nnames: [a]\n")
-    assert len(YoloSource(elsewhere, root=root)) == 1
-    with pytest.raises(ConfigError, match=r"path is datasets, and no images are there \(tried .*pass root="):
-        YoloSource(elsewhere)
+    assert len(read(elsewhere, root=root)[0]) == 1
+    with pytest.raises(ConfigError, match=r"path is datasets, and no images are there \(tried .*pass root= \(--option"):
+        read(elsewhere)
 
 
-def test_folders_of_roboflow_are_found(tmp_path: Path) -> None:
-    for split in ("train", "valid"):
-        write(tmp_path / split / "images/a.jpg", jpeg())
-        write(tmp_path / split / "labels/a.txt", "0 0.5 0.5 0.1 0.1")
-    write(tmp_path / "data.yaml", "train: ../train/images\nval: ../valid/images\nnc: 1\nnames: ['cat']\n")
-    found = records(YoloSource(tmp_path))
+# data.yaml, and the folder and the split of the images. Roboflow's paths lead out of the folder; supervision names none.
+@pytest.mark.parametrize(
+    ("yaml", "folder", "split"),
+    [
+        ("train: images/train\nval: images/val\nnames: [cat, dog]", "images/{}", "val"),
+        ("train: ../train/images\nval: ../valid/images\nnc: 2\nnames: [cat, dog]", "{}/images", "val"),
+        ("train: images/train\nvalidation: images/val\nnames: {0: cat, 1: dog}", "images/{}", "val"),
+        (
+            "train: images/train\nvalid: images/val\ntest: images/none\nnames: {'1': dog, '0': cat}",
+            "images/{}",
+            "valid",
+        ),
+        ("nc: 2\nnames: [cat, dog]", "images/{}", "val"),
+        (None, "images/{}", "val"),
+    ],
+)
+def test_splits_of_data_sets_as_programs_write_them(yaml: str | None, folder: str, split: str, tmp_path: Path) -> None:
+    second = "valid" if folder == "{}/images" else "val"
+    for part in ("train", second):
+        write(tmp_path / folder.format(part) / "a.jpg", jpeg())
+        write(tmp_path / folder.format(part).replace("images", "labels") / "a.txt", "1 0.5 0.5 0.1 0.1")
+    write(*((tmp_path / "classes.txt", "cat\ndog\n\n") if yaml is None else (tmp_path / "data.yaml", yaml)))
+    rows = open_source(tmp_path)
+    assert rows.attrs["classes"] == ["cat", "dog"]
+    assert any("validation is read as val" in note for note in rows.notes) == (
+        yaml is not None and "validation" in yaml
+    )
+    assert any("does not exist, and is left out" in note for note in rows.notes) == (
+        yaml is not None and "test" in yaml
+    )
+    found, _ = read(tmp_path)
     assert [(each["key"], each["split"], len(each["boxes"])) for each in found] == [
-        ("train/images/a.jpg", "train", 1),
-        ("valid/images/a.jpg", "val", 1),
+        (f"{folder.format('train')}/a.jpg", "train", 1),
+        (f"{folder.format(second)}/a.jpg", split, 1),
     ]
-
-
-def test_a_folder_without_data_yaml_has_classes_txt(tmp_path: Path) -> None:
-    data_set(tmp_path, BOXES)
-    os.remove(tmp_path / "data.yaml")
-    with pytest.raises(ConfigError, match=r"gives no class names; name them in data.yaml, in classes.txt"):
-        YoloSource(tmp_path)
-    write(tmp_path / "labels/classes.txt", "\n".join(NAMES))
-    assert YoloSource(tmp_path).attrs["classes"] == NAMES
-    assert [record["split"] for record in records(YoloSource(tmp_path))] == ["train", "train", "train", "val"]
-    assert YoloSource(tmp_path, classes=["x", "y", "z"]).attrs["classes"] == ["x", "y", "z"]
-    assert storeds.pack(tmp_path, f"lmdb://{tmp_path}/s.lmdb").count == 4
 
 
 def test_labels_may_lie_beside_images(tmp_path: Path) -> None:
     write(tmp_path / "a.jpg", jpeg())
     write(tmp_path / "a.txt", "0 0.5 0.5 0.1 0.1")
     write(tmp_path / "data.yaml", "train: .\nnames: [cat]\n")
-    (record,) = records(YoloSource(tmp_path))
+    (record,), _ = read(tmp_path)
     assert (record["key"], len(record["boxes"])) == ("a.jpg", 1)
+
+
+def test_class_names_may_be_given(tmp_path: Path) -> None:
+    data_set(tmp_path, BOXES)
+    given = ["x", "y", "z"]
+    assert open_source(tmp_path, classes=given).attrs["classes"] == given
+    assert open_source(tmp_path, classes=write(tmp_path / "own.txt", "x\ny\nz\n")).attrs["classes"] == given
 
 
 @pytest.mark.parametrize(
     ("yaml", "says"),
     [
-        ("names: [a]", "names no images: expected train, val or test"),
-        ("train: images/train", "no class names are in names"),
-        ("train: images/none\nnames: [a]", "nothing exists at .*images/none"),
-        ("train: images/train\nnames: {0: a, 2: b}", "the keys of names are 0, 2; expected 0 to 1"),
-        ("train: images/train\nnames: [a, no]", "YAML reads the name of class 1 as False; put it in quotation marks"),
-        ("train: images/train\nnames: [a, a]", "'a' is listed twice"),
-        ("train: images/train\nnames: [a]\nnc: 2", "nc is 2, but names has 1"),
         (
-            "train: images/train\nnames: [a]\nkpt_shape: 17",
-            r"kpt_shape is \[number of keypoints from 1 to 100,000, 2 or 3\], not 17",
+            "names: [a]",
+            "names no images: expected a data.yaml with train, val or test, the folders of the images, and names",
         ),
-        (f"train: images/train\nnames: [a]\nkpt_shape: [{10**19}, 3]", r"from 1 to 100,000, 2 or 3\], not \[1000"),
+        ("", "names no images"),
+        (
+            "train: pictures/train",
+            r"gives no class names; name them in data.yaml, in classes.txt .* \(--classes cat,dog\)",
+        ),
+        ("train: pictures/none\nnames: [a]", "nothing exists at .*pictures/none"),
+        ("train: pictures/empty\nnames: [a]", "train has no images in pictures/empty"),
+        ("train: pictures/train\nnames: {0: a, 2: b}", "the keys of names are 0, 2; expected 0 to 1"),
+        ("train: pictures/train\nnames: [a, no]", "YAML reads the name of class 1 as False; put it in quotation marks"),
+        ("train: pictures/train\nnames: [a, a]", "'a' is listed twice"),
+        ("train: pictures/train\nnames: [a]\nnc: 2", "nc is 2, but names has 1"),
+        (
+            "train: pictures/train\nnames: [a]\nkpt_shape: 17",
+            r"kpt_shape is \[number of keypoints from 1 to 100,000, 2 or 3",
+        ),
+        (f"train: pictures/train\nnames: [a]\nkpt_shape: [{10**19}, 3]", r"from 1 to 100,000, 2 or 3\], not \[1000"),
         ("train: ../other\nnames: [a]", r"leads out of .*pass allow_outside=True"),
         ("train: 7\nnames: [a]", "train is the path of a folder or a list"),
+        (
+            "train: pictures/train\nnames: [a]",
+            "none of the 1 image has a label file; expected, for example, pictures/train/a",
+        ),
+        ("train: pictures/train\nnames: [cat, dog", r"data\.yaml: line 3"),
     ],
 )
-def test_a_faulty_data_yaml_is_refused(yaml: str, says: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["data.yaml", "."])
+def test_a_faulty_data_yaml_is_refused(yaml: str, says: str, name: str, tmp_path: Path) -> None:
     write(tmp_path / "other/a.jpg", jpeg())
-    data_set(tmp_path / "set", {"train/a": ""})
-    write(tmp_path / "set/data.yaml", yaml)
+    write(tmp_path / "set/pictures/train/a.jpg", jpeg())
+    (tmp_path / "set/pictures/empty").mkdir()
+    write(tmp_path / "set/data.yaml", f"\n{yaml}\n" if yaml else "{}")
     with pytest.raises(ConfigError, match=says):
-        YoloSource(tmp_path / "set/data.yaml")
-
-
-def test_a_data_set_without_any_label_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"has a label file; expected, for example, labels/train/a.txt for"):
-        YoloSource(data_set(tmp_path, {"train/a": None, "train/b": None}))
+        open_source(tmp_path / "set" / name, kind="yolo")
 
 
 def test_missing_sources_are_refused(tmp_path: Path) -> None:
     with pytest.raises(StoreNotFoundError):
-        YoloSource(tmp_path / "none.yaml")
-    with pytest.raises(ConfigError, match=r"is no data set of YOLO"):
-        YoloSource(tmp_path)
+        read(tmp_path / "none.yaml")
+    with pytest.raises(StoreNotFoundError, match="is not a folder"):
+        read(tmp_path, root=tmp_path / "none")
 
 
-def test_a_source_pickles_and_its_fingerprint_follows_the_files(tmp_path: Path) -> None:
-    file = data_set(tmp_path, BOXES)
-    source = YoloSource(file)
-    copy = pickle.loads(pickle.dumps(source))
-    assert [record["key"] for record in records(copy)] == [record["key"] for record in records(source)]
-    assert YoloSource(file).fingerprint == source.fingerprint
-    write(tmp_path / "labels/train/a.txt", "0 0.5 0.5 0.25 0.25")
-    assert YoloSource(file).fingerprint != source.fingerprint
+@pytest.mark.parametrize("changed", ["labels/train/a.txt", "images/train/a.jpg", "data.yaml"])
+def test_a_changed_file_is_not_resumed(changed: str, tmp_path: Path) -> None:
+    root, url = tmp_path / "set", f"lmdb://{tmp_path}/a.lmdb"
+    data_set(root, BOXES)
+
+    def interrupt(state: Any) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        storeds.pack(root, url, commit_every=1, progress=interrupt)
+    before = (root / changed).read_bytes()
+    times = os.stat(root / changed)
+    write(root / changed, before.replace(b"cat", b"dogs") if changed == "data.yaml" else before + b"\n")
+    with pytest.raises(ConfigError, match=r"plan\.source\.(xxh3|fields) was"):
+        storeds.pack(root, url, commit_every=1, resume=True)
+    write(root / changed, before)
+    os.utime(root / changed, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert storeds.pack(root, url, commit_every=1, resume=True).id == storeds.pack(root, f"hdf5://{tmp_path}/b.h5").id
 
 
 # Random label files
@@ -371,46 +422,13 @@ def test_random_label_files_read_as_plain_python_reads_them(
     text: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     root = tmp_path_factory.mktemp("set")
-    (record,) = records(YoloSource(data_set(root, {"train/a": text})))
+    (record,), _ = read(data_set(root, {"train/a": text}))
     labels, rows = oracle(text)
     assert record["labels"].tolist() == labels
     if rows and len(rows[0]) > 4:
         assert record["masks"] == [[row] for row in rows]
     else:
         assert record["boxes"].tolist() == rows
-
-
-def test_label_files_of_time_zero_and_broken_links_are_not_missing(tmp_path: Path) -> None:
-    root = tmp_path / "set"
-    data_set(root, {"train/a": "1 0.5 0.5 1 1\n", "train/b": ""})
-    os.utime(root / "labels/train/a.txt", (0, 0))
-    assert records(YoloSource(root))[0]["boxes"].tolist() == [[0.5, 0.5, 1, 1]]
-    (root / "labels/train/a.txt").unlink()
-    (root / "labels/train/a.txt").symlink_to("nowhere.txt")
-    assert "images/train/a.jpg: its label file cannot be read: No such file" in problems(root)
-
-
-def test_paths_of_windows_are_explained(tmp_path: Path) -> None:
-    root = tmp_path / "set"
-    file = data_set(root, {"train/1": "1 0.5 0.5 1 1\n", "train/2": ""})
-    write(root / "list.txt", "\ufeff.\\images\\train\\1.jpg\r\nimages/train/2.jpg\r\n")
-    file.write_text(file.read_text().replace("train: images/train", "train: list.txt"))
-    assert r".\images\train\1.jpg: cannot be read: No such file or directory; folders are separated by /" in problems(
-        root
-    )
-
-
-def test_a_label_file_with_a_suffix_in_capitals_is_explained(tmp_path: Path) -> None:
-    data_set(tmp_path / "set", {"train/1": "0 0.5 0.5 1 1\n", "train/2": ""})
-    (tmp_path / "set/labels/train/1.txt").rename(tmp_path / "set/labels/train/1.TXT")
-    assert "labels/train/1.TXT: label files end in .txt, and this one in .TXT; rename it" in problems(tmp_path / "set")
-
-
-def test_a_data_yaml_that_is_not_yaml_is_not_ignored(tmp_path: Path) -> None:
-    data_set(tmp_path / "set", {"train/1": "0 0.5 0.5 1 1\n"}, names="names: [cat, dog")
-    write(tmp_path / "set/classes.txt", "dog\ncat\n")
-    with pytest.raises(ConfigError, match=r"data\.yaml"):
-        YoloSource(tmp_path / "set")
 
 
 @pytest.mark.parametrize("kind", ["imagefolder", "flat"])
@@ -428,10 +446,3 @@ def test_labels_that_are_left_out_are_counted(kind: str, tmp_path: Path) -> None
     packed = storeds.pack(tmp_path, "memory://left out", overwrite=True, kind=kind)
     said = "left out 3 files that may describe the images: 2 *.txt, such as train/labels/a.txt, 1 *.xml, such as valid/images/b.xml"
     assert [note.partition(";")[0] for note in packed.notes] == [said]
-
-
-def test_a_yaml_file_is_one_of_yolo(tmp_path: Path) -> None:
-    data_set(tmp_path / "set", {"train/a": ""})
-    file = write(tmp_path / "set/data.yaml", "train: images/train\nnc: 3\n")
-    with pytest.raises(ConfigError, match="no class names are in names"):
-        open_source(file)

@@ -13,12 +13,11 @@ from storeds._utils.locations import StoreURL, nearest, redact, sniff
 from storeds._utils.text import counted, some
 from storeds.errors import ConfigError, StoreNotFoundError, suggest
 from storeds.ops.packing.rows import Rows
-from storeds.ops.packing.sources.paths import IMAGE_SUFFIXES, is_hidden, show
+from storeds.ops.packing.sources.paths import IMAGE_SUFFIXES, VIDEO_SUFFIXES, is_hidden, show
 from storeds.protocols import Backend
 
 __all__ = ["open_source"]
 
-_VIDEOS = (".mp4", ".m4v", ".mov", ".avi", ".mkv", ".webm", ".mpg", ".mpeg", ".wmv", ".flv")
 _SUFFIXES = {
     ".csv": "csv",
     ".tsv": "csv",
@@ -29,10 +28,11 @@ _SUFFIXES = {
     ".tar": "tar",
     ".gz": "tar",
     ".tgz": "tar",
-    **dict.fromkeys(_VIDEOS, "videos"),
+    **dict.fromkeys(VIDEO_SUFFIXES, "videos"),
 }
 _TABLE_DEPTH = 3
 _TRIED = 8  # sub-folders that are looked into
+_TRIED_JSON = 100  # files that may be those of COCO; a folder may have one for each image
 
 
 def open_source(
@@ -162,7 +162,7 @@ def _detect_known(path: str, names: set[str]) -> str | None:
     if {"storeds.json", "metadata.jsonl"} <= names:
         return "exported"
     if {"images", "labels"} <= names or any(name.lower().endswith((".yaml", ".yml")) for name in names):
-        from storeds.ops.packing.sources.yolo_data import is_yolo_folder
+        from storeds.ops.packing.sources.yolo import is_yolo_folder
 
         if is_yolo_folder(path):
             return "yolo"
@@ -179,7 +179,7 @@ def _detect_content(path: str) -> str | None:
     if suffix in (".yaml", ".yml"):
         return "yolo"
     if suffix == ".json":
-        from storeds.ops.packing.sources.coco_json import is_coco_file
+        from storeds.ops.packing.sources.coco import is_coco_file
 
         return "coco" if is_coco_file(path) else None
     with open(path, "rb") as file:
@@ -209,7 +209,7 @@ def _inspect(folder: str) -> tuple[str | None, list[str]]:
         inside = [entry.path for entry in entries if not is_hidden(entry.name) and _is_folder(entry)]
     except OSError:  # the source that lists the folder reports why
         return None, []
-    for kind, suffixes in (("images", IMAGE_SUFFIXES), ("table", (".parquet",)), ("videos", _VIDEOS)):
+    for kind, suffixes in (("images", IMAGE_SUFFIXES), ("table", (".parquet",)), ("videos", VIDEO_SUFFIXES)):
         if any(name.endswith(suffixes) for name in names):
             return kind, inside
     return None, inside
@@ -265,15 +265,18 @@ def _detect_folder(path: str, entries: list[os.DirEntry[str]], *, include_hidden
 
 def _refuse_coco(path: str, files: list[str], folders: list[str]) -> None:
     """Raise ConfigError if a folder has annotations of COCO, itself or in a sub-folder, which no kind of folder reads."""
-    from storeds.ops.packing.sources.coco_json import is_coco_file
-
     names = list(files)
     for folder in sorted(folders)[:_TRIED]:
         try:
             names += [f"{folder}/{name}" for name in os.listdir(os.path.join(path, folder))]
         except OSError:  # the source that lists the folder reports why
             continue
-    for name in sorted(name for name in names if name.lower().endswith(".json")):
+    names = sorted(name for name in names if name.lower().endswith(".json"))
+    if not names:
+        return
+    from storeds.ops.packing.sources.coco import is_coco_file
+
+    for name in names[:_TRIED_JSON]:
         file = os.path.join(path, name)
         if os.path.isfile(file) and is_coco_file(file):
             raise ConfigError(

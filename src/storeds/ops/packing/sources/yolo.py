@@ -2,44 +2,55 @@
 
 from __future__ import annotations
 
-import json
 import os
 import posixpath
 import re
-from array import array
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, field
+from itertools import chain
+from threading import Lock
+from typing import Any, Literal
+
+import numpy as np
 
 from storeds._utils.text import counted, some
-from storeds.errors import ConfigError
-from storeds.ops.packing.sources.base import (
-    IMAGE_SUFFIXES,
-    BadItem,
-    Fingerprint,
-    KeyedSource,
-    Problem,
-    Root,
-    StringArray,
-    file_state,
-    path_fault,
-    read_file,
-    show,
+from storeds.config.files import read_mapping
+from storeds.errors import ConfigError, StoreNotFoundError
+from storeds.jpeg.formats import read_picture_header
+from storeds.ops.packing.rows import Bad, BadItem, Row, Rows, from_start, read_file
+from storeds.ops.packing.sources.class_names import read_class_names
+from storeds.ops.packing.sources.paths import IMAGE_SUFFIXES, Root, Walk, path_fault, show
+from storeds.ops.packing.sources.turned import (
+    exif_orientation,
+    inverse,
+    turned_centres,
+    turned_keypoints,
+    turned_points,
 )
-from storeds.ops.packing.sources.columns import check_classes
-from storeds.ops.packing.sources.old_folders import FoundFile, Walk
-from storeds.ops.packing.sources.text import open_text
-from storeds.ops.packing.sources.yolo_data import YoloData, open_yolo_data
-from storeds.ops.packing.sources.yolo_labels import LabelFile, as_stored, task_of
 from storeds.protocols import JSON, Field, Record
 
-__all__ = ["YoloSource", "labels_of"]
+__all__ = ["SPLITS", "TOLERANCE", "is_yolo_folder", "labels_of", "yolo"]
 
+SPLITS = ("train", "val", "valid", "test", "minival")
+TOLERANCE = 1e-3
+"""How far a coordinate may lie outside [0, 1]: half a unit of the last of three decimals, and some more."""
+
+_YAML = (".yaml", ".yml")
+_SPLIT_FOLDER = re.compile(r"(train|val|valid|validation|test|minival)(\d{4})?")
 _OTHER_TEXT = re.compile(r"(classes|notes|labels|train|val|valid|test|readme.*)\.txt", re.I)
+_MOST_KEYPOINTS = 100_000  # of an object
 
 
-class YoloSource(KeyedSource):
-    """A data set of YOLO: the data.yaml of Ultralytics, or a folder with ``images`` and ``labels``.
+def yolo(
+    path: str | os.PathLike[str],
+    *,
+    root: str | os.PathLike[str] | None = None,
+    classes: Sequence[str] | str | os.PathLike[str] | None = None,
+    allow_outside: bool = False,
+    include_hidden: bool = False,
+) -> Rows:
+    """Rows of a data set of YOLO: the data.yaml of Ultralytics, or a folder with ``images`` and ``labels``.
 
     Parameters
     ----------
@@ -47,8 +58,9 @@ class YoloSource(KeyedSource):
         The data.yaml, or the folder. A folder with a data.yaml is read as that file says.
     root : path, optional
         The folder that paths in a data.yaml are relative to; by default its ``path``, or its own folder.
-    classes : sequence of str, optional
-        The class names in the order of their numbers. The default is what data.yaml or classes.txt says.
+    classes : sequence of str or path, optional
+        The class names in the order of their numbers, or a file of them. The default is what data.yaml or classes.txt
+        says.
     allow_outside : bool
         Allow images outside the root.
     include_hidden : bool
@@ -61,211 +73,46 @@ class YoloSource(KeyedSource):
     ConfigError
         The data.yaml is not one of YOLO; no class names are given; a split has no images, or no image has labels.
     """
+    data = _describe(os.fspath(path), None if root is None else os.fspath(root), classes)
+    below = Root(data.root, allow_outside=allow_outside)
+    listing = _Listing(data, below, Walk(below, include_hidden=include_hidden))
+    labels = _LabelFile(listing.task(), len(data.classes), data.keypoints)
+    has_splits = len({split for _, split, _ in listing.images}) > 1
+    repeated: dict[str, int] = {}
+    lock = Lock()
 
-    def __init__(
-        self,
-        path: str | os.PathLike[str],
-        *,
-        root: str | os.PathLike[str] | None = None,
-        classes: Sequence[str] | None = None,
-        allow_outside: bool = False,
-        include_hidden: bool = False,
-    ) -> None:
-        given = check_classes(classes, "auto")
-        data = open_yolo_data(os.fspath(path), None if root is None else os.fspath(root), given)
-        self._root = data.root
-        listing = _Listing(data, allow_outside=allow_outside, include_hidden=include_hidden)
-        self._keys, self._sizes, self._splits = listing.keys, listing.sizes, listing.splits
-        self._labelled = listing.labelled
-        self.problems: Sequence[Problem] = tuple(listing.problems)
-        self.notes: tuple[str, ...] = tuple(listing.notes())
-        self._labels = LabelFile(self._task(data), len(data.classes), data.keypoints)
-        self._parts = [name for name in data.parts if name in set(listing.used)]
-        split = {"split": Field("str")} if len(self._parts) > 1 else {}
-        image = {"image": Field("image", role="image")}
-        self.fields: Mapping[str, Field] = {**image, **self._labels.fields, **split, "key": Field("str")}
-        names: list[JSON] = list(data.classes)
-        source: dict[str, JSON] = {"kind": "yolo", "file": os.path.basename(data.file)}
-        self.attrs: Mapping[str, JSON] = {"classes": names, **data.attrs, "source": source}
-        listing.fingerprint.add(json.dumps([data.classes, self._labels.task, data.keypoints, self._parts]))
-        self.fingerprint: JSON = listing.fingerprint.finish("yolo", len(self._keys))
+    def items() -> Iterator[Row | Bad]:
+        for key, split, has_labels in listing.images:
+            text = below.file(labels_of(key), "its label file") if has_labels else b""
+            yield Row(key, {"image": below.file(key), "labels": text, "split": split, "key": key})
+        yield from listing.bad
 
-    def _task(self, data: YoloData) -> Any:
-        """Return what the first line of all label files describes."""
-        if data.keypoints is not None:
-            return "keypoints"
-        for index in range(len(self)):
-            try:
-                text = self._read_labels(index).decode("utf-8-sig")
-            except (BadItem, UnicodeDecodeError):  # `read` reports it
-                continue
-            if text.strip():
-                return task_of(text.lstrip().split("\n", 1)[0])
-        return "boxes"
+    def finish(values: Record) -> Record:
+        blob, split, key = values["image"], values["split"], str(values["key"])
+        objects, again = labels.parse(values["labels"], labels_of(key))
+        if again:
+            with lock:
+                repeated[key] = again
+                lines = counted(sum(repeated.values()), "repeated line is", "repeated lines are")
+                rows.notes = [*notes, f"{lines} left out of label files, such as {labels_of(min(repeated))}"]
+        return {
+            "image": blob,
+            **_as_stored(objects, blob),
+            **({"split": split} if has_splits else {}),
+            "key": key,
+        }
 
-    def _read_labels(self, index: int) -> bytes:
-        if not self._labelled[index]:
-            return b""
-        path = labels_of(self._keys[index])
-        try:
-            return read_file(os.path.join(self._root, path.replace("/", os.sep)))
-        except BadItem as fault:
-            raise BadItem(f"its label file {fault} ({path})") from None
-
-    def read(self, index: int, /) -> Record:
-        # docstring inherited
-        key = self._keys[index]
-        objects = self._labels.parse(self._read_labels(index), labels_of(key))
-        blob = read_file(os.path.join(self._root, key.replace("/", os.sep)))
-        record: Record = {"image": blob, **as_stored(objects, blob)}
-        if len(self._parts) > 1:
-            record["split"] = self._parts[self._splits[index]]
-        record["key"] = key
-        return record
-
-
-class _Listing:
-    """Lists the images of a data set and their label files, and what is wrong with them."""
-
-    def __init__(self, data: YoloData, *, allow_outside: bool, include_hidden: bool) -> None:
-        self._data, self._root = data, Root(data.root, allow_outside=allow_outside)
-        self._walk = Walk(self._root, include_hidden=include_hidden)
-        self._texts = Walk(self._root, (".txt",), include_hidden=include_hidden)
-        self.keys, self.sizes, self.splits = StringArray(), array("q"), array("q")
-        self.labelled = array("b")
-        self.fingerprint = Fingerprint()
-        self._own: list[Problem] = []
-        self._split_of: dict[str, str] = {}  # key → split
-        self._by_labels: dict[str, list[str]] = {}  # label file → keys
-        self._folders: dict[str, None] = {}  # of labels that belong to folders of images
-        self._unlabelled, self._twice = Counter[str](), Counter[tuple[str, str]]()
-        found: list[FoundFile] = []
-        for split, entries in data.parts.items():
-            before = len(found)
-            for entry in entries:
-                found += self._new(self._images(split, entry), split)
-            if len(found) == before and not self.problems and not any(split in pair for pair in self._twice):
-                raise ConfigError(f"{data.file}: {split or 'the folder'} has no images in {some(entries)}")
-        self._add(found)
-        self._report_texts()
-        self.used = {split for split in data.parts if split in set(self._split_of.values())}
-
-    @property
-    def problems(self) -> list[Problem]:
-        return [*self._walk.problems, *self._texts.problems, *self._own]
-
-    def notes(self) -> Iterator[str]:
-        """Yield sentences about what the user may not expect."""
-        yield from self._data.notes
-        yield from self._walk.hidden.notes()
-        if self._unlabelled:
-            splits = ", ".join(f"{count:,} in {split}" for split, count in self._unlabelled.items() if split)
-            where = f" ({splits})" if splits else ""
-            yield (
-                f"{counted(sum(self._unlabelled.values()), 'image has', 'images have')} no label file{where}, and so no "
-                "objects"
-            )
-        for (first, again), count in self._twice.items():
-            where = f"in {first} and in {again}" if first != again else f"twice in {first or 'the folder'}"
-            once = f", in {first}" if first else ""
-            yield f"{counted(count, 'image is', 'images are')} {where}, and packed once{once}"
-
-    def _images(self, split: str, entry: str) -> list[FoundFile]:
-        path = os.path.join(self._root.path, entry)
-        relative = posixpath.normpath(os.path.relpath(path, self._root.path).replace(os.sep, "/"))
-        fault = path_fault(entry) or (self._root.path_fault(relative) if relative != "." else None)
-        if fault:
-            raise ConfigError(f"{self._data.file}: {split}: {show(entry)}: {fault}")
-        if os.path.isdir(path):
-            top = "" if relative == "." else relative
-            self._folders[posixpath.dirname(labels_of(f"{top}/x" if top else "x"))] = None
-            return list(self._walk.files(top))
-        if entry.lower().endswith(".txt") and os.path.isfile(path):
-            return list(self._listed(path, relative))
-        raise ConfigError(
-            f"{self._data.file}: {split} is {show(entry)}, and nothing exists at {show(path)}; it is a folder of images or "
-            "a .txt list of them, relative to path; pass root= (--root) if the data set is elsewhere"
-        )
-
-    def _listed(self, path: str, relative: str) -> Iterator[FoundFile]:
-        """Yield the images in a list, one path a line, as Ultralytics reads it."""
-        with open_text(path, None) as opened:
-            for number, line in enumerate(opened, 1):
-                written = line.strip()
-                if not written:
-                    continue
-                below = posixpath.join(posixpath.dirname(relative), written) if written.startswith("./") else written
-                if os.path.isabs(below):
-                    below = os.path.relpath(below, self._root.path).replace(os.sep, "/")
-                key = posixpath.normpath(below)
-                fault = path_fault(key) or self._root.path_fault(key)
-                if fault is None and not key.lower().endswith(IMAGE_SUFFIXES):
-                    fault = f"ends in none of {' '.join(IMAGE_SUFFIXES)}"
-                if fault is None and self._walk.hidden.skips_path(key):
-                    continue
-                if fault is None:
-                    yield (key, *file_state(os.path.join(self._root.path, key)))
-                else:
-                    self._own.append(Problem(f"{relative} line {number} ({show(written)})", fault))
-
-    def _new(self, found: Sequence[FoundFile], split: str) -> Iterator[FoundFile]:
-        """Yield the images that are not in an earlier split, or earlier in this one."""
-        for each in found:
-            earlier = self._split_of.setdefault(each[0], split)
-            keys = self._by_labels.setdefault(labels_of(each[0]), [])
-            if each[0] not in keys:
-                keys.append(each[0])
-                yield each
-            else:
-                self._twice[earlier, split] += 1
-
-    def _add(self, found: Sequence[FoundFile]) -> None:
-        numbers = {split: number for number, split in enumerate(self._data.parts)}
-        for key, size, mtime in found:
-            labels = labels_of(key)
-            same = [other for other in self._by_labels[labels] if other != key]
-            if same:
-                self._own.append(
-                    Problem(key, f"another image has the same label file: {some(sorted(same))} ({labels}); rename one")
-                )
-                del self._split_of[key]
-                continue
-            label_path = os.path.join(self._root.path, labels)
-            label_size, label_mtime = file_state(label_path)
-            # Archives may give every file the time 0, and a broken link is no missing file: reading it reports why.
-            has_labels = label_mtime != 0 or os.path.lexists(label_path)
-            fault = self._root.path_fault(labels) if has_labels else None
-            if fault is not None:
-                self._own.append(Problem(key, f"its label file {labels}: {fault}"))
-                del self._split_of[key]
-                continue
-            split = self._split_of[key]
-            if not has_labels:
-                self._unlabelled[split] += 1
-            self.keys.append(key)
-            self.sizes.append(size + label_size)
-            self.splits.append(numbers[split])
-            self.labelled.append(has_labels)
-            self.fingerprint.add(key, size, mtime, label_size, label_mtime, numbers[split])
-        if len(self.keys) and not any(self.labelled):
-            raise ConfigError(
-                f"{self._data.file}: none of the {counted(len(self.keys), 'image')} has a label file; expected, for "
-                f"example, {labels_of(self.keys[0])} for {self.keys[0]}; --kind flat packs images without labels"
-            )
-
-    def _report_texts(self) -> None:
-        """Report label files without an image, in the folders that belong to folders of images."""
-        for folder in self._folders:
-            if not os.path.isdir(os.path.join(self._root.path, folder)):
-                continue
-            for path, _, _ in self._texts.files(folder):
-                is_other = _OTHER_TEXT.fullmatch(posixpath.basename(path)) is not None
-                if path not in self._by_labels and not is_other:
-                    stem, suffix = posixpath.splitext(path)
-                    fault = f"the label file has no image ({_images_of(stem)}.*)"
-                    if suffix != ".txt" and f"{stem}.txt" in self._by_labels:
-                        fault = f"label files end in .txt, and this one in {suffix}; rename it"
-                    self._own.append(Problem(path, fault))
+    notes = [*data.notes, *listing.notes()]
+    fields = {"image": Field("image", role="image"), **labels.fields, **({"split": Field("str")} if has_splits else {})}
+    attrs: dict[str, JSON] = {
+        "classes": list(data.classes),
+        **data.attrs,
+        "source": {"kind": "yolo", "file": os.path.basename(data.file)},
+    }
+    rows = Rows(
+        fields={**fields, "key": Field("str")}, attrs=attrs, items=from_start(items), finish=finish, notes=list(notes)
+    )
+    return rows
 
 
 def labels_of(key: str) -> str:
@@ -275,6 +122,440 @@ def labels_of(key: str) -> str:
     return f"{stem}.txt"[1:]
 
 
-def _images_of(path: str) -> str:
-    before, found, after = f"/{path}".rpartition("/labels/")
-    return f"{before}/images/{after}"[1:] if found else path
+# What a data.yaml, or the folders, say
+
+
+@dataclass
+class _DataSet:
+    """What a data.yaml or a folder says.
+
+    Parameters
+    ----------
+    root : str
+        The folder that keys are relative to.
+    file : str
+        What describes the data set, for messages and attributes.
+    parts : dict
+        Split → folders of images and lists of them, as written. The split is empty without splits.
+    classes : list of str
+        Class names.
+    keypoints : (int, int), optional
+        ``kpt_shape``.
+    attrs : dict
+        Further attributes of the store.
+    notes : list of str
+        What the user may not expect.
+    """
+
+    root: str
+    file: str
+    parts: dict[str, list[str]]
+    classes: list[str]
+    keypoints: tuple[int, int] | None = None
+    attrs: dict[str, JSON] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
+def is_yolo_folder(path: str) -> bool:
+    """Whether a folder has a data.yaml of YOLO, or ``images`` and ``labels`` with text files."""
+    labels = os.path.join(path, "labels")
+    try:
+        if any(_names_splits(os.path.join(path, name)) for name in os.listdir(path)):
+            return True
+        if not os.path.isdir(os.path.join(path, "images")) or not os.path.isdir(labels):
+            return False
+        inside = sorted(os.scandir(labels), key=lambda entry: entry.name)
+        folders = [labels, *(entry.path for entry in inside if entry.is_dir())][:8]
+        return any(name.lower().endswith(".txt") for folder in folders for name in os.listdir(folder))
+    except OSError:
+        return False
+
+
+def _names_splits(path: str) -> bool:
+    """Whether a file is YAML with class names and a split."""
+    if not path.lower().endswith(_YAML):
+        return False
+    try:
+        found = read_mapping(path)
+    except (ConfigError, StoreNotFoundError):
+        return False
+    return "names" in found and any(split in found for split in SPLITS)
+
+
+def _yaml_in(folder: str) -> str | None:
+    """Return the YAML file of a folder that describes a data set of YOLO, or its data.yaml."""
+    paths = [os.path.join(folder, name) for name in sorted(os.listdir(folder)) if name.lower().endswith(_YAML)]
+    own = [path for path in paths if os.path.basename(path).lower().startswith("data.")]
+    found = [path for path in paths if _names_splits(path)]
+    return next((each[0] for each in ([path for path in own if path in found], found, own) if len(each) == 1), None)
+
+
+def _describe(path: str, root: str | None, classes: Any) -> _DataSet:
+    """Return what describes the data set at `path`, a data.yaml or a folder."""
+    if root is not None and not os.path.isdir(root):
+        raise StoreNotFoundError(f"root={root!r} is not a folder")
+    file = _yaml_in(path) if os.path.isdir(path) else path
+    folder = path if os.path.isdir(path) else os.path.dirname(os.path.abspath(path))
+    found, shown = read_mapping(file) if file else {}, show(file or path)
+    notes: list[str] = []
+    if found.get("validation") and not found.get("val"):
+        found["val"] = found["validation"]
+        notes.append("validation is read as val, as Ultralytics reads it")
+    parts = {split: _entries(shown, split, found[split]) for split in SPLITS if found.get(split)}
+    base = _base(shown, folder, found.get("path"), parts) if root is None else root
+    if not parts:
+        if not os.path.isdir(os.path.join(base, "images")):
+            raise ConfigError(
+                f"{shown} names no images: expected a data.yaml with train, val or test, the folders of the images, and "
+                "names; or folders images and labels"
+            )
+        parts = _parts_in(base)
+    for split, entries in parts.items():
+        entries[:] = [_moved(base, entry) for entry in entries]
+        # Ultralytics reads the test split only when it is asked to, and many files name one that is not there.
+        if split == "test" and not any(os.path.exists(os.path.join(base, entry)) for entry in entries):
+            notes.append(f"{split} is {some(entries)}, which does not exist, and is left out")
+            entries.clear()
+    names = _class_names(shown, base, found, classes)
+    keypoints = _keypoints(shown, found.get("kpt_shape"))
+    attrs: dict[str, JSON] = {}
+    if keypoints is not None and isinstance(found.get("flip_idx"), list):
+        attrs["flip_idx"] = found["flip_idx"]
+    kept = {split: entries for split, entries in parts.items() if entries}
+    return _DataSet(os.path.abspath(base), file or path, kept, names, keypoints, attrs, notes)
+
+
+def _entries(shown: str, split: str, value: Any) -> list[str]:
+    entries = value if isinstance(value, list) else [value]
+    if not all(isinstance(entry, str) for entry in entries):
+        raise ConfigError(
+            f"{shown}: {split} is the path of a folder or a list, or several in a YAML list, not {value!r}"
+        )
+    return list(entries)
+
+
+def _moved(base: str, entry: str) -> str:
+    """Return an entry as Ultralytics reads it: ``../train/images`` (Roboflow) lies in the root if it is not beside it."""
+    return entry[3:] if entry.startswith("../") and not os.path.exists(os.path.join(base, entry)) else entry
+
+
+def _base(shown: str, folder: str, given: Any, parts: Mapping[str, list[str]]) -> str:
+    """Return the folder that ``path`` in a data.yaml names."""
+    if not given or not parts:
+        return folder
+    if not isinstance(given, str):
+        raise ConfigError(f"{shown}: path is the folder of the data set, not {given!r}")
+    # The last is a data set that was moved together with its data.yaml.
+    tried = dict.fromkeys([os.path.normpath(os.path.join(folder, given)), os.path.abspath(given), folder])
+    for base in tried:
+        if any(os.path.exists(os.path.join(base, _moved(base, entry))) for entry in chain(*parts.values())):
+            return base
+    raise ConfigError(
+        f"{shown}: path is {show(given)}, and no images are there (tried {', '.join(map(show, tried))}); pass root= "
+        "(--option root=…) if the data set is elsewhere"
+    )
+
+
+def _parts_in(folder: str) -> dict[str, list[str]]:
+    """Return the splits of a folder with ``images``: its sub-folders if all have names of splits."""
+    entries = [entry for entry in os.scandir(os.path.join(folder, "images")) if not entry.name.startswith(".")]
+    names = sorted(entry.name for entry in entries if entry.is_dir())
+    is_split = all(_SPLIT_FOLDER.fullmatch(name) for name in names)
+    if not names or not is_split or any(entry.name.lower().endswith(IMAGE_SUFFIXES) for entry in entries):
+        return {"": ["images"]}
+    return {name: [f"images/{name}"] for name in names}
+
+
+def _class_names(shown: str, base: str, found: Mapping[str, Any], classes: Any) -> list[str]:
+    """Return the class names: those that the caller gives, those of the data.yaml, or those of classes.txt."""
+    given = classes if classes is not None else found.get("names")
+    if not given:
+        files = [os.path.join(base, name) for name in ("classes.txt", "labels/classes.txt")]
+        given = next(filter(os.path.isfile, files), None)
+    if not given:
+        raise ConfigError(
+            f"{shown} gives no class names; name them in data.yaml, in classes.txt (one name a line), or with classes= "
+            "(--classes cat,dog)"
+        )
+    if isinstance(given, (str, os.PathLike)):
+        given = read_class_names(os.fspath(given))
+    if isinstance(given, dict):
+        by_number = {str(number): name for number, name in given.items()}
+        given = [by_number.get(str(number)) for number in range(len(by_number))]
+        if None in given:
+            raise ConfigError(f"{shown}: the keys of names are {some(by_number)}; expected 0 to {len(given) - 1}")
+    for number, name in enumerate(given):
+        if isinstance(name, bool) or not isinstance(name, (str, int)):
+            raise ConfigError(f"{shown}: YAML reads the name of class {number} as {name!r}; put it in quotation marks")
+    names = list(map(str, given))
+    doubled = [name for name, count in Counter(names).items() if count > 1]
+    if doubled:
+        raise ConfigError(f"{shown}: class {doubled[0]!r} is listed twice")
+    if classes is None and isinstance(found.get("nc"), int) and found["nc"] != len(names):
+        raise ConfigError(f"{shown}: nc is {found['nc']}, but names has {len(names)}")
+    return names
+
+
+def _keypoints(shown: str, shape: Any) -> tuple[int, int] | None:
+    if shape is None:
+        return None
+    is_shape = isinstance(shape, list) and len(shape) == 2 and all(type(number) is int for number in shape)
+    if not is_shape or not 1 <= shape[0] <= _MOST_KEYPOINTS or shape[1] not in (2, 3):
+        raise ConfigError(
+            f"{shown}: kpt_shape is [number of keypoints from 1 to {_MOST_KEYPOINTS:,}, 2 or 3], not {shape!r:.60}"
+        )
+    return shape[0], shape[1]
+
+
+# Images and their label files
+
+
+class _Listing:
+    """Lists the images of a data set, and what is wrong with them and with the names of their label files.
+
+    Attributes
+    ----------
+    images : list of (str, str, bool)
+        The key of each good image, its split, and whether it has a label file.
+    bad : list of Bad
+    """
+
+    def __init__(self, data: _DataSet, root: Root, walk: Walk) -> None:
+        self._data, self._root, self._walk = data, root, walk
+        self.images: list[tuple[str, str, bool]] = []
+        self.bad: list[Bad] = []
+        self._twice = Counter[tuple[str, str]]()
+        self._folders: dict[str, None] = {}  # of labels that belong to folders of images
+        splits: dict[str, str] = {}  # key → split
+        for split, entries in data.parts.items():
+            found = [each for entry in entries for each in self._in(split, entry)]
+            if not found:
+                raise ConfigError(f"{data.file}: {split or 'the folder'} has no images in {some(entries)}")
+            for each in found:
+                if isinstance(each, Bad):
+                    self.bad.append(each)
+                elif each in splits:
+                    self._twice[splits[each], split] += 1
+                else:
+                    splits[each] = split
+        for key, split in splits.items():
+            self._add(key, split)
+        self._add_lone_labels(set(map(labels_of, splits)))
+        if self.images and not any(has_labels for *_, has_labels in self.images):
+            key = self.images[0][0]
+            raise ConfigError(
+                f"{data.file}: none of the {counted(len(self.images), 'image')} has a label file; expected, for example, "
+                f"{labels_of(key)} for {key}; kind='flat' (--kind flat) packs images without labels"
+            )
+
+    def _in(self, split: str, entry: str) -> Iterator[str | Bad]:
+        """Yield the keys of the images in a folder, or in a list with one path a line."""
+        path = os.path.join(self._root.path, entry)
+        relative = posixpath.normpath(os.path.relpath(path, self._root.path).replace(os.sep, "/"))
+        fault = path_fault(entry) or (self._root.path_fault(relative) if relative != "." else None)
+        if fault:
+            raise ConfigError(f"{self._data.file}: {split}: {show(entry)}: {fault}")
+        if os.path.isdir(path):
+            top = "" if relative == "." else relative
+            self._folders[posixpath.dirname(labels_of(posixpath.join(top, "x")))] = None
+            for each in self._walk.files(top):
+                yield each if isinstance(each, Bad) else each[0]
+        elif entry.lower().endswith(".txt") and os.path.isfile(path):
+            yield from self._listed(path, relative)
+        else:
+            raise ConfigError(
+                f"{self._data.file}: {split} is {show(entry)}, and nothing exists at {show(path)}; it is a folder of images "
+                "or a .txt list of them, relative to path; pass root= (--option root=…) if the data set is elsewhere"
+            )
+
+    def _listed(self, path: str, relative: str) -> Iterator[str | Bad]:
+        try:
+            lines = read_file(path).decode("utf-8-sig").splitlines()
+        except (BadItem, UnicodeDecodeError) as error:
+            raise ConfigError(f"the list {show(path)} cannot be read: {error}") from None
+        for number, line in enumerate(lines, 1):
+            written = line.strip()
+            below = posixpath.join(posixpath.dirname(relative), written) if written.startswith("./") else written
+            if os.path.isabs(below):
+                below = os.path.relpath(below, self._root.path).replace(os.sep, "/")
+            key = posixpath.normpath(below)
+            fault = self._root.path_fault(key)
+            if fault is None and not key.lower().endswith(IMAGE_SUFFIXES):
+                fault = f"ends in none of {' '.join(IMAGE_SUFFIXES)}"
+            if written and (fault or not self._walk.hidden.skips_path(key)):
+                yield Bad(f"{relative} line {number} ({show(written)})", fault) if fault else key
+
+    def _add(self, key: str, split: str) -> None:
+        labels = labels_of(key)
+        # A broken link is no missing file: reading it reports why.
+        has_labels = os.path.lexists(os.path.join(self._root.path, labels))
+        fault = self._root.path_fault(labels) if has_labels else None
+        if fault is None:
+            self.images.append((key, split, has_labels))
+        else:
+            self.bad.append(Bad(key, f"its label file {labels}: {fault}"))
+
+    def _add_lone_labels(self, known: set[str]) -> None:
+        """Report label files without an image, in the folders that belong to folders of images."""
+        walk = Walk(self._root, (".txt",))
+        for folder in self._folders:
+            found = walk.files(folder) if os.path.isdir(os.path.join(self._root.path, folder)) else ()
+            for each in found:
+                if isinstance(each, Bad):
+                    self.bad.append(each)
+                elif each[0] not in known and not _OTHER_TEXT.fullmatch(posixpath.basename(each[0])):
+                    self.bad.append(
+                        Bad(each[0], "no image has this label file: the names differ in more than .jpg and .txt")
+                    )
+
+    def task(self) -> _Task:
+        """Return what the first line of all label files describes."""
+        if self._data.keypoints is not None:
+            return "keypoints"
+        for key, _, has_labels in self.images:
+            try:
+                text = read_file(os.path.join(self._root.path, labels_of(key))) if has_labels else b""
+            except BadItem:  # reading the item reports it
+                continue
+            if text.strip():
+                first = text.removeprefix(b"\xef\xbb\xbf").lstrip().split(b"\n", 1)[0]
+                return "polygons" if len(first.split()) > 6 else "boxes"
+        return "boxes"
+
+    def notes(self) -> Iterator[str]:
+        """Yield sentences about what the user may not expect."""
+        yield from self._walk.hidden.notes()
+        unlabelled = sum(not has_labels for *_, has_labels in self.images)
+        if unlabelled:
+            yield f"{counted(unlabelled, 'image has', 'images have')} no label file, and so no objects"
+        for (first, again), count in self._twice.items():
+            where = f"in {first} and in {again}" if first != again else f"twice in {first or 'the folder'}"
+            yield f"{counted(count, 'image is', 'images are')} {where}, and packed once{f', in {first}' if first else ''}"
+
+
+# Lines of label files
+
+_Task = Literal["boxes", "polygons", "keypoints"]
+
+
+@dataclass(frozen=True)
+class _LabelFile:
+    """How the label files of one data set are read.
+
+    Parameters
+    ----------
+    task : str
+        What every line describes.
+    classes : int
+        Number of classes.
+    keypoints : (int, int) or None
+        For keypoints: how many each object has, and 2 or 3 values for each.
+    """
+
+    task: _Task
+    classes: int
+    keypoints: tuple[int, int] | None = None
+
+    @property
+    def fields(self) -> dict[str, Field]:
+        """The fields of the objects, in the order of a record."""
+        fields = {
+            "boxes": Field("array", "<f8", (None, 4), role="boxes", format="cxcywh", relative=True),
+            "labels": Field("array", "<i8", (None,), role="labels"),
+        }
+        if self.task == "polygons":
+            fields["masks"] = Field("json", role="mask", format="coco", relative=True)
+        if self.keypoints is not None:
+            fields["keypoints"] = Field("array", "<f8", (None, *self.keypoints), role="keypoints", relative=True)
+        return fields
+
+    def parse(self, blob: bytes, name: str) -> tuple[Record, int]:
+        """Return the objects in the bytes of file `name`, and how many lines were there before; raises `BadItem`."""
+        try:
+            text = blob.decode("utf-8-sig")
+        except UnicodeDecodeError as error:
+            raise BadItem(f"its label file is not text: byte {error.start} is not UTF-8 ({name})") from None
+        found: dict[tuple[float, ...], None] = {}
+        count = 0
+        for number, line in enumerate(text.split("\n"), 1):
+            texts = line.split()
+            if texts:
+                count += 1
+                try:
+                    found[self._row(texts)] = None
+                except BadItem as fault:
+                    raise BadItem(f"{fault} ({name} line {number})") from None
+        return self._record(list(found)), count - len(found)
+
+    def _row(self, texts: Sequence[str]) -> tuple[float, ...]:
+        """Return the numbers of one line; raises `BadItem`."""
+        points, values = self.keypoints or (0, 0)
+        if self.task == "polygons":
+            is_wrong = len(texts) < 7 or len(texts) % 2 == 0
+            what = "the first line of the data set is a polygon, of a class and three or more points x y"
+        elif self.task == "boxes":
+            is_wrong = len(texts) != 5
+            what = "the first line of the data set is a box, of 5: class, x, y, width, height"
+        else:
+            is_wrong = len(texts) != 5 + points * values
+            what = f"kpt_shape asks for a box of 5, and {values} for each of {points} keypoints"
+        if is_wrong:
+            raise BadItem(f"a line has {len(texts)} values; {what}")
+        try:
+            row = tuple(map(float, texts))
+        except ValueError as error:
+            raise BadItem(f"a value is not a number: {error}") from None
+        if not row[0].is_integer() or not 0 <= row[0] < self.classes:
+            raise BadItem(f"class {texts[0]} has no name: there are {self.classes} classes, and the first is 0")
+        places = row[1:] if self.keypoints is None else (*row[1:5], *self._places(row[5:], values))
+        for value in places:
+            if not -TOLERANCE <= value <= 1 + TOLERANCE:
+                pixels = ", so these are perhaps pixels" if value > 2 else ""
+                raise BadItem(f"a coordinate is {value:g}, outside 0 to 1{pixels}")
+        return row
+
+    def _places(self, points: Sequence[float], values: int) -> Iterator[float]:
+        """Yield the coordinates of keypoints; one of visibility 0 has no place."""
+        for start in range(0, len(points), values):
+            if values == 3 and points[start + 2] not in (0, 1, 2):
+                raise BadItem(f"a visibility of {points[start + 2]:g} is none of 0, 1 and 2")
+            if values == 2 or points[start + 2]:
+                yield from points[start : start + 2]
+
+    def _record(self, rows: Sequence[tuple[float, ...]]) -> Record:
+        boxes = [_hull(row[1:]) if self.task == "polygons" else row[1:5] for row in rows]
+        record: Record = {
+            "boxes": np.array(boxes, np.float64).reshape(-1, 4),
+            "labels": np.array([row[0] for row in rows], np.int64),
+        }
+        if self.task == "polygons":
+            record["masks"] = [[list(row[1:])] for row in rows]
+        if self.keypoints is not None:
+            points = [row[5:] for row in rows]
+            record["keypoints"] = np.array(points, np.float64).reshape(-1, *self.keypoints)
+        return record
+
+
+def _hull(points: Sequence[float]) -> tuple[float, float, float, float]:
+    """Return the box around a polygon, as centre and size."""
+    left, right, top, bottom = min(points[::2]), max(points[::2]), min(points[1::2]), max(points[1::2])
+    return (left + right) / 2, (top + bottom) / 2, right - left, bottom - top
+
+
+def _as_stored(objects: Record, blob: bytes) -> Record:
+    """Return the objects of a picture for its pixels as stored: label files refer to the picture as EXIF displays it."""
+    orientation = exif_orientation(blob)
+    header = read_picture_header(blob) if orientation > 1 and len(objects["boxes"]) else None
+    if header is None:
+        return objects
+    back = inverse(orientation)
+    turned = {**objects, "boxes": turned_centres(objects["boxes"], back)}
+    if "masks" in objects:
+        turned["masks"] = [
+            [turned_points(np.reshape(polygon, (-1, 2)), back).ravel().tolist() for polygon in polygons]
+            for polygons in objects["masks"]
+        ]
+    if "keypoints" in objects:
+        shown = (header.width, header.height) if orientation > 4 else (header.height, header.width)
+        turned["keypoints"] = turned_keypoints(objects["keypoints"], back, shown)
+    return turned
