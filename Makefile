@@ -40,7 +40,7 @@ test-full: server ## run every test with all its cases: an hour
 test-gpu: $(READY) ## run the tests marked cuda, then measure how copies to the GPU overlap with training steps
 	$(BIN)/python -c "import torch; torch.cuda.is_available() or exit('make test-gpu needs a GPU: PyTorch sees no CUDA device')"
 	$(BIN)/python -m pytest -m cuda
-	$(BIN)/python -m benchmarks.device
+	$(BIN)/python -m benchmarks device
 
 test-tf: $(TF_READY) ## run the tests of storeds.loaders.tf with TensorFlow, in a virtual environment of its own
 	$(TF_VENV)/bin/python -m pytest tests_tf
@@ -67,24 +67,11 @@ lint: $(READY) ## check rules, format, types, the order of the packages, Markdow
 types: $(READY) ## check with pyright that every public name declares its type
 	$(BIN)/python scripts/check_types.py
 
-bench: server ## measure reading, opening, packing and shuffling; tables here, JSON in build/bench
-	$(BIN)/python -m benchmarks.reading
-	$(BIN)/python -m benchmarks.arrays
-	$(BIN)/python -m benchmarks.loaders
-	$(BIN)/python -m benchmarks.opening
-	$(BIN)/python -m benchmarks.packing
-	$(BIN)/python -m benchmarks.crops
-	$(BIN)/python -m benchmarks.stages
-	$(BIN)/python -m benchmarks.silent
-	$(BIN)/python -m benchmarks.samples
-	$(BIN)/python -m benchmarks.shuffling
-	$(BIN)/python -m benchmarks.videos
-	$(BIN)/python -m benchmarks.foreign_lmdb
-	$(BIN)/python -m benchmarks.foreign_hdf5
-	$(MAKE) bench-peers
+bench: server ## measure reading, opening, packing and loading; tables here, JSON in build/bench
+	COLUMNS=150 $(BIN)/python -m benchmarks all
 
 bench-peers: server ## compare storeds with its peers on the same photographs; benchmarks/README.md says how to install them
-	COLUMNS=150 $(BIN)/python -m benchmarks.peers --python $(firstword $(wildcard $(PEERS_VENV)/bin/python) $(BIN)/python)
+	COLUMNS=150 $(BIN)/python -m benchmarks peers --option python=$(firstword $(wildcard $(PEERS_VENV)/bin/python) $(BIN)/python)
 
 docs: server ## build the documentation into build/docs, check its links, and run its examples
 	$(BIN)/python -m sphinx -W --keep-going -n -E -q -d build/doctrees docs build/docs
@@ -108,7 +95,7 @@ $(READY): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
 	$(BIN)/python -m pip install --quiet '$(TORCH)'
-	$(BIN)/python -m pip install --quiet --editable '.[demo,plot,video]' --group dev
+	$(BIN)/python -m pip install --quiet --editable '.[demo,video]' --group dev
 	$(BIN)/python -m pip install --quiet --no-deps --target $(VENV)/vision $(VISION)
 	@touch $@
 

@@ -1,1 +1,1 @@
-"""Benchmarks that compare storeds with code that works without it. `README.md` says how to run and read them."""
+"""Measures storeds against what people would write or use without it: ``python -m benchmarks`` lists the entries."""

@@ -1,27 +1,24 @@
-"""What all benchmarks share: interleaved rounds, the machine they ran on, one table and one JSON file."""
+"""What all benchmarks share: the registry of entries, interleaved rounds, and the table and JSON of results."""
 
 from __future__ import annotations
 
-import argparse
+import contextlib
 import json
-import os
-import platform
 import statistics
+import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-FIELDS = {"image": "image", "label": "int", "key": "str"}
-_PACKAGES = ("storeds", "numpy", "lmdb", "h5py", "pymongo", "msgspec", "xxhash", "torch")
+ROOT = Path(__file__).resolve().parents[1]
 
 
 @dataclass(frozen=True)
@@ -48,107 +45,171 @@ def _short(value: float) -> str:
 
 @dataclass(frozen=True)
 class Result:
-    """One line of a report: a figure, what it is held against, and whether its median gets there."""
+    """One line of a report: a figure, and the least or the most that its median should be."""
 
     name: str
     unit: str
     figure: Spread
-    target: str
-    met: bool
+    least: float | None = None
+    most: float | None = None
     detail: str = ""
 
+    @property
+    def met(self) -> bool:
+        low = self.least is None or self.figure.median >= self.least
+        return low and (self.most is None or self.figure.median <= self.most)
 
-def compare(
-    ours: Callable[[], object], bare: Callable[[], object], *, rounds: int, seconds: float
-) -> tuple[Spread, Spread, Spread]:
-    """Time two ways in turn; return bare time ÷ our time (above 1: we are faster), our and their seconds a pass.
+    @property
+    def target(self) -> str:
+        return (
+            "" if self.least is self.most is None else f"≥ {self.least:g}" if self.most is None else f"≤ {self.most:g}"
+        )
 
-    Both run once unmeasured. Each round repeats a pass until `seconds` are over and swaps who goes first, so that
-    drift of the machine falls on both.
+
+@dataclass
+class Run:
+    """One run of an entry: where it writes, and how much it measures.
+
+    Attributes
+    ----------
+    folder : Path
+        A temporary folder, on the disk to measure.
+    scale : float
+        Multiplies counts of records and photographs, and below 1 the seconds of each measurement.
+    rounds : int
+    options : dict
+        What ``--option name=value`` gives to the entry.
+    setup : dict
+        What the entry notes about its data, for the JSON.
     """
-    ours(), bare()
-    times: dict[Callable[[], object], list[float]] = {ours: [], bare: []}
-    for number in range(rounds):
-        for run in (ours, bare) if number % 2 else (bare, ours):
-            times[run].append(_seconds_a_pass(run, seconds))
-    ratios = [theirs / mine for mine, theirs in zip(times[ours], times[bare], strict=True)]
-    return Spread.of(ratios), Spread.of(times[ours]), Spread.of(times[bare])
+
+    folder: Path
+    scale: float = 1.0
+    rounds: int = 7
+    options: dict[str, str] = field(default_factory=dict)
+    setup: dict[str, Any] = field(default_factory=dict)
+
+    def count(self, full: int, least: int = 1) -> int:
+        """Return `full`, scaled."""
+        return max(round(full * self.scale), least)
+
+    @contextlib.contextmanager
+    def subfolder(self) -> Iterator[Path]:
+        """Give an empty folder, which is removed at the end."""
+        with tempfile.TemporaryDirectory(dir=self.folder) as folder:
+            yield Path(folder)
+
+    def compare(
+        self,
+        name: str,
+        ours: Callable[[], object],
+        theirs: Callable[[], object],
+        *,
+        least: float | None = None,
+        count: int = 1,
+        seconds: float = 0.3,
+    ) -> Result:
+        """Time two ways in turn; the figure is their time ÷ our time, so above 1 we are faster.
+
+        Both run once unmeasured. Each round repeats a pass over `count` items until `seconds` are over, and swaps who
+        goes first, so that drift of the machine falls on both.
+        """
+        ours(), theirs()
+        times: dict[Callable[[], object], list[float]] = {ours: [], theirs: []}
+        for number in range(self.rounds):
+            for way in (ours, theirs) if number % 2 else (theirs, ours):
+                times[way].append(_seconds_a_pass(way, seconds * min(self.scale, 1.0)))
+        mine, other = (statistics.median(times[way]) / count * 1e6 for way in (ours, theirs))
+        rates = f"{_short(mine)} against {_short(other)} µs each"
+        return ratio(name, times[theirs], times[ours], least=least, detail=rates)
 
 
-def _seconds_a_pass(run: Callable[[], object], seconds: float) -> float:
+def _seconds_a_pass(way: Callable[[], object], seconds: float) -> float:
     start, passes = time.perf_counter(), 0
     while passes == 0 or time.perf_counter() - start < seconds:
-        run()
+        way()
         passes += 1
     return (time.perf_counter() - start) / passes
 
 
-def make_records(count: int, size: int, seed: int = 0) -> list[dict[str, Any]]:
-    """Return records with incompressible bytes of about `size`, a label and a key, as an image set has them."""
-    rng = np.random.default_rng(seed)
-    sizes = rng.integers(size * 3 // 4, size * 5 // 4 + 1, count)
-    return [
-        {"image": rng.bytes(int(n)), "label": at % 1000, "key": f"class_{at % 1000:04}/image_{at:08}.jpg"}
-        for at, n in enumerate(sizes)
-    ]
+def ratio(name: str, over: Sequence[float], under: Sequence[float], **more: Any) -> Result:
+    """Return the quotients of two ways that took turns."""
+    return Result(name, "ratio", Spread.of([a / b for a, b in zip(over, under, strict=True)]), **more)
 
 
-def parser(description: str, out: str) -> argparse.ArgumentParser:
-    """Return a parser of the options that every benchmark has."""
-    options = argparse.ArgumentParser(description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    options.add_argument("--rounds", type=int, default=7, help="measured rounds, at least 5 for figures to publish")
-    options.add_argument("--work", type=Path, help="folder for the stores, on the disk to measure; a temporary one")
-    options.add_argument("--out", type=Path, default=Path("build/bench") / out, help="where the JSON goes")
-    options.add_argument("--check", action="store_true", help="exit with 1 when a target is missed")
-    return options
+def figure(name: str, unit: str, values: Sequence[float], **more: Any) -> Result:
+    """Return a figure that is no ratio."""
+    return Result(name, unit, Spread.of(values), **more)
 
 
-def report(title: str, results: Sequence[Result], setup: Mapping[str, Any], out: Path) -> bool:
-    """Print a table, write the JSON, and return whether every target was met."""
-    table = Table(title=title, title_justify="left")
+def in_fresh_process(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Return what a module's function gives in a Python of its own; arguments and result are JSON."""
+    name = function.__name__
+    code = (
+        f"import json, sys; from {function.__module__} import {name}; "
+        f"result = json.dumps({name}(*json.loads(sys.argv[1]))); print(result)"
+    )
+    command = [sys.executable, "-c", code, json.dumps(arguments)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+Measure = Callable[[Run], Iterable[Result]]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A benchmark: a generator of results, which sets up both ways and checks them before it times them.
+
+    Attributes
+    ----------
+    title : str
+        What it measures, and against what.
+    measure : callable
+    needs : str
+        What most machines lack; such an entry runs only by name.
+    """
+
+    title: str
+    measure: Measure
+    needs: str = ""
+
+
+ENTRIES: dict[str, Entry] = {}
+
+
+def entry(name: str, title: str, needs: str = "") -> Callable[[Measure], Measure]:
+    """Register the decorated function as an entry."""
+
+    def register(measure: Measure) -> Measure:
+        ENTRIES[name] = Entry(title, measure, needs)
+        return measure
+
+    return register
+
+
+def run_entry(name: str, run: Run, out: Path) -> bool:
+    """Run one entry, print its table, write its JSON, and return whether every target was met."""
+    from storeds.ops.benchmarking import machine, versions
+
+    found = ENTRIES[name]
+    results = list(found.measure(run))
+    table = Table(title=f"{name}: {found.title}", title_justify="left")
     for heading in ("figure", "unit", "median  (min – max)", "target", "met", "detail"):
         table.add_column(heading, overflow="fold")
     for result in results:
         met = "yes" if result.met else "[bold red]no[/]"
         table.add_row(result.name, result.unit, str(result.figure), result.target, met, result.detail)
     Console().print(table)
-    body = {
-        "title": title,
+    body: Mapping[str, Any] = {
+        "name": name,
         "when": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": machine(),
         "versions": versions(),
-        "setup": dict(setup),
-        "results": [asdict(result) for result in results],
+        "setup": {"scale": run.scale, "rounds": run.rounds, **run.options, **run.setup},
+        "results": [{**asdict(result), "met": result.met} for result in results],
     }
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(body, indent=2) + "\n")
-    Console().print(f"written to {out}")
+    out.mkdir(parents=True, exist_ok=True)
+    (out / f"{name}.json").write_text(json.dumps(body, indent=2) + "\n")
+    Console().print(f"written to {out / name}.json")
     return all(result.met for result in results)
-
-
-def machine() -> dict[str, Any]:
-    """Return what the figures depend on: processor, cores this process may use, memory, load, kernel."""
-    model = platform.processor()
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            model = line.partition(":")[2].strip()
-            break
-    return {
-        "cpu": model,
-        "cores": len(os.sched_getaffinity(0)),
-        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
-        "load_average": os.getloadavg(),
-        "kernel": platform.release(),
-        "libc": " ".join(platform.libc_ver()),
-    }
-
-
-def versions() -> dict[str, str]:
-    """Return the versions of Python and of the packages that the figures depend on."""
-    found = {"python": sys.version.split()[0]}
-    for package in _PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            found[package] = "not installed"
-    return found

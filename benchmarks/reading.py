@@ -1,14 +1,13 @@
-"""Random reads in batches, per engine, against the plain loop one would write without storeds.
+"""Random reads in batches, per engine, against the plain loops that one would write without storeds.
 
-Run as ``python -m benchmarks.reading``. Records are about 40 KiB (image bytes, label, key); every batch is kept until
-the next one is there, as a training loop does; checksums are on, as always. The plain loops check nothing.
+Every batch is kept until the next one is there, as a training loop does. Checksums are on; the plain loops check nothing.
 """
 
 from __future__ import annotations
 
+import os
 import shutil
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,21 +17,22 @@ import lmdb
 import numpy as np
 import pymongo
 
-from benchmarks._common import FIELDS, Result, compare, make_records, parser, report
-from storeds import open_backend, open_writer
-from storeds.errors import RecordError
+from benchmarks._common import Result, Run, entry
+from benchmarks.photos import pictures
+from storeds import StoreDataset, collate, open_backend, open_writer
+from storeds.records.columns import read_arrays
 
-Read = Callable[[list[int]], list[Any]]
-Records = list[dict[str, Any]]
-Ways = tuple[Read, tuple[Read, ...]]  # ours, and the plain loops in the order of `ENGINES`
+FIELDS = {"image": "image", "label": "int", "key": "str"}
+
+Read = Callable[[Any], Any]
+Ways = tuple[Read, dict[str, tuple[Read, float]]]  # ours; the plain loops by name, each with the least ratio
 
 
 @contextmanager
-def lmdb_ways(records: Records, work: Path) -> Iterator[Ways]:
+def lmdb_ways(records: Sequence[dict[str, Any]], work: Path) -> Iterator[Ways]:
     """One transaction a batch; ``get`` copies each value out."""
-    path = work / "store.lmdb"
+    path, bare = work / "store.lmdb", work / "bare.lmdb"
     write(f"lmdb://{path}", records)
-    bare = work / "bare.lmdb"
     shutil.copy(path, bare)  # LMDB opens one file only once in a process
     env = lmdb.open(str(bare), subdir=False, readonly=True, lock=False, readahead=False, meminit=False, max_dbs=3)
     values = env.open_db(b"records", create=False)
@@ -42,12 +42,12 @@ def lmdb_ways(records: Records, work: Path) -> Iterator[Ways]:
             return [txn.get(position.to_bytes(8, "big")) for position in positions]
 
     with open_backend(f"lmdb://{path}") as backend:
-        yield backend.get_many, (plain,)
+        yield backend.get_many, {"bare py-lmdb loop": (plain, 0.8)}
     env.close()
 
 
 @contextmanager
-def hdf5_ways(records: Records, work: Path) -> Iterator[Ways]:
+def hdf5_ways(records: Sequence[dict[str, Any]], work: Path) -> Iterator[Ways]:
     """Images alone, without label and key: items of a variable-length dataset, and slices of a flat one."""
     path, bare = work / "store.h5", work / "bare.h5"
     write(f"hdf5://{path}", records)
@@ -60,53 +60,44 @@ def hdf5_ways(records: Records, work: Path) -> Iterator[Ways]:
         file["flat"] = np.concatenate(arrays)
     with h5py.File(bare, "r") as file, open_backend(f"hdf5://{path}") as backend:
         items, flat = file["items"], file["flat"]
-
-        def by_item(positions: list[int]) -> list[Any]:
-            return [items[position] for position in positions]
-
-        def by_slice(positions: list[int]) -> list[Any]:
-            return [flat[ends[position] : ends[position + 1]] for position in positions]
-
-        yield backend.get_many, (by_item, by_slice)
+        by_item: Read = lambda positions: [items[at] for at in positions]  # noqa: E731
+        by_slice: Read = lambda positions: [flat[ends[at] : ends[at + 1]] for at in positions]  # noqa: E731
+        yield (
+            backend.get_many,
+            {"h5py variable-length items": (by_item, 9.0), "h5py slices, offsets in memory": (by_slice, 2.0)},
+        )
 
 
 @contextmanager
-def mongodb_ways(records: Records, work: Path) -> Iterator[Ways]:
+def mongodb_ways(records: Sequence[dict[str, Any]], work: Path) -> Iterator[Ways]:
     """``find_one`` by ``_id``, and one ``$in`` a batch put in order, on the same collection of the same server."""
     from storeds.testing.mongod import run_mongod
 
     with run_mongod(work / "mongod") as server:
         url = f"{server}/bench/images"
         write(url, records)
-        with pymongo.MongoClient(server) as client, open_backend(url) as backend:
+        with pymongo.MongoClient[Any](server) as client, open_backend(url) as backend:
             collection = client["bench"]["images"]
 
-            def one_by_one(positions: list[int]) -> list[Any]:
-                return [collection.find_one({"_id": position}) for position in positions]
-
             def at_once(positions: list[int]) -> list[Any]:
-                found = list(collection.find({"_id": {"$in": positions}}))
-                by_position = {document["_id"]: document for document in found}
-                return [by_position[position] for position in positions]
+                found = {each["_id"]: each for each in collection.find({"_id": {"$in": positions}})}
+                return [found[position] for position in positions]
 
-            yield backend.get_many, (one_by_one, at_once)
-
-
-ENGINES = {
-    "lmdb": (lmdb_ways, {"bare py-lmdb loop": 0.8}),
-    "hdf5": (hdf5_ways, {"h5py variable-length items": 9.0, "h5py slices, offsets in memory": 2.0}),
-    "mongodb": (mongodb_ways, {"find_one per item": 7.0, "bare PyMongo $in loop": 0.9}),
-}
+            one_by_one: Read = lambda positions: [collection.find_one({"_id": at}) for at in positions]  # noqa: E731
+            yield (
+                backend.get_many,
+                {"find_one per item": (one_by_one, 7.0), "bare PyMongo $in loop": (at_once, 0.9)},
+            )
 
 
-def write(url: str, records: Records) -> None:
+def write(url: str, records: Sequence[dict[str, Any]]) -> None:
     with open_writer(url, FIELDS) as writer:
         writer.append(records)
 
 
-def one_pass(read: Read, batches: list[list[int]]) -> Callable[[], None]:
+def one_pass(read: Read, batches: Sequence[Any]) -> Callable[[], None]:
     def run() -> None:
-        kept: list[Any] = []
+        kept: Any = None
         for batch in batches:
             kept = read(batch)
         del kept
@@ -114,60 +105,105 @@ def one_pass(read: Read, batches: list[list[int]]) -> Callable[[], None]:
     return run
 
 
-def check_same(read: Read, records: Records) -> None:
-    """Raise unless what is timed is also right."""
-    for position, found in enumerate(read(list(range(len(records))))):
-        if isinstance(found, RecordError) or found != records[position]:
-            raise AssertionError(f"position {position} came back as {found!r:.100}")
+@entry(
+    "reading",
+    "Random reads of records of 40 KiB in batches of 64, by engine, against plain loops",
+)
+def reading(run: Run) -> Iterator[Result]:
+    rng = np.random.default_rng(0)
+    sizes = rng.integers(30 << 10, 50 << 10, run.count(4000, 64)).tolist()
+    records = [
+        {"image": rng.bytes(size), "label": at % 1000, "key": f"class_{at % 1000:04}/image_{at:08}.jpg"}
+        for at, size in enumerate(sizes)
+    ]
+    order = rng.permutation(len(records)).tolist()
+    batches = [order[at : at + 64] for at in range(0, len(order), 64)]
+    for engine, ways in (("lmdb", lmdb_ways), ("hdf5", hdf5_ways), ("mongodb", mongodb_ways)):
+        with run.subfolder() as work, ways(records, work) as (ours, plain):
+            if [{name: record[name] for name in FIELDS} for record in ours(list(range(len(records))))] != records:
+                raise AssertionError(f"{engine} gives other records than were written")
+            for name, (read, least) in plain.items():
+                mine, theirs = one_pass(ours, batches), one_pass(read, batches)
+                yield run.compare(f"{engine} ÷ {name}", mine, theirs, least=least, count=len(order), seconds=0.5)
 
 
-def measure(
-    engine: str, records: Records, batches: list[list[int]], rounds: int, seconds: float, work: Path
-) -> list[Result]:
-    make, targets = ENGINES[engine]
-    work.mkdir(parents=True, exist_ok=True)
-    results = []
-    with make(records, work) as (ours, plain):
-        check_same(ours, records)
-        for read, (name, target) in zip(plain, targets.items(), strict=True):
-            ratio, mine, theirs = compare(
-                one_pass(ours, batches), one_pass(read, batches), rounds=rounds, seconds=seconds
-            )
-            rates = f"{len(records) / mine.median:,.0f} against {len(records) / theirs.median:,.0f} records/s"
-            met = ratio.median >= target
-            results.append(Result(f"{engine} ÷ {name}", "ratio", ratio, f"≥ {target:g}", met, rates))
-    return results
+@contextmanager
+def array_ways(rows: int, width: int, work: Path) -> Iterator[dict[str, Read]]:
+    path, native = work / "rows.h5", work / "native.h5"
+    data = np.random.default_rng(0).standard_normal((rows, width)).astype("f4")
+    with h5py.File(path, "w") as file:
+        file["data"] = data
+    with open_writer(f"hdf5://{native}", {"data": {"kind": "array", "dtype": "f4", "shape": [width]}}) as writer:
+        writer.append({"data": row} for row in data)
+    dataset = StoreDataset(str(path), layout="parallel", reader="array", fields=["data"])
+    with h5py.File(path) as file, open_backend(str(native)) as ours, dataset.backend as foreign:
+        selected = file["data"]
+        yield {
+            "h5py": lambda batch: selected[np.sort(batch)],
+            "a contiguous dataset, as arrays": lambda batch: read_arrays(foreign, batch, ("data",))["data"],
+            "a contiguous dataset, as tensors": lambda batch: collate(dataset.__getitems__(batch.tolist()))[0].numpy(),
+            "a native store, as arrays": lambda batch: read_arrays(ours, batch, ("data",))["data"],
+        }
 
 
-def main() -> int:
-    options = parser(__doc__ or "", "reading.json")
-    options.add_argument("--records", type=int, default=4000)
-    options.add_argument("--size", type=int, default=40 * 1024, help="mean bytes of an image")
-    options.add_argument("--batch", type=int, default=64)
-    options.add_argument("--seconds", type=float, default=0.5, help="least time of each measurement")
-    options.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES))
-    given = options.parse_args()
-    records = make_records(given.records, given.size)
-    order = np.random.default_rng(1).permutation(given.records).tolist()
-    batches = [order[at : at + given.batch] for at in range(0, len(order), given.batch)]
-    results = []
-    with tempfile.TemporaryDirectory(dir=given.work, prefix="storeds-bench-") as folder:
-        for engine in given.engines:
-            work = Path(folder) / engine
-            results += measure(engine, records, batches, given.rounds, given.seconds, work)
-            shutil.rmtree(work)
-    setup = {
-        "records": given.records,
-        "image_bytes": {"mean": given.size, "spread": "± 25 %, uniform", "content": "random, incompressible"},
-        "batch": given.batch,
-        "order": "one random permutation, the same for both",
-        "rounds": given.rounds,
-        "checksums": "on",
-        "page_cache": "warm: everything was written and read once just before; no I/O is timed",
-    }
-    met = report("Random reads, batches kept", results, setup, given.out)
-    return 1 if given.check and not met else 0
+@entry(
+    "arrays",
+    "Random batches of rows of numbers out of HDF5, against the sorted selection that h5py's documentation advises",
+)
+def arrays(run: Run) -> Iterator[Result]:
+    rows, rng = run.count(20_000, 2000), np.random.default_rng(1)
+    for width in (128, 1024):
+        with run.subfolder() as work, array_ways(rows, width, work) as reads:
+            plain = reads.pop("h5py")
+            for size in (64, 256, 1024):
+                batches = [rng.choice(rows, size, replace=False) for _ in range(20)]
+                theirs = one_pass(plain, batches)
+                for name, read in reads.items():
+                    if not np.array_equal(read(batches[0])[np.argsort(batches[0])], plain(batches[0])):
+                        raise AssertionError(f"{name}: other rows than h5py gives")
+                    least = 30.0 if width == 128 and size > 64 and name.endswith("dataset, as arrays") else 1.0
+                    title = f"{name}: {size} rows of {width} float32 ÷ h5py, sorted"
+                    yield run.compare(title, one_pass(read, batches), theirs, least=least, count=20 * size)
 
 
-if __name__ == "__main__":
-    raise SystemExit(main())
+@entry(
+    "foreign_hdf5",
+    "Random batches of 64 compressed images of another tool's HDF5 file, against h5py's loops, on one CPU",
+)
+def foreign_hdf5(run: Run) -> Iterator[Result]:
+    count, side, rng = run.count(4000, 128), 64, np.random.default_rng(0)
+    sources = [np.asarray(picture) for picture in pictures().values()]
+    images = np.empty((count, side, side, 3), np.uint8)
+    for at in range(count):
+        source = sources[at % len(sources)]
+        top, left = (int(rng.integers(0, length - side)) for length in source.shape[:2])
+        images[at] = source[top : top + side, left : left + side]
+    batches = [rng.choice(count, 64, replace=False).tolist() for _ in range(20)]
+    cpus = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cpus)})  # as in a worker of a DataLoader: libhdf5's lock serialises threads
+    try:
+        for per_chunk in (1, 16):
+            path = run.folder / f"{per_chunk}.h5"
+            with h5py.File(path, "w") as file:
+                file.create_dataset("image", data=images, chunks=(per_chunk, side, side, 3), compression="gzip")
+            with h5py.File(path) as file, open_backend(path, layout="parallel") as backend:
+                yield from _against_h5py(run, file["image"], backend, images, batches, per_chunk)
+    finally:
+        os.sched_setaffinity(0, cpus)
+
+
+def _against_h5py(
+    run: Run, dataset: Any, backend: Any, images: Any, batches: list[list[int]], per_chunk: int
+) -> Iterator[Result]:
+    ours: Read = lambda positions: read_arrays(backend, positions, ["image"])["image"]  # noqa: E731
+
+    def by_list(positions: list[int]) -> Any:
+        ascending, places = np.unique(positions, return_inverse=True)
+        return dataset[ascending][places]
+
+    by_item: Read = lambda positions: [dataset[position] for position in positions]  # noqa: E731
+    if not np.array_equal(ours(list(range(len(images)))), images):
+        raise AssertionError("the images read differ from those written")
+    for name, read in (("by item", by_item), ("by sorted list", by_list)):
+        title = f"storeds ÷ h5py {name}, chunks of {per_chunk}"
+        yield run.compare(title, one_pass(ours, batches), one_pass(read, batches), least=0.95, count=20 * 64)

@@ -29,7 +29,7 @@ import pytest
 import torch
 import yaml
 from PIL import Image
-from torch.utils.data import ConcatDataset, DataLoader, Subset
+from torch.utils.data import DataLoader
 
 import storeds
 from _disks import small_disk
@@ -618,57 +618,12 @@ def test_transforms_that_follow_the_seed_of_storeds_cause_no_warning(photographs
     storeds.StoreDataset(photographs, seed=1, transform=[well_behaved, shift(), albumentations.Compose([])])
 
 
-# 7. Re-encoding
-
-
-def test_packing_an_imagefolder_gives_the_same_store_as_packing_its_folder(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    folder = pytest.importorskip("torchvision.datasets").ImageFolder
-    crop = pytest.importorskip("torchvision.transforms").CenterCrop(8)
-    tree = photos(tmp_path / "tree", *(f"{kind}/{n}.jpg" for kind in ("cat", "dog", "emu") for n in range(5)))
-    wanted = storeds.pack(tree, f"lmdb://{tmp_path}/folder.lmdb")
-    plain, both = folder(str(tree)), folder(str(tree), transform=crop)
-    assert storeds.pack(plain, f"lmdb://{tmp_path}/plain.lmdb").id == wanted.id
-    assert not caplog.records
-    assert storeds.pack(both, f"lmdb://{tmp_path}/both.lmdb").id == wanted.id
-    assert "its transform is not applied" in caplog.text
-    half: ConcatDataset[Any] = ConcatDataset([Subset(plain, [0, 7]), Subset(plain, [14])])
-    storeds.pack(half, f"lmdb://{tmp_path}/half.lmdb")
-    records = stored_records(tmp_path / "half.lmdb")
-    files = [Path(path) for path, _ in plain.samples]
-    assert [record["image"] for record in records] == [files[n].read_bytes() for n in (0, 7, 14)]
-    assert [record["label"] for record in records] == [0, 1, 2]
-
-
-def test_packing_a_dataset_of_a_store_copies_its_records(tmp_path: Path) -> None:
-    tree = photos(tmp_path / "tree", *(f"{kind}/{n}.jpg" for kind in ("cat", "dog") for n in range(5)))
-    source = storeds.pack(tree, f"lmdb://{tmp_path}/a.lmdb", split={"train": 0.8, "val": 0.2})
-    everything = storeds.StoreDataset(tmp_path / "a.lmdb", decode="tensor")
-    assert storeds.pack(everything, f"hdf5://{tmp_path}/b.h5").id == source.id
-    storeds.pack(storeds.StoreDataset(tmp_path / "a.lmdb", where={"split": "val"}), f"lmdb://{tmp_path}/val.lmdb")
-    storeds.pack(Subset(everything, [9, 0]), f"lmdb://{tmp_path}/two.lmdb")
-    original = stored_records(tmp_path / "a.lmdb")
-    content = [{name: r[name] for name in ("image", "label", "key", "split")} for r in original]
-    for name, wanted in (("val", [r for r in content if r["split"] == "val"]), ("two", [content[9], content[0]])):
-        copied = stored_records(tmp_path / f"{name}.lmdb")
-        assert unjudged(copied) == wanted
-
-
-def test_pack_warns_that_it_re_encodes_decoded_images(tmp_path: Path) -> None:
-    pictures = [(Image.open(io.BytesIO(jpeg(n))).convert("RGB"), n) for n in range(3)]
-    packed = storeds.pack(pictures, f"lmdb://{tmp_path}/a.lmdb")
-    (note,) = packed.notes
-    assert re.search(r"stored as PNG; .* [0-9.]+ times as much as a JPEG of quality 90", note)
-    assert stored_records(tmp_path / "a.lmdb")[0]["image"].startswith(b"\x89PNG")
-
-
 # 8. Missing labels
 
 
 def test_a_list_without_a_column_of_labels_is_refused_unless_no_label_is_given(tmp_path: Path) -> None:
     photos(tmp_path, "0.jpg", "1.jpg")
-    (tmp_path / "list.csv").write_text("file;klass\n0.jpg;cat\n1.jpg;dog\n")
+    (tmp_path / "list.csv").write_text("file,klass\n0.jpg,cat\n1.jpg,dog\n")
     target = f"lmdb://{tmp_path}/a.lmdb"
     refused = storeds_command("pack", tmp_path / "list.csv", target, code=2)
     assert "'klass'" in refused
@@ -1101,54 +1056,6 @@ def test_hydra_instantiates_datasets_and_loaders(config_file: Path) -> None:
 # 15. Folders of 🤗 datasets, cut files, appending
 
 
-def labelled_pictures(count: int) -> Any:
-    """Return a dataset of 🤗 datasets; skip the test where that package is missing."""
-    datasets = pytest.importorskip("datasets")
-    features = datasets.Features(
-        {
-            "img": datasets.Image(),
-            "label": datasets.ClassLabel(names=["cat", "dog"]),
-            "box": datasets.List(datasets.Value("float32")),
-        }
-    )
-    rows = [{"img": {"bytes": jpeg(n), "path": None}, "label": n % 2, "box": [1.0, n]} for n in range(count)]
-    return datasets.Dataset.from_list(rows, features=features)
-
-
-def test_a_folder_that_save_to_disk_wrote_is_packed(tmp_path: Path) -> None:
-    datasets = pytest.importorskip("datasets")
-    splits = datasets.DatasetDict({"train": labelled_pictures(6), "test": labelled_pictures(2)})
-    splits.save_to_disk(str(tmp_path / "saved"))
-    for name, part in splits.items():
-        (tmp_path / "hub/data").mkdir(parents=True, exist_ok=True)
-        part.to_parquet(tmp_path / f"hub/data/{name}-00000-of-00001.parquet")
-    shown = storeds_command("pack", tmp_path / "saved", f"lmdb://{tmp_path}/a.lmdb")
-    assert "img → image, label → label, box → box" in shown
-    records = stored_records(tmp_path / "a.lmdb")
-    assert [record["image"] for record in records] == [jpeg(n) for n in (*range(6), 0, 1)]
-    assert [record["label"] for record in records] == [0, 1, 0, 1, 0, 1, 0, 1]
-    assert [record["split"] for record in records] == ["train"] * 6 + ["test"] * 2
-    assert storeds.StoreDataset(tmp_path / "a.lmdb").classes == ["cat", "dog"]
-    wanted = storeds.info(f"{tmp_path}/a.lmdb").id
-    assert storeds.pack(tmp_path / "hub", f"hdf5://{tmp_path}/b.h5").id == wanted
-    assert storeds.pack(splits, f"hdf5://{tmp_path}/c.h5").id == wanted
-    assert storeds.pack(tmp_path / "saved/test", f"hdf5://{tmp_path}/d.h5").count == 2
-
-
-def test_pack_names_the_table_columns_that_it_cannot_store_and_the_possible_labels(tmp_path: Path) -> None:
-    datasets = pytest.importorskip("datasets")
-    pictures = labelled_pictures(3)
-    sounds = pictures.add_column("sound", [b""] * 3).cast_column("sound", datasets.Audio())
-    sounds.to_parquet(tmp_path / "sound.parquet")
-    refused = storeds_command("pack", tmp_path / "sound.parquet", f"{tmp_path}/a.lmdb", code=2)
-    assert "column 'sound' contains Audio values" in refused
-    assert "--option columns=" in refused
-    storeds_command("pack", tmp_path / "sound.parquet", f"{tmp_path}/a.lmdb", "--option", "columns=img,label")
-    two = pictures.rename_column("label", "a").add_column("b", [0, 1, 2])
-    two.cast_column("b", datasets.ClassLabel(3)).save_to_disk(str(tmp_path / "two"))
-    assert "'a', 'b' all look like labels" in storeds_command("pack", tmp_path / "two", f"{tmp_path}/b.lmdb", code=2)
-
-
 @pytest.mark.parametrize("engine", [*ENGINES, "memory"])
 def test_appending_to_a_store_is_refused_with_a_way_that_keeps_its_records(
     make_engine_url: MakeUrl, engine: str
@@ -1291,7 +1198,7 @@ def test_base64_text_in_documents_is_an_image(mongodb_database: str) -> None:
 
 @pytest.mark.parametrize("by", ["filename", "_id"])
 def test_gridfs_files_with_labels_in_another_collection(by: str, mongodb_database: str) -> None:
-    url = f"{mongodb_database}/fs"
+    url, labels = f"{mongodb_database}/fs", {"labels": "annotations.info.class", "labels_on": "ref"}
     with filled(mongodb_database) as database:
         bucket = gridfs.GridFSBucket(database)
         ids = {f"{n}.jpg": bucket.upload_from_stream(f"{n}.jpg", jpeg(n)) for n in range(5)}
@@ -1299,13 +1206,13 @@ def test_gridfs_files_with_labels_in_another_collection(by: str, mongodb_databas
             {"ref": name if by == "filename" else id, "info": {"class": n % 2}}
             for n, (name, id) in enumerate(ids.items())
         )
-        dataset = storeds.StoreDataset(url, options={"labels": "annotations.info.class"}, decode="bytes")
+        dataset = storeds.StoreDataset(url, options=labels, decode="bytes")
         assert dataset[:] == [(jpeg(n), n % 2) for n in range(5)]
         assert dataset.targets == [0, 1, 0, 1, 0]
         database.annotations.delete_one({})
     with pytest.raises(errors.FormatError, match="1 of 5 files have no label .*: '0.jpg'; missing='skip'"):
-        storeds.open_backend(url, labels="annotations.info.class")
-    assert len(records_of(url, labels="annotations.info.class", missing="skip")) == 4
+        storeds.open_backend(url, **labels)
+    assert len(records_of(url, **labels, missing="skip")) == 4
 
 
 def test_videos_in_gridfs_are_decoded(mongodb_database: str) -> None:

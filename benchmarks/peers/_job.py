@@ -27,9 +27,7 @@ class Job:
         Of the JPEGs, for formats that encode again.
     batch, workers : int
         Photos a batch; worker processes, or threads where a library has those.
-    decoder : str
-        ``"documented"``, or ``"simplejpeg"`` for every peer whose decoder can be chosen.
-    mongodb : str or None
+    mongodb : str
         URL of a server.
     options : mapping
         The entrant's own.
@@ -40,27 +38,15 @@ class Job:
     quality: int
     batch: int
     workers: int
-    decoder: str
-    mongodb: str | None
+    mongodb: str
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Peer(Protocol):
-    """A module of this package that delivers the photos in its library's way.
-
-    Attributes
-    ----------
-    PACKAGES : tuple of str
-        The distributions whose versions count.
-    SETTINGS : str
-        How the library was used, in a few words.
-    """
-
-    PACKAGES: tuple[str, ...]
-    SETTINGS: str
+    """A module of this package that delivers the photos in its library's way."""
 
     def prepare(self, job: Job) -> None:
-        """Write the photos, with their numbers, in the library's own format; nothing to do where that was done."""
+        """Write the photos, with their numbers, in the library's own format."""
 
     def epochs(self, job: Job) -> Epoch:
         """Return a function that begins an epoch: shuffled batches of (images, numbers), each photo once."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -21,57 +20,26 @@ except RuntimeError:  # its C++ part does not load beside a torch without CUDA, 
 from torchvision.io import image as _native
 from torchvision.transforms import v2
 
-Decode = Callable[[bytes], torch.Tensor]
 
-
-def decode_pillow(blob: bytes) -> torch.Tensor:
+def decode(blob: bytes) -> torch.Tensor:
+    """Decode to a uint8 tensor: by torchvision where its C++ part loads, else by Pillow."""
+    if _native._has_image_ops():
+        native: torch.Tensor = _native.decode_jpeg(torch.frombuffer(bytearray(blob), dtype=torch.uint8), "RGB")
+        return native
     with Image.open(io.BytesIO(blob)) as opened:
-        pixels = np.array(opened.convert("RGB"))
-    return torch.from_numpy(pixels).permute(2, 0, 1)
-
-
-def decode_torchvision(blob: bytes) -> torch.Tensor:
-    pixels: torch.Tensor = _native.decode_jpeg(torch.frombuffer(bytearray(blob), dtype=torch.uint8), "RGB")
-    return pixels
-
-
-def decode_simplejpeg(blob: bytes) -> torch.Tensor:
-    import simplejpeg
-
-    return torch.from_numpy(simplejpeg.decode_jpeg(blob)).permute(2, 0, 1)
-
-
-def decoder(name: str) -> Decode:
-    """Return the decoder to a uint8 tensor: torchvision's own where it loads, else Pillow, or simplejpeg on demand."""
-    if name == "simplejpeg":
-        return decode_simplejpeg
-    return decode_torchvision if _native._has_image_ops() else decode_pillow
-
-
-def decoder_name(name: str) -> str:
-    return decoder(name).__name__.removeprefix("decode_")
-
-
-def augmentation() -> Any:
-    """Return the transforms as torchvision's guide wants them for speed: uint8 tensors as long as possible, antialiased."""
-    return v2.Compose(
-        [
-            v2.RandomResizedCrop(SIZE, antialias=True),
-            v2.RandomHorizontalFlip(),
-            v2.ToDtype(torch.float32, scale=True),
-            v2.Normalize(MEAN, STD, inplace=True),
-        ]
-    )
+        return torch.from_numpy(np.array(opened.convert("RGB"))).permute(2, 0, 1)
 
 
 class ToImage:
-    """From the bytes of a JPEG to the normalised float32 tensor."""
+    """From the bytes of a JPEG to the normalised float32 tensor, as torchvision's guide wants it for speed."""
 
-    def __init__(self, name: str) -> None:
-        self._decode, self._augment = decoder(name), augmentation()
+    def __init__(self) -> None:
+        crop = v2.RandomResizedCrop(SIZE, antialias=True)
+        floats = [v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD, inplace=True)]
+        self._augment = v2.Compose([crop, v2.RandomHorizontalFlip(), *floats])
 
     def __call__(self, blob: bytes) -> torch.Tensor:
-        image: torch.Tensor = self._augment(self._decode(blob))
+        image: torch.Tensor = self._augment(decode(blob))
         return image
 
 

@@ -18,9 +18,6 @@ from PIL import Image
 from benchmarks.peers._job import MEAN, SIZE, STD, Epoch, Job
 from benchmarks.photos import listed
 
-PACKAGES = ("ffcv", "numba", "opencv-python-headless", "opencv-python")
-SETTINGS = "write_mode='jpg' at the photos' quality, os_cache, random order, NormalizeImage in the compiled pipeline"
-
 
 class Photos:
     """The photos, decoded, by number."""

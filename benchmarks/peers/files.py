@@ -10,9 +10,6 @@ from benchmarks.peers._torchvision import ToImage, loader
 
 from torchvision.datasets import ImageFolder  # isort: skip  # after the module that makes it importable
 
-PACKAGES = ("torchvision", "Pillow")
-SETTINGS = "ImageFolder, transforms.v2 on uint8 tensors, DataLoader with persistent workers"
-
 
 class Numbered(ImageFolder):  # type: ignore[misc]  # torchvision has no types
     """Gives a photo's number as its label."""
@@ -26,7 +23,7 @@ def prepare(job: Job) -> None:
 
 
 def epochs(job: Job) -> Epoch:
-    to_image = ToImage(job.decoder)
+    to_image = ToImage()
     dataset = Numbered(str(job.photos), loader=lambda path: to_image(Path(path).read_bytes()))
     batches = loader(dataset, job.batch, job.workers, shuffle=True)
     return lambda: batches

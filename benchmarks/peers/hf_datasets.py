@@ -9,9 +9,6 @@ from benchmarks.peers._job import Epoch, Job
 from benchmarks.peers._torchvision import ToImage, loader
 from benchmarks.photos import listed
 
-PACKAGES = ("datasets", "pyarrow", "torchvision", "Pillow")
-SETTINGS = "save_to_disk, load_from_disk, set_transform, Image(decode=False), DataLoader with persistent workers"
-
 
 def prepare(job: Job) -> None:
     paths = listed(job.photos)
@@ -26,8 +23,8 @@ def prepare(job: Job) -> None:
 class Transform:
     """Turns the columns of a batch into samples."""
 
-    def __init__(self, decoder: str) -> None:
-        self._to_image = ToImage(decoder)
+    def __init__(self) -> None:
+        self._to_image = ToImage()
 
     def __call__(self, columns: dict[str, list[Any]]) -> dict[str, list[Any]]:
         return {**columns, "image": [self._to_image(image["bytes"]) for image in columns["image"]]}
@@ -35,6 +32,6 @@ class Transform:
 
 def epochs(job: Job) -> Epoch:
     dataset = datasets.load_from_disk(str(job.work / "arrow"))
-    dataset.set_transform(Transform(job.decoder))
+    dataset.set_transform(Transform())
     batches = loader(dataset, job.batch, job.workers, shuffle=True)
     return lambda: ((batch["image"], batch["number"]) for batch in batches)

@@ -12,9 +12,6 @@ from benchmarks.photos import listed
 
 import litdata  # isort: skip  # after the module that makes torchvision importable
 
-PACKAGES = ("litdata", "torchvision", "Pillow")
-SETTINGS = "optimize() to chunks of 64 MB, StreamingDataset(shuffle=True), StreamingDataLoader with persistent workers"
-
 
 def record(path: str, numbers: dict[str, int]) -> dict[str, Any]:
     return {"image": Path(path).read_bytes(), "number": numbers[path]}
@@ -34,9 +31,9 @@ def prepare(job: Job) -> None:
 class Photos(litdata.StreamingDataset):  # type: ignore[misc]  # litdata has no types
     """Decodes and transforms what the library reads."""
 
-    def __init__(self, folder: Path, decoder: str) -> None:
+    def __init__(self, folder: Path) -> None:
         super().__init__(str(folder), shuffle=True, drop_last=False)
-        self._to_image = ToImage(decoder)
+        self._to_image = ToImage()
 
     def __getitem__(self, index: Any) -> tuple[Any, int]:
         item = super().__getitem__(index)
@@ -45,7 +42,7 @@ class Photos(litdata.StreamingDataset):  # type: ignore[misc]  # litdata has no 
 
 def epochs(job: Job) -> Epoch:
     batches = litdata.StreamingDataLoader(
-        Photos(job.work / "chunks", job.decoder),
+        Photos(job.work / "chunks"),
         batch_size=job.batch,
         num_workers=job.workers,
         persistent_workers=job.workers > 0,

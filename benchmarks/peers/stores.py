@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable
 from typing import Any
+
+from torch.utils.data import DataLoader
 
 from benchmarks.peers._job import MEAN, SIZE, STD, Epoch, Job
 from storeds import build_dataset, build_loader, load_config, open_backend, pack
 from storeds.errors import StoreNotFoundError
-from storeds.loaders.loader import StoreLoader
 
-PACKAGES = ("storeds", "lmdb", "h5py", "pymongo", "simplejpeg", "Pillow")
-SETTINGS = "pack(), the built-in transforms, checksums and repair on"
 _CROP: list[dict[str, Any]] = [{"name": "RandomResizedCrop", "size": SIZE}, {"name": "RandomHorizontalFlip"}]
 _FLOAT: list[dict[str, Any]] = [{"name": "ToTensor"}, {"name": "Normalize", "mean": MEAN, "std": STD, "inplace": True}]
 
@@ -41,64 +38,29 @@ def prepare(job: Job) -> None:
             ) from None
 
 
-def config(job: Job) -> Any:
-    """Return the config of a training that wants these batches; `options` may add to its ``[dataset]``."""
-    return load_config(
+def epochs(job: Job) -> Epoch:
+    loader = job.options["loader"]
+    config = load_config(
         {
             "dataset": {
                 "url": url(job),
                 "fields": ["image", "index"],
                 "transform": _CROP if job.options["output"] == "uint8" else _CROP + _FLOAT,
                 "seed": 0,
-                **job.options["dataset"],
+                "decode": job.options["decode"],
             },
-            "loader": {"batch_size": job.batch, "num_workers": job.workers, "shuffle": True},
+            "loader": {
+                "batch_size": job.batch,
+                "num_workers": job.workers,
+                "shuffle": True,
+                "start_method": "thread" if loader == "ThreadLoader" else None,
+            },
         }
     )
-
-
-def in_turn(loader: StoreLoader) -> Epoch:
-    """Return a function that begins the next epoch, with another order and other crops."""
-    numbers = itertools.count()
-
-    def epoch() -> StoreLoader:
-        loader.set_epoch(next(numbers))
-        return loader
-
-    return epoch
-
-
-def by_store_loader(job: Job) -> Epoch:
-    return in_turn(build_loader(config(job)))
-
-
-def by_thread_loader(job: Job) -> Epoch:
-    from storeds.loaders.threaded import ThreadLoader
-
-    dataset = build_dataset(config(job))
-    return in_turn(ThreadLoader(dataset, batch_size=job.batch, shuffle=True, num_workers=job.workers))
-
-
-def by_data_loader(job: Job) -> Epoch:
-    """Use the stock DataLoader, with its own sampler and collate function."""
-    from torch.utils.data import DataLoader
-
-    loader = DataLoader(
-        build_dataset(config(job)),
-        batch_size=job.batch,
-        shuffle=True,
-        num_workers=job.workers,
-        persistent_workers=job.workers > 0,
-    )
-    return lambda: loader
-
-
-LOADERS: dict[str, Callable[[Job], Epoch]] = {
-    "DataLoader": by_data_loader,
-    "StoreLoader": by_store_loader,
-    "ThreadLoader": by_thread_loader,
-}
-
-
-def epochs(job: Job) -> Epoch:
-    return LOADERS[job.options["loader"]](job)
+    if loader != "DataLoader":
+        batches: DataLoader[Any] = build_loader(config)
+    else:  # torch's own, with its own sampler and collate function
+        batches = DataLoader(
+            build_dataset(config), job.batch, shuffle=True, num_workers=job.workers, persistent_workers=True
+        )
+    return lambda: batches

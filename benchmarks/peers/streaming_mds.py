@@ -11,11 +11,6 @@ from benchmarks.photos import listed
 
 import streaming  # isort: skip  # after the module that makes torchvision importable
 
-PACKAGES = ("mosaicml-streaming", "torchvision", "Pillow")
-SETTINGS = (
-    "MDS shards of 64 MiB with bytes columns, StreamingDataset(shuffle=True), StreamingDataLoader, persistent workers"
-)
-
 
 def prepare(job: Job) -> None:
     with streaming.MDSWriter(out=str(job.work / "mds"), columns={"image": "bytes", "number": "int"}) as writer:
@@ -26,9 +21,9 @@ def prepare(job: Job) -> None:
 class Photos(streaming.StreamingDataset):  # type: ignore[misc]  # streaming's imports have no types
     """Decodes and transforms what the library reads."""
 
-    def __init__(self, folder: Path, batch: int, decoder: str) -> None:
+    def __init__(self, folder: Path, batch: int) -> None:
         super().__init__(local=str(folder), shuffle=True, batch_size=batch, num_canonical_nodes=1)
-        self._to_image = ToImage(decoder)
+        self._to_image = ToImage()
 
     def __getitem__(self, at: Any) -> tuple[Any, int]:
         item = super().__getitem__(at)
@@ -37,7 +32,7 @@ class Photos(streaming.StreamingDataset):  # type: ignore[misc]  # streaming's i
 
 def epochs(job: Job) -> Epoch:
     batches = streaming.StreamingDataLoader(
-        Photos(job.work / "mds", job.batch, job.decoder),
+        Photos(job.work / "mds", job.batch),
         batch_size=job.batch,
         num_workers=job.workers,
         persistent_workers=job.workers > 0,

@@ -8,8 +8,6 @@ from benchmarks.peers._job import Epoch, Job
 from benchmarks.peers._torchvision import ToImage
 from benchmarks.photos import listed
 
-PACKAGES = ("webdataset", "torchvision", "Pillow")
-SETTINGS = "16 tar shards, shards shuffled and a buffer of 1,000, WebLoader with persistent workers"
 _SHARDS, _BUFFER = 16, 1000
 
 
@@ -26,7 +24,7 @@ def epochs(job: Job) -> Epoch:
         wds.WebDataset(shards, shardshuffle=len(shards), detshuffle=False, empty_check=False)
         .shuffle(_BUFFER)
         .to_tuple("jpg", "cls")
-        .map_tuple(ToImage(job.decoder), int)
+        .map_tuple(ToImage(), int)
     )
     batches = wds.WebLoader(dataset, batch_size=job.batch, num_workers=job.workers, persistent_workers=job.workers > 0)
     return lambda: batches

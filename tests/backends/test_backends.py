@@ -8,12 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import mongomock
+import numpy as np
 import pytest
+import torch
 from mongomock.store import ServerStore
 
+import storeds
 from storeds.backends.mongodb import MongodbSink
 from storeds.backends.staging import Staging
-from storeds.errors import StoredsError, UnavailableError
+from storeds.errors import ConfigError, StoredsError, UnavailableError
 from storeds.testing import FIELDS, BackendTests, MakeUrl, assert_same, kept, make_records, reference_id
 
 MakeEngineUrl = Callable[[str], str]
@@ -94,3 +97,12 @@ class TestMongomock(BackendTests):
     def make_url(self, tmp_path: Path) -> MakeUrl:
         numbers = itertools.count()
         return lambda: f"mongodb://mocked/{tmp_path.parent.name}_{tmp_path.name}/store{next(numbers)}"
+
+
+def test_one_record_outside_a_list_is_refused_and_a_tensor_is_a_label() -> None:
+    with storeds.open_writer("memory://appended", {"label": "int"}, overwrite=True) as writer:
+        with pytest.raises(ConfigError, match=r"append takes a list of records, and got one mapping; pass append\(\["):
+            writer.append({"label": 1})  # type: ignore[arg-type]
+        writer.append([{"label": torch.tensor(1)}, {"label": np.uint8(2)}])
+    with storeds.open_backend("memory://appended") as backend:
+        assert [record["label"] for record in backend.get_many([0, 1])] == [1, 2]  # type: ignore[index]

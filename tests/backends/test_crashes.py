@@ -123,6 +123,31 @@ def test_killed_at_random_moments_the_target_is_as_before_or_whole(
     assert seen >= {before}
 
 
+def test_an_export_killed_at_random_moments_leaves_the_folder_of_before_or_the_whole_one(
+    packed: str, tmp_path: Path
+) -> None:
+    before, whole, out = tmp_path / "before", tmp_path / "whole", tmp_path / "out"
+    with storeds.open_writer("memory://crashes", {"old": "int"}, overwrite=True) as writer:
+        writer.append({"old": n} for n in range(5))
+    for folder in (before, out):
+        storeds.export("memory://crashes", folder, format="folder")
+    storeds.export(packed, whole, format="folder")
+
+    def check() -> None:
+        assert files_of(out) in (files_of(before), files_of(whole))
+        if files_of(out) == files_of(whole):  # so that the next run has something to replace
+            storeds.export("memory://crashes", out, format="folder", overwrite=True)
+
+    killed, _ = run_until_killed(lambda _: storeds.export(packed, out, format="folder", overwrite=True), check)
+    assert killed == KILLS
+    storeds.export(packed, out, format="folder", overwrite=True)
+    assert files_of(out) == files_of(whole)
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
 def run(operation: str, tree: Path, packed: str, url: str, **options: Any) -> Meta:
     """Pack the tree, or convert the packed store, to `url`, in place of what is there."""
     if operation == "pack":

@@ -102,7 +102,7 @@ def test_verify_prints_keys_and_url_unchanged(special_store: str) -> None:
 
 
 def test_bench_prints_the_url_unchanged(special_store: str) -> None:
-    shown = run("bench", special_store, "--seconds", 0.02, "--workers", 0, "--no-cold", "--reader", "image")
+    shown = run("bench", special_store, "--seconds", 0.02, "--workers", 0, "--reader", "image")
     assert f"\n{special_store}: 2 samples" in shown
 
 

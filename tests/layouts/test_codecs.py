@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import gzip
 import io
@@ -144,7 +143,14 @@ def test_unpickle_equals_pickle_loads_for_plain_data(protocol: int) -> None:
         np.array(["é", "b"]),
     ]
     scalars = [np.float32(2), np.bool_(True), np.int64(-1), None, True, -(2**80), 1.5, "é\n", b"", b"\0\xff" * 3000]
-    for value in [*arrays, *scalars, [1, [2, (3,)]], {"a": {b"b": ()}}, [arrays[0], arrays[0]]]:
+    for value in [
+        *arrays,
+        *scalars,
+        [1, [2, (3,)]],
+        {"a": {b"b": ()}},
+        [arrays[0], arrays[0]],
+        {(1, (2,)): "a", (3,): "b"},
+    ]:
         data = pickle.dumps(value, protocol)
         assert repr(unpickle(data)) == repr(pickle.loads(data))
     swapped = np.arange(3, dtype=">i4")
@@ -166,10 +172,8 @@ WHOLE: dict[str, list[bytes]] = {
     "npz": [archive(x=np.arange(3), y=np.array("é"))],
     "npy": [npy(np.arange(6).reshape(2, 3))],
     "datum": [datum(bytes(12), 3, (3, 2, 2)), datum(JPEG, 1, encoded=True), datum(shape=(1, 1, 2), floats=[0.5, 1])],
-    "base64": [base64.b64encode(JPEG)],
     "text": ["wörd".encode()],
-    "gzip": [gzip.compress(JPEG, mtime=0)],
-    "lz4": [lz4.frame.compress(JPEG)],
+    "tensorpack": [gzip.compress(b"\x01", mtime=0), lz4.frame.compress(b"\x01")],
 }
 
 
@@ -295,19 +299,6 @@ def test_places_in_the_memo_of_honest_pickles_are_read() -> None:
     assert unpickle(pickle.dumps([str(n) for n in range(120_000)], 0))[-1] == "119999"
 
 
-def test_nesting_below_the_limit_is_read() -> None:
-    value: Any = 1
-    for _ in range(33):
-        value = [(value,), {"a": value}, 2]
-        value = [value[:1], value[2]]
-    for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
-        assert unpickle(pickle.dumps(value, protocol)) == value
-    wide = [[n] for n in range(5000)]
-    assert unpickle(pickle.dumps(wide)) == wide
-    keys = {(1, (2,)): "a", (3,): "b"}
-    assert unpickle(pickle.dumps(keys)) == keys
-
-
 @pytest.mark.parametrize("axes", [(0, 1), (0, 1, 1), (0, 1, 3), (0, 1, -1), [0, 1, 2], (0, 1, 2.0), "012"])
 def test_axes_that_are_not_a_permutation_are_refused(axes: Any) -> None:
     array = np.arange(24, dtype="u1").reshape(2, 3, 4)
@@ -397,6 +388,7 @@ def test_tensors_equal_those_of_torch(protocol: int) -> None:
         (decompress, b"\x78\x9c" + b"\xff" * 9, "damaged"),
         (decompress, lz4.frame.compress(bytes(99))[:-9], "cut short"),
         (decompress, b"\x04\x22\x4d\x18" + b"\xff" * 9, "damaged"),
+        (CODECS["text"], b"\xff", "damaged"),
         (decode_json, b"{", "damaged"),
         (decode_json, b"[" * 100_000, "deeper|damaged"),
         (decode_npz, b"PK\x03\x04", "npz is damaged"),
@@ -419,7 +411,7 @@ def test_values_that_decompress_to_too_much_are_refused(monkeypatch: pytest.Monk
 @pytest.mark.parametrize("codec", ["npz", "npy"])
 def test_arrays_of_objects_are_refused(codec: str) -> None:
     objects = np.array([Runs(os.system, "x")], object)
-    with pytest.raises(CodecError, match="array of objects"):
+    with pytest.raises(CodecError, match="Object arrays"):
         CODECS[codec](archive(x=objects) if codec == "npz" else npy(objects))
 
 
@@ -445,13 +437,7 @@ MP4 = b"\0\0\0\x18ftypisom\0\0\2\0isomiso2"
         ("datum", datum(JPEG, -3, encoded=True), {"label": -3, "image": JPEG}, None),
         ("datum", datum(bytes(range(2)), 1, (2, 1, 1)), {"label": 1, "array": [[[0]], [[1]]]}, None),
         ("text", "wörd".encode(), "wörd", None),
-        ("image", JPEG, JPEG, "image"),
-        ("video", MP4, MP4, "video"),
         ("bytes", b"\xff", b"\xff", None),
-        ("base64", base64.b64encode(JPEG), JPEG, None),
-        ("gzip", gzip.compress(JPEG, mtime=0), JPEG, "gzip"),
-        ("zlib", zlib.compress(JPEG), JPEG, None),
-        ("lz4", lz4.frame.compress(JPEG), JPEG, "lz4"),
     ],
 )
 def test_codecs_read_what_other_tools_write(codec: str, value: bytes, content: Any, sniffed: str | None) -> None:
@@ -463,11 +449,3 @@ def test_codecs_read_what_other_tools_write(codec: str, value: bytes, content: A
     for given_value in (value, memoryview(value)):
         assert plain(CODECS[codec](given_value)) == content
         assert sniff(given_value) == sniffed
-
-
-@pytest.mark.parametrize(
-    ("codec", "value"), [("image", b"GIF"), ("video", JPEG), ("text", b"\xff"), ("base64", b"abcd")]
-)
-def test_values_of_another_format_raise_codec_error(codec: str, value: bytes) -> None:
-    with pytest.raises(CodecError):
-        CODECS[codec](value)

@@ -101,7 +101,6 @@ def pairs(tmp_path: Path, request: pytest.FixtureRequest) -> Case:
         entries[f"{number:04}_objects"] = json.dumps(objects(number)).encode()
     columns = {"image": "{}_image", "mask": "{}_mask", "objects": "{}_objects"}
     return put(tmp_path / "pairs", entries), {
-        "layout": "pairs",
         "options": {"columns": columns},
         "fields": {"image": "image", "mask": "mask", "boxes": "objects[].bbox", "labels": "objects[].category"},
         "roles": {"mask": "mask", "boxes": BOXES_ROLE, "labels": NAMES_ROLE},
@@ -188,15 +187,6 @@ def test_a_config_gives_roles(name: str, tmp_path: Path, request: pytest.Fixture
     assert image.shape == (3, 24, 24)
     assert mask.shape == (24, 24)
     assert len(boxes) == len(labels)
-
-
-def test_a_pair_without_its_mask_is_a_record_error(tmp_path: Path) -> None:
-    entries = {f"{number}_image": PICTURES[number] for number in range(3)} | {"0_mask": encoded(MASKS[0])}
-    options = {"columns": {"image": "{}_image", "mask": "{}_mask"}}
-    dataset = StoreDataset(put(tmp_path / "half", entries), layout="pairs", options=options, roles={"mask": "mask"})
-    assert dataset[0][1].shape == (HEIGHT, WIDTH)
-    with pytest.raises(errors.RecordError, match=r"record 2 .*'2_mask' is missing"):
-        dataset[2]
 
 
 @pytest.mark.parametrize(

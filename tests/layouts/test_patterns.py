@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storeds.errors import ConfigError
-from storeds.layouts.pattern import Place, Template, natural_order, parse_pattern
+from storeds.layouts.pattern import Place, Template, natural_order, parse_pattern, shared_names
 
 # Text → (literal texts, names, what differs from a plain place).
 PLACES: dict[str, tuple[tuple[str, ...], tuple[str, ...], dict[str, Any]]] = {
@@ -169,3 +169,21 @@ def test_the_natural_order_is_total(names: list[str]) -> None:
 def test_numbers_count_in_the_natural_order() -> None:
     names = ["img_2", "img_10", "img_1b", "img_01", "a", "10", "9", ""]
     assert natural_order(names) == ["", "9", "10", "a", "img_01", "img_1b", "img_2", "img_10"]
+
+
+@pytest.mark.parametrize(
+    ("names", "columns"),
+    [
+        (["image_0", "label_0", "image_1", "label_1"], {"image": "image_{}", "label": "label_{}"}),
+        (["1.jpg", "1.{b}", "2.jpg", "2.{b}"], {"jpg": "{}.jpg", "b": "{}.{{b}}"}),
+        (["hr/a", "lr/a", "hr/b", "lr/b"], {"hr": "hr/{}", "lr": "lr/{}"}),
+        (["64-00000", "128-00000", "64-00001", "128-00001"], {"size64": "64-{}", "size128": "128-{}"}),
+        (["image_0", "label_0", "image_1"], {}),
+        (["image_0", "image_1"], {}),
+        (["1_0", "2_0", "1_1", "2_1"], {}),
+        (["a", "b"], {}),
+    ],
+)
+def test_names_that_share_parts(names: list[str], columns: dict[str, str]) -> None:
+    assert shared_names(names) == columns
+    assert shared_names(names[:3], has=names.__contains__) == columns or len(names) < 4

@@ -229,3 +229,17 @@ def test_a_failed_sheet_keeps_the_older_file(tmp_path: Path) -> None:
         ContactSheet(path).draw(f"lmdb://{tmp_path}/none.lmdb", [Finding("missing_eoi", "", 0, image="image")])
     assert os.listdir(tmp_path) == ["sheet.png"]
     assert path.read_bytes() == b"an older one"
+
+
+def test_a_failed_sheet_keeps_the_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    url, path = f"hdf5://{tmp_path}/a.h5", tmp_path / "sheet.png"
+    write(url)
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(Image.Image, "save", fail)
+    result = CliRunner().invoke(app, ["verify", url, "--contact-sheet", str(path), "--json"])
+    assert result.exit_code == 1
+    assert len(json.loads(result.stdout)["findings"]) == 11
+    assert f"the contact sheet {path} was not drawn: no space left" in result.stderr

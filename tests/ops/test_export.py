@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 import storeds
 from photographs import jpeg
+from picture_stores import memory_store
 from storeds.cli import app
 from storeds.errors import ConfigError, StoredsError, StoreExistsError
 
@@ -68,7 +69,9 @@ def test_coco_of_a_store_with_roles(engine: str, make_engine_url: Any, tmp_path:
 
 
 @pytest.mark.parametrize(
-    "key", ["../../evil.jpg", "/etc/evil.jpg", "a/../../evil.jpg", "..", "", "a\0b.jpg", "x" * 300]
+    "key",
+    ["../../evil.jpg", "/etc/evil.jpg", "a/../../evil.jpg", "..", "", "a\0b.jpg", "x" * 300, "a/" * 3000 + "x.jpg"],
+    ids=lambda key: repr(key[:16]),
 )
 def test_no_key_leaves_the_folder(key: str, tmp_path: Path) -> None:
     url = store(f"lmdb://{tmp_path}/a.lmdb", [key, "a.jpg"])
@@ -79,19 +82,27 @@ def test_no_key_leaves_the_folder(key: str, tmp_path: Path) -> None:
     assert "1 key is no usable name" in done.notes[0]
 
 
-def test_equal_names_stay_apart(tmp_path: Path) -> None:
-    url = store(f"lmdb://{tmp_path}/a.lmdb", ["a.jpg", "a.jpg", "./a.jpg", "b", "b/c.jpg", "b.jpg"])
-    storeds.export(url, tmp_path / "out", format="coco")
-    images = json.loads((tmp_path / "out/annotations.json").read_text())["images"]
-    assert len({image["file_name"] for image in images}) == 6
-    for number, image in enumerate(images):
-        assert (tmp_path / "out/images" / image["file_name"]).read_bytes() == jpeg(number)
-
-
-def test_a_key_longer_than_a_path_may_be_gets_a_safe_name(tmp_path: Path) -> None:
-    url = store(f"lmdb://{tmp_path}/a.lmdb", ["a/" * 3000 + "x.jpg"])
-    assert "1 key is no usable name" in storeds.export(url, tmp_path / "out", format="coco").notes[0]
-    assert (tmp_path / "out/images/00000000.jpg").read_bytes() == jpeg(0)
+@pytest.mark.parametrize("format", ["coco", "folder", "yolo"])
+@pytest.mark.parametrize(
+    "keys",
+    [
+        ["a.jpg", "a.jpg", "./a.jpg", "b", "b/c.jpg", "b.jpg"],
+        ["a-00000002.jpg", "a.jpg", "a.jpg"],
+        ["a.jpg", "a-00000002.jpg", "a.png", "../a.jpg", "images/a.jpg"],  # YOLO has one label file for a.jpg and a.png
+    ],
+)
+def test_equal_names_stay_apart(keys: list[str], format: str, tmp_path: Path) -> None:
+    url, out = store(f"lmdb://{tmp_path}/a.lmdb", keys), tmp_path / "out"
+    done = storeds.export(url, out, format=format)
+    pictures = [path.read_bytes() for path in out.rglob("*") if path.suffix in (".jpg", ".png")]
+    assert sorted(pictures) == sorted(jpeg(number) for number in range(len(keys)))
+    assert any(" no usable name for a file, or another file has it" in note for note in done.notes)
+    if format == "coco":
+        images = json.loads((out / "annotations.json").read_text())["images"]
+        for number, image in enumerate(images):
+            assert (out / "images" / image["file_name"]).read_bytes() == jpeg(number)
+    if format == "yolo":
+        assert len(list((out / "labels").rglob("*.txt"))) == len(keys)
 
 
 def test_ids_that_repeat_in_several_stores_stay_apart(tmp_path: Path) -> None:
@@ -105,7 +116,8 @@ def test_ids_that_repeat_in_several_stores_stay_apart(tmp_path: Path) -> None:
         file = {"images": [{"id": 1, **picture}], "annotations": rows, "categories": categories}
         (folder / "a.json").write_text(json.dumps(file))
         storeds.pack(folder / "a.json", f"lmdb://{tmp_path}/{number}.lmdb")
-    done = storeds.export(f"lmdb://{tmp_path}/[01].lmdb", tmp_path / "out", format="coco")
+    urls = [f"lmdb://{tmp_path}/{number}.lmdb" for number in range(2)]
+    done = storeds.export(urls, tmp_path / "out", format="coco")
     with contextlib.redirect_stdout(io.StringIO()):
         read = COCO(str(tmp_path / "out/annotations.json"))
     assert (len(read.imgs), len(read.anns)) == (2, 4)
@@ -115,19 +127,20 @@ def test_ids_that_repeat_in_several_stores_stay_apart(tmp_path: Path) -> None:
     assert "2 annotations got another id, because an earlier one has it: 5, 6" in done.notes
 
 
-def test_class_names_by_field_and_ids_of_categories_as_text(tmp_path: Path) -> None:
-    declared = {name: FIELDS[name] for name in ("image", "boxes", "labels", "key")}
-    row = {"image": jpeg(0), "boxes": np.array([[1, 2, 30, 40]], np.float32), "labels": np.array([1]), "key": "a.jpg"}
-    by_field: dict[str, Any] = {"classes": {"labels": ["cat", "dog"]}}
-    as_text: dict[str, Any] = {"classes": ["cat", "dog"], "category_ids": ["c", "d"]}
-    for number, attrs in enumerate((by_field, as_text)):
-        with storeds.open_writer(f"lmdb://{tmp_path}/{number}.lmdb", declared) as writer:
-            writer.append([row])
-            writer.publish(attrs)
-        storeds.export(f"lmdb://{tmp_path}/{number}.lmdb", tmp_path / f"{number}", format="coco")
-        found = json.loads((tmp_path / f"{number}/annotations.json").read_text())
-        assert found["categories"] == [{"id": 1, "name": "cat"}, {"id": 2, "name": "dog"}]
-        assert found["annotations"][0]["category_id"] == 2
+@pytest.mark.parametrize(
+    "attrs",
+    [
+        {"classes": {"labels": ["cat", "dog"], "weather": ["rain"]}},
+        {"classes": ["cat", "dog"], "category_ids": ["c", "d"]},
+    ],
+)
+def test_categories_are_the_classes_of_the_labels(attrs: dict[str, Any], tmp_path: Path) -> None:
+    fields = {name: FIELDS[name] for name in ("image", "boxes", "labels")}
+    row = {"image": jpeg(0), "boxes": np.array([[1, 2, 30, 40]], np.float32), "labels": np.array([1])}
+    storeds.export(memory_store(fields, [row], **attrs), tmp_path / "out", format="coco")
+    found = json.loads((tmp_path / "out/annotations.json").read_text())
+    assert found["categories"] == [{"id": 1, "name": "cat"}, {"id": 2, "name": "dog"}]
+    assert found["annotations"][0]["category_id"] == 2
 
 
 def test_a_folder_is_replaced_only_on_request_and_only_if_an_export_wrote_it(tmp_path: Path) -> None:
@@ -181,34 +194,56 @@ def test_a_folder_that_appears_during_the_export_stays(overwrite: bool, tmp_path
 
 def test_a_failed_export_leaves_nothing(tmp_path: Path) -> None:
     url = store(f"lmdb://{tmp_path}/a.lmdb", ["a.jpg"], image=b"no picture")
-    with pytest.raises(StoredsError, match="record 0 of .*size of its picture"):
-        storeds.export(url, tmp_path / "out", format="coco")
+    for format in ("coco", "yolo"):
+        with pytest.raises(StoredsError, match="record 0 of .*size of its picture"):
+            storeds.export(url, tmp_path / "out", format=format)
     with pytest.raises(StoredsError, match="create"):
         storeds.export(url, tmp_path / "no/such/out", format="coco")
+
+    def interrupt(_: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        storeds.export(url, tmp_path / "out", format="folder", progress=interrupt)
     assert {path.name for path in tmp_path.iterdir()} == {"a.lmdb"}
+
+
+def test_the_rest_of_a_killed_export_is_reported(tmp_path: Path) -> None:
+    url, left = store(f"lmdb://{tmp_path}/a.lmdb", ["a.jpg"]), tmp_path / ".out[1].0123abcd.partial"
+    left.mkdir()
+    assert storeds.export(url, tmp_path / "out[1]", format="folder").notes == (
+        f"{left}: left of killed exports, unless these run now; delete them",
+    )
+    assert storeds.export(url, tmp_path / "out", format="folder").notes == ()
 
 
 def test_wrong_arguments(tmp_path: Path) -> None:
     url = store(f"lmdb://{tmp_path}/a.lmdb", ["a.jpg"], {"image": "image", "weather": "str"})
     with pytest.raises(ConfigError, match="the formats are coco"):
         storeds.export(url, tmp_path / "out", format="koko")
-    with pytest.raises(ConfigError, match="no option 'quality'"):
-        storeds.export(url, tmp_path / "out", format="coco", quality=3)
     with pytest.raises(ConfigError, match="needs a field with role boxes.*storeds convert SOURCE TARGET --role"):
         storeds.export(url, tmp_path / "out", format="coco")
 
 
-def test_the_command(tmp_path: Path) -> None:
-    url = store(f"lmdb://{tmp_path}/a.lmdb", ["a.jpg"])
-    done = RUNNER.invoke(app, ["export", url, str(tmp_path / "out"), "--format", "coco"])
+@pytest.mark.parametrize(("format", "source"), [("coco", "annotations.json"), ("folder", ""), ("yolo", "")])
+def test_the_command_exports_what_pack_reads(format: str, source: str, tmp_path: Path) -> None:
+    url, out = store(f"lmdb://{tmp_path}/a.lmdb", ["a.jpg"]), tmp_path / "out"
+
+    def run(*arguments: str) -> Any:
+        return RUNNER.invoke(app, [*arguments])
+
+    command = ("export", url, str(out), "--format", format)
+    done = run(*command)
     assert done.exit_code == 0, done.output
-    assert "1 record as coco, 2 files" in done.output.replace("\n", " ")
-    assert "thumbnail is not in the export" in done.output.replace("\n", " ")
-    again = RUNNER.invoke(app, ["export", url, str(tmp_path / "out"), "--format", "coco", "--json"])
-    assert again.exit_code == 3
-    replaced = RUNNER.invoke(app, ["export", url, str(tmp_path / "out"), "--format", "coco", "--overwrite", "--json"])
+    assert f"1 record as {format}, " in done.output.replace("\n", " ")
+    assert ("thumbnail is not in the export" in done.output.replace("\n", " ")) == (format != "folder")
+    assert run(*command, "--json").exit_code == 3
+    replaced = run(*command, "--overwrite", "--json")
     assert replaced.exit_code == 0
     assert json.loads(replaced.stdout)["count"] == 1
+    packed = run("pack", str(out / source), f"{tmp_path}/b.lmdb", "--json")
+    assert packed.exit_code == 0, packed.output
+    assert json.loads(packed.stdout)["count"] == 1
 
 
 def truth_of(out: Path) -> COCO:
@@ -246,10 +281,7 @@ def test_coco_of_every_form_of_a_role(tmp_path: Path) -> None:
         "truncated": np.array([True, False]),
         "weather": "rain",
     }
-    url = f"lmdb://{tmp_path}/a.lmdb"
-    with storeds.open_writer(url, fields) as writer:
-        writer.append([record])
-        writer.publish({"keypoint_names": ["head", "tail"]})
+    url = memory_store(fields, [record], keypoint_names=["head", "tail"])
     done = storeds.export(url, tmp_path / "out", format="coco")
     assert list(done.left_out) == ["depth"]
     coco = truth_of(tmp_path / "out")
@@ -273,28 +305,13 @@ def test_coco_of_every_form_of_a_role(tmp_path: Path) -> None:
     assert again.attrs["classes"] == ["dog", "bird"]
 
 
-def test_categories_are_the_classes_of_the_labels(tmp_path: Path) -> None:
-    url = f"lmdb://{tmp_path}/a.lmdb"
-    record = {"image": jpeg(0), "boxes": np.array([[1, 2, 30, 40]], np.float32), "labels": np.array([1]), "key": "a"}
-    with storeds.open_writer(url, {name: FIELDS[name] for name in record}) as writer:
-        writer.append([record])
-        writer.publish({"classes": {"labels": ["cat", "dog"], "weather": ["rain"]}})
-    storeds.export(url, tmp_path / "out", format="coco")
-    found = json.loads((tmp_path / "out/annotations.json").read_text())
-    assert found["categories"] == [{"id": 1, "name": "cat"}, {"id": 2, "name": "dog"}]
-    assert found["annotations"][0]["category_id"] == 2
-
-
 def test_masks_without_boxes_get_the_boxes_around_them(tmp_path: Path) -> None:
     fields: dict[str, Any] = {
         "image": "image",
         "masks": {"kind": "json", "role": "mask", "format": "coco", "relative": True},
     }
-    url = f"lmdb://{tmp_path}/a.lmdb"
-    with storeds.open_writer(url, fields) as writer:
-        square = [[0.25, 0.25, 0.5, 0.25, 0.5, 0.5, 0.25, 0.5]]
-        writer.append([{"image": jpeg(0), "masks": [square, []]}])
-        writer.publish()
+    square = [[0.25, 0.25, 0.5, 0.25, 0.5, 0.5, 0.25, 0.5]]
+    url = memory_store(fields, [{"image": jpeg(0), "masks": [square, []]}])
     storeds.export(url, tmp_path / "out", format="coco")
     one, none = truth_of(tmp_path / "out").loadAnns([1, 2])
     assert one["segmentation"] == [[24, 16, 48, 16, 48, 32, 24, 32]]
@@ -321,9 +338,8 @@ def test_an_image_without_keypoints_has_no_annotation(tmp_path: Path) -> None:
         "image": "image",
         "points": {"kind": "array", "dtype": "float32", "shape": [None, 2], "role": "keypoints"},
     }
-    with storeds.open_writer("memory://points", fields, overwrite=True) as writer:
-        writer.append({"image": jpeg(n), "points": np.ones((n, 2), np.float32)} for n in (2, 0))
-    storeds.export("memory://points", tmp_path / "out", format="coco")
+    url = memory_store(fields, [{"image": jpeg(n), "points": np.ones((n, 2), np.float32)} for n in (2, 0)])
+    storeds.export(url, tmp_path / "out", format="coco")
     (one,) = json.loads((tmp_path / "out/annotations.json").read_text())["annotations"]
     assert (one["image_id"], one["keypoints"]) == (1, [1, 1, 2, 1, 1, 2])
     assert storeds.pack(tmp_path / "out/annotations.json", f"lmdb://{tmp_path}/a.lmdb").count == 2
@@ -335,19 +351,16 @@ def test_images_of_kind_array_are_refused(format: str, tmp_path: Path) -> None:
         "image": {"kind": "array", "dtype": "uint8", "shape": [64, 96, 3], "role": "image"},
         "boxes": FIELDS["boxes"],
     }
-    with storeds.open_writer("memory://arrays", fields, overwrite=True) as writer:
-        writer.append([{"image": np.zeros((64, 96, 3), np.uint8), "boxes": np.zeros((0, 4), np.float32)}])
+    url = memory_store(fields, [{"image": np.zeros((64, 96, 3), np.uint8), "boxes": np.zeros((0, 4), np.float32)}])
     with pytest.raises(
         ConfigError, match="writes pictures as files, and field 'image' is of kind array; format 'folder'"
     ):
-        storeds.export("memory://arrays", tmp_path / "out", format=format)
+        storeds.export(url, tmp_path / "out", format=format)
 
 
 def test_a_store_of_captions_becomes_annotations_with_captions(tmp_path: Path) -> None:
-    url = f"lmdb://{tmp_path}/a.lmdb"
-    with storeds.open_writer(url, {"image": "image", "texts": {"kind": "json", "role": "text"}}) as writer:
-        writer.append([{"image": jpeg(0), "texts": ["a cat", "a dog"]}, {"image": jpeg(1), "texts": []}])
-        writer.publish()
+    records: list[dict[str, Any]] = [{"image": jpeg(0), "texts": ["a cat", "a dog"]}, {"image": jpeg(1), "texts": []}]
+    url = memory_store({"image": "image", "texts": {"kind": "json", "role": "text"}}, records)
     storeds.export(url, tmp_path / "out", format="coco")
     said = truth_of(tmp_path / "out").loadAnns([1, 2])
     assert [(each["image_id"], each["caption"]) for each in said] == [(1, "a cat"), (1, "a dog")]
@@ -373,3 +386,13 @@ def test_other_numbers_of_labels_than_masks_are_an_error(format: str, tmp_path: 
     with pytest.raises(StoredsError, match=r"record 0 .*'labels' describes 2 objects, and the record has 1"):
         storeds.export(url, tmp_path / "out", format=format)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("format", ["coco", "yolo"])
+def test_formats_without_room_for_damage_say_so(tmp_path: Path, format: str) -> None:
+    objects = {"boxes": np.array([[1, 2, 9, 9]], np.float32), "labels": np.array([0])}
+    blobs = (jpeg(0), jpeg(1)[: len(jpeg(1)) // 2])
+    fields = {name: FIELDS[name] for name in ("image", "boxes", "labels")}
+    url = memory_store(fields, [{"image": blob, **objects} for blob in blobs], classes=["cat"])
+    done = storeds.export(url, tmp_path / "out", format=format)
+    assert [note for note in done.notes if "1 picture of the store is damaged or repaired" in note]

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import io
 import json
-import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import sklearn.datasets  # type: ignore[import-untyped]
-from PIL import Image
-from typer.testing import CliRunner
 
 import storeds
+from _damaged import PICTURES
+from _damaged import write as write_damaged
 from mask_files import FORMS, mask, write
 from photographs import jpeg
-from storeds.cli import app
+from picture_stores import memory_store
 from storeds.errors import ConfigError, FormatError, RecordError, StoreNotFoundError
-from storeds.ops.packing.sources import ExportedSource, open_source
-from storeds.protocols import Field
+from storeds.ops.packing.sources import open_source
 
 MakeUrl = Callable[[str], str]
 ENGINES = ("lmdb", "hdf5", "mongodb")
@@ -40,14 +36,9 @@ def files_below(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file() and path.name[0] != "."}
 
 
-def packed_again(folder: Path, url: str, **options: Any) -> storeds.Meta:
-    return storeds.pack(folder, url, **options)
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-def test_a_store_of_classes(tmp_path: Path, engine: str, make_engine_url: MakeUrl) -> None:
+def test_a_store_of_classes(tmp_path: Path) -> None:
     tree = write(tmp_path / "tree", {f"{name}/{n}.jpg": n for name in ("cat", "dog") for n in range(3)})
-    url, out = make_engine_url(engine), tmp_path / "out"
+    url, out = f"lmdb://{tmp_path}/a.lmdb", tmp_path / "out"
     meta = storeds.pack(tree, url)
     done = storeds.export(url, out, format="folder")
     assert (done.count, done.files, dict(done.left_out), done.notes) == (6, 8, {}, ())
@@ -57,17 +48,15 @@ def test_a_store_of_classes(tmp_path: Path, engine: str, make_engine_url: MakeUr
         assert (out / name).read_bytes() == (tree / name).read_bytes()
     assert done.bytes == sum(path.stat().st_size for path in out.rglob("*") if path.is_file() and path.name[0] != ".")
     assert rows(out)[4] == {"file_name": "dog/1.jpg", "label": 1, "key": "dog/1.jpg"}
-    assert packed_again(out, make_engine_url(engine)).id == meta.id
     # The same folders are an ImageFolder, for this and for other programs.
-    assert packed_again(out, make_engine_url(engine), kind="imagefolder").id == meta.id
+    assert storeds.pack(out, f"lmdb://{tmp_path}/b.lmdb", kind="imagefolder").id == meta.id
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("engine", ENGINES)
-def test_a_store_of_masks(tmp_path: Path, form: str, engine: str, make_engine_url: MakeUrl) -> None:
+def test_a_store_of_masks(tmp_path: Path, form: str) -> None:
     files = {f"masks/train/{n}.png": mask(n, form) for n in range(3)}
     tree = write(tmp_path / "tree", {**{f"images/train/{n}.jpg": n for n in range(3)}, **files})
-    url, out = make_engine_url(engine), tmp_path / "out"
+    url, out = f"lmdb://{tmp_path}/a.lmdb", tmp_path / "out"
     meta = storeds.pack(tree, url, kind="masks", classes=list("abcd"))
     storeds.export(url, out, format="folder")
     pictures = {f"images/train/{n}.jpg" for n in range(3)} | set(files)
@@ -80,24 +69,8 @@ def test_a_store_of_masks(tmp_path: Path, form: str, engine: str, make_engine_ur
         "split": "train",
         "key": "train/0.jpg",
     }
-    assert packed_again(out, make_engine_url(engine)).id == meta.id
-    assert packed_again(out, make_engine_url(engine), kind="masks").id == meta.id
-
-
-def test_photographs_with_captions(tmp_path: Path) -> None:
-    """Oracle: the bytes of the files of another package."""
-    photographs = [Path(path) for path in sklearn.datasets.load_sample_images().filenames]
-    root = write(tmp_path / "photos", {path.name: path.read_bytes() for path in photographs})
-    lines = [{"image": path.name, "captions": ["Ü", f"{path.stem}\n\u2028"]} for path in photographs]
-    (root / "list.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    meta = storeds.pack(root / "list.jsonl", f"lmdb://{tmp_path}/a.lmdb", caption_columns=["captions"])
-    storeds.export(f"lmdb://{tmp_path}/a.lmdb", tmp_path / "out", format="folder")
-    for path, row in zip(photographs, rows(tmp_path / "out"), strict=True):
-        assert (tmp_path / "out" / row["file_name"]).read_bytes() == path.read_bytes()
-        assert row["file_name"] == f"images/{path.name}"
-        assert row["captions"] == ["Ü", f"{path.stem}\n\u2028"]
-    again = packed_again(tmp_path / "out", f"hdf5://{tmp_path}/b.h5")
-    assert (again.id, again.attrs) == (meta.id, meta.attrs)
+    assert storeds.pack(out, f"lmdb://{tmp_path}/b.lmdb").id == meta.id
+    assert storeds.pack(out, f"lmdb://{tmp_path}/c.lmdb", kind="masks").id == meta.id
 
 
 EVERYTHING: dict[str, Any] = {
@@ -116,6 +89,7 @@ EVERYTHING: dict[str, Any] = {
     "labels": {"kind": "array", "dtype": "int64", "shape": [None], "role": "labels"},
     "points": {"kind": "array", "dtype": "float32", "shape": [None, 17, 3], "role": "keypoints"},
     "area": {"kind": "array", "dtype": "float16", "shape": [None], "of": "boxes"},
+    "crowd": {"kind": "array", "dtype": "bool", "shape": [None], "of": "boxes"},
     "instances": {"kind": "json", "role": "mask", "format": "coco"},
     "depth": {"kind": "array", "dtype": "float32", "shape": [None, None]},
     "phase": {"kind": "array", "dtype": "complex64", "shape": [2]},
@@ -141,6 +115,7 @@ def everything(number: int, key: str) -> dict[str, Any]:
         "labels": np.arange(number),
         "points": rng.normal(20, 9, (number, 17, 3)).astype("f4"),
         "area": rng.normal(20, 9, number).astype("f2"),
+        "crowd": np.arange(number) == 1,
         "instances": [[[0.1, 0, 9, 0, 9, 9.3]]] * number,
         "depth": np.full((number, 3), np.nan, "f4"),
         "phase": np.array([1j, number], "c8"),
@@ -169,7 +144,7 @@ def test_a_store_of_everything_loses_nothing(tmp_path: Path, engine: str, make_e
         "phase",
         "images",
     }
-    again = packed_again(out, make_engine_url(engine))
+    again = storeds.pack(out, make_engine_url(engine))
     assert (again.id, again.fields, again.attrs) == (meta.id, meta.fields, meta.attrs)
     assert storeds.verify(url).ok
     twice = out.with_name("twice")
@@ -196,7 +171,7 @@ def test_keys_that_are_no_names_of_files(tmp_path: Path) -> None:
     for number, row in enumerate(found):
         assert (out / row["file_name"]).read_bytes() == jpeg(number % 4)
         assert (out / row["mask_file_name"]).read_bytes() == mask(number % 4)
-    assert packed_again(out, f"lmdb://{tmp_path}/b.lmdb").id == meta.id
+    assert storeds.pack(out, f"lmdb://{tmp_path}/b.lmdb").id == meta.id
 
 
 def test_classes_that_are_no_names_of_folders(tmp_path: Path) -> None:
@@ -212,27 +187,24 @@ def test_classes_that_are_no_names_of_folders(tmp_path: Path) -> None:
         "ok/00000002.jpg",
         "ok/00000003.jpg",
     ]
-    assert packed_again(out, f"lmdb://{tmp_path}/b.lmdb").id == meta.id
+    assert storeds.pack(out, f"lmdb://{tmp_path}/b.lmdb").id == meta.id
 
 
 @pytest.mark.parametrize("classes", [["cat", "cat"], ["a/b", "a_b"]])
 def test_classes_that_give_one_folder(classes: list[str], tmp_path: Path) -> None:
-    with storeds.open_writer("memory://one folder", {"image": "image", "label": "int"}, overwrite=True) as writer:
-        writer.append({"image": jpeg(number), "label": number} for number in range(2))
-        meta = writer.publish({"classes": classes})
-    done = storeds.export("memory://one folder", tmp_path / "out", format="folder")
+    records = [{"image": jpeg(number), "label": number} for number in range(2)]
+    url = memory_store({"image": "image", "label": "int"}, records, classes=classes)
+    done = storeds.export(url, tmp_path / "out", format="folder")
     assert files_below(tmp_path / "out") >= {"images/00000000.jpg", "images/00000001.jpg"}
     (note,) = done.notes
     assert note.startswith("images are not in a folder for each class")
-    assert packed_again(tmp_path / "out", f"lmdb://{tmp_path}/again.lmdb").id == meta.id
+    assert storeds.pack(tmp_path / "out", f"lmdb://{tmp_path}/again.lmdb").id == storeds.info(url).id
 
 
 def test_class_names_of_masks_that_are_there_twice(tmp_path: Path) -> None:
     fields = {"image": "image", "mask": {"kind": "image", "role": "mask"}}
-    with storeds.open_writer("memory://twice", fields, overwrite=True) as writer:
-        writer.append([{"image": jpeg(0), "mask": mask(0, "L")}])
-        writer.publish({"classes": ["sky", "sky"]})
-    (note,) = storeds.export("memory://twice", tmp_path / "out", format="folder").notes
+    url = memory_store(fields, [{"image": jpeg(0), "mask": mask(0, "L")}], classes=["sky", "sky"])
+    (note,) = storeds.export(url, tmp_path / "out", format="folder").notes
     assert note.startswith("classes.txt has class names twice, as the store has: 'sky'; ")
 
 
@@ -245,7 +217,7 @@ def test_a_store_of_a_subset_and_a_foreign_layout(tmp_path: Path) -> None:
     storeds.export(f"hdf5://{tmp_path}/a.h5", tmp_path / "out", format="folder")
     for number, row in enumerate(rows(tmp_path / "out")):
         assert np.load(tmp_path / "out" / row["x_file_name"]).tolist() == np.full((4, 4, 3), number).tolist()
-    assert packed_again(tmp_path / "out", f"lmdb://{tmp_path}/b.lmdb").id == meta.id
+    assert storeds.pack(tmp_path / "out", f"lmdb://{tmp_path}/b.lmdb").id == meta.id
 
 
 @pytest.fixture
@@ -265,8 +237,8 @@ def folder(tmp_path: Path) -> Path:
             "metadata.jsonl line 2 (images/9.jpg): its file images/9.jpg cannot be read: No such",
         ),
         ({"file_name": "../x.jpg"}, "metadata.jsonl line 2: ../x.jpg: the path leads out of"),
-        ({"file_name": "images/0.jpg"}, "metadata.jsonl line 2: images/0.jpg is already listed in line 1"),
-        ({"file_name": 3}, "metadata.jsonl line 2: a path is a int, not text"),
+        ({"file_name": "images/0.jpg"}, "metadata.jsonl line 2: images/0.jpg: is already listed in line 1"),
+        ({"file_name": 3}, "metadata.jsonl line 2: its path is a int, not text"),
         ({"key": None}, "metadata.jsonl line 2 (images/1.jpg): its key cannot be stored as str"),
         (None, "metadata.jsonl line 2: lacks 'key'"),
         ("[]", "metadata.jsonl line 2: is a list; expected an object"),
@@ -282,27 +254,44 @@ def test_bad_rows_are_reported(folder: Path, change: Any, expected: str) -> None
     lines[1] = change if isinstance(change, str) else json.dumps({**row, **(change or {})})
     (folder / "metadata.jsonl").write_text("\n".join(lines))
     with pytest.raises(RecordError) as error:
-        packed_again(folder, f"lmdb://{folder.parent}/b.lmdb")
+        storeds.pack(folder, f"lmdb://{folder.parent}/b.lmdb")
     assert expected in str(error.value)
 
 
-@pytest.mark.parametrize("labels", [[1.5], ["1"], [True], [2**70]])
-def test_labels_of_another_type_are_reported(labels: Any, tmp_path: Path) -> None:
-    fields = {"image": "image", "labels": {"kind": "array", "dtype": "int64", "shape": [None], "role": "labels"}}
-    with storeds.open_writer(f"lmdb://{tmp_path}/a.lmdb", fields) as writer:
-        writer.append([{"image": jpeg(0), "labels": np.array([1])}])
-        writer.publish({})
-    storeds.export(f"lmdb://{tmp_path}/a.lmdb", tmp_path / "out", format="folder")
+@pytest.mark.parametrize(
+    ("dtype", "labels"), [("int64", [1.5]), ("int64", ["1"]), ("int64", [True]), ("int64", [2**70]), ("bool", [1])]
+)
+def test_labels_of_another_type_are_reported(dtype: str, labels: Any, tmp_path: Path) -> None:
+    boxes = {"kind": "array", "dtype": "float64", "shape": [None, 4], "role": "boxes"}
+    fields = {
+        "image": "image",
+        "boxes": boxes,
+        "labels": {"kind": "array", "dtype": dtype, "shape": [None], "of": "boxes"},
+    }
+    record = {"image": jpeg(0), "boxes": np.array([[0, 0, 9, 9.0]]), "labels": np.array([1], dtype)}
+    storeds.export(memory_store(fields, [record]), tmp_path / "out", format="folder")
     file = tmp_path / "out/metadata.jsonl"
     file.write_text(json.dumps({**json.loads(file.read_text()), "labels": labels}))
     with pytest.raises(RecordError, match=r"metadata.jsonl line 1 .*: its labels cannot be stored as array"):
-        packed_again(tmp_path / "out", f"lmdb://{tmp_path}/b.lmdb")
+        storeds.pack(tmp_path / "out", f"lmdb://{tmp_path}/b.lmdb")
+
+
+def test_an_array_that_an_older_export_wrote_as_a_file(tmp_path: Path) -> None:
+    fields = {name: EVERYTHING[name] for name in ("left", "boxes", "crowd")}
+    url, out = memory_store(fields, [{name: everything(2, "a")[name] for name in fields}]), tmp_path / "out"
+    storeds.export(url, out, format="folder")
+    (row,), description = rows(out), json.loads((out / "storeds.json").read_text())
+    np.save(out / "0.npy", np.array(row.pop("crowd")))
+    (out / "metadata.jsonl").write_text(json.dumps({**row, "crowd_file_name": "0.npy"}))
+    description["files"]["crowd"] = "crowd_file_name"
+    (out / "storeds.json").write_text(json.dumps(description))
+    assert storeds.pack(out, f"lmdb://{tmp_path}/a.lmdb").id == storeds.info(url).id
 
 
 def test_bad_masks_are_reported(folder: Path) -> None:
     (folder / "masks/1.png").write_bytes(mask(1, size=(9, 9)))
     with pytest.raises(RecordError, match=r"line 2 \(images/1.jpg\): field 'mask': the mask has 9 × 9 pixels"):
-        packed_again(folder, f"lmdb://{folder.parent}/b.lmdb")
+        storeds.pack(folder, f"lmdb://{folder.parent}/b.lmdb")
 
 
 def test_files_that_an_editor_of_windows_saved(folder: Path, tmp_path: Path) -> None:
@@ -316,13 +305,9 @@ def test_files_that_an_editor_of_windows_saved(folder: Path, tmp_path: Path) -> 
 def test_rows_can_be_removed(folder: Path) -> None:
     lines = (folder / "metadata.jsonl").read_text().splitlines()
     (folder / "metadata.jsonl").write_text("\n".join(lines[1:]))
-    assert [record["key"] for record in records(_packed(folder))] == ["1.jpg", "2.jpg"]
-
-
-def _packed(folder: Path) -> str:
     url = f"lmdb://{folder.parent}/b.lmdb"
-    packed_again(folder, url)
-    return url
+    storeds.pack(folder, url)
+    assert [record["key"] for record in records(url)] == ["1.jpg", "2.jpg"]
 
 
 @pytest.mark.parametrize(
@@ -350,31 +335,9 @@ def test_what_is_no_export(folder: Path, tmp_path: Path) -> None:
         open_source(tmp_path / "tree", kind="exported")
     (folder / "metadata.jsonl").write_bytes(b"\xff\n")
     with pytest.raises(FormatError, match="metadata.jsonl cannot be read"):
-        open_source(folder)
+        storeds.pack(folder, f"lmdb://{tmp_path}/store")
     with pytest.raises(ConfigError, match="has no option 'label'"):
         open_source(folder, label=True)
-
-
-def test_the_source_pickles_and_notices_changes(folder: Path) -> None:
-    source = ExportedSource(folder)
-    assert source.fields["mask"] == Field("image", role="mask")
-    again = pickle.loads(pickle.dumps(source))
-    assert [again.read(at) for at in range(3)] == [source.read(at) for at in range(3)]
-    assert again.fingerprint == source.fingerprint
-    (folder / "images/1.jpg").write_bytes(jpeg(7))
-    assert ExportedSource(folder).fingerprint != source.fingerprint
-    assert source.size(0) >= len(jpeg(0)) + len(mask(0))
-
-
-def test_the_command_line(folder: Path, tmp_path: Path) -> None:
-    run = CliRunner().invoke(app, ["export", f"{tmp_path}/a.lmdb", f"{tmp_path}/again", "--format", "folder", "--json"])
-    assert run.exit_code == 0, run.stderr
-    assert json.loads(run.stdout)["count"] == 3
-    run = CliRunner().invoke(app, ["pack", f"{tmp_path}/again", f"{tmp_path}/b.lmdb", "--json"])
-    assert run.exit_code == 0, run.stderr
-    assert json.loads(run.stdout)["id"] == storeds.info(f"{tmp_path}/a.lmdb").id
-    with Image.open(io.BytesIO(records(f"{tmp_path}/b.lmdb")[0]["mask"])) as image:
-        assert image.mode == "L"
 
 
 def test_huggingface_reads_the_folder(folder: Path, tmp_path: Path) -> None:
@@ -382,3 +345,37 @@ def test_huggingface_reads_the_folder(folder: Path, tmp_path: Path) -> None:
     found = datasets.load_dataset("imagefolder", data_dir=str(folder), split="train", cache_dir=str(tmp_path / "cache"))
     assert found["key"] == ["0.jpg", "1.jpg", "2.jpg"]
     assert found[1]["image"].size == (96, 64)
+
+
+# Verdicts on pictures, which look whole when they were repaired
+
+
+def shares(url: str) -> dict[str, tuple[str, float]]:
+    """Return the kind of damage of each record, and the share of its picture that is left."""
+    with storeds.open_backend(url) as backend:
+        records = backend.get_many(range(len(backend)), ("key", "image_finding", "image_recovered"))
+        return {record["key"]: (record["image_finding"], record["image_recovered"]) for record in records}  # type: ignore[index]
+
+
+def test_a_picture_that_was_replaced_is_examined(tmp_path: Path) -> None:
+    source, repaired, again = (f"lmdb://{tmp_path}/{name}.lmdb" for name in ("source", "repaired", "again"))
+    write_damaged(source, {key: PICTURES[key] for key in ("whole", "half", "coarse")})
+    storeds.repair(source, repaired)
+    out = Path(storeds.export(repaired, tmp_path / "out", format="folder").path)
+    (file,) = out.glob("**/half*.jpg")
+    file.write_bytes(jpeg(2))
+    storeds.pack(out, again)
+    assert shares(again) == {**shares(repaired), "half": ("intact", 1.0)}
+
+
+def test_a_row_with_half_a_verdict_is_a_bad_item(tmp_path: Path) -> None:
+    source = f"lmdb://{tmp_path}/source.lmdb"
+    write_damaged(source, {key: PICTURES[key] for key in ("whole", "half")})
+    rows = Path(storeds.export(source, tmp_path / "out", format="folder").path) / "metadata.jsonl"
+    lines = [json.loads(line) for line in rows.read_text().splitlines()]
+    for line in lines:
+        line.pop("image_recovered", None)
+    rows.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    with pytest.raises(RecordError, match="(?s)1 of 2 items .*lacks 'image_recovered'") as error:
+        storeds.pack(tmp_path / "out", f"lmdb://{tmp_path}/again.lmdb")
+    assert "half" in str(error.value)

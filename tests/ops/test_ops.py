@@ -17,6 +17,7 @@ from _damaged import PICTURES, write
 from photographs import jpeg
 from storeds import errors
 from storeds.ops import Progress
+from storeds.records.fields import meta_from_text, meta_to_text
 
 MakeUrl = Callable[[str], str]
 ENGINES = ("lmdb", "hdf5", "mongodb", "memory")
@@ -109,29 +110,58 @@ def test_pack_names_bad_items_and_publishes_nothing(
     assert os.listdir(tmp_path) == ["tree"]
 
 
-def test_pack_keeps_an_existing_target_without_overwrite(tree: Path, tmp_path: Path) -> None:
-    url = f"lmdb://{tmp_path}/a.lmdb"
-    first = storeds.pack(tree, url)
+OPERATIONS = {"pack": storeds.pack, "convert": storeds.convert, "repair": storeds.repair}
+# `pack` refuses pictures of which nothing can be read.
+READABLE = {key: picture for key, picture in PICTURES.items() if picture.is_readable}
+
+
+def many(url: str, copies: int = 6) -> str:
+    """Write a store of whole and damaged pictures."""
+    write(url, {f"{key} {n}": picture for n in range(copies) for key, picture in READABLE.items()})
+    return url
+
+
+@pytest.mark.parametrize("operation", OPERATIONS.values(), ids=OPERATIONS)
+def test_an_existing_target_is_replaced_only_on_request(tmp_path: Path, operation: Any) -> None:
+    source, url = many(f"hdf5://{tmp_path}/a.h5", 1), f"lmdb://{tmp_path}/b.lmdb"
+    first = operation(source, url)
     with pytest.raises(errors.StoreExistsError, match="overwrite"):
-        storeds.pack(tree, url)
+        operation(source, url)
     assert storeds.info(url).build == first.build
-    again = storeds.pack(tree, url, overwrite=True)
+    again = operation(source, url, overwrite=True)
     assert again.id == first.id
     assert again.build != first.build
 
 
-def test_an_interrupted_pack_resumes_to_the_same_id(tree: Path, tmp_path: Path) -> None:
-    whole = storeds.pack(tree, f"hdf5://{tmp_path}/whole.h5", commit_every=2)
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(28, "No space left on device")], ids=repr)
+@pytest.mark.parametrize("operation", OPERATIONS.values(), ids=OPERATIONS)
+@pytest.mark.parametrize("engine", ENGINES[:3])
+def test_an_interrupted_run_resumes_to_the_same_id_and_report(
+    engine: str, operation: Any, error: BaseException, make_engine_url: MakeUrl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("storeds.ops.common._BATCH", 10)
+    monkeypatch.setattr("storeds.ops.packing.prepare._CHUNK_ITEMS", 10)
+    source, url = many(make_engine_url("memory")), make_engine_url(engine)
+    whole, seen = operation(source, make_engine_url(engine)), list[Progress]()
 
     def interrupt(state: Progress) -> None:
-        raise KeyboardInterrupt
+        if state.done > 20:
+            raise error
 
-    url = f"hdf5://{tmp_path}/cut.h5"
-    with pytest.raises(KeyboardInterrupt):
-        storeds.pack(tree, url, commit_every=4, progress=interrupt)
+    with pytest.raises(type(error)):
+        operation(source, url, commit_every=4, progress=interrupt)
     with pytest.raises(errors.StoreExistsError, match="resume=True"):
-        storeds.pack(tree, url)
-    assert storeds.pack(tree, url, resume=True).id == whole.id
+        operation(source, url)
+    with pytest.raises(errors.ConfigError, match="cannot be resumed"):
+        operation(many(make_engine_url("memory"), 7), url, resume=True)
+    resumed = operation(source, url, resume=True, progress=seen.append)
+    assert len(seen) < storeds.info(source).count // 10  # it goes on, and does not begin again
+    assert [getattr(resumed, name) for name in REPORTED if hasattr(resumed, name)] == [
+        getattr(whole, name) for name in REPORTED if hasattr(whole, name)
+    ]
+
+
+REPORTED = ("id", "count", "fast_crops", "findings", "restarts", "kinds", "beyond")
 
 
 EVERY_KIND = {
@@ -178,20 +208,26 @@ def test_convert_keeps_id_order_attrs_and_every_kind(make_engine_url: MakeUrl, s
     assert storeds.verify(dst).ok
 
 
-def test_converting_through_all_engines_keeps_the_id(make_engine_url: MakeUrl, tree: Path) -> None:
-    urls = [make_engine_url(engine) for engine in ("lmdb", "hdf5", "mongodb", "lmdb")]
-    found = [storeds.pack(tree, urls[0]).id]
-    found += [storeds.convert(before, after).id for before, after in itertools.pairwise(urls)]
-    assert len(set(found)) == 1
+@pytest.mark.parametrize("operation", OPERATIONS.values(), ids=OPERATIONS)
+def test_a_bad_record_is_named_and_nothing_is_published(operation: Any, tmp_path: Path) -> None:
+    url = f"hdf5://{tmp_path}/a.h5"
+    write(url, {"first": PICTURES["whole"], "second": PICTURES["no end"]})
+    spoil_image(tmp_path / "a.h5")
+    with pytest.raises(errors.RecordError, match="(?s)record 0 .*checksum"):
+        operation(url, f"lmdb://{tmp_path}/b.lmdb")
+    assert os.listdir(tmp_path) == ["a.h5"]
 
 
-def test_convert_stops_at_a_bad_record_and_publishes_nothing(tree: Path, tmp_path: Path) -> None:
+def test_a_copy_with_another_id_than_its_source_is_an_error(tree: Path, tmp_path: Path) -> None:
     url = f"hdf5://{tmp_path}/a.h5"
     storeds.pack(tree, url)
-    spoil_image(tmp_path / "a.h5")
-    with pytest.raises(errors.RecordError, match=r"record 0 .*checksum"):
+    with h5py.File(tmp_path / "a.h5", "r+") as file:
+        meta, extra = meta_from_text(file.attrs["meta"], url)
+        file.attrs["meta"] = meta_to_text(meta, **{**extra, "id": "0" * 16})
+    with pytest.raises(errors.FormatError, match="the source is damaged"):
         storeds.convert(url, f"lmdb://{tmp_path}/b.lmdb")
-    assert sorted(os.listdir(tmp_path)) == ["a.h5", "tree"]
+    role = {"label": "label"}  # gives the copy another id in any case
+    assert storeds.convert(url, f"lmdb://{tmp_path}/c.lmdb", roles=role).count == 6
 
 
 def spoil_image(path: Path) -> None:
@@ -324,15 +360,3 @@ def test_info_of_an_unpublished_store_names_the_leftovers(make_engine_url: MakeU
     storeds.open_writer(url, {"x": "int"}).suspend()
     with pytest.raises(errors.StoreNotFoundError, match=r"interrupted write.*resume=True"):
         storeds.info(url)
-
-
-@pytest.mark.parametrize("operation", [storeds.convert, storeds.repair])
-def test_a_copy_never_replaces_its_source(tmp_path: Path, operation: Any) -> None:
-    for name in "ab":
-        with storeds.open_writer(f"lmdb://{tmp_path}/{name}.lmdb", {"image": "image"}) as writer:
-            writer.append([{"image": jpeg(0)}])
-    before = (tmp_path / "a.lmdb").read_bytes()
-    for source in (f"lmdb://{tmp_path}/a.lmdb", f"lmdb://{tmp_path}/[ab].lmdb"):
-        with pytest.raises(errors.ConfigError, match="which writing would replace"):
-            operation(source, f"lmdb://{tmp_path}/a.lmdb", overwrite=True)
-    assert (tmp_path / "a.lmdb").read_bytes() == before

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +23,7 @@ from storeds.cli import app
 MakeUrl = Callable[[str], str]
 REFUSED = "itself, which writing would replace"
 COUNT = 4
+OPERATIONS = (storeds.pack, storeds.convert, storeds.repair)
 
 
 def write(url: str) -> str:
@@ -57,12 +59,14 @@ SOURCES: dict[str, Callable[[str], Any]] = {
 
 
 @pytest.mark.parametrize("engine", ["lmdb", "hdf5", "mongodb", "memory"])
-def test_pack_never_replaces_its_source(make_engine_url: MakeUrl, engine: str) -> None:
-    url = make_engine_url(engine)
-    build = write(url)
-    for max_side in (None, 16):
-        with pytest.raises(errors.ConfigError, match=REFUSED):
-            storeds.pack(url, url, overwrite=True, max_side=max_side)
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_a_store_is_never_its_own_target(make_engine_url: MakeUrl, operation: Any, engine: str) -> None:
+    url, other = make_engine_url(engine), make_engine_url(engine)
+    build, _ = write(url), write(other)
+    for source in (url, [url], [other, url]):
+        if operation is not storeds.pack or source is url:  # pack joins data sets, see below
+            with pytest.raises(errors.ConfigError, match=REFUSED):
+                operation(source, url, overwrite=True)
     assert (storeds.info(url).build, storeds.info(url).leftovers) == (build, None)
 
 
@@ -82,9 +86,9 @@ def test_a_link_to_the_source_is_the_source(tmp_path: Path) -> None:
     (tmp_path / "link.lmdb").symlink_to(tmp_path / "a.lmdb")
     (tmp_path / "folder").symlink_to(tmp_path)
     os.link(tmp_path / "a.lmdb", tmp_path / "hard.h5")
-    for target in ("link.lmdb", "folder/a.lmdb", "hard.h5"):
-        arguments = ["pack", url, str(tmp_path / target), "--overwrite", "--max-side", "16"]
-        result = CliRunner().invoke(app, arguments)
+    commands = (["pack", "--max-side", "16"], ["convert"], ["repair"])
+    for target, (command, *options) in itertools.product(("link.lmdb", "folder/a.lmdb", "hard.h5"), commands):
+        result = CliRunner().invoke(app, [command, url, str(tmp_path / target), "--overwrite", *options])
         assert (result.exit_code, REFUSED in " ".join(result.output.split())) == (2, True)
     assert storeds.info(url).build == build
 

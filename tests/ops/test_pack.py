@@ -313,28 +313,6 @@ def test_a_store_is_a_source_too(tree: Path, tmp_path: Path) -> None:
     assert storeds.pack(f"lmdb://{tmp_path}/a.lmdb", f"hdf5://{tmp_path}/a.h5").id == first.id
 
 
-class Squares:
-    """A map-style dataset as users write them."""
-
-    classes = ("even", "odd")
-
-    def __len__(self) -> int:
-        return 5
-
-    def __getitem__(self, index: int) -> tuple[Image.Image, int]:
-        if index >= 5:
-            raise IndexError(index)
-        return photograph(index), index % 2
-
-
-def test_a_dataset_object_is_a_source_too() -> None:
-    storeds.pack(Squares(), "memory://squares", overwrite=True)
-    dataset = storeds.StoreDataset("memory://squares")
-    assert dataset.classes == ["even", "odd"]
-    assert [label for _, label in dataset[:]] == [0, 1, 0, 1, 0]
-    assert (np.asarray(dataset[3][0]) == np.asarray(photograph(3))).all()
-
-
 def test_the_command_packs_a_manifest_and_prints_problems(tree: Path, tmp_path: Path) -> None:
     rows = ["path,label,weight", *(f"{name},{name[:3]},{n / 2}" for n, name in enumerate(GOOD)), "none.jpg,cat,1"]
     (tree / "list.csv").write_text("\n".join(rows) + "\n")

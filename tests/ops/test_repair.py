@@ -24,7 +24,6 @@ from storeds.cli import app
 from storeds.ops import Progress, repair
 
 MakeUrl = Callable[[str], str]
-BATCH = 64  # records that `repair` reads at once
 REPAIRED = [key for key, picture in PICTURES.items() if picture.repaired]
 BEYOND = [key for key, picture in PICTURES.items() if not picture.is_readable]
 WHOLE = {"whole": PICTURES["whole"], "png": PICTURES["png"], "trailing": PICTURES["trailing"]}
@@ -193,24 +192,6 @@ def test_fields_called_finding_and_recovered_are_ordinary_ones(tmp_path: Path) -
 # What it refuses
 
 
-@pytest.mark.parametrize("engine", ["lmdb", "hdf5", "mongodb", "memory"])
-def test_a_store_is_never_its_own_target(make_engine_url: MakeUrl, engine: str) -> None:
-    url = make_engine_url(engine)
-    build = write(url).build
-    with pytest.raises(errors.ConfigError, match="itself, which writing would replace"):
-        repair(url, url, overwrite=True)
-    assert storeds.info(url).build == build
-    assert storeds.info(url).leftovers is None
-
-
-def test_a_link_to_the_source_is_the_source(source: str, tmp_path: Path) -> None:
-    (tmp_path / "link.lmdb").symlink_to(tmp_path / "source.lmdb")
-    os.link(tmp_path / "source.lmdb", tmp_path / "hard.h5")
-    for url in (f"lmdb://{tmp_path}/link.lmdb", f"hdf5://{tmp_path}/hard.h5"):
-        with pytest.raises(errors.ConfigError, match="itself, which writing would replace"):
-            repair(source, url, overwrite=True)
-
-
 def test_a_source_without_pictures_is_refused(tmp_path: Path) -> None:
     url = f"lmdb://{tmp_path}/a.lmdb"
     with storeds.open_writer(url, {"x": "int"}) as writer:
@@ -218,49 +199,6 @@ def test_a_source_without_pictures_is_refused(tmp_path: Path) -> None:
     with pytest.raises(errors.ConfigError, match=r"no field of kind image to repair, only x \(int\)"):
         repair(url, f"lmdb://{tmp_path}/b.lmdb")
     assert os.listdir(tmp_path) == ["a.lmdb"]
-
-
-def test_an_unreadable_record_stops_repair(tmp_path: Path) -> None:
-    path = tmp_path / "a.h5"
-    write(f"hdf5://{path}")
-    data = bytearray(path.read_bytes())
-    data[data.index(PICTURES["half"].blob) + 400] ^= 1
-    path.write_bytes(data)
-    with pytest.raises(errors.RecordError, match=r"record 2 \(key 'half'\) .*checksum"):
-        repair(f"hdf5://{path}", f"lmdb://{tmp_path}/b.lmdb")
-    assert os.listdir(tmp_path) == ["a.h5"]
-
-
-# Interruptions
-
-
-@pytest.mark.parametrize("engine", ["lmdb", "hdf5"])
-def test_an_interrupted_repair_resumes_to_the_same_copy_and_report(tmp_path: Path, engine: str) -> None:
-    many = {f"{key} {n}": picture for n in range(BATCH // 4) for key, picture in PICTURES.items()}
-    src, url = f"lmdb://{tmp_path}/a.lmdb", f"{engine}://{tmp_path}/cut"
-    write(src, many)
-    whole = repair(src, f"{engine}://{tmp_path}/whole")
-
-    def interrupt(state: Progress) -> None:
-        if state.done > BATCH:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        repair(src, url, commit_every=20, progress=interrupt)
-    with pytest.raises(errors.StoreExistsError, match="resume=True"):
-        repair(src, url)
-    resumed = repair(src, url, resume=True)
-    assert (resumed.id, resumed.kinds, resumed.beyond) == (whole.id, whole.kinds, whole.beyond)
-
-
-def test_an_existing_target_is_replaced_only_with_overwrite(source: str, tmp_path: Path) -> None:
-    url = f"lmdb://{tmp_path}/b.lmdb"
-    first = repair(source, url)
-    with pytest.raises(errors.StoreExistsError, match="overwrite"):
-        repair(source, url)
-    again = repair(source, url, overwrite=True)
-    assert again.id == first.id
-    assert again.build != first.build
 
 
 # The command

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import builtins
-import io
+import datetime
 import json
-import pickle
 import shutil
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,10 @@ import numpy as np
 import pytest
 
 import storeds
+from _rows import Source
+from _traps_pack import stored_records, storeds_command
 from photographs import jpeg
 from storeds.errors import ConfigError, FormatError, MissingDependencyError
-from storeds.ops.packing.sources import BadItem, TableSource, open_source
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -30,10 +30,6 @@ def table(path: Path, rows: int = 4, **columns: Any) -> Path:
     return path
 
 
-def column(source: Any, name: str) -> list[Any]:
-    return [source.read(index)[name] for index in range(len(source))]
-
-
 def test_a_plain_parquet_file_is_read_by_its_types(tmp_path: Path) -> None:
     file = table(
         tmp_path / "a.parquet",
@@ -44,10 +40,10 @@ def test_a_plain_parquet_file_is_read_by_its_types(tmp_path: Path) -> None:
         words=[["a"], [], ["b", "c"], None],
         nothing=pa.nulls(4),
         kind=pa.array(["x", "y", "x", "y"]).dictionary_encode(),
+        day=[datetime.date(2020, 1, n + 1) for n in range(4)],
     )
-    source = open_source(file)
-    assert isinstance(source, TableSource)
-    assert {name: field.kind for name, field in source.fields.items()} == {
+    source = Source(file)
+    assert source.kinds == {
         "image": "image",
         "label": "int",
         "score": "float",
@@ -55,18 +51,21 @@ def test_a_plain_parquet_file_is_read_by_its_types(tmp_path: Path) -> None:
         "vector": "array",
         "words": "json",
         "kind": "str",
+        "day": "str",
     }
-    assert source.columns["nothing"] is None
-    assert source.attrs["classes"] == ["cat", "dog", "emu"]
-    assert column(source, "label") == [1, 0, 1, 2]
-    assert column(source, "image") == [jpeg(n) for n in range(4)]
-    assert np.isnan(column(source, "score")[1])
-    assert column(source, "count") == [1, None, 3, 4]
-    assert column(source, "vector")[0].tolist() == [1, 2]
-    assert column(source, "kind") == ["x", "y", "x", "y"]
-    assert [label for _, label in source.strata()] == [1, 0, 1, 2]
-    again = pickle.loads(pickle.dumps(source))
-    assert (str(again.read(3)), again.fingerprint) == (str(source.read(3)), source.fingerprint)
+    assert source.bad == []
+    assert source.rows.columns["nothing"] is None
+    assert source.rows.attrs == {"classes": ["cat", "dog", "emu"], "source": {"kind": "table"}}
+    assert source.column("label") == [1, 0, 1, 2]
+    assert source.column("image") == [jpeg(n) for n in range(4)]
+    assert np.isnan(source.column("score")[1])
+    assert source.column("count") == [1, None, 3, 4]
+    assert source.column("vector")[0].tolist() == [1, 2]
+    assert source.column("kind") == ["x", "y", "x", "y"]
+    assert source.column("day")[2] == "2020-01-03"
+    assert list(source.rows.strata()) == [("0", 1), ("1", 0), ("2", 1), ("3", 2)]  # type: ignore[misc]
+    for start in range(5):
+        assert [row.name for row in source.rows.items(start)] == [f"row {n}" for n in range(start, 4)]
 
 
 def test_feather_and_workers_give_the_same_store(tmp_path: Path) -> None:
@@ -86,7 +85,7 @@ def test_feather_and_workers_give_the_same_store(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("columns", "options", "message"),
     [
-        ({"klass": ["a"] * 4}, {}, r"beside the images there is 'klass'; .*--label-column.*--no-label"),
+        ({"klass": ["a"] * 4}, {}, r"beside the images there is 'klass'; .*--option label_column=.*--no-label"),
         (
             {"label_name": ["a"] * 4, "label_id": [0] * 4},
             {},
@@ -94,29 +93,32 @@ def test_feather_and_workers_give_the_same_store(tmp_path: Path) -> None:
         ),
         ({"label": [0.5] * 4}, {"label_column": "label"}, "column 'label' has float values; a label is"),
         ({"label": [0] * 4}, {"columns": ["picture"]}, "has no column 'picture', only 'image', 'label'"),
-        ({"label": [0] * 4, "more": [{"x": b"1"}] * 4}, {}, "column 'more' contains bytes in a list or a group"),
+        (
+            {"label": [0] * 4, "more": [{"x": b"1"}] * 4},
+            {},
+            "column 'more' contains bytes or images in a list or a group",
+        ),
         ({"label": [0] * 4, "Key A": [0] * 4, "key_a": [0] * 4}, {}, "becomes field 'key_a'"),
     ],
 )
 def test_ambiguous_tables_raise(columns: Any, options: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=message):
-        open_source(table(tmp_path / "a.parquet", **columns), **options)
+        Source(table(tmp_path / "a.parquet", **columns), **options)
 
 
 def test_labels_are_optional_only_if_stated_or_without_other_columns(tmp_path: Path) -> None:
     file = table(tmp_path / "a.parquet", klass=["a"] * 4)
-    assert list(open_source(file, label=False).fields) == ["image", "klass"]
     with pytest.raises(ConfigError, match="label_column='klass' and label=False contradict each other"):
-        open_source(file, label=False, label_column="klass")
-    assert list(open_source(file, label_column="klass").fields) == ["image", "label"]
-    assert list(open_source(table(tmp_path / "b.parquet")).fields) == ["image"]
-
-
-def test_without_labels_a_column_named_label_stays_a_field(tmp_path: Path) -> None:
-    source = open_source(table(tmp_path / "a.parquet", label=["cat", "dog", "cat", "dog"]), label=False)
-    assert (source.fields["label"].kind, "classes" in source.attrs) == ("str", False)
-    assert column(source, "label") == ["cat", "dog", "cat", "dog"]
-    assert [label for _, label in source.strata()] == ["cat", "dog", "cat", "dog"]  # type: ignore[attr-defined]
+        Source(file, label=False, label_column="klass")
+    for options, fields in (
+        ({"label": False}, ["image", "klass"]),
+        ({"label_column": "klass"}, ["image", "label"]),
+        ({"columns": "image"}, ["image"]),
+    ):
+        assert list(Source(file, **options).kinds) == fields
+    source = Source(table(tmp_path / "b.parquet", label=["cat", "dog", "cat", "dog"]), label=False)
+    assert (source.kinds["label"], "classes" in source.rows.attrs) == ("str", False)
+    assert [label for _, label in source.rows.strata()] == source.column("label") == ["cat", "dog", "cat", "dog"]  # type: ignore[misc]
 
 
 def test_rows_without_an_image_or_a_label_are_bad_items(tmp_path: Path) -> None:
@@ -132,51 +134,100 @@ def test_rows_without_an_image_or_a_label_are_bad_items(tmp_path: Path) -> None:
         {"image": image, "label": pa.int64()}, {"huggingface": json.dumps({"info": {"features": features.to_dict()}})}
     )
     pq.write_table(pa.Table.from_pylist(rows, schema), tmp_path / "a.parquet")
-    source = open_source(tmp_path / "a.parquet")
-    for index, message in enumerate(
-        ("its label -1 is not one of the 2 classes", "image is missing", "--allow-outside")
-    ):
-        with pytest.raises(BadItem, match=message):
-            source.read(index)
-    with pytest.raises(BadItem, match="cannot be read: No such file"):
-        open_source(tmp_path / "a.parquet", allow_outside=True).read(2)
+    source = Source(tmp_path / "a.parquet")
+    assert source.bad == [
+        "row 0: its label -1 is not one of the 2 classes; --no-label packs without labels",
+        "row 1: its image is missing (null)",
+        "row 2: its image is not in the table but at '/elsewhere/x.jpg'; pass allow_outside=True (--option "
+        "allow_outside=true) to read it there",
+    ]
+    assert (
+        Source(tmp_path / "a.parquet", allow_outside=True).bad[2]
+        == "row 2: image cannot be read: No such file or directory"
+    )
+    file = table(tmp_path / "b.parquet", label=["a", None, "b", "a"])
+    assert Source(file).bad == ["row 1: its label None is not one of the 2 classes; --no-label packs without labels"]
+
+
+def labelled_pictures(count: int) -> Any:
+    features = datasets.Features(
+        {
+            "img": datasets.Image(),
+            "label": datasets.ClassLabel(names=["cat", "dog"]),
+            "box": datasets.List(datasets.Value("float32")),
+        }
+    )
+    rows = [{"img": {"bytes": jpeg(n), "path": None}, "label": n % 2, "box": [1.0, n]} for n in range(count)]
+    return datasets.Dataset.from_list(rows, features=features)
+
+
+def test_a_folder_that_save_to_disk_wrote_is_packed(tmp_path: Path) -> None:
+    splits = datasets.DatasetDict({"train": labelled_pictures(6), "test": labelled_pictures(2)})
+    splits.save_to_disk(str(tmp_path / "saved"))
+    for name, part in splits.items():
+        (tmp_path / "hub/data").mkdir(parents=True, exist_ok=True)
+        part.to_parquet(tmp_path / f"hub/data/{name}-00000-of-00001.parquet")
+    shown = storeds_command("pack", tmp_path / "saved", f"lmdb://{tmp_path}/a.lmdb")
+    assert "img → image, label → label, box → box" in shown
+    records = stored_records(tmp_path / "a.lmdb")
+    assert [record["image"] for record in records] == [jpeg(n) for n in (*range(6), 0, 1)]
+    assert [record["label"] for record in records] == [0, 1, 0, 1, 0, 1, 0, 1]
+    assert [record["split"] for record in records] == ["train"] * 6 + ["test"] * 2
+    assert storeds.StoreDataset(tmp_path / "a.lmdb").classes == ["cat", "dog"]
+    wanted = storeds.info(f"{tmp_path}/a.lmdb").id
+    assert storeds.pack(tmp_path / "hub", f"hdf5://{tmp_path}/b.h5").id == wanted
+    assert storeds.pack(splits, f"hdf5://{tmp_path}/c.h5").id == wanted
+    assert storeds.pack(tmp_path / "saved/test", f"hdf5://{tmp_path}/d.h5").count == 2
+
+
+def test_pack_names_the_table_columns_that_it_cannot_store_and_the_possible_labels(tmp_path: Path) -> None:
+    pictures = labelled_pictures(3)
+    sounds = pictures.add_column("sound", [b""] * 3).cast_column("sound", datasets.Audio())
+    sounds.to_parquet(tmp_path / "sound.parquet")
+    refused = storeds_command("pack", tmp_path / "sound.parquet", f"{tmp_path}/a.lmdb", code=2)
+    assert "column 'sound' contains Audio values" in refused
+    assert "--option columns=" in refused
+    storeds_command("pack", tmp_path / "sound.parquet", f"{tmp_path}/a.lmdb", "--option", "columns=img,label")
+    two = pictures.rename_column("label", "a").add_column("b", [0, 1, 2])
+    two.cast_column("b", datasets.ClassLabel(3)).save_to_disk(str(tmp_path / "two"))
+    assert "'a', 'b' all look like labels" in storeds_command("pack", tmp_path / "two", f"{tmp_path}/b.lmdb", code=2)
 
 
 def test_folders_of_several_datasets_raise(tmp_path: Path) -> None:
     for config in ("large", "small"):
         table(tmp_path / f"configs/{config}/train-00000-of-00001.parquet", label=[0] * 4)
     with pytest.raises(ConfigError, match="several datasets, each with a split 'train': large, small; pass one"):
-        open_source(tmp_path / "configs")
-    assert len(open_source(tmp_path / "configs/large")) == 4
+        Source(tmp_path / "configs")
+    assert len(Source(tmp_path / "configs/large").records) == 4
     table(tmp_path / "mixed/train.parquet", label=[0] * 4)
     table(tmp_path / "mixed/other.parquet", label=[0] * 4)
     with pytest.raises(ConfigError, match=r"other.parquet names no split, and others name train"):
-        open_source(tmp_path / "mixed")
+        Source(tmp_path / "mixed")
     table(tmp_path / "unlike/train.parquet", label=[0] * 4)
     table(tmp_path / "unlike/test.parquet", label=["x"] * 4)
-    with pytest.raises(ConfigError, match="its splits train, test have different columns"):
-        open_source(tmp_path / "unlike")
+    with pytest.raises(ConfigError, match="test.parquet has other columns than .*train.parquet; pack them separately"):
+        Source(tmp_path / "unlike")
 
 
 def test_an_incomplete_saved_folder_raises(tmp_path: Path) -> None:
     saved = tmp_path / "saved"
     features = datasets.Features({"image": datasets.Value("binary"), "label": datasets.Value("int64")})
     datasets.Dataset.from_dict({"image": [jpeg(0)], "label": [3]}, features=features).save_to_disk(str(saved))
-    assert column(open_source(saved), "image") == [jpeg(0)]
+    assert Source(saved).column("image") == [jpeg(0)]
     (arrow,) = saved.glob("*.arrow")
     whole = arrow.read_bytes()
     arrow.write_bytes(whole[:200])
     with pytest.raises(FormatError, match="cannot be read as a table"):
-        open_source(saved)
+        Source(saved)
     arrow.unlink()
     with pytest.raises(FormatError, match="is incomplete: it lacks data-00000-of-00001.arrow; copy it again"):
-        open_source(saved)
+        Source(saved)
     state = json.loads((saved / "state.json").read_text())
     (saved / "state.json").write_text(json.dumps({**state, "_indices_data_files": [{"filename": "x"}]}))
     with pytest.raises(
         ConfigError, match="old version of 🤗 datasets; load it with datasets.load_from_disk and save it"
     ):
-        open_source(saved)
+        Source(saved)
 
 
 def test_a_dataset_object_gives_its_files_in_any_format(tmp_path: Path) -> None:
@@ -186,15 +237,18 @@ def test_a_dataset_object_gives_its_files_in_any_format(tmp_path: Path) -> None:
     rows = [{"img": {"bytes": jpeg(n), "path": None}, "fine": n % 2, "n": n} for n in range(4)]
     dataset = datasets.Dataset.from_list(rows, features=features)
     shuffled = dataset.shuffle(seed=1)
-    source = open_source(shuffled.with_transform(lambda batch: {"n": batch["n"]}))
-    order = column(source, "n")
+    source = Source(shuffled.with_transform(lambda batch: {"n": batch["n"]}))
+    order = source.column("n")
     assert sorted(order) == [0, 1, 2, 3]
-    assert column(source, "image") == [jpeg(n) for n in order]
-    assert column(source, "label") == [n % 2 for n in order]
-    assert "its transform is not applied" in source.notes[0]  # type: ignore[attr-defined]
-    assert list(open_source(dataset, columns=["img"]).fields) == ["image"]
-    with pytest.raises(ConfigError, match="only fields= selects columns then"):
-        open_source(dataset, files=False, columns=["img"])
+    assert source.column("image") == [jpeg(n) for n in order]
+    assert source.column("label") == [n % 2 for n in order]
+    assert "its transform is not applied" in source.rows.notes[0]
+    assert list(Source(dataset, columns=["img"]).kinds) == ["image"]
+    samples = Source(dataset, fields=["img", "n"])  # row by row, and yet with the files of the images
+    assert samples.records == [{"img": jpeg(n), "n": n} for n in range(4)]
+    assert samples.rows.attrs["classes"] == ["a", "b"]
+    with pytest.raises(ConfigError, match="columns: not supported for samples of a Dataset; only fields= is"):
+        Source(dataset, files=False, columns=["img"])
 
 
 def test_without_pyarrow_the_error_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,7 +262,7 @@ def test_without_pyarrow_the_error_names_the_extra(tmp_path: Path, monkeypatch: 
 
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(MissingDependencyError, match=r"pip install 'storeds\[hf\]'"):
-        open_source(file)
+        Source(file)
 
 
 def test_a_table_among_images_does_not_hide_them(tmp_path: Path) -> None:
@@ -217,8 +271,6 @@ def test_a_table_among_images_does_not_hide_them(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(jpeg(0))
     shutil.copy(table(tmp_path / "x.parquet"), tmp_path / "cat")
     (tmp_path / "x.parquet").unlink()
-    assert list(open_source(tmp_path).fields) == ["image", "label", "key"]
-    buffer = io.BytesIO()
-    pq.write_table(pa.table({"image": [jpeg(0)]}), buffer)
-    (tmp_path / "noname").write_bytes(buffer.getvalue())
-    assert isinstance(open_source(tmp_path / "noname"), TableSource)
+    assert list(Source(tmp_path).kinds) == ["image", "label", "key"]
+    table(tmp_path / "noname")
+    assert Source(tmp_path / "noname").rows.attrs == {"source": {"kind": "table"}}

@@ -12,7 +12,11 @@ import json
 import multiprocessing
 import os
 import random
+import select
+import signal
 import struct
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -32,12 +36,24 @@ NUMBERS = share(range(1000), 8)
 """The damaged copies that this run verifies."""
 COUNT = 40
 WORKERS = "storeds.ops.verifying.workers"
-READ_JOB = """
-import json, sys
-job = json.load(sys.stdin)
-sys.path[:] = job["path"]
+CONNECT = """
+import sys
+from multiprocessing.connection import Connection
+pipe = Connection({})
+sys.path[:] = pipe.recv()
 """
 """How the program of a child process begins."""
+HANGS = """
+import time
+from storeds.ops.verifying.workers import Checker
+check = Checker.check
+def check_or_hang(self, start, stop):
+    while start <= 300 < stop:
+        time.sleep(1)
+    return check(self, start, stop)
+Checker.check = check_or_hang
+serve(pipe)
+"""
 DEADLINE = 30.0  # seconds for one verify, or for reading one store
 
 Store = tuple[str, Path, Truth]
@@ -186,16 +202,16 @@ def fail(monkeypatch: pytest.MonkeyPatch) -> Fail:
     def install(statement: str, positions: list[int]) -> None:
         patch = f"""
 import os, time
-from {WORKERS} import Checker, run_worker
+from {WORKERS} import Checker, serve
 check = Checker._check_record
 def check_or_fail(self, position, *rest):
     if position in {positions}:
         {statement}
     return check(self, position, *rest)
 Checker._check_record = check_or_fail
-run_worker(job)
+serve(pipe)
 """
-        monkeypatch.setattr(f"{WORKERS}._BOOT", READ_JOB + patch)
+        monkeypatch.setattr(f"{WORKERS}._BOOT", CONNECT + patch)
 
     return install
 
@@ -209,12 +225,13 @@ def numbers(tmp_path: Path) -> str:
     return url
 
 
-@pytest.mark.share(1)
+@pytest.mark.share(2)
 @pytest.mark.parametrize(
     ("statement", "message"),
     [
         ("os.kill(os.getpid(), 11)", "died of SIGSEGV"),
         ("os._exit(3)", "ended with exit code 3"),
+        ("os._exit(0)", "ended with exit code 0"),
         ("time.sleep(1000)", "did not answer for 4 seconds"),
     ],
 )
@@ -230,26 +247,61 @@ def test_a_checking_process_that_fails_costs_one_record(
     assert (seen[-1].done, seen[-1].total, seen[-1].bad) == (600, 600, 2)
 
 
-def test_heartbeats_keep_a_slow_batch_alive(fail: Fail, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _, path, _ = build("lmdb", tmp_path / "store")
+def test_a_slow_batch_is_no_finding(fail: Fail, numbers: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(f"{WORKERS}.DEADLINE", 3.0)
     fail("time.sleep(0.5)", list(range(8)))
-    assert storeds.verify(f"lmdb://{path}", workers=1).findings == []
+    assert storeds.verify(numbers, workers=1).findings == []
 
 
 def test_verify_gives_up_after_too_many_crashes(fail: Fail, numbers: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(f"{WORKERS}._MAX_TROUBLE", 3)
-    fail("os.abort()", list(range(600)))
+    fail("os.abort()", list(range(100, 600)))
     seen: list[Progress] = []
     report = storeds.verify(numbers, workers=2, progress=seen.append)
-    assert {finding.kind for finding in report.findings} == {"crash"}
-    assert "too many checking processes died; the records up to 599 were not checked" in report.findings[-1].message
+    *crashes, last = report.findings
+    assert [finding.position for finding in crashes] == list(range(100, 100 + len(crashes)))
+    assert (last.kind, last.position) == ("crash", 100 + len(crashes))
+    assert last.message == "too many checking processes died; the records up to 599 were not checked"
     assert seen[-1].done == 600
 
 
 def test_a_store_that_crashes_on_opening_is_one_finding(numbers: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(f"{WORKERS}._BOOT", READ_JOB + "import os; os.abort()")
+    monkeypatch.setattr(f"{WORKERS}._BOOT", CONNECT + "import os; os.abort()")
     report = storeds.verify(numbers)
     (finding,) = report.findings
     assert (finding.kind, finding.position) == ("crash", None)
     assert finding.message == "the process that opened the store died of SIGABRT"
+
+
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL])
+def test_no_child_outlives_verify(numbers: str, tmp_path: Path, end: signal.Signals) -> None:
+    # The children hang at record 300, so that both are alive when the parent ends.
+    script = tmp_path / "check.py"
+    script.write_text(f"""
+import os, signal, storeds
+from {WORKERS.rpartition(".")[0]} import workers
+signal.signal(signal.SIGINT, signal.default_int_handler)
+workers._BOOT = workers._BOOT.replace("serve(pipe)", {HANGS!r})
+children = []
+class Popen(workers.subprocess.Popen):
+    def __init__(self, *a, **k):
+        super().__init__(*a, **k)
+        children.append(self.pid)
+workers.subprocess.Popen = Popen
+def stop(progress):
+    if progress.done and len(children) == 2:
+        print(*children, flush=True)
+        os.kill(os.getpid(), {int(end)})
+storeds.verify({numbers!r}, workers=2, progress=stop)
+""")
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == -end
+    children = [int(pid) for pid in done.stdout.split()]
+    assert len(children) == 2
+    for pid in children:
+        try:
+            descriptor = os.pidfd_open(pid)
+        except ProcessLookupError:
+            continue
+        assert select.select([descriptor], [], [], 20)[0], f"child {pid} is still there"
+        os.close(descriptor)

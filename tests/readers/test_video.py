@@ -20,7 +20,7 @@ import storeds
 from photographs import jpeg
 from storeds import SampleContext, StoreDataset, collate, errors, open_backend, open_writer, pack
 from storeds.backends.hdf5 import Hdf5Backend
-from storeds.ops.packing.sources import FrameFolderSource, open_source
+from storeds.ops.packing.sources import open_source
 from storeds.readers import ClipPlan, VideoReader
 from storeds.testing import ReaderTests
 
@@ -424,7 +424,7 @@ def test_videos_without_classes_have_no_label(folders: Path) -> None:
     source = open_source(folders / "cats", kind="frames")
     assert list(source.fields) == ["image", "video", "frame", "key"]
     assert list(open_source(folders, kind="frames", label=False).fields) == ["image", "video", "frame", "key"]
-    assert source.name(11) == "one/img11.jpg"
+    assert [row.name for row in source.items(11)] == ["one/img11.jpg", "two/img0.jpg", "two/img1.jpg"]
 
 
 def test_a_frame_without_an_image_leaves_a_gap(folders: Path, tmp_path: Path) -> None:
@@ -436,16 +436,26 @@ def test_a_frame_without_an_image_leaves_a_gap(folders: Path, tmp_path: Path) ->
     assert clip.tolist() == [0, 1, 2, 4, 5, 6, 7, 8, 9, 10, 11]
 
 
-def test_a_folder_that_holds_no_videos_is_an_error(folders: Path, tmp_path: Path) -> None:
-    with pytest.raises(errors.ConfigError, match="folders of images, one per video"):
-        FrameFolderSource(folders / "cats/one")
-    with pytest.raises(errors.StoreNotFoundError):
-        FrameFolderSource(tmp_path / "nowhere")
+@pytest.mark.parametrize(
+    ("name", "more", "options", "error", "message"),
+    [
+        ("cats/one", None, {}, errors.ConfigError, "folders of images, one per video"),
+        ("nowhere", None, {}, errors.StoreNotFoundError, "no folder at"),
+        (".", "birds", {}, errors.ConfigError, r"no videos in birds; .* \(--option allow_empty=true\)"),
+        (".", "loose/0.jpg", {"allow_empty": True}, errors.ConfigError, "label=False"),
+    ],
+)
+def test_a_folder_that_holds_no_videos_is_an_error(
+    folders: Path, name: str, more: str | None, options: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    if more is not None:
+        (folders / more).parent.mkdir(exist_ok=True)
+        (folders / more).write_bytes(frame(0, 0)) if "." in more else (folders / more).mkdir()
+    with pytest.raises(error, match=message):
+        open_source(folders / name, kind="frames", **options)
+
+
+def test_classes_without_a_video_are_allowed(folders: Path) -> None:
     (folders / "birds").mkdir()
-    with pytest.raises(errors.ConfigError, match="no videos in birds"):
-        FrameFolderSource(folders)
-    assert FrameFolderSource(folders, allow_empty=True).attrs == {"classes": ["birds", "cats", "dogs"]}
-    (folders / "loose").mkdir()
-    (folders / "loose/0.jpg").write_bytes(frame(0, 0))
-    with pytest.raises(errors.ConfigError, match="label=False"):
-        FrameFolderSource(folders, allow_empty=True)
+    rows = open_source(folders, kind="frames", allow_empty=True)
+    assert rows.attrs == {"classes": ["birds", "cats", "dogs"]}

@@ -6,7 +6,6 @@ import importlib.util
 import io
 import os
 import pickle
-import random
 import shutil
 import subprocess
 import sys
@@ -24,7 +23,8 @@ from torch.utils.data import DataLoader
 from _verdicts import unjudged
 from storeds import StoreDataset, StoreIterable, errors, open_backend, open_writer, pack
 from storeds.backends.hdf5 import Hdf5Backend, Hdf5Opener
-from storeds.ops.packing.sources import BadItem, VideoSource, open_source
+from storeds.ops.packing.rows import Bad, Listing
+from storeds.ops.packing.sources import open_source
 from storeds.readers import VideoReader
 
 av = pytest.importorskip("av")
@@ -66,13 +66,15 @@ def grey(record: dict[str, Any]) -> float:
         return float(np.asarray(image.convert("L"))[-8:].mean()) / 6
 
 
-def read_all(source: VideoSource) -> tuple[list[dict[str, Any]], dict[int, str]]:
+def read_all(path: Path, start: int = 0, **options: Any) -> tuple[list[dict[str, Any]], dict[str, str]]:
+    """Return the records and the bad items of a source, from item `start` on."""
+    rows = open_source(path, kind="videos", **options)
     records, bad = [], {}
-    for index in range(len(source)):
-        try:
-            records.append(source.read(index))
-        except BadItem as error:
-            bad[index] = str(error)
+    for row in rows.items(start):
+        if isinstance(row, Bad):
+            bad[row.name] = row.reason
+        else:
+            records.append(rows.read(row))
     return records, bad
 
 
@@ -80,29 +82,26 @@ def read_all(source: VideoSource) -> tuple[list[dict[str, Any]], dict[int, str]]
 
 
 @pytest.mark.parametrize(("name", "codec", "options"), KINDS, ids=[f"{name}-{codec}" for name, codec, _ in KINDS])
-def test_every_frame_of_every_container_comes_in_order_and_at_random(
+def test_every_frame_of_every_container_comes_in_order_from_any_item(
     tmp_path: Path, name: str, codec: str, options: dict[str, str]
 ) -> None:
     if codec not in av.codecs_available:
         pytest.skip(f"this PyAV has no {codec}")
-    source = VideoSource(clip_file(tmp_path / name, codec, options))
-    assert not source.problems
-    records, bad = read_all(source)
+    path = clip_file(tmp_path / name, codec, options)
+    records, bad = read_all(path)
     assert not bad
     assert [record["frame"] for record in records] == list(range(FRAMES))
     assert [round(grey(record)) for record in records] == list(range(FRAMES))
     assert np.allclose([record["time"] for record in records], np.arange(FRAMES) / 20, atol=0.002)
-    order = list(range(FRAMES))
-    random.Random(0).shuffle(order)
-    twin = pickle.loads(pickle.dumps(source))
-    assert all(twin.read(index) == records[index] for index in order[:12])
+    for start in (1, 13, 39, 40):
+        assert read_all(path, start) == (records[start:], {})
 
 
 @pytest.mark.parametrize(
     ("fps", "taken"), [(5, range(0, 40, 4)), ("20/3", range(0, 40, 3)), (60, range(40)), (0.25, [0])]
 )
 def test_fps_takes_the_frame_shown_at_each_time(tmp_path: Path, fps: Any, taken: Sequence[int]) -> None:
-    records, _ = read_all(VideoSource(clip_file(tmp_path / "a.mp4"), fps=fps))
+    records, _ = read_all(clip_file(tmp_path / "a.mp4"), fps=fps)
     assert [round(grey(record)) for record in records] == list(taken)
     assert [record["frame"] for record in records] == list(range(len(taken)))
 
@@ -124,10 +123,8 @@ def test_a_folder_of_videos_is_recognised_and_its_folders_are_classes(tmp_path: 
     ]
     assert len({(row["key"], row["split"]) for row in rows}) == 3
     assert Image.open(io.BytesIO(rows[0]["image"])).size == (32, 24)
-    assert (
-        rows[10]["image"]
-        == VideoSource(tmp_path / "videos/cats/b.mp4", fps=5, max_side=32, quality=80).read(0)["image"]
-    )
+    records, _ = read_all(tmp_path / "videos", 10, fps=5, max_side=32, quality=80)
+    assert [record["image"] for record in records] == [row["image"] for row in rows[10:]]
     again = f"hdf5://{tmp_path}/again.h5"
     assert (
         meta.id
@@ -148,14 +145,36 @@ def test_a_folder_with_images_and_videos_is_not_a_folder_of_videos(tmp_path: Pat
         open_source(tmp_path / "mixed", kind="videos")
 
 
-def test_wrong_arguments_are_errors(tmp_path: Path) -> None:
-    with pytest.raises(errors.ConfigError, match="fps must be a number"):
-        VideoSource(clip_file(tmp_path / "a.mp4"), fps=0)
-    (tmp_path / "none").mkdir()
-    with pytest.raises(errors.ConfigError, match="contains no videos"):
-        VideoSource(tmp_path / "none")
-    with pytest.raises(errors.StoreNotFoundError):
-        VideoSource(tmp_path / "nowhere")
+@pytest.mark.parametrize(
+    ("name", "options", "error", "message"),
+    [
+        ("a/a.mp4", {"fps": 0}, errors.ConfigError, "fps must be a number"),
+        ("empty", {}, errors.ConfigError, "contains no videos"),
+        ("a", {"label": True}, errors.ConfigError, "in no folder, which would give their class, such as a.mp4"),
+        (".", {}, errors.ConfigError, r"no videos in empty; .* \(--option allow_empty=true\)"),
+        ("nowhere", {}, errors.StoreNotFoundError, "no folder at"),
+    ],
+)
+def test_wrong_arguments_are_errors(
+    tmp_path: Path, name: str, options: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    clip_file(tmp_path / "a/a.mp4")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(error, match=message):
+        open_source(tmp_path / name, kind="videos", **options)
+
+
+def test_resuming_needs_the_same_videos_and_options(tmp_path: Path) -> None:
+    path = clip_file(tmp_path / "a.mp4")
+
+    def fingerprint(**options: Any) -> Any:
+        return Listing(open_source(path, kind="videos", **options)).fingerprint
+
+    before = fingerprint()
+    assert fingerprint() == before
+    os.utime(path, (0, 0))
+    prints = [before, fingerprint(), fingerprint(fps=60), fingerprint(max_side=32), fingerprint(quality=80)]
+    assert len(set(map(repr, prints))) == len(prints)
 
 
 # Damaged videos
@@ -166,10 +185,13 @@ def test_unreadable_and_cut_videos_are_reported(tmp_path: Path) -> None:
     (tmp_path / "videos/cut.mkv").write_bytes(whole[: len(whole) // 2])
     (tmp_path / "videos/text.mp4").write_text("no video")
     (tmp_path / "videos/empty.avi").touch()
+    moved = clip_file(tmp_path / "whole.mp4").read_bytes()
+    (tmp_path / "videos/head.mp4").write_bytes(moved[: len(moved) * 2 // 3])  # without the index at its end
+    os.mkfifo(tmp_path / "videos/pipe.mp4")
     url = f"hdf5://{tmp_path}/videos.h5"
     with pytest.raises(errors.RecordError, match="cannot be read as a video") as caught:
         pack(tmp_path / "videos", url)
-    for name in ("cut.mkv: is cut short", "text.mp4: ", "empty.avi: "):
+    for name in ("cut.mkv: is cut short", "text.mp4: ", "empty.avi: ", "head.mp4: ", "pipe.mp4: is no regular file"):
         assert name in str(caught.value)
     pack(tmp_path / "videos", url, on_bad="skip")
     with open_backend(url) as backend:
@@ -182,18 +204,26 @@ def test_unreadable_and_cut_videos_are_reported(tmp_path: Path) -> None:
 
 def test_frames_affected_by_damage_are_skipped(tmp_path: Path) -> None:
     path = clip_file(tmp_path / "videos/a.mp4", noise=True, options={"g": "10", "bf": "0"})
-    whole, _ = read_all(VideoSource(path))
+    whole, _ = read_all(path)
     with av.open(str(path)) as container:
         packets = [(packet.pos, packet.size) for packet in container.demux(video=0) if packet.size]
     data = bytearray(path.read_bytes())
     position, size = packets[14]
     data[position + size // 3 : position + size // 3 + 100] = os.urandom(100)
     path.write_bytes(data)
-    records, bad = read_all(VideoSource(path))
-    assert 14 in bad
-    assert set(bad) <= set(range(14, 20))  # up to the next key frame
-    assert "damaged" in bad[14]
+    records, bad = read_all(path)
+    assert set(bad) <= {f"a.mp4 frame {number}" for number in range(14, 20)}  # up to the next key frame
+    assert "damaged" in bad["a.mp4 frame 14"]
     assert all(record == whole[record["frame"]] for record in records)
+
+
+def test_metadata_that_are_not_utf8_are_no_error(tmp_path: Path) -> None:
+    path = clip_file(tmp_path / "a.mp4")
+    blob = path.read_bytes()
+    assert b"Lavf" in blob  # the program that wrote it
+    path.write_bytes(blob.replace(b"Lavf", b"L\xe9vf"))
+    records, bad = read_all(path)
+    assert (len(records), bad) == (FRAMES, {})
 
 
 # Whole files in a store

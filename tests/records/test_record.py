@@ -12,9 +12,11 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+import torch
 import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
 
 from shares import examples
 from storeds.errors import ConfigError
@@ -140,14 +142,18 @@ def test_a_record_comes_back_bit_for_bit(record: dict[str, Any]) -> None:
         ("str", Colour.RED, "red"),
         ("int", np.int64(5), 5),
         ("int", np.uint64(2**63 - 1), 2**63 - 1),
+        ("int", np.array(5), 5),
+        ("int", torch.tensor(5), 5),
         ("int", Level.HIGH, 7),
         ("int", -(2**63), -(2**63)),
         ("float", 3, 3.0),
         ("float", np.float32(0.1), float(np.float32(0.1))),
         ("float", np.int8(-3), -3.0),
+        ("float", torch.tensor(0.5, dtype=torch.bfloat16), 0.5),
         ("float", np.longdouble(0.5), 0.5),
         ("float", 2**53, 2.0**53),
         ("bool", np.True_, True),
+        ("bool", torch.tensor(True), True),
     ],
     ids=lambda value: "memoryview" if isinstance(value, memoryview) else repr(value),
 )
@@ -187,6 +193,8 @@ def test_arrays_are_stored_as_little_endian_copies_in_c_order(spec: Any, value: 
     ("spec", "value", "says"),
     [
         ("image", "text", "expected bytes"),
+        ("image", Image.new("L", (2, 2)), "expected bytes, the content of an image file; encode pixels"),
+        ("image", np.zeros((2, 2), np.uint8), "expected bytes, the content of an image file; encode pixels"),
         ("bytes", None, "expected bytes"),
         ("bytes", [1, 2], "expected bytes"),
         ("str", b"bytes", "expected str"),
@@ -199,7 +207,9 @@ def test_arrays_are_stored_as_little_endian_copies_in_c_order(spec: Any, value: 
         ("int", np.uint64(2**63), "int64"),
         ("int", -(2**63) - 1, "int64"),
         ("int", 10**5000, "int64"),
-        ("int", np.array(3), "expected int"),
+        ("int", np.array([3]), "expected int"),
+        ("int", torch.tensor(True), "expected int"),
+        ("int", torch.tensor(3.0), "expected int"),
         ("float", False, "expected float"),
         ("float", "1.0", "expected float"),
         ("float", 2**53 + 1, "exactly"),

@@ -269,6 +269,8 @@ class StoreWriter:
     def append(self, records: Iterable[Record], /, *, note: JSON = None, checked: bool = False) -> int:
         # docstring inherited; with `checked`, the caller has checked records with `roles`
         self._check_open()
+        if isinstance(records, Mapping):
+            raise ConfigError("append takes a list of records, and got one mapping; pass append([record])")
         before = self.count
         for record in self._examined(records):
             self._add(record, checked=checked)

@@ -1,10 +1,9 @@
-"""The command bench: how fast a store is and its bottleneck, as a table, as JSON or as bar charts."""
+"""The command bench: how fast a store is and which stage takes most of the time, as a table or as JSON."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -15,32 +14,32 @@ from storeds.cli.app import (
     AsJson,
     Layout,
     Options,
-    StoreArgument,
     app,
     command,
     complete_decoder,
     complete_reader,
+    complete_url,
     parse_option,
     print_json,
     print_table,
     progress,
     say,
 )
+from storeds.datasets.stages import STAGES
 from storeds.errors import ConfigError
-from storeds.ops.benchmarking import BenchPlot, BenchReport, Bottleneck, Measurement
+from storeds.ops.benchmarking import BenchReport
 
 __all__ = ["bench"]
-
-_SHOWN = 0.05  # of the time; smaller parts are not printed
 
 
 @app.command()
 @command
 def bench(
-    url: StoreArgument,
-    config: Annotated[
-        Path | None, typer.Option(help="A training config whose [dataset] table applies to this store.")
+    url: Annotated[
+        str | None,
+        typer.Argument(help="The store: a URL or a file; by default that of --config.", autocompletion=complete_url),
     ] = None,
+    config: Annotated[Path | None, typer.Option(help="A training config, whose dataset and loader apply.")] = None,
     split: Annotated[str | None, typer.Option(help="A split of the config.")] = None,
     reader: Annotated[
         str | None,
@@ -55,19 +54,11 @@ def bench(
     ] = None,
     batch_size: Annotated[int | None, typer.Option(help="64 by default, or that of the config.")] = None,
     seconds: Annotated[float, typer.Option(help="Duration of each measurement.")] = 3.0,
-    cold: Annotated[
-        bool,
-        typer.Option(
-            "--cold/--no-cold", help="Also measure a first epoch, with the files dropped from the page cache."
-        ),
-    ] = True,
-    plot: Annotated[Path | None, typer.Option(help="Draw the results into this .png file.")] = None,
     layout: Layout = None,
     option: Options = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measure how fast a store is (raw, decoded and as batches, cold and warm), and find its bottleneck."""
-    drawing = None if plot is None else BenchPlot(plot)
+    """Measure how fast a store gives batches, and which stage takes most of the time."""
     with progress("bench", quiet=as_json, rates=False) as hook:
         report = ops.bench(
             url,
@@ -75,76 +66,39 @@ def bench(
             split=split,
             reader=reader,
             decode=decode,
-            workers=_numbers(workers),
+            workers=None if workers is None else [_number(part) for part in workers.split(",")],
             batch_size=batch_size,
             seconds=seconds,
-            cold=cold,
             layout=layout,
             options=dict(map(parse_option, option or [])),
             progress=hook,
         )
-    if drawing is not None:
-        drawing.draw(report)
     if as_json:
         print_json(report.to_json())
-        return
-    _show(report)
-    if drawing is not None:
-        say(f"wrote {drawing.path}")
+    else:
+        _show(report)
 
 
-def _numbers(text: str | None) -> list[int] | None:
-    if text is None:
-        return None
+def _number(text: str) -> int:
     try:
-        return [int(part) for part in text.split(",")]
+        return int(text)
     except ValueError:
-        raise ConfigError(f"--workers {text!r} must be numbers separated by commas, as in 0,2,8") from None
+        raise ConfigError(f"--workers takes numbers separated by commas, as in 0,2,8, got {text!r}") from None
 
 
 def _show(report: BenchReport) -> None:
-    columns = {"stage": "left", "workers": "right", "cold /s": "right", "warm /s": "right", "warm MiB/s": "right"}
-    print_table({**columns, "start s": "right", "where the time goes": "left"}, _rows(report))
+    stages = (*STAGES, "waiting")
+    rows = []
+    for measured in report.measurements:
+        spent = (f"{1e6 * measured.stages[stage]:,.0f}" for stage in stages)
+        rows.append((f"{measured.workers}", f"{measured.rate:,.0f}", f"{measured.start_seconds:.2f}", *spent))
+    headings = ("workers", "samples/s", "start s", *(f"{stage} µs" for stage in stages))
+    print_table(dict.fromkeys(headings, "right"), rows)
     OUT.print()
-    say(
-        f"{report.url}: {counted(report.count, 'sample')}, batches of {report.batch_size}, {report.seconds:g} s per measurement"
-    )
-    machine = report.machine
-    disk = f", {machine['file_system']}" if "file_system" in machine else ""
-    say(f"on {machine['cpu']}, {machine['cpus']} CPUs, load {machine['load_average']}{disk}")
-    for note in report.notes:
-        say(f"note: {note}")
-    say(f"bottleneck: {_named(report.bottleneck)}")
-    if report.cold_bottleneck is not None:
-        say(f"bottleneck of a first epoch: {_named(report.cold_bottleneck)}")
+    say(f"{report.url}: {counted(report.count, 'sample')}, batches of {report.batch_size}")
+    say(f"on {report.machine['cpu']}, {report.machine['cpus']} CPUs, load {report.machine['load_average']}")
+    share = report.find(report.workers).shares[report.bottleneck]
+    count = counted(report.workers, "worker") if report.workers else "no workers"
+    say(f"bottleneck: {report.bottleneck}, {share:.0%} of the time with {count}")
     for advice in report.advice:
         say(f"advice: {advice}")
-
-
-def _named(found: Bottleneck | None) -> str:
-    if found is None:
-        return "unknown, because no sample was good"
-    count = counted(found.workers, "worker") if found.workers else "no workers"
-    return f"{found.part}, {found.share:.0%} of the time with {count}"
-
-
-def _rows(report: BenchReport) -> Iterator[tuple[str, ...]]:
-    stages = dict.fromkeys(m.stage for m in report.measurements)
-    workers = dict.fromkeys(m.workers for m in report.measurements)
-    for stage in stages:
-        for count in workers:
-            warm, cold = report.find(stage, count), report.find(stage, count, "cold")
-            if warm is not None:
-                rates = _rate(cold), _rate(warm), f"{warm.mib_rate:,.1f}"
-                yield stage, str(count), *rates, f"{warm.start_seconds:.2f}", _spent(warm)
-
-
-def _rate(measured: Any) -> str:
-    if measured is None:
-        return "–"
-    return f"{measured.rate:,.0f}" if measured.rate >= 10 else f"{measured.rate:.2g}"
-
-
-def _spent(measured: Measurement) -> str:
-    shares = sorted(measured.shares.items(), key=lambda item: -item[1])
-    return ", ".join(f"{part} {share:.0%}" for part, share in shares if share >= _SHOWN)

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from storeds import __version__, ops, registry
+from storeds._utils.locations import redact_message
 from storeds._utils.text import byte_size, counted, some
 from storeds.cli.app import (
     OUT,
@@ -26,6 +27,7 @@ from storeds.cli.app import (
     print_table,
     progress,
     say,
+    say_error,
 )
 from storeds.ops.common import brief_counts
 from storeds.ops.verifying import Report
@@ -123,13 +125,21 @@ def verify(
     options = dict(map(parse_option, option or []))
     with progress("verify", quiet=as_json) as hook:
         report = ops.verify(url, workers=workers, layout=layout, options=options, progress=hook)
-    drawn = None if sheet is None else sheet.draw(url, report.findings, layout=layout, options=options)
     if as_json:
         print_json(report.to_json())
     else:
         _show_report(report)
-        if sheet is not None:
-            say(f"{sheet.path}: {counted(drawn or 0, 'picture')}")
+    if sheet is not None:
+        try:
+            drawn = sheet.draw(url, report.findings, layout=layout, options=options)
+        except Exception as error:  # the report above took much longer than a sheet, and scripts need its exit code
+            say_error(
+                "error: ", f"the contact sheet {sheet.path} was not drawn: {redact_message(str(error))}", "bold red"
+            )
+            raise typer.Exit(2 if report.ok else 1) from None
+        else:
+            if not as_json:
+                say(f"{sheet.path}: {counted(drawn, 'picture')}")
     if not report.ok:
         raise typer.Exit(1)
 

@@ -6,6 +6,7 @@ import copy
 import gc
 import operator
 import os
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from multiprocessing.context import get_spawning_popen
@@ -32,6 +33,7 @@ from storeds.datasets.counters import SampleCounters, SampleReport
 from storeds.datasets.epoch import MAX_EPOCH, RepeatDetector, SharedEpoch
 from storeds.datasets.pipeline import Policy, SamplePipeline
 from storeds.datasets.source import Source
+from storeds.datasets.stages import add_time
 from storeds.errors import ConfigError, RecordError
 from storeds.protocols import Array, Backend, Field, Reader, SampleContext, Transform
 from storeds.readers import ArrayReader, SampleReader
@@ -388,10 +390,12 @@ class StoreDataset(Dataset[Any]):
             return None
         assert isinstance(self.reader, ArrayReader)
         _freeze_inherited()
+        began = time.perf_counter()
         try:
             arrays = self.reader.arranged(read_arrays(self._view, resolved, self.reader.stored))
         except RecordError:
             return None
+        add_time("read", began)
         self._pipeline.counters.add_seen(len(resolved), self.epoch)
         return {name: arrays[name] if name in arrays else np.array(resolved, np.int64) for name in self._column_fields}
 

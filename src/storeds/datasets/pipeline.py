@@ -18,6 +18,7 @@ from storeds.backends.concatenated import ConcatenatedBackend
 from storeds.backends.selection import Selection
 from storeds.batching.skipped import Skipped
 from storeds.datasets.counters import Event, SampleCounters
+from storeds.datasets.stages import add_time
 from storeds.errors import (
     BadSamplesError,
     ConfigError,
@@ -159,9 +160,12 @@ class SamplePipeline:
         """Yield the result for each context, whatever the policy; reads all records at once."""
         located = [self.reader.locate(context.index, context) for context in contexts]
         flat = [position for positions in located for position in positions]
+        began = time.perf_counter()
         records = iter(self.view.get_many(flat, self.reader.stored))
+        began = add_time("read", began)
         for positions, context in zip(located, contexts, strict=True):
             yield SampleResult(self._sample([next(records) for _ in positions], positions, context), positions)
+        add_time("decode", began)
 
     def _sample(self, records: list[Record | RecordError], positions: Sequence[int], context: SampleContext) -> Any:
         for record in records:
@@ -177,6 +181,18 @@ class SamplePipeline:
             position = self._in_store(positions[0]) if positions else -1
             error.add_note(f"{type(self.reader).__name__} was given record {position} of {self.view.url}")
             raise
+        if self.joint is not None or self.transforms:
+            began = time.perf_counter()
+            sample = self._transformed(sample, positions, context)
+            add_time("transform", began, within="decode")
+            if isinstance(sample, RecordError):
+                return sample
+        if self.as_dict or not isinstance(sample, dict):
+            return sample
+        return tuple(sample[name] for name in self.reader.fields)
+
+    def _transformed(self, sample: Any, positions: Sequence[int], context: SampleContext) -> Any:
+        """Return a sample after its transforms, or the error of a bad one."""
         if self.joint is not None:
             sample = self._joined(sample, positions, context)
             if isinstance(sample, RecordError):
@@ -187,9 +203,7 @@ class SamplePipeline:
             except Exception as error:  # whatever a user's transform raises
                 reason = f"transform {transform!r} failed on {name!r}: {_reason(error)}"
                 return self._error_at(TransformError, positions, reason, None, error)
-        if self.as_dict or not isinstance(sample, dict):
-            return sample
-        return tuple(sample[name] for name in self.reader.fields)
+        return sample
 
     def _joined(self, sample: Sample, positions: Sequence[int], context: SampleContext) -> dict[str, Any] | RecordError:
         """Return the elements of a sample after the transforms of whole samples, or the error of a bad one."""

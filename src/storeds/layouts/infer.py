@@ -21,10 +21,9 @@ __all__ = [
     "Wanted",
     "coerce",
     "evenly",
+    "field_of",
     "form_of",
     "infer",
-    "kind_of",
-    "merge",
     "names_for",
     "parse_wanted",
     "part_of",
@@ -38,7 +37,6 @@ WHOLE = -1
 
 _NAMES = {"image": "image", "int": "label", "str": "text", "array": "array", "float": "value", "bool": "flag"}
 _ARRAY_KINDS = "biufc"
-_NODES = ("atomic_numbers", "pos", "numbers", "positions")  # entries with one item for each node of a graph
 _SCALARS: tuple[tuple[Kind, type], ...] = (
     ("bool", bool),
     ("int", int),
@@ -169,33 +167,10 @@ def _entries(samples: Sequence[Mapping[Any, Any]], wanted: Wanted | None) -> tup
 def _field(samples: Sequence[Any], part: Any, any_shape: bool, lists: bool) -> Field:
     try:
         values = [part_of(value, part) for value in samples]
-        found = (_kinds_of_lists(values) if lists else None) or [kind_of(value) for value in values]
-        field = merge(found, any_shape=any_shape)
+        return field_of(values, any_shape=any_shape, lists=lists)
     except ValueError as error:
         what = "its values" if part == WHOLE else f"part {part!r} of its values"
         raise ValueError(f"{what}: {error}; name a kind with fields=") from None
-    is_graph = all(isinstance(sample, Mapping) and any(name in sample for name in _NODES) for sample in samples)
-    return _open_dimensions(field, samples, part) if is_graph and field.kind == "array" else field
-
-
-def _open_dimensions(field: Field, samples: Sequence[Mapping[Any, Any]], part: Any) -> Field:
-    """Return the field with dimensions that count nodes or edges of a graph left open, even if they are equal in the samples."""
-    counts = [_counts(sample) for sample in samples]
-    shapes = [np.shape(sample[part]) for sample in samples]
-    opened = tuple(
-        None
-        if any(all(shape[at] == each[n] for shape, each in zip(shapes, counts, strict=True)) for n in (0, 1))
-        else size
-        for at, size in enumerate(field.shape or ())
-    )
-    return Field("array", field.dtype, opened)
-
-
-def _counts(graph: Mapping[Any, Any]) -> tuple[int, int | None]:
-    """Return the numbers of nodes and edges of a graph."""
-    nodes = next(len(graph[name]) for name in _NODES if name in graph)
-    edges = np.shape(graph["edge_index"]) if "edge_index" in graph else ()
-    return nodes, edges[-1] if edges else None
 
 
 def _field_name(part: Any) -> str:
@@ -205,18 +180,50 @@ def _field_name(part: Any) -> str:
     return name if name[:1].isalpha() else f"f{name}"
 
 
-def _kinds_of_lists(values: Sequence[Any]) -> list[Field] | None:
-    """Return the kinds of lists of numbers as arrays of one dtype; None if a value is no such list."""
-    arrays = [array for value in values if (array := numbers_of(value)) is not None]
-    if len(arrays) < len(values):
-        return None
-    # Empty lists have no type. Integers occur among reals because JSON writers drop ".0".
-    dtype = np.result_type(*({array.dtype for array in arrays if array.size} or {np.dtype("<f8")}))
-    found = [kind_of(array.astype(dtype)) for array in arrays if array.size or array.ndim > 1]
-    return found or [Field("array", "<f8", (None,))]
+def field_of(
+    values: Sequence[Any], *, any_shape: bool = False, lists: bool = False, texts: tuple[type, ...] = ()
+) -> Field:
+    """Return one field for the values of several records in one place.
+
+    Parameters
+    ----------
+    values : sequence
+        At least one.
+    any_shape : bool
+        Leave every dimension of an array open.
+    lists : bool
+        Lists of numbers are arrays, as in JSON.
+    texts : tuple of type
+        Types whose values become text, such as those of ids.
+
+    Raises
+    ------
+    ValueError
+        The values do not agree, or no field can hold them.
+    """
+    if any(isinstance(value, texts) for value in values) and all(isinstance(value, (str, *texts)) for value in values):
+        return Field("str")
+    arrays = [array for value in values if (array := numbers_of(value)) is not None] if lists else []
+    if arrays and len(arrays) == len(values):
+        return _list_field(arrays, any_shape)
+    return _merged([_kind_of(value) for value in values], any_shape)
 
 
-def kind_of(value: Any) -> Field:
+def _list_field(arrays: Sequence[Array], any_shape: bool) -> Field:
+    """Return the field of lists of numbers; an empty list tells neither their type nor their number of dimensions."""
+    filled = [array for array in arrays if array.size]
+    if not filled:
+        return Field("json")
+    dtypes = {array.dtype for array in filled}
+    if np.dtype(bool) in dtypes and len(dtypes) > 1:
+        raise ValueError("some of its lists hold booleans and others numbers")
+    # Integers occur among reals because JSON writers drop ".0".
+    dtype = np.result_type(*dtypes)
+    found = _merged([_array_field(array.astype(dtype)) for array in filled], any_shape)
+    return found if len(filled) == len(arrays) else Field("array", found.dtype, (None, *(found.shape or ())[1:]))
+
+
+def _kind_of(value: Any) -> Field:
     """Return the field that can hold a value; raises ValueError."""
     if isinstance(value, (bytes, memoryview)):
         return Field("image" if is_image(value) else "bytes")
@@ -248,11 +255,12 @@ def _is_encoded(value: Array) -> bool:
     return flat and is_image(value.reshape(-1)[:64].tobytes())
 
 
-def merge(found: Sequence[Field], *, any_shape: bool) -> Field:
-    """Return one field for the values of several records in one place; raises ValueError if they do not agree."""
+def _merged(found: Sequence[Field], any_shape: bool) -> Field:
     kinds = {field.kind for field in found}
-    if kinds <= {"image", "bytes"}:  # an image with a damaged beginning looks like bytes
-        return Field("image" if "image" in kinds else "bytes")
+    if kinds == {"image", "bytes"}:  # an image with a damaged beginning looks like bytes
+        return Field("image" if 2 * sum(field.kind == "image" for field in found) > len(found) else "bytes")
+    if kinds == {"image", "str"}:  # some texts look like images in base64
+        return Field("str")
     if kinds == {"int", "float"}:
         return Field("float")
     if len(kinds) > 1:
@@ -294,8 +302,11 @@ def coerce(field: Field, value: Any) -> Any:
         return value.tobytes() if value.dtype == np.uint8 else value
     if field.kind == "array":
         return _fitting(field, _array(field, value))
-    if field.kind == "image" and isinstance(value, str):
-        return image_of_text(value) or value
+    if field.kind in ("image", "bytes") and isinstance(value, str):
+        image = image_of_text(value)
+        if image is None:
+            raise ValueError("found text that is not an image in base64")
+        return image
     if isinstance(value, np.generic):
         value = value.item()
     if field.kind == "str" and isinstance(value, (bytes, memoryview)):
@@ -316,7 +327,10 @@ def _array(field: Field, value: Any) -> Any:
         raise ValueError(f"its list has no numbers of type {field.dtype}, unlike the others")
     if not found.size and found.ndim < len(field.shape or ()):
         found = found.reshape(tuple(size or 0 for size in field.shape or ()))
-    return found.astype(field.dtype)
+    cast = found.astype(field.dtype)
+    if found.dtype.kind in "iu" and cast.tolist() != found.tolist():
+        raise ValueError(f"{field.dtype} cannot hold its integers exactly")
+    return cast
 
 
 def _fitting(field: Field, value: Any) -> Any:

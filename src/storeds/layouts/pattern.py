@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -17,7 +17,17 @@ from storeds.errors import ConfigError
 from storeds.protocols import Field
 from storeds.records.fields import parse_fields
 
-__all__ = ["ATTRIBUTES", "EVERYTHING", "KEY", "Pattern", "Place", "Template", "natural_order", "parse_pattern"]
+__all__ = [
+    "ATTRIBUTES",
+    "EVERYTHING",
+    "KEY",
+    "Pattern",
+    "Place",
+    "Template",
+    "natural_order",
+    "parse_pattern",
+    "shared_names",
+]
 
 KEY = "key"
 """The name that ``{}`` stands for."""
@@ -290,3 +300,41 @@ def natural_order(names: Iterable[str]) -> list[str]:
         return tuple(int(part) if at % 2 else part for at, part in enumerate(parts)), name
 
     return sorted(names, key=key)
+
+
+_SPLITS = (
+    (True, "", re.compile(r"(?P<text>[^/_.-]*[/_.-])(?P<name>.+)", re.DOTALL)),
+    (False, "", re.compile(r"(?P<name>.+)(?P<text>[/_.-][^/_.-]*)", re.DOTALL)),
+    (True, "size", re.compile(r"(?P<text>[1-9][0-9]{0,4}-)(?P<name>[0-9]{5,})")),  # StyleGAN2's
+)
+"""Whether the text comes before the name of a record, how the name of its field begins, and an expression for both."""
+_MOST_SHARED = 8  # fields of one record
+
+
+def shared_names(names: Collection[str], has: Callable[[str], bool] | None = None) -> dict[str, str]:
+    """Return a pattern for names that are a few texts, each with the same names of records before or after it.
+
+    Parameters
+    ----------
+    names : collection of str
+        As ``image_0``, ``label_0``, ``image_1`` …
+    has : callable, optional
+        Whether a name exists, if `names` are a sample; by default, they are all.
+
+    Returns
+    -------
+    dict of str to str
+        As ``{"image": "image_{}", "label": "label_{}"}``; empty if the names are of another form.
+    """
+    has = set(names).__contains__ if has is None else has
+    for is_before, start, split in _SPLITS:
+        found = [match for name in names if (match := split.fullmatch(name))]
+        texts, records = ({match[part] for match in found} for part in ("text", "name"))
+        fields = {start + re.sub(r"[^a-z0-9_]+", "", text.lower()).strip("_"): text for text in texts}
+        if len(found) < len(names) or not 1 < len(fields) == len(texts) <= _MOST_SHARED or len(records) < 2:
+            continue
+        joined = (text + name if is_before else name + text for text in texts for name in records)
+        if all(field[:1].isalpha() for field in fields) and all(map(has, joined)):
+            escaped = {field: text.replace("{", "{{").replace("}", "}}") for field, text in sorted(fields.items())}
+            return {field: f"{text}{{}}" if is_before else f"{{}}{text}" for field, text in escaped.items()}
+    return {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+import time
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from storeds.batching.shared_memory import BufferPool, use_buffer_pool
 from storeds.datasets.assembly import declared_elements
 from storeds.datasets.epoch import use_epoch
 from storeds.datasets.map_dataset import StoreDataset
+from storeds.datasets.stages import StageTotals, add_time, take_times
 from storeds.errors import ConfigError
 from storeds.loaders.sampler import BatchRequest, EpochSampler
 from storeds.protocols import Field
@@ -38,12 +40,15 @@ class FetchedBatch(NamedTuple):
         How many indices were requested.
     batch : Any
         The result of the ``collate_fn``.
+    seconds : dict
+        Stage → seconds that making the batch took.
     """
 
     progress: int
     number: int
     size: int
     batch: Any
+    seconds: dict[str, float]
 
 
 class BatchFetcher(Dataset[FetchedBatch]):
@@ -72,26 +77,38 @@ class BatchFetcher(Dataset[FetchedBatch]):
         """Return the batch of a request."""
         indices = request.indices
         memory = self._memory if get_worker_info() is None else None
+        take_times()  # of samples that this thread made outside of a batch
         with use_epoch(request.epoch, request.seed), use_buffer_pool(memory):
             if isinstance(indices, int):
-                return FetchedBatch(request.progress, request.number, 1, self.collate_fn(self.dataset[indices]))
-            return FetchedBatch(request.progress, request.number, len(indices), self._batch(indices))
+                size, batch = 1, self._collated(self.dataset[indices])
+            else:
+                size, batch = len(indices), self._batch(indices)
+        return FetchedBatch(request.progress, request.number, size, batch, take_times())
+
+    def _collated(self, samples: Any) -> Any:
+        began = time.perf_counter()
+        batch = self.collate_fn(samples)
+        add_time("collate", began)
+        return batch
 
     def _batch(self, indices: list[int]) -> Any:
         store = self._store
         if store is None:
             many = getattr(self.dataset, "__getitems__", None)
-            return self.collate_fn(many(indices) if many else [self.dataset[index] for index in indices])
+            return self._collated(many(indices) if many else [self.dataset[index] for index in indices])
         subset = self.dataset
         while subset is not store:
             indices = [subset.indices[at] for at in indices]
             subset = subset.dataset
         columns = None if self._pads else store._columns(indices)
         if columns is not None:
-            return collate_columns(columns, store.as_dict)
+            began = time.perf_counter()
+            batch = collate_columns(columns, store.as_dict)
+            add_time("collate", began)
+            return batch
         samples = store._samples(indices, defer=True)
         try:
-            return self.collate_fn(samples)
+            return self._collated(samples)
         except ConfigError as error:
             if store.as_dict:  # the message has their names
                 raise
@@ -211,6 +228,7 @@ class StoreLoader(DataLoader[Any]):
         arguments.setdefault("collate_fn", collate if arguments.get("batch_size", 1) is not None else None)
         fitted_collate(arguments["collate_fn"], dataset)  # raises an error for names that no element has
         super().__init__(dataset, sampler=sampler, **arguments)
+        self._totals = StageTotals()
         self._memory = BufferPool(limit=2)  # without workers: one batch is in use, and the next one is made
 
     def _get_iterator(self) -> Any:
@@ -250,6 +268,7 @@ class StoreLoader(DataLoader[Any]):
     def _receive(self, fetched: FetchedBatch) -> Any:
         """Count a batch, and return it."""
         self.sampler.receive(fetched.progress, fetched.number, fetched.size)
+        self._totals.add(fetched.size, fetched.seconds)
         return fetched.batch
 
     def set_epoch(self, epoch: int) -> None:

@@ -4,20 +4,17 @@ Each has its own module or package, named with a gerund because `storeds.ops.ver
 first, which they share.
 """
 
-from storeds.ops.benchmarking import BenchPlot, BenchReport, Bottleneck, Measurement, bench
+from storeds.ops.benchmarking import BenchReport, Measurement, bench
 from storeds.ops.common import Progress, ProgressHook
-from storeds.ops.converting import Converted, convert
+from storeds.ops.copying import Converted, RepairReport, convert, repair
 from storeds.ops.exporting import Exported, export
 from storeds.ops.inspecting import Info, info
 from storeds.ops.packing import Packed, pack
-from storeds.ops.repairing import RepairReport, repair
 from storeds.ops.verifying import Finding, Report, verify
 from storeds.ops.verifying.contact_sheet import ContactSheet
 
 __all__ = [
-    "BenchPlot",
     "BenchReport",
-    "Bottleneck",
     "ContactSheet",
     "Converted",
     "Exported",

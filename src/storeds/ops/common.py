@@ -19,7 +19,7 @@ from storeds.backends.concatenated import ConcatenatedBackend
 from storeds.backends.opening import open_backend, scheme_of
 from storeds.backends.selection import Selection
 from storeds.errors import ConfigError, FormatError, RecordError, StoreNotFoundError
-from storeds.jpeg import Verdict, examine, is_ready, set_verdict
+from storeds.jpeg import Verdict, is_ready
 from storeds.jpeg.restarts import ADDED, HAD, RestartMarker
 from storeds.protocols import Backend, Meta, Record, Writer
 from storeds.records.columns import read_column
@@ -36,11 +36,8 @@ __all__ = [
     "damage_note",
     "damaged_kinds",
     "die_with_parent",
-    "examine_pictures",
-    "examined",
     "images_of",
     "in_order",
-    "in_threads",
     "is_fast",
     "mark_picture",
     "read_batches",
@@ -167,7 +164,7 @@ def damage_note(kinds: Mapping[str, int], meta: Meta) -> str | None:
     )
 
 
-_BATCH, _PART = 64, 8  # records
+_BATCH = 64  # records
 Batch: TypeAlias = tuple[list[Record], Progress]
 
 
@@ -225,43 +222,6 @@ def in_order(tasks: Iterable[T], work: Callable[[T], R], threads: int) -> Iterat
         finally:
             for _, future in running:
                 future.cancel()
-
-
-def examined(batches: Iterable[Batch], images: tuple[str, ...]) -> Iterator[Batch]:
-    """Yield the batches after examining every picture that has no verdict.
-
-    One thread per CPU examines a batch while the next one is read.
-    """
-    for batch, _ in in_threads(batches, lambda record: examine_pictures(record, images)):
-        yield batch
-
-
-def in_threads(batches: Iterable[Batch], finish: Callable[[Record], T]) -> Iterator[tuple[Batch, list[T]]]:
-    """Yield the batches after calling `finish` for each record, and its results in order.
-
-    One thread per CPU finishes a batch while the next one is read.
-    """
-
-    def finished(records: list[Record]) -> list[T]:
-        return [finish(record) for record in records]
-
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0)), "storeds-finish") as pool:
-        before: tuple[Batch, list[Future[list[T]]]] | None = None
-        for batch in batches:
-            records = batch[0]
-            tasks = [pool.submit(finished, records[at : at + _PART]) for at in range(0, len(records), _PART)]
-            if before is not None:
-                yield before[0], [result for task in before[1] for result in task.result()]
-            before = batch, tasks
-        if before is not None:
-            yield before[0], [result for task in before[1] for result in task.result()]
-
-
-def examine_pictures(record: Record, images: tuple[str, ...]) -> None:
-    """Add the verdict on each picture of `record` that has none."""
-    for image in images:
-        if Verdict.of(record, image) is None:
-            set_verdict(record, image, examine(record[image]))
 
 
 def mark_picture(marker: RestartMarker, record: Record, image: str) -> str:

@@ -61,6 +61,11 @@ def _canonical_bytes(field: Field, value: Any) -> bytes:
         return value
     if isinstance(value, (bytes, bytearray, memoryview)):  # msgpack rejects np.bytes_ and bson.Binary
         return bytes(memoryview(value))
+    if field.kind == "image":
+        raise TypeError(
+            "expected bytes, the content of an image file; encode pixels, for example with "
+            "PIL.Image.fromarray(pixels).save(buffer, 'PNG')"
+        )
     raise TypeError("expected bytes")
 
 
@@ -71,30 +76,38 @@ def _canonical_str(field: Field, value: Any) -> str:
     return str.__str__(value)  # not str(value): for an enumeration that returns the name of the member
 
 
+def _as_python(value: Any) -> Any:
+    """Return NumPy's scalars, and arrays and tensors without dimensions, as Python's numbers; anything else as it is."""
+    return value.item() if getattr(value, "ndim", None) == 0 else value
+
+
 def _canonical_int(field: Field, value: Any) -> int:
-    if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):
+    number = value if type(value) is int else _as_python(value)
+    if isinstance(number, bool) or not isinstance(number, int):
         raise TypeError("expected int")
-    number = int(value)
+    number = int(number)  # of a subclass, such as an enumeration
     if not _INT64_MIN <= number <= _INT64_MAX:
         raise ValueError("outside the int64 range")
     return number
 
 
 def _canonical_float(field: Field, value: Any) -> float:
-    if isinstance(value, (bool, np.bool_)) or not isinstance(value, (float, int, np.floating, np.integer)):
+    found = value if type(value) is float else _as_python(value)
+    if isinstance(found, bool) or not isinstance(found, (float, int, np.longdouble)):
         raise TypeError("expected float")
-    number = float(value)
-    if isinstance(value, (int, np.integer)) and int(number) != int(value):
+    number = float(found)
+    if isinstance(found, int) and int(number) != found:
         raise ValueError("a binary64 cannot hold this integer exactly")
-    if isinstance(value, np.longdouble) and not np.isnan(value) and np.longdouble(number) != value:
+    if isinstance(found, np.longdouble) and not np.isnan(found) and np.longdouble(number) != found:
         raise ValueError("a binary64 cannot hold this number exactly")
     return number
 
 
 def _canonical_bool(field: Field, value: Any) -> bool:
-    if not isinstance(value, (bool, np.bool_)):
+    found = _as_python(value)
+    if not isinstance(found, bool):
         raise TypeError("expected bool")
-    return bool(value)
+    return found
 
 
 def _canonical_array(field: Field, value: Any) -> Array:

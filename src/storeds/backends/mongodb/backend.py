@@ -56,7 +56,7 @@ _THREADS = 4  # shared by all readers of this process
 def _start(function: Callable[[P], R], part: P) -> Future[R]:
     """Call ``function(part)`` in a thread."""
     # One half of a batch is decoded while the server sends the other: a batch of 12 MiB takes 0.5 to 0.8 of the time, one of
-    # 2.5 MiB 0.6 to 0.9, see benchmarks/reading.py.
+    # 2.5 MiB 0.6 to 0.9, see `python -m benchmarks reading`.
     try:
         return _threads(os.getpid()).submit(function, part)
     except RuntimeError:  # the interpreter is shutting down and accepts no more work

@@ -36,7 +36,7 @@ class Hdf5Handle:
     files: Hdf5Files
     meta: Meta
     contents: Contents
-    identity: list[JSON]
+    seen: list[Any]
     why: str | None
 
 
@@ -57,7 +57,7 @@ class ForeignOpener(FileOpener[ForeignOptions]):
             self._check_foreign(files)
             layout, pattern, why = self._pattern(files)
             found = contents_of(files, pattern)
-            handle = Hdf5Handle(files, self._meta(files, layout, found), found, files.identity(), why)
+            handle = Hdf5Handle(files, self._meta(files, layout, found), found, files.seen(), why)
         except StoredsError:
             files.close()
             raise
@@ -93,7 +93,7 @@ class ForeignOpener(FileOpener[ForeignOptions]):
 
     def _meta(self, files: Hdf5Files, layout: str, found: Contents) -> Meta:
         fields = {name: values.field for name, values in found.columns.items()}
-        identity = files.identity()
+        seen = files.seen()
         content: dict[str, JSON] = {
             "layout": layout,
             "fields": fields_to_json(fields),
@@ -102,9 +102,8 @@ class ForeignOpener(FileOpener[ForeignOptions]):
             "where": dict(found.where),
         }
         # Without checksums, the size and the modification time identify a file's content.
-        versions: list[JSON] = [list(file[2:]) for file in identity if isinstance(file, list)]
-        id_ = _digest({**content, "files": versions})
-        build = _digest({**content, "files": identity})
+        id_ = _digest({**content, "files": [file[3:] for file in seen]})
+        build = _digest({**content, "files": [file[1:] for file in seen]})
         return Meta(id_, build, Count(found.count), layout, fields, found.attrs)
 
     def close(self, handle: Hdf5Handle, /) -> None:
@@ -164,11 +163,7 @@ class ForeignHdf5(HandleBackend[Hdf5Handle, ForeignOpener]):
         return list(self._unread)
 
     def _is_stale(self, handle: Hdf5Handle) -> bool:
-        try:
-            now = handle.files.identity()
-        except OSError:
-            return True
-        return any(file not in now for file in handle.identity)
+        return handle.files.changed(handle.seen)
 
     def _read(self, positions: list[int], fields: tuple[str, ...]) -> list[Record | RecordError]:
         with self._lease() as handle:

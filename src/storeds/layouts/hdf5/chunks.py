@@ -1,9 +1,12 @@
-"""Reads rows of HDF5 datasets through libhdf5: a batch decompresses each chunk once."""
+"""Reads rows of HDF5 datasets that are not contiguous in the file: a batch decompresses each chunk once."""
 
 from __future__ import annotations
 
 import functools
+import itertools
+import math
 import os
+import zlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,6 +22,9 @@ __all__ = ["ChunkedRows"]
 _LONGEST_READ = 32 << 20  # bytes that one call reads for several rows
 _MOST_CHUNKS = 1 << 12  # that one call reads, because libhdf5 takes some KiB of memory for each
 _SMALL_CHUNK = 1 << 16  # bytes; reading such a chunk takes no longer than reading one of its rows
+_SHUFFLE, _DEFLATE, _FLETCHER = h5py.h5z.FILTER_SHUFFLE, h5py.h5z.FILTER_DEFLATE, h5py.h5z.FILTER_FLETCHER32
+_GZIP = {(*before, _DEFLATE, *after) for before in ((), (_SHUFFLE,)) for after in ((), (_FLETCHER,))}
+"""The filters of datasets that gzip compresses."""
 
 Span = tuple[int, int]
 
@@ -26,8 +32,7 @@ Span = tuple[int, int]
 class ChunkedRows:
     """Rows in chunks, or of a virtual dataset, or of a type that libhdf5 converts.
 
-    All rows of a chunk that a batch needs are read by one call. The chunks used most recently are kept decompressed, up to
-    ``cache_bytes``. Thread-safe: libhdf5's lock serialises the calls.
+    The chunks used most recently are kept decompressed, up to ``cache_bytes``. Thread-safe.
 
     Parameters
     ----------
@@ -45,17 +50,22 @@ class ChunkedRows:
         self._files, self._is_virtual, self._path = files, dataset.is_virtual, dataset.file.filename
         self._descriptor = files.descriptor(self._path)
         self._available = os.fstat(self._descriptor).st_size
-        self._per_chunk = int(dataset.chunks[axis]) if dataset.chunks else 1
-        self._is_filtered = dataset.id.get_create_plist().get_nfilters() > 0
+        properties = dataset.id.get_create_plist()
+        filters = tuple(properties.get_filter(number)[0] for number in range(properties.get_nfilters()))
+        is_gzip = filters in _GZIP and dataset.id.get_type().equal(memory)
+        self._slices = (_GzipSlices if is_gzip else _Slices)(dataset, memory, axis)
+        self._per_chunk = self._slices.per_chunk
         nbytes, limit = self._per_chunk * size, files.settings.cache_bytes
-        self._is_cached = self._per_chunk > 1 and nbytes <= (limit if self._is_filtered else min(limit, _SMALL_CHUNK))
-        self._slices = _Slices(dataset, memory, size, axis)
+        self._by_chunk = self._per_chunk > 1 and (bool(filters) or nbytes <= min(limit, _SMALL_CHUNK))
+        self._keeps = nbytes <= limit
         # lru_cache has no lock that a fork could copy locked. It does not refer to `self`, so the chunks go with the rows.
-        self._chunk = functools.lru_cache(limit // max(nbytes, 1))(self._slices.read)
+        self._chunk = functools.lru_cache(max(limit // max(nbytes, 1), 1))(self._slices.read)
 
     def read(self, spans: Sequence[Span]) -> list[bytes]:
         # docstring inherited
         out = [data for group in self._groups(spans) for data in self._read_group(group)]
+        if not self._keeps:
+            self._chunk.cache_clear()
         if self._is_virtual:
             self._files.check_sources()
         if os.fstat(self._descriptor).st_size < self._available:  # libhdf5 returns zeros from behind the end
@@ -65,22 +75,15 @@ class ChunkedRows:
         return out
 
     def _groups(self, spans: Sequence[Span]) -> list[list[Span]]:
+        """Return the spans that one call reads: each begins where the one before it ends."""
         groups: list[list[Span]] = []
         for span in spans:
-            if groups and self._joins(groups[-1], span):
+            joins = groups and not self._by_chunk and span[0] == groups[-1][-1][1]
+            if joins and (span[1] - groups[-1][0][0]) * self.size <= _LONGEST_READ:
                 groups[-1].append(span)
             else:
                 groups.append([span])
         return groups
-
-    def _joins(self, group: list[Span], span: Span) -> bool:
-        """Whether one call reads a group of spans and the next one: they share a chunk, or it begins where they end."""
-        end = group[-1][1]
-        shares = (end - 1) // self._per_chunk == (span[1] - 1) // self._per_chunk
-        if self._is_cached:
-            return shares
-        is_near = span[0] == end or (self._is_filtered and shares)
-        return is_near and (span[1] - group[0][0]) * self.size <= _LONGEST_READ
 
     def _read_group(self, group: list[Span]) -> list[bytes]:
         start, size = group[0][0], self.size
@@ -93,7 +96,7 @@ class ChunkedRows:
 
     def _load(self, start: int, stop: int) -> Array:
         first = start - start % self._per_chunk
-        if self._is_cached and stop <= first + self._per_chunk:
+        if self._by_chunk and stop <= first + self._per_chunk:
             chunk: Array = self._chunk(first, min(first + self._per_chunk, self.count))
             return chunk[(start - first) * self.size :]
         step = _MOST_CHUNKS * self._per_chunk
@@ -102,20 +105,85 @@ class ChunkedRows:
 
 
 class _Slices:
-    """Ranges of rows of a dataset."""
+    """Ranges of rows of a dataset, as libhdf5 reads them."""
 
-    def __init__(self, dataset: h5py.Dataset, memory: Any, size: int, axis: int) -> None:
-        self._dataset, self._memory, self._size, self._axis = dataset, memory, size, axis
+    def __init__(self, dataset: h5py.Dataset, memory: Any, axis: int) -> None:
+        self._dataset, self._memory, self._axis = dataset, memory, axis
+        self.per_chunk = int(dataset.chunks[axis]) if dataset.chunks else 1
 
     def read(self, start: int, stop: int) -> Array:
         """Return the bytes of rows."""
-        data = np.empty((stop - start) * self._size, "u1")
+        origin, box = [0] * len(self._dataset.shape), list(self._dataset.shape)
+        if box:
+            origin[self._axis], box[self._axis] = start, stop - start
+        return self._read_box(tuple(origin), tuple(box))
+
+    def _read_box(self, origin: tuple[int, ...], box: tuple[int, ...]) -> Array:
+        data, space = np.empty(math.prod(box) * self._dataset.dtype.itemsize, "u1"), self._dataset.id.get_space()
         if data.size:
-            shape, space = self._dataset.shape, self._dataset.id.get_space()
-            origin, box = [0] * len(shape), list(shape)
-            if shape:
-                origin[self._axis], box[self._axis] = start, stop - start
-                space.select_hyperslab(tuple(origin), tuple(box))
-            memory_space = h5py.h5s.create_simple(tuple(box)) if shape else space
+            if box:
+                space.select_hyperslab(origin, box)
+            memory_space = h5py.h5s.create_simple(box) if box else space
             self._dataset.id.read(memory_space, space, data, mtype=self._memory)
         return data
+
+
+class _GzipSlices(_Slices):
+    """Ranges of rows in chunks that gzip compresses.
+
+    libhdf5 2.0 returns stray memory for a chunk that inflates to too few bytes. Inflating here also leaves its lock free.
+    """
+
+    def __init__(self, dataset: h5py.Dataset, memory: Any, axis: int) -> None:
+        super().__init__(dataset, memory, axis)
+        filters = dataset.id.get_create_plist()
+        codes = [filters.get_filter(number)[0] for number in range(filters.get_nfilters())]
+        self._is_shuffled, self._is_checked = _SHUFFLE in codes, _FLETCHER in codes
+        self._block = (*dataset.chunks, dataset.dtype.itemsize)
+        self._nbytes = math.prod(self._block)
+
+    def read(self, start: int, stop: int) -> Array:
+        # docstring inherited
+        low, high = [0] * len(self._block), [*self._dataset.shape, self._block[-1]]
+        low[self._axis], high[self._axis] = start, stop
+        out = np.empty([last - first for first, last in zip(low, high, strict=True)], "u1")
+        for corner in itertools.product(*map(_starts, low, high, self._block)):
+            begins = [*map(max, corner, low)]
+            ends = [min(at + size, last) for at, size, last in zip(corner, self._block, high, strict=True)]
+            block = self._inflated(corner[:-1])
+            if block is None:  # never written, or not compressed
+                box = [end - begin for begin, end in zip(begins, ends, strict=True)]
+                part = self._read_box(tuple(begins[:-1]), tuple(box[:-1])).reshape(box)
+            else:
+                part = block[_box(begins, ends, corner)]
+            if out.shape == part.shape:
+                return part.reshape(-1)
+            out[_box(begins, ends, low)] = part
+        return out.reshape(-1)
+
+    def _inflated(self, corner: tuple[int, ...]) -> Array | None:
+        """Return the bytes of the chunk at a corner; raises ValueError if they are damaged."""
+        try:
+            mask, raw = self._dataset.id.read_direct_chunk(corner)
+        except (OSError, RuntimeError):
+            return None
+        if mask:
+            return None
+        try:
+            data = np.frombuffer(zlib.decompress(raw[:-4] if self._is_checked else raw, bufsize=self._nbytes), "u1")
+        except zlib.error as error:
+            raise ValueError(f"its chunk is damaged: {error}") from None
+        if data.size != self._nbytes:
+            raise ValueError(f"its chunk has {data.size} bytes instead of {self._nbytes}")
+        if self._is_shuffled:
+            data = np.ascontiguousarray(data.reshape(self._block[-1], -1).T)
+        return data.reshape(self._block)
+
+
+def _box(begins: Sequence[int], ends: Sequence[int], origin: Sequence[int]) -> tuple[slice, ...]:
+    return tuple(slice(begin - at, end - at) for begin, end, at in zip(begins, ends, origin, strict=True))
+
+
+def _starts(low: int, high: int, size: int) -> range:
+    """Return where the chunks begin that hold `low` to `high`."""
+    return range(low - low % size, high, size)

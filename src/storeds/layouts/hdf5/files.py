@@ -58,7 +58,7 @@ class ForeignOptions(BackendOptions):
     mask : str, optional
         A filter key, as robomimic calls it: the dataset of the group ``mask`` that lists the demonstrations to read.
     allow_outside : bool
-        Follow links, external storage and virtual datasets that leave the folder of the store.
+        Follow links and virtual datasets that leave the folder of the store.
     """
 
     locking: Literal["auto", "true", "false", "best-effort"] = "auto"
@@ -130,11 +130,6 @@ class Hdf5Files:
                 opened.take(self._share_name(path))
                 self._store.share(self._share_name(path), functools.partial(_same, file), h5py.File.close)
 
-    def identity(self) -> list[JSON]:
-        """Return device, inode, size and modification time of every file opened or checked so far."""
-        paths = {self.path: None, **dict.fromkeys(self._descriptors), **dict.fromkeys(self._sources)}
-        return [list(_identity(path)) for path in paths]
-
     def check_sources(self) -> None:
         """Raise UnavailableError if a source of a virtual dataset changed or vanished: HDF5 would return zeros."""
         for path, identity in self._sources.items():
@@ -147,9 +142,9 @@ class Hdf5Files:
                     f"{self.url}: {path}, a source of a virtual dataset, was changed or removed; open the store again"
                 )
 
-    def seen(self) -> list[JSON]:
-        """Return path, device, inode, size and modification time of every file opened or checked so far."""
-        return [[path, *_identity(path)] for path in {**self._descriptors, **self._sources}]
+    def seen(self) -> list[Any]:
+        """Return path, device, inode, size and modification time of every file opened or checked so far, its own first."""
+        return [[path, *_identity(path)] for path in {self.path: None, **self._descriptors, **self._sources}]
 
     def changed(self, seen: Sequence[Any]) -> bool:
         """Whether one of the files that `seen` returned is gone or another one now."""
@@ -260,9 +255,11 @@ class Hdf5Files:
                     "`pip install hdf5plugin` and `import hdf5plugin` first, or convert the file with h5repack"
                 )
             self._check_type(found)
-            for name, _, _ in found.external or ():
-                folder = os.path.dirname(found.file.filename)
-                self.resolve(name, folder, f"the external storage of dataset {found.name}")
+            if found.external:
+                raise FormatError(
+                    f"{self.url}: dataset {found.name} lies in external files such as {found.external[0][0]!r}; gather them with "
+                    "h5repack"
+                )
             if found.is_virtual:
                 self._check_virtual(found, links)
         return found

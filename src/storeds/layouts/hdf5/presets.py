@@ -18,7 +18,7 @@ from storeds.layouts.explain import Preset
 from storeds.layouts.hdf5.files import MOST_WALKED, Hdf5Files, Member, NoSuchNameError, describe, members, names_in
 from storeds.layouts.hdf5.scan import FRAMES, is_column
 from storeds.layouts.hdf5.values import is_single, row_count
-from storeds.layouts.pattern import Pattern, natural_order, parse_pattern
+from storeds.layouts.pattern import Pattern, natural_order, parse_pattern, shared_names
 
 __all__ = ["PRESETS", "Recognised", "candidates", "entries", "preset_pattern", "recognise"]
 
@@ -189,81 +189,28 @@ def entries(files: Hdf5Files) -> Iterator[str]:
 
 
 def candidates(files: Hdf5Files) -> Iterator[dict[str, object]]:
-    """Yield the arguments of each way to read a file that fits its structure."""
+    """Yield the arguments of each way to read a file that may fit its structure; those that open are shown."""
     group = _entered(files)
     datasets, groups = names_in(files, _absolute(files, group))
+    ways: list[Columns] = []
     if datasets:
-        found = [*members(files, _absolute(files, group))]
-        yield from _candidate_columns(group, found)
+        yield {"layout": "parallel"}
         yield {"layout": "per_file"}
         if not groups and len(datasets) > 1:
-            yield from _numbered_fields(group, datasets)
+            ways.append(shared_names(datasets))
             yield {"layout": "per_sample"}
     elif groups:
-        yield from _candidate_groups(files, group, natural_order(groups))
-
-
-def _candidate_columns(group: str, found: list[Member]) -> Iterator[dict[str, object]]:
-    """Yield the datasets of each length that are columns together, the longest list of datasets first."""
-    by_length: dict[int, Columns] = {}
-    for member in found:
-        if is_column(member):
-            columns = by_length.setdefault(row_count(member.dataset), {})
-            columns[_plain(member.path) or f"f{len(columns)}"] = f"{_escaped(member.path)}[]"
-    if len(by_length) == 1:
-        yield {"layout": "parallel"}
-        return
-    for columns in sorted(by_length.values(), key=len, reverse=True)[:3]:
-        yield {"columns": _inside(group, columns)}
-
-
-def _numbered_fields(group: str, names: list[str]) -> Iterator[dict[str, object]]:
-    """Yield the pattern of ``image_0``, ``label_0``, ``image_1`` …, if several fields have the same numbers."""
-    keys: dict[tuple[str, str], set[str]] = {}
-    for name in names:
-        match = re.fullmatch(r"(.*?)(\d+)(\D*)", name)
-        if match is None:
-            return
-        keys.setdefault((match[1], match[3]), set()).add(match[2])
-    if 1 < len(keys) < len(names) and len(set(map(frozenset, keys.values()))) == 1:
-        fields = {
-            re.sub(r"[^a-z0-9]+", "", f"{start}{end}".lower()): f"{_escaped(start)}{{}}{_escaped(end)}"
-            for start, end in keys
+        inner = {
+            name: names_in(files, f"{_absolute(files, group)}/{name}") for name in natural_order(groups)[:_INSPECTED]
         }
-        if len(fields) == len(keys) and all(name[:1].isalpha() for name in fields):
-            yield {"columns": _inside(group, fields)}
-
-
-def _candidate_groups(files: Hdf5Files, group: str, groups: list[str]) -> Iterator[dict[str, object]]:
-    """Yield ways to read a file of groups: samples, classes, videos, or fields."""
-    inner = [names_in(files, f"{_absolute(files, group)}/{name}") for name in groups[:_INSPECTED]]
-    names = [natural_order(datasets) for datasets, _ in inner]
-    common = set(names[0]).intersection(*names[1:])
-    if any(nested for _, nested in inner):
-        yield {"columns": _inside(group, {"*": "{label}/{}/**"})}
-        yield {"columns": _inside(group, {"*": "{}/**"})}
-        return
-    are_numbered = all(map(_DIGITS.search, names[0]))  # as files are, and fields are not
-    rows = [name for name in natural_order(common) if not is_single(_first(files, group, groups[0], name))]
-    for name in [] if are_numbered else rows[:2]:
-        for kind in ("label", "video"):
-            yield {"columns": _inside(group, {_plain(name) or "image": f"{{{kind}}}/{_escaped(name)}[]"})}
-    if are_numbered or not rows:
-        for kind in ("label", "video"):
-            place = "{label}/{}" if kind == "label" else "{video}/{frame}"
-            yield {"columns": _inside(group, {"*": place})}
-    fields = {_plain(name): f"{_escaped(name)}/{{}}" for name in groups}
-    if 1 < len(fields) == len(groups) <= _INSPECTED and "" not in fields and len({*map(tuple, names)}) == 1:
-        yield {"columns": _inside(group, fields)}
-    if common:
-        yield {"columns": _inside(group, {"*": "{}/**", "@": "{}/**"})}
-
-
-def _plain(name: str) -> str:
-    """Return a name as one of a field; empty if it has no letter to begin with."""
-    plain = re.sub(r"[^a-z0-9_]+", "_", name.lower()).strip("_")
-    return plain if plain[:1].isalpha() else ""
-
-
-def _first(files: Hdf5Files, group: str, name: str, dataset: str) -> h5py.Dataset:
-    return files.dataset(f"{_absolute(files, group)}/{name}/{dataset}")
+        first, *_ = inner.values()
+        if any(nested for _, nested in inner.values()):
+            ways += [{"*": "{label}/{}/**"}, {"*": "{}/**"}]
+        else:
+            if not all(map(_DIGITS.search, first[0])):  # as files are, and fields are not
+                ways += [{"*": "{label}/**[]"}, {"*": "{video}/**[]"}]
+            ways += [{"*": "{label}/{}"}, {"*": "{video}/{frame}"}]
+            ways.append(shared_names([f"{name}/{each}" for name, (names, _) in inner.items() for each in names]))
+            ways.append({"*": "{}/**", "@": "{}/**"})
+    for columns in filter(None, ways):
+        yield {"columns": _inside(group, columns)}

@@ -17,7 +17,7 @@ from storeds.errors import ConfigError
 from storeds.layouts.hdf5.elements import read_attribute, read_element
 from storeds.layouts.hdf5.files import Hdf5Files, attributes, describe, members
 from storeds.layouts.hdf5.scan import NUMBERS, Facts, NamesInMemory, Plan, Scan, is_class_list, number_pattern
-from storeds.layouts.hdf5.sequences import RowNumbers, SequenceNames, SequenceRows, SequenceValues
+from storeds.layouts.hdf5.sequences import Computed, SequenceRows
 from storeds.layouts.hdf5.values import Values, values_of
 from storeds.layouts.names import Names, pack_names
 from storeds.layouts.pattern import ATTRIBUTES, EVERYTHING, KEY, Pattern
@@ -94,7 +94,7 @@ def _kept_scan(files: Hdf5Files, pattern: Pattern) -> tuple[Names | NamesInMemor
         return pack_names(names, bounds, msgspec.to_builtins(facts))
 
     settings = [str(pattern), files.settings.group, files.settings.mask, files.settings.allow_outside]
-    path = index_path("hdf5", _VERSION, *settings, *files.identity())
+    path = index_path("hdf5", _VERSION, *settings, *(file[1:] for file in files.seen()))
     names = Names(path, build)
     facts = msgspec.convert(names.facts, Facts)
     if files.changed(facts.files):  # a file behind a link; the index is known by the store's own file alone
@@ -144,72 +144,60 @@ class _Builder:
         return "/".join([self._group, *literal]) or "/"
 
     def _paths_of(self, plan: Plan) -> Callable[[Sequence[int]], list[str]]:
-        """Return the function that gives the paths of a field's objects at ascending positions."""
+        """Return the function that gives the paths of a field's objects in ascending sequences."""
+        return lambda sequences: [
+            f"{self._group}/{plan.path.fill(dict(zip(self._pattern.names, text.split('/'), strict=False)))}"
+            for text in self._texts(sequences)
+        ]
 
-        def paths(positions: Sequence[int]) -> list[str]:
-            texts = [name.decode("utf-8", "surrogateescape") for name in self._names.many(positions)]
-            filled = [plan.path.fill(dict(zip(self._pattern.names, text.split("/"), strict=False))) for text in texts]
-            return [f"{self._group}/{path}" for path in filled]
-
-        return paths
+    def _texts(self, sequences: Sequence[int]) -> list[str]:
+        return [name.decode("utf-8", "surrogateescape") for name in self._names.many(sequences)]
 
     def _values(self, name: str, plan: Plan) -> Values:
         files, field, other = self._files, plan.field, self._files.beside(plan.file)
+        paths = self._paths_of(plan)
         if plan.sort == "shared":
-            return SequenceValues(self._bounds, field, self._facts.shared[name])
+            shared = self._facts.shared[name]
+            return Computed(self._bounds, field, lambda sequences, _: [shared[at] for at in sequences])
         if plan.sort == "attribute":
-            read: Callable[[str], Any] = partial(_read_attribute, files, plan)
-            return _Elements(field, self._count, self._paths_of(plan), read)
+            found = partial(read_attribute, files, name=plan.attribute, field=field)
+            return Computed(self._bounds, field, lambda sequences, _: [*map(found, paths(sequences))])
         if plan.sort == "dataset":
-            return _Elements(
-                field, self._count, self._paths_of(plan), lambda path: read_element(files, field, path, other)
-            )
+            whole = partial(read_element, files, field, path=other)
+            return Computed(self._bounds, field, lambda sequences, _: [*map(whole, paths(sequences))])
         if not self._pattern.names:
-            dataset = files.dataset(self._paths_of(plan)([0])[0], other)
-            found = values_of(files, dataset, plan.column, field)[plan.column]
-            if found.count != self._count:
+            dataset = files.dataset(paths([0])[0], other)
+            rows = values_of(files, dataset, plan.column, field)[plan.column]
+            if rows.count != self._count:
                 raise ConfigError(
-                    f"{files.url}: {plan.where} has {found.count} rows, and others {self._count}; columns= names datasets of one length"
+                    f"{files.url}: {plan.where} has {rows.count} rows, and others {self._count}; columns= names datasets of one length"
                 )
-            found.field = field  # with its role
-            return found
-        return SequenceRows(files, self._paths_of(plan), self._bounds, field, plan.column)
+            rows.field = field  # with its role
+            return rows
+        return SequenceRows(files, paths, self._bounds, field, plan.column)
 
     def _named(self) -> dict[str, Values]:
         """Return the fields of the names in the pattern, and the numbers of rows."""
-        bounds, names, columns = self._bounds, self._names, dict[str, Values]()
+        bounds, columns = self._bounds, dict[str, Values]()
+
+        def named(field: Field, value: Callable[[str, int], Any]) -> Computed:
+            return Computed(bounds, field, lambda sequences, rows: [*map(value, self._texts(sequences), rows)])
+
         for place, name in enumerate(self._pattern.names):
             if name != KEY:
                 field = self._facts.named[name]
-                columns[name] = SequenceNames(bounds, field, names, _value_of(name, place, field, self._facts.attrs))
+                columns[name] = named(field, _value_of(name, place, field, self._facts.attrs))
         for name, number in NUMBERS.items():
             if self._pattern.has_rows and name in self._pattern.names and number not in columns:
-                columns[number] = RowNumbers(bounds)
+                columns[number] = Computed(bounds, Field("int"), lambda _, rows: rows)
         if self._pattern.has_rows and {KEY, "episode"} & {*self._pattern.names}:
-            columns[KEY] = SequenceNames(bounds, Field("str"), names, lambda name, row: f"{name}/{row}")
+            columns[KEY] = named(Field("str"), lambda name, row: f"{name}/{row}")
         elif KEY in self._pattern.names:
-            columns[KEY] = SequenceNames(bounds, Field("str"), names, lambda name, _: name)
+            columns[KEY] = named(Field("str"), lambda name, _: name)
         elif not self._pattern.names and not self._pattern.has_rows:
             stem = os.path.splitext(os.path.basename(self._files.path))[0]
-            columns[KEY] = SequenceValues(bounds, Field("str"), [stem])
+            columns[KEY] = Computed(bounds, Field("str"), lambda sequences, _: [stem] * len(sequences))
         return columns
-
-
-class _Elements(Values):
-    """Values that are whole objects: a dataset or an attribute for each record."""
-
-    def __init__(
-        self, field: Field, count: int, paths: Callable[[Sequence[int]], list[str]], read: Callable[[str], Any]
-    ) -> None:
-        self.field, self.count, self._paths, self._read = field, count, paths, read
-
-    def read(self, positions: Sequence[int]) -> list[Any]:
-        # docstring inherited
-        return [self._read(path) for path in self._paths(positions)]
-
-
-def _read_attribute(files: Hdf5Files, plan: Plan, path: str) -> Any:
-    return read_attribute(files, path, plan.attribute, plan.field)
 
 
 def _value_of(name: str, place: int, field: Field, attrs: Mapping[str, Any]) -> Callable[[str, int], Any]:

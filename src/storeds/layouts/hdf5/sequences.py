@@ -1,4 +1,4 @@
-"""Fields of sequences that follow each other: rows of a dataset for each, a value of each, their names and numbers."""
+"""Fields of sequences of records that follow each other: rows of a dataset for each sequence, and computed values."""
 
 from __future__ import annotations
 
@@ -12,28 +12,43 @@ from storeds.errors import StoredsError, UnavailableError
 from storeds.layouts.hdf5.files import Hdf5Files
 from storeds.layouts.hdf5.values import Values, values_of
 from storeds.protocols import Array, Field
-from storeds.records.columns import SCALARS, column_of
 
-__all__ = ["RowNumbers", "SequenceNames", "SequenceRows", "SequenceValues"]
-
+__all__ = ["Computed", "SequenceRows"]
 
 _OPEN = 4  # datasets of a field
 
 
-class _Sequences(Values):
-    """A field of sequences; `bounds` are the positions of their first records, and the count."""
+def locate(bounds: Array, positions: Sequence[int]) -> tuple[Array, Array]:
+    """Return the numbers of the sequences of records, and of the records in them.
 
-    def __init__(self, bounds: Array, field: Field) -> None:
-        self.field, self.count, self._bounds = field, int(bounds[-1]), bounds
-
-    def _locate(self, positions: Sequence[int]) -> tuple[Array, Array]:
-        """Return the numbers of the sequences of records, and of the records in them."""
-        wanted = np.asarray(positions, np.int64)
-        sequences: Array = np.searchsorted(self._bounds, wanted, "right") - 1
-        return sequences, wanted - self._bounds[sequences]
+    `bounds` are the positions of the first records of the sequences, and the number of records.
+    """
+    wanted = np.asarray(positions, np.int64)
+    sequences: Array = np.searchsorted(bounds, wanted, "right") - 1
+    return sequences, wanted - bounds[sequences]
 
 
-class SequenceRows(_Sequences):
+class Computed(Values):
+    """Values that follow from a record's sequence and its number there, such as a name, or a dataset for each record.
+
+    Parameters
+    ----------
+    bounds : array of int64
+    field : Field
+    values : callable
+        Takes the numbers of the sequences of records, which ascend, and of the records in them; returns the values.
+    """
+
+    def __init__(self, bounds: Array, field: Field, values: Callable[[list[int], list[int]], list[Any]]) -> None:
+        self.field, self.count, self._bounds, self._values = field, int(bounds[-1]), bounds, values
+
+    def read(self, positions: Sequence[int]) -> list[Any]:
+        # docstring inherited
+        sequences, rows = locate(self._bounds, positions)
+        return self._values(sequences.tolist(), rows.tolist())
+
+
+class SequenceRows(Values):
     """Rows of one dataset for each sequence.
 
     Parameters
@@ -55,14 +70,14 @@ class SequenceRows(_Sequences):
         field: Field,
         column: str = "",
     ) -> None:
-        super().__init__(bounds, field)
+        self.field, self.count, self._bounds = field, int(bounds[-1]), bounds
         self._url, self._paths = files.url, paths
         # The datasets used last keep their decompressed chunks. It does not refer to `self`, so they go with it.
         self._open = functools.lru_cache(_OPEN)(functools.partial(_rows_of, files, column, field))
 
     def read(self, positions: Sequence[int]) -> list[Any]:
         # docstring inherited
-        sequences, rows = self._locate(positions)
+        sequences, rows = locate(self._bounds, positions)
         out: list[Any] = []
         unique = np.unique(sequences).tolist()
         for sequence, path in zip(unique, self._paths(unique), strict=True):
@@ -81,61 +96,3 @@ class SequenceRows(_Sequences):
 
 def _rows_of(files: Hdf5Files, column: str, field: Field, path: str) -> Values:
     return values_of(files, files.dataset(path), column, field)[column]
-
-
-class SequenceValues(_Sequences):
-    """A value that all records of a sequence share."""
-
-    def __init__(self, bounds: Array, field: Field, values: Sequence[Any]) -> None:
-        super().__init__(bounds, field)
-        self._values = values
-
-    def read(self, positions: Sequence[int]) -> list[Any]:
-        # docstring inherited
-        return [self._values[sequence] for sequence in self._locate(positions)[0].tolist()]
-
-    def column(self) -> Array:
-        # docstring inherited
-        return np.repeat(column_of(self.field, self._values), np.diff(self._bounds))
-
-
-class SequenceNames(_Sequences):
-    """A value computed from the name of each sequence.
-
-    Parameters
-    ----------
-    bounds : array of int64
-    field : Field
-    names : Names or list of bytes
-        Of each sequence.
-    value : callable
-        Takes a name and the number of a row.
-    """
-
-    def __init__(self, bounds: Array, field: Field, names: Any, value: Callable[[str, int], Any]) -> None:
-        super().__init__(bounds, field)
-        self._names, self._value = names, value
-
-    def read(self, positions: Sequence[int]) -> list[Any]:
-        # docstring inherited
-        sequences, rows = self._locate(positions)
-        unique, inverse = np.unique(sequences, return_inverse=True)
-        found = [name.decode("utf-8", "surrogateescape") for name in self._names.many(unique.tolist())]
-        return [self._value(found[at], row) for at, row in zip(inverse.tolist(), rows.tolist(), strict=True)]
-
-
-class RowNumbers(_Sequences):
-    """The number of each record in its sequence, from 0."""
-
-    def __init__(self, bounds: Array) -> None:
-        super().__init__(bounds, Field("int"))
-
-    def read(self, positions: Sequence[int]) -> list[Any]:
-        # docstring inherited
-        return list(self._locate(positions)[1].tolist())
-
-    def column(self) -> Array:
-        # docstring inherited
-        numbers: Array = np.arange(self.count, dtype=SCALARS["int"])
-        numbers -= np.repeat(self._bounds[:-1], np.diff(self._bounds))
-        return numbers

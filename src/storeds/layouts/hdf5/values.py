@@ -389,8 +389,6 @@ def raw_rows(files: Hdf5Files, dataset: h5py.Dataset, dtype: np.dtype[Any], *, a
     if stored.get_size() != dtype.itemsize and dtype.kind in "SV":
         raise FormatError(f"{files.url}: dataset {dataset.name} has the type {dtype}, laid out in an unusual way")
     equal = bool(stored.equal(memory))
-    if dataset.external:
-        return _external_rows(files, dataset, size, count, flat=equal)
     offset = None if dataset.is_virtual or dataset.chunks or not equal else dataset.id.get_offset()
     if offset is not None:
         return _flat_rows(files, dataset, dataset.file.filename, offset, size, count)
@@ -406,17 +404,6 @@ def _flat_rows(files: Hdf5Files, dataset: h5py.Dataset, path: str, offset: int, 
             f"{available}; copy it again"
         )
     return FlatRows(descriptor, offset, size, count)
-
-
-def _external_rows(files: Hdf5Files, dataset: h5py.Dataset, size: int, count: int, *, flat: bool) -> FlatRows:
-    name, segments = dataset.name, dataset.external
-    if len(segments) > 1 or not flat:
-        raise FormatError(
-            f"{files.url}: dataset {name} lies in {len(segments)} external files; gather them with h5repack"
-        )
-    folder = os.path.dirname(dataset.file.filename)
-    path = files.resolve(segments[0][0], folder, f"the external storage of dataset {name}")
-    return _flat_rows(files, dataset, path, segments[0][1], size, count)
 
 
 def _runs(positions: Sequence[int]) -> list[tuple[int, int]]:

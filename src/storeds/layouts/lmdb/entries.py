@@ -14,10 +14,9 @@ from typing import Any
 
 from storeds._utils.text import counted
 from storeds.backends.base import check_most_is_read
-from storeds.errors import FormatError, MissingDependencyError
+from storeds.errors import MissingDependencyError
 from storeds.layouts.codecs import (
     decode_json,
-    decode_msgpack,
     decompress,
     is_compressed,
     is_image,
@@ -83,11 +82,6 @@ def entries_of(reader: LmdbReader, records: re.Pattern[bytes] | None) -> Entries
     reader : LmdbReader
     records : re.Pattern, optional
         Matches the keys of records; by default, those are all other keys.
-
-    Raises
-    ------
-    FormatError
-        ``__len__`` is not a number of records.
     """
     found = Entries()
     ends = [*reader.keys_from(b"", _MOST), *reader.keys_before(b"", _MOST)]
@@ -103,7 +97,7 @@ def entries_of(reader: LmdbReader, records: re.Pattern[bytes] | None) -> Entries
     for key in others:
         value = reader.get(key)
         if value is not None and key not in found.databases:
-            _note(reader, found, key, value, reader.entries - len(others))
+            _note(found, key, value)
     for key in reader.settings.exclude:
         if reader.get(key) is not None and key not in found.keys:
             found.unread[key] = "excluded by exclude="
@@ -132,43 +126,19 @@ def _file_form(value: memoryview | None) -> str | None:
     return form if form in ("image", "video", "npz") else None
 
 
-def _note(reader: LmdbReader, found: Entries, key: bytes, value: memoryview, records: int) -> None:
+def _note(found: Entries, key: bytes, value: memoryview) -> None:
     """Add one entry to `found`."""
     if key == KEYS:
         found.keys.add(key)
         return
     content = _plain_value(value)
-    if key in _COUNTS and found.count is None:
-        count = content if isinstance(content, int) and not isinstance(content, bool) else _binary_count(value, records)
-        if count is not None and count >= 0:
-            found.count = (key, count)
-            found.keys.add(key)
-            return
-        if key == LEN:
-            raise FormatError(f"{reader.url}: {LEN.decode()} is {_why_no_count(value)}")
-    if content is not _UNKNOWN and len(value) <= _LARGEST and _keep(found, key, content):
+    if key in _COUNTS and found.count is None and type(content) is int and content >= 0:
+        found.count = (key, content)
+        found.keys.add(key)
+    elif content is not _UNKNOWN and len(value) <= _LARGEST and _keep(found, key, content):
         found.keys.add(key)
     else:
         found.unread[key] = beginning_of(value)
-
-
-def _binary_count(value: memoryview, records: int) -> int | None:
-    """Return the number of records if a value is this number in msgpack, or in 4 or 8 bytes."""
-    raw = bytes(value[:10])
-    if len(raw) in (4, 8) and records in (int.from_bytes(raw, "little"), int.from_bytes(raw, "big")):
-        return records
-    try:
-        found = decode_msgpack(raw) if len(raw) < 10 else None
-    except ValueError:
-        return None
-    return found if isinstance(found, int) and not isinstance(found, bool) else None
-
-
-def _why_no_count(value: memoryview) -> str:
-    try:
-        return f"{str(unpickle(value))[:40]!r}, not a number of records"
-    except ValueError as error:
-        return f"not a number of records, and cannot be read as a pickle: {error}"
 
 
 def _keep(found: Entries, key: bytes, content: Any) -> bool:

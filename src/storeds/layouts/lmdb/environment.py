@@ -11,7 +11,7 @@ import threading
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import lmdb
 from pydantic import field_validator
@@ -63,10 +63,6 @@ class ForeignOptions(LmdbOptions):
         ``"image,name:str"``. A mapping declares fields as for `open_writer`. If values are mappings, the entries to read.
     any_shape : bool
         Allow every dimension of an array to differ between records.
-    keys : str
-        How field ``key`` shows a key: as ``"text"``, or as ``"hex"``, hexadecimal digits, for keys that are not text.
-    resolution : int, optional
-        The size to read from a store of StyleGAN2; required if it has several.
     """
 
     database: str | None = None
@@ -75,8 +71,6 @@ class ForeignOptions(LmdbOptions):
     columns: Pattern | None = None
     fields: Any = None
     any_shape: bool = False
-    keys: Literal["text", "hex"] = "text"
-    resolution: int | None = None
 
     @field_validator("exclude", mode="before")
     @classmethod

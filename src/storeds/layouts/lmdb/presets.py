@@ -15,15 +15,14 @@ from typing import Any
 
 import numpy as np
 
-from storeds._utils.text import counted
-from storeds.errors import ConfigError, FormatError
+from storeds.errors import FormatError
 from storeds.layouts.codecs import CodecError, decode_json, decompress, is_msgpack_list, is_pickle, parse_datum, sniff
 from storeds.layouts.explain import Preset
 from storeds.layouts.infer import WHOLE
 from storeds.layouts.lmdb.entries import KEYS, LEN, Entries
 from storeds.layouts.lmdb.environment import DATA, LmdbReader, key_text
 from storeds.layouts.lmdb.records import NumberedKeys, Plan, decode, frames_part
-from storeds.layouts.pattern import Pattern, parse_pattern
+from storeds.layouts.pattern import Pattern, parse_pattern, shared_names
 
 __all__ = [
     "CODEC_OF",
@@ -37,7 +36,6 @@ __all__ = [
     "preset_pattern",
     "recognise_names",
     "recognise_values",
-    "resolutions",
 ]
 
 _WHOLE_VALUE = {"*": "{}"}
@@ -52,10 +50,7 @@ PRESETS: Mapping[str, Preset] = {
         "an image and a word, as deep-text-recognition-benchmark stores them; num-samples counts them",
         {"image": "image-{}", "label": "label-{}"},
     ),
-    "pairs": Preset("entries whose keys share a name; columns= names them", {"image": "{}_image", "mask": "{}_mask"}),
     "pickled": Preset("a pickled value", _WHOLE_VALUE),
-    "pyarrow": Preset("an output of pyarrow.serialize, which nothing reads any more", _WHOLE_VALUE),
-    "resolutions": Preset("an image in one of several sizes, as StyleGAN2 stores them", {"image": "256-{}"}),
     "tensorpack": Preset("a list in pickle or msgpack, as LMDBSerializer of tensorpack writes them", _WHOLE_VALUE),
 }
 CODEC_OF = {"caffe": "datum", "frames": "tensorpack", "json": "json", "msgpack": "msgpack", "npz": "npz"}
@@ -66,15 +61,8 @@ _IMAGE = b"image-"
 _NUMBERED_IMAGE = re.compile(rb"image-[0-9]{1,18}")
 _META_INFO = "meta_info.txt"
 _LINE = re.compile(r"(?P<name>.+?)(?: \(\d+, ?\d+(?:, ?\d+)?\)(?: -?\d+)?)?")
-_RESOLUTION = re.compile(rb"([1-9][0-9]{0,4})-([0-9]{5,})")
-_WIDTH = 5
-_MOST_PLACES = 8  # fields of one record under keys of their own
-_EARLY = (
-    b"(",
-    b"]",
-    b"}",
-    b"c",
-)  # the first bytes of tuples, lists, mappings and arrays in protocols 0 and 1 of pickle
+_EARLY = (b"(", b"]", b"}", b"c")
+"""The first bytes of tuples, lists, mappings and arrays in protocols 0 and 1 of pickle."""
 
 
 # What pyarrow.serialize wrote.
@@ -83,8 +71,8 @@ _EARLY = (
 _MESSAGE = b"\x10\0\0\0\0\0\x0a\0\x0c\0"
 
 
-def check_pyarrow(reader: LmdbReader, *, is_named: bool) -> None:
-    """Raise FormatError if ``pyarrow.serialize`` wrote the store, or if that layout is named and it did not."""
+def check_pyarrow(reader: LmdbReader) -> None:
+    """Raise FormatError if ``pyarrow.serialize`` wrote the store."""
     for key in (LEN, KEYS):
         head = bytes((reader.get(key) or b"")[:48])
         small = all(int.from_bytes(head[at : at + 4], "little") < 1 << 16 for at in (0, 4))
@@ -94,10 +82,6 @@ def check_pyarrow(reader: LmdbReader, *, is_named: bool) -> None:
                 "else reads it; write the store again from its source, or, in a separate environment with Python 3.11 and "
                 "'pyarrow==11.0.0', read each value with pyarrow.deserialize and write it with storeds.open_writer"
             )
-    if is_named:
-        raise FormatError(
-            f"{reader.url} was not written by pyarrow.serialize: neither __len__ nor __keys__ has its form"
-        )
 
 
 # Patterns and counts.
@@ -105,42 +89,13 @@ def check_pyarrow(reader: LmdbReader, *, is_named: bool) -> None:
 
 def preset_pattern(reader: LmdbReader, layout: str) -> Pattern:
     """Return the pattern of a preset for a store; raises ConfigError, FormatError if it does not fit."""
-    columns: Mapping[str, str] = PRESETS[layout].columns
-    if layout == "pairs":
-        raise ConfigError(
-            f"{reader.url}: layout 'pairs' needs the keys of each field: columns={{'image': '{{}}_image', "
-            "'mask': '{}_mask'}"
-        )
-    if layout == "resolutions":
-        columns = {"image": f"{_resolution(reader)}-{{}}"}
-    elif layout == "ocr":
+    if layout == "ocr":
         count = reader.get(b"num-samples")
         if count is None:
             _check_uncounted(reader)
         elif not bytes(count).strip().isdigit() or len(count) > 18:
             raise FormatError(f"{reader.url}: num-samples is {bytes(count[:40])!r}, not a number of records")
-    return parse_pattern(columns)
-
-
-def _resolution(reader: LmdbReader) -> int:
-    wanted, found = reader.settings.resolution, resolutions(reader)
-    if not found:
-        raise FormatError(f"{reader.url} is not a store of StyleGAN2: it has no keys such as 256-00000")
-    chosen = found[0] if wanted is None and len(found) == 1 else wanted
-    if chosen not in found:
-        what = "has no such resolution" if chosen is not None else "holds each image in several resolutions"
-        raise ConfigError(f"{reader.url} {what}; pass one of them: {', '.join(f'resolution={one}' for one in found)}")
-    return chosen
-
-
-def resolutions(reader: LmdbReader) -> list[int]:
-    """Return the resolutions of every image in ascending order; an empty list if the keys are of another form."""
-    found: list[int] = []
-    key = reader.first_from(b"0")
-    while key is not None and (match := _RESOLUTION.fullmatch(key)) and len(found) <= _MOST_PLACES * 4:
-        found.append(int(match[1]))
-        key = reader.first_from(match[1] + b"-:")  # a colon sorts after the digits
-    return sorted(found)
+    return parse_pattern(PRESETS[layout].columns)
 
 
 def _check_uncounted(reader: LmdbReader) -> None:
@@ -179,12 +134,6 @@ def counted_plan(reader: LmdbReader, plan: Plan, entries: Entries) -> Plan:
     if entries.count is None or plan.listed:
         return plan
     name, count = entries.count
-    if plan.layout == "resolutions":
-        sizes = resolutions(reader)
-        due = count * len(sizes) + len(plan.others)
-        check_count(reader, due, f"{key_text(name)} says {counted(count, 'image')} of each size")
-        before = plan.leading.texts[0].encode()
-        return replace(plan, numbers=NumberedKeys(count, width=_WIDTH, before=before))
     first = reader.first_from(b"0")
     if not plan.is_all or first is None or not first.isdigit() or plan.pattern.has_rows:
         return plan
@@ -318,9 +267,6 @@ def recognise_names(reader: LmdbReader) -> tuple[str, str] | None:
         return "ocr", f"image-{number} and label-{number}"
     if keys is not None and reader.get(LEN) is None and (is_pickle(keys) or is_msgpack_list(keys)):
         return "tensorpack", "__keys__ in pickle or msgpack, and no __len__"
-    sizes = resolutions(reader) if reader.get(b"length") is not None else []
-    if len(sizes) == 1 or reader.settings.resolution is not None:
-        return "resolutions", f"images in the resolutions {', '.join(map(str, sizes))}"
     return None
 
 
@@ -331,7 +277,7 @@ def recognise_values(reader: LmdbReader, plan: Plan, keys: Sequence[bytes]) -> t
     if len(found) != 1 or (len(values) < len(keys) and not reader.settings.partial):
         return None
     (layout,) = found
-    if not plan.listed and [*_structures(reader, keys)]:
+    if not plan.listed and _shared(reader, keys):
         return None
     return layout, f"{PRESETS[layout].about}; keys such as {key_text(keys[0])[:40]!r}"
 
@@ -380,54 +326,24 @@ def _fits(layout: str, value: memoryview) -> bool:
 # Ways to read a store.
 
 
-def _structures(reader: LmdbReader, keys: Sequence[bytes]) -> Iterator[dict[str, Any]]:
-    """Yield the arguments that read several entries as one record, if the keys of a store have such a structure."""
-    sizes = resolutions(reader)
-    if sizes:
-        yield from ({"layout": "resolutions", "resolution": size} for size in sizes)
-        return
-    for before in (True, False):
-        columns = _literals(reader, keys, before)
-        if columns:
-            yield {"columns": columns}
-            return
-
-
-_FIRST = re.compile(rb"(?P<text>[^/_.-]*[/_.-])(?P<name>.+)", re.DOTALL)
-_LAST = re.compile(rb"(?P<name>.+)(?P<text>[/_.-][^/_.-]*)", re.DOTALL)
-
-
-def _literals(reader: LmdbReader, keys: Sequence[bytes], before: bool) -> dict[str, str]:
-    """Return field → place if each of some keys has siblings under the same few texts before, or after, its name."""
-    split = (_FIRST if before else _LAST).fullmatch
-    found = [match for key in keys if (match := split(key))]
-    texts = {match["text"] for match in found}
-    names = {match["name"] for match in found}
-    fields = {re.sub(rb"[^a-z0-9]+", b"", text.lower()).decode(): text for text in texts}
-    if len(found) < len(keys) or not 1 < len(fields) == len(texts) <= _MOST_PLACES or len(names) < 2:
-        return {}
-    if not all(name[:1].isalpha() for name in fields) or len(names) * len(texts) > reader.entries:
-        return {}
-    joined = (text + name if before else name + text for text in texts for name in names)
-    if not all(reader.get(key) is not None for key in joined):
-        return {}
-    places = {field: text.decode().replace("{", "{{").replace("}", "}}") for field, text in sorted(fields.items())}
-    return {field: f"{text}{{}}" if before else f"{{}}{text}" for field, text in places.items()}
+def _shared(reader: LmdbReader, keys: Sequence[bytes]) -> dict[str, str]:
+    """Return the pattern that reads several entries as one record, if some keys have such a structure."""
+    return shared_names([*map(key_text, keys)], lambda key: reader.get(key.encode()) is not None)
 
 
 def candidates(reader: LmdbReader, keys: Sequence[bytes]) -> Iterator[dict[str, Any]]:
     """Yield the arguments of each way to read a store that fits its structure."""
     values = [value for key in keys if (value := reader.get(key)) is not None]
-    shown = {} if all(key == key_text(key).encode() for key in keys) else {"keys": "hex"}
-    yield from _structures(reader, keys)
+    if columns := _shared(reader, keys):
+        yield {"columns": columns}
     for layout in ("keyed", "npz", "pickled", "json", "msgpack", "caffe"):
         if any(_fits(layout, value) for value in values):
-            yield {"layout": layout, **(shown if layout in ("keyed", "caffe") else {})}
+            yield {"layout": layout}
     if any(_are_lists(value) for value in values):
         yield {"layout": "frames"}
     if values:
         are_pickles = any(sniff(value) == "pickle" for value in values)
-        yield {"columns": {"value": {"path": "{}", "kind": "bytes"} if are_pickles else "{}"}, **shown}
+        yield {"columns": {"value": {"path": "{}", "kind": "bytes"} if are_pickles else "{}"}}
 
 
 def _are_lists(value: memoryview) -> bool:

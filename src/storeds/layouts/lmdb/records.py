@@ -13,7 +13,7 @@ import numpy as np
 
 from storeds.backends.base import bounded
 from storeds.layouts.codecs import CODECS, CodecError, is_image, parse_datum, sniff
-from storeds.layouts.infer import WHOLE, coerce, form_of, kind_of, merge, part_of
+from storeds.layouts.infer import WHOLE, coerce, field_of, form_of, part_of
 from storeds.layouts.lmdb.entries import beginning_of
 from storeds.layouts.lmdb.environment import LmdbReader, key_text
 from storeds.layouts.names import Names, pack_names
@@ -113,8 +113,6 @@ class Plan:
         The texts of the name ``label``.
     frames : int or str, optional
         The part of a value that is the list of frames, for records that are its elements.
-    as_hex : bool
-        Show keys in hexadecimal digits.
     """
 
     layout: str
@@ -129,7 +127,6 @@ class Plan:
     names: tuple[tuple[str, Field], ...] = ()
     classes: tuple[str, ...] = ()
     frames: Any = None
-    as_hex: bool = False
 
     @property
     def fields(self) -> dict[str, Field]:
@@ -181,12 +178,11 @@ def key_index(reader: LmdbReader, plan: Plan, listed: Callable[[], Iterable[byte
     if names:
         keys, match = list(keys), matcher(plan.leading)
         matches = [found for key in keys if (found := match.fullmatch(key))]
-        texts = {name: {found[name].decode() for found in matches} for name in names}
+        texts = {name: {key_text(found[name]) for found in matches} for name in names}
         facts["classes"] = [*sorted(texts.get("label", ()), key=str.encode)]
         facts["kinds"] = {
             name: "int" if name == "label" or all(map(str.isdigit, found)) else "str" for name, found in texts.items()
         }
-    keys = _noting_bytes(keys, facts)
     if not plan.pattern.has_rows:
         if not plan.is_all:
             facts["unread"] = [*unmatched(reader, plan)]
@@ -234,15 +230,6 @@ def _matching(reader: LmdbReader, plan: Plan) -> list[bytes]:
     return sorted(found, key=lambda key: (found[key], key))
 
 
-def _noting_bytes(keys: Iterable[bytes], facts: dict[str, JSON]) -> Iterator[bytes]:
-    """Yield keys; add the first one that is not text to `facts`, in hexadecimal digits."""
-    for chunk in _chunks(keys):
-        if not b"".join(chunk).isascii() and "not_text" not in facts:
-            wrong = next((key for key in chunk if key_text(key).encode() != key), None)
-            facts |= {} if wrong is None else {"not_text": wrong[:40].hex()}
-        yield from chunk
-
-
 def unmatched(reader: LmdbReader, plan: Plan) -> list[str]:
     """Return descriptions of the entries that no place matches."""
     places = [matcher(place.path) for _, place in plan.pattern.places]
@@ -280,7 +267,7 @@ def value_at(name: str, declared: Field | None, place: Place, samples: Sequence[
             continue  # reading it gives a RecordError
     if declared is None:
         try:
-            declared = merge([kind_of(content) for content in contents], any_shape=True)
+            declared = field_of(contents, any_shape=True)
         except ValueError:
             if codec != "json":
                 raise
@@ -395,8 +382,7 @@ class Records:
         """Return the key of a record as text."""
         if not self.plan.key:
             return key_text(key)
-        text = self._texts(key)[self.plan.pattern.names.index(KEY)]
-        return text.hex() if self.plan.as_hex else text.decode()
+        return key_text(self._texts(key)[self.plan.pattern.names.index(KEY)])
 
     def entry(self, place: Template, key: bytes) -> bytes:
         """Return the key of an entry at a place, of the record with this key."""
@@ -475,7 +461,7 @@ class Records:
         texts = dict(zip(self.plan.pattern.names, self._texts(key), strict=True))
         found: dict[str, Any] = {}
         for name, declared in self.plan.names:
-            text = texts[name].decode()
+            text = key_text(texts[name])
             found[name] = self._labels[text] if name == "label" else int(text) if declared.kind == "int" else text
         return found
 

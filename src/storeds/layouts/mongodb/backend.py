@@ -20,20 +20,22 @@ from storeds.backends.mongodb.retry import with_retries
 from storeds.errors import ClosedError, RecordError, UnavailableError
 from storeds.layouts.infer import evenly
 from storeds.layouts.mongodb.connection import Connection
-from storeds.layouts.mongodb.documents import Column, projection_of
+from storeds.layouts.mongodb.documents import Column, label_of, projection_of
 from storeds.layouts.names import Names
 from storeds.protocols import Array, Field, Meta, Record
 from storeds.records.columns import column_of, index_path
 from storeds.records.fields import Count, canonical_json, fields_to_json
 
-__all__ = ["IDS", "MongodbLayout", "batches", "id_of", "key_of", "listed"]
+__all__ = ["IDS", "LABELS", "NAMES", "MongodbLayout", "batches", "id_of", "key_of", "listed"]
 
 # A command may have 48 MB and a document of it, an `$in` included, 16 MiB.
 _BATCH_BYTES = 8 << 20
 _SAMPLE = 16  # documents from which fields are inferred
 _SHOWN = 10
-IDS = "ids"
-"""The name of the list of ids."""
+IDS, NAMES, LABELS = "ids", "names", "labels"
+"""The names of the lists that layouts keep."""
+_FIELDS = {"key": NAMES, "label": LABELS}
+"""Fields whose values are kept in a list."""
 
 Opts = TypeVar("Opts", bound=BackendOptions)
 
@@ -66,6 +68,7 @@ class MongodbLayout(StoreBackend, Generic[Opts]):
             self._content = _content_of(arrays)
             for name, array in arrays.items():
                 self._lists[name] = Names(self._path(name), partial(_same, array))
+            self._kept = {name: place for name, place in _FIELDS.items() if place in arrays}
             self._columns, fields = self._describe()
             self._unread = bounded([*self._left, *self._other_collections()])
             head = xxhash.xxh3_128(canonical_json([self.layout, fields_to_json(fields), self._content]).encode())
@@ -86,15 +89,15 @@ class MongodbLayout(StoreBackend, Generic[Opts]):
 
     @abstractmethod
     def _resolve(self) -> dict[str, Array]:
-        """Return ``ids``, the ids of all records in order, and further lists, as `pack_names` packs them."""
+        """Return ``ids``, the ids of all records in order, and other lists of `_FIELDS`, as `pack_names` packs them."""
 
     @abstractmethod
     def _describe(self) -> tuple[dict[str, Column], dict[str, Field]]:
         """Return the columns of documents, and all fields in order."""
 
-    @abstractmethod
     def _values(self, position: int, document: Mapping[str, Any], fields: Sequence[str]) -> Record:
-        """Return the record at `position`; raises ValueError with the reason."""
+        """Return the values of fields that are in no list; raises ValueError with the reason."""
+        return {name: self._columns[name].value(document) for name in fields}
 
     @property
     def _collection(self) -> str:
@@ -107,7 +110,7 @@ class MongodbLayout(StoreBackend, Generic[Opts]):
 
     def _name(self, position: int, document: Mapping[str, Any] | None) -> str | None:
         """Return the name of the record for messages."""
-        return None
+        return self._at(NAMES, position).decode() if "key" in self._kept else None
 
     def unread(self) -> list[str]:
         # docstring inherited
@@ -188,11 +191,19 @@ class MongodbLayout(StoreBackend, Generic[Opts]):
         try:
             if document is None:
                 raise ValueError("its document is gone from the collection")
-            return self._values(position, document, fields)
+            found = self._values(position, document, [name for name in fields if name not in self._kept])
+            for name in self._kept.keys() & {*fields}:
+                found[name] = self._unpacked(name, self._at(self._kept[name], position))
+            return {name: found[name] for name in fields}
         except ValueError as error:
             return self._fault(position, error, {"key": self._name(position, document)})
 
+    def _unpacked(self, name: str, packed: bytes) -> Any:
+        return packed.decode() if name == "key" else label_of(self.meta.fields[name], packed)
+
     def _column(self, name: str, field: Field) -> Array:
+        if name in self._kept:
+            return column_of(field, [self._unpacked(name, packed) for packed in self._list(self._kept[name])])
         # Short queries leave no cursor open between them.
         step = 256 if field.is_blob else 50_000
         values: list[Any] = []

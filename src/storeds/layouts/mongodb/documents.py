@@ -1,4 +1,4 @@
-"""Finds values in documents by dotted paths, infers their kinds, and converts values to these kinds."""
+"""Finds values in documents by dotted paths, and converts them to the kinds of fields."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from uuid import UUID
 import numpy as np
 from bson import Decimal128, ObjectId, json_util
 
-from storeds.layouts.codecs import image_of_text, is_image, numbers_of
-from storeds.protocols import JSON, Array, Field
+from storeds.errors import ConfigError
+from storeds.layouts.infer import coerce, field_of
+from storeds.protocols import JSON, Field
 from storeds.records.codec import canonical_value
 
-__all__ = ["Column", "infer", "paths_of", "pick", "projection_of", "to_json"]
+__all__ = ["Column", "column_at", "label_column", "label_of", "paths_of", "pick", "projection_of", "to_json"]
 
 _TEXTUAL = (ObjectId, datetime.datetime, Decimal128, UUID)
 _ABSENT = object()
@@ -45,7 +46,11 @@ class Column:
         if found is None:
             raise ValueError(f"its document has no field {self.path!r}, or null in it")
         try:
-            return _convert(found, self)
+            if self.field.kind == "json":
+                return to_json(found)
+            if self.as_text and isinstance(found, _TEXTUAL):
+                found = found.isoformat() if isinstance(found, datetime.datetime) else str(found)
+            return canonical_value(self.field, coerce(self.field, found))
         except TypeError:
             why = f"found {type(found).__name__}"
         except (OverflowError, ValueError) as error:
@@ -78,40 +83,15 @@ def projection_of(paths: Iterable[str]) -> dict[str, bool]:
     return {path: True for path in sorted(wanted) if not any(path.startswith(f"{other}.") for other in wanted)}
 
 
-def infer(values: Sequence[Any]) -> tuple[Field, bool]:
-    """Return the field for all of `values`, none of which is None, and whether they are converted to text."""
-    if _all(values, bytes):
-        images = sum(is_image(value) for value in values)
-        return Field("image" if 2 * images > len(values) else "bytes"), False
-    if _all(values, bool):
-        return Field("bool"), False
-    if not any(isinstance(value, bool) for value in values) and _all(values, (int, float)):
-        return Field("int" if _all(values, int) else "float"), False
-    if _all(values, str):
-        # Text is an image if every value is the base64 of an image.
-        return Field("image" if all(image_of_text(value) is not None for value in values) else "str"), False
-    if _all(values, (str, *_TEXTUAL)):
-        return Field("str"), True
-    arrays = [numbers_of(value) for value in values]
-    if all(numbers is not None for numbers in arrays):
-        return _array_field([numbers for numbers in arrays if numbers is not None]) or Field("json"), False
-    return Field("json"), False
-
-
-def _all(values: Sequence[Any], types: type | tuple[type, ...]) -> bool:
-    return all(isinstance(value, types) for value in values)
-
-
-def _array_field(arrays: Sequence[Array]) -> Field | None:
-    filled = [numbers for numbers in arrays if numbers.size]  # an empty list does not tell of what
-    kinds = {numbers.dtype for numbers in filled}
-    if not filled or len({numbers.ndim for numbers in filled}) > 1 or (np.dtype(bool) in kinds and len(kinds) > 1):
-        return None
-    shapes = {numbers.shape for numbers in arrays}
-    if len({len(shape) for shape in shapes}) > 1:
-        return None
-    shape = tuple(sizes[0] if len(set(sizes)) == 1 else None for sizes in zip(*shapes, strict=True))
-    return Field("array", np.result_type(*kinds).newbyteorder("<").str, shape)
+def column_at(path: str, values: Sequence[Any], declared: Field | None = None) -> Column:
+    """Return the column at a path, with the kind of all of `values`, none of which is None; JSON if they do not agree."""
+    if declared is not None:
+        return Column(path, declared, declared.kind == "str")
+    try:
+        field = field_of(values, lists=True, texts=_TEXTUAL)
+    except ValueError:
+        field = Field("json")
+    return Column(path, field, field.kind == "str" and not all(isinstance(value, str) for value in values))
 
 
 def to_json(value: Any) -> JSON:
@@ -120,34 +100,27 @@ def to_json(value: Any) -> JSON:
     return found
 
 
-def _convert(value: Any, column: Column) -> Any:
-    kind = column.field.kind
-    if kind == "json":
-        return to_json(value)
-    if kind == "array":
-        return _array(value, column.field)
-    if isinstance(value, str) and kind in ("image", "bytes"):
-        value = image_of_text(value)
-        if value is None:
-            raise ValueError("found text that is not a base64 image")
-    elif column.as_text and isinstance(value, _TEXTUAL):
-        value = value.isoformat() if isinstance(value, datetime.datetime) else str(value)
-    return canonical_value(column.field, value)
+def label_column(labels: Sequence[Any], where: str) -> tuple[Field, list[bytes]]:
+    """Return the field of labels of any type, and each label as JSON.
+
+    Raises
+    ------
+    ConfigError
+        One is outside the int64 range, or no valid text.
+    """
+    known = [label for label in labels if label is not None]
+    column = column_at("label", known) if known and len(known) == len(labels) else Column("label", Field("json"))
+    packed = []
+    for label in labels:
+        try:
+            value = None if label is None else column.value({"label": label})
+            packed.append(json.dumps(value.tolist() if isinstance(value, np.ndarray) else value).encode())
+        except (ValueError, UnicodeEncodeError) as error:
+            raise ConfigError(f"{where}: the label {label!r} cannot be read: {error}") from None
+    return column.field, packed
 
 
-def _array(value: Any, field: Field) -> Array:
-    dtype, shape = np.dtype(field.dtype), field.shape or ()
-    numbers = numbers_of(value)
-    if numbers is None:
-        raise ValueError("found no list of numbers")
-    if numbers.size and not np.can_cast(numbers.dtype, dtype):
-        raise ValueError(f"a list of {numbers.dtype} where {dtype} was expected")
-    fits = numbers.ndim == len(shape) and all(
-        want in (None, size) for want, size in zip(shape, numbers.shape, strict=True)
-    )
-    if not fits:
-        raise ValueError(f"its shape is {numbers.shape}, expected {shape}")
-    found = numbers.astype(dtype)
-    if numbers.dtype.kind == "i" and dtype.kind == "f" and not np.array_equal(found.astype(np.int64), numbers):
-        raise ValueError("a binary64 cannot hold its integers exactly")
-    return found
+def label_of(field: Field, packed: bytes) -> Any:
+    """Return a label from its JSON."""
+    value = json.loads(packed)
+    return np.array(value, field.dtype) if field.kind == "array" else value

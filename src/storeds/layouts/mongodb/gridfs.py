@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 from storeds.backends.base import BackendOptions
 from storeds.errors import ConfigError, FormatError, suggest
-from storeds.layouts.codecs import is_image, is_video
-from storeds.layouts.mongodb.backend import IDS, batches, id_of, key_of, listed
+from storeds.layouts.codecs import is_video
+from storeds.layouts.infer import field_of
+from storeds.layouts.mongodb.backend import IDS, LABELS, NAMES, batches, id_of, key_of, listed
 from storeds.layouts.mongodb.connection import Connection
-from storeds.layouts.mongodb.documents import Column, paths_of, pick, projection_of, to_json
-from storeds.layouts.mongodb.named import LABELS, NAMES, label_column, label_of
+from storeds.layouts.mongodb.documents import Column, label_column, paths_of, pick, projection_of, to_json
 from storeds.layouts.mongodb.query import ColumnLayout, ColumnOptions, dotted
 from storeds.layouts.names import pack_names
 from storeds.protocols import Array, Field, Record
-from storeds.records.columns import column_of
 
 __all__ = ["GridfsLayout", "GridfsOptions"]
-
-
-_SAMPLE = 16  # documents of labels
 
 
 def _label_place(connection: Connection, where: str, bucket: Collection[str]) -> tuple[str, str]:
@@ -39,16 +35,16 @@ def _label_place(connection: Connection, where: str, bucket: Collection[str]) ->
 
 
 def _find_labels(
-    connection: Connection, collection: str, path: str, on: str | None, ids: Sequence[Any], names: Sequence[str]
+    connection: Connection, collection: str, path: str, on: str, ids: Sequence[Any], names: Sequence[str]
 ) -> dict[int, Any]:
     """Return the labels at `path` by index of the file, for files that have one.
 
-    Each document of the collection has the name or the id of a file in field `on`, which a sample shows by default.
+    Each document of the collection has the name or the id of a file in field `on`.
 
     Raises
     ------
     ConfigError
-        Nothing in the collection refers to the files, or several fields do.
+        No document of the collection has one of the fields.
     FormatError
         A file has several labels.
     """
@@ -60,12 +56,8 @@ def _find_labels(
     def places_of(value: Any) -> list[int]:
         return [] if value is None or isinstance(value, (list, Mapping)) else places.get(key_of(value), [])
 
-    values: list[Any] = [*names, *ids]
-    if on is None:
-        on, is_name = _referring(connection, collection, f"{collection}.{path}", places_of)
-        values = list(names if is_name else ids)
     found: dict[int, Any] = {}
-    for batch in _batches(values):
+    for batch in _batches([*names, *ids]):
         for document in connection.find(collection, {on: {"$in": batch}}, projection_of((on, path))):
             label = pick(document, path)
             for at in places_of(pick(document, on)) if label is not None else []:
@@ -76,25 +68,8 @@ def _find_labels(
                     )
     if not found:
         connection.check_field(collection, path, "labels")
+        connection.check_field(collection, on, "labels_on")
     return found
-
-
-def _referring(
-    connection: Connection, collection: str, where: str, places_of: Callable[[Any], list[int]]
-) -> tuple[str, bool]:
-    """Return the field whose value is a file's name or id in every sampled document, and whether it is the name."""
-    sample = list(connection.find(collection, {}, limit=_SAMPLE))
-    paths = list(dict.fromkeys(path for document in sample for path in paths_of(document)))
-    fitting = [path for path in paths if all(places_of(pick(document, path)) for document in sample)]
-    if len(fitting) != 1:
-        several = f"several fields do, choose one: {', '.join(f'labels_on={path!r}' for path in fitting)}"
-        none = f"none of its fields {listed(paths)} has the name or the id of a file in all of {len(sample)} documents; labels_on= names it"
-        raise ConfigError(
-            f"{connection.location.url}: labels={where!r}: cannot tell which field of {collection!r} refers to the files: "
-            f"{several if fitting else none}"
-        )
-    (path,) = fitting
-    return path, all(isinstance(pick(document, path), str) for document in sample)
 
 
 def _batches(values: Sequence[Any]) -> list[list[Any]]:
@@ -122,7 +97,7 @@ class GridfsOptions(ColumnOptions):
     labels : str, optional
         Where the labels are: a collection and a dotted path, as in ``"annotations.label"``.
     labels_on : str, optional
-        The dotted path of a file's name or ``_id`` there; by default the one field that has it in every document.
+        The dotted path of a file's name or ``_id`` there; required with ``labels``.
     missing : str
         For files without a label: ``error``, or ``skip`` to leave them out.
     """
@@ -200,7 +175,14 @@ class GridfsLayout(ColumnLayout[GridfsOptions]):
     def _labels(self, ids: Sequence[Any], names: Sequence[str], where: str) -> list[Any]:
         """Return the label of each file; None for a file that is left out."""
         collection, path = _label_place(self._connection, where, self._own_collections())
-        found = _find_labels(self._connection, collection, path, self._settings.labels_on, ids, names)
+        on = self._settings.labels_on
+        if on is None:
+            one = next(self._connection.find(collection, {}, limit=1), {})
+            raise ConfigError(
+                f"{self._location.url}: labels={where!r} needs labels_on=, the field of {collection!r} with a file's name or "
+                f"_id; a document there has the fields {listed(paths_of(one))}"
+            )
+        found = _find_labels(self._connection, collection, path, on, ids, names)
         absent = [name for at, name in enumerate(names) if at not in found]
         if absent:
             message = f"{self._location.url}: {len(absent)} of {len(names)} files have no label in {where!r}: {listed(absent)}"
@@ -241,7 +223,7 @@ class GridfsLayout(ColumnLayout[GridfsOptions]):
         there = dict.fromkeys(name for file in self._sample(None) for name in file if name not in named)
         self._left += [f"field {name!r} of the files; columns= reads it" for name in there]
         heads = self._heads(self._sampled_keys())
-        images = 2 * sum(map(is_image, heads)) > len(heads)
+        images = bool(heads) and field_of(heads).kind == "image"
         videos = bool(heads) and all(map(is_video, heads))
         data = {"image": Field("image")} if images else {"video" if videos else "data": Field("bytes")}
         own = {"key": Field("str"), **data, "metadata": Field("json")}
@@ -271,31 +253,17 @@ class GridfsLayout(ColumnLayout[GridfsOptions]):
                     file[_CHUNKS][chunk.get("n")] = chunk.get("data")
         return files
 
-    def _name(self, position: int, document: Mapping[str, Any] | None) -> str:
-        return self._at(NAMES, position).decode()
-
     def _values(self, position: int, document: Mapping[str, Any], fields: Sequence[str]) -> Record:
         record: Record = {}
         for name in fields:
             if name in self._columns:
                 record[name] = self._columns[name].value(document)
-            elif name == "key":
-                record[name] = self._name(position, document)
-            elif name == _LABEL:
-                record[name] = label_of(self.meta.fields[name], self._at(LABELS, position))
             elif name == "metadata":
                 metadata = document.get("metadata")
                 record[name] = {} if metadata is None else to_json(metadata)
             else:
                 record[name] = _assemble(document)
         return record
-
-    def _column(self, name: str, field: Field) -> Array:
-        if name == "key":
-            return column_of(field, [key.decode() for key in self._list(NAMES)])
-        if name == _LABEL and self._settings.labels is not None:
-            return column_of(field, [label_of(field, packed) for packed in self._list(LABELS)])
-        return super()._column(name, field)
 
 
 def _assemble(file: Mapping[str, Any]) -> bytes:

@@ -2,32 +2,30 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-import numpy as np
+import msgspec
 import xxhash
 from pydantic import BeforeValidator
 
 from storeds._utils.text import counted
 from storeds.backends.base import BackendOptions
 from storeds.errors import ConfigError, FormatError, StoreNotFoundError
-from storeds.layouts.mongodb.backend import IDS, MongodbLayout, batches, key_of, listed
-from storeds.layouts.mongodb.documents import Column, infer, pick
+from storeds.layouts.mongodb.backend import IDS, LABELS, NAMES, MongodbLayout, batches, key_of, listed
+from storeds.layouts.mongodb.documents import Column, label_column, pick
 from storeds.layouts.names import pack_names
-from storeds.protocols import Array, Field, Record
-from storeds.records.columns import column_of
+from storeds.protocols import Array, Field
 
-__all__ = ["LABELS", "NAMES", "NamedLayout", "NamedOptions", "label_column", "label_of"]
+__all__ = ["NamedLayout", "NamedOptions"]
 
 
-_PATH_LIST, _LABEL_LIST = "path_list", "label_list"
-NAMES, LABELS = "names", "labels"
-"""The names of lists beside that of ids."""
+class _NameIndex(msgspec.Struct):
+    path_list: Annotated[list[str], msgspec.Meta(min_length=1)]
+    label_list: list[Any]
 
 
 def _read_name_index(path: str) -> tuple[list[bytes], list[Any]]:
@@ -41,66 +39,19 @@ def _read_name_index(path: str) -> tuple[list[bytes], list[Any]]:
         It is not a JSON object with equally long ``path_list`` and ``label_list``, or a name is not text.
     """
     try:
-        with open(path, "rb") as file:
-            found = json.load(file)
+        found = msgspec.json.decode(Path(path).read_bytes(), type=_NameIndex)
+        names = [name.encode() for name in found.path_list]
     except FileNotFoundError:
         raise StoreNotFoundError(f"no index at {path} (from {os.getcwd()})") from None
     except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"index {path} cannot be read as JSON: {error}") from None
-    if not isinstance(found, dict):
         raise ConfigError(
-            f"index {path}: expected an object with {_PATH_LIST} and {_LABEL_LIST}, found a {type(found).__name__}"
-        )
-    for key in (_PATH_LIST, _LABEL_LIST):
-        if not isinstance(found.get(key), list):
-            has = ", ".join(map(repr, list(found)[:10])) or "nothing"
-            raise ConfigError(
-                f"index {path}: expected the lists {_PATH_LIST} and {_LABEL_LIST}; {key} is not a list (the keys are {has})"
-            )
-    names, labels = found[_PATH_LIST], found[_LABEL_LIST]
-    if len(names) != len(labels):
+            f"index {path}: expected a JSON object with the lists path_list, of texts, and label_list: {error}"
+        ) from None
+    if len(names) != len(found.label_list):
         raise ConfigError(
-            f"index {path}: {_PATH_LIST} has {len(names)} names and {_LABEL_LIST} {len(labels)} labels; each name needs one label"
+            f"index {path}: path_list has {len(names)} names and label_list {len(found.label_list)} labels; each name needs one label"
         )
-    if not names:
-        raise ConfigError(f"index {path}: {_PATH_LIST} is empty")
-    return [_encoded(name, at, path) for at, name in enumerate(names)], labels
-
-
-def _encoded(name: Any, at: int, path: str) -> bytes:
-    try:
-        if isinstance(name, str):
-            return name.encode()
-    except UnicodeEncodeError:
-        pass
-    raise ConfigError(f"index {path}: entry {at} of {_PATH_LIST} is not text: {name!r}")
-
-
-def label_column(labels: Sequence[Any], where: str) -> tuple[Field, list[bytes]]:
-    """Return the field of labels of any type, and each label as JSON.
-
-    Raises
-    ------
-    ConfigError
-        One is outside the int64 range, or no valid text.
-    """
-    known = [label for label in labels if label is not None]
-    field, as_text = (Field("json"), False) if len(known) < len(labels) or not known else infer(known)
-    column = Column("label", field, as_text)
-    packed = []
-    for label in labels:
-        try:
-            value = None if label is None else column.value({"label": label})
-            packed.append(json.dumps(value.tolist() if isinstance(value, np.ndarray) else value).encode())
-        except (ValueError, UnicodeEncodeError) as error:
-            raise ConfigError(f"{where}: the label {label!r} cannot be read: {error}") from None
-    return field, packed
-
-
-def label_of(field: Field, packed: bytes) -> Any:
-    """Return a label from its JSON."""
-    value = json.loads(packed)
-    return np.array(value, field.dtype) if field.kind == "array" else value
+    return names, found.label_list
 
 
 _LOG = logging.getLogger("storeds")
@@ -170,8 +121,6 @@ class NamedLayout(MongodbLayout[NamedOptions]):
         absent = [name.decode() for name in dict.fromkeys(listed_names) if name not in found]
         if absent:
             self._report_missing(absent, len(found))
-        if len(found) + len(absent) < len(listed_names):
-            self._report_repeated(listed_names)
         kept = [at for at, name in enumerate(listed_names) if name in found]
         names = [listed_names[at] for at in kept]
         self._label, packed = label_column([labels[at] for at in kept], f"index {self._settings.index}")
@@ -209,15 +158,6 @@ class NamedLayout(MongodbLayout[NamedOptions]):
             raise FormatError(f"{message}; missing='skip' leaves them out")
         _LOG.warning("%s; they are left out", message)
 
-    def _report_repeated(self, names: Sequence[bytes]) -> None:
-        again = [name.decode() for name, times in Counter(names).items() if times > 1]
-        _LOG.warning(
-            "%s: %d names occur several times, and are read as often: %s",
-            self._settings.index,
-            len(again),
-            listed(again),
-        )
-
     def _describe(self) -> tuple[dict[str, Column], dict[str, Field]]:
         # docstring inherited
         path = self._settings.data_field
@@ -244,22 +184,3 @@ class NamedLayout(MongodbLayout[NamedOptions]):
     def _build(self) -> str:
         # `select` uses the index file alone, so the same content is the same build.
         return xxhash.xxh3_128_hexdigest(f"{self._identity!r} {self._content}".encode())
-
-    def _name(self, position: int, document: Mapping[str, Any] | None) -> str:
-        return self._at(NAMES, position).decode()
-
-    def _values(self, position: int, document: Mapping[str, Any], fields: Sequence[str]) -> Record:
-        record: Record = {}
-        for name in fields:
-            if name == "key":
-                record[name] = self._name(position, document)
-            elif name == "label":
-                record[name] = label_of(self.meta.fields[name], self._at(LABELS, position))
-            else:
-                record[name] = self._columns[name].value(document)
-        return record
-
-    def _column(self, name: str, field: Field) -> Array:
-        if name == "label":
-            return column_of(field, [label_of(field, packed) for packed in self._list(LABELS)])
-        return column_of(field, [key.decode() for key in self._list(NAMES)])

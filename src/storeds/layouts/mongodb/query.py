@@ -16,7 +16,7 @@ from storeds._utils.text import counted
 from storeds.backends.base import BackendOptions, check_most_is_read
 from storeds.errors import ConfigError, StoreNotFoundError, suggest
 from storeds.layouts.mongodb.backend import IDS, MongodbLayout, key_of, listed
-from storeds.layouts.mongodb.documents import Column, infer, paths_of, pick
+from storeds.layouts.mongodb.documents import Column, column_at, paths_of, pick
 from storeds.layouts.names import pack_names
 from storeds.layouts.pattern import ATTRIBUTES, EVERYTHING, Pattern, Place, parse_pattern
 from storeds.protocols import Array, Field, Record
@@ -66,7 +66,7 @@ def _holds_data(value: Any) -> bool:
         return any(map(_holds_data, value.values()))
     if _lists_of_documents(value):
         return any(map(_holds_data, value))
-    return value is not None and infer([value])[0].is_blob
+    return value is not None and column_at("", [value]).field.is_blob
 
 
 def _places_of(documents: Sequence[Mapping[str, Any]], url: str) -> tuple[dict[str, str], dict[str, str]]:
@@ -221,7 +221,7 @@ class ColumnLayout(MongodbLayout[ColumnOpts]):
             one = next(self._find(self._query, None, limit=1), {})
             there = suggest(path, paths_of(one), "fields of a document there")
             raise ConfigError(f"{self._location.url}: no document has the field {path!r}; {there}")
-        return Column(path, *infer(values)) if declared is None else Column(path, declared, declared.kind == "str")
+        return column_at(path, values, declared)
 
     def _is_known_to_server(self, column: Column) -> bool:
         """Whether a query by the column's path finds exactly the matching records."""
@@ -349,7 +349,7 @@ class QueryLayout(ColumnLayout[ColumnOptions]):
     def _values(self, position: int, document: Mapping[str, Any], fields: Sequence[str]) -> Record:
         if self._settings.unwind is not None:
             document = _element_of(document, self._settings.unwind, int(self._list(IDS).numbers[position]))
-        return {name: self._columns[name].value(document) for name in fields}
+        return super()._values(position, document, fields)
 
     def _fetch(self, keys: Sequence[bytes], fields: Sequence[str]) -> dict[bytes, dict[str, Any]]:
         # docstring inherited

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import dataclasses
-import inspect
+import glob
 import json
 import logging
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, Protocol, TypeAlias, get_args
 
-from storeds._utils.locations import file_path, redact
-from storeds._utils.text import counted
+from storeds._utils.locations import file_path
+from storeds._utils.text import counted, some
 from storeds.backends.concatenated import ConcatenatedBackend
 from storeds.backends.opening import open_backend, scheme_of
 from storeds.errors import ConfigError, StoredsError, StoreExistsError, StoreNotFoundError, suggest
 from storeds.ops.common import ProgressHook, VerdictCounts, damaged_kinds
-from storeds.ops.exporting.base import Exported
+from storeds.ops.exporting.base import Differences, Exported, ExportFolder
 from storeds.ops.exporting.coco import export_coco
 from storeds.ops.exporting.folder import export_folder
 from storeds.ops.exporting.yolo import export_yolo
@@ -29,14 +28,29 @@ __all__ = ["FORMATS", "ExportFormat", "Exported", "export"]
 
 ExportFormat: TypeAlias = Literal["coco", "folder", "yolo"]
 FORMATS: tuple[str, ...] = get_args(ExportFormat)
-# Each is called with the store, an empty folder, progress= and the options of its format.
-_WRITERS: dict[str, Callable[..., Exported]] = {"coco": export_coco, "folder": export_folder, "yolo": export_yolo}
+
+
+class _Format(Protocol):
+    def __call__(self, backend: Backend, out: ExportFolder, progress: ProgressHook | None, /) -> Differences:
+        """Write a store to an empty folder, and call `progress` after each batch.
+
+        Raises
+        ------
+        ConfigError
+            The store lacks a field that the format needs.
+        RecordError
+            A record is bad, or does not fit its roles.
+        """
+
+
+_WRITERS: dict[str, _Format] = {"coco": export_coco, "folder": export_folder, "yolo": export_yolo}
+_PARTIAL = ".partial"
 _MARKER = ".storeds-export.json"
 _LOG = logging.getLogger("storeds")
 
 
 def export(
-    url: str,
+    url: str | Sequence[str],
     path: str | os.PathLike[str],
     *,
     format: str,
@@ -44,13 +58,12 @@ def export(
     layout: str | None = None,
     options: Mapping[str, Any] | None = None,
     progress: ProgressHook | None = None,
-    **format_options: Any,
 ) -> Exported:
     """Export the store at `url` to a new folder of files. Pictures keep their bytes.
 
     Parameters
     ----------
-    url : str
+    url : str or list of str
         As for `open_backend`.
     path : path
         The new folder. It appears when it is complete.
@@ -64,8 +77,6 @@ def export(
         Of the store, as for `open_backend`.
     progress : callable, optional
         Called with a `Progress` after each batch.
-    **format_options
-        Options of the format.
 
     Returns
     -------
@@ -88,12 +99,11 @@ def export(
     """
     if format not in _WRITERS:
         raise ConfigError(f"unknown format {format!r}; {suggest(format, FORMATS, 'formats')}")
-    write = _WRITERS[format]
-    _check_options(format, write, format_options)
     target = Path(os.path.abspath(path))
     with open_backend(url, layout=layout, **(options or {})) as backend:
         _check_target(target, backend, overwrite=overwrite)
-        folder = target.with_name(f".{target.name}.{secrets.token_hex(4)}.partial")
+        leftovers = sorted(target.parent.glob(f".{glob.escape(target.name)}.*{_PARTIAL}"))
+        folder = target.with_name(f".{target.name}.{secrets.token_hex(4)}{_PARTIAL}")
         try:
             folder.mkdir()
         except OSError as error:
@@ -101,10 +111,17 @@ def export(
                 f"{target} cannot be created: {error.strerror}; create {target.parent} first, or pass another path"
             ) from None
         try:
-            done = write(backend, folder, progress=progress, **format_options)
-            notes = (*done.notes, *([] if format == "folder" else _notes_on_damage(backend, format)))
-            done = dataclasses.replace(done, path=str(target), notes=notes)
-            marker = {"format": format, "store": redact(url), "id": backend.meta.id, "count": done.count}
+            out = ExportFolder(folder)
+            left_out, notes = _WRITERS[format](backend, out, progress)
+            if format != "folder":
+                notes = (*notes, *_notes_on_damage(backend, format))
+            if leftovers:
+                notes = (
+                    *notes,
+                    f"{some(map(str, leftovers))}: left of killed exports, unless these run now; delete them",
+                )
+            done = Exported(str(target), format, len(backend), out.files, out.bytes, left_out, notes)
+            marker = {"format": format, "store": backend.url, "id": backend.meta.id, "count": done.count}
             (folder / _MARKER).write_text(json.dumps(marker) + "\n")
             _publish(folder, target, backend, overwrite=overwrite)
         except StoredsError:  # some of them are OSErrors too
@@ -128,13 +145,6 @@ def _notes_on_damage(backend: Backend, format: str) -> Iterator[str]:
             f"{counted(damaged, 'picture')} of the store {'is' if damaged == 1 else 'are'} damaged or repaired, which format "
             f"{format!r} cannot say; format 'folder' (--format folder) keeps what was lost"
         )
-
-
-def _check_options(format: str, write: Callable[..., Exported], options: Mapping[str, Any]) -> None:
-    known = [name for name in inspect.signature(write).parameters if name not in ("backend", "folder", "progress")]
-    for name in options:
-        if name not in known:
-            raise ConfigError(f"format {format!r} has no option {name!r}; {suggest(name, known, 'options')}")
 
 
 def _check_target(target: Path, backend: Backend, *, overwrite: bool) -> None:

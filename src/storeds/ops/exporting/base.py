@@ -3,38 +3,39 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
 from storeds._utils.text import some
 from storeds.errors import ConfigError
+from storeds.jpeg import read_picture_header
 from storeds.jpeg.formats import sniff
 from storeds.ops.common import ProgressHook, read_batches
-from storeds.ops.packing.sources.base import IMAGE_SUFFIXES
+from storeds.ops.packing.sources.paths import IMAGE_SUFFIXES
 from storeds.protocols import Array, Backend, Field, Meta, Record
-from storeds.records.fields import is_mask, without_verdicts
-from storeds.records.roles import box_edges, stored_classes
+from storeds.records.fields import is_mask
+from storeds.records.roles import box_edges, check_values
 
 __all__ = [
     "HOW_TO_DECLARE",
+    "Differences",
     "ExportFolder",
     "Exported",
     "FileNames",
     "boxes_as",
     "check_counts",
-    "class_names",
+    "checked_size",
     "doubled_notes",
     "fields_of",
     "image_field",
     "numbered_records",
     "one_field",
     "picture_suffix",
-    "unexported",
-    "without_verdicts_of",
 ]
 
 _SUFFIXES = {
@@ -83,6 +84,13 @@ class Exported:
         return {**asdict(self), "notes": list(self.notes)}
 
 
+class Differences(NamedTuple):
+    """What an export lacks, and what differs in it, as in `Exported`."""
+
+    left_out: Mapping[str, str]
+    notes: tuple[str, ...]
+
+
 class ExportFolder:
     """The folder in which an export is built. It counts what is written.
 
@@ -96,28 +104,33 @@ class ExportFolder:
         self.path, self.files, self.bytes = path, 0, 0
         self._made: set[Path] = {path}
 
-    def write(self, name: str, data: bytes | str) -> None:
-        """Write a new file; `name` is relative to the folder. Text is stored as UTF-8.
+    @contextmanager
+    def create(self, name: str) -> Iterator[BinaryIO]:
+        """Open a new file for writing in parts; `name` is relative to the folder."""
+        with open(self._path(name), "xb") as file:
+            yield file
+            self._count(file.tell())
 
-        Raises
-        ------
-        ConfigError
-            The name leaves the folder, or the file exists already.
-        """
+    def write(self, name: str, data: bytes | str) -> None:
+        """Write a new file. Text is stored as UTF-8."""
+        content = data.encode() if isinstance(data, str) else data
+        with open(self._path(name), "xb") as file:
+            file.write(content)
+        self._count(len(content))
+
+    def _path(self, name: str) -> Path:
+        """Return the path of a file, whose folder exists; raises ConfigError if it leaves the folder of the export."""
         path = self.path / name
         if ".." in path.parts or not path.is_relative_to(self.path):
             raise ConfigError(f"a file of the export cannot be named {name!r}, which leaves its folder")
         if path.parent not in self._made:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._made.add(path.parent)
-        content = data.encode() if isinstance(data, str) else data
-        try:
-            with open(path, "xb") as file:
-                file.write(content)
-        except FileExistsError:
-            raise ConfigError(f"the export has two files named {name!r}") from None
+        return path
+
+    def _count(self, size: int) -> None:
         self.files += 1
-        self.bytes += len(content)
+        self.bytes += size
 
 
 class FileNames:
@@ -132,11 +145,16 @@ class FileNames:
         What all names begin with: ``"images/"``.
     with_suffix : bool
         Append the suffix of its format to a name without the suffix of an image.
+    beside : callable, optional
+        Name of a file → that of another file beside it, which no two records may share either.
     """
 
-    def __init__(self, folder: str = "", *, with_suffix: bool = True) -> None:
-        self._folder, self._with_suffix = folder, with_suffix
+    def __init__(
+        self, folder: str = "", *, with_suffix: bool = True, beside: Callable[[str], str] | None = None
+    ) -> None:
+        self._folder, self._with_suffix, self._beside = folder, with_suffix, beside
         self._files: set[str] = set()
+        self._others: set[str] = set()
         self._folders: set[str] = set()
         self._changed: list[str] = []
 
@@ -164,6 +182,8 @@ class FileNames:
         if key is not None and (not key or name != wanted):
             self._changed.append(key)
         self._files.add(name)
+        if self._beside is not None:
+            self._others.add(self._beside(name))
         parts = name.split("/")
         self._folders.update("/".join(parts[:end]) for end in range(1, len(parts)))
         return f"{self._folder}{name}"
@@ -173,10 +193,14 @@ class FileNames:
         parts = name.split("/")
         if any("/".join(parts[:end]) in self._files for end in range(1, len(parts))):
             name = "_".join(parts)  # a file has the name of its folder
-        if name in self._files or name in self._folders:
+        while self._is_used(name):
             stem = _without_suffix(name)
             name = f"{stem}-{position:08}{name[len(stem) :]}"
         return name
+
+    def _is_used(self, name: str) -> bool:
+        is_shared = self._beside is not None and self._beside(name) in self._others
+        return name in self._files or name in self._folders or is_shared
 
     def notes(self) -> tuple[str, ...]:
         """Return one sentence about keys that are not the name of their file, or nothing."""
@@ -184,8 +208,8 @@ class FileNames:
             return ()
         count = len(self._changed)
         return (
-            f"{count:,} {'key is' if count == 1 else 'keys are'} no usable name for a file, which got another: "
-            f"{some(map(repr, self._changed))}",
+            f"{count:,} {'key is' if count == 1 else 'keys are'} no usable name for a file, or another file has it; these files "
+            f"got other names: {some(map(repr, self._changed))}",
         )
 
 
@@ -222,35 +246,35 @@ def numbered_records(backend: Backend, progress: ProgressHook | None) -> Iterato
             progress(state)
 
 
-def fields_of(meta: Meta, *roles: str) -> list[str]:
-    """Return the fields of these roles, in order. A field of kind image without a role is an image, or a mask by its name."""
-    return [name for name, declared in meta.fields.items() if _role_of(name, declared) in roles]
+def fields_of(meta: Meta, role: str) -> list[str]:
+    """Return the fields of a role, in order. A field of kind image without a role is an image, or a mask by its name."""
+    found = []
+    for name, declared in meta.fields.items():
+        own = declared.role
+        if own is None and declared.kind == "image":
+            own = "mask" if is_mask(name) else "image"
+        if own == role:
+            found.append(name)
+    return found
 
 
-def _role_of(name: str, declared: Field) -> str | None:
-    if declared.role is None and declared.kind == "image":
-        return "mask" if is_mask(name) else "image"
-    return declared.role
-
-
-def one_field(meta: Meta, format: str, *roles: str, required: bool = True) -> str | None:
-    """Return the only field of these roles, None without one.
+def one_field(meta: Meta, format: str, role: str, *, required: bool = True) -> str | None:
+    """Return the only field of a role, None without one.
 
     Raises
     ------
     ConfigError
         There are several; or none, and `required` is True.
     """
-    found = fields_of(meta, *roles)
-    what = " or ".join(roles)
+    found = fields_of(meta, role)
     if len(found) > 1:
         raise ConfigError(
-            f"format {format!r} has one field with role {what}, and the store has {len(found)}: {', '.join(found)}; copy the "
+            f"format {format!r} has one field with role {role}, and the store has {len(found)}: {', '.join(found)}; copy the "
             "store with one of them"
         )
     if not found and required:
         fields = ", ".join(f"{name} ({declared.role or declared.kind})" for name, declared in meta.fields.items())
-        raise ConfigError(f"format {format!r} needs a field with role {what}; the store has {fields}; {HOW_TO_DECLARE}")
+        raise ConfigError(f"format {format!r} needs a field with role {role}; the store has {fields}; {HOW_TO_DECLARE}")
     return found[0] if found else None
 
 
@@ -272,7 +296,7 @@ def boxes_as(format: str, boxes: Any, declared: Field, size: tuple[int, int]) ->
     Parameters
     ----------
     format : str
-        ``xyxy``, ``xywh`` or ``cxcywh``.
+        ``xywh`` or ``cxcywh``.
     boxes : array or list
         As stored.
     declared : Field
@@ -286,15 +310,8 @@ def boxes_as(format: str, boxes: Any, declared: Field, size: tuple[int, int]) ->
     have = declared.format or "xyxy"
     if have == format:
         return rows
-    start, sides, stop = box_edges(rows, have)
-    if format == "xyxy":
-        return np.concatenate([start, stop], axis=1)
+    start, sides, _ = box_edges(rows, have)
     return np.concatenate([start if format == "xywh" else start + sides / 2, sides], axis=1)
-
-
-def class_names(meta: Meta, labels: str | None) -> list[str]:
-    """Return the classes of field `labels` in order; an empty list if the store names none."""
-    return stored_classes(meta.attrs, labels) or []
 
 
 def doubled_notes(names: Sequence[str], file: str) -> tuple[str, ...]:
@@ -315,12 +332,11 @@ def check_counts(rows: Mapping[str | None, Sized], count: int) -> None:
             raise ValueError(f"field {name!r} describes {len(values)} objects, and the record has {count}")
 
 
-def without_verdicts_of(meta: Meta) -> Meta:
-    """Return the meta of a store without the fields that describe its pictures."""
-    return replace(meta, fields=without_verdicts(meta.fields))
-
-
-def unexported(meta: Meta, exported: Iterable[str], why: str) -> dict[str, str]:
-    """Return the fields that are not among `exported`, each with the reason `why`."""
-    there = set(exported)
-    return {name: why for name in meta.fields if name not in there}
+def checked_size(record: Record, image: str, fields: Mapping[str, Field], format: str) -> tuple[int, int]:
+    """Return the height and width of a record's picture; raises ValueError if other values do not fit their roles and it."""
+    header = read_picture_header(record[image])
+    if header is None:
+        raise ValueError(f"the size of its picture cannot be read, which format {format!r} needs")
+    size = header.height, header.width
+    check_values(record, fields, size)
+    return size

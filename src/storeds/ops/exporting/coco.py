@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -12,25 +12,24 @@ import numpy as np
 
 from storeds._utils.text import counted, some
 from storeds.errors import ConfigError, MissingDependencyError, RecordError
-from storeds.jpeg import read_picture_header
 from storeds.ops.coco_records import COCO_FIELDS, REST, from_record, is_from_coco
 from storeds.ops.common import ProgressHook
 from storeds.ops.exporting.base import (
     HOW_TO_DECLARE,
-    Exported,
+    Differences,
     ExportFolder,
     FileNames,
     boxes_as,
     check_counts,
-    class_names,
+    checked_size,
     fields_of,
     image_field,
     numbered_records,
     one_field,
-    without_verdicts_of,
 )
 from storeds.protocols import JSON, Array, Backend, Field, Meta, Record
-from storeds.records.roles import boxes_of, check_values
+from storeds.records.fields import without_verdicts
+from storeds.records.roles import boxes_of, stored_classes
 from storeds.records.segmentations import in_pixels, rasterised, run_lengths
 
 __all__ = ["export_coco"]
@@ -38,6 +37,11 @@ __all__ = ["export_coco"]
 _FORMAT = "coco"
 _FILE = "annotations.json"
 _IMAGE_KEYS = ("id", "file_name", "width", "height")
+_NO_PLACE = {
+    "image": "COCO has one picture per image",
+    "bytes": "COCO has no place for bytes",
+    "array": "COCO has no place for an array",
+}
 _FLAGS = ("iscrowd", "area", "annotation_ids")
 _FINITE = ("bbox", "segmentation", "keypoints")  # checked before
 _ANNOTATION_KEYS = (
@@ -46,32 +50,18 @@ _ANNOTATION_KEYS = (
 )
 
 
-def export_coco(backend: Backend, folder: Path, *, progress: ProgressHook | None = None) -> Exported:
+def export_coco(backend: Backend, out: ExportFolder, progress: ProgressHook | None) -> Differences:
     """Write the pictures of a store, and one file of annotations in COCO's form.
 
-    Parameters
-    ----------
-    backend : Backend
-        Its fields have roles: an image, and boxes, masks of instances, keypoints or captions.
-    folder : Path
-        An empty folder.
-    progress : callable, optional
-        Called with a `Progress` after each batch.
-
-    Raises
-    ------
-    ConfigError
-        The store has no such fields.
-    RecordError
-        A record is bad, or does not fit its roles.
+    The fields of the store have roles: an image, and boxes, masks of instances, keypoints or captions.
     """
-    meta = without_verdicts_of(backend.meta)
+    meta = replace(backend.meta, fields=without_verdicts(backend.meta.fields))
     parts: _FromCoco | _FromRoles = _FromCoco(meta) if is_from_coco(meta) else _FromRoles(meta)
-    out, names = ExportFolder(folder), FileNames(with_suffix=isinstance(parts, _FromRoles))
+    names = FileNames(with_suffix=isinstance(parts, _FromRoles))
     images: list[bytes] = []
     image_ids, ids = _Ids(), _Ids()
     nulls = 0
-    with open(folder / _FILE, "xb") as file:
+    with out.create(_FILE) as file:
         file.write(b'{"annotations":[')
         separator = b"\n"
         for position, record in numbered_records(backend, progress):
@@ -96,13 +86,12 @@ def export_coco(backend: Backend, folder: Path, *, progress: ProgressHook | None
         for key, value in parts.rest().items():
             file.write(b",\n" + msgspec.json.encode(key) + b":" + msgspec.json.encode(value))
         file.write(b"}\n")
-        size = file.tell()
     notes = (*names.notes(), *image_ids.notes("image"), *ids.notes("annotation"))
     if nulls:
         notes += (
             f"{counted(nulls, 'number that is', 'numbers that are')} NaN or infinite became null, as JSON has none",
         )
-    return Exported(str(folder), _FORMAT, len(backend), out.files + 1, out.bytes + size, parts.left_out, notes)
+    return Differences(parts.left_out, notes)
 
 
 class _Ids:
@@ -110,7 +99,7 @@ class _Ids:
 
     def __init__(self) -> None:
         self._used: set[Any] = set()
-        self._next = 1
+        self._largest = 0
         self._changed: list[Any] = []
 
     def unused(self, number: Any) -> Any:
@@ -118,13 +107,13 @@ class _Ids:
         if not isinstance(number, (int, str)):  # null
             return number
         unused = number
-        if number in self._used:
+        while unused in self._used:
+            self._largest += 1
+            unused = f"{number}-{self._largest}" if isinstance(number, str) else self._largest
+        if unused != number:
             self._changed.append(number)
-            while unused in self._used:
-                unused = f"{number}-{self._next}" if isinstance(number, str) else self._next
-                self._next += 1
-        elif isinstance(number, int):
-            self._next = max(self._next, number + 1)
+        if isinstance(unused, int):
+            self._largest = max(self._largest, unused)
         self._used.add(unused)
         return unused
 
@@ -158,8 +147,8 @@ class _FromCoco:
         for name, declared in meta.fields.items():
             if name in COCO_FIELDS:
                 continue
-            if declared.kind in ("image", "bytes", "array"):
-                self.left_out[name] = f"COCO has no place for {declared.kind}"
+            if declared.kind in _NO_PLACE:
+                self.left_out[name] = _NO_PLACE[declared.kind]
             else:
                 self._added.append(name)
 
@@ -208,7 +197,7 @@ class _FromRoles:
                 f"{', '.join(meta.fields)}; {HOW_TO_DECLARE}"
             )
         self._classes: dict[Any, int] = {}  # labels that attrs do not name → category
-        self._names = class_names(meta, self._labels)
+        self._names = stored_classes(meta.attrs, self._labels) or []
         self._ids = _category_ids(meta.attrs, len(self._names))
         self._annotations = 0
         self.left_out: dict[str, str] = {}
@@ -225,14 +214,12 @@ class _FromRoles:
                 continue
             if declared.role == "mask":
                 self.left_out[name] = "COCO has masks of instances only; format 'folder' keeps masks of whole images"
-            elif declared.kind in ("image", "bytes"):
-                self.left_out[name] = "COCO has one picture per image, and no other bytes"
-            elif self._is_of_rows(name) and name not in _ANNOTATION_KEYS:
-                rows.append(name)
-            elif self._is_of_rows(name) or name in _IMAGE_KEYS:
+            elif name in (_ANNOTATION_KEYS if self._is_of_rows(name) else _IMAGE_KEYS):
                 self.left_out[name] = "COCO uses this name for something else"
-            elif declared.kind == "array":
-                self.left_out[name] = "COCO has no place for an array"
+            elif self._is_of_rows(name):
+                rows.append(name)
+            elif declared.kind in _NO_PLACE:
+                self.left_out[name] = _NO_PLACE[declared.kind]
             else:
                 image.append(name)
         return rows, image
@@ -242,11 +229,7 @@ class _FromRoles:
 
     def convert(self, record: Record, position: int, name: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         """Return the image and the annotations of a record; raises ValueError if it does not fit its roles."""
-        header = read_picture_header(record[self.image])
-        if header is None:
-            raise ValueError("the size of its picture cannot be read, which COCO needs")
-        size = header.height, header.width
-        check_values(record, self._meta.fields, size)
+        size = checked_size(record, self.image, self._meta.fields, _FORMAT)
         number = record.get("image_id", position + 1)
         image = {"id": number, "file_name": name, "width": size[1], "height": size[0]}
         image.update({each: record[each] for each in self._of_image})

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import io
 import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from storeds.ops.common import ProgressHook
 from storeds.ops.exporting.base import (
-    Exported,
+    Differences,
     ExportFolder,
     FileNames,
     doubled_notes,
@@ -25,36 +24,20 @@ from storeds.records.fields import fields_to_json, without_verdicts
 
 __all__ = ["export_folder"]
 
-_FORMAT = "folder"
 _CLASSES = "classes.txt"
 
 
-def export_folder(backend: Backend, folder: Path, *, progress: ProgressHook | None = None) -> Exported:
+def export_folder(backend: Backend, out: ExportFolder, progress: ProgressHook | None) -> Differences:
     """Write the pictures of a store to folders, and one line of ``metadata.jsonl`` for each record.
 
     A store of images with labels gives one folder for each class. Others give ``images/``, ``masks/``, and one folder for
     each other field of pictures, bytes or large arrays.
-
-    Parameters
-    ----------
-    backend : Backend
-    folder : Path
-        An empty folder.
-    progress : callable, optional
-        Called with a `Progress` after each batch.
-
-    Raises
-    ------
-    RecordError
-        A record is bad.
     """
     layout = _Layout(backend.meta)
-    out = ExportFolder(folder)
-    size = 0
-    with open(folder / ROWS_FILE, "xb") as file:
+    with out.create(ROWS_FILE) as file:
         for position, record in numbered_records(backend, progress):
             line = json.dumps(layout.row(record, position, out), ensure_ascii=False)
-            size += file.write(f"{line}\n".encode())
+            file.write(f"{line}\n".encode())
     description = {
         "version": VERSION,
         "fields": fields_to_json(backend.meta.fields),
@@ -66,7 +49,7 @@ def export_folder(backend: Backend, folder: Path, *, progress: ProgressHook | No
     if layout.has_masks and layout.classes:
         out.write(_CLASSES, "".join(f"{name}\n" for name in layout.classes))
         notes += doubled_notes(layout.classes, _CLASSES)
-    return Exported(str(folder), _FORMAT, len(backend), out.files + 1, out.bytes + size, {}, notes)
+    return Differences({}, notes)
 
 
 class _Layout:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import posixpath
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,27 +12,25 @@ import yaml
 
 from storeds._utils.text import some
 from storeds.errors import RecordError
-from storeds.jpeg import read_picture_header
 from storeds.ops.common import ProgressHook
 from storeds.ops.exporting.base import (
-    Exported,
+    Differences,
     ExportFolder,
     FileNames,
     boxes_as,
     check_counts,
-    class_names,
+    checked_size,
     doubled_notes,
     fields_of,
     image_field,
     numbered_records,
     one_field,
-    unexported,
-    without_verdicts_of,
 )
 from storeds.ops.packing.sources.turned import exif_orientation, turned_centres, turned_keypoints, turned_points
 from storeds.ops.packing.sources.yolo import SPLITS, TOLERANCE, labels_of
 from storeds.protocols import JSON, Array, Backend, Meta, Record
-from storeds.records.roles import boxes_of, check_values
+from storeds.records.fields import without_verdicts
+from storeds.records.roles import boxes_of, stored_classes
 
 __all__ = ["export_yolo"]
 
@@ -52,43 +49,30 @@ _WHY = {
     "polygons": f"polygons {_CUT}",
     "keypoints": "keypoints lay outside the picture, and became 0 0, not labelled",
     "repeated": "lines are there twice in a file, as their objects are in the store: programs take such objects once",
-    "renamed": "images got another name, because their label file would be that of another image",
 }
 
 
-def export_yolo(backend: Backend, folder: Path, *, progress: ProgressHook | None = None) -> Exported:
+def export_yolo(backend: Backend, out: ExportFolder, progress: ProgressHook | None) -> Differences:
     """Write the pictures of a store, a label file for each, and a data.yaml, as Ultralytics reads them.
 
-    Parameters
-    ----------
-    backend : Backend
-        Its fields have roles: an image and boxes, or masks of format ``coco``.
-    folder : Path
-        An empty folder.
-    progress : callable, optional
-        Called with a `Progress` after each batch.
-
-    Raises
-    ------
-    ConfigError
-        The store has no such fields.
-    RecordError
-        A record is bad, or does not fit its roles.
+    The fields of the store have roles: an image and boxes, or masks of format ``coco``.
 
     Notes
     -----
     A line holds a box with its keypoints if the store has keypoints; else a polygon if it has masks of format ``coco``;
     else a box. Numbers that the store holds relative to the picture, in the format ``cxcywh``, do not change.
     """
-    lines = _Lines(without_verdicts_of(backend.meta))
-    out, names = ExportFolder(folder), _Names()
+    lines = _Lines(replace(backend.meta, fields=without_verdicts(backend.meta.fields)))
+    names = FileNames("images/", beside=labels_of)
     splits: dict[str, None] = {}
     for position, record in numbered_records(backend, progress):
         blob = record[lines.image]
         split = str(record["split"]) if lines.has_splits else ""
         split = "_" if split in (".", "..") else split.replace("/", "_").replace("\0", "_")
         splits[split] = None
-        name = names.name(record.get("key"), position, blob, split)
+        key = record.get("key")
+        below = f"{position:08}" if key is None else _below(key, split)
+        name = names.name(f"{split}/{below}" if split else below, position, blob)
         try:
             written = list(lines.of(record))
         except ValueError as error:
@@ -98,37 +82,14 @@ def export_yolo(backend: Backend, folder: Path, *, progress: ProgressHook | None
         lines.counts["repeated"] += len(written) - len(set(written))
     data = lines.data(list(splits))
     out.write("data.yaml", yaml.safe_dump(data, allow_unicode=True, sort_keys=False))
-    counts = lines.counts + Counter(renamed=names.renamed)
-    notes = [f"{counts[each]:,} {why}" for each, why in _WHY.items() if counts[each]]
+    notes = [*names.notes(), *(f"{lines.counts[each]:,} {why}" for each, why in _WHY.items() if lines.counts[each])]
     notes += doubled_notes(list(data["names"].values()), "data.yaml")
     other = [split for split in splits if split and split not in SPLITS]
     if other:
         notes.append(f"data.yaml names the splits {some(other)}, and programs read {', '.join(SPLITS)} only")
     if "" in splits and len(splits) > 1:
         notes.append("data.yaml does not name the images of records whose split is empty; they are directly in images/")
-    return Exported(
-        str(folder), _FORMAT, len(backend), out.files, out.bytes, lines.left_out, (*names.files.notes(), *notes)
-    )
-
-
-class _Names:
-    """Names images so that each has its own label file."""
-
-    def __init__(self) -> None:
-        self.files, self.renamed = FileNames("images/"), 0
-        self._used: set[str] = set()
-
-    def name(self, key: str | None, position: int, blob: bytes, split: str) -> str:
-        """Return the path of the image of a record in the export."""
-        below = f"{position:08}" if key is None else _below(key, split)
-        wanted = f"{split}/{below}" if split else below
-        name = self.files.name(wanted, position, blob)
-        if labels_of(name) in self._used:
-            stem, suffix = posixpath.splitext(wanted)
-            name = self.files.name(f"{stem}-{position:08}{suffix}", position, blob)
-            self.renamed += 1
-        self._used.add(labels_of(name))
-        return name
+    return Differences(lines.left_out, tuple(notes))
 
 
 def _below(key: str, split: str) -> str:
@@ -172,7 +133,7 @@ class _Lines:
         self._keypoints = points if has_rows and len(meta.fields[str(points)].shape or ()) == 3 else None
         self._shape: tuple[int, int] | None = None
         self._crowd = "iscrowd" if "iscrowd" in meta.fields and boxes_of("iscrowd", meta.fields) else None
-        self._names = class_names(meta, self._labels)
+        self._names = stored_classes(meta.attrs, self._labels) or []
         self.counts: Counter[str] = Counter()
         self.left_out = self._left_out(meta)
 
@@ -180,7 +141,7 @@ class _Lines:
         used = {self.image, self._boxes, self._labels, self._keypoints, self._crowd, "key"}
         used |= {"split"} if self.has_splits else set()
         used |= {self._masks} if self._keypoints is None else set()
-        left_out = unexported(meta, [name for name in used if name is not None], "YOLO has no place for it")
+        left_out = {name: "YOLO has no place for it" for name in meta.fields if name not in used}
         for name in left_out:
             if meta.fields[name].role == "mask":
                 what = "beside keypoints" if name == self._masks else "except polygons"
@@ -191,13 +152,8 @@ class _Lines:
 
     def of(self, record: Record) -> Iterator[str]:
         """Yield the lines of a record; raises ValueError if it does not fit its roles."""
-        blob = record[self.image]
-        header = read_picture_header(blob)
-        if header is None:
-            raise ValueError("the size of its picture cannot be read, which YOLO needs")
-        size = header.height, header.width
-        check_values(record, self._fields, size)
-        orientation = exif_orientation(blob)
+        size = checked_size(record, self.image, self._fields, _FORMAT)
+        orientation = exif_orientation(record[self.image])
         polygons = None if self._masks is None or self._keypoints is not None else self._polygons(record, size)
         boxes = self._centres(record, size, polygons)
         if self._labels is not None:

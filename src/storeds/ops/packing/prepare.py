@@ -93,15 +93,15 @@ class Preparer:
         if self.split is not None:
             record["split"] = self.split.of(index, record)
         reasons, damaged, fast_crops, outcomes = [], False, 0, []
-        for name, declared in self.rows.fields.items():
-            if declared.kind == "image":
-                reason, verdict = self._finish_picture(record, name)
-                if reason is not None:
-                    reasons.append(reason)
-                damaged = damaged or not (verdict is None or verdict.is_whole)
-                if self.marker is not None and declared.role != "mask":  # masks are decoded whole
-                    outcomes.append(mark_picture(self.marker, record, name))
-                fast_crops += is_fast(record, name)
+        pictures = {name: declared for name, declared in self.rows.fields.items() if declared.kind == "image"}
+        for name, declared in pictures.items():
+            reason, verdict = self._finish_picture(record, name)
+            if reason is not None:
+                reasons.append(reason if len(pictures) == 1 else f"field {name!r} {reason}")
+            damaged = damaged or not (verdict is None or verdict.is_whole)
+            if self.marker is not None and declared.role != "mask":  # masks are decoded whole
+                outcomes.append(mark_picture(self.marker, record, name))
+            fast_crops += is_fast(record, name)
         if self.roles:
             fault = next(self.roles.faults(record, self.rows.attrs.get("classes")), None)
             if fault is not None:

@@ -111,23 +111,28 @@ class Part(Reference):
     path : str
     offset, size : int
         Bytes.
+    status : os.stat_result
+        Of the file.
     """
 
     __slots__ = ("offset", "path", "size", "state")
 
-    def __init__(self, path: str, offset: int, size: int) -> None:
+    def __init__(self, path: str, offset: int, size: int, status: os.stat_result) -> None:
         self.path, self.offset, self.size = path, offset, size
-        self.state = (offset, size)
+        self.state = (offset, size, status.st_size, status.st_mtime_ns)
 
     def read(self) -> bytes:
         # docstring inherited
         try:
-            with open(self.path, "rb") as file:
-                data = os.pread(file.fileno(), self.size, self.offset)
+            descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                status, data = os.fstat(descriptor), os.pread(descriptor, self.size, self.offset)
+            finally:
+                os.close(descriptor)
         except OSError as error:
-            raise BadItem(f"cannot be read: {error.strerror}") from None
-        if len(data) != self.size:
-            raise BadItem(f"has {len(data)} of its {self.size} bytes: the file was cut since it was listed")
+            raise BadItem(f"{self.path} cannot be read: {error.strerror}") from None
+        if (status.st_size, status.st_mtime_ns) != self.state[2:] or len(data) != self.size:
+            raise BadItem(f"{self.path} changed after its members were listed")
         return data
 
 
@@ -182,7 +187,8 @@ class Rows:
     count : int, optional
         The number of items, if there is a fingerprint.
     strata : callable, optional
-        Yields the key and the label of each item, without reading blobs, for sources whose items are expensive.
+        Yields the key and the label of each item, None for a bad one, without reading blobs, for sources whose items are
+        expensive.
     columns : mapping
         For a list or a table: each column and its field, or None for a column that is left out.
     notes : list of str
@@ -199,7 +205,7 @@ class Rows:
     finish: Callable[[Record], Record] | None = None
     fingerprint: JSON = None
     count: int | None = None
-    strata: Callable[[], Iterable[tuple[str, Any]]] | None = None
+    strata: Callable[[], Iterable[tuple[str, Any] | None]] | None = None
     columns: Mapping[str, str | None] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     stores: Sequence[Backend] = ()

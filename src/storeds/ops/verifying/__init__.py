@@ -15,15 +15,14 @@ from storeds._utils.locations import redact
 from storeds.backends.opening import open_backend, scheme_of
 from storeds.errors import ConfigError
 from storeds.ops.common import Progress, ProgressHook
-from storeds.ops.verifying.checks import Checker, Finding, RunResult
-from storeds.ops.verifying.workers import WorkerPool
+from storeds.ops.verifying.checks import BATCH, BatchResult, Checker, Finding, column_names
+from storeds.ops.verifying.workers import ChildDied, WorkerPool
 from storeds.protocols import Backend, Meta
 from storeds.records.codec import ContentHash
 from storeds.records.fields import NATIVE
 
 __all__ = ["Finding", "Report", "verify"]
 
-_STEP = 64
 # Engines that another process can open by URL.
 _SHARED = ("lmdb", "hdf5", "mongodb", "mongodb+srv")
 
@@ -113,42 +112,41 @@ def verify(
     count = len(os.sched_getaffinity(0)) if workers is None else workers
     if count and layout is None and not options and scheme_of(url, writing=False) in _SHARED:
         with WorkerPool(url, count) as pool:
-            meta = pool.open()
-            if isinstance(meta, Finding):
-                return Report(redact(url), "", 0, findings=[meta])
-            return _collect(Report(redact(url), meta.id, meta.count), meta, pool.check(), progress)
+            try:
+                meta = pool.open()
+            except ChildDied as end:
+                finding = Finding("crash", f"the process that opened the store {end}")
+                return Report(redact(url), "", 0, findings=[finding])
+            return _collect(redact(url), meta, pool.check(meta), progress)
     with open_backend(url, layout=layout, **(options or {})) as backend:
-        report = Report(backend.url, backend.meta.id, backend.meta.count)
-        return _collect(report, backend.meta, _check_here(backend), progress)
+        return _collect(backend.url, backend.meta, _check_here(backend), progress)
 
 
-def _check_here(backend: Backend) -> Iterator[RunResult]:
+def _check_here(backend: Backend) -> Iterator[BatchResult]:
     checker = Checker(backend)
-    yield RunResult(0, 0, findings=checker.findings)
-    for start in range(0, len(backend), _STEP):
-        yield checker.check(start, min(start + _STEP, len(backend)))
+    findings = map(checker.read_column, column_names(backend.meta))
+    yield BatchResult(0, findings=[finding for finding in findings if finding])
+    for start in range(0, len(backend), BATCH):
+        yield checker.check(start, min(start + BATCH, len(backend)))
 
 
-def _collect(report: Report, meta: Meta, runs: Iterator[RunResult], progress: ProgressHook | None) -> Report:
-    digests: dict[int, bytes] = {}
-    done, volume = 0, 0
-    for run in runs:
-        report.images += run.images
-        report.examined += run.examined
-        report.findings += run.findings
-        report.notes += run.notes
-        if run.digests is not None:
-            digests[run.start] = digests.get(run.start, b"") + run.digests
-        done, volume = done + run.stop - run.start, volume + run.volume
+def _collect(url: str, meta: Meta, results: Iterator[BatchResult], progress: ProgressHook | None) -> Report:
+    report = Report(url, meta.id, meta.count)
+    content: ContentHash | None = ContentHash() if meta.layout == NATIVE else None
+    volume = 0
+    for result in results:
+        report.images += result.images
+        report.examined += result.examined
+        report.findings += result.findings
+        report.notes += result.notes
+        volume += result.volume
+        if result.digests is None:
+            content = None
+        elif content is not None:
+            content.update(result.digests)
         if progress is not None:
-            progress(Progress(done, meta.count, volume, bad=len(report.findings)))
-    content = ContentHash()
-    for start in sorted(digests):
-        content.update(digests[start])
-    complete = sum(map(len, digests.values())) == 8 * meta.count
-    if complete and meta.layout == NATIVE and content.finish(meta.fields, meta.attrs) != meta.id:
+            progress(Progress(result.stop, meta.count, volume, bad=len(report.findings)))
+    if content is not None and content.finish(meta.fields, meta.attrs) != meta.id:
         message = f"the records are whole, but their content id is not {meta.id}: they are not the published ones"
-        report.findings.append(Finding("id", message))
-    for found in (report.findings, report.notes):
-        found.sort(key=lambda finding: -1 if finding.position is None else finding.position)
+        report.findings.insert(0, Finding("id", message))
     return report

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -14,12 +14,16 @@ from storeds.backends.role_checks import LOSSY, RoleChecker
 from storeds.errors import DecodeError, RecordError, StoredsError
 from storeds.jpeg import MAX_PIXELS, Verdict, examine, sniff
 from storeds.jpeg.header import SOI
-from storeds.protocols import Array, Backend, Record
+from storeds.ops.common import images_of
+from storeds.protocols import Backend, Meta, Record
 from storeds.readers.decoders import check_pixels
 from storeds.records.codec import RecordCodec, checksum
 from storeds.records.columns import read_column
 
-__all__ = ["Checker", "Finding", "RunResult"]
+__all__ = ["BATCH", "BatchResult", "Checker", "Finding", "column_names"]
+
+BATCH = 64
+"""Records that are read together."""
 
 _INTACT = "intact"
 _MIN_BYTES = MAX_PIXELS // 64 // 8  # of a whole JPEG of that many pixels: one bit per block
@@ -73,20 +77,21 @@ class Finding:
 
 
 @dataclass
-class RunResult:
-    """The result of checking the records ``[start, stop)``.
+class BatchResult:
+    """The result of checking the records up to ``stop`` that no batch before it has.
 
     Attributes
     ----------
-    images, examined : int
-        Pictures of which at least a part decodes, and pictures that were examined.
     digests : bytes or None
         The checksums of the records, 8 bytes each; None if a record could not be read.
+    images, examined : int
+        Pictures of which at least a part decodes, and pictures that were examined.
+    volume : int
+        Bytes of blobs.
     notes : list of Finding
         Harmless findings: bytes after the end of a picture, masks that are JPEGs.
     """
 
-    start: int
     stop: int
     digests: bytes | None = b""
     images: int = 0
@@ -96,51 +101,35 @@ class RunResult:
     notes: list[Finding] = field(default_factory=list)
 
 
+def column_names(meta: Meta) -> list[str]:
+    """Return the fields that engines store as columns too."""
+    return [name for name, declared in meta.fields.items() if declared.is_scalar or declared.kind == "str"]
+
+
 class Checker:
-    """Checks ranges of records of one backend: checksums, columns and pictures.
+    """Checks ranges of records of one backend, and compares them with `columns`, which it reads first."""
 
-    Parameters
-    ----------
-    backend : Backend
-    skip : collection of str
-        Columns not to read.
-    announce : callable, optional
-        Called with the name of each column before it is read.
-    alive : callable, optional
-        Called before each picture is checked.
-    """
-
-    def __init__(
-        self,
-        backend: Backend,
-        *,
-        skip: Collection[str] = (),
-        announce: Callable[[str], object] | None = None,
-        alive: Callable[[], object] | None = None,
-    ) -> None:
-        self.backend = backend
-        self.codec = RecordCodec(backend.meta.fields)
-        self.images = [name for name, field in backend.meta.fields.items() if field.kind == "image"]
+    def __init__(self, backend: Backend, columns: Sequence[str] = ()) -> None:
+        self._backend = backend
+        self._codec = RecordCodec(backend.meta.fields)
+        self._images = images_of(backend)
         self._lossy: list[str] = []
         self._roles = RoleChecker(backend.meta.fields, self._lossy.append)
-        self._alive = alive or (lambda: None)
-        self.findings: list[Finding] = []
-        self.columns = dict(self._read_columns(skip, announce or (lambda name: None)))
+        self._columns = {name: read_column(backend, name) for name in columns}
 
-    def _read_columns(self, skip: Collection[str], announce: Callable[[str], object]) -> Iterator[tuple[str, Array]]:
-        for name, declared in self.backend.meta.fields.items():
-            if name not in skip and (declared.is_scalar or declared.kind == "str"):
-                announce(name)
-                try:
-                    yield name, read_column(self.backend, name)
-                except StoredsError as error:
-                    self.findings.append(Finding("column", str(error)))
+    def read_column(self, name: str) -> Finding | None:
+        """Read a column, and compare it with the records from now on; return what is wrong with it."""
+        try:
+            self._columns[name] = read_column(self._backend, name)
+        except StoredsError as error:
+            return Finding("column", str(error))
+        return None
 
-    def check(self, start: int, stop: int) -> RunResult:
+    def check(self, start: int, stop: int) -> BatchResult:
         """Check the records ``[start, stop)``."""
-        result = RunResult(start, stop)
+        result = BatchResult(stop)
         digests: list[bytes] = []
-        for position, record in enumerate(self.backend.get_many(range(start, stop), tuple(self.codec.fields)), start):
+        for position, record in enumerate(self._backend.get_many(range(start, stop), tuple(self._codec.fields)), start):
             if isinstance(record, RecordError):
                 result.findings.append(Finding("record", record.reason or str(record), position, record.key))
             else:
@@ -148,28 +137,27 @@ class Checker:
         result.digests = b"".join(digests) if len(digests) == stop - start else None
         return result
 
-    def _check_record(self, position: int, record: Record, result: RunResult) -> bytes:
+    def _check_record(self, position: int, record: Record, result: BatchResult) -> bytes:
         key = record.get("key") if isinstance(record.get("key"), str) else None
         result.volume += sum(len(value) for value in record.values() if isinstance(value, bytes))
-        for name, column in self.columns.items():
+        for name, column in self._columns.items():
             if not _same(column[position], record[name]):
                 message = f"column {name!r} has {column[position]!r}, the record has {record[name]!r}"
                 result.findings.append(Finding("column", message, position, key))
-        for name in self.images:
+        for name in self._images:
             self._check_image(name, record, position, key, result)
         if self._roles:
             self._check_roles(position, record, key, result)
-        return checksum(self.codec.pack(self.codec.canonical(record)))
+        return checksum(self._codec.pack(self._codec.canonical(record)))
 
-    def _check_roles(self, position: int, record: Record, key: str | None, result: RunResult) -> None:
+    def _check_roles(self, position: int, record: Record, key: str | None, result: BatchResult) -> None:
         self._lossy.clear()
-        for fault in self._roles.faults(record, self.backend.meta.attrs.get("classes")):
+        for fault in self._roles.faults(record, self._backend.meta.attrs.get("classes")):
             result.findings.append(Finding("value", fault, position, key))
         for mask in self._lossy:
             result.notes.append(Finding("lossy_mask", f"field {mask!r}: {LOSSY}", position, key, mask))
 
-    def _check_image(self, name: str, record: Record, position: int, key: str | None, result: RunResult) -> None:
-        self._alive()
+    def _check_image(self, name: str, record: Record, position: int, key: str | None, result: BatchResult) -> None:
         blob, stored = record[name], Verdict.of(record, name)
         is_intact = stored is not None and stored.finding == _INTACT
         large = _too_large(blob, is_whole=is_intact)

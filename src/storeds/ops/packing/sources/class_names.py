@@ -1,36 +1,45 @@
-"""Class names from a file: one a line, JSON, or the table of ADE20K."""
+"""Class names, given as a list or in a file: one a line, or JSON."""
 
 from __future__ import annotations
 
-import csv
 import json
 import os
-from collections.abc import Mapping
-from typing import Any
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
 from storeds.errors import ConfigError
-from storeds.ops.packing.sources.base import is_int, show
+from storeds.ops.packing.sources.paths import is_int, show
 
-__all__ = ["CLASS_FILES", "find_class_file", "read_class_names"]
+__all__ = ["CLASS_FILES", "find_class_file", "read_class_names", "unique_classes"]
 
-CLASS_FILES = ("classes.txt", "class_names.txt", "objectInfo150.txt", "classes.json", "id2label.json")
-"""The names of the files in which `find_class_file` looks for class names, in this order."""
+CLASS_FILES = ("classes.txt", "class_names.txt", "classes.json", "id2label.json")
+"""The names of the files in which `find_class_file` looks for class names."""
 
 
 def find_class_file(folder: str) -> str | None:
-    """Return the first of `CLASS_FILES` in a folder, or None.
-
-    Raises
-    ------
-    ConfigError
-        There are several.
-    """
-    found = [name for name in CLASS_FILES if os.path.isfile(os.path.join(folder, name))]
+    """Return the one of `CLASS_FILES` in a folder, or None; raises ConfigError if there are several."""
+    found = [path for name in CLASS_FILES if os.path.isfile(path := os.path.join(folder, name))]
     if len(found) > 1:
+        names = ", ".join(map(os.path.basename, found))
         raise ConfigError(
-            f"{show(folder)} contains several files of class names, {', '.join(found)}; choose one with classes= (--classes)"
+            f"{show(folder)} contains several files of class names, {names}; choose one with classes= (--classes)"
         )
-    return os.path.join(folder, found[0]) if found else None
+    return found[0] if found else None
+
+
+def unique_classes(classes: Sequence[str] | os.PathLike[str] | None) -> list[str] | None:
+    """Return class names, from a file if `classes` is a path; raises ConfigError if they are not distinct names."""
+    if classes is None:
+        return None
+    if isinstance(classes, (str, os.PathLike)):
+        classes = read_class_names(os.fspath(classes))
+    names = list(classes)
+    if not all(isinstance(name, str) for name in names):
+        raise ConfigError(f"classes={classes!r} must be a list of class names")
+    doubled = next((name for name, count in Counter(names).items() if count > 1), None)
+    if doubled is not None or not names:
+        raise ConfigError(f"classes: {f'{doubled!r} is listed twice' if names else 'the list is empty'}")
+    return names
 
 
 def read_class_names(path: str) -> list[str]:
@@ -39,9 +48,8 @@ def read_class_names(path: str) -> list[str]:
     Parameters
     ----------
     path : str
-        A text file with one name a line; JSON, a list of names or an object ``{"0": "road", …}``; or a table like
-        ADE20K's ``objectInfo150.txt``, with tabs and the columns ``Idx`` and ``Name``. Ids of a table begin with 1, and id
-        0 becomes ``other``.
+        A text file with one name a line; or JSON, a list of names or an object ``{"0": "road", …}``. If its ids begin
+        with 1, the name of id 0 is ``other``.
 
     Raises
     ------
@@ -52,43 +60,18 @@ def read_class_names(path: str) -> list[str]:
     try:
         with open(path, encoding="utf-8-sig") as file:
             text = file.read()
-    except (OSError, UnicodeError) as error:
+        is_json = path.lower().endswith(".json")
+        found = json.loads(text) if is_json else [line.strip() for line in text.rstrip().splitlines()]
+    except (OSError, RecursionError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ConfigError(f"the class names in {where} cannot be read: {reason}") from None
-    if path.lower().endswith(".json"):
-        return _from_json(text, where)
-    lines = [line.strip() for line in text.splitlines()]
-    header = lines[0].split("\t") if lines else []
-    if "Idx" in header and "Name" in header:
-        rows = csv.DictReader(text.splitlines(), delimiter="\t")
-        return _by_id({(row["Idx"] or "").strip(): (row["Name"] or "").strip() for row in rows}, where)
-    while lines and not lines[-1]:
-        lines.pop()
-    if "" in lines:
-        raise ConfigError(f"{where} line {lines.index('') + 1} is empty; the name of class id i is in line i + 1")
-    return lines
-
-
-def _from_json(text: str, where: str) -> list[str]:
-    try:
-        found: Any = json.loads(text)
-    except (RecursionError, ValueError) as error:
-        raise ConfigError(f"the class names in {where} are not JSON: {error}") from None
-    if isinstance(found, list) and all(isinstance(name, str) for name in found):
-        return found
-    if isinstance(found, dict) and all(isinstance(name, str) for name in found.values()):
-        return _by_id(found, where)
-    raise ConfigError(f'{where}: class names are a list, or an object {{"0": "road", …}}')
-
-
-def _by_id(names: Mapping[str, str], where: str) -> list[str]:
-    wrong = next((number for number in names if not is_int(number) or int(number) < 0), None)
-    if wrong is not None:
-        raise ConfigError(f"{where}: {wrong!r} is not a class id; ids are whole numbers from 0")
-    by_id = {int(number): name for number, name in names.items()}
-    if by_id and min(by_id) == 1:
-        by_id[0] = "other"
-    missing = next((number for number in range(len(by_id)) if number not in by_id), None)
-    if missing is not None:
-        raise ConfigError(f"{where}: class id {missing} has no name, and higher ids have; add it")
-    return [by_id[number] for number in range(len(by_id))]
+    if isinstance(found, Mapping) and all(is_int(number) for number in found):
+        by_id = {int(number): name for number, name in found.items()}
+        if by_id and min(by_id) == 1:
+            by_id[0] = "other"
+        found = [by_id.get(number, "") for number in range(len(by_id))]
+    if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
+        raise ConfigError(f'{where}: class names are a list, or an object {{"0": "road", …}}')
+    if "" in found:
+        raise ConfigError(f"{where}: class id {found.index('')} has no name; add it")
+    return found

@@ -1,34 +1,30 @@
-"""The columns and labels of a manifest: little memory for many rows, and one kind per column."""
+"""What the columns of lists and tables hold: one kind of value each, class names, labels."""
 
 from __future__ import annotations
 
-import json
-import os
 import re
-from array import array
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal, TypeAlias, get_args
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal, TypeAlias
 
 from storeds._utils.text import counted
 from storeds.errors import ConfigError, suggest
-from storeds.ops.packing.sources.base import StringArray, is_int
-from storeds.ops.packing.sources.class_names import read_class_names
+from storeds.ops.packing.rows import BadItem
+from storeds.ops.packing.sources.paths import IMAGE_SUFFIXES, is_int, names_of
+from storeds.ops.packing.sources.text import PATH_COLUMNS
 from storeds.protocols import Field
 from storeds.records.fields import canonical_json
+from storeds.records.roles import BOX_FORMATS
 
 __all__ = [
     "LABEL_COLUMNS",
     "LESS_CERTAIN",
-    "CaptionColumn",
-    "Column",
-    "JsonColumn",
     "LabelStyle",
-    "Labels",
-    "TextColumn",
-    "check_classes",
+    "ListHeader",
     "field_names",
-    "likely_label",
-    "no_label",
+    "find_label",
+    "json_column",
+    "number_labels",
+    "text_column",
 ]
 
 
@@ -44,129 +40,30 @@ def _is_number(text: str) -> bool:
     return _FLOAT.fullmatch(text) is not None
 
 
-class Column:
-    """A finished column: its field, and its values by row."""
-
-    def __init__(self, field: Field, values: Sequence[Any], load: Callable[[Any], Any] | None = None) -> None:
-        self.field = field
-        self._values, self._load = values, load
-
-    def raw(self, index: int) -> Any:
-        """Return what is kept for a value, such as the path of a file."""
-        return self._values[index]
-
-    def __getitem__(self, index: int) -> Any:
-        value = self._values[index]
-        return value if self._load is None else self._load(value)
-
-    def select(self, rows: Sequence[int]) -> Column:
-        """Return the column with only these rows."""
-        values, chosen = self._values, (self._values[row] for row in rows)
-        selected = array(values.typecode, chosen) if isinstance(values, array) else StringArray(chosen)
-        return Column(self.field, selected, self._load)
+def text_column(cells: Sequence[str]) -> tuple[Field, list[Any]]:
+    """Return the field and the values of a CSV column: int if every cell is an int64, else float if every one is a number."""
+    if all(map(is_int, cells)):
+        return Field("int"), list(map(int, cells))
+    if all(map(_is_number, cells)):
+        return Field("float"), list(map(float, cells))
+    return Field("str"), list(cells)
 
 
-class TextColumn:
-    """Collects the cells of a CSV column."""
+def json_column(values: Sequence[Any]) -> tuple[Field, list[Any]]:
+    """Return the field and the values of a key of JSON objects: of the kind that all values have, else json.
 
-    def __init__(self) -> None:
-        self.texts = StringArray()
-        self._all_int = self._all_number = True
-
-    def fault(self, text: str) -> str | None:
-        """Return None: every cell is valid."""
-        return None
-
-    def append(self, text: str) -> None:
-        """Add the cell of the next row."""
-        self.texts.append(text)
-        self._all_int = self._all_int and is_int(text)
-        self._all_number = self._all_number and _is_number(text)
-
-    def finish(self) -> Column:
-        """Return the column: int if every cell is an int, else float if every cell is a number, else str."""
-        if self._all_int and len(self.texts):
-            return Column(Field("int"), array("q", map(int, self.texts)))
-        if self._all_number and len(self.texts):
-            return Column(Field("float"), array("d", map(float, self.texts)))
-        return Column(Field("str"), self.texts)
-
-
-class JsonColumn:
-    """Collects the values of a key of JSON objects; a missing key counts as null."""
-
-    def __init__(self) -> None:
-        self.texts = StringArray()
-        self._kinds: set[str] = set()
-
-    def fault(self, value: Any) -> str | None:
-        """Return None: every value is valid."""
-        return None
-
-    def append(self, value: Any) -> None:
-        """Add the value of the next object."""
-        self.texts.append(json.dumps(value, ensure_ascii=False))
-        self._kinds.add(_kind_of(value))
-
-    def finish(self) -> Column:
-        """Return the column: of the kind that all values have, else json."""
-        if self._kinds and self._kinds <= {"int", "exact"}:
-            return Column(Field("int"), array("q", map(int, self.texts)))
-        if self._kinds and self._kinds <= {"exact", "float"}:
-            return Column(Field("float"), array("d", map(float, self.texts)))
-        if self._kinds == {"bool"}:
-            return Column(Field("bool"), array("b", (text == "true" for text in self.texts)), bool)
-        if self._kinds == {"str"}:
-            return Column(Field("str"), StringArray(map(json.loads, self.texts)))
-        return Column(Field("json"), self.texts, _load_json)
-
-
-class CaptionColumn:
-    """Collects captions. If an image has several rows, the captions of each image become a list.
-
-    Parameters
-    ----------
-    name : str
-        The column, for messages.
-    each : TextColumn or JsonColumn
-        Collects the captions of all rows.
+    A value that cannot be stored is replaced by a `BadItem`.
     """
-
-    def __init__(self, name: str, each: TextColumn | JsonColumn) -> None:
-        self._name, self._each = name, each
-        self._items = array("q")  # the item of each row: rows of one image need not follow each other
-        self._count = 0
-
-    def fault(self, value: Any) -> str | None:
-        """Return why a value is not captions, or None."""
-        wrong = [text for text in _as_list(value) if not isinstance(text, str)]
-        return f"its {self._name} contains {wrong[0]!r:.80}; expected text, or a list of texts" if wrong else None
-
-    def append(self, value: Any) -> None:
-        """Add the captions of the next item."""
-        self.join(self._count, value)
-        self._count += 1
-
-    def join(self, item: int, value: Any) -> None:
-        """Add the captions of a further row of an item."""
-        self._each.append(value)
-        self._items.append(item)
-
-    def finish(self) -> Column:
-        """Return the column: lists of texts in the order of the rows, or what `each` returns if every item has one row."""
-        if len(self._items) == self._count:
-            return self._each.finish()
-        texts = self._each.texts
-        values: Iterable[Any] = texts if isinstance(self._each, TextColumn) else map(json.loads, texts)
-        lists: list[list[str]] = [[] for _ in range(self._count)]
-        for item, value in zip(self._items, values, strict=True):
-            lists[item] += _as_list(value)
-        joined = StringArray(json.dumps(each, ensure_ascii=False) for each in lists)
-        return Column(Field("json"), joined, _load_json)
-
-
-def _as_list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value]
+    kinds = set(map(_kind_of, values))
+    if kinds <= {"int", "exact"}:
+        return Field("int"), list(values)
+    if kinds <= {"exact", "float"}:
+        return Field("float"), list(map(float, values))
+    if kinds == {"bool"}:
+        return Field("bool"), list(values)
+    if kinds == {"str"}:
+        return Field("str"), list(values)
+    return Field("json"), list(map(_as_json, values))
 
 
 def _kind_of(value: Any) -> str:
@@ -175,16 +72,16 @@ def _kind_of(value: Any) -> str:
     if isinstance(value, int):
         small = "int" if -(2**63) <= value < 2**63 else "json"
         return "exact" if abs(value) <= _EXACT else small
-    if isinstance(value, float):
-        return "float"
-    if isinstance(value, str):
-        return "str"
-    return "null" if value is None else "json"
+    if isinstance(value, (float, str)):
+        return type(value).__name__
+    return "json"
 
 
-def _load_json(text: str) -> Any:
-    value = json.loads(text)
-    canonical_json(value)  # rejects NaN, which JSON does not have
+def _as_json(value: Any) -> Any:
+    try:
+        canonical_json(value)
+    except ValueError as error:
+        return BadItem(f"cannot be stored: {error}")
     return value
 
 
@@ -209,6 +106,10 @@ def field_names(columns: Iterable[str], taken: Iterable[str], where: str) -> dic
     return names
 
 
+MASK_COLUMNS = ("mask", "mask_path", "mask_file", "mask_name", "mask_file_name")
+CAPTION_COLUMNS = ("caption", "captions", "text", "description")
+BOX_COLUMNS = ("boxes", "bbox", "bboxes")
+
 LABEL_COLUMNS = ("label", "class", "target")
 # Used if none of LABEL_COLUMNS and exactly one of these exists.
 LESS_CERTAIN = (
@@ -228,57 +129,177 @@ LESS_CERTAIN = (
 )
 
 
-def likely_label(where: str, named: Mapping[str, str], likely: Sequence[str]) -> str | None:
-    """Return the column that contains labels, or None; `named` are columns by their names in lower case.
+def find_label(
+    where: str, named: Mapping[str, str], likely: Sequence[str], *, beside: str, others: Sequence[str]
+) -> str | None:
+    """Return the column that contains labels, or None.
+
+    Parameters
+    ----------
+    where : str
+        The name of the list in messages.
+    named : mapping of str to str
+        The columns that may contain labels, by their names in lower case.
+    likely : sequence of str
+        Those of which the only one contains labels if none has a name of LABEL_COLUMNS.
+    beside : str
+        What is in the other columns, for messages.
+    others : sequence of str
+        The columns of which one must contain labels; none if labels are not needed.
 
     Raises
     ------
     ConfigError
-        None has a name of LABEL_COLUMNS, and there are several `likely` ones.
+        Several columns are likely, or none and labels are needed.
     """
-    certain = next((named[name] for name in LABEL_COLUMNS if name in named), None)
-    if certain is not None or len(likely) < 2:
-        return certain or next(iter(likely), None)
-    listed = ", ".join(map(repr, likely))
-    raise ConfigError(f"{where}: columns {listed} all look like labels; choose with label_column= (--label-column)")
+    certain = [named[name] for name in LABEL_COLUMNS if name in named][:1]
+    found = certain or likely
+    if len(found) > 1:
+        raise ConfigError(
+            f"{where}: columns {', '.join(map(repr, found))} all look like labels; choose with label_column= (--option "
+            f"label_column={found[0]})"
+        )
+    if not found and others:
+        raise ConfigError(
+            f"{where}: no column looks like labels ({', '.join(LABEL_COLUMNS)}); beside the {beside} there "
+            f"{'is' if len(others) == 1 else 'are'} {', '.join(map(repr, others[:20]))}; name the column of labels with "
+            f"label_column= (--option label_column={others[0]}), or pass label=False (--no-label) to pack without labels"
+        )
+    return found[0] if found else None
 
 
-def no_label(where: str, what: str, beside: str, others: Sequence[str], say: str, also: str = "") -> ConfigError:
-    """Return the error that no column, or whatever `what` is, looks like labels, and what to do."""
-    return ConfigError(
-        f"{where}: no {what} looks like labels ({also}{', '.join(LABEL_COLUMNS)}); beside the {beside} there "
-        f"{'is' if len(others) == 1 else 'are'} {', '.join(map(repr, others[:20]))}; {say}, or pass label=False "
-        "(--no-label) to pack without labels"
-    )
+class ListHeader:
+    """The columns of a list, and what each holds: ``image``, ``mask``, ``boxes``, ``text``, ``label`` or other values.
+
+    Parameters
+    ----------
+    where : str
+        The name of the list in messages.
+    names : list of str
+        The columns.
+    first : list of list
+        The cells of the first lines.
+
+    Attributes
+    ----------
+    purposes : dict
+        Column → what it holds, if that is known. The paths in the first are the keys.
+    """
+
+    def __init__(self, where: str, names: list[str], first: Sequence[Sequence[Any]]) -> None:
+        self.where, self.names = where, names
+        self.purposes: dict[str, str] = {}
+        self._usual = {name.strip().lower(): name for name in reversed(names)}
+        self._cells = {name: [cells[at] for cells in first] for at, name in enumerate(names)}
+        self._paths = [name for name, cells in self._cells.items() if _are_paths(cells)]
+
+    @property
+    def free(self) -> list[str]:
+        """The columns whose purpose is not known."""
+        return [name for name in self.names if name not in self.purposes]
+
+    def of(self, purpose: str) -> list[str]:
+        """Return the columns that hold something."""
+        return [name for name, held in self.purposes.items() if held == purpose]
+
+    def has_lists(self, name: str) -> bool:
+        """Whether the first cell of a column that is not empty is a list."""
+        return isinstance(next((cell for cell in self._cells[name] if cell is not None), None), list)
+
+    def _take(self, purpose: str, option: str, columns: Any) -> None:
+        for name in names_of(columns):
+            if name not in self.names:
+                raise ConfigError(f"{self.where}: {option} names {name!r}; {suggest(name, self.names, 'columns')}")
+            if name in self.purposes:
+                raise ConfigError(f"{self.where}: column {name!r} is given for two purposes")
+            self.purposes[name] = purpose
+
+    def _named(self, usual: Sequence[str]) -> list[str]:
+        return [self._usual[name] for name in usual if name in self._usual and self._usual[name] in self.free]
+
+    def find_images(self, path_column: str | None, image_columns: Any) -> None:
+        """Find the columns of images. Several are detected only in a list without a usual column of paths."""
+        if image_columns is not None and path_column is not None:
+            raise ConfigError(f"{self.where}: leave out path_column; the path is in the first of image_columns")
+        self._take("image", "path_column", None if path_column is None else [path_column])
+        self._take("image", "image_columns", image_columns)
+        if not self.purposes:
+            likely = [name for name in self._paths if name not in self._named(MASK_COLUMNS)]
+            self._take("image", "", self._named(PATH_COLUMNS)[:1] or (likely if len(likely) > 1 else []))
+        if not self.purposes:
+            raise ConfigError(
+                f"{self.where}: none of its columns {', '.join(map(repr, self.names[:20]))} is one of "
+                f"{', '.join(PATH_COLUMNS)}; name it with path_column= (--option path_column={self.names[0]}), or, for CSV without a "
+                "header, pass columns=['path', …] (--option columns=path,label)"
+            )
+
+    def find_masks(self, mask_columns: Any) -> None:
+        """Find the columns of masks."""
+        likely = [name for name in self._named(MASK_COLUMNS) if name in self._paths]
+        self._take("mask", "mask_columns", likely if mask_columns is None else mask_columns)
+
+    def find_boxes(self, column: str | None, form: str | None, *, relative: bool) -> None:
+        """Find the column of boxes, if their format is given."""
+        if form is None:
+            if column is not None or relative:
+                raise ConfigError(
+                    f"{self.where}: boxes need box_format= (--option box_format=xyxy): xyxy for left, top, right, bottom, xywh "
+                    "for left, top, width, height, or cxcywh for the centre, width and height"
+                )
+            return
+        if form not in BOX_FORMATS:
+            raise ConfigError(f"{self.where}: box_format={form!r}; {suggest(form, BOX_FORMATS, 'formats')}")
+        found = self._named(BOX_COLUMNS)[:1] if column is None else [column]
+        if not found:
+            raise ConfigError(
+                f"{self.where}: no column is named {', '.join(BOX_COLUMNS)}; name the column of boxes with box_column= "
+                "(--option box_column=NAME)"
+            )
+        self._take("boxes", "box_column", found)
+
+    def find_labels(self, label_column: str | None, caption_columns: Any, *, label: bool) -> None:
+        """Find the column of labels, and in a list of captions without labels the captions.
+
+        Labels are needed unless other columns than the paths have a purpose, such as masks.
+        """
+        self._take("text", "caption_columns", caption_columns)
+        if label_column is not None:
+            if not label:
+                raise ConfigError(f"{self.where}: label_column={label_column!r} and label=False contradict each other")
+            self._take("label", "label_column", [label_column])
+        elif label:
+            if caption_columns is None and not self._named((*LABEL_COLUMNS, *LESS_CERTAIN)):
+                self._take("text", "", self._named(CAPTION_COLUMNS))
+            usual = {name.strip().lower(): name for name in reversed(self.free)}
+            likely = [name for name in self.free if name.strip().lower() in LESS_CERTAIN]
+            others = self.free if len(self.purposes) == 1 else []
+            found = find_label(self.where, usual, likely, beside="paths", others=others)
+            self._take("label", "", None if found is None else [found])
+
+    def notes(self) -> Iterator[str]:
+        """Yield warnings about columns that may hold more than what they are stored as."""
+        for name in self.free:
+            if name in self._paths:
+                columns = ",".join((*self.of("image"), name))
+                yield (
+                    f"column {name!r} contains paths of images, which are stored as text; image_columns= (--option "
+                    f"image_columns={columns}) packs these images too"
+                )
+        for name in self._named(BOX_COLUMNS):
+            if self.has_lists(name):
+                yield (
+                    f"column {name!r} is stored as JSON; if it contains boxes, box_format= (--option box_format=xyxy) stores "
+                    "them as such"
+                )
+
+
+def _are_paths(cells: Sequence[Any]) -> bool:
+    """Whether cells are paths of images, by their suffixes; empty cells do not count."""
+    given = [cell for cell in cells if cell not in (None, "")]
+    return bool(given) and all(isinstance(cell, str) and cell.lower().endswith(IMAGE_SUFFIXES) for cell in given)
 
 
 LabelStyle: TypeAlias = Literal["auto", "int", "names"]
-
-
-def check_classes(classes: Sequence[str] | os.PathLike[str] | None, style: str = "auto") -> list[str] | None:
-    """Return `classes` as a list, read from a file if they are a path.
-
-    Raises
-    ------
-    ConfigError
-        They are not class names, or the style is unknown.
-    """
-    if style not in get_args(LabelStyle):
-        raise ConfigError(f"label_type={style!r}; {suggest(style, get_args(LabelStyle), 'choices')}")
-    if classes is None:
-        return None
-    if isinstance(classes, (str, os.PathLike)):
-        file = os.fspath(classes)
-        if not os.path.isfile(file):
-            raise ConfigError(f"classes={file!r} must be a list of class names, or a file of them")
-        classes = read_class_names(file)
-    if not all(isinstance(name, str) for name in classes):
-        raise ConfigError(f"classes={classes!r} must be a list of class names")
-    names = list(classes)
-    doubled = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
-    if doubled or not names:
-        raise ConfigError(f"classes: {f'{doubled[0]!r} is listed twice' if doubled else 'the list is empty'}")
-    return names
 
 
 def _as_int(text: str) -> int | None:
@@ -287,87 +308,66 @@ def _as_int(text: str) -> int | None:
     return int(text) if is_int(text) else None
 
 
-class Labels:
-    """Collects labels as text. `finish` decides what they are.
+def _sort_of(text: str) -> str:
+    if _as_int(text) is not None:
+        return "integer"
+    return "number" if _is_number(text) else "name"
+
+
+def number_labels(
+    where: str, labels: Sequence[str], lines: Sequence[int], classes: list[str] | None, style: LabelStyle
+) -> tuple[list[int | BadItem], list[str] | None]:
+    """Return labels as class numbers, with a `BadItem` for each that is not valid, and the class names.
 
     Parameters
     ----------
     where : str
         The name of the list in messages.
+    labels : sequence of str
+        Each label as text.
+    lines : sequence of int
+        The line of each label.
     classes : list of str or None
-        The class names in the order of their labels.
+        The class names in the order of their numbers. None sorts the names that occur.
     style : str
         ``int``: labels are integers, also as 3.0. ``names``: they are class names, whatever they look like. ``auto``: all
         are integers, or none is a number.
+
+    Raises
+    ------
+    ConfigError
+        Without class names, ``auto`` is not certain.
     """
-
-    def __init__(self, where: str, classes: list[str] | None, style: LabelStyle) -> None:
-        self._where, self._given, self._style = where, classes, style
-        self._index = {name: label for label, name in enumerate(classes or ())}
-        self._texts = StringArray()
-        self._examples: dict[str, str] = {}  # integer, number or name → the first such label
-        self.classes = classes
-
-    def append(self, text: str, place: str) -> None:
-        """Add the label of the next row, which is at `place`."""
-        if text not in self._index:
-            text = text.strip()
-        self._texts.append(text)
-        if _as_int(text) is not None:
-            sort = "integer"
-        else:
-            sort = "number" if _is_number(text) else "name"
-        if self._given is None or text not in self._index:
-            self._examples.setdefault(sort, f"{text!r} at {place}")
-
-    def finish(self) -> tuple[array[int], dict[int, str]]:
-        """Return the labels, and the reason for each row without a valid one; sets `classes`."""
-        if self._given is not None:
-            return self._look_up(self._given)
-        style = self._decide() if self._style == "auto" else self._style
-        if style == "int":
-            faults = {
-                row: f"label {text!r} is not an integer"
-                for row, text in enumerate(self._texts)
-                if _as_int(text) is None
-            }
-            return array("q", (_as_int(text) or 0 for text in self._texts)), faults
-        self.classes = sorted(set(self._texts))
-        self._index = {name: label for label, name in enumerate(self.classes)}
-        return array("q", (self._index[text] for text in self._texts)), {}
-
-    def _decide(self) -> str:
-        if self._examples.keys() <= {"integer"}:
-            return "int"
-        if self._examples.keys() <= {"name"}:
-            return "names"
+    index = {name: number for number, name in enumerate(classes or ())}
+    texts = [text if text in index else text.strip() for text in labels]
+    unknown: dict[str, str] = {}  # integer, number or name → the first such label
+    for text, line in zip(texts, lines, strict=True):
+        if text not in index:
+            unknown.setdefault(_sort_of(text), f"{text!r} at {where} line {line}")
+    if style == "auto" and classes is None and unknown and unknown.keys() not in ({"integer"}, {"name"}):
         # A guess could renumber all classes because of one stray cell among integers.
-        found = ", ".join(f"{sort}s such as {example}" for sort, example in sorted(self._examples.items()))
+        found = ", ".join(f"{sort}s such as {example}" for sort, example in sorted(unknown.items()))
         raise ConfigError(
-            f"{self._where}: labels are {found}; pass label_type='names' (--label-type names) if all are class names, 'int' "
-            "to accept integers only, classes=[…] to list the class names, or label=False (--no-label) to keep them as "
-            "another field"
+            f"{where}: labels are {found}; pass label_type='names' (--option label_type=names) if all are class names, 'int' "
+            "to accept integers only, classes=[…] (--classes) to list the class names, or label=False (--no-label) to keep "
+            "them as another field"
         )
+    are_integers = unknown.keys() == {"integer"} and not any(text in index for text in texts)
+    if style == "int" or (style == "auto" and (are_integers or not texts)):
+        return [_integer(text, classes) for text in texts], classes
+    if classes is None:
+        classes = sorted(set(texts))
+        index = {name: number for number, name in enumerate(classes)}
+    return [
+        index[text] if text in index else BadItem(f"unknown label {text!r}; {suggest(text, classes, 'classes')}")
+        for text in texts
+    ], classes
 
-    def _look_up(self, classes: list[str]) -> tuple[array[int], dict[int, str]]:
-        labels, faults = array("q"), dict[int, str]()
-        named = any(text in self._index for text in self._texts)
-        integers = self._style == "auto" and self._examples.keys() == {"integer"} and not named
-        for row, text in enumerate(self._texts):
-            label = self._label(text, classes, as_int=integers or self._style == "int")
-            if isinstance(label, str):
-                faults[row] = label
-            labels.append(label if isinstance(label, int) else 0)
-        return labels, faults
 
-    def _label(self, text: str, classes: list[str], *, as_int: bool) -> int | str:
-        """Return the label, or why it is not valid."""
-        if not as_int:
-            known = self._index.get(text)
-            return f"unknown label {text!r}; {suggest(text, classes, 'classes')}" if known is None else known
-        number = _as_int(text)
-        if number is None:
-            return f"label {text!r} is not an integer"
-        if 0 <= number < len(classes):
-            return number
-        return f"label {text} is outside the {counted(len(classes), 'class', 'classes')} given"
+def _integer(text: str, classes: Sequence[str] | None) -> int | BadItem:
+    number = _as_int(text)
+    if number is None:
+        return BadItem(f"label {text!r} is not an integer")
+    if classes is not None and not 0 <= number < len(classes):
+        return BadItem(f"label {text} is outside the {counted(len(classes), 'class', 'classes')} given")
+    return number

@@ -5,8 +5,8 @@ from __future__ import annotations
 import io
 import json
 import os
-from array import array
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,21 +14,12 @@ import xxhash
 
 from storeds.errors import ConfigError, FormatError, StoreNotFoundError
 from storeds.jpeg import Verdict, set_verdict
-from storeds.ops.packing.sources.base import (
-    BadItem,
-    Fingerprint,
-    Problem,
-    Root,
-    StringArray,
-    file_state,
-    path_fault,
-    read_file,
-    show,
-)
+from storeds.ops.packing.rows import Bad, BadItem, Row, Rows, from_start
+from storeds.ops.packing.sources.paths import Root, show
 from storeds.protocols import JSON, Array, Field, Record
 from storeds.records.fields import fields_from_json, pictures, without_verdicts
 
-__all__ = ["FIELDS_FILE", "ROWS_FILE", "VERSION", "ExportedSource", "damage_to_row", "is_exported", "is_inline"]
+__all__ = ["FIELDS_FILE", "ROWS_FILE", "VERSION", "damage_to_row", "exported", "is_inline"]
 
 FIELDS_FILE = "storeds.json"
 """The fields and attributes of the store."""
@@ -36,6 +27,7 @@ ROWS_FILE = "metadata.jsonl"
 """One JSON object for each record."""
 VERSION = 1
 _TYPES = {"str": str, "int": int, "float": float, "bool": bool}
+_ACCEPTED = {"i": "iu", "u": "iu", "f": "iuf", "b": "b"}  # kind of a dtype → those of JSON's values
 _INLINE_ROLES = ("boxes", "keypoints", "labels")
 
 
@@ -45,13 +37,8 @@ def is_inline(declared: Field) -> bool:
         return declared.kind not in ("image", "bytes")
     # An array without rows keeps its other dimensions only if these are declared.
     has_shape = None not in (declared.shape or ())[1:]
-    is_number = (declared.dtype or "").lstrip("<|>=")[:1] in ("i", "u", "f")
-    return has_shape and is_number and (declared.role in _INLINE_ROLES or declared.of is not None)
-
-
-def is_exported(folder: str) -> bool:
-    """Whether ``export`` wrote a folder with format ``folder``."""
-    return all(os.path.isfile(os.path.join(folder, name)) for name in (FIELDS_FILE, ROWS_FILE))
+    has_json = (declared.dtype or "").lstrip("<|>=")[:1] in ("i", "u", "f", "b")
+    return has_shape and has_json and (declared.role in _INLINE_ROLES or declared.of is not None)
 
 
 def damage_to_row(record: Record, fields: Mapping[str, Field]) -> dict[str, JSON]:
@@ -74,12 +61,12 @@ def _damage_of_row(row: dict[str, Any], record: Record, image: str) -> Verdict |
     return Verdict.of(row, image) if is_same else None
 
 
-class ExportedSource:
-    """A folder that ``storeds export --format folder`` wrote. The store has the fields, attributes and id of the first.
+def exported(path: str | os.PathLike[str], *, allow_outside: bool = False) -> Rows:
+    """Rows of a folder that ``storeds export --format folder`` wrote, with the fields and attributes of that store.
 
     Parameters
     ----------
-    root : path
+    path : path
         The folder.
     allow_outside : bool
         Allow paths in ``metadata.jsonl`` that leave it.
@@ -94,129 +81,103 @@ class ExportedSource:
     StoreNotFoundError, FormatError
         The folder does not exist, or its ``storeds.json`` is not as ``export`` writes it.
     """
+    root = Root(path, allow_outside=allow_outside)
+    fields, attrs, columns = _load_description(os.path.join(root.path, FIELDS_FILE))
+    reader = _RowReader(root, without_verdicts(fields), columns, list(pictures(fields)))
 
-    thread_safe = True
-    notes: Sequence[str] = ()
-
-    def __init__(self, root: str | os.PathLike[str], *, allow_outside: bool = False) -> None:
-        self._root = os.path.abspath(root)
-        self.fields: Mapping[str, Field]
-        self.attrs: Mapping[str, JSON]
-        self.fields, self.attrs, self._columns = _load_description(os.path.join(self._root, FIELDS_FILE))
-        self._written = without_verdicts(self.fields)
-        self._lines, self._numbers, self._sizes = StringArray(), array("q"), array("q")
-        folder = Root(self._root, allow_outside=allow_outside)
-        fingerprint = Fingerprint()
-        fingerprint.add(json.dumps([str(self.fields), self.attrs, self._columns]))
-        problems: list[Problem] = []
+    def items() -> Iterator[Row | Bad]:
         seen: dict[str, int] = {}
-        for number, line in self._read_lines():
-            row = self._checked_row(line, folder, seen, number)
-            if isinstance(row, str):
-                problems.append(Problem(f"{ROWS_FILE} line {number}", row))
-                continue
-            states = [file_state(os.path.join(self._root, path)) for path in self._paths(row)]
-            self._lines.append(line)
-            self._numbers.append(number)
-            self._sizes.append(len(line) + sum(size for size, _ in states))
-            fingerprint.add(line, *(part for state in states for part in state))
-        self.problems: Sequence[Problem] = tuple(problems)
-        self.fingerprint: JSON = fingerprint.finish("exported", len(self._lines))
-
-    def _read_lines(self) -> Iterator[tuple[int, str]]:
         try:
-            with open(os.path.join(self._root, ROWS_FILE), encoding="utf-8-sig") as file:
+            with open(os.path.join(root.path, ROWS_FILE), encoding="utf-8-sig") as file:
                 for number, line in enumerate(file, 1):
                     if line.strip():
-                        yield number, line.rstrip("\n")
+                        yield reader.row(number, line, seen)
         except (OSError, UnicodeError) as error:
-            raise FormatError(f"{show(self._root)}/{ROWS_FILE} cannot be read: {error}") from None
+            raise FormatError(f"{show(root.path)}/{ROWS_FILE} cannot be read: {error}") from None
 
-    def _paths(self, row: Mapping[str, Any]) -> list[Any]:
-        return [row.get(column) for column in self._columns.values()]
+    return Rows(fields=fields, attrs=attrs, items=from_start(items), finish=reader.finish)
 
-    def _checked_row(self, line: str, folder: Root, seen: dict[str, int], number: int) -> dict[str, Any] | str:
-        """Return a row, or what is wrong with it."""
+
+@dataclass(frozen=True)
+class _RowReader:
+    """Reads lines of ``metadata.jsonl``.
+
+    Parameters
+    ----------
+    root : Root
+    fields : mapping of str to Field
+        Without the verdicts.
+    columns : mapping of str to str
+        Field whose values are files → its column of paths.
+    images : sequence of str
+    """
+
+    root: Root
+    fields: Mapping[str, Field]
+    columns: Mapping[str, str]
+    images: Sequence[str]
+
+    def row(self, number: int, line: str, seen: dict[str, int]) -> Row | Bad:
+        """Return the row of line `number`; `seen` has the lines of earlier paths."""
+        name = f"{ROWS_FILE} line {number}"
         try:
             row = json.loads(line)
         except (RecursionError, ValueError) as error:
-            return f"is not JSON: {error}"
+            return Bad(name, f"is not JSON: {error}")
         if not isinstance(row, dict):
-            return f"is a {type(row).__name__}; expected an object"
-        wanted = [self._columns.get(name, name) for name in self._written]
-        missing = next((name for name in wanted if name not in row), None)
+            return Bad(name, f"is a {type(row).__name__}; expected an object")
+        missing = next((each for each in self.fields if self.columns.get(each, each) not in row), None)
         if missing is not None:
-            return f"lacks {missing!r}"
-        for path in self._paths(row):
-            if not isinstance(path, str):
-                return f"a path is a {type(path).__name__}, not text"
-            fault = path_fault(path) or folder.path_fault(path)
+            return Bad(name, f"lacks {self.columns.get(missing, missing)!r}")
+        values: dict[str, Any] = dict(row)
+        for field, column in self.columns.items():
+            path = row[column]
+            fault = self.root.path_fault(path)
+            if fault is None and path in seen:
+                fault = f"is already listed in line {seen[path]}"
             if fault is not None:
-                return f"{show(path)}: {fault}"
-            if path in seen:
-                return f"{show(path)} is already listed in line {seen[path]}"
-        seen.update(dict.fromkeys(self._paths(row), number))
-        return row
+                return Bad(name, f"{show(path)}: {fault}" if isinstance(path, str) else fault)
+            values[field] = self.root.file(path, f"its file {show(path)}")
+        paths = [row[column] for column in self.columns.values()]
+        seen.update(dict.fromkeys(paths, number))
+        return Row(f"{name} ({show(paths[0])})" if paths else name, values)
 
-    def __len__(self) -> int:
-        return len(self._lines)
-
-    def name(self, index: int, /) -> str:
-        # docstring inherited
-        path = next(iter(self._paths(json.loads(self._lines[index]))), None)
-        return f"{ROWS_FILE} line {self._numbers[index]}{'' if path is None else f' ({show(path)})'}"
-
-    def size(self, index: int, /) -> int:
-        # docstring inherited
-        return self._sizes[index]
-
-    def strata(self) -> Iterator[tuple[str, Any]]:
-        """Yield the key and the label of each item."""
-        for index, line in enumerate(self._lines):
-            row = json.loads(line)
-            yield str(row.get("key", index)), row.get("label")
-
-    def read(self, index: int, /) -> Record:
-        # docstring inherited
-        row = json.loads(self._lines[index])
+    def finish(self, values: Record) -> Record:
+        """Return the record of a row whose files are read."""
         record: Record = {}
-        for name, declared in self._written.items():
-            column = self._columns.get(name)
+        for name, declared in self.fields.items():
+            read = _loaded if name in self.columns else _inline
             try:
-                record[name] = (
-                    self._inline(row[name], declared) if column is None else self._file(row[column], declared)
-                )
+                record[name] = read(values[name], declared)
             except (ValueError, TypeError, OverflowError, EOFError) as error:
                 raise BadItem(f"its {name} cannot be stored as {declared.kind}: {error}") from None
         try:
-            for image in pictures(self.fields):
-                set_verdict(record, image, _damage_of_row(row, record, image))
+            for image in self.images:
+                set_verdict(record, image, _damage_of_row(values, record, image))
         except KeyError as error:
             raise BadItem(f"its row has a finding of a damaged picture, and lacks {error}") from None
         return record
 
-    def _file(self, path: str, declared: Field) -> bytes | Array:
-        try:
-            data = read_file(os.path.join(self._root, path))
-        except BadItem as error:
-            raise BadItem(f"its file {show(path)} {error}") from None
-        if declared.kind != "array":
-            return data
-        loaded: Array = np.load(io.BytesIO(data), allow_pickle=False)
-        return loaded
 
-    def _inline(self, value: Any, declared: Field) -> Any:
-        if declared.kind == "float" and isinstance(value, int) and not isinstance(value, bool):
-            return float(value)
-        if declared.kind in _TYPES and type(value) is not _TYPES[declared.kind]:
-            raise ValueError(f"it is {json.dumps(value)[:60]}")
-        if declared.kind != "array":
-            return value
-        given = np.array(value)
-        if given.size and given.dtype.kind not in ("iu" if np.dtype(declared.dtype).kind in "iu" else "iuf"):
-            raise ValueError(f"it is {json.dumps(value)[:60]}, and its numbers are {declared.dtype}")
-        found = np.array(value, declared.dtype)
-        return found if found.size else found.reshape(0, *(size or 0 for size in (declared.shape or (0,))[1:]))
+def _loaded(data: bytes, declared: Field) -> bytes | Array:
+    if declared.kind != "array":
+        return data
+    loaded: Array = np.load(io.BytesIO(data), allow_pickle=False)
+    return loaded
+
+
+def _inline(value: Any, declared: Field) -> Any:
+    if declared.kind == "float" and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if declared.kind in _TYPES and type(value) is not _TYPES[declared.kind]:
+        raise ValueError(f"it is {json.dumps(value)[:60]}")
+    if declared.kind != "array":
+        return value
+    given = np.array(value)
+    if given.size and given.dtype.kind not in _ACCEPTED[np.dtype(declared.dtype).kind]:
+        raise ValueError(f"it is {json.dumps(value)[:60]}, and its values are {declared.dtype}")
+    found = np.array(value, declared.dtype)
+    return found if found.size else found.reshape(0, *(size or 0 for size in (declared.shape or (0,))[1:]))
 
 
 def _load_description(file: str) -> tuple[dict[str, Field], Mapping[str, JSON], dict[str, str]]:
@@ -239,6 +200,6 @@ def _load_description(file: str) -> tuple[dict[str, Field], Mapping[str, JSON], 
     except (KeyError, TypeError, AttributeError, ConfigError) as error:
         raise FormatError(f"{show(file)} is not as storeds export writes it: {error}") from None
     for name, declared in fields.items():
-        if (name in columns) == is_inline(declared):
+        if name not in columns and not is_inline(declared):
             raise FormatError(f"{show(file)}: field {name!r} and files do not fit together; export the store again")
     return fields, attrs, columns

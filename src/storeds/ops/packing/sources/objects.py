@@ -1,103 +1,348 @@
-"""The source for datasets as Python objects: PyTorch's, torchvision's, Hugging Face's, or any list of samples."""
+"""The source for datasets as Python objects: PyTorch's, torchvision's, 🤗 datasets', or any list of samples."""
 
 from __future__ import annotations
 
 import io
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from itertools import groupby
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import xxhash
 
 from storeds._utils.text import byte_size
 from storeds.errors import ConfigError
 from storeds.layouts.codecs import is_image
-from storeds.ops.packing.sources.base import BadItem, Fingerprint, Problem, read_file
+from storeds.ops.packing.rows import Bad, BadItem, File, Reference, Row, Rows, from_start, read_file
 from storeds.ops.packing.sources.columns import field_names
+from storeds.ops.packing.sources.paths import class_notes, is_text, show
+from storeds.ops.packing.sources.stores import rows_at, store
 from storeds.protocols import JSON, Array, Backend, Field, Record
 from storeds.records.codec import canonical_value
-from storeds.records.fields import fields_to_json, parse_fields
+from storeds.records.fields import parse_fields
 
 if TYPE_CHECKING:
     from PIL import Image
 
-__all__ = ["DatasetSource", "class_names", "take", "undecoded"]
+__all__ = ["dataset", "take"]
+
+_TRIED = 16  # samples that are tried to learn the fields
+_BATCH = 64  # records
+# PNG cannot store the pixels of the other modes unchanged.
+_FORMATS = {
+    **dict.fromkeys(("1", "L", "LA", "P", "RGB", "RGBA", "I;16"), "PNG"),
+    **dict.fromkeys(("I", "F", "CMYK", "YCbCr", "LAB", "PA"), "TIFF"),
+}
+_NOT_APPLIED = (
+    "its transform is not applied: pack stores the original files or records, and training applies a transform; "
+    "files=False packs what the dataset returns instead"
+)
 
 
-# PNG cannot store the pixels of other modes unchanged.
-_PNG_MODES = {"1", "L", "LA", "P", "RGB", "RGBA", "I;16"}
-_TIFF_MODES = {"I", "F", "CMYK", "YCbCr", "LAB", "PA"}
+def dataset(
+    source: Any, *, fields: Sequence[str] | Mapping[str, Any] | None = None, files: bool = True, **options: Any
+) -> Rows:
+    """Rows of a map-style dataset: an object with ``__getitem__`` and ``__len__`` whose samples are tuples or dicts.
+
+    Parameters
+    ----------
+    source : object
+        A `StoreDataset` gives the records of its store that its ``where`` selects, torchvision's ImageFolder its files,
+        and 🤗 datasets their columns, with images as files. PyTorch's Subset and ConcatDataset of the first two work too.
+        Any other dataset is read sample by sample, in the calling thread.
+    fields : sequence of str or mapping, optional
+        Names for the elements of a tuple in order, or names and kinds as for `open_writer`. For a dict, the keys to
+        pack. By default an image is ``image``, an integer after it ``label``, and other elements are ``field2``,
+        ``field3``, … or named after their keys. Kinds are those of the first sample. Samples are then read one by one.
+    files : bool
+        False: pack samples as the dataset returns them, decoded and transformed.
+    **options
+        For 🤗 datasets: ``columns``, ``label`` and ``label_column``, as for `table`.
+
+    Notes
+    -----
+    A PIL image is stored as the file that it was opened from if its pixels are unchanged, else as PNG (TIFF for modes
+    that PNG lacks). Tensors and arrays are stored as arrays of the first sample's dtype and shape, lists as JSON. The
+    names in ``classes`` go to attrs.
+
+    Raises
+    ------
+    ConfigError
+        It is not a dataset, it is empty, or the kinds of its samples are unclear.
+    """
+    by_sample = fields is not None or not files
+    if not by_sample and (_is(source, "datasets", "Dataset") or _is(source, "datasets", "DatasetDict")):
+        from storeds.ops.packing.sources.tables import hugging_face
+
+        return hugging_face(source, **options)
+    if options:
+        raise ConfigError(
+            f"{', '.join(options)}: not supported for samples of a {type(source).__name__}; only fields= is"
+        )
+    if not callable(getattr(source, "__getitem__", None)) or not isinstance(source, Sized):
+        raise ConfigError(f"a {type(source).__name__} is not a dataset: it needs __getitem__ and __len__")
+    if not len(source):
+        raise ConfigError(f"the {type(source).__name__} is empty")
+    leaves, places = _origins(source)
+    found = None
+    if not by_sample and all(map(_is_folder, leaves)):
+        found = _files(leaves, places)
+    elif not by_sample and all(map(_is_records, leaves)):
+        found = _records(leaves, places)
+    if found is None:
+        return _samples(source, fields)
+    if any(getattr(leaf, name, None) is not None for leaf in leaves for name in ("transform", "target_transform")):
+        found.notes.append(_NOT_APPLIED)
+    return found
 
 
-def _encoded(image: Image.Image) -> bytes:
-    """Return the file that `image` was opened from if its pixels are unchanged, else a PNG or TIFF of it."""
-    original = _original(image)
-    if original is not None and _is_unchanged(original, image):
-        return original
-    if image.mode not in _PNG_MODES | _TIFF_MODES:
-        raise BadItem(f"a PIL image of mode {image.mode} has no lossless format; pass its array")
-    buffer = io.BytesIO()
-    try:
-        image.save(buffer, "PNG" if image.mode in _PNG_MODES else "TIFF")
-    except (OSError, ValueError, SyntaxError) as error:
-        raise BadItem(f"its PIL image cannot be encoded: {error}") from None
-    return buffer.getvalue()
+def _is(source: Any, module: str, name: str) -> bool:
+    """Whether `source` is an instance of a class; if its module is not loaded, it cannot be one."""
+    kind = getattr(sys.modules.get(module), name, None)
+    return kind is not None and isinstance(source, kind)
 
 
-def _reencoding_note(image: Image.Image) -> str | None:
-    """Return how images such as `image` are stored, as the end of a sentence, or None if their files are stored."""
-    original = _original(image)
-    if original is not None and _is_unchanged(original, image):
-        return None
-    try:
-        blob, buffer = _encoded(image), io.BytesIO()
-        image.convert("RGB").save(buffer, "JPEG", quality=90)
-    except (BadItem, OSError, ValueError):
-        return None
-    times = len(blob) / len(buffer.getvalue())
-    return (
-        f"are decoded, so each is stored as {'PNG' if image.mode in _PNG_MODES else 'TIFF'}; the first takes "
-        f"{byte_size(len(blob))}, {times:.1f} times as much as a JPEG of quality 90: pack the folder or a "
-        "manifest to keep the original files, or pass quality=90 to store JPEG"
+def _is_folder(source: Any) -> bool:
+    """Whether samples are the images of files and their labels, as torchvision's ImageFolder reads them."""
+    module = sys.modules.get("torchvision.datasets.folder")
+    if module is None or not isinstance(source, module.ImageFolder):
+        return False
+    reads = type(source).__getitem__ is module.DatasetFolder.__getitem__ and source.loader is module.default_loader
+    return reads and source.target_transform is None
+
+
+def _is_records(source: Any) -> bool:
+    """Whether samples are the records of a store one by one, and not clips of several."""
+    return _is(source, "storeds.datasets.map_dataset", "StoreDataset") and len(source) == len(source.view)
+
+
+def _origins(source: Any) -> tuple[list[Any], Array]:
+    """Return the datasets in PyTorch's Subset and ConcatDataset, and for each sample its dataset's number and its index."""
+    if _is(source, "torch.utils.data", "Subset"):
+        leaves, places = _origins(source.dataset)
+        return leaves, places[np.asarray(source.indices, np.int64)]
+    if not _is(source, "torch.utils.data", "ConcatDataset"):
+        return [source], np.stack([np.zeros(len(source), np.int64), np.arange(len(source))], axis=1)
+    leaves, every = [], []
+    for part in source.datasets:
+        inside, places = _origins(part)
+        every.append(places + np.array([len(leaves), 0]))
+        leaves += inside
+    return leaves, np.concatenate(every)
+
+
+def _common_attrs(all_attrs: Sequence[Mapping[str, JSON]]) -> dict[str, JSON]:
+    """Return the attrs of concatenated datasets; raises ConfigError if their class names differ."""
+    first = all_attrs[0]
+    for attrs in all_attrs:
+        if attrs.get("classes") != first.get("classes"):
+            raise ConfigError(
+                "the concatenated datasets have different classes, so one label would mean several: "
+                f"{first.get('classes')} and {attrs.get('classes')}; pack each separately"
+            )
+    return {name: value for name, value in first.items() if all(attrs.get(name) == value for attrs in all_attrs)}
+
+
+def _files(leaves: Sequence[Any], places: Array) -> Rows:
+    """Return the files of torchvision's ImageFolders."""
+
+    def items() -> Iterator[Row | Bad]:
+        for number, index in places.tolist():
+            path, label = leaves[number].samples[index]
+            key = os.path.relpath(path, leaves[number].root).replace(os.sep, "/")
+            if is_text(key):
+                yield Row(key, {"image": File(path), "label": label, "key": key})
+            else:
+                yield Bad(show(key), "its name is not valid UTF-8, which a key must be; rename it")
+
+    attrs = _common_attrs([{"classes": [*leaf.classes]} for leaf in leaves])
+    return Rows(
+        fields={"image": Field("image"), "label": Field("int"), "key": Field("str")},
+        attrs=attrs,
+        items=from_start(items),
+        notes=class_notes(leaves[0].classes),
     )
 
 
-def _original(image: Image.Image) -> bytes | None:
-    if getattr(image, "format", None) is None:
+def _records(leaves: Sequence[Any], places: Array) -> Rows | None:
+    """Return the records of `StoreDataset`s; None if their fields differ."""
+    views = [leaf.view for leaf in leaves]
+    whole = [store(view) for view in views]
+    if any(rows.fields != whole[0].fields for rows in whole):
         return None
-    file = getattr(image, "fp", None)
-    if file is not None:
+
+    def read(start: int, fields: Sequence[str] | None = None) -> Iterator[Row | Bad]:
+        for first in range(start, len(places), _BATCH):
+            for number, run in groupby(places[first : first + _BATCH].tolist(), key=itemgetter(0)):
+                yield from rows_at(views[number], [position for _, position in run], fields)
+
+    if len(leaves) == 1 and np.array_equal(places[:, 1], np.arange(len(views[0]))):
+        return whole[0]
+    return Rows(
+        fields=whole[0].fields,
+        attrs=_common_attrs([rows.attrs for rows in whole]),
+        items=read,
+        fingerprint={
+            "kind": "records",
+            "of": [rows.fingerprint for rows in whole],
+            "xxh3": xxhash.xxh3_64_hexdigest(places.tobytes()),
+        },
+        count=len(places),
+        strata=lambda: _strata(read(0, [name for name in ("key", "label") if name in whole[0].fields])),
+        stores=views,
+    )
+
+
+def _strata(items: Iterable[Row | Bad]) -> Iterator[tuple[str, Any]]:
+    """Yield the key and the label of each item."""
+    for number, item in enumerate(items):
+        found = item.values if isinstance(item, Row) else {"key": item.name}
+        yield str(found.get("key", number)), found.get("label")
+
+
+def _samples(source: Any, fields: Sequence[str] | Mapping[str, Any] | None) -> Rows:
+    """Return the samples of any dataset, as it returns them."""
+    count = len(source)
+    classes = _class_names(source)
+    if _is(source, "datasets", "Dataset"):  # its images as files
+        for name, feature in source.features.items():
+            if type(feature).__name__ == "Image":
+                source = source.cast_column(name, type(feature)(decode=False))
+    first = _first(source)
+    names = _names(first, fields)
+    kinds = _fields(first, names, fields)
+    kind = f"{type(source).__module__}.{type(source).__qualname__}"
+
+    def items(start: int) -> Iterator[Row | Bad]:
+        for index in range(start, count):
+            try:
+                yield Row(f"sample {index}", _record(_sample(source, index), names, kinds))
+            except BadItem as error:
+                yield Bad(f"sample {index}", str(error))
+
+    # What a dataset knows without reading an image: torchvision's their targets, those of 🤗 datasets a token.
+    known = (getattr(source, "_fingerprint", ""), _lists(getattr(source, "targets", "")))
+    seen = repr((kind, classes, kinds, known)).encode(errors="replace")
+    return Rows(
+        fields=kinds,
+        attrs={**({} if classes is None else {"classes": classes}), "source": {"kind": "dataset", "type": kind}},
+        items=items,
+        fingerprint={"kind": "dataset", "count": count, "xxh3": xxhash.xxh3_64_hexdigest(seen)},
+        count=count,
+        strata=lambda: _strata(items(0)),
+        columns={str(key): name for key, name in names.items()},
+        notes=list(_notes(_elements(first), names, kinds)),
+        stores=tuple(_stores_of(source)),
+    )
+
+
+def _record(sample: Any, names: Mapping[Any, str], fields: Mapping[str, Field]) -> Record:
+    """Return the record of a sample; raises `BadItem`."""
+    values = _elements(sample)
+    if isinstance(sample, Mapping):
+        lacking = [repr(key) for key in names if key not in values]
+        if lacking:
+            raise BadItem(f"has no {', '.join(lacking)}")
+    elif len(values) != len(names):
+        raise BadItem(f"has {len(values)} elements, but the first sample has {len(names)}")
+    record: Record = {}
+    for key, name in names.items():
         try:
-            place = file.tell()
-            file.seek(0)
-            data: bytes = file.read()
-            file.seek(place)
-        except (OSError, ValueError, AttributeError):  # closed, or not a seekable file
-            pass
-        else:
-            return data
-    path = getattr(image, "filename", "")
-    if not isinstance(path, (str, bytes)) or not path:
+            record[name] = take(fields[name], values[key])
+        except BadItem as error:
+            raise BadItem(f"its {name} {error}") from None
+        except (TypeError, ValueError, OverflowError, RuntimeError) as error:
+            what = type(values[key]).__name__
+            raise BadItem(f"its {name} is a {what}, and the field is of kind {fields[name].kind}: {error}") from None
+    return record
+
+
+def _class_names(source: Any) -> list[JSON] | None:
+    """Return the class names that a dataset declares, or None."""
+    classes = getattr(source, "classes", None)
+    if classes is None and _is(source, "datasets", "Dataset"):
+        labels = [source.features.get("label"), *source.features.values()]
+        classes = next((feature.names for feature in labels if hasattr(feature, "names")), None)
+    if not isinstance(classes, (list, tuple)) or not all(isinstance(name, str) for name in classes):
         return None
+    return [*classes]
+
+
+def _stores_of(source: Any) -> Iterator[Backend]:
+    """Yield the stores of the `StoreDataset`s that a dataset contains, which `pack` must not replace."""
+    if _is(source, "storeds.datasets.map_dataset", "StoreDataset"):
+        yield source.view
+        return
+    inside = getattr(source, "__dict__", {})
+    parts = inside.get("datasets")
+    for part in (inside.get("dataset"), *(parts if isinstance(parts, (list, tuple)) else ())):
+        if part is not None:
+            yield from _stores_of(part)
+
+
+def _first(source: Any) -> Any:
+    """Return the first sample that can be read."""
+    reason = ""
+    for index in range(min(len(source), _TRIED)):
+        try:
+            return _sample(source, index)
+        except BadItem as error:
+            reason = reason or f"sample {index} {error}"
+    raise ConfigError(f"none of the first samples can be read, so their fields are unknown: {reason}")
+
+
+def _sample(source: Any, index: int) -> Any:
     try:
-        return read_file(os.fsdecode(path))
-    except (BadItem, ValueError):
-        return None
+        return source[index]
+    except Exception as error:  # third-party code may raise anything
+        raise BadItem(f"cannot be read: {type(error).__name__}: {error}") from error
 
 
-def _is_unchanged(data: bytes, image: Image.Image) -> bool:
-    # The image may have been drawn on, scaled, or moved to another frame since it was opened.
-    from PIL import Image
+def _elements(sample: Any) -> dict[Any, Any]:
+    """Return the values of a sample by key, or by position."""
+    if isinstance(sample, Mapping):
+        return dict(sample)
+    return dict(enumerate(sample)) if isinstance(sample, (tuple, list)) else {0: sample}
 
-    try:
-        with Image.open(io.BytesIO(data)) as opened:
-            if (opened.size, opened.mode, opened.format) != (image.size, image.mode, image.format):
-                return False
-            if opened.getpalette() != image.getpalette():
-                return False
-            return opened.tobytes() == image.tobytes()
-    except Exception:  # Pillow raises any exception on damaged files
-        return False
+
+def _names(sample: Any, fields: Sequence[str] | Mapping[str, Any] | None) -> dict[Any, str]:
+    """Return the field name for each key or position of a sample."""
+    elements = _elements(sample)
+    if isinstance(fields, str):
+        raise ConfigError(f"fields={fields!r} must be a list of names, or a mapping of names to kinds")
+    given = None if fields is None else list(fields)
+    if isinstance(sample, Mapping):
+        if not all(isinstance(key, str) for key in elements):
+            raise ConfigError(f"the keys of a sample must be text, not {list(elements)[:8]!r}")
+        known = field_names(elements, (), "the first sample")
+        if given is None:
+            return known
+        keys = {name: key for key, name in known.items()} | {key: key for key in known}
+        unknown = next((name for name in given if name not in keys), None)
+        if unknown is not None:
+            raise ConfigError(f"fields: the first sample has no {unknown!r}, only {', '.join(map(repr, elements))}")
+        return {keys[name]: known.get(name, name) for name in given}
+    if given is not None:
+        if len(given) != len(elements):
+            raise ConfigError(
+                f"fields: {len(given)} names ({', '.join(given)}) for {len(elements)} elements of a sample"
+            )
+        return dict(zip(elements, given, strict=True))
+    own = getattr(sample, "_fields", None)  # of a named tuple
+    if own is not None:
+        return dict(zip(elements, field_names(own, (), "the first sample").values(), strict=True))
+    kinds = {position: _infer(f"element{position}", value).kind for position, value in elements.items()}
+    usual = {(0, "image"): "image", (1, "int"): "label"}
+    return {position: usual.get((position, kind), f"field{position}") for position, kind in kinds.items()}
+
+
+def _fields(sample: Any, names: Mapping[Any, str], given: object) -> dict[str, Field]:
+    kinds = {name: given.get(name, given.get(key)) for key, name in names.items()} if isinstance(given, Mapping) else {}
+    elements = _elements(sample)
+    return parse_fields({name: kinds.get(name) or _infer(name, elements[key]) for key, name in names.items()})
 
 
 def _infer(name: str, value: Any) -> Field:
@@ -110,7 +355,7 @@ def _infer(name: str, value: Any) -> Field:
         return parse_fields({name: {"kind": "array", "dtype": value.dtype.str, "shape": list(value.shape)}})[name]
     if isinstance(value, bytes):
         return Field("image" if is_image(value) else "bytes")
-    if _is_pil_image(value) or _is_file(value):
+    if _is_picture(value) or _is_file(value):
         return Field("image")
     for kind in (bool, int, float, str):
         if isinstance(value, kind):
@@ -124,16 +369,17 @@ def _infer(name: str, value: Any) -> Field:
 
 
 def take(field: Field, value: Any) -> Any:
-    """Return `value` in the form that the field stores; raises BadItem or TypeError."""
+    """Return `value` in the form that the field stores, or a `Reference` to it; raises BadItem or TypeError."""
     value = _plain(value)
     if value is None and field.kind != "json":
         raise BadItem("is None")
-    if field.kind == "array":
-        return _fitting(field, np.asarray(value))
     if field.kind == "json":
         value = _lists(value)
-    elif field.kind == "image" and _is_pil_image(value):
-        return _encoded(value)
+    elif field.kind == "array" and not isinstance(value, np.ndarray):
+        value = np.asarray(value)
+    elif field.kind == "image" and _is_picture(value):
+        original = _original(value)
+        return _Picture(value) if original is None else original
     elif field.kind == "image" and _is_file(value):
         value = value["bytes"] if value["bytes"] is not None else read_file(str(value["path"]))
     try:
@@ -154,26 +400,6 @@ def _plain(value: Any) -> Any:
     return bytes(value) if isinstance(value, (bytearray, memoryview)) else value
 
 
-def _is_pil_image(value: Any) -> bool:
-    return callable(getattr(value, "tobytes", None)) and hasattr(value, "getbands")
-
-
-def _is_file(value: Any) -> bool:
-    """Whether `value` is an undecoded image of Hugging Face's datasets."""
-    return isinstance(value, Mapping) and value.keys() == {"bytes", "path"}
-
-
-def _fitting(field: Field, array: Array) -> Array:
-    dtype, shape = np.dtype(field.dtype), field.shape or ()
-    fits = array.ndim == len(shape) and all(want in (None, got) for want, got in zip(shape, array.shape, strict=True))
-    if array.dtype.newbyteorder("<") != dtype or not fits:
-        raise BadItem(
-            f"is {array.dtype} {array.shape}, and the field {dtype} {shape}; pass fields= with None for a dimension "
-            "that varies"
-        )
-    return array
-
-
 def _lists(value: Any) -> Any:
     value = _plain(value)
     if isinstance(value, np.ndarray):
@@ -183,214 +409,81 @@ def _lists(value: Any) -> Any:
     return [_lists(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
-_TRIED = 16
+def _is_picture(value: Any) -> bool:
+    """Whether `value` is a PIL image."""
+    return callable(getattr(value, "tobytes", None)) and hasattr(value, "getbands")
 
 
-class DatasetSource:
-    """A map-style dataset: an object with ``__getitem__`` and ``__len__`` whose samples are tuples or dicts.
+def _is_file(value: Any) -> bool:
+    """Whether `value` is an undecoded image of 🤗 datasets."""
+    return isinstance(value, Mapping) and value.keys() == {"bytes", "path"}
 
-    Parameters
-    ----------
-    dataset : object
-        Worker processes get a pickled copy.
-    fields : sequence of str or mapping, optional
-        Names for the elements of a tuple in order, or names and kinds as for `open_writer`. For a dict, the keys to
-        pack. By default an image is ``image``, an integer after it ``label``, and other elements are ``field2``,
-        ``field3``, … or named after their keys. Kinds are those of the first sample.
 
-    Notes
-    -----
-    A PIL image is stored as the file that it was opened from if its pixels are unchanged, else as PNG (TIFF for modes
-    that PNG lacks). Tensors and arrays are stored as arrays of the first sample's dtype and shape, lists as JSON. Images
-    of a Hugging Face dataset are stored as their files. ``classes``, or the names of a Hugging Face label, go to attrs.
+class _Picture(Reference):
+    """A copy of a PIL image, which a thread encodes without loss."""
 
-    Raises
-    ------
-    ConfigError
-        It is empty, or the kinds of its samples are unclear.
-    """
+    __slots__ = ("image", "size", "state")
 
-    problems: Sequence[Problem] = ()
-    stores: Sequence[Backend] = ()
+    def __init__(self, image: Image.Image) -> None:
+        if image.mode not in _FORMATS:
+            raise BadItem(f"is a PIL image of mode {image.mode}, which has no lossless format; pass its array")
+        self.image = image.copy()  # a dataset may draw on it again
+        self.size, self.state = image.width * image.height * len(image.getbands()), ()
 
-    def __init__(self, dataset: Any, fields: Sequence[str] | Mapping[str, Any] | None = None) -> None:
-        if not callable(getattr(dataset, "__getitem__", None)) or not isinstance(dataset, Sized):
-            raise ConfigError(f"a {type(dataset).__name__} is not a dataset: it needs __getitem__ and __len__")
-        self._count = len(dataset)
-        if not self._count:
-            raise ConfigError(f"the {type(dataset).__name__} is empty")
-        self._classes = class_names(dataset)
-        token = getattr(dataset, "_fingerprint", "")
-        self._dataset = undecoded(dataset)
-        first = self._first()
-        self._names = _names(first, fields)
-        self.fields: Mapping[str, Field] = _fields(first, self._names, fields)
-        kind = f"{type(dataset).__module__}.{type(dataset).__qualname__}"
-        provenance: dict[str, JSON] = {"kind": "dataset", "type": kind}
-        named: dict[str, JSON] = {} if self._classes is None else {"classes": list(self._classes)}
-        self.attrs: Mapping[str, JSON] = {**named, "source": provenance}
-        self.fingerprint: JSON = self._hash(kind, token if isinstance(token, str) else "", dataset)
-        self._size = _volume(first)
-        self.columns: Mapping[str, str | None] = {str(key): name for key, name in self._names.items()}
-        self.notes: Sequence[str] = tuple(_notes(_elements(first), self._names, self.fields))
+    @property
+    def format(self) -> str:
+        return _FORMATS[self.image.mode]
 
-    def _first(self) -> Any:
-        reason = ""
-        for index in range(min(self._count, _TRIED)):
-            try:
-                return self._sample(index)
-            except BadItem as error:
-                reason = reason or f"{self.name(index)} {error}"
-        raise ConfigError(f"none of the first samples can be read, so their fields are unknown: {reason}")
-
-    def _hash(self, kind: str, token: str, dataset: Any) -> JSON:
-        fingerprint = Fingerprint()
-        fingerprint.add(f"{kind} {token} {self._classes} {fields_to_json(self.fields)}")
-        # torchvision's datasets know these without reading an image.
-        for target in _targets(dataset, self._count):
-            fingerprint.add(str(target))
-        return fingerprint.finish("dataset", self._count)
-
-    def __len__(self) -> int:
-        return self._count
-
-    def name(self, index: int, /) -> str:
+    def read(self) -> bytes:
         # docstring inherited
-        return f"sample {index}"
-
-    def size(self, index: int, /) -> int:
-        # docstring inherited
-        return self._size
-
-    def read(self, index: int, /) -> Record:
-        # docstring inherited
-        index = range(self._count)[index]
-        sample = self._sample(index)
-        values = _elements(sample)
-        if isinstance(sample, Mapping):
-            lacking = [key for key in self._names if key not in values]
-            if lacking:
-                raise BadItem(f"has no {', '.join(map(repr, lacking))}")
-        elif len(values) != len(self._names):
-            raise BadItem(f"has {len(values)} elements, but the first sample has {len(self._names)}")
-        record: Record = {}
-        for key, name in self._names.items():
-            try:
-                record[name] = take(self.fields[name], values[key])
-            except BadItem as error:
-                raise BadItem(f"its {name} {error}") from None
-            except (TypeError, ValueError, OverflowError, RuntimeError):
-                what, kind = type(values[key]).__name__, self.fields[name].kind
-                raise BadItem(f"its {name} is a {what}, but the field is of kind {kind}") from None
-        return record
-
-    def _sample(self, index: int) -> Any:
+        buffer = io.BytesIO()
         try:
-            return self._dataset[index]
-        except Exception as error:  # third-party code may raise anything
-            raise BadItem(f"cannot be read: {type(error).__name__}: {error}") from error
+            self.image.save(buffer, self.format)
+        except (OSError, ValueError, SyntaxError) as error:
+            raise BadItem(f"its PIL image cannot be encoded: {error}") from None
+        return buffer.getvalue()
+
+
+def _original(image: Image.Image) -> bytes | None:
+    """Return the file that a PIL image was opened from, if its pixels are unchanged, or None."""
+    from PIL import Image
+
+    if getattr(image, "format", None) is None:
+        return None
+    # The image may have been drawn on, scaled, or moved to another frame since it was opened.
+    try:
+        if (file := getattr(image, "fp", None)) is not None:
+            place = file.tell()
+            file.seek(0)
+            data: bytes = file.read()
+            file.seek(place)
+        else:
+            data = read_file(os.fsdecode(image.filename))  # type: ignore[attr-defined]  # of a file that was opened by its path
+        with Image.open(io.BytesIO(data)) as opened:
+            described = (opened.size, opened.mode, opened.format, opened.getpalette())
+            is_same = described == (image.size, image.mode, image.format, image.getpalette())
+            return data if is_same and opened.tobytes() == image.tobytes() else None
+    except Exception:  # Pillow raises any exception on damaged files; `fp` may be closed
+        return None
 
 
 def _notes(elements: Mapping[Any, Any], names: Mapping[Any, str], fields: Mapping[str, Field]) -> Iterator[str]:
+    """Yield sentences about fields that take much more space than the files that they come from."""
     for key, name in names.items():
         value = elements[key]
-        said = _reencoding_note(value) if callable(getattr(value, "getbands", None)) else None
-        if said is not None:
-            yield f"images of field {name!r} {said}"
-        if fields[name].kind == "array" and len(fields[name].shape or ()) >= 2:
-            size = int(np.prod(np.shape(value))) * np.dtype(fields[name].dtype).itemsize
+        shape = np.shape(value) if fields[name].kind == "array" else ()
+        if fields[name].kind == "image" and _is_picture(value) and _original(value) is None and value.mode in _FORMATS:
+            picture, buffer = _Picture(value), io.BytesIO()
+            value.convert("RGB").save(buffer, "JPEG", quality=90)
+            size = len(picture.read())
             yield (
-                f"field {name!r} is stored as an array of {fields[name].dtype} {tuple(np.shape(value))}, {byte_size(size)} a sample, "
+                f"images of field {name!r} are decoded, so each is stored as {picture.format}; the first takes "
+                f"{byte_size(size)}, {size / len(buffer.getvalue()):.1f} times as much as a JPEG of quality 90: pack the "
+                "folder or a manifest to keep the original files, or pass quality=90 to store JPEG"
+            )
+        if len(shape) >= 2:
+            size = int(np.prod(shape)) * np.dtype(fields[name].dtype).itemsize
+            yield (
+                f"field {name!r} is stored as an array of {fields[name].dtype} {tuple(shape)}, {byte_size(size)} a sample, "
                 "not as an image; read it with reader='array'"
             )
-
-
-def _targets(dataset: Any, count: int) -> list[Any]:
-    targets = getattr(dataset, "targets", None)
-    if not (isinstance(targets, Sized) and isinstance(targets, Iterable) and len(targets) == count):
-        return []
-    return [target.item() if callable(getattr(target, "item", None)) else target for target in targets]
-
-
-def _elements(sample: Any) -> dict[Any, Any]:
-    """Return the values of a sample by key, or by position."""
-    if isinstance(sample, Mapping):
-        return dict(sample)
-    if isinstance(sample, (tuple, list)):
-        return dict(enumerate(sample))
-    return {0: sample}
-
-
-def _names(sample: Any, fields: Sequence[str] | Mapping[str, Any] | None) -> dict[Any, str]:
-    """Return the field name for each key or position of a sample."""
-    keys = list(_elements(sample))
-    if isinstance(fields, str):
-        raise ConfigError(f"fields={fields!r} must be a list of names, or a mapping of names to kinds")
-    given = None if fields is None else list(fields)
-    if isinstance(sample, Mapping):
-        if not all(isinstance(key, str) for key in keys):
-            raise ConfigError(f"the keys of a sample must be text, not {keys[:8]!r}")
-        known = field_names(keys, (), "the first sample")
-        unknown = [name for name in given or () if name not in known.values() and name not in known]
-        if unknown:
-            raise ConfigError(f"fields: the first sample has no {unknown[0]!r}, only {', '.join(map(repr, keys))}")
-        if given is None:
-            return known
-        return {next(key for key in known if name in (key, known[key])): known.get(name, name) for name in given}
-    if given is not None:
-        if len(given) != len(keys):
-            raise ConfigError(f"fields: {len(given)} names ({', '.join(given)}) for {len(keys)} elements of a sample")
-        return dict(zip(keys, given, strict=True))
-    own = getattr(sample, "_fields", None)
-    if own is not None:
-        return dict(zip(keys, field_names(own, (), "the first sample").values(), strict=True))
-    return {position: _name(position, _infer(f"element{position}", _elements(sample)[position])) for position in keys}
-
-
-def _name(position: int, field: Field) -> str:
-    if position == 0 and field.kind == "image":
-        return "image"
-    return "label" if position == 1 and field.kind == "int" else f"field{position}"
-
-
-def _fields(sample: Any, names: dict[Any, str], given: object) -> dict[str, Field]:
-    kinds = {name: given.get(name, given.get(key)) for key, name in names.items()} if isinstance(given, Mapping) else {}
-    elements = _elements(sample)
-    return parse_fields({name: kinds.get(name) or _infer(name, elements[key]) for key, name in names.items()})
-
-
-def class_names(dataset: Any) -> list[str] | None:
-    """Return the class names that a dataset declares, or None."""
-    classes: Any = getattr(dataset, "classes", None)
-    features = getattr(dataset, "features", None)
-    if classes is None and isinstance(features, Mapping):
-        feature = features.get("label") or next((item for item in features.values() if hasattr(item, "names")), None)
-        classes = getattr(feature, "names", None)
-    if not isinstance(classes, (list, tuple)) or not all(isinstance(name, str) for name in classes):
-        return None
-    return list(classes)
-
-
-def undecoded(dataset: Any) -> Any:
-    """Return a Hugging Face dataset that gives its images as encoded files."""
-    features, cast = getattr(dataset, "features", None), getattr(dataset, "cast_column", None)
-    if not isinstance(features, Mapping) or not callable(cast):
-        return dataset
-    for name, feature in features.items():
-        if type(feature).__name__ == "Image" and getattr(feature, "decode", False):
-            make: Callable[..., Any] = type(feature)
-            dataset = dataset.cast_column(name, make(decode=False))
-    return dataset
-
-
-def _volume(sample: Any) -> int:
-    total = 0
-    for value in _elements(sample).values():
-        size = getattr(value, "size", None)
-        if isinstance(value, (bytes, str)):
-            total += len(value)
-        elif isinstance(size, tuple):  # a PIL image: about one byte per pixel
-            total += int(size[0]) * int(size[1])
-        else:
-            total += int(getattr(value, "nbytes", 8))
-    return total

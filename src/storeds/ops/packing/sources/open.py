@@ -13,12 +13,11 @@ from storeds._utils.locations import StoreURL, nearest, redact, sniff
 from storeds._utils.text import counted, some
 from storeds.errors import ConfigError, StoreNotFoundError, suggest
 from storeds.ops.packing.rows import Rows
-from storeds.ops.packing.sources.paths import IMAGE_SUFFIXES, is_hidden, show
+from storeds.ops.packing.sources.paths import IMAGE_SUFFIXES, VIDEO_SUFFIXES, is_hidden, show
 from storeds.protocols import Backend
 
 __all__ = ["open_source"]
 
-_VIDEOS = (".mp4", ".m4v", ".mov", ".avi", ".mkv", ".webm", ".mpg", ".mpeg", ".wmv", ".flv")
 _SUFFIXES = {
     ".csv": "csv",
     ".tsv": "csv",
@@ -29,7 +28,7 @@ _SUFFIXES = {
     ".tar": "tar",
     ".gz": "tar",
     ".tgz": "tar",
-    **dict.fromkeys(_VIDEOS, "videos"),
+    **dict.fromkeys(VIDEO_SUFFIXES, "videos"),
 }
 _TABLE_DEPTH = 3
 _TRIED = 8  # sub-folders that are looked into
@@ -210,7 +209,7 @@ def _inspect(folder: str) -> tuple[str | None, list[str]]:
         inside = [entry.path for entry in entries if not is_hidden(entry.name) and _is_folder(entry)]
     except OSError:  # the source that lists the folder reports why
         return None, []
-    for kind, suffixes in (("images", IMAGE_SUFFIXES), ("table", (".parquet",)), ("videos", _VIDEOS)):
+    for kind, suffixes in (("images", IMAGE_SUFFIXES), ("table", (".parquet",)), ("videos", VIDEO_SUFFIXES)):
         if any(name.endswith(suffixes) for name in names):
             return kind, inside
     return None, inside

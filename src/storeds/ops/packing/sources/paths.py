@@ -6,7 +6,9 @@ import os
 import posixpath
 import re
 import unicodedata
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 from storeds._utils.text import counted, printable, some
 from storeds.errors import ConfigError, StoreNotFoundError
@@ -14,6 +16,7 @@ from storeds.ops.packing.rows import Bad, File
 
 __all__ = [
     "IMAGE_SUFFIXES",
+    "VIDEO_SUFFIXES",
     "Hidden",
     "Root",
     "Walk",
@@ -22,6 +25,7 @@ __all__ = [
     "is_hidden",
     "is_int",
     "is_text",
+    "names_of",
     "path_fault",
     "show",
 ]
@@ -29,6 +33,9 @@ __all__ = [
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 """The suffixes of torchvision's ImageFolder, in lower case."""
 
+VIDEO_SUFFIXES = (".mp4", ".m4v", ".mov", ".avi", ".mkv", ".webm", ".mpg", ".mpeg", ".wmv", ".flv")
+
+_MAX_PATHS = 64  # to one folder: links can give exponentially many paths without forming a loop
 _ALLOW = "pass allow_outside=True (--option allow_outside=true) to read it anyway"
 _ANNOTATIONS = (".csv", ".json", ".jsonl", ".txt", ".xml")
 
@@ -59,6 +66,15 @@ def path_fault(path: object) -> str | None:
     if "\0" in path:
         return "its path contains a NUL character"
     return None if is_text(path) else "its path is not valid UTF-8"
+
+
+def names_of(given: Any) -> list[str]:
+    """Return the names in an option: a list, or text such as ``"a, b"``; None is no name."""
+    if given is None:
+        return []
+    if isinstance(given, (list, tuple)):
+        return list(map(str, given))
+    return [name.strip() for name in str(given).split(",") if name.strip()]
 
 
 # int() accepts more: int("1_0") is 10, and 007 would lose its zeros.
@@ -215,15 +231,17 @@ class Walk:
         The order is that of ``sorted(os.walk(top, followlinks=True))``: folders by path, then files by name, both in
         plain string order. Then come files and folders that cannot be read.
         """
-        problems: list[Bad] = []
+        problems, seen = list[Bad](), Counter[tuple[int, int]]()
         folders: list[tuple[str, list[tuple[str, File]]]] = []
-        pending: list[tuple[str, tuple[tuple[int, int], ...]]] = [(top, ())]
+        status = os.stat(self._root.path)
+        above: tuple[tuple[int, int], ...] = ((status.st_dev, status.st_ino),) if top else ()
+        pending = [(top, above)]
         while pending:
             path, above = pending.pop()
             found: list[tuple[str, File]] = []
-            fault = self._enter(path, above)
-            if isinstance(fault, str):
-                problems.append(Bad(show(path) or show(self._root.path), fault))
+            entered = self._enter(path, above, seen)
+            if isinstance(entered, str):
+                problems.append(Bad(show(path) or show(self._root.path), entered))
                 continue
             try:
                 with os.scandir(os.path.join(self._root.path, path)) as entries:
@@ -235,7 +253,7 @@ class Walk:
                         elif isinstance(each, File):
                             found.append((below, each))
                         elif each:
-                            pending.append((below, (*above, fault)))
+                            pending.append((below, (*above, entered)))
             except OSError as error:
                 problems.append(
                     Bad(show(path) or show(self._root.path), f"the folder cannot be listed: {error.strerror}")
@@ -245,7 +263,9 @@ class Walk:
             yield from found
         yield from problems
 
-    def _enter(self, path: str, above: Sequence[tuple[int, int]]) -> tuple[int, int] | str:
+    def _enter(
+        self, path: str, above: Sequence[tuple[int, int]], seen: Counter[tuple[int, int]]
+    ) -> tuple[int, int] | str:
         """Return the identity of a folder, or why it must not be listed."""
         whole = os.path.join(self._root.path, path)
         if not is_text(path):
@@ -259,7 +279,11 @@ class Walk:
             return f"the folder cannot be inspected: {error.strerror}"
         if (status.st_dev, status.st_ino) in above:
             return "links back to a folder that contains it; the loop is left out"
-        return status.st_dev, status.st_ino
+        identity = status.st_dev, status.st_ino
+        seen[identity] += 1
+        if seen[identity] > _MAX_PATHS:
+            return f"is a folder that {_MAX_PATHS} other paths lead to already; more are left out"
+        return identity
 
     def _sort(self, entry: os.DirEntry[str], path: str) -> File | bool | str:
         """Return the file of an entry, True for a folder, False for what is left out, or why it cannot be read."""
@@ -318,8 +342,8 @@ def folders_in(root: str, hidden: Hidden | None = None) -> list[str]:
 def _is_folder(entry: os.DirEntry[str]) -> bool:
     try:
         return entry.is_dir()
-    except OSError:  # a link to itself
-        return False
+    except OSError:  # a link to itself, which listing it reports
+        return True
 
 
 def class_notes(classes: Sequence[str]) -> list[str]:

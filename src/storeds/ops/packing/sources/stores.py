@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from storeds.backends.opening import open_backend
@@ -11,7 +11,7 @@ from storeds.errors import ConfigError, RecordError
 from storeds.ops.packing.rows import Bad, Row, Rows
 from storeds.protocols import JSON, Backend
 
-__all__ = ["store"]
+__all__ = ["rows_at", "store"]
 
 _BATCH, _COLUMNS = 64, 1024  # records
 
@@ -41,20 +41,14 @@ def store(source: str | os.PathLike[str] | Backend, **options: Any) -> Rows:
 
     def items(start: int) -> Iterator[Row | Bad]:
         for first in range(start, count, _BATCH):
-            positions = range(first, min(first + _BATCH, count))
-            for position, record in zip(positions, backend.get_many(positions), strict=True):
-                name = f"record {position} of {backend.url}"
-                if isinstance(record, RecordError):
-                    yield Bad(name, record.reason or str(record))
-                else:
-                    yield Row(name, record)
+            yield from rows_at(backend, range(first, min(first + _BATCH, count)))
 
     def strata() -> Iterator[tuple[str, Any]]:
         wanted = [name for name in ("key", "label") if name in meta.fields]
         for first in range(0, count, _COLUMNS):
             positions = range(first, min(first + _COLUMNS, count))
-            for position, record in zip(positions, backend.get_many(positions, wanted), strict=True):
-                found = {} if isinstance(record, RecordError) else record
+            for position, row in zip(positions, rows_at(backend, positions, wanted), strict=True):
+                found = row.values if isinstance(row, Row) else {}
                 yield str(found.get("key", position)), found.get("label")
 
     where = getattr(backend, "where", None)
@@ -68,3 +62,13 @@ def store(source: str | os.PathLike[str] | Backend, **options: Any) -> Rows:
         strata=strata,
         stores=(backend,),
     )
+
+
+def rows_at(backend: Backend, positions: Sequence[int], fields: Sequence[str] | None = None) -> Iterator[Row | Bad]:
+    """Yield records of a store, read in one call."""
+    for position, record in zip(positions, backend.get_many(positions, fields), strict=True):
+        name = f"record {position} of {backend.url}"
+        if isinstance(record, RecordError):
+            yield Bad(name, record.reason or str(record))
+        else:
+            yield Row(name, record)

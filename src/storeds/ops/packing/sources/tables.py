@@ -5,95 +5,47 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import xxhash
 
-from storeds._utils.text import counted
-from storeds.errors import ConfigError
+from storeds._utils.text import counted, some
+from storeds.errors import ConfigError, FormatError, MissingDependencyError, StoreNotFoundError
 from storeds.layouts.codecs import is_image
-from storeds.ops.packing.sources.base import BadItem, Fingerprint, Problem, class_notes, locate, read_file, show
-from storeds.ops.packing.sources.columns import LESS_CERTAIN, field_names, likely_label, no_label
-from storeds.ops.packing.sources.objects import take, undecoded
-from storeds.ops.packing.sources.table_rows import (
-    SAVED_FILES,
-    TABLE_SUFFIXES,
-    TableFiles,
-    find_tables,
-    import_pyarrow,
-)
-from storeds.protocols import JSON, Field, Record
+from storeds.ops.packing.rows import Bad, BadItem, File, Row, Rows
+from storeds.ops.packing.sources.columns import LESS_CERTAIN, field_names, find_label
+from storeds.ops.packing.sources.objects import take
+from storeds.ops.packing.sources.paths import class_notes, is_hidden, names_of, show
+from storeds.protocols import JSON, Field, Kind, Record
 from storeds.records.fields import parse_fields
 
-__all__ = ["SAVED_FILES", "TABLE_SUFFIXES", "TableSource", "dataset_tables"]
+__all__ = ["hugging_face", "table"]
 
-_NUMBER = re.compile(r"u?int\d+|float\d+|half|double|bool")
-_SHAPED = re.compile(r"Array[2-5]D")
-_LISTS = ("List", "LargeList", "Sequence")
-_GUESS = 1 << 16
-_TRIED = 64
+_BATCH = 32  # rows
+_SHARD = re.compile(r"(.+?)-\d{5}-of-\d{5}(-[0-9a-f]+)?\.parquet")
+_SPLITS = ("train", "validation", "valid", "val", "dev", "test")
 
 
-class _Rows(Protocol):
-    """Rows with named columns."""
-
-    def __len__(self) -> int: ...
-
-    def row(self, index: int, columns: Sequence[str]) -> Mapping[str, Any]:
-        """Return some columns of one row."""
-        ...
-
-    def column(self, name: str) -> Iterator[Any]:
-        """Yield one column."""
-        ...
-
-    def fingerprint(self) -> JSON:
-        """Return a value that changes when the rows change."""
-        ...
-
-
-class _HuggingFaceRows:
-    """The rows of a ``datasets.Dataset``, with images as encoded files.
+def table(
+    path: str | os.PathLike[str],
+    *,
+    columns: Sequence[str] | str | None = None,
+    label_column: str | None = None,
+    label: bool = True,
+    allow_outside: bool = False,
+) -> Rows:
+    """Rows of a folder written by ``save_to_disk`` of 🤗 datasets, or of Parquet or Arrow files.
 
     Parameters
     ----------
-    dataset : datasets.Dataset
-    """
-
-    def __init__(self, dataset: Any) -> None:
-        self._dataset = undecoded(dataset.with_format(None))
-        self.features: dict[str, Any] = dataset.features.to_dict()
-        self.is_transformed = dataset.format.get("type") == "custom"
-
-    def __len__(self) -> int:
-        return len(self._dataset)
-
-    def row(self, index: int, columns: Sequence[str]) -> Mapping[str, Any]:
-        # docstring inherited
-        found: Mapping[str, Any] = self._dataset[index]
-        return found
-
-    def column(self, name: str) -> Iterator[Any]:
-        # docstring inherited
-        return (row[name] for row in self._dataset.select_columns([name]))
-
-    def fingerprint(self) -> JSON:
-        # docstring inherited
-        return str(self._dataset._fingerprint)
-
-
-class TableSource:
-    """A folder written by ``save_to_disk`` of 🤗 datasets, or Parquet or Arrow files.
-
-    Parameters
-    ----------
-    path : path, or mapping of str to rows
+    path : path
         A folder of one dataset or of a ``DatasetDict``, whose splits become the field ``split``; a folder of Parquet
         files, whose names give their splits; or one file.
-    columns : sequence of str, optional
+    columns : sequence of str or str, optional
         The columns to pack; all by default.
     label_column : str, optional
         The column of labels; by default the only ``ClassLabel``, or the one named ``label``, ``class`` or ``target``.
@@ -105,7 +57,7 @@ class TableSource:
     Notes
     -----
     Images keep the bytes that the column contains; the only column of images becomes ``image``. The names of a
-    ``ClassLabel`` go to ``attrs["classes"]``. Sequences of numbers become arrays, other nested values JSON, dates text. A
+    ``ClassLabel`` go to ``attrs["classes"]``. Lists of numbers become arrays, other nested values JSON, dates text. A
     missing number or text makes its column JSON, a missing float is NaN, a missing image or label is a bad item. Files
     need pyarrow, but not 🤗 datasets.
 
@@ -115,362 +67,432 @@ class TableSource:
         Nothing exists there, it is damaged or not a table, a column has values that no field can store, or pyarrow is
         not installed.
     """
-
-    problems: Sequence[Problem] = ()
-
-    def __init__(
-        self,
-        path: str | os.PathLike[str] | Mapping[str, Any],
-        *,
-        columns: Sequence[str] | None = None,
-        label_column: str | None = None,
-        label: bool = True,
-        allow_outside: bool = False,
-    ) -> None:
-        self._outside = allow_outside or isinstance(path, Mapping)
-        self._folder = ""
-        if isinstance(path, Mapping):
-            self._where, parts = "the dataset", dict(path)
-        else:
-            file = os.fspath(path)
-            self._folder = os.path.abspath(file if os.path.isdir(file) else os.path.dirname(os.path.abspath(file)))
-            self._where, parts = show(file), {name: TableFiles(files) for name, files in find_tables(file).items()}
-        parts = {name: rows for name, rows in parts.items() if len(rows)}
-        if not parts:
-            raise ConfigError(f"{self._where} has no rows")
-        self._parts: list[_Rows] = list(parts.values())
-        self._splits = list(parts) if len(parts) > 1 else []
-        self._ends = list(accumulate(map(len, self._parts)))
-        features = [_features(rows) for rows in self._parts]
-        if any(other != features[0] for other in features[1:]):
-            raise ConfigError(
-                f"{self._where}: its splits {', '.join(parts)} have different columns; pack them separately"
-            )
-        taken = self._choose(features[0], columns)
-        left_out = [name for name in features[0] if name not in taken]
-        found = {name: self._column(name, features[0][name]) for name in taken}
-        self._plan = _Plan(
-            self._where, [column for column in found.values() if column is not None], label_column, label
-        )
-        self._plan.learn_classes(self)
-        left_out += [name for name, column in found.items() if column is None]
-        self.fields: Mapping[str, Field] = self._plan.fields | ({"split": Field("str")} if self._splits else {})
-        if self._splits and "split" in self._plan.fields:
-            raise ConfigError(
-                f"{self._where} has splits and a column 'split'; leave the column out with columns= (--columns)"
-            )
-        self.columns: Mapping[str, str | None] = {**self._plan.names, **dict.fromkeys(left_out)}
-        classes: list[JSON] = list(self._plan.classes or ())
-        self.attrs: Mapping[str, JSON] = {**({"classes": classes} if classes else {}), "source": {"kind": "table"}}
-        transformed = any(getattr(rows, "is_transformed", False) for rows in self._parts)
-        self.notes: Sequence[str] = (
-            *class_notes(self._plan.classes or ()),
-            *(["its transform is not applied: pack stores its original columns"] if transformed else []),
-        )
-        self.fingerprint: JSON = self._hash()
-
-    def _choose(self, features: Mapping[str, Any], columns: Sequence[str] | None) -> list[str]:
-        for name in columns or ():
-            if name not in features:
-                raise ConfigError(f"{self._where} has no column {name!r}, only {', '.join(map(repr, features))}")
-        return list(features) if columns is None else list(columns)
-
-    def _column(self, name: str, feature: Any) -> _Column | None:
-        simple = isinstance(feature, Mapping) and feature.get("_type") == "Value"
-        binary = simple and "binary" in str(feature.get("dtype"))
-        has_nulls = simple and not binary and any(value is None for rows in self._parts for value in rows.column(name))
-        first = None
-        if binary:
-            rows = self._parts[0]
-            tried = (rows.row(index, [name])[name] for index in range(min(len(rows), _TRIED)))
-            first = next((value for value in tried if value is not None), None)
-        try:
-            return _column_of(name, feature, first, has_nulls=has_nulls)
-        except ConfigError as error:
-            raise ConfigError(f"{self._where}: {error}") from None
-
-    def _hash(self) -> JSON:
-        fingerprint = Fingerprint()
-        fingerprint.add(json.dumps([rows.fingerprint() for rows in self._parts]))
-        fingerprint.add(f"{self._splits} {self._plan.names} {self._plan.classes}")
-        return fingerprint.finish("table", len(self))
-
-    def values(self, name: str) -> Iterator[Any]:
-        """Yield one column of all parts."""
-        for rows in self._parts:
-            yield from rows.column(name)
-
-    def __len__(self) -> int:
-        return self._ends[-1]
-
-    def name(self, index: int, /) -> str:
-        # docstring inherited
-        part, at = locate(self._ends, index)
-        return f"{self._splits[part]} row {at}" if self._splits else f"row {at}"
-
-    def size(self, index: int, /) -> int:
-        # docstring inherited
-        return _GUESS
-
-    def _external(self, path: Any) -> bytes | None:
-        if path is None:
-            return None
-        if not self._outside:
-            raise BadItem(
-                f"its image is not in the table but at {path!r}; pass allow_outside=True (--allow-outside) to read it there"
-            )
-        return read_file(os.path.join(self._folder, str(path)))
-
-    def strata(self) -> Iterator[tuple[str, Any]]:
-        """Yield the key and the label of each item."""
-        names = {field: column for column, field in self._plan.names.items()}
-        labels = self.values(names["label"])
-        keys = map(str, self.values(names["key"])) if "key" in names else map(str, range(len(self)))
-        return zip(keys, map(self._plan.label_of, labels), strict=True)
-
-    def read(self, index: int, /) -> Record:
-        # docstring inherited
-        part, at = locate(self._ends, index)
-        row = dict(self._parts[part].row(at, list(self._plan.names)))
-        for name, value in row.items():
-            if isinstance(value, Mapping) and value.keys() == {"bytes", "path"} and value["bytes"] is None:
-                row[name] = self._external(value["path"])
-        record = self._plan.record(row)
-        return record | {"split": self._splits[part]} if self._splits else record
+    file = os.fspath(path)
+    parts = {name: [_file(each) for each in files] for name, files in _find_tables(file).items()}
+    folder = os.path.abspath(file if os.path.isdir(file) else os.path.dirname(os.path.abspath(file)))
+    return _Table(show(file), parts, columns, label_column, label, folder if allow_outside else None).rows()
 
 
-class _Plan:
-    """The field for each column."""
-
-    def __init__(self, where: str, columns: Sequence[_Column], label_column: str | None, label: bool) -> None:
-        self._where, self._columns = where, {column.name: column for column in columns}
-        if label_column is not None and not label:
-            raise ConfigError(f"label_column={label_column!r} and label=False contradict each other; leave one out")
-        if label_column is not None and label_column not in self._columns:
-            raise ConfigError(f"{where} has no column {label_column!r}, only {', '.join(map(repr, self._columns))}")
-        images = [column.name for column in columns if column.field.kind == "image"]
-        self._label = self._find_label(label_column, images) if label else None
-        roles = {images[0]: "image"} if len(images) == 1 else {}
-        roles |= {self._label: "label"} if self._label is not None else {}
-        rest = field_names([name for name in self._columns if name not in roles], roles.values(), where)
-        order = sorted(self._columns, key=lambda name: ("image", "label").index(roles[name]) if name in roles else 2)
-        self.names: dict[str, str] = {name: roles.get(name) or rest[name] for name in order}
-        self.classes: list[str] | None = None
-        self._numbers: dict[str, int] = {}
-
-    def _find_label(self, given: str | None, images: Sequence[str]) -> str | None:
-        others = {name: column for name, column in self._columns.items() if name not in images}
-        if given is not None or not others:
-            return given
-        named = {name.lower(): name for name in reversed(others) if others[name].field.kind in ("int", "str", "bool")}
-        likely = [name for name, column in others.items() if column.classes is not None]
-        found = likely_label(self._where, named, likely or list(filter(None, map(named.get, LESS_CERTAIN))))
-        if found is None:
-            say = "name the column of labels with label_column= (--label-column)"
-            raise no_label(self._where, "column", "images", list(others), say, "a ClassLabel, or ")
-        return found
-
-    def learn_classes(self, source: TableSource) -> None:
-        """Set the classes: those of a ClassLabel, or the distinct strings, sorted."""
-        if self._label is None:
-            return
-        column = self._columns[self._label]
-        if column.field.kind == "str":
-            texts = {value for value in source.values(self._label) if isinstance(value, str)}
-            self.classes = sorted(texts)
-            self._numbers = {name: number for number, name in enumerate(self.classes)}
-        elif column.field.kind in ("int", "bool"):
-            self.classes = list(column.classes) if column.classes else None
-        else:
-            raise ConfigError(
-                f"{self._where}: column {self._label!r} has {column.field.kind} values; a label is an integer or a name"
-            )
-
-    @property
-    def fields(self) -> dict[str, Field]:
-        return {
-            field: Field("int") if name == self._label else self._columns[name].field
-            for name, field in self.names.items()
-        }
-
-    def label_of(self, value: Any) -> Any:
-        """Return the label for a value of the table, None if it is not valid; without labels, return the value."""
-        if self._label is None:
-            return value
-        if isinstance(value, str):
-            return self._numbers.get(value)
-        known = isinstance(value, int) and (self.classes is None or 0 <= value < len(self.classes))
-        return int(value) if known else None
-
-    def record(self, row: Mapping[str, Any]) -> Record:
-        """Return the record of a row; raises `BadItem`."""
-        record: Record = {}
-        for name, field in self.names.items():
-            if name != self._label:
-                record[field] = self._columns[name].value(row[name])
-                continue
-            label = self.label_of(row[name])
-            if label is None:
-                count = 0 if self.classes is None else len(self.classes)
-                valid = f"one of the {counted(count, 'class', 'classes')}" if count else "a valid label"
-                raise BadItem(f"its {name} {row[name]!r} is not {valid}; --no-label packs without labels")
-            record[field] = label
-        return record
-
-
-def dataset_tables(dataset: Any) -> dict[str, _HuggingFaceRows]:
-    """Return the rows of a ``datasets.Dataset``, or of each split of a ``DatasetDict``."""
-    if isinstance(dataset, Mapping):
-        return {str(name): _HuggingFaceRows(part) for name, part in dataset.items()}
-    return {"": _HuggingFaceRows(dataset)}
-
-
-def _features(rows: Any) -> dict[str, Any]:
-    if isinstance(rows, _HuggingFaceRows):
-        return rows.features
-    schema = rows.schema
-    try:
-        written = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
-    except (KeyError, ValueError, TypeError):
-        written = {}
-    types = import_pyarrow().types
-    known = written if isinstance(written, Mapping) else {}
-    return {field.name: known.get(field.name) or _feature_of(field.type, types) for field in schema}
+def hugging_face(
+    dataset: Any,
+    *,
+    columns: Sequence[str] | str | None = None,
+    label_column: str | None = None,
+    label: bool = True,
+) -> Rows:
+    """Rows of a ``datasets.Dataset``, or of all splits of a ``DatasetDict``; the options are those of `table`."""
+    splits = {str(name): part for name, part in dataset.items()} if isinstance(dataset, Mapping) else {"": dataset}
+    parts = {name: [_loaded(part)] for name, part in splits.items()}
+    rows = _Table("the dataset", parts, columns, label_column, label, folder="").rows()
+    if any(part.format.get("type") == "custom" for part in splits.values()):
+        rows.notes.append("its transform is not applied: pack stores its original columns")
+    return rows
 
 
 @dataclass(frozen=True)
-class _Column:
-    """One column of a table and its field.
+class _Part:
+    """Some rows of a table.
 
     Parameters
     ----------
     name : str
-        The name of the column.
-    field : Field
-    classes : tuple of str or None
-        The class names of a column of labels.
-    missing : object
-        The replacement for a missing value; None if that is an error.
+        For messages.
+    schema : pyarrow.Schema
+    count : int
+    state : JSON
+        Changes when the rows change.
+    batches : callable
+        Yields Arrow batches of some columns.
     """
 
     name: str
-    field: Field
-    classes: tuple[str, ...] | None = None
-    missing: Any = None
+    schema: Any
+    count: int
+    state: JSON
+    batches: Callable[[list[str]], Iterator[Any]]
 
-    def value(self, found: Any) -> Any:
-        """Return the value of the field for a value of the table; raises `BadItem`."""
-        if found is None and self.field.kind != "json":
-            if self.missing is None:
-                raise BadItem(f"its {self.name} is missing (null)")
-            return self.missing
+    @property
+    def features(self) -> Mapping[str, Any]:
+        """What 🤗 datasets noted about the columns."""
         try:
-            return take(self.field, self._converted(found))
-        except BadItem as error:
-            raise BadItem(f"its {self.name} {error}") from None
-        except (TypeError, ValueError, OverflowError) as error:
-            raise BadItem(f"its {self.name} is not a valid {self.field.kind}: {error}") from None
-
-    def _converted(self, found: Any) -> Any:
-        kind = self.field.kind
-        if kind == "array":
-            return np.asarray(found, dtype=self.field.dtype)
-        if kind == "float" and isinstance(found, int):
-            return float(found)
-        if kind == "str" and not isinstance(found, str):
-            return found.isoformat() if hasattr(found, "isoformat") else str(found)
-        return found
+            features = json.loads(self.schema.metadata[b"huggingface"])["info"]["features"]
+            return {name: noted for name, noted in features.items() if isinstance(noted, dict)}
+        except (KeyError, ValueError, TypeError, AttributeError):
+            return {}
 
 
-def _feature_of(kind: Any, types: Any) -> dict[str, Any]:
-    """Return an Arrow type as a feature in the form of 🤗 datasets. `types` is ``pyarrow.types``."""
-    if types.is_struct(kind):
-        names = {kind.field(number).name: kind.field(number).type for number in range(kind.num_fields)}
-        if names.keys() == {"bytes", "path"} and types.is_binary(names["bytes"]):
-            return {"_type": "Image"}
-        return {name: _feature_of(inner, types) for name, inner in names.items()}
-    if types.is_dictionary(kind):
-        return _feature_of(kind.value_type, types)
-    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
-        length = kind.list_size if types.is_fixed_size_list(kind) else -1
-        return {"_type": "List", "feature": _feature_of(kind.value_type, types), "length": length}
-    return {"_type": "Value", "dtype": str(kind)}
+def _loaded(dataset: Any) -> _Part:
+    arrow = dataset.with_format("arrow")  # it decodes no image and applies no transform
+
+    def batches(columns: list[str]) -> Iterator[Any]:
+        return arrow.select_columns(columns).iter(_BATCH)  # type: ignore[no-any-return]
+
+    return _Part("the dataset", dataset.features.arrow_schema, len(dataset), str(dataset._fingerprint), batches)
 
 
-def _column_of(name: str, feature: Any, first: Any, *, has_nulls: bool) -> _Column | None:
-    """Return the column for a feature, or None for one without values; raises ConfigError if no field can store it.
+def _file(path: str) -> _Part:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"Parquet and Arrow files need pyarrow, which cannot be imported ({error}): pip install 'storeds[hf]'"
+        ) from error
+
+    def opened() -> Any:
+        """Return a Parquet file, or an Arrow table of the mapped file."""
+        try:
+            with open(path, "rb") as file:
+                head = file.read(6)
+            if head.startswith(b"PAR1"):
+                return pyarrow.parquet.ParquetFile(path)
+            mapped = pyarrow.memory_map(path)
+            return (pyarrow.ipc.open_file if head == b"ARROW1" else pyarrow.ipc.open_stream)(mapped).read_all()
+        except (OSError, pyarrow.ArrowException) as error:
+            raise FormatError(f"{show(path)} cannot be read as a table: {error}") from None
+
+    def batches(columns: list[str]) -> Iterator[Any]:
+        file = opened()
+        try:
+            if isinstance(file, pyarrow.Table):
+                yield from file.select(columns).to_batches(_BATCH)
+            else:
+                yield from file.iter_batches(_BATCH, columns=columns)
+        except (OSError, pyarrow.ArrowException) as error:
+            raise FormatError(f"{show(path)} is damaged: {error}") from None
+
+    file = opened()
+    is_table = isinstance(file, pyarrow.Table)
+    schema, count = (file.schema, file.num_rows) if is_table else (file.schema_arrow, file.metadata.num_rows)
+    return _Part(show(path), schema, count, [os.path.basename(path), *File(path).state], batches)
+
+
+class _Table:
+    """The fields and rows of a table in parts.
 
     Parameters
     ----------
-    name : str
-    feature : mapping or list
-        In the form of 🤗 datasets.
-    first : object
-        A value, which shows whether bytes are an image.
-    has_nulls : bool
-        Values are missing. Numbers and strings are then stored as JSON, floats as NaN.
+    where : str
+        For messages.
+    parts : mapping of str to list of _Part
+        The parts of each split.
+    columns, label_column, label
+        As for `table`.
+    folder : str or None
+        Where paths of images start; None if images may not be read from files.
     """
-    sort = feature.get("_type") if isinstance(feature, Mapping) else None
-    if sort == "Image":
-        return _Column(name, Field("image"))
-    if sort == "ClassLabel":
-        return _Column(name, Field("int"), tuple(feature.get("names") or ()))
-    if sort == "Value":
-        return _value_column(name, str(feature.get("dtype")), first, has_nulls=has_nulls)
-    if sort is not None and _SHAPED.fullmatch(sort):
-        return _Column(name, _array(name, feature["dtype"], list(feature["shape"])))
-    if sort in _LISTS and _is_number(inner := feature.get("feature")):
-        length = feature.get("length", -1)
-        return _Column(name, _array(name, inner["dtype"], [None if length is None or length < 0 else length]))
-    unsupported = _unsupported(feature)
-    if unsupported is not None:
-        raise ConfigError(
-            f"column {name!r} contains {unsupported}, which no field can store; choose columns with columns= (--columns)"
-        )
-    return _Column(name, Field("json"))
 
+    def __init__(
+        self,
+        where: str,
+        parts: Mapping[str, list[_Part]],
+        columns: Sequence[str] | str | None,
+        label_column: str | None,
+        label: bool,
+        folder: str | None,
+    ) -> None:
+        self.where, self.folder = where, folder
+        self.parts = {name: each for name, each in parts.items() if any(part.count for part in each)}
+        self.every = [part for each in self.parts.values() for part in each]
+        if not self.every:
+            raise ConfigError(f"{where} has no rows")
+        first = self.every[0]
+        for part in self.every:
+            if not part.schema.equals(first.schema) or part.features != first.features:
+                raise ConfigError(f"{where}: {part.name} has other columns than {first.name}; pack them separately")
+        every = first.schema.names
+        chosen = every if columns is None else names_of(columns)
+        for name in (*chosen, *([] if label_column is None else [label_column])):
+            if name not in every:
+                raise ConfigError(f"{where} has no column {name!r}, only {', '.join(map(repr, every))}")
+        if label_column is not None and not label:
+            raise ConfigError(f"label_column={label_column!r} and label=False contradict each other; leave one out")
+        # The class names of ClassLabels, by column.
+        self.named = {name: feature["names"] for name, feature in first.features.items() if feature.get("names")}
+        found = {name: self._field(name, first) for name in chosen}
+        self.columns = {name: field for name, field in found.items() if field is not None}
+        self.images = [name for name, field in self.columns.items() if field.kind == "image"]
+        self.label = (label_column or self._find_label()) if label else None
+        roles = {self.images[0]: "image"} if len(self.images) == 1 else {}
+        roles |= {self.label: "label"} if self.label is not None else {}
+        rest = field_names([name for name in self.columns if name not in roles], roles.values(), where)
+        order = sorted(self.columns, key=lambda name: ("image", "label").index(roles[name]) if name in roles else 2)
+        self.names = {name: roles.get(name) or rest[name] for name in order}
+        self.left_out = [name for name in every if name not in self.columns]
+        self._add_nulls()
+        self.classes = self._find_classes()
+        self.numbers = {name: number for number, name in enumerate(self.classes)}
 
-def _value_column(name: str, dtype: str, first: Any, *, has_nulls: bool) -> _Column | None:
-    if dtype == "null":
-        return None
-    if "binary" in dtype:
-        return _Column(name, Field("image" if isinstance(first, bytes) and is_image(first) else "bytes"))
-    if dtype.startswith(("float", "half", "double")):
-        return _Column(name, Field("float"), missing=float("nan"))
-    if has_nulls:
-        return _Column(name, Field("json"))
-    if dtype == "bool":
-        return _Column(name, Field("bool"))
-    return _Column(name, Field("int" if _NUMBER.fullmatch(dtype) else "str"))
+    def _field(self, name: str, part: _Part) -> Field | None:
+        import pyarrow
 
+        values = (value for batch in part.batches([name]) for value in batch.column(name).to_pylist())
+        try:
+            return _field(
+                part.schema.field(name).type, part.features.get(name, {}), filter(None, values), pyarrow.types
+            )
+        except ValueError as error:
+            raise ConfigError(
+                f"{self.where}: column {name!r} contains {error}, which no field can store; choose columns with columns= "
+                "(--option columns=a,b)"
+            ) from None
 
-def _is_number(feature: Any) -> bool:
-    return (
-        isinstance(feature, Mapping)
-        and feature.get("_type") == "Value"
-        and _NUMBER.fullmatch(str(feature.get("dtype"))) is not None
-    )
-
-
-def _array(name: str, dtype: str, shape: list[int | None]) -> Field:
-    numpy_name = {"half": "float16", "double": "float64", "float": "float32"}.get(dtype, dtype)
-    return parse_fields({name: {"kind": "array", "dtype": np.dtype(numpy_name).str, "shape": shape}})[name]
-
-
-def _unsupported(feature: Any) -> str | None:
-    """Return the part of a nested feature that is neither text nor number."""
-    if isinstance(feature, list):
-        return _unsupported(feature[0]) if feature else None
-    if not isinstance(feature, Mapping):
-        return None
-    sort = feature.get("_type")
-    if isinstance(sort, str) and sort not in (*_LISTS, "Value", "ClassLabel", "Translation"):
-        if sort.startswith(("Array", "Translation")):
+    def _find_label(self) -> str | None:
+        others = {name: field for name, field in self.columns.items() if name not in self.images}
+        if not others:
             return None
-        return f"{sort} values" if sort in ("Audio", "Video") else f"{sort}s in a list or a group"
-    if sort == "Value":
-        return "bytes in a list or a group" if "binary" in str(feature.get("dtype")) else None
-    inner = (
-        [feature["feature"]] if "feature" in feature else [value for key, value in feature.items() if key != "_type"]
-    )
-    return next((found for value in inner if (found := _unsupported(value)) is not None), None)
+        named = {name.lower(): name for name in reversed(others) if others[name].kind in ("int", "str", "bool")}
+        likely = [name for name in others if name in self.named] or list(filter(None, map(named.get, LESS_CERTAIN)))
+        return find_label(self.where, named, likely, beside="images", others=list(others))
+
+    def _add_nulls(self) -> None:
+        """Make columns of numbers and texts JSON if values are missing. A float has NaN for them."""
+        simple = [name for name, field in self.columns.items() if field.kind in ("int", "bool", "str")]
+        simple = [name for name in simple if name != self.label and name not in self.named]
+        for part in self.every if simple else ():
+            for batch in part.batches(simple):
+                self.columns |= {name: Field("json") for name in simple if batch.column(name).null_count}
+
+    def _find_classes(self) -> list[str]:
+        """Return the class names: those of a ClassLabel, or the distinct strings, sorted."""
+        if self.label is None:
+            return []
+        kind = self.columns[self.label].kind
+        if kind not in ("int", "bool", "str"):
+            raise ConfigError(f"{self.where}: column {self.label!r} has {kind} values; a label is an integer or a name")
+        if kind != "str":
+            return list(self.named.get(self.label, ()))
+        return sorted({values[self.label] for _, values in self._read(0, [self.label])} - {None})
+
+    def _read(self, start: int, columns: list[str]) -> Iterator[tuple[str, Record]]:
+        """Yield the name of each row from `start` on, and its values, with its split."""
+        for split, parts in self.parts.items():
+            row = 0
+            for part in parts:
+                if start >= part.count:
+                    start, row = start - part.count, row + part.count
+                    continue
+                for batch in part.batches(columns):
+                    skipped = min(start, batch.num_rows)
+                    start, row = start - skipped, row + skipped
+                    for values in batch.slice(skipped).to_pylist():
+                        yield f"{split} row {row}" if len(self.parts) > 1 else f"row {row}", values | {"split": split}
+                        row += 1
+
+    def _items(self, start: int) -> Iterator[Row | Bad]:
+        for name, values in self._read(start, list(self.names)):
+            try:
+                yield Row(name, values | {image: self._image(values[image]) for image in self.images})
+            except BadItem as error:
+                yield Bad(name, str(error))
+
+    def _image(self, found: Any) -> bytes | File | None:
+        """Return the bytes or the file of an image."""
+        if not isinstance(found, Mapping):
+            return found  # type: ignore[no-any-return]
+        # As 🤗 datasets stores images.
+        if found["bytes"] is not None or found["path"] is None:
+            return found["bytes"]  # type: ignore[no-any-return]
+        if self.folder is None:
+            raise BadItem(
+                f"its image is not in the table but at {found['path']!r}; pass allow_outside=True (--option "
+                "allow_outside=true) to read it there"
+            )
+        return File(os.path.join(self.folder, found["path"]), what="image")
+
+    def _label(self, value: Any) -> int | None:
+        """Return the label for a value of the table, or None if it is not valid."""
+        if isinstance(value, str):
+            return self.numbers.get(value)
+        is_valid = value is not None and (not self.classes or 0 <= value < len(self.classes))
+        return int(value) if is_valid else None
+
+    def _finish(self, values: Record) -> Record:
+        record: Record = {}
+        for name, field in self.names.items():
+            value = values[name]
+            try:
+                record[field] = self._label(value) if name == self.label else _value(self.columns[name], value)
+            except BadItem as error:
+                raise BadItem(f"its {name} {error}") from None
+            except (TypeError, ValueError, OverflowError) as error:
+                raise BadItem(f"its {name} is not a valid {self.columns[name].kind}: {error}") from None
+            if record[field] is None and name == self.label:
+                known = counted(len(self.classes), "class", "classes")
+                valid = f"one of the {known}" if self.classes else "a valid label"
+                raise BadItem(f"its {name} {value!r} is not {valid}; --no-label packs without labels")
+        return record | {"split": values["split"]} if len(self.parts) > 1 else record
+
+    def _strata(self) -> Iterator[tuple[str, Any]]:
+        columns = {field: name for name, field in self.names.items() if field in ("key", "label")}
+        for number, (_, values) in enumerate(self._read(0, list(columns.values()))):
+            value, key = values[columns["label"]], values[columns["key"]] if "key" in columns else number
+            yield str(key), value if self.label is None else self._label(value)
+
+    def rows(self) -> Rows:
+        """Return the rows."""
+        fields = {
+            field: Field("int") if name == self.label else self.columns[name] for name, field in self.names.items()
+        }
+        if len(self.parts) > 1:
+            if "split" in fields:
+                raise ConfigError(
+                    f"{self.where} has splits and a column 'split'; leave the column out with columns= (--option "
+                    "columns=a,b)"
+                )
+            fields["split"] = Field("str")
+        count = sum(part.count for part in self.every)
+        seen = repr(([part.state for part in self.every], list(self.parts), self.names, self.classes))
+        return Rows(
+            fields=fields,
+            attrs={**({"classes": [*self.classes]} if self.classes else {}), "source": {"kind": "table"}},
+            items=self._items,
+            finish=self._finish,
+            fingerprint={"kind": "table", "count": count, "xxh3": xxhash.xxh3_64_hexdigest(seen.encode())},
+            count=count,
+            strata=self._strata,
+            columns={**self.names, **dict.fromkeys(self.left_out)},
+            notes=class_notes(self.classes),
+        )
+
+
+def _value(field: Field, found: Any) -> Any:
+    """Return the value of a field for a value of the table; raises `BadItem`."""
+    if found is None and field.kind != "json":
+        if field.kind == "float":
+            return float("nan")
+        raise BadItem("is missing (null)")
+    if field.kind == "array":
+        found = np.asarray(found, dtype=field.dtype)
+    elif field.kind == "str" and not isinstance(found, str):
+        found = found.isoformat() if hasattr(found, "isoformat") else str(found)
+    return take(field, found)
+
+
+def _field(kind: Any, noted: Mapping[str, Any], values: Iterator[Any], types: Any) -> Field | None:
+    """Return the field for an Arrow type, or None for one without values; raises ValueError if none can store it.
+
+    Parameters
+    ----------
+    kind : pyarrow.DataType
+    noted : mapping
+        What 🤗 datasets noted about the column.
+    values : iterator
+        Of the column; the first one shows whether bytes are images.
+    types : module
+        ``pyarrow.types``.
+    """
+    sort = str(noted.get("_type"))
+    if types.is_dictionary(kind):
+        kind = kind.value_type
+    if sort in ("Audio", "Video"):
+        raise ValueError(f"{sort} values")
+    if re.fullmatch("Array[2-5]D", sort):
+        return _array(noted["dtype"], noted["shape"])
+    if types.is_null(kind):
+        return None
+    if _is_bytes(kind):
+        return Field("image" if is_image(next(values, b"")) else "bytes")
+    if types.is_nested(kind):
+        return _nested(kind, types)
+    simple: dict[Kind, Any] = {"int": types.is_integer, "float": types.is_floating, "bool": types.is_boolean}
+    return Field(next((name for name, is_kind in simple.items() if is_kind(kind)), "str"))
+
+
+def _nested(kind: Any, types: Any) -> Field:
+    inner = [kind.field(number).type for number in range(kind.num_fields)]
+    if types.is_struct(kind) and {each.name for each in kind} == {"bytes", "path"} and any(map(_is_bytes, inner)):
+        return Field("image")  # as 🤗 datasets stores it
+    is_list = len(inner) == 1 and not types.is_struct(kind)
+    if is_list and (types.is_integer(inner[0]) or types.is_floating(inner[0]) or types.is_boolean(inner[0])):
+        return _array(inner[0].to_pandas_dtype(), [kind.list_size if types.is_fixed_size_list(kind) else None])
+    if any(map(_has_bytes, inner)):
+        raise ValueError("bytes or images in a list or a group")
+    return Field("json")
+
+
+def _is_bytes(kind: Any) -> bool:
+    return "binary" in str(kind).split("<")[0]
+
+
+def _has_bytes(kind: Any) -> bool:
+    return _is_bytes(kind) or any(_has_bytes(kind.field(number).type) for number in range(kind.num_fields))
+
+
+def _array(dtype: Any, shape: Sequence[int | None]) -> Field:
+    return parse_fields({"x": {"kind": "array", "dtype": np.dtype(dtype).str, "shape": list(shape)}})["x"]
+
+
+def _find_tables(path: str) -> dict[str, list[str]]:
+    """Return the files of each split at `path`. A split without a name is ``""``.
+
+    Raises
+    ------
+    StoreNotFoundError, ConfigError, FormatError
+        Nothing exists there, it is not a table, or the folder contains several datasets.
+    """
+    if os.path.isfile(path):
+        return {"": [path]}
+    if not os.path.isdir(path):
+        raise StoreNotFoundError(f"nothing exists at {show(path)}")
+    names = os.listdir(path)
+    if "dataset_dict.json" in names:
+        splits = [os.path.basename(str(name)) for name in _load(path, "dataset_dict.json").get("splits") or []]
+        return {name: _saved(os.path.join(path, name)) for name in splits}
+    return {"": _saved(path)} if {"state.json", "dataset_info.json"} <= set(names) else _parquet(path)
+
+
+def _load(folder: str, name: str) -> dict[str, Any]:
+    try:
+        return dict(json.loads(Path(folder, name).read_bytes()))
+    except (OSError, ValueError, TypeError) as error:
+        raise FormatError(
+            f"{show(os.path.join(folder, name))} cannot be read: {error}; save the dataset again"
+        ) from None
+
+
+def _saved(folder: str) -> list[str]:
+    state = _load(folder, "state.json")
+    if not isinstance(state.get("_data_files"), list) or state.get("_indices_data_files"):
+        raise ConfigError(
+            f"{show(folder)} was saved by an old version of 🤗 datasets; load it with datasets.load_from_disk and save it again"
+        )
+    files = [os.path.join(folder, os.path.basename(str(item["filename"]))) for item in state["_data_files"]]
+    missing = [file for file in files if not os.path.isfile(file)]
+    if missing:
+        raise FormatError(
+            f"{show(folder)} is incomplete: it lacks {some(map(os.path.basename, missing))}; copy it again"
+        )
+    return files
+
+
+def _parquet(folder: str) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for top, inside, names in os.walk(folder):
+        inside[:] = sorted(name for name in inside if not is_hidden(name))
+        for name in sorted(names):
+            if name.endswith(".parquet") and not is_hidden(name):
+                found.setdefault(_split_of(top, name), []).append(os.path.join(top, name))
+    if not found:
+        raise ConfigError(f"{show(folder)} contains no Parquet files, and save_to_disk of 🤗 datasets did not write it")
+    if "" in found and len(found) > 1:
+        raise ConfigError(
+            f"{show(folder)}: {show(os.path.basename(found[''][0]))} names no split, and others name "
+            f"{', '.join(filter(None, found))}; pack them separately"
+        )
+    for name, files in found.items():
+        folders = sorted({os.path.dirname(file) for file in files})
+        if len(folders) > 1:
+            raise ConfigError(
+                f"{show(folder)} contains several datasets, each with a split {name!r}: "
+                f"{some(os.path.relpath(path, folder) for path in folders)}; pass one of these folders"
+            )
+    ranks = {name: rank for rank, name in enumerate(_SPLITS)}
+    return {name: found[name] for name in sorted(found, key=lambda name: (ranks.get(name, len(ranks)), name))}
+
+
+def _split_of(folder: str, name: str) -> str:
+    shard = _SHARD.fullmatch(name)
+    if shard is not None:
+        return shard[1]
+    return next((each for each in (name.removesuffix(".parquet"), os.path.basename(folder)) if each in _SPLITS), "")

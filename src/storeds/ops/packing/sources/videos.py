@@ -2,355 +2,53 @@
 
 from __future__ import annotations
 
-import copy
 import io
-import itertools
 import os
 import re
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, Self
+from itertools import chain
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import xxhash
 from PIL import Image
 
 from storeds.errors import ConfigError, MissingDependencyError
-from storeds.ops.packing.sources.base import (
-    BadItem,
-    Fingerprint,
-    Problem,
-    Root,
-    StringArray,
-    class_notes,
-    file_state,
-    locate,
-    read_file,
-    show,
-)
-from storeds.ops.packing.sources.old_folders import FoundFile, Walk, folders_in
-from storeds.protocols import JSON, Field, Record
+from storeds.ops.packing.rows import Bad, BadItem, File, Row, Rows, from_start
+from storeds.ops.packing.sources.paths import VIDEO_SUFFIXES, Hidden, Root, Walk, class_notes, folders_in, show
+from storeds.protocols import Field
 
 if TYPE_CHECKING:
     import av.container
     import av.video.stream
 
-__all__ = ["VIDEO_SUFFIXES", "FrameFolderSource", "VideoSource"]
-
-
-class _Videos:
-    """Videos below a folder: the base of sources whose records are frames.
-
-    Parameters
-    ----------
-    root : str
-        The folder.
-    label : bool or None
-        Whether its folders are classes; None detects that.
-    allow_empty : bool
-        Accept classes without a video.
-    """
-
-    fields: Mapping[str, Field]
-
-    def __init__(self, root: str, *, label: bool | None, allow_empty: bool) -> None:
-        self._root, self._allow_empty, self._has_labels = os.path.abspath(root), allow_empty, label
-        self._keys, self._labels, self._ends = StringArray(), array("q"), array("q")
-        self._fingerprint = Fingerprint()
-        self.problems: Sequence[Problem] = ()
-        self.notes: Sequence[str] = ()
-        self.attrs: Mapping[str, JSON] = {}
-
-    def _classify(self, names: Sequence[str], walk: Walk, what: str) -> dict[str, int]:
-        """Return the label of each class, if videos have labels. `names` are paths relative to the root."""
-        inside = [name for name in names if "/" in name]
-        if self._has_labels is None and inside and len(inside) < len(names):
-            outside = next(name for name in names if "/" not in name)
-            raise ConfigError(
-                f"{show(self._root)} contains {what} beside its folders ({outside!r}) and in them ({inside[0]!r}); pass "
-                "label=False (--no-label) to pack all without labels"
-            )
-        if self._has_labels and len(inside) < len(names):
-            outside = next(name for name in names if "/" not in name)
-            raise ConfigError(f"label=True: {outside!r} is not in a folder that gives its class")
-        self._has_labels = bool(inside) if self._has_labels is None else self._has_labels
-        if not self._has_labels:
-            return {}
-        classes = sorted(folders_in(self._root, walk))
-        held = {name.split("/", 1)[0] for name in inside} | {problem.name.split("/", 1)[0] for problem in walk.problems}
-        empty = [name for name in classes if show(name) not in held]
-        if empty and not self._allow_empty:
-            raise ConfigError(
-                f"{show(self._root)}: no {what} in {', '.join(map(show, empty[:8]))}; remove these folders, fill them, or "
-                "pass allow_empty=True (--allow-empty)"
-            )
-        listed: list[JSON] = [show(name) for name in classes]
-        self.attrs = {"classes": listed}
-        return {name: label for label, name in enumerate(classes)}
-
-    def _add(self, key: str, label: int, count: int, *numbers: int) -> None:
-        self._keys.append(key)
-        self._labels.append(label)
-        self._ends.append(count + (self._ends[-1] if self._ends else 0))
-        self._fingerprint.add(key, label, count, *numbers)
-
-    def _finish(self, kind: str, more: Mapping[str, Field], walk: Walk) -> None:
-        names: Any = self.attrs.get("classes", [])
-        self.problems, self.notes = tuple(walk.problems), (*class_notes(names), *walk.hidden.notes())
-        label = {"label": Field("int")} if self._has_labels else {}
-        numbers = {"video": Field("int"), "frame": Field("int")}
-        self.fields = {"image": Field("image"), **label, **numbers, "key": Field("str"), **more}
-        self.fingerprint: JSON = self._fingerprint.finish(kind, len(self))
-        del self._fingerprint  # it does not pickle
-
-    def __len__(self) -> int:
-        return self._ends[-1] if self._ends else 0
-
-    def strata(self) -> Iterator[tuple[str, int]]:
-        """Yield the key and the label of each item."""
-        start = 0
-        for video, end in enumerate(self._ends):
-            yield from itertools.repeat((self._keys[video], self._labels[video]), end - start)
-            start = end
-
-    def name(self, index: int, /) -> str:
-        # docstring inherited
-        video, frame = locate(self._ends, index)
-        return f"{self._keys[video]} frame {frame}"
-
-    def _record(self, video: int, frame: int, image: bytes) -> Record:
-        label = {"label": self._labels[video]} if self._has_labels else {}
-        return {"image": image, **label, "video": video, "frame": frame, "key": self._keys[video]}
-
+__all__ = ["frames", "videos"]
 
 _TIMED = {"mp4", "matroska", "webm"}
 """Containers that store when each frame is shown. Others store when it is decoded, or libavformat guesses."""
 
-_FAR = 250
-"""Decoding this many frames is faster than seeking: about the distance of two key frames."""
-
-
-@dataclass(frozen=True)
-class _Video:
-    """The frames to pack from one video file.
-
-    Attributes
-    ----------
-    marks : array of int64
-        The presentation time of each frame in units of the file, or its position among all frames if `ordered`.
-    unit : Fraction
-        Seconds per unit of a mark.
-    start : int
-        The mark of the first frame of the file.
-    ordered : bool
-        Whether the file has no reliable presentation times, so that frames are found by counting.
-    size : tuple of int
-        Width and height.
-    missing : int
-        Frames that the header announces but the file lacks, or that cannot be decoded at all.
-    """
-
-    marks: array[int]
-    unit: Fraction
-    start: int
-    ordered: bool
-    size: tuple[int, int]
-    missing: int = 0
-
-    def time(self, at: int) -> float:
-        """Return when frame `at` is shown, in seconds from the first frame of the file."""
-        return float((self.marks[at] - self.start) * self.unit)
-
-
-def _import_av() -> Any:
-    """Return PyAV; raises MissingDependencyError."""
-    try:
-        import av
-    except ImportError as error:
-        raise MissingDependencyError(
-            f"packing videos needs PyAV: {error}; install it: pip install 'storeds[video]'"
-        ) from error
-    return av
-
-
-def _list_frames(path: str, fps: Fraction | None) -> _Video:
-    """Return the frames to pack from the video at `path`; raises `BadItem` if it cannot be read.
-
-    Parameters
-    ----------
-    fps : Fraction, optional
-        The most frames per second to pack: the frame shown at each multiple of ``1 / fps`` seconds, but none twice.
-    """
-    av = _import_av()
-    try:
-        with av.open(path) as container:
-            stream = _video_of(container)
-            packets = [packet for packet in container.demux(stream) if packet.size]
-            shown = [packet.pts for packet in packets if not packet.is_discard]
-            ordered = None in shown or not _TIMED.intersection(container.format.name.split(","))
-            unit, rate = Fraction(stream.time_base or 1), Fraction(stream.average_rate or 25)
-            size, missing = (stream.width, stream.height), max(_promised(stream, shown) - len(packets), 0)
-        if ordered:
-            cursor = _FrameCursor(path, ordered=True)
-            shown, unit, missing = list(range(sum(1 for _ in cursor.frames()))), 1 / rate, cursor.faults
-    except av.error.FFmpegError as error:
-        raise BadItem(f"cannot be read as a video: {error.strerror}") from None
-    marks = np.unique(np.array(shown, np.int64))
-    if not marks.size:
-        raise BadItem("is a video without frames")
-    taken = marks if fps is None else _thinned(marks, unit, fps)
-    return _Video(array("q", taken.tolist()), unit, int(marks[0]), ordered, size, missing)
-
-
-def _promised(stream: av.video.stream.VideoStream, shown: list[int | None]) -> int:
-    """Return how many packets the header announces: MP4 stores their number, Matroska their duration."""
-    if stream.frames:
-        return stream.frames
-    long = re.fullmatch(r"(\d+):(\d+):(\d+\.\d+)", stream.metadata.get("DURATION", ""))
-    marks = [mark for mark in shown if mark is not None]
-    if long is None or not marks or stream.time_base is None:
-        return 0
-    duration = (int(long[1]) * 60 + int(long[2])) * 60 + Fraction(long[3])
-    lacking = (duration - max(marks) * stream.time_base) * Fraction(stream.average_rate or 25)
-    return len(marks) + round(lacking) - 1  # the last frame has a duration, too
-
-
-def _video_of(container: av.container.InputContainer) -> av.video.stream.VideoStream:
-    """Return the first video stream that is not a cover picture."""
-    for stream in container.streams.video:
-        if "attached_pic" not in str(getattr(stream, "disposition", "")):
-            return stream
-    raise BadItem("contains no video, only " + (", ".join({stream.type for stream in container.streams}) or "nothing"))
-
-
-def _thinned(marks: np.ndarray[Any, np.dtype[np.int64]], unit: Fraction, fps: Fraction) -> Any:
-    """Return the `marks` of the frames shown at multiples of ``1 / fps``."""
-    step = 1 / (fps * unit)
-    count = int((int(marks[-1]) - int(marks[0])) / step) + 1
-    times = np.array([int(marks[0]) + int(at * step) for at in range(count)], np.int64)
-    return marks[np.unique(np.searchsorted(marks, times, side="right") - 1)]
-
-
-@dataclass
-class _FrameCursor:
-    """Finds frames of one video file: fast in order, and in any order. Not thread-safe.
-
-    Parameters
-    ----------
-    path : str
-        The file.
-    ordered : bool
-        Whether marks are positions, not times.
-    """
-
-    path: str
-    ordered: bool
-    faults: int = 0
-    """Packets so far that did not decode."""
-    _container: Any = field(default=None, repr=False)
-    _frames: Iterator[tuple[int, Any, bool]] = field(default_factory=lambda: iter(()), repr=False)
-    _current: tuple[int, Any, bool] | None = field(default=None, repr=False)
-    _at: int = -1
-
-    def find(self, video: _Video, at: int) -> Any:
-        """Return frame `at` of `video`, an `av.VideoFrame`; raises `BadItem` if it is damaged or missing."""
-        mark = video.marks[at]
-        av = _import_av()
-        try:
-            if self._current is None or self._current[0] > mark or at - self._at > _FAR:
-                self._seek(mark, video.start)
-            self._at = at
-            while self._current is not None and self._current[0] < mark:
-                self._current = next(self._frames, None)
-        except av.error.FFmpegError as error:
-            self.close()
-            raise BadItem(f"cannot be decoded: {error.strerror}") from None
-        if self._current is None or self._current[0] != mark:
-            raise BadItem("cannot be decoded: the file is damaged there")
-        if self._current[2]:
-            raise BadItem("cannot be decoded completely: the file is damaged there, or since the last key frame")
-        return self._current[1]
-
-    def frames(self) -> Iterator[tuple[int, Any, bool]]:
-        """Reopen the file and yield mark, frame, and whether it is damaged, for each frame."""
-        self._open()
-        yield from self._frames
-        self.close()
-
-    def close(self) -> None:
-        """Close the file."""
-        if self._container is not None:
-            self._container.close()
-        self._container, self._current, self._frames, self._at = None, None, iter(()), -1
-
-    def _open(self) -> None:
-        self.close()
-        self._container = _import_av().open(self.path)
-        stream = _video_of(self._container)
-        stream.thread_type = "AUTO"
-        # By default the decoder fills damaged frames with guesses and reports nothing.
-        stream.codec_context.options = {"err_detect": "explode"}
-        self._frames = self._decode(stream)
-
-    def _seek(self, mark: int, start: int) -> None:
-        """Move to a frame at or before `mark`: the key frame before it if the file is seekable."""
-        self._open()
-        if not self.ordered and mark > start:
-            self._container.seek(mark, stream=_video_of(self._container))
-            self._current = next(self._frames, None)
-            if self._current is not None and self._current[0] <= mark:
-                return
-            self._open()
-        self._current = next(self._frames, None)
-
-    def _decode(self, stream: Any) -> Iterator[tuple[int, Any, bool]]:
-        av, place, is_damaged = _import_av(), 0, False
-        for packet in self._container.demux(stream):
-            try:
-                frames = packet.decode()
-            except av.error.InvalidDataError:
-                frames, is_damaged = [], True
-                self.faults += 1
-            for frame in frames:
-                # Frames decoded from damaged ones are damaged, up to the next key frame.
-                is_damaged = frame.is_corrupt or (is_damaged and not frame.key_frame)
-                yield place if self.ordered else frame.pts, frame, is_damaged
-                place += 1
-            is_damaged = is_damaged or packet.is_corrupt
-
-
-def _encode(frame: Any, max_side: int | None, quality: int) -> bytes:
-    """Return an `av.VideoFrame` as an upright JPEG, its longer side scaled down to `max_side`."""
-    size = _scaled(frame.width, frame.height, max_side)
-    scale = {} if size == (frame.width, frame.height) else dict(zip(("width", "height"), size, strict=True))
-    image: Image.Image = frame.to_image(**scale, interpolation="LANCZOS") if scale else frame.to_image()
-    if rotation := getattr(frame, "rotation", 0):  # videos of phones; PyAV reports it since version 14
-        image = image.rotate(rotation, expand=True)
-    buffer = io.BytesIO()
-    image.save(buffer, "JPEG", quality=quality)
-    return buffer.getvalue()
-
-
-def _scaled(width: int, height: int, max_side: int | None) -> tuple[int, int]:
-    """Return width and height such that the longer one is `max_side` at most."""
-    longer = max(width, height)
-    if max_side is None or longer <= max_side:
-        return width, height
-    return max(1, round(width * max_side / longer)), max(1, round(height * max_side / longer))
-
-
-VIDEO_SUFFIXES = (".mp4", ".m4v", ".mov", ".avi", ".mkv", ".webm", ".mpg", ".mpeg", ".wmv", ".flv")
 _QUALITY = 90
-_PIXELS_PER_BYTE = 8  # of a JPEG, about
 
 
-class VideoSource(_Videos):
-    """A folder of videos, including the folders below it, or one video. Each frame is encoded as JPEG.
+def videos(
+    path: str | os.PathLike[str],
+    *,
+    fps: float | str | None = None,
+    label: bool | None = None,
+    max_side: int | None = None,
+    quality: int | None = None,
+    allow_outside: bool = False,
+    allow_empty: bool = False,
+    include_hidden: bool = False,
+) -> Rows:
+    """Rows of a folder of videos, including the folders below it, or of one video. Each frame is encoded as JPEG.
 
     Parameters
     ----------
-    root : path
+    path : path
         The folder or the video. If videos are only in its sub-folders, these are their classes.
     fps : float or str, optional
         The most frames per second to pack, also as ``"30000/1001"``; all by default.
@@ -372,7 +70,7 @@ class VideoSource(_Videos):
     of a video. It decodes frames only if the file is neither MP4 nor Matroska, because only these store when frames are
     shown. Reading decodes one frame after the other and holds one in memory.
 
-    A video that cannot be opened or is cut short is a problem. Frames that cannot be decoded completely are bad items.
+    A video that cannot be opened or is cut short is a bad item. So is each frame that cannot be decoded completely.
 
     Raises
     ------
@@ -383,92 +81,69 @@ class VideoSource(_Videos):
     MissingDependencyError
         PyAV is not installed.
     """
+    _import_av()
+    where, rate = os.path.abspath(path), _rate(fps)
+    is_file = os.path.isfile(where)
+    top = os.path.dirname(where) if is_file else where
+    walk = Walk(Root(top, allow_outside=allow_outside), VIDEO_SUFFIXES, include_hidden=include_hidden)
+    found: list[tuple[str, File] | Bad] = [(os.path.basename(where), File(where))]
+    if not is_file:
+        folders_in(top)
+        found = list(walk.files(""))
+    if not found:
+        raise ConfigError(
+            f"{show(where)} contains no videos ({' '.join(VIDEO_SUFFIXES)}), not even in folders below it"
+        )
+    label = False if is_file else label
+    labels = _labels(top, found, walk.hidden, label=label, allow_empty=allow_empty)
+    listed = list(_list_videos(found, rate, labels))
+    count = sum(map(_count, listed))
+    states = [(each.name, *each.file.state, each.is_ordered) for each in listed if isinstance(each, _Video)]
+    settings = list(map(_count, listed)), labels, rate, max_side, quality
 
-    def __init__(
-        self,
-        root: str | os.PathLike[str],
-        *,
-        fps: float | str | None = None,
-        label: bool | None = None,
-        max_side: int | None = None,
-        quality: int | None = None,
-        allow_outside: bool = False,
-        allow_empty: bool = False,
-        include_hidden: bool = False,
-    ) -> None:
-        _import_av()
-        path = os.fspath(root)
-        single = os.path.isfile(path)
-        folder = os.path.dirname(os.path.abspath(path)) if single else path
-        super().__init__(folder, label=False if single else label, allow_empty=allow_empty)
-        rate = _rate(fps)
-        self._max_side, self._quality = max_side, quality
-        walk = Walk(Root(self._root, allow_outside=allow_outside), VIDEO_SUFFIXES, include_hidden=include_hidden)
-        if not single:
-            folders_in(folder)
-        found = [(os.path.basename(path), *file_state(path))] if single else list(walk.files(""))
-        if not found and not walk.problems:
-            raise ConfigError(f"{root} contains no videos ({' '.join(VIDEO_SUFFIXES)}), not even in folders below it")
-        classes = self._classify([key for key, _, _ in found], walk, "videos")
-        self._videos: list[_Video] = []
-        for key, size, mtime in found:
-            self._list(key, classes.get(key.split("/", 1)[0], -1), size, mtime, rate, walk.problems)
-        self._fingerprint.add(f"{rate} {max_side} {quality}")
-        self._cursor: _FrameCursor | None = None
-        self._finish("videos", {"time": Field("float")}, walk)
+    def items(start: int) -> Iterator[Row | Bad]:
+        for each in listed:
+            if start >= _count(each):
+                start -= _count(each)
+                continue
+            yield from (each,) if isinstance(each, Bad) else each.rows(start, max_side, quality)
+            start = 0
 
-    def _list(
-        self, key: str, label: int, size: int, mtime: int, rate: Fraction | None, problems: list[Problem]
-    ) -> None:
-        try:
-            video = _list_frames(self._path(key), rate)
-        except BadItem as error:
-            problems.append(Problem(key, str(error)))
-            return
-        if video.missing:
-            problems.append(Problem(key, f"is cut short or damaged: about {video.missing} of its frames are missing"))
-        self._videos.append(video)
-        self._add(key, label, len(video.marks), size, mtime)
+    def strata() -> Iterator[tuple[str, Any] | None]:
+        for each in listed:
+            yield from [None if isinstance(each, Bad) else (each.name, each.values.get("label"))] * _count(each)
 
-    def encoded(self, max_side: int | None, quality: int | None) -> Self:
-        """Return a source of the same videos with these settings; None leaves a setting unchanged."""
-        other = copy.copy(self)
-        other._max_side = self._max_side if max_side is None else max_side
-        other._quality = self._quality if quality is None else quality
-        return other
-
-    def size(self, index: int, /) -> int:
-        # docstring inherited
-        width, height = _scaled(*self._videos[locate(self._ends, index)[0]].size, self._max_side)
-        return width * height // _PIXELS_PER_BYTE + 1
-
-    def read(self, index: int, /) -> Record:
-        # docstring inherited
-        number, frame = locate(self._ends, index)
-        video, path = self._videos[number], self._path(self._keys[number])
-        if self._cursor is None or self._cursor.path != path:
-            if self._cursor is not None:
-                self._cursor.close()
-            self._cursor = _FrameCursor(path, video.ordered)
-        image = _encode(self._cursor.find(video, frame), self._max_side, self._quality or _QUALITY)
-        return {**self._record(number, frame, image), "time": video.time(frame)}
-
-    def _path(self, key: str) -> str:
-        return os.path.join(self._root, key.replace("/", os.sep))
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_cursor": None}
+    return Rows(
+        fields=_fields(labels) | {"time": Field("float")},
+        attrs={} if labels is None else {"classes": list(map(show, labels))},
+        items=items,
+        fingerprint={
+            "kind": "videos",
+            "count": count,
+            "xxh3": xxhash.xxh3_64_hexdigest(repr((states, settings)).encode()),
+        },
+        count=count,
+        strata=strata,
+        notes=[*class_notes(list(labels or ())), *walk.hidden.notes()],
+    )
 
 
-class FrameFolderSource(_Videos):
-    """A folder of videos, each a folder of images ordered by the numbers in their names. Images keep their bytes.
+def frames(
+    path: str | os.PathLike[str],
+    *,
+    label: bool | None = None,
+    allow_outside: bool = False,
+    allow_empty: bool = False,
+    include_hidden: bool = False,
+) -> Rows:
+    """Rows of a folder of videos, each a folder of images ordered by the numbers in their names. Images keep their bytes.
 
     Parameters
     ----------
-    root : path
+    path : path
         The folder. If it contains folders of videos, these are their classes: ``root/class/video/0001.jpg``.
     label, allow_outside, allow_empty, include_hidden
-        As for `VideoSource`.
+        As for `videos`.
 
     Raises
     ------
@@ -477,50 +152,265 @@ class FrameFolderSource(_Videos):
     ConfigError
         It contains no folders of images.
     """
+    walk = Walk(Root(path, allow_outside=allow_outside), include_hidden=include_hidden)
+    folders_in(os.fspath(path))
+    bad, found = list[Bad](), dict[str, list[tuple[str, File]]]()
+    for each in walk.files(""):
+        if isinstance(each, Bad):
+            bad.append(each)
+        else:
+            found.setdefault(os.path.dirname(each[0]), []).append(each)
+    if not (found or bad) or "" in found:
+        held = "images beside them" if "" in found else "none"
+        raise ConfigError(f"{path}: expected folders of images, one per video, but there are {held}")
+    tops: list[tuple[str, File] | Bad] = [*((key, each[0][1]) for key, each in found.items()), *bad]
+    labels = _labels(os.fspath(path), tops, walk.hidden, label=label, allow_empty=allow_empty)
+    rows = [
+        Row(name, {"image": file, **_label(labels, key), "video": number, "frame": frame, "key": key})
+        for number, (key, each) in enumerate(found.items())
+        for frame, (name, file) in enumerate(sorted(each, key=lambda one: _natural(one[0])))
+    ]
+    return Rows(
+        fields=_fields(labels),
+        attrs={} if labels is None else {"classes": list(map(show, labels))},
+        items=from_start(lambda: [*rows, *bad]),
+        notes=[*class_notes(list(labels or ())), *walk.hidden.notes()],
+    )
 
-    thread_safe = True
 
-    def __init__(
-        self,
-        root: str | os.PathLike[str],
-        *,
-        label: bool | None = None,
-        allow_outside: bool = False,
-        allow_empty: bool = False,
-        include_hidden: bool = False,
-    ) -> None:
-        super().__init__(os.fspath(root), label=label, allow_empty=allow_empty)
-        folders_in(os.fspath(root))
-        walk = Walk(Root(self._root, allow_outside=allow_outside), include_hidden=include_hidden)
-        videos: dict[str, list[FoundFile]] = {}
-        for one in walk.files(""):
-            videos.setdefault(os.path.dirname(one[0]), []).append(one)
-        if not (videos or walk.problems) or "" in videos:
-            held = "images beside them" if "" in videos else "none"
-            raise ConfigError(f"{root}: expected folders of images, one per video, but there are {held}")
-        classes = self._classify(list(videos), walk, "videos")
-        self._frames, self._sizes = StringArray(), array("q")
-        for key, frames in videos.items():
-            frames.sort(key=lambda one: _natural(one[0]))
-            for path, size, mtime in frames:
-                self._frames.append(path)
-                self._sizes.append(size)
-                self._fingerprint.add(path, size, mtime)
-            self._add(key, classes.get(key.split("/", 1)[0], -1), len(frames))
-        self._finish("frames", {}, walk)
+def _labels(
+    root: str, found: Sequence[tuple[str, File] | Bad], hidden: Hidden, *, label: bool | None, allow_empty: bool
+) -> dict[str, int] | None:
+    """Return the label of each folder in `root`, or None if videos have no labels."""
+    names = [each[0] for each in found if not isinstance(each, Bad)]
+    outside, inside = [name for name in names if "/" not in name], [name for name in names if "/" in name]
+    if outside and (inside if label is None else label):
+        raise ConfigError(
+            f"{show(root)} contains videos that are in no folder, which would give their class, such as {show(outside[0])}; pass "
+            "label=False (--no-label) to pack all without labels"
+        )
+    if not (inside if label is None else label):
+        return None
+    classes = folders_in(root, hidden)
+    held = {(each.name if isinstance(each, Bad) else show(each[0])).split("/", 1)[0] for each in found}
+    empty = [show(name) for name in classes if show(name) not in held]
+    if empty and not allow_empty:
+        raise ConfigError(
+            f"{show(root)}: no videos in {', '.join(empty[:8])}; remove these folders, fill them, or pass allow_empty=True "
+            "(--option allow_empty=true)"
+        )
+    return {name: number for number, name in enumerate(classes)}
 
-    def name(self, index: int, /) -> str:
-        # docstring inherited
-        return self._frames[index]
 
-    def size(self, index: int, /) -> int:
-        # docstring inherited
-        return self._sizes[index]
+def _label(labels: Mapping[str, int] | None, key: str) -> dict[str, int]:
+    return {} if labels is None else {"label": labels[key.split("/", 1)[0]]}
 
-    def read(self, index: int, /) -> Record:
-        # docstring inherited
-        path = os.path.join(self._root, self._frames[index].replace("/", os.sep))
-        return self._record(*locate(self._ends, index), read_file(path))
+
+def _fields(labels: Mapping[str, int] | None) -> dict[str, Field]:
+    label = {} if labels is None else {"label": Field("int")}
+    return {"image": Field("image"), **label, "video": Field("int"), "frame": Field("int"), "key": Field("str")}
+
+
+@dataclass
+class _Video:
+    """The frames to pack from one video file.
+
+    Attributes
+    ----------
+    name, file
+        Its path below the root, and the file.
+    marks : array of int64
+        The presentation time of each frame in units of the file, or its position among all frames if `is_ordered`.
+    start : int
+        The mark of the first frame of the file.
+    unit : Fraction
+        Seconds per unit of a mark.
+    is_ordered : bool
+        Whether the file has no reliable presentation times, so that frames are found by counting.
+    values : dict
+        The fields that are equal in all frames.
+    """
+
+    name: str
+    file: File
+    marks: array[int]
+    start: int
+    unit: Fraction
+    is_ordered: bool
+    values: dict[str, Any] = field(default_factory=dict)
+
+    def rows(self, first: int, max_side: int | None, quality: int | None) -> Iterator[Row | Bad]:
+        """Yield the frames from `first` on."""
+        av = _import_av()
+        found: Iterator[_Decoded] | None = None
+        current: _Decoded | None = None
+        for at in range(first, len(self.marks)):
+            mark, name = self.marks[at], f"{self.name} frame {at}"
+            try:
+                if found is None:
+                    found = self._from(mark)
+                    current = next(found, None)
+                while current is not None and current[0] < mark:
+                    current = next(found, None)
+            except av.error.FFmpegError as error:
+                found = None  # the next frame may be readable
+                yield Bad(name, f"cannot be decoded: {error.strerror}")
+                continue
+            if current is None or current[0] != mark:
+                yield Bad(name, "cannot be decoded: the file is damaged there")
+            elif current[2]:
+                yield Bad(name, "cannot be decoded completely: the file is damaged there, or since the last key frame")
+            else:
+                time = float((mark - self.start) * self.unit)
+                image = _encode(current[1], max_side, quality or _QUALITY)
+                yield Row(name, {"image": image, **self.values, "frame": at, "time": time})
+
+    def _from(self, mark: int) -> Iterator[_Decoded]:
+        """Return the frames from one at or before `mark` on: the key frame before it if the file is seekable."""
+        if mark > self.start and not self.is_ordered:
+            frames = _decode(self.file.path, seek=mark)
+            first = next(frames, None)
+            if first is not None and first[0] <= mark:
+                return chain([first], frames)
+        return _decode(self.file.path, is_ordered=self.is_ordered)
+
+
+_Decoded = tuple[int, Any, bool]
+"""The mark of a frame, the `av.VideoFrame`, and whether it is damaged."""
+
+
+def _count(listed: Bad | _Video) -> int:
+    return 1 if isinstance(listed, Bad) else len(listed.marks)
+
+
+def _encode(frame: Any, max_side: int | None, quality: int) -> bytes:
+    """Return an `av.VideoFrame` as an upright JPEG, its longer side scaled down to `max_side`."""
+    longer, scale = max(frame.width, frame.height), {}
+    if max_side is not None and longer > max_side:
+        sides = (max(1, round(side * max_side / longer)) for side in (frame.width, frame.height))
+        scale = dict(zip(("width", "height"), sides, strict=True), interpolation="LANCZOS")
+    image: Image.Image = frame.to_image(**scale)
+    if rotation := getattr(frame, "rotation", 0):  # videos of phones; PyAV reports it since version 14
+        image = image.rotate(rotation, expand=True)
+    buffer = io.BytesIO()
+    image.save(buffer, "JPEG", quality=quality)
+    return buffer.getvalue()
+
+
+def _import_av() -> Any:
+    """Return PyAV; raises MissingDependencyError."""
+    try:
+        import av
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"packing videos needs PyAV: {error}; install it: pip install 'storeds[video]'"
+        ) from error
+    return av
+
+
+def _list_videos(
+    found: Iterable[tuple[str, File] | Bad], rate: Fraction | None, labels: Mapping[str, int] | None
+) -> Iterator[Bad | _Video]:
+    """Yield the videos with their frames, and what is wrong with files."""
+    number = 0
+    for each in found:
+        if isinstance(each, Bad):
+            yield each
+            continue
+        key, file = each
+        try:
+            video, missing = _list_frames(key, file, rate)
+        except BadItem as error:
+            yield Bad(key, str(error))
+            continue
+        if missing:
+            yield Bad(key, f"is cut short or damaged: about {missing} of its frames are missing")
+        video.values = {**_label(labels, key), "video": number, "key": key}
+        yield video
+        number += 1
+
+
+def _list_frames(key: str, file: File, fps: Fraction | None) -> tuple[_Video, int]:
+    """Return a video, and how many frames its file announces but lacks; raises `BadItem`.
+
+    With `fps`, it has the frame shown at each multiple of ``1 / fps`` seconds, but none twice.
+    """
+    av = _import_av()
+    if not os.path.isfile(file.path):  # opening a FIFO would block
+        raise BadItem("is no regular file")
+    try:
+        with av.open(file.path, metadata_errors="replace") as container:
+            stream = _video_of(container)
+            packets = [packet for packet in container.demux(stream) if packet.size]
+            shown = [packet.pts for packet in packets if not packet.is_discard]
+            is_ordered = None in shown or not _TIMED.intersection(container.format.name.split(","))
+            unit, rate = Fraction(stream.time_base or 1), Fraction(stream.average_rate or 25)
+            missing = max(_promised(stream, shown) - len(packets), 0)
+        if is_ordered:
+            faults: list[str] = []
+            count = sum(1 for _ in _decode(file.path, is_ordered=True, faults=faults))
+            shown, unit, missing = list(range(count)), 1 / rate, len(faults)
+    except av.error.FFmpegError as error:
+        raise BadItem(f"cannot be read as a video: {error.strerror}") from None
+    marks = np.unique(np.array(shown, np.int64))
+    if not marks.size:
+        raise BadItem("is a video without frames")
+    start = int(marks[0])
+    if fps is not None:
+        step = 1 / (fps * unit)
+        times = [start + int(at * step) for at in range(int((int(marks[-1]) - start) / step) + 1)]
+        marks = marks[np.unique(np.searchsorted(marks, times, side="right") - 1)]
+    return _Video(key, file, array("q", marks.tolist()), start, unit, is_ordered), missing
+
+
+def _promised(stream: av.video.stream.VideoStream, shown: list[int | None]) -> int:
+    """Return how many packets the header announces: MP4 stores their number, Matroska their duration."""
+    if stream.frames:
+        return stream.frames
+    long = re.fullmatch(r"(\d+):(\d+):(\d+\.\d+)", stream.metadata.get("DURATION", ""))
+    marks = [mark for mark in shown if mark is not None]
+    if long is None or not marks or stream.time_base is None:
+        return 0
+    duration = (int(long[1]) * 60 + int(long[2])) * 60 + Fraction(long[3])
+    lacking = (duration - max(marks) * stream.time_base) * Fraction(stream.average_rate or 25)
+    return len(marks) + round(lacking) - 1  # the last frame has a duration, too
+
+
+def _video_of(container: av.container.InputContainer) -> av.video.stream.VideoStream:
+    """Return the first video stream that can be decoded and is not a cover picture."""
+    for stream in container.streams.video:
+        if stream.codec_context is not None and "attached_pic" not in str(getattr(stream, "disposition", "")):
+            return stream
+    found = ", ".join(sorted({stream.type for stream in container.streams})) or "nothing"
+    raise BadItem(f"contains no video that can be decoded; its streams are {found}")
+
+
+def _decode(
+    path: str, *, is_ordered: bool = False, seek: int | None = None, faults: list[str] | None = None
+) -> Iterator[_Decoded]:
+    """Yield each frame of a file, after going to the key frame before the mark `seek`; packets that fail go to `faults`."""
+    av = _import_av()
+    place, is_damaged = 0, False
+    with av.open(path, metadata_errors="replace") as container:
+        stream = _video_of(container)
+        stream.thread_type = "AUTO"
+        # By default the decoder fills damaged frames with guesses and reports nothing.
+        stream.codec_context.options = {"err_detect": "explode"}
+        if seek is not None:
+            container.seek(seek, stream=stream)
+        for packet in container.demux(stream):
+            try:
+                frames = packet.decode()
+            except av.error.InvalidDataError as error:
+                frames, is_damaged = [], True
+                if faults is not None:
+                    faults.append(str(error))
+            for frame in frames:
+                # Frames decoded from damaged ones are damaged, up to the next key frame.
+                is_damaged = frame.is_corrupt or (is_damaged and not frame.key_frame)
+                yield place if is_ordered else frame.pts, frame, is_damaged
+                place += 1
+            is_damaged = is_damaged or packet.is_corrupt
 
 
 def _rate(fps: float | str | None) -> Fraction | None:

@@ -1,0 +1,191 @@
+"""Epochs through loaders and workers: small arrays, lists of tensors, and a store of ten million records."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from benchmarks._common import Result, Run, entry, figure
+from storeds import EpochSampler, StoreDataset, StoreLoader, ThreadLoader, collate_detection
+from storeds.backends.base import StoreBackend
+from storeds.errors import RecordError
+from storeds.protocols import Array, Field, Meta, Record
+
+
+class Plain(Dataset[tuple[torch.Tensor, int]]):
+    """The Dataset of many training scripts: opens the file in each worker, and reads one item at a time."""
+
+    def __init__(self, path: Path, count: int) -> None:
+        self.path, self.count = path, count
+        self.file: Any = None
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        if self.file is None:
+            self.file = h5py.File(self.path)
+        return torch.from_numpy(self.file["data"][index]), int(self.file["label"][index])
+
+
+def check_epoch(name: str, loader: Any, count: int) -> None:
+    """Raise unless a loader gives every array once, with its label."""
+    labels: list[int] = []
+    for data, numbers in loader:
+        if not bool((data.flatten(1)[:, 0] == numbers % 251).all()):
+            raise AssertionError(f"{name} gives arrays that are not those of their labels")
+        labels += numbers.tolist()
+    if sorted(labels) != list(range(count)):
+        raise AssertionError(f"{name} gives other labels")
+
+
+def epoch(loader: Any) -> Callable[[], int]:
+    return lambda: sum(int(labels.sum()) for _, labels in loader)
+
+
+@entry(
+    "loaders",
+    "A shuffled epoch of small arrays of a contiguous HDF5 dataset, two workers: every loader against an h5py Dataset",
+)
+def loaders(run: Run) -> Iterator[Result]:
+    for shape, dtype, batch, full in (
+        ((128,), "f4", 256, 60_000),
+        ((1024,), "f4", 256, 30_000),
+        ((64, 64, 3), "u1", 64, 10_000),
+    ):
+        count, path = run.count(full, 500), run.folder / f"{len(shape)}-{shape[0]}.h5"
+        with h5py.File(path, "w") as file:
+            numbers = (np.arange(count) % 251).reshape(-1, *[1] * len(shape))
+            file["data"] = np.broadcast_to(numbers, (count, *shape)).astype(dtype)
+            file["label"] = np.arange(count)
+        dataset: Any = StoreDataset(path, reader="array", fields=["data", "label"])
+        kept: dict[str, Any] = {"num_workers": 2, "persistent_workers": True}
+        sampler = EpochSampler(dataset, shuffle=True, seed=0)
+        ways: dict[str, Any] = {
+            "h5py Dataset": DataLoader(Plain(path, count), batch, shuffle=True, **kept),
+            "DataLoader": DataLoader(dataset, batch, shuffle=True, **kept),
+            "StoreLoader": StoreLoader(dataset, batch_size=batch, sampler=sampler, **kept),
+            "ThreadLoader": ThreadLoader(dataset, batch_size=batch, shuffle=True, num_workers=2),
+        }
+        for name, loader in ways.items():
+            check_epoch(name, loader, count)
+        pairs = [(name, "h5py Dataset", 1.0) for name in list(ways)[1:]]
+        for name, other, least in (*pairs, ("ThreadLoader", "StoreLoader", None)):
+            title = f"{' × '.join(map(str, shape))} {dtype}, batches of {batch}: {name} ÷ {other}"
+            yield run.compare(title, epoch(ways[name]), epoch(ways[other]), least=least, count=count, seconds=0)
+
+
+class Boxes(Dataset[Any]):
+    """Images of nearly one size, made in memory, with 10 boxes and labels each."""
+
+    def __init__(self, count: int, height: int, width: int) -> None:
+        self.count, self.height, self.width = count, height, width
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        shape = (3, self.height + index % 7, self.width - index % 5)
+        boxes = torch.tensor([[0.0, 0, 10, 10]]).repeat(10, 1)
+        image = torch.full(shape, index % 255, dtype=torch.uint8)
+        return {"image": image, "boxes": boxes, "labels": torch.full((10,), index)}
+
+
+def tensor_by_tensor(batch: list[dict[str, torch.Tensor]]) -> Any:
+    """Return the same batch as `collate_detection`, in tensors of their own."""
+    images = [sample["image"].float().div_(255) for sample in batch]
+    return images, [{"boxes": sample["boxes"], "labels": sample["labels"]} for sample in batch]
+
+
+@entry(
+    "lists",
+    "Lists of images with boxes from a worker: `collate_detection` against lists that PyTorch sends tensor by tensor",
+)
+def lists(run: Run) -> Iterator[Result]:
+    for height, width in ((64, 64), (480, 640)):
+        samples = Boxes(run.count(1600, 32), height, width)
+        files: dict[str, int] = {}
+
+        def way(name: str, collate_fn: Any, samples: Boxes = samples, files: dict[str, int] = files) -> Any:
+            loader: Any = DataLoader(samples, 16, num_workers=1, collate_fn=collate_fn, persistent_workers=True)
+
+            def read() -> None:
+                seen = 0
+                for images, targets in loader:
+                    for image, target in zip(images, targets, strict=True):
+                        if round(float(image[0, 0, 0] * 255)) != seen % 255 or target["labels"][-1] != seen:
+                            raise AssertionError(f"sample {seen} is another one")
+                        seen += 1
+                    files[name] = max(files.get(name, 0), len(os.listdir("/proc/self/fd")))
+
+            return read
+
+        ours, theirs = way("storeds", collate_detection), way("torch", tensor_by_tensor)
+        title = f"16 images of about {height} × {width} with targets ÷ tensor by tensor"
+        result = run.compare(title, ours, theirs, least=2.0, count=len(samples), seconds=1.0)
+        yield replace(result, detail=f"{result.detail}; open files: {files}")
+
+
+class Numbers(StoreBackend):
+    """A store whose record at each position is that position, so that nothing but the library takes memory."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__("numbers://", Meta("0" * 32, "0" * 32, count, "storeds/1", {"x": Field("int")}))
+
+    def _read(self, positions: list[int], fields: tuple[str, ...]) -> list[Record | RecordError]:
+        return [{"x": position} for position in positions]
+
+    def _column(self, name: str, field: Field) -> Array:
+        return np.arange(len(self))
+
+    def close(self) -> None:
+        pass
+
+
+def private_bytes(pid: int) -> int:
+    """Return how much memory a process has for itself alone."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return 1024 * sum(int(line.split()[1]) for line in lines if line.startswith(("Private_Clean:", "Private_Dirty:")))
+
+
+@entry(
+    "shuffling",
+    "A shuffled epoch of ten million simulated records through four workers: memory, state, time to the first batch",
+)
+def shuffling(run: Run) -> Iterator[Result]:
+    warnings.filterwarnings("ignore", "This DataLoader will create")  # more workers than cores
+    count, workers, first = run.count(10_000_000, 100_000), 4, 0.0
+    for method in ("fork", "spawn"):
+        start = time.perf_counter()
+        dataset = StoreDataset(Numbers(count), reader="array", seed=0)
+        loader = StoreLoader(
+            dataset, shuffle=True, batch_size=4096, num_workers=workers, multiprocessing_context=method
+        )
+        times, state, sizes = np.zeros(count, np.uint8), 0, list[int]()
+        for at, (numbers,) in enumerate(loader):
+            if not at:
+                first = time.perf_counter() - start
+            np.add.at(times, numbers.numpy(), 1)
+            # After every worker has made some batches, whose imports and first collection copy inherited pages.
+            if at % 50 == 2 * workers:
+                sizes.append(max(private_bytes(each.pid) for each in multiprocessing.active_children() if each.pid))
+                state = max(state, len(json.dumps(loader.state_dict())))
+        if not (times == 1).all():
+            raise AssertionError("a record came twice, or not at all")
+        yield figure(
+            f"{method}: largest private memory of a worker, growth", "MiB", [(max(sizes) - sizes[0]) / 2**20], most=20
+        )
+        yield figure(f"{method}: largest state in JSON", "bytes", [state], most=1024)
+        yield figure(f"{method}: first batch, with the start of the processes", "s", [first])

@@ -1,0 +1,121 @@
+"""Lists the entrants and the ratios between them. To add an entrant or a ratio, add a line here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+ENGINES = ("lmdb", "hdf5", "mongodb")
+
+
+@dataclass(frozen=True, eq=False)  # a key, though it holds mappings
+class Entrant:
+    """One way of delivering the photos.
+
+    Attributes
+    ----------
+    name : str
+        As tables show it.
+    module : str
+        Of this package; a `benchmarks.peers._job.Peer`.
+    tags : set of str
+        What ratios select by. ``peer`` marks another library, ``formats`` those that shuffle files of their own. Of
+        storeds' ways, ``exact`` gives the pixels that Pillow gives, ``shortcuts`` may differ from them, and ``crops``
+        gives exact pixels out of a store packed with ``fast_crops=True``.
+    output : str
+        ``float32`` and ``uint8`` batches of 224 × 224, or ``decoded`` photos.
+    options : mapping
+        For the module.
+    """
+
+    name: str
+    module: str
+    tags: frozenset[str]
+    output: str = "float32"
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """The fastest entrant that has all of the tags `over`, by the fastest with those of `under`."""
+
+    name: str
+    over: frozenset[str]
+    under: frozenset[str]
+    least: float | None = None
+
+
+def tags(names: str) -> frozenset[str]:
+    return frozenset(names.split())
+
+
+def store(engine: str, loader: str, decode: str, output: str = "float32") -> Entrant:
+    """Return storeds over one engine, with a loader of `benchmarks.peers.stores` and a decoder of storeds."""
+    pixels = "shortcuts" if decode == "fast" else "exact"
+    name = f"storeds {engine}, {loader}, {pixels}" + (", uint8" if output == "uint8" else "")
+    options = {"engine": engine, "loader": loader, "decode": decode, "output": output}
+    return Entrant(name, "stores", tags(f"storeds {engine} {loader} {pixels} {output}"), output, options)
+
+
+def crops(output: str) -> Entrant:
+    """Return storeds' loader over an LMDB of photos with restart markers."""
+    name = f"storeds lmdb, StoreLoader, exact, fast crops, {output}"
+    options = {"engine": "lmdb", "loader": "StoreLoader", "decode": "tensor", "output": output, "fast_crops": True}
+    return Entrant(name, "stores", tags(f"storeds crops {output}"), output, options)
+
+
+def alone(name: str, what: str, threads: int, **options: Any) -> Entrant:
+    """Return decoding alone, out of memory, by some threads."""
+    given = {"engine": "lmdb", "threads": threads, **options}
+    return Entrant(f"{name}, {threads} threads", "alone", tags(f"decoding {what}"), "decoded", given)
+
+
+ENTRANTS = (
+    Entrant("files + torchvision", "files", tags("peer files")),
+    *(
+        Entrant(f"{each} as in articles", "articles", tags(f"peer articles-{each}"), options={"engine": each})
+        for each in ENGINES
+    ),
+    Entrant("WebDataset", "webdataset_tar", tags("peer formats webdataset")),
+    Entrant("LitData", "litdata_chunks", tags("peer formats litdata")),
+    Entrant("Streaming (MDS)", "streaming_mds", tags("peer formats streaming")),
+    Entrant("HF datasets", "hf_datasets", tags("peer formats hf")),
+    Entrant("FFCV", "ffcv_beton", tags("peer ffcv")),
+    *(store(engine, loader, "tensor") for loader in ("DataLoader", "StoreLoader") for engine in ENGINES),
+    store("lmdb", "ThreadLoader", "tensor"),
+    store("lmdb", "StoreLoader", "fast"),
+    *(
+        store("lmdb", loader, decode, "uint8")
+        for decode in ("tensor", "fast")
+        for loader in ("StoreLoader", "ThreadLoader")
+    ),
+    crops("float32"),
+    crops("uint8"),
+    alone("simplejpeg alone", "whole", 2),
+    alone("the same windows alone", "windows", 2, fast_crops=True),
+)
+
+_EXACT, _UINT8 = tags("storeds float32 exact"), tags("storeds uint8")
+_CROPS = tags("storeds crops float32")
+
+RATIOS = (
+    Ratio("exact pixels ÷ FFCV", _EXACT, tags("ffcv"), 1.2),
+    Ratio("shortcuts on ÷ FFCV", tags("storeds float32 shortcuts"), tags("ffcv"), 1.6),
+    Ratio("DataLoader, exact pixels ÷ FFCV", _EXACT | {"DataLoader"}, tags("ffcv"), 1.0),
+    Ratio("exact pixels ÷ best of WebDataset, LitData, Streaming, HF", _EXACT, tags("formats"), 1.8),
+    *(Ratio(f"exact pixels ÷ {each.name}", _EXACT, each.tags, 1.0) for each in ENTRANTS if "peer" in each.tags),
+    Ratio("uint8 batches ÷ simplejpeg alone, exact", _UINT8 | {"exact"}, tags("decoding whole"), 0.5),
+    Ratio("uint8 batches ÷ simplejpeg alone, shortcuts on", _UINT8 | {"shortcuts"}, tags("decoding whole"), 0.6),
+    Ratio("threads ÷ processes", _EXACT | {"ThreadLoader"}, _EXACT | {"lmdb", "StoreLoader"}),
+    *(
+        Ratio(f"{each} ÷ lmdb", _EXACT | {each, "StoreLoader"}, _EXACT | {"lmdb", "StoreLoader"}, 0.9)
+        for each in ENGINES[1:]
+    ),
+    Ratio("fast crops ÷ FFCV", _CROPS, tags("ffcv"), 1.8),
+    Ratio("fast crops ÷ without", _CROPS, _EXACT | {"lmdb", "StoreLoader"}),
+    *(Ratio(f"fast crops ÷ {each.name}", _CROPS, each.tags) for each in ENTRANTS if "peer" in each.tags),
+    Ratio(
+        "fast crops, uint8 batches ÷ decoding the windows alone", tags("crops uint8"), tags("decoding windows"), 0.75
+    ),
+)

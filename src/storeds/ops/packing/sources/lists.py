@@ -1,0 +1,461 @@
+"""Sources for lists of images with labels and further columns: CSV and JSONL."""
+
+from __future__ import annotations
+
+import json
+import os
+import posixpath
+import sys
+from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import islice
+from typing import Any, Literal, get_args
+
+import numpy as np
+
+from storeds._utils.text import counted
+from storeds.errors import ConfigError, StoreNotFoundError, suggest
+from storeds.jpeg import read_picture_header
+from storeds.ops.packing.rows import Bad, BadItem, Row, Rows, from_start
+from storeds.ops.packing.sources.class_names import unique_classes
+from storeds.ops.packing.sources.columns import (
+    LabelStyle,
+    ListHeader,
+    field_names,
+    json_column,
+    number_labels,
+    text_column,
+)
+from storeds.ops.packing.sources.mask_checks import MaskCheck, MaskFile
+from storeds.ops.packing.sources.paths import Hidden, Root, class_notes, names_of, show
+from storeds.ops.packing.sources.text import csv_lines, jsonl_lines, open_text
+from storeds.protocols import JSON, Field, Record
+from storeds.records.roles import check_boxes, check_mask
+
+__all__ = ["csv", "jsonl", "rows_of_list"]
+
+_PEEKED = 64  # lines that show what columns hold
+
+
+def rows_of_list(
+    kind: Literal["csv", "jsonl"],
+    path: str | os.PathLike[str],
+    *,
+    root: str | os.PathLike[str] | None = None,
+    path_column: str | None = None,
+    label_column: str | None = None,
+    label: bool = True,
+    classes: Sequence[str] | os.PathLike[str] | None = None,
+    label_type: LabelStyle = "auto",
+    label_separator: str | None = None,
+    image_columns: Sequence[str] | str | None = None,
+    mask_columns: Sequence[str] | str | None = None,
+    ignore_index: int | None = None,
+    caption_columns: Sequence[str] | str | None = None,
+    box_column: str | None = None,
+    box_format: str | None = None,
+    box_relative: bool = False,
+    columns: Sequence[str] | str | None = None,
+    delimiter: str | None = None,
+    quotechar: str = '"',
+    escapechar: str | None = None,
+    skipinitialspace: bool = False,
+    encoding: str | None = None,
+    allow_outside: bool = False,
+    include_hidden: bool = False,
+) -> Rows:
+    """Rows of a CSV or JSONL file with one line per image, or per caption of an image.
+
+    Parameters
+    ----------
+    kind : str
+        ``csv`` or ``jsonl``.
+    path : path
+        The file.
+    root : path, optional
+        The folder that paths are relative to; by default the folder of the file.
+    path_column : str, optional
+        The default is the first of ``PATH_COLUMNS`` that exists. The path becomes the record's ``key``.
+    label_column : str, optional
+        The default is the first of ``LABEL_COLUMNS`` that exists, or the only one of ``LESS_CERTAIN``.
+    label : bool
+        False to pack without labels. This is required if there are columns beside the paths and none looks like a label:
+        packing without labels by accident would make the store useless for training.
+    classes : sequence of str or path, optional
+        The class names in the order of their labels, or the path of a file of them. A label that is not among them is a bad item.
+    label_type : str
+        ``int``, ``names`` or ``auto``. With ``auto``, integers stay as they are, class names are sorted and numbered,
+        and a mixture is an error.
+    label_separator : str, optional
+        What separates several labels in one cell. They become the field ``labels``, int64 of shape (n,), as do the lists
+        of a JSONL file.
+    image_columns : sequence of str, optional
+        Several columns of images, each of which becomes a field of its own name. The path in the first is the key. If no
+        column is one of ``PATH_COLUMNS``, and the cells of several are paths of images, the default is these.
+    mask_columns : sequence of str, optional
+        Columns of masks; a single one becomes the field ``mask``. The default is a column named ``mask``, ``mask_path``,
+        ``mask_file`` or similar whose cells are paths of images. Without labels, `classes` names the class ids of masks.
+    ignore_index : int, optional
+        The class id in masks that needs no name, 255 by default. It goes to ``attrs["ignore_index"]``.
+    caption_columns : sequence of str, optional
+        Columns of text that get the role ``text``: a caption, or in JSONL a list of captions. The default is those named
+        ``caption``, ``text`` or ``description``, if no column looks like labels. If they are given and a path
+        repeats, rows of one image that agree in all other columns become one record, and every record has a list.
+    box_column : str, optional
+        The column of boxes; by default the one named ``boxes`` or ``bbox``, if `box_format` is given. A cell is a list of
+        boxes of four numbers, or one box; in CSV as JSON.
+    box_format : str, optional
+        ``xyxy``, ``xywh`` or ``cxcywh``. Boxes become the field ``boxes``, float64 of shape (n, 4).
+    box_relative : bool
+        Coordinates are fractions of the width and the height of the image.
+    columns : sequence of str, optional
+        The column names of a CSV file without a header.
+    delimiter, quotechar, escapechar, skipinitialspace : optional
+        Of the CSV file, as for `csv.reader`. The default delimiter is a tab in a file named ``.tsv``, else a comma. A
+        quotechar of ``""`` means that nothing is quoted.
+    encoding : str, optional
+        The default is UTF-8, with or without a byte order mark.
+    allow_outside : bool
+        Allow paths that leave `root`: through ``..``, as absolute paths, or through a link.
+    include_hidden : bool
+        Include hidden files, and files in hidden folders.
+
+    Notes
+    -----
+    Further columns become fields. A CSV column is int if every cell is the text of an int64, else float if every cell is
+    a number, else str. A JSONL key has the kind of its values; with different kinds, or if an object lacks the key (it
+    counts as null), it is json.
+
+    Raises
+    ------
+    StoreNotFoundError
+        The file does not exist.
+    ConfigError
+        It is not in this encoding, it has no column of paths, or its columns or labels are ambiguous.
+    """
+    file = os.fspath(path)
+    where = show(os.path.basename(file))
+    if root is not None and not os.path.isdir(root):
+        raise StoreNotFoundError(f"root={os.fspath(root)!r} is not a folder")
+    if label_type not in get_args(LabelStyle):
+        raise ConfigError(f"label_type={label_type!r}; {suggest(label_type, get_args(LabelStyle), 'choices')}")
+    given = unique_classes(classes)
+    opened = open_text(file, encoding)
+    if kind == "jsonl":
+        if (columns, delimiter, quotechar, escapechar, skipinitialspace) != (None, None, '"', None, False):
+            raise ConfigError(f"{where}: columns, delimiter, quotechar, escapechar and skipinitialspace are for CSV")
+        names, lines = jsonl_lines(opened)
+    else:
+        usual = "\t" if file.lower().endswith(".tsv") else ","
+        dialect = {"quotechar": quotechar, "escapechar": escapechar, "skipinitialspace": skipinitialspace}
+        names, lines = csv_lines(opened, where, names_of(columns), delimiter=delimiter or usual, **dialect)
+    header = ListHeader(where, names, [cells for _, cells in lines if not isinstance(cells, str)][:_PEEKED])
+    header.find_images(path_column, image_columns)
+    header.find_masks(mask_columns)
+    header.find_boxes(box_column, box_format, relative=box_relative)
+    header.find_labels(label_column, caption_columns, label=label)
+    names_masks = bool(header.of("mask")) and not header.of("label")
+    listed = _List(
+        header,
+        Root(os.path.dirname(os.path.abspath(file)) if root is None else root, allow_outside=allow_outside),
+        Hidden(include=include_hidden),
+        label_separator,
+        Field("array", "<f8", (None, 4), "boxes", box_format, box_relative),
+        MaskCheck(len(given) if names_masks and given else None, ignore_index),
+        joins=caption_columns is not None,
+    )
+    for number, cells in lines:
+        listed.add(number, cells)
+    fields = listed.finish(kind, given, label_type)
+    named = given if names_masks else listed.classes
+    attrs: dict[str, JSON] = {} if named is None else {"classes": list(named)}
+    attrs |= {} if ignore_index is None else {"ignore_index": ignore_index}
+    return Rows(
+        fields=fields,
+        attrs={**attrs, "source": {"kind": kind, "file": where}},
+        items=from_start(listed.items),
+        finish=listed.check_sizes if header.of("mask") and len(header.of("image")) > 1 else None,
+        columns=listed.columns,
+        notes=[*listed.notes(), *header.notes()],
+    )
+
+
+csv = partial(rows_of_list, "csv")
+jsonl = partial(rows_of_list, "jsonl")
+
+
+class _List:
+    """Collects the lines of a list, checks them, and converts their cells column by column.
+
+    Parameters
+    ----------
+    header : ListHeader
+    root : Root
+    hidden : Hidden
+    separator : str or None
+        What separates several labels.
+    boxes : Field
+        The field of boxes.
+    masks : MaskCheck
+    joins : bool
+        Lines of one image that differ only in captions become one item.
+
+    Attributes
+    ----------
+    classes : list of str or None
+        The class names of labels, after `finish`.
+    columns : dict
+        Column → field.
+    """
+
+    def __init__(
+        self,
+        header: ListHeader,
+        root: Root,
+        hidden: Hidden,
+        separator: str | None,
+        boxes: Field,
+        masks: MaskCheck,
+        *,
+        joins: bool,
+    ) -> None:
+        self._header, self._where, self._root, self._hidden = header, header.where, root, hidden
+        self._separator, self._boxes, self._masks, self._joins = separator, boxes, masks, joins
+        self._at = {name: at for at, name in enumerate(header.names)}
+        self._label = next(iter(header.of("label")), None)
+        if separator is not None and not (separator and self._label):
+            raise ConfigError(
+                f"{self._where}: label_separator={separator!r} needs a column of labels, and text between two"
+            )
+        self._several = self._label is not None and (separator is not None or header.has_lists(self._label))
+        self._key = self._at[next(iter(header.purposes))]
+        self.columns = self._fields()
+        self.classes: list[str] | None = None
+        self._items: list[Bad | tuple[int, list[Any]]] = []
+        self._seen: dict[str, tuple[int, list[Any]]] = {}
+        self._joined = 0
+        self._layout: list[tuple[str, int, str]] = []  # field, position of the cell, column
+
+    def _fields(self) -> dict[str, str]:
+        """Return the field of each column."""
+        header, fixed = self._header, dict[str, str]()
+        for purpose in ("image", "mask", "boxes", "label"):
+            found = header.of(purpose)
+            if len(found) == 1:
+                fixed[found[0]] = "labels" if purpose == "label" and self._several else purpose
+        for names in ([name for name in header.of("image") + header.of("mask") if name not in fixed], header.names):
+            rest = [name for name in names if name not in fixed]
+            fixed |= field_names(rest, ("key", *fixed.values()), self._where)
+        return {name: fixed[name] for name in header.names}
+
+    def add(self, line: int, cells: list[Any] | str) -> None:
+        """Add a line, or report what is wrong with it."""
+        if isinstance(cells, str):
+            self._items.append(Bad(f"{self._where} line {line}", cells))
+            return
+        try:
+            self._check(cells)
+            paths = (cells[self._at[name]] for name in self._header.of("image"))
+            identity = "\0".join(map(_normal, paths))
+            first = self._seen.get(identity)
+            if first is not None:
+                self._join(first, cells)
+        except BadItem as error:
+            self._items.append(Bad(self._name(line, cells), str(error)))
+            return
+        if first is None and not self._hidden.skips_path(cells[self._key]):
+            self._seen[identity] = (line, cells)
+            self._items.append(self._seen[identity])
+
+    def _name(self, line: int, cells: Sequence[Any]) -> str:
+        path = cells[self._key]
+        return f"{self._where} line {line}" + (f" ({show(path)})" if isinstance(path, str) and path else "")
+
+    def _check(self, cells: list[Any]) -> None:
+        """Raise BadItem for paths, labels and boxes that cannot be used; replace labels by text, and boxes by lists."""
+        for name, purpose in self._header.purposes.items():
+            at = self._at[name]
+            if purpose in ("image", "mask"):
+                fault = self._root.path_fault(cells[at])
+                if fault is not None:
+                    raise BadItem(fault if at == self._key else f"column {name!r}: {fault}")
+            elif purpose == "label":
+                labels = self._labels_of(name, cells[at])
+                cells[at] = labels if self._several else labels[0]
+            elif purpose == "boxes":
+                cells[at] = _boxes_of(name, cells[at], self._boxes)
+
+    def _labels_of(self, name: str, cell: Any) -> list[str]:
+        """Return the labels of a cell as text."""
+        if self._separator is not None and (cell is None or isinstance(cell, str)):
+            cell = [text.strip() for text in (cell or "").split(self._separator) if text.strip()]
+        elif not self._several:
+            if cell is None or (isinstance(cell, str) and not cell.strip()):
+                raise BadItem(f"no label is given in {name!r}")
+            cell = [str(cell) if isinstance(cell, float) else cell]
+        if not isinstance(cell, list):
+            raise BadItem(f"its labels in {name!r} are a {type(cell).__name__}; expected a list")
+        for label in cell:
+            if isinstance(label, bool) or not isinstance(label, (str, int)):
+                raise BadItem(f"its label {label!r:.80} in {name!r} is neither a class name nor a whole number")
+            if cell.count(label) > 1 and not self._header.of("boxes"):  # several boxes may have one class
+                raise BadItem(f"label {label!r} is listed twice in {name!r}")
+        return [sys.intern(str(label)) for label in cell]
+
+    def _join(self, first: tuple[int, list[Any]], cells: Sequence[Any]) -> None:
+        """Add the captions of a line to those of an earlier one with the same paths."""
+        line, before = first
+        captions = self._header.of("text")
+        fault = f"the path is already listed at {self._where} line {line}"
+        if not self._joins:
+            hint = f"; caption_columns= (--option caption_columns={','.join(captions)}) joins the captions of one image"
+            raise BadItem(fault + (hint if captions else ""))
+        alike = {*captions, *self._header.of("image")}
+        differing = [repr(name) for name, at in self._at.items() if name not in alike and before[at] != cells[at]]
+        if differing:
+            raise BadItem(
+                f"{fault}, with another {' and '.join(differing)}; only rows that differ in captions are joined"
+            )
+        self._joined += 1
+        for name in captions:
+            at = self._at[name]
+            before[at] = [*_as_list(before[at]), *_as_list(cells[at])]
+
+    def finish(self, kind: str, classes: list[str] | None, style: LabelStyle) -> dict[str, Field]:
+        """Convert all columns and return the fields, once every line was added."""
+        if not self._items:
+            raise ConfigError(f"{self._where} lists no image{''.join(f'; {note}' for note in self._hidden.notes())}")
+        self._seen.clear()
+        good = [item for item in self._items if not isinstance(item, Bad)]
+        declared: dict[str, Field] = {}
+        faults: dict[int, str] = {}
+        for name, at in self._at.items():
+            values = [cells[at] for _, cells in good]
+            match self._header.purposes.get(name):
+                case "image":
+                    declared[name] = Field("image", role="image")
+                case "mask":
+                    declared[name] = Field("image", role="mask")
+                case "boxes":
+                    declared[name] = self._boxes
+                    values = [np.array(each, np.float64).reshape(-1, 4) for each in values]
+                case "text":
+                    declared[name], values = self._captions(values)
+                case "label":
+                    declared[name], values = self._numbered([line for line, _ in good], values, classes, style)
+                case _:
+                    convert = text_column if kind == "csv" else json_column
+                    declared[name], values = convert(values)
+            for (line, cells), value in zip(good, values, strict=True):
+                cells[at] = value
+                if isinstance(value, BadItem):
+                    faults.setdefault(line, str(value) if name == self._label else f"its {name} {value}")
+        self._items = [
+            item if isinstance(item, Bad) or item[0] not in faults else Bad(self._name(*item), faults[item[0]])
+            for item in self._items
+        ]
+        return self._ordered(declared)
+
+    def _ordered(self, declared: dict[str, Field]) -> dict[str, Field]:
+        """Return the fields in order: pictures, labels, the key, other columns."""
+        key = self._header.names[self._key]
+        if not any(field.role for name, field in declared.items() if name != key):
+            declared[key] = Field("image")  # without any other role, the store keeps the id that it always had
+        elif self._label is not None and not self._several:
+            declared[self._label] = Field("int", role="label")
+        purposes = self._header.purposes
+        pictures = [name for name in self._header.names if purposes.get(name) in ("image", "mask") and name != key]
+        first = [key, *pictures, *self._header.of("label")]
+        others = [name for name in self._header.names if name not in first]
+        self._layout = [
+            *((self.columns[name], self._at[name], name) for name in first),
+            ("key", self._key, ""),
+            *((self.columns[name], self._at[name], name) for name in others),
+        ]
+        return {field: declared[name] if name else Field("str") for field, _, name in self._layout}
+
+    def _numbered(
+        self, lines: Sequence[int], labels: Sequence[Any], classes: list[str] | None, style: LabelStyle
+    ) -> tuple[Field, list[Any]]:
+        """Return the field of labels, and for each item its class number or numbers, or a BadItem."""
+        if not self._several:
+            numbers, self.classes = number_labels(self._where, labels, lines, classes, style)
+            return Field("int"), numbers
+        texts = [text for each in labels for text in each]
+        places = [line for line, each in zip(lines, labels, strict=True) for _ in each]
+        numbers, self.classes = number_labels(self._where, texts, places, classes, style)
+        values, rest = list[Any](), iter(numbers)
+        for each in labels:
+            found = list(islice(rest, len(each)))
+            fault = next((number for number in found if isinstance(number, BadItem)), None)
+            values.append(np.array(found, np.int64) if fault is None else fault)
+        return Field("array", "<i8", (None,), "labels"), values
+
+    def _captions(self, captions: list[Any]) -> tuple[Field, list[Any]]:
+        """Return the field of captions, and for each item a text, or a list of texts if those of any image were joined."""
+        if self._joined:
+            return Field("json", role="text"), list(map(_as_list, captions))
+        are_text = all(isinstance(each, str) for each in captions)
+        return Field("str" if are_text else "json", role="text"), captions
+
+    def items(self) -> Iterator[Row | Bad]:
+        """Yield every item, after `finish`."""
+        for item in self._items:
+            if isinstance(item, Bad):
+                yield item
+                continue
+            yield Row(self._name(*item), {field: self._value(name, item[1][at]) for field, at, name in self._layout})
+
+    def _value(self, name: str, cell: Any) -> Any:
+        match self._header.purposes.get(name):
+            case "image":
+                return self._root.file(cell, "" if self._at[name] == self._key else f"its {name} {show(cell)}")
+            case "mask":
+                return MaskFile(self._root.file(cell), cell, self._masks)
+        return cell
+
+    def check_sizes(self, values: Record) -> Record:
+        """Return the values of a row; raises BadItem for a mask of another size than the first image.
+
+        The writer does not check this if there are several images.
+        """
+        image = read_picture_header(values[self._layout[0][0]])
+        for name in self._header.of("mask"):
+            mask = read_picture_header(values[self.columns[name]])
+            if image is None or mask is None:
+                continue
+            try:
+                check_mask(self.columns[name], (mask.height, mask.width), (image.height, image.width))
+            except ValueError as error:
+                raise BadItem(str(error)) from None
+        return values
+
+    def notes(self) -> list[str]:
+        """Return warnings about class names, hidden files and captions, after `finish`."""
+        joined = f"joined the captions of {counted(self._joined, 'row')} to those of earlier rows with the same path"
+        return [*class_notes(self.classes or ()), *self._hidden.notes(), *([joined] if self._joined else ())]
+
+
+def _normal(path: str) -> str:
+    """Return a path without ``.`` and ``..``: the same string if it has none, which saves memory in lists of millions."""
+    normal = posixpath.normpath(path)
+    return path if normal == path else normal
+
+
+def _as_list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def _boxes_of(name: str, cell: Any, field: Field) -> list[Any]:
+    """Return the boxes of a cell: a list of four numbers, or of such lists, or JSON of either."""
+    try:
+        found = json.loads(cell) if isinstance(cell, str) and cell.strip() else cell
+        if found is None or found == "":
+            raise BadItem(f"no boxes are given in {name!r}; write [] for an image without boxes")
+        is_one = isinstance(found, list) and bool(found) and not isinstance(found[0], list)
+        boxes: list[Any] = check_boxes(name, [found] if is_one else found, field).tolist()
+    except json.JSONDecodeError as error:
+        raise BadItem(f"its {name} is not JSON: {error}") from None
+    except (RecursionError, ValueError) as error:
+        raise BadItem(str(error)) from None
+    return boxes

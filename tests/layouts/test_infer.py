@@ -1,0 +1,75 @@
+"""Kinds of values that nobody declared, the same for every engine, and values that do not fit their kind."""
+
+from __future__ import annotations
+
+import base64
+import datetime
+from typing import Any
+from uuid import UUID
+
+import numpy as np
+import pytest
+
+from _foreign_lmdb import encoded
+from storeds.layouts.infer import coerce, field_of
+from storeds.protocols import Field
+
+JPEG = encoded(0)
+TEXT = base64.b64encode(JPEG).decode()
+DAY = datetime.datetime(2026, 1, 2)
+
+AGREE: list[tuple[list[Any], Field]] = [
+    ([True, False], Field("bool")),
+    ([1, 2.5], Field("float")),
+    ([np.int64(3), 4], Field("int")),
+    ([JPEG, JPEG, b"\0"], Field("image")),
+    ([JPEG, b"\0"], Field("bytes")),
+    ([TEXT, TEXT], Field("image")),
+    ([TEXT, "words"], Field("str")),
+    (["a", DAY], Field("str")),
+    ([DAY, UUID(int=1)], Field("str")),
+    ([np.frombuffer(JPEG, "u1")], Field("image")),
+    ([np.zeros((2, 3)), np.zeros((4, 3))], Field("array", "<f8", (None, 3))),
+    ([[1, 2], [3, 4]], Field("array", "<i8", (2,))),
+    ([[[1, 2]], [[1.5, 2]], []], Field("array", "<f8", (None, 2))),
+    ([[], []], Field("json")),
+    ([["a"], []], Field("json")),
+    ([{"a": 1}, None, [1]], Field("json")),
+]
+
+
+@pytest.mark.parametrize(("values", "expected"), AGREE)
+def test_values_that_agree(values: list[Any], expected: Field) -> None:
+    assert field_of(values, lists=True, texts=(datetime.datetime, UUID)) == expected
+
+
+@pytest.mark.parametrize(
+    ("values", "why"),
+    [
+        ([1, "a"], "some records hold int and others str"),
+        ([[True], [1]], "booleans and others numbers"),
+        ([[1], [[1]]], "differ in dtype .* or dimensions"),
+        ([np.zeros(2), np.zeros(2, "f4")], "differ in dtype"),
+        ([np.array([None])], "no field can hold an array of object"),
+        ([DAY], "no field can hold a datetime"),
+    ],
+)
+def test_values_that_do_not_agree(values: list[Any], why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        field_of(values, lists=True)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "why"),
+    [
+        (Field("array", "<f8", (1,)), [2**53 + 1], "cannot hold its integers exactly"),
+        (Field("array", "<i4", (1,)), [2**40], "cannot hold its integers exactly"),
+        (Field("array", "<i8", (2,)), [1.5, 2], "no numbers of type <i8"),
+        (Field("array", "<i8", (2,)), [1], "has the shape"),
+        (Field("array", "<i8", (2,)), ["a", "b"], "no numbers"),
+        (Field("image"), "words", "not an image in base64"),
+    ],
+)
+def test_values_unlike_their_kind(field: Field, value: Any, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        coerce(field, value)

@@ -1,0 +1,315 @@
+"""Folders and stores as sources of `pack`, and how `pack` finds out what a source is."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import storeds
+from _rows import Source
+from photographs import jpeg
+from storeds.errors import ConfigError, StoreNotFoundError
+from storeds.ops.packing.rows import Listing
+from storeds.ops.packing.sources import open_source
+
+
+def put(root: Path, *names: str | bytes) -> Path:
+    """Write a photograph under each name."""
+    for number, name in enumerate(names):
+        path = os.path.join(os.fsencode(root), os.fsencode(name))
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, "wb") as file:
+            file.write(jpeg(number))
+    return root
+
+
+# Folders
+
+TREE = (
+    "zebra/b.jpg",
+    "zebra/a.JPEG",
+    "zebra/deep-1/c.png",
+    "zebra/deep/er/d.webp",
+    "apple/10.jpg",
+    "apple/9.jpg",
+    "ähre/é.bmp",
+)
+
+
+def test_a_tree_has_the_order_and_the_labels_of_imagefolder(tmp_path: Path) -> None:
+    put(tmp_path, *TREE, "apple/notes.txt", "beside.jpg")
+    source = Source(tmp_path, kind="imagefolder")
+    # torchvision's own lines, so that the order is not what we believe it to be
+    expected = []
+    for label, name in enumerate(sorted(entry.name for entry in os.scandir(tmp_path) if entry.is_dir())):
+        for folder, _, files in sorted(os.walk(tmp_path / name, followlinks=True)):
+            paths = [os.path.join(folder, file) for file in sorted(files)]
+            expected += [(os.path.relpath(path, tmp_path), label) for path in paths if not path.endswith(".txt")]
+    assert list(zip(source.column("key"), source.column("label"), strict=True)) == expected
+    assert source.column("image") == [(tmp_path / key).read_bytes() for key in source.column("key")]
+    assert source.rows.attrs == {"classes": ["apple", "zebra", "ähre"]}
+    assert source.kinds == {"image": "image", "label": "int", "key": "str"}
+    assert any("left out 1 file that may describe the images" in note for note in source.rows.notes)
+
+
+def test_a_flat_folder_has_no_labels(tmp_path: Path) -> None:
+    source = Source(put(tmp_path, "b.jpg", "A.JPG", "more/c.jpg", "read.me"), kind="flat")
+    assert source.column("key") == ["A.JPG", "b.jpg", "more/c.jpg"]
+    assert source.kinds == {"image": "image", "key": "str"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "folder", "error", "message"),
+    [
+        ("imagefolder", "none", StoreNotFoundError, "no folder at .*none: No such file"),
+        ("flat", "none", StoreNotFoundError, "no folder at .*none: No such file"),
+        ("imagefolder", "a/1.jpg", ConfigError, "1.jpg is a file; expected a folder"),
+        ("imagefolder", "a", ConfigError, "has no sub-folders; expected one per class"),
+        ("flat", "empty", ConfigError, r"contains no images \(.jpg .jpeg"),
+        ("imagefolder", "", ConfigError, "no images in empty; remove .* or pass allow_empty=True"),
+    ],
+)
+def test_invalid_folders(kind: str, folder: str, error: type[Exception], message: str, tmp_path: Path) -> None:
+    put(tmp_path, "a/1.jpg")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(error, match=message):
+        storeds.pack(tmp_path / folder, f"lmdb://{tmp_path}/store", kind=kind)
+    assert not (tmp_path / "store").exists()
+
+
+def test_allow_empty_keeps_the_label_of_an_empty_class(tmp_path: Path) -> None:
+    put(tmp_path, "a/1.jpg", "c/1.jpg")
+    (tmp_path / "b").mkdir()
+    source = Source(tmp_path, allow_empty=True)
+    assert source.column("label") == [0, 2]
+    assert source.rows.attrs == {"classes": ["a", "b", "c"]}
+
+
+def test_special_files_do_not_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(tmp_path, "a/1.jpg")
+    monkeypatch.chdir(tmp_path)  # a socket's path is short
+    os.mkfifo("a/2.jpg")
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind("a/3.jpg")
+        os.mknod("a/5.jpg", 0o600 | 0o20000, os.makedev(1, 3))
+        assert Source(".", kind="imagefolder").bad == [
+            "a/2.jpg: is not a regular file",
+            "a/3.jpg: cannot be read: No such device or address",
+            "a/5.jpg: is not a regular file",
+        ]
+
+
+def test_links(tmp_path: Path) -> None:
+    put(tmp_path, "root/a/deep/1.jpg", "root/a/sub/in.jpg", "outside/x.jpg")
+    root = tmp_path / "root"
+    for link, target in {
+        "a/deep/up": "..",
+        "a/root": root,
+        "a/self": "self",
+        "a/file.jpg": "../../outside/x.jpg",
+        "a/folder": tmp_path / "outside",
+        "a/within.jpg": "sub/in.jpg",
+        "b": "a/sub",
+        "c": tmp_path / "outside",
+        "loop": "loop",
+    }.items():
+        (root / link).symlink_to(target)
+    source = Source(root)
+    assert source.column("key") == ["a/within.jpg", "a/deep/1.jpg", "a/sub/in.jpg", "b/in.jpg"]
+    end = f"outside {root}; pass allow_outside=True (--option allow_outside=true) to read it anyway"
+    assert sorted(source.bad) == [
+        "a/deep/up: links back to a folder that contains it; the loop is left out",
+        f"a/file.jpg: is a link to {tmp_path}/outside/x.jpg, {end}",
+        f"a/folder: is a link to {tmp_path}/outside, {end}",
+        "a/root: links back to a folder that contains it; the loop is left out",
+        "a/self: cannot be inspected: Too many levels of symbolic links",
+        f"c: is a link to {tmp_path}/outside, {end}",
+        "loop: the folder cannot be inspected: Too many levels of symbolic links",
+    ]
+    allowed = Source(root, allow_outside=True)
+    assert len(allowed.records) == len(source.records) + 3
+    assert not any("outside" in each for each in allowed.bad)
+
+
+def test_exponentially_many_link_paths_are_bounded(tmp_path: Path) -> None:
+    for level in range(30):
+        (tmp_path / "levels" / str(level)).mkdir(parents=True)
+        for name in ("left", "right"):
+            (tmp_path / "levels" / str(level) / name).symlink_to(f"../{level + 1}")
+    put(tmp_path / "levels", "30/1.jpg")
+    source = Source(tmp_path, kind="flat")
+    assert len(source.records) <= 64
+    assert "is a folder that 64 other paths lead to already; more are left out" in source.bad[0]
+
+
+def test_unusual_file_names(tmp_path: Path) -> None:
+    long = "n" * 250 + ".jpg"
+    put(tmp_path, f"a/{long}", "a/日本 語.jpg", "a/'\"; rm -rf.jpg", b"a/\xff.jpg", b"a/\xfe/2.jpg", b"z\xfd/3.jpg")
+    source = Source(tmp_path)
+    assert source.column("key") == ["a/'\"; rm -rf.jpg", f"a/{long}", "a/日本 語.jpg"]
+    assert sorted(source.bad) == [
+        r"a/\xfe: the folder's name is not valid UTF-8, which a key must be; rename it",
+        r"a/\xff.jpg: its name is not valid UTF-8, which a key must be; rename it",
+        r"z\xfd: the folder's name is not valid UTF-8, which a key must be; rename it",
+    ]
+    assert source.rows.attrs == {"classes": ["a", r"z\xfd"]}
+
+
+def test_a_folder_that_cannot_be_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(tmp_path, "a/1.jpg", "a/secret/2.jpg")
+    scandir = os.scandir
+
+    def refuse(path: str) -> Any:
+        if path.endswith("secret"):
+            raise PermissionError(13, "Permission denied")
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    assert Source(tmp_path).bad == ["a/secret: the folder cannot be listed: Permission denied"]
+
+
+@pytest.mark.parametrize(
+    ("names", "note"),
+    [
+        (
+            ("Cat/1.jpg", "cat/1.jpg", "caf\u00e9/1.jpg", "cafe\u0301/1.jpg"),
+            "2 groups of classes differ only in case, spaces",
+        ),
+        (("1/1.jpg", "2/1.jpg", "10/1.jpg"), "classes are sorted as text, .* class '1' is label 0"),
+        (tuple(f"{number}/1.jpg" for number in range(10)), None),
+    ],
+)
+def test_similar_or_numeric_class_names_give_a_note(names: tuple[str, ...], note: str | None, tmp_path: Path) -> None:
+    notes = storeds.pack(put(tmp_path / "tree", *names), f"lmdb://{tmp_path}/store").notes
+    assert len(notes) == (note is not None)
+    assert note is None or re.search(note, notes[0])
+
+
+def test_the_fingerprint_is_short_and_changes_with_the_files(tmp_path: Path) -> None:
+    put(tmp_path, *TREE)
+
+    def fingerprint() -> Any:
+        return Listing(open_source(tmp_path)).fingerprint
+
+    code = (
+        "import json, sys; from storeds.ops.packing.rows import Listing; from storeds.ops.packing.sources import open_source; "
+        "print(json.dumps(Listing(open_source(sys.argv[1])).fingerprint))"
+    )
+    environment = {**os.environ, "PYTHONHASHSEED": "7"}
+    run = [sys.executable, "-c", code, str(tmp_path)]
+    done = subprocess.run(run, capture_output=True, text=True, timeout=60, check=True, env=environment)
+    before = fingerprint()
+    assert json.loads(done.stdout) == before
+    assert len(json.dumps(before)) < 200
+    os.utime(tmp_path / TREE[0], ns=(1, 1))
+    touched = fingerprint()
+    assert touched != before
+    (tmp_path / TREE[0]).rename(tmp_path / "apple/b.jpg")
+    assert fingerprint() not in (before, touched)
+
+
+# Stores
+
+
+def write_store(root: Path) -> str:
+    url = f"lmdb://{root}/a.lmdb"
+    with storeds.open_writer(url, {"image": "image", "label": "int"}) as writer:
+        writer.append([{"image": jpeg(n), "label": n + 3} for n in range(100)])
+        writer.publish({"classes": list("abcdefgh") + [str(n) for n in range(100)]})
+    return url
+
+
+def test_a_bad_record_of_a_store_is_a_bad_item(tmp_path: Path) -> None:
+    url = write_store(tmp_path)
+    sought = jpeg(7)[-40:]
+    data = (tmp_path / "a.lmdb").read_bytes()  # of which free pages hold copies
+    (tmp_path / "a.lmdb").write_bytes(data.replace(sought, bytes([sought[0] ^ 1]) + sought[1:]))
+    source = Source(url)
+    damaged = [n for n in range(100) if jpeg(n) == jpeg(7)]
+    assert len(source.records) == 100 - len(damaged)
+    assert len(source.bad) == len(damaged)
+    for position, bad in zip(damaged, source.bad, strict=True):
+        assert bad.startswith(f"record {position} of {url}: its checksum does not match")
+
+
+def test_a_backend_is_a_source_too(tmp_path: Path) -> None:
+    write_store(tmp_path)
+    with storeds.open_backend(tmp_path / "a.lmdb") as backend:
+        assert Source(backend).column("label") == list(range(3, 103))
+        with pytest.raises(ConfigError, match="is already open; pass readahead when opening it"):
+            open_source(backend, readahead=True)
+
+
+# What a source is
+
+
+def test_content_counts_more_than_the_file_name(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "tar.bin", "w") as shard:
+        put(tmp_path / "only", "1.jpg")
+        shard.add(tmp_path / "only/1.jpg", "1.jpg")
+    write_store(tmp_path)
+    (tmp_path / "a.lmdb").rename(tmp_path / "lmdb.csv")
+    (tmp_path / "only/list.csv").write_text("path\n1.jpg\n")
+    (tmp_path / "only/list.jsonl").write_text('{"path": "1.jpg"}\n')
+    for where, fields in {
+        "tar.bin": {"image", "key"},
+        "lmdb.csv": {"image", "label", "image_finding", "image_recovered"},
+        "only": {"image", "key"},
+        "only/list.csv": {"image", "key"},
+        "only/list.jsonl": {"image", "key"},
+    }.items():
+        options = {} if where == "lmdb.csv" or where.startswith("only") else {"label": False}
+        assert set(open_source(tmp_path / where, **options).fields) == fields, where
+        assert set(open_source(str(tmp_path / where), **options).fields) == fields, where
+    rows = open_source(tmp_path / "only")
+    assert open_source(rows) is rows
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "error", "message"),
+    [
+        ("none", {}, StoreNotFoundError, "nothing exists at none: .* holds "),
+        ("both", {}, ConfigError, r"both contains 1 image \(x.jpg\) and 1 folder \(a\); pass kind='imagefolder' .* kind='flat'"),
+        ("empty", {}, ConfigError, r"empty has no sub-folders and no images \(.jpg .*\), nothing"),
+        ("texts", {}, ConfigError, "no images .*, only a.csv, b.txt; pass one of these files"),
+        ("texts/b.txt", {}, ConfigError, "b.txt ends in none of .csv, .* and it is not a store, a tar file .*; pass kind="),
+        ("pipe.csv", {}, ConfigError, "pipe.csv is neither a folder nor a regular file"),
+        ("a\0b", {}, ConfigError, "expected a path, and no path holds a NUL"),
+        ("texts/a.csv", {"kind": "cvs"}, ConfigError, "unknown source 'cvs'; did you mean 'csv'"),
+        ("both", {"kind": "imgfolder"}, ConfigError, "unknown source 'imgfolder'; did you mean 'imagefolder'"),
+        ("both", {"kind": "flat", "delimiter": ";"}, ConfigError, "a source of kind flat has no option 'delimiter'; the options are"),
+        (["a.jpg", "b.jpg"], {}, ConfigError, "a list of paths is a source only if all are .tar files"),
+        (7, {}, ConfigError, "a int is not a source: expected a path, a URL, or a dataset"),
+        ({"a": 1}, {}, ConfigError, "a dict is not a source"),
+        ([1], {"kind": "csv"}, ConfigError, "kind='csv' needs a path, not a list"),
+        ("gopher://x/y", {}, ConfigError, "unknown backend 'gopher'"),
+    ],
+)  # fmt: skip
+def test_invalid_sources(
+    source: Any,
+    options: dict[str, Any],
+    error: type[Exception],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    put(tmp_path, "both/a/1.jpg", "both/x.jpg")
+    Path("empty").mkdir()
+    Path("texts").mkdir()
+    Path("texts/a.csv").write_text("path\n1.jpg\n")
+    Path("texts/b.txt").write_text("hello")
+    os.mkfifo("pipe.csv")
+    with pytest.raises(error, match=message):
+        open_source(source, **options)
+    assert len(Source("both", kind="flat").records) == 2
+    assert len(Source("both", kind="imagefolder").records) == 1

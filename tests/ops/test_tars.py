@@ -1,0 +1,313 @@
+"""Tar shards as sources of `pack`: samples, shards, and what is said of everything damaged or hostile."""
+
+from __future__ import annotations
+
+import io
+import os
+import tarfile
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import storeds
+from _rows import Source
+from photographs import jpeg
+from shares import examples
+from storeds.errors import ConfigError, StoreNotFoundError
+from storeds.ops.packing.rows import BadItem, Row
+
+FORMATS = [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]
+
+
+def shard(path: Path, members: Mapping[str, bytes], *, format: int = tarfile.PAX_FORMAT) -> Path:
+    with tarfile.open(path, "w", format=format) as file:
+        for name, data in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            file.addfile(info, io.BytesIO(data))
+    return path
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_members_with_a_common_name_form_a_sample(format: int, tmp_path: Path) -> None:
+    long = "l" * 90 + "/" + "m" * 90
+    members = {
+        "./0.jpg": jpeg(0),
+        "./0.cls": b"3\n",
+        "./0.json": b'{"a": [1, null]}',
+        "0.txt": "Größe".encode(),
+        "0.seg.png": b"png",
+        f"{long}.CLS": b"-4",
+        f"{long}.WebP": jpeg(1),
+        f"{long}.json": b"[]",
+        f"{long}.txt": b"",
+        f"{long}.seg.PNG": b"",
+    }
+    source = Source(shard(tmp_path / "a.tar", members, format=format))
+    assert source.bad == []
+    kinds = {"image": "image", "label": "int", "key": "str", "json": "json", "seg_png": "image", "txt": "str"}
+    assert list(source.kinds.items()) == list(kinds.items())
+    first = {"image": jpeg(0), "label": 3, "key": "0", "json": {"a": [1, None]}, "seg_png": b"png", "txt": "Größe"}
+    second = {"image": jpeg(1), "label": -4, "key": long, "json": [], "seg_png": b"", "txt": ""}
+    assert source.records == [first, second]
+    assert [list(record) for record in source.records] == [list(kinds)] * 2
+    assert source.rows.attrs == {"source": {"kind": "tar", "shards": 1}}
+
+
+NAMES = st.text("ab.é/", min_size=1, max_size=160).filter(lambda name: "//" not in name and name[-1] != "/")
+
+
+@settings(max_examples=examples(80))
+@given(
+    members=st.lists(st.tuples(NAMES, st.binary(max_size=1200)), max_size=8, unique_by=lambda member: member[0]),
+    format=st.sampled_from(FORMATS),
+)
+def test_tars_are_grouped_as_tarfile_reads_them(members: list[tuple[str, bytes]], format: int) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "a.tar"
+        try:
+            shard(path, dict([("first.jpg", b"x"), *members]), format=format)
+        except ValueError:  # ustar has no room for the name
+            return
+        expected: dict[str, dict[str, bytes]] = {}
+        with tarfile.open(path) as file:
+            for info in file:
+                base = os.path.basename(info.name)
+                name, _, ending = base.partition(".")
+                is_sample = name and ending and not info.name.startswith("/") and ".." not in info.name.split("/")
+                if is_sample:
+                    opened = file.extractfile(info)
+                    assert opened is not None
+                    key = os.path.normpath(os.path.join(os.path.dirname(info.name), name))
+                    expected.setdefault(key, {}).setdefault(ending, opened.read())
+        source = Source(path, label=False, include_hidden=True, extensions="jpg")
+        wanted = {key: parts["jpg"] for key, parts in expected.items() if "jpg" in parts}
+        assert dict(zip(source.column("key"), source.column("image"), strict=True)) == wanted
+
+
+def test_labels_are_named_by_their_ending(tmp_path: Path) -> None:
+    path = shard(tmp_path / "a.tar", {"1.jpg": jpeg(0), "1.idx": b"4", "1.txt": b"t", "__MACOSX/._1.jpg": b""})
+    with pytest.raises(ConfigError, match=r"no .cls with a label, only images and .idx, .txt; .*--option label_column"):
+        Source(path)
+    with pytest.raises(ConfigError, match="label_column='idx' and label=False contradict each other"):
+        Source(path, label=False, label_column="idx")
+    source = Source(path, label_column="idx")
+    assert source.rows.columns == {".jpg": "image", ".idx": "label", ".txt": "txt"}
+    assert source.column("label") == [4]
+    assert Source(path, label=False).column("idx") == [b"4"]
+    (note,) = source.rows.notes
+    assert note.startswith("left out 1 hidden file (__MACOSX/._1.jpg); include_hidden=True")
+
+
+def test_shards_are_given_by_range_glob_or_list(tmp_path: Path) -> None:
+    for number in range(8, 12):
+        shard(tmp_path / f"s-{number:03}.tar", {f"{number}.jpg": jpeg(number)})
+    for given_as, keys in (
+        (tmp_path / "s-{008..011}.tar", ["8", "9", "10", "11"]),
+        (f"{tmp_path}/s-*.tar", ["8", "9", "10", "11"]),
+        (f"{tmp_path}/s-01?.tar", ["10", "11"]),
+        (f"{tmp_path}/s-{{9..11}}*.tar", None),
+        ([tmp_path / "s-010.tar", str(tmp_path / "s-008.tar")], ["10", "8"]),
+    ):
+        if keys is None:
+            with pytest.raises(StoreNotFoundError, match=r"no file matches .*s-9\*.tar"):
+                Source(given_as)
+        else:
+            assert Source(given_as).column("key") == keys
+    shard(tmp_path / "[x].tar", {"1.jpg": b""})
+    assert Source(tmp_path / "[x].tar").column("key") == ["1"]
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "message"),
+    [
+        (["none.tar"], StoreNotFoundError, "no tar file: .*none.tar; .* holds a.tar"),
+        ("{1..3}.tar", StoreNotFoundError, "3 of 3 tar files are missing: .*1.tar, .*2.tar"),
+        ("x*.tar", StoreNotFoundError, r"no file matches .*x\*.tar: .* holds a.tar"),
+        ("{3..1}.tar", ConfigError, r"the range {3..1} is empty"),
+        (["a.tar", "a.tar"], ConfigError, "a.tar is given twice"),
+        ("empty.tar", ConfigError, "empty.tar: no members form a sample, such as 0001.jpg"),
+    ],
+)
+def test_missing_shards_raise(
+    name: Any, error: type[Exception], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shard(tmp_path / "a.tar", {"1.jpg": b"x"})
+    shard(tmp_path / "empty.tar", {}) if name == "empty.tar" else None
+    with pytest.raises(error, match=message):
+        Source(name)
+
+
+def test_hostile_members_are_reported_and_skipped(tmp_path: Path) -> None:
+    types = (tarfile.LNKTYPE, tarfile.SYMTYPE, tarfile.CHRTYPE, tarfile.FIFOTYPE, b"Z", tarfile.DIRTYPE)
+    with tarfile.open(tmp_path / "a.tar", "w", format=tarfile.GNU_FORMAT) as file:
+        for number, type in enumerate(types):
+            info = tarfile.TarInfo(f"type{number}.jpg")
+            info.type, info.linkname = type, "/etc/passwd"
+            file.addfile(info)
+        for name in ("/abs.jpg", "../up.jpg", "a/../../up.jpg", "plain", ".hidden", "end.", "b\udcff.jpg"):
+            file.addfile(tarfile.TarInfo(name))
+        for name in ("good.jpg", "good.PNG"):
+            file.addfile(tarfile.TarInfo(name))
+    source = Source(tmp_path / "a.tar")
+    assert source.column("key") == ["good"]
+    outside = "its name is absolute or leads out of the archive"
+    bare = "its name has no extension such as 0001.jpg, so it belongs to no sample"
+    assert source.bad == [
+        *(f"a.tar: type{n}.jpg: is a link, a device or a sparse file; only regular files are packed" for n in range(5)),
+        *(f"a.tar: {name}: {outside}" for name in ("/abs.jpg", "../up.jpg", "a/../../up.jpg")),
+        *(f"a.tar: {name}: {bare}" for name in ("plain", "end.")),
+        r"a.tar: b\xff.jpg: its path is not valid UTF-8",
+        "a.tar: good.PNG: is the second member of its sample for the field image",
+    ]
+    (note,) = source.rows.notes
+    assert note.startswith("left out 1 hidden file (.hidden)")
+    assert os.listdir(tmp_path) == ["a.tar"]
+
+
+def test_one_more_member_leaves_the_other_samples_whole(tmp_path: Path) -> None:
+    members = {
+        f"{n}.{ending}": jpeg(n) if ending == "jpg" else b"%d" % n for n in range(5) for ending in ("jpg", "cls")
+    }
+    plain = storeds.pack(shard(tmp_path / "a.tar", members), "memory://plain", overwrite=True)
+    extra = shard(tmp_path / "b.tar", members | {"3.txt": b"a caption", "4.JSON": b"{}", "2.seg.png": jpeg(0)})
+    packed = storeds.pack(extra, "memory://extra", overwrite=True)
+    assert (packed.id, packed.count) == (plain.id, 5)
+    assert {name for name, field in packed.columns.items() if field is None} == {".txt", ".json", ".seg.png"}
+    assert any("left out .txt, which 1 of 5 samples have; extensions= (--option extensions=" in n for n in packed.notes)
+    source = Source(extra, extensions="jpg,cls,.TXT")  # what the message says works
+    assert source.column("txt") == ["a caption"]
+    assert len(source.bad) == 4
+
+
+def test_incomplete_samples_are_reported(tmp_path: Path) -> None:
+    members = {"1.jpg": b"1", "1.cls": b"1", "2.jpg": b"2", "3.cls": b"3", "3.txt": b"", "4.png": b"4", "4.cls": b"4"}
+    source = Source(shard(tmp_path / "a.tar", members))
+    assert source.column("label") == [1, 4]
+    assert source.bad == [
+        "a.tar: 2: has no .cls, which others have; extensions= (--option extensions=jpg,…) lists the extensions that "
+        "every sample needs",
+        "a.tar: 3: has no image (jpg, jpeg, png, ppm, bmp, pgm, tif, tiff, webp), only label, txt",
+    ]
+    assert source.kinds == {"image": "image", "label": "int", "key": "str"}
+    assert Source(tmp_path / "a.tar", extensions=["jpg", ".PNG"]).column("key") == ["1", "2", "4"]
+
+
+def test_keys_in_two_shards_are_reported(tmp_path: Path) -> None:
+    for name in ("x1", "x2"):
+        members = {"0.jpg": name.encode(), "0.cls": b"1", f"{name}.jpg": b"", f"{name}.cls": b"2"}
+        shard(tmp_path / f"{name}.tar", members)
+    source = Source(tmp_path / "x{1..2}.tar")
+    assert source.column("key") == ["0", "x1", "x2"]
+    assert source.bad == [
+        "x2.tar: 0: its key is already in x1.tar; pass key_with_shard=True (--option key_with_shard=true) to pack both"
+    ]
+    source = Source(tmp_path / "x{1..2}.tar", key_with_shard=True)
+    assert source.column("key") == ["x1/0", "x1/x1", "x2/0", "x2/x2"]
+    assert source.column("image")[::2] == [b"x1", b"x2"]
+
+
+def test_a_truncated_tar_keeps_earlier_members(tmp_path: Path) -> None:
+    members = {f"{'deep/' * 30}{number}.jpg": bytes([number]) * 700 for number in range(3)}
+    whole = shard(tmp_path / "a.tar", members, format=tarfile.GNU_FORMAT).read_bytes()
+    every = Source(tmp_path / "a.tar").records
+    assert len(every) == 3
+    for size in [0, 1, 511, *range(512, len(whole), 256)]:
+        (tmp_path / "cut.tar").write_bytes(whole[:size])
+        end = 3 * (2 * 512 + 512 + 1024)
+        source = Source(tmp_path / "cut.tar")
+        assert source.records == every[: sum(2560 * number + 1536 + 700 <= size for number in range(3))]
+        if size < end + 512:
+            (problem,) = source.bad
+            assert problem.startswith("cut.tar: is damaged, cut short or not a tar file: no valid member at byte ")
+
+
+def test_tar_damage_is_reported_with_its_offset(tmp_path: Path) -> None:
+    whole = shard(tmp_path / "a.tar", {"1.jpg": b"1", "2.jpg": b"2", "3.jpg": b"3"}).read_bytes()
+
+    def header(size: bytes) -> bytes:
+        """Return the first header with another size, and the checksum of that."""
+        changed = bytearray(whole[:512])
+        changed[124:136] = size
+        changed[148:156] = b" " * 8
+        changed[148:156] = b"%06o\0 " % sum(changed)
+        return bytes(changed)
+
+    for data, count, message in (
+        (whole[:1030] + b"\x07" + whole[1031:], 1, "no valid member at byte 1,024 (bad checksum)"),
+        (b"hello" * 300, 0, "no valid member at byte 0"),
+        (whole[: 3 * 1024], 3, "no valid member at byte 3,072 (empty header); only members before that are used"),
+        (whole * 2, 3, "has more data after the end of the archive at byte 3,072; put each archive into a file of its"),
+        (b"\x1f\x8b" + bytes(2000), 0, "is compressed; decompress it"),
+        # A size below zero sent tarfile back over the same headers for ever.
+        (header(b"\xff" * 11 + b"\x00") + whole[512:], 0, "no valid member at byte 0"),
+        (header(b"\x80" + (2**80).to_bytes(11, "big")) + whole[512:], 0, "the file ends within '1.jpg'"),
+    ):
+        (tmp_path / "b.tar").write_bytes(data)
+        source = Source(tmp_path / "b.tar", kind="tar")
+        (problem,) = source.bad
+        assert len(source.records) == count
+        assert message in problem
+
+
+def test_flipped_header_bytes_are_reported_or_harmless(tmp_path: Path) -> None:
+    members = {"long/" * 30 + f"é{number}.jpg": bytes([number]) * 600 for number in range(2)}
+    whole = shard(tmp_path / "a.tar", members, format=tarfile.PAX_FORMAT).read_bytes()
+    every = len(Source(tmp_path / "a.tar").records)
+    for place in range(0, 1536 + 1024, 7):
+        data = bytearray(whole)
+        data[place] ^= 0x55
+        (tmp_path / "b.tar").write_bytes(data)
+        source = Source(tmp_path / "b.tar", kind="tar")  # no foreign exception, whatever it contains
+        assert source.bad or len(source.records) == every
+
+
+def test_special_or_changed_shards_are_reported(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.tar")
+    assert Source([tmp_path / "pipe.tar"]).bad == ["pipe.tar: is not a regular file"]
+    rows = Source(shard(tmp_path / "a.tar", {"1.jpg": b"1"})).rows
+    (row,) = rows.items(0)
+    assert isinstance(row, Row)
+    shard(tmp_path / "a.tar", {"0.jpg": b"0", "1.jpg": b"1"})
+    with pytest.raises(BadItem, match=r"a.tar changed after its members were listed"):
+        row.read()
+    os.unlink(tmp_path / "a.tar")
+    with pytest.raises(BadItem, match=r"a.tar cannot be read: No such file or directory"):
+        row.read()
+
+
+@pytest.mark.parametrize(
+    ("ending", "data", "message"),
+    [
+        ("cls", b"cat", "its .cls contains 'cat'; expected an integer"),
+        ("cls", b"", "its .cls contains ''; expected an integer"),
+        ("cls", b"1_0", "its .cls contains '1_0'; expected an integer"),
+        ("txt", b"ab\xff", "its .txt is not UTF-8 at byte 2"),
+        ("json", b"ab\xff", "its .json is not UTF-8 at byte 2"),
+        ("json", b'{"a": 1,\n}', "its .json cannot be stored as JSON: Expecting property name enclosed in double"),
+        ("json", b"[NaN]", "its .json cannot be stored as JSON: JSON has no nan"),
+        ("json", b"[" * 100_000, "its .json cannot be stored as JSON: maximum recursion depth exceeded"),
+    ],
+)
+def test_unparsable_members_are_bad_items(ending: str, data: bytes, message: str, tmp_path: Path) -> None:
+    source = Source(shard(tmp_path / "a.tar", {"1.jpg": b"", f"1.{ending}": data}), label=ending == "cls")
+    (problem,) = source.bad
+    assert problem.startswith(f"a.tar: 1: {message}")
+
+
+def test_a_pack_of_changed_shards_is_not_resumed(tmp_path: Path) -> None:
+    def interrupt(_: object) -> None:
+        raise KeyboardInterrupt
+
+    path = shard(tmp_path / "a.tar", {f"{n}.jpg": jpeg(n) for n in range(4)})
+    with pytest.raises(KeyboardInterrupt):
+        storeds.pack(path, f"lmdb://{tmp_path}/a.lmdb", progress=interrupt)
+    os.utime(path, ns=(1, 1))
+    with pytest.raises(ConfigError, match="cannot be resumed"):
+        storeds.pack(path, f"lmdb://{tmp_path}/a.lmdb", resume=True)

@@ -1,0 +1,112 @@
+"""benchmarks: the command, what a run writes, and that the documentation names entries that exist."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from benchmarks import __main__ as command
+from benchmarks._common import ENTRIES, Result, Run, entry, figure, ratio, run_entry
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks").glob("*.md")]
+NAMED = re.compile(r"python -m benchmarks((?:[ \n]+[a-z]\w*)+)")
+
+
+@pytest.fixture
+def entries(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
+    """Give the registry, and leave it as it was."""
+    before = dict(ENTRIES)
+    yield ENTRIES
+    ENTRIES.clear()
+    ENTRIES.update(before)
+
+
+def test_the_documentation_names_entries_that_exist() -> None:
+    pytest.importorskip("skimage")
+    command.load()
+    named = {
+        (page.name, name)
+        for page in PAGES
+        for found in NAMED.findall(page.read_text())
+        for name in found.replace("``", "").split()
+    }
+    assert {name for page, name in named if page == "performance.md"} >= {
+        "peers",
+        "reading",
+        "packing",
+        "cold",
+        "crops",
+    }
+    assert {(page, name) for page, name in named if name not in {*ENTRIES, "all"}} == set()
+
+
+@pytest.mark.parametrize(
+    "section",
+    ["Beside others", "Reading and packing", "Out of the page cache", "Random crops", "Samples with many parts"],
+)
+def test_every_section_of_figures_names_its_entry(section: str) -> None:
+    (text,) = re.findall(rf"^## {section}\n(.*?)(?=^## |\Z)", (ROOT / "docs/performance.md").read_text(), re.M | re.S)
+    assert NAMED.search(text)
+
+
+def test_a_run_takes_turns_and_writes_what_it_prints(
+    entries: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    calls: list[str] = []
+
+    @entry("turns", "Two ways")
+    def turns(run: Run) -> Iterator[Result]:
+        run.setup["records"] = run.count(1000)
+        yield run.compare("ours ÷ theirs", lambda: calls.append("o"), lambda: calls.append("t"), least=0.0, seconds=0)
+        yield ratio("met", [2.0, 4.0, 9.0], [1.0, 1.0, 3.0], least=3.0)
+        yield figure("missed", "bytes", [2048], most=1024)
+
+    assert not run_entry("turns", Run(tmp_path, scale=0.1, rounds=2), tmp_path / "out")
+    assert "".join(calls) == "ot" + "to" + "ot"  # one round that does not count
+    found = json.loads((tmp_path / "out/turns.json").read_text())
+    assert found["setup"] == {"scale": 0.1, "rounds": 2, "records": 100}
+    assert [(row["name"], row["met"]) for row in found["results"][1:]] == [("met", True), ("missed", False)]
+    assert found["results"][1]["figure"] == {"min": 2.0, "median": 3.0, "max": 4.0}
+    shown = capsys.readouterr().out
+    assert "turns: Two ways" in shown
+    assert re.search(r"missed +│ bytes +│ 2,048 +│ ≤ 1024 +│ no", shown)
+
+
+@pytest.mark.process
+def test_the_command_lists_and_runs_entries(tmp_path: Path) -> None:
+    pytest.importorskip("skimage")
+
+    def run(*arguments: object) -> str:
+        line = [sys.executable, "-m", "benchmarks", *map(str, arguments)]
+        return subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+
+    assert {line.split()[0] for line in run().splitlines()} >= {"reading", "peers"}
+    assert "written to" in run("arrays", "--scale", 0.001, "--rounds", 1, "--json", tmp_path)
+    results = json.loads((tmp_path / "arrays.json").read_text())["results"]
+    assert len(results) == 18
+    assert all(row["figure"]["median"] > 0 for row in results)
+
+
+@pytest.mark.parametrize("name", ["reading", "foreign_hdf5", "opening", "packing", "crops"])
+def test_entries_that_nobody_runs_daily_still_run(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("sklearn")
+    command.load()
+    assert list(ENTRIES[name].measure(Run(tmp_path, scale=0.001, rounds=1)))
+
+
+def test_an_entry_stops_where_a_way_gives_something_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("sklearn")
+    from benchmarks import reading
+
+    wrong = lambda backend, positions, fields: {"data": np.zeros((len(positions), 128), "f4")}  # noqa: E731
+    monkeypatch.setattr(reading, "read_arrays", wrong)
+    with pytest.raises(AssertionError, match="other rows than h5py gives"):
+        list(ENTRIES["arrays"].measure(Run(tmp_path, scale=0.1, rounds=1)))
