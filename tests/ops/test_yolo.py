@@ -337,6 +337,8 @@ def test_class_names_may_be_given(tmp_path: Path) -> None:
             "train: pictures/train",
             r"gives no class names; name them in data.yaml, in classes.txt .* \(--classes cat,dog\)",
         ),
+        ("train: pictures/train\nnames: 5", "gives no class names"),
+        ("train: pictures/train\nnames: /etc/hostname", "gives no class names"),
         ("train: pictures/none\nnames: [a]", "nothing exists at .*pictures/none"),
         ("train: pictures/empty\nnames: [a]", "train has no images in pictures/empty"),
         ("train: pictures/train\nnames: {0: a, 2: b}", "the keys of names are 0, 2; expected 0 to 1"),

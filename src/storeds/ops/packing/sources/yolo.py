@@ -268,32 +268,37 @@ def _parts_in(folder: str) -> dict[str, list[str]]:
 
 def _class_names(shown: str, base: str, found: Mapping[str, Any], classes: Any) -> list[str]:
     """Return the class names: those that the caller gives, those of the data.yaml, or those of classes.txt."""
-    given = classes if classes is not None else found.get("names")
-    if not given:
+    given: Any = found.get("names") if classes is None else classes
+    # A text in a data.yaml is no path: it may name any file.
+    if isinstance(classes, (str, os.PathLike)):
+        given = read_class_names(os.fspath(classes))
+    elif not given:
         files = [os.path.join(base, name) for name in ("classes.txt", "labels/classes.txt")]
-        given = next(filter(os.path.isfile, files), None)
-    if not given:
-        raise ConfigError(
-            f"{shown} gives no class names; name them in data.yaml, in classes.txt (one name a line), or with classes= "
-            "(--classes cat,dog)"
-        )
-    if isinstance(given, (str, os.PathLike)):
-        given = read_class_names(os.fspath(given))
+        given = next((read_class_names(file) for file in files if os.path.isfile(file)), None)
     if isinstance(given, dict):
         by_number = {str(number): name for number, name in given.items()}
         given = [by_number.get(str(number)) for number in range(len(by_number))]
         if None in given:
             raise ConfigError(f"{shown}: the keys of names are {some(by_number)}; expected 0 to {len(given) - 1}")
+    if not given or not isinstance(given, (list, tuple)):
+        raise ConfigError(
+            f"{shown} gives no class names; name them in data.yaml, in classes.txt (one name a line), or with classes= "
+            "(--classes cat,dog)"
+        )
     for number, name in enumerate(given):
         if isinstance(name, bool) or not isinstance(name, (str, int)):
             raise ConfigError(f"{shown}: YAML reads the name of class {number} as {name!r}; put it in quotation marks")
     names = list(map(str, given))
-    doubled = [name for name, count in Counter(names).items() if count > 1]
+    _check_names(shown, names, found.get("nc") if classes is None else None)
+    return names
+
+
+def _check_names(shown: str, names: list[str], count: Any) -> None:
+    doubled = [name for name, times in Counter(names).items() if times > 1]
     if doubled:
         raise ConfigError(f"{shown}: class {doubled[0]!r} is listed twice")
-    if classes is None and isinstance(found.get("nc"), int) and found["nc"] != len(names):
-        raise ConfigError(f"{shown}: nc is {found['nc']}, but names has {len(names)}")
-    return names
+    if isinstance(count, int) and count != len(names):
+        raise ConfigError(f"{shown}: nc is {count}, but names has {len(names)}")
 
 
 def _keypoints(shown: str, shape: Any) -> tuple[int, int] | None:
