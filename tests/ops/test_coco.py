@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from pycocotools.coco import COCO
 
 import storeds
+from _rows import Source
 from photographs import jpeg
 from shares import examples
 from storeds.errors import ConfigError, RecordError, StoreNotFoundError
-from storeds.ops.packing.rows import Bad, BadItem, Row
 from storeds.ops.packing.sources import open_source
 from storeds.ops.packing.sources.coco import is_coco_file
 from storeds.readers import rasterised
@@ -94,19 +94,9 @@ def opened(path: Path) -> COCO:
 
 
 def read(path: Path, **options: Any) -> tuple[list[Any], list[str]]:
-    """Return the records of a source, and what is wrong with the others."""
-    rows = open_source(path, **options)
-    records: list[Any] = []
-    bad = []
-    for item in rows.items(0):
-        try:
-            if isinstance(item, Row):
-                records.append(rows.read(item))
-                continue
-        except BadItem as error:
-            item = Bad(item.name, str(error))
-        bad.append(str(item))
-    return records, bad
+    """Return the records of a source, and what is wrong with its other items."""
+    source = Source(path, **options)
+    return source.records, source.bad
 
 
 CAPTIONS: dict[str, Any] = {

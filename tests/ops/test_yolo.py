@@ -13,12 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import storeds
+from _rows import Source
 from photographs import jpeg
 from shares import examples
 from storeds.errors import ConfigError, RecordError, StoreNotFoundError
-from storeds.ops.packing.rows import Bad, BadItem
 from storeds.ops.packing.sources import open_source
-from storeds.protocols import Record
 
 ENGINES = ("lmdb", "hdf5", "mongodb")
 NAMES = ["cat", "traffic light", "Ärger"]
@@ -47,19 +46,10 @@ def oracle(text: str) -> tuple[list[int], list[list[float]]]:
     return [int(row[0]) for row in rows], [[float(value) for value in row[1:]] for row in rows]
 
 
-def read(path: Path, **options: Any) -> tuple[list[Record], list[str]]:
-    """Return the records of a data set, and what is wrong with its other items."""
-    rows = open_source(path, kind="yolo", **options)
-    records, bad = [], []
-    for item in rows.items(0):
-        if isinstance(item, Bad):
-            bad.append(str(item))
-            continue
-        try:
-            records.append(rows.read(item))
-        except BadItem as error:
-            bad.append(f"{item.name}: {error}")
-    return records, bad
+def read(path: Path, **options: Any) -> tuple[list[Any], list[str]]:
+    """Return the records of a source, and what is wrong with its other items."""
+    source = Source(path, kind="yolo", **options)
+    return source.records, source.bad
 
 
 def problems(root: Path, **options: Any) -> str:

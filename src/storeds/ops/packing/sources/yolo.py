@@ -19,7 +19,7 @@ from storeds.config.files import read_mapping
 from storeds.errors import ConfigError, StoreNotFoundError
 from storeds.jpeg.formats import read_picture_header
 from storeds.ops.packing.rows import Bad, BadItem, Row, Rows, from_start, read_file
-from storeds.ops.packing.sources.class_names import read_class_names
+from storeds.ops.packing.sources.class_names import read_class_names, unique_classes
 from storeds.ops.packing.sources.paths import IMAGE_SUFFIXES, Root, Walk, path_fault, show
 from storeds.ops.packing.sources.turned import (
     exif_orientation,
@@ -268,11 +268,8 @@ def _parts_in(folder: str) -> dict[str, list[str]]:
 
 def _class_names(shown: str, base: str, found: Mapping[str, Any], classes: Any) -> list[str]:
     """Return the class names: those that the caller gives, those of the data.yaml, or those of classes.txt."""
-    given: Any = found.get("names") if classes is None else classes
-    # A text in a data.yaml is no path: it may name any file.
-    if isinstance(classes, (str, os.PathLike)):
-        given = read_class_names(os.fspath(classes))
-    elif not given:
+    given: Any = found.get("names") if classes is None else unique_classes(classes)
+    if not given:
         files = [os.path.join(base, name) for name in ("classes.txt", "labels/classes.txt")]
         given = next((read_class_names(file) for file in files if os.path.isfile(file)), None)
     if isinstance(given, dict):
@@ -280,7 +277,7 @@ def _class_names(shown: str, base: str, found: Mapping[str, Any], classes: Any) 
         given = [by_number.get(str(number)) for number in range(len(by_number))]
         if None in given:
             raise ConfigError(f"{shown}: the keys of names are {some(by_number)}; expected 0 to {len(given) - 1}")
-    if not given or not isinstance(given, (list, tuple)):
+    if not given or not isinstance(given, list):  # a text is no path: a data.yaml may name any file
         raise ConfigError(
             f"{shown} gives no class names; name them in data.yaml, in classes.txt (one name a line), or with classes= "
             "(--classes cat,dog)"
@@ -288,17 +285,9 @@ def _class_names(shown: str, base: str, found: Mapping[str, Any], classes: Any) 
     for number, name in enumerate(given):
         if isinstance(name, bool) or not isinstance(name, (str, int)):
             raise ConfigError(f"{shown}: YAML reads the name of class {number} as {name!r}; put it in quotation marks")
-    names = list(map(str, given))
-    _check_names(shown, names, found.get("nc") if classes is None else None)
-    return names
-
-
-def _check_names(shown: str, names: list[str], count: Any) -> None:
-    doubled = [name for name, times in Counter(names).items() if times > 1]
-    if doubled:
-        raise ConfigError(f"{shown}: class {doubled[0]!r} is listed twice")
-    if isinstance(count, int) and count != len(names):
-        raise ConfigError(f"{shown}: nc is {count}, but names has {len(names)}")
+    if classes is None and isinstance(found.get("nc"), int) and found["nc"] != len(given):
+        raise ConfigError(f"{shown}: nc is {found['nc']}, but names has {len(given)}")
+    return unique_classes(list(map(str, given))) or []
 
 
 def _keypoints(shown: str, shape: Any) -> tuple[int, int] | None:
