@@ -102,7 +102,7 @@ class TestMongomock(BackendTests):
 def test_one_record_outside_a_list_is_refused_and_a_tensor_is_a_label() -> None:
     with storeds.open_writer("memory://appended", {"label": "int"}, overwrite=True) as writer:
         with pytest.raises(ConfigError, match=r"append takes a list of records, and got one mapping; pass append\(\["):
-            writer.append({"label": 1})  # type: ignore[arg-type]
+            writer.append({"label": 1})  # type: ignore[dict-item]
         writer.append([{"label": torch.tensor(1)}, {"label": np.uint8(2)}])
     with storeds.open_backend("memory://appended") as backend:
         assert [record["label"] for record in backend.get_many([0, 1])] == [1, 2]  # type: ignore[index]

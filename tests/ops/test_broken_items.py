@@ -104,7 +104,8 @@ def test_of_a_folder(tree: Path, tmp_path: Path) -> None:
         assert len(reasons) == COUNT, name
         assert all(reason.startswith(BREAK[name][1]) for reason in reasons), reasons[0]
     with storeds.open_backend(f"lmdb://{tmp_path}/store") as backend:
-        assert [record["key"] for record in backend.get_many(range(GOOD), ["key"])] == [
+        records: list[Any] = list(backend.get_many(range(GOOD), ["key"]))
+        assert [record["key"] for record in records] == [
             f"c{label}/good{number:02}.jpg" for label in range(3) for number in range(label, GOOD, 3)
         ]
     with pytest.raises(storeds.errors.RecordError, match="300 of 345 items cannot be packed") as raised:
