@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import io
 import json
 import signal
@@ -222,7 +221,7 @@ def test_a_picture_is_examined_only_once(tree: Path, tmp_path: Path, monkeypatch
     def refuse(blob: bytes) -> Any:
         raise AssertionError("examined again")
 
-    for module in ("storeds.ops.packing.prepare", "storeds.ops.common", "storeds.jpeg"):
+    for module in ("storeds.ops.packing.prepare", "storeds.ops.copying", "storeds.jpeg"):
         monkeypatch.setattr(sys.modules[module], "examine", refuse)
     assert pack(Path(f"{tmp_path}/a.lmdb"), f"hdf5://{tmp_path}/b.h5", kind="store").id == first.id
     assert storeds.convert(f"lmdb://{tmp_path}/a.lmdb", f"hdf5://{tmp_path}/c.h5").id == first.id
@@ -273,23 +272,6 @@ def test_an_interrupted_convert_that_examines_resumes_to_the_same_id(tmp_path: P
     with pytest.raises(errors.ConfigError, match="check was true and is false"):
         storeds.convert(unchecked, url, check=False, resume=True)
     assert storeds.convert(unchecked, url, resume=True).id == whole.id
-
-
-@pytest.mark.parametrize("check", [True, False])
-def test_convert_rejects_a_source_that_does_not_match_its_id(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, check: bool
-) -> None:
-    src = f"lmdb://{tmp_path}/a.lmdb"
-    write(src, check=False)
-
-    def with_another_id(url: str, **options: Any) -> Any:
-        backend = open_backend(url, **options)
-        backend.meta = dataclasses.replace(backend.meta, id="0" * 32)  # type: ignore[misc]
-        return backend
-
-    monkeypatch.setattr(sys.modules["storeds.ops.converting"], "open_backend", with_another_id)
-    with pytest.raises(errors.FormatError, match="content id .* differs from the source's"):
-        storeds.convert(src, f"lmdb://{tmp_path}/b.lmdb", check=check)
 
 
 # info
