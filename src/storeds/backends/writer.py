@@ -152,7 +152,7 @@ class StoreWriter:
     ----------
     fields : dict
         The declared fields, and two for the verdict on each image.
-    roles : RoleChecker
+    roles
         What `append` checks records with. Thread-safe, so that others can check them earlier.
 
     Notes
@@ -182,7 +182,7 @@ class StoreWriter:
         self._sink, self._overwrite, self._commit_every = sink, overwrite, commit_every
         self._images = [*pictures(self.fields)]
         self._check_pictures = check
-        self.roles = RoleChecker(self.fields, self._warn_of_lossy)
+        self.roles: RoleChecker = RoleChecker(self.fields, self._warn_of_lossy)
         self._lossy: set[str] = set()
         self._codec = RecordCodec(self.fields)
         self._plan: JSON = {"fields": fields_to_json(self.fields), "plan": plan}

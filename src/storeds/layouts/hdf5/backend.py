@@ -151,7 +151,7 @@ class ForeignHdf5(HandleBackend[Hdf5Handle, ForeignOpener]):
 
     def _probe(self, handle: Hdf5Handle) -> Meta:
         # docstring inherited
-        self.recognised = handle.why
+        self.recognised: str | None = handle.why
         self._unread = bounded(unread_in(handle.files, handle.contents))
         return handle.meta
 

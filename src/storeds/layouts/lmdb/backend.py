@@ -159,7 +159,8 @@ class ForeignLmdb(HandleBackend[ForeignHandle, EnvironmentOpener]):
                 found = recognise_values(reader, plan, keys)
                 if found is None:
                     raise self._undecided(reader, keys)
-            layout, self.recognised = found
+            layout, why = found
+            self.recognised: str | None = why
             _LOG.info("%s is opened with layout %r: %s", reader.url, *found)
         return self._plan_of(reader, layout, preset_pattern(reader, layout))
 

@@ -76,7 +76,7 @@ class File(Reference):
     Parameters
     ----------
     path : str
-    status : os.stat_result, optional
+    status : optional
         Of the file, if it is known.
     what : str
         What messages call the file, if it is not what gives the item its name.
@@ -111,7 +111,7 @@ class Part(Reference):
     path : str
     offset, size : int
         Bytes.
-    status : os.stat_result
+    status
         Of the file.
     """
 
@@ -144,7 +144,7 @@ class Row:
     ----------
     name : str
         As for `Bad`.
-    values : mapping of str to value
+    values : dict
         Field → its value, or a `Reference` to it.
     """
 
