@@ -7,9 +7,11 @@ import datetime
 import errno
 import fcntl
 import os
+import re
 import shutil
 import socket
 import struct
+import time
 from pathlib import Path
 
 from storeds._utils.locations import file_system_of, sniff, staging_folder
@@ -22,6 +24,7 @@ __all__ = ["Staging", "active_writer", "replace_file", "sync_path"]
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _TAKEN = (errno.EACCES, errno.EAGAIN)
+_TRIES, _PAUSE = 100, 0.01  # seconds
 _LITTLE = 1 << 16  # bytes; a disk with less free space counts as full
 
 
@@ -57,6 +60,29 @@ def _lock(descriptor: int, command: int, kind: int) -> int:
     # and survive when another descriptor of the file is closed.
     found = fcntl.fcntl(descriptor, command, struct.pack("hhqqi4x", kind, os.SEEK_SET, 0, 0, 0))
     return int(struct.unpack("hhqqi4x", found)[0])
+
+
+def _take(descriptor: int) -> None:
+    """Lock the file of a writer; raise OSError if another one has it.
+
+    Processes that a writer was just starting when it was killed hold its lock until their program begins: milliseconds.
+    """
+    for _ in range(_TRIES):
+        try:
+            _lock(descriptor, fcntl.F_OFD_SETLK, fcntl.F_WRLCK)
+        except OSError as error:
+            if error.errno not in _TAKEN or not _is_dead(_owner(descriptor)):
+                raise
+            time.sleep(_PAUSE)
+        else:
+            return
+    _lock(descriptor, fcntl.F_OFD_SETLK, fcntl.F_WRLCK)
+
+
+def _is_dead(owner: str) -> bool:
+    """Whether the owner of a lock was a process of this machine that is gone."""
+    found = re.match(r"process (\d+) on (.+), since ", owner)
+    return found is not None and found[2] == socket.gethostname() and not os.path.exists(f"/proc/{found[1]}")
 
 
 def _owner(descriptor: int) -> str:
@@ -136,7 +162,7 @@ class Staging:
         except FileNotFoundError:
             return
         try:
-            _lock(descriptor, fcntl.F_OFD_SETLK, fcntl.F_WRLCK)
+            _take(descriptor)
             if self._is_current(descriptor):
                 self._sign(descriptor)
                 self._lock_file, descriptor = descriptor, -1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import glob
 import json
 import logging
@@ -185,6 +186,9 @@ def _publish(folder: Path, target: Path, backend: Backend, *, overwrite: bool) -
         if not os.path.lexists(target):
             raise
     _check_target(target, backend, overwrite=overwrite)  # again: another program may have created it meanwhile
+    if _exchange(folder, target):
+        shutil.rmtree(folder, ignore_errors=True)
+        return
     old = folder.with_suffix(".old")
     os.rename(target, old)
     try:
@@ -193,3 +197,15 @@ def _publish(folder: Path, target: Path, backend: Backend, *, overwrite: bool) -
         os.rename(old, target)
         raise
     shutil.rmtree(old, ignore_errors=True)
+
+
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2
+
+
+def _exchange(folder: Path, target: Path) -> bool:
+    """Exchange two folders in one step, so that a death never leaves `target` absent; return whether the system can."""
+    rename = getattr(ctypes.CDLL(None), "renameat2", None)
+    if rename is None:
+        return False
+    names = os.fsencode(folder), os.fsencode(target)
+    return bool(rename(_AT_FDCWD, names[0], _AT_FDCWD, names[1], _RENAME_EXCHANGE) == 0)
