@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import stat
-import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -302,18 +301,15 @@ def _hashed(rows: Rows) -> dict[str, JSON]:
 
 
 def _add(hashed: xxhash.xxh3_64, item: Row | Bad) -> None:
-    """Add an item to the hash of a listing. Lengths come first, so that two lists never give the same bytes."""
-    values = item.values if isinstance(item, Row) else {"": item.reason}
-    for name, value in (("", item.name), *values.items()):
-        if isinstance(value, Reference):
-            data = struct.pack(f"<{len(value.state)}q", *value.state)
-        elif isinstance(value, np.ndarray):
-            data = f"{value.dtype}{value.shape}".encode() + value.tobytes()
-        else:
-            data = value if isinstance(value, bytes) else repr(value).encode("utf-8", "backslashreplace")
-        hashed.update(struct.pack("<2q", len(name), len(data)))
-        hashed.update(name.encode())
-        hashed.update(data)
+    """Add to the hash of a listing what is known of an item without reading it."""
+    values = [(name, _visible(each)) for name, each in item.values.items()] if isinstance(item, Row) else item.reason
+    hashed.update(repr((item.name, values)).encode("utf-8", "backslashreplace"))
+
+
+def _visible(value: Any) -> Any:
+    if isinstance(value, Reference):
+        return value.state
+    return (value.dtype, value.shape, value.tobytes()) if isinstance(value, np.ndarray) else value
 
 
 _PART = 1 << 20
