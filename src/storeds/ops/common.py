@@ -207,7 +207,11 @@ def in_order(tasks: Iterable[T], work: Callable[[T], R], threads: int) -> Iterat
     work : callable
         Thread-safe. Its errors are raised here.
     threads : int
+        0 means this thread, for work that takes less time than handing it over.
     """
+    if not threads:
+        yield from ((task, work(task)) for task in tasks)
+        return
     with ThreadPoolExecutor(threads, "storeds-work") as pool:
         running: deque[tuple[T, Future[R]]] = deque()
         try:

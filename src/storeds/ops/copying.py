@@ -16,6 +16,7 @@ from storeds.jpeg import Verdict, examine, set_verdict
 from storeds.jpeg import repair as repaired
 from storeds.jpeg.restarts import RestartMarker
 from storeds.ops.common import (
+    NOT_EXAMINED,
     Batch,
     ProgressHook,
     VerdictCounts,
@@ -268,6 +269,12 @@ class _Step:
     marker: RestartMarker | None = None
     repairs: bool = False
 
+    def is_busy(self, source: Backend) -> bool:
+        """Whether the pictures of `source` take much more time than reading them."""
+        if self.repairs or self.marker is not None:
+            return True
+        return self.check and (source.meta.layout != NATIVE or bool(VerdictCounts.of(source).kinds.get(NOT_EXAMINED)))
+
     def __call__(self, records: Sequence[Record], images: Sequence[str]) -> _Counts:
         """Finish the pictures of some records in place, and count them."""
         counts, restarts = Counter[str](), Counter[str]()
@@ -305,7 +312,8 @@ def _copy(
     with resumable(writer):
         note: Any = writer.note or {"counts": {}, "restarts": {}}
         counts, restarts = Counter[str](note["counts"]), Counter[str](note["restarts"])
-        images, threads = images_of(source), len(os.sched_getaffinity(0))
+        images = images_of(source)
+        threads = len(os.sched_getaffinity(0)) if step.is_busy(source) else 0
 
         def finish(batch: Batch) -> _Counts:
             return step(batch[0], images)

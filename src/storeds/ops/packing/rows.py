@@ -221,6 +221,9 @@ def from_start(generate: Callable[[], Iterable[Row | Bad]]) -> Callable[[int], I
     return lambda start: islice(generate(), start, None)
 
 
+_FEW = 20_000  # items that are kept after listing, some 15 MB
+
+
 class Listing:
     """The items of a source, listed once.
 
@@ -242,17 +245,21 @@ class Listing:
     def __init__(self, rows: Rows, *, strata: bool = False) -> None:
         self.rows = rows
         self.strata: list[tuple[str, Any] | None] = []
+        self._few: list[Row | Bad] | None = None  # all items, if they are few
         if rows.fingerprint is not None and rows.count is not None:
             self.count, self.fingerprint = rows.count, rows.fingerprint
             if strata:
                 self.strata = list(self._reading() if rows.strata is None else rows.strata())
             return
-        self.count, hashed = 0, xxhash.xxh3_64()
+        self.count, hashed, few = 0, xxhash.xxh3_64(), list[Row | Bad]()
         for item in rows.items(0):
+            if len(few) < _FEW:
+                few.append(item)
             if strata:
                 self.strata.append(_stratum(item, self.count))
             _add(hashed, item)
             self.count += 1
+        self._few = few if len(few) == self.count else None
         self.fingerprint = {"count": self.count, "xxh3": hashed.hexdigest(), **_hashed(rows)}
 
     def _reading(self) -> Iterator[tuple[str, Any] | None]:
@@ -273,7 +280,7 @@ class Listing:
         """
         chunk: list[Row | Bad] = []
         first, size = start, 0
-        for item in self.rows.items(start):
+        for item in self.rows.items(start) if self._few is None else self._few[start:]:
             chunk.append(item)
             size += item.size if isinstance(item, Row) else 0
             if size >= most_bytes or len(chunk) >= most_items:
