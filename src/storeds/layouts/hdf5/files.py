@@ -10,6 +10,7 @@ import functools
 import os
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any, Literal
 
 import h5py
@@ -21,7 +22,7 @@ from storeds.backends.base import BackendOptions
 from storeds.backends.handles import OpenStore
 from storeds.backends.hdf5.stamp import check_hdf5_file, open_hdf5_file
 from storeds.errors import ConfigError, FormatError, StoredsError, UnavailableError, suggest
-from storeds.layouts.pattern import Pattern, natural_order, parse_pattern
+from storeds.layouts.pattern import Pattern, parse_pattern
 from storeds.protocols import JSON, Field, Kind
 
 __all__ = [
@@ -105,6 +106,7 @@ class Hdf5Files:
         self._files: dict[str, h5py.File] = {}
         self._descriptors: dict[str, int] = {}
         self._sources: dict[str, list[int]] = {}
+        self._split: dict[str, tuple[list[str], list[str], list[str]]] = {}  # while the store is being opened
 
     def __enter__(self) -> Hdf5Files:
         return self
@@ -120,7 +122,8 @@ class Hdf5Files:
             self._store.close()
 
     def keep(self) -> None:
-        """Take the files over from `opened`, so that `close` closes them."""
+        """Take the files over from `opened`, so that `close` closes them. Opening ends here."""
+        self._split.clear()
         if self.opened is not None:
             self._store, opened, self.opened = OpenStore(), self.opened, None
             for path, descriptor in self._descriptors.items():
@@ -129,6 +132,12 @@ class Hdf5Files:
             for path, file in self._files.items():
                 opened.take(self._share_name(path))
                 self._store.share(self._share_name(path), functools.partial(_same, file), h5py.File.close)
+
+    def split(self, group: str) -> tuple[list[str], list[str], list[str]]:
+        """Return the names of the datasets, of the groups and of the links in a group."""
+        if group not in self._split:
+            self._split[group] = _split(self.group(group))
+        return self._split[group]
 
     def check_sources(self) -> None:
         """Raise UnavailableError if a source of a virtual dataset changed or vanished: HDF5 would return zeros."""
@@ -350,7 +359,7 @@ def names_in(files: Hdf5Files, group: str) -> tuple[list[str], list[str]]:
     Of more than 1,000 members only a sample is inspected; if all of it is of one type, so are the others. Indexes of
     PyTables and what cells of MATLAB refer to are left out.
     """
-    datasets, groups, links = _split(files.group(group))
+    datasets, groups, links = map(list, files.split(group))
     for name in links:
         (datasets if isinstance(files.find(f"{group}/{name}")[0], h5py.Dataset) else groups).append(name)
     return datasets, groups
@@ -418,9 +427,8 @@ def _walk(
     if place in above or len(above) > _DEPTH:
         return
     datasets, inner, links = _split(here)
-    for name in [*datasets, *links]:
-        if budget[0] <= 0:
-            return
+    is_left = lambda _: budget[0] > 0  # noqa: E731  # a file may have a group for each of 100,000 samples
+    for name in takewhile(is_left, [*datasets, *links]):
         try:
             found, _ = files.find(f"{group}/{name}")
         except FormatError as error:
@@ -434,7 +442,7 @@ def _walk(
             yield Member(f"{prefix}{name}", found)
         elif isinstance(found, h5py.Group):
             inner.append(name)  # through a link
-    for name in natural_order(inner):
+    for name in takewhile(is_left, inner):  # in HDF5's order: sorting 100,000 names takes longer than the walk
         yield from _walk(files, f"{group}/{name}", f"{prefix}{name}/", budget, above | {place}, skipped)
 
 
