@@ -141,9 +141,15 @@ class _GzipSlices(_Slices):
         self._is_shuffled, self._is_checked = _SHUFFLE in codes, _FLETCHER in codes
         self._block = (*dataset.chunks, dataset.dtype.itemsize)
         self._nbytes = math.prod(self._block)
+        sizes = zip(dataset.shape, dataset.chunks, strict=True)
+        self._holds_rows = all(size == chunk for at, (size, chunk) in enumerate(sizes) if at != axis)
 
     def read(self, start: int, stop: int) -> Array:
         # docstring inherited
+        if self._holds_rows and stop - start == self.per_chunk and not start % self.per_chunk:  # the usual case
+            corner = tuple(start if at == self._axis else 0 for at in range(len(self._block) - 1))
+            whole = self._inflated(corner)
+            return self._read_box(corner, self._block[:-1]) if whole is None else whole.reshape(-1)
         low, high = [0] * len(self._block), [*self._dataset.shape, self._block[-1]]
         low[self._axis], high[self._axis] = start, stop
         out = np.empty([last - first for first, last in zip(low, high, strict=True)], "u1")

@@ -106,7 +106,9 @@ class Hdf5Files:
         self._files: dict[str, h5py.File] = {}
         self._descriptors: dict[str, int] = {}
         self._sources: dict[str, list[int]] = {}
-        self._split: dict[str, tuple[list[str], list[str], list[str]]] = {}  # while the store is being opened
+        self._split: dict[
+            tuple[str, int | None], tuple[list[str], list[str], list[str]]
+        ] = {}  # while the store is being opened
 
     def __enter__(self) -> Hdf5Files:
         return self
@@ -133,11 +135,11 @@ class Hdf5Files:
                 opened.take(self._share_name(path))
                 self._store.share(self._share_name(path), functools.partial(_same, file), h5py.File.close)
 
-    def split(self, group: str) -> tuple[list[str], list[str], list[str]]:
-        """Return the names of the datasets, of the groups and of the links in a group."""
-        if group not in self._split:
-            self._split[group] = _split(self.group(group))
-        return self._split[group]
+    def split(self, group: str, most: int | None = None) -> tuple[list[str], list[str], list[str]]:
+        """Return the names of the datasets, of the groups and of the links in a group, of its first `most` members."""
+        if (group, most) not in self._split:
+            self._split[group, most] = _split(self.group(group), most)
+        return self._split[group, most]
 
     def check_sources(self) -> None:
         """Raise UnavailableError if a source of a virtual dataset changed or vanished: HDF5 would return zeros."""
@@ -353,26 +355,27 @@ def _filters(dataset: h5py.Dataset) -> list[tuple[int, str]]:
 _SAMPLED = 1_000  # members of a group
 
 
-def names_in(files: Hdf5Files, group: str) -> tuple[list[str], list[str]]:
-    """Return the names of the datasets and of the groups in a group, through links too.
+def names_in(files: Hdf5Files, group: str, *, most: int | None = None) -> tuple[list[str], list[str]]:
+    """Return the names of the datasets and of the groups in a group, through links too; of the first `most` members.
 
     Of more than 1,000 members only a sample is inspected; if all of it is of one type, so are the others. Indexes of
     PyTables and what cells of MATLAB refer to are left out.
     """
-    datasets, groups, links = map(list, files.split(group))
+    datasets, groups, links = map(list, files.split(group, most))
     for name in links:
         (datasets if isinstance(files.find(f"{group}/{name}")[0], h5py.Dataset) else groups).append(name)
     return datasets, groups
 
 
-def _split(group: h5py.Group) -> tuple[list[str], list[str], list[str]]:
+def _split(group: h5py.Group, most: int | None = None) -> tuple[list[str], list[str], list[str]]:
     """Return the names of the datasets, of the groups and of the links in a group."""
     hard: list[bytes] = []
     links: list[bytes] = []
 
-    def note(name: bytes, info: Any) -> None:
+    def note(name: bytes, info: Any) -> bool | None:
         if not name.startswith((b"_i_", b"#")):
             (hard if info.type == h5py.h5l.TYPE_HARD else links).append(name)
+        return True if len(hard) + len(links) == most else None  # True ends the iteration
 
     group.id.links.iterate(note, info=True)
     step = max(1, len(hard) // _SAMPLED)

@@ -37,6 +37,7 @@ PRESETS: Mapping[str, Preset] = {
 
 _DEMO = re.compile(r"demo_\d+")
 _INSPECTED = 16  # groups
+_GLANCED = 128  # members of a group that show what a preset means
 _DEEPEST = 16  # groups, each the only member of another
 _DIGITS = re.compile(r"\d+")
 
@@ -59,7 +60,7 @@ def preset_pattern(files: Hdf5Files, layout: str) -> Pattern:
             raise ConfigError(f"{files.url}: layout 'pcam' reads a file …_x.h5 with a dataset x beside …_y.h5 with y")
     elif layout != "per_episode":
         group = _entered(files)
-        datasets, _ = names_in(files, _absolute(files, group))
+        datasets, _ = names_in(files, _absolute(files, group), most=_GLANCED)
         if layout == "per_sample" and datasets:
             columns = {"*": "{}", "@": "{}"}
         elif layout == "per_video" and _holds_numbered_frames(files, group):
@@ -99,7 +100,7 @@ def _entered(files: Hdf5Files) -> str:
     """Return the path of the group that holds more than one other group, from the group of the store."""
     path = ""
     for _ in range(_DEEPEST):  # a group may hold itself
-        datasets, groups = names_in(files, _absolute(files, path))
+        datasets, groups = names_in(files, _absolute(files, path), most=_GLANCED)
         if datasets or len(groups) != 1:
             break
         path = f"{path}/{groups[0]}".lstrip("/")

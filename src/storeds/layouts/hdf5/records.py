@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
 
@@ -26,7 +26,7 @@ from storeds.records.columns import index_path
 
 __all__ = ["Contents", "contents_of", "unread_in"]
 
-_VERSION = 2
+_VERSION = 3
 _MASKS = re.compile("mask/[^/]+")
 """What the option ``mask`` selects from."""
 
@@ -47,6 +47,8 @@ class Contents:
         Match the paths of the datasets that fields hold.
     empty : list of str
         Sequences without rows.
+    unread : list of str or None
+        What no field holds, if that is kept with the names of the records.
     """
 
     columns: Mapping[str, Values]
@@ -55,6 +57,7 @@ class Contents:
     where: Mapping[str, str]
     read: tuple[re.Pattern[str], ...]
     empty: list[str]
+    unread: list[str] | None = None
 
 
 def contents_of(files: Hdf5Files, pattern: Pattern) -> Contents:
@@ -91,6 +94,7 @@ def _kept_scan(files: Hdf5Files, pattern: Pattern) -> tuple[Names | NamesInMemor
         # What the scan opens must not become a part of the identity of `files`.
         with Hdf5Files(files.path, files.url, files.settings, files.opened) as others:
             names, bounds, facts = Scan(others, pattern).run()
+            facts = replace(facts, unread=unread_in(others, _Builder(others, pattern, names, bounds, facts).build()))
         return pack_names(names, bounds, msgspec.to_builtins(facts))
 
     settings = [str(pattern), files.settings.group, files.settings.mask, files.settings.allow_outside]
@@ -131,7 +135,7 @@ class _Builder:
         read = [plan.path.regex() for plan in self._facts.plans.values() if not plan.file]
         if "episode" in self._pattern.names:
             read.append(_MASKS)
-        return Contents(columns, self._count, attrs, where, tuple(read), self._facts.empty)
+        return Contents(columns, self._count, attrs, where, tuple(read), self._facts.empty, self._facts.unread)
 
     def _literal_group(self) -> str:
         """Return the group that holds all records: the path of the pattern up to its first name."""
@@ -213,6 +217,8 @@ def _value_of(name: str, place: int, field: Field, attrs: Mapping[str, Any]) -> 
 
 def unread_in(files: Hdf5Files, contents: Contents) -> list[str]:
     """Return the datasets that no field holds, among the first 1,024, and sequences without rows."""
+    if contents.unread is not None:
+        return contents.unread
     skipped: list[str] = []
     found = [*members(files, files.settings.group, skipped=skipped)]
     missed = [each for each in found if not any(pattern.fullmatch(each.path) for pattern in contents.read)]

@@ -106,6 +106,8 @@ class Facts:
     attrs : dict of str to JSON
     files : list
         Path, device, inode, size and modification time of each file that the scan opened.
+    unread : list of str or None
+        What no field holds; None if that is not known yet.
     """
 
     plans: dict[str, Plan]
@@ -114,6 +116,7 @@ class Facts:
     empty: list[str]
     attrs: dict[str, Any]
     files: list[Any]
+    unread: list[str] | None = None
 
 
 class Scan:
