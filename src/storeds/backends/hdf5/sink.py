@@ -81,9 +81,9 @@ class Hdf5Sink:
         sizes = self._sizes.copy()
         for sealed in packed:
             sizes.update(_sizes(sealed))
-        with open(self._log_path, "ab") as log:
+        with open(self._log_path, "ab", _BUFFERED) as log:
             log.truncate(self._end)  # what a call that failed has left
-            log.write(b"".join(part for sealed in packed for part in (len(sealed).to_bytes(_LENGTH, "little"), sealed)))
+            log.writelines(part for sealed in packed for part in (len(sealed).to_bytes(_LENGTH, "little"), sealed))
             log.flush()
             os.fsync(log.fileno())
             end = log.tell()
