@@ -65,7 +65,7 @@ ends_with() { # ends_with CODE
 
 has_recovered() {
     ends_with 0
-    [[ $(log) == *' answers again, after '* ]] || fail 'it did not notice that the network was cut'
+    [[ $(log) == *'MongoDB cannot be reached'* ]] || fail 'it did not notice that the network was cut'
 }
 
 timed() { # timed WHAT COMMAND…
