@@ -186,10 +186,8 @@ def _open_foreign(
     except NativeStoreError:  # it is damaged, or has no such option
         raise why_not_native from None
     except StoreNotFoundError:
-        if isinstance(
-            why_not_native, ConfigError
-        ):  # an option of a foreign store, such as an index, is what is missing
-            raise
+        if isinstance(why_not_native, ConfigError):
+            raise  # what is missing is what an option of a foreign store names, such as an index
         raise why_not_native from None  # an interrupted write
 
 

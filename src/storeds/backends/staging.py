@@ -24,7 +24,8 @@ __all__ = ["Staging", "active_writer", "replace_file", "sync_path"]
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _TAKEN = (errno.EACCES, errno.EAGAIN)
-_TRIES, _PAUSE = 100, 0.01  # seconds
+_TRIES = 100
+_PAUSE = 0.01  # seconds
 _LITTLE = 1 << 16  # bytes; a disk with less free space counts as full
 
 

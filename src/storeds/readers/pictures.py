@@ -200,7 +200,10 @@ class PictureDecoder:
     def of_pixels(self, pixels: Array) -> Any:
         """Return uint8 pixels, channels × height × width, as this decoder returns a file of them; other decoders get a PNG.
 
-        Raises DecodeError for what is no image of 1, 3 or 4 channels.
+        Raises
+        ------
+        DecodeError
+            The array does not have three dimensions, the first of 1, 3 or 4 channels.
         """
         if pixels.ndim != 3 or len(pixels) not in (1, 3, 4):
             raise DecodeError(

@@ -430,7 +430,10 @@ def _walk(
     if place in above or len(above) > _DEPTH:
         return
     datasets, inner, links = _split(here)
-    is_left = lambda _: budget[0] > 0  # noqa: E731  # a file may have a group for each of 100,000 samples
+
+    def is_left(_name: str) -> bool:  # a file may have a group for each of 100,000 samples
+        return budget[0] > 0
+
     for name in takewhile(is_left, [*datasets, *links]):
         try:
             found, _ = files.find(f"{group}/{name}")

@@ -319,7 +319,7 @@ def _visible(value: Any) -> Any:
     return (value.dtype, value.shape, value.tobytes()) if isinstance(value, np.ndarray) else value
 
 
-_PART = 1 << 20
+_READ = 1 << 20  # bytes
 
 
 def read_file(path: str) -> bytes:
@@ -335,7 +335,7 @@ def read_file(path: str) -> bytes:
         # Asking for one byte more than the size finds the end of the file in the same call.
         parts = [os.read(descriptor, status.st_size + 1)]
         while len(parts[0]) != status.st_size and parts[-1]:
-            parts.append(os.read(descriptor, _PART))
+            parts.append(os.read(descriptor, _READ))
     except OSError as error:
         raise BadItem(f"cannot be read: {error.strerror}") from None
     finally:

@@ -103,17 +103,18 @@ class _Worker:
             self._pipe, theirs = Pipe()
             command = [sys.executable, "-P", "-c", _BOOT.format(theirs.fileno())]
             with theirs, sigint_blocked():
+                # The command is this interpreter and our own text.
                 self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()])  # noqa: S603
         meta: Meta = self._exchange([sys.path, (self._url, self._columns)], 10 * DEADLINE)
         return meta
 
     def read_column(self, name: str) -> Finding | None:
         """Read a column, and compare it with the records from now on; return what is wrong with it."""
-        return self._request("read_column", name, seconds=10 * DEADLINE)  # type: ignore[no-any-return]
+        return self._request("read_column", name, seconds=10 * DEADLINE)  # type: ignore[no-any-return]  # from a pipe
 
     def check(self, start: int, stop: int) -> BatchResult:
         """Check the records ``[start, stop)``."""
-        return self._request("check", start, stop, seconds=DEADLINE)  # type: ignore[no-any-return]
+        return self._request("check", start, stop, seconds=DEADLINE)  # type: ignore[no-any-return]  # from a pipe
 
     def _request(self, *request: Any, seconds: float) -> Any:
         if self._process is None:

@@ -234,7 +234,7 @@ def _listed_size(entry: Mapping[str, Any]) -> tuple[int, int] | None:
     """Return height and width in the file, if it has both."""
     height, width = entry.get("height"), entry.get("width")
     is_size = all(isinstance(side, int) and 0 < side < 2**31 for side in (height, width))
-    return (height, width) if is_size else None  # type: ignore[return-value]
+    return (height, width) if is_size else None  # type: ignore[return-value]  # mypy does not follow all()
 
 
 def _unlisted(paths: Mapping[str, Any], root: str, where: str) -> Iterator[str]:

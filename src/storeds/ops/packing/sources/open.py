@@ -105,7 +105,9 @@ def _detect(source: Any, *, include_hidden: bool) -> str:
     if isinstance(source, (list, tuple)) and source and all(isinstance(item, (str, os.PathLike)) for item in source):
         if all(os.fspath(item).lower().endswith(".tar") for item in source):
             return "tar"
-        raise ConfigError("a list of paths is a source only if all are .tar files; write other files into a manifest")
+        raise ConfigError(
+            "a list of paths is a source only if all are .tar files; list other files in a CSV or JSONL manifest"
+        )
     is_dataset = not isinstance(source, dict) or type(source).__name__ == "DatasetDict"
     if callable(getattr(source, "__getitem__", None)) and isinstance(source, Sized) and is_dataset:
         return "dataset"

@@ -125,7 +125,7 @@ def _loaded(dataset: Any) -> _Part:
     arrow = dataset.with_format("arrow")  # it decodes no image and applies no transform
 
     def batches(columns: list[str]) -> Iterator[Any]:
-        return arrow.select_columns(columns).iter(_BATCH)  # type: ignore[no-any-return]
+        return arrow.select_columns(columns).iter(_BATCH)  # type: ignore[no-any-return]  # datasets is optional
 
     return _Part("the dataset", dataset.features.arrow_schema, len(dataset), str(dataset._fingerprint), batches)
 
@@ -289,10 +289,10 @@ class _Table:
     def _image(self, found: Any) -> bytes | File | None:
         """Return the bytes or the file of an image."""
         if not isinstance(found, Mapping):
-            return found  # type: ignore[no-any-return]
+            return found  # type: ignore[no-any-return]  # pack refuses what is no image
         # As 🤗 datasets stores images.
         if found["bytes"] is not None or found["path"] is None:
-            return found["bytes"]  # type: ignore[no-any-return]
+            return found["bytes"]  # type: ignore[no-any-return]  # of Arrow's type for bytes
         if self.folder is None:
             raise BadItem(
                 f"its image is not in the table but at {found['path']!r}; pass allow_outside=True (--option "
