@@ -119,14 +119,15 @@ def test_a_primary_that_steps_down_while_packing(harmed_set: ReplicaSet, set_pla
 def test_a_killed_writer_is_resumed_on_another_primary(
     harmed_set: ReplicaSet, set_place: Place, tmp_path: Path
 ) -> None:
-    url, local = set_place.url(), f"lmdb://{tmp_path}/local.lmdb"
+    # Opening waits only so long for a primary; on a busy machine an election takes more than the default 10 s.
+    url, local = set_place.url(serverSelectionTimeoutMS=30_000), f"lmdb://{tmp_path}/local.lmdb"
     writer = WriterProcess(url)
     writer.ask("begin", "a")
     writer.ask("append", "a", count=700)
     writer.kill()
     harmed_set.wait_for_primary().kill()
     with pytest.raises(errors.StoreNotFoundError, match="interrupted write"):
-        storeds.open_backend(set_place.url(user="reader"))
+        storeds.open_backend(set_place.url(user="reader", serverSelectionTimeoutMS=30_000))
     for target, resume in ((local, False), (url, True)):
         with storeds.open_writer(target, FIELDS, plan="a", commit_every=3, resume=resume) as resumed:
             assert resumed.count == (699 if resume else 0)

@@ -59,8 +59,8 @@ class MongodbSink:
     writer's token, and publishing renames it to the target. So a writer that only seemed dead finds its collection gone:
     what it still sends belongs to no store, and its next step fails.
 
-    The majority of nodes acknowledges every write from its journal. Every step can be repeated: the sink waits up to
-    ``timeoutMS`` for a new primary.
+    The majority of nodes acknowledges every write from its journal. Opening waits up to ``serverSelectionTimeoutMS`` for
+    a primary. Every later step can be repeated: the sink waits up to ``timeoutMS`` for a new one.
 
     Parameters
     ----------
