@@ -780,8 +780,8 @@ def test_boxes_are_clipped_and_empty_ones_dropped_whether_or_not_a_flip_is_drawn
     fields = {name: FIELDS[name] for name in ("image", "boxes", "labels")}
     values = {
         "image": torch.zeros(3, 4, 6, dtype=torch.uint8),
-        "boxes": torch.tensor([[2.0, 1.0, 2.0, 3.0], [-1.0, 0.0, 3.0, 2.0]]),
-        "labels": torch.tensor([7, 8]),
+        "boxes": torch.tensor([[2.0, 1.0, 2.0, 3.0], [-1.0, 0.0, 3.0, 2.0], [2.0, 1.0, 2.0004, 3.0]]),
+        "labels": torch.tensor([7, 8, 9]),
     }
     for p, left in ((0, [0.0, 0.0, 3.0, 2.0]), (1, [3.0, 0.0, 6.0, 2.0])):
         made = JointTransform(RandomHorizontalFlip(p))(Sample(dict(values), fields, (4, 6)), SampleContext(0, 0, 1))

@@ -17,6 +17,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
 
@@ -664,6 +665,10 @@ def draw_all(value: Any) -> list[float]:
     return [torch.rand(1).item(), float(np.random.rand()), random.random()]
 
 
+def keep(value: Any) -> Any:
+    return value
+
+
 def draw_more(value: Any) -> Any:
     return [*value, *draw_all(value)]
 
@@ -712,6 +717,39 @@ def test_two_transforms_of_one_sample_get_different_numbers(states: Any) -> None
 def test_global_states_come_back_when_a_transform_raises(transform: Any, states: Any) -> None:
     with pytest.raises(RuntimeError, match=r"^no$"):
         apply_transform(transform, 0, SampleContext(1, seed=0))
+
+
+class Drawing(torch.utils.data.Dataset[list[float]]):
+    """Draws by a foreign transform; in a worker, nothing gives the global generators back."""
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, index: int) -> list[float]:
+        return [*BoundTransform(draw_all)(0, SampleContext(index, epoch=1, seed=7)), *draw_all(0)]
+
+
+def test_workers_draw_the_numbers_of_the_training_process() -> None:
+    inside = [BoundTransform(draw_all)(0, SampleContext(index, epoch=1, seed=7)) for index in range(6)]
+    loader = torch.utils.data.DataLoader(Drawing(), batch_size=None, num_workers=2)
+    assert [drawn[:3] for drawn in loader] == inside
+
+
+def test_a_default_device_does_not_matter() -> None:
+    transform = Compose(
+        [RandomResizedCrop(6, ratio=(0.7, 1.3)), RandomHorizontalFlip(), keep, ToTensor(), Normalize([0.5], [0.5])]
+    )
+
+    def transformed(device: str | None) -> torch.Tensor:
+        torch.set_default_device(device)
+        made: torch.Tensor = apply_transform(transform, pil(9, 13), SampleContext(1, seed=0))
+        torch.set_default_device(None)
+        return made
+
+    # "meta" has no values, so a number that is drawn there raises. Each thread has tensors of its own to draw into.
+    with ThreadPoolExecutor(1) as thread:
+        found = thread.submit(transformed, "meta").result()
+    assert torch.equal(found, transformed(None))
 
 
 def test_without_a_seed_foreign_transforms_are_just_called() -> None:

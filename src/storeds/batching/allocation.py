@@ -74,10 +74,10 @@ def empty_batch(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         return memory
     nbytes = math.prod(shape) * dtype.itemsize
     if get_worker_info() is None or fits_inline(nbytes):
-        return torch.empty(shape, dtype=dtype)
+        return torch.empty(shape, dtype=dtype, device="cpu")
     storage = torch.UntypedStorage._new_shared(nbytes)  # type: ignore[no-untyped-call]  # torch leaves it without types
     strides = torch.empty(shape, device="meta").stride()
-    return torch.empty(0, dtype=dtype).set_(storage, 0, shape, strides)
+    return torch.empty(0, dtype=dtype, device="cpu").set_(storage, 0, shape, strides)
 
 
 def in_one_memory(values: Sequence[TensorLike]) -> list[torch.Tensor]:

@@ -78,7 +78,7 @@ def collate_detection(
         target: dict[str, Any] = {"boxes": _boxes(_element(sample, "boxes", boxes), boxes, box_format)}
         count = len(target["boxes"])
         if labels is None:
-            target["labels"] = torch.full((count,), label_offset, dtype=torch.int64)
+            target["labels"] = torch.full((count,), label_offset, dtype=torch.int64, device="cpu")
         else:
             target["labels"] = (
                 _rows(_element(sample, "labels", labels), labels, 1, count).to(torch.int64) + label_offset

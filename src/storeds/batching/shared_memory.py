@@ -78,7 +78,7 @@ class BufferPool:
         size = math.prod(shape) * dtype.itemsize
         array = self._acquire(size) if size >= self._smallest else None
         if array is None:
-            return torch.empty(tuple(shape), dtype=dtype)
+            return torch.empty(tuple(shape), dtype=dtype, device="cpu")
         return torch.from_numpy(array[:size]).view(dtype).view(tuple(shape))
 
     def _acquire(self, size: int) -> Array | None:
@@ -205,7 +205,7 @@ def _reduce_inline(tensor: _InlineTensor) -> Any:
 
 def _receive_inline(data: bytes, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     if not data:
-        return torch.empty(shape, dtype=dtype)
+        return torch.empty(shape, dtype=dtype, device="cpu")
     return torch.frombuffer(bytearray(data), dtype=dtype).view(shape)
 
 
@@ -232,7 +232,7 @@ class SharedBuffer:
 
     def __init__(self, size: int) -> None:
         storage = torch.UntypedStorage._new_shared(_HEADER + size)  # type: ignore[no-untyped-call]  # torch leaves it without types
-        self.whole = torch.empty(0, dtype=torch.uint8).set_(storage)
+        self.whole = torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage)
         self.words, self.bytes = _parts(self.whole)
         self.sender = os.getpid(), next(_serials)
         self._array: weakref.ref[Array] | None = None

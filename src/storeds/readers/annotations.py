@@ -214,7 +214,7 @@ def labels_tensor(name: str, value: Any, classes: Classes | None) -> torch.Tenso
         if classes.are_names and labels.min() >= 0 and labels.max() < len(classes.names):
             return torch.from_numpy(labels.astype(np.int64))
         labels = labels.tolist()
-    return torch.tensor([class_number(name, each, classes) for each in labels], dtype=torch.int64)
+    return torch.tensor([class_number(name, each, classes) for each in labels], dtype=torch.int64, device="cpu")
 
 
 def class_number(name: str, value: Any, classes: Classes | None) -> Any:

@@ -96,5 +96,5 @@ class ClipPlan:
         import torch
 
         # Draw even for a single place, so that later draws do not depend on the length.
-        drawn: Any = torch.randint(places, (self.clips,), generator=generator)
+        drawn: Any = torch.randint(places, (self.clips,), generator=generator, device="cpu")
         return [int(start) for start in drawn]

@@ -108,7 +108,7 @@ class Albumentations:
         except IndexError:
             mine = self._copied()
         transform, bits, plain = mine
-        seeds = torch.empty(3, dtype=torch.int64).random_(generator=generator).tolist()
+        seeds = torch.empty(3, dtype=torch.int64, device="cpu").random_(generator=generator).tolist()
         # Setting the states takes a third of the time of creating generators.
         bits.state = {
             "bit_generator": "PCG64",

@@ -17,6 +17,7 @@ from storeds.transforms.operations import Axes, Operation, Size
 __all__ = ["Coordinates", "from_corners", "to_corners"]
 
 _SAME = (1.0, 0.0, 1.0, 0.0)
+_LEAST = 0.001  # pixels; float32 rounds thinner boxes to ones without a width, which detectors refuse
 _NO_LIMITS = (-math.inf, -math.inf, math.inf, math.inf)
 
 
@@ -64,7 +65,7 @@ class Coordinates:
             self._swap(operation.pairs)
 
     def settle(self) -> dict[str, Array]:
-        """Do what is noted: move boxes and points, clip boxes to the image and drop empty ones.
+        """Do what is noted: move boxes and points, clip boxes to the image and drop those thinner than 0.001 pixels.
 
         Returns
         -------
@@ -99,8 +100,8 @@ class Coordinates:
             if self.visible is not None:
                 whole = (moved[:, 2:] - moved[:, :2]).prod(axis=1)
                 self.visible[name] = self.visible[name] * sides.prod(axis=1) / np.maximum(whole, 1e-12)
-            if sides.min() <= 0:
-                losses[name] = sides.min(axis=1) > 0
+            if sides.min() < _LEAST:
+                losses[name] = sides.min(axis=1) >= _LEAST
                 self.keep(name, losses[name])
         return losses
 

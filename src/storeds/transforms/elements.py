@@ -128,7 +128,7 @@ def for_torchvision(values: Mapping[str, Any], elements: Elements) -> dict[str, 
     for name in elements.keypoints:
         given[name] = values[name][..., :2]
     for boxes in elements.boxes[:1]:
-        numbers = torch.arange(len(values[boxes]))
+        numbers = torch.arange(len(values[boxes]), device="cpu")
         given[_LABELS] = numbers
         for name in elements.masks:
             if len(values[name]) == len(numbers) and values[name].ndim == 2:

@@ -310,7 +310,7 @@ class DeferredImage:
     def scaled(self, empty: Callable[[Sequence[int], torch.dtype], torch.Tensor] | None = None) -> torch.Tensor:
         """Return the floats in a tensor that `empty` makes, or in a new one."""
         shape = self.image.shape
-        out = torch.empty(shape, dtype=torch.float32) if empty is None else empty(shape, torch.float32)
+        out = torch.empty(shape, dtype=torch.float32, device="cpu") if empty is None else empty(shape, torch.float32)
         self.scale_into(self.image, out)
         return out
 
@@ -362,7 +362,8 @@ class _Scratch(threading.local):
 
     def __init__(self) -> None:
         with torch.inference_mode(False):  # tensors created in inference mode cannot be written outside it
-            self.number, self.whole = torch.empty(1), torch.empty(1, dtype=torch.int64)
+            self.number = torch.empty(1, device="cpu")
+            self.whole = torch.empty(1, dtype=torch.int64, device="cpu")
 
 
 _scratch = _Scratch()
@@ -380,7 +381,7 @@ def draw_int(count: int, generator: torch.Generator | None) -> int:
 
 @functools.lru_cache(maxsize=64)
 def _logarithms(ratio: tuple[float, ...]) -> tuple[float, float]:
-    low, high = torch.log(torch.tensor(ratio, dtype=torch.float32)).tolist()
+    low, high = torch.log(torch.tensor(ratio, dtype=torch.float32, device="cpu")).tolist()
     return low, high
 
 
