@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from enum import IntEnum
 from typing import Any
@@ -27,16 +26,12 @@ class Moves(IntEnum):
     """Draws for each image where pixels go."""
 
 
-# Names of classes in storeds, torchvision, albumentations and kornia.
-_STAY = re.compile(
-    "ToTensor|Normalize|ToNormalized|FilterBoxes|Identity|NoOp|ToImage|ToPILImage|PILToTensor|ToPureTensor|ToDtype|ToTensorV2|RGB|JPEG"
-    "|ConvertImageDtype|(Random)?Grayscale|ColorJitter|RandomChannelPermutation|RandomPhotometricDistort|LinearTransformation"
-    "|Gaussian(Blur|Noise)|Random(Erasing|Invert|Posterize|Solarize|AdjustSharpness|Autocontrast|Equalize)"
-)
-_STAY_WITH_CHILDREN = frozenset(("ImageOnlyTransform", "IntensityAugmentationBase2D", "IntensityAugmentationBase3D"))
-_ANY = re.compile("Lambda|Identity|NoOp|ToDtype|ToPureTensor|ConvertImageDtype|BoundTransform")
-_ALIKE = frozenset(("Resize", "CenterCrop", "Crop", "Pad", "SmallestMaxSize", "LongestMaxSize", "PadIfNeeded"))
 _LIBRARIES = ("storeds", "torchvision", "albumentations", "kornia")
+_STAY = frozenset(("ToTensor", "Normalize", "ToNormalized", "FilterBoxes"))
+_MOVE_IN_TORCHVISION = ("_geometry", "_auto_augment")  # modules of torchvision.transforms.v2
+_STAY_WITH_CHILDREN = frozenset(("ImageOnlyTransform", "IntensityAugmentationBase2D", "IntensityAugmentationBase3D"))
+_ALIKE = frozenset(("Resize", "CenterCrop", "Crop", "Pad", "SmallestMaxSize", "LongestMaxSize", "PadIfNeeded"))
+_ANY = frozenset(("Lambda", "Identity", "NoOp", "ToDtype", "ToPureTensor", "ConvertImageDtype", "BoundTransform"))
 
 
 def moves(transform: Any) -> Moves:
@@ -51,10 +46,22 @@ def moves(transform: Any) -> Moves:
         return Moves.NOT
     if not _is_of_library(transform) or name == "Lambda":
         return Moves.UNKNOWN
-    if _STAY.fullmatch(name):
+    if not _class_moves(type(transform)):
         return Moves.NOT
     # In albumentations p=1 means always; other libraries have no p.
     return Moves.ALIKE if name in _ALIKE and getattr(transform, "p", 1) >= 1 else Moves.DRAWN
+
+
+def _class_moves(kind: type) -> bool:
+    """Return whether transforms of a class of a known library may move pixels."""
+    if kind.__module__.startswith("torchvision."):
+        from torchvision.transforms import v2
+
+        # All of version 1 are in one module, and have the names of version 2.
+        return getattr(v2, kind.__name__, kind).__module__.rpartition(".")[2] in _MOVE_IN_TORCHVISION
+    if kind.__module__.startswith("albumentations."):
+        return kind.__name__ != "NoOp" and any(base.__name__ == "DualTransform" for base in kind.__mro__)
+    return kind.__name__ not in _STAY
 
 
 def _is_of_library(transform: Any) -> bool:
@@ -76,7 +83,7 @@ def _parts(transform: Any) -> list[Any] | None:
 
 def takes_images(transform: Any) -> bool:
     """Return whether a transform, or a part of it, works only on images with the channels first."""
-    return any(_is_of_library(part) and not _ANY.fullmatch(type(part).__name__) for part in leaves_of(transform))
+    return any(_is_of_library(part) and type(part).__name__ not in _ANY for part in leaves_of(transform))
 
 
 def leaves_of(transform: Any) -> Iterator[Any]:

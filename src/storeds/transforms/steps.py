@@ -37,12 +37,12 @@ def check_roles(transforms: Transform | None, fields: Mapping[str, Field]) -> No
         raise ConfigError(
             f"transforms: {changing!r} needs the size of the image, and samples have no image and no mask: add one to fields"
         )
+    check_several_boxes(steps, fields)
     moving = next((step for step in steps if moves(step) in (Moves.ALIKE, Moves.DRAWN)), None)
     if moving is None:
         return
     if "keypoints" in roles:
         _check_keypoints_move(steps)
-    check_several_boxes(steps, fields)
     image = next((field for field in fields.values() if field.role == "image"), None)
     for name, field in fields.items():
         if field.role is None and is_spatial(name, field, image):
