@@ -327,21 +327,6 @@ def test_a_file_that_is_not_coco(document: Any, why: str, tmp_path: Path) -> Non
         open_source(file, kind="coco")
 
 
-@pytest.mark.parametrize(("encoding", "byte"), [("utf-16", "0xff"), ("latin-1", "0xe9")])
-@pytest.mark.parametrize("key", ["images", "categories"])
-def test_encodings(key: str, encoding: str, byte: str, tmp_path: Path) -> None:
-    document = annotated()
-    document[key][0]["more"] = "café"
-    file = written(tmp_path, document)
-    expected = read(file)
-    text = json.dumps(document, ensure_ascii=False)
-    file.write_text(text, encoding="utf-8-sig")
-    assert repr(read(file)) == repr(expected)
-    file.write_text(text, encoding=encoding)
-    with pytest.raises(ConfigError, match=f"is not UTF-8, as JSON is: it contains byte {byte}"):
-        open_source(file, kind="coco")
-
-
 def test_the_source_is_detected_and_finds_its_pictures(tmp_path: Path) -> None:
     file = written(tmp_path, annotated(), name="annotations/instances_val2017.json", images="val2017")
     assert len(read(file)[0]) == 3
@@ -391,17 +376,6 @@ def test_a_folder_with_annotations_is_not_packed_without_them(name: str, tmp_pat
         with pytest.raises(ConfigError, match=rf"contains the annotations of COCO in .*; pack .*{file.name}"):
             open_source(folder)
     assert len(read(tmp_path / "set/images", kind="flat")[0]) == 3
-
-
-def test_pictures_that_the_file_does_not_list_are_counted(tmp_path: Path) -> None:
-    file = written(tmp_path, annotated())
-    (tmp_path / "other.jpg").write_bytes(jpeg(0))
-    (tmp_path / "sub/more.png").write_bytes(jpeg(0))
-    (tmp_path / "notes.txt").write_text("x")
-    packed = storeds.pack(file, f"lmdb://{tmp_path}/a.lmdb")
-    assert packed.notes == (
-        f"2 image files are in {tmp_path}, but not in instances.json, and left out: other.jpg, sub/more.png",
-    )
 
 
 # Random annotation sets
@@ -469,18 +443,6 @@ def test_random_annotations_come_back(
     url = make_engine_url(engine)
     storeds.pack(written(folder, document), url)
     assert exported(url, folder / "out") == by_image(given)
-
-
-def test_a_split_that_pack_adds_replaces_no_key_of_the_file(tmp_path: Path) -> None:
-    document = annotated()
-    document["images"][0]["split"] = "train2014"
-    url = f"lmdb://{tmp_path}/a.lmdb"
-    storeds.pack(written(tmp_path, document), url, split={"train": 0.5, "val": 0.5})
-    done = storeds.export(url, tmp_path / "out", format="coco")
-    images = json.loads((tmp_path / "out/annotations.json").read_text())["images"]
-    assert images[0] == document["images"][0]
-    assert images[1]["split"] in ("train", "val")
-    assert list(done.left_out) == ["split"]
 
 
 def test_a_changed_file_is_not_resumed(tmp_path: Path) -> None:

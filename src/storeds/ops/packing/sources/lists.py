@@ -26,7 +26,7 @@ from storeds.ops.packing.sources.columns import (
     number_labels,
     text_column,
 )
-from storeds.ops.packing.sources.mask_checks import MaskCheck, MaskFile
+from storeds.ops.packing.sources.masks import MaskFile
 from storeds.ops.packing.sources.paths import Hidden, Root, class_notes, names_of, show
 from storeds.ops.packing.sources.text import csv_lines, jsonl_lines, open_text
 from storeds.protocols import JSON, Field, Record
@@ -57,14 +57,12 @@ def rows_of_list(
     box_relative: bool = False,
     columns: Sequence[str] | str | None = None,
     delimiter: str | None = None,
-    quotechar: str = '"',
-    escapechar: str | None = None,
     skipinitialspace: bool = False,
-    encoding: str | None = None,
+    encoding: str = "utf-8-sig",
     allow_outside: bool = False,
     include_hidden: bool = False,
 ) -> Rows:
-    """Rows of a CSV or JSONL file with one line per image, or per caption of an image.
+    r"""Rows of a CSV or JSONL file with one line per image, or per caption of an image.
 
     Parameters
     ----------
@@ -110,10 +108,11 @@ def rows_of_list(
         Coordinates are fractions of the width and the height of the image.
     columns : sequence of str, optional
         The column names of a CSV file without a header.
-    delimiter, quotechar, escapechar, skipinitialspace : optional
-        Of the CSV file, as for `csv.reader`. The default delimiter is a tab in a file named ``.tsv``, else a comma. A
-        quotechar of ``""`` means that nothing is quoted.
-    encoding : str, optional
+    delimiter : str, optional
+        Of the CSV file; by default a tab in a file named ``.tsv``, else a comma. ``\t`` is a tab.
+    skipinitialspace : bool
+        Leave out spaces after a delimiter.
+    encoding : str
         The default is UTF-8, with or without a byte order mark.
     allow_outside : bool
         Allow paths that leave `root`: through ``..``, as absolute paths, or through a link.
@@ -142,13 +141,13 @@ def rows_of_list(
     given = unique_classes(classes)
     opened = open_text(file, encoding)
     if kind == "jsonl":
-        if (columns, delimiter, quotechar, escapechar, skipinitialspace) != (None, None, '"', None, False):
-            raise ConfigError(f"{where}: columns, delimiter, quotechar, escapechar and skipinitialspace are for CSV")
+        if (columns, delimiter, skipinitialspace) != (None, None, False):
+            raise ConfigError(f"{where}: columns, delimiter and skipinitialspace are for CSV")
         names, lines = jsonl_lines(opened)
     else:
-        usual = "\t" if file.lower().endswith(".tsv") else ","
-        dialect = {"quotechar": quotechar, "escapechar": escapechar, "skipinitialspace": skipinitialspace}
-        names, lines = csv_lines(opened, where, names_of(columns), delimiter=delimiter or usual, **dialect)
+        mark = delimiter or ("\t" if file.lower().endswith(".tsv") else ",")
+        dialect = {"delimiter": mark.replace(r"\t", "\t"), "skipinitialspace": skipinitialspace}
+        names, lines = csv_lines(opened, where, names_of(columns), **dialect)
     header = ListHeader(where, names, [cells for _, cells in lines if not isinstance(cells, str)][:_PEEKED])
     header.find_images(path_column, image_columns)
     header.find_masks(mask_columns)
@@ -161,7 +160,7 @@ def rows_of_list(
         Hidden(include=include_hidden),
         label_separator,
         Field("array", "<f8", (None, 4), "boxes", box_format, box_relative),
-        MaskCheck(len(given) if names_masks and given else None, ignore_index),
+        (len(given) if names_masks and given else None, ignore_index),
         joins=caption_columns is not None,
     )
     for number, cells in lines:
@@ -196,7 +195,8 @@ class _List:
         What separates several labels.
     boxes : Field
         The field of boxes.
-    masks : MaskCheck
+    masks : (int or None, int or None)
+        The number of classes that masks name, and the id that needs no name.
     joins : bool
         Lines of one image that differ only in captions become one item.
 
@@ -215,7 +215,7 @@ class _List:
         hidden: Hidden,
         separator: str | None,
         boxes: Field,
-        masks: MaskCheck,
+        masks: tuple[int | None, int | None],
         *,
         joins: bool,
     ) -> None:
@@ -229,24 +229,19 @@ class _List:
             )
         self._several = self._label is not None and (separator is not None or header.has_lists(self._label))
         self._key = self._at[next(iter(header.purposes))]
-        self.columns = self._fields()
+        fixed: dict[str, str] = {}
+        for purpose in ("image", "mask", "boxes", "label"):
+            if len(found := header.of(purpose)) == 1:
+                fixed[found[0]] = "labels" if purpose == "label" and self._several else purpose
+        for names in (header.of("image") + header.of("mask"), header.names):
+            rest = [name for name in names if name not in fixed]
+            fixed |= field_names(rest, ("key", *fixed.values()), self._where)
+        self.columns = {name: fixed[name] for name in header.names}
         self.classes: list[str] | None = None
         self._items: list[Bad | tuple[int, list[Any]]] = []
         self._seen: dict[str, tuple[int, list[Any]]] = {}
         self._joined = 0
         self._layout: list[tuple[str, int, str]] = []  # field, position of the cell, column
-
-    def _fields(self) -> dict[str, str]:
-        """Return the field of each column."""
-        header, fixed = self._header, dict[str, str]()
-        for purpose in ("image", "mask", "boxes", "label"):
-            found = header.of(purpose)
-            if len(found) == 1:
-                fixed[found[0]] = "labels" if purpose == "label" and self._several else purpose
-        for names in ([name for name in header.of("image") + header.of("mask") if name not in fixed], header.names):
-            rest = [name for name in names if name not in fixed]
-            fixed |= field_names(rest, ("key", *fixed.values()), self._where)
-        return {name: fixed[name] for name in header.names}
 
     def add(self, line: int, cells: list[Any] | str) -> None:
         """Add a line, or report what is wrong with it."""
@@ -293,13 +288,12 @@ class _List:
             if cell is None or (isinstance(cell, str) and not cell.strip()):
                 raise BadItem(f"no label is given in {name!r}")
             cell = [str(cell) if isinstance(cell, float) else cell]
-        if not isinstance(cell, list):
-            raise BadItem(f"its labels in {name!r} are a {type(cell).__name__}; expected a list")
-        for label in cell:
-            if isinstance(label, bool) or not isinstance(label, (str, int)):
-                raise BadItem(f"its label {label!r:.80} in {name!r} is neither a class name nor a whole number")
-            if cell.count(label) > 1 and not self._header.of("boxes"):  # several boxes may have one class
-                raise BadItem(f"label {label!r} is listed twice in {name!r}")
+        if not isinstance(cell, list) or not all(type(label) in (str, int) for label in cell):
+            raise BadItem(
+                f"{name!r} has {cell!r:.80}; a label is a class name or a whole number, and several are a list"
+            )
+        if len(set(cell)) < len(cell) and not self._header.of("boxes"):  # several boxes may have one class
+            raise BadItem(f"a label is listed twice in {name!r}")
         return [sys.intern(str(label)) for label in cell]
 
     def _join(self, first: tuple[int, list[Any]], cells: Sequence[Any]) -> None:
@@ -411,7 +405,7 @@ class _List:
             case "image":
                 return self._root.file(cell, "" if self._at[name] == self._key else f"its {name} {show(cell)}")
             case "mask":
-                return MaskFile(self._root.file(cell), cell, self._masks)
+                return MaskFile(self._root.file(cell), cell, *self._masks)
         return cell
 
     def check_sizes(self, values: Record) -> Record:
