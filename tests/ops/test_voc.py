@@ -11,8 +11,6 @@ from xml.sax.saxutils import escape
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
 import storeds
@@ -293,23 +291,6 @@ def test_the_folder_is_found_in_vocdevkit(tmp_path: Path) -> None:
     ):
         with pytest.raises((ConfigError, StoreNotFoundError), match=message):
             packed(tmp_path / path)
-
-
-side = st.integers(0, 1000).flatmap(lambda low: st.tuples(st.just(low), st.integers(low, 1000)))
-
-
-@given(boxes=st.lists(st.tuples(st.sampled_from(["cat", "a & b", "Ärger"]), side, side), max_size=6))
-def test_random_annotations_read_as_written(boxes: list[Any], tmp_path_factory: pytest.TempPathFactory) -> None:
-    root = tmp_path_factory.mktemp("set")
-    # Thousandths of the width and height, from the first to the last pixel.
-    rows = [(name, *(1 + x * 0.095 for x in xs), *(1 + y * 0.063 for y in ys)) for name, xs, ys in boxes]
-    texts = [element(name, repr(left), repr(top), repr(right), repr(bottom)) for name, left, right, top, bottom in rows]
-    add(root, "a", annotation(*texts))
-    meta, (record,) = packed(root)
-    classes: Any = meta.attrs["classes"]
-    assert classes == sorted({row[0] for row in rows})
-    assert [classes[label] for label in record["labels"]] == [row[0] for row in rows]
-    assert record["boxes"].tolist() == [[left - 1, top - 1, right, bottom] for _, left, right, top, bottom in rows]
 
 
 @pytest.mark.parametrize("encoding", ["GB2312", "Shift_JIS", "euc-kr", "ISO-8859-1", "UTF-16"])

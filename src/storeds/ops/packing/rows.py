@@ -318,7 +318,8 @@ def read_file(path: str) -> bytes:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
-        raise BadItem(f"cannot be read: {error.strerror}{backslash_hint(path)}") from None
+        hint = "; folders are separated by /, and this path has \\: replace it in the list" if "\\" in path else ""
+        raise BadItem(f"cannot be read: {error.strerror}{hint}") from None
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
@@ -332,8 +333,3 @@ def read_file(path: str) -> bytes:
     finally:
         os.close(descriptor)
     return parts[0] if len(parts) == 1 else b"".join(parts)
-
-
-def backslash_hint(path: str) -> str:
-    """Return what to add to the message that nothing exists at `path` if it looks like a path of Windows."""
-    return "; folders are separated by /, and this path has \\: replace it in the list" if "\\" in path else ""
