@@ -144,12 +144,6 @@ def test_the_verdict_belongs_to_the_new_bytes(tree: Path, tmp_path: Path, check:
             assert verdict == "intact"
 
 
-
-
-
-
-
-
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("command", ["pack", "convert"])
 def test_a_killed_run_resumes_to_the_same_store_but_not_without_the_option(

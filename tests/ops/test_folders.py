@@ -217,9 +217,19 @@ def test_a_bad_record_of_a_store_is_a_bad_item(tmp_path: Path) -> None:
         assert bad.startswith(f"record {position} of {url}: its checksum does not match")
 
 
-def test_a_backend_is_a_source_too(tmp_path: Path) -> None:
+def test_a_backend_is_a_source_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_store(tmp_path)
     with storeds.open_backend(tmp_path / "a.lmdb") as backend:
+        calls, get_many = list[int](), type(backend).get_many
+
+        def counted(self: Any, positions: Any, fields: Any = None) -> Any:
+            calls.append(len(positions))
+            return get_many(self, positions, fields)
+
+        with monkeypatch.context() as patched:  # a server is not asked for one record at a time
+            patched.setattr(type(backend), "get_many", counted)
+            storeds.pack(backend, "memory://in-batches", overwrite=True)
+        assert len(calls) <= 2
         assert Source(backend).column("label") == list(range(3, 103))
         with pytest.raises(ConfigError, match="is already open; pass readahead when opening it"):
             open_source(backend, readahead=True)
@@ -238,6 +248,7 @@ def test_a_backend_is_a_source_too(tmp_path: Path) -> None:
         ("texts/b.txt", {}, ConfigError, "b.txt ends in none of .csv, .* and it is not a store, a tar file .*; pass kind="),
         ("pipe.csv", {}, ConfigError, "pipe.csv is neither a folder nor a regular file"),
         ("a\0b", {}, ConfigError, "expected a path, and no path holds a NUL"),
+        ("a\0b", {"kind": "coco"}, ConfigError, "is no path: it has a NUL character"),
         ("texts/a.csv", {"kind": "cvs"}, ConfigError, "unknown source 'cvs'; did you mean 'csv'"),
         ("both", {"kind": "imgfolder"}, ConfigError, "unknown source 'imgfolder'; did you mean 'imagefolder'"),
         ("both", {"kind": "flat", "delimiter": ";"}, ConfigError, "a source of kind flat has no option 'delimiter'; the options are"),

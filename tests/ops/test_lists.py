@@ -544,8 +544,9 @@ def test_hidden_files_are_left_out_by_default(root: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "options", "message"),
     [
-        ("", {}, "a.csv is empty; expected a line of column names, and one line per image"),
+        ("", {}, "a.csv has no columns; expected a line of their names"),
         ("path,label\n", {}, "a.csv lists no image"),
+        ("[1]\n{", {"kind": "jsonl"}, "a.csv has no columns"),
         (
             "a,b\n1.jpg,2\n",
             {},

@@ -148,6 +148,8 @@ def rows_of_list(
         mark = delimiter or ("\t" if file.lower().endswith(".tsv") else ",")
         dialect = {"delimiter": mark.replace(r"\t", "\t"), "skipinitialspace": skipinitialspace}
         names, lines = csv_lines(opened, where, names_of(columns), **dialect)
+    if not names:
+        raise ConfigError(f"{where} has no columns; expected a line of their names, or a JSON object for each image")
     header = ListHeader(where, names, [cells for _, cells in lines if not isinstance(cells, str)][:_PEEKED])
     header.find_images(path_column, image_columns)
     header.find_masks(mask_columns)

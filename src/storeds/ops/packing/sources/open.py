@@ -78,8 +78,11 @@ def open_source(
             )
         kind = "imagefolder" if options.pop("label") else "flat"
     make = registry.SOURCES.get(kind)
-    if kind not in ("tar", "store", "dataset") and not isinstance(source, (str, os.PathLike)):
-        raise ConfigError(f"kind={kind!r} needs a path, not a {type(source).__name__}")
+    if kind not in ("tar", "store", "dataset"):
+        if not isinstance(source, (str, os.PathLike)):
+            raise ConfigError(f"kind={kind!r} needs a path, not a {type(source).__name__}")
+        if "\0" in os.fspath(source):
+            raise ConfigError(f"{source!r} is no path: it has a NUL character")
     known = dict(list(inspect.signature(make).parameters.items())[1:])
     encodes = "max_side" in known
     if encodes:

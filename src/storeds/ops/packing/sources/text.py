@@ -72,8 +72,6 @@ def csv_lines(file: TextIO, where: str, columns: Sequence[str], **dialect: Any) 
         names = list(columns) or next(filter(None, reader), [])
     except (TypeError, ValueError, csv.Error) as error:
         raise ConfigError(f"{where}: its header cannot be read: {error}") from None
-    if not names:
-        raise ConfigError(f"{where} is empty; expected a line of column names, and one line per image")
     doubled = next((name for name in names if names.count(name) > 1), None)
     if doubled is not None:
         raise ConfigError(f"{where}: there are two columns {doubled!r}; rename one")
