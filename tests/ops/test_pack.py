@@ -53,18 +53,6 @@ def records(url: str) -> list[Any]:
         return unjudged(backend.get_many(range(len(backend))))
 
 
-def test_by_default_every_bad_item_is_listed_and_nothing_is_published(spoilt: Path, tmp_path: Path) -> None:
-    with pytest.raises(errors.RecordError) as raised:
-        storeds.pack(spoilt, f"lmdb://{tmp_path}/a.lmdb")
-    lines = str(raised.value).splitlines()
-    assert lines[0].startswith("3 of 11 items cannot be packed, so nothing was published")
-    assert "--on-bad skip" in lines[0]
-    assert lines[1] == "  cat/empty.jpg: is empty (0 bytes)"
-    assert lines[2].startswith("  dog/cut.jpg: cannot be read as an image (60 bytes beginning ff d8 ff e0)")
-    assert lines[3].startswith("  dog/page.jpg: cannot be read as an image (16 bytes beginning 3c 68 74 6d)")
-    assert [path.name for path in tmp_path.iterdir()] == ["tree"]
-
-
 def test_skip_leaves_bad_items_out_and_reports_them(spoilt: Path, tmp_path: Path) -> None:
     reported: list[Problem] = []
     seen: list[Progress] = []

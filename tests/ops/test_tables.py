@@ -206,7 +206,7 @@ def test_an_incomplete_saved_folder_raises(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match="cannot be read as a table"):
         Source(saved)
     arrow.unlink()
-    with pytest.raises(FormatError, match="is incomplete: it lacks data-00000-of-00001.arrow; copy it again"):
+    with pytest.raises(FormatError, match=r"data-00000-of-00001.arrow cannot be read as a table: .*No such file"):
         Source(saved)
     state = json.loads((saved / "state.json").read_text())
     (saved / "state.json").write_text(json.dumps({**state, "_indices_data_files": [{"filename": "x"}]}))

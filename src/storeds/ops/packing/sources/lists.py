@@ -239,11 +239,18 @@ class _List:
             rest = [name for name in names if name not in fixed]
             fixed |= field_names(rest, ("key", *fixed.values()), self._where)
         self.columns = {name: fixed[name] for name in header.names}
+        # A store of images and labels alone has no roles, and so the id that it always had.
+        key, held = header.names[self._key], header.purposes
+        self._is_plain = not self._several and {held[name] for name in held if name != key} <= {"label"}
+        # The order of fields: pictures, labels, the key, other columns.
+        pictures = [name for name in header.names if held.get(name) in ("image", "mask") and name != key]
+        first = [key, *pictures, *header.of("label")]
+        others = [name for name in header.names if name not in first]
+        self._order = [*first, None, *others]
         self.classes: list[str] | None = None
         self._items: list[Bad | tuple[int, list[Any]]] = []
         self._seen: dict[str, tuple[int, list[Any]]] = {}
         self._joined = 0
-        self._layout: list[tuple[str, int, str]] = []  # field, position of the cell, column
 
     def add(self, line: int, cells: list[Any] | str) -> None:
         """Add a line, or report what is wrong with it."""
@@ -328,10 +335,8 @@ class _List:
         for name, at in self._at.items():
             values = [cells[at] for _, cells in good]
             match self._header.purposes.get(name):
-                case "image":
-                    declared[name] = Field("image", role="image")
-                case "mask":
-                    declared[name] = Field("image", role="mask")
+                case "image" | "mask" as purpose:
+                    declared[name] = Field("image", role=None if self._is_plain else purpose)
                 case "boxes":
                     declared[name] = self._boxes
                     values = [np.array(each, np.float64).reshape(-1, 4) for each in values]
@@ -340,8 +345,7 @@ class _List:
                 case "label":
                     declared[name], values = self._numbered([line for line, _ in good], values, classes, style)
                 case _:
-                    convert = text_column if kind == "csv" else json_column
-                    declared[name], values = convert(values)
+                    declared[name], values = (text_column if kind == "csv" else json_column)(values)
             for (line, cells), value in zip(good, values, strict=True):
                 cells[at] = value
                 if isinstance(value, BadItem):
@@ -350,25 +354,7 @@ class _List:
             item if isinstance(item, Bad) or item[0] not in faults else Bad(self._name(*item), faults[item[0]])
             for item in self._items
         ]
-        return self._ordered(declared)
-
-    def _ordered(self, declared: dict[str, Field]) -> dict[str, Field]:
-        """Return the fields in order: pictures, labels, the key, other columns."""
-        key = self._header.names[self._key]
-        if not any(field.role for name, field in declared.items() if name != key):
-            declared[key] = Field("image")  # without any other role, the store keeps the id that it always had
-        elif self._label is not None and not self._several:
-            declared[self._label] = Field("int", role="label")
-        purposes = self._header.purposes
-        pictures = [name for name in self._header.names if purposes.get(name) in ("image", "mask") and name != key]
-        first = [key, *pictures, *self._header.of("label")]
-        others = [name for name in self._header.names if name not in first]
-        self._layout = [
-            *((self.columns[name], self._at[name], name) for name in first),
-            ("key", self._key, ""),
-            *((self.columns[name], self._at[name], name) for name in others),
-        ]
-        return {field: declared[name] if name else Field("str") for field, _, name in self._layout}
+        return {self.columns[name] if name else "key": declared[name] if name else Field("str") for name in self._order}
 
     def _numbered(
         self, lines: Sequence[int], labels: Sequence[Any], classes: list[str] | None, style: LabelStyle
@@ -376,7 +362,7 @@ class _List:
         """Return the field of labels, and for each item its class number or numbers, or a BadItem."""
         if not self._several:
             numbers, self.classes = number_labels(self._where, labels, lines, classes, style)
-            return Field("int"), numbers
+            return Field("int", role=None if self._is_plain else "label"), numbers
         texts = [text for each in labels for text in each]
         places = [line for line, each in zip(lines, labels, strict=True) for _ in each]
         numbers, self.classes = number_labels(self._where, texts, places, classes, style)
@@ -400,22 +386,27 @@ class _List:
             if isinstance(item, Bad):
                 yield item
                 continue
-            yield Row(self._name(*item), {field: self._value(name, item[1][at]) for field, at, name in self._layout})
+            yield Row(self._name(*item), dict(self._value(name, item[1]) for name in self._order))
 
-    def _value(self, name: str, cell: Any) -> Any:
+    def _value(self, name: str | None, cells: Sequence[Any]) -> tuple[str, Any]:
+        """Return the field of a column, or of the key for None, and its value."""
+        if name is None:
+            return "key", cells[self._key]
+        field, cell = self.columns[name], cells[self._at[name]]
         match self._header.purposes.get(name):
             case "image":
-                return self._root.file(cell, "" if self._at[name] == self._key else f"its {name} {show(cell)}")
+                is_key = self._at[name] == self._key
+                return field, self._root.file(cell, "" if is_key else f"its {name} {show(cell)}")
             case "mask":
-                return MaskFile(self._root.file(cell), cell, *self._masks)
-        return cell
+                return field, MaskFile(self._root.file(cell), cell, *self._masks)
+        return field, cell
 
     def check_sizes(self, values: Record) -> Record:
         """Return the values of a row; raises BadItem for a mask of another size than the first image.
 
         The writer does not check this if there are several images.
         """
-        image = read_picture_header(values[self._layout[0][0]])
+        image = read_picture_header(values[self.columns[self._header.names[self._key]]])
         for name in self._header.of("mask"):
             mask = read_picture_header(values[self.columns[name]])
             if image is None or mask is None:

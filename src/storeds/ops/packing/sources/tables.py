@@ -450,13 +450,7 @@ def _saved(folder: str) -> list[str]:
         raise ConfigError(
             f"{show(folder)} was saved by an old version of 🤗 datasets; load it with datasets.load_from_disk and save it again"
         )
-    files = [os.path.join(folder, os.path.basename(str(item["filename"]))) for item in state["_data_files"]]
-    missing = [file for file in files if not os.path.isfile(file)]
-    if missing:
-        raise FormatError(
-            f"{show(folder)} is incomplete: it lacks {some(map(os.path.basename, missing))}; copy it again"
-        )
-    return files
+    return [os.path.join(folder, os.path.basename(str(item["filename"]))) for item in state["_data_files"]]
 
 
 def _parquet(folder: str) -> dict[str, list[str]]:
