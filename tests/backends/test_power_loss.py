@@ -103,7 +103,8 @@ def test_what_is_left_is_the_old_store_or_the_new_one(
     device: tuple[Path, Path], tmp_path: Path, engine: str, before: bool
 ) -> None:
     image, folder = device
-    url, copies, chance = f"{engine}://{folder}/store", [], random.Random(SEED)
+    url, chance = f"{engine}://{folder}/store", random.Random(SEED)
+    copies: list[Path] = []
     want = write(f"{engine}://{tmp_path}/want", 2, overwrite=False)
     with mounted(image, folder) as counters:
         old = write(url, 1, overwrite=False) if before else None
