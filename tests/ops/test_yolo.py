@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 import storeds
 from _rows import Source
 from photographs import jpeg
-from storeds.errors import ConfigError, RecordError
+from storeds.errors import ConfigError, MissingDependencyError, RecordError
 from storeds.ops.packing.sources import open_source
 
 ENGINES = ("lmdb", "hdf5", "mongodb")
@@ -342,6 +343,16 @@ def test_a_faulty_data_yaml_is_refused(yaml: str, says: str, name: str, tmp_path
     write(tmp_path / "set/data.yaml", f"\n{yaml}\n" if yaml else "{}")
     with pytest.raises(ConfigError, match=says):
         open_source(tmp_path / "set" / name, kind="yolo")
+
+
+def test_only_a_data_yaml_needs_pyyaml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "storeds.config.yaml_text", None)
+    write(tmp_path / "cat/a.jpg", jpeg())
+    write(tmp_path / "conda.yaml", "name: x")
+    assert open_source(tmp_path).attrs["classes"] == ["cat"]
+    data_set(tmp_path / "set", BOXES)
+    with pytest.raises(MissingDependencyError, match=r"pip install 'storeds\[yaml\]'"):
+        open_source(tmp_path / "set")
 
 
 @pytest.mark.parametrize("changed", ["labels/train/a.txt", "images/train/a.jpg", "data.yaml"])

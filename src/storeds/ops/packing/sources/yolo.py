@@ -18,7 +18,7 @@ import numpy as np
 
 from storeds._utils.text import counted, some
 from storeds.config.files import read_mapping
-from storeds.errors import ConfigError, StoreNotFoundError
+from storeds.errors import ConfigError, MissingDependencyError, StoreNotFoundError
 from storeds.jpeg.formats import read_picture_header
 from storeds.ops.packing.rows import Bad, BadItem, Row, Rows, from_start, read_file
 from storeds.ops.packing.sources.class_names import unique_classes
@@ -196,6 +196,10 @@ def _names_splits(path: str) -> bool:
     try:
         found = read_mapping(path)
     except (ConfigError, StoreNotFoundError):
+        return False
+    except MissingDependencyError:  # other YAML files beside images stop no pack
+        if os.path.basename(path).lower().startswith("data."):
+            raise
         return False
     return "names" in found and any(split in found for split in SPLITS)
 
