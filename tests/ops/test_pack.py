@@ -90,7 +90,7 @@ def test_the_result_does_not_depend_on_the_number_of_workers(
 
 
 def test_a_split_goes_by_the_key_alone(tree: Path, tmp_path: Path) -> None:
-    shares = {"train": np.float64(0.5), "val": np.float32(0.3), "test": 0.2}
+    shares: dict[str, Any] = {"train": np.float64(0.5), "val": np.float32(0.3), "test": 0.2}
     storeds.pack(tree, "memory://split-all", split=shares, split_by="key", overwrite=True)
     for name in list(GOOD)[:3]:
         (tree / name).unlink()
