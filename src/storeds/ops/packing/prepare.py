@@ -95,7 +95,7 @@ class Preparer:
             return Prepared(None, str(error))
         if self.split is not None:
             record["split"] = self.split.of(index, record)
-        reasons, verdicts, fast_crops, outcomes = [], list[Verdict | None](), 0, []
+        reasons, kinds, damaged, fast_crops, outcomes = [], list[str](), False, 0, []
         pictures = {name: declared for name, declared in self.rows.fields.items() if declared.kind == "image"}
         for name, declared in pictures.items():
             reason = self._finish_picture(record, name)
@@ -103,14 +103,14 @@ class Preparer:
                 reasons.append(reason if len(pictures) == 1 else f"field {name!r} {reason}")
             if self.marker is not None and declared.role != "mask":  # masks are decoded whole
                 outcomes.append(mark_picture(self.marker, record, name))
-            verdicts.append(Verdict.of(record, name))
+            verdict = Verdict.of(record, name)
+            kinds.append(NOT_EXAMINED if verdict is None else verdict.finding)
+            damaged = damaged or not (verdict is None or verdict.is_whole)
             fast_crops += is_fast(record, name)
         if self.roles:
             fault = next(self.roles.faults(record, self.rows.attrs.get("classes")), None)
             if fault is not None:
                 return Prepared(None, fault)
-        kinds = [NOT_EXAMINED if verdict is None else verdict.finding for verdict in verdicts]
-        damaged = any(verdict is not None and not verdict.is_whole for verdict in verdicts)
         return Prepared(record, "; ".join(reasons) or None, damaged, kinds, fast_crops, outcomes)
 
     @property
