@@ -319,6 +319,7 @@ def test_labels_may_lie_beside_images(tmp_path: Path) -> None:
         ("train: pictures/empty\nnames: [a]", "train has no images in pictures/empty"),
         ("train: pictures/train\nnames: {0: a, 2: b}", "the keys of names are 0, 2; expected 0 to 1"),
         ("train: pictures/train\nnames: [a, no]", r"got `bool` - at `\$.names\[1\]`; quote names such as 'no'"),
+        ('train: pictures/train\nnames: "\\ud800"', "is not as Ultralytics reads it: .* surrogates not allowed"),
         ("train: pictures/train\nnames: [a, a]", "'a' is listed twice"),
         ("train: pictures/train\nnames: [a]\nnc: 2", "nc is 2, but names has 1"),
         (

@@ -221,7 +221,7 @@ def _describe(path: str, root: str | None, classes: Any) -> _DataSet:
     shown, notes = show(file or path), list[str]()
     try:
         yaml = msgspec.convert(read_mapping(file) if file else {}, _Yaml)
-    except msgspec.ValidationError as error:
+    except (msgspec.ValidationError, UnicodeEncodeError) as error:  # half a surrogate pair
         raise ConfigError(f"{shown} is not as Ultralytics reads it: {error}; quote names such as 'no'") from None
     if yaml.validation and not yaml.val:
         yaml.val = yaml.validation
