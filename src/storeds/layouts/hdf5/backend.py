@@ -18,7 +18,7 @@ from storeds.errors import FormatError, RecordError, StoredsError
 from storeds.layouts.explain import Preset, Reading, undecided
 from storeds.layouts.hdf5.files import ForeignOptions, Hdf5Files
 from storeds.layouts.hdf5.presets import PRESETS, candidates, entries, preset_pattern, recognise
-from storeds.layouts.hdf5.records import Contents, contents_of, unread_in
+from storeds.layouts.hdf5.records import Contents, contents_of
 from storeds.layouts.pattern import Pattern
 from storeds.protocols import JSON, Array, Field, Meta, Record
 from storeds.records.columns import stack_records, stackable
@@ -152,14 +152,14 @@ class ForeignHdf5(HandleBackend[Hdf5Handle, ForeignOpener]):
     def _probe(self, handle: Hdf5Handle) -> Meta:
         # docstring inherited
         self.recognised: str | None = handle.why
-        self._unread = bounded(unread_in(handle.files, handle.contents))
+        self._unread = bounded(handle.contents.unread())
         return handle.meta
 
     def unread(self) -> list[str]:
         # docstring inherited
         if self._unread is None:
             with self._lease() as handle:
-                self._unread = bounded(unread_in(handle.files, handle.contents))
+                self._unread = bounded(handle.contents.unread())
         return list(self._unread)
 
     def _is_stale(self, handle: Hdf5Handle) -> bool:

@@ -34,7 +34,6 @@ __all__ = [
     "FRAMES",
     "NUMBERS",
     "Facts",
-    "NamesInMemory",
     "Plan",
     "Scan",
     "is_class_list",
@@ -127,13 +126,13 @@ class Scan:
         self._group = files.settings.group.rstrip("/")
         self._attrs: dict[str, JSON] = {}
 
-    def run(self) -> tuple[NamesInMemory, Array, Facts]:
-        """Return the names of the records or sequences, where the rows of each sequence begin, and the facts."""
+    def run(self) -> tuple[list[bytes], Array, Facts]:
+        """Return the names of the records or sequences, the positions of their first records, and the facts."""
         found = self._masked([*_matches(self._files, self._group, self._pattern.leading)])
         if not found:
             raise FormatError(f"{self._files.url}: nothing matches the place {self._pattern.leading.text!r}")
         empty: list[str] = []
-        bounds = np.empty(0, np.int64)
+        bounds = np.arange(len(found) + 1)
         if self._pattern.has_rows:
             counts = [self._count(values) for values in found]
             if self._pattern.names:
@@ -152,7 +151,7 @@ class Scan:
             if name != KEY
         }
         names = ["/".join(values).encode("utf-8", "surrogateescape") for values in found]
-        return NamesInMemory(names), bounds, Facts(plans, named, shared, empty, self._attrs, self._files.seen())
+        return names, bounds, Facts(plans, named, shared, empty, self._attrs, self._files.seen())
 
     def _typed(self, name: str, texts: Sequence[str]) -> Field:
         """Return the field of a name in the pattern, from the texts that it matches."""
@@ -403,14 +402,6 @@ def is_column(member: Member) -> bool:
 
 
 _CLASS_NAMES = re.compile(r"(list_)?(classes|class_names|labels?_names)", re.IGNORECASE)
-
-
-class NamesInMemory(list[bytes]):
-    """The names of few records, which need no file."""
-
-    def many(self, positions: Sequence[int]) -> list[bytes]:
-        """Return the names at `positions`."""
-        return [self[at] for at in positions]
 
 
 def number_pattern(name: str) -> re.Pattern[str]:

@@ -177,7 +177,7 @@ class GridfsLayout(ColumnLayout[GridfsOptions]):
         collection, path = _label_place(self._connection, where, self._own_collections())
         on = self._settings.labels_on
         if on is None:
-            one = next(self._connection.find(collection, {}, limit=1), {})
+            one = self._connection.one(collection)
             raise ConfigError(
                 f"{self._location.url}: labels={where!r} needs labels_on=, the field of {collection!r} with a file's name or "
                 f"_id; a document there has the fields {listed(paths_of(one))}"
