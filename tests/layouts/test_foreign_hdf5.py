@@ -24,6 +24,7 @@ from _foreign_hdf5 import STORES, chunked, vlen_jpeg
 from _foreign_hdf5_groups import Truth, blob, class_groups, pixels, video_jpegs, video_numbered
 from _foreign_hdf5_tools import robomimic, write
 from _verdicts import unjudged
+from shares import FULL
 from storeds import StoreDataset, open_backend
 from storeds.errors import ConfigError, FormatError, RecordError, StoredsError, StoreNotFoundError, UnavailableError
 from storeds.readers import VideoReader
@@ -591,10 +592,9 @@ class TestDamage:
         assert again.meta.build != store.meta.build
         assert isinstance(again.get_many([0])[0], dict)
 
-    @pytest.mark.slow
     @pytest.mark.parametrize("name", ["chunked", "vlen_jpeg", "video_jpegs"])
     def test_mutations_are_clear_errors(self, name: str, tmp_path: Path) -> None:
-        """1,020 files with changed bytes, in processes of their own: libhdf5 itself may crash or loop on damaged metadata."""
+        """In a full run, 1,020 files, in processes of their own: libhdf5 itself may crash or loop on damaged metadata."""
         STORES[name].write(tmp_path / "a.h5")
         arguments, number, deaths = [str(tmp_path), STORES[name].layout], 0, 0
         while number < _MUTATIONS:
@@ -604,10 +604,10 @@ class TestDamage:
             assert [line for line in [*seen, last] if "raised" in line] == []
             deaths += done.returncode != 0
             number = int(last) + 1
-        assert deaths <= _MUTATIONS // 50
+        assert deaths <= max(_MUTATIONS // 50, 2)
 
 
-_MUTATIONS = 340
+_MUTATIONS = 340 if FULL else 25
 _MUTATE = """
 import pathlib, random, signal, sys
 import storeds

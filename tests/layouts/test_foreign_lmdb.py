@@ -23,10 +23,11 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 import storeds
-from _foreign_lmdb import Raw, basicsr, caffe, datum, encoded, numpy_to_msgpack, ocr, pickled, put, pyarrow, tensorpack
+from _foreign_lmdb import Raw, basicsr, caffe, datum, encoded, numpy_to_msgpack, ocr, pickled, put, tensorpack
 from _foreign_lmdb_cases import CASES, COUNT, JPEGS, NAMED, NUMBERS, Case
 from _traps_lmdb import aselmdb, grey_video, numbered, open_catalyst, records_of, stylegan2
 from _verdicts import unjudged
+from shares import FULL, SEED
 from storeds.errors import (
     ConfigError,
     FormatError,
@@ -150,6 +151,7 @@ def test_two_spawned_workers(tmp_path: Path) -> None:
     assert found == {(name, n): digest(case.record(n)) for name, case in CASES.items() for n in NUMBERS}
 
 
+@pytest.mark.share(12)
 def test_convert_and_verify(case: Case, tmp_path: Path) -> None:
     url = f"lmdb://{case.write(tmp_path / 's')}"
     target = f"hdf5://{tmp_path}/native.h5"
@@ -521,7 +523,6 @@ REFUSALS: list[Refusal] = [
     ),
     (lambda path: put(path, [(b"num-samples", b"many")]), {"layout": "ocr"}, FormatError, "not a number"),
     (lambda path: put(path, [(b"a", b"b")]), {"layout": "ocr"}, FormatError, "no entry 'num-samples'"),
-    (pyarrow, {}, FormatError, r"pyarrow\.serialize.*write the store again.*pyarrow==11"),
     (pairs, {"columns": {"image": "image_{}"}}, FormatError, "no key matches the place 'image_{}'.*'0000_image'"),
     (pairs, {"columns": {"image": "{}_image", "x": "{}_x"}}, FormatError, "no entry '0000_x'.* for 'x'"),
     (pairs, {"columns": {"image": "{}_image[]"}}, ConfigError, r'\[\] ends the place of "\*"'),
@@ -622,32 +623,34 @@ def test_counts_that_do_not_fit_open_in_part(tmp_path: Path) -> None:
     ["tuples", "json-in-gzip-with-images-in-base64", "msgpack-in-lz4", "npz", "datum-raw", "frames-and-a-label", "ocr"],
 )
 def test_mutated_stores_give_the_same_data_or_a_clear_error(name: str, tmp_path: Path) -> None:
-    """Values are changed, cut and swapped; no exception but our own leaves, and unchanged records read as before."""
-    case, draw = CASES[name], random.Random(name)
+    """In a full run, 1,050 times: values are changed, cut and swapped. Records of entries that stay read as before."""
+    case, draw = CASES[name], random.Random(f"{SEED} {name}")
     source = case.write(tmp_path / "s")
+    truth = {digest(case.record(n)) for n in NUMBERS}
     with lmdb.open(str(source), readonly=True, lock=False, subdir=source.is_dir()) as env, env.begin() as txn:
         entries = dict(txn.cursor())
-    for number in range(150):
+    with storeds.open_backend(source, **(case.options or {})) as backend:
+        fields = backend.meta.fields
+    for number in range(150 if FULL else 25):
         changed = dict(entries)
         for key in draw.sample([*entries], 2):
-            value = bytearray(entries[key])
-            action = draw.randrange(4)
-            if action == 0:
-                value[draw.randrange(len(value))] ^= 1 << draw.randrange(8)
-            elif action == 1:
-                del value[draw.randrange(len(value)) :]
-            elif action == 2:
-                value[:] = entries[draw.choice([*entries])]
-            else:
-                value[:] = draw.randbytes(draw.randrange(30))
-            changed[key] = bytes(value)
+            value = entries[key]
+            at = draw.randrange(len(value))
+            flipped = bytes([value[at] ^ 1 << draw.randrange(8)])
+            other = entries[draw.choice([*entries])]
+            changes = [value[:at] + flipped + value[at + 1 :], value[:at], other, draw.randbytes(draw.randrange(30))]
+            changed[key] = draw.choice(changes)
         path = put(tmp_path / str(number), changed.items())
         for options in ({**(case.options or {})}, {"layout": case.layout, "partial": True, **(case.options or {})}):
             try:
                 with storeds.open_backend(path, **options) as backend:
-                    backend.get_many(range(len(backend)))
+                    found = backend.get_many(range(len(backend)))
             except StoredsError as error:
                 assert "Traceback" not in str(error)
+                continue
+            others = [row for row in found if not isinstance(row, RecordError) and digest(row) not in truth]
+            most = 14 if name.startswith("frames") else 2  # frames of two clips
+            assert len(others) <= most or backend.meta.fields != fields
 
 
 # Keys and handles.

@@ -84,8 +84,8 @@ class ForeignOpener(FileOpener[ForeignOptions]):
         if found is None:
             readings = [Reading(given, partial(self._opened, given)) for given in candidates(files)]
             raise undecided(self.url, self.path, entries(files), readings)
-        _LOG.info("%s is opened with layout %r: %s", self.url, found.layout, found.why)
-        return found.layout, found.pattern, found.why
+        _LOG.info("%s is opened with layout %r: %s", self.url, found[0], found[2])
+        return found
 
     def _opened(self, given: Mapping[str, Any]) -> ForeignHdf5:
         """Open the store in another way, as `Reading.open`."""

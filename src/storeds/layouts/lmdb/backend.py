@@ -27,11 +27,9 @@ from storeds.layouts.infer import WHOLE, Inferred, evenly, infer, part_of
 from storeds.layouts.lmdb.entries import Entries, beginning_of, check_databases, entries_of, unread_entries
 from storeds.layouts.lmdb.environment import EnvironmentOpener, ForeignHandle, ForeignOptions, LmdbReader, key_text
 from storeds.layouts.lmdb.presets import (
-    CODEC_OF,
     PRESETS,
     candidates,
     check_count,
-    check_pyarrow,
     counted_plan,
     key_listing,
     listed_keys_of,
@@ -124,7 +122,6 @@ class ForeignLmdb(HandleBackend[ForeignHandle, EnvironmentOpener]):
         with lmdb_errors(self._opener.url), _reading(handle, self._opener) as reader:
             if reader.settings.database is None:
                 handle.check_main_database()
-            check_pyarrow(reader)
             plan, entries = self._listed_plan(reader)
             records = self._records = self._open_records(plan)
             left = _left(reader, plan, entries, records)
@@ -184,7 +181,7 @@ class ForeignLmdb(HandleBackend[ForeignHandle, EnvironmentOpener]):
             pattern,
             frozenset(entries.keys),
             key=KEY if KEY in pattern.names and layout in _KEYED else "",
-            codec="tensorpack" if pattern.has_rows else CODEC_OF.get(layout, ""),
+            codec="tensorpack" if pattern.has_rows else PRESETS[layout].codec if layout in PRESETS else "",
             listed=key_listing(reader) if is_bare else "",
         )
         plan = counted_plan(reader, plan, entries)
