@@ -140,15 +140,17 @@ class _GzipSlices(_Slices):
         self._is_shuffled, self._is_checked = _SHUFFLE in codes, _FLETCHER in codes
         self._block = (*dataset.chunks, dataset.dtype.itemsize)
         self._nbytes = math.prod(self._block)
+        self._shape = dataset.shape
+        sizes = zip(self._shape, dataset.chunks, strict=True)
+        self._holds_rows = all(size == chunk for at, (size, chunk) in enumerate(sizes) if at != axis)
 
     def read(self, start: int, stop: int) -> Array:
         # docstring inherited
-        selected = [slice(0, size) for size in self._dataset.shape]
+        selected = [slice(0, size) for size in self._shape]
         selected[self._axis] = slice(start, stop)
-        if start == stop or 0 in self._dataset.shape:
-            return np.empty(0, "u1")
+        is_one = self._holds_rows and start < stop and start // self.per_chunk == (stop - 1) // self.per_chunk
         out: Array | None = None
-        for part in self._dataset.iter_chunks(tuple(selected)):
+        for part in [selected] if is_one else self._dataset.iter_chunks(tuple(selected)):
             data = self._read_part(part)
             if [*part] == selected:
                 return data.reshape(-1)
@@ -157,19 +159,18 @@ class _GzipSlices(_Slices):
             out[
                 tuple(slice(one.start - of.start, one.stop - of.start) for one, of in zip(part, selected, strict=True))
             ] = data
-        assert out is not None
-        return out.reshape(-1)
+        return np.empty(0, "u1") if out is None else out.reshape(-1)
 
     def _read_part(self, part: Sequence[slice]) -> Array:
         """Return the bytes of a part of one chunk; raises ValueError if they are damaged."""
-        corner = [one.start - one.start % size for one, size in zip(part, self._block, strict=False)]
-        shape = [one.stop - one.start for one in part]
+        corner = tuple(one.start - one.start % size for one, size in zip(part, self._block, strict=False))
         try:
-            mask, raw = self._dataset.id.read_direct_chunk(tuple(corner))
+            mask, raw = self._dataset.id.read_direct_chunk(corner)
         except (OSError, RuntimeError):  # never written
             mask = 1
         if mask:  # or not compressed
-            return self._read_box(tuple(one.start for one in part), tuple(shape)).reshape(*shape, -1)
+            shape = tuple(one.stop - one.start for one in part)
+            return self._read_box(tuple(one.start for one in part), shape).reshape(*shape, -1)
         try:
             data = np.frombuffer(zlib.decompress(raw[:-4] if self._is_checked else raw, bufsize=self._nbytes), "u1")
         except zlib.error as error:
