@@ -55,8 +55,8 @@ def _case(request: pytest.FixtureRequest) -> Case:
     return CASES[request.param]
 
 
-def opened(case: Case, path: Path) -> ForeignLmdb:
-    return ForeignLmdb(f"lmdb://{case.write(path)}", layout=case.layout, **(case.options or {}))
+def opened(case: Case, url: str) -> ForeignLmdb:
+    return ForeignLmdb(url, layout=case.layout, **(case.options or {}))
 
 
 def digest(sample: Any) -> str:
@@ -83,30 +83,9 @@ class Runs:
 # Stores that open, read in every way.
 
 
-def test_records_columns_and_pickles(case: Case, tmp_path: Path) -> None:
+def test_every_store_is_read_in_every_way(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without arguments but the options that name a database or fields."""
     truth = [digest(case.record(n)) for n in NUMBERS]
-    with opened(case, tmp_path / "s") as backend:
-        assert (len(backend), backend.meta.layout) == (COUNT, case.layout)
-        for asked in (list(NUMBERS), [*reversed(NUMBERS)], [5, 1, 5, 23, 0, 0]):
-            assert [digest(record) for record in backend.get_many(asked)] == [truth[n] for n in asked]
-        for name, field in backend.meta.fields.items():
-            (part,) = backend.get_many([7], [name])
-            assert digest(part) == digest({name: case.record(7)[name]})
-            if field.kind in ("int", "str", "float", "bool"):
-                assert backend.column(name).tolist() == [case.record(n)[name] for n in NUMBERS]
-        keys = backend.keys().tolist()
-        assert backend.positions([keys[3], keys[0], keys[3]]).tolist() == [3, 0, 3]
-        state = pickle.dumps(backend)
-        assert len(state) < 3000
-        with pickle.loads(state) as twin:
-            assert twin.meta == backend.meta
-            assert (digest(twin.get_many([3])[0]), twin.unread()) == (truth[3], backend.unread())
-
-
-def test_stores_of_known_tools_open_without_arguments(
-    case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    url = f"lmdb://{case.write(tmp_path / 's')}"
     environments: list[str] = []
     open_environment = lmdb.open
 
@@ -114,13 +93,29 @@ def test_stores_of_known_tools_open_without_arguments(
         environments.append(path)
         return open_environment(path, **how)
 
+    url = f"lmdb://{case.write(tmp_path / 's')}"
     monkeypatch.setattr(lmdb, "open", note)
+    backend: Any
     with storeds.open_backend(url, **(case.options or {})) as backend:
-        assert (backend.meta.layout, len(backend)) == (case.layout, COUNT)
-        assert isinstance(backend, SupportsKeys)
-        assert backend.recognised  # type: ignore[attr-defined]
         assert len(environments) <= 2  # one may be for the native format
-        assert digest(backend.get_many([5])[0]) == digest(case.record(5))
+        assert (backend.meta.layout, len(backend)) == (case.layout, COUNT)
+        assert backend.recognised
+        for asked in (list(NUMBERS), [*reversed(NUMBERS)], [5, 1, 5, 23, 0, 0]):
+            assert [digest(record) for record in backend.get_many(asked)] == [truth[n] for n in asked]
+        for name, field in backend.meta.fields.items():
+            (part,) = backend.get_many([7], [name])
+            assert digest(part) == digest({name: case.record(7)[name]})
+            if field.kind in ("int", "str", "float", "bool"):
+                assert backend.column(name).tolist() == [case.record(n)[name] for n in NUMBERS]
+        assert isinstance(backend, SupportsKeys)
+        keys = backend.keys().tolist()
+        assert backend.positions([keys[3], keys[0], keys[3]]).tolist() == [3, 0, 3]
+        state = pickle.dumps(backend)
+        assert len(state) < 3000
+        for twin in (pickle.loads(state), opened(case, url)):
+            assert twin.meta == backend.meta
+            assert (digest(twin.get_many([3])[0]), twin.unread()) == (truth[3], backend.unread())
+            twin.close()
 
 
 @dataclass
@@ -143,7 +138,9 @@ def unchanged(batch: Any) -> Any:
 
 def test_two_spawned_workers(tmp_path: Path) -> None:
     """All cases share the workers, to save time."""
-    stores = {name: opened(case, tmp_path / str(number)) for number, (name, case) in enumerate(CASES.items())}
+    stores = {
+        name: opened(case, f"lmdb://{case.write(tmp_path / str(at))}") for at, (name, case) in enumerate(CASES.items())
+    }
     loader: DataLoader[Any] = DataLoader(
         Digests(stores), batch_size=5, num_workers=2, multiprocessing_context="spawn", collate_fn=unchanged
     )

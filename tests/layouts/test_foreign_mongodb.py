@@ -183,9 +183,10 @@ def test_every_layout_reads_and_converts_in_every_mode(
     found = storeds.open_backend(at(name), **options)  # by what is there
     assert (found.meta.layout, found.meta.id) == (layout, backend.meta.id)
     backend.close()
-    for read in (lambda: backend.get_many([0]), lambda: backend.column("label")):
-        with pytest.raises(errors.ClosedError):
-            read()
+    with pytest.raises(errors.ClosedError):
+        backend.get_many([0])
+    with pytest.raises(errors.ClosedError):
+        backend.column("label")
 
 
 def test_a_bucket_is_found_by_its_name_and_a_collection_comes_first(

@@ -84,13 +84,20 @@ def _check_uncounted(reader: LmdbReader) -> None:
     if first is None:
         raise FormatError(f"{reader.url} has no entry 'num-samples', so it is not a store for text recognition")
     if not reader.settings.partial:
-        last = max(int(key[len(_IMAGE) :]) for key in reader.walk() if _NUMBERED_IMAGE.fullmatch(key))
-        width = len(first) if first.startswith("0") and len(first) > 1 else 0
+        keys = _numbered_images(reader)
         raise FormatError(
             f"{reader.url} has image-{first} and label-{first} but no entry 'num-samples', which tools write last, so it "
             f"may be incomplete; write it again, add 'num-samples', or open it with "
-            f"partial=True, which reads the {last - min(int(first), 1) + 1} records up to the last image, image-{last:0{width}}"
+            f"partial=True, which reads the {keys.count} records up to the last image, {keys.many([keys.count - 1])[0].decode()}"
         )
+
+
+def _numbered_images(reader: LmdbReader) -> NumberedKeys:
+    """Return the keys of the images up to the last one, of a store without a count."""
+    first = _first_image(reader) or "1"
+    start, width = min(int(first), 1), len(first) if first.startswith("0") and len(first) > 1 else 0
+    numbers = (int(key[len(_IMAGE) :]) for key in reader.walk() if _NUMBERED_IMAGE.fullmatch(key))
+    return NumberedKeys(max(numbers, default=0) - start + 1, start, width, _IMAGE)
 
 
 def _first_image(reader: LmdbReader) -> str | None:
@@ -127,10 +134,7 @@ def counted_plan(reader: LmdbReader, plan: Plan, entries: Entries) -> Plan:
 def _words(reader: LmdbReader, plan: Plan, entries: Entries) -> Plan:
     """Return the plan of images of words: which numbers they have, and whether they have labels."""
     if entries.count is None or entries.count[0] != b"num-samples":
-        first = _first_image(reader) or "1"
-        start, width = min(int(first), 1), len(first) if first.startswith("0") and len(first) > 1 else 0
-        numbers = (int(key[len(_IMAGE) :]) for key in reader.walk() if _NUMBERED_IMAGE.fullmatch(key))
-        return replace(plan, numbers=NumberedKeys(max(numbers, default=0) - start + 1, start, width, _IMAGE))
+        return replace(plan, numbers=_numbered_images(reader))
     count = entries.count[1]
     # Most stores count from 1; those that count from 0 have no image with the number `count`.
     start = 0 if reader.get(b"image-%09d" % 0) is not None and reader.get(b"image-%09d" % count) is None else 1
