@@ -107,7 +107,8 @@ def test_every_store_is_read_in_every_way(case: Case, tmp_path: Path, monkeypatc
             assert digest(part) == digest({name: case.record(7)[name]})
             if field.kind in ("int", "str", "float", "bool"):
                 assert backend.column(name).tolist() == [case.record(n)[name] for n in NUMBERS]
-        assert isinstance(backend, SupportsKeys)
+        has_keys = isinstance(backend, SupportsKeys)
+        assert has_keys
         keys = backend.keys().tolist()
         assert backend.positions([keys[3], keys[0], keys[3]]).tolist() == [3, 0, 3]
         state = pickle.dumps(backend)

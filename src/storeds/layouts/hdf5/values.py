@@ -255,17 +255,15 @@ def _fixed_items(rows: Rows, field: Field | None, *, text: bool) -> Items:
 
 def _variable_items(dataset: h5py.Dataset, field: Field | None, base: np.dtype[Any] | None) -> Items:
     """Return bytes, texts or arrays of numbers of type `base`, of variable length."""
-    is_array = base is not None and base.itemsize > 1
-    if is_array:
-        assert base is not None
+    if base is not None and base.itemsize > 1:
         field = Field("array", base.newbyteorder("<").str, (None,))
-        base = base if _mislabels_byte_order(base) else base.newbyteorder("=")
+    stored = None if base is None or _mislabels_byte_order(base) else base
 
     def load(positions: Sequence[int]) -> list[bytes | ValueError]:
         found = _objects(dataset, positions)
-        return [value if isinstance(value, ValueError) else _bytes_of(value) for value in found]
+        return [value if isinstance(value, ValueError) else _bytes_of(value, stored) for value in found]
 
-    return Items(int(dataset.shape[0]), load, field, dtype=base if is_array else None, text=base is None)
+    return Items(int(dataset.shape[0]), load, field, dtype=base, text=base is None)
 
 
 def values_of(
@@ -405,11 +403,11 @@ def _runs(positions: Sequence[int]) -> list[tuple[int, int]]:
     return runs
 
 
-def _bytes_of(value: Any) -> bytes:
-    """Return the bytes of an item of variable length, as in the file."""
+def _bytes_of(value: Any, dtype: np.dtype[Any] | None) -> bytes:
+    """Return the bytes of an item of variable length, as in the file: numbers of type `dtype`, if their label is right."""
     if isinstance(value, str):
         return value.encode("utf-8", "surrogateescape")
-    return value if isinstance(value, bytes) else np.asarray(value).tobytes()
+    return value if isinstance(value, bytes) else np.asarray(value, dtype).tobytes()
 
 
 @functools.cache
