@@ -124,9 +124,10 @@ class ForeignHandle:
                 try:
                     self._databases[name] = self.env.open_db(None if name is None else name.encode(), create=False)
                 except lmdb.NotFoundError:
-                    raise ConfigError(
-                        f"{self.url} has no database {name!r}; `storeds info` shows what it holds"
-                    ) from None
+                    with self.env.begin() as txn:
+                        keys = ", ".join(repr(key_text(key)) for key in _first_keys(txn))
+                    held = f"the keys {keys}" if keys else "nothing"
+                    raise ConfigError(f"{self.url} has no database {name!r}; its main database holds {held}") from None
                 except (lmdb.IncompatibleError, lmdb.BadValsizeError) as error:
                     raise ConfigError(f"{self.url}: {name!r} is not a database ({error})") from None
                 except lmdb.DbsFullError:
