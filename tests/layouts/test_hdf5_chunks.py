@@ -62,7 +62,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
 
 @contextlib.contextmanager
 def rows_of(path: Path, axis: int = 0, **options: Any) -> Iterator[Rows]:
-    with Hdf5Files(str(path), f"hdf5://{path}", ForeignOptions(**options)) as files:
+    with contextlib.closing(Hdf5Files(str(path), f"hdf5://{path}", ForeignOptions(**options))) as files:
         dataset = files.dataset("x")
         yield raw_rows(files, dataset, dataset.dtype, axis=axis)
 

@@ -6,7 +6,6 @@ folders that environment variables choose. It returns zeros where the source of 
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -109,12 +108,6 @@ class Hdf5Files:
             tuple[str, int | None], tuple[list[str], list[str], list[str]]
         ] = {}  # while the store is being opened
 
-    def __enter__(self) -> Hdf5Files:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
     def close(self) -> None:
         """Close all files that `opened` does not hold."""
         self._files.clear()
@@ -129,10 +122,10 @@ class Hdf5Files:
             self._store, opened, self.opened = OpenStore(), self.opened, None
             for path, descriptor in self._descriptors.items():
                 opened.take(path)
-                self._store.share(path, functools.partial(_same, descriptor), os.close)
+                self._store.share(path, lambda kept=descriptor: kept, os.close)
             for path, file in self._files.items():
                 opened.take(self._share_name(path))
-                self._store.share(self._share_name(path), functools.partial(_same, file), h5py.File.close)
+                self._store.share(self._share_name(path), lambda kept=file: kept, h5py.File.close)
 
     def split(self, group: str, most: int | None = None) -> tuple[list[str], list[str], list[str]]:
         """Return the names of the datasets, of the groups and of the links in a group, of its first `most` members."""
@@ -295,11 +288,6 @@ class Hdf5Files:
             where = f"a source of the virtual dataset {name} (HDF5 returns zeros for a missing one)"
             other = path
             if source.file_name != ".":
-                if "%" in source.file_name:
-                    raise FormatError(
-                        f"{self.url}: virtual dataset {name} names its sources by the pattern {source.file_name!r}, which "
-                        "storeds does not follow"
-                    )
                 other = self.resolve(source.file_name, os.path.dirname(path), where)
             found, rest = self.find(source.dset_name, other, links + 1)
             if rest or not isinstance(found, h5py.Dataset):
@@ -314,10 +302,6 @@ class Hdf5Files:
             raise FormatError(
                 f"{self.url}: the virtual dataset {name} has sources for only {mapped} of its {dataset.size} values"
             )
-
-
-def _same(value: Any) -> Any:
-    return value
 
 
 def _encoded(name: str) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import re
@@ -44,7 +45,7 @@ def contents_of(files: Hdf5Files, pattern: Pattern) -> Contents:
 
     def build() -> Array:
         # What the scan opens must not become a part of the identity of `files`.
-        with Hdf5Files(files.path, files.url, files.settings, files.opened) as others:
+        with contextlib.closing(Hdf5Files(files.path, files.url, files.settings, files.opened)) as others:
             names, contents = _scanned(others, pattern)
             facts = replace(contents.facts, unread=contents.unread())
         return pack_names(names, contents.bounds if pattern.has_rows else (), msgspec.to_builtins(facts))

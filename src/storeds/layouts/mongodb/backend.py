@@ -5,7 +5,6 @@ from __future__ import annotations
 import secrets
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -40,10 +39,6 @@ _FIELDS = {"key": NAMES, "label": LABELS}
 Opts = TypeVar("Opts", bound=BackendOptions)
 
 
-def _same(array: Array) -> Array:
-    return array
-
-
 class MongodbLayout(StoreBackend, Generic[Opts]):
     """A collection that another tool wrote, read by ``_id``.
 
@@ -67,7 +62,7 @@ class MongodbLayout(StoreBackend, Generic[Opts]):
             arrays = self._resolve()
             self._content = _content_of(arrays)
             for name, array in arrays.items():
-                self._lists[name] = Names(self._path(name), partial(_same, array))
+                self._lists[name] = Names(self._path(name), lambda kept=array: kept)
             self._kept = {name: place for name, place in _FIELDS.items() if place in arrays}
             self._columns, fields = self._describe()
             self._unread = bounded([*self._left, *self._other_collections()])
