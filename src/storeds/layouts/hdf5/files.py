@@ -6,6 +6,7 @@ folders that environment variables choose. It returns zeros where the source of 
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -122,10 +123,10 @@ class Hdf5Files:
             self._store, opened, self.opened = OpenStore(), self.opened, None
             for path, descriptor in self._descriptors.items():
                 opened.take(path)
-                self._store.share(path, lambda kept=descriptor: kept, os.close)
+                self._store.share(path, functools.partial(_same, descriptor), os.close)
             for path, file in self._files.items():
                 opened.take(self._share_name(path))
-                self._store.share(self._share_name(path), lambda kept=file: kept, h5py.File.close)
+                self._store.share(self._share_name(path), functools.partial(_same, file), h5py.File.close)
 
     def split(self, group: str, most: int | None = None) -> tuple[list[str], list[str], list[str]]:
         """Return the names of the datasets, of the groups and of the links in a group, of its first `most` members."""
@@ -302,6 +303,10 @@ class Hdf5Files:
             raise FormatError(
                 f"{self.url}: the virtual dataset {name} has sources for only {mapped} of its {dataset.size} values"
             )
+
+
+def _same(value: Any) -> Any:
+    return value
 
 
 def _encoded(name: str) -> bytes:

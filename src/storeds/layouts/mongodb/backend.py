@@ -5,10 +5,12 @@ from __future__ import annotations
 import secrets
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
 import bson
+import numpy as np
 import xxhash
 from bson import Int64
 
@@ -62,7 +64,7 @@ class MongodbLayout(StoreBackend, Generic[Opts]):
             arrays = self._resolve()
             self._content = _content_of(arrays)
             for name, array in arrays.items():
-                self._lists[name] = Names(self._path(name), lambda kept=array: kept)
+                self._lists[name] = Names(self._path(name), partial(np.asarray, array))
             self._kept = {name: place for name, place in _FIELDS.items() if place in arrays}
             self._columns, fields = self._describe()
             self._unread = bounded([*self._left, *self._other_collections()])
