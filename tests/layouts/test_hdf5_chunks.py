@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import traceback
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -200,6 +201,18 @@ class TestDamage:
                 check_records(backend, positions, data, bad=range(4, 4 + per_chunk))
             with pytest.raises(FormatError, match="column 'x' cannot be read"):
                 backend.column("x")  # type: ignore[attr-defined]
+
+    def test_an_error_keeps_no_tracebacks_of_earlier_ones(self, path: Path) -> None:
+        write(path, noise(8, 60), 2, compression="gzip")
+        overwrite(path, 1)
+        lengths = []
+        with open_backend(path, layout="parallel") as backend:
+            for _ in range(3):
+                with pytest.raises(FormatError) as raised:
+                    backend.column("x")  # type: ignore[attr-defined]
+                assert raised.value.__context__ is not None
+                lengths.append(len(traceback.extract_tb(raised.value.__context__.__traceback__)))
+        assert len(set(lengths)) == 1
 
     @pytest.mark.parametrize("how", FILTERS[:2], ids=["plain", "gzip"])
     def test_file_truncated_while_open(self, path: Path, how: dict[str, Any]) -> None:

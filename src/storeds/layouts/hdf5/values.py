@@ -131,7 +131,7 @@ def _is_matlab_column(dataset: h5py.Dataset) -> bool:
     return len(dataset.shape) == 2 and dataset.shape[0] == 1 < dataset.shape[1] and _MATLAB_CLASS in dataset.attrs
 
 
-_DAMAGED = ValueError("its bytes are cut short or damaged")
+_DAMAGED = "its bytes are cut short or damaged"
 _SAMPLED = 9  # rows inspected to find out what bytes are
 _SHORTEST = 64  # bytes of an image file
 
@@ -175,13 +175,16 @@ class Fixed(Values):
         # docstring inherited
         raw = self._rows.read([(at, at + 1) for at in positions])
         size = self._rows.size
-        return [to_value(self.field, data, self._dtype, self._shape) if len(data) == size else _DAMAGED for data in raw]
+        return [
+            to_value(self.field, data, self._dtype, self._shape) if len(data) == size else ValueError(_DAMAGED)
+            for data in raw
+        ]
 
     def column(self) -> Array:
         # docstring inherited
         (data,) = self._rows.read([(0, self.count)]) if self.count else (b"",)
         if len(data) != self.count * self._rows.size:
-            raise _DAMAGED
+            raise ValueError(_DAMAGED)
         return self._typed(np.frombuffer(bytearray(data), "u1"), self.count)
 
     def stacked(self, positions: Array) -> Array | None:
@@ -248,7 +251,9 @@ def _fixed_items(rows: Rows, field: Field | None, *, text: bool) -> Items:
     def load(positions: Sequence[int]) -> list[bytes | ValueError]:
         raw = rows.read([(at, at + 1) for at in positions])
         # NULs behind a string are padding.
-        return [(data.rstrip(b"\0") if text else data) if len(data) == rows.size else _DAMAGED for data in raw]
+        return [
+            (data.rstrip(b"\0") if text else data) if len(data) == rows.size else ValueError(_DAMAGED) for data in raw
+        ]
 
     return Items(rows.count, load, field, text=text, padded=True)
 
