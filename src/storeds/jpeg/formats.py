@@ -102,42 +102,31 @@ def read_picture_header(blob: bytes) -> PictureHeader | None:
         return None
 
 
-class StructureProblem(NamedTuple):
-    """What is wrong with a file, and whether only the end chunk of a PNG is missing, so that all pixels are there."""
-
-    reason: str
-    only_end: bool = False
-
-
-_NO_PROBLEM = StructureProblem("")
-
-
-def structure_problem(blob: bytes) -> StructureProblem:
+def structure_problem(blob: bytes) -> tuple[str, bool]:
     """Check what Pillow does not: the checksums of the chunks of a PNG, and the end of a JPEG 2000.
 
-    The reason is empty if nothing is wrong, and for any other format. Takes about a tenth of the time of a decode.
+    Return what is wrong, and whether only the end chunk of a PNG is missing, so that all pixels are there. The text is
+    empty if nothing is wrong, and for any other format. Takes about a tenth of the time of a decode.
     """
     if blob.startswith(_JPEG_2000) and blob.find(b"\xff\xd9", blob.rfind(b"\xff\x93")) < 0:
-        return StructureProblem(f"it is cut at byte {len(blob)}, before its end marker")
+        return f"it is cut at byte {len(blob)}, before its end marker", False
     if not blob.startswith(_PNG):
-        return _NO_PROBLEM
+        return "", False
     view, at, has_data = memoryview(blob), len(_PNG), False
     while at + 8 <= len(blob):
         name, end = blob[at + 4 : at + 8], at + 12 + int.from_bytes(blob[at : at + 4], "big")
         if end > len(blob):
-            return StructureProblem(
-                f"it is cut in chunk {name!r}, which begins at byte {at}", has_data and name == b"IEND"
-            )
+            return f"it is cut in chunk {name!r}, which begins at byte {at}", has_data and name == b"IEND"
         if zlib.crc32(view[at + 4 : end - 4]) != int.from_bytes(view[end - 4 : end], "big"):
-            return StructureProblem(f"the checksum of chunk {name!r}, bytes {at} to {end}, does not match")
+            return f"the checksum of chunk {name!r}, bytes {at} to {end}, does not match", False
         if name == b"IEND":
-            return _NO_PROBLEM
+            return "", False
         has_data, at = has_data or name == b"IDAT", end
-    return StructureProblem(f"it is cut at byte {len(blob)}, before the end chunk", has_data)
+    return f"it is cut at byte {len(blob)}, before the end chunk", has_data
 
 
-def decode_problem(blob: bytes) -> tuple[bool, str]:
-    """Decode a picture with Pillow; return whether Pillow cannot open it, and what is wrong, or an empty text.
+def decode_problem(blob: bytes) -> tuple[str, bool]:
+    """Decode a picture with Pillow; return what is wrong, or an empty text, and whether Pillow opens it.
 
     A picture of more than `MAX_PIXELS` is opened only.
     """
@@ -149,15 +138,13 @@ def decode_problem(blob: bytes) -> tuple[bool, str]:
             if image.width * image.height <= MAX_PIXELS:
                 image.load()
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
-        return False, ""
+        pass
     except UnidentifiedImageError:  # its message shows a memory address
-        return True, "Pillow cannot open it"
+        return "Pillow cannot open it", False
     except Exception as error:  # damaged bytes make decoders raise errors of any type
-        return (
-            not opened,
-            f"{'it does not decode' if opened else 'Pillow cannot open it'}: {type(error).__name__}: {error}",
-        )
-    return False, ""
+        what = "it does not decode" if opened else "Pillow cannot open it"
+        return f"{what}: {type(error).__name__}: {error}", opened
+    return "", True
 
 
 _LOG = logging.getLogger("storeds")

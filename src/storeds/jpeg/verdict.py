@@ -119,13 +119,13 @@ def repair(blob: bytes) -> bytes:
 
 def _examine_other(blob: bytes) -> Verdict:
     """Judge a picture that is not a JPEG: by one full decode, and by what Pillow does not check."""
-    unopened, problem = decode_problem(blob)
-    if unopened:
+    problem, opens = decode_problem(blob)
+    if not opens:
         return Verdict("not_jpeg", 0.0, f"it is not a JPEG but {sniff(blob)}; {problem}")
-    structure = structure_problem(blob)
-    if structure.only_end and not problem:
-        return Verdict("missing_eoi", 1.0, structure.reason)
-    problem = structure.reason or problem
+    structure, has_all_pixels = structure_problem(blob)
+    if has_all_pixels and not problem:
+        return Verdict("missing_eoi", 1.0, structure)
+    problem = structure or problem
     return Verdict("corrupt_data", 0.0, problem) if problem else Verdict("intact", 1.0)
 
 

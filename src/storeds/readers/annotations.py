@@ -108,10 +108,7 @@ def mask_tensor(name: str, value: Any, field: Field, size: Size | None) -> torch
         raise ValueError(
             f"field {name!r}: polygons need the size of the image, and the sample has no image: add it to fields"
         )
-    try:
-        return torch.from_numpy(rasterised(_parsed(name, value), *size, relative=field.relative))
-    except ValueError as error:
-        raise ValueError(f"field {name!r}: {error}") from None
+    return torch.from_numpy(rasterised(_parsed(name, value), *size, relative=field.relative, name=name))
 
 
 # --- Boxes and keypoints ---

@@ -158,7 +158,7 @@ class PictureDecoder:
                 header = None
         verdict = stored
         # Pillow hides the warnings of libjpeg, and does not find all damage of other formats.
-        if verdict is None and header is None and (blob.startswith(SOI) or structure_problem(blob).reason):
+        if verdict is None and header is None and (blob.startswith(SOI) or structure_problem(blob)[0]):
             verdict = examine(blob)
         is_damaged = verdict is not None and not verdict.is_whole
         if verdict is not None and verdict.finding == "not_jpeg" and not is_built_in:

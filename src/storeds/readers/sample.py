@@ -26,7 +26,7 @@ from storeds.readers.annotations import (
 )
 from storeds.readers.base import channels_first, channels_of, check_channels, repeated
 from storeds.readers.decoders import UNCHANGED, orientation_of, refused
-from storeds.readers.elements import JsonPath, given_roles, split_path, value_at, with_given_role
+from storeds.readers.elements import JsonPath, split_path, value_at, with_given_role
 from storeds.readers.image import ImageReader
 from storeds.readers.pictures import Picture, PictureDecoder, draw_crops
 from storeds.records.fields import NATIVE, Channels, Layout, is_mask
@@ -38,6 +38,7 @@ from storeds.records.roles import (
     check_row_counts,
     check_rows,
     check_values,
+    given_roles,
     stored_classes,
 )
 
@@ -104,7 +105,7 @@ class SampleReader(ImageReader):
                 f"unknown box_format {self.box_format!r}; {suggest(self.box_format, BOX_FORMATS, 'formats')}"
             )
         check_channels(self.channels)
-        object.__setattr__(self, "_given", given_roles(self.roles))
+        object.__setattr__(self, "_given", given_roles(self.roles, "classes"))
 
     # --- Binding ---
 
