@@ -5,16 +5,18 @@ from __future__ import annotations
 import codecs
 import io
 import logging
+import re
 import zlib
 from typing import NamedTuple
 
-from PIL import Image, ImageFile, UnidentifiedImageError
+from PIL import Image, ImageFile
 
 from storeds.jpeg.header import MAX_PIXELS, read_header
 
 __all__ = [
     "PictureHeader",
     "decode_problem",
+    "decode_reason",
     "read_picture_header",
     "sniff",
     "structure_problem",
@@ -125,6 +127,14 @@ def structure_problem(blob: bytes) -> tuple[str, bool]:
     return f"it is cut at byte {len(blob)}, before the end chunk", has_data
 
 
+_ADDRESS = re.compile(r" ?<_io\.BytesIO object at 0x[0-9a-f]+>")
+
+
+def decode_reason(error: Exception) -> str:
+    """Return why a decoder failed, without the memory address in Pillow's message: equal bytes give an equal text."""
+    return f"{type(error).__name__}: {_ADDRESS.sub('', str(error))}"
+
+
 def decode_problem(blob: bytes) -> tuple[str, bool]:
     """Decode a picture with Pillow; return what is wrong, or an empty text, and whether Pillow opens it.
 
@@ -139,11 +149,8 @@ def decode_problem(blob: bytes) -> tuple[str, bool]:
                 image.load()
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
         pass
-    except UnidentifiedImageError:  # its message shows a memory address
-        return "Pillow cannot open it", False
     except Exception as error:  # damaged bytes make decoders raise errors of any type
-        what = "it does not decode" if opened else "Pillow cannot open it"
-        return f"{what}: {type(error).__name__}: {error}", opened
+        return f"{'it does not decode' if opened else 'Pillow cannot open it'}: {decode_reason(error)}", opened
     return "", True
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import simplejpeg
 from PIL import Image
 
-from storeds.jpeg.formats import decode_problem, sniff, structure_problem
+from storeds.jpeg.formats import decode_problem, decode_reason, sniff, structure_problem
 from storeds.jpeg.header import EOI, MAX_PIXELS, SOI, Structure, coverage, parse, without_harmless
 from storeds.protocols import Array, Record
 from storeds.records.fields import UNCHECKED, verdict_fields
@@ -316,7 +316,7 @@ def _decode_by_pillow(blob: bytes, found: Structure) -> str:
         after = pillow_pixels(blob[:end] + _NOISES[0] + EOI)
         within = pillow_pixels(blob[: end - 4] + _NOISES[1] + EOI)
     except Exception as error:  # damaged bytes make Pillow raise errors of any type
-        return f"no decoder accepts it: {type(error).__name__}: {error}"
+        return f"no decoder accepts it: {decode_reason(error)}"
     if not np.array_equal(image, after):
         return _ENDS_EARLY
     return "surplus bytes follow its data" if np.array_equal(image, within) else ""
