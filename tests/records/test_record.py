@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import enum
 import json
-import math
-import struct
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -14,14 +12,13 @@ import numpy as np
 import pytest
 import torch
 import xxhash
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from shares import examples
 from storeds.errors import ConfigError
 from storeds.protocols import Field
-from storeds.records.codec import ContentHash, RecordCodec, checksum
+from storeds.records.codec import RecordCodec, checksum
 from storeds.records.fields import canonical_json, fields_from_json, fields_to_json, parse_fields
 from storeds.records.seals import Seals
 
@@ -111,45 +108,22 @@ def opened_all(codec: RecordCodec, stored: Sequence[bytes | bytearray]) -> list[
     return codec.open_all([memoryview(each) for each in stored], range(len(stored)), SEALS)
 
 
-# What comes back
-
-
-@given(records())
-def test_a_record_comes_back_bit_for_bit(record: dict[str, Any]) -> None:
-    made = RecordCodec(parse_fields(EVERY))
-    stored = made.canonical(record)
-    packed = made.pack(stored)
-    for back in (made.unpack(packed), opened(made, sealed(packed))):
-        assert list(back) == list(EVERY)
-        assert back["grid"].tobytes() == record["grid"].tobytes()
-        assert (back["grid"].dtype, back["grid"].shape) == (np.dtype("<f4"), record["grid"].shape)
-        assert back["grid"].flags.writeable
-        assert back["grid"].flags.owndata
-        assert struct.pack("<d", back["weight"]) == struct.pack("<d", record["weight"])
-        for name in ("image", "raw", "name", "label", "good", "note"):
-            assert back[name] == record[name]
-            assert type(back[name]) is type(record[name])
+# What comes back. The kit of every engine tests more, see storeds.testing
 
 
 @pytest.mark.parametrize(
     ("spec", "value", "expected"),
     [
-        ("bytes", bytearray(b"ab"), b"ab"),
         ("bytes", memoryview(b"abcd")[::2], b"ac"),
         ("bytes", np.bytes_(b"a\0b"), b"a\0b"),
         ("image", Blob(b"x"), b"x"),
-        ("str", np.str_("ä"), "ä"),
         ("str", Colour.RED, "red"),
-        ("int", np.int64(5), 5),
         ("int", np.uint64(2**63 - 1), 2**63 - 1),
         ("int", torch.tensor(5), 5),
         ("int", Level.HIGH, 7),
-        ("int", -(2**63), -(2**63)),
-        ("float", 3, 3.0),
         ("float", np.float32(0.1), float(np.float32(0.1))),
         ("float", torch.tensor(0.5, dtype=torch.bfloat16), 0.5),
         ("float", 2**53, 2.0**53),
-        ("bool", np.True_, True),
         ("bool", torch.tensor(True), True),
     ],
     ids=lambda value: "memoryview" if isinstance(value, memoryview) else repr(value),
@@ -165,11 +139,8 @@ def test_lookalikes_become_the_plain_type(spec: str, value: Any, expected: Any) 
     ("spec", "value"),
     [
         (array(">i2", None, 2), np.arange(24, dtype=">i2").reshape(4, 6)[::2, ::3]),
-        (array("<f8", None), np.zeros(0)),
-        (array("<f8", None, None), np.zeros((0, 3))),
         (array("<f8", None, None), np.zeros((3, 0))),
         (array("complex128"), np.array(1 + 2j)),
-        (array("<f8", 3), np.arange(3.0)),
     ],
 )
 def test_arrays_are_stored_as_little_endian_copies_in_c_order(spec: Any, value: Any) -> None:
@@ -189,35 +160,15 @@ def test_arrays_are_stored_as_little_endian_copies_in_c_order(spec: Any, value: 
 @pytest.mark.parametrize(
     ("spec", "value", "says"),
     [
-        ("image", "text", "expected bytes"),
         ("image", Image.new("L", (2, 2)), "expected bytes, the content of an image file; encode pixels"),
-        ("bytes", None, "expected bytes"),
-        ("str", b"bytes", "expected str"),
         ("str", "ab\ud800", "lone surrogate at character 2"),
-        ("int", True, "expected int"),
-        ("int", 1.0, "expected int"),
-        ("int", 2**63, "int64"),
-        ("int", -(2**63) - 1, "int64"),
         ("int", 10**5000, "int64"),
         ("int", np.array([3]), "expected int"),
         ("int", torch.tensor(3.0), "expected int"),
-        ("float", False, "expected float"),
-        ("float", 2**53 + 1, "exactly"),
-        ("float", 10**400, "too large"),
-        ("bool", 1, "expected bool"),
-        (array("<f4", 2), [1.0, 2.0], "NumPy array of float32"),
-        (array("<f4", 2), np.zeros(2, "<f8"), "expected dtype float32"),
-        (array("<f4", 2), np.zeros(3, "<f4"), "expected shape (2,)"),
         (array("<f4", 2, None), np.zeros(2, "<f4"), "expected shape (2, None)"),
-        (array("<f4", 2), np.ma.array([1, 2], mask=[False, True], dtype="<f4"), "mask"),
-        ("json", (1, 2), "not tuple"),
-        ("json", {1: 2}, "keys are str, not int"),
-        ("json", [math.nan], "nan"),
-        ("json", {"a": ["\udfff"]}, "lone surrogate"),
         ("json", {"\udfff": 1}, "lone surrogate"),
         ("json", nested(100_000), "nested deeper than 100"),
         ("json", LOOP, "nested deeper than 100"),
-        ("json", {"a": math.inf}, "inf"),
         ("json", [{1, 2}], "not set"),
         ("json", [Rude()], "not Rude"),
         ("json", 10**5000, "digits"),
@@ -237,14 +188,6 @@ def test_a_refusal_names_field_kind_and_value(spec: Any, value: Any, says: str) 
     assert f"({type(value).__name__})" in message
     assert says in message
     assert len(message) < 300
-
-
-def test_every_record_has_exactly_the_declared_fields() -> None:
-    made = RecordCodec(parse_fields({"image": "image", "label": "int"}))
-    with pytest.raises(ValueError, match=r"lacks 'label'.*undeclared 'lable'.*exactly the fields image, label"):
-        made.canonical({"image": b"", "lable": 3})
-    with pytest.raises(ValueError, match="a record is a mapping of field name to value, not tuple"):
-        made.canonical((b"", 3))  # type: ignore[arg-type]  # the mistake being tested
 
 
 # The encoding and its checksum
@@ -270,6 +213,11 @@ def test_the_checksum_is_xxh3_of_the_plain_msgpack_map(record: dict[str, Any]) -
     assert packed == expected
     assert checksum(packed) == digest
     assert sealed(packed, 3) == packed + (int.from_bytes(digest, "big") ^ SEALS.salt ^ 3).to_bytes(8, "big")
+    for back in (made.unpack(packed), *opened_all(made, [sealed(packed), sealed(packed, 1)])):
+        assert list(back) == list(EVERY)
+        assert made.pack(made.canonical(back)) == packed
+        assert back["grid"].flags.writeable
+        assert back["grid"].flags.owndata
 
 
 def test_the_encoding_is_pinned() -> None:
@@ -280,17 +228,8 @@ def test_the_encoding_is_pinned() -> None:
 
 def test_every_flipped_bit_and_every_cut_of_a_sealed_record_is_noticed() -> None:
     made = RecordCodec(parse_fields(EVERY))
-    record = {
-        "image": b"\xff\xd8\xff\xd9",
-        "raw": b"",
-        "name": "ä",
-        "label": -5,
-        "weight": 0.5,
-        "good": True,
-        "grid": np.ones((2, 1), "<f4"),
-        "note": {"a": [1]},
-    }
-    packed = made.pack(made.canonical(record))
+    values = (b"\xff\xd8\xff\xd9", b"", "ä", -5, 0.5, True, np.ones((2, 1), "<f4"), {"a": [1]})
+    packed = made.pack(made.canonical(dict(zip(EVERY, values, strict=True))))
     for damaged in _damaged(sealed(packed)):
         with pytest.raises(ValueError, match="checksum does not match|not the msgpack map|its seal is damaged"):
             opened(made, damaged)
@@ -301,16 +240,6 @@ def _damaged(sealed: bytes) -> Iterator[bytes]:
         yield sealed[:at]
         for bit in range(8):
             yield sealed[:at] + bytes((sealed[at] ^ 1 << bit,)) + sealed[at + 1 :]
-
-
-@given(st.lists(records(), max_size=5))
-@settings(max_examples=examples(30))
-def test_many_sealed_records_open_as_each_does_alone(given_records: list[dict[str, Any]]) -> None:
-    made = RecordCodec(parse_fields(EVERY))
-    packed = [made.pack(made.canonical(record)) for record in given_records]
-    found = opened_all(made, [sealed(each, at) for at, each in enumerate(packed)])
-    assert [made.pack(made.canonical(record)) for record in found] == packed
-    assert [list(record) for record in found] == [list(EVERY)] * len(packed)
 
 
 def test_a_wrong_record_among_many_is_noticed() -> None:
@@ -365,24 +294,6 @@ def test_blobs_and_whole_records_are_read_whole_so_that_their_checksum_holds() -
     assert not scalars.needs_whole(("label", "label"))
 
 
-# Meta.id
-
-
-def test_the_content_hash_is_xxh3_128_of_head_and_checksums() -> None:
-    fields = parse_fields({"x": array("float32", None), "label": "int"})
-    sums = [bytes([at] * 8) for at in range(5)]
-    whole, parts = ContentHash(), ContentHash()
-    whole.update(b"".join(sums))
-    for each in sums:
-        parts.update(each)
-    head = (
-        '{"attrs":{"classes":["ä"]},"fields":[{"dtype":"<f4","kind":"array","name":"x","shape":[null]},'
-        '{"kind":"int","name":"label"}]}'
-    )
-    expected = xxhash.xxh3_128_hexdigest(head.encode() + xxhash.xxh3_128_digest(b"".join(sums)))
-    assert whole.finish(fields, {"classes": ["ä"]}) == parts.finish(fields, {"classes": ["ä"]}) == expected
-
-
 # Canonical JSON
 
 
@@ -431,16 +342,16 @@ def test_bad_names_are_refused(name: Any) -> None:
         parse_fields({name: "int"})
     assert repr(name) in str(caught.value)
     assert ("leading underscore is reserved" in str(caught.value)) == str(name).startswith("_")
-    for fields in ({}, None, [("a", "int")], "int"):
+    wrong: tuple[Any, ...] = ({}, None, [("a", "int")], "int")
+    for fields in wrong:
         with pytest.raises(ConfigError, match="at least one name"):
-            parse_fields(fields)  # type: ignore[arg-type]  # the mistake being tested
+            parse_fields(fields)
 
 
 @pytest.mark.parametrize(
     ("spec", "says"),
     [
-        *((spec, "unknown kind") for spec in ("integer", "", 3, None, ["int"], {"kind": "x"}, {"kind": ["x"]})),
-        ("array", "needs its dtype and shape"),
+        *((spec, "unknown kind") for spec in ("", 3, None, ["int"], {"kind": "x"}, {"kind": ["x"]})),
         ({"kind": "array", "dtype": "f4"}, "needs its dtype and shape"),
         ({"kind": "int", "dtype": "f4"}, "only an array has a dtype"),
         ({"kind": "int", "size": 3}, "expected kind, dtype and shape"),
