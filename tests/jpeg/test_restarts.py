@@ -18,10 +18,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from jpeg_corpus import pixels_of
 from jpeg_encodings import ENCODINGS, RARE, encode, exif_with_thumbnail, sampled, save, with_segment
 from jpeg_truth import anatomy
-from photographs import jpeg, photograph
+from photographs import by_pillow, jpeg, photograph
 from storeds import errors
 from storeds.jpeg import RestartMarker, Verdict, examine, is_ready, restart_intervals
 
@@ -47,7 +46,7 @@ def mark(marker: RestartMarker, blob: bytes) -> tuple[bytes, str]:
     marked = marker.mark(blob, before)
     if marked.outcome == ADDED:
         assert coefficients(marked.blob) == coefficients(blob)
-        assert np.array_equal(pixels_of(marked.blob), pixels_of(blob))
+        assert np.array_equal(by_pillow(marked.blob), by_pillow(blob))
         assert metadata(marked.blob) == metadata(blob)
         assert examine(marked.blob) == before
         assert is_cuttable(marked.blob)
@@ -179,7 +178,7 @@ def test_flips_never_change_what_is_decoded(marker: RestartMarker) -> None:
         blob[chance.randrange(2, len(blob))] ^= 1 << chance.randrange(8)
         marked = marker.mark(bytes(blob), None)
         if marked.outcome == ADDED:
-            assert np.array_equal(pixels_of(marked.blob), pixels_of(bytes(blob)))
+            assert np.array_equal(by_pillow(marked.blob), by_pillow(bytes(blob)))
         else:
             assert marked.blob == blob
 

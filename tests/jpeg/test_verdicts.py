@@ -16,10 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jpeg_oracle
-from jpeg_corpus import Sample, cases, groups, pixels_of
+from jpeg_corpus import Sample, cases, groups
 from jpeg_encodings import ENCODINGS, OTHERS, RARE, encode, stored, with_jfif
 from jpeg_truth import anatomy, mcus_there
-from photographs import jpeg, photograph
+from photographs import by_pillow, jpeg, photograph
 from shares import examples
 from storeds.jpeg import Verdict, examine, repair
 
@@ -168,16 +168,16 @@ def of_repair(sample: Sample, verdict: Verdict) -> Iterator[str]:
     if verdict.finding not in ("missing_eoi", "truncated_scan") or not verdict.recovered:
         return
     try:
-        pixels = pixels_of(repaired)
+        pixels = by_pillow(repaired)
     except Exception as error:
         yield f"{verdict}, but it does not decode: {error!r}"
         return
     if sample.cut is None:
         return
-    if pixels.shape != pixels_of(sample.whole).shape:
-        yield f"shape {pixels.shape}, not {pixels_of(sample.whole).shape}"
+    if pixels.shape != by_pillow(sample.whole).shape:
+        yield f"shape {pixels.shape}, not {by_pillow(sample.whole).shape}"
     elif verdict.finding == "missing_eoi" and "arithmetic" not in sample.encoding:
-        differ = (pixels != pixels_of(sample.whole)).any(axis=2).mean()
+        differ = (pixels != by_pillow(sample.whole)).any(axis=2).mean()
         if differ > (0.02 if sample.damage == "zero-filled tail" else 0.0):
             yield f"missing_eoi, but {differ:.3f} of the pixels differ"
 
@@ -203,7 +203,7 @@ def test_the_share_of_a_large_cut_file_is_right(encoding: str) -> None:
 
 def last_scan_there(whole: bytes, cut: int, scan: Any) -> float:
     """Return the share of the rows of a scan that `cut` bytes decode to the same pixels as the whole scan."""
-    there, all_of_it = (pixels_of(blob + EOI) for blob in (whole[:cut].rstrip(b"\xff"), whole[: scan.stop]))
+    there, all_of_it = (by_pillow(blob + EOI) for blob in (whole[:cut].rstrip(b"\xff"), whole[: scan.stop]))
     differ = (there != all_of_it).any(axis=(1, 2))
     return float(differ.argmax() / len(differ)) if differ.any() else 1.0
 

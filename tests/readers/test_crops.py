@@ -26,8 +26,8 @@ from PIL import Image, ImageOps
 import storeds
 from jpeg_corpus import cases, groups
 from jpeg_encodings import ENCODINGS, encode
-from photographs import jpeg, photograph
-from picture_stores import exif, foreign, hidden, picture_store, saved
+from photographs import jpeg, photograph, saved
+from picture_stores import exif, foreign, hidden, picture_store
 from shares import FULL, SEED, examples
 from storeds import StoreDataset, StoreLoader
 from storeds.errors import ConfigError

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import struct
 import tracemalloc
 import warnings
@@ -13,8 +12,8 @@ import pytest
 import torch
 from PIL import Image
 
-from photographs import jpeg, photograph
-from picture_stores import exif, picture_store, saved
+from photographs import by_pillow, jpeg, photograph, saved
+from picture_stores import exif, picture_store
 from storeds import StoreDataset
 from storeds.errors import DecodeError
 from storeds.jpeg import repair
@@ -22,11 +21,6 @@ from storeds.readers import decode_pil, decode_tensor
 from storeds.registry import DECODERS
 
 SIZES = [(1, 1), (1, 17), (17, 1), (7, 9), (8, 8), (15, 33), (16, 16), (31, 63), (33, 15), (64, 48), (99, 7), (101, 67)]
-
-
-def by_pillow(blob: bytes, mode: str) -> np.ndarray[Any, Any]:
-    with Image.open(io.BytesIO(blob)) as image:
-        return np.asarray(image.convert(mode))
 
 
 JPEGS = {

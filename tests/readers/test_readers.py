@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Self, cast
@@ -12,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from photographs import jpeg
+from photographs import by_pillow, jpeg
 from picture_stores import memory_store
 from storeds import Backend, SampleContext, StoreDataset, errors, open_backend, register_decoder
 from storeds.protocols import Field
@@ -47,16 +46,11 @@ def build(reader: Any, backend: Backend, index: int) -> tuple[dict[str, Any], Sa
     return bound.build(records, context), context
 
 
-def decoded(blob: bytes, mode: str = "RGB") -> np.ndarray:
-    with Image.open(io.BytesIO(blob)) as image:
-        return np.asarray(image.convert(mode))
-
-
 def test_by_default_a_sample_is_the_image_and_the_label(backend: Backend) -> None:
     sample, _ = build(ImageReader(), backend, 4)
     assert list(sample) == ["image", "label"]
     assert sample["image"].mode == "RGB"
-    assert (np.asarray(sample["image"]) == decoded(jpeg(4))).all()
+    assert (np.asarray(sample["image"]) == by_pillow(jpeg(4))).all()
     assert sample["label"] == 1
 
 
@@ -64,7 +58,7 @@ def test_elements_have_the_requested_order(backend: Backend) -> None:
     sample, _ = build(ImageReader(("index", "key", "mask")), backend, 2)
     assert list(sample) == ["index", "key", "mask"]
     assert (sample["index"], sample["key"]) == (2, "k2")
-    assert (np.asarray(sample["mask"]) == decoded(jpeg(3))).all()
+    assert (np.asarray(sample["mask"]) == by_pillow(jpeg(3))).all()
 
 
 @pytest.mark.parametrize(
@@ -139,17 +133,13 @@ def test_a_plug_in_reader_may_name_its_options_freely() -> None:
 
 
 def test_arrays_that_are_declared_as_images_are_images_for_every_decoder() -> None:
-    def of_file(blob: bytes, mode: str, /) -> Any:
-        with Image.open(io.BytesIO(blob)) as image:
-            return np.asarray(image.convert(mode))
-
     pixels = np.random.default_rng(1).integers(0, 256, (4, 12, 10, 3), np.uint8)
     fields = {"images": {"kind": "array", "dtype": "uint8", "shape": [12, 10, 3], "role": "image"}, "labels": "int"}
     url = memory_store(fields, [{"images": pixels[at], "labels": at} for at in range(4)])
     for mode in ("RGB", "L"):
         for at, expected in enumerate(Image.fromarray(each).convert(mode) for each in pixels):
             rows = np.asarray(expected).reshape(12, 10, -1)
-            for decode in ("pil", "tensor", "fast", of_file):
+            for decode in ("pil", "tensor", "fast", by_pillow):
                 image, label = StoreDataset(url, decode=decode, mode=mode)[at]
                 found = image.permute(1, 2, 0).numpy() if isinstance(image, torch.Tensor) else np.asarray(image)
                 assert (found.reshape(12, 10, -1) == rows).all()

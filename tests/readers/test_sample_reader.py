@@ -17,7 +17,8 @@ from PIL import Image
 from torch.utils.data import Subset
 
 from mask_files import FORMS, as_grey, encode_mask
-from picture_stores import exif, memory_store, saved
+from photographs import saved
+from picture_stores import exif, memory_store
 from storeds import Backend, Skipped, StoreDataset, StoreLoader, open_backend, open_writer
 from storeds.errors import ConfigError, DecodeError, RecordError
 from storeds.loaders.tf_elements import elements_of

@@ -12,8 +12,8 @@ import pytest
 import torch
 from PIL import Image, ImageFile
 
-from photographs import jpeg, photograph
-from picture_stores import exif, memory_store, picture_store, saved
+from photographs import by_pillow, jpeg, photograph, saved
+from picture_stores import exif, memory_store, picture_store
 from storeds import Skipped, StoreDataset, open_backend
 from storeds.errors import DecodeError
 from storeds.jpeg import examine, repair
@@ -39,11 +39,6 @@ unjudged = functools.partial(picture_store, check=False)
 def pixels(image: Any) -> np.ndarray[Any, Any]:
     found = image.permute(1, 2, 0).numpy() if isinstance(image, torch.Tensor) else np.asarray(image)
     return found.squeeze(2) if found.ndim == 3 and found.shape[2] == 1 else found
-
-
-def by_pillow(blob: bytes, mode: str = "RGB") -> np.ndarray[Any, Any]:
-    with Image.open(io.BytesIO(blob)) as image:
-        return np.asarray(image.convert(mode))
 
 
 def read(source: Any, **options: Any) -> tuple[Any, Any]:

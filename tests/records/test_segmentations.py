@@ -16,7 +16,8 @@ from PIL import Image
 from pycocotools import mask as oracle
 from pycocotools.coco import COCO
 
-from picture_stores import memory_store, saved
+from photographs import saved
+from picture_stores import memory_store
 from storeds import StoreDataset
 from storeds.errors import MissingDependencyError, RecordError
 from storeds.readers import rasterised

@@ -9,7 +9,7 @@ import re
 import zlib
 from typing import NamedTuple
 
-from PIL import Image, ImageFile
+from PIL import Image, ImageFile, UnidentifiedImageError
 
 from storeds.jpeg.header import MAX_PIXELS, read_header
 
@@ -150,7 +150,8 @@ def decode_problem(blob: bytes) -> tuple[str, bool]:
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
         pass
     except Exception as error:  # damaged bytes make decoders raise errors of any type
-        return f"{'it does not decode' if opened else 'Pillow cannot open it'}: {decode_reason(error)}", opened
+        what = "it does not decode" if opened else "Pillow cannot open it"
+        return what if isinstance(error, UnidentifiedImageError) else f"{what}: {decode_reason(error)}", opened
     return "", True
 
 

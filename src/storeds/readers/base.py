@@ -22,7 +22,7 @@ INDEX = "index"
 
 @dataclass(frozen=True)
 class RecordReader(ABC):
-    """Base of readers that build sample *i* from record *i*. A subclass defines `_choose` and `_value`.
+    """Base of readers that build sample *i* from record *i*. A subclass defines `_choose`, and `_value` if it changes values.
 
     Parameters
     ----------
@@ -49,9 +49,9 @@ class RecordReader(ABC):
     def _choose(self, fields: dict[str, Field]) -> tuple[str, ...]:
         """Return the default elements; raise ConfigError if the reader cannot read this store."""
 
-    @abstractmethod
     def _value(self, name: str, field: Field, value: Any, context: SampleContext) -> Any:
         """Return element `name`, built from its stored value."""
+        return value
 
     @property
     def stored(self) -> tuple[str, ...]:

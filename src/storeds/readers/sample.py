@@ -16,10 +16,9 @@ from storeds.errors import ConfigError, DecodeError, RecordError, StoredsError, 
 from storeds.protocols import Array, Backend, CropRequest, Decoder, Field, Record, SampleContext
 from storeds.readers.annotations import (
     Classes,
-    boxes_tensor,
     class_ids,
     class_number,
-    keypoints_tensor,
+    coordinates_tensor,
     labels_tensor,
     mask_tensor,
     plain_rows,
@@ -341,14 +340,12 @@ class SampleReader(ImageReader):
     def _other(self, name: str, record: Record, size: Size | None) -> Any:
         """Return an element that is no image and no mask."""
         declared, value = self._declared[name], self._at(name, record)
-        if declared.role in ("boxes", "keypoints") and name not in self._trusted:
-            value = plain_rows(name, value, declared.role)
-            check_values({name: value}, {name: declared}, size)
         match declared.role:
-            case "boxes":
-                return boxes_tensor(name, value, declared, size)
-            case "keypoints":
-                return keypoints_tensor(name, value, declared, size)
+            case "boxes" | "keypoints":
+                if name not in self._trusted:
+                    value = plain_rows(name, value, declared.role)
+                    check_values({name: value}, {name: declared}, size)
+                return coordinates_tensor(name, value, declared, size)
             case "labels":
                 return labels_tensor(name, value, self._classes.get(name))
             case "label" if name in self._classes:
