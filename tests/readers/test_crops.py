@@ -301,14 +301,6 @@ def test_views_of_whole_gray_pictures_share_no_memory() -> None:
         assert_same(url, transform, reader_options={"mode": "L"})
 
 
-def test_a_frame_header_in_a_thumbnail_is_ignored() -> None:
-    blob = jpeg(0, (64, 96))
-    at = blob.index(b"\xff\xc0")
-    frame = blob[at : at + 2 + int.from_bytes(blob[at + 2 : at + 4])]
-    comment = b"\xff\xfe" + (2 + len(frame)).to_bytes(2) + frame
-    assert_same(picture_store([blob[:2] + comment + blob[2:]] * 8), ANY)
-
-
 # --- What else sees the image ---
 
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
+from jpeg_encodings import ENCODINGS, encode
 from photographs import by_pillow, jpeg, photograph, saved
 from picture_stores import exif, picture_store
 from storeds import StoreDataset
@@ -25,14 +26,7 @@ SIZES = [(1, 1), (1, 17), (17, 1), (7, 9), (8, 8), (15, 33), (16, 16), (31, 63),
 
 JPEGS = {
     **{f"{width}x{height}": jpeg(1, (width, height)) for width, height in SIZES},
-    "4:4:4": jpeg(2, subsampling=0),
-    "4:2:2": jpeg(3, subsampling=1),
-    "progressive": jpeg(0, progressive=True),
-    "optimised": jpeg(0, optimize=True),
-    "restart markers": jpeg(0, restart_marker_blocks=3),
-    "grayscale": saved(photograph(0).convert("L"), "JPEG"),
-    "CMYK": saved(photograph(1).convert("CMYK"), "JPEG"),
-    "RGB, not YCbCr": saved(photograph(2), "JPEG", keep_rgb=True),
+    **{name: encode(name) for name in ENCODINGS},
     "trailing bytes": jpeg(0) + b"\0" * 50,
 }
 
