@@ -89,7 +89,8 @@ class Connection:
     ) -> Iterator[dict[str, Any]]:
         """Yield documents of collection `name`, sorted by ``_id`` if `ordered`; raises ConfigError, UnavailableError."""
         with self.database() as database, database[name].find(query, projection, limit=limit) as cursor:
-            yield from cursor.sort("_id", 1) if ordered else cursor
+            # Documents with images exceed the memory that a server before 6.0 uses to sort.
+            yield from cursor.sort("_id", 1).allow_disk_use(True) if ordered else cursor
 
     def read(
         self, name: str, identity: Any, query: Mapping[str, Any], projection: Mapping[str, Any] | None

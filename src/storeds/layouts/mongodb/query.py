@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 
+import numpy as np
 from bson import json_util
 
 from storeds._utils.text import counted
@@ -16,6 +17,7 @@ from storeds.layouts.mongodb.documents import Column, column_at, paths_of, pick
 from storeds.layouts.names import pack_names
 from storeds.layouts.pattern import ATTRIBUTES, EVERYTHING, Pattern, Place, parse_pattern
 from storeds.protocols import Array, Field, Record
+from storeds.records.columns import check_where, positions_by_columns
 from storeds.records.fields import parse_fields
 
 __all__ = ["ColumnLayout", "ColumnOptions", "QueryLayout", "elements", "holds_data", "size_of"]
@@ -216,6 +218,23 @@ class ColumnLayout(MongodbLayout[ColumnOpts]):
             raise ConfigError(f"{self._location.url}: no document has the field {path!r}; {self._suggested(path)}")
         return column_at(path, values, declared)
 
+    def select(self, where: Mapping[str, Any], /) -> Array:
+        # docstring inherited; by a query, if the server compares values as storeds does
+        accepted = check_where(where, self.meta.fields, self.url)
+        columns = [self._columns.get(name) for name in accepted]
+        if any(column is None or column.as_text or self._is_inside(column.path) for column in columns):
+            return positions_by_columns(self, accepted)
+        paths = [column.path for column in columns if column is not None]
+        conditions = [{path: {"$in": values}} for path, values in zip(paths, accepted.values(), strict=True)]
+        found = {key_of(document["_id"]) for document in self._find({"$and": [self._query, *conditions]}, ())}
+        mask = np.fromiter((key in found for key in self._list(IDS)), bool, self.meta.count)
+        return np.flatnonzero(mask).astype(np.int64)
+
+    def _is_inside(self, path: str) -> bool:
+        """Whether a path leads into the elements of the list that is unwound."""
+        unwind = self._settings.unwind
+        return unwind is not None and f"{path}.".startswith(f"{unwind}.")
+
     def _suggested(self, path: str) -> str:
         return suggest(path, paths_of(self._one(self._query)), "fields of a document there")
 
@@ -315,7 +334,3 @@ class QueryLayout(ColumnLayout[ColumnOptions]):
         if unwind is not None and not any(self._is_inside(path) for path in paths):
             paths.append(unwind)  # to check that the element still exists
         return self._documents(keys, paths)
-
-    def _is_inside(self, path: str) -> bool:
-        unwind = self._settings.unwind
-        return unwind is not None and f"{path}.".startswith(f"{unwind}.")
