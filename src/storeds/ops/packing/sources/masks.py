@@ -12,12 +12,12 @@ from PIL import Image
 
 from storeds._utils.text import counted, some
 from storeds.errors import ConfigError, StoreNotFoundError
+from storeds.jpeg.formats import decode_reason
 from storeds.ops.packing.rows import Bad, BadItem, File, Row, Rows, from_start
 from storeds.ops.packing.sources.class_names import find_class_file, unique_classes
 from storeds.ops.packing.sources.paths import IMAGE_SUFFIXES, Root, Walk, class_notes, folders_in, is_hidden, show
 from storeds.protocols import JSON, Field
 from storeds.readers.annotations import grey_step
-from storeds.readers.decoders import decode_reason
 
 __all__ = ["MaskFile", "MaskFolders", "by_stem", "find_mask_folders", "masks"]
 
