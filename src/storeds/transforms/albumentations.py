@@ -19,17 +19,12 @@ from storeds.transforms.coordinates import Coordinates
 from storeds.transforms.elements import Elements, check_exact
 from storeds.transforms.functional import extent
 
-__all__ = ["Albumentations", "JointAlbumentations", "is_albumentations", "wrap_albumentations"]
-
-
-def is_albumentations(value: Any) -> bool:
-    """Return whether a value is a transform or composition of albumentations."""
-    return any(kind.__module__.startswith("albumentations.") for kind in type(value).__mro__)
+__all__ = ["Albumentations", "JointAlbumentations", "wrap_albumentations"]
 
 
 def wrap_albumentations(transform: Any) -> Any:
     """Wrap a transform or composition of albumentations; return any other transform unchanged."""
-    if not is_albumentations(transform):
+    if not any(kind.__module__.startswith("albumentations.") for kind in type(transform).__mro__):
         return transform
     if not hasattr(transform, "set_random_state"):
         raise ConfigError(

@@ -10,7 +10,7 @@ import torch
 from storeds.errors import ConfigError, MissingDependencyError
 from storeds.protocols import Field, Transform
 from storeds.records.fields import holds_integers, is_spatial
-from storeds.transforms.albumentations import is_albumentations, wrap_albumentations
+from storeds.transforms.albumentations import wrap_albumentations
 from storeds.transforms.alignment import Moves, leaves_of, moves
 from storeds.transforms.binding import BoundTransform, Compose, Views
 from storeds.transforms.elements import is_of_torchvision, tv_tensors
@@ -28,8 +28,8 @@ def flattened(transform: Any) -> list[Any]:
         parts = transform if isinstance(transform, torch.nn.Sequential) else transform.transforms
         return [each for part in parts for each in flattened(part)]
     if is_of_torchvision(transform) and kind.__name__ == "SanitizeBoundingBoxes":
-        # torchvision's drops the rows of its labels alone.
-        return [FilterBoxes(min_size=transform.min_size, min_area=transform.min_area)]
+        # torchvision's drops the rows of its labels alone. Before 0.20 it has no least area.
+        return [FilterBoxes(min_size=transform.min_size, min_area=getattr(transform, "min_area", 0))]
     return [transform]
 
 
@@ -46,11 +46,14 @@ def step_of(transform: Any) -> Any:
             f"transforms: {transform!r} takes one image: use torchvision.transforms.v2.{type(transform).__name__}, which takes "
             "samples"
         )
-    if is_albumentations(transform):
-        return wrap_albumentations(transform)
+    wrapped = wrap_albumentations(transform)
+    if wrapped is not transform:
+        return wrapped
     if isinstance(transform, (FilterBoxes, Normalize, ToTensor)):  # a subclass too: these take no dict
         return transform
-    is_built_in = isinstance(transform, Spatial) and type(transform).__call__.__module__.startswith("storeds.")
+    # A subclass that overrides `__call__` is a callable of its own.
+    called_in = str(getattr(type(transform).__call__, "__module__", ""))
+    is_built_in = isinstance(transform, Spatial) and called_in.startswith("storeds.")
     return transform if is_built_in else BoundTransform(transform)
 
 
