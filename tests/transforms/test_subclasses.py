@@ -71,8 +71,8 @@ def url(tmp_path: Any) -> str:
 @pytest.mark.parametrize("case", OF_IMAGES)
 def test_its_call_decides_about_images(url: str, case: str, options: dict[str, Any]) -> None:
     steps, expected = OF_IMAGES[case]
-    name = "transforms" if options["reader"] == "sample" else "transform"
-    dataset = StoreDataset(url, fields=["image"], as_dict=True, **{name: steps}, **options)
+    given = {**options, "transforms" if options["reader"] == "sample" else "transform": steps}
+    dataset = StoreDataset(url, fields=["image"], as_dict=True, **given)
     (batch,) = StoreLoader(dataset, batch_size=3)
     for made in (torch.stack([dataset[index]["image"] for index in range(3)]), batch["image"]):
         assert np.allclose(made.numpy(), expected, atol=1e-6)
