@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -61,8 +62,8 @@ class Hdf5Handle:
     checksums: Mapping[str, JSON]
     seal_rows: Rows
     seals: Seals
-    digest: Callable[[Record], bytes]
-    """Returns the checksum of an unpacked record."""
+    is_large: bool
+    """Whether records are long enough to compute their checksums without packing them."""
     row: Any
     """Makes what `encode` packs like a record, in less time than a dict takes; None unless all fields have fixed size."""
     intact: set[str] = field(default_factory=set)
@@ -121,9 +122,8 @@ class Hdf5Opener(FileOpener[Hdf5Options]):
         seal_rows, seals = rows(SEAL, _SEAL, (n,)), Seals.of(body.get("salt"), n, self.url)
         kept = file if any(isinstance(each, LibraryRows) for each in found) else None
         is_large = any(column.offsets and column.rows.count >= LARGE * n for column in columns.values())
-        digest = digest_in_place if is_large else _digest
         return Hdf5Handle(
-            descriptor, kept, meta, columns, body.get("columns", {}), seal_rows, seals, digest, _row(meta)
+            descriptor, kept, meta, columns, body.get("columns", {}), seal_rows, seals, is_large, _row(meta)
         )
 
     def close(self, handle: Hdf5Handle, /) -> None:
@@ -231,14 +231,18 @@ class Hdf5Backend(HandleBackend[Hdf5Handle, Hdf5Opener]):
         at = np.array(positions, np.int64)
         with self._lease() as handle:
             try:
+                if handle.row is not None:
+                    arrays = self._stacked(handle, at, fields)
+                    return [
+                        *_records(fields, [_values(arrays[name], self.meta.fields[name]) for name in fields], len(at))
+                    ]
                 if not self._codec.needs_whole(fields) and self._are_intact(handle, fields):
                     return [*_records(fields, [handle.columns[name].read(at) for name in fields], len(at))]
-                records = _records(
-                    tuple(handle.columns), [column.read(at) for column in handle.columns.values()], len(at)
-                )
+                columns = [column.read(at) for column in handle.columns.values()]
+                records = _records(tuple(handle.columns), columns, len(at))
                 if _match(handle, records, at):
                     return list(map(self._codec.revive, records))
-            except ValueError:  # a value is unreadable
+            except ValueError:  # a value is unreadable or does not match its seal
                 pass
             return [self._read_one(handle, position) for position in positions]
 
@@ -278,25 +282,24 @@ class Hdf5Backend(HandleBackend[Hdf5Handle, Hdf5Opener]):
         """Return fields of many records as arrays; see `storeds.protocols.SupportsBatchArrays`."""
         names = stackable(self, fields)
         asked = self._check_positions(positions)
-        arrays = self._gather_arrays(asked, names) if len(asked) else None
+        with self._lease() as handle, suppress(ValueError):
+            if len(asked) and (handle.row is not None or self._can_stand_alone(handle, names)):
+                return self._stacked(handle, asked, names)
         # Read the records one by one to report which one is bad.
-        return stack_records(self, asked, names) if arrays is None else arrays  # type: ignore[arg-type]  # typed as a Sequence, which ndarray is not for mypy
+        return stack_records(self, asked, names)  # type: ignore[arg-type]  # typed as a Sequence, which ndarray is not for mypy
 
-    def _gather_arrays(self, positions: Array, names: tuple[str, ...]) -> dict[str, Array] | None:
-        """Return the arrays, or None if a record is bad, or must be read completely and has variable-size fields."""
+    def _can_stand_alone(self, handle: Hdf5Handle, names: Sequence[str]) -> bool:
+        return all(self.meta.fields[name].is_scalar for name in names) and self._are_intact(handle, names)
+
+    def _stacked(self, handle: Hdf5Handle, positions: Array, names: Sequence[str]) -> dict[str, Array]:
+        """Return fields of fixed size as arrays; raises ValueError if a record is bad."""
         declared = self.meta.fields
-        with self._lease() as handle:
-            alone = all(declared[name].is_scalar for name in names) and self._are_intact(handle, names)
-            if not alone and handle.row is None:
-                return None
-            try:
-                raw = {name: gather(handle.columns[name].rows, positions) for name in (names if alone else declared)}
-                if not alone:
-                    columns = [fixed_values(each, declared[name]) for name, each in raw.items()]
-                    if not _match(handle, list(map(handle.row, *columns)), positions):
-                        return None
-            except ValueError:
-                return None
+        is_alone = self._can_stand_alone(handle, names)
+        raw = {name: gather(handle.columns[name].rows, positions) for name in (names if is_alone else declared)}
+        if not is_alone:
+            columns = [fixed_values(each, declared[name]) for name, each in raw.items()]
+            if not _match(handle, list(map(handle.row, *columns)), positions):
+                raise ValueError("a record does not match its seal")
         return {name: _typed(raw[name], declared[name]) for name in names}
 
     def _column(self, name: str, field: Field) -> Array:
@@ -315,11 +318,8 @@ class Hdf5Backend(HandleBackend[Hdf5Handle, Hdf5Opener]):
 def _match(handle: Hdf5Handle, records: Sequence[Record], positions: Array) -> bool:
     """Whether all records, unpacked, have the seals of these positions; raises ValueError if a seal is unreadable."""
     seals = gather(handle.seal_rows, positions).view(_SEAL).astype(">u8")
-    return handle.seals.match(b"".join(map(handle.digest, records)), seals.tobytes(), positions)
-
-
-def _digest(record: Record) -> bytes:
-    return checksum(encode(record))
+    digests = map(digest_in_place, records) if handle.is_large else map(xxhash.xxh3_64_digest, map(encode, records))
+    return handle.seals.match(b"".join(digests), seals.tobytes(), positions)
 
 
 def _typed(raw: Array, field: Field) -> Array:
@@ -327,6 +327,11 @@ def _typed(raw: Array, field: Field) -> Array:
     dtype = np.dtype(field.dtype) if field.kind == "array" else SCALARS[field.kind]
     values: Array = raw.reshape(-1).view(dtype).reshape(len(raw), *(size or 0 for size in field.shape or ()))
     return values.astype(dtype.newbyteorder("="), copy=False)
+
+
+def _values(column: Array, field: Field) -> list[Any]:
+    """Return the values of an array of fixed-size values; arrays own their memory."""
+    return list(map(np.array, column)) if field.kind == "array" else column.tolist()
 
 
 def _records(names: Sequence[str], columns: Sequence[list[Any]], count: int) -> list[Any]:
