@@ -14,8 +14,8 @@ import numpy as np
 import xxhash
 from pydantic import Field as Option
 
-from storeds._utils.locations import StoreURL, file_path, file_system, file_system_advice, staging_folder
-from storeds.backends.base import BackendOptions, FileOpener, HandleBackend, parse_options
+from storeds._utils.locations import StoreURL, file_path
+from storeds.backends.base import BackendOptions, FileBackend, FileOpener, parse_options
 from storeds.backends.handles import HandlePool, OpenStore
 from storeds.backends.hdf5.columns import LARGE, OFFSET, Column, datasets_of, digest_in_place, fixed_values, steps
 from storeds.backends.hdf5.rows import LibraryRows, Rows, gather, open_rows
@@ -150,7 +150,7 @@ def _is_at(descriptor: int, path: str) -> bool:
         return False
 
 
-class Hdf5Backend(HandleBackend[Hdf5Handle, Hdf5Opener]):
+class Hdf5Backend(FileBackend[Hdf5Handle, Hdf5Opener]):
     """Reads a native HDF5 store.
 
     Parameters
@@ -176,7 +176,6 @@ class Hdf5Backend(HandleBackend[Hdf5Handle, Hdf5Opener]):
     """
 
     Options: ClassVar[type[Hdf5Options]] = Hdf5Options
-    shares_open_store = True
     pool: ClassVar[HandlePool[Hdf5Handle]] = HandlePool(limit=128, quiesce=True)
 
     def __init__(self, url: str | StoreURL, *, opened: OpenStore | None = None, **options: Any) -> None:
@@ -195,37 +194,22 @@ class Hdf5Backend(HandleBackend[Hdf5Handle, Hdf5Opener]):
     def _is_stale(self, handle: Hdf5Handle) -> bool:
         return not _is_at(handle.descriptor, self._opener.path)
 
-    def stored_bytes(self) -> int:
-        # docstring inherited
-        return os.path.getsize(self._opener.path)
-
     def handle_settings(self) -> dict[str, JSON]:
         # docstring inherited
         with self._lease() as handle:
             reads = "at file offsets" if handle.file is None else "through libhdf5"
-        how: dict[str, JSON] = {"reads": reads, "file_system": file_system(self._opener.path)}
+        how: dict[str, JSON] = {"reads": reads, **super().handle_settings()}
         return {**how, **self._opener.settings.model_dump()}
 
     def advice(self) -> list[str]:
         # docstring inherited
-        found = file_system_advice(self._opener.path)
+        found = super().advice()
         with self._lease() as handle:
             if handle.file is not None:
                 found.append(
                     "datasets are chunked or filtered, so libhdf5's lock serialises reads: storeds convert makes them flat"
                 )
         return found
-
-    def leftovers(self) -> str | None:
-        # docstring inherited
-        folder = staging_folder(self._opener.path)
-        return str(folder) if folder.exists() and self.writer() is None else None
-
-    def writer(self) -> str | None:
-        # docstring inherited
-        from storeds.backends.staging import active_writer
-
-        return active_writer(self._opener.path)
 
     def _read(self, positions: list[int], fields: tuple[str, ...]) -> list[Record | RecordError]:
         at = np.array(positions, np.int64)
