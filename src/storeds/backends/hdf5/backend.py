@@ -17,7 +17,7 @@ from pydantic import Field as Option
 from storeds._utils.locations import StoreURL, file_path
 from storeds.backends.base import BackendOptions, FileBackend, FileOpener, parse_options
 from storeds.backends.handles import HandlePool, OpenStore
-from storeds.backends.hdf5.columns import LARGE, OFFSET, Column, datasets_of, digest_in_place, fixed_values, steps
+from storeds.backends.hdf5.columns import OFFSET, Column, datasets_of, fixed_values, steps
 from storeds.backends.hdf5.rows import LibraryRows, Rows, gather, open_rows
 from storeds.backends.hdf5.stamp import check_hdf5_file, open_hdf5_file
 from storeds.errors import FormatError, RecordError, StoredsError, UnavailableError
@@ -62,8 +62,6 @@ class Hdf5Handle:
     checksums: Mapping[str, JSON]
     seal_rows: Rows
     seals: Seals
-    is_large: bool
-    """Whether records are long enough to compute their checksums without packing them."""
     row: Any
     """Makes what `encode` packs like a record, in less time than a dict takes; None unless all fields have fixed size."""
     intact: set[str] = field(default_factory=set)
@@ -121,10 +119,7 @@ class Hdf5Opener(FileOpener[Hdf5Options]):
         }
         seal_rows, seals = rows(SEAL, _SEAL, (n,)), Seals.of(body.get("salt"), n, self.url)
         kept = file if any(isinstance(each, LibraryRows) for each in found) else None
-        is_large = any(column.offsets and column.rows.count >= LARGE * n for column in columns.values())
-        return Hdf5Handle(
-            descriptor, kept, meta, columns, body.get("columns", {}), seal_rows, seals, is_large, _row(meta)
-        )
+        return Hdf5Handle(descriptor, kept, meta, columns, body.get("columns", {}), seal_rows, seals, _row(meta))
 
     def close(self, handle: Hdf5Handle, /) -> None:
         if handle.file is not None:
@@ -302,8 +297,8 @@ class Hdf5Backend(FileBackend[Hdf5Handle, Hdf5Opener]):
 def _match(handle: Hdf5Handle, records: Sequence[Record], positions: Array) -> bool:
     """Whether all records, unpacked, have the seals of these positions; raises ValueError if a seal is unreadable."""
     seals = gather(handle.seal_rows, positions).view(_SEAL).astype(">u8")
-    digests = map(digest_in_place, records) if handle.is_large else map(xxhash.xxh3_64_digest, map(encode, records))
-    return handle.seals.match(b"".join(digests), seals.tobytes(), positions)
+    digests = b"".join(map(xxhash.xxh3_64_digest, map(encode, records)))
+    return handle.seals.match(digests, seals.tobytes(), positions)
 
 
 def _typed(raw: Array, field: Field) -> Array:
