@@ -6,13 +6,13 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import h5py
 import msgspec
 import numpy as np
 import xxhash
-from pydantic import Field as Option
+from msgspec import structs
 
 from storeds._utils.locations import StoreURL, file_path
 from storeds.backends.base import BackendOptions, FileBackend, FileOpener, parse_options
@@ -35,7 +35,7 @@ __all__ = ["Hdf5Backend", "Hdf5Options"]
 _SEAL = np.dtype("<u8")
 
 
-class Hdf5Options(BackendOptions):
+class Hdf5Options(BackendOptions, frozen=True):
     """Options of ``hdf5://`` stores.
 
     Attributes
@@ -48,7 +48,7 @@ class Hdf5Options(BackendOptions):
     """
 
     locking: Literal["auto", "true", "false", "best-effort"] = "auto"
-    cache_bytes: int = Option(default=1 << 20, ge=0)
+    cache_bytes: Annotated[int, msgspec.Meta(ge=0)] = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -194,7 +194,7 @@ class Hdf5Backend(FileBackend[Hdf5Handle, Hdf5Opener]):
         with self._lease() as handle:
             reads = "at file offsets" if handle.file is None else "through libhdf5"
         how: dict[str, JSON] = {"reads": reads, **super().handle_settings()}
-        return {**how, **self._opener.settings.model_dump()}
+        return {**how, **structs.asdict(self._opener.settings)}
 
     def advice(self) -> list[str]:
         # docstring inherited
