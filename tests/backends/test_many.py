@@ -21,7 +21,6 @@ from typing import Any, Self
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import ConcatDataset
 
 import storeds
 from storeds import StoreDataset, StoreIterable
@@ -142,14 +141,6 @@ def test_each_store_touched_is_asked_once() -> None:
         Counting.calls = []
         backend.get_many([8, 0, 7, 0, 2])
         assert Counting.calls == [(urls[0], 2), (urls[2], 2)]
-
-
-def test_samples_equal_those_of_a_concat_dataset(tmp_path: Path) -> None:
-    files = [write(tmp_path / f"{n}.h5", range(n * 5, n * 5 + 5)) for n in range(3)]
-    whole = StoreDataset(f"hdf5://{tmp_path}/*.h5", decode="bytes")
-    parts: ConcatDataset[Any] = ConcatDataset([StoreDataset(file, decode="bytes") for file in files])
-    assert [parts[at] for at in range(15)] == whole[:]
-    assert [parts[at] for at in range(-15, 0)] == [whole[at] for at in range(-15, 0)]
 
 
 # What a pattern matches
@@ -497,16 +488,6 @@ def test_members_need_only_keep_the_protocol() -> None:
         assert backend.column("label").tolist() == [0, 1, 2]
         assert backend.select({"label": [1]}).tolist() == [1]
         assert backend.stored_bytes() is None
-
-
-def test_a_lambda_serves_the_process_that_it_was_made_in(mongodb_database: str) -> None:
-    import pymongo
-
-    urls = [write(f"{mongodb_database}/{name}", [number]) for number, name in enumerate("ab")]
-    with storeds.open_backend(urls, client_factory=lambda uri: pymongo.MongoClient(uri)) as backend:
-        assert numbers_of(backend) == [0, 1]
-        with pytest.raises((pickle.PicklingError, AttributeError), match="lambda"):
-            pickle.dumps(backend)
 
 
 # Many of them
