@@ -34,7 +34,6 @@ from storeds.errors import (
     ConfigError,
     FormatError,
     RecordError,
-    StoredsError,
     StoreNotFoundError,
     UnavailableError,
 )
@@ -216,13 +215,6 @@ def tree(stores_in_folders: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 )
 def test_patterns(tree: Path, pattern: str, expected: Sequence[str]) -> None:
     assert matched(pattern) == list(expected)
-
-
-@pytest.mark.parametrize("url", ["a[b", "memory://*", "memory://a?"])
-def test_a_url_without_a_pattern_names_one_store(tree: Path, url: str) -> None:
-    with pytest.raises(StoredsError) as raised:
-        storeds.open_backend(url)
-    assert "no file matches" not in str(raised.value)
 
 
 def test_a_pattern_is_taken_when_it_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
