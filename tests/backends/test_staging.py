@@ -228,7 +228,7 @@ def test_after_a_death_at_any_file_operation_a_writer_can_resume_or_begin_again(
     url, fields = f"{scheme}://{tmp_path}/store", {"key": "str", "blob": "bytes"}
 
     def write(count: int, **options: bool) -> None:
-        with storeds.open_writer(url, fields, commit_every=4, **options) as writer:  # type: ignore[arg-type]
+        with storeds.open_writer(url, fields, commit_every=4, **options) as writer:
             writer.append({"key": str(at), "blob": bytes(9000)} for at in range(writer.count, count))
 
     def suspend() -> None:

@@ -31,9 +31,7 @@ from storeds.errors import (
     FormatError,
     StoredsError,
     StoreNotFoundError,
-    suggest,
 )
-from storeds.records.fields import parse_fields, with_verdicts
 from storeds.registry import BACKENDS, FOREIGN, LAYOUTS, import_object
 
 if TYPE_CHECKING:
@@ -277,7 +275,6 @@ def open_writer(
     commit_every: int = COMMIT_EVERY,
     check: bool = True,
     plan: JSON = None,
-    index: Sequence[str] = (),
     **options: Any,
 ) -> StoreWriter:
     """Open a store for writing; it appears at `url` in one step when the writer publishes.
@@ -302,9 +299,6 @@ def open_writer(
         fields ``<image>_finding`` and ``<image>_recovered``, keeps it. Without the check, readers examine images on every read.
     plan : JSON, optional
         Describes the source of the records: a resuming writer must pass an equal plan.
-    index : sequence of str
-        For MongoDB only: fields for which the server builds an index each, for your own queries. ``where=`` of a native
-        store reads columns and needs no index.
 
     Returns
     -------
@@ -333,30 +327,13 @@ def open_writer(
     make_sink = getattr(target, "sink", None)
     if make_sink is None:
         raise ConfigError(f"{parsed}: backend {scheme!r} can only read")
-    if index:
-        if scheme in FILE_ENGINES:
-            raise ConfigError(f"{parsed}: index= is for MongoDB; a file has no indexes, and where= reads its columns")
-        options["index"] = _check_index(index, fields, parsed)
-    built_in = getattr(target, "shares_open_store", False)
-    sink: Sink = make_sink(parsed if built_in else parsed.text, **options)
+    where = parsed if getattr(target, "shares_open_store", False) else parsed.text
+    sink: Sink = make_sink(where, **options)
     from storeds.backends.writer import StoreWriter  # reading needs no writer
 
     return StoreWriter(
         sink, fields, overwrite=overwrite, resume=resume, commit_every=commit_every, check=check, plan=plan
     )
-
-
-def _check_index(index: Sequence[str], fields: Mapping[str, Any], url: StoreURL) -> tuple[str, ...]:
-    names = (index,) if isinstance(index, str) else tuple(index)
-    declared = with_verdicts(parse_fields(fields))
-    for name in names:
-        if name not in declared:
-            raise ConfigError(f"{url}: index: there is no field {name!r}; {suggest(name, declared, 'fields')}")
-        if declared[name].is_blob:
-            raise ConfigError(
-                f"{url}: index: field {name!r} is of kind {declared[name].kind}, which cannot be indexed by value"
-            )
-    return names
 
 
 def scheme_of(url: str | os.PathLike[str] | StoreURL, *, writing: bool) -> str:
