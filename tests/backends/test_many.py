@@ -304,14 +304,18 @@ BOXES = {"kind": "array", "dtype": "f4", "shape": [None, 4], "role": "boxes", "f
 @pytest.mark.parametrize(
     ("fields", "others", "reported"),
     [
-        (FIELDS, {**FIELDS, "label": "float"}, r"'label' is int in \S*a\.h5, and float in \S*b\.h5"),
-        (FIELDS, {"image": "image", "label": "int"}, r"'text' is str in \S*a\.h5, and absent in \S*b\.h5"),
+        (FIELDS, {**FIELDS, "label": "float"}, r"'label' is int in \S*a\.h5, and 'label' is float in \S*b\.h5"),
+        (
+            FIELDS,
+            {"image": "image", "label": "int"},
+            r"'text' is str in \S*a\.h5, and there is no further field in \S*b\.h5",
+        ),
         (
             FIELDS,
             {**FIELDS, "box": {**BOXES, "role": None, "format": None}},
-            r"absent in .*, and array <f4 \[None, 4\] in",
+            r"no further field in .*, and 'box' is array <f4 \[None, 4\] in",
         ),
-        (FIELDS, dict(reversed(FIELDS.items())), r"order is image, label, text in \S*a\.h5, and text, label, image in"),
+        (FIELDS, dict(reversed(FIELDS.items())), r"'image' is image in \S*a\.h5, and 'text' is str in"),
         ({"box": BOXES}, {"box": {**BOXES, "format": "xywh"}}, r"\(boxes xyxy\) in .*\(boxes xywh\) in"),
     ],
     ids=["kind", "absent", "more", "order", "role"],

@@ -321,7 +321,7 @@ class FileOpener(Generic[Opts]):
 
 
 class FileBackend(HandleBackend[H, Open]):
-    """A backend of native stores, each of which is one file; its opener is a `FileOpener`."""
+    """A backend of stores each of which is one file; its opener is a `FileOpener`."""
 
     shares_open_store = True
 

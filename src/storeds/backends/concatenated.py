@@ -196,18 +196,14 @@ def _empty(field: Field, count: int) -> Array:
 
 
 def _check_fields(first: Backend, member: Backend) -> None:
-    """Raise FormatError if two stores differ in their fields, apart from verdicts on pictures."""
+    """Raise FormatError if two stores differ in their fields or the order of these, apart from verdicts on pictures."""
     had, has = without_verdicts(first.meta.fields), without_verdicts(member.meta.fields)
-    if list(had.items()) == list(has.items()):
-        return
-    cannot = "stores with different fields cannot be read as one: "
-    for name in (*had, *has):
-        if had.get(name) != has.get(name):
+    for one, other in itertools.zip_longest(had.items(), has.items()):
+        if one != other:
             raise FormatError(
-                f"{cannot}{name!r} is {_described(had.get(name))} in {first.url}, and {_described(has.get(name))} in "
-                f"{member.url}"
+                f"stores with different fields cannot be read as one: {_described(one)} in {first.url}, and "
+                f"{_described(other)} in {member.url}"
             )
-    raise FormatError(f"{cannot}the order is {', '.join(had)} in {first.url}, and {', '.join(has)} in {member.url}")
 
 
 def _share_meta(member: Backend, shared: dict[Any, Any]) -> None:
@@ -263,11 +259,13 @@ def _text(attrs: Mapping[str, JSON], name: str) -> str | None:
     return json.dumps(attrs[name], sort_keys=True) if name in attrs else None
 
 
-def _described(field: Field | None) -> str:
-    if field is None:
-        return "absent"
+def _described(named: tuple[str, Field] | None) -> str:
+    if named is None:
+        return "there is no further field"
+    name, field = named
     kind = f"{field.kind} {field.dtype} {list(field.shape or ())}" if field.kind == "array" else field.kind
-    return f"{kind} ({role})" if (role := role_text(field)) else kind
+    role = role_text(field)
+    return f"{name!r} is {kind} ({role})" if role else f"{name!r} is {kind}"
 
 
 def _short(text: str) -> str:
