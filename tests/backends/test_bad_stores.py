@@ -31,7 +31,7 @@ from damage import KINDS, Damage, Truth, build, columns, read, records, survey, 
 from shares import FULL, share
 from storeds.errors import ConfigError, FormatError, RecordError, StoredsError, StoreNotFoundError, UnavailableError
 from storeds.protocols import SupportsBatchArrays
-from storeds.records.fields import meta_to_text
+from storeds.records.fields import meta_from_text, meta_to_text
 
 SUFFIX = {"lmdb": ".lmdb", "hdf5": ".h5"}
 FEW = 400
@@ -657,3 +657,15 @@ def test_a_read_only_file_in_a_read_only_folder_opens(url: str) -> None:
         assert sorted(path.parent.iterdir()) == [path]
     finally:
         path.parent.chmod(0o755)
+
+
+def test_opening_parses_the_meta_once(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    module, calls = f"storeds.backends.{url.partition(':')[0]}.backend", list[str]()
+
+    def parse(text: Any, of: str) -> Any:
+        calls.append(of)
+        return meta_from_text(text, of)
+
+    monkeypatch.setattr(f"{module}.meta_from_text", parse)
+    storeds.open_backend(url).close()
+    assert calls == [url]
