@@ -16,7 +16,6 @@ from storeds.backends.base import StoreBackend, bounded
 from storeds.errors import ClosedError, ConfigError, FormatError, RecordError
 from storeds.protocols import JSON, Array, Backend, Field, Meta, Record
 from storeds.records.columns import (
-    SCALARS,
     check_where,
     matching_positions,
     read_arrays,
@@ -157,7 +156,7 @@ class ConcatenatedBackend(StoreBackend):
         """Yield each member of ascending `positions`, the index of its first position, and its own positions."""
         numbers = np.searchsorted(self._ends, positions, side="right")  # skips empty members
         inside = positions - self._starts[numbers]
-        cuts = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(positions)]
+        cuts = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(positions)] if len(positions) else []
         for first, last in itertools.pairwise(cuts):
             yield self._members[numbers[first]], first, inside[first:last]
 
@@ -166,15 +165,14 @@ class ConcatenatedBackend(StoreBackend):
         self._check_open()
         names, asked = stackable(self, fields), self._check_positions(positions)
         order = np.argsort(asked, kind="stable")
-        out = {name: _empty(self.meta.fields[name], len(asked)) for name in names}
         try:
-            for member, first, inside in self._shares(asked[order]) if len(asked) else ():
-                found = read_arrays(member, inside, names)  # type: ignore[arg-type]  # typed as a Sequence, which ndarray is not for mypy
-                for name, array in found.items():
-                    out[name][order[first : first + len(inside)]] = array
+            found = [read_arrays(member, inside, names) for member, _, inside in self._shares(asked[order])]  # type: ignore[arg-type]  # typed as a Sequence, which ndarray is not for mypy
         except RecordError:  # read records instead, to raise the first error in the caller's order, with its URL
+            found = []
+        if not found:
             return stack_records(self, asked, names)  # type: ignore[arg-type]  # typed as a Sequence, which ndarray is not for mypy
-        return out
+        places = np.argsort(order)
+        return {name: np.concatenate([arrays[name] for arrays in found])[places] for name in names}
 
     def _rename(self, error: RecordError, position: int, place: Place) -> RecordError:
         reason = f"{error.reason or error} (record {place.position} of {place.url})"
@@ -188,11 +186,6 @@ class ConcatenatedBackend(StoreBackend):
     def _check_open(self) -> None:
         if self._closed:
             raise ClosedError(f"{self.url} was closed; open it again with open_backend")
-
-
-def _empty(field: Field, count: int) -> Array:
-    dtype = np.dtype(field.dtype).newbyteorder("=") if field.kind == "array" else SCALARS[field.kind]
-    return np.empty((count, *(size or 0 for size in field.shape or ())), dtype)
 
 
 def _check_fields(first: Backend, member: Backend) -> None:
