@@ -51,10 +51,12 @@ def test_another_plan_cannot_be_resumed_and_says_what_differs(make_engine_url: M
 
 def test_a_batch_saves_its_state_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     saved: list[Path] = []
-    replace = staging.replace_file
-    monkeypatch.setattr(
-        "storeds.backends.hdf5.sink.replace_file", lambda path, data: saved.append(path) or replace(path, data)
-    )
+
+    def save(path: Path, data: bytes) -> None:
+        saved.append(path)
+        staging.replace_file(path, data)
+
+    monkeypatch.setattr("storeds.backends.hdf5.sink.replace_file", save)
     label = {"kind": "int", "role": "label"}
     with storeds.open_writer(f"hdf5://{tmp_path}/x.h5", {"label": label}, commit_every=2) as writer:
         writer.append({"label": n} for n in range(6))
