@@ -154,7 +154,7 @@ class _FromCoco:
 
     def convert(self, record: Record, position: int, name: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         """Return the image and the annotations of a record."""
-        image, annotations = from_record(record, self._meta)
+        image, annotations = from_record(record)
         for each in self._added:
             if image.setdefault(each, record[each]) != record[each]:
                 self.left_out[each] = f"images of the COCO file that was packed have a key {each!r}, which stays"
