@@ -54,7 +54,6 @@ shuffle = false
 """
 
 
-
 def run_demo(work: Path | None, mongodb: str | None, *, as_json: bool = False) -> bool:
     """Run the demo and return whether all its checks pass.
 
@@ -110,11 +109,10 @@ def run_demo(work: Path | None, mongodb: str | None, *, as_json: bool = False) -
         print_json({**verdict, "backends": rows})
         return ok
     headings = ("backend", "samples", "bytes", "samples/s", "id of train", "digest of the first epoch")
-    shown = (
-        (each["backend"], f"{each['samples']:,}", f"{each['bytes']:,}", f"{each['samples_per_s']:,.0f}")
-        + (each["ids"][0], each["digest"][:32])
-        for each in rows
-    )
+    shown = []
+    for each in rows:
+        numbers = (f"{each['samples']:,}", f"{each['bytes']:,}", f"{each['samples_per_s']:,.0f}")
+        shown.append((each["backend"], *numbers, each["ids"][0], each["digest"][:32]))
     print_table(dict.fromkeys(headings, "left"), shown)
     console.print(f"validation accuracy {accuracy:.2%} (required: {MIN_ACCURACY:.0%})")
     console.print(f"ids {'all equal' if same_ids else 'DIFFER'}, samples {'all equal' if same_samples else 'DIFFER'}")
