@@ -306,15 +306,6 @@ def test_labels_without_names_and_text_labels(tmp_path: Path) -> None:
         assert [rows[0][0] for rows in read(tmp_path / "out").values()] == numbers
 
 
-def test_class_names_that_are_there_twice_are_listed(tmp_path: Path) -> None:
-    record = {"boxes": [[0, 0, 8, 8]] * 2, "labels": np.array([0, 1])}
-    fields = {"boxes": {"kind": "json", "role": "boxes"}, "labels": LABELS}
-    url = store("memory://twice", fields, [record], classes=["cat", "cat", "dog"])
-    (note,) = (each for each in storeds.export(url, tmp_path / "out", format="yolo").notes if "twice, as" in each)
-    assert note.startswith("data.yaml has class names twice, as the store has: 'cat'; ")
-    assert yaml.safe_load((tmp_path / "out/data.yaml").read_text())["names"] == {0: "cat", 1: "cat", 2: "dog"}
-
-
 def test_coco_comes_back_from_yolo_to_within_rounding(tmp_path: Path) -> None:
     chance = np.random.default_rng(1)
     images: list[dict[str, Any]] = []
