@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 
 from storeds._utils.locations import redact, redact_message
-from storeds.datasets.source import shown_key
+from storeds._utils.settings import shown_key
 from storeds.errors import ConfigError, StoreNotFoundError
 
 __all__ = ["parse_yaml", "read_mapping"]
