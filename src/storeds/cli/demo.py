@@ -99,8 +99,8 @@ def run_demo(work: Path | None, mongodb: str | None, *, as_json: bool = False) -
         for before, after in (("lmdb", "hdf5"), ("hdf5", "mongodb")):
             for split in SPLITS:
                 source, target = (urls[name].replace("{split}", split) for name in (before, after))
-                meta = ops.convert(source, target, overwrite=True)
-                console.print(f"converted {split}: {before} → {after}, {meta.count} records, id {meta.id}")
+                copied = ops.convert(source, target, overwrite=True)
+                console.print(f"converted {split}: {before} → {after}, {copied.count} records, id {copied.id}")
         rows = [_read_back(name, url, folder / f"{name}.toml") for name, url in urls.items()]
     same_ids, same_samples = (len({str(row[key]) for row in rows}) == 1 for key in ("ids", "digest"))
     ok = same_ids and same_samples and accuracy >= MIN_ACCURACY

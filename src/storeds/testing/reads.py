@@ -25,7 +25,7 @@ _ASKED: list[Any] = [
     *(np.array([3, 1, 3]), np.array([3, 1, 3], np.uint8), [np.int32(3), np.int64(1), 3]),
 ]
 _OUTSIDE = [-1, 24, 2**31, 2**63 - 1, -(2**63), 2**64 - 1, 2**70]
-_COLUMNS = {"number": np.int64, "real": np.float64, "flag": np.bool_}
+_COLUMNS: dict[str, Any] = {"number": np.int64, "real": np.float64, "flag": np.bool_}
 _FIXED = ("point", "box", "mask", "hollow", "wave", "swapped")
 _VARIABLE = ("image", "raw", "doc", "half", "pixels")
 
@@ -106,7 +106,9 @@ class ReadTests(Kit):
         with self.open(written.url) as backend:
             if not isinstance(backend, SupportsColumns):
                 return
-            expected = {name: np.array([r[name] for r in written.records], dtype) for name, dtype in _COLUMNS.items()}
+            expected: dict[str, Array] = {
+                name: np.array([r[name] for r in written.records], dtype) for name, dtype in _COLUMNS.items()
+            }
             expected |= {name: np.stack([r[name] for r in written.records]) for name in _FIXED}
             for name, values in expected.items():
                 assert_same(backend.column(name), values)
