@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -526,13 +527,13 @@ def test_anchors_aliases_and_merge_keys_work(tmp_path: Path) -> None:
         ("loader.batch_size", "must read table.key=value"),
         ("loader..x=1", "must read table.key=value"),
         ("loader.batch_size=", "has no value"),
-        ("loader.batch_size=[1", "neither TOML nor YAML"),
+        ("loader.batch_size=[1", "neither TOML nor JSON"),
         ("splits.vla.loader.shuffle=true", "unknown split 'vla'; did you mean 'val'"),
         ("dataset.url.x=1", "its parent is a str, not a table"),
         ("dataset.transform.7=null", "the list has 1 items, counted from 0, and no item .7"),
         ("datset.url=x", "unknown key 'datset'; did you mean 'dataset'"),
         ("mongodb://user:secret@h/d/c", "must read table.key=value"),
-        ("loader.batch_size=secret: [", "neither TOML nor YAML"),
+        ("loader.batch_size=secret: [", "batch_size: expected an integer"),
     ],
 )
 def test_a_wrong_override_is_named_without_its_value(override: str, says: str) -> None:
@@ -540,3 +541,9 @@ def test_a_wrong_override_is_named_without_its_value(override: str, says: str) -
     with pytest.raises(errors.ConfigError, match=says) as raised:
         load_config(config, overrides=[override])
     assert "secret" not in str(raised.value)
+
+
+def test_a_yaml_file_without_pyyaml_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "storeds.config.yaml_text", None)
+    with pytest.raises(errors.MissingDependencyError, match=r"pip install 'storeds\[yaml\]'"):
+        load_config(write(tmp_path / "c.yaml", "dataset: {url: x}"))

@@ -149,7 +149,7 @@ def load_config(
         A mapping may be, or hold, an OmegaConf ``DictConfig``.
     overrides : iterable of str
         Values to change, in order: ``"loader.batch_size=16"``, ``"splits.val.dataset.transform=null"``. Each value is
-        read as TOML, else as YAML; a number in the path is a list index.
+        read as TOML, else as JSON, else as text; a number in the path is a list index.
 
     Raises
     ------
