@@ -32,7 +32,6 @@ __all__ = [
     "OUT",
     "AsJson",
     "CommitEvery",
-    "Index",
     "Overwrite",
     "Resume",
     "StoreArgument",
@@ -115,7 +114,6 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an existing store or unfinished work.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Continue interrupted work.")]
 CommitEvery = Annotated[int, typer.Option("--commit-every", help="Records per durable batch.")]
-Index = Annotated[list[str] | None, typer.Option("--index", help="A field that MongoDB indexes.")]
 
 
 def main() -> None:
