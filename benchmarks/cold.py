@@ -65,24 +65,6 @@ def store_ways(url: str, values: Sequence[bytes], order: list[int]) -> Iterator[
     yield f"{engine}, StoreLoader, 2 workers", 0.9, epoch
 
 
-def hf_ways(folder: Path, values: Sequence[bytes], order: list[int]) -> Iterator[tuple[str, float | None, Pass]]:
-    """Yield how Hugging Face datasets reads batches of its memory-mapped Arrow files, if it is installed."""
-    try:
-        import datasets
-    except ImportError:
-        return
-    datasets.disable_progress_bars()
-    datasets.Dataset.from_dict({"image": list(values)}).save_to_disk(str(folder / "arrow"))
-
-    def raw() -> None:
-        arrow = datasets.load_from_disk(str(folder / "arrow"))
-        for start in range(0, len(order), BATCH):
-            if arrow[order[start : start + BATCH]]["image"][0] != values[order[start]]:
-                raise AssertionError("HF datasets gives other bytes")
-
-    yield f"HF datasets, batches of {BATCH}", None, raw
-
-
 @entry(
     "cold",
     "Whole shuffled epochs and single batches out of the page cache, against warm ones; bytes read from the disk",
@@ -93,23 +75,13 @@ def cold(run: Run) -> Iterator[Result]:
         values = jpegs(run.count(full, BATCH), long)
         order = list(range(len(values)))
         random.Random(0).shuffle(order)
-        for kind in ("lmdb", "hdf5", "hf"):
+        for engine in ("lmdb", "hdf5"):
             with run.subfolder() as folder:
-                is_ours = kind != "hf"
-                ways = (
-                    store_ways(f"{kind}://{folder}/photos", values, order)
-                    if is_ours
-                    else hf_ways(folder, values, order)
-                )
-                for name, least, way in ways:
-                    yield from cold_against_warm(
-                        run, f"{what}: {name}", folder, way, sum(map(len, values)), least, is_ours
-                    )
+                for name, least, way in store_ways(f"{engine}://{folder}/photos", values, order):
+                    yield from cold_against_warm(run, f"{what}: {name}", folder, way, sum(map(len, values)), least)
 
 
-def cold_against_warm(
-    run: Run, name: str, folder: Path, way: Pass, size: int, least: float | None, is_ours: bool
-) -> Iterator[Result]:
+def cold_against_warm(run: Run, name: str, folder: Path, way: Pass, size: int, least: float | None) -> Iterator[Result]:
     times: dict[str, list[float]] = {"cold": [], "warm": []}
     amounts = []
     for _ in range(run.rounds):
@@ -121,4 +93,4 @@ def cold_against_warm(
         times["warm"].append(timed(way)[0])
         amounts.append(read / size)
     yield ratio(f"{name}, speed cold ÷ warm", times["warm"], times["cold"], least=least)
-    yield figure(f"{name}, bytes read ÷ bytes of the values", "ratio", amounts, most=1.1 if is_ours else None)
+    yield figure(f"{name}, bytes read ÷ bytes of the values", "ratio", amounts, most=1.1)

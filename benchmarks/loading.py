@@ -1,12 +1,8 @@
-"""Epochs through loaders and workers: small arrays, lists of tensors, and a store of ten million records."""
+"""Epochs through loaders and workers: small arrays, and lists of tensors."""
 
 from __future__ import annotations
 
-import json
-import multiprocessing
 import os
-import time
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,11 +13,8 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from benchmarks._common import Result, Run, entry, figure
+from benchmarks._common import Result, Run, entry
 from storeds import EpochSampler, StoreDataset, StoreLoader, ThreadLoader, collate_detection
-from storeds.backends.base import StoreBackend
-from storeds.errors import RecordError
-from storeds.protocols import Array, Field, Meta, Record
 
 
 class Plain(Dataset[tuple[torch.Tensor, int]]):
@@ -136,56 +129,3 @@ def lists(run: Run) -> Iterator[Result]:
         title = f"16 images of about {height} × {width} with targets ÷ tensor by tensor"
         result = run.compare(title, ours, theirs, least=2.0, count=len(samples), seconds=1.0)
         yield replace(result, detail=f"{result.detail}; open files: {files}")
-
-
-class Numbers(StoreBackend):
-    """A store whose record at each position is that position, so that nothing but the library takes memory."""
-
-    def __init__(self, count: int) -> None:
-        super().__init__("numbers://", Meta("0" * 32, "0" * 32, count, "storeds/1", {"x": Field("int")}))
-
-    def _read(self, positions: list[int], fields: tuple[str, ...]) -> list[Record | RecordError]:
-        return [{"x": position} for position in positions]
-
-    def _column(self, name: str, field: Field) -> Array:
-        return np.arange(len(self))
-
-    def close(self) -> None:
-        pass
-
-
-def private_bytes(pid: int) -> int:
-    """Return how much memory a process has for itself alone."""
-    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    return 1024 * sum(int(line.split()[1]) for line in lines if line.startswith(("Private_Clean:", "Private_Dirty:")))
-
-
-@entry(
-    "shuffling",
-    "A shuffled epoch of ten million simulated records through four workers: memory, state, time to the first batch",
-)
-def shuffling(run: Run) -> Iterator[Result]:
-    warnings.filterwarnings("ignore", "This DataLoader will create")  # more workers than cores
-    count, workers, first = run.count(10_000_000, 100_000), 4, 0.0
-    for method in ("fork", "spawn"):
-        start = time.perf_counter()
-        dataset = StoreDataset(Numbers(count), reader="array", seed=0)
-        loader = StoreLoader(
-            dataset, shuffle=True, batch_size=4096, num_workers=workers, multiprocessing_context=method
-        )
-        times, state, sizes = np.zeros(count, np.uint8), 0, list[int]()
-        for at, (numbers,) in enumerate(loader):
-            if not at:
-                first = time.perf_counter() - start
-            np.add.at(times, numbers.numpy(), 1)
-            # After every worker has made some batches, whose imports and first collection copy inherited pages.
-            if at % 50 == 2 * workers:
-                sizes.append(max(private_bytes(each.pid) for each in multiprocessing.active_children() if each.pid))
-                state = max(state, len(json.dumps(loader.state_dict())))
-        if not (times == 1).all():
-            raise AssertionError("a record came twice, or not at all")
-        yield figure(
-            f"{method}: largest private memory of a worker, growth", "MiB", [(max(sizes) - sizes[0]) / 2**20], most=20
-        )
-        yield figure(f"{method}: largest state in JSON", "bytes", [state], most=1024)
-        yield figure(f"{method}: first batch, with the start of the processes", "s", [first])

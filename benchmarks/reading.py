@@ -5,7 +5,6 @@ Every batch is kept until the next one is there, as a training loop does. Checks
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,7 +17,6 @@ import numpy as np
 import pymongo
 
 from benchmarks._common import Result, Run, entry
-from benchmarks.photos import pictures
 from storeds import StoreDataset, collate, open_backend, open_writer
 from storeds.records.columns import read_arrays
 
@@ -164,46 +162,3 @@ def arrays(run: Run) -> Iterator[Result]:
                     least = 30.0 if width == 128 and size > 64 and name.endswith("dataset, as arrays") else 1.0
                     title = f"{name}: {size} rows of {width} float32 ÷ h5py, sorted"
                     yield run.compare(title, one_pass(read, batches), theirs, least=least, count=20 * size)
-
-
-@entry(
-    "foreign_hdf5",
-    "Random batches of 64 compressed images of another tool's HDF5 file, against h5py's loops, on one CPU",
-)
-def foreign_hdf5(run: Run) -> Iterator[Result]:
-    count, side, rng = run.count(4000, 128), 64, np.random.default_rng(0)
-    sources = [np.asarray(picture) for picture in pictures().values()]
-    images = np.empty((count, side, side, 3), np.uint8)
-    for at in range(count):
-        source = sources[at % len(sources)]
-        top, left = (int(rng.integers(0, length - side)) for length in source.shape[:2])
-        images[at] = source[top : top + side, left : left + side]
-    batches = [rng.choice(count, 64, replace=False).tolist() for _ in range(20)]
-    cpus = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {min(cpus)})  # as in a worker of a DataLoader: libhdf5's lock serialises threads
-    try:
-        for per_chunk in (1, 16):
-            path = run.folder / f"{per_chunk}.h5"
-            with h5py.File(path, "w") as file:
-                file.create_dataset("image", data=images, chunks=(per_chunk, side, side, 3), compression="gzip")
-            with h5py.File(path) as file, open_backend(path, layout="parallel") as backend:
-                yield from _against_h5py(run, file["image"], backend, images, batches, per_chunk)
-    finally:
-        os.sched_setaffinity(0, cpus)
-
-
-def _against_h5py(
-    run: Run, dataset: Any, backend: Any, images: Any, batches: list[list[int]], per_chunk: int
-) -> Iterator[Result]:
-    ours: Read = lambda positions: read_arrays(backend, positions, ["image"])["image"]  # noqa: E731
-
-    def by_list(positions: list[int]) -> Any:
-        ascending, places = np.unique(positions, return_inverse=True)
-        return dataset[ascending][places]
-
-    by_item: Read = lambda positions: [dataset[position] for position in positions]  # noqa: E731
-    if not np.array_equal(ours(list(range(len(images)))), images):
-        raise AssertionError("the images read differ from those written")
-    for name, read in (("by item", by_item), ("by sorted list", by_list)):
-        title = f"storeds ÷ h5py {name}, chunks of {per_chunk}"
-        yield run.compare(title, one_pass(ours, batches), one_pass(read, batches), least=0.95, count=20 * 64)

@@ -63,23 +63,6 @@ def test_pack_convert_verify_info(tree: Path, tmp_path: Path) -> None:
     assert run_json("info", hdf5)["attrs"] == {"classes": ["class0", "class1"]}
 
 
-def test_allow_empty_packs_an_empty_class(tree: Path, tmp_path: Path) -> None:
-    (tree / "empty").mkdir()
-    refused = CliRunner().invoke(app, ["pack", str(tree), f"lmdb://{tmp_path}/x.lmdb"])
-    assert refused.exit_code == 2
-    assert "--option allow_empty=true" in refused.output
-    packed = CliRunner().invoke(app, ["pack", str(tree), f"lmdb://{tmp_path}/x.lmdb", "--option", "allow_empty=true"])
-    assert packed.exit_code == 0
-    assert "empty" in storeds.StoreDataset(tmp_path / "x.lmdb").classes
-
-
-def test_the_text_output(tree: Path, tmp_path: Path) -> None:
-    url = f"lmdb://{tmp_path}/a.lmdb"
-    assert "6 records, id " in run("pack", tree, url)
-    assert "image: image, label: int, key: str" in run("info", url)
-    assert "6 records, 6 images that decode (0 examined): no findings" in run("verify", url)
-
-
 def test_info_shows_roles(tmp_path: Path) -> None:
     source, url = f"lmdb://{tmp_path}/a.lmdb", f"lmdb://{tmp_path}/b.lmdb"
     boxes = {"kind": "array", "dtype": "float32", "shape": [None, 4]}
@@ -102,17 +85,6 @@ def test_info_shows_roles(tmp_path: Path) -> None:
     wrong = CliRunner().invoke(app, ["convert", source, f"{url}2", "--role", "boxes=masks"])
     assert wrong.exit_code == 2
     assert "did you mean 'mask'" in wrong.output
-
-
-def test_verify_exits_with_1_and_locates_damage(tmp_path: Path) -> None:
-    url = f"lmdb://{tmp_path}/a.lmdb"
-    with storeds.open_writer(url, {"key": "str", "image": "image"}) as writer:
-        writer.append([{"key": "good", "image": jpeg(0)}, {"key": "bad", "image": b"<html>"}])
-    shown = run("verify", url, code=1)
-    (row,) = (line for line in shown.splitlines() if line.split()[:1] == ["1"])
-    assert row.split()[:3] == ["1", "bad", "not_jpeg"]
-    assert "image: it is not a JPEG but HTML" in row
-    assert [finding["position"] for finding in run_json("verify", url, code=1)["findings"]] == [1]
 
 
 def test_verify_draws_a_store_with_options(tmp_path: Path) -> None:
@@ -162,16 +134,6 @@ def test_trailing_bytes_are_harmless(tmp_path: Path) -> None:
     assert len(run_json("verify", url)["notes"]) == 30
 
 
-def test_data_that_end_before_the_end_marker_are_found(tmp_path: Path) -> None:
-    for check in (True, False):
-        url = f"lmdb://{tmp_path}/{check}.lmdb"
-        with storeds.open_writer(url, {"image": "image"}, check=check) as writer:
-            writer.append([{"image": jpeg(0)[:1200] + jpeg(0)[-2:]}])
-        (finding,) = run_json("verify", url, code=1)["findings"]
-        assert finding["kind"] == "corrupt_data"
-        assert finding["recovered"] == 0.0
-
-
 @pytest.mark.parametrize(
     ("arguments", "code", "kind"),
     [
@@ -185,13 +147,6 @@ def test_data_that_end_before_the_end_marker_are_found(tmp_path: Path) -> None:
 def test_an_error_is_one_message_and_an_exit_code(arguments: tuple[str, ...], code: int, kind: str) -> None:
     assert kind in run(*arguments, code=code)
     assert run_json(*arguments, code=code)["error"]["type"] == kind
-
-
-def test_an_existing_target_is_replaced_only_with_overwrite(tree: Path, tmp_path: Path) -> None:
-    url = f"hdf5://{tmp_path}/a.h5"
-    run("pack", tree, url)
-    assert "--overwrite" in run("pack", tree, url, code=3)
-    run("pack", tree, url, "--overwrite")
 
 
 def test_no_message_shows_a_password() -> None:

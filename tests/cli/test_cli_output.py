@@ -72,14 +72,6 @@ def test_no_control_character_reaches_the_terminal(tmp_path: Path, as_json: bool
         assert json.loads(run("info", url, "--json"))["attrs"]["note"] == name
 
 
-def test_info_escapes_control_characters(tmp_path: Path) -> None:
-    url = f"lmdb://{tmp_path}/a.lmdb"
-    with storeds.open_writer(url, {"n": "int"}) as writer:
-        writer.append([{"n": 1}])
-        writer.publish({"classes": ["\x9b31m"]})
-    assert row(run("info", url), "attrs") == r'{"classes": ["\x9b31m"]}'
-
-
 def test_text_on_a_terminal_has_no_colour(special_store: str) -> None:
     terminal = {**os.environ, "FORCE_COLOR": "1", "TERM": "xterm-256color", "COLUMNS": "500"}
     terminal.pop("NO_COLOR", None)
@@ -101,16 +93,6 @@ def test_verify_prints_keys_and_url_unchanged(special_store: str) -> None:
     assert f"\n{special_store}: 2 records" in shown
 
 
-def test_bench_prints_the_url_unchanged(special_store: str) -> None:
-    shown = run("bench", special_store, "--seconds", 0.02, "--workers", 0, "--reader", "image")
-    assert f"\n{special_store}: 2 samples" in shown
-
-
-def test_repair_prints_the_url_unchanged(special_store: str, tmp_path: Path) -> None:
-    target = f"lmdb://{tmp_path}/::smile:.lmdb"
-    assert f"\n{target}: 2 records" in run("repair", special_store, target, code=1)
-
-
 @pytest.mark.parametrize("name", ["[/b].lmdb", "[red]x.lmdb", "::smile:.lmdb"])
 @pytest.mark.parametrize("command", ["info", "verify", "bench"])
 def test_an_error_prints_the_missing_name_unchanged(command: str, name: str, tmp_path: Path) -> None:
@@ -125,10 +107,6 @@ def test_pack_prints_left_out_names_unchanged(tmp_path: Path) -> None:
     shown = run("pack", tmp_path / "tree", f"hdf5://{tmp_path}/::smile:.h5", "--on-bad", "skip")
     assert "left out: [red]class/[red]:smile:.jpg: " in shown
     assert f"hdf5://{tmp_path}/::smile:.h5: 1 record," in shown
-
-
-def test_backends_names_missing_packages() -> None:
-    assert "pymongo" in run("backends")
 
 
 @pytest.fixture

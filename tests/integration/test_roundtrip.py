@@ -2,31 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 import storeds
 from _processes import loader, open_rows
 from _stores import TRUTH, read_all, record, write
 from integration._epochs import Rows
 from integration._places import KINDS, Place
-from storeds.cli import app
 from storeds.testing import FIELDS, frozen, kept, make_records
 
 MEBIBYTE = 1 << 20
 RECORDS = make_records(40)
-
-
-def run(*arguments: str) -> Any:
-    """Run a command; return what it prints as JSON."""
-    ended = CliRunner().invoke(app, [*arguments, "--json"])
-    assert ended.exit_code == 0, ended.output
-    return json.loads(ended.stdout)
 
 
 def test_every_kind_of_value_comes_back_and_the_id_is_that_of_a_file(place: Place, tmp_path: Path) -> None:
@@ -41,14 +29,6 @@ def test_every_kind_of_value_comes_back_and_the_id_is_that_of_a_file(place: Plac
             assert backend.meta.id == storeds.info(local).id
             asked = [39, 0, 7, 7, *range(40)]
             assert frozen(backend.get_many(asked)) == frozen([kept(RECORDS[at]) for at in asked])
-
-
-def test_a_value_above_the_document_limit_comes_back_whole(place: Place) -> None:
-    large = hashlib.shake_128(b"1").digest(64) * (40 * MEBIBYTE // 64)
-    with storeds.open_writer(place.url(), {"blob": "bytes", "label": "int"}) as writer:
-        writer.append([{"blob": large, "label": 1}, {"blob": b"small", "label": 2}])
-    with storeds.open_backend(place.url(user="reader")) as backend:
-        assert backend.get_many([1, 0]) == [{"blob": b"small", "label": 2}, {"blob": large, "label": 1}]
 
 
 @pytest.mark.parametrize("place", KINDS[-1:], indirect=True)  # the others read by the same queries
@@ -72,13 +52,3 @@ def test_two_workers_read_every_row(place: Place, start_method: str) -> None:
     found = list(loader(dataset, start_method))
     assert len({pid for pid, _ in found}) == 2
     assert sorted(each for _, batch in found for each in batch) == TRUTH
-
-
-@pytest.mark.share(1)
-def test_the_command_line_converts_and_verifies(place: Place, tmp_path: Path) -> None:
-    local, back = f"lmdb://{tmp_path}/local.lmdb", f"hdf5://{tmp_path}/back.h5"
-    with storeds.open_writer(local, {"blob": "bytes", "label": "int"}) as writer:
-        writer.append({"blob": bytes(number), "label": number} for number in range(50))
-    assert run("convert", local, place.url())["id"] == storeds.info(local).id
-    assert run("verify", place.url(user="reader"))["count"] == 50
-    assert run("convert", place.url(user="reader"), back)["id"] == storeds.info(local).id

@@ -111,14 +111,3 @@ def test_a_batch_is_one_query_by_id(profile: Profile, positions: list[int], by: 
     assert asked["command"]["filter"] == {"_id": by}
     assert asked["planSummary"] == "IXSCAN { _id: 1 }"
     assert not asked.get("cursorid")
-
-
-def test_an_index_of_what_no_field_is_or_of_a_blob_is_refused(standalone: str) -> None:
-    url = Place.at(standalone).url()
-    for target, index, message in (
-        (url, "labl", "label"),
-        (url, "image", "image"),
-        ("lmdb:///x", "label", "for MongoDB"),
-    ):
-        with pytest.raises(storeds.errors.ConfigError, match=message):
-            storeds.open_writer(target, {"image": "image", "label": "int"}, index=[index])

@@ -170,13 +170,6 @@ def test_the_usual_numbers_of_workers_go_up_to_the_cpus(
     assert measured == tried
 
 
-def test_progress_counts_measurements(make_engine_url: MakeUrl) -> None:
-    reported: list[Progress] = []
-    bench(images(make_engine_url("memory")), workers=[0, 1], batch_size=8, seconds=BRIEF, progress=reported.append)
-    assert {state.total for state in reported} == {2}
-    assert {state.done for state in reported} == {0, 1}
-
-
 # Stores of all sorts
 
 
@@ -195,13 +188,6 @@ def test_a_store_of_bad_images_is_refused(make_engine_url: MakeUrl) -> None:
         writer.append([{"image": b"<html>"}] * 3)
     with pytest.raises(errors.BadSamplesError, match="no good sample"):
         bench(url, workers=[0], seconds=BRIEF)
-
-
-def test_arrays_are_read_as_batches(make_engine_url: MakeUrl) -> None:
-    url = arrays(make_engine_url("hdf5"), [(2, 3)] * 20, [2, 3])
-    report = bench(url, workers=[0], batch_size=4, seconds=BRIEF)
-    assert report.reader == "ArrayReader"
-    assert report.measurements[0].stages["decode"] == report.measurements[0].stages["transform"] == 0
 
 
 def test_a_foreign_store_with_options_is_measured(tmp_path: Path) -> None:

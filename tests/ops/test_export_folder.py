@@ -201,25 +201,6 @@ def test_classes_that_give_one_folder(classes: list[str], tmp_path: Path) -> Non
     assert storeds.pack(tmp_path / "out", f"lmdb://{tmp_path}/again.lmdb").id == storeds.info(url).id
 
 
-def test_class_names_of_masks_that_are_there_twice(tmp_path: Path) -> None:
-    fields = {"image": "image", "mask": {"kind": "image", "role": "mask"}}
-    url = memory_store(fields, [{"image": jpeg(0), "mask": mask(0, "L")}], classes=["sky", "sky"])
-    (note,) = storeds.export(url, tmp_path / "out", format="folder").notes
-    assert note.startswith("classes.txt has class names twice, as the store has: 'sky'; ")
-
-
-def test_a_store_of_a_subset_and_a_foreign_layout(tmp_path: Path) -> None:
-    with storeds.open_writer(
-        f"hdf5://{tmp_path}/a.h5", {"x": {"kind": "array", "dtype": "u1", "shape": [4, 4, 3]}}
-    ) as writer:
-        writer.append([{"x": np.full((4, 4, 3), n, "u1")} for n in range(3)])
-        meta = writer.publish()
-    storeds.export(f"hdf5://{tmp_path}/a.h5", tmp_path / "out", format="folder")
-    for number, row in enumerate(rows(tmp_path / "out")):
-        assert np.load(tmp_path / "out" / row["x_file_name"]).tolist() == np.full((4, 4, 3), number).tolist()
-    assert storeds.pack(tmp_path / "out", f"lmdb://{tmp_path}/b.lmdb").id == meta.id
-
-
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """The export of three photographs with masks."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -306,13 +308,20 @@ def test_labels_without_names_and_text_labels(tmp_path: Path) -> None:
         assert [rows[0][0] for rows in read(tmp_path / "out").values()] == numbers
 
 
-def test_class_names_that_are_there_twice_are_listed(tmp_path: Path) -> None:
-    record = {"boxes": [[0, 0, 8, 8]] * 2, "labels": np.array([0, 1])}
-    fields = {"boxes": {"kind": "json", "role": "boxes"}, "labels": LABELS}
-    url = store("memory://twice", fields, [record], classes=["cat", "cat", "dog"])
-    (note,) = (each for each in storeds.export(url, tmp_path / "out", format="yolo").notes if "twice, as" in each)
-    assert note.startswith("data.yaml has class names twice, as the store has: 'cat'; ")
-    assert yaml.safe_load((tmp_path / "out/data.yaml").read_text())["names"] == {0: "cat", 1: "cat", 2: "dog"}
+def test_only_this_format_needs_pyyaml(tmp_path: Path) -> None:
+    url = store(f"lmdb://{tmp_path}/s.lmdb", {"boxes": BOXES}, [{"boxes": np.zeros((0, 4))}])
+    code = f"""
+import sys
+sys.modules["yaml"] = None
+import storeds
+storeds.export({url!r}, {str(tmp_path / "coco")!r}, format="coco")
+try:
+    storeds.export({url!r}, {str(tmp_path / "yolo")!r}, format="yolo")
+except storeds.errors.MissingDependencyError as error:
+    assert "storeds[yaml]" in str(error)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert {path.name for path in tmp_path.iterdir()} == {"s.lmdb", "coco"}
 
 
 def test_coco_comes_back_from_yolo_to_within_rounding(tmp_path: Path) -> None:

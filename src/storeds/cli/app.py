@@ -38,10 +38,7 @@ __all__ = [
     "Target",
     "app",
     "command",
-    "complete_decoder",
-    "complete_layout",
-    "complete_reader",
-    "complete_source",
+    "complete_names",
     "complete_url",
     "config_app",
     "main",
@@ -81,37 +78,19 @@ def complete_url(incomplete: str) -> list[str]:
     scheme, mark, path = incomplete.partition("//")
     # bash breaks words at ":" and completes only the part after it.
     if mark and (not scheme or scheme.endswith(":")):
-        return [f"{scheme}//{name}" for name in _paths(path)] if not _is_server(scheme) else []
+        is_server = scheme.startswith(("mongodb", "memory"))
+        return [] if is_server else [f"{scheme}//{name}" for name in _paths(path)]
     names = [f"{name}://" for name in sorted(registry.BACKENDS.names()) if name.startswith(incomplete)]
     return names + _paths(incomplete)
 
 
-def complete_layout(incomplete: str) -> list[str]:
-    """Return the names of layouts that begin with `incomplete`."""
-    return _starting(registry.LAYOUTS, incomplete)
+def complete_names(known: registry.Registry) -> Callable[[str], list[str]]:
+    """Return a function that completes the names of plug-ins of one sort."""
 
+    def complete(incomplete: str) -> list[str]:
+        return [name for name in sorted(known.names()) if name.startswith(incomplete)]
 
-def complete_reader(incomplete: str) -> list[str]:
-    """Return the names of readers that begin with `incomplete`."""
-    return _starting(registry.READERS, incomplete)
-
-
-def complete_decoder(incomplete: str) -> list[str]:
-    """Return the names of decoders that begin with `incomplete`."""
-    return _starting(registry.DECODERS, incomplete)
-
-
-def complete_source(incomplete: str) -> list[str]:
-    """Return the names of sources that begin with `incomplete`."""
-    return _starting(registry.SOURCES, incomplete)
-
-
-def _starting(known: registry.Registry, incomplete: str) -> list[str]:
-    return [name for name in sorted(known.names()) if name.startswith(incomplete)]
-
-
-def _is_server(scheme: str) -> bool:
-    return scheme.startswith(("mongodb", "memory"))
+    return complete
 
 
 def _paths(beginning: str) -> list[str]:
@@ -126,18 +105,14 @@ Target = Annotated[
 Layout = Annotated[
     str | None,
     typer.Option(
-        help="How another tool arranged the records; `storeds layouts` lists the names.",
-        autocompletion=complete_layout,
+        help="How another tool arranged the records: `storeds layouts`.",
+        autocompletion=complete_names(registry.LAYOUTS),
     ),
 ]
-Options = Annotated[
-    list[str] | None, typer.Option("--option", help="An option of the store as name=value; the value may be JSON.")
-]
+Options = Annotated[list[str] | None, typer.Option("--option", help="An option of the store: name=value.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
-Overwrite = Annotated[
-    bool, typer.Option("--overwrite", help="Replace an existing store, and the work of an interrupted writer.")
-]
-Resume = Annotated[bool, typer.Option("--resume", help="Continue the work of an interrupted writer.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an existing store or unfinished work.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Continue interrupted work.")]
 CommitEvery = Annotated[int, typer.Option("--commit-every", help="Records per durable batch.")]
 
 

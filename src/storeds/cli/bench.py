@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from storeds import ops
+from storeds import ops, registry
 from storeds._utils.text import counted
 from storeds.cli.app import (
     OUT,
@@ -16,8 +16,7 @@ from storeds.cli.app import (
     Options,
     app,
     command,
-    complete_decoder,
-    complete_reader,
+    complete_names,
     complete_url,
     parse_option,
     print_json,
@@ -43,11 +42,15 @@ def bench(
     split: Annotated[str | None, typer.Option(help="A split of the config.")] = None,
     reader: Annotated[
         str | None,
-        typer.Option(help="image, sample, array, video or a registered reader.", autocompletion=complete_reader),
+        typer.Option(
+            help="image, sample, array, video or a registered reader.", autocompletion=complete_names(registry.READERS)
+        ),
     ] = None,
     decode: Annotated[
         str | None,
-        typer.Option(help="pil, tensor, fast, bytes or a registered decoder.", autocompletion=complete_decoder),
+        typer.Option(
+            help="pil, tensor, fast, bytes or a registered decoder.", autocompletion=complete_names(registry.DECODERS)
+        ),
     ] = None,
     workers: Annotated[
         str | None, typer.Option(help="Numbers of workers, as in 0,2,8; by default 0, 1, 2, 4, … up to the CPUs.")

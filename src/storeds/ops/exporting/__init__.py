@@ -9,21 +9,22 @@ import logging
 import os
 import secrets
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 from storeds._utils.locations import file_path
 from storeds._utils.text import counted, some
 from storeds.backends.concatenated import ConcatenatedBackend
 from storeds.backends.opening import open_backend, scheme_of
-from storeds.errors import ConfigError, StoredsError, StoreExistsError, StoreNotFoundError, suggest
-from storeds.ops.common import ProgressHook, VerdictCounts, damaged_kinds
-from storeds.ops.exporting.base import Differences, Exported, ExportFolder
-from storeds.ops.exporting.coco import export_coco
-from storeds.ops.exporting.folder import export_folder
-from storeds.ops.exporting.yolo import export_yolo
-from storeds.protocols import Backend
+from storeds.errors import ConfigError, RecordError, StoredsError, StoreExistsError, StoreNotFoundError, suggest
+from storeds.ops.common import ProgressHook, VerdictCounts, damaged_kinds, read_batches
+from storeds.ops.exporting.base import Differences, Exported, Exporter, ExportFolder
+from storeds.ops.exporting.coco import CocoExporter
+from storeds.ops.exporting.folder import FolderExporter
+from storeds.ops.exporting.yolo import YoloExporter
+from storeds.protocols import Backend, Meta
 
 __all__ = ["FORMATS", "ExportFormat", "Exported", "export"]
 
@@ -31,20 +32,11 @@ ExportFormat: TypeAlias = Literal["coco", "folder", "yolo"]
 FORMATS: tuple[str, ...] = get_args(ExportFormat)
 
 
-class _Format(Protocol):
-    def __call__(self, backend: Backend, out: ExportFolder, progress: ProgressHook | None, /) -> Differences:
-        """Write a store to an empty folder, and call `progress` after each batch.
-
-        Raises
-        ------
-        ConfigError
-            The store lacks a field that the format needs.
-        RecordError
-            A record is bad, or does not fit its roles.
-        """
-
-
-_WRITERS: dict[str, _Format] = {"coco": export_coco, "folder": export_folder, "yolo": export_yolo}
+_EXPORTERS: dict[str, Callable[[Meta, ExportFolder], Exporter]] = {
+    "coco": CocoExporter,
+    "folder": FolderExporter,
+    "yolo": YoloExporter,
+}
 _PARTIAL = ".partial"
 _MARKER = ".storeds-export.json"
 _LOG = logging.getLogger("storeds")
@@ -98,7 +90,7 @@ def export(
     Names of files are the keys of the records. A key that is no usable name, such as ``../a.jpg``, is made safe, and
     ``Exported.notes`` counts these. The folder contains ``.storeds-export.json``, which names the store.
     """
-    if format not in _WRITERS:
+    if format not in _EXPORTERS:
         raise ConfigError(f"unknown format {format!r}; {suggest(format, FORMATS, 'formats')}")
     target = Path(os.path.abspath(path))
     with open_backend(url, layout=layout, **(options or {})) as backend:
@@ -113,7 +105,8 @@ def export(
             ) from None
         try:
             out = ExportFolder(folder)
-            left_out, notes = _WRITERS[format](backend, out, progress)
+            with closing(out):
+                left_out, notes = _write(_EXPORTERS[format](backend.meta, out), backend, progress)
             if format != "folder":
                 notes = (*notes, *_notes_on_damage(backend, format))
             if leftovers:
@@ -136,6 +129,20 @@ def export(
     for note in done.notes:
         _LOG.warning("%s: %s", target, note)
     return done
+
+
+def _write(exporter: Exporter, backend: Backend, progress: ProgressHook | None) -> Differences:
+    position = 0
+    for records, state in read_batches(backend, 0):
+        for record in records:
+            try:
+                exporter.add(position, record)
+            except ValueError as error:
+                raise RecordError.at(backend.url, position, str(error)) from None
+            position += 1
+        if progress is not None:
+            progress(state)
+    return exporter.finish()
 
 
 def _notes_on_damage(backend: Backend, format: str) -> Iterator[str]:

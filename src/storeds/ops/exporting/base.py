@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sized
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, Protocol
 
 import numpy as np
 
@@ -15,9 +13,8 @@ from storeds._utils.text import some
 from storeds.errors import ConfigError
 from storeds.jpeg import read_picture_header
 from storeds.jpeg.formats import sniff
-from storeds.ops.common import ProgressHook, read_batches
 from storeds.ops.packing.sources.paths import IMAGE_SUFFIXES
-from storeds.protocols import Array, Backend, Field, Meta, Record
+from storeds.protocols import Array, Field, Meta, Record
 from storeds.records.fields import is_mask
 from storeds.records.roles import box_edges, check_values
 
@@ -26,14 +23,13 @@ __all__ = [
     "Differences",
     "ExportFolder",
     "Exported",
+    "Exporter",
     "FileNames",
     "boxes_as",
     "check_counts",
     "checked_size",
-    "doubled_notes",
     "fields_of",
     "image_field",
-    "numbered_records",
     "one_field",
     "picture_suffix",
 ]
@@ -91,6 +87,16 @@ class Differences(NamedTuple):
     notes: tuple[str, ...]
 
 
+class Exporter(Protocol):
+    """Writes the records of a store to a folder in one format. Its constructor raises ConfigError for an unfit store."""
+
+    def add(self, position: int, record: Record, /) -> None:
+        """Write a record; raises ValueError if it does not fit its roles."""
+
+    def finish(self) -> Differences:
+        """Write what is about all records."""
+
+
 class ExportFolder:
     """The folder in which an export is built. It counts what is written.
 
@@ -102,35 +108,26 @@ class ExportFolder:
 
     def __init__(self, path: Path) -> None:
         self.path, self.files, self.bytes = path, 0, 0
-        self._made: set[Path] = {path}
-
-    @contextmanager
-    def create(self, name: str) -> Iterator[BinaryIO]:
-        """Open a new file for writing in parts; `name` is relative to the folder."""
-        with open(self._path(name), "xb") as file:
-            yield file
-            self._count(file.tell())
+        self._open: dict[str, BinaryIO] = {}
 
     def write(self, name: str, data: bytes | str) -> None:
-        """Write a new file. Text is stored as UTF-8."""
-        content = data.encode() if isinstance(data, str) else data
-        with open(self._path(name), "xb") as file:
-            file.write(content)
-        self._count(len(content))
+        """Write a new file; `name` is relative to the folder, and text is stored as UTF-8."""
+        self.append(name, data)
+        self._open.pop(name).close()
 
-    def _path(self, name: str) -> Path:
-        """Return the path of a file, whose folder exists; raises ConfigError if it leaves the folder of the export."""
-        path = self.path / name
-        if ".." in path.parts or not path.is_relative_to(self.path):
-            raise ConfigError(f"a file of the export cannot be named {name!r}, which leaves its folder")
-        if path.parent not in self._made:
+    def append(self, name: str, data: bytes | str) -> None:
+        """Write to the end of a file, which stays open."""
+        if name not in self._open:
+            path = self.path / name
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._made.add(path.parent)
-        return path
+            self._open[name] = open(path, "xb")  # noqa: SIM115  # `close` closes it
+            self.files += 1
+        self.bytes += self._open[name].write(data.encode() if isinstance(data, str) else data)
 
-    def _count(self, size: int) -> None:
-        self.files += 1
-        self.bytes += size
+    def close(self) -> None:
+        """Close all files."""
+        while self._open:
+            self._open.popitem()[1].close()
 
 
 class FileNames:
@@ -236,16 +233,6 @@ def picture_suffix(blob: bytes) -> str:
     return ".jpg" if blob.startswith(b"\xff\xd8") else _SUFFIXES.get(sniff(blob), ".bin")
 
 
-def numbered_records(backend: Backend, progress: ProgressHook | None) -> Iterator[tuple[int, Record]]:
-    """Yield every record of a store with its position, and call `progress` after each batch."""
-    position = 0
-    for records, state in read_batches(backend, 0):
-        yield from enumerate(records, position)
-        position += len(records)
-        if progress is not None:
-            progress(state)
-
-
 def fields_of(meta: Meta, role: str) -> list[str]:
     """Return the fields of a role, in order. A field of kind image without a role is an image, or a mask by its name."""
     found = []
@@ -312,17 +299,6 @@ def boxes_as(format: str, boxes: Any, declared: Field, size: tuple[int, int]) ->
         return rows
     start, sides, _ = box_edges(rows, have)
     return np.concatenate([start if format == "xywh" else start + sides / 2, sides], axis=1)
-
-
-def doubled_notes(names: Sequence[str], file: str) -> tuple[str, ...]:
-    """Return one sentence about class names that a file of them has twice, or nothing."""
-    doubled = [name for name, count in Counter(names).items() if count > 1]
-    if not doubled:
-        return ()
-    return (
-        f"{file} has class names twice, as the store has: {some(map(repr, doubled))}; pack and other programs refuse these "
-        "or take them for one: rename them there",
-    )
 
 
 def check_counts(rows: Mapping[str | None, Sized], count: int) -> None:

@@ -11,9 +11,8 @@ import msgspec
 import numpy as np
 
 from storeds._utils.text import counted, some
-from storeds.errors import ConfigError, MissingDependencyError, RecordError
+from storeds.errors import ConfigError, MissingDependencyError
 from storeds.ops.coco_records import COCO_FIELDS, REST, from_record, is_from_coco
-from storeds.ops.common import ProgressHook
 from storeds.ops.exporting.base import (
     HOW_TO_DECLARE,
     Differences,
@@ -24,15 +23,14 @@ from storeds.ops.exporting.base import (
     checked_size,
     fields_of,
     image_field,
-    numbered_records,
     one_field,
 )
-from storeds.protocols import JSON, Array, Backend, Field, Meta, Record
+from storeds.protocols import JSON, Array, Field, Meta, Record
 from storeds.records.fields import without_verdicts
 from storeds.records.roles import boxes_of, stored_classes
 from storeds.records.segmentations import in_pixels, rasterised, run_lengths
 
-__all__ = ["export_coco"]
+__all__ = ["CocoExporter"]
 
 _FORMAT = "coco"
 _FILE = "annotations.json"
@@ -50,48 +48,50 @@ _ANNOTATION_KEYS = (
 )
 
 
-def export_coco(backend: Backend, out: ExportFolder, progress: ProgressHook | None) -> Differences:
-    """Write the pictures of a store, and one file of annotations in COCO's form.
+class CocoExporter:
+    """Writes the pictures of a store, and one file of annotations in COCO's form.
 
     The fields of the store have roles: an image, and boxes, masks of instances, keypoints or captions.
     """
-    meta = replace(backend.meta, fields=without_verdicts(backend.meta.fields))
-    parts: _FromCoco | _FromRoles = _FromCoco(meta) if is_from_coco(meta) else _FromRoles(meta)
-    names = FileNames(with_suffix=isinstance(parts, _FromRoles))
-    images: list[bytes] = []
-    image_ids, ids = _Ids(), _Ids()
-    nulls = 0
-    with out.create(_FILE) as file:
-        file.write(b'{"annotations":[')
-        separator = b"\n"
-        for position, record in numbered_records(backend, progress):
-            blob = record[parts.image]
-            name = names.name(record.get("key"), position, blob)
-            out.write(f"images/{name}", blob)
-            try:
-                image, annotations = parts.convert(record, position, name)
-            except ValueError as error:
-                raise RecordError.at(backend.url, position, str(error)) from None
-            image["id"] = image_ids.unused(image["id"])
-            for annotation in annotations:
-                annotation["image_id"] = image["id"]
-                if "id" in annotation:
-                    annotation["id"] = ids.unused(annotation["id"])
-            images.append(msgspec.json.encode(image))
-            nulls += _infinite([image, *annotations])
-            for annotation in annotations:
-                file.write(separator + msgspec.json.encode(annotation))
-                separator = b",\n"
-        file.write(b'],\n"images":[\n' + b",\n".join(images) + b"]")
-        for key, value in parts.rest().items():
-            file.write(b",\n" + msgspec.json.encode(key) + b":" + msgspec.json.encode(value))
-        file.write(b"}\n")
-    notes = (*names.notes(), *image_ids.notes("image"), *ids.notes("annotation"))
-    if nulls:
-        notes += (
-            f"{counted(nulls, 'number that is', 'numbers that are')} NaN or infinite became null, as JSON has none",
-        )
-    return Differences(parts.left_out, notes)
+
+    def __init__(self, meta: Meta, out: ExportFolder) -> None:
+        meta = replace(meta, fields=without_verdicts(meta.fields))
+        self._parts: _FromCoco | _FromRoles = _FromCoco(meta) if is_from_coco(meta) else _FromRoles(meta)
+        self._names = FileNames(with_suffix=isinstance(self._parts, _FromRoles))
+        self._out = out
+        self._images: list[bytes] = []
+        self._image_ids, self._ids = _Ids(), _Ids()
+        self._nulls = 0
+        self._separator = b"\n"
+        out.append(_FILE, b'{"annotations":[')
+
+    def add(self, position: int, record: Record) -> None:
+        """Write the picture of a record and its annotations."""
+        blob = record[self._parts.image]
+        name = self._names.name(record.get("key"), position, blob)
+        self._out.write(f"images/{name}", blob)
+        image, annotations = self._parts.convert(record, position, name)
+        image["id"] = self._image_ids.unused(image["id"])
+        for annotation in annotations:
+            annotation["image_id"] = image["id"]
+            if "id" in annotation:
+                annotation["id"] = self._ids.unused(annotation["id"])
+            self._out.append(_FILE, self._separator + msgspec.json.encode(annotation))
+            self._separator = b",\n"
+        self._images.append(msgspec.json.encode(image))
+        self._nulls += _infinite([image, *annotations])
+
+    def finish(self) -> Differences:
+        """Write the images and the categories."""
+        self._out.append(_FILE, b'],\n"images":[\n' + b",\n".join(self._images) + b"]")
+        for key, value in self._parts.rest().items():
+            self._out.append(_FILE, b",\n" + msgspec.json.encode(key) + b":" + msgspec.json.encode(value))
+        self._out.append(_FILE, b"}\n")
+        notes = (*self._names.notes(), *self._image_ids.notes("image"), *self._ids.notes("annotation"))
+        if self._nulls:
+            numbers = counted(self._nulls, "number that is", "numbers that are")
+            notes += (f"{numbers} NaN or infinite became null, as JSON has none",)
+        return Differences(self._parts.left_out, notes)
 
 
 class _Ids:
@@ -154,7 +154,7 @@ class _FromCoco:
 
     def convert(self, record: Record, position: int, name: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         """Return the image and the annotations of a record."""
-        image, annotations = from_record(record, self._meta)
+        image, annotations = from_record(record)
         for each in self._added:
             if image.setdefault(each, record[each]) != record[each]:
                 self.left_out[each] = f"images of the COCO file that was packed have a key {each!r}, which stays"

@@ -8,11 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import yaml
 
 from storeds._utils.text import some
-from storeds.errors import RecordError
-from storeds.ops.common import ProgressHook
+from storeds.errors import MissingDependencyError
 from storeds.ops.exporting.base import (
     Differences,
     ExportFolder,
@@ -20,19 +18,17 @@ from storeds.ops.exporting.base import (
     boxes_as,
     check_counts,
     checked_size,
-    doubled_notes,
     fields_of,
     image_field,
-    numbered_records,
     one_field,
 )
 from storeds.ops.packing.sources.turned import exif_orientation, turned_centres, turned_keypoints, turned_points
 from storeds.ops.packing.sources.yolo import SPLITS, TOLERANCE, labels_of
-from storeds.protocols import JSON, Array, Backend, Meta, Record
+from storeds.protocols import JSON, Array, Meta, Record
 from storeds.records.fields import without_verdicts
 from storeds.records.roles import boxes_of, stored_classes
 
-__all__ = ["export_yolo"]
+__all__ = ["YoloExporter"]
 
 _FORMAT = "yolo"
 _FOLDERS = ("images", "JPEGImages")
@@ -52,46 +48,6 @@ _WHY = {
 }
 
 
-def export_yolo(backend: Backend, out: ExportFolder, progress: ProgressHook | None) -> Differences:
-    """Write the pictures of a store, a label file for each, and a data.yaml, as Ultralytics reads them.
-
-    The fields of the store have roles: an image and boxes, or masks of format ``coco``.
-
-    Notes
-    -----
-    A line holds a box with its keypoints if the store has keypoints; else a polygon if it has masks of format ``coco``;
-    else a box. Numbers that the store holds relative to the picture, in the format ``cxcywh``, do not change.
-    """
-    lines = _Lines(replace(backend.meta, fields=without_verdicts(backend.meta.fields)))
-    names = FileNames("images/", beside=labels_of)
-    splits: dict[str, None] = {}
-    for position, record in numbered_records(backend, progress):
-        blob = record[lines.image]
-        split = str(record["split"]) if lines.has_splits else ""
-        split = "_" if split in (".", "..") else split.replace("/", "_").replace("\0", "_")
-        splits[split] = None
-        key = record.get("key")
-        below = f"{position:08}" if key is None else _below(key, split)
-        name = names.name(f"{split}/{below}" if split else below, position, blob)
-        try:
-            written = list(lines.of(record))
-        except ValueError as error:
-            raise RecordError.at(backend.url, position, str(error)) from None
-        out.write(name, blob)
-        out.write(labels_of(name), "".join(f"{line}\n" for line in written))
-        lines.counts["repeated"] += len(written) - len(set(written))
-    data = lines.data(list(splits))
-    out.write("data.yaml", yaml.safe_dump(data, allow_unicode=True, sort_keys=False))
-    notes = [*names.notes(), *(f"{lines.counts[each]:,} {why}" for each, why in _WHY.items() if lines.counts[each])]
-    notes += doubled_notes(list(data["names"].values()), "data.yaml")
-    other = [split for split in splits if split and split not in SPLITS]
-    if other:
-        notes.append(f"data.yaml names the splits {some(other)}, and programs read {', '.join(SPLITS)} only")
-    if "" in splits and len(splits) > 1:
-        notes.append("data.yaml does not name the images of records whose split is empty; they are directly in images/")
-    return Differences(lines.left_out, tuple(notes))
-
-
 def _below(key: str, split: str) -> str:
     """Return a key without the folders that the export adds: ``images/train/a.jpg`` becomes ``a.jpg``."""
     parts = key.split("/")
@@ -102,28 +58,30 @@ def _below(key: str, split: str) -> str:
     return "/".join(["images_" if part == "images" else part for part in parts[:-1]] + parts[-1:])
 
 
-class _Lines:
-    """Turns records into the lines of label files.
+class YoloExporter:
+    """Writes the pictures of a store, a label file for each, and a data.yaml, as Ultralytics reads them.
 
-    Parameters
-    ----------
-    meta : Meta
+    The fields of the store have roles: an image and boxes, or masks of format ``coco``.
 
-    Attributes
-    ----------
-    image : str
-        The field of the pictures.
-    has_splits : bool
-        Whether records have a split.
-    left_out : dict
-        Field → why label files do not contain it.
-    counts : Counter
-        What differs from the store → how often.
+    Notes
+    -----
+    A line holds a box with its keypoints if the store has keypoints; else a polygon if it has masks of format ``coco``;
+    else a box. Numbers that the store holds relative to the picture, in the format ``cxcywh``, do not change.
     """
 
-    def __init__(self, meta: Meta) -> None:
-        self.image, self._fields, self._attrs = image_field(meta, _FORMAT), meta.fields, meta.attrs
-        self.has_splits = "split" in meta.fields and meta.fields["split"].kind == "str"
+    def __init__(self, meta: Meta, out: ExportFolder) -> None:
+        try:
+            from yaml import safe_dump
+        except ImportError:
+            raise MissingDependencyError(
+                "format 'yolo' writes data.yaml, which needs PyYAML: pip install 'storeds[yaml]'"
+            ) from None
+        self._dump = safe_dump
+        meta = replace(meta, fields=without_verdicts(meta.fields))
+        self._out, self._files = out, FileNames("images/", beside=labels_of)
+        self._splits: dict[str, None] = {}
+        self._image, self._fields, self._attrs = image_field(meta, _FORMAT), meta.fields, meta.attrs
+        self._has_splits = "split" in meta.fields and meta.fields["split"].kind == "str"
         masks = [name for name in fields_of(meta, "mask") if meta.fields[name].format == "coco"]
         self._masks = masks[0] if masks else None
         self._boxes = one_field(meta, _FORMAT, "boxes", required=not masks)
@@ -134,12 +92,12 @@ class _Lines:
         self._shape: tuple[int, int] | None = None
         self._crowd = "iscrowd" if "iscrowd" in meta.fields and boxes_of("iscrowd", meta.fields) else None
         self._names = stored_classes(meta.attrs, self._labels) or []
-        self.counts: Counter[str] = Counter()
-        self.left_out = self._left_out(meta)
+        self._counts: Counter[str] = Counter()
+        self._missing = self._left_out(meta)
 
     def _left_out(self, meta: Meta) -> dict[str, str]:
-        used = {self.image, self._boxes, self._labels, self._keypoints, self._crowd, "key"}
-        used |= {"split"} if self.has_splits else set()
+        used = {self._image, self._boxes, self._labels, self._keypoints, self._crowd, "key"}
+        used |= {"split"} if self._has_splits else set()
         used |= {self._masks} if self._keypoints is None else set()
         left_out = {name: "YOLO has no place for it" for name in meta.fields if name not in used}
         for name in left_out:
@@ -150,10 +108,23 @@ class _Lines:
                 left_out[name] = "YOLO has one row of keypoints for each box, of shape (boxes, points, 2 or 3)"
         return left_out
 
-    def of(self, record: Record) -> Iterator[str]:
-        """Yield the lines of a record; raises ValueError if it does not fit its roles."""
-        size = checked_size(record, self.image, self._fields, _FORMAT)
-        orientation = exif_orientation(record[self.image])
+    def add(self, position: int, record: Record) -> None:
+        """Write the picture of a record, and its label file."""
+        blob, key = record[self._image], record.get("key")
+        split = str(record["split"]) if self._has_splits else ""
+        split = "_" if split in (".", "..") else split.replace("/", "_").replace("\0", "_")
+        self._splits[split] = None
+        below = f"{position:08}" if key is None else _below(key, split)
+        name = self._files.name(f"{split}/{below}" if split else below, position, blob)
+        lines = list(self._lines(record))
+        self._out.write(name, blob)
+        self._out.write(labels_of(name), "".join(f"{line}\n" for line in lines))
+        self._counts["repeated"] += len(lines) - len(set(lines))
+
+    def _lines(self, record: Record) -> Iterator[str]:
+        """Yield the lines of a record."""
+        size = checked_size(record, self._image, self._fields, _FORMAT)
+        orientation = exif_orientation(record[self._image])
         polygons = None if self._masks is None or self._keypoints is not None else self._polygons(record, size)
         boxes = self._centres(record, size, polygons)
         if self._labels is not None:
@@ -165,7 +136,7 @@ class _Lines:
             boxes = turned_centres(boxes, orientation).round(_DIGITS)
         for row, label in enumerate(labels):
             if skip[row]:
-                self.counts["crowd"] += 1
+                self._counts["crowd"] += 1
                 continue
             if polygons is None:
                 values = self._cut_box(boxes[row])
@@ -194,7 +165,7 @@ class _Lines:
         rows = rows if declared.relative else rows / np.array([size[1], size[0]] * 2)
         for row, each in zip(rows, polygons or (), strict=False):
             if each and not np.allclose(_hull(np.concatenate(each)), row, rtol=0, atol=_SAME):
-                self.counts["hull"] += 1
+                self._counts["hull"] += 1
         return rows
 
     def _numbers(self, record: Record, count: int) -> list[int]:
@@ -236,7 +207,7 @@ class _Lines:
         places = points[..., :2]
         outside = ((places < -TOLERANCE) | (places > 1 + TOLERANCE)).any(-1)
         seen = points[..., 2] != 0 if points.shape[-1] == 3 else True
-        self.counts["keypoints"] += int((outside & seen).sum())
+        self._counts["keypoints"] += int((outside & seen).sum())
         points[outside] = 0
         flat: list[list[float]] = points.reshape(len(points), points.shape[1] * points.shape[2]).tolist()
         return flat
@@ -245,35 +216,32 @@ class _Lines:
         """Return a box whose values are from 0 to 1: cut to the picture if they are not."""
         if ((box >= -TOLERANCE) & (box <= 1 + TOLERANCE)).all():
             return list(box.tolist())
-        self.counts["boxes"] += 1
+        self._counts["boxes"] += 1
         start, stop = np.clip(box[:2] - box[2:] / 2, 0, 1), np.clip(box[:2] + box[2:] / 2, 0, 1)
         return [*((start + stop) / 2).tolist(), *(stop - start).tolist()]
 
     def _polygon(self, polygons: list[Array], box: Array, orientation: int) -> list[float]:
         """Return the points of one polygon for one object."""
         if not polygons:
-            self.counts["corners"] += 1
+            self._counts["corners"] += 1
             left, top, right, bottom = [*(box[:2] - box[2:] / 2), *(box[:2] + box[2:] / 2)]
             ring = np.array([[left, top], [right, top], [right, bottom], [left, bottom]])
         else:
             ring = _joined(polygons)
-            self.counts["joined"] += len(polygons) > 1
+            self._counts["joined"] += len(polygons) > 1
             if orientation > 1:
                 ring = turned_points(ring, orientation).round(_DIGITS)
         if not ((ring >= -TOLERANCE) & (ring <= 1 + TOLERANCE)).all():
-            self.counts["polygons"] += 1
+            self._counts["polygons"] += 1
             ring = np.clip(ring, 0, 1)
         flat: list[float] = ring.ravel().tolist()
         return flat
 
-    def data(self, splits: list[str]) -> dict[str, Any]:
-        """Return what data.yaml says. Valid after all records were converted."""
+    def finish(self) -> Differences:
+        """Write data.yaml."""
         # Without path, paths are relative to the file. Ultralytics wants a train and a val split.
-        parts: dict[str, Any] = {split: f"images/{split}" for split in splits if split}
-        parts = dict(
-            sorted(parts.items(), key=lambda part: SPLITS.index(part[0]) if part[0] in SPLITS else len(SPLITS))
-        )
-        data = parts or {"train": "images", "val": "images"}
+        named = sorted(filter(None, self._splits), key=lambda split: (*SPLITS, split).index(split))
+        data: dict[str, Any] = {split: f"images/{split}" for split in named} or {"train": "images", "val": "images"}
         data["names"] = dict(enumerate(self._names or ["object"]))
         if self._keypoints is not None:
             declared: Any = self._fields[self._keypoints].shape
@@ -281,7 +249,19 @@ class _Lines:
             flip: JSON = self._attrs.get("flip_idx")
             if isinstance(flip, list):
                 data["flip_idx"] = flip
-        return data
+        self._out.write("data.yaml", self._dump(data, allow_unicode=True, sort_keys=False))
+        notes = [
+            *self._files.notes(),
+            *(f"{self._counts[each]:,} {why}" for each, why in _WHY.items() if self._counts[each]),
+        ]
+        other = [split for split in named if split not in SPLITS]
+        if other:
+            notes.append(f"data.yaml names the splits {some(other)}, and programs read {', '.join(SPLITS)} only")
+        if "" in self._splits and named:
+            notes.append(
+                "data.yaml does not name the images of records whose split is empty; they are directly in images/"
+            )
+        return Differences(self._missing, tuple(notes))
 
 
 def _text(value: float) -> str:

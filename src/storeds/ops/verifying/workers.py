@@ -108,18 +108,11 @@ class _Worker:
         meta: Meta = self._exchange([sys.path, (self._url, self._columns)], 10 * DEADLINE)
         return meta
 
-    def read_column(self, name: str) -> Finding | None:
-        """Read a column, and compare it with the records from now on; return what is wrong with it."""
-        return self._request("read_column", name, seconds=10 * DEADLINE)  # type: ignore[no-any-return]  # from a pipe
-
-    def check(self, start: int, stop: int) -> BatchResult:
-        """Check the records ``[start, stop)``."""
-        return self._request("check", start, stop, seconds=DEADLINE)  # type: ignore[no-any-return]  # from a pipe
-
-    def _request(self, *request: Any, seconds: float) -> Any:
+    def ask(self, name: str, *arguments: Any) -> Any:
+        """Return what a method of `Checker` gives; raises what `open` does."""
         if self._process is None:
             self.open()
-        return self._exchange([request], seconds)
+        return self._exchange([(name, *arguments)], DEADLINE if name == "check" else 10 * DEADLINE)
 
     def _exchange(self, messages: list[Any], seconds: float) -> Any:
         """Send `messages` and return the answer to the last one."""
@@ -223,7 +216,7 @@ class WorkerPool:
     def _column_findings(self, meta: Meta) -> Iterator[Finding]:
         for name in column_names(meta):
             try:
-                finding = self._workers[0].read_column(name)
+                finding = self._workers[0].ask("read_column", name)
             except ChildDied as end:
                 finding = Finding("crash", f"the process that read column {name!r} {end}")
             if finding is None:
@@ -234,7 +227,7 @@ class WorkerPool:
     def _check(self, start: int, stop: int, count: int) -> list[BatchResult]:
         worker = self._idle.get()
         try:
-            return [worker.check(start, stop)]
+            return [worker.ask("check", start, stop)]
         except ChildDied:
             # Checking one by one shows which record it was, or that the batch was only slow.
             return list(self._check_each(worker, start, stop, count))
@@ -248,7 +241,7 @@ class WorkerPool:
                 yield _crash(at, count, message)
                 return
             try:
-                yield worker.check(at, at + 1)
+                yield worker.ask("check", at, at + 1)
             except ChildDied as end:
                 worker.trouble += _HANG if end.hung else 1
                 yield _crash(at, at + 1, f"the process that read it {end}")
