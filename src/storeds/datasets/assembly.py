@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias, cast
 
@@ -15,13 +15,16 @@ from storeds.protocols import Backend, Field, Reader, Transform
 from storeds.readers import ArrayReader, ImageReader, RecordReader, SampleReader
 from storeds.readers.elements import split_path
 from storeds.registry import READERS
-from storeds.transforms import build_transform
+from storeds.transforms import BoundTransform, JointTransform, build_transform
 from storeds.transforms.alignment import check_spatial, takes_images
 from storeds.transforms.binding import first_crop, takes_strided
+from storeds.transforms.functional import in_order
 from storeds.transforms.steps import check_roles
 
 __all__ = [
     "Transforms",
+    "bind_joint",
+    "bind_transforms",
     "build_transforms",
     "check_seed",
     "declared_elements",
@@ -230,6 +233,30 @@ def fit_reader(reader: Reader[Any], transforms: Mapping[str, Transform], joint: 
             "the sample's data alone"
         )
     return reader if image_transform is None else _fast_decode(reader, image_transform)
+
+
+def bind_transforms(reader: Reader[Any], transforms: Mapping[str, Transform]) -> list[tuple[str, BoundTransform]]:
+    """Return element → transform, called with each sample's randomness. That of the data may leave scaling to collate."""
+    own = None if isinstance(reader, SampleReader) else reader.data
+    return [
+        (name, BoundTransform(each, _in_order(each), may_wait=True) if name == own else BoundTransform(each))
+        for name, each in transforms.items()
+    ]
+
+
+def bind_joint(
+    reader: Reader[Any], transforms: Mapping[str, Transform], joint: Transform | None
+) -> JointTransform | None:
+    """Return what makes the elements of whole samples, where the reader builds these."""
+    if not isinstance(reader, SampleReader):
+        return None
+    # A transform of one image takes the floats, so collating cannot make them.
+    may_wait = not any(reader.declared()[name].role == "image" for name in transforms)
+    return JointTransform(joint, box_format=reader.box_format, may_wait=may_wait)
+
+
+def _in_order(transform: Transform) -> Callable[[Any], Any] | None:
+    return in_order if takes_strided(transform) else None
 
 
 def _fast_decode(reader: Reader[Any], transform: Transform) -> Reader[Any]:
