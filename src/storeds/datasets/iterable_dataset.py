@@ -56,7 +56,7 @@ def single(
     sources: Sequence[SourceLike], arguments: Mapping[str, Any]
 ) -> Iterator[tuple[SourceLike, Mapping[str, Any]]]:
     """Yield each source with the arguments of its dataset; a pattern yields the matching files, which are open already."""
-    own = {name: value for name, value in arguments.items() if name in Source.model_fields}
+    own = {name: value for name, value in arguments.items() if name in Source.__struct_fields__}
     more = {name: value for name, value in arguments.items() if name not in own}
     opening = {"layout": own.get("layout"), **(Source.store_options(own.get("options"), more) or {})}
     others = {name: value for name, value in own.items() if name not in ("layout", "options")}
