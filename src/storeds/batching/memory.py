@@ -151,7 +151,7 @@ def in_one_memory(values: Sequence[TensorLike]) -> list[torch.Tensor]:
     sizes = [value.image.numel() if isinstance(value, DeferredImage) else 0 for value in values]
     whole = empty_batch((sum(sizes),), torch.float32)
     tensors = []
-    for value, part in zip(values, whole.split(sizes), strict=True):
+    for value, part in zip(values, torch.split(whole, sizes), strict=True):
         if isinstance(value, DeferredImage):
             part = part.view(value.image.shape)
             value.scale_into(value.image, part)

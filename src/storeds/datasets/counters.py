@@ -224,10 +224,11 @@ class SampleCounters(SharedTable):
         if message is not None:
             message.append(BatchEvents(self.key, epoch, seen, events))
             return
+        worker = get_worker_info()
         with _lock:
             new = self._totals.add(epoch, seen, events)
-            if get_worker_info() is not None:
-                self._add_to_row(get_worker_info().seed % _ROWS, epoch, seen, events)
+            if worker is not None:
+                self._add_to_row(worker.seed % _ROWS, epoch, seen, events)
         for event in new:
             if event.outcome or event.repaired:
                 start = f"{event.outcome}: " if event.outcome else ""

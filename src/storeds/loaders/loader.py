@@ -315,7 +315,7 @@ class StoreLoader(DataLoader[Any]):
             count_events(result.events)
             batch = result.batch
             if isinstance(batch, ExceptionWrapper):
-                batch.reraise()
+                batch.reraise()  # type: ignore[no-untyped-call]  # torch leaves it without types
             self.sampler.receive(result.progress, result.number, result.size)
             for totals in (self._totals, self._workers.setdefault(result.worker, StageTotals())):
                 totals.add(result.size, result.work)

@@ -109,7 +109,7 @@ def to_tf_dataset(
     order = {"cycle_length": cycle_length, "block_length": block_length, "shuffle_buffer": shuffle_buffer}
     plan = _plan(source, shuffle, seed, order, dataset_arguments)
     size = integer("read_batch", read_batch, 1) if batch_size is None else integer("batch_size", batch_size, 1)
-    skips = any(dataset._pipeline.policy.on_error == "skip" for dataset in plan.datasets)
+    skips = any(dataset._pipeline.on_error == "skip" for dataset in plan.datasets)
     drop = bool(drop_remainder)
     if drop and batch_size is None:
         raise ConfigError("drop_remainder drops a smaller last batch, and there are no batches: pass batch_size")
