@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import inspect
+import logging
 import re
 import time
 import traceback
@@ -22,11 +24,14 @@ from storeds.datasets.assembly import declared_elements
 from storeds.datasets.counters import BatchEvents, count_events
 from storeds.datasets.epoch import use_epoch
 from storeds.datasets.map_dataset import StoreDataset
-from storeds.datasets.stages import StageTotals, Work, add_time, take_work
-from storeds.errors import ConfigError
+from storeds.datasets.stages import Work, add_time, take_work
+from storeds.errors import ConfigError, suggest
+from storeds.loaders.advice import LoaderStats, explain
 from storeds.loaders.sampler import BatchRequest, EpochSampler
 from storeds.protocols import Field
 from storeds.readers import SampleReader
+
+_LOG = logging.getLogger("storeds")
 
 __all__ = ["BatchFetcher", "Request", "Result", "StoreLoader"]
 
@@ -217,6 +222,8 @@ class StoreLoader(DataLoader[Any]):
     seed : int, optional
         Without a `sampler`: the seed of the order. By default the dataset's. If that has none, the sampler draws one
         from torch's default generator at the first pass.
+    log_every : float, optional
+        Log `why_slow` every so many seconds, at level INFO.
     **arguments
         As for `torch.utils.data.DataLoader`; the default ``collate_fn`` is `storeds.collate`. The settings of
         `storeds.collate` and `storeds.collate_detection` may name roles, and elements of tuples by their names. Boxes,
@@ -247,9 +254,11 @@ class StoreLoader(DataLoader[Any]):
         sampler: EpochSampler | None = None,
         shuffle: bool = False,
         seed: int | None = None,
+        log_every: float | None = None,
         **arguments: Any,
     ) -> None:
         name = type(self).__name__
+        _check_names(name, arguments)
         if isinstance(dataset, IterableDataset):
             raise ConfigError(f"{name} is for datasets with indices; pass a stream to torch.utils.data.DataLoader")
         if arguments.get("batch_sampler") is not None:
@@ -267,9 +276,11 @@ class StoreLoader(DataLoader[Any]):
         arguments.setdefault("collate_fn", collate if arguments.get("batch_size", 1) is not None else None)
         fitted_collate(arguments["collate_fn"], dataset)  # raises an error for names that no element has
         super().__init__(dataset, sampler=sampler, **arguments)
-        self._totals = StageTotals()
-        self._workers: dict[int, StageTotals] = {}
-        self._waiting = self._training = 0.0  # seconds of the training loop
+        self._stats = LoaderStats()
+        if log_every is not None and not log_every > 0:
+            raise ConfigError(f"{name}: log_every is a number of seconds above 0, got {log_every!r}")
+        self._log_every = log_every
+        self._logged = time.monotonic()
         self._memory = BufferPool(limit=2)  # without workers: one batch is in use, and the next one is made
 
     def _get_iterator(self) -> Any:
@@ -308,22 +319,61 @@ class StoreLoader(DataLoader[Any]):
 
     def _received(self, results: Iterator[Result]) -> Iterator[Any]:
         """Yield the batches of results, after counting what these say."""
+        is_first = True
         began = time.perf_counter()
         for result in results:
-            now = time.perf_counter()
-            self._waiting += now - began
+            now, stats = time.perf_counter(), self._stats
+            stats.wait(now - began, is_first=is_first)
+            stats.add(result.worker, result.size, result.work, result.events)
+            is_first = False
             count_events(result.events)
             batch = result.batch
             if isinstance(batch, ExceptionWrapper):
                 batch.reraise()  # type: ignore[no-untyped-call]  # torch leaves it without types
             self.sampler.receive(result.progress, result.number, result.size)
-            for totals in (self._totals, self._workers.setdefault(result.worker, StageTotals())):
-                totals.add(result.size, result.work)
             del result
+            if self._log_every is not None and time.monotonic() - self._logged >= self._log_every:
+                self._logged = time.monotonic()
+                _LOG.info("loader: %s", self.why_slow())
+            now = time.perf_counter()
             yield batch
             del batch
             began = time.perf_counter()
-            self._training += began - now
+            self._stats.training += began - now
+
+    def stats(self) -> dict[str, Any]:
+        """Return what the batches took that the training loop received so far, as plain numbers.
+
+        Returns
+        -------
+        dict
+            ``batches``, ``samples``, ``bytes`` of the records, ``cold_bytes`` that came from a disk, ``bad`` and
+            ``repaired`` samples; ``seconds`` by stage: of the training loop ``starting`` (until the first batch of a
+            pass), ``waiting`` and ``training``, and of the workers ``read``, ``decode``, ``transform`` and ``collate``,
+            added up; and ``workers``, the same for each worker by number.
+        """
+        return self._stats.to_dict()
+
+    def reset_stats(self) -> None:
+        """Count from here on, as after a warm-up."""
+        self._stats = LoaderStats()
+
+    def why_slow(self) -> str:
+        """Return one sentence about what limits the training, with its evidence and what to change.
+
+        Where transforms limit, the slowest one is found by timing them on a few samples in this process.
+        """
+        stores = [store for store in _stores_below(self.dataset) if store is not None]
+        return explain(self._stats, stores, self._hands)
+
+    @property
+    def _hands(self) -> int:
+        """The number of workers or threads that make batches."""
+        return self.num_workers
+
+    def __repr__(self) -> str:
+        arguments = f"batch_size={self.batch_size}, num_workers={self._hands}, drop_last={self.drop_last}"
+        return f"{type(self).__name__}({self.dataset!r}, {arguments}, sampler={self.sampler!r})"
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next pass, for the order and the random transforms; later passes count from there."""
@@ -360,6 +410,13 @@ class StoreLoader(DataLoader[Any]):
         self.sampler.load_state_dict(state)
         if self.drop_last:
             self.sampler.skip_incomplete_batch(self.batch_size or 1)
+
+
+def _check_names(loader: str, arguments: Mapping[str, Any]) -> None:
+    known = inspect.signature(DataLoader.__init__).parameters
+    for name in arguments:
+        if name not in known:
+            raise ConfigError(f"{loader} has no argument {name!r}; {suggest(name, list(known)[2:], 'arguments')}")
 
 
 class _Requests(Sampler[Request]):

@@ -76,6 +76,10 @@ class ThreadLoader(StoreLoader):
         self.threads_ahead: int = prefetch_factor
         self._memory = BufferPool(num_workers * (prefetch_factor + 1) + 2)
 
+    @property
+    def _hands(self) -> int:
+        return self.num_threads
+
     def __iter__(self) -> Any:
         # A generator begins an epoch at its first batch, as that of StoreLoader does.
         # Threads draw from torch's generator in no fixed order, so samples without a seed share one that is drawn here.
