@@ -9,11 +9,13 @@ from dataclasses import replace
 from typing import Any, TypeAlias, cast
 
 from storeds.backends.opening import open_backend
+from storeds.backends.selection import Selection
 from storeds.datasets.source import Source
 from storeds.errors import ConfigError, suggest
 from storeds.protocols import Backend, Field, Reader, Transform
 from storeds.readers import ArrayReader, ImageReader, RecordReader, SampleReader
 from storeds.readers.elements import split_path
+from storeds.records.roles import stored_classes
 from storeds.registry import READERS
 from storeds.transforms import BoundTransform, JointTransform, build_transform
 from storeds.transforms.alignment import check_spatial, takes_images
@@ -31,6 +33,7 @@ __all__ = [
     "fit_reader",
     "make_reader",
     "open_source",
+    "select",
     "transforms_by_element",
 ]
 
@@ -65,6 +68,38 @@ def open_source(source: Any, layout: str | None, options: Mapping[str, Any] | No
     if layout is not None or options:
         raise ConfigError("layout and options are for opening a store, and this one is open already: leave them out")
     return source
+
+
+def select(backend: Backend, where: Mapping[str, Any] | None) -> Backend:
+    """Return the records that `where` selects; a label may be given by its class name.
+
+    Raises
+    ------
+    ConfigError
+        A field or a class is unknown, or a value cannot be compared.
+    """
+    if where is None:
+        return backend
+    fields, attrs = backend.meta.fields, backend.meta.attrs
+    named: dict[str, Any] = {}
+    for name, wanted in where.items():
+        has_classes = name in fields and (name == "label" or isinstance(attrs.get("classes"), Mapping))
+        classes = stored_classes(attrs, name) if has_classes and fields[name].kind == "int" else None
+        several = isinstance(wanted, (list, tuple, set, frozenset))
+        values = [_label(name, value, classes or ()) for value in (wanted if several else [wanted])]
+        named[name] = values if several else values[0]
+    return Selection(backend, named)
+
+
+def _label(name: str, value: Any, classes: Sequence[str]) -> Any:
+    """Return the label of a class name; other values unchanged."""
+    if callable(value):
+        raise ConfigError(f"where: {name!r} takes a value or a list of values, not a function: select with Subset")
+    if not isinstance(value, str) or not classes:
+        return value
+    if value not in classes:
+        raise ConfigError(f"where: {name!r} has no class {value!r}; {suggest(value, classes, 'classes')}")
+    return classes.index(value)
 
 
 def _has_parts(settings: Source, declared: Mapping[str, Field]) -> bool:

@@ -31,6 +31,7 @@ from storeds.datasets.assembly import (
     fit_reader,
     make_reader,
     open_source,
+    select,
     transforms_by_element,
 )
 from storeds.datasets.counters import SampleCounters, SampleReport
@@ -121,7 +122,8 @@ class StoreDataset(Dataset[Any]):
     max_bad, max_bad_fraction : int, float, optional
         More bad samples than this in one epoch, or a larger fraction of those seen, raise `BadSamplesError`.
     where : mapping, optional
-        Select the records whose fields have these values: ``{"split": "train"}``; a list means any of its values.
+        Select the records whose fields have these values: ``{"split": "train"}``; a list means any of its values, and a
+        label may be the name of its class.
     seed : int, optional
         Makes a sample's randomness a function of (seed, epoch, index) alone, the same with any number of workers.
     layout, options
@@ -192,7 +194,7 @@ class StoreDataset(Dataset[Any]):
         self._as_dict: bool = settings.as_dict
         self.seed: int | None = check_seed(settings.seed)
         self.backend: Backend = open_source(settings.url, settings.layout, settings.options)
-        self._view: Backend = self.backend if settings.where is None else Selection(self.backend, settings.where)
+        self._view: Backend = select(self.backend, settings.where)
         self._bound: Reader[Any] = make_reader(settings, self._view.meta.fields).bind(self._view)
         # Shared with workers, so that set_epoch reaches persistent ones (pytorch#97326).
         self._epoch = SharedEpoch()

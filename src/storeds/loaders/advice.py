@@ -211,7 +211,8 @@ def _timed(store: StoreDataset, context: SampleContext) -> Iterator[tuple[str, f
     positions = pipeline.reader.locate(context.index, context)
 
     def built() -> Any:
-        return pipeline.reader.build(pipeline.view.get_many(positions, pipeline.reader.stored), context)
+        records: list[Any] = pipeline.view.get_many(positions, pipeline.reader.stored)
+        return pipeline.reader.build(records, context)
 
     if isinstance(pipeline.reader, SampleReader):
         steps, before = _steps(store.transforms), 0.0
