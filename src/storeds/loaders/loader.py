@@ -198,7 +198,8 @@ def _elements(store: StoreDataset) -> dict[str, Field]:
     """Return the declarations of the elements of a sample, in order, as the samples have them."""
     reader = store.reader
     declared = declared_elements(reader, store.backend.meta.fields)
-    elements = {name: declared.get(name, Field("json")) for name in reader.fields}
+    computed = Field("bytes")  # of values that the reader computes, about whose structure nothing is declared
+    elements = {name: declared.get(name, computed) for name in reader.fields}
     if isinstance(reader, SampleReader):  # its coordinates are pixels
         for name, field in elements.items():
             layout = (reader.box_format or field.format) if field.role == "boxes" else field.format
@@ -226,8 +227,9 @@ class StoreLoader(DataLoader[Any]):
         Log `why_slow` every so many seconds, at level INFO.
     **arguments
         As for `torch.utils.data.DataLoader`; the default ``collate_fn`` is `storeds.collate`. The settings of
-        `storeds.collate` and `storeds.collate_detection` may name roles, and elements of tuples by their names. Boxes,
-        keypoints and labels that are declared to vary in length get a mask in every batch, unless `ragged` names them.
+        `storeds.collate` and `storeds.collate_detection` may name roles, and elements of tuples by their names. The
+        declarations decide about the structure of batches: values that may differ in length get a mask in every batch,
+        and JSON is listed, unless `ragged` names them. Elements with a transform of their own are as with `collate`.
 
     Raises
     ------
