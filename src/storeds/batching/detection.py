@@ -125,7 +125,7 @@ def _element(sample: Mapping[str, Any], argument: str, name: str) -> Any:
     if name not in sample:
         raise ConfigError(
             f"collate_detection: samples have no element {name!r}, but {', '.join(map(repr, sample))}: read it too "
-            f"(fields=[…]), rename the one that it is (fields={{{name!r}: …}}), or pass {argument}= with its name"
+            f"(StoreDataset(…, fields=[…])), rename the one that it is (StoreDataset(…, fields={{{name!r}: …}})), or pass {argument}= with its name"
             + ("; labels=None gives all boxes one class" if argument == "labels" else "")
         )
     return sample[name]

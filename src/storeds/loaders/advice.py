@@ -124,8 +124,8 @@ def _about_workers(workers: int) -> str:
     if not workers:
         return f"num_workers=0 makes batches in the training loop: use up to {cores} workers, one for each core"
     if workers < cores:
-        return f"{workers} workers keep at most {workers} of {cores} cores busy: raise num_workers"
-    return f"{workers} workers have {cores} cores: more workers add little"
+        return f"num_workers={workers} keeps at most {workers} of {cores} cores busy: raise it"
+    return f"num_workers={workers} for {cores} cores: more workers add little"
 
 
 # --- Reading ---
