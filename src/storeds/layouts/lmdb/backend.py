@@ -264,7 +264,7 @@ class ForeignLmdb(HandleBackend[ForeignHandle, EnvironmentOpener]):
         for position, key, number, row in records.locate(positions):
             try:
                 values = records.read(reader, key, number, row, names, last)
-                out.append(codec.revive_stored(codec.canonical({name: values[name] for name in names})))
+                out.append(codec.revive(codec.canonical({name: values[name] for name in names})))
             except (ValueError, lmdb.Error) as error:
                 out.append(self._fault(position, error, {"key": key_text(key)}))
                 if isinstance(error, lmdb.Error):
