@@ -95,7 +95,7 @@ $(READY): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
 	$(BIN)/python -m pip install --quiet '$(TORCH)'
-	$(BIN)/python -m pip install --quiet --editable '.[demo,video]' --group dev
+	$(BIN)/python -m pip install --quiet --editable '.[demo,video,yaml]' --group dev
 	$(BIN)/python -m pip install --quiet --no-deps --target $(VENV)/vision $(VISION)
 	@touch $@
 

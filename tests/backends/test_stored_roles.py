@@ -176,8 +176,8 @@ def test_a_copy_counts_the_columns_of_rows(tmp_path: Path, role: str, values: li
     ("roles", "error", "fault"),
     [
         ({"box": "boxes"}, errors.ConfigError, "no field 'box'; did you mean 'boxes'"),
-        ({"boxes": 3}, errors.ConfigError, "a name, or a mapping with role, format, relative, of, not 3"),
-        ({"boxes": {"kind": "json"}}, errors.ConfigError, "a name, or a mapping"),
+        ({"boxes": 3}, errors.ConfigError, "that of 'boxes' is the name of a role or a mapping of its keys, not 3"),
+        ({"boxes": {"kind": "json"}}, errors.ConfigError, "'boxes' has an unknown key 'kind'"),
         ({"mask": "keypoints"}, errors.ConfigError, "field 'mask': role 'keypoints' needs"),
         ({"boxes": {"role": "boxes", "relative": True}}, errors.RecordError, "record 1 .*outside the image"),
     ],

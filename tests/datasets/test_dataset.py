@@ -351,7 +351,7 @@ def test_a_repaired_image_is_announced_once(tmp_path: Path, caplog: pytest.LogCa
 
 
 def test_a_source_stands_for_every_argument_left_at_its_default(url: str) -> None:
-    source = storeds.Source(url=url, fields=["index"], where={"split": "val"}, seed=1)
+    source = storeds.Source(url=url, fields=("index",), where={"split": "val"}, seed=1)
     assert StoreDataset(source)[:] == [(number,) for number in range(6)]
     assert StoreDataset(source, fields=["key"])[0] == ("p/0",)
 

@@ -179,14 +179,13 @@ def test_no_damage_is_silent_after_packing(corpus: list[Sample], tmp_path: Path,
     assert_none_is_silent(corpus, store, decode="tensor", min_recovered=0.0)
 
 
-def test_no_damage_is_silent_after_converting(corpus: list[Sample], stores: dict[str, Store], tmp_path: Path) -> None:
+def test_a_converted_or_repaired_store_keeps_the_verdicts(
+    corpus: list[Sample], stores: dict[str, Store], tmp_path: Path
+) -> None:
     for name in ("native HDF5", "foreign HDF5"):
         store = Store(f"lmdb://{tmp_path}/{name}.lmdb", FEW)
         convert(stores[name].url, store.url)
         assert_none_is_silent(corpus, store, decode="tensor", min_recovered=0.0)
-
-
-def test_a_repaired_store_keeps_the_verdicts(corpus: list[Sample], stores: dict[str, Store], tmp_path: Path) -> None:
     for name in ("native", "foreign", "unchecked"):
         store = Store(f"lmdb://{tmp_path}/{name}.lmdb")
         layout = stores[name].options.get("layout")
@@ -212,6 +211,14 @@ def test_the_store_has_the_verdicts_and_none_is_silent(corpus: list[Sample], sto
         sample for sample, (kind, _) in zip(corpus, found, strict=True) if not sample.damage and kind not in whole
     ]
     assert not [sample for sample, (kind, _) in zip(corpus, found, strict=True) if sample.is_visible and kind in whole]
+    visible = {sample.blob for sample in corpus if sample.is_visible}
+    chosen: dict[str, Any] = {"image_recovered": 1.0, "image_finding": list(whole)}
+    for where in ({"image_finding": "intact"}, chosen):
+        dataset = storeds.StoreDataset(stores["native"].url, fields=("image",), decode="bytes", where=where)
+        with dataset.backend:
+            blobs = {blob for (blob,) in dataset[:]}
+        assert not visible & blobs
+        assert {sample.blob for sample in corpus if sample.blob == sample.whole} <= blobs
 
 
 def is_measured(sample: Sample, kind: str) -> bool:
@@ -231,20 +238,6 @@ def test_the_share_of_a_cut_file_is_right_to_two_mcus(corpus: list[Sample], stor
                 wrong.append(f"{sample.name}: {share * total:.2f} of {total}, truth {there}")
     assert count > 0.03 * len(corpus)
     assert not wrong, "\n".join(wrong)
-
-
-@pytest.mark.parametrize(
-    "where", [{"image_finding": "intact"}, {"image_recovered": 1.0, "image_finding": ["intact", "trailing_data"]}]
-)
-def test_where_selects_no_visibly_damaged_picture_as_whole(
-    corpus: list[Sample], stores: dict[str, Store], where: Mapping[str, Any]
-) -> None:
-    visible = {sample.blob for sample in corpus if sample.is_visible}
-    dataset = storeds.StoreDataset(stores["native"].url, fields=("image",), decode="bytes", where=where)
-    with dataset.backend:
-        found = [blob for (blob,) in dataset[:]]
-    assert not visible & set(found)
-    assert {sample.blob for sample in corpus if sample.blob == sample.whole} <= set(found)
 
 
 def test_the_corpus_is_complete(corpus: list[Sample]) -> None:

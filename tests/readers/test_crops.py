@@ -26,12 +26,12 @@ from PIL import Image, ImageOps
 import storeds
 from jpeg_corpus import cases, groups
 from jpeg_encodings import ENCODINGS, encode
-from photographs import jpeg, photograph
-from picture_stores import exif, foreign, hidden, picture_store, saved
+from photographs import jpeg, photograph, saved
+from picture_stores import exif, foreign, hidden, picture_store
 from shares import FULL, SEED, examples
 from storeds import StoreDataset, StoreLoader
 from storeds.errors import ConfigError
-from storeds.jpeg import JpegCutter, examine, is_ready, read_header
+from storeds.jpeg import JpegCutter, read_header
 from storeds.protocols import CropRequest
 from storeds.readers import ImageReader, decode_fast, decode_tensor, decode_windows
 from storeds.transforms import (
@@ -92,6 +92,12 @@ def pixels_of(image: torch.Tensor) -> np.ndarray[Any, Any]:
     return image.permute(1, 2, 0).numpy()
 
 
+def header_of(blob: bytes) -> Any:
+    header = read_header(blob)
+    assert header is not None
+    return header
+
+
 def random_window(rng: random.Random, height: int, width: int) -> tuple[int, int, int, int]:
     rows, columns = rng.randint(1, height), rng.randint(1, width)
     return rng.randint(0, height - rows), rng.randint(0, width - columns), rows, columns
@@ -110,8 +116,7 @@ def test_every_pixel_of_a_random_window_is_that_of_the_whole_picture(sampling: s
         plain = encoded(source, sampling, rng.randint(40, 97))
         has_markers = number % 2 == 0
         blob = with_restarts(plain, rng.choice(INTERVALS), "-optimize") if has_markers else plain
-        whole, header = oracle(blob, mode), read_header(blob)
-        assert header is not None
+        whole, header = oracle(blob, mode), header_of(blob)
         cutter = JpegCutter(blob, header)
         for _ in range(windows):
             top, left, rows, columns = window = random_window(rng, height, width)
@@ -131,9 +136,7 @@ def test_fast_windows_are_those_of_the_whole_picture_at_the_same_scale(sampling:
     rng, mode = random.Random(f"{SEED} {sampling} {by}"), "L" if sampling == "Gray" else "RGB"
     for number in range(12 if FULL else 3):
         blob = picture(number, (8 * rng.randint(30, 60), 8 * rng.randint(30, 60)), sampling, rng.choice(INTERVALS))
-        header = read_header(blob)
-        assert header is not None
-        whole = oracle(blob, mode, by, fast=True)
+        header, whole = header_of(blob), oracle(blob, mode, by, fast=True)
         for _ in range(10):
             small = (rng.randint(8, header.height // 8), rng.randint(8, header.width // 8))
             rows, columns = 8 * small[0], 8 * small[1]
@@ -148,26 +151,6 @@ def test_fast_windows_are_those_of_the_whole_picture_at_the_same_scale(sampling:
                 assert (pixels_of(images[0]) == expected).all()
 
 
-def test_a_small_window_decodes_a_small_part() -> None:
-    blob = picture(0, (480, 368), "420", "2B")
-    header = read_header(blob)
-    assert header is not None
-    part = JpegCutter(blob, header).part(100, 200, 140, 260)
-    assert part is not None
-    assert part.height * part.width < 0.05 * header.height * header.width
-    assert len(part.blob) < 0.3 * len(blob)
-    assert examine(part.blob).finding == "intact"
-    with Image.open(io.BytesIO(part.blob)) as small:
-        assert small.size == (part.width, part.height)
-
-
-@pytest.mark.parametrize(
-    ("interval", "ready"), [("1B", True), ("2B", True), ("4B", False), ("1", True), ("2", False), ("3B", False)]
-)
-def test_a_picture_is_ready_if_the_interval_divides_its_rows(interval: str, ready: bool) -> None:
-    assert is_ready(picture(0, (16 * 10, 96), "420", interval)) == ready
-
-
 @settings(max_examples=examples(200))
 @given(st.data())
 def test_a_smaller_window_still_has_the_pixels_that_the_crop_needs(data: st.DataObject) -> None:
@@ -176,9 +159,7 @@ def test_a_smaller_window_still_has_the_pixels_that_the_crop_needs(data: st.Data
     window = (data.draw(st.integers(0, height - h)), data.draw(st.integers(0, width - w)), h, w)
     size = data.draw(st.integers(1, 200)), data.draw(st.integers(1, 200))
     blob = jpeg(0, (width, height))
-    header = read_header(blob)
-    assert header is not None
-    images = decode_windows(decode_fast, blob, "RGB", header, [CropRequest(window, size)])
+    images = decode_windows(decode_fast, blob, "RGB", header_of(blob), [CropRequest(window, size)])
     if images is None:  # all of it is needed
         return
     rows, columns = images[0].shape[1:]
@@ -294,22 +275,6 @@ def test_fast_crops_of_rotated_pictures_at_a_smaller_scale(orientation: int) -> 
         assert (exact[0][0].float() - fast[0][0].float()).abs().mean() < 12
 
 
-def test_fast_decodes_large_pictures_at_a_smaller_size() -> None:
-    with Image.open(io.BytesIO(encode("of a camera"))) as image:
-        blob = saved(image.convert("RGB").resize((1600, 1200)), "JPEG", quality=90)
-    crop = RandomResizedCrop(64, scale=(0.3, 1.0))
-    exact, fast = (samples(picture_store([blob] * 8), crop, decode=decode)[0] for decode in ("tensor", "fast"))
-    for one, other in zip(fast, exact, strict=True):
-        assert one[0].shape == other[0].shape
-        # Where the window lies is rounded to the pixels of the smaller picture.
-        assert (one[0].int() - other[0].int()).abs().float().mean() < 8
-    header = read_header(blob)
-    assert header is not None
-    images = decode_windows(decode_fast, blob, "RGB", header, [CropRequest((0, 0, 1200, 1600), (300, 400))])
-    assert images is not None
-    assert images[0].shape == (3, 300, 400)
-
-
 @pytest.mark.parametrize("orient", [False, True])
 def test_a_dataset_decodes_only_the_part_that_a_crop_needs(monkeypatch: pytest.MonkeyPatch, orient: bool) -> None:
     blob = with_restarts(saved(photograph(1, (480, 368)), "JPEG", quality=90, exif=exif(6)), "2B")
@@ -334,14 +299,6 @@ def test_views_of_whole_gray_pictures_share_no_memory() -> None:
     centre = Views([whole, whole, CenterCrop((50, 160))])
     for transform in (Crop(10, 0, 30, 160), centre, Views([same_size, same_size])):
         assert_same(url, transform, reader_options={"mode": "L"})
-
-
-def test_a_frame_header_in_a_thumbnail_is_ignored() -> None:
-    blob = jpeg(0, (64, 96))
-    at = blob.index(b"\xff\xc0")
-    frame = blob[at : at + 2 + int.from_bytes(blob[at + 2 : at + 4])]
-    comment = b"\xff\xfe" + (2 + len(frame)).to_bytes(2) + frame
-    assert_same(picture_store([blob[:2] + comment + blob[2:]] * 8), ANY)
 
 
 # --- What else sees the image ---
@@ -389,17 +346,6 @@ def half(blob: bytes, mode: str) -> torch.Tensor:
 def test_what_else_sees_the_image_sees_all_of_it(transform: Any, options: dict[str, Any]) -> None:
     storeds.register_decoder("half_of_test_crops", half, clobber=True)
     assert_same(picture_store([jpeg(number, (64, 96)) for number in range(4)]), transform, **options)
-
-
-def test_a_transform_that_sees_the_picture_first_sees_all_of_it() -> None:
-    seen = []
-
-    def look(image: torch.Tensor) -> torch.Tensor:
-        seen.append(image.shape)
-        return image
-
-    StoreDataset(picture_store([jpeg(0, (64, 96))]), decode="tensor", transform=Compose([look, CROP]))[0]
-    assert seen == [(3, 96, 64)]
 
 
 def test_draws_work_after_a_first_draw_in_inference_mode() -> None:

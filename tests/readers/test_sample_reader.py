@@ -17,7 +17,8 @@ from PIL import Image
 from torch.utils.data import Subset
 
 from mask_files import FORMS, as_grey, encode_mask
-from picture_stores import exif, memory_store, saved
+from photographs import by_pillow, saved
+from picture_stores import exif, memory_store
 from storeds import Backend, Skipped, StoreDataset, StoreLoader, open_backend, open_writer
 from storeds.errors import ConfigError, DecodeError, RecordError
 from storeds.loaders.tf import elements_of
@@ -84,6 +85,11 @@ def test_arrays_renamed_twice_share_no_memory() -> None:
         for sample in (dataset[0], dataset[:][1]):
             sample["labels"][0] = -100
             assert sample["input_ids"].tolist() == [0, 1, 2, 3]
+    image = {"kind": "array", "dtype": "uint8", "shape": [3, 5, 7], "role": "image"}
+    url = memory_store({"image": image}, [{"image": np.zeros((3, 5, 7), np.uint8)}])
+    first, second = StoreDataset(url, reader="sample", fields={"first": "image", "second": "image"})[0]
+    first.fill_(7)
+    assert not second.any()
 
 
 def mask_of(blob: Any, kind: Any = MASK, image: bytes | None = None, **settings: Any) -> Any:
@@ -127,17 +133,15 @@ def test_masks_keep_their_class_ids(encode: Any, most: int) -> None:
 
 def test_boxes_are_in_pixels_and_kept_in_their_format() -> None:
     boxes = {**BOXES, "format": "cxcywh", "relative": True}
-    url = memory_store(
-        {"image": PHOTOGRAPH, "boxes": boxes}, [{"image": photograph(), "boxes": np.full((1, 4), 0.5, np.float32)}]
+    rows = np.full((1, 4), 0.5, np.float32)
+    records = [{"image": photograph(), "boxes": each} for each in (rows, rows[:0])]
+    url = memory_store({"image": PHOTOGRAPH, "boxes": boxes}, records)
+    dataset, other = (
+        StoreDataset(url, reader="sample", reader_options={"box_format": each}) for each in (None, "xyxy")
     )
-    assert StoreDataset(url)[0][1].tolist() == [[20, 15, 20, 15]]
-    other = StoreDataset(url, reader="sample", reader_options={"box_format": "xyxy"})
+    assert dataset[0][1].tolist() == [[20, 15, 20, 15]]
     assert other[0][1].tolist() == [[10, 7.5, 30, 22.5]]
-    assert StoreDataset(
-        memory_store(
-            {"image": PHOTOGRAPH, "boxes": boxes}, [{"image": photograph(), "boxes": np.zeros((0, 4), np.float32)}]
-        )
-    )[0][1].shape == (0, 4)
+    assert dataset[1][1].shape == (0, 4)
 
 
 OBJECTS = [{"bbox": [1, 2, 3, 4], "category": "dog"}, {"bbox": [5, 6, 7, 8], "category": "cat"}]
@@ -157,6 +161,23 @@ def test_paths_lead_into_json() -> None:
     assert sample["labels"].tolist() == [1, 0]
     assert sample["width"] == 40
     assert dataset.reader.stored == ("image", "objects", "size", "image_finding", "image_recovered")
+
+
+@pytest.mark.parametrize(
+    ("role", "value", "says"),
+    [
+        ({"of": "boxes"}, None, "one row for each box is a list, not NoneType"),
+        ("keypoints", [[1, 2, 2, 3, 4, 2], None], "keypoints are x, y and perhaps a visibility"),
+        ("labels", ["cow"], "'cow' is no class"),
+        ("labels", [2], "class 2 has no name: the 2 classes are cat, dog"),
+    ],
+    ids=str,
+)
+def test_bad_rows_name_record_field_and_reason(role: Any, value: Any, says: str) -> None:
+    record = {"image": photograph(), "boxes": np.zeros((1, 4), np.float32), "rows": value}
+    url = memory_store({"image": PHOTOGRAPH, "boxes": BOXES, "rows": "json"}, [record], classes=["cat", "dog"])
+    with pytest.raises(RecordError, match=f"^record 0 of {url}: field 'rows': .*{says}"):
+        StoreDataset(url, fields=["image", "boxes", "rows"], roles={"rows": role})[0]
 
 
 @pytest.mark.parametrize(
@@ -304,56 +325,36 @@ def test_classes_may_share_a_name_and_numbers_may_have_gaps() -> None:
         StoreDataset(url, **settings, roles={"labels": {"classes": [0, 2]}})[0]
 
 
-def test_classes_are_those_of_the_target() -> None:
-    fields = {"image": "image", "species": "str", "colour": "str"}
-    record: dict[str, Any] = {"image": photograph(), "species": "dog", "colour": "red"}
+@pytest.mark.parametrize("target", ["species", "colour"])
+def test_classes_are_those_of_the_target(target: str) -> None:
     names = {"species": ["cat", "dog"], "colour": ["blue", "green", "red"]}
-    url = memory_store(fields, [record], classes=names)
-    for target, classes in names.items():
-        elements, roles = {"image": "image", "label": target}, {"label": {"role": "label"}}
-        dataset = StoreDataset(url, fields=elements, roles=roles)
+    record: dict[str, Any] = {"image": photograph(), "species": "dog", "colour": "red"}
+    url = memory_store({"image": "image", "species": "str", "colour": "str"}, [record], classes=names)
+    for classes, given in ((names[target], {}), (names[target][::-1], {"classes": names[target][::-1]})):
+        roles = {"label": {"role": "label", **given}}
+        dataset = StoreDataset(url, fields={"image": "image", "label": target}, roles=roles)
         assert dataset.classes == classes
         assert dataset[0][1] == dataset.targets[0] == classes.index(record[target])
-        dataset = StoreDataset(url, fields=elements, roles={"label": {**roles["label"], "classes": classes[::-1]}})
-        assert dataset.classes == classes[::-1]
-        assert dataset[0][1] == classes[::-1].index(record[target])
-
-
-def test_labels_of_text_are_numbers_of_classes() -> None:
-    fields = {"image": "image", "species": "str"}
-    url = memory_store(
-        fields, [{"image": photograph(), "species": each} for each in ("dog", "cat", "cow")], classes=["cat", "dog"]
-    )
-    dataset = StoreDataset(url, fields={"image": "image", "label": "species"}, roles={"label": "label"})
-    assert [dataset[0][1], dataset[1][1]] == [1, 0]
-    assert StoreDataset(
-        url, fields={"label": "species"}, roles={"label": "label"}, where={"species": "dog"}
-    ).targets == [1]
-    with pytest.raises(RecordError, match="record 2 .*field 'label': 'cow' is no class"):
-        dataset[2]
+        chosen = StoreDataset(url, fields={"label": target}, roles=roles, where={target: record[target]})
+        assert chosen.targets == dataset.targets
 
 
 def test_decoders_of_single_elements() -> None:
-    fields = {"image": PHOTOGRAPH, "mask": MASK, "raw": PHOTOGRAPH}
     colours = np.zeros((30, 40, 3), np.uint8)
     colours[:, 20:] = (0, 255, 0)
-    with_role = {**fields, "mask": "image"}
     record = {"image": photograph(), "mask": saved(Image.fromarray(colours)), "raw": photograph()}
-    url = memory_store(with_role, [record])
-    decode = {"image": "pil", "mask": is_green, "raw": "bytes"}
-    image, mask, raw = StoreDataset(url, fields=list(fields), roles={"mask": "mask"}, decode=decode)[0]
+    url = memory_store({"image": PHOTOGRAPH, "mask": "image", "raw": PHOTOGRAPH}, [record])
+    settings: dict[str, Any] = {"fields": ["image", "mask", "raw"], "roles": {"mask": "mask"}}
+    image, mask, raw = StoreDataset(url, **settings, decode={"image": "pil", "mask": is_green, "raw": "bytes"})[0]
     assert isinstance(image, Image.Image)
     assert raw == record["raw"]
-    assert mask[:, :20].sum() == 0
-    assert (mask[:, 20:] == 1).all()
+    assert np.array_equal(mask, colours[..., 1] // 255)
     with pytest.raises(ConfigError, match="decode names 'msk', which is not an image of a sample; did you mean 'mask'"):
-        StoreDataset(url, fields=list(fields), roles={"mask": "mask"}, decode={"msk": "pil"})
+        StoreDataset(url, **settings, decode={"msk": "pil"})
 
 
 def is_green(blob: bytes, mode: str) -> np.ndarray[Any, Any]:
-    with Image.open(io.BytesIO(blob)) as image:
-        pixels = np.asarray(image)
-    return np.where(pixels[..., 1] == 255, np.uint8(1), np.uint8(0))
+    return by_pillow(blob)[..., 1] // 255
 
 
 def test_elements_for_tensorflow_have_the_dimensions_that_their_roles_leave_open() -> None:
@@ -385,22 +386,6 @@ def test_images_of_kind_array() -> None:
     assert np.array_equal(image, pixels[:, ::-1].transpose(2, 0, 1))
     with pytest.raises(ConfigError, match="channels names 'y'; the images of kind array are x"):
         StoreDataset(url, roles={"x": "image"}, channels={"y": "last"})
-
-
-def test_elements_from_one_array_share_no_memory() -> None:
-    image = {"kind": "array", "dtype": "uint8", "shape": [3, 5, 7], "role": "image"}
-    url = memory_store({"image": image}, [{"image": np.zeros((3, 5, 7), np.uint8)}])
-    first, second = StoreDataset(url, reader="sample", fields={"first": "image", "second": "image"})[0]
-    first.fill_(7)
-    assert not second.any()
-
-
-def test_a_value_that_is_no_list_of_rows_is_a_bad_record() -> None:
-    fields = {"image": PHOTOGRAPH, "boxes": BOXES, "areas": "json"}
-    url = memory_store(fields, [{"image": photograph(), "boxes": np.zeros((0, 4), np.float32), "areas": None}])
-    dataset = StoreDataset(url, fields=["image", "boxes", "areas"], roles={"areas": {"of": "boxes"}})
-    with pytest.raises(RecordError, match="'areas': one row for each box is a list, not NoneType"):
-        dataset[0]
 
 
 @pytest.mark.parametrize(("name", "rows"), [("boxes", [[-1e300, -1e300, 1e300, 1e300]]), ("points", [[1e39, 0]])])
@@ -482,13 +467,6 @@ def test_keypoints_in_json_go_with_their_boxes() -> None:
     assert batch[2].values.shape == (2, 0, 2, 3)
     with pytest.raises(RecordError, match="field 'points' has 2 rows, and field 'boxes' has 3 boxes"):
         memory_store(fields, [{"image": image, "boxes": boxes, "points": points[:2]}])
-
-
-def test_keypoints_with_null_in_place_of_an_instance_are_a_bad_record() -> None:
-    fields = {"image": PHOTOGRAPH, "points": {"kind": "json", "role": "keypoints"}}
-    url = memory_store({**fields, "points": "json"}, [{"image": photograph(), "points": [[1, 2, 2, 3, 4, 2], None]}])
-    with pytest.raises(RecordError, match="'points': keypoints are x, y and perhaps a visibility"):
-        StoreDataset(url, fields=["image", "points"], roles={"points": "keypoints"})[0]
 
 
 class TestKit(ReaderTests):

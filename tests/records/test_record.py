@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import enum
 import json
-import math
-import struct
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -14,14 +12,13 @@ import numpy as np
 import pytest
 import torch
 import xxhash
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from shares import examples
 from storeds.errors import ConfigError
-from storeds.protocols import KINDS, Field
-from storeds.records.codec import ContentHash, RecordCodec, checksum
+from storeds.protocols import Field
+from storeds.records.codec import RecordCodec, checksum
 from storeds.records.fields import canonical_json, fields_from_json, fields_to_json, parse_fields
 from storeds.records.seals import Seals
 
@@ -111,48 +108,22 @@ def opened_all(codec: RecordCodec, stored: Sequence[bytes | bytearray]) -> list[
     return codec.open_all([memoryview(each) for each in stored], range(len(stored)), SEALS)
 
 
-# What comes back
-
-
-@given(records())
-def test_a_record_comes_back_bit_for_bit(record: dict[str, Any]) -> None:
-    made = RecordCodec(parse_fields(EVERY))
-    stored = made.canonical(record)
-    packed = made.pack(stored)
-    for back in (made.unpack(packed), opened(made, sealed(packed))):
-        assert list(back) == list(EVERY)
-        assert back["grid"].tobytes() == record["grid"].tobytes()
-        assert (back["grid"].dtype, back["grid"].shape) == (np.dtype("<f4"), record["grid"].shape)
-        assert back["grid"].flags.writeable
-        assert back["grid"].flags.owndata
-        assert struct.pack("<d", back["weight"]) == struct.pack("<d", record["weight"])
-        for name in ("image", "raw", "name", "label", "good", "note"):
-            assert back[name] == record[name]
-            assert type(back[name]) is type(record[name])
+# What comes back. The kit of every engine tests more, see storeds.testing
 
 
 @pytest.mark.parametrize(
     ("spec", "value", "expected"),
     [
-        ("bytes", bytearray(b"ab"), b"ab"),
         ("bytes", memoryview(b"abcd")[::2], b"ac"),
         ("bytes", np.bytes_(b"a\0b"), b"a\0b"),
         ("image", Blob(b"x"), b"x"),
-        ("str", np.str_("ä"), "ä"),
         ("str", Colour.RED, "red"),
-        ("int", np.int64(5), 5),
         ("int", np.uint64(2**63 - 1), 2**63 - 1),
-        ("int", np.array(5), 5),
         ("int", torch.tensor(5), 5),
         ("int", Level.HIGH, 7),
-        ("int", -(2**63), -(2**63)),
-        ("float", 3, 3.0),
         ("float", np.float32(0.1), float(np.float32(0.1))),
-        ("float", np.int8(-3), -3.0),
         ("float", torch.tensor(0.5, dtype=torch.bfloat16), 0.5),
-        ("float", np.longdouble(0.5), 0.5),
         ("float", 2**53, 2.0**53),
-        ("bool", np.True_, True),
         ("bool", torch.tensor(True), True),
     ],
     ids=lambda value: "memoryview" if isinstance(value, memoryview) else repr(value),
@@ -168,11 +139,8 @@ def test_lookalikes_become_the_plain_type(spec: str, value: Any, expected: Any) 
     ("spec", "value"),
     [
         (array(">i2", None, 2), np.arange(24, dtype=">i2").reshape(4, 6)[::2, ::3]),
-        (array("<f8", None), np.zeros(0)),
-        (array("<f8", None, None), np.zeros((0, 3))),
         (array("<f8", None, None), np.zeros((3, 0))),
         (array("complex128"), np.array(1 + 2j)),
-        (array("<f8", 3), np.arange(3.0)),
     ],
 )
 def test_arrays_are_stored_as_little_endian_copies_in_c_order(spec: Any, value: Any) -> None:
@@ -192,56 +160,21 @@ def test_arrays_are_stored_as_little_endian_copies_in_c_order(spec: Any, value: 
 @pytest.mark.parametrize(
     ("spec", "value", "says"),
     [
-        ("image", "text", "expected bytes"),
         ("image", Image.new("L", (2, 2)), "expected bytes, the content of an image file; encode pixels"),
-        ("image", np.zeros((2, 2), np.uint8), "expected bytes, the content of an image file; encode pixels"),
-        ("bytes", None, "expected bytes"),
-        ("bytes", [1, 2], "expected bytes"),
-        ("str", b"bytes", "expected str"),
         ("str", "ab\ud800", "lone surrogate at character 2"),
-        ("int", True, "expected int"),
-        ("int", np.True_, "expected int"),
-        ("int", 1.0, "expected int"),
-        ("int", "1", "expected int"),
-        ("int", 2**63, "int64"),
-        ("int", np.uint64(2**63), "int64"),
-        ("int", -(2**63) - 1, "int64"),
         ("int", 10**5000, "int64"),
         ("int", np.array([3]), "expected int"),
-        ("int", torch.tensor(True), "expected int"),
         ("int", torch.tensor(3.0), "expected int"),
-        ("float", False, "expected float"),
-        ("float", "1.0", "expected float"),
-        ("float", 2**53 + 1, "exactly"),
-        ("float", 10**400, "too large"),
-        ("float", np.longdouble("0.1"), "exactly"),
-        ("bool", 1, "expected bool"),
-        ("bool", None, "expected bool"),
-        (array("<f4", 2), [1.0, 2.0], "NumPy array of float32"),
-        (array("<f4", 2), np.zeros(2, "<f8"), "expected dtype float32"),
-        (array("<f4", 2), np.zeros(3, "<f4"), "expected shape (2,)"),
         (array("<f4", 2, None), np.zeros(2, "<f4"), "expected shape (2, None)"),
-        (array("<f4", 2), np.zeros(2, object), "expected dtype"),
-        (array("<f4", 2), np.ma.array([1, 2], mask=[False, True], dtype="<f4"), "mask"),
-        ("json", (1, 2), "not tuple"),
-        ("json", {1: 2}, "keys are str, not int"),
-        ("json", [math.nan], "nan"),
-        ("json", b"x", "not bytes"),
-        ("json", {"a": ["\udfff"]}, "lone surrogate"),
         ("json", {"\udfff": 1}, "lone surrogate"),
-        ("json", np.int64(3), "not int64"),
         ("json", nested(100_000), "nested deeper than 100"),
-        ("json", nested(101), "nested deeper than 100"),
         ("json", LOOP, "nested deeper than 100"),
-        ("json", {"a": math.inf}, "inf"),
-        ("json", {None: 1}, "keys are str, not NoneType"),
-        ("json", {True: 1}, "keys are str, not bool"),
         ("json", [{1, 2}], "not set"),
-        ("json", {"a": 1j}, "not complex"),
         ("json", [Rude()], "not Rude"),
         ("json", 10**5000, "digits"),
-        ("int", nested(100_000), "expected int"),
         ("int", Rude(), "expected int"),
+        ("int", "x" * 10**7, "expected int"),
+        ("int", {"a": list(range(10**5))}, "expected int"),
         ("str", {"a": Rude()}, "expected str"),
     ],
     ids=lambda value: type(value).__name__,
@@ -255,22 +188,6 @@ def test_a_refusal_names_field_kind_and_value(spec: Any, value: Any, says: str) 
     assert f"({type(value).__name__})" in message
     assert says in message
     assert len(message) < 300
-
-
-@pytest.mark.parametrize("value", ["x" * 10**7, b"x" * 10**7, {"a": list(range(10**5))}], ids=["str", "bytes", "dict"])
-def test_the_preview_of_a_large_value_is_short(value: Any) -> None:
-    with pytest.raises(ValueError) as caught:
-        codec("int").canonical({"f": value})
-    assert "…" in str(caught.value) or "..." in str(caught.value)
-    assert len(str(caught.value)) < 200
-
-
-def test_every_record_has_exactly_the_declared_fields() -> None:
-    made = RecordCodec(parse_fields({"image": "image", "label": "int"}))
-    with pytest.raises(ValueError, match=r"lacks 'label'.*undeclared 'lable'.*exactly the fields image, label"):
-        made.canonical({"image": b"", "lable": 3})
-    with pytest.raises(ValueError, match="a record is a mapping of field name to value, not tuple"):
-        made.canonical((b"", 3))  # type: ignore[arg-type]  # the mistake being tested
 
 
 # The encoding and its checksum
@@ -296,6 +213,11 @@ def test_the_checksum_is_xxh3_of_the_plain_msgpack_map(record: dict[str, Any]) -
     assert packed == expected
     assert checksum(packed) == digest
     assert sealed(packed, 3) == packed + (int.from_bytes(digest, "big") ^ SEALS.salt ^ 3).to_bytes(8, "big")
+    for back in (made.unpack(packed), *opened_all(made, [sealed(packed), sealed(packed, 1)])):
+        assert list(back) == list(EVERY)
+        assert made.pack(made.canonical(back)) == packed
+        assert back["grid"].flags.writeable
+        assert back["grid"].flags.owndata
 
 
 def test_the_encoding_is_pinned() -> None:
@@ -304,27 +226,10 @@ def test_the_encoding_is_pinned() -> None:
     assert packed.hex() == "82a5696d616765c402ffd8a56c6162656c07"
 
 
-@pytest.mark.parametrize("count", [1, 14, 15, 16, 17, 300])
-def test_sealing_works_for_any_number_of_fields(count: int) -> None:
-    made = RecordCodec(parse_fields({f"f{at}": "int" for at in range(count)}))
-    record = {f"f{at}": at for at in range(count)}
-    packed = made.pack(made.canonical(record))
-    assert opened(made, sealed(packed)) == record
-
-
 def test_every_flipped_bit_and_every_cut_of_a_sealed_record_is_noticed() -> None:
     made = RecordCodec(parse_fields(EVERY))
-    record = {
-        "image": b"\xff\xd8\xff\xd9",
-        "raw": b"",
-        "name": "ä",
-        "label": -5,
-        "weight": 0.5,
-        "good": True,
-        "grid": np.ones((2, 1), "<f4"),
-        "note": {"a": [1]},
-    }
-    packed = made.pack(made.canonical(record))
+    values = (b"\xff\xd8\xff\xd9", b"", "ä", -5, 0.5, True, np.ones((2, 1), "<f4"), {"a": [1]})
+    packed = made.pack(made.canonical(dict(zip(EVERY, values, strict=True))))
     for damaged in _damaged(sealed(packed)):
         with pytest.raises(ValueError, match="checksum does not match|not the msgpack map|its seal is damaged"):
             opened(made, damaged)
@@ -337,52 +242,24 @@ def _damaged(sealed: bytes) -> Iterator[bytes]:
             yield sealed[:at] + bytes((sealed[at] ^ 1 << bit,)) + sealed[at + 1 :]
 
 
-@given(st.lists(records(), max_size=5))
-@settings(max_examples=examples(30))
-def test_many_sealed_records_open_as_each_does_alone(given_records: list[dict[str, Any]]) -> None:
-    made = RecordCodec(parse_fields(EVERY))
-    packed = [made.pack(made.canonical(record)) for record in given_records]
-    found = opened_all(made, [sealed(each, at) for at, each in enumerate(packed)])
-    assert [made.pack(made.canonical(record)) for record in found] == packed
-    assert [list(record) for record in found] == [list(EVERY)] * len(packed)
-
-
-@pytest.mark.parametrize("at", range(3))
-def test_a_damaged_record_among_many_is_noticed(at: int) -> None:
+def test_a_wrong_record_among_many_is_noticed() -> None:
     made = RecordCodec(parse_fields({"image": "image", "label": "int"}))
     packed = [made.pack({"image": bytes([label]) * 300, "label": label}) for label in range(3)]
-    stored = [bytearray(sealed(each, number)) for number, each in enumerate(packed)]
-    stored[at][100] ^= 1
-    with pytest.raises(ValueError, match="checksum does not match"):
-        opened_all(made, stored)
-
-
-@pytest.mark.parametrize("count", [2, 100])
-def test_records_at_each_others_places_are_noticed(count: int) -> None:
-    made = RecordCodec(parse_fields({"label": "int"}))
-    stored = [sealed(made.pack({"label": label}), label) for label in range(count)]
-    stored[0], stored[1] = stored[1], stored[0]
-    with pytest.raises(ValueError, match="the record there belongs to position 1"):
-        opened_all(made, stored)
-
-
-def test_a_record_of_another_store_is_noticed() -> None:
-    made = RecordCodec(parse_fields({"label": "int"}))
-    packed = made.pack({"label": 3})
+    stored = [sealed(each, number) for number, each in enumerate(packed)]
+    flipped = stored[1][:100] + bytes([stored[1][100] ^ 1]) + stored[1][101:]
+    other = packed[1] + Seals().seal(checksum(packed[1]), 1)
+    for wrong, says in (
+        ([stored[0], flipped, stored[2]], "checksum does not match"),
+        ([stored[1], stored[0], stored[2]], "the record there belongs to position 1"),
+        ([stored[0], other, stored[2]], "or it belongs to another store"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            opened_all(made, wrong)
     with pytest.raises(ValueError, match="or it belongs to another store"):
-        opened(made, packed + Seals().seal(checksum(packed), 0))
+        opened(made, packed[1] + Seals().seal(checksum(packed[1]), 0))
 
 
-@pytest.mark.parametrize(
-    "bad",
-    [b"", b"\x90", b"\xc0", b"\x93\x01\x02\x03", b"\xdf\xff\xff\xff\xff", b"\xdd\xff\xff\xff\xff", b"\x91" * 99_999],
-)
-def test_what_is_no_record_is_refused(bad: bytes) -> None:
-    with pytest.raises(ValueError, match="not the msgpack map of its fields|checksum does not match"):
-        opened(codec("int"), bad + bytes(8))
-
-
-@given(st.binary(max_size=200))
+@given(st.binary(max_size=200) | st.sampled_from([b"\xdf\xff\xff\xff\xff", b"\xdd\xff\xff\xff\xff", b"\x91" * 99_999]))
 def test_arbitrary_bytes_never_make_a_record(data: bytes) -> None:
     with pytest.raises(ValueError, match=r"."):
         opened(codec("image"), data)
@@ -408,12 +285,6 @@ def test_checksums_of_invalid_values_raise_value_error(spec: Any, value: Any, sa
         opened(codec(spec), sealed(packed))
 
 
-def test_revive_turns_only_what_is_there() -> None:
-    made = RecordCodec(parse_fields(EVERY))
-    assert made.revive({"label": 3, "note": "[1]"}) == {"label": 3, "note": [1]}
-    assert made.revive_stored({"note": '{"a":null}'}) == {"note": {"a": None}}
-
-
 def test_blobs_and_whole_records_are_read_whole_so_that_their_checksum_holds() -> None:
     made = RecordCodec(parse_fields({"image": "image", "label": "int", "name": "str"}))
     assert made.needs_whole(("image",))
@@ -421,42 +292,6 @@ def test_blobs_and_whole_records_are_read_whole_so_that_their_checksum_holds() -
     scalars = RecordCodec(parse_fields({"label": "int", "name": "str"}))
     assert scalars.needs_whole(("label", "name"))
     assert not scalars.needs_whole(("label", "label"))
-
-
-# Meta.id
-
-
-def test_the_content_hash_is_xxh3_128_of_head_and_checksums() -> None:
-    fields = parse_fields({"x": array("float32", None), "label": "int"})
-    sums = [bytes([at] * 8) for at in range(5)]
-    whole, parts = ContentHash(), ContentHash()
-    whole.update(b"".join(sums))
-    for each in sums:
-        parts.update(each)
-    head = (
-        '{"attrs":{"classes":["ä"]},"fields":[{"dtype":"<f4","kind":"array","name":"x","shape":[null]},'
-        '{"kind":"int","name":"label"}]}'
-    )
-    expected = xxhash.xxh3_128_hexdigest(head.encode() + xxhash.xxh3_128_digest(b"".join(sums)))
-    assert whole.finish(fields, {"classes": ["ä"]}) == parts.finish(fields, {"classes": ["ä"]}) == expected
-
-
-def test_the_content_hash_tells_contents_apart() -> None:
-    def content(fields: dict[str, str], attrs: dict[str, Any], sums: bytes) -> str:
-        made = ContentHash()
-        made.update(sums)
-        return made.finish(parse_fields(fields), attrs)
-
-    ids = {
-        content({"a": "int", "b": "int"}, {}, b"12345678"),
-        content({"b": "int", "a": "int"}, {}, b"12345678"),
-        content({"a": "int", "b": "float"}, {}, b"12345678"),
-        content({"a": "int", "b": "int"}, {"x": 1}, b"12345678"),
-        content({"a": "int", "b": "int"}, {}, b"12345678abcdefgh"),
-        content({"a": "int", "b": "int"}, {}, b""),
-    }
-    assert len(ids) == 6
-    assert all(len(id) == 32 and set(id) <= set("0123456789abcdef") for id in ids)
 
 
 # Canonical JSON
@@ -467,11 +302,8 @@ def test_canonical_json_gives_the_value_back(value: Any) -> None:
     text = canonical_json(value)
     assert json.loads(text) == value
     assert canonical_json(json.loads(text)) == text
-
-
-@given(st.dictionaries(TEXT, st.integers(), min_size=2))
-def test_canonical_json_does_not_depend_on_order(value: dict[str, int]) -> None:
-    assert canonical_json(value) == canonical_json(dict(reversed(value.items())))
+    if isinstance(value, dict):
+        assert canonical_json(dict(reversed(value.items()))) == text
 
 
 def test_canonical_json_tells_types_apart() -> None:
@@ -483,11 +315,7 @@ def test_canonical_json_tells_types_apart() -> None:
         "-0.0",
         "1e+300",
     ]
-
-
-@pytest.mark.parametrize("depth", [99, 100])
-def test_canonical_json_takes_a_hundred_levels(depth: int) -> None:
-    assert json.loads(canonical_json(nested(depth))) == nested(depth)
+    assert json.loads(canonical_json(nested(100))) == nested(100)
 
 
 # Declarations
@@ -495,6 +323,7 @@ def test_canonical_json_takes_a_hundred_levels(depth: int) -> None:
 
 def test_parse_fields_keeps_order_and_fills_in() -> None:
     fields = parse_fields({"z": "int", "a": array(">f4", 3, None), "i": Field("image"), "k": {"kind": "str"}})
+    assert isinstance(fields["a"].shape, tuple)
     assert fields == {
         "z": Field("int"),
         "a": Field("array", "<f4", (3, None)),
@@ -505,16 +334,6 @@ def test_parse_fields_keeps_order_and_fills_in() -> None:
     assert fields_from_json(json.loads(json.dumps(fields_to_json(fields)))) == fields
 
 
-def test_the_shape_of_a_field_given_as_a_list_is_a_tuple() -> None:
-    assert parse_fields({"a": Field("array", "f4", [3])})["a"].shape == (3,)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_can_be_declared(kind: str) -> None:
-    spec = array("int16", 2) if kind == "array" else kind
-    assert parse_fields({"f": spec})["f"].kind == kind
-
-
 @pytest.mark.parametrize(
     "name", ["_mine", "__f", "_xxh3", "", "A", "aB", "1a", "a-b", "a b", "ä", "a.b", "a$", "a\n", 3, None, b"a"]
 )
@@ -523,51 +342,27 @@ def test_bad_names_are_refused(name: Any) -> None:
         parse_fields({name: "int"})
     assert repr(name) in str(caught.value)
     assert ("leading underscore is reserved" in str(caught.value)) == str(name).startswith("_")
-
-
-UNKNOWN_KIND: Any = "uint"
-
-
-@pytest.mark.parametrize(
-    "spec", ["integer", "", "Image", 3, None, ["int"], {"kind": "x"}, {"kind": ["x"]}, Field(UNKNOWN_KIND)]
-)
-def test_unknown_kinds_are_refused_with_the_known_ones(spec: Any) -> None:
-    with pytest.raises(
-        ConfigError, match=r"field 'f': unknown kind .*image, bytes, str, int, float, bool, array, json"
-    ):
-        parse_fields({"f": spec})
-
-
-@pytest.mark.parametrize("fields", [{}, None, [("a", "int")], "int"])
-def test_at_least_one_field_is_declared(fields: Any) -> None:
-    with pytest.raises(ConfigError, match="at least one name"):
-        parse_fields(fields)
+    wrong: tuple[Any, ...] = ({}, None, [("a", "int")], "int")
+    for fields in wrong:
+        with pytest.raises(ConfigError, match="at least one name"):
+            parse_fields(fields)
 
 
 @pytest.mark.parametrize(
     ("spec", "says"),
     [
-        ("array", "needs its dtype and shape"),
-        ({"kind": "array"}, "needs its dtype and shape"),
+        *((spec, "unknown kind") for spec in ("", 3, None, ["int"], {"kind": "x"}, {"kind": ["x"]})),
         ({"kind": "array", "dtype": "f4"}, "needs its dtype and shape"),
-        ({"kind": "array", "shape": [2]}, "needs its dtype and shape"),
         ({"kind": "int", "dtype": "f4"}, "only an array has a dtype"),
         ({"kind": "int", "size": 3}, "expected kind, dtype and shape"),
-        ({"dtype": "f4", "shape": [1]}, "expected kind, dtype and shape"),
         (array("object", 2), "cannot be stored"),
         (array("longdouble", 2), "cannot be stored"),
-        (array("clongdouble", 2), "cannot be stored"),
-        (array("str", 2), "cannot be stored"),
         (array("U5", 2), "cannot be stored"),
-        (array("S5", 2), "cannot be stored"),
-        (array("V8", 2), "cannot be stored"),
         (array("M8[s]", 2), "cannot be stored"),
         (array("f4,i4", 2), "cannot be stored"),
         (array("float33", 2), "is not a NumPy dtype"),
         (array("(2,", 2), "is not a NumPy dtype"),
-        (array("i4,,", 2), "is not a NumPy dtype"),
         ({"kind": "array", "dtype": "f4", "shape": 3}, "must be a list of sizes or None"),
-        ({"kind": "array", "dtype": "f4", "shape": "34"}, "must be a list of sizes or None"),
         ({"kind": "array", "dtype": "f4", "shape": [-1]}, "must be a list of sizes or None"),
         ({"kind": "array", "dtype": "f4", "shape": [2.0]}, "must be a list of sizes or None"),
         ({"kind": "array", "dtype": "f4", "shape": [True]}, "must be a list of sizes or None"),

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from storeds.errors import ConfigError
 from storeds.protocols import Field
 from storeds.records.fields import fields_from_json, fields_to_json, parse_fields
-from storeds.records.roles import LARGEST, boxes_of, check_boxes, check_keypoints, check_labels, check_values, role_text
+from storeds.records.roles import LARGEST, boxes_of, check_boxes, check_values, role_text
 
 
 def array(dtype: str, *shape: int | None, **role: Any) -> dict[str, Any]:
@@ -84,31 +84,22 @@ def test_keys_that_say_nothing_are_left_out() -> None:
     ("spec", "fault"),
     [
         ({"kind": "image", "role": "picture"}, "unknown role 'picture'"),
-        ({"kind": "image", "role": ["image"]}, "unknown role"),
-        ({"kind": "image", "role": ""}, "unknown role"),
         ({"kind": "image", "role": "boxes"}, "role 'boxes' needs kind array, json, not image"),
-        ({"kind": "int", "role": "labels"}, "needs kind array, json"),
         ({"kind": "bytes", "role": "image"}, "needs kind image, array"),
         (array("f4", None, 5, role="boxes"), r"shape \(n, 4\)"),
         (array("f4", 4, role="boxes"), r"shape \(n, 4\)"),
-        (array("f4", None, None, role="boxes"), r"shape \(n, 4\)"),
         (array("c8", None, 4, role="boxes"), "numbers"),
-        (array("bool", None, 4, role="boxes"), "numbers"),
         (array("f4", None, 4, role="keypoints"), "2 or 3"),
         (array("f4", None, None, role="mask"), "integers"),
-        (array("u1", None, None, None, None, role="mask"), "integers of shape"),
         (array("f4", None, role="labels"), "integers"),
         (array("i4", None, 1, role="labels"), r"shape \(n,\)"),
         (array("f4", None, 4, role="boxes", format="yxyx"), "unknown format 'yxyx'"),
-        (array("f4", None, 4, role="boxes", format="coco"), "unknown format 'coco'"),
         (array("f4", None, 2, role="keypoints", format="xyxy"), "format is for boxes"),
         ({"kind": "image", "role": "mask", "format": "coco"}, "format is for boxes"),
-        ({"kind": "image", "format": "png"}, "format is for boxes"),
         ({"kind": "image", "role": "mask", "relative": True}, "relative is for"),
         (array("f4", None, 4, role="boxes", relative=1), "relative is True or False"),
         ({"kind": "json", "of": "nothing"}, "of names 'nothing'"),
         ({"kind": "json", "of": 3}, "of names a field of boxes"),
-        ({"kind": "json", "of": ""}, "of names ''"),
         ({"kind": "image", "of": "b"}, "which have rows"),
         ({"kind": "json", "of": "other"}, "of names 'other'"),
         ({"kind": "json", "role": "boxes", "of": "b"}, "of names 'b'"),
@@ -142,7 +133,6 @@ def test_rows_belong_to_the_named_boxes_or_to_the_only_ones() -> None:
 
 
 def test_a_role_in_words() -> None:
-    assert role_text(Field("int")) == ""
     boxes = parse_fields({"b": array("f4", None, 4, role="boxes", relative=True), "x": {"kind": "json", "of": "b"}})
     assert [role_text(each) for each in boxes.values()] == ["boxes xyxy relative", "of b"]
 
@@ -221,10 +211,3 @@ def test_any_json_is_accepted_or_refused_with_its_field(values: dict[str, Any]) 
             assert f"field {name!r}" in str(error)
     with contextlib.suppress(ValueError):
         check_values(values, JSON_ROLES, SIZE)
-
-
-def test_values_come_back_as_arrays() -> None:
-    assert check_keypoints("k", [[[1, 2], [3, 4.5]]]).tolist() == [[[1, 2], [3, 4.5]]]
-    assert check_labels("l", np.array([3], np.uint8)).dtype == np.int64  # type: ignore[union-attr]
-    assert check_labels("l", ["cat"]) == ["cat"]
-    assert len(check_labels("l", [])) == 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import secrets
 import sys
 from typing import Any
 
@@ -17,10 +16,11 @@ from PIL import Image
 from pycocotools import mask as oracle
 from pycocotools.coco import COCO
 
-from storeds import StoreDataset, open_writer
+from photographs import saved
+from picture_stores import memory_store
+from storeds import StoreDataset
 from storeds.errors import MissingDependencyError, RecordError
 from storeds.readers import rasterised
-from storeds.records.roles import check_coco_masks
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # of pycocotools
 SIZES = st.tuples(st.integers(1, 40), st.integers(1, 40))
@@ -86,51 +86,43 @@ FAULTS: list[tuple[Any, str]] = [
     (None, f"{FORMS} {{'size': …, 'counts': …}}, not NoneType"),
     ([1, 2, 3, 4, 5, 6], "a polygon is a list, not int"),
     ([[1, 2, 3, 4]], "a polygon has an even number of coordinates, at least 6, not 4"),
-    ([[1, 2, 3, 4, 5, 6, 7]], "even number of coordinates, at least 6, not 7"),
     ([[1, 2, 3, 4, 5, "x"]], "the coordinates of a polygon are finite numbers, not [1, 2, 3, 4, 5, 'x']"),
-    ([[1, 2, 3, 4, 5, None]], "finite numbers"),
-    ([[1, 2, 3, 4, 5, [6]]], "finite numbers"),
     ([[1, 2, 3, 4, 5, float("nan")]], "finite numbers"),
     ([[1, 2, 3, 4, 5, 10**400]], "finite numbers"),
     ([[1, 2, 3, 4, 5.5, 10**400]], "finite numbers"),
     ([[1, 2, 3, 4, 5, 1e12]], "a polygon reaches from 1 to 1e+12, which is far outside the image"),
     ([[0, 0, 4, 0, 4, 4], [0, 0]], "not 2"),
     ({"counts": [24]}, "a run-length encoding has the keys size and counts, not counts"),
-    ({"size": [4, 6]}, "keys size and counts"),
     ({"size": [4, 6.0], "counts": [24]}, "size is [height, width], two whole numbers, not [4, 6]"),
     ({"size": [6, 4], "counts": [24]}, "size is [height, width] of the image, [4, 6], not [6, 4]"),
     ({"size": [4, 6], "counts": [23]}, "counts add up to 23, and size [4, 6] has 24 pixels"),
     ({"size": [4, 6], "counts": [25, -1]}, "counts are a list of integers of 0 or more"),
     ({"size": [4, 6], "counts": [10**400]}, "counts are a list of integers of 0 or more"),
-    ({"size": [4, 6], "counts": "\n"}, "its compressed counts are damaged"),
     ({"size": [4, 6], "counts": "ooooooooooooooooooooo0"}, "its compressed counts are damaged"),
     ({"size": [4, 6], "counts": "o"}, "its compressed counts are damaged"),
-    ({"size": [4, 6], "counts": ""}, "the text of COCO's encoding"),
     ({"size": [4, 6], "counts": "№"}, "the text of COCO's encoding"),
 ]
 TRIANGLE = [[0, 0, 4, 0, 4, 4]]
-FIELDS: dict[str, Any] = {"image": "image", "masks": {"kind": "json", "role": "mask"}}
+MASKS = {"kind": "json", "role": "mask"}
 
 
-def photo() -> bytes:
-    file = io.BytesIO()
-    Image.new("RGB", (6, 4)).save(file, "JPEG")
-    return file.getvalue()
+def one_image(masks: Any, kind: Any) -> str:
+    """Return the URL of a store of one picture of 6 × 4 pixels and its masks."""
+    return memory_store({"image": "image", "masks": kind}, [{"image": saved(Image.new("RGB", (6, 4))), "masks": masks}])
 
 
 @pytest.mark.parametrize(("mask", "fault"), FAULTS, ids=lambda value: str(value)[:60])
 def test_writers_and_readers_refuse_the_same_masks(mask: Any, fault: str) -> None:
-    with pytest.raises(ValueError, match="instance 1: ") as drawn:
+    with pytest.raises(ValueError, match="field 'mask', row 1: ") as drawn:
         rasterised([TRIANGLE, mask], 4, 6)
     assert fault in str(drawn.value)
-    with pytest.raises(ValueError, match="field 'masks', row 1: ") as checked:
-        check_coco_masks("masks", [TRIANGLE, mask], (4, 6))
-    assert fault in str(checked.value)
+    if "10000" not in str(mask) and "nan" not in str(mask):  # which JSON cannot hold in a store
+        with pytest.raises(RecordError, match="record 0.*field 'masks', row 1: ") as written:
+            one_image([TRIANGLE, mask], MASKS)
+        assert fault in str(written.value)
     # A store of another tool holds masks as text, which is checked when it is read.
-    fields, url = {"image": "image", "masks": "str"}, f"memory://masks-{secrets.token_hex(8)}"
-    with open_writer(url, fields) as writer:
-        writer.append([{"image": photo(), "masks": json.dumps([TRIANGLE, mask])}])
-    with pytest.raises(RecordError, match=f"record 0 of {url}: field 'masks': instance 1: ") as read:
+    url = one_image(json.dumps([TRIANGLE, mask]), "str")
+    with pytest.raises(RecordError, match=f"record 0 of {url}: field 'masks', row 1: ") as read:
         StoreDataset(url, fields=["image", "masks"], roles={"masks": "mask"})[0]
     assert fault in str(read.value)
 
@@ -146,19 +138,13 @@ def test_writers_and_readers_refuse_the_same_masks(mask: Any, fault: str) -> Non
     ids=str,
 )
 def test_what_a_writer_accepts_can_be_read(masks: Any) -> None:
-    url = f"memory://masks-{secrets.token_hex(8)}"
-    with open_writer(url, FIELDS) as writer:
-        writer.append([{"image": photo(), "masks": masks}])
-    assert np.array_equal(StoreDataset(url)[0][1], rasterised(masks, 4, 6))
+    assert np.array_equal(StoreDataset(one_image(masks, MASKS))[0][1], rasterised(masks, 4, 6))
 
 
-def test_masks_are_a_list() -> None:
-    wrongs: list[Any] = [{}, "text", None]
-    for wrong in wrongs:
-        with pytest.raises(ValueError, match="one item per instance"):
-            rasterised(wrong, 4, 6)
-        with pytest.raises(ValueError, match="field 'm': masks are a list"):
-            check_coco_masks("m", wrong)
+@pytest.mark.parametrize("wrong", [{}, "text", None])
+def test_masks_are_a_list(wrong: Any) -> None:
+    with pytest.raises(ValueError, match="field 'mask': masks are a list"):
+        rasterised(wrong, 4, 6)
 
 
 @given(st.text(st.characters(min_codepoint=40, max_codepoint=120), max_size=20))

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import storeds
-from photographs import jpeg, photograph
+from photographs import jpeg, photograph, saved
 
 __all__ = ["PICTURES", "Picture", "write"]
 
@@ -27,12 +26,6 @@ class Picture(NamedTuple):
         return self.recovered != 0.0 and self.reported != "too_large"
 
 
-def _png() -> bytes:
-    buffer = io.BytesIO()
-    photograph(5).save(buffer, "PNG")
-    return buffer.getvalue()
-
-
 def _huge(whole: bytes) -> bytes:
     at = whole.index(b"\xff\xc0")
     return whole[: at + 5] + b"\xff\xdc\xff\xdc" + whole[at + 9 :]
@@ -44,6 +37,7 @@ def _scan(whole: bytes) -> int:
     return at + 2 + int.from_bytes(whole[at + 2 : at + 4], "big")
 
 
+_PNG = saved(photograph(5))
 _PROGRESSIVE = jpeg(4, progressive=True)
 PICTURES: dict[str, Picture] = {
     "whole": Picture(jpeg(0), None, "intact", 1.0),
@@ -55,8 +49,8 @@ PICTURES: dict[str, Picture] = {
     "coarse": Picture(_PROGRESSIVE[: len(_PROGRESSIVE) // 2], "truncated_scan", "truncated_scan", None, True),
     "stray": Picture(jpeg(5)[:900] + b"\xff\xc8" + jpeg(5)[902:], "corrupt_data", "corrupt_data", 0.0),
     "trailing": Picture(jpeg(1) + b"<!-- cached -->", "trailing_data", "trailing_data", 1.0),
-    "png": Picture(_png(), None, "intact", 1.0),
-    "half a png": Picture(_png()[: len(_png()) // 2], "corrupt_data", "corrupt_data", 0.0),
+    "png": Picture(_PNG, None, "intact", 1.0),
+    "half a png": Picture(_PNG[: len(_PNG) // 2], "corrupt_data", "corrupt_data", 0.0),
     "page": Picture(b"<html>404</html>", "not_jpeg", "not_jpeg", 0.0),
     "empty": Picture(b"", "not_jpeg", "not_jpeg", 0.0),
     "huge": Picture(_huge(jpeg(2)), "too_large", "corrupt_data", 0.0),

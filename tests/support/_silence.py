@@ -18,8 +18,9 @@ import numpy as np
 from PIL import Image, ImageFile
 
 import storeds
-from jpeg_corpus import Sample, pixels_of
+from jpeg_corpus import Sample
 from jpeg_encodings import OTHERS
+from photographs import by_pillow
 
 __all__ = ["DECODES", "Given", "complaints", "read_all", "rgb"]
 
@@ -63,7 +64,7 @@ def complaints(samples: Sequence[Sample], given: Given, *, pixels: bool) -> Iter
             continue
         if picture is None or fault is not None:
             yield f"{name}: {'refused' if picture is None else 'given'} as {fault}"
-        elif pixels and "16 bit" not in sample.encoding and not np.array_equal(rgb(picture), pixels_of(sample.blob)):
+        elif pixels and "16 bit" not in sample.encoding and not np.array_equal(rgb(picture), by_pillow(sample.blob)):
             yield f"{name}: other pixels than Pillow's"
 
 

@@ -20,9 +20,9 @@ from PIL import Image
 import jpeg_oracle
 from jpeg_encodings import ENCODINGS, RARE, encode, without
 from jpeg_truth import EOI, FRAMES, Part, anatomy, mcus_there
-from photographs import jpeg
+from photographs import by_pillow, jpeg
 
-__all__ = ["DAMAGES", "Sample", "cases", "groups", "pixels_of"]
+__all__ = ["DAMAGES", "Sample", "cases", "groups"]
 
 _RESTART = re.compile(rb"\xff+[\xd0-\xd7]")
 
@@ -70,7 +70,7 @@ class Sample:
         return self.cut is not None and not about.arithmetic and not self._has_same_pixels()
 
     def _has_same_pixels(self) -> bool:
-        return _decodes(self.blob) and np.array_equal(pixels_of(self.blob), pixels_of(self.whole))
+        return _decodes(self.blob) and np.array_equal(by_pillow(self.blob), by_pillow(self.whole))
 
     @functools.cached_property
     def mcus(self) -> tuple[int, int]:
@@ -78,12 +78,6 @@ class Sample:
         assert self.cut is not None
         columns, rows = anatomy(self.whole).mcus
         return mcus_there(self.whole, self.cut), columns * rows
-
-
-def pixels_of(blob: bytes) -> np.ndarray:
-    """Decode to RGB pixels with Pillow."""
-    with Image.open(io.BytesIO(blob)) as image:
-        return np.asarray(image.convert("RGB"))
 
 
 def _decodes(blob: bytes) -> bool:

@@ -7,7 +7,6 @@ Debian's ``cjpeg`` (arithmetic coding) and from imagecodecs 2026.10.10 (lossless
 from __future__ import annotations
 
 import functools
-import io
 import struct
 import zlib
 from collections.abc import Callable
@@ -20,7 +19,7 @@ import skimage
 from PIL import Image, ImageCms
 
 from jpeg_truth import EOI, anatomy
-from photographs import photograph
+from photographs import photograph, saved
 
 __all__ = [
     "ENCODINGS",
@@ -41,9 +40,7 @@ Picture = Image.Image
 
 
 def save(image: Picture, format: str = "JPEG", **options: Any) -> bytes:
-    buffer = io.BytesIO()
-    image.save(buffer, format, **options)
-    return buffer.getvalue()
+    return saved(image, format, **options)
 
 
 def _segment(marker: int, payload: bytes) -> bytes:

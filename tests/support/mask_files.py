@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from photographs import jpeg, photograph
+from photographs import jpeg, photograph, saved
 
 __all__ = ["FORMS", "as_grey", "class_ids", "encode_mask", "mask", "pixels_of", "write"]
 
@@ -37,9 +37,7 @@ def encode_mask(ids: np.ndarray[Any, Any], form: str = "L", format: str = "PNG",
             image = image.convert("P")  # a grey palette, replaced below: index i stays i
             image.putdata(list(map(int, ids.ravel())))
             image.putpalette([value for at in range(256) for value in (at * 37 % 256, at * 91 % 256, at * 13 % 256)])
-    buffer = io.BytesIO()
-    image.save(buffer, format, **options)
-    return buffer.getvalue()
+    return saved(image, format, **options)
 
 
 def mask(number: int, form: str = "L", size: tuple[int, int] = (96, 64), classes: int = 4) -> bytes:

@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image
 from skimage import data
 
-__all__ = ["jpeg", "photograph"]
+__all__ = ["by_pillow", "jpeg", "photograph", "saved"]
 
 
 @functools.cache
@@ -30,6 +30,17 @@ def _picture(number: int) -> Image.Image:
 @functools.cache
 def jpeg(number: int = 0, size: tuple[int, int] = (96, 64), **options: Any) -> bytes:
     """Return a photograph as JPEG; `options` go to Pillow's writer."""
-    buffer = io.BytesIO()
-    photograph(number, size).save(buffer, "JPEG", **options)
-    return buffer.getvalue()
+    return saved(photograph(number, size), "JPEG", **options)
+
+
+def saved(image: Image.Image, form: str = "PNG", **options: Any) -> bytes:
+    """Return an image as the bytes of a file."""
+    file = io.BytesIO()
+    image.save(file, form, **options)
+    return file.getvalue()
+
+
+def by_pillow(blob: bytes, mode: str = "RGB") -> np.ndarray[Any, Any]:
+    """Return the pixels that Pillow decodes, in `mode`."""
+    with Image.open(io.BytesIO(blob)) as image:
+        return np.asarray(image.convert(mode))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -14,7 +13,7 @@ from PIL import Image
 from storeds import open_writer
 from storeds.transforms import Compose
 
-__all__ = ["exif", "foreign", "hidden", "memory_store", "picture_store", "saved"]
+__all__ = ["exif", "foreign", "hidden", "memory_store", "picture_store"]
 
 
 def memory_store(
@@ -40,13 +39,6 @@ def foreign(folder: Path, blobs: Sequence[bytes]) -> str:
         for number, blob in enumerate(blobs):
             transaction.put(b"%04d.jpg" % number, blob)
     return f"lmdb://{folder}/foreign"
-
-
-def saved(image: Image.Image, form: str = "PNG", **options: Any) -> bytes:
-    """Return an image as the bytes of a file."""
-    file = io.BytesIO()
-    image.save(file, form, **options)
-    return file.getvalue()
 
 
 def exif(orientation: int) -> bytes:

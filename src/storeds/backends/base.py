@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar, cast
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, ValidationError
 
 from storeds._utils.locations import StoreURL, check_file, file_url, redact
+from storeds._utils.settings import Settings
 from storeds.backends.handles import HandlePool, HandleRef, Lease, Opener, OpenStore
 from storeds.errors import ConfigError, RecordError, UnavailableError, suggest
 from storeds.protocols import JSON, Array, Backend, Field, Meta, Record
@@ -39,10 +39,11 @@ __all__ = [
 ]
 
 
-class BackendOptions(BaseModel):
-    """Options of a backend, from the URL's ``?…`` or from keywords; a subclass declares its own."""
+class BackendOptions(Settings, frozen=True, kw_only=True):
+    """Options of a backend, from the URL's ``?…`` or from keywords; a subclass declares its own.
 
-    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+    A subclass is a `msgspec.Struct`, and ``parsers`` may name a function for each option that is no plain value.
+    """
 
 
 Opts = TypeVar("Opts", bound=BackendOptions)
@@ -50,27 +51,10 @@ Opts = TypeVar("Opts", bound=BackendOptions)
 
 def parse_options(cls: type[Opts], in_url: Mapping[str, str], keywords: Mapping[str, Any], url: str | StoreURL) -> Opts:
     """Validate the options of a URL and of a call together; raises ConfigError without showing any value."""
+    shown = redact(str(url))
     for name in in_url.keys() & keywords.keys():
-        raise ConfigError(f"{redact(str(url))}: option {name!r} is given in the URL and as a keyword; give it once")
-    given = {**in_url, **keywords}
-    for name in given:
-        if name not in cls.model_fields:
-            raise ConfigError(
-                f"{redact(str(url))}: unknown option {name!r}; {suggest(name, cls.model_fields, 'options')}"
-            )
-    try:
-        return cls(**given)
-    except ValidationError as error:
-        wrong = "; ".join(map(_describe_error, error.errors()))
-    raise ConfigError(f"{redact(str(url))}: {wrong}")  # outside the handler: pydantic's error contains the values
-
-
-def _describe_error(item: Any) -> str:
-    name = ".".join(map(str, item["loc"]))
-    reason: str = item["msg"].removeprefix("Value error, ")
-    if reason.startswith(name):  # an error of ours
-        return reason
-    return f"option {name!r} is needed" if item["type"] == "missing" else f"{name}: {reason}"
+        raise ConfigError(f"{shown}: option {name!r} is given in the URL and as a keyword; give it once")
+    return cls.validated({**in_url, **keywords}, shown, "option")
 
 
 _INT64, _UINT64 = np.dtype(np.int64), np.dtype(np.uint64)
@@ -311,11 +295,8 @@ def _copies_for(found: Mapping[int, Record | RecordError], asked: Sequence[int])
     return out
 
 
-Settings = TypeVar("Settings", bound=BackendOptions)
-
-
 @dataclass(frozen=True)
-class FileOpener(Generic[Settings]):
+class FileOpener(Generic[Opts]):
     """Base of openers of files: a subclass names its engine and opens a handle.
 
     Parameters
@@ -326,7 +307,7 @@ class FileOpener(Generic[Settings]):
     """
 
     path: str
-    settings: Settings
+    settings: Opts
     engine: ClassVar[str]
 
     @property

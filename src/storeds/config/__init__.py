@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from pydantic import BeforeValidator, Field
-from pydantic_core import PydanticCustomError
+import msgspec
+from msgspec import structs
 
+from storeds._utils.settings import Settings
 from storeds.config.files import read_mapping
 from storeds.config.loader import Loader
 from storeds.config.overrides import override
 from storeds.config.splits import shared_records, split_value, urls_of, with_split
-from storeds.datasets.source import Settings, Source
+from storeds.datasets.source import Source, expand
 from storeds.errors import ConfigError, is_like_url, suggest
 from storeds.protocols import Backend
 from storeds.protocols import Field as StoreField
@@ -37,11 +38,18 @@ _SHOWN, _LONG = 8, 60  # values in a message, characters of one
 def _named_by_text(splits: Any) -> Any:
     """Return the split tables with text keys: YAML reads ``0:`` as a number. Messages show these names."""
     if isinstance(splits, Mapping) and any(is_like_url(str(name)) for name in splits):
-        raise PydanticCustomError("splits", "a split has a name such as train, and one of these looks like a URL")
+        raise ValueError("a split has a name such as train, and one of these looks like a URL")
     return {str(name): table for name, table in splits.items()} if isinstance(splits, Mapping) else splits
 
 
-class Config(Settings):
+class Split(Settings, frozen=True):
+    """The settings of one split that differ from ``[dataset]`` and ``[loader]``."""
+
+    dataset: dict[str, Any] = msgspec.field(default_factory=dict)
+    loader: dict[str, Any] = msgspec.field(default_factory=dict)
+
+
+class Config(Settings, frozen=True):
     """A whole config: ``[dataset]``, ``[loader]``, and ``[splits.NAME.dataset]`` or ``[splits.NAME.loader]`` over them.
 
     Attributes
@@ -54,10 +62,24 @@ class Config(Settings):
         Whether two splits may have records in common.
     """
 
+    parsers: ClassVar[Mapping[str, Callable[[Any], Any]]] = {"splits": _named_by_text}
+
     dataset: Source
     loader: Loader = Loader()
-    splits: Annotated[dict[str, Split], BeforeValidator(_named_by_text)] = Field(default_factory=dict)
-    allow_overlap: bool = Field(False, description="Allow two splits to share records, which is an error otherwise.")
+    splits: dict[str, Split] = msgspec.field(default_factory=dict)
+    allow_overlap: Annotated[
+        bool, msgspec.Meta(description="Allow two splits to share records, which is an error otherwise.")
+    ] = False
+
+    @classmethod
+    def parse(cls, mapping: Any) -> Config:
+        """Expand variables and validate a mapping of the tables; raises ConfigError with the wrong key or value."""
+        if not isinstance(mapping, Mapping):
+            raise ConfigError(f"config: expected a mapping of keys to values, got {type(mapping).__name__}")
+        tables = expand(mapping)
+        if isinstance(tables.get("dataset"), Mapping):
+            tables["dataset"] = Source.of_table(tables["dataset"], "config: dataset")
+        return cls.validated(tables, "config")
 
     def source_for(self, split: str | int | None, fields: Mapping[str, StoreField] | None = None) -> Source:
         """Return the dataset settings for one split; no I/O.
@@ -99,11 +121,11 @@ class Config(Settings):
                     f"config: nothing says which records are split {split!r}: [dataset] url has no {_PLACEHOLDER}, the "
                     f"store has no field 'split', and there is no [splits.{split}.dataset] with a where or url"
                 )
-        return Source.validated({**dict(self.dataset), **changes})
+        return Source.of_table({**structs.asdict(self.dataset), **changes})
 
     def loader_for(self, split: str | int | None) -> Loader:
         """Return the loader's settings for one split."""
-        return Loader.validated({**dict(self.loader), **self._split(split).loader})
+        return Loader.validated({**structs.asdict(self.loader), **self._split(split).loader}, "[loader]")
 
     def _split(self, split: str | int | None) -> Split:
         if split is None:
@@ -111,18 +133,6 @@ class Config(Settings):
         if self.splits and str(split) not in self.splits:
             raise ConfigError(f"config: unknown split {split!r}; {suggest(split, self.splits, 'splits')}")
         return self.splits.get(str(split), Split())
-
-
-class Split(Settings):
-    """The settings of one split that differ from ``[dataset]`` and ``[loader]``."""
-
-    where_from: ClassVar[str] = "[splits]"
-
-    dataset: dict[str, Any] = Field(default_factory=dict)
-    loader: dict[str, Any] = Field(default_factory=dict)
-
-
-Config.model_rebuild()
 
 
 def load_config(
@@ -139,7 +149,7 @@ def load_config(
         A mapping may be, or hold, an OmegaConf ``DictConfig``.
     overrides : iterable of str
         Values to change, in order: ``"loader.batch_size=16"``, ``"splits.val.dataset.transform=null"``. Each value is
-        read as TOML, else as YAML; a number in the path is a list index.
+        read as TOML, else as JSON, else as text; a number in the path is a list index.
 
     Raises
     ------
@@ -163,7 +173,9 @@ def _loaded(config: Config | str | os.PathLike[str] | Mapping[str, Any]) -> Conf
 
 def config_schema() -> dict[str, Any]:
     """Return the JSON Schema of a config, for editors and checks."""
-    return Config.model_json_schema()
+    schema = msgspec.json.schema(Config)
+    definitions = schema["$defs"]
+    return {**definitions.pop("Config"), "$defs": definitions}
 
 
 def build_dataset(

@@ -14,17 +14,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from storeds._utils.locations import redact, redact_message
-from storeds.datasets.source import shown_key
-from storeds.errors import ConfigError, StoreNotFoundError
+from storeds._utils.settings import shown_key
+from storeds.errors import ConfigError, MissingDependencyError, StoreNotFoundError
 
-__all__ = ["parse_yaml", "read_mapping"]
+__all__ = ["read_mapping"]
 
-_MOST_VALUES = 100_000  # of a YAML file, aliases written out
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # one slash: Path collapses two into one
-_QUOTED_BY_YAML = re.compile(r"(alias|anchor|tag|handle) (['\"]).*\2")
 
 
 def read_mapping(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -36,6 +32,8 @@ def read_mapping(path: str | os.PathLike[str]) -> dict[str, Any]:
         The file does not exist.
     ConfigError
         The file cannot be parsed, repeats a key or holds no mapping; or the path is a URL.
+    MissingDependencyError
+        A YAML file needs PyYAML.
     """
     path = Path(path)
     shown = redact(str(path))
@@ -51,9 +49,7 @@ def read_mapping(path: str | os.PathLike[str]) -> dict[str, Any]:
         found = parse(path.read_text("utf-8-sig"))
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
         wrong: ConfigError | StoreNotFoundError = StoreNotFoundError(f"no config at {shown}: {error.strerror}")
-    except yaml.MarkedYAMLError as error:
-        wrong = ConfigError(f"{shown}: {_explain_yaml(error)}")
-    except (OSError, ValueError, yaml.YAMLError) as error:
+    except (OSError, ValueError) as error:
         wrong = ConfigError(f"{shown}: {redact_message(str(error))}")
     except RecursionError:
         wrong = ConfigError(f"{shown}: tables and lists are nested too deep")
@@ -78,64 +74,17 @@ def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return table
 
 
-def parse_yaml(text: str) -> Any:
-    """Return the single document in `text`; raises yaml.YAMLError.
-
-    Rejects repeated keys, and aliases that multiply to more than 100,000 values.
-    """
-    loader = _YamlLoader(text)
-    node = loader.get_single_node()
-    if node is None:
-        return None
-    _check(node)
-    return loader.construct_document(node)
-
-
-class _YamlLoader(yaml.SafeLoader):
-    """PyYAML's safe loader; replaces exceptions for invalid values, since they quote the value."""
-
-    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
-        try:
-            return super().construct_object(node, deep)
-        except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError):
-            pass
-        raise _wrong(f"this is not a valid {node.tag.rpartition(':')[2]}", node)
-
-
-def _check(root: yaml.Node) -> None:
-    """Raise an error for a repeated key, where PyYAML would silently keep the last one, and for too many values."""
-    nodes, count = [root], 0
-    while nodes:
-        node = nodes.pop()
-        count += 1
-        if count > _MOST_VALUES:
-            raise _wrong(f"more than {_MOST_VALUES:,} values, aliases written out", node)
-        if isinstance(node, yaml.SequenceNode):
-            nodes += node.value
-        elif isinstance(node, yaml.MappingNode):
-            seen = set()
-            for key, value in node.value:
-                if isinstance(key, yaml.ScalarNode) and key.value != "<<":
-                    if (key.tag, key.value) in seen:
-                        raise _wrong("this key appears twice", key)
-                    seen.add((key.tag, key.value))
-                nodes += key, value
-
-
-def _wrong(text: str, node: yaml.Node) -> yaml.MarkedYAMLError:
-    return yaml.constructor.ConstructorError(None, None, text, node.start_mark)
-
-
-def _explain_yaml(error: yaml.MarkedYAMLError) -> str:
-    """Return the problem and its line, without PyYAML's excerpt of the file, which may contain a secret."""
-    parts = [(error.context, error.context_mark), (error.problem, error.problem_mark)]
-    lines = [f"line {mark.line + 1}, column {mark.column + 1}: {text}" for text, mark in parts if text and mark]
-    return "; ".join(_QUOTED_BY_YAML.sub(r"\1 ***", line) for line in lines)
+def _parse_yaml(text: str) -> Any:
+    try:
+        from storeds.config.yaml_text import parse_yaml
+    except ImportError:
+        raise MissingDependencyError("YAML files need PyYAML: pip install 'storeds[yaml]'") from None
+    return parse_yaml(text)
 
 
 _PARSERS: dict[str, Callable[[str], Any]] = {
     ".toml": tomllib.loads,
-    ".yaml": parse_yaml,
-    ".yml": parse_yaml,
+    ".yaml": _parse_yaml,
+    ".yml": _parse_yaml,
     ".json": _parse_json,
 }

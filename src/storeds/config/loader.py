@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, ClassVar, Literal, TypeAlias, cast
+from typing import Annotated, Any, Literal, TypeAlias, cast
 
-from pydantic import Field
+import msgspec
 
-from storeds.datasets.source import Settings
+from storeds._utils.settings import Settings
 from storeds.errors import ConfigError, suggest
 from storeds.registry import import_object
 
@@ -18,46 +18,77 @@ Ragged: TypeAlias = Literal["mask", "pad", "list"]
 _MADE_BY = {"storeds": "storeds.collate", "detection": "storeds.collate_detection"}
 
 
-class Loader(Settings):
+class Loader(Settings, frozen=True):
     """The ``[loader]`` table: arguments of `torch.utils.data.DataLoader`; `build_loader` picks and logs missing ones."""
 
-    where_from: ClassVar[str] = "[loader]"
-
-    batch_size: int | None = Field(32, ge=1, description="Samples per batch; null for single samples.")
-    shuffle: bool = Field(False, description="A new order each epoch; runs with the same dataset seed repeat it.")
-    block_size: int | None = Field(None, ge=1, description="Shuffle blocks of this many neighbours, for cold disks.")
-    window: int | None = Field(None, ge=1, description="Blocks whose samples are mixed; 8 by default.")
-    drop_last: bool = Field(False, description="Drop a short last batch, and samples that would leave ranks unequal.")
-    collate: str = Field("storeds", description="storeds, detection, default, or the dotted path of a function.")
-    pad: list[str | int] = Field(
-        default_factory=list,
-        description="Elements that storeds.collate pads in every batch, with a mask: names, roles, or tuple indices.",
-    )
-    ragged: dict[str, Ragged] = Field(
-        default_factory=dict,
-        description="Element or role that varies in length: mask (padded, with a mask), pad (padded alone) or list.",
-    )
-    pad_images: bool | list[str | int] | dict[str, float] = Field(
-        False,
-        description="Pad images of different sizes, with a mask: true, elements or roles, or what fills each of them.",
-    )
-    label_offset: int = Field(
-        0, description="Added to the labels of collate = 'detection'; 1 for torchvision's models."
-    )
-    num_workers: int | None = Field(
-        None, ge=0, description="Workers; by default one per CPU that this process may use."
-    )
-    start_method: Literal["fork", "spawn", "forkserver", "thread"] | None = Field(
-        None, description="How workers start; thread makes them threads of this process."
-    )
-    persistent_workers: bool | None = Field(
-        None, description="Keep workers between epochs; the default when there are workers."
-    )
-    prefetch_factor: int | None = Field(None, ge=1, description="Batches loaded ahead by each worker.")
-    pin_memory: bool | None = Field(None, description="Copy batches to pinned memory; by default with CUDA.")
-    timeout: float = Field(0, ge=0, description="Seconds to wait for a batch from a worker; 0 for no limit.")
-    in_order: bool = Field(True, description="Return batches in the sampler's order; false returns ready ones first.")
-    worker_init_fn: str | None = Field(None, description="The dotted path of a function called in each worker.")
+    batch_size: Annotated[
+        Annotated[int, msgspec.Meta(ge=1)] | None,
+        msgspec.Meta(description="Samples per batch; null for single samples."),
+    ] = 32
+    shuffle: Annotated[
+        bool, msgspec.Meta(description="A new order each epoch; runs with the same dataset seed repeat it.")
+    ] = False
+    block_size: Annotated[
+        Annotated[int, msgspec.Meta(ge=1)] | None,
+        msgspec.Meta(description="Shuffle blocks of this many neighbours, for cold disks."),
+    ] = None
+    window: Annotated[
+        Annotated[int, msgspec.Meta(ge=1)] | None,
+        msgspec.Meta(description="Blocks whose samples are mixed; 8 by default."),
+    ] = None
+    drop_last: Annotated[
+        bool, msgspec.Meta(description="Drop a short last batch, and samples that would leave ranks unequal.")
+    ] = False
+    collate: Annotated[
+        str, msgspec.Meta(description="storeds, detection, default, or the dotted path of a function.")
+    ] = "storeds"
+    pad: Annotated[
+        list[str | int],
+        msgspec.Meta(
+            description="Elements that storeds.collate pads in every batch, with a mask: names, roles, or tuple indices."
+        ),
+    ] = msgspec.field(default_factory=list)
+    ragged: Annotated[
+        dict[str, Ragged],
+        msgspec.Meta(
+            description="Element or role that varies in length: mask (padded, with a mask), pad (padded alone) or list."
+        ),
+    ] = msgspec.field(default_factory=dict)
+    pad_images: Annotated[
+        bool | list[str | int] | dict[str, float],
+        msgspec.Meta(
+            description="Pad images of different sizes, with a mask: true, elements or roles, or what fills each of them."
+        ),
+    ] = False
+    label_offset: Annotated[
+        int, msgspec.Meta(description="Added to the labels of collate = 'detection'; 1 for torchvision's models.")
+    ] = 0
+    num_workers: Annotated[
+        Annotated[int, msgspec.Meta(ge=0)] | None,
+        msgspec.Meta(description="Workers; by default one per CPU that this process may use."),
+    ] = None
+    start_method: Annotated[
+        Literal["fork", "spawn", "forkserver", "thread"] | None,
+        msgspec.Meta(description="How workers start; thread makes them threads of this process."),
+    ] = None
+    persistent_workers: Annotated[
+        bool | None, msgspec.Meta(description="Keep workers between epochs; the default when there are workers.")
+    ] = None
+    prefetch_factor: Annotated[
+        Annotated[int, msgspec.Meta(ge=1)] | None, msgspec.Meta(description="Batches loaded ahead by each worker.")
+    ] = None
+    pin_memory: Annotated[
+        bool | None, msgspec.Meta(description="Copy batches to pinned memory; by default with CUDA.")
+    ] = None
+    timeout: Annotated[
+        float, msgspec.Meta(ge=0, description="Seconds to wait for a batch from a worker; 0 for no limit.")
+    ] = 0
+    in_order: Annotated[
+        bool, msgspec.Meta(description="Return batches in the sampler's order; false returns ready ones first.")
+    ] = True
+    worker_init_fn: Annotated[
+        str | None, msgspec.Meta(description="The dotted path of a function called in each worker.")
+    ] = None
 
     def collate_fn(self) -> Callable[..., Any] | None:
         """Return the function that makes batches; None for PyTorch's own, and for samples that are not batched.

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
-import yaml
-
-from storeds.config.files import parse_yaml
 from storeds.errors import ConfigError, suggest
 
 __all__ = ["override"]
@@ -18,8 +17,8 @@ __all__ = ["override"]
 def override(config: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
     """Return a copy of `config` in which each override ``table.key=value`` is set, in order.
 
-    The value is read as TOML, else as YAML: ``16``, ``true``, ``null``, ``[8, 8]``, ``{name = "Resize", size = 8}``, and
-    text with or without quotes. A number in the path is a list index: ``dataset.transform.0.size=128``.
+    The value is read as TOML, else as JSON, else as text: ``16``, ``true``, ``null``, ``[8, 8]``,
+    ``{name = "Resize", size = 8}``, ``lmdb://x.lmdb``. A number in the path is a list index: ``dataset.transform.0.size=128``.
 
     Raises
     ------
@@ -71,12 +70,10 @@ def _value(text: str, path: str) -> Any:
     text = text.strip()
     if not text:
         raise ConfigError(f"overrides: {path} has no value; write null for none, or two quotes for empty text")
-    try:
+    with suppress(ValueError):
         return tomllib.loads(f"value = {text}")["value"]
-    except ValueError:
-        pass
-    try:
-        return parse_yaml(text)
-    except (ValueError, yaml.YAMLError):
-        pass
-    raise ConfigError(f"overrides: the value of {path} is neither TOML nor YAML; put text into quotes")
+    with suppress(ValueError):
+        return json.loads(text)
+    if text[0] in "[{\"'":
+        raise ConfigError(f"overrides: the value of {path} is neither TOML nor JSON")
+    return text

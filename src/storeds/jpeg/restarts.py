@@ -36,8 +36,6 @@ _FEWEST_PIXELS = 100_000
 _LARGE, _GROWTH, _GROWTH_LARGE = 1 << 20, 1.03, 1.02
 # A row of MCUs has about this many intervals, of at least this many MCUs. An existing interval may be larger by a factor.
 _PER_ROW, _FEWEST_MCUS, _COARSE = 16, 2, 4
-# Upper bound of the bytes that a marker costs: on photographs, 2.5 to 6.2 with the codes that begin again after it.
-_MARKER_BYTES = 8
 
 
 class Marked(NamedTuple):
@@ -116,7 +114,9 @@ class RestartMarker:
         if had and had <= _COARSE * wanted[0]:
             return kept
         try:
-            marked = self._smallest(blob, found, [each for each in wanted if not had or each < had])
+            most = len(blob) * (_GROWTH_LARGE if found.pixels > _LARGE else _GROWTH)
+            tries = (self._spliced(blob, found, each) for each in wanted if not had or each < had)
+            marked = next((each for each in tries if len(each) <= most), None)
             if marked is None:
                 return kept if had else kept._replace(outcome="would grow too much")
             if not np.array_equal(pillow_pixels(blob), pillow_pixels(marked)):
@@ -126,21 +126,6 @@ class RestartMarker:
         except Exception as error:  # of jpegtran, or of Pillow, which may raise errors of any type
             return kept._replace(outcome=_brief(error))
         return Marked(marked, ADDED)
-
-    def _smallest(self, blob: bytes, found: Structure, wanted: list[int]) -> bytes | None:
-        """Return the picture with the first of these intervals that costs little enough; None if none does."""
-        units = found.grid(range(len(found.components))).units
-        most = len(blob) * (_GROWTH_LARGE if found.pixels > _LARGE else _GROWTH)
-        size, number = 0, 0  # of bytes and intervals of the last try
-        for interval in wanted:
-            fewer = number - -(-units // interval)
-            if size - fewer * _MARKER_BYTES > most:
-                continue  # even so it would be too large
-            marked = self._spliced(blob, found, interval)
-            if len(marked) <= most:
-                return marked
-            size, number = len(marked), -(-units // interval)
-        return None
 
     def _spliced(self, blob: bytes, found: Structure, interval: int) -> bytes:
         """Return the picture with markers, with the metadata of the original and the bytes that follow it."""

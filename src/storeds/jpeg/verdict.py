@@ -15,7 +15,7 @@ import numpy as np
 import simplejpeg
 from PIL import Image
 
-from storeds.jpeg.formats import decode_problem, sniff, structure_problem
+from storeds.jpeg.formats import decode_problem, decode_reason, sniff, structure_problem
 from storeds.jpeg.header import EOI, MAX_PIXELS, SOI, Structure, coverage, parse, without_harmless
 from storeds.protocols import Array, Record
 from storeds.records.fields import UNCHECKED, verdict_fields
@@ -119,13 +119,13 @@ def repair(blob: bytes) -> bytes:
 
 def _examine_other(blob: bytes) -> Verdict:
     """Judge a picture that is not a JPEG: by one full decode, and by what Pillow does not check."""
-    unopened, problem = decode_problem(blob)
-    if unopened:
+    problem, opens = decode_problem(blob)
+    if not opens:
         return Verdict("not_jpeg", 0.0, f"it is not a JPEG but {sniff(blob)}; {problem}")
-    structure = structure_problem(blob)
-    if structure.only_end and not problem:
-        return Verdict("missing_eoi", 1.0, structure.reason)
-    problem = structure.reason or problem
+    structure, has_all_pixels = structure_problem(blob)
+    if has_all_pixels and not problem:
+        return Verdict("missing_eoi", 1.0, structure)
+    problem = structure or problem
     return Verdict("corrupt_data", 0.0, problem) if problem else Verdict("intact", 1.0)
 
 
@@ -316,7 +316,7 @@ def _decode_by_pillow(blob: bytes, found: Structure) -> str:
         after = pillow_pixels(blob[:end] + _NOISES[0] + EOI)
         within = pillow_pixels(blob[: end - 4] + _NOISES[1] + EOI)
     except Exception as error:  # damaged bytes make Pillow raise errors of any type
-        return f"no decoder accepts it: {type(error).__name__}: {error}"
+        return f"no decoder accepts it: {decode_reason(error)}"
     if not np.array_equal(image, after):
         return _ENDS_EARLY
     return "surplus bytes follow its data" if np.array_equal(image, within) else ""

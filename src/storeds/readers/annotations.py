@@ -16,7 +16,7 @@ import numpy as np
 from PIL import Image
 
 from storeds.errors import suggest
-from storeds.protocols import Array, Field
+from storeds.protocols import Field
 from storeds.readers.decoders import UNCHANGED, convert
 from storeds.records.roles import check_labels, check_mask, check_mask_mode
 from storeds.records.segmentations import rasterised, short
@@ -26,11 +26,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Classes",
-    "boxes_tensor",
     "class_ids",
     "class_number",
+    "coordinates_tensor",
     "grey_step",
-    "keypoints_tensor",
     "labels_tensor",
     "mask_tensor",
     "plain_rows",
@@ -108,10 +107,7 @@ def mask_tensor(name: str, value: Any, field: Field, size: Size | None) -> torch
         raise ValueError(
             f"field {name!r}: polygons need the size of the image, and the sample has no image: add it to fields"
         )
-    try:
-        return torch.from_numpy(rasterised(_parsed(name, value), *size, relative=field.relative))
-    except ValueError as error:
-        raise ValueError(f"field {name!r}: {error}") from None
+    return torch.from_numpy(rasterised(_parsed(name, value), *size, relative=field.relative, name=name))
 
 
 # --- Boxes and keypoints ---
@@ -134,21 +130,14 @@ def _split(rows: Any, columns: int) -> Any:
     return np.asarray(rows).reshape(-1, columns).tolist() if is_flat and len(rows) % columns == 0 else rows
 
 
-def boxes_tensor(name: str, rows: Any, field: Field, size: Size | None) -> torch.Tensor:
-    """Return boxes in pixels, float32 of shape (n, 4), in the format of their field."""
-    return _in_pixels(name, np.asarray(rows, np.float64).reshape(-1, 4), 4, field, size)
-
-
-def keypoints_tensor(name: str, rows: Any, field: Field, size: Size | None) -> torch.Tensor:
-    """Return keypoints in pixels, float32 of shape (…, 2) or (…, 3)."""
-    points = np.asarray(rows, np.float64)
-    return _in_pixels(name, points if points.ndim > 1 else np.zeros((0, 2)), 2, field, size)
-
-
-def _in_pixels(name: str, numbers: Array, scaled: int, field: Field, size: Size | None) -> torch.Tensor:
-    """Return coordinates as float32. If the field is relative, the first `scaled` columns are multiplied by the size."""
+def coordinates_tensor(name: str, rows: Any, field: Field, size: Size | None) -> torch.Tensor:
+    """Return boxes or keypoints in pixels, float32 of shape (n, 4), (…, 2) or (…, 3). Boxes keep the format of their field."""
     import torch
 
+    numbers = np.asarray(rows, np.float64)
+    scaled = 4 if field.role == "boxes" else 2  # a visibility is no coordinate
+    if numbers.ndim < 2:  # an empty list
+        numbers = np.zeros((0, scaled))
     if field.relative and numbers.size:
         if size is None:
             raise ValueError(

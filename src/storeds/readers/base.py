@@ -22,7 +22,7 @@ INDEX = "index"
 
 @dataclass(frozen=True)
 class RecordReader(ABC):
-    """Base of readers that build sample *i* from record *i*. A subclass defines `_choose` and `_value`.
+    """Base of readers that build sample *i* from record *i*. A subclass defines `_choose`, and `_value` if it changes values.
 
     Parameters
     ----------
@@ -31,10 +31,8 @@ class RecordReader(ABC):
         store has a field of that name. A mapping of elements to fields renames them: ``{"pixel_values": "image"}``.
     """
 
-    # What the reader computes, unless the store has a field of that name.
-    computes: ClassVar[tuple[str, ...]] = (INDEX,)
     # Set by `bind`; not options for users.
-    internal: ClassVar[tuple[str, ...]] = ("count", "kinds", "sources")
+    internal: ClassVar[tuple[str, ...]] = ("count", "kinds", "sources", "computed")
 
     fields: tuple[str, ...] = ()
     count: int = 0
@@ -42,7 +40,8 @@ class RecordReader(ABC):
     """The declaration of each element."""
     sources: tuple[str, ...] = ()
     """The stored field, or computed value, of each element."""
-    _computed: tuple[str, ...] | None = None
+    computed: tuple[str, ...] = (INDEX,)
+    """What the reader computes, because the store has no field of that name."""
     _copies: frozenset[str] = field(default=frozenset(), repr=False, compare=False)
     """Elements from a field of which an earlier element comes too: a change of one leaves the other as it is."""
 
@@ -50,14 +49,9 @@ class RecordReader(ABC):
     def _choose(self, fields: dict[str, Field]) -> tuple[str, ...]:
         """Return the default elements; raise ConfigError if the reader cannot read this store."""
 
-    @abstractmethod
     def _value(self, name: str, field: Field, value: Any, context: SampleContext) -> Any:
         """Return element `name`, built from its stored value."""
-
-    @property
-    def computed(self) -> tuple[str, ...]:
-        """The values that the reader computes, because the store has no field of that name."""
-        return self.computes if self._computed is None else self._computed
+        return value
 
     @property
     def stored(self) -> tuple[str, ...]:
@@ -105,7 +99,7 @@ class RecordReader(ABC):
     def bind(self, backend: Backend, /) -> Self:
         # docstring inherited
         declared = dict(backend.meta.fields)
-        computed = {name: Field("int") for name in self.computes if name not in declared}
+        computed = {} if INDEX in declared else {INDEX: Field("int")}
         chosen = self._asked() or {name: name for name in self._choose(declared)}
         kinds: list[Field] = []
         for source in chosen.values():
@@ -120,7 +114,7 @@ class RecordReader(ABC):
             sources=tuple(chosen.values()),
             count=Count(len(backend)),
             kinds=tuple(kinds),
-            _computed=tuple(computed),
+            computed=tuple(computed),
             _copies=repeated(chosen.items()),
         )
 

@@ -39,7 +39,6 @@ __all__ = [
     "decode_bytes",
     "decode_fast",
     "decode_pil",
-    "decode_reason",
     "decode_tensor",
     "decode_windows",
     "divisor",
@@ -56,16 +55,10 @@ UNCHANGED = "unchanged"
 
 _PNG_ORIENTED = (b"eXIf", b"Raw profile type exif", b"XML:com.adobe.xmp")
 
-_ADDRESS = re.compile(r" ?<_io\.BytesIO object at 0x[0-9a-f]+>")
 _SIXTEEN_BITS = ("I;16", "I;16L", "I;16B", "I;16N")
 # Number of components → Pillow's mode, and the colours to which simplejpeg decodes.
 _COLOURS = {1: ("L", "GRAY"), 3: ("RGB", "RGB")}
 _REST = re.compile(r"Corrupt JPEG data: \d+ extraneous bytes before marker 0xd(9|[0-7])")
-
-
-def decode_reason(error: Exception) -> str:
-    """Return why a decoder failed, without the memory address in Pillow's message: equal bytes give an equal text."""
-    return f"{type(error).__name__}: {_ADDRESS.sub('', str(error))}"
 
 
 def refused(reason: str, kind: str) -> DecodeError:

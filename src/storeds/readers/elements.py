@@ -1,4 +1,4 @@
-"""What a user says about the elements of samples: paths to values inside JSON, roles, and classes of labels.
+"""What a user says about the elements of samples: paths to values inside JSON, and roles.
 
 A path is ``annotation.size.width``, or ``objects[].bbox`` for one value of each item of a list.
 """
@@ -10,16 +10,15 @@ import re
 from collections.abc import Container, Mapping
 from typing import Any, NamedTuple
 
-from storeds.errors import ConfigError, suggest
-from storeds.protocols import ROLES, Field
-from storeds.records.roles import ROLE_KEYS, parse_role
+from storeds.errors import ConfigError
+from storeds.protocols import Field
+from storeds.records.roles import parse_role
 from storeds.records.segmentations import short
 
-__all__ = ["JsonPath", "given_roles", "split_path", "value_at", "with_given_role"]
+__all__ = ["JsonPath", "split_path", "value_at", "with_given_role"]
 
 _STEP = re.compile(r"\.(?P<key>[^.\[\]]+)|(?P<each>\[\])")
 _ROWS = ("boxes", "keypoints", "labels", "mask")
-_KEYS = (*ROLE_KEYS, "classes")
 
 
 class JsonPath(NamedTuple):
@@ -66,30 +65,6 @@ def value_at(value: Any, steps: tuple[str | None, ...], shown: str) -> Any:
         return value_at(value[step], rest, shown)
     wanted = "[] needs a list" if step is None else f"there is no {step!r}"
     raise ValueError(f"path {shown!r}: {wanted} in {short(value)}")
-
-
-def given_roles(roles: Any) -> dict[str, dict[str, Any]]:
-    """Return element → the keys of its role that the user gives; raise ConfigError for what is none."""
-    if not isinstance(roles, (Mapping, type(None))):
-        raise ConfigError(f"roles is a mapping from elements to roles, for example {{'mask': 'mask'}}, not {roles!r}")
-    found: dict[str, dict[str, Any]] = {}
-    for name, spec in (roles or {}).items():
-        keys = {"role": spec} if isinstance(spec, str) else spec
-        if not isinstance(keys, Mapping):
-            raise ConfigError(f"roles: that of {name!r} is the name of a role or a mapping of its keys, not {spec!r}")
-        for key in keys:
-            if key not in _KEYS:
-                raise ConfigError(f"roles: {name!r} has an unknown key {key!r}; {suggest(key, _KEYS, 'keys')}")
-        role, classes = keys.get("role"), keys.get("classes")
-        if role is not None and role not in ROLES:
-            raise ConfigError(f"roles: {name!r} has an unknown role {role!r}; {suggest(role, ROLES, 'roles')}")
-        is_list = isinstance(classes, (list, tuple)) and {type(each) for each in classes} in ({str}, {int})
-        if classes is not None and not is_list:
-            raise ConfigError(
-                f"roles: the classes of {name!r} are a list of names or a list of numbers, not {classes!r}"
-            )
-        found[name] = dict(keys)
-    return found
 
 
 def with_given_role(name: str, declared: Field, given: Mapping[str, Any]) -> Field:

@@ -152,9 +152,6 @@ class ImageReader(RecordReader):
             return self._decoders[name](picture, draw_crops(self.cropper, [picture], context), context)
         return super()._element(name, source, field, record, context)
 
-    def _value(self, name: str, field: Field, value: Any, context: SampleContext) -> Any:
-        return value
-
     def _inspect(self, name: str, record: Record) -> Picture:
         """Return image `name` of a record, before decoding."""
         source = self.stored_as(name)

@@ -15,7 +15,7 @@ from PIL import Image
 from storeds.errors import ConfigError, DecodeError, StoredsError
 from storeds.jpeg import Verdict, examine
 from storeds.jpeg import repair as repair_jpeg
-from storeds.jpeg.formats import structure_problem
+from storeds.jpeg.formats import decode_reason, structure_problem
 from storeds.jpeg.header import SOI, Header, check_scans, read_header
 from storeds.protocols import Array, Cropped, Cropper, CropRequest, Decoder, Note, SampleContext, Window
 from storeds.readers.decoders import (
@@ -24,7 +24,6 @@ from storeds.readers.decoders import (
     check_pixels,
     decode_fast,
     decode_pil,
-    decode_reason,
     decode_tensor,
     decode_windows,
     divisor,
@@ -158,7 +157,7 @@ class PictureDecoder:
                 header = None
         verdict = stored
         # Pillow hides the warnings of libjpeg, and does not find all damage of other formats.
-        if verdict is None and header is None and (blob.startswith(SOI) or structure_problem(blob).reason):
+        if verdict is None and header is None and (blob.startswith(SOI) or structure_problem(blob)[0]):
             verdict = examine(blob)
         is_damaged = verdict is not None and not verdict.is_whole
         if verdict is not None and verdict.finding == "not_jpeg" and not is_built_in:

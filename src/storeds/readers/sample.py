@@ -16,17 +16,16 @@ from storeds.errors import ConfigError, DecodeError, RecordError, StoredsError, 
 from storeds.protocols import Array, Backend, CropRequest, Decoder, Field, Record, SampleContext
 from storeds.readers.annotations import (
     Classes,
-    boxes_tensor,
     class_ids,
     class_number,
-    keypoints_tensor,
+    coordinates_tensor,
     labels_tensor,
     mask_tensor,
     plain_rows,
 )
 from storeds.readers.base import channels_first, channels_of, check_channels, repeated
 from storeds.readers.decoders import UNCHANGED, orientation_of, refused
-from storeds.readers.elements import JsonPath, given_roles, split_path, value_at, with_given_role
+from storeds.readers.elements import JsonPath, split_path, value_at, with_given_role
 from storeds.readers.image import ImageReader
 from storeds.readers.pictures import Picture, PictureDecoder, draw_crops
 from storeds.records.fields import NATIVE, Channels, Layout, is_mask
@@ -38,6 +37,7 @@ from storeds.records.roles import (
     check_row_counts,
     check_rows,
     check_values,
+    given_roles,
     stored_classes,
 )
 
@@ -104,7 +104,7 @@ class SampleReader(ImageReader):
                 f"unknown box_format {self.box_format!r}; {suggest(self.box_format, BOX_FORMATS, 'formats')}"
             )
         check_channels(self.channels)
-        object.__setattr__(self, "_given", given_roles(self.roles))
+        object.__setattr__(self, "_given", given_roles(self.roles, "classes"))
 
     # --- Binding ---
 
@@ -340,14 +340,12 @@ class SampleReader(ImageReader):
     def _other(self, name: str, record: Record, size: Size | None) -> Any:
         """Return an element that is no image and no mask."""
         declared, value = self._declared[name], self._at(name, record)
-        if declared.role in ("boxes", "keypoints") and name not in self._trusted:
-            value = plain_rows(name, value, declared.role)
-            check_values({name: value}, {name: declared}, size)
         match declared.role:
-            case "boxes":
-                return boxes_tensor(name, value, declared, size)
-            case "keypoints":
-                return keypoints_tensor(name, value, declared, size)
+            case "boxes" | "keypoints":
+                if name not in self._trusted:
+                    value = plain_rows(name, value, declared.role)
+                    check_values({name: value}, {name: declared}, size)
+                return coordinates_tensor(name, value, declared, size)
             case "labels":
                 return labels_tensor(name, value, self._classes.get(name))
             case "label" if name in self._classes:

@@ -10,12 +10,12 @@ import numpy as np
 
 from storeds.errors import ConfigError, DecodeError, suggest
 from storeds.protocols import Array, Backend, Decoder, Field, Note, Record, SampleContext
+from storeds.readers.base import INDEX
 from storeds.readers.clips import ClipPlan
 from storeds.readers.decoders import refused
 from storeds.readers.image import ImageReader
 from storeds.readers.video_files import VideoFileReader
 from storeds.records.columns import index_path, load_index, read_column, save_index
-from storeds.records.fields import Count
 
 if TYPE_CHECKING:
     import torch
@@ -51,7 +51,7 @@ class Runs:
         where = getattr(view, "where", None)  # a selection has the url and build of its store
         self._index = index_path(view.url, view.meta.build, repr(where), "runs", by, frame)
         self._bounds: Array | None = None
-        self._count = Count(len(self.bounds) - 1)
+        self._count = len(self.bounds) - 1
 
     @property
     def bounds(self) -> Array:
@@ -163,7 +163,7 @@ class VideoReader(ImageReader):
         if declared[self.by].kind not in ("int", "str"):
             raise ConfigError(f"by={self.by!r} is a field of kind {declared[self.by].kind}; expected int, str or bytes")
         for name in self.per_frame:
-            if name not in (*declared, *self.computes, *_PER_FRAME):
+            if name not in (*declared, INDEX, *_PER_FRAME):
                 raise ConfigError(
                     f"per_frame: {backend.url} has no field {name!r}; {suggest(name, declared, 'fields')}"
                 )

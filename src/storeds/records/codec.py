@@ -38,18 +38,12 @@ def preview(value: object) -> str:
     """Return a short representation of a value and its type, for messages."""
     if isinstance(value, np.ndarray):
         text = f"array of {value.dtype} {value.shape}"
-    elif isinstance(value, (str, bytes, bytearray)):
-        text = repr(value[:61])
     else:
-        text = _short_repr(value)
+        try:
+            text = repr(value[:61]) if isinstance(value, (str, bytes, bytearray)) else _REPR.repr(value)
+        except Exception:  # an integer of 5000 digits, or a faulty __repr__
+            text = f"<{type(value).__name__}>"
     return f"{text[:60]}{'…' if len(text) > 60 else ''} ({type(value).__name__})"
-
-
-def _short_repr(value: object) -> str:
-    try:
-        return _REPR.repr(value)
-    except Exception:  # an integer of 5000 digits, or a faulty __repr__
-        return f"<{type(value).__name__}>"
 
 
 _REPR = reprlib.Repr()
@@ -93,13 +87,11 @@ def _canonical_int(field: Field, value: Any) -> int:
 
 def _canonical_float(field: Field, value: Any) -> float:
     found = value if type(value) is float else _as_python(value)
-    if isinstance(found, bool) or not isinstance(found, (float, int, np.longdouble)):
+    if isinstance(found, bool) or not isinstance(found, (float, int)):
         raise TypeError("expected float")
     number = float(found)
     if isinstance(found, int) and int(number) != found:
         raise ValueError("a binary64 cannot hold this integer exactly")
-    if isinstance(found, np.longdouble) and not np.isnan(found) and np.longdouble(number) != found:
-        raise ValueError("a binary64 cannot hold this number exactly")
     return number
 
 
@@ -201,13 +193,14 @@ class RecordCodec:
             ]
             declared = ", ".join(without_verdicts(self.fields))
             raise ValueError(f"{' and '.join(faults)}; every record has exactly the fields {declared}")
-        return {name: self._canonical_value(name, field, record[name]) for name, field in self.fields.items()}
-
-    def _canonical_value(self, name: str, field: Field, value: Any) -> Any:
-        try:
-            return canonical_value(field, value)
-        except (ValueError, TypeError, OverflowError) as error:
-            raise ValueError(f"field {name!r} ({field.kind}) refuses {preview(value)}: {error}") from None
+        stored = {}
+        for name, field in self.fields.items():
+            try:
+                stored[name] = canonical_value(field, record[name])
+            except (ValueError, TypeError, OverflowError) as error:
+                refused = preview(record[name])
+                raise ValueError(f"field {name!r} ({field.kind}) refuses {refused}: {error}") from None
+        return stored
 
     def pack(self, stored: Record) -> bytes:
         """Return the msgpack map of a stored record."""
@@ -266,19 +259,15 @@ class RecordCodec:
     def revive(self, record: Record) -> Record:
         """Convert unpacked values to user values: arrays own writable memory, JSON is parsed.
 
-        Raises ValueError for values that do not match their declaration.
+        Values that are arrays already stay as they are. Raises ValueError for values that do not match their declaration.
         """
         for name in self._arrays:
-            if name in record:
+            if name in record and not isinstance(record[name], np.ndarray):
                 record[name] = _revive_array(self.fields[name], record[name])
-        return self.revive_stored(record)
-
-    def revive_stored(self, stored: Record) -> Record:
-        """Convert a stored record, whose arrays are arrays already, to user values."""
         for name in self._json:
-            if name in stored:
-                stored[name] = _revive_json(stored[name])
-        return stored
+            if name in record:
+                record[name] = _revive_json(record[name])
+        return record
 
     def needs_whole(self, fields: Sequence[str]) -> bool:
         """Whether a request for `fields` reads and verifies the whole record.

@@ -16,7 +16,7 @@ import numpy as np
 
 from storeds.errors import ConfigError, suggest
 from storeds.protocols import JSON, ROLES, Array, CropRequest, Field
-from storeds.records.segmentations import array_of, segmentation_fault, short
+from storeds.records.segmentations import array_of, check_coco_masks, short
 
 __all__ = [
     "BOX_FORMATS",
@@ -35,6 +35,7 @@ __all__ = [
     "check_row_counts",
     "check_rows",
     "check_values",
+    "given_roles",
     "parse_role",
     "role_text",
     "role_to_json",
@@ -87,6 +88,31 @@ def parse_role(name: str, spec: Field) -> Field:
     return spec
 
 
+def given_roles(roles: Any, *more: str) -> dict[str, dict[str, Any]]:
+    """Return name → the keys of its role that the user gives, `ROLE_KEYS` and `more`; raise ConfigError for what is none."""
+    if not isinstance(roles, (Mapping, type(None))):
+        raise ConfigError(f"roles is a mapping from elements to roles, for example {{'mask': 'mask'}}, not {roles!r}")
+    found: dict[str, dict[str, Any]] = {}
+    known = (*ROLE_KEYS, *more)
+    for name, spec in (roles or {}).items():
+        keys = {"role": spec} if isinstance(spec, str) else spec
+        if not isinstance(keys, Mapping):
+            raise ConfigError(f"roles: that of {name!r} is the name of a role or a mapping of its keys, not {spec!r}")
+        for key in keys:
+            if key not in known:
+                raise ConfigError(f"roles: {name!r} has an unknown key {key!r}; {suggest(key, known, 'keys')}")
+        role, classes = keys.get("role"), keys.get("classes")
+        if role is not None and role not in ROLES:
+            raise ConfigError(f"roles: {name!r} has an unknown role {role!r}; {suggest(role, ROLES, 'roles')}")
+        is_list = isinstance(classes, (list, tuple)) and {type(each) for each in classes} in ({str}, {int})
+        if classes is not None and not is_list:
+            raise ConfigError(
+                f"roles: the classes of {name!r} are a list of names or a list of numbers, not {classes!r}"
+            )
+        found[name] = dict(keys)
+    return found
+
+
 def with_roles(fields: Mapping[str, Field], roles: Mapping[str, str | Mapping[str, Any]]) -> dict[str, Field]:
     """Return fields with other roles; raise ConfigError if one does not exist or does not fit.
 
@@ -97,14 +123,9 @@ def with_roles(fields: Mapping[str, Field], roles: Mapping[str, str | Mapping[st
         Field → its role, or the keys of a declaration that belong to a role. They replace those that it has.
     """
     changed = dict(fields)
-    for name, given in roles.items():
+    for name, keys in given_roles(roles).items():
         if name not in fields:
             raise ConfigError(f"roles: there is no field {name!r}; {suggest(name, fields, 'fields')}")
-        keys = {"role": given} if isinstance(given, str) else given
-        if not isinstance(keys, Mapping) or not keys.keys() <= set(ROLE_KEYS):
-            raise ConfigError(
-                f"roles: that of {name!r} is a name, or a mapping with {', '.join(ROLE_KEYS)}, not {given!r}"
-            )
         shape = fields[name].shape
         if keys.get("role") == "boxes" and shape is not None and len(shape) == 2 and shape[1] is None:
             shape = (shape[0], 4)  # files of other tools do not tell; the writer compares each array
@@ -314,21 +335,6 @@ def check_mask_mode(name: str, mode: str) -> None:
             f"field {name!r}: a mask has one channel, which holds class ids, not Pillow mode {mode!r}; convert its colours to "
             "class ids, and store these as a PNG of mode L or P, or leave out the role to store it as an image"
         )
-
-
-def check_coco_masks(name: str, value: Any, size: Size | None = None, *, relative: bool = False) -> list[Any]:
-    """Return masks of kind json, one for each instance; raise ValueError for the first that is no polygons and no RLE.
-
-    A mask is a list of polygons ``[x1, y1, x2, y2, …]``, empty for no pixels, or a run-length encoding
-    ``{"size": [height, width], "counts": …}`` of the size of the image, with counts as a list or as COCO's text.
-    """
-    if not isinstance(value, list):
-        raise ValueError(f"field {name!r}: masks are a list, one for each instance, not {type(value).__name__}")
-    for row, mask in enumerate(value):
-        fault = segmentation_fault(mask, size, relative=relative)
-        if fault:
-            raise ValueError(f"field {name!r}, row {row}: {fault}")
-    return value
 
 
 def check_row_counts(values: Mapping[str, Any], fields: Mapping[str, Field]) -> None:

@@ -6,7 +6,7 @@ A field of kind json with role ``mask`` and format ``coco`` holds one item per i
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -14,25 +14,40 @@ import numpy as np
 from storeds.errors import MissingDependencyError
 from storeds.protocols import Array
 
-__all__ = ["array_of", "in_pixels", "rasterised", "run_lengths", "segmentation_fault", "short"]
+__all__ = ["array_of", "check_coco_masks", "in_pixels", "rasterised", "run_lengths", "short"]
 
 _FAR = 100_000  # pixels outside the image: the memory for drawing a polygon grows with its perimeter
 _DIGITS = 7  # of one number in compressed counts: 35 bits
 _FORMS = "a mask is a list of polygons [[x1, y1, x2, y2, …], …], or a run-length encoding {'size': …, 'counts': …}"
 
 
-def segmentation_fault(mask: Any, size: tuple[int, int] | None = None, *, relative: bool = False) -> str | None:
-    """Return why a value is not the mask of an instance, or None if it is one.
+def check_coco_masks(
+    name: str, value: Any, size: tuple[int, int] | None = None, *, relative: bool = False
+) -> list[Any]:
+    """Return masks of kind json, one for each instance; raise ValueError for the first that is no polygons and no RLE.
 
     Parameters
     ----------
-    mask : object
-        Any JSON.
+    name : str
+        The field, for the message.
+    value : object
+        Any JSON. An empty list of polygons is an empty mask.
     size : (int, int), optional
         Height and width of the image. Without it, only relative polygons are compared with the image.
     relative : bool
         Whether the coordinates of polygons are fractions of width and height.
     """
+    if not isinstance(value, list):
+        raise ValueError(f"field {name!r}: masks are a list, one for each instance, not {type(value).__name__}")
+    for row, mask in enumerate(value):
+        fault = _fault(mask, size, relative)
+        if fault is not None:
+            raise ValueError(f"field {name!r}, row {row}: {fault}")
+    return value
+
+
+def _fault(mask: Any, size: tuple[int, int] | None, relative: bool) -> str | None:
+    """Return why a value is not the mask of an instance, or None if it is one."""
     if isinstance(mask, Mapping):
         return _run_lengths_fault(mask, size)
     if not isinstance(mask, list):
@@ -74,7 +89,7 @@ def _run_lengths_fault(mask: Mapping[str, Any], size: tuple[int, int] | None) ->
     return None
 
 
-def rasterised(value: Any, height: int, width: int, *, relative: bool = False) -> Array:
+def rasterised(value: Any, height: int, width: int, *, relative: bool = False, name: str = "mask") -> Array:
     """Return the masks of all instances of one image.
 
     Parameters
@@ -85,6 +100,8 @@ def rasterised(value: Any, height: int, width: int, *, relative: bool = False) -
         Size of the image in pixels.
     relative : bool
         Whether the coordinates of polygons are fractions of width and height.
+    name : str
+        The field, for messages.
 
     Returns
     -------
@@ -94,17 +111,13 @@ def rasterised(value: Any, height: int, width: int, *, relative: bool = False) -
     Raises
     ------
     ValueError
-        An item has another form, or does not fit the image. The message names the instance.
+        An item has another form, or does not fit the image. The message names its row.
     MissingDependencyError
         There are polygons, and pycocotools is not installed. Run-length encodings do not need it.
     """
-    if not isinstance(value, Sequence) or isinstance(value, (str, bytes)):
-        raise ValueError(f"masks of format 'coco' are a list with one item per instance, not {type(value).__name__}")
+    check_coco_masks(name, value, (height, width), relative=relative)
     masks = np.zeros((len(value), height, width), np.uint8)
     for number, mask in enumerate(value):
-        fault = segmentation_fault(mask, (height, width), relative=relative)
-        if fault is not None:
-            raise ValueError(f"instance {number}: {fault}")
         if isinstance(mask, Mapping):
             masks[number] = _from_runs(run_lengths(mask["counts"]), height, width)
         elif mask:

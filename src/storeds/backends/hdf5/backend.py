@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import h5py
 import msgspec
 import numpy as np
 import xxhash
-from pydantic import Field as Option
+from msgspec import structs
 
 from storeds._utils.locations import StoreURL, file_path, file_system, file_system_advice, staging_folder
 from storeds.backends.base import BackendOptions, FileOpener, HandleBackend, parse_options
@@ -34,7 +34,7 @@ __all__ = ["Hdf5Backend", "Hdf5Options"]
 _SEAL = np.dtype("<u8")
 
 
-class Hdf5Options(BackendOptions):
+class Hdf5Options(BackendOptions, frozen=True):
     """Options of ``hdf5://`` stores.
 
     Attributes
@@ -47,7 +47,7 @@ class Hdf5Options(BackendOptions):
     """
 
     locking: Literal["auto", "true", "false", "best-effort"] = "auto"
-    cache_bytes: int = Option(default=1 << 20, ge=0)
+    cache_bytes: Annotated[int, msgspec.Meta(ge=0)] = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -204,7 +204,7 @@ class Hdf5Backend(HandleBackend[Hdf5Handle, Hdf5Opener]):
         with self._lease() as handle:
             reads = "at file offsets" if handle.file is None else "through libhdf5"
         how: dict[str, JSON] = {"reads": reads, "file_system": file_system(self._opener.path)}
-        return {**how, **self._opener.settings.model_dump()}
+        return {**how, **structs.asdict(self._opener.settings)}
 
     def advice(self) -> list[str]:
         # docstring inherited

@@ -31,7 +31,7 @@ RECORDS, COLUMNS, META = b"records", b"columns", b"meta"
 PAGES = b"_pages"  # among the columns: where the values lie in the file
 
 
-class LmdbOptions(BackendOptions):
+class LmdbOptions(BackendOptions, frozen=True):
     """Options of ``lmdb://`` stores.
 
     Attributes

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any, ClassVar
 
 import xxhash
+from msgspec import structs
 
 from storeds._utils.locations import StoreURL, file_path, file_system, file_system_advice
 from storeds.backends.base import FileOpener, HandleBackend, NativeStoreError, bounded, parse_options
@@ -89,7 +90,7 @@ class ForeignOpener(FileOpener[ForeignOptions]):
 
     def _opened(self, given: Mapping[str, Any]) -> ForeignHdf5:
         """Open the store in another way, as `Reading.open`."""
-        return ForeignHdf5(self.path, **{**self.settings.model_dump(), **given})
+        return ForeignHdf5(self.path, **{**self.settings.changed(), **given})
 
     def _meta(self, files: Hdf5Files, layout: str, found: Contents) -> Meta:
         fields = {name: values.field for name, values in found.columns.items()}
@@ -203,9 +204,9 @@ class ForeignHdf5(HandleBackend[Hdf5Handle, ForeignOpener]):
         with self._lease() as handle:
             where = dict(handle.contents.where)
         settings = self._opener.settings
-        given: dict[str, JSON] = settings.model_dump(exclude={"columns"})
         columns: JSON = None if settings.columns is None else dict(settings.columns.to_json())
-        return {"file_system": file_system(self._opener.path), **given, "columns": columns, "where": where}
+        own = {**structs.asdict(settings), "columns": columns}
+        return {"file_system": file_system(self._opener.path), **own, "where": where}
 
     def advice(self) -> list[str]:
         # docstring inherited

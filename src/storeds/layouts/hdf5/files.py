@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import h5py
+import msgspec
 import numpy as np
-from pydantic import Field as Option
-from pydantic import field_validator
 
 from storeds.backends.base import BackendOptions
 from storeds.backends.handles import OpenStore
@@ -43,7 +42,15 @@ _LISTED = 8  # names in a message
 _CACHE = 1 << 18  # bytes that libhdf5 caches; it reads an unfiltered chunk that fits in whole, even for a single row
 
 
-class ForeignOptions(BackendOptions):
+def _parsed(columns: Any) -> Pattern | None:
+    return None if columns is None else parse_pattern(columns)
+
+
+def _normalised(group: Any) -> Any:
+    return "/" + group.strip("/") if isinstance(group, str) else group
+
+
+class ForeignOptions(BackendOptions, frozen=True):
     """Options of every foreign HDF5 layout.
 
     Attributes
@@ -62,22 +69,14 @@ class ForeignOptions(BackendOptions):
         Follow links and virtual datasets that leave the folder of the store.
     """
 
+    parsers: ClassVar[Mapping[str, Callable[[Any], Any]]] = {"columns": _parsed, "group": _normalised}
+
     locking: Literal["auto", "true", "false", "best-effort"] = "auto"
-    cache_bytes: int = Option(default=8 << 20, ge=0)
+    cache_bytes: Annotated[int, msgspec.Meta(ge=0)] = 8 << 20
     group: str = "/"
     columns: Pattern | None = None
     mask: str | None = None
     allow_outside: bool = False
-
-    @field_validator("columns", mode="before")
-    @classmethod
-    def _parsed(cls, columns: Any) -> Pattern | None:
-        return None if columns is None else parse_pattern(columns)
-
-    @field_validator("group")
-    @classmethod
-    def _normalised(cls, group: str) -> str:
-        return "/" + group.strip("/")
 
 
 class NoSuchNameError(FormatError):

@@ -167,7 +167,7 @@ class ForeignLmdb(HandleBackend[ForeignHandle, EnvironmentOpener]):
     def _plan_of(self, reader: LmdbReader, layout: str, pattern: Pattern) -> tuple[Plan, Entries]:
         settings = reader.settings
         for name, layouts in _FOR.items():
-            if name in settings.model_fields_set and layout and layout not in layouts:
+            if name in settings.changed() and layout and layout not in layouts:
                 raise ConfigError(
                     f"{reader.url}: layout {layout!r} has no option {name!r}; {', '.join(layouts)} have it"
                 )
@@ -204,7 +204,7 @@ class ForeignLmdb(HandleBackend[ForeignHandle, EnvironmentOpener]):
 
     def _undecided(self, reader: LmdbReader, keys: Sequence[bytes]) -> Exception:
         values = [value for key in keys if (value := reader.get(key)) is not None]
-        given = reader.settings.model_dump(exclude_unset=True)
+        given = reader.settings.changed()
 
         def opened(arguments: Mapping[str, Any]) -> ForeignLmdb:
             return ForeignLmdb(self._opener.path, **{**given, **arguments})
@@ -264,7 +264,7 @@ class ForeignLmdb(HandleBackend[ForeignHandle, EnvironmentOpener]):
         for position, key, number, row in records.locate(positions):
             try:
                 values = records.read(reader, key, number, row, names, last)
-                out.append(codec.revive_stored(codec.canonical({name: values[name] for name in names})))
+                out.append(codec.revive(codec.canonical({name: values[name] for name in names})))
             except (ValueError, lmdb.Error) as error:
                 out.append(self._fault(position, error, {"key": key_text(key)}))
                 if isinstance(error, lmdb.Error):

@@ -8,13 +8,12 @@ from __future__ import annotations
 import itertools
 import os
 import threading
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import lmdb
-from pydantic import field_validator
 
 from storeds._utils.text import counted
 from storeds.backends.base import FileOpener, NativeStoreError
@@ -22,7 +21,7 @@ from storeds.backends.handles import OpenStore
 from storeds.backends.lmdb.backend import COLUMNS, META, RECORDS, LmdbOptions
 from storeds.backends.lmdb.files import check_length, lmdb_errors, open_environment
 from storeds.errors import ConfigError, FormatError
-from storeds.layouts.infer import Wanted, parse_wanted
+from storeds.layouts.infer import parse_wanted
 from storeds.layouts.pattern import Pattern, parse_pattern
 from storeds.protocols import Meta
 from storeds.records.fields import WRITTEN_BY
@@ -44,7 +43,18 @@ _LISTED_DATABASES = 16
 _LARGE = 1 << 17  # bytes of a value: the kernel reads about as much ahead, so that most of it is needed
 
 
-class ForeignOptions(LmdbOptions):
+def _keys(given: Any) -> tuple[bytes, ...]:
+    names = given.split(",") if isinstance(given, str) else given
+    if not isinstance(names, (list, tuple)) or not all(isinstance(name, (str, bytes)) for name in names):
+        raise ValueError("expected keys, as a list or divided by commas")
+    return tuple(name.encode() if isinstance(name, str) else name for name in names if name)
+
+
+def _pattern(columns: Any) -> Pattern | None:
+    return None if columns is None else parse_pattern(columns, attributes=False)
+
+
+class ForeignOptions(LmdbOptions, frozen=True):
     """Options of every foreign LMDB layout.
 
     Attributes
@@ -65,30 +75,18 @@ class ForeignOptions(LmdbOptions):
         Allow every dimension of an array to differ between records.
     """
 
+    parsers: ClassVar[Mapping[str, Callable[[Any], Any]]] = {
+        "exclude": _keys,
+        "columns": _pattern,
+        "fields": parse_wanted,
+    }
+
     database: str | None = None
     partial: bool = False
-    exclude: tuple[bytes, ...] = ()
+    exclude: Any = ()
     columns: Pattern | None = None
     fields: Any = None
     any_shape: bool = False
-
-    @field_validator("exclude", mode="before")
-    @classmethod
-    def _keys(cls, given: Any) -> Any:
-        names = given.split(",") if isinstance(given, str) else given
-        if isinstance(names, (list, tuple)):
-            return tuple(name.encode() if isinstance(name, str) else name for name in names if name)
-        return names
-
-    @field_validator("columns", mode="before")
-    @classmethod
-    def _pattern(cls, columns: Any) -> Pattern | None:
-        return None if columns is None else parse_pattern(columns, attributes=False)
-
-    @field_validator("fields", mode="before")
-    @classmethod
-    def _wanted(cls, given: Any) -> Wanted | None:
-        return parse_wanted(given)
 
 
 _NATIVE = {COLUMNS, META, RECORDS}

@@ -87,7 +87,7 @@ _STANDARD = ("_id", "length", "chunkSize", "uploadDate", "md5", "filename", "con
 _OWN_PATHS = ("length", "md5", "metadata")
 
 
-class GridfsOptions(ColumnOptions):
+class GridfsOptions(ColumnOptions, frozen=True):
     """Options of layout ``gridfs``; ``query`` and ``columns`` refer to the documents in ``<bucket>.files``.
 
     Attributes

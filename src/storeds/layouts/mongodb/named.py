@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 import xxhash
-from pydantic import BeforeValidator
 
 from storeds._utils.text import counted
 from storeds.backends.base import BackendOptions
@@ -62,7 +61,7 @@ def _absolute(path: Any) -> Any:
     return os.path.abspath(os.path.expanduser(path)) if isinstance(path, (str, os.PathLike)) else path
 
 
-class NamedOptions(BackendOptions):
+class NamedOptions(BackendOptions, frozen=True, kw_only=True):
     """Options of layout ``named``.
 
     Attributes
@@ -77,7 +76,9 @@ class NamedOptions(BackendOptions):
         For names with several documents: ``error``, or ``first`` to take the document with the lowest ``_id``.
     """
 
-    index: Annotated[str, BeforeValidator(_absolute)]
+    parsers: ClassVar[Mapping[str, Callable[[Any], Any]]] = {"index": _absolute}
+
+    index: str
     name_field: str = "img_name"
     data_field: str = "bson_img"
     missing: Literal["error", "skip"] = "error"

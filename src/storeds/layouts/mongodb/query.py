@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Annotated, Any, ClassVar, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, TypeVar
 
 import bson
 import numpy as np
 from bson import json_util
 from bson.errors import BSONError
-from pydantic import BeforeValidator
 
 from storeds._utils.text import counted
 from storeds.backends.base import BackendOptions, check_most_is_read
@@ -162,7 +161,7 @@ def _lists_in(pattern: Pattern) -> list[str]:
     return list(dict.fromkeys(str(place.path) for _, place in pattern.places if place.rows))
 
 
-class ColumnOptions(BackendOptions):
+class ColumnOptions(BackendOptions, frozen=True):
     """The documents to read, and their fields.
 
     Attributes
@@ -174,8 +173,10 @@ class ColumnOptions(BackendOptions):
         record.
     """
 
-    query: Annotated[str, BeforeValidator(_query_text)] = "{}"
-    columns: Annotated[Pattern | None, BeforeValidator(_parsed)] = None
+    parsers: ClassVar[Mapping[str, Callable[[Any], Any]]] = {"query": _query_text, "columns": _parsed}
+
+    query: str = "{}"
+    columns: Pattern | None = None
 
     @property
     def unwind(self) -> str | None:

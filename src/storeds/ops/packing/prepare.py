@@ -13,12 +13,12 @@ from PIL import Image, ImageOps
 from storeds._utils.text import counted
 from storeds.backends.role_checks import RoleChecker
 from storeds.jpeg import Verdict, examine, repair, set_verdict
+from storeds.jpeg.formats import decode_reason
 from storeds.jpeg.restarts import RestartMarker
 from storeds.ops.common import in_order, is_fast, mark_picture
 from storeds.ops.packing.rows import Bad, BadItem, Listing, Row, Rows
 from storeds.ops.packing.splits import Split
 from storeds.protocols import Record
-from storeds.readers.decoders import decode_reason
 
 __all__ = ["Prepared", "Preparer", "prepared_chunks"]
 

@@ -21,10 +21,11 @@ from storeds._utils.text import counted
 from storeds.backends.opening import open_backend
 from storeds.errors import ConfigError, RecordError
 from storeds.jpeg import MAX_PIXELS, repair
+from storeds.jpeg.formats import decode_reason
 from storeds.jpeg.header import Structure, parse
 from storeds.ops.verifying.checks import Finding
 from storeds.protocols import Backend
-from storeds.readers.decoders import check_pixels, decode_reason
+from storeds.readers.decoders import check_pixels
 
 __all__ = ["ContactSheet"]
 

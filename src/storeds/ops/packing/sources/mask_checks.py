@@ -10,10 +10,10 @@ import numpy as np
 from PIL import Image
 
 from storeds._utils.text import counted, some
+from storeds.jpeg.formats import decode_reason
 from storeds.ops.packing.rows import BadItem, File
 from storeds.ops.packing.sources.paths import show
 from storeds.readers.annotations import grey_step
-from storeds.readers.decoders import decode_reason
 
 __all__ = ["MaskCheck", "MaskFile", "lossy_notes"]
 
