@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 __all__ = [
     "MAX_EPOCH",
     "SharedEpoch",
-    "SharedPasses",
     "SharedTable",
     "agreed_seed",
     "collected_events",
@@ -78,7 +77,6 @@ def _restore_table(cls: type[SharedTable], cell: torch.Tensor) -> SharedTable:
 MAX_EPOCH = 2**63 - 1
 """The largest epoch: it fits into an int64."""
 
-_PASSES, _WORKERS = 64, 256  # passes through a stream that are remembered, and workers of a loader
 _SEED_KEY = "storeds/seed"
 
 
@@ -204,93 +202,6 @@ def _copied_epoch(number: int, is_set: bool, requested: int | None) -> SharedEpo
     copy.requested = requested
     if is_set:
         copy.enter(number)
-    return copy
-
-
-class SharedPasses(SharedTable):
-    """Counts the passes through a stream, which only its workers see begin.
-
-    All workers of a loader count alike, whichever begins first. The first one enters the pass. The others find the
-    entry by their loader and by how many passes they have begun themselves. No lock is needed: a worker reads the next
-    epoch before it looks for the pass, and a pass is entered before the next epoch changes.
-    """
-
-    DTYPE = np.dtype(
-        [
-            ("number", "<i8"),
-            ("next", "<i8"),
-            ("is_requested", "?"),  # whether the next epoch was set, and no pass has begun since
-            ("passes", "<i8"),
-            ("loader", "<i8", _PASSES),
-            ("turn", "<i8", _PASSES),  # which pass of the loader's workers it is; 0 for an empty row
-            ("epoch", "<i8", _PASSES),
-            ("joined", "?", (_PASSES, _WORKERS)),
-        ]
-    )
-
-    @property
-    def number(self) -> int:
-        """The epoch of the pass that began last, or the one that was set or loaded since."""
-        return int(self.table["number"])
-
-    @property
-    def is_requested(self) -> bool:
-        """Whether an epoch was set for the next pass."""
-        return bool(self.table["is_requested"])
-
-    def set(self, epoch: int) -> None:
-        """Start the next pass at this epoch."""
-        table = self.table
-        table["number"], table["next"], table["is_requested"] = epoch, epoch, True
-
-    def load(self, epoch: int) -> None:
-        """Continue counting after a loaded state: the pass after the loaded one is `epoch` + 1."""
-        table = self.table
-        table["number"], table["next"], table["is_requested"] = epoch, epoch + 1, False
-
-    def peek(self, turn: int) -> int:
-        """Return the epoch that `begin` would return."""
-        table, worker = self.table, get_worker_info()
-        following = int(table["next"])
-        at = self._find(table, worker, turn)
-        return following if at is None else int(table["epoch"][at])
-
-    def begin(self, turn: int, epoch: int | None = None) -> int:
-        """Begin this process's `turn`-th pass of the stream; return its epoch, the given one or the next."""
-        table, worker = self.table, get_worker_info()
-        following = int(table["next"])
-        if epoch is None:
-            at = self._find(table, worker, turn)
-            if at is not None and worker is not None:
-                table["joined"][at, worker.id % _WORKERS] = True
-                return int(table["epoch"][at])
-            epoch = following
-        if worker is not None:
-            at = int(table["passes"]) % _PASSES
-            table["turn"][at] = 0
-            table["joined"][at] = False
-            table["joined"][at, worker.id % _WORKERS] = True
-            table["epoch"][at], table["loader"][at], table["turn"][at] = epoch, _loader_of_worker(), turn
-            table["passes"] += 1
-        table["number"], table["next"], table["is_requested"] = epoch, min(epoch + 1, MAX_EPOCH), False
-        return epoch
-
-    def _find(self, table: Any, worker: Any, turn: int) -> int | None:
-        """Return the row of the pass that another worker of the same loader has begun."""
-        if worker is None:
-            return None
-        same = (table["turn"] == turn) & (table["loader"] == _loader_of_worker())
-        # A worker that has joined already belongs to a later set of workers with the same loader seed.
-        found = np.flatnonzero(same & ~table["joined"][:, worker.id % _WORKERS])
-        return int(found[0]) if found.size else None
-
-    def _copy(self) -> tuple[Any, ...]:
-        return _copied_passes, (self.number, int(self.table["next"]), self.is_requested)
-
-
-def _copied_passes(number: int, following: int, is_requested: bool) -> SharedPasses:
-    copy = SharedPasses()
-    copy.table["number"], copy.table["next"], copy.table["is_requested"] = number, following, is_requested
     return copy
 
 

@@ -369,11 +369,6 @@ class StoreDataset(Dataset[Any]):
             self._warn_if_repeated(contexts[0])
         return samples
 
-    def _samples_until_error(self, indices: Iterable[Any]) -> tuple[list[Any], RecordError | None]:
-        """Return the samples of a stream for `indices`, and the error that ends it, if there is one."""
-        # No replacements for a batch of bad samples: they would come twice in the stream.
-        return self._pipeline.samples_until_error(self._contexts(self._resolve(indices)), fill=False)
-
     def _warn_if_repeated(self, context: SampleContext) -> None:
         """Warn once where a plain DataLoader makes the random samples of an earlier pass again."""
         if not self._trials or not self._epoch.is_repeated:
@@ -419,13 +414,6 @@ class StoreDataset(Dataset[Any]):
                 raise IndexError(f"index {at} is outside [0, {count}) of {self.url}")
             resolved.append(at + count if at < 0 else at)
         return resolved
-
-    def _share_counts(self, epoch: SharedEpoch, counters: SampleCounters, total: int) -> None:
-        """Use the epoch and the counters of a stream, whose sources have `total` samples together."""
-        limits = self._counters.limits
-        counters.limits = None if limits is None else replace(limits, total=total)
-        self._epoch, self._counters = epoch, counters
-        self._pipeline = replace(self._pipeline, counters=counters)
 
     def __add__(self, other: Dataset[Any]) -> ConcatDataset[Any]:
         """Return both datasets as one; raises ConfigError where a label would mean different classes."""

@@ -134,40 +134,30 @@ class SamplePipeline:
         UnavailableError
             The engine cannot be reached.
         """
-        samples, error = self.samples_until_error(contexts, fill=fill, defer=defer)
-        if error is not None:
-            raise error from error.__cause__
-        return samples
-
-    def samples_until_error(
-        self, contexts: Sequence[SampleContext], *, fill: bool, defer: bool = False
-    ) -> tuple[list[Any], RecordError | None]:
-        """Return what `samples` returns; with ``raise``, the samples before the first bad one, and its error."""
         if not contexts:
-            return [], None
+            return []
         events: list[Event] = []
         try:
-            samples, error = self._good_samples(contexts, fill, events)
+            samples = self._good_samples(contexts, fill, events)
         finally:
             self.counters.add(contexts[0].epoch, len(contexts), events)
         if not defer and (self.joint is not None or self.transforms):
             samples = [self.finished(sample) for sample in samples]
-        return samples, error
+        return samples
 
-    def _good_samples(
-        self, contexts: Sequence[SampleContext], fill: bool, events: list[Event]
-    ) -> tuple[list[Any], RecordError | None]:
+    def _good_samples(self, contexts: Sequence[SampleContext], fill: bool, events: list[Event]) -> list[Any]:
+        """Return samples after the policy; append what happened to `events`, also before an error."""
         samples: list[Any] = []
         for context, (sample, positions) in zip(contexts, self.make(contexts), strict=True):
             if not isinstance(sample, RecordError):
                 events += self._repairs(context, positions)
             elif self.on_error == "raise":
                 events.append(_bad(sample, context))
-                return samples, self._with_key(sample, positions)
+                raise self._with_key(sample, positions) from sample.__cause__
             samples.append(sample)
         bad = [at for at, sample in enumerate(samples) if isinstance(sample, RecordError)]
         if not bad:
-            return samples, None
+            return samples
         replacing = self.on_error == "replace" or (fill and len(bad) == len(samples))
         events += [_bad(samples[at], contexts[at], "replaced" if replacing else "skipped") for at in bad]
         if replacing:
@@ -179,7 +169,7 @@ class SamplePipeline:
             ]
         for at, sample in zip(bad, replacements, strict=True):
             samples[at] = sample
-        return samples, None
+        return samples
 
     def finished(self, sample: Any) -> Any:
         """Return a sample without deferred images."""
