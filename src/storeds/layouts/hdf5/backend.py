@@ -19,7 +19,7 @@ from storeds.errors import FormatError, RecordError, StoredsError
 from storeds.layouts.explain import Preset, Reading, undecided
 from storeds.layouts.hdf5.files import ForeignOptions, Hdf5Files
 from storeds.layouts.hdf5.presets import PRESETS, candidates, entries, preset_pattern, recognise
-from storeds.layouts.hdf5.records import Contents, contents_of, unread_in
+from storeds.layouts.hdf5.records import Contents, contents_of
 from storeds.layouts.pattern import Pattern
 from storeds.protocols import JSON, Array, Field, Meta, Record
 from storeds.records.columns import stack_records, stackable
@@ -85,8 +85,8 @@ class ForeignOpener(FileOpener[ForeignOptions]):
         if found is None:
             readings = [Reading(given, partial(self._opened, given)) for given in candidates(files)]
             raise undecided(self.url, self.path, entries(files), readings)
-        _LOG.info("%s is opened with layout %r: %s", self.url, found.layout, found.why)
-        return found.layout, found.pattern, found.why
+        _LOG.info("%s is opened with layout %r: %s", self.url, found[0], found[2])
+        return found
 
     def _opened(self, given: Mapping[str, Any]) -> ForeignHdf5:
         """Open the store in another way, as `Reading.open`."""
@@ -153,14 +153,14 @@ class ForeignHdf5(HandleBackend[Hdf5Handle, ForeignOpener]):
     def _probe(self, handle: Hdf5Handle) -> Meta:
         # docstring inherited
         self.recognised: str | None = handle.why
-        self._unread = bounded(unread_in(handle.files, handle.contents))
+        self._unread = bounded(handle.contents.unread())
         return handle.meta
 
     def unread(self) -> list[str]:
         # docstring inherited
         if self._unread is None:
             with self._lease() as handle:
-                self._unread = bounded(unread_in(handle.files, handle.contents))
+                self._unread = bounded(handle.contents.unread())
         return list(self._unread)
 
     def _is_stale(self, handle: Hdf5Handle) -> bool:

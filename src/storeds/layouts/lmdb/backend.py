@@ -23,15 +23,13 @@ from storeds.backends.lmdb.files import lmdb_errors
 from storeds.errors import ConfigError, FormatError, RecordError
 from storeds.layouts.codecs import CodecError, is_pickle, sniff
 from storeds.layouts.explain import Preset, Reading, undecided
-from storeds.layouts.infer import WHOLE, Inferred, evenly, infer, part_of
+from storeds.layouts.infer import Inferred, evenly, infer
 from storeds.layouts.lmdb.entries import Entries, beginning_of, check_databases, entries_of, unread_entries
 from storeds.layouts.lmdb.environment import EnvironmentOpener, ForeignHandle, ForeignOptions, LmdbReader, key_text
 from storeds.layouts.lmdb.presets import (
-    CODEC_OF,
     PRESETS,
     candidates,
     check_count,
-    check_pyarrow,
     counted_plan,
     key_listing,
     listed_keys_of,
@@ -46,6 +44,7 @@ from storeds.layouts.lmdb.records import (
     Records,
     Value,
     decode,
+    element,
     frames_part,
     key_index,
     matcher,
@@ -124,7 +123,6 @@ class ForeignLmdb(HandleBackend[ForeignHandle, EnvironmentOpener]):
         with lmdb_errors(self._opener.url), _reading(handle, self._opener) as reader:
             if reader.settings.database is None:
                 handle.check_main_database()
-            check_pyarrow(reader)
             plan, entries = self._listed_plan(reader)
             records = self._records = self._open_records(plan)
             left = _left(reader, plan, entries, records)
@@ -184,7 +182,7 @@ class ForeignLmdb(HandleBackend[ForeignHandle, EnvironmentOpener]):
             pattern,
             frozenset(entries.keys),
             key=KEY if KEY in pattern.names and layout in _KEYED else "",
-            codec="tensorpack" if pattern.has_rows else CODEC_OF.get(layout, ""),
+            codec="tensorpack" if pattern.has_rows else PRESETS[layout].codec if layout in PRESETS else "",
             listed=key_listing(reader) if is_bare else "",
         )
         plan = counted_plan(reader, plan, entries)
@@ -467,17 +465,11 @@ def _frames(reader: LmdbReader, plan: Plan, keys: Sequence[bytes]) -> tuple[Plan
     if len(parts) != 1 or None in parts:
         raise ValueError("its values are not lists of encoded images, alone or with other parts")
     (frames,) = parts
-    found, left = [Part("image", Field("image"), frames)], list[str]()
-    if frames != WHOLE:
-        first = contents[0]
-        rest = [part for part in (first if isinstance(first, Mapping) else range(len(first))) if part != frames]
-        is_mapping = isinstance(first, Mapping)
-        others = [[part_of(content, part) for part in rest] for content in contents]
-        inferred = infer(
-            [dict(zip(rest, each, strict=True)) for each in others] if is_mapping else others, None, any_shape=False
-        )
-        found += [Part(name, field, part if is_mapping else rest[part]) for name, part, field in inferred.fields]
-        left = [*inferred.left]
+    inferred = infer([element(content, frames, 0) for content in contents], None, any_shape=False)
+    others = [Part(name, field, part) for name, part, field in inferred.fields if part != frames]
+    found = [Part("image", Field("image"), frames), *others]
     if taken := {"video", "frame"}.intersection(part.name for part in found):
         raise ValueError(f"{', '.join(sorted(taken))} is the name of a part and of a field of the layout")
-    return replace(plan, values=(Value(plan.leading, plan.codec, tuple(found)),), frames=frames), left
+    return replace(plan, values=(Value(plan.leading, plan.codec, tuple(found), inferred.form),), frames=frames), [
+        *inferred.left
+    ]
