@@ -16,8 +16,7 @@ from storeds.datasets.counters import BatchEvents
 from storeds.datasets.stages import StageTotals, Work
 from storeds.protocols import SampleContext
 from storeds.readers import SampleReader
-from storeds.transforms import JointTransform
-from storeds.transforms.binding import apply_transform
+from storeds.transforms import BoundTransform, JointTransform
 
 if TYPE_CHECKING:
     from storeds.datasets.map_dataset import StoreDataset
@@ -229,7 +228,7 @@ def _timed(store: StoreDataset, context: SampleContext) -> Iterator[tuple[str, f
     for name, bound in pipeline.transforms:
         for step in _steps(bound.transform):
             began = time.perf_counter()
-            sample[name] = apply_transform(step, sample[name], context)
+            sample[name] = BoundTransform(step)(sample[name], context)
             yield getattr(step, "__name__", type(step).__name__), time.perf_counter() - began
 
 
