@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,9 +13,9 @@ import lmdb
 import numpy as np
 import xxhash
 
-from storeds._utils.locations import StoreURL, file_path, file_system, file_system_advice
+from storeds._utils.locations import StoreURL, file_path
 from storeds._utils.text import counted
-from storeds.backends.base import HandleBackend, NativeStoreError, bounded, parse_options
+from storeds.backends.base import FileBackend, NativeStoreError, bounded, parse_options
 from storeds.backends.handles import HandlePool, OpenStore
 from storeds.backends.lmdb.backend import LmdbBackend
 from storeds.backends.lmdb.files import lmdb_errors
@@ -70,7 +69,7 @@ _FOR = dict.fromkeys(("fields", "any_shape"), ("pickled", "tensorpack", "json", 
 """The layouts that have an option."""
 
 
-class ForeignLmdb(HandleBackend[ForeignHandle, EnvironmentOpener]):
+class ForeignLmdb(FileBackend[ForeignHandle, EnvironmentOpener]):
     """An LMDB environment that another tool wrote, read by a record pattern.
 
     Parameters
@@ -96,7 +95,6 @@ class ForeignLmdb(HandleBackend[ForeignHandle, EnvironmentOpener]):
     """
 
     pool: ClassVar[HandlePool[Any]] = LmdbBackend.pool
-    shares_open_store: ClassVar[bool] = True
     Options: ClassVar[type[ForeignOptions]] = ForeignOptions
     presets: ClassVar[Mapping[str, Preset]] = PRESETS
     _plan: Plan
@@ -297,21 +295,13 @@ class ForeignLmdb(HandleBackend[ForeignHandle, EnvironmentOpener]):
 
     # Information about the store.
 
-    def stored_bytes(self) -> int:
-        # docstring inherited
-        return os.path.getsize(self._opener.data_path)
-
     def handle_settings(self) -> dict[str, JSON]:
         # docstring inherited
-        how: dict[str, JSON] = {"readonly": True, "lock": False, "file_system": file_system(self._opener.path)}
+        how: dict[str, JSON] = {"readonly": True, "lock": False, **super().handle_settings()}
         settings = self._opener.settings
         readahead = "by size of values" if settings.readahead is None else settings.readahead
         where: JSON = dict(self._plan.pattern.to_json())
         return {**how, "readahead": readahead, "database": settings.database, "columns": where}
-
-    def advice(self) -> list[str]:
-        # docstring inherited
-        return file_system_advice(self._opener.path)
 
     # Pickling.
 

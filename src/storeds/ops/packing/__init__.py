@@ -99,7 +99,6 @@ def pack(
     overwrite: bool = False,
     resume: bool = False,
     commit_every: int = COMMIT_EVERY,
-    index: Sequence[str] = (),
     progress: ProgressHook | None = None,
     on_problem: Callable[[Bad], None] | None = None,
     **source_options: Any,
@@ -141,7 +140,7 @@ def pack(
     workers : int, optional
         Threads that read, examine and encode; one per CPU by default, and 0 means one. A dataset object is read in the
         calling thread. The result does not depend on it.
-    overwrite, resume, commit_every, index
+    overwrite, resume, commit_every
         As for `open_writer`. Resuming needs the same source and options.
     progress : callable, optional
         Called with a `Progress` after each chunk.
@@ -201,7 +200,6 @@ def pack(
         commit_every=commit_every,
         check=False,  # records already contain their verdicts
         plan={"source": listing.fingerprint, "options": options},
-        index=index,
     )
     with resumable(writer):
         scaled = (None, None) if rows.is_encoded else (max_side, quality)
