@@ -186,27 +186,15 @@ _BACKENDS = (
     ("memory", "memory:MemoryBackend", ""),
 )
 _LAYOUTS = (
-    ("lmdb/caffe", "lmdb:ForeignLmdb", "lmdb"),
-    ("lmdb/frames", "lmdb:ForeignLmdb", "lmdb"),
-    ("lmdb/json", "lmdb:ForeignLmdb", "lmdb"),
-    ("lmdb/keyed", "lmdb:ForeignLmdb", "lmdb"),
-    ("lmdb/msgpack", "lmdb:ForeignLmdb", "lmdb"),
-    ("lmdb/npz", "lmdb:ForeignLmdb", "lmdb"),
-    ("lmdb/ocr", "lmdb:ForeignLmdb", "lmdb"),
-    ("lmdb/pickled", "lmdb:ForeignLmdb", "lmdb"),
-    ("lmdb/tensorpack", "lmdb:ForeignLmdb", "lmdb"),
-    ("hdf5/pcam", "hdf5:ForeignHdf5", "h5py"),
-    ("hdf5/parallel", "hdf5:ForeignHdf5", "h5py"),
-    ("hdf5/per_episode", "hdf5:ForeignHdf5", "h5py"),
-    ("hdf5/per_file", "hdf5:ForeignHdf5", "h5py"),
-    ("hdf5/per_sample", "hdf5:ForeignHdf5", "h5py"),
-    ("hdf5/per_video", "hdf5:ForeignHdf5", "h5py"),
-    ("mongodb/named", "mongodb:NamedLayout", "pymongo"),
-    ("mongodb/query", "mongodb:QueryLayout", "pymongo"),
-    ("mongodb/gridfs", "mongodb:GridfsLayout", "pymongo"),
-    ("mongodb+srv/named", "mongodb:NamedLayout", "pymongo"),
-    ("mongodb+srv/query", "mongodb:QueryLayout", "pymongo"),
-    ("mongodb+srv/gridfs", "mongodb:GridfsLayout", "pymongo"),
+    *((f"lmdb/{name}", "lmdb:ForeignLmdb", "lmdb") for name in ("caffe", "frames", "json", "keyed", "msgpack")),
+    *((f"lmdb/{name}", "lmdb:ForeignLmdb", "lmdb") for name in ("npz", "ocr", "pickled", "tensorpack")),
+    *((f"hdf5/{name}", "hdf5:ForeignHdf5", "h5py") for name in ("pcam", "parallel", "per_episode", "per_file")),
+    *((f"hdf5/{name}", "hdf5:ForeignHdf5", "h5py") for name in ("per_sample", "per_video")),
+    *(
+        (f"{scheme}/{name.lower()}", f"mongodb:{name}Layout", "pymongo")
+        for scheme in ("mongodb", "mongodb+srv")
+        for name in ("Named", "Query", "Gridfs")
+    ),
 )
 _READERS = (
     ("image", "image:ImageReader", ""),

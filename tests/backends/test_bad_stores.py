@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import multiprocessing
 import os
 import random
 import re
@@ -27,11 +26,12 @@ import pytest
 
 import storeds
 from _traps_format import exit_code
+from _writing import in_fork
 from damage import KINDS, Damage, Truth, build, columns, read, records, survey, value_of
 from shares import FULL, share
 from storeds.errors import ConfigError, FormatError, RecordError, StoredsError, StoreNotFoundError, UnavailableError
 from storeds.protocols import SupportsBatchArrays
-from storeds.records.fields import meta_to_text
+from storeds.records.fields import meta_from_text, meta_to_text
 
 SUFFIX = {"lmdb": ".lmdb", "hdf5": ".h5"}
 FEW = 400
@@ -338,47 +338,24 @@ def test_the_suffix_of_a_bare_path_to_write_selects_the_engine(suffix: str, engi
         write(str(tmp_path / "x.bin"), [1])
 
 
-@pytest.mark.parametrize("engine", SUFFIX)
-@pytest.mark.parametrize("url", ["{engine}://{path}", "{path}"])
-def test_an_unreadable_file_or_folder_is_said_to_be_so(engine: str, url: str) -> None:
+@pytest.mark.parametrize("url", ["lmdb://{}", "{}"])
+def test_an_unreadable_file_or_folder_is_said_to_be_so(url: str) -> None:
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # which everybody may enter, unlike pytest's
+        path = Path(folder, "x.lmdb")
+        write(f"lmdb://{path}", [1])
+
+        def open_as_nobody(error: type[Exception], says: str) -> None:
+            if os.getuid() == 0:
+                os.setresuid(65534, 65534, 65534)
+            with pytest.raises(error, match=says):
+                storeds.open_backend(url.format(path))
+
         os.chmod(folder, 0o755)
-        path = Path(folder, f"x{SUFFIX[engine]}")
-        url = url.format(engine=engine, path=path)
-        write(f"{engine}://{path}", [1])
         path.chmod(0)
-        assert re.match("UnavailableError: .*Permission denied", _as_nobody(url))
+        in_fork(partial(open_as_nobody, UnavailableError, "Permission denied"))
         path.unlink()
         os.chmod(folder, 0o311)
-        assert re.match(r"StoreNotFoundError: .*cannot be listed \(Permission denied\)", _as_nobody(url))
-        os.chmod(folder, 0o700)
-        if os.getuid() == 0:
-            assert re.match("UnavailableError: .*Permission denied", _as_nobody(url))
-
-
-def _as_nobody(url: str) -> str:
-    """Return the error that an unprivileged process gets for `url`."""
-    context = multiprocessing.get_context("fork")
-    ours, theirs = context.Pipe(duplex=False)
-    child = context.Process(target=_open_as_nobody, args=(url, theirs))
-    child.start()
-    theirs.close()
-    assert ours.poll(30)
-    said = ours.recv()
-    child.join()
-    ours.close()
-    return str(said)
-
-
-def _open_as_nobody(url: str, pipe: Any) -> None:
-    if os.getuid() == 0:
-        os.setresuid(65534, 65534, 65534)
-    try:
-        storeds.open_backend(url).close()
-        pipe.send("opened")
-    except BaseException as error:
-        pipe.send(f"{type(error).__name__}: {error}")
-    os._exit(0)
+        in_fork(partial(open_as_nobody, StoreNotFoundError, r"cannot be listed \(Permission denied\)"))
 
 
 # Stores that somebody changed
@@ -397,50 +374,116 @@ def edit_hdf5(path: Path, edit: Callable[[h5py.File], object]) -> None:
         edit(file)
 
 
-def edit_meta(engine: str, path: Path, edit: Callable[[str], Any]) -> None:
-    if engine == "lmdb":
+def edit_meta(path: Path, edit: Callable[[str], Any]) -> None:
+    if path.suffix == ".lmdb":
         edit_lmdb(path, b"meta", lambda txn: txn.put(b"meta", edit(txn.get(b"meta").decode()).encode()))
     else:
+        edit_hdf5(path, lambda file: file.attrs.update(meta=edit(file.attrs.pop("meta"))))
 
-        def rewrite(file: h5py.File) -> None:
-            made = edit(file.attrs.pop("meta"))
-            file.attrs["meta"] = made
 
-        edit_hdf5(path, rewrite)
+def replaced(old: str, new: str) -> Callable[[Path], None]:
+    """Return an edit of the meta's text."""
+    return partial(edit_meta, edit=lambda text: text.replace(old, new))
+
+
+def meta_is(value: Any) -> Callable[[Path], None]:
+    return partial(edit_meta, edit=lambda _: value)
+
+
+def newer(path: Path) -> None:
+    with storeds.open_backend(path) as backend:
+        text = meta_to_text(dataclasses.replace(backend.meta, layout="storeds/2"))
+    meta_is(text)(path)
+
+
+def dataset_is(name: str, value: Any) -> Callable[[Path], None]:
+    """Return an edit that deletes a dataset, and stores `value`, or what it returns for the old one, in its place."""
+
+    def edit(file: h5py.File) -> None:
+        old = file.pop(f"records/{name}")
+        new = value(old) if callable(value) else value
+        if new is not None:
+            file[f"records/{name}"] = new
+
+    return partial(edit_hdf5, edit=edit)
+
+
+def elsewhere(path: Path) -> str:
+    """Write a file with numbers beside a store, and return its path."""
+    with h5py.File(path.with_name("secret.h5"), "w") as file:
+        file["label"] = file["g/label"] = np.arange(20)
+    return str(path.with_name("secret.h5"))
+
+
+def external(path: Path) -> None:
+    with h5py.File(path, "r+") as file:
+        del file["records/label"]
+        file.create_dataset("records/label", (20,), "<i8", external=[(elsewhere(path), 0, 160)])
+
+
+def virtual(path: Path) -> None:
+    layout = h5py.VirtualLayout((20,), "<i8")
+    layout[:] = h5py.VirtualSource(elsewhere(path), "label", (20,))
+    with h5py.File(path, "r+") as file:
+        del file["records/label"]
+        file.create_virtual_dataset("records/label", layout)
+
+
+def linked(name: str, link: Callable[[str], Any]) -> Callable[[Path], None]:
+    def edit(path: Path) -> None:
+        with h5py.File(path, "r+") as file:
+            file["other"] = np.arange(20)
+            del file[name]
+            file[name] = link(elsewhere(path))
+
+    return edit
 
 
 UNREADABLE = "meta is unreadable"
 MISMATCH = "does not match its checksum"
-TEXTS: list[tuple[Callable[[str], Any], str]] = [
-    (lambda text: text.replace('"count":20', '"count":19'), MISMATCH),
-    (lambda text: text.replace("cat", "cow"), MISMATCH),
-    (lambda text: text.replace('"kind":"int"', '"kind":"str"'), MISMATCH),
-    (lambda text: text.replace('"label":"', '"label":"0'), MISMATCH),
-    (lambda text: text.replace('"kind":"int"', '"kind":"uint"'), "meta is unreadable .*unknown kind 'uint'"),
-    (lambda text: text.replace('"check"', '"chack"'), UNREADABLE),
-    *[(lambda text, to=to: to, UNREADABLE) for to in ('{"a":1', "", "[]", "null", "[" * 50_000)],
+ROWS = ("label", "weight", "good", "fixed", "_seal", "name/offsets", "image/offsets", "ragged/shapes", "note/offsets")
+LINK, ELSEWHERE = "is a link to elsewhere", "keeps its bytes in other files"
+OF_BOTH: list[tuple[Callable[[Path], None], str]] = [
+    (replaced('"count":20', '"count":19'), MISMATCH),
+    (replaced("cat", "cow"), MISMATCH),
+    (replaced('"kind":"int"', '"kind":"str"'), MISMATCH),
+    (replaced('"label":"', '"label":"0'), MISMATCH),
+    (replaced('"kind":"int"', '"kind":"uint"'), "meta is unreadable .*unknown kind 'uint'"),
+    (replaced('"check"', '"chack"'), UNREADABLE),
+    *[(meta_is(text), UNREADABLE) for text in ('{"a":1', "", "[]", "null", "[" * 50_000)],
+    (newer, "layout 'storeds/2' is newer than this storeds.*upgrade storeds"),
 ]
-META = {
-    "lmdb": TEXTS,
-    "hdf5": [*TEXTS, *[(lambda _, to=to: to, UNREADABLE) for to in (np.bytes_(b"{}"), 3.5, [1, 2])]],
-}
+OF_HDF5: list[tuple[Callable[[Path], None], str]] = [
+    *[(meta_is(value), UNREADABLE) for value in (np.bytes_(b"{}"), 3.5, [1, 2])],
+    *[(dataset_is(name, lambda old: old[:-1]), f"dataset records/{name} is .*expected") for name in ROWS],
+    *[
+        (dataset_is(name, None), rf"/records/{name}(/\w+)? is missing")
+        for name in ("label", "image", "image/data", "_seal")
+    ],
+    *[
+        (dataset_is(name, np.zeros(20, ">c8")), f"records/{name}")
+        for name in ("label", "image", "image/offsets", "_seal")
+    ],
+    (
+        lambda path: edit_hdf5(path, lambda file: file.pop("records/label") and file.create_group("records/label")),
+        "records/label is not a dataset",
+    ),
+    (linked("records/label", lambda path: h5py.ExternalLink(path, "label")), f"/records/label {LINK}"),
+    (linked("records/label", lambda path: h5py.SoftLink("/other")), f"/records/label {LINK}"),
+    (linked("records", lambda path: h5py.ExternalLink(path, "g")), f"/records {LINK}"),
+    (virtual, ELSEWHERE),
+    (external, ELSEWHERE),
+]
 
 
 @pytest.mark.parametrize(
-    ("engine", "edit", "says"), [(engine, *case) for engine, cases in META.items() for case in cases]
+    ("engine", "edit", "says"),
+    [*(("lmdb", *case) for case in OF_BOTH), *(("hdf5", *case) for case in (*OF_BOTH, *OF_HDF5))],
 )
-def test_edited_meta_is_refused(engine: str, copied: Copied, edit: Callable[[str], Any], says: str) -> None:
+def test_an_edited_store_is_refused(engine: str, copied: Copied, edit: Callable[[Path], None], says: str) -> None:
     path, _ = copied(engine)
-    edit_meta(engine, path, edit)
+    edit(path)
     with pytest.raises(FormatError, match=f"{path}.*{says}"):
-        storeds.open_backend(path)
-
-
-@pytest.mark.parametrize("engine", SUFFIX)
-def test_a_newer_format_says_to_upgrade(engine: str, copied: Copied) -> None:
-    path, truth = copied(engine)
-    edit_meta(engine, path, lambda _: meta_to_text(dataclasses.replace(truth.meta, layout="storeds/2")))
-    with pytest.raises(FormatError, match="layout 'storeds/2' is newer than this storeds.*upgrade storeds"):
         storeds.open_backend(path)
 
 
@@ -486,75 +529,6 @@ def test_an_lmdb_store_whose_records_moved_in_the_file_reads_the_same(copied: Co
         env.copy(str(tmp_path / "compact.lmdb"), compact=True)
     for each in (path, tmp_path / "compact.lmdb"):
         assert everything(each) == (truth.records, truth.columns)
-
-
-def _replace(name: str, value: Any) -> Callable[[h5py.File, Path], None]:
-    """Return an edit that deletes a dataset, and stores `value`, or what it returns for the old one, in its place."""
-
-    def edit(file: h5py.File, elsewhere: Path) -> None:
-        old = file.pop(f"records/{name}")
-        new = value(old) if callable(value) else value
-        if new is not None:
-            file[f"records/{name}"] = new
-
-    return edit
-
-
-def _external(file: h5py.File, elsewhere: Path) -> None:
-    del file["records/label"]
-    file.create_dataset("records/label", (20,), "<i8", external=[(str(elsewhere), 0, 160)])
-
-
-def _virtual(file: h5py.File, elsewhere: Path) -> None:
-    del file["records/label"]
-    layout = h5py.VirtualLayout((20,), "<i8")
-    layout[:] = h5py.VirtualSource(str(elsewhere), "label", (20,))
-    file.create_virtual_dataset("records/label", layout)
-
-
-def _linked(name: str, link: Callable[[str], Any]) -> Callable[[h5py.File, Path], None]:
-    def edit(file: h5py.File, elsewhere: Path) -> None:
-        file["other"] = np.arange(20)
-        del file[name]
-        file[name] = link(str(elsewhere))
-
-    return edit
-
-
-ROWS = ("label", "weight", "good", "fixed", "_seal", "name/offsets", "image/offsets", "ragged/shapes", "note/offsets")
-LINK, ELSEWHERE = "is a link to elsewhere", "keeps its bytes in other files"
-STRUCTURE: list[tuple[Callable[[h5py.File, Path], None], str]] = [
-    *[(_replace(name, lambda old: old[:-1]), f"dataset records/{name} is .*expected") for name in ROWS],
-    *[
-        (_replace(name, None), rf"/records/{name}(/\w+)? is missing")
-        for name in ("label", "image", "image/data", "_seal")
-    ],
-    *[
-        (_replace(name, np.zeros(20, ">c8")), f"records/{name}")
-        for name in ("label", "image", "image/offsets", "_seal")
-    ],
-    (
-        lambda file, _: file.pop("records/label") and file.create_group("records/label"),
-        "records/label is not a dataset",
-    ),
-    (_linked("records/label", lambda path: h5py.ExternalLink(path, "label")), f"/records/label {LINK}"),
-    (_linked("records/label", lambda path: h5py.SoftLink("/other")), f"/records/label {LINK}"),
-    (_linked("records", lambda path: h5py.ExternalLink(path, "g")), f"/records {LINK}"),
-    (_virtual, ELSEWHERE),
-    (_external, ELSEWHERE),
-]
-
-
-@pytest.mark.parametrize(("edit", "says"), STRUCTURE)
-def test_hdf5_datasets_that_are_not_as_declared_are_refused(
-    copied: Copied, tmp_path: Path, edit: Callable[[h5py.File, Path], None], says: str
-) -> None:
-    path, _ = copied("hdf5")
-    with h5py.File(tmp_path / "secret.h5", "w") as file:
-        file["label"] = file["g/label"] = np.arange(20)
-    edit_hdf5(path, lambda file: edit(file, tmp_path / "secret.h5"))
-    with pytest.raises(FormatError, match=says):
-        storeds.open_backend(path)
 
 
 def test_an_hdf5_tool_that_adds_something_takes_the_stamp_away(copied: Copied) -> None:
@@ -683,3 +657,15 @@ def test_a_read_only_file_in_a_read_only_folder_opens(url: str) -> None:
         assert sorted(path.parent.iterdir()) == [path]
     finally:
         path.parent.chmod(0o755)
+
+
+def test_opening_parses_the_meta_once(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    module, calls = f"storeds.backends.{url.partition(':')[0]}.backend", list[str]()
+
+    def parse(text: Any, of: str) -> Any:
+        calls.append(of)
+        return meta_from_text(text, of)
+
+    monkeypatch.setattr(f"{module}.meta_from_text", parse)
+    storeds.open_backend(url).close()
+    assert calls == [url]

@@ -318,18 +318,6 @@ class TestOneFileTwice:
         engine, how = request.param
         return open_rows(stores[engine]), open_rows(alias(stores[engine], how, tmp_path))
 
-    def test_both_read_and_closing_one_leaves_the_other(self, pair: tuple[StoreDataset, StoreDataset]) -> None:
-        first, second = pair
-        assert read_all(first) == read_all(second) == TRUTH
-        first.close()
-        assert read_all(second) == TRUTH
-        with pytest.raises(errors.ClosedError):
-            first[0]
-        again = open_rows(first.url)
-        assert read_all(again) == TRUTH
-        second.close()
-        assert read_all(again) == TRUTH
-
     def test_one_is_opened_and_closed_while_threads_read_both(
         self, pair: tuple[StoreDataset, StoreDataset], brisk_threads: None
     ) -> None:
@@ -389,12 +377,6 @@ class TestDescriptors:
             for _ in range(2):
                 assert len(list(batches)) == COUNT // 4
             del dataset, batches
-
-    @pytest.mark.parametrize("engine", [*ENGINES, CHUNKED])
-    def test_a_dataset_that_was_not_read_holds_none(self, stores: dict[str, str], engine: str) -> None:
-        with leaving_nothing_open():
-            dataset = open_rows(stores[engine])
-        dataset.close()
 
     @pytest.mark.parametrize("engine", ["lmdb", "hdf5", CHUNKED])
     def test_a_child_holds_none_of_its_parents_files(self, stores: dict[str, str], engine: str) -> None:

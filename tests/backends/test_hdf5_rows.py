@@ -73,24 +73,6 @@ def test_rows_beyond_the_end_of_the_file_are_missing(noise: tuple[int, bytes], a
     assert read_ranges(rows, first, first + 1) == [*whole, data[OFFSET + 8 * (last + 1) :], b""] * times
 
 
-@pytest.mark.parametrize(
-    ("first", "reads"), [([0, 1, 5, 400], [401 * 8]), ([7, 3, 3], [5 * 8]), ([0, 600, 200_000], [8, 8, 8])], ids=str
-)
-def test_neighbours_are_read_at_once(
-    noise: tuple[int, bytes], monkeypatch: pytest.MonkeyPatch, first: list[int], reads: list[int]
-) -> None:
-    sizes: list[int] = []
-    pread = os.pread
-
-    def note(descriptor: int, size: int, offset: int) -> bytes:
-        sizes.append(size)
-        return pread(descriptor, size, offset)
-
-    monkeypatch.setattr(os, "pread", note)
-    gather(FlatRows(noise[0], 0, 8, SIZE // 8), np.array(first))
-    assert sizes == reads
-
-
 # Each process reads while its file is cut short and written again, again and again.
 CUT = """
     import os, sys, threading, numpy, storeds
@@ -145,22 +127,6 @@ def test_a_file_cut_short_under_a_reader_is_an_error_and_no_crash(tmp_path: Path
     command = [sys.executable, "-c", textwrap.dedent(CUT), str(path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stderr) == (0, "")
-
-
-@pytest.mark.parametrize("others", [0, 13, 14, 16])
-@pytest.mark.parametrize("size", [0, 255, 256, 65_535, 65_536, 70_000, 1 << 20])
-def test_records_with_values_of_any_size_match_their_seals(tmp_path: Path, others: int, size: int) -> None:
-    names = [f"n{at}" for at in range(others)]
-    fields = {"first": "bytes", **dict.fromkeys(names, "int"), "last": "bytes"}
-    records: list[Any] = [
-        {"first": bytes(each), **dict.fromkeys(names, each), "last": bytes(range(size % 256))}
-        for each in (size, 70, size)
-    ]
-    with storeds.open_writer(f"hdf5://{tmp_path}/store.h5", fields) as writer:
-        writer.append(records)
-    with storeds.open_backend(tmp_path / "store.h5") as backend:
-        assert backend.get_many(range(3)) == records
-        assert [backend.get_many([at])[0] for at in range(3)] == records
 
 
 RECORDS: list[Any] = [{"blob": bytes([at]) * 3000, "label": at, "key": f"k{at}", "note": [at]} for at in range(50)]
@@ -262,18 +228,5 @@ def test_a_torn_write_to_the_log_is_forgotten(interrupted: tuple[str, Path], tor
     with write(url, resume=True) as writer:
         assert writer.count == 5
         writer.append(RECORDS[5:])
-    with storeds.open_backend(url) as backend:
-        assert backend.get_many(range(50)) == RECORDS
-
-
-@pytest.mark.parametrize("damage", [lambda log: log[:-9], lambda log: log[:300] + b"x" + log[301:], lambda _: b""])
-def test_a_damaged_log_is_never_published(interrupted: tuple[str, Path], damage: Callable[[bytes], bytes]) -> None:
-    url, log = interrupted
-    log.write_bytes(damage(log.read_bytes()))
-    damaged = "interrupted write of .* is damaged; start again with overwrite"
-    with pytest.raises(storeds.errors.FormatError, match=damaged):
-        write(url, resume=True)
-    with write(url, overwrite=True) as writer:
-        writer.append(RECORDS)
     with storeds.open_backend(url) as backend:
         assert backend.get_many(range(50)) == RECORDS

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import pickle
-import socket
 import traceback
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import dns.exception
@@ -217,45 +214,3 @@ def test_a_name_that_does_not_resolve_is_no_server(
 def test_a_name_that_cannot_be_one_is_an_error_of_the_url(host: str, factory: Any) -> None:
     with pytest.raises(errors.ConfigError, match="mongodb\\+srv://"):
         storeds.open_backend(f"mongodb+srv://{host}/db/c", client_factory=factory)
-
-
-class NameServer:
-    """Stands for the name servers: they know one host, after a number of failures."""
-
-    def __init__(self, host: str, port: int, failures: int = 0) -> None:
-        self.host, self.port, self.failures, self.asked = dns.name.from_text(host), port, failures, 0
-
-    def __call__(self, name: str, kind: str, **_: Any) -> list[Any]:
-        if kind == "TXT":
-            raise RESOLVER.NoAnswer(response=dns.message.make_query(name, kind))
-        self.asked += 1
-        if self.asked <= self.failures:
-            raise RESOLVER.LifetimeTimeout(timeout=1.0, errors=[])
-        return [SimpleNamespace(target=self.host, port=self.port)]
-
-
-def test_hosts_of_another_domain_than_the_url_are_an_error_of_the_url(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(RESOLVER, "resolve", NameServer("db.example.com", 27017))
-    with pytest.raises(errors.ConfigError, match="Invalid SRV host"):
-        storeds.open_backend(SRV)
-
-
-def test_a_batch_waits_until_the_name_resolves_again(
-    mongodb: str, url: str, database: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    write(url)
-    port = int(mongodb.rpartition(":")[2].partition("/")[0])
-    find = socket.getaddrinfo
-    monkeypatch.setattr(
-        socket, "getaddrinfo", lambda host, *a, **k: find("127.0.0.1" if host == "db.example.org" else host, *a, **k)
-    )
-    by_name = f"mongodb+srv://cluster.example.org/{database.name}/store?tls=false&directConnection=false"
-    monkeypatch.setattr(RESOLVER, "resolve", NameServer("db.example.org", port))
-    with storeds.open_backend(by_name) as backend:
-        recipe = pickle.dumps(backend)
-    again = NameServer("db.example.org", port, failures=2)
-    monkeypatch.setattr(RESOLVER, "resolve", again)
-    with pickle.loads(recipe) as worker:
-        assert worker.get_many([0]) == [{"x": 0, "text": "0", "b": b"?"}]
-    assert again.asked == 3
-    assert "trying again" in caplog.text

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 import storeds
 from storeds import errors
+from storeds.backends import staging
 
 ENGINES = ("lmdb", "hdf5", "mongodb", "memory")
 FIELDS = {"x": "int"}
@@ -45,3 +47,17 @@ def test_another_plan_cannot_be_resumed_and_says_what_differs(make_engine_url: M
         errors.ConfigError, match=r'fields was .* and is .*"y".*; plan was {.*"cats".*} and is null; use'
     ):
         storeds.open_writer(url, {**FIELDS, "y": "str"}, resume=True)
+
+
+def test_a_batch_saves_its_state_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved: list[Path] = []
+
+    def save(path: Path, data: bytes) -> None:
+        saved.append(path)
+        staging.replace_file(path, data)
+
+    monkeypatch.setattr("storeds.backends.hdf5.sink.replace_file", save)
+    label = {"kind": "int", "role": "label"}
+    with storeds.open_writer(f"hdf5://{tmp_path}/x.h5", {"label": label}, commit_every=2) as writer:
+        writer.append({"label": n} for n in range(6))
+    assert len(saved) == 1 + 3  # when it begins, and with each batch

@@ -228,7 +228,7 @@ def test_after_a_death_at_any_file_operation_a_writer_can_resume_or_begin_again(
     url, fields = f"{scheme}://{tmp_path}/store", {"key": "str", "blob": "bytes"}
 
     def write(count: int, **options: bool) -> None:
-        with storeds.open_writer(url, fields, commit_every=4, **options) as writer:  # type: ignore[arg-type]
+        with storeds.open_writer(url, fields, commit_every=4, **options) as writer:
             writer.append({"key": str(at), "blob": bytes(9000)} for at in range(writer.count, count))
 
     def suspend() -> None:
@@ -252,43 +252,43 @@ def test_after_a_death_at_any_file_operation_a_writer_can_resume_or_begin_again(
     assert number > 15
 
 
-def spoil_file(file: Path) -> None:
-    file.write_bytes(b"x" * 9000)
+def edit_records(edit: Callable[[Any], object]) -> Callable[[Path], None]:
+    """Return a function that changes the records of an unfinished LMDB file."""
+
+    def change(file: Path) -> None:
+        with lmdb.open(str(file), subdir=False, lock=False, max_dbs=3) as env:
+            records = env.open_db(b"records", create=False)
+            with env.begin(write=True, db=records) as txn:
+                edit(txn)
+
+    return change
 
 
-def spoil_record(file: Path) -> None:
-    with lmdb.open(str(file), subdir=False, lock=False, max_dbs=3) as env:
-        records = env.open_db(b"records", create=False)
-        with env.begin(write=True, db=records) as txn:
-            txn.put((3).to_bytes(8, "big"), b"something else")
-
-
-def drop_record(file: Path) -> None:
-    with lmdb.open(str(file), subdir=False, lock=False, max_dbs=3) as env:
-        records = env.open_db(b"records", create=False)
-        with env.begin(write=True, db=records) as txn:
-            txn.delete((9).to_bytes(8, "big"))
+def edit_bytes(edit: Callable[[bytes], bytes]) -> Callable[[Path], object]:
+    return lambda file: file.write_bytes(edit(file.read_bytes()))
 
 
 @pytest.mark.parametrize(
-    ("spoil", "says"),
+    ("scheme", "damage", "says"),
     [
-        (spoil_file, "is damaged; start again"),
-        (spoil_record, "record 3 of .* is damaged; start again"),
-        (drop_record, "has 9 of its 10 records; start again"),
+        ("lmdb", edit_bytes(lambda _: b"x" * 9000), "is damaged"),
+        ("lmdb", edit_records(lambda txn: txn.put((3).to_bytes(8, "big"), b"other")), "record 3 of .* is damaged"),
+        ("lmdb", edit_records(lambda txn: txn.delete((9).to_bytes(8, "big"))), "has 9 of its 10 records"),
+        ("hdf5", edit_bytes(lambda log: log[:-9]), "is damaged"),
+        ("hdf5", edit_bytes(lambda log: log[:31] + b"x" + log[32:]), "record 1 of .* is damaged"),
+        ("hdf5", edit_bytes(lambda _: b""), "is damaged"),
     ],
 )
-def test_a_damaged_interrupted_lmdb_write_is_refused_and_can_begin_again(
-    tmp_path: Path, spoil: Callable[[Path], None], says: str
+def test_a_damaged_interrupted_write_is_refused_and_can_begin_again(
+    tmp_path: Path, scheme: str, damage: Callable[[Path], object], says: str
 ) -> None:
-    url = f"lmdb://{tmp_path}/store"
+    url = f"{scheme}://{tmp_path}/store"
     writer = storeds.open_writer(url, FIELDS)
     writer.append({"x": n} for n in range(10))
     writer.flush()
     writer.suspend()
-    (file,) = (tmp_path / ".store.partial").glob("*.mdb")
-    spoil(file)
-    with pytest.raises(errors.FormatError, match=says):
+    damage(tmp_path / ".store.partial" / {"lmdb": "building.mdb", "hdf5": "log"}[scheme])
+    with pytest.raises(errors.FormatError, match=f"{says}; start again"):
         storeds.open_writer(url, FIELDS, resume=True)
     with storeds.open_writer(url, FIELDS, overwrite=True) as writer:
         assert writer.count == 0

@@ -28,8 +28,8 @@ LABELS = {"kind": "array", "dtype": "int64", "shape": [None], "role": "labels"}
 FIELDS: dict[str, Any] = {
     "image": {"kind": "image", "role": "image"},
     "boxes": BOXES,
-    "labels": LABELS,
-    "points": {"kind": "array", "dtype": "float32", "shape": [None, 2, 3], "role": "keypoints"},
+    "labels": {**LABELS, "of": "boxes"},
+    "points": {"kind": "array", "dtype": "float32", "shape": [None, 2, 3], "role": "keypoints", "of": "boxes"},
     "areas": {"kind": "array", "dtype": "float64", "shape": [None], "of": "boxes"},
     "relative": {"kind": "json", "role": "boxes", "format": "cxcywh", "relative": True},
     "mask": {"kind": "image", "role": "mask"},
@@ -37,26 +37,7 @@ FIELDS: dict[str, Any] = {
     "scene": {"kind": "int", "role": "label"},
     "key": "str",
 }
-# What plain libraries must find in meta: the keys of a role that were given, and its format.
-STORED = [
-    {"name": "image", "kind": "image", "role": "image"},
-    {"name": "boxes", "kind": "array", "dtype": "<f4", "shape": [None, 4], "role": "boxes", "format": "xyxy"},
-    {"name": "labels", "kind": "array", "dtype": "<i8", "shape": [None], "role": "labels", "of": "boxes"},
-    {"name": "points", "kind": "array", "dtype": "<f4", "shape": [None, 2, 3], "role": "keypoints", "of": "boxes"},
-    {"name": "areas", "kind": "array", "dtype": "<f8", "shape": [None], "of": "boxes"},
-    {"name": "relative", "kind": "json", "role": "boxes", "format": "cxcywh", "relative": True},
-    {"name": "mask", "kind": "image", "role": "mask"},
-    {"name": "caption", "kind": "str", "role": "text"},
-    {"name": "scene", "kind": "int", "role": "label"},
-    {"name": "key", "kind": "str"},
-]
-FIELDS["labels"] = {**LABELS, "of": "boxes"}
-FIELDS["points"]["of"] = "boxes"
-VERDICTS = [
-    {"name": f"{name}_{part}", "kind": kind}
-    for name in ("image", "mask")
-    for part, kind in (("finding", "str"), ("recovered", "float"))
-]
+JUDGED = {"finding": "str", "recovered": "float"}
 
 
 def picture(mode: str = "RGB", size: tuple[int, int] = (64, 48), form: str = "PNG") -> bytes:
@@ -103,7 +84,8 @@ def test_plain_libraries_find_roles_in_meta(make_engine_url: MakeUrl, engine: st
     url = make_engine_url(engine)
     write(url)
     body, _, _ = READ[engine](url)
-    assert body["fields"] == [*STORED, *VERDICTS]
+    verdicts = {f"{name}_{part}": kind for name in ("image", "mask") for part, kind in JUDGED.items()}
+    assert body["fields"] == declared({**FIELDS, **verdicts})
 
 
 @pytest.mark.parametrize(

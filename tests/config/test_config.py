@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -547,3 +548,10 @@ def test_a_yaml_file_without_pyyaml_names_the_extra(tmp_path: Path, monkeypatch:
     monkeypatch.setitem(sys.modules, "storeds.config.yaml_text", None)
     with pytest.raises(errors.MissingDependencyError, match=r"pip install 'storeds\[yaml\]'"):
         load_config(write(tmp_path / "c.yaml", "dataset: {url: x}"))
+
+
+@pytest.mark.timeout(20)
+def test_a_pipe_is_no_config(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.toml")
+    with pytest.raises(errors.ConfigError, match=r"pipe\.toml: it is not a regular file"):
+        load_config(tmp_path / "pipe.toml")

@@ -23,10 +23,11 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 import storeds
-from _foreign_lmdb import Raw, basicsr, caffe, datum, encoded, numpy_to_msgpack, ocr, pickled, put, pyarrow, tensorpack
+from _foreign_lmdb import Raw, basicsr, caffe, datum, encoded, numpy_to_msgpack, ocr, pickled, put, tensorpack
 from _foreign_lmdb_cases import CASES, COUNT, JPEGS, NAMED, NUMBERS, Case
 from _traps_lmdb import aselmdb, grey_video, numbered, open_catalyst, records_of, stylegan2
 from _verdicts import unjudged
+from shares import FULL, SEED
 from storeds.errors import (
     ConfigError,
     FormatError,
@@ -54,8 +55,8 @@ def _case(request: pytest.FixtureRequest) -> Case:
     return CASES[request.param]
 
 
-def opened(case: Case, path: Path) -> ForeignLmdb:
-    return ForeignLmdb(f"lmdb://{case.write(path)}", layout=case.layout, **(case.options or {}))
+def opened(case: Case, url: str) -> ForeignLmdb:
+    return ForeignLmdb(url, layout=case.layout, **(case.options or {}))
 
 
 def digest(sample: Any) -> str:
@@ -82,30 +83,9 @@ class Runs:
 # Stores that open, read in every way.
 
 
-def test_records_columns_and_pickles(case: Case, tmp_path: Path) -> None:
+def test_every_store_is_read_in_every_way(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without arguments but the options that name a database or fields."""
     truth = [digest(case.record(n)) for n in NUMBERS]
-    with opened(case, tmp_path / "s") as backend:
-        assert (len(backend), backend.meta.layout) == (COUNT, case.layout)
-        for asked in (list(NUMBERS), [*reversed(NUMBERS)], [5, 1, 5, 23, 0, 0]):
-            assert [digest(record) for record in backend.get_many(asked)] == [truth[n] for n in asked]
-        for name, field in backend.meta.fields.items():
-            (part,) = backend.get_many([7], [name])
-            assert digest(part) == digest({name: case.record(7)[name]})
-            if field.kind in ("int", "str", "float", "bool"):
-                assert backend.column(name).tolist() == [case.record(n)[name] for n in NUMBERS]
-        keys = backend.keys().tolist()
-        assert backend.positions([keys[3], keys[0], keys[3]]).tolist() == [3, 0, 3]
-        state = pickle.dumps(backend)
-        assert len(state) < 3000
-        with pickle.loads(state) as twin:
-            assert twin.meta == backend.meta
-            assert (digest(twin.get_many([3])[0]), twin.unread()) == (truth[3], backend.unread())
-
-
-def test_stores_of_known_tools_open_without_arguments(
-    case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    url = f"lmdb://{case.write(tmp_path / 's')}"
     environments: list[str] = []
     open_environment = lmdb.open
 
@@ -113,13 +93,30 @@ def test_stores_of_known_tools_open_without_arguments(
         environments.append(path)
         return open_environment(path, **how)
 
+    url = f"lmdb://{case.write(tmp_path / 's')}"
     monkeypatch.setattr(lmdb, "open", note)
+    backend: Any
     with storeds.open_backend(url, **(case.options or {})) as backend:
-        assert (backend.meta.layout, len(backend)) == (case.layout, COUNT)
-        assert isinstance(backend, SupportsKeys)
-        assert backend.recognised  # type: ignore[attr-defined]
         assert len(environments) <= 2  # one may be for the native format
-        assert digest(backend.get_many([5])[0]) == digest(case.record(5))
+        assert (backend.meta.layout, len(backend)) == (case.layout, COUNT)
+        assert backend.recognised
+        for asked in (list(NUMBERS), [*reversed(NUMBERS)], [5, 1, 5, 23, 0, 0]):
+            assert [digest(record) for record in backend.get_many(asked)] == [truth[n] for n in asked]
+        for name, field in backend.meta.fields.items():
+            (part,) = backend.get_many([7], [name])
+            assert digest(part) == digest({name: case.record(7)[name]})
+            if field.kind in ("int", "str", "float", "bool"):
+                assert backend.column(name).tolist() == [case.record(n)[name] for n in NUMBERS]
+        has_keys = isinstance(backend, SupportsKeys)
+        assert has_keys
+        keys = backend.keys().tolist()
+        assert backend.positions([keys[3], keys[0], keys[3]]).tolist() == [3, 0, 3]
+        state = pickle.dumps(backend)
+        assert len(state) < 3000
+        for twin in (pickle.loads(state), opened(case, url)):
+            assert twin.meta == backend.meta
+            assert (digest(twin.get_many([3])[0]), twin.unread()) == (truth[3], backend.unread())
+            twin.close()
 
 
 @dataclass
@@ -142,7 +139,9 @@ def unchanged(batch: Any) -> Any:
 
 def test_two_spawned_workers(tmp_path: Path) -> None:
     """All cases share the workers, to save time."""
-    stores = {name: opened(case, tmp_path / str(number)) for number, (name, case) in enumerate(CASES.items())}
+    stores = {
+        name: opened(case, f"lmdb://{case.write(tmp_path / str(at))}") for at, (name, case) in enumerate(CASES.items())
+    }
     loader: DataLoader[Any] = DataLoader(
         Digests(stores), batch_size=5, num_workers=2, multiprocessing_context="spawn", collate_fn=unchanged
     )
@@ -150,6 +149,7 @@ def test_two_spawned_workers(tmp_path: Path) -> None:
     assert found == {(name, n): digest(case.record(n)) for name, case in CASES.items() for n in NUMBERS}
 
 
+@pytest.mark.share(12)
 def test_convert_and_verify(case: Case, tmp_path: Path) -> None:
     url = f"lmdb://{case.write(tmp_path / 's')}"
     target = f"hdf5://{tmp_path}/native.h5"
@@ -521,7 +521,6 @@ REFUSALS: list[Refusal] = [
     ),
     (lambda path: put(path, [(b"num-samples", b"many")]), {"layout": "ocr"}, FormatError, "not a number"),
     (lambda path: put(path, [(b"a", b"b")]), {"layout": "ocr"}, FormatError, "no entry 'num-samples'"),
-    (pyarrow, {}, FormatError, r"pyarrow\.serialize.*write the store again.*pyarrow==11"),
     (pairs, {"columns": {"image": "image_{}"}}, FormatError, "no key matches the place 'image_{}'.*'0000_image'"),
     (pairs, {"columns": {"image": "{}_image", "x": "{}_x"}}, FormatError, "no entry '0000_x'.* for 'x'"),
     (pairs, {"columns": {"image": "{}_image[]"}}, ConfigError, r'\[\] ends the place of "\*"'),
@@ -622,32 +621,34 @@ def test_counts_that_do_not_fit_open_in_part(tmp_path: Path) -> None:
     ["tuples", "json-in-gzip-with-images-in-base64", "msgpack-in-lz4", "npz", "datum-raw", "frames-and-a-label", "ocr"],
 )
 def test_mutated_stores_give_the_same_data_or_a_clear_error(name: str, tmp_path: Path) -> None:
-    """Values are changed, cut and swapped; no exception but our own leaves, and unchanged records read as before."""
-    case, draw = CASES[name], random.Random(name)
+    """In a full run, 1,050 times: values are changed, cut and swapped. Records of entries that stay read as before."""
+    case, draw = CASES[name], random.Random(f"{SEED} {name}")
     source = case.write(tmp_path / "s")
+    truth = {digest(case.record(n)) for n in NUMBERS}
     with lmdb.open(str(source), readonly=True, lock=False, subdir=source.is_dir()) as env, env.begin() as txn:
         entries = dict(txn.cursor())
-    for number in range(150):
+    with storeds.open_backend(source, **(case.options or {})) as backend:
+        fields = backend.meta.fields
+    for number in range(150 if FULL else 25):
         changed = dict(entries)
         for key in draw.sample([*entries], 2):
-            value = bytearray(entries[key])
-            action = draw.randrange(4)
-            if action == 0:
-                value[draw.randrange(len(value))] ^= 1 << draw.randrange(8)
-            elif action == 1:
-                del value[draw.randrange(len(value)) :]
-            elif action == 2:
-                value[:] = entries[draw.choice([*entries])]
-            else:
-                value[:] = draw.randbytes(draw.randrange(30))
-            changed[key] = bytes(value)
+            value = entries[key]
+            at = draw.randrange(len(value))
+            flipped = bytes([value[at] ^ 1 << draw.randrange(8)])
+            other = entries[draw.choice([*entries])]
+            changes = [value[:at] + flipped + value[at + 1 :], value[:at], other, draw.randbytes(draw.randrange(30))]
+            changed[key] = draw.choice(changes)
         path = put(tmp_path / str(number), changed.items())
         for options in ({**(case.options or {})}, {"layout": case.layout, "partial": True, **(case.options or {})}):
             try:
                 with storeds.open_backend(path, **options) as backend:
-                    backend.get_many(range(len(backend)))
+                    found = backend.get_many(range(len(backend)))
             except StoredsError as error:
                 assert "Traceback" not in str(error)
+                continue
+            others = [row for row in found if not isinstance(row, RecordError) and digest(row) not in truth]
+            most = 14 if name.startswith("frames") else 2  # frames of two clips
+            assert len(others) <= most or backend.meta.fields != fields
 
 
 # Keys and handles.

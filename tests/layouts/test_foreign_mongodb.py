@@ -1,21 +1,25 @@
-"""Collections that other tools wrote, read against the truth: in order and out of it, in workers, and converted."""
+"""Collections that other tools wrote, read against the truth in every mode, and what is wrong in them: one clear error each."""
 
 from __future__ import annotations
 
+import datetime
 import io
 import json
 import logging
 import pickle
+import random
+import re
+import socket
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import gridfs
 import numpy as np
 import pymongo
 import pytest
 import xxhash
-from bson import ObjectId
+from bson import Binary, Int64, ObjectId
 from PIL import Image
 from pymongo import monitoring
 
@@ -23,13 +27,15 @@ import storeds
 from _processes import loader
 from _verdicts import unjudged
 from conftest import with_path
+from shares import FULL, SEED
 from storeds import StoreDataset, errors
 from storeds.layouts.mongodb import GridfsLayout, NamedLayout, QueryLayout
-from storeds.layouts.mongodb.backend import MongodbLayout
+from storeds.records.columns import check_where, matching_positions
 
 Truth = list[tuple[str, int]]
 """Of each record: the hash of its image, and its label."""
 COUNT = 24
+NAMES = [f"фото/{n:03}.jpg" for n in range(COUNT)]
 
 
 class Commands(monitoring.CommandListener):
@@ -74,84 +80,108 @@ def database(mongodb: str, mongodb_database: str) -> Iterator[Any]:
         yield client[name]
 
 
+@pytest.fixture
+def at(mongodb_database: str) -> Callable[[str], str]:
+    """Return the URL of a collection."""
+    return lambda name: with_path(mongodb_database, name)
+
+
 def write_index(path: Path, names: Sequence[Any], labels: Sequence[Any]) -> str:
     path.write_text(json.dumps({"path_list": names, "label_list": labels}), encoding="utf-8")
     return str(path)
 
 
-def fill_named(database: Any, ids: Callable[[int], Any] = lambda n: ObjectId()) -> list[str]:
-    names = [f"фото/{n:03}.jpg" for n in range(COUNT)]
+# Each returns what to open, the options, and the truth.
+Source = tuple[str, dict[str, Any], Truth]
+
+
+def named(database: Any, tmp_path: Path) -> Source:
     order = np.random.default_rng(0).permutation(COUNT).tolist()
-    database.named.insert_many({"_id": ids(n), "img_name": names[n], "bson_img": IMAGES[n]} for n in order)
-    return names
-
-
-def open_named(database: Any, base: str, tmp_path: Path) -> tuple[NamedLayout, Truth]:
-    names = fill_named(database)
+    database.named.insert_many({"_id": n, "img_name": NAMES[n], "bson_img": IMAGES[n]} for n in order)
     order = [*range(COUNT - 1, -1, -1), 5, 5]  # a user's list may name one twice
-    index = write_index(tmp_path / "train.json", [names[n] for n in order], [n * 7 % 5 for n in range(len(order))])
-    truth = [(digest(IMAGES[n]), at * 7 % 5) for at, n in enumerate(order)]
-    return NamedLayout(with_path(base, "named"), index=index), truth
+    index = write_index(tmp_path / "train.json", [NAMES[n] for n in order], [n * 7 % 5 for n in range(len(order))])
+    return "named", {"index": index}, [(digest(IMAGES[n]), at * 7 % 5) for at, n in enumerate(order)]
 
 
-def open_query(database: Any, base: str, tmp_path: Path) -> tuple[QueryLayout, Truth]:
+def query(database: Any, tmp_path: Path) -> Source:
     database.any.insert_many(
         {"split": "val" if n % 3 == 0 else "train", "payload": {"jpg": IMAGES[n]}, "meta": {"class": n % 4}}
         for n in range(COUNT)
     )
     columns = {"image": "payload.jpg", "label": "meta.class", "key": "_id"}
-    backend = QueryLayout(with_path(base, "any"), query={"split": "train"}, columns=columns)
-    return backend, [(digest(IMAGES[n]), n % 4) for n in range(COUNT) if n % 3]
+    truth = [(digest(IMAGES[n]), n % 4) for n in range(COUNT) if n % 3]
+    return "any", {"query": '{"split": "train"}', "columns": columns}, truth
 
 
-def open_gridfs(database: Any, base: str, tmp_path: Path) -> tuple[GridfsLayout, Truth]:
-    bucket = gridfs.GridFSBucket(database, "photos", chunk_size_bytes=300)  # several chunks a file
+def bucket(database: Any, tmp_path: Path) -> Source:
+    files = gridfs.GridFSBucket(database, "photos", chunk_size_bytes=300)  # several chunks a file
     for n in range(COUNT):
-        bucket.upload_from_stream_with_id(n, f"{n}.jpg", IMAGES[n], metadata={"class": n % 4})
-    backend = GridfsLayout(with_path(base, "photos"), columns={"label": "metadata.class"})
-    return backend, [(digest(IMAGES[n]), n % 4) for n in range(COUNT)]
+        files.upload_from_stream_with_id(n, f"{n}.jpg", IMAGES[n], metadata={"class": n % 4})
+    return "photos", {"columns": '{"label": "metadata.class"}'}, [(digest(IMAGES[n]), n % 4) for n in range(COUNT)]
 
 
-OPENERS: dict[str, Callable[[Any, str, Path], tuple[MongodbLayout[Any], Truth]]] = {
-    "named": open_named,
-    "query": open_query,
-    "gridfs": open_gridfs,
+LAYOUTS: dict[str, tuple[Callable[[Any, Path], Source], list[str]]] = {
+    "named": (named, ["find"]),
+    "query": (query, ["find"]),
+    "gridfs": (bucket, ["find", "find"]),
 }
-COSTS = {"named": ["find"], "query": ["find"], "gridfs": ["find", "find"]}
+"""How to write a store of each layout, and the commands that read a batch."""
 
 
 def hashes(backend: Any, positions: Sequence[int]) -> Truth:
     return [(digest(record["image"]), record["label"]) for record in backend.get_many(positions, ("image", "label"))]
 
 
+def selected(backend: Any, where: dict[str, Any]) -> list[int]:
+    return cast("list[int]", matching_positions(backend, check_where(where, backend.meta.fields, backend.url)).tolist())
+
+
+def reasons(found: list[Any]) -> list[str]:
+    return [record.reason if isinstance(record, errors.RecordError) else "" for record in found]
+
+
 @pytest.mark.share(2)
-@pytest.mark.parametrize("layout", OPENERS)
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_layout_reads_and_converts_in_every_mode(
-    layout: str, database: Any, mongodb_database: str, tmp_path: Path
+    layout: str, database: Any, at: Callable[[str], str], tmp_path: Path
 ) -> None:
-    backend, truth = OPENERS[layout](database, mongodb_database, tmp_path)
-    assert backend._connection._ref.entry is None  # a parent holds nothing when workers start
+    write, commands = LAYOUTS[layout]
+    name, options, truth = write(database, tmp_path)
+    backend: Any = storeds.open_backend(at(name), layout=layout, **options)
+    assert backend._connection.ref.entry is None  # a parent holds nothing when workers start
     assert (len(backend), backend.meta.layout, backend.meta.fields["image"].kind) == (len(truth), layout, "image")
 
     shuffled = np.random.default_rng(1).permutation(len(truth)).tolist()
     orders: list[Any] = [range(len(truth)), shuffled, [3, 0, 3, 3, len(truth) - 1, 0], [np.int64(2)], []]
     for order in orders:
         COMMANDS.sent.clear()
-        assert hashes(backend, order) == [truth[at] for at in order]
-        assert COMMANDS.sent == (COSTS[layout] if order else [])
+        assert hashes(backend, order) == [truth[position] for position in order]
+        assert COMMANDS.sent == (commands if order else [])
 
-    labels = backend.column("label")
-    assert labels.dtype == np.int64
-    assert labels.tolist() == [label for _, label in truth]
-    keys = [record["key"] for record in backend.get_many(range(len(truth)), ("key",))]  # type: ignore[index]
+    assert (backend.column("label").dtype, backend.column("label").tolist()) == (
+        np.int64,
+        [label for _, label in truth],
+    )
+    keys = [record["key"] for record in backend.get_many(range(len(truth)), ("key",))]
     assert backend.column("key").tolist() == keys
-    selected = StoreDataset(backend, where={"label": [1, 3], "key": keys[:10]}, decode="bytes")
-    assert [(digest(blob), label) for blob, label in selected[:]] == [row for row in truth[:10] if row[1] in (1, 3)]
+    dataset = StoreDataset(backend, where={"label": [1, 3], "key": keys[:10]}, decode="bytes")
+    assert [(digest(blob), label) for blob, label in dataset[:]] == [row for row in truth[:10] if row[1] in (1, 3)]
 
     dataset = StoreDataset(backend, fields=("image", "label", "index"), decode="bytes")
     assert len(pickle.dumps(dataset)) < 4000
     rows = sorted(row for _, batch in loader(dataset, "spawn") for row in batch)
     assert [(blob, label) for _, blob, label in rows] == truth
+
+    target = f"lmdb://{tmp_path}/copy.lmdb"
+    storeds.convert(at(name), target, layout=layout, options=options)
+    assert storeds.verify(target, workers=0).ok
+    with storeds.open_backend(target) as copy:
+        assert hashes(copy, range(len(copy))) == truth
+        assert unjudged(copy.get_many([2, 0])) == backend.get_many([2, 0])
+    by_url = StoreDataset(at(name), layout=layout, options=options, decode="bytes")
+    assert [(digest(blob), label) for blob, label in by_url[:]] == truth
+    found = storeds.open_backend(at(name), **options)  # by what is there
+    assert (found.meta.layout, found.meta.id) == (layout, backend.meta.id)
     backend.close()
     with pytest.raises(errors.ClosedError):
         backend.get_many([0])
@@ -159,50 +189,16 @@ def test_every_layout_reads_and_converts_in_every_mode(
         backend.column("label")
 
 
-OPTIONS: dict[str, dict[str, Any]] = {
-    "named": {},
-    "query": {"query": '{"split": "train"}', "columns": {"image": "payload.jpg", "label": "meta.class", "key": "_id"}},
-    "gridfs": {"columns": '{"label": "metadata.class"}'},
-}
-
-
-@pytest.mark.parametrize("layout", OPENERS)
-def test_a_converted_store_has_the_same_records_and_verifies(
-    layout: str, database: Any, mongodb_database: str, tmp_path: Path
+def test_a_bucket_is_found_by_its_name_and_a_collection_comes_first(
+    database: Any, at: Callable[[str], str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    backend, truth = OPENERS[layout](database, mongodb_database, tmp_path)
-    options = OPTIONS[layout] or {"index": tmp_path / "train.json"}
-    url = with_path(mongodb_database, backend.url.rpartition("/")[2])
-    target = f"lmdb://{tmp_path}/copy.lmdb"
-    storeds.convert(url, target, layout=layout, options=options)
-    assert storeds.verify(target, workers=0).ok
-    with storeds.open_backend(target) as copy:
-        assert hashes(copy, range(len(copy))) == truth
-        assert unjudged(copy.get_many([2, 0])) == backend.get_many([2, 0])
-    by_url = StoreDataset(url, layout=layout, options=options, decode="bytes")
-    assert [(digest(blob), label) for blob, label in by_url[:]] == truth
-    found = storeds.open_backend(url, **options)  # by what is there
-    assert (found.meta.layout, found.meta.id) == (layout, backend.meta.id)
-
-
-def test_a_bucket_is_found_by_its_name_alone(
-    database: Any, mongodb_database: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    open_gridfs(database, mongodb_database, Path())[0].close()
-    url = with_path(mongodb_database, "photos")
-    with caplog.at_level(logging.INFO, "storeds"), storeds.open_backend(url) as backend:
-        assert backend.meta.layout == "gridfs"
+    bucket(database, Path())
+    url = at("photos")
+    with caplog.at_level(logging.INFO, "storeds"):
+        assert [record[0] for record in StoreDataset(url, fields=("image",), decode="bytes")[:]] == IMAGES
     assert "layout 'gridfs': there are the collections photos.files and photos.chunks" in caplog.text
-    blobs = [record[0] for record in StoreDataset(url, fields=("image",), decode="bytes")[:]]
-    assert blobs == IMAGES
     found = storeds.info(url)
-    assert (found.layout, found.count) == ("gridfs", COUNT)
-    assert "photos.files" in str(found.recognised)
-
-
-def test_a_collection_comes_before_a_bucket_of_its_name(database: Any, mongodb_database: str) -> None:
-    open_gridfs(database, mongodb_database, Path())[0].close()
-    url = with_path(mongodb_database, "photos")
+    assert (found.layout, found.count, "photos.files" in str(found.recognised)) == ("gridfs", COUNT, True)
     with storeds.open_writer(url, {"x": "int"}) as writer:
         writer.append([{"x": 1}])
     with storeds.open_backend(url) as backend:
@@ -211,32 +207,33 @@ def test_a_collection_comes_before_a_bucket_of_its_name(database: Any, mongodb_d
         assert len(backend) == COUNT
     database.photos.drop()
     database.photos.insert_one({"bson_img": IMAGES[0]})
-    with pytest.raises(
-        errors.ConfigError, match=r"layout='query'\)  # 1 record (.|\n)*layout='gridfs'\)  # 24 records"
-    ):
+    with pytest.raises(errors.ConfigError) as raised:
         storeds.open_backend(url)
+    lines = re.findall(r"^  (storeds\.open_backend\(.*\))  # (\d+) records?", str(raised.value), re.MULTILINE)
+    assert [len(eval(line)) for line, _ in lines] == [int(count) for _, count in lines] == [1, COUNT]
 
 
 @pytest.mark.parametrize(
     "make", [lambda n: n * 10**12 - 5, lambda n: f"é{n}", lambda n: [7, "x", {"a": n}, 1.5][n % 4]]
 )
-def test_ids_of_any_type(make: Callable[[int], Any], database: Any, mongodb_database: str, tmp_path: Path) -> None:
+def test_ids_of_any_type(make: Callable[[int], Any], database: Any, at: Callable[[str], str]) -> None:
     database.ids.insert_many(
         {"_id": {"n": n, "id": id} if isinstance(id := make(n), (dict, float)) or make(n + 4) == id else id, "x": n}
         for n in range(8)
     )
     in_order = [row["x"] for row in database.ids.find({}).sort("_id", 1)]
-    with QueryLayout(with_path(mongodb_database, "ids")) as backend:
+    with QueryLayout(at("ids")) as backend:
         assert backend.column("x").tolist() == in_order
-        assert backend.get_many([7, 0, 7]) == [{"x": in_order[at]} for at in (7, 0, 7)]
-        assert backend.select({"x": [5, 2]}).tolist() == sorted(map(in_order.index, (5, 2)))
+        assert backend.get_many([7, 0, 7]) == [{"x": in_order[position]} for position in (7, 0, 7)]
+        assert selected(backend, {"x": [5, 2]}) == sorted(map(in_order.index, (5, 2)))
 
 
 def test_an_unpickled_layout_without_an_index_file_resolves_again_and_detects_changes(
-    database: Any, mongodb_database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    database: Any, at: Callable[[str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STOREDS_CACHE", "/proc/nowhere")
-    backend, truth = open_query(database, mongodb_database, tmp_path)
+    name, options, truth = query(database, tmp_path)
+    backend = QueryLayout(at(name), **options)
     assert hashes(pickle.loads(pickle.dumps(backend)), [4, 1]) == [truth[4], truth[1]]
     other = pickle.loads(pickle.dumps(backend))
     database.any.insert_one({"split": "train"})
@@ -245,15 +242,377 @@ def test_an_unpickled_layout_without_an_index_file_resolves_again_and_detects_ch
         other.get_many([0])
 
 
-def test_ids_and_builds(database: Any, mongodb_database: str, tmp_path: Path) -> None:
-    first, _ = open_named(database, mongodb_database, tmp_path)
-    again = NamedLayout(with_path(mongodb_database, "named"), index=tmp_path / "train.json")
+def test_ids_and_builds(database: Any, at: Callable[[str], str], tmp_path: Path) -> None:
+    _, options, _ = named(database, tmp_path)
+    first, again = NamedLayout(at("named"), **options), NamedLayout(at("named"), **options)
     assert (again.meta.id, again.meta.build) == (first.meta.id, first.meta.build)
     rows = list(database.named.find())
     database.named.drop()
     database.named.insert_many(rows)
-    replaced = NamedLayout(with_path(mongodb_database, "named"), index=tmp_path / "train.json")
-    assert replaced.meta.id == first.meta.id
-    assert replaced.meta.build != first.meta.build
+    replaced = NamedLayout(at("named"), **options)
+    assert (replaced.meta.id == first.meta.id, replaced.meta.build == first.meta.build) == (True, False)
     with pytest.raises(errors.UnavailableError, match="replaced or dropped"):
         first.get_many([0])
+
+
+# Values and labels.
+
+
+def test_kinds_are_inferred_and_each_value_is_checked(database: Any, at: Callable[[str], str]) -> None:
+    day, id = datetime.datetime(2020, 1, 2), ObjectId()
+    whole = {"jpg": Binary(IMAGES[0], 2), "raw": b"\0\1", "n": Int64(3), "x": 1.5, "yes": True, "text": "é"}
+    whole |= {"box": [1, 2, 3], "poly": [[1.0, 2.0]], "tags": ["a"], "doc": {"at": day, "nan": float("nan")}, "id": id}
+    database.kinds.insert_many({"_id": n, **whole, "day": day} for n in range(3))
+    database.kinds.update_one({"_id": 1}, {"$set": {"n": "3", "box": [1, 2]}, "$unset": {"text": 1}})
+    columns = {name: name for name in (*whole, "day")}
+    with QueryLayout(at("kinds"), query={"_id": {"$ne": 1}}, columns=columns) as backend:
+        kinds = [field.kind for field in backend.meta.fields.values()]
+        assert kinds == [
+            "image",
+            "bytes",
+            "int",
+            "float",
+            "bool",
+            "str",
+            "array",
+            "array",
+            "json",
+            "json",
+            "str",
+            "str",
+        ]
+        first = cast("dict[str, Any]", backend.get_many([1])[0])
+        assert type(first["jpg"]) is bytes
+        assert (first["box"].tolist(), first["poly"].tolist()) == ([1, 2, 3], [[1.0, 2.0]])
+        assert first["doc"] == {"at": {"$date": "2020-01-02T00:00:00Z"}, "nan": {"$numberDouble": "NaN"}}
+        assert (first["id"], first["day"]) == (str(id), "2020-01-02T00:00:00")
+        assert selected(backend, {"id": str(id), "n": [3, 10**400], "text": ["é", "\ud800"]}) == [0, 1]
+    forced = {"n": {"path": "n", "kind": "int"}, "text": "text", "box": {"path": "box", "kind": "json"}}
+    with QueryLayout(at("kinds"), columns=forced) as backend:
+        assert backend.get_many([0]) == [{"n": 3, "text": "é", "box": [1, 2, 3]}]
+        assert reasons(backend.get_many([0, 1], ("n",))) == ["", "field 'n' of its document is not int: found str"]
+        assert reasons(backend.get_many([1], ("text",))) == ["its document has no field 'text', or null in it"]
+        with pytest.raises(errors.RecordError, match="record 1"):
+            backend.column("n")
+
+
+LABELS: list[tuple[list[Any], str, list[Any]]] = [
+    (["cat", "dog"], "str", ["cat", "dog"]),
+    ([1.5, 2], "float", [1.5, 2.0]),
+    ([True, False], "bool", [True, False]),
+    ([[1, 2], [3, 4]], "array", [[1, 2], [3, 4]]),
+    ([{"a": 1}, None], "json", [{"a": 1}, None]),
+]
+
+
+@pytest.mark.parametrize(("labels", "kind", "expected"), LABELS)
+def test_labels_of_other_kinds(
+    labels: list[Any], kind: str, expected: list[Any], database: Any, at: Callable[[str], str], tmp_path: Path
+) -> None:
+    named(database, tmp_path)
+    with NamedLayout(at("named"), index=write_index(tmp_path / "i.json", NAMES[:2], labels)) as backend:
+        assert backend.meta.fields["label"].kind == kind
+        assert labels_of(backend) == expected
+
+
+def labels_of(backend: Any) -> list[Any]:
+    found = [record["label"] for record in backend.get_many(range(len(backend)), ["label"])]
+    return [label.tolist() if isinstance(label, np.ndarray) else label for label in found]
+
+
+def test_labels_of_files_may_be_of_any_type(database: Any, at: Callable[[str], str]) -> None:
+    """With all revisions of a name, too."""
+    files = gridfs.GridFSBucket(database)
+    ids = [files.upload_from_stream(name, IMAGES[n]) for n, name in enumerate(("a.jpg", "a.jpg", "b.jpg"))]
+    for kind, label, expected in (
+        ("ids", ids[0], str(ids[0])),
+        ("dates", datetime.datetime(2026, 1, 2, 3, 4, 5), "2026-01-02T03:04:05"),
+        ("documents", {"a": [1]}, {"a": [1]}),
+        ("lists", [1.5, 2.0], [1.5, 2.0]),
+    ):
+        database[kind].insert_many({"name": name, "label": label} for name in ("a.jpg", "b.jpg"))
+        with GridfsLayout(at("fs"), labels=f"{kind}.label", labels_on="name", revisions="all") as backend:
+            assert labels_of(backend) == [expected] * 3, kind
+
+
+def test_lists_of_documents_and_columns_of_them(database: Any, at: Callable[[str], str]) -> None:
+    page = {"name": "p", "found": {"crops": [{"image": IMAGES[n], "name": f"c{n}"} for n in range(3)], "by": "me"}}
+    database.deep.insert_many([page, {"name": "q"}])
+    with QueryLayout(at("deep"), columns={"image": "found.crops[].image", "page": "name"}) as backend:
+        assert pickle.loads(pickle.dumps(backend)).get_many([1]) == [{"image": IMAGES[1], "page": "p"}]
+        assert backend.unread() == ["1 document without an element in 'found.crops'"]
+    database.pages.insert_many({"page": n, "crops": [{"Image": IMAGES[n], "n": k} for k in range(3)]} for n in range(2))
+    with pytest.raises(errors.ConfigError) as raised:
+        storeds.open_backend(at("pages"))
+    line = re.search(r"columns=(\{.*?\}) gives one record", str(raised.value))
+    assert line is not None
+    with storeds.open_backend(at("pages"), columns=eval(line[1])) as found:
+        assert found.get_many([4]) == [{"image": IMAGES[1], "n": 1}]
+
+
+def test_names_of_fields_are_in_lower_case(database: Any, at: Callable[[str], str]) -> None:
+    database.cased.insert_many({"Image": IMAGES[n], "Label": n} for n in range(3))
+    assert StoreDataset(at("cased"), decode="bytes")[1] == (IMAGES[1], 1)
+    database.twice.insert_many({"Image": IMAGES[n], "image": IMAGES[0], "label": n} for n in range(3))
+    with QueryLayout(at("twice")) as backend:
+        assert "field 'image': not a valid field name, or one that is taken" in backend.unread()[0]
+
+
+def test_a_view_is_a_collection_too(database: Any, at: Callable[[str], str]) -> None:
+    database.all.insert_many({"_id": n, "x": n} for n in range(6))
+    database.command("create", "odd", viewOn="all", pipeline=[{"$match": {"x": {"$mod": [2, 1]}}}])
+    with QueryLayout(at("odd")) as backend:
+        assert backend.get_many([2, 0]) == [{"x": 5}, {"x": 1}]
+
+
+# What is missing or damaged.
+
+
+def test_names_that_are_missing_or_doubled(
+    database: Any, at: Callable[[str], str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    named(database, tmp_path)
+    absent = [f"gone{n}.jpg" for n in range(12)]
+    index = write_index(tmp_path / "i.json", [*absent, *NAMES[:3], NAMES[1]], list(range(16)))
+    with pytest.raises(errors.FormatError, match=r"12 of the 15 names.*'gone0.jpg'.*'gone9.jpg' and 2 more; missing="):
+        NamedLayout(at("named"), index=index)
+    with NamedLayout(at("named"), index=index, missing="skip") as backend:
+        assert backend.column("label").tolist() == [12, 13, 14, 15]
+        assert backend.column("key").tolist() == [*NAMES[:3], NAMES[1]]
+        assert backend.unread() == ["20 documents that the index does not name"]
+    assert "12 of the 15 names" in caplog.text
+    with pytest.raises(errors.FormatError, match="12 of the 12 names"):
+        NamedLayout(at("named"), index=write_index(tmp_path / "none.json", absent, absent), missing="skip")
+    database.named.insert_one({"_id": -1, "img_name": NAMES[4], "bson_img": IMAGES[9]})
+    index = write_index(tmp_path / "i.json", NAMES, [0] * COUNT)
+    with pytest.raises(errors.FormatError, match=rf"1 names have several documents: '{NAMES[4]}'; duplicates="):
+        NamedLayout(at("named"), index=index)
+    with NamedLayout(at("named"), index=index, duplicates="first") as backend:
+        assert backend.get_many([4]) == [{"key": NAMES[4], "image": IMAGES[9], "label": 0}]
+    assert "1 names have several documents" in caplog.text
+
+
+def test_deleted_documents_and_elements_give_record_errors(
+    database: Any, at: Callable[[str], str], tmp_path: Path
+) -> None:
+    named(database, tmp_path)
+    index = write_index(tmp_path / "i.json", NAMES, [0] * COUNT)
+    with NamedLayout(at("named"), index=index) as backend:
+        database.named.delete_one({"img_name": NAMES[2]})
+        database.named.update_one({"img_name": NAMES[3]}, {"$unset": {"bson_img": 1}})
+        before, gone, lacking = backend.get_many([1, 2, 3])
+        assert before == {"key": NAMES[1], "image": IMAGES[1], "label": 0}
+        assert isinstance(gone, errors.RecordError)
+        assert (gone.position, gone.key, gone.reason) == (2, NAMES[2], "its document is gone from the collection")
+        assert "no field 'bson_img'" in str(lacking)
+    database.pages.insert_many({"_id": n, "crops": [{"image": IMAGES[0], "n": k} for k in range(3)]} for n in range(2))
+    columns = {"image": "crops[].image", "n": "crops[].n"}
+    with QueryLayout(at("pages"), columns=columns) as pages:
+        assert pages.column("n").tolist() == [0, 1, 2] * 2
+        database.pages.update_one({"_id": 1}, {"$pop": {"crops": 1}})
+        database.pages.update_one({"_id": 0}, {"$set": {"crops": "none"}})
+        assert reasons(pages.get_many([4, 5, 0])) == [
+            "",
+            "its document now has 2 elements in 'crops', and no element 2",
+            "its document now has no list in 'crops', and no element 0",
+        ]
+
+
+def test_incomplete_gridfs_files_give_record_errors(
+    database: Any, at: Callable[[str], str], caplog: pytest.LogCaptureFixture
+) -> None:
+    bucket = gridfs.GridFSBucket(database, chunk_size_bytes=100)
+    for n in range(6):
+        bucket.upload_from_stream_with_id(f"id{n}", f"{n}", bytes([n]) * 250)
+    bucket.upload_from_stream_with_id("id6", "5", b"newer")
+    bucket.upload_from_stream_with_id("id7", "7", b"")
+    files, chunks = database.fs.files, database.fs.chunks
+    with GridfsLayout(at("fs"), revisions="all") as every:
+        assert len(every) == 8
+    with GridfsLayout(at("fs")) as backend:
+        assert "1 names have older files, 1 in all" in caplog.text
+        assert backend.meta.fields["data"].kind == "bytes"
+        expected = [("7", b""), ("0", bytes(250)), ("5", b"newer")]
+        assert backend.get_many([6, 0, 5]) == [{"key": key, "data": data, "metadata": {}} for key, data in expected]
+        chunks.delete_one({"files_id": "id1", "n": 1})
+        chunks.delete_one({"files_id": "id2", "n": 2})
+        chunks.update_one({"files_id": "id3", "n": 0}, {"$set": {"data": bytes(100)}})
+        files.update_one({"_id": "id3"}, {"$set": {"md5": "0" * 32}})
+        files.delete_one({"_id": "id4"})
+        whole, hole, short, changed, gone = reasons(backend.get_many(range(5)))
+        assert (whole, hole) == ("", "chunk 1 of its file is missing from GridFS")
+        assert (short, "MD5" in changed) == ("its file has 200 bytes in 2 chunks instead of 250", True)
+        assert gone == "its document is gone from the collection"
+    chunks.drop()
+    with pytest.raises(errors.FormatError, match=r"not 'fs\.chunks'"):
+        GridfsLayout(at("fs"))
+
+
+def fill(database: Any) -> None:
+    """Write the collections that the refusals are about."""
+    database.named.insert_many({"img_name": NAMES[n], "bson_img": IMAGES[n]} for n in range(3))
+    database.any.insert_many({"payload": {"jpg": IMAGES[0]}, "split": "train"} for n in range(2))
+    database.numbers.insert_many([{"a": 1}, {"b": 2}])
+    database.deep.insert_one({"found": {"crops": [{"image": IMAGES[0]}]}})
+    database.create_collection("empty")
+    files = gridfs.GridFSBucket(database)
+    ids = [files.upload_from_stream(f"{n}.jpg", IMAGES[n]) for n in range(3)]
+    database.once.insert_many({"id": ids[n], "name": f"{n}.jpg", "label": n} for n in range(3))
+    database.twice.insert_many({"name": f"{n % 3}.jpg", "label": n} for n in range(4))
+    database.others.insert_many({"name": f"{n}.png", "label": n} for n in range(3))
+
+
+INDEX = '{"path_list": ["фото/000.jpg"], "label_list": [1]}'
+JOIN = {"labels_on": "name"}
+Refusal = tuple[str | None, str, dict[str, Any], type[errors.StoredsError], str]
+# The layout, the collection, the options (an index by its text), the class of the error, and words of it.
+REFUSED: list[Refusal] = [
+    *(
+        ("named", "named", {"index": text}, errors.ConfigError, words)
+        for text, words in (
+            ('{"path_list": ["a", "b", "c"], "label_list": [1]}', "path_list has 3 names and label_list 1 labels"),
+            ('{"path_list": ["a"], "labels": [1]}', "missing required field `label_list`"),
+            ('{"path_list": ["a", 5], "label_list": [1, 2]}', r"Expected `str`, got `int` - at `\$\.path_list\[1\]`"),
+            ('{"path_list": ["\\ud800"], "label_list": [1]}', "expected a JSON object"),
+            ('{"path_list": [], "label_list": []}', "of length >= 1"),
+            ('["a"]', "got `array`"),
+            ('{"path_list"', "truncated"),
+        )
+    ),
+    ("named", "named", {"index": "/none.json"}, errors.StoreNotFoundError, "no index at"),
+    (None, "named", {"index": "/none.json"}, errors.StoreNotFoundError, "no index at"),
+    ("named", "named", {"index": INDEX, "name_field": "img"}, errors.ConfigError, "'img'.*name_field.*img_name, bson"),
+    ("named", "named", {"index": INDEX, "data_field": "img"}, errors.ConfigError, "'img'.*data_field.*img_name, bson"),
+    ("named", "named", {"index": INDEX, "data_field": "img_name"}, errors.ConfigError, "holds str instead of bytes"),
+    ("named", "name", {"index": INDEX}, errors.StoreNotFoundError, "did you mean 'named'"),
+    ("named", "named", {"indx": INDEX}, errors.ConfigError, "unknown option 'indx'"),
+    (None, "named", {"query": {"img_name": "none"}}, errors.StoreNotFoundError, "no document matches the query"),
+    (None, "numbers", {}, errors.StoredsError, r"no field of its documents holds an image(.|\n)*\n  a = 1\n"),
+    ("query", "any", {"query": '{"split": "test"}'}, errors.StoreNotFoundError, 'query {"split": "test"}.*payload.jpg'),
+    (
+        "query",
+        "any",
+        {"columns": {"image": "payload.jpeg"}},
+        errors.ConfigError,
+        r"'payload.jpeg'; did you mean 'payload.jpg'\? The fields.*split",
+    ),
+    ("query", "any", {"query": {"$nope": 1}}, errors.ConfigError, "rejects the query.*\\$nope"),
+    *(
+        ("query", "any", wrong, errors.ConfigError, next(iter(wrong)))
+        for wrong in ({"query": "[1]"}, {"query": "{"}, {"columns": "{}"}, {"columns": {"Image": "x"}})
+    ),
+    *(
+        ("query", "any", {"columns": {"image": place}}, errors.ConfigError, r"columns.*image")
+        for place in (5, "a..b", "$a", {"path": "a", "kind": "film"}, {"kind": "int"})
+    ),
+    ("query", "any", {"columns": {"image": "{}"}}, errors.ConfigError, "documents have fields, not names"),
+    ("query", "any", {"columns": {"a": "a[].b[]"}}, errors.ConfigError, r"one \[\] at most\n  a\[\]\.b\[\]\n       \^"),
+    ("query", "any", {"columns": {"a": "a[].x", "b": "b[].x"}}, errors.ConfigError, "of one list"),
+    (
+        "query",
+        "deep",
+        {"columns": {"a": "found.crop[].a"}},
+        errors.ConfigError,
+        r"no document has a list.*did you mean",
+    ),
+    ("query", "empty", {}, errors.StoreNotFoundError, "'empty' is empty"),
+    ("query", "none", {}, errors.StoreNotFoundError, "no collection 'none'"),
+    ("gridfs", "fs", {"columns": {"key": "filename"}}, errors.ConfigError, "cannot be called 'key'"),
+    ("gridfs", "fs", {"query": {"filename": "9"}}, errors.StoreNotFoundError, "no document matches"),
+    *(
+        ("gridfs", "fs", options, errors.StoredsError, words)
+        for options, words in (
+            ({"labels": "once.label"}, "needs labels_on=, the field of 'once' .* fields '_id', 'id', 'name', 'label'"),
+            ({"labels": "twice.label", **JOIN}, "several documents of 'twice' .* file '0.jpg': 0 and 3"),
+            ({"labels": "others.label", **JOIN}, "3 of 3 files have no label in 'others.label'"),
+            ({"labels": "once.class", **JOIN}, r"no document of 'once' has the field 'class' \(labels\); the fields"),
+            ({"labels": "once.label", "labels_on": "file"}, r"the field 'file' \(labels_on\)"),
+            ({"labels": "other.label", **JOIN}, "names no collection and a field in it.*did you mean 'others'"),
+        )
+    ),
+]
+
+
+def test_refusals(database: Any, at: Callable[[str], str], tmp_path: Path) -> None:
+    fill(database)
+    for layout, collection, options, kind, words in REFUSED:
+        given = dict(options)
+        if "index" in given and not given["index"].startswith("/"):
+            (tmp_path / "i.json").write_text(given["index"], encoding="utf-8")
+            given["index"] = str(tmp_path / "i.json")
+        with pytest.raises(kind, match=words):
+            storeds.open_backend(at(collection), layout=layout, **given)
+    with GridfsLayout(at("fs"), labels="once.label", labels_on="id") as backend:
+        assert backend.column("label").tolist() == [0, 1, 2]
+
+
+def test_the_error_for_a_missing_store_lists_collections_and_interrupted_writes(
+    database: Any, at: Callable[[str], str]
+) -> None:
+    gridfs.GridFSBucket(database).upload_from_stream("a", b"1")
+    database.create_collection("pictures")
+    with storeds.open_writer(at("ours"), {"b": "bytes"}) as writer:
+        writer.append([{"b": bytes(17 << 20)}])
+    with pytest.raises(errors.StoreNotFoundError, match=r"fs\.chunks, fs\.files, ours, pictures$"):
+        storeds.open_backend(at("none"))
+    with pytest.raises(errors.StoreNotFoundError, match="no store at"):
+        storeds.open_backend(at("ours.values"))  # it holds large values of a native store
+    database.create_collection("empty.files")
+    database.create_collection("empty.chunks")
+    with pytest.raises(errors.StoredsError, match="no store at|is a GridFS bucket") as raised:
+        storeds.open_backend(at("empty"))
+    assert "interrupted" not in str(raised.value)
+    storeds.open_writer(at("empty"), {"x": "int"}).suspend()
+    with pytest.raises(errors.FormatError, match=r"'empty.partial.\w+' is an interrupted write"):
+        storeds.open_backend(at("empty"))
+
+
+def test_no_server_is_unavailable_and_no_password_is_shown(tmp_path: Path) -> None:
+    index = write_index(tmp_path / "i.json", ["a"], [1])
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        url = f"mongodb://user:hunter2@127.0.0.1:{bound.getsockname()[1]}/db/c?serverSelectionTimeoutMS=200"
+        for options in ({}, {"layout": "query"}, {"layout": "gridfs"}, {"layout": "named", "index": index}):
+            with pytest.raises(errors.UnavailableError, match="cannot be reached") as raised:
+                storeds.open_backend(url, **cast("dict[str, Any]", options))
+            assert "hunter2" not in str(raised.value)
+
+
+def mutated(value: Any, draw: random.Random) -> Any:
+    """Return something else in place of a value of a document."""
+    if isinstance(value, bytes) and draw.random() < 0.5:
+        at = draw.randrange(len(value) + 1)
+        return draw.choice([value[:at], value[:at] + draw.randbytes(3) + value[at:], b""])
+    return draw.choice([None, 3, -(2**62), 2.5, "é\0", b"x", [], [1, [2]], {}, {"jpg": 3}, True, ObjectId(), Int64(5)])
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_mutated_stores_give_the_same_data_or_a_clear_error(
+    layout: str, database: Any, at: Callable[[str], str], tmp_path: Path
+) -> None:
+    """In a full run, 340 times: documents get other values, or none, before the store is opened and after it."""
+    name, options, truth = LAYOUTS[layout][0](database, tmp_path)
+    draw = random.Random(f"{SEED} {layout}")
+    database["photos.chunks"].drop_indexes()  # of which one refuses two chunks of one number
+    collections = [database[f"{name}.files"], database[f"{name}.chunks"]] if layout == "gridfs" else [database[name]]
+    for number in range(340 if FULL else 40):
+        collection = draw.choice(collections)
+        document = draw.choice(list(collection.find()))
+        changed = dict(document)
+        field = draw.choice([key for key in document if key != "_id"])
+        if draw.random() < 0.2:
+            del changed[field]
+        else:
+            changed[field] = mutated(document[field], draw)
+        backend: Any = storeds.open_backend(at(name), layout=layout, **options) if number % 2 else None
+        collection.replace_one({"_id": document["_id"]}, changed)
+        try:
+            backend = backend or storeds.open_backend(at(name), layout=layout, **options)
+            with backend:
+                found = backend.get_many(range(len(backend)))
+            good = [row for row in found if not isinstance(row, errors.RecordError)]
+            known = {blob for blob, _ in truth}
+            assert sum(digest(row["image"]) not in known for row in good if "image" in row) <= 3, changed
+        except errors.StoredsError as error:
+            assert "Traceback" not in str(error)
+        collection.replace_one({"_id": document["_id"]}, document)

@@ -252,7 +252,8 @@ def test_a_dataset_of_a_store_is_packed_as_its_records(tmp_path: Path) -> None:
     order = [9, 0, 7, *range(10), 5, 5]
     source = Source(parts)
     assert source.records == [original[n] for n in order]
-    assert list(source.rows.strata()) == [(original[n]["key"], original[n]["label"]) for n in order]  # type: ignore[misc]
+    wanted = [{name: original[n][name] for name in ("key", "label")} for n in order]
+    assert [row.values for row in source.rows.strata()] == wanted  # type: ignore[misc, union-attr]
     assert [item.values for item in source.rows.items(11)] == [original[n] for n in order[11:]]  # type: ignore[union-attr]
     assert source.rows.attrs == stored.attrs
     # The records of stores with other fields cannot be mixed, so these are packed sample by sample.

@@ -144,32 +144,6 @@ def test_the_verdict_belongs_to_the_new_bytes(tree: Path, tmp_path: Path, check:
             assert verdict == "intact"
 
 
-def test_pictures_encoded_again_get_markers_too(tree: Path, tmp_path: Path) -> None:
-    packed = pack(tree, f"lmdb://{tmp_path}/a.lmdb", max_side=440, quality=85)
-    assert packed.restarts["added"] >= 14
-    assert packed.restarts["damaged"] == 1
-
-
-class Decoded:
-    """Pictures as a dataset of someone else returns them."""
-
-    def __init__(self, tree: Path) -> None:
-        self.paths = sorted(tree.glob("photo-*.jpg"))
-
-    def __len__(self) -> int:
-        return len(self.paths)
-
-    def __getitem__(self, at: int) -> Any:
-        return Image.open(self.paths[at])
-
-
-def test_worker_processes_put_markers_in_too(tree: Path, tmp_path: Path) -> None:
-    one = storeds.pack(Decoded(tree), f"lmdb://{tmp_path}/a.lmdb", quality=88, fast_crops=True)
-    two = storeds.pack(Decoded(tree), f"lmdb://{tmp_path}/b.lmdb", quality=88, fast_crops=True, workers=2)
-    assert one.id == two.id
-    assert one.restarts == two.restarts == {"added": 12}
-
-
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("command", ["pack", "convert"])
 def test_a_killed_run_resumes_to_the_same_store_but_not_without_the_option(

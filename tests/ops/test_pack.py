@@ -22,7 +22,7 @@ from shares import examples
 from storeds import errors
 from storeds.cli import app
 from storeds.ops import Progress
-from storeds.ops.packing import choose_split, make_split
+from storeds.ops.packing import make_split
 from storeds.ops.packing.rows import Bad as Problem
 from storeds.ops.packing.rows import Listing, Row, Rows, from_start
 from storeds.protocols import Field
@@ -51,18 +51,6 @@ def spoilt(tree: Path) -> Path:
 def records(url: str) -> list[Any]:
     with storeds.open_backend(url) as backend:
         return unjudged(backend.get_many(range(len(backend))))
-
-
-def test_by_default_every_bad_item_is_listed_and_nothing_is_published(spoilt: Path, tmp_path: Path) -> None:
-    with pytest.raises(errors.RecordError) as raised:
-        storeds.pack(spoilt, f"lmdb://{tmp_path}/a.lmdb")
-    lines = str(raised.value).splitlines()
-    assert lines[0].startswith("3 of 11 items cannot be packed, so nothing was published")
-    assert "--on-bad skip" in lines[0]
-    assert lines[1] == "  cat/empty.jpg: is empty (0 bytes)"
-    assert lines[2].startswith("  dog/cut.jpg: cannot be read as an image (60 bytes beginning ff d8 ff e0)")
-    assert lines[3].startswith("  dog/page.jpg: cannot be read as an image (16 bytes beginning 3c 68 74 6d)")
-    assert [path.name for path in tmp_path.iterdir()] == ["tree"]
 
 
 def test_skip_leaves_bad_items_out_and_reports_them(spoilt: Path, tmp_path: Path) -> None:
@@ -102,7 +90,7 @@ def test_the_result_does_not_depend_on_the_number_of_workers(
 
 
 def test_a_split_goes_by_the_key_alone(tree: Path, tmp_path: Path) -> None:
-    shares = {"train": 0.5, "val": 0.3, "test": 0.2}
+    shares: dict[str, Any] = {"train": np.float64(0.5), "val": np.float32(0.3), "test": 0.2}
     storeds.pack(tree, "memory://split-all", split=shares, split_by="key", overwrite=True)
     for name in list(GOOD)[:3]:
         (tree / name).unlink()
@@ -179,17 +167,6 @@ def test_a_split_by_label_resumes_and_needs_a_label(tree: Path, tmp_path: Path) 
     storeds.pack(tree, url, kind="flat", overwrite=True, **options)
 
 
-def test_split_by_without_split_raises(tree: Path) -> None:
-    with pytest.raises(errors.ConfigError, match=r"split_by='key' needs shares: .*--split train=0\.9"):
-        storeds.pack(tree, "memory://split-by-alone", split_by="key")
-
-
-def test_the_shares_of_a_split_are_kept() -> None:
-    shares = (("train", 0.9), ("val", 0.1))
-    chosen = [choose_split(f"image-{n}", shares) for n in range(20_000)]
-    assert abs(chosen.count("val") / len(chosen) - 0.1) < 0.01
-
-
 def test_larger_images_are_scaled_and_smaller_ones_left_alone(tmp_path: Path) -> None:
     root = write(tmp_path / "tree", {"a/large.jpg": jpeg(0, (200, 100)), "a/small.jpg": jpeg(1, (50, 40))})
     storeds.pack(root, "memory://scaled", max_side=80, overwrite=True)
@@ -226,12 +203,6 @@ def test_encoding_again_does_not_hide_damage(tmp_path: Path, options: dict[str, 
     assert packed.findings == {"truncated_scan": 2, "intact": 1, "missing_eoi": 1}
 
 
-def test_a_damaged_picture_that_is_not_scaled_stays_as_it_is(tmp_path: Path) -> None:
-    root = write(tmp_path / "tree", {"a/half.jpg": HALF})
-    storeds.pack(root, "memory://full-size", max_side=200, overwrite=True)
-    assert [record["image"] for record in records("memory://full-size")] == [HALF]
-
-
 def test_quality_encodes_every_image_upright(tmp_path: Path) -> None:
     turned = io.BytesIO()
     exif = Image.Exif()
@@ -259,6 +230,8 @@ def test_quality_encodes_every_image_upright(tmp_path: Path) -> None:
         ({"quality": 100}, "between 1 and 95"),
         ({"kind": "imagfolder"}, "did you mean 'imagefolder'"),
         ({"delimter": ";"}, "no option 'delimter'"),
+        ({"split_by": "key"}, r"split_by='key' needs shares: .*--split train=0\.9"),
+        ({"split": {"train": np.nan, "val": 1}}, "positive and sum to 1"),
         ({"workers": -1}, "workers"),
         ({"commit_every": 0}, "commit_every"),
     ],
@@ -268,9 +241,8 @@ def test_a_wrong_option_is_named(tree: Path, tmp_path: Path, options: dict[str, 
         storeds.pack(tree, f"lmdb://{tmp_path}/a.lmdb", **options)
 
 
-@pytest.mark.parametrize("on_bad", ["skip", "keep"])
+@pytest.mark.parametrize("on_bad", ["skip", "keep", "raise"])
 def test_an_interrupted_pack_with_bad_items_resumes_to_the_same_id(spoilt: Path, tmp_path: Path, on_bad: Any) -> None:
-    whole = storeds.pack(spoilt, f"lmdb://{tmp_path}/whole.lmdb", on_bad=on_bad)
     url = f"lmdb://{tmp_path}/cut.lmdb"
 
     def interrupt(_: Progress) -> None:
@@ -278,19 +250,13 @@ def test_an_interrupted_pack_with_bad_items_resumes_to_the_same_id(spoilt: Path,
 
     with pytest.raises(KeyboardInterrupt):
         storeds.pack(spoilt, url, on_bad=on_bad, commit_every=2, progress=interrupt)
-    assert storeds.pack(spoilt, url, on_bad=on_bad, commit_every=3, resume=True).id == whole.id
-
-
-def test_bad_items_before_an_interrupt_count_after_resuming(spoilt: Path, tmp_path: Path) -> None:
-    url = f"lmdb://{tmp_path}/cut.lmdb"
-
-    def interrupt(_: Progress) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        storeds.pack(spoilt, url, commit_every=2, progress=interrupt)
-    with pytest.raises(errors.RecordError, match="3 of 11 items"):
-        storeds.pack(spoilt, url, commit_every=2, resume=True)
+    if on_bad == "raise":
+        with pytest.raises(errors.RecordError, match="3 of 11 items"):
+            storeds.pack(spoilt, url, commit_every=2, resume=True)
+        return
+    whole = storeds.pack(spoilt, f"lmdb://{tmp_path}/whole.lmdb", on_bad=on_bad)
+    packed = storeds.pack(spoilt, url, on_bad=on_bad, commit_every=3, resume=True)
+    assert (packed.id, packed.left_out, packed.reasons) == (whole.id, whole.left_out, whole.reasons)
 
 
 def test_a_pack_resumes_only_from_the_same_source_and_options(tree: Path, tmp_path: Path) -> None:
@@ -306,11 +272,6 @@ def test_a_pack_resumes_only_from_the_same_source_and_options(tree: Path, tmp_pa
     write(tree, {"cat/new.jpg": jpeg(9)})
     with pytest.raises(errors.ConfigError, match="cannot be resumed"):
         storeds.pack(tree, url, resume=True)
-
-
-def test_a_store_is_a_source_too(tree: Path, tmp_path: Path) -> None:
-    first = storeds.pack(tree, f"lmdb://{tmp_path}/a.lmdb")
-    assert storeds.pack(f"lmdb://{tmp_path}/a.lmdb", f"hdf5://{tmp_path}/a.h5").id == first.id
 
 
 def test_the_command_packs_a_manifest_and_prints_problems(tree: Path, tmp_path: Path) -> None:
@@ -332,12 +293,3 @@ def test_the_command_packs_a_manifest_and_prints_problems(tree: Path, tmp_path: 
         result = CliRunner().invoke(app, [*arguments[:3], *wrong])
         assert result.exit_code == 2
         assert message in result.output
-
-
-def test_the_command_prints_the_number_of_damaged_jpegs(tree: Path, tmp_path: Path) -> None:
-    write(tree, {"cat/half.jpg": jpeg(2)[:1000], "cat/end.jpg": jpeg(3)[:-2]})
-    said = CliRunner().invoke(app, ["pack", str(tree), f"lmdb://{tmp_path}/a.lmdb"])
-    assert said.exit_code == 0
-    assert "pictures: 8 whole, 2 damaged (missing_eoi 1, truncated_scan 1)" in said.output
-    reported = CliRunner().invoke(app, ["pack", str(tree), f"lmdb://{tmp_path}/b.lmdb", "--json"])
-    assert json.loads(reported.stdout)["damaged"] == 2

@@ -18,7 +18,7 @@ import pytest
 import storeds
 from photographs import jpeg
 from storeds import errors
-from storeds.ops.packing.rows import Bad, BadItem, File, Row, Rows, from_start, read_file
+from storeds.ops.packing.rows import Bad, File, Row, Rows, from_start
 from storeds.protocols import Field
 
 FIELDS = {"label": "int", "key": "str", "image": "bytes", "blob": "bytes"}
@@ -38,24 +38,6 @@ def make_records(count: int, sizes: tuple[int, ...]) -> list[dict[str, Any]]:
 def read_all(url: str) -> list[Any]:
     with storeds.open_backend(url) as backend:
         return list(backend.get_many(range(len(backend))))
-
-
-@pytest.mark.parametrize("size", [0, 1, 70_000, 3 * MIB])
-def test_a_file_is_read_whole(tmp_path: Path, size: int) -> None:
-    data = random.Random(size).randbytes(size)
-    (tmp_path / "file").write_bytes(data)
-    assert read_file(str(tmp_path / "file")) == data
-
-
-def test_a_file_without_a_size_is_read_whole() -> None:
-    assert read_file("/proc/self/status").startswith(b"Name:")
-
-
-def test_special_files_are_bad_items(tmp_path: Path) -> None:
-    with pytest.raises(BadItem, match="is not a regular file"):
-        read_file(str(tmp_path))
-    with pytest.raises(BadItem, match="cannot be read: No such file"):
-        read_file(str(tmp_path / "absent"))
 
 
 @pytest.mark.share(4)
@@ -127,21 +109,6 @@ def test_files_are_read_and_examined_in_threads_that_end_with_the_pack(tmp_path:
     assert before < seen[0] <= before + max(workers, 1)
     assert threading.active_count() == before
     assert storeds.pack(tmp_path / "tree", f"hdf5://{tmp_path}/store", resume=True).count == 900
-
-
-def test_a_dataset_is_read_by_the_calling_thread(tmp_path: Path) -> None:
-    readers = set()
-
-    class Samples:
-        def __len__(self) -> int:
-            return 600
-
-        def __getitem__(self, index: int) -> tuple[bytes, int]:
-            readers.add(threading.get_ident())
-            return jpeg(index % 12), index
-
-    assert storeds.pack(Samples(), f"lmdb://{tmp_path}/store").count == 600
-    assert readers == {threading.get_ident()}
 
 
 def letters(folder: Path) -> Rows:
@@ -229,14 +196,3 @@ def test_lmdb_with_pages_of_another_size_has_room_for_what_it_writes(tmp_path: P
         assert env.stat()["psize"] == 1 << 14
     assert read_all(url) == records
     assert storeds.verify(url).ok
-
-
-def test_errors_of_a_source_in_a_thread_reach_the_caller(tmp_path: Path) -> None:
-    with storeds.open_writer(f"lmdb://{tmp_path}/old", FIELDS) as writer:
-        writer.append(make_records(40, (4000,)))
-    damaged = bytearray((tmp_path / "old").read_bytes())
-    at = damaged.index(make_records(40, (4000,))[20]["image"][:64])
-    damaged[at + 1000] ^= 1
-    (tmp_path / "old").write_bytes(damaged)
-    with pytest.raises(errors.RecordError, match="checksum"):
-        storeds.pack(f"lmdb://{tmp_path}/old", f"hdf5://{tmp_path}/new")

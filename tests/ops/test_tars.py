@@ -256,18 +256,6 @@ def test_tar_damage_is_reported_with_its_offset(tmp_path: Path) -> None:
         assert message in problem
 
 
-def test_flipped_header_bytes_are_reported_or_harmless(tmp_path: Path) -> None:
-    members = {"long/" * 30 + f"é{number}.jpg": bytes([number]) * 600 for number in range(2)}
-    whole = shard(tmp_path / "a.tar", members, format=tarfile.PAX_FORMAT).read_bytes()
-    every = len(Source(tmp_path / "a.tar").records)
-    for place in range(0, 1536 + 1024, 7):
-        data = bytearray(whole)
-        data[place] ^= 0x55
-        (tmp_path / "b.tar").write_bytes(data)
-        source = Source(tmp_path / "b.tar", kind="tar")  # no foreign exception, whatever it contains
-        assert source.bad or len(source.records) == every
-
-
 def test_special_or_changed_shards_are_reported(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.tar")
     assert Source([tmp_path / "pipe.tar"]).bad == ["pipe.tar: is not a regular file"]
@@ -311,3 +299,15 @@ def test_a_pack_of_changed_shards_is_not_resumed(tmp_path: Path) -> None:
     os.utime(path, ns=(1, 1))
     with pytest.raises(ConfigError, match="cannot be resumed"):
         storeds.pack(path, f"lmdb://{tmp_path}/a.lmdb", resume=True)
+
+
+def test_flipped_header_bytes_are_reported_or_harmless(tmp_path: Path) -> None:
+    members = {"long/" * 30 + f"é{number}.jpg": bytes([number]) * 600 for number in range(2)}
+    whole = shard(tmp_path / "a.tar", members, format=tarfile.PAX_FORMAT).read_bytes()
+    every = len(Source(tmp_path / "a.tar").records)
+    for place in range(0, 1536 + 1024, 7):
+        data = bytearray(whole)
+        data[place] ^= 0x55
+        (tmp_path / "b.tar").write_bytes(data)
+        source = Source(tmp_path / "b.tar", kind="tar")  # no foreign exception, whatever it contains
+        assert source.bad or len(source.records) == every

@@ -465,8 +465,8 @@ def test_views_and_crops_are_built_from_a_config() -> None:
     [
         (lambda: Views([]), "a list with a transform for each view"),
         (lambda: Views([3]), r"transforms\[0\] is not callable"),
-        (lambda: Crop(0, 0, 0, 5), "height must be a positive int, not 0"),
-        (lambda: Crop(0.5, 0, 1, 5), "top must be an int, not 0.5"),  # type: ignore[arg-type]
+        (lambda: Crop(0, 0, 0, 5), "Crop: height=0"),
+        (lambda: Crop(0.5, 0, 1, 5), "Crop: top=0.5"),  # type: ignore[arg-type]
     ],
 )
 def test_invalid_views_and_crops_are_refused(build: Any, reason: str) -> None:

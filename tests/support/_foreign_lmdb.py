@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import base64
 import io
 import pickle
 import struct
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,8 +15,6 @@ import numpy as np
 from PIL import Image
 
 __all__ = [
-    "ARROW_KEYS",
-    "ARROW_LEN",
     "basicsr",
     "caffe",
     "datum",
@@ -27,7 +23,6 @@ __all__ = [
     "ocr",
     "pickled",
     "put",
-    "pyarrow",
     "tensorpack",
 ]
 
@@ -177,27 +172,3 @@ def _msgpack_form(value: Any) -> Any:
     if isinstance(value, np.generic):
         return {b"nd": False, b"type": value.dtype.str, b"data": value.tobytes()}
     return value
-
-
-def _unpack(text: str) -> bytes:
-    return zlib.decompress(base64.b64decode(text))
-
-
-# pyarrow.serialize of pyarrow 10.0.1 for 3 and [b"0", b"1", b"2"].
-ARROW_LEN = _unpack(
-    "eNqFUMENAiEQHO7wJBdieFwMDwvwaazAQmzAxJ8+fFqeD4uxAx2W5YLExE1gdwZ2YAf4jjfjxRwEjfAYsIBjxTCWGESOu9WdtOY7"
-    "e4lWkfVWuY7rxrVTfD5drhCNpJyVkkK5C9V7Zq0u/WOjveVsr/0OS+2HOcifJ+KBrBeUZzAm5dho5P/YmUtzP5gnxR5rndyLGnor"
-    "GnF2amTtxYXkzVE9M5WXtqoL75qz0PgfmnvydKP7K8wf3Fdz1vwHIDcbiA=="
-)
-ARROW_KEYS = _unpack(
-    "eNqFUbsNwjAQPScGQmQhFxFKSUlpEAUlBQUjsAAFUpCQYBSGoGAAhmAEBqGDZ/sSHCuCi873e/fJHVGb3qCjINLOyklRn3qUQQMJ"
-    "CZtgZXglv3CztMmwRiXUCfsS8As8Zbvan84WevHYBkNcZ+39qoBeBvU142aGaAlMFfSaBr22YMP2/rw7kJvX/oWfuqvn3deStkdR"
-    "/wvHFuAr4k+PEV0Y2++BuEYkQ6eB25LmHfqcsiNHuu+7943wtS0pGvPmlatGqXQ1Ns2lctjKXcHe5sY7EsEth4Fe+zOWdV8d3V9H"
-    "uJJlynLSzOfJRPkmqrOK8i31ozm7KI6nf/Dpn/waI4RoYZIoJ2Gcmc2bu/zq+wGdPzh4"
-)
-
-
-def pyarrow(path: Path) -> Path:
-    """Write the format of xunge/pytorch_lmdb_imagenet: three records of pyarrow.serialize."""
-    values = [(b"%d" % n, ARROW_LEN) for n in range(3)]
-    return put(path, [*values, (b"__keys__", ARROW_KEYS), (b"__len__", ARROW_LEN)])

@@ -63,22 +63,16 @@ def url(tmp_path: Any) -> str:
     return url
 
 
-@pytest.mark.parametrize("decode", ["pil", "tensor"])
+@pytest.mark.parametrize(
+    "options",
+    [{"reader": "image", "decode": "pil"}, {"reader": "image", "decode": "tensor"}, {"reader": "sample"}],
+    ids=str,
+)
 @pytest.mark.parametrize("case", OF_IMAGES)
-def test_its_call_decides_about_images(url: str, case: str, decode: str) -> None:
-    transform, expected = OF_IMAGES[case]
-    dataset = StoreDataset(url, transform=transform, decode=decode, reader="image", fields=["image"])
-    samples = [dataset[index] for index in range(3)]
-    (batch,) = StoreLoader(dataset, batch_size=3)
-    for made in (torch.stack([each[0] if isinstance(each, tuple) else each for each in samples]), batch):
-        made = made[0] if isinstance(made, (tuple, list)) else made
-        assert np.allclose(made.numpy(), expected, atol=1e-6)
-
-
-@pytest.mark.parametrize("case", OF_IMAGES)
-def test_its_call_decides_about_the_images_of_samples(url: str, case: str) -> None:
-    transforms, expected = OF_IMAGES[case]
-    dataset = StoreDataset(url, reader="sample", transforms=transforms, as_dict=True)
+def test_its_call_decides_about_images(url: str, case: str, options: dict[str, Any]) -> None:
+    steps, expected = OF_IMAGES[case]
+    given = {**options, "transforms" if options["reader"] == "sample" else "transform": steps}
+    dataset = StoreDataset(url, fields=["image"], as_dict=True, **given)
     (batch,) = StoreLoader(dataset, batch_size=3)
     for made in (torch.stack([dataset[index]["image"] for index in range(3)]), batch["image"]):
         assert np.allclose(made.numpy(), expected, atol=1e-6)

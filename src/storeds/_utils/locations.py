@@ -35,7 +35,6 @@ __all__ = [
     "CutShortError",
     "Glob",
     "StoreURL",
-    "check_file",
     "file_path",
     "file_system",
     "file_system_advice",
@@ -227,29 +226,8 @@ def staging_folder(target: str | Path) -> Path:
     return target.with_name(f".{target.name}.partial")
 
 
-def check_file(path: str, kind: str, url: str) -> os.stat_result:
-    """Return the status of the `kind` store file at `path`.
-
-    Raises
-    ------
-    StoreNotFoundError
-        Nothing is there.
-    UnavailableError
-        The system does not allow access, for example for lack of permission.
-    FormatError
-        Something else is there; the message says what.
-    """
-    status = stat_store(path, url)
-    try:
-        engine = sniff(path) if stat.S_ISREG(status.st_mode) else None
-    except OSError as error:
-        raise refused(url, "read", error) from None
-    check_status(path, status, engine, kind, url)
-    return status
-
-
 def stat_store(path: str, url: str) -> os.stat_result:
-    """Return the status of the file or folder at `path`; raises as `check_file` does."""
+    """Return the status of the file or folder at `path`; raises StoreNotFoundError, UnavailableError or FormatError."""
     try:
         status = os.stat(path)
     except (FileNotFoundError, NotADirectoryError):

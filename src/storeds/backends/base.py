@@ -8,24 +8,26 @@ from __future__ import annotations
 
 import copy
 import logging
+import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar, cast
+from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 
 import numpy as np
 
-from storeds._utils.locations import StoreURL, check_file, file_url, redact
+from storeds._utils.locations import StoreURL, file_system, file_system_advice, file_url, redact, staging_folder
 from storeds._utils.settings import Settings
 from storeds.backends.handles import HandlePool, HandleRef, Lease, Opener, OpenStore
 from storeds.errors import ConfigError, RecordError, UnavailableError, suggest
-from storeds.protocols import JSON, Array, Backend, Field, Meta, Record
+from storeds.protocols import JSON, Array, Field, Meta, Record
 from storeds.records.codec import RecordCodec
 from storeds.records.seals import Seals
 
 __all__ = [
     "BackendOptions",
+    "FileBackend",
     "FileOpener",
     "Handle",
     "HandleBackend",
@@ -34,7 +36,6 @@ __all__ = [
     "bounded",
     "check_most_is_read",
     "log_unread",
-    "open_with",
     "parse_options",
 ]
 
@@ -204,13 +205,6 @@ class NativeStoreError(ConfigError):
     """A store was to be read as one of another tool, and it is a native one."""
 
 
-def open_with(target: Any, url: StoreURL, opened: OpenStore | None, options: Mapping[str, Any]) -> Backend:
-    """Open a store with the class of a backend or layout; a class of another package gets the URL as written."""
-    if getattr(target, "shares_open_store", False):
-        return cast("Backend", target(url, opened=opened, **options))
-    return cast("Backend", target(url.text, **options))
-
-
 class Handle(Protocol):
     """An open engine handle with the meta of its store."""
 
@@ -321,9 +315,43 @@ class FileOpener(Generic[Opts]):
 
     def key(self, opened: OpenStore | None = None) -> Hashable:
         # By inode: h5py and py-lmdb open a file once, whatever its path; py-lmdb refuses to open it a second time.
-        check = check_file if opened is None else opened.check_file
-        status = check(self.data_path, self.engine, self.url)
+        with OpenStore.borrow(opened) as store:
+            status = store.check_file(self.data_path, self.engine, self.url)
         return status.st_dev, status.st_ino
+
+
+class FileBackend(HandleBackend[H, Open]):
+    """A backend of stores each of which is one file; its opener is a `FileOpener`."""
+
+    shares_open_store = True
+
+    @property
+    def _path(self) -> str:
+        path: str = self._opener.data_path  # type: ignore[attr-defined]  # of a FileOpener
+        return path
+
+    def stored_bytes(self) -> int | None:
+        # docstring inherited
+        return os.path.getsize(self._path)
+
+    def handle_settings(self) -> dict[str, JSON]:
+        # docstring inherited
+        return {"file_system": file_system(self._path)}
+
+    def advice(self) -> list[str]:
+        # docstring inherited
+        return file_system_advice(self._path)
+
+    def leftovers(self) -> str | None:
+        # docstring inherited
+        folder = staging_folder(self._path)
+        return str(folder) if folder.exists() and self.writer() is None else None
+
+    def writer(self) -> str | None:
+        # docstring inherited
+        from storeds.backends.staging import active_writer
+
+        return active_writer(self._path)
 
 
 _LOG = logging.getLogger("storeds")

@@ -16,7 +16,6 @@ from storeds.backends.base import StoreBackend, bounded
 from storeds.errors import ClosedError, ConfigError, FormatError, RecordError
 from storeds.protocols import JSON, Array, Backend, Field, Meta, Record
 from storeds.records.columns import (
-    SCALARS,
     check_where,
     matching_positions,
     read_arrays,
@@ -157,7 +156,7 @@ class ConcatenatedBackend(StoreBackend):
         """Yield each member of ascending `positions`, the index of its first position, and its own positions."""
         numbers = np.searchsorted(self._ends, positions, side="right")  # skips empty members
         inside = positions - self._starts[numbers]
-        cuts = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(positions)]
+        cuts = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(positions)] if len(positions) else []
         for first, last in itertools.pairwise(cuts):
             yield self._members[numbers[first]], first, inside[first:last]
 
@@ -166,15 +165,14 @@ class ConcatenatedBackend(StoreBackend):
         self._check_open()
         names, asked = stackable(self, fields), self._check_positions(positions)
         order = np.argsort(asked, kind="stable")
-        out = {name: _empty(self.meta.fields[name], len(asked)) for name in names}
         try:
-            for member, first, inside in self._shares(asked[order]) if len(asked) else ():
-                found = read_arrays(member, inside, names)  # type: ignore[arg-type]  # typed as a Sequence, which ndarray is not for mypy
-                for name, array in found.items():
-                    out[name][order[first : first + len(inside)]] = array
+            found = [read_arrays(member, inside, names) for member, _, inside in self._shares(asked[order])]  # type: ignore[arg-type]  # typed as a Sequence, which ndarray is not for mypy
         except RecordError:  # read records instead, to raise the first error in the caller's order, with its URL
+            found = []
+        if not found:
             return stack_records(self, asked, names)  # type: ignore[arg-type]  # typed as a Sequence, which ndarray is not for mypy
-        return out
+        places = np.argsort(order)
+        return {name: np.concatenate([arrays[name] for arrays in found])[places] for name in names}
 
     def _rename(self, error: RecordError, position: int, place: Place) -> RecordError:
         reason = f"{error.reason or error} (record {place.position} of {place.url})"
@@ -190,24 +188,15 @@ class ConcatenatedBackend(StoreBackend):
             raise ClosedError(f"{self.url} was closed; open it again with open_backend")
 
 
-def _empty(field: Field, count: int) -> Array:
-    dtype = np.dtype(field.dtype).newbyteorder("=") if field.kind == "array" else SCALARS[field.kind]
-    return np.empty((count, *(size or 0 for size in field.shape or ())), dtype)
-
-
 def _check_fields(first: Backend, member: Backend) -> None:
-    """Raise FormatError if two stores differ in their fields, apart from verdicts on pictures."""
+    """Raise FormatError if two stores differ in their fields or the order of these, apart from verdicts on pictures."""
     had, has = without_verdicts(first.meta.fields), without_verdicts(member.meta.fields)
-    if list(had.items()) == list(has.items()):
-        return
-    cannot = "stores with different fields cannot be read as one: "
-    for name in (*had, *has):
-        if had.get(name) != has.get(name):
+    for one, other in itertools.zip_longest(had.items(), has.items()):
+        if one != other:
             raise FormatError(
-                f"{cannot}{name!r} is {_described(had.get(name))} in {first.url}, and {_described(has.get(name))} in "
-                f"{member.url}"
+                f"stores with different fields cannot be read as one: {_described(one)} in {first.url}, and "
+                f"{_described(other)} in {member.url}"
             )
-    raise FormatError(f"{cannot}the order is {', '.join(had)} in {first.url}, and {', '.join(has)} in {member.url}")
 
 
 def _share_meta(member: Backend, shared: dict[Any, Any]) -> None:
@@ -263,11 +252,13 @@ def _text(attrs: Mapping[str, JSON], name: str) -> str | None:
     return json.dumps(attrs[name], sort_keys=True) if name in attrs else None
 
 
-def _described(field: Field | None) -> str:
-    if field is None:
-        return "absent"
+def _described(named: tuple[str, Field] | None) -> str:
+    if named is None:
+        return "there is no further field"
+    name, field = named
     kind = f"{field.kind} {field.dtype} {list(field.shape or ())}" if field.kind == "array" else field.kind
-    return f"{kind} ({role})" if (role := role_text(field)) else kind
+    role = role_text(field)
+    return f"{name!r} is {kind} ({role})" if role else f"{name!r} is {kind}"
 
 
 def _short(text: str) -> str:

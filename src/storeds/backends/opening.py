@@ -5,6 +5,7 @@ Detection asks each layout of the engine whether it fits a store that is not nat
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import re
@@ -23,16 +24,14 @@ from storeds._utils.locations import (
     glob_of,
     redact,
 )
-from storeds.backends.base import NativeStoreError, StoreBackend, log_unread, open_with
+from storeds.backends.base import NativeStoreError, StoreBackend, log_unread
 from storeds.backends.handles import OpenStore
 from storeds.errors import (
     ConfigError,
     FormatError,
     StoredsError,
     StoreNotFoundError,
-    suggest,
 )
-from storeds.records.fields import parse_fields, with_verdicts
 from storeds.registry import BACKENDS, FOREIGN, LAYOUTS, import_object
 
 if TYPE_CHECKING:
@@ -103,17 +102,20 @@ def open_backend(
 def _open(
     url: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], layout: str | None, options: Mapping[str, Any]
 ) -> Backend:
+    urls: Sequence[Any] = ()
+    pattern = None
     if isinstance(url, Sequence) and not isinstance(url, (str, bytes)):
-        from storeds.backends.concatenated import ConcatenatedBackend
+        urls = url
+    else:
+        parsed = with_scheme(url)
+        pattern = glob_of(parsed)
+        if pattern is None:
+            return _open_one(parsed, layout, options)
+        urls = [parsed]
+    from storeds.backends.concatenated import ConcatenatedBackend
 
-        return ConcatenatedBackend(_open_listed(url, layout, options))
-    parsed = with_scheme(url)
-    pattern = glob_of(parsed)
-    if pattern is not None:
-        from storeds.backends.concatenated import ConcatenatedBackend
-
-        return ConcatenatedBackend(_open_matching(pattern, layout, options), _pattern_url(pattern))
-    return _open_one(parsed, layout, options)
+    members = itertools.chain.from_iterable(_open_each(each, layout, options) for each in urls)
+    return ConcatenatedBackend(members, None if pattern is None else _pattern_url(pattern))
 
 
 def with_scheme(url: str | os.PathLike[str] | StoreURL) -> StoreURL:
@@ -135,6 +137,17 @@ def with_scheme(url: str | os.PathLike[str] | StoreURL) -> StoreURL:
     return parsed
 
 
+def _open_with(target: Any, url: StoreURL, opened: OpenStore, options: Mapping[str, Any]) -> Backend:
+    """Open a store with the class of a backend or layout; a class of another package gets the URL as written."""
+    where, shared = _arguments(target, url, opened)
+    backend: Backend = target(where, **shared, **options)
+    return backend
+
+
+def _arguments(target: Any, url: StoreURL, opened: OpenStore) -> tuple[StoreURL | str, dict[str, OpenStore]]:
+    return (url, {"opened": opened}) if getattr(target, "shares_open_store", False) else (url.text, {})
+
+
 def _open_one(url: StoreURL, layout: str | None, options: Mapping[str, Any]) -> Backend:
     with OpenStore() as opened:
         if url.scheme is None:
@@ -142,10 +155,10 @@ def _open_one(url: StoreURL, layout: str | None, options: Mapping[str, Any]) -> 
         if layout not in (None, *_NATIVE):
             target = LAYOUTS.get(f"{url.scheme}/{layout}")
             preset = {"layout": layout} if hasattr(target, "presets") else {}
-            return open_with(target, url, opened, {**options, **preset})
+            return _open_with(target, url, opened, {**options, **preset})
         native = BACKENDS.get(url.scheme or "")
         try:
-            return open_with(native, url, opened, options)
+            return _open_with(native, url, opened, options)
         except (FormatError, StoreNotFoundError, ConfigError) as error:
             # An option that the native layout lacks may be a foreign one's.
             if layout is not None or (isinstance(error, ConfigError) and not options and not url.options):
@@ -175,14 +188,14 @@ def _open_foreign(
         raise ConfigError(f"{url.redacted}: several layouts claim this store; pass {shown}")
     for layout, why in claims.items():
         _LOG.info("%s is opened with layout %r: %s", url.redacted, layout, why)
-        backend = open_with(LAYOUTS.get(f"{url.scheme}/{layout}"), url, opened, options)
+        backend = _open_with(LAYOUTS.get(f"{url.scheme}/{layout}"), url, opened, options)
         if isinstance(backend, StoreBackend):
             backend.recognised = why
         return backend
     if url.scheme not in FOREIGN:
         raise type(why_not_native)("; ".join([str(why_not_native), *refusals])) from why_not_native
     try:
-        return open_with(import_object(FOREIGN[url.scheme]), url, opened, options)
+        return _open_with(import_object(FOREIGN[url.scheme]), url, opened, options)
     except NativeStoreError:  # it is damaged, or has no such option
         raise why_not_native from None
     except StoreNotFoundError:
@@ -197,41 +210,30 @@ def _claims(url: StoreURL, opened: OpenStore, options: Mapping[str, Any]) -> tup
     refusals: list[str] = []
     for name in LAYOUTS.names():
         engine, _, layout = name.partition("/")
+        guess = None
         if engine == url.scheme and not LAYOUTS.is_built_in(name):
-            try:
-                why = _claim(name, url, opened, options)
-            except StoredsError as error:
-                refusals.append(f"layout {layout!r}: {error}")
-            else:
-                claims |= {layout: why} if why else {}
+            guess = getattr(LAYOUTS.get(name), "guess_can_open", None)
+        if guess is None:
+            continue
+        try:
+            where, shared = _arguments(LAYOUTS.get(name), url, opened)
+            why = guess(where, **shared, **options)
+        except StoredsError as error:
+            refusals.append(f"layout {layout!r}: {error}")
+        else:
+            claims |= {layout: why} if why else {}
     return claims, refusals
 
 
-def _claim(name: str, url: StoreURL, opened: OpenStore, options: Mapping[str, Any]) -> str | None:
-    """Return why a plug-in's layout reads the store at `url`, or None; raises StoredsError."""
-    guess = getattr(LAYOUTS.get(name), "guess_can_open", None)
-    if guess is None:
-        return None
-    shared = {"opened": opened} if getattr(LAYOUTS.get(name), "shares_open_store", False) else {}
-    found: str | None = guess(url if shared else url.text, **shared, **options)
-    return found
-
-
-def _open_listed(
-    urls: Sequence[str | os.PathLike[str]], layout: str | None, options: Mapping[str, Any]
-) -> Iterator[Backend]:
-    for url in urls:
-        if not isinstance(url, (str, os.PathLike)):
-            raise ConfigError(f"a list of stores holds URLs and paths, not {type(url).__name__}")
-        parsed = with_scheme(url)
-        pattern = glob_of(parsed)
-        if pattern is None:
-            yield _open_one(parsed, layout, options)
-        else:
-            yield from _open_matching(pattern, layout, options)
-
-
-def _open_matching(pattern: Glob, layout: str | None, options: Mapping[str, Any]) -> Iterator[Backend]:
+def _open_each(url: Any, layout: str | None, options: Mapping[str, Any]) -> Iterator[Backend]:
+    """Open the store at `url`, or all that it matches."""
+    if not isinstance(url, (str, os.PathLike, StoreURL)):
+        raise ConfigError(f"a list of stores holds URLs and paths, not {type(url).__name__}")
+    parsed = with_scheme(url)
+    pattern = glob_of(parsed)
+    if pattern is None:
+        yield _open_one(parsed, layout, options)
+        return
     for name in pattern.options.keys() & options.keys():
         raise ConfigError(
             f"{redact(_pattern_url(pattern))}: option {name!r} is given in the URL and as a keyword; give it once"
@@ -273,7 +275,6 @@ def open_writer(
     commit_every: int = COMMIT_EVERY,
     check: bool = True,
     plan: JSON = None,
-    index: Sequence[str] = (),
     **options: Any,
 ) -> StoreWriter:
     """Open a store for writing; it appears at `url` in one step when the writer publishes.
@@ -298,9 +299,6 @@ def open_writer(
         fields ``<image>_finding`` and ``<image>_recovered``, keeps it. Without the check, readers examine images on every read.
     plan : JSON, optional
         Describes the source of the records: a resuming writer must pass an equal plan.
-    index : sequence of str
-        For MongoDB only: fields for which the server builds an index each, for your own queries. ``where=`` of a native
-        store reads columns and needs no index.
 
     Returns
     -------
@@ -329,30 +327,13 @@ def open_writer(
     make_sink = getattr(target, "sink", None)
     if make_sink is None:
         raise ConfigError(f"{parsed}: backend {scheme!r} can only read")
-    if index:
-        if scheme in FILE_ENGINES:
-            raise ConfigError(f"{parsed}: index= is for MongoDB; a file has no indexes, and where= reads its columns")
-        options["index"] = _check_index(index, fields, parsed)
-    built_in = getattr(target, "shares_open_store", False)
-    sink: Sink = make_sink(parsed if built_in else parsed.text, **options)
+    where = parsed if getattr(target, "shares_open_store", False) else parsed.text
+    sink: Sink = make_sink(where, **options)
     from storeds.backends.writer import StoreWriter  # reading needs no writer
 
     return StoreWriter(
         sink, fields, overwrite=overwrite, resume=resume, commit_every=commit_every, check=check, plan=plan
     )
-
-
-def _check_index(index: Sequence[str], fields: Mapping[str, Any], url: StoreURL) -> tuple[str, ...]:
-    names = (index,) if isinstance(index, str) else tuple(index)
-    declared = with_verdicts(parse_fields(fields))
-    for name in names:
-        if name not in declared:
-            raise ConfigError(f"{url}: index: there is no field {name!r}; {suggest(name, declared, 'fields')}")
-        if declared[name].is_blob:
-            raise ConfigError(
-                f"{url}: index: field {name!r} is of kind {declared[name].kind}, which cannot be indexed by value"
-            )
-    return names
 
 
 def scheme_of(url: str | os.PathLike[str] | StoreURL, *, writing: bool) -> str:

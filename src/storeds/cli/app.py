@@ -32,7 +32,6 @@ __all__ = [
     "OUT",
     "AsJson",
     "CommitEvery",
-    "Index",
     "Overwrite",
     "Resume",
     "StoreArgument",
@@ -140,7 +139,6 @@ Overwrite = Annotated[
 ]
 Resume = Annotated[bool, typer.Option("--resume", help="Continue the work of an interrupted writer.")]
 CommitEvery = Annotated[int, typer.Option("--commit-every", help="Records per durable batch.")]
-Index = Annotated[list[str] | None, typer.Option("--index", help="A field that MongoDB indexes; may be repeated.")]
 
 
 def main() -> None:

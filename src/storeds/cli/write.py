@@ -13,7 +13,6 @@ from storeds._utils.text import byte_size, counted
 from storeds.cli.app import (
     AsJson,
     CommitEvery,
-    Index,
     Layout,
     Options,
     Overwrite,
@@ -103,7 +102,6 @@ def pack(
     overwrite: Overwrite = False,
     resume: Resume = False,
     commit_every: CommitEvery = 1000,
-    index: Index = None,
     as_json: AsJson = False,
 ) -> None:
     """Pack images, or another store, into a store."""
@@ -129,7 +127,6 @@ def pack(
             overwrite=overwrite,
             resume=resume,
             commit_every=commit_every,
-            index=index or (),
             progress=hook,
             on_problem=problems.append,
             **options,
@@ -215,7 +212,6 @@ def convert(
     overwrite: Overwrite = False,
     resume: Resume = False,
     commit_every: CommitEvery = 1000,
-    index: Index = None,
     check: Check = True,
     fast_crops: FastCrops = False,
     role: Annotated[
@@ -238,7 +234,6 @@ def convert(
             overwrite=overwrite,
             resume=resume,
             commit_every=commit_every,
-            index=index or (),
             check=check,
             fast_crops=fast_crops,
             roles=dict(map(_parse_role, role or [])),

@@ -46,6 +46,8 @@ def read_mapping(path: str | os.PathLike[str]) -> dict[str, Any]:
     if parse is None:
         raise ConfigError(f"{shown}: a config ends in {', '.join(_PARSERS)}")
     try:
+        if path.exists() and not path.is_file() and not path.is_dir():
+            raise OSError("it is not a regular file")  # reading a pipe would wait for its writer
         found = parse(path.read_text("utf-8-sig"))
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
         wrong: ConfigError | StoreNotFoundError = StoreNotFoundError(f"no config at {shown}: {error.strerror}")

@@ -32,10 +32,13 @@ class Preset:
         What a record is, as half a sentence.
     columns : mapping of str to str
         The pattern, as an example where it depends on the names in the store.
+    codec : str
+        The form of the values, a name of `storeds.layouts.codecs.CODECS`; ``""`` where the values show it.
     """
 
     about: str
     columns: Mapping[str, str]
+    codec: str = ""
 
 
 @dataclass(frozen=True)

@@ -99,7 +99,6 @@ def convert(
     overwrite: bool = False,
     resume: bool = False,
     commit_every: int = 1000,
-    index: Sequence[str] = (),
     check: bool = True,
     fast_crops: bool = False,
     roles: Mapping[str, str | Mapping[str, Any]] | None = None,
@@ -118,7 +117,7 @@ def convert(
         As for `open_backend`: one store, or a pattern or list of several, which become one store.
     dst_url : str
         As for `open_writer`.
-    overwrite, resume, commit_every, index
+    overwrite, resume, commit_every
         As for `open_writer`.
     check : bool
         Examine each picture without a verdict: those of foreign stores, and of stores written with ``check=False``.
@@ -161,7 +160,6 @@ def convert(
             overwrite=overwrite,
             resume=resume,
             commit_every=commit_every,
-            index=index,
         )
         is_equal = meta.fields == source.meta.fields and not fast_crops and not counts["examined"]
         if source.meta.layout == NATIVE and is_equal and meta.id != source.meta.id:

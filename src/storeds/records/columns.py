@@ -31,6 +31,7 @@ __all__ = [
     "index_path",
     "load_index",
     "matching_positions",
+    "positions_by_columns",
     "read_arrays",
     "read_column",
     "save_index",
@@ -164,8 +165,11 @@ def matching_positions(backend: Backend, where: Mapping[str, Sequence[Any]]) -> 
 
     `where` is a result of `check_where`.
     """
-    if isinstance(backend, SupportsWhere):
-        return backend.select(where)
+    return backend.select(where) if isinstance(backend, SupportsWhere) else positions_by_columns(backend, where)
+
+
+def positions_by_columns(backend: Backend, where: Mapping[str, Sequence[Any]]) -> Array:
+    """Return the same as `matching_positions`, from the columns of the fields."""
     mask = np.ones(len(backend), dtype=bool)
     for name, values in where.items():
         column, found = read_column(backend, name), np.zeros(len(backend), dtype=bool)

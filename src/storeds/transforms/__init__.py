@@ -8,12 +8,12 @@ Images are `PIL.Image.Image` or tensors of shape (..., channels, height, width),
 the image that it gets, except with ``inplace=True``. A transform with nothing to do returns the image itself.
 """
 
-from storeds.transforms.binding import BoundTransform, Compose, Views, apply_transform
-from storeds.transforms.boxes import FilterBoxes
+from storeds.transforms.binding import BoundTransform, Compose, Views
 from storeds.transforms.building import build_transform
 from storeds.transforms.images import (
     CenterCrop,
     Crop,
+    FilterBoxes,
     Normalize,
     RandomCrop,
     RandomHorizontalFlip,
@@ -25,7 +25,7 @@ from storeds.transforms.images import (
 from storeds.transforms.operations import Operation
 from storeds.transforms.samples import JointTransform
 
-# Read images.py first, then binding.py, building.py, operations.py and samples.py. alignment.py and generators.py judge transforms.
+# Read images.py first, then binding.py, building.py, operations.py and samples.py. alignment.py judges transforms.
 __all__ = [
     "BoundTransform",
     "CenterCrop",
@@ -42,6 +42,5 @@ __all__ = [
     "Resize",
     "ToTensor",
     "Views",
-    "apply_transform",
     "build_transform",
 ]

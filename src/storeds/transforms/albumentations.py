@@ -4,20 +4,33 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
 
+from storeds.errors import ConfigError
 from storeds.protocols import Array
 from storeds.records.fields import layout_of
+from storeds.transforms.coordinates import Coordinates
+from storeds.transforms.elements import Elements, check_exact
+from storeds.transforms.functional import extent
 
-__all__ = ["Albumentations", "AlbumentationsParts", "JointAlbumentations"]
+__all__ = ["Albumentations", "JointAlbumentations", "wrap_albumentations"]
 
-_INCREMENT = 0x5851F42D4C957F2D14057B7EF767814F  # any odd number; selects one of PCG64's sequences
+
+def wrap_albumentations(transform: Any) -> Any:
+    """Wrap a transform or composition of albumentations; return any other transform unchanged."""
+    if not any(kind.__module__.startswith("albumentations.") for kind in type(transform).__mro__):
+        return transform
+    if not hasattr(transform, "set_random_state"):
+        raise ConfigError(
+            f"{transform!r} is of albumentations 1, which cannot be seeded for each sample; install 2.0 or later"
+        )
+    return Albumentations(transform)
 
 
 @dataclass(frozen=True, repr=False)
@@ -31,13 +44,10 @@ class Albumentations:
     ----------
     transform : albumentations.BasicTransform or albumentations.BaseCompose
         The transform.
-    steps : tuple of transforms
-        The steps, if `followed_by` composed `transform`.
     """
 
     transform: Any
-    steps: tuple[Any, ...] = ()
-    _idle: list[tuple[Any, np.random.PCG64, random.Random]] = field(default_factory=list, init=False, compare=False)
+    _idle: list[Any] = field(default_factory=list, init=False, compare=False)
 
     def __call__(self, image: Any, generator: torch.Generator | None = None) -> Any:
         """Return the transformed image.
@@ -56,76 +66,37 @@ class Albumentations:
             The type of `image`, or a tensor if the transform makes one (``ToTensorV2``) or if a Pillow image cannot
             hold the values.
         """
-        if isinstance(image, torch.Tensor):
-            return self._tensor(image, generator)
-        if isinstance(image, Image.Image):
-            return _pillow(self.call({"image": _pixels(image)}, generator)["image"], image)
-        if isinstance(image, list) and image and all(isinstance(frame, Image.Image) for frame in image):
-            frames = np.stack([_pixels(frame) for frame in image])
-            made = self.call({"images": frames}, generator)["images"]
-            return made if isinstance(made, torch.Tensor) else [_pillow(frame, image[0]) for frame in made]
-        if not isinstance(image, np.ndarray):
-            raise TypeError(
-                f"albumentations takes a Pillow image, a tensor or an array, not {type(image).__qualname__}"
-            )
-        if layout_of(image.shape) == "first":
-            raise ValueError(
-                f"albumentations takes arrays of shape (height, width, channels), but this one has {image.shape}"
-            )
-        return self.call({"image": image}, generator)["image"]
-
-    def followed_by(self, other: object) -> Albumentations | None:
-        """Return both transforms as one, which converts the image once; None if one is a user's Compose."""
-        own, others = self._single(), other._single() if isinstance(other, Albumentations) else ()
-        if not own or not others:
-            return None
-        import albumentations
-
-        return Albumentations(albumentations.Compose([*own, *others]), (*own, *others))
-
-    def _single(self) -> tuple[Any, ...]:
-        is_compose = "Compose" in {kind.__name__ for kind in type(self.transform).__mro__}
-        return self.steps if is_compose else (self.transform,)
-
-    def _tensor(self, image: torch.Tensor, generator: torch.Generator | None) -> torch.Tensor:
-        if image.ndim < 3:
-            raise ValueError(
-                f"albumentations: a tensor image has shape (channels, height, width), not {tuple(image.shape)}"
-            )
-        frames = image.shape[:-3]
-        pixels = image.movedim(-3, -1)
-        if frames:
-            made = self.call({"images": pixels.flatten(0, len(frames) - 1).contiguous().numpy()}, generator)["images"]
-        else:
-            made = self.call({"image": pixels.contiguous().numpy()}, generator)["image"]
-        made = _channels_first(made, len(frames) > 0)
-        return made.reshape(*frames, *made.shape[1:]) if len(frames) > 1 else made
+        if isinstance(image, np.ndarray):
+            if layout_of(image.shape) == "first":
+                raise ValueError(
+                    f"albumentations takes arrays of shape (height, width, channels), but this one has {image.shape}"
+                )
+            return self.call({"image": image}, generator)["image"]
+        if isinstance(image, list):
+            pixels = np.stack([_to_array(frame) for frame in image])
+            made = self.call({"images": pixels}, generator)["images"]
+            return made if isinstance(made, torch.Tensor) else [_like(frame, pixels[0], image[0]) for frame in made]
+        pixels = _to_array(image)
+        frames = pixels.shape[:-3]
+        if not frames:
+            return _like(self.call({"image": pixels}, generator)["image"], pixels, image)
+        pixels = pixels.reshape(-1, *pixels.shape[-3:])
+        made = _like(self.call({"images": pixels}, generator)["images"], pixels, image)
+        return made.reshape(*frames, *made.shape[1:])
 
     def call(self, targets: dict[str, Any], generator: torch.Generator | None) -> dict[str, Any]:
         """Return the transformed targets of albumentations, such as ``image``, with randomness from `generator`."""
         try:
-            mine = self._idle.pop()  # atomic
+            transform = self._idle.pop()  # atomic
         except IndexError:
-            mine = self._copied()
-        transform, bits, plain = mine
-        seeds = torch.empty(3, dtype=torch.int64, device="cpu").random_(generator=generator).tolist()
-        # Setting the states takes a third of the time of creating generators.
-        bits.state = {
-            "bit_generator": "PCG64",
-            "state": {"state": seeds[0] << 64 | seeds[1], "inc": _INCREMENT},
-            "has_uint32": 0,
-            "uinteger": 0,
-        }
-        plain.seed(seeds[2])
+            transform = copy.deepcopy(self.transform)
+        seeds = torch.empty(2, dtype=torch.int64, device="cpu").random_(generator=generator).tolist()
+        # An eighth of the time of set_random_seed.
+        plain = random.Random(seeds[1])  # noqa: S311  # nothing secret is drawn
+        transform.set_random_state(np.random.Generator(np.random.PCG64(seeds[0])), plain)
         made: dict[str, Any] = transform(**targets)
-        self._idle.append(mine)  # not reached if the call fails
+        self._idle.append(transform)  # not reached if the call fails
         return made
-
-    def _copied(self) -> tuple[Any, np.random.PCG64, random.Random]:
-        transform, bits = copy.deepcopy(self.transform), np.random.PCG64(0)
-        plain = random.Random(0)  # noqa: S311  # nothing secret is drawn
-        transform.set_random_state(np.random.Generator(bits), plain)
-        return transform, bits, plain
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_idle": []}
@@ -134,185 +105,169 @@ class Albumentations:
         return repr(self.transform)
 
 
-class AlbumentationsParts(NamedTuple):
-    """The parts of a sample, as a `JointAlbumentations` takes and returns them.
-
-    Attributes
-    ----------
-    images : list
-        Pillow images, or tensors of shape (channels, height, width).
-    masks : list of torch.Tensor
-        Integers of shape (height, width) or (n, height, width).
-    boxes : numpy.ndarray
-        (n, 4): left, top, right, bottom in pixels.
-    rows : numpy.ndarray
-        (n,): the number of each box. Boxes that are dropped are missing.
-    points : numpy.ndarray
-        (m, 2): x and y in pixels, where (0, 0) is the centre of the first pixel. Those that are lost become NaN.
-    """
-
-    images: list[Any]
-    masks: list[torch.Tensor]
-    boxes: Array
-    rows: Array
-    points: Array
-
-
 class JointAlbumentations:
-    """Albumentations transforms as a callable that takes the parts of a sample, all in one call.
+    """An albumentations transform as a callable that takes all elements of a sample in one call.
 
     Parameters
     ----------
-    transforms : sequence of transforms
-        Applied one after another. A single ``Compose`` keeps the limits of its ``bbox_params``.
-    images, masks : int
-        How many images and masks a sample has.
+    transform : albumentations.BasicTransform or albumentations.BaseCompose
+        A ``Compose`` keeps the limits of its ``bbox_params``.
+    elements : Elements
+        What the samples hold.
     """
 
-    def __init__(self, transforms: Sequence[Any], images: int, masks: int) -> None:
+    def __init__(self, transform: Any, elements: Elements) -> None:
         import albumentations
 
-        only = transforms[0] if len(transforms) == 1 and type(transforms[0]) is albumentations.Compose else None
-        processor = None if only is None else only.processors.get("bboxes")
-        limits = {} if processor is None else {name: getattr(processor.params, name, None) for name in _LIMITS}
-        more = {f"image_{number}": "image" for number in range(1, images)}
-        for number in range(masks):
-            more |= {f"mask_{number}": "mask", f"masks_{number}": "masks"}
-        steps = list(transforms if only is None else only.transforms)
+        composed = transform if type(transform) is albumentations.Compose else None
+        steps = [transform] if composed is None else list(composed.transforms)
+        processor = None if composed is None else composed.processors.get("bboxes")
+        limits = {} if processor is None else {name: getattr(processor.params, name) for name in _LIMITS}
         # albumentations warns of parameters for coordinates that no transform takes, such as one of colours.
         keys = {key for step in steps for key in (*step.available_keys, *getattr(step, "targets_as_params", ()))}
         self._takes_boxes = "bboxes" in keys or processor is not None
         self._takes_points = "keypoints" in keys
+        more = {f"image_{number}": "image" for number in range(1, len(elements.images))}
+        for name in elements.masks:
+            more |= {f"mask_{name}": "mask", f"masks_{name}": "masks"}
         boxes = albumentations.BboxParams("pascal_voc", label_fields=["rows"], **limits)
         points = albumentations.KeypointParams("xy", remove_invisible=False, label_fields=["points"])
-        composed = albumentations.Compose(
-            steps,
-            bbox_params=boxes if self._takes_boxes else None,
-            keypoint_params=points if self._takes_points else None,
-            additional_targets=more,
-            p=1.0 if only is None else only.p,
+        self._elements = elements
+        self._transform = Albumentations(
+            albumentations.Compose(
+                steps,
+                bbox_params=boxes if self._takes_boxes else None,
+                keypoint_params=points if self._takes_points else None,
+                additional_targets=more,
+                p=1.0 if composed is None else composed.p,
+            )
         )
-        self._transform = Albumentations(composed)
 
-    def __call__(self, parts: AlbumentationsParts, generator: torch.Generator | None) -> AlbumentationsParts:
-        """Return the transformed parts; raise TypeError or ValueError for values that albumentations cannot take."""
-        images = [_first_to_last(image) for image in parts.images]
-        if not images:
-            raise ValueError("albumentations transforms need an image in each sample, and this one has none")
-        targets = {f"image_{number}" if number else "image": image for number, image in enumerate(images)}
-        given: dict[str, torch.Tensor] = {}
-        for number, mask in enumerate(parts.masks):
-            name = "mask" if mask.ndim == 2 else "masks"
+    def __call__(
+        self, values: dict[str, Any], coordinates: Coordinates, generator: torch.Generator | None
+    ) -> Mapping[str, Array]:
+        """Transform images and masks in `values`, and boxes and keypoints in `coordinates`.
+
+        Returns
+        -------
+        mapping of str to numpy.ndarray
+            Element of boxes → which of the boxes are left, bool (n,).
+
+        Raises
+        ------
+        TypeError, ValueError
+            The transform does not take these values, or loses keypoints without a visibility.
+        """
+        images = {f"image_{at}" if at else "image": name for at, name in enumerate(self._elements.images)}
+        targets: dict[str, Any] = {target: _to_array(values[name]) for target, name in images.items()}
+        masks: dict[str, str] = {}
+        for name in self._elements.masks:
+            target = "mask" if values[name].ndim == 2 else "masks"
             # Some transforms, such as MaskDropout, look for a target of exactly this name.
-            given[name if name not in given else f"{name}_{number}"] = mask
-        targets |= {name: _exact(mask) for name, mask in given.items() if mask.numel()}
+            masks[target if target not in masks else f"{target}_{name}"] = name
+        targets |= {target: _exact(name, values[name]) for target, name in masks.items() if values[name].numel()}
+        boxes = np.concatenate([np.zeros((0, 4)), *coordinates.boxes.values()])
+        points = np.concatenate(
+            [np.zeros((0, 2)), *(each[..., :2].reshape(-1, 2) for each in coordinates.points.values())]
+        )
         # Coordinates are passed although empty: albumentations requires what its parameters name.
         if self._takes_boxes:
-            targets |= {"bboxes": parts.boxes.astype(np.float32), "rows": np.arange(len(parts.boxes))}
+            targets |= {"bboxes": boxes.astype(np.float32), "rows": np.arange(len(boxes))}
         if self._takes_points:
-            targets |= {"keypoints": parts.points.astype(np.float32), "points": np.arange(len(parts.points))}
-        try:
-            made = self._transform.call(targets, generator)
-        except Exception as error:  # OpenCV has errors of its own
-            count = f"{len(images)} images, {len(given)} masks, {len(parts.boxes)} boxes, {len(parts.points)} keypoints"
-            raise ValueError(
-                f"albumentations cannot transform {count} of {images[0].shape[1]} × {images[0].shape[0]} pixels "
-                f"({type(error).__name__}: {str(error).strip()}). Some of its transforms do not take all of these, as "
-                "Morphological fails on boxes, or need other data: leave out the transform, or elements"
-            ) from error
-        outputs = [
-            _as_given(made[f"image_{number}" if number else "image"], image)
-            for number, image in enumerate(parts.images)
-        ]
-        size = outputs[0].shape[-2:] if isinstance(outputs[0], torch.Tensor) else outputs[0].size[::-1]
-        masks = [_mask(made.get(name), mask, size) for name, mask in given.items()]
-        rows, boxes, points = parts.rows, parts.boxes, parts.points
-        if self._takes_boxes:
-            rows = rows[np.asarray(made["rows"], np.int64)]
-            boxes = np.asarray(made["bboxes"], np.float64).reshape(-1, 4)
+            targets |= {"keypoints": (points - 0.5).astype(np.float32), "points": np.arange(len(points))}
+        made = self._made(targets, generator)
+        for target, name in images.items():
+            values[name] = _like(made[target], targets[target], values[name])
+        size = extent(values[self._elements.images[0]])
+        for target, name in masks.items():
+            mask = values[name]
+            pixels = torch.as_tensor(np.ascontiguousarray(made[target])) if mask.numel() else mask.new_zeros(0)
+            values[name] = pixels.reshape(*mask.shape[:-2], *size).to(mask.dtype)
+        if self._takes_points:
+            points = np.full_like(points, np.nan)
+            points[np.asarray(made["points"], int)] = np.asarray(made["keypoints"], float).reshape(-1, 2) + 0.5
+            _take_points(coordinates, points)
+        if not self._takes_boxes:
+            return {}
+        rows = np.asarray(made["rows"], int)
         if len(set(rows.tolist())) < len(rows):
             raise ValueError(
                 "albumentations cut a box into several: leave out the transform that does, such as RandomGridShuffle, or the "
                 "boxes"
             )
-        if self._takes_points:
-            points = np.full((len(parts.points), 2), np.nan)
-            points[np.asarray(made["points"], np.int64)] = np.asarray(made["keypoints"], np.float64).reshape(-1, 2)
-        return AlbumentationsParts(outputs, masks, boxes, rows, points)
+        boxes = np.full_like(boxes, np.nan)
+        boxes[rows] = np.asarray(made["bboxes"], float).reshape(-1, 4)
+        kept = {}
+        for name, each in coordinates.boxes.items():
+            coordinates.boxes[name], boxes = boxes[: len(each)], boxes[len(each) :]
+            kept[name] = ~np.isnan(coordinates.boxes[name][:, 0])
+        return kept
+
+    def _made(self, targets: dict[str, Any], generator: torch.Generator | None) -> dict[str, Any]:
+        try:
+            return self._transform.call(targets, generator)
+        except Exception as error:  # OpenCV has errors of its own
+            given = ", ".join(f"{name} of {each.shape}" for name, each in targets.items())
+            raise ValueError(
+                f"albumentations cannot transform {given} ({type(error).__name__}: {str(error).strip()}). Some of its "
+                "transforms do not take all of these, as Morphological fails on boxes, or need other data: leave out the "
+                "transform, or elements"
+            ) from error
 
     def __repr__(self) -> str:
         return repr(self._transform)
 
 
 _LIMITS = ("min_area", "min_visibility", "min_width", "min_height", "max_accept_ratio")
-_EXACT = 2**24  # float32 holds every integer up to this one
 
 
-def _first_to_last(image: Any) -> Array:
-    """Return an image as an array of shape (height, width[, channels])."""
+def _take_points(coordinates: Coordinates, points: Array) -> None:
+    """Take over keypoints, of which lost ones are NaN; raise ValueError if one of those has no visibility."""
+    for name, each in coordinates.points.items():
+        count = each[..., 0].size
+        moved, points = points[:count], points[count:]
+        each[..., :2] = moved.reshape(*each.shape[:-1], 2)
+        is_lost = np.isnan(each[..., 0])
+        if is_lost.any() and each.shape[-1] == 2:
+            raise ValueError(
+                f"albumentations lost {is_lost.sum()} of {count} {name!r}: store a visibility with them, which becomes 0 then, "
+                "or pass keypoint_remapping_method='direct' to its distortions"
+            )
+        each[is_lost] = 0
+
+
+def _to_array(image: Any) -> Array:
+    """Return a Pillow image, or a tensor (…, channels, height, width), as an array with the channels last."""
     if isinstance(image, Image.Image):
-        return _pixels(image)
-    if not isinstance(image, torch.Tensor) or image.ndim != 3:
-        what = tuple(image.shape) if isinstance(image, torch.Tensor) else type(image).__qualname__
-        raise TypeError(
-            f"albumentations takes samples of Pillow images or tensors (channels, height, width), not {what}"
-        )
-    array: Array = image.movedim(0, -1).contiguous().numpy()
+        pixels = np.array(image)  # a writable copy: ToTensorV2 makes a tensor of this memory
+        return pixels.astype(pixels.dtype.newbyteorder("="), copy=False)
+    if not isinstance(image, torch.Tensor) or image.ndim < 3:
+        what = f"shape {tuple(image.shape)}" if isinstance(image, torch.Tensor) else type(image).__qualname__
+        raise TypeError(f"albumentations takes Pillow images, or tensors (channels, height, width), not {what}")
+    array: Array = image.movedim(-3, -1).contiguous().numpy()
     return array
 
 
-def _as_given(made: Any, image: Any) -> Any:
-    """Return a transformed image of the type of the given one."""
-    return _pillow(made, image) if isinstance(image, Image.Image) else _channels_first(made, is_clip=False)
+def _like(made: Any, given: Array, image: Any) -> Any:
+    """Return what became of `given`, the array of an image, as an image of its type, or as a tensor if that is impossible."""
+    if isinstance(made, torch.Tensor):
+        return made
+    if isinstance(image, Image.Image) and made.dtype == given.dtype and made.shape[2:] in ((), (1,), (3,), (4,)):
+        if made.shape[2:] != given.shape[2:]:
+            return Image.fromarray(made.squeeze(-1) if made.shape[2:] == (1,) else made)
+        pixels = Image.frombytes(image.mode, (made.shape[1], made.shape[0]), np.ascontiguousarray(made).tobytes())
+        if image.mode == "P":
+            pixels.putpalette(image.getpalette() or [])
+        return pixels
+    if made.ndim == 2 or made.ndim < given.ndim:  # a transform may drop the dimension of a single channel
+        made = made[..., None]
+    return torch.from_numpy(np.ascontiguousarray(made)).movedim(-1, -3).contiguous()
 
 
-def _exact(mask: torch.Tensor) -> Array:
+def _exact(name: str, mask: torch.Tensor) -> Array:
     """Return a mask of a dtype that all transforms take and that holds its class ids."""
-    pixels = mask.numpy()
+    pixels: Array = mask.numpy()
     if pixels.dtype == np.uint8:
         return pixels
-    low, high = int(pixels.min()), int(pixels.max())
-    if low >= 0 and high <= 255:
-        return pixels.astype(np.uint8)
-    if max(-low, high) > _EXACT:
-        raise ValueError(
-            f"albumentations takes masks of class ids up to {_EXACT}, but one has {max(low, high, key=abs)}"
-        )
-    return pixels.astype(np.float32)
-
-
-def _mask(made: Any, mask: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
-    """Return a transformed mask of the dtype and number of dimensions of the given one."""
-    if made is None:  # without a row
-        return mask.new_zeros((*mask.shape[:-2], *size))
-    pixels = made if isinstance(made, torch.Tensor) else torch.from_numpy(np.ascontiguousarray(made))
-    return pixels.reshape(*mask.shape[:-2], *size).to(mask.dtype)
-
-
-def _pixels(image: Image.Image) -> Array:
-    pixels = np.array(image)  # a writable copy: ToTensorV2 makes a tensor of this memory
-    return pixels.astype(pixels.dtype.newbyteorder("="), copy=False)
-
-
-def _channels_first(made: Any, is_clip: bool) -> torch.Tensor:
-    if isinstance(made, torch.Tensor):
-        return made
-    pixels = torch.from_numpy(np.ascontiguousarray(made))
-    if pixels.ndim == 2 + is_clip:  # a transform may drop the dimension of a single channel
-        return pixels.unsqueeze(-3)
-    return pixels.movedim(-1, -3).contiguous()
-
-
-def _pillow(made: Any, image: Image.Image) -> Any:
-    """Return the result as an image of the same mode as `image`, if that can hold the values."""
-    if isinstance(made, torch.Tensor):
-        return made
-    given = _pixels(image)
-    if made.dtype != given.dtype or (made.shape[2:] or (1,)) not in ((1,), (3,), (4,)):
-        return _channels_first(made, is_clip=False)
-    if image.mode == "1" or image.mode.startswith("I;16") or (made.shape[2:] or (1,)) != (given.shape[2:] or (1,)):
-        return Image.fromarray(made.squeeze(-1) if made.shape[2:] == (1,) else made)
-    pixels = Image.frombytes(image.mode, (made.shape[1], made.shape[0]), np.ascontiguousarray(made).tobytes())
-    if image.mode == "P":
-        pixels.putpalette(image.getpalette() or [])
-    return pixels
+    is_small = pixels.min() >= 0 and pixels.max() <= 255
+    return pixels.astype(np.uint8) if is_small else check_exact(name, mask).numpy().astype(np.float32)

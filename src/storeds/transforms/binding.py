@@ -18,7 +18,7 @@ import torch
 
 from storeds.errors import ConfigError
 from storeds.protocols import Cropped, Cropper, CropRequest, SampleContext, Transform
-from storeds.transforms.albumentations import Albumentations
+from storeds.transforms.albumentations import wrap_albumentations
 from storeds.transforms.arguments import is_list
 from storeds.transforms.functional import ToNormalized, crop, size_of
 from storeds.transforms.images import (
@@ -34,21 +34,14 @@ from storeds.transforms.images import (
 )
 
 __all__ = [
-    "CROPS",
     "TAKES_STRIDED",
     "BoundTransform",
     "Compose",
     "Views",
-    "apply_transform",
     "check_picklable",
     "first_crop",
-    "is_albumentations",
-    "is_of_storeds",
     "takes_strided",
-    "wrap_albumentations",
 ]
-
-_How = Literal["keyword", "position", "plain", "foreign"]
 
 # Global generators belong to the process, so only one foreign transform at a time may use them. Re-entrant, because a
 # foreign transform may call a Compose with other foreign transforms.
@@ -70,8 +63,7 @@ class BoundTransform:
 
     How it gets it is decided once, on binding:
 
-    - A transform with a parameter ``generator`` receives the sample's generator.
-    - A built-in transform without this parameter draws nothing.
+    - A transform with a parameter ``generator`` receives the sample's generator. Built-in transforms that draw have it.
     - The generators of an albumentations transform are seeded from the sample's generator.
     - Any other transform is *foreign*: it may draw from the global generators of torch (CPU), NumPy (legacy) and
       `random`. With a seed, these are seeded from the sample's generator before the call, which takes 10 µs. Outside
@@ -98,7 +90,7 @@ class BoundTransform:
     transform: Transform
     finish: Callable[[Any], Any] | None = None
     may_wait: bool = False
-    _how: _How = field(init=False, compare=False)
+    _how: Literal["generator", "plain", "foreign"] = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
         transform = wrap_albumentations(self.transform)
@@ -108,20 +100,18 @@ class BoundTransform:
     def __call__(self, value: Any, context: SampleContext) -> Any:
         """Return the transformed value. Exceptions of the transform pass through."""
         if self.may_wait and type(self.transform) is Compose:
-            made = self.transform.but_last(value, context.generator)
+            made = self.transform.deferred(value, context.generator)
         else:
             made = self.draw(value, context.generator)
         return made if self.finish is None else self.finish(made)
 
     def draw(self, value: Any, generator: torch.Generator | None) -> Any:
         """Return the transformed value, with randomness from `generator`, or from the global generators if None."""
-        if self._how == "keyword":
+        if self._how == "generator":
             return self.transform(value, generator=generator)
-        if self._how == "position":
-            return self.transform(value, generator)
         if generator is None or self._how == "plain":
             return self.transform(value)
-        with _global_generators_from(generator):
+        with _seeded(generator):
             return self.transform(value)
 
     def __repr__(self) -> str:
@@ -147,13 +137,8 @@ class Compose:
     _bound: tuple[BoundTransform, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if not is_list(self.transforms):
-            raise ConfigError(f"Compose: transforms must be a list, not {self.transforms!r}")
-        for index, transform in enumerate(self.transforms):
-            if not callable(transform):
-                raise ConfigError(f"Compose: transforms[{index}] is not callable: it is {transform!r}")
-        object.__setattr__(self, "transforms", tuple(self.transforms))
-        object.__setattr__(self, "_bound", tuple(BoundTransform(each) for each in _merge(self.transforms)))
+        object.__setattr__(self, "transforms", _callables("Compose", self.transforms))
+        object.__setattr__(self, "_bound", tuple(map(BoundTransform, _with_scaling_joined(self.transforms))))
 
     def __call__(self, value: Any, generator: torch.Generator | None = None) -> Any:
         """Return the result of the last transform."""
@@ -161,23 +146,39 @@ class Compose:
             value = transform.draw(value, generator)
         return value
 
-    def but_last(self, value: Any, generator: torch.Generator | None) -> Any:
-        """Return the result, or a ``DeferredImage`` if collating can run the last transform."""
-        if not self._bound:
-            return value
-        *others, last = self._bound
-        for transform in others:
+    def deferred(self, value: Any, generator: torch.Generator | None) -> Any:
+        """Return the result, or a ``DeferredImage`` if collating can run the last transforms."""
+        last = self._bound[-1].transform if self._bound else None
+        if not isinstance(last, ToNormalized):
+            return self(value, generator)
+        for transform in self._bound[:-1]:
             value = transform.draw(value, generator)
-        if isinstance(last.transform, ToNormalized):
-            return last.transform.later(value)
-        return last.draw(value, generator)
+        return last.later(value)
 
     def __repr__(self) -> str:
         return f"Compose([{', '.join(map(repr, self.transforms))}])"
 
 
-CROPS = (CenterCrop, Crop, RandomCrop, RandomResizedCrop)
-"""Built-in transforms that cut windows out of an image. They are `storeds.protocols.Cropper`."""
+def _callables(owner: str, transforms: Any) -> tuple[Transform, ...]:
+    """Return a list of callables as a tuple, so that equal compositions compare equal."""
+    if not is_list(transforms):
+        raise ConfigError(f"{owner}: transforms must be a list, not {transforms!r}")
+    for index, transform in enumerate(transforms):
+        if not callable(transform):
+            raise ConfigError(f"{owner}: transforms[{index}] is not callable: it is {transform!r}")
+    return tuple(transforms)
+
+
+def _with_scaling_joined(transforms: Sequence[Transform]) -> list[Transform]:
+    """Return transforms with one in the place of a `ToTensor` and the `Normalize` after it."""
+    joined: list[Transform] = []
+    for transform in transforms:
+        # Exact types: a subclass may compute something else.
+        if type(transform) is Normalize and joined and type(joined[-1]) is ToTensor:
+            joined[-1] = ToNormalized(transform.mean, transform.std, transform.inplace)
+        else:
+            joined.append(transform)
+    return joined
 
 
 @dataclass(frozen=True)
@@ -211,27 +212,24 @@ class Views:
             raise ConfigError(
                 f"Views: transforms must be a list with a transform for each view, not {self.transforms!r}"
             )
-        views = tuple(Compose(each) if is_list(each) else each for each in self.transforms)
-        for index, transform in enumerate(views):
-            if not callable(transform):
-                raise ConfigError(f"Views: transforms[{index}] is not callable: it is {transform!r}")
-        object.__setattr__(self, "transforms", views)
-        object.__setattr__(self, "_bound", tuple(BoundTransform(each) for each in views))
+        views = [Compose(each) if is_list(each) else each for each in self.transforms]
+        object.__setattr__(self, "transforms", _callables("Views", views))
+        object.__setattr__(self, "_bound", tuple(map(BoundTransform, self.transforms)))
 
     @property
     def begins_with_crops(self) -> bool:
         """Whether every view begins with a built-in crop."""
-        return all(_is_crop(_first(each)) for each in self.transforms)
+        return all(type(_first(each)) in _CROPS for each in self.transforms)
 
     def __call__(self, image: Any, generator: torch.Generator | None = None) -> tuple[Any, ...]:
         """Return a tuple with the result of each view."""
         if not self.begins_with_crops:
             return tuple(view.draw(image, generator) for view in self._bound)
         if not isinstance(image, Cropped):
-            windows = [window for window, _ in self.crops(*size_of(image, "Views"), generator)]
-            if not windows:  # the image is too small for one of the crops, which raises an error
+            requests = self.crops(*size_of(image, "Views"), generator)
+            if not requests:  # the image is too small for one of the crops, which raises an error
                 return tuple(view.draw(image, generator) for view in self._bound)
-            image = Cropped(tuple(crop(image, *window, "Views") for window in windows))
+            image = Cropped(tuple(crop(image, request.window) for request in requests))
         return tuple(
             view.draw(Cropped((part,)), generator) for view, part in zip(self._bound, image.images, strict=True)
         )
@@ -242,78 +240,30 @@ class Views:
         return tuple(request for requests in drawn for request in requests) if all(drawn) else ()
 
 
-def _is_crop(transform: Any) -> bool:
-    """Return whether a transform cuts a window out of an image, which a reader can do too."""
-    return type(transform) in CROPS
-
-
 def _first(transform: Any) -> Any:
     """Return the transform with which a composition begins, or the transform itself."""
     return transform.transforms[0] if type(transform) is Compose and transform.transforms else transform
 
 
-def _merge(transforms: Sequence[Transform]) -> list[Transform]:
-    """Return the transforms to call. A transform that can include the next one replaces both."""
-    merged: list[Transform] = []
-    for transform in map(wrap_albumentations, transforms):
-        together = getattr(merged[-1], "followed_by", None) if merged else None
-        both = together(transform) if together is not None else None
-        if both is None:
-            merged.append(transform)
-        else:
-            merged[-1] = both
-    return merged
-
-
-def is_albumentations(value: Any) -> bool:
-    """Return whether a value is a transform or composition of albumentations."""
-    return any(kind.__module__.startswith("albumentations.") for kind in type(value).__mro__)
-
-
-def wrap_albumentations(transform: Any) -> Any:
-    """Wrap a transform or composition of albumentations; return any other transform unchanged."""
-    if not is_albumentations(transform):
-        return transform
-    if not hasattr(transform, "set_random_state"):
-        raise ConfigError(
-            f"{transform!r} is of albumentations 1, which cannot be seeded for each sample; install 2.0 or later"
-        )
-    return Albumentations(transform)
-
-
-def apply_transform(transform: Transform | None, value: Any, context: SampleContext) -> Any:
-    """Apply `transform` once, as `BoundTransform` does. None does nothing. For many samples, bind it first."""
-    if transform is None:
-        return value
-    bound = transform if isinstance(transform, BoundTransform) else BoundTransform(transform)
-    return bound(value, context)
-
-
-def _how_to_call(transform: Transform) -> _How:
-    # A Module's __call__ takes (*args, **kwargs) and passes them to forward.
-    function = transform.forward if isinstance(transform, torch.nn.Module) else transform
+def _how_to_call(transform: Transform) -> Literal["generator", "plain", "foreign"]:
     if isinstance(transform, functools.partial) and "generator" in transform.keywords:
         return "foreign"  # the user has chosen the generator
+    # A Module's __call__ takes (*args, **kwargs) and passes them to forward.
+    function = transform.forward if isinstance(transform, torch.nn.Module) else transform
     try:
-        parameters = list(inspect.signature(function).parameters.values())
+        _, *parameters = inspect.signature(function).parameters.values()  # the first takes the value, whatever its name
     except (TypeError, ValueError):
         return "foreign"  # written in C, without a signature
-    for position, parameter in enumerate(parameters):
-        if position and parameter.name == "generator":  # the first parameter takes the value, whatever its name
-            if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
-                return "keyword"
-            if parameter.kind == parameter.POSITIONAL_ONLY and position == 1:
-                return "position"
-    return "plain" if is_of_storeds(transform) else "foreign"
-
-
-def is_of_storeds(value: object) -> bool:
-    """Return whether the class of `value` belongs to this library."""
-    return type(value).__module__.startswith("storeds.")
+    if any(
+        each.name == "generator" and each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY) for each in parameters
+    ):
+        return "generator"
+    return "plain" if type(transform).__module__.startswith("storeds.") else "foreign"
 
 
 @contextmanager
-def _global_generators_from(generator: torch.Generator) -> Iterator[None]:
+def _seeded(generator: torch.Generator) -> Iterator[None]:
+    """Seed the global generators from that of a sample. One block at a time in a process."""
     # New seeds for each call, so that two foreign transforms of one sample draw different numbers.
     seeds = torch.empty(3, dtype=torch.int64, device="cpu").random_(generator=generator).tolist()
     # Not torch.manual_seed, which also seeds every accelerator and cannot be undone.
@@ -336,7 +286,9 @@ def _global_generators_from(generator: torch.Generator) -> Iterator[None]:
                 random.setstate(states[2])
 
 
-TAKES_STRIDED = (*CROPS, Normalize, RandomHorizontalFlip, RandomVerticalFlip, Resize, ToTensor)
+_CROPS = (CenterCrop, Crop, RandomCrop, RandomResizedCrop)
+"""Built-in transforms that cut windows out of an image. They are `storeds.protocols.Cropper`."""
+TAKES_STRIDED = (*_CROPS, Normalize, RandomHorizontalFlip, RandomVerticalFlip, Resize, ToTensor)
 """Built-in transforms that handle tensors with the channels last in memory as well as any other."""
 
 
@@ -345,7 +297,7 @@ def first_crop(transform: Transform | None) -> Cropper | None:
     first: Any = _first(transform)
     if type(first) is Views:
         return first if first.begins_with_crops else None
-    return first if _is_crop(first) else None
+    return first if type(first) in _CROPS else None
 
 
 def takes_strided(transform: Transform | None) -> bool:

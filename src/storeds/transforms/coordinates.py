@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from storeds.protocols import Array
-from storeds.transforms.operations import Axes, Operation, Size
+from storeds.transforms.operations import Axes, Operation, Orient, Size
 
 __all__ = ["Coordinates", "from_corners", "to_corners"]
 
@@ -41,24 +41,25 @@ class Coordinates:
         self._axes: Axes = _SAME
         self._limits = _NO_LIMITS
 
+    def turn(self, orient: Orient) -> None:
+        """Rotate all, before any `move`."""
+        self.boxes = {name: orient.boxes(each) for name, each in self.boxes.items()}
+        for each in self.points.values():
+            each[..., :2] = orient.points(each[..., :2])
+
     def move(self, operation: Operation, size: Size) -> None:
-        """Note an operation with an upright result of (height, width). Call `settle` before one that turns."""
+        """Note an operation with a result of (height, width)."""
         left, top, right, bottom = self._limits
-        if operation.turns:
-            self.boxes = {name: operation.boxes(each) if len(each) else each for name, each in self.boxes.items()}
-            for each in self.points.values():
-                each[..., :2] = operation.points(each[..., :2])
-        else:
-            scale_x, shift_x, scale_y, shift_y = operation.axes()
-            before = self._axes
-            self._axes = (
-                before[0] * scale_x,
-                before[1] * scale_x + shift_x,
-                before[2] * scale_y,
-                before[3] * scale_y + shift_y,
-            )
-            left, right = sorted((left * scale_x + shift_x, right * scale_x + shift_x))
-            top, bottom = sorted((top * scale_y + shift_y, bottom * scale_y + shift_y))
+        scale_x, shift_x, scale_y, shift_y = operation.axes()
+        before = self._axes
+        self._axes = (
+            before[0] * scale_x,
+            before[1] * scale_x + shift_x,
+            before[2] * scale_y,
+            before[3] * scale_y + shift_y,
+        )
+        left, right = sorted((left * scale_x + shift_x, right * scale_x + shift_x))
+        top, bottom = sorted((top * scale_y + shift_y, bottom * scale_y + shift_y))
         height, width = size
         self._limits = max(left, 0.0), max(top, 0.0), min(right, float(width)), min(bottom, float(height))
         if operation.pairs:

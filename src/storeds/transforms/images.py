@@ -1,61 +1,82 @@
-"""The most common built-in transforms: resize, crop, flip, and convert to normalised tensors."""
+"""The built-in transforms: crops, resizing, flips, conversion to normalised tensors, and a filter of boxes.
+
+Those that move pixels draw an `Operation` from the size of an image. So they also apply to whole samples.
+"""
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from numbers import Integral
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 
-from storeds.errors import ConfigError
-from storeds.protocols import Cropped, CropRequest, Transform, Window
+from storeds.protocols import Array, Cropped, CropRequest
 from storeds.transforms.arguments import (
+    Coordinate,
+    Declared,
+    Edges,
+    Flag,
+    Interpolation,
+    Interval,
+    Length,
+    Numbers,
+    Padding,
+    Pairs,
+    Pixels,
+    Probability,
     both_edges,
-    check_bool,
-    check_interpolation,
-    checked_interval,
-    checked_numbers,
-    checked_padding,
-    checked_pairs,
-    checked_probability,
-    checked_size,
-    set_fields,
 )
-from storeds.transforms.functional import (
-    ImageT,
-    ToNormalized,
-    center_window,
-    crop,
-    crop_and_resize,
-    draw_int,
-    draw_uniform,
-    draw_window,
-    normalize,
-    owned,
-    resize,
-    shorter_edge,
-    size_of,
-    to_tensor,
-)
-from storeds.transforms.operations import Cut, CutAndResize, EachImage, Flip, Operation, ResizeTo
+from storeds.transforms.functional import ImageT, normalize, size_of, to_tensor
+from storeds.transforms.operations import Cut, Flip, Operation
 
 __all__ = [
     "CenterCrop",
     "Crop",
+    "FilterBoxes",
     "Normalize",
     "RandomCrop",
     "RandomHorizontalFlip",
     "RandomResizedCrop",
     "RandomVerticalFlip",
     "Resize",
+    "Spatial",
     "ToTensor",
 ]
 
+_MAX_PIXELS = 2**28
+
+
+class Spatial(Declared):
+    """Base of the transforms that move pixels."""
+
+    def __call__(self, image: ImageT, generator: torch.Generator | None = None) -> ImageT:
+        """Return the transformed image.
+
+        Parameters
+        ----------
+        image : PIL.Image.Image or torch.Tensor
+        generator : torch.Generator, optional
+            Random numbers come from it, by default from torch's global generator.
+
+        Raises
+        ------
+        TypeError, ValueError
+            The argument is not an image, has no pixels, or does not fit this transform.
+        """
+        made: ImageT = self.operation(*size_of(image, type(self).__name__), generator).image(image)
+        return made
+
+    def operation(self, height: int, width: int, generator: torch.Generator | None = None) -> Operation:
+        """Draw what this does to a sample with images of `height` × `width` pixels."""
+        raise NotImplementedError
+
 
 @dataclass(frozen=True)
-class Resize:
+class Resize(Spatial):
     """Resize an image, with antialiasing.
 
     Parameters
@@ -71,39 +92,71 @@ class Resize:
     ------
     ConfigError
         An argument is invalid.
+
+    Notes
+    -----
+    Images that would become larger than 2**28 pixels raise ValueError.
     """
 
-    size: int | Sequence[int]
-    interpolation: str = "bilinear"
-
-    def __post_init__(self) -> None:
-        set_fields(self, size=checked_size("Resize", self.size))
-        check_interpolation("Resize", self.interpolation)
-
-    def __call__(self, image: ImageT) -> ImageT:
-        """Return an image of the same mode or dtype in the new size.
-
-        Raises
-        ------
-        TypeError, ValueError
-            The argument is not an image, has no pixels, or would become larger than 2**28 pixels.
-        """
-        size = self.size
-        if isinstance(size, int):
-            size = shorter_edge(*size_of(image, "Resize"), size, "Resize")
-        return resize(image, (size[0], size[1]), self.interpolation, "Resize")
+    size: Edges
+    interpolation: Interpolation = "bilinear"
 
     def operation(self, height: int, width: int, generator: torch.Generator | None = None) -> Operation:
-        """Return what this does to a sample with images of `height` × `width` pixels."""
+        # docstring inherited
         size = self.size
-        result = shorter_edge(height, width, size, "Resize") if isinstance(size, int) else (size[0], size[1])
-        if result == (height, width):
-            return Operation()
-        return ResizeTo((height, width), result, self.interpolation)
+        result = _shorter_edge(height, width, size) if isinstance(size, int) else both_edges(size)
+        return Cut((0, 0, height, width), result, self.interpolation)
+
+
+def _shorter_edge(height: int, width: int, size: int) -> tuple[int, int]:
+    """Return the (height, width) with shorter edge `size`. The longer edge is rounded down, as in torchvision."""
+    longer = int(size * max(height, width) / min(height, width))
+    # One line of 65,500 pixels would need 10 GB at size 224. Raise an error that the dataset's policy can handle.
+    if size * longer > _MAX_PIXELS:
+        raise ValueError(
+            f"Resize: an image {height} high and {width} wide would have more than {_MAX_PIXELS} pixels with a shorter edge "
+            f"of {size}; give both edges"
+        )
+    return (longer, size) if width <= height else (size, longer)
+
+
+class _Crop(Spatial):
+    """Base of the crops, which are `storeds.protocols.Cropper`: a reader may draw the window and decode only that."""
+
+    def draw(self, height: int, width: int, generator: torch.Generator | None = None) -> CropRequest:
+        """Draw the window in an image of `height` × `width` pixels; raise ValueError if none fits."""
+        raise NotImplementedError
+
+    def drawn(self, crop: CropRequest) -> Operation:
+        """Return what this does to a sample, with a crop that `draw` or `crops` returned."""
+        return Cut(crop.window, crop.size)
+
+    def crops(self, height: int, width: int, generator: torch.Generator | None = None) -> tuple[CropRequest, ...]:
+        """Draw the only crop of an image of `height` × `width` pixels; return none for an image that is too small."""
+        try:
+            return (self.draw(height, width, generator),)
+        except ValueError:  # the image itself will raise it, as a bad sample
+            return ()
+
+    def operation(self, height: int, width: int, generator: torch.Generator | None = None) -> Operation:
+        # docstring inherited
+        return self.drawn(self.draw(height, width, generator))
+
+    def __call__(self, image: ImageT, generator: torch.Generator | None = None) -> ImageT:
+        # docstring inherited
+        if not isinstance(image, Cropped):
+            return super().__call__(image, generator)
+        cut: ImageT = self.drawn(CropRequest((0, 0, 0, 0), self._result())).image(image)  # the reader has drawn it
+        return cut
+
+    def _result(self) -> tuple[int, int]:
+        """Return (height, width) of the result."""
+        size: int | Sequence[int] = self.size  # type: ignore[attr-defined]  # a field of the subclass
+        return both_edges(size)
 
 
 @dataclass(frozen=True)
-class CenterCrop:
+class CenterCrop(_Crop):
     """Cut out the middle of an image, and pad smaller images with zeros.
 
     Parameters
@@ -117,36 +170,21 @@ class CenterCrop:
         `size` is invalid.
     """
 
-    size: int | Sequence[int]
+    size: Edges
 
-    def __post_init__(self) -> None:
-        set_fields(self, size=checked_size("CenterCrop", self.size))
+    def draw(self, height: int, width: int, generator: torch.Generator | None = None) -> CropRequest:
+        # docstring inherited
+        rows, columns = self._result()
+        return CropRequest((_middle(height, rows), _middle(width, columns), rows, columns), (rows, columns))
 
-    def __call__(self, image: ImageT) -> ImageT:
-        """Return an image of exactly `size`; raise TypeError or ValueError if the argument is not an image."""
-        if isinstance(image, Cropped):
-            return owned(image.images[0])
-        return crop(image, *self.window(*size_of(image, "CenterCrop")), "CenterCrop")
 
-    def window(self, height: int, width: int) -> Window:
-        """Return (top, left, height, width) of the window in an image of `height` × `width` pixels."""
-        return center_window(height, width, both_edges(self.size))
-
-    def crops(self, height: int, width: int, generator: torch.Generator | None = None) -> tuple[CropRequest, ...]:
-        """Return the only crop of an image of `height` × `width` pixels."""
-        return (CropRequest(self.window(height, width), both_edges(self.size)),)
-
-    def operation(self, height: int, width: int, generator: torch.Generator | None = None) -> Operation:
-        """Return what this does to a sample with images of `height` × `width` pixels."""
-        return Cut(self.window(height, width), "CenterCrop")
-
-    def drawn(self, crop: CropRequest) -> Operation:
-        """Return what this does to a sample, with the crop that `crops` returned."""
-        return Cut(crop.window, "CenterCrop")
+def _middle(length: int, wanted: int) -> int:
+    """Return where a window in the middle begins, rounded as in torchvision."""
+    return round((length - wanted) / 2) if wanted <= length else -((wanted - length) // 2)
 
 
 @dataclass(frozen=True)
-class Crop:
+class Crop(_Crop):
     """Cut out a fixed window of an image, and pad with zeros beyond its edges.
 
     Parameters
@@ -162,42 +200,21 @@ class Crop:
         A number is not an int, or the window has no pixels.
     """
 
-    top: int
-    left: int
-    height: int
-    width: int
+    top: Coordinate
+    left: Coordinate
+    height: Pixels
+    width: Pixels
 
-    def __post_init__(self) -> None:
-        for name in ("top", "left", "height", "width"):
-            value: object = getattr(self, name)
-            least = 1 if name in ("height", "width") else -(2**31)
-            if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < least:
-                what = "a positive int" if least == 1 else "an int"
-                raise ConfigError(f"Crop: {name} must be {what}, not {value!r}")
-            set_fields(self, **{name: int(value)})
+    def draw(self, height: int, width: int, generator: torch.Generator | None = None) -> CropRequest:
+        # docstring inherited
+        return CropRequest((self.top, self.left, self.height, self.width), self._result())
 
-    def __call__(self, image: ImageT) -> ImageT:
-        """Return the window; raise TypeError or ValueError if the argument is not an image."""
-        if isinstance(image, Cropped):
-            return owned(image.images[0])
-        size_of(image, "Crop")
-        return crop(image, self.top, self.left, self.height, self.width, "Crop")
-
-    def crops(self, height: int, width: int, generator: torch.Generator | None = None) -> tuple[CropRequest, ...]:
-        """Return the only crop, whatever the size of the image."""
-        return (CropRequest((self.top, self.left, self.height, self.width), (self.height, self.width)),)
-
-    def operation(self, height: int, width: int, generator: torch.Generator | None = None) -> Operation:
-        """Return what this does to a sample, whatever the size of its images."""
-        return Cut((self.top, self.left, self.height, self.width))
-
-    def drawn(self, crop: CropRequest) -> Operation:
-        """Return what this does to a sample, with the crop that `crops` returned."""
-        return Cut(crop.window)
+    def _result(self) -> tuple[int, int]:
+        return self.height, self.width
 
 
 @dataclass(frozen=True)
-class RandomResizedCrop:
+class RandomResizedCrop(_Crop):
     """Cut out a window of random area and aspect ratio, and resize it.
 
     Parameters
@@ -221,46 +238,42 @@ class RandomResizedCrop:
     After ten windows that do not fit into the image, it uses the largest centred window with an allowed ratio.
     """
 
-    size: int | Sequence[int]
-    scale: Sequence[float] = (0.08, 1.0)
-    ratio: Sequence[float] = (3 / 4, 4 / 3)
-    interpolation: str = "bilinear"
+    size: Edges
+    scale: Interval = (0.08, 1.0)
+    ratio: Interval = (3 / 4, 4 / 3)
+    interpolation: Interpolation = "bilinear"
 
     def __post_init__(self) -> None:
-        set_fields(
-            self,
-            size=checked_size("RandomResizedCrop", self.size),
-            scale=checked_interval("RandomResizedCrop", "scale", self.scale),
-            ratio=checked_interval("RandomResizedCrop", "ratio", self.ratio),
-        )
-        check_interpolation("RandomResizedCrop", self.interpolation)
+        super().__post_init__()
+        for name in ("scale", "ratio"):
+            least, greatest = getattr(self, name)
+            if least > greatest:
+                raise self._refusal(name, "Expected the lesser number first")
 
-    def __call__(self, image: ImageT, generator: torch.Generator | None = None) -> ImageT:
-        """Return an image of exactly `size`; raise TypeError or ValueError if the argument is not an image."""
-        is_cut = isinstance(image, Cropped)  # the reader has drawn the window
-        window = (0, 0, 0, 0) if is_cut else self.window(*size_of(image, "RandomResizedCrop"), generator)
-        result: ImageT = crop_and_resize(image, window, both_edges(self.size), self.interpolation, "RandomResizedCrop")
-        return result
-
-    def window(self, height: int, width: int, generator: torch.Generator | None = None) -> Window:
-        """Draw (top, left, height, width) of the window in an image of `height` × `width` pixels."""
-        return draw_window(height, width, self.scale, self.ratio, generator)
-
-    def crops(self, height: int, width: int, generator: torch.Generator | None = None) -> tuple[CropRequest, ...]:
-        """Draw the only crop of an image of `height` × `width` pixels."""
-        return (CropRequest(self.window(height, width, generator), both_edges(self.size)),)
-
-    def operation(self, height: int, width: int, generator: torch.Generator | None = None) -> Operation:
-        """Draw what this does to a sample with images of `height` × `width` pixels."""
-        return self.drawn(*self.crops(height, width, generator))
+    def draw(self, height: int, width: int, generator: torch.Generator | None = None) -> CropRequest:
+        # docstring inherited
+        # Draw in float32 and in torchvision's order: the same seed gives the same windows.
+        for _ in range(10):
+            area = height * width * _uniform(self.scale[0], self.scale[1], generator).item()
+            aspect = _uniform(*_logarithms(tuple(self.ratio)), generator).exp_().item()
+            columns, rows = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
+            if 0 < columns <= width and 0 < rows <= height:
+                top, left = _integer(height - rows + 1, generator), _integer(width - columns + 1, generator)
+                return CropRequest((top, left, rows, columns), self._result())
+        columns, rows = width, height
+        if width / height < self.ratio[0]:
+            rows = max(1, round(width / self.ratio[0]))
+        elif width / height > self.ratio[1]:
+            columns = max(1, round(height * self.ratio[1]))
+        return CropRequest(((height - rows) // 2, (width - columns) // 2, rows, columns), self._result())
 
     def drawn(self, crop: CropRequest) -> Operation:
-        """Return what this does to a sample, with the crop that `crops` returned."""
-        return CutAndResize(crop.window, crop.size, self.interpolation)
+        # docstring inherited
+        return Cut(crop.window, crop.size, self.interpolation)
 
 
 @dataclass(frozen=True)
-class RandomCrop:
+class RandomCrop(_Crop):
     """Cut a window of a given size out of an image, at a random place.
 
     Parameters
@@ -285,94 +298,74 @@ class RandomCrop:
     by its dotted path, pads with other values.
     """
 
-    size: int | Sequence[int]
-    padding: int | Sequence[int] | None = None
-    pad_if_needed: bool = False
+    size: Edges
+    padding: Padding = None
+    pad_if_needed: Flag = False
 
     def __post_init__(self) -> None:
-        padding = None if self.padding is None else checked_padding("RandomCrop", self.padding)
-        check_bool("RandomCrop", "pad_if_needed", self.pad_if_needed)
-        set_fields(self, size=checked_size("RandomCrop", self.size), padding=padding)
+        super().__post_init__()
+        if self.padding is not None:
+            edges = (self.padding,) if isinstance(self.padding, int) else tuple(self.padding)
+            if len(edges) not in (1, 2, 4):
+                raise self._refusal("padding", "Expected 1, 2 or 4 numbers")
+            object.__setattr__(self, "padding", edges * (4 // len(edges)))
 
-    def __call__(self, image: ImageT, generator: torch.Generator | None = None) -> ImageT:
-        """Return an image of exactly `size`; raise TypeError or ValueError if the argument is not such an image."""
-        if isinstance(image, Cropped):  # the reader has drawn the window
-            return owned(image.images[0])
-        cut: ImageT = self.operation(*size_of(image, "RandomCrop"), generator).image(image)
-        return cut
-
-    def crops(self, height: int, width: int, generator: torch.Generator | None = None) -> tuple[CropRequest, ...]:
-        """Draw the only crop of an image of `height` × `width` pixels; return none for an image that is too small."""
-        if self._missing(height, width):
-            return ()
-        return (CropRequest(self._draw(height, width, generator), both_edges(self.size)),)
-
-    def operation(self, height: int, width: int, generator: torch.Generator | None = None) -> Operation:
-        """Draw what this does to a sample with images of `height` × `width` pixels."""
-        missing = self._missing(height, width)
-        if missing:
-            raise ValueError(missing)
-        return Cut(self._draw(height, width, generator), "RandomCrop")
-
-    def drawn(self, crop: CropRequest) -> Operation:
-        """Return what this does to a sample, with the crop that `crops` returned."""
-        return Cut(crop.window, "RandomCrop")
-
-    def _padding(self, height: int, width: int) -> tuple[int, int, int, int]:
-        """Return the pixels to add to an image of that size."""
-        left, top, right, bottom = (0,) * 4 if self.padding is None else checked_padding("RandomCrop", self.padding)
-        rows, columns = both_edges(self.size)
+    def draw(self, height: int, width: int, generator: torch.Generator | None = None) -> CropRequest:
+        # docstring inherited
+        rows, columns = self._result()
+        left, top, right, bottom = self.padding or (0, 0, 0, 0)  # type: ignore[misc]  # four since __post_init__
+        height, width = top + height + bottom, left + width + right
         if self.pad_if_needed:
-            more_rows = max(0, rows - (top + height + bottom))
-            more_columns = max(0, columns - (left + width + right))
-            return left + more_columns, top + more_rows, right + more_columns, bottom + more_rows
-        return left, top, right, bottom
-
-    def _missing(self, height: int, width: int) -> str:
-        """Return why the window does not fit into an image of that size, or an empty text."""
-        left, top, right, bottom = self._padding(height, width)
-        rows, columns = both_edges(self.size)
-        if rows <= top + height + bottom and columns <= left + width + right:
-            return ""
-        padded = " with its padding" if self.padding is not None else ""
-        return (
-            f"RandomCrop: a window {rows} high and {columns} wide does not fit into an image {top + height + bottom} high and "
-            f"{left + width + right} wide{padded}; set pad_if_needed, or put a Resize before"
-        )
-
-    def _draw(self, height: int, width: int, generator: torch.Generator | None) -> Window:
-        """Draw a window, relative to the image without its padding."""
-        left, top, right, bottom = self._padding(height, width)
-        rows, columns = both_edges(self.size)
+            more_rows, more_columns = max(0, rows - height), max(0, columns - width)
+            top, left = top + more_rows, left + more_columns
+            height, width = height + 2 * more_rows, width + 2 * more_columns
+        if rows > height or columns > width:
+            padded = " with its padding" if self.padding is not None else ""
+            raise ValueError(
+                f"RandomCrop: a window {rows} high and {columns} wide does not fit into an image {height} high and "
+                f"{width} wide{padded}; set pad_if_needed, or put a Resize before"
+            )
         # Without a choice, torchvision draws nothing.
-        free_rows, free_columns = top + height + bottom - rows, left + width + right - columns
-        row = draw_int(free_rows + 1, generator) if free_rows else 0
-        column = draw_int(free_columns + 1, generator) if free_columns else 0
-        return row - top, column - left, rows, columns
+        row = _integer(height - rows + 1, generator) if height > rows else 0
+        column = _integer(width - columns + 1, generator) if width > columns else 0
+        return CropRequest((row - top, column - left, rows, columns), (rows, columns))
+
+
+def _uniform(low: float, high: float, generator: torch.Generator | None) -> torch.Tensor:
+    """Draw a float32 number between `low` and `high`."""
+    # The device is explicit because a default device may be another than the generator's.
+    return torch.empty(1, device="cpu").uniform_(low, high, generator=generator)
+
+
+def _integer(count: int, generator: torch.Generator | None) -> int:
+    """Draw an integer from 0 to `count` - 1."""
+    return int(torch.randint(count, (1,), generator=generator, device="cpu").item())
+
+
+@functools.lru_cache(maxsize=64)
+def _logarithms(ratio: tuple[float, ...]) -> tuple[float, float]:
+    low, high = torch.log(torch.tensor(ratio, dtype=torch.float32, device="cpu")).tolist()
+    return low, high
 
 
 @dataclass(frozen=True)
-class _RandomFlip:
+class _RandomFlip(Spatial):
     """Base of the two random flips."""
 
     vertical: ClassVar[bool] = False
-    p: float = 0.5
-    keypoint_pairs: Sequence[Sequence[int]] = ()
+    p: Probability = 0.5
+    keypoint_pairs: Pairs = ()
 
     def __post_init__(self) -> None:
-        name = type(self).__name__
-        pairs = checked_pairs(name, self.keypoint_pairs)
-        set_fields(self, p=checked_probability(name, self.p), keypoint_pairs=pairs)
-
-    def __call__(self, image: ImageT, generator: torch.Generator | None = None) -> ImageT:
-        """Return the image or its mirror image; raise TypeError or ValueError if the argument is not an image."""
-        flipped: ImageT = self.operation(*size_of(image, type(self).__name__), generator).image(image)
-        return flipped
+        super().__post_init__()
+        numbers = [number for pair in self.keypoint_pairs for number in pair]
+        if len(set(numbers)) < len(numbers):
+            raise self._refusal("keypoint_pairs", "Expected no number twice")
 
     def operation(self, height: int, width: int, generator: torch.Generator | None = None) -> Operation:
-        """Draw what this does to a sample with images of `height` × `width` pixels."""
+        # docstring inherited
         # Draw one number whatever p is, so that p does not change what later transforms draw.
-        if draw_uniform(0.0, 1.0, generator) >= self.p:
+        if _uniform(0.0, 1.0, generator).item() >= self.p:
             return Operation()
         return Flip((height, width), vertical=self.vertical, pairs=self.keypoint_pairs)
 
@@ -415,7 +408,7 @@ class RandomVerticalFlip(_RandomFlip):
 
 
 @dataclass(frozen=True)
-class ToTensor:
+class ToTensor(Declared):
     """Convert an image to a float32 tensor of shape (channels, height, width) with values in [0, 1]."""
 
     def __call__(self, image: Any) -> torch.Tensor:
@@ -434,21 +427,11 @@ class ToTensor:
         TypeError, ValueError
             The argument is none of these, or an ``I;16`` image has values beyond int16.
         """
-        return to_tensor(image, "ToTensor")
-
-    def operation(self, height: int, width: int, generator: torch.Generator | None = None) -> Operation:
-        """Return what this does to a sample: it converts the images."""
-        return EachImage(self)
-
-    def followed_by(self, other: object) -> Transform | None:
-        """Return one transform that computes this and then `other`, or None. A subclass may compute something else."""
-        if type(self) is not ToTensor or type(other) is not Normalize:
-            return None
-        return ToNormalized(other.mean, other.std, other.inplace)
+        return to_tensor(image)
 
 
 @dataclass(frozen=True)
-class Normalize:
+class Normalize(Declared):
     """Subtract a mean from each channel of a floating tensor, and divide by a standard deviation.
 
     Parameters
@@ -465,18 +448,16 @@ class Normalize:
         A number is not finite, a deviation is not above zero, or the lengths differ.
     """
 
-    mean: Sequence[float]
-    std: Sequence[float]
-    inplace: bool = False
+    mean: Numbers
+    std: Numbers
+    inplace: Flag = False
 
     def __post_init__(self) -> None:
-        mean, std = checked_numbers("Normalize", "mean", self.mean), checked_numbers("Normalize", "std", self.std)
-        if min(std) <= 0:
-            raise ConfigError(f"Normalize: std must be above zero, not {self.std!r}")
-        if len(mean) != len(std) and 1 not in (len(mean), len(std)):
-            raise ConfigError(f"Normalize: mean has {len(mean)} channels and std {len(std)}")
-        check_bool("Normalize", "inplace", self.inplace)
-        set_fields(self, mean=mean, std=std)
+        super().__post_init__()
+        if min(self.std) <= 0:
+            raise self._refusal("std", "Expected numbers above zero")
+        if len(self.mean) != len(self.std) and 1 not in (len(self.mean), len(self.std)):
+            raise self._refusal("std", f"Expected as many channels as mean has, {len(self.mean)}")
 
     def __call__(self, image: torch.Tensor) -> torch.Tensor:
         """Return the normalised tensor, of the same shape and dtype.
@@ -487,8 +468,50 @@ class Normalize:
             The argument is not a floating tensor or has another number of channels, or a deviation is zero in its
             dtype.
         """
-        return normalize(image, self.mean, self.std, "Normalize", inplace=self.inplace)
+        return normalize(image, self.mean, self.std, inplace=self.inplace)
 
-    def operation(self, height: int, width: int, generator: torch.Generator | None = None) -> Operation:
-        """Return what this does to a sample: it normalises the images."""
-        return EachImage(self)
+
+@dataclass(frozen=True)
+class FilterBoxes(Declared):
+    """Drop small boxes, and the rows of other elements that describe them: labels, keypoints, instance masks.
+
+    For ``transforms=``, after transforms that move pixels. These drop boxes that are completely outside the image
+    themselves.
+
+    Parameters
+    ----------
+    min_area : float
+        Least area of a box in pixels.
+    min_visibility : float
+        Least fraction of its area, 0 to 1, that the crops before have left of a box. Crops of built-in transforms count,
+        and no others.
+    min_size : float
+        Least width and height of a box in pixels.
+
+    Raises
+    ------
+    ConfigError
+        An argument is negative or not a number, or `min_visibility` is above 1.
+    """
+
+    min_area: Length = 0.0
+    min_visibility: Probability = 0.0
+    min_size: Length = 0.0
+
+    def __call__(self, image: Any) -> Any:
+        """Raise TypeError: an image alone has no boxes."""
+        raise TypeError("FilterBoxes takes whole samples: put it into transforms=, not into transform=")
+
+    def kept(self, boxes: Array, visible: Array) -> Array:
+        """Return which boxes to keep, bool (n,).
+
+        Parameters
+        ----------
+        boxes : numpy.ndarray
+            (n, 4): left, top, right, bottom.
+        visible : numpy.ndarray
+            (n,): the fraction of each box that crops have left.
+        """
+        sides = boxes[:, 2:] - boxes[:, :2]
+        kept: Array = (sides.min(axis=1, initial=np.inf) >= self.min_size) & (sides.prod(axis=1) >= self.min_area)
+        return kept & (visible >= self.min_visibility)

@@ -3,7 +3,7 @@
 `JointTransform` takes the `Sample` of a reader and returns the elements. It applies
 
 - built-in transforms by their `Operation` to every element,
-- albumentations transforms in one call with all elements,
+- an albumentations transform in one call with all elements,
 - any other callable, such as a transform of torchvision v2, to the dict of elements.
 """
 
@@ -19,10 +19,9 @@ from PIL import Image
 from storeds.errors import ConfigError, RecordError
 from storeds.protocols import Array, Field, SampleContext, Transform
 from storeds.records.roles import BOX_FORMATS, Sample
-from storeds.transforms.albumentations import AlbumentationsParts, JointAlbumentations
+from storeds.transforms.albumentations import Albumentations, JointAlbumentations
 from storeds.transforms.alignment import Moves, moves
 from storeds.transforms.binding import BoundTransform, Compose
-from storeds.transforms.boxes import FilterBoxes
 from storeds.transforms.building import build_transform
 from storeds.transforms.coordinates import Coordinates, from_corners, to_corners
 from storeds.transforms.elements import (
@@ -35,10 +34,10 @@ from storeds.transforms.elements import (
     unwrapped,
     wrapped,
 )
-from storeds.transforms.functional import in_order, size_of
-from storeds.transforms.images import Normalize, ToTensor
+from storeds.transforms.functional import extent, in_order
+from storeds.transforms.images import FilterBoxes, Normalize, ToTensor
 from storeds.transforms.operations import Operation, Orient, Size
-from storeds.transforms.steps import check_step, flattened, grouped, warn_of_unused
+from storeds.transforms.steps import flattened, step_of
 
 __all__ = ["JointTransform"]
 
@@ -79,21 +78,14 @@ class JointTransform:
             raise ConfigError(f"box_format must be {', '.join(BOX_FORMATS)} or None, not {box_format!r}")
         self.transforms: Transform | None = build_transform(transforms, "transforms")
         self.box_format = box_format
-        steps = flattened(self.transforms)
-        for step in steps:
-            check_step(step)
-            warn_of_unused(step)
+        steps = [step_of(each) for each in flattened(self.transforms)]
         last = len(steps)
         while last and type(steps[last - 1]) in (ToTensor, Normalize):
             last -= 1
-        self._steps = grouped(steps[:last])
+        self._steps = steps[:last]
         self._end = BoundTransform(Compose(steps[last:]), finish, may_wait)
         self._measures = any(isinstance(step, FilterBoxes) and step.min_visibility > 0 for step in steps)
-        # The type of a function cannot be pickled.
-        self._movers = frozenset(
-            type(step) for step in steps if hasattr(step, "operation") and moves(step) != Moves.NOT
-        )
-        self._prepared: tuple[Elements, tuple[Any, ...]] | None = None
+        self._prepared: tuple[Elements, list[Any]] | None = None
         tv_tensors()  # the import takes seconds, which workers started by fork then save
 
     def __call__(self, sample: Sample, context: SampleContext) -> dict[str, Any]:
@@ -108,34 +100,34 @@ class JointTransform:
         if prepared is None or prepared[0].fields is not sample.fields:
             prepared = self._prepared = self._prepare(sample.fields)
         elements, steps = prepared
-        work = _Work(sample, elements, measures=self._measures)
-        work.check_sizes(elements.images if steps else ())
+        state = _State(sample, elements, measures=self._measures)
+        state.check_sizes(elements.images if steps else ())
         crop = sample.window
         for step in steps:
             if isinstance(step, FilterBoxes):
-                work.filter(step)
+                state.filter(step)
             elif isinstance(step, JointAlbumentations):
-                work.call_albumentations(step, context.generator)
+                state.call_albumentations(step, context.generator)
             elif isinstance(step, BoundTransform):
-                work.call(step, context.generator)
-            else:
-                drawn = step.operation(*work.size, context.generator) if crop is None else step.drawn(crop)
+                state.call(step, context.generator)
+            elif isinstance(step, (Normalize, ToTensor)):
+                state.each_image(step)
+            elif crop is None:
+                state.apply(step.operation(*state.size, context.generator))
+            else:  # the reader has drawn what this crop, the first step, does
+                state.apply(step.drawn(crop))
                 crop = None
-                work.apply(drawn)
-                if not drawn.moves and type(step) in self._movers:
-                    work.clip()  # whether a sample has an empty box must not depend on what was drawn
-        values = work.packed(self.box_format)
-        for name in elements.images:
-            values[name] = in_order(self._end(values[name], context))
-        return wrapped(values, elements, work.size, self.box_format)
+        state.store_coordinates(self.box_format)
+        state.each_image(lambda image: in_order(self._end(image, context)))
+        return wrapped(state.values, elements, state.size, self.box_format)
 
-    def _prepare(self, fields: Mapping[str, Field]) -> tuple[Elements, tuple[Any, ...]]:
+    def _prepare(self, fields: Mapping[str, Field]) -> tuple[Elements, list[Any]]:
         """Return the elements by role, and the steps for samples with these elements."""
         elements = Elements(fields)
-        images, masks = len(elements.images), len(elements.masks)
-        return elements, tuple(
-            JointAlbumentations(step, images, masks) if isinstance(step, list) else step for step in self._steps
-        )
+        return elements, [
+            JointAlbumentations(step.transform, elements) if isinstance(step, Albumentations) else step
+            for step in self._steps
+        ]
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_prepared": None}
@@ -144,8 +136,11 @@ class JointTransform:
         return repr(self.transforms)
 
 
-class _Work:
-    """A sample while transforms change it."""
+class _State:
+    """A sample while transforms change it.
+
+    Boxes and keypoints are in `_coordinates` while operations move them, and in `values` otherwise.
+    """
 
     def __init__(self, sample: Sample, elements: Elements, *, measures: bool) -> None:
         self.values = dict(sample.values)
@@ -154,194 +149,149 @@ class _Work:
         self._coordinates: Coordinates | None = None
         self._visible: dict[str, Array] | None = {} if measures else None
         if sample.orientation != 1:
-            height, width = sample.size
-            self.size = (width, height) if sample.orientation > 4 else (height, width)
-            self._move(Orient(self.size, sample.orientation))
+            height, width = sample.size  # of the images, which the reader has rotated
+            orient = Orient((width, height) if sample.orientation > 4 else (height, width), sample.orientation)
+            self._loaded().turn(orient)
+            for name in elements.masks:
+                self.values[name] = orient.mask(self.values[name])
+            self._move(Operation())
 
     def apply(self, operation: Operation) -> None:
-        """Apply an operation to all elements."""
-        if operation.moves:
-            self._move(operation)
-        for name in self._elements.images:
-            self.values[name] = operation.image(self.values[name])
+        """Apply an operation to all elements. Even one that changes nothing drops the boxes outside the image."""
+        self._move(operation)
+        self.each_image(operation.image)
 
-    def clip(self) -> None:
-        """Clip boxes to the image and drop empty ones, as a move does."""
-        self._move(Operation())
+    def each_image(self, transform: Callable[[Any], Any]) -> None:
+        """Apply a function to each image alone."""
+        for name in self._elements.images:
+            self.values[name] = transform(self.values[name])
 
     def filter(self, step: FilterBoxes) -> None:
         """Drop the boxes that `step` does not keep."""
         coordinates = self._settled()
         for name, boxes in coordinates.boxes.items():
             visible = np.ones(len(boxes)) if coordinates.visible is None else coordinates.visible[name]
-            kept = step.kept(boxes, visible)
-            if not kept.all():
-                coordinates.keep(name, kept)
-                self._drop(name, kept)
-
-    def call(self, transform: BoundTransform, generator: torch.Generator | None) -> None:
-        """Apply a callable that takes and returns a dict of all elements."""
-        values = self.packed(None)
-        known = is_of_torchvision(transform.transform)
-        given = wrapped(for_torchvision(values, self._elements) if known else values, self._elements, self.size, None)
-        names = list(given)  # the callable may change the dict
-        made = transform.draw(given, generator)
-        if not isinstance(made, Mapping) or set(made) != set(names):
-            what = f"the elements {', '.join(map(str, made))}" if isinstance(made, Mapping) else type(made).__qualname__
-            raise ValueError(f"{transform!r} must return a dict with the elements {', '.join(names)}, not {what}")
-        _check_types(made, self._elements, transform)
-        plain = {name: unwrapped(made[name], name, self._elements) for name in names}
-        if known:
-            plain = from_torchvision(values, plain, self._elements)
-        self._absorb(plain, made, transform)
+            self._keep(name, step.kept(boxes, visible))
 
     def call_albumentations(self, transform: JointAlbumentations, generator: torch.Generator | None) -> None:
-        """Apply albumentations transforms to all elements in one call."""
+        """Apply a transform of albumentations to all elements in one call."""
         self._move(Operation())  # it refuses boxes that are empty or outside the image
-        coordinates, elements = self._settled(), self._elements
-        points = [each[..., :2].reshape(-1, 2) for each in coordinates.points.values()]
-        boxes = list(coordinates.boxes.values())
-        given = AlbumentationsParts(
-            [self.values[name] for name in elements.images],
-            [self.values[name] for name in elements.masks],
-            np.concatenate([np.zeros((0, 4)), *boxes]),
-            np.arange(sum(map(len, boxes))),
-            np.concatenate([np.zeros((0, 2)), *points]) - 0.5,
-        )
-        made = transform(given, generator)
-        self.values |= zip((*elements.images, *elements.masks), (*made.images, *made.masks), strict=True)
-        self.size = _size_after(self.values, elements, self.size)
-        self._take_points(coordinates, made)
-        self._take_boxes(coordinates, made)
+        for name, kept in transform(self.values, self._settled(), generator).items():
+            self._keep(name, kept)
+        self.size = _size_after(self.values, self._elements, self.size)
         self.check_sizes(self._elements.images, transform)
         self._move(Operation())
 
-    def _take_points(self, coordinates: Coordinates, made: AlbumentationsParts) -> None:
-        """Take over the keypoints that albumentations returned; raise ValueError if it lost one without a visibility."""
-        at = 0
-        for name, each in coordinates.points.items():
-            count = each[..., 0].size
-            each[..., :2] = made.points[at : at + count].reshape(*each.shape[:-1], 2) + 0.5
-            at += count
-            is_lost = np.isnan(each[..., 0])
-            if is_lost.any() and each.shape[-1] == 2:
-                raise ValueError(
-                    f"albumentations lost {is_lost.sum()} of {count} {name!r}: store a visibility with them, which becomes 0 then, "
-                    "or pass keypoint_remapping_method='direct' to its distortions"
-                )
-            each[is_lost] = 0
-
-    def _take_boxes(self, coordinates: Coordinates, made: AlbumentationsParts) -> None:
-        """Take over the boxes that albumentations returned, and drop the rows of others."""
-        at = 0
-        for name, each in list(coordinates.boxes.items()):
-            mine = (made.rows >= at) & (made.rows < at + len(each))
-            kept = np.zeros(len(each), bool)
-            kept[made.rows[mine] - at] = True
-            coordinates.keep(name, kept)
-            self._drop(name, kept)
-            coordinates.boxes[name] = made.boxes[mine][np.argsort(made.rows[mine])]
-            at += len(each)
-
-    def packed(self, box_format: str | None) -> dict[str, Any]:
-        """Return the elements as a `Sample` holds them, with boxes in a format, by default that of their field."""
-        is_moved = self._coordinates is not None
-        if not is_moved and box_format is None:
-            return self.values
-        coordinates, self._coordinates = self._settled(), None
-        self._visible = coordinates.visible
-        for name, boxes in coordinates.boxes.items():
-            stored = self._elements.fields[name].format or "xyxy"
-            if is_moved or box_format not in (None, stored):
-                self.values[name] = torch.from_numpy(from_corners(boxes, box_format or stored))
-        for name, points in coordinates.points.items() if is_moved else ():
-            points[..., :2] -= 0.5
-            if points.shape[-1] == 3:
-                points[points[..., 2] <= 0] = 0
-            self.values[name] = torch.from_numpy(points.astype(np.float32))
-        return self.values
-
-    def _settled(self) -> Coordinates:
-        """Return boxes and keypoints as they are now. Drops the rows of boxes that are outside the image."""
-        if self._coordinates is None:
-            self._coordinates = self._unpacked()
-        for name, kept in self._coordinates.settle().items():
-            self._drop(name, kept)
-        return self._coordinates
-
-    def _unpacked(self) -> Coordinates:
-        boxes = {
-            name: to_corners(self.values[name].numpy(), self._elements.fields[name].format or "xyxy")
-            for name in self._elements.boxes
-        }
-        points = {name: self.values[name].numpy().astype(np.float64) for name in self._elements.keypoints}
-        for each in points.values():
-            each[..., :2] += 0.5  # keypoints count from the centre of the first pixel
-        if self._visible is None:
-            return Coordinates(boxes, points, None)
-        # A callable that changes the number of boxes does not say which fraction of them is left.
-        known = {name: each for name, each in self._visible.items() if len(each) == len(boxes[name])}
-        return Coordinates(boxes, points, {name: np.ones(len(each)) for name, each in boxes.items()} | known)
-
-    def _move(self, operation: Operation) -> None:
-        """Move everything but images."""
-        if self._coordinates is None:
-            self._coordinates = self._unpacked()
-        if operation.turns:
-            self._settled()
-        self.size = operation.size(*self.size)
-        self._coordinates.move(operation, self.size)
-        for name in self._elements.masks:
-            self.values[name] = operation.mask(self.values[name])
-
-    def _drop(self, name: str, kept: Array) -> None:
-        """Drop the rows that describe dropped boxes."""
-        points = {} if self._coordinates is None else self._coordinates.points
-        for row in self._elements.rows[name]:
-            if row in points:
-                points[row] = points[row][kept]
-            else:
-                self.values[row] = taken(self.values[row], kept, row, name)
+    def call(self, transform: BoundTransform, generator: torch.Generator | None) -> None:
+        """Apply a callable that takes and returns a dict of all elements."""
+        self.store_coordinates()
+        elements, values = self._elements, self.values
+        is_known = is_of_torchvision(transform.transform)
+        given = wrapped(for_torchvision(values, elements) if is_known else values, elements, self.size, None)
+        made = transform.draw(given, generator)
+        _check_elements(made, values, elements, transform)
+        plain = {name: unwrapped(made[name], name, elements) for name in values}
+        self.values = from_torchvision(values, plain, elements) if is_known else plain
+        self.size = _size_after(made, elements, self.size)
+        self.check_sizes(elements.images, transform)
+        for boxes in elements.boxes:
+            left = len(self.values[boxes])
+            for row in elements.rows[boxes]:
+                if len(self.values[row]) != left:
+                    raise ValueError(
+                        f"{transform!r} returned {left} {boxes!r}, but {len(self.values[row])} rows of {row!r}, which belong to "
+                        "them. To drop boxes, use FilterBoxes of storeds, which drops both"
+                    )
+        if moves(transform.transform) != Moves.NOT:
+            self._move(Operation())
 
     def check_sizes(self, images: Sequence[str], transform: object | None = None) -> None:
         """Raise an error if one of these images, or a mask, has another size than the sample.
 
         It is a ValueError that names the transform which returned them, or a RecordError without one.
         """
-        for name in images:
-            image = self.values[name]
-            if isinstance(image, (torch.Tensor, Image.Image)) and size_of(image, name) != self.size:
-                raise _other_size(name, size_of(image, name), self.size, transform)
-        for name in self._elements.masks:
-            height, width = self.values[name].shape[-2:]
-            if (height, width) != self.size:
-                raise _other_size(name, (height, width), self.size, transform)
-
-    def _absorb(self, plain: dict[str, Any], made: Mapping[str, Any], transform: BoundTransform) -> None:
-        """Take over the elements that a callable returned."""
-        elements = self._elements
-        self.size = _size_after(made, elements, self.size)
-        for name in elements.boxes:
-            count, left = len(self.values[name]), len(plain[name])
-            for row in elements.rows[name] if left != count else ():
-                if len(plain[row]) == left:
-                    continue
-                if left > count:
-                    raise ValueError(
-                        f"{transform!r} added {left - count} {name!r}, but not the rows of {row!r} that belong to them"
-                    )
-                raise ValueError(
-                    f"{transform!r} dropped {count - left} of {count} {name!r}, but not the rows of {row!r} that belong "
-                    "to them. Use FilterBoxes of storeds instead, which drops both"
+        for name in (*images, *self._elements.masks):
+            value = self.values[name]
+            if not isinstance(value, (torch.Tensor, Image.Image)) or extent(value) == self.size:
+                continue
+            (height, width), expected = extent(value), self.size
+            sizes = f"{name!r} has {width} × {height} pixels and the sample {expected[1]} × {expected[0]}"
+            if transform is None:
+                raise RecordError(
+                    f"{sizes}, so they cannot be transformed together; images and masks of one sample must have one size"
                 )
-        self.values = {name: plain[name] for name in self.values}
-        self.check_sizes(elements.images, transform)
-        if moves(transform.transform) != Moves.NOT:
-            self._move(Operation())
+            raise ValueError(
+                f"after {transform!r}, {sizes}; it must return images and masks of one size: let it resize all of them"
+            )
+
+    def store_coordinates(self, box_format: str | None = None) -> None:
+        """Write boxes, in a format or in that of their field, and keypoints back into `values`, if they have changed."""
+        is_moved = self._coordinates is not None
+        changed = [name for name in self._elements.boxes if box_format not in (None, self._elements.format(name))]
+        if not is_moved and not changed:
+            return
+        coordinates = self._settled()
+        self._coordinates, self._visible = None, coordinates.visible
+        for name in self._elements.boxes if is_moved else changed:
+            boxes = from_corners(coordinates.boxes[name], box_format or self._elements.format(name))
+            self.values[name] = torch.from_numpy(boxes)
+        for name, points in coordinates.points.items() if is_moved else ():
+            points[..., :2] -= 0.5
+            if points.shape[-1] == 3:
+                points[points[..., 2] <= 0] = 0
+            self.values[name] = torch.from_numpy(points.astype(np.float32))
+
+    def _loaded(self) -> Coordinates:
+        """Return boxes and keypoints, perhaps before the last moves."""
+        if self._coordinates is None:
+            elements = self._elements
+            boxes = {name: to_corners(self.values[name].numpy(), elements.format(name)) for name in elements.boxes}
+            points = {name: self.values[name].numpy().astype(np.float64) for name in elements.keypoints}
+            for each in points.values():
+                each[..., :2] += 0.5  # keypoints count from the centre of the first pixel
+            visible = self._visible
+            if visible is not None:
+                # A callable that changes the number of boxes does not say which fraction of them is left.
+                known = {name: each for name, each in visible.items() if len(each) == len(boxes[name])}
+                visible = {name: np.ones(len(each)) for name, each in boxes.items()} | known
+            self._coordinates = Coordinates(boxes, points, visible)
+        return self._coordinates
+
+    def _settled(self) -> Coordinates:
+        """Return boxes and keypoints as they are now. Drops the rows of boxes that are outside the image."""
+        coordinates = self._loaded()
+        for name, kept in coordinates.settle().items():
+            self._drop_rows(name, kept)
+        return coordinates
+
+    def _move(self, operation: Operation) -> None:
+        """Move everything but images."""
+        self.size = operation.size(*self.size)
+        self._loaded().move(operation, self.size)
+        for name in self._elements.masks:
+            self.values[name] = operation.mask(self.values[name])
+
+    def _keep(self, name: str, kept: Array) -> None:
+        """Drop the other boxes, and the rows that describe them."""
+        if not kept.all():
+            self._loaded().keep(name, kept)
+            self._drop_rows(name, kept)
+
+    def _drop_rows(self, name: str, kept: Array) -> None:
+        """Drop the rows that describe dropped boxes."""
+        points = self._loaded().points
+        for row in self._elements.rows[name]:
+            if row in points:
+                points[row] = points[row][kept]
+            else:
+                self.values[row] = taken(self.values[row], kept, row, name)
 
 
-def _check_types(made: Mapping[str, Any], elements: Elements, transform: BoundTransform) -> None:
-    """Raise TypeError or ValueError if a callable returned something else than boxes, keypoints or masks."""
+def _check_elements(made: Any, values: Mapping[str, Any], elements: Elements, transform: BoundTransform) -> None:
+    """Raise TypeError or ValueError if a callable returned something else than the elements that it was given."""
+    if not isinstance(made, Mapping) or set(made) != set(values):
+        what = f"the elements {', '.join(map(str, made))}" if isinstance(made, Mapping) else type(made).__qualname__
+        raise ValueError(f"{transform!r} must return a dict with the elements {', '.join(values)}, not {what}")
     for name in (*elements.masks, *elements.boxes, *elements.keypoints):
         if not isinstance(made[name], torch.Tensor):
             raise TypeError(f"{transform!r} must return {name!r} as a tensor, not as {type(made[name]).__qualname__}")
@@ -355,21 +305,8 @@ def _check_types(made: Mapping[str, Any], elements: Elements, transform: BoundTr
 
 def _size_after(made: Mapping[str, Any], elements: Elements, size: Size) -> Size:
     """Return (height, width) of the elements that a callable returned."""
-    for name in elements.images:
+    for name in (*elements.images, *elements.masks):
         if isinstance(made[name], (torch.Tensor, Image.Image)):
-            return size_of(made[name], name)
-    for name in elements.masks:
-        return tuple(made[name].shape[-2:])
+            return extent(made[name])
     canvases = (getattr(made[name], "canvas_size", None) for name in (*elements.boxes, *elements.keypoints))
     return next((tuple(canvas) for canvas in canvases if canvas is not None), size)
-
-
-def _other_size(name: str, size: Size, expected: Size, transform: object | None) -> Exception:
-    sizes = f"{name!r} has {size[1]} × {size[0]} pixels and the sample {expected[1]} × {expected[0]}"
-    if transform is not None:
-        return ValueError(
-            f"after {transform!r}, {sizes}; it must return images and masks of one size: let it resize all of them"
-        )
-    return RecordError(
-        f"{sizes}, so they cannot be transformed together; images and masks of one sample must have one size"
-    )

@@ -2,24 +2,63 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
+
+import torch
 
 from storeds.errors import ConfigError, MissingDependencyError
 from storeds.protocols import Field, Transform
 from storeds.records.fields import holds_integers, is_spatial
-from storeds.transforms.alignment import Moves, moves
-from storeds.transforms.binding import BoundTransform, Compose, Views, is_albumentations, wrap_albumentations
-from storeds.transforms.boxes import FilterBoxes
-from storeds.transforms.elements import check_several_boxes, is_of_torchvision, tv_tensors
-from storeds.transforms.images import Normalize, ToTensor
+from storeds.transforms.albumentations import wrap_albumentations
+from storeds.transforms.alignment import Moves, leaves_of, moves
+from storeds.transforms.binding import BoundTransform, Compose, Views
+from storeds.transforms.elements import is_of_torchvision, tv_tensors
+from storeds.transforms.images import FilterBoxes, Normalize, Spatial, ToTensor
 
-__all__ = ["check_roles", "check_step", "flattened", "grouped", "warn_of_unused"]
+__all__ = ["check_roles", "flattened", "step_of"]
+
+
+def flattened(transform: Any) -> list[Any]:
+    """Return the transforms to apply one after another."""
+    if transform is None:
+        return []
+    kind = type(transform)
+    if kind in (Compose, torch.nn.Sequential) or (is_of_torchvision(transform) and kind.__name__ == "Compose"):
+        parts = transform if isinstance(transform, torch.nn.Sequential) else transform.transforms
+        return [each for part in parts for each in flattened(part)]
+    if is_of_torchvision(transform) and kind.__name__ == "SanitizeBoundingBoxes":
+        # torchvision's drops the rows of its labels alone. Before 0.20 it has no least area.
+        return [FilterBoxes(min_size=transform.min_size, min_area=getattr(transform, "min_area", 0))]
+    return [transform]
+
+
+def step_of(transform: Any) -> Any:
+    """Return a transform as `JointTransform` applies it to samples.
+
+    Built-in ones stay, albumentations becomes an `Albumentations`, and any other callable, for the dict of elements, a
+    `BoundTransform`. Raises ConfigError for a transform that takes one image alone.
+    """
+    if isinstance(transform, Views):
+        raise ConfigError("transforms: Views makes several images of one: pass it as transform=, for the image alone")
+    if is_of_torchvision(transform) and not type(transform).__module__.startswith("torchvision.transforms.v2"):
+        raise ConfigError(
+            f"transforms: {transform!r} takes one image: use torchvision.transforms.v2.{type(transform).__name__}, which takes "
+            "samples"
+        )
+    wrapped = wrap_albumentations(transform)
+    if wrapped is not transform:
+        return wrapped
+    if isinstance(transform, (FilterBoxes, Normalize, ToTensor)):  # a subclass too: these take no dict
+        return transform
+    # A subclass that overrides `__call__` is a callable of its own.
+    called_in = str(getattr(type(transform).__call__, "__module__", ""))
+    is_built_in = isinstance(transform, Spatial) and called_in.startswith("storeds.")
+    return transform if is_built_in else BoundTransform(transform)
 
 
 def check_roles(transforms: Transform | None, fields: Mapping[str, Field]) -> None:
-    """Raise ConfigError if transforms move pixels, but not those of an element without a role.
+    """Raise ConfigError if transforms would move pixels, but not all elements that belong to them.
 
     Raises MissingDependencyError if torchvision's transforms would leave keypoints where they are.
 
@@ -31,20 +70,25 @@ def check_roles(transforms: Transform | None, fields: Mapping[str, Field]) -> No
         Element → its declaration.
     """
     steps = flattened(transforms)
-    roles = {field.role for field in fields.values()}
+    roles = [field.role for field in fields.values()]
     changing = next((step for step in steps if moves(step) != Moves.NOT), None)
-    if changing is not None and roles.isdisjoint(("image", "mask")) and not roles.isdisjoint(("boxes", "keypoints")):
+    if changing is not None and not {"image", "mask"} & {*roles} and {"boxes", "keypoints"} & {*roles}:
         raise ConfigError(
             f"transforms: {changing!r} needs the size of the image, and samples have no image and no mask: add one to fields"
         )
-    check_several_boxes(steps, fields)
+    for part in filter(is_of_torchvision, (leaf for step in steps for leaf in leaves_of(step))):
+        if type(part).__name__ == "RandomIoUCrop" and roles.count("boxes") > 1:
+            raise ConfigError(
+                f"transforms: {part!r} takes one element of boxes, and would drop those of others by the first: use "
+                "RandomResizedCrop of storeds, or read one of these elements (fields=[…])"
+            )
+        if "keypoints" in roles and moves(part) != Moves.NOT and not hasattr(tv_tensors(), "KeyPoints"):
+            raise MissingDependencyError(
+                f"transforms: {part!r} would not move keypoints: this torchvision does not know them; install 0.23 or later"
+            )
     moving = next((step for step in steps if moves(step) in (Moves.ALIKE, Moves.DRAWN)), None)
-    if moving is None:
-        return
-    if "keypoints" in roles:
-        _check_keypoints_move(steps)
     image = next((field for field in fields.values() if field.role == "image"), None)
-    for name, field in fields.items():
+    for name, field in fields.items() if moving is not None else ():
         if field.role is None and is_spatial(name, field, image):
             is_boxes = field.kind == "json" or (field.shape or ())[-1:] == (4,)
             likely = "boxes" if is_boxes else "mask" if holds_integers(field) else "image"
@@ -54,86 +98,3 @@ def check_roles(transforms: Transform | None, fields: Mapping[str, Field]) -> No
                 f"match. Say what it is, for example roles={{{name!r}: {likely!r}}}{decoded}, or read the other elements alone "
                 "(fields=[…])"
             )
-
-
-def _check_keypoints_move(steps: Sequence[Any]) -> None:
-    """Raise an error if a transform of torchvision would move pixels, but leave keypoints where they are."""
-    mixed = next(filter(_is_container_of_torchvision, steps), None)
-    if mixed is not None and moves(mixed) != Moves.NOT:
-        raise ConfigError(
-            f"transforms: {mixed!r} would not move keypoints, because it applies functions or transforms that are not of "
-            "torchvision. Put these beside it, or into storeds.transforms.Compose"
-        )
-    knows = tv_tensors()
-    moved = next((step for step in steps if is_of_torchvision(step) and moves(step)), None)
-    if moved is not None and knows is not None and not hasattr(knows, "KeyPoints"):
-        raise MissingDependencyError(
-            f"transforms: {moved!r} would not move keypoints: this torchvision does not know them; install 0.23 or later"
-        )
-
-
-def flattened(transform: Any) -> list[Any]:
-    """Return the transforms to apply one after another."""
-    if transform is None:
-        return []
-    # In torchvision's own Compose, functions and transforms of others would see its form of keypoints and labels.
-    is_mixed = _is_container_of_torchvision(transform) and type(transform).__name__ == "Compose"
-    if type(transform) is not Compose and not is_mixed:
-        return [transform]
-    return [each for part in transform.transforms for each in flattened(part)]
-
-
-def _is_container_of_torchvision(transform: Any) -> bool:
-    """Return whether a transform of torchvision v2 applies functions or transforms that are not of torchvision."""
-    return type(transform).__module__.startswith("torchvision.transforms.v2") and not is_of_torchvision(transform)
-
-
-def grouped(steps: list[Any]) -> tuple[Any, ...]:
-    """Return the steps: built-in transforms, lists of albumentations transforms, and others, bound to a generator."""
-    grouped: list[Any] = []
-    for step in steps:
-        if not is_albumentations(step):
-            grouped.append(step if _is_joint(step) else BoundTransform(step))
-        elif grouped and isinstance(grouped[-1], list) and not _is_compose(step) and not _is_compose(grouped[-1][0]):
-            grouped[-1].append(step)
-        else:
-            grouped.append([step])
-    return tuple(grouped)
-
-
-def _is_joint(step: Any) -> bool:
-    """Return whether a transform is built in and does to samples what it does to images: no subclass changed `__call__`."""
-    if isinstance(step, (FilterBoxes, Normalize, ToTensor)):  # these have no other code for samples
-        return True
-    return hasattr(step, "operation") and str(getattr(type(step).__call__, "__module__", "")).startswith("storeds.")
-
-
-def _is_compose(transform: Any) -> bool:
-    """Return whether this is a Compose of albumentations, whose limits hold for its own transforms."""
-    return any(kind.__name__ == "Compose" for kind in type(transform).__mro__)
-
-
-def check_step(step: Any) -> None:
-    """Raise ConfigError for a transform that cannot take samples."""
-    if isinstance(step, Views):
-        raise ConfigError("transforms: Views makes several images of one: pass it as transform=, for the image alone")
-    wrap_albumentations(step)  # refuses version 1
-    module = type(step).__module__
-    if module.startswith("torchvision.transforms.") and not module.startswith("torchvision.transforms.v2"):
-        raise ConfigError(
-            f"transforms: {step!r} takes one image: use torchvision.transforms.v2.{type(step).__name__}, which takes samples"
-        )
-
-
-def warn_of_unused(step: Any) -> None:
-    """Warn of the settings of a Compose of albumentations that the roles of the elements replace."""
-    if not is_albumentations(step) or not _is_compose(step):
-        return
-    unused = ["additional_targets"] if step.additional_targets else []
-    unused += ["keypoint_params"] if "keypoints" in step.processors else []
-    if unused:
-        warnings.warn(
-            f"transforms: {' and '.join(unused)} of a Compose of albumentations are not used: the roles say which elements are "
-            "images, masks, boxes and keypoints, and lost keypoints with a visibility become (0, 0, 0). Leave them out",
-            stacklevel=2,
-        )

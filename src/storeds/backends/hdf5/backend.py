@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -13,10 +14,10 @@ import numpy as np
 import xxhash
 from msgspec import structs
 
-from storeds._utils.locations import StoreURL, file_path, file_system, file_system_advice, staging_folder
-from storeds.backends.base import BackendOptions, FileOpener, HandleBackend, parse_options
+from storeds._utils.locations import StoreURL, file_path
+from storeds.backends.base import BackendOptions, FileBackend, FileOpener, parse_options
 from storeds.backends.handles import HandlePool, OpenStore
-from storeds.backends.hdf5.columns import LARGE, OFFSET, Column, datasets_of, digest_in_place, fixed_values, steps
+from storeds.backends.hdf5.columns import OFFSET, Column, datasets_of, fixed_values, steps
 from storeds.backends.hdf5.rows import LibraryRows, Rows, gather, open_rows
 from storeds.backends.hdf5.stamp import check_hdf5_file, open_hdf5_file
 from storeds.errors import FormatError, RecordError, StoredsError, UnavailableError
@@ -61,8 +62,6 @@ class Hdf5Handle:
     checksums: Mapping[str, JSON]
     seal_rows: Rows
     seals: Seals
-    digest: Callable[[Record], bytes]
-    """Returns the checksum of an unpacked record."""
     row: Any
     """Makes what `encode` packs like a record, in less time than a dict takes; None unless all fields have fixed size."""
     intact: set[str] = field(default_factory=set)
@@ -120,11 +119,7 @@ class Hdf5Opener(FileOpener[Hdf5Options]):
         }
         seal_rows, seals = rows(SEAL, _SEAL, (n,)), Seals.of(body.get("salt"), n, self.url)
         kept = file if any(isinstance(each, LibraryRows) for each in found) else None
-        is_large = any(column.offsets and column.rows.count >= LARGE * n for column in columns.values())
-        digest = digest_in_place if is_large else _digest
-        return Hdf5Handle(
-            descriptor, kept, meta, columns, body.get("columns", {}), seal_rows, seals, digest, _row(meta)
-        )
+        return Hdf5Handle(descriptor, kept, meta, columns, body.get("columns", {}), seal_rows, seals, _row(meta))
 
     def close(self, handle: Hdf5Handle, /) -> None:
         if handle.file is not None:
@@ -150,7 +145,7 @@ def _is_at(descriptor: int, path: str) -> bool:
         return False
 
 
-class Hdf5Backend(HandleBackend[Hdf5Handle, Hdf5Opener]):
+class Hdf5Backend(FileBackend[Hdf5Handle, Hdf5Opener]):
     """Reads a native HDF5 store.
 
     Parameters
@@ -176,7 +171,6 @@ class Hdf5Backend(HandleBackend[Hdf5Handle, Hdf5Opener]):
     """
 
     Options: ClassVar[type[Hdf5Options]] = Hdf5Options
-    shares_open_store = True
     pool: ClassVar[HandlePool[Hdf5Handle]] = HandlePool(limit=128, quiesce=True)
 
     def __init__(self, url: str | StoreURL, *, opened: OpenStore | None = None, **options: Any) -> None:
@@ -195,20 +189,16 @@ class Hdf5Backend(HandleBackend[Hdf5Handle, Hdf5Opener]):
     def _is_stale(self, handle: Hdf5Handle) -> bool:
         return not _is_at(handle.descriptor, self._opener.path)
 
-    def stored_bytes(self) -> int:
-        # docstring inherited
-        return os.path.getsize(self._opener.path)
-
     def handle_settings(self) -> dict[str, JSON]:
         # docstring inherited
         with self._lease() as handle:
             reads = "at file offsets" if handle.file is None else "through libhdf5"
-        how: dict[str, JSON] = {"reads": reads, "file_system": file_system(self._opener.path)}
+        how: dict[str, JSON] = {"reads": reads, **super().handle_settings()}
         return {**how, **structs.asdict(self._opener.settings)}
 
     def advice(self) -> list[str]:
         # docstring inherited
-        found = file_system_advice(self._opener.path)
+        found = super().advice()
         with self._lease() as handle:
             if handle.file is not None:
                 found.append(
@@ -216,29 +206,22 @@ class Hdf5Backend(HandleBackend[Hdf5Handle, Hdf5Opener]):
                 )
         return found
 
-    def leftovers(self) -> str | None:
-        # docstring inherited
-        folder = staging_folder(self._opener.path)
-        return str(folder) if folder.exists() and self.writer() is None else None
-
-    def writer(self) -> str | None:
-        # docstring inherited
-        from storeds.backends.staging import active_writer
-
-        return active_writer(self._opener.path)
-
     def _read(self, positions: list[int], fields: tuple[str, ...]) -> list[Record | RecordError]:
         at = np.array(positions, np.int64)
         with self._lease() as handle:
             try:
+                if handle.row is not None:
+                    arrays = self._stacked(handle, at, fields)
+                    return [
+                        *_records(fields, [_values(arrays[name], self.meta.fields[name]) for name in fields], len(at))
+                    ]
                 if not self._codec.needs_whole(fields) and self._are_intact(handle, fields):
                     return [*_records(fields, [handle.columns[name].read(at) for name in fields], len(at))]
-                records = _records(
-                    tuple(handle.columns), [column.read(at) for column in handle.columns.values()], len(at)
-                )
+                columns = [column.read(at) for column in handle.columns.values()]
+                records = _records(tuple(handle.columns), columns, len(at))
                 if _match(handle, records, at):
                     return list(map(self._codec.revive, records))
-            except ValueError:  # a value is unreadable
+            except ValueError:  # a value is unreadable or does not match its seal
                 pass
             return [self._read_one(handle, position) for position in positions]
 
@@ -278,25 +261,24 @@ class Hdf5Backend(HandleBackend[Hdf5Handle, Hdf5Opener]):
         """Return fields of many records as arrays; see `storeds.protocols.SupportsBatchArrays`."""
         names = stackable(self, fields)
         asked = self._check_positions(positions)
-        arrays = self._gather_arrays(asked, names) if len(asked) else None
+        with self._lease() as handle, suppress(ValueError):
+            if len(asked) and (handle.row is not None or self._can_stand_alone(handle, names)):
+                return self._stacked(handle, asked, names)
         # Read the records one by one to report which one is bad.
-        return stack_records(self, asked, names) if arrays is None else arrays  # type: ignore[arg-type]  # typed as a Sequence, which ndarray is not for mypy
+        return stack_records(self, asked, names)  # type: ignore[arg-type]  # typed as a Sequence, which ndarray is not for mypy
 
-    def _gather_arrays(self, positions: Array, names: tuple[str, ...]) -> dict[str, Array] | None:
-        """Return the arrays, or None if a record is bad, or must be read completely and has variable-size fields."""
+    def _can_stand_alone(self, handle: Hdf5Handle, names: Sequence[str]) -> bool:
+        return all(self.meta.fields[name].is_scalar for name in names) and self._are_intact(handle, names)
+
+    def _stacked(self, handle: Hdf5Handle, positions: Array, names: Sequence[str]) -> dict[str, Array]:
+        """Return fields of fixed size as arrays; raises ValueError if a record is bad."""
         declared = self.meta.fields
-        with self._lease() as handle:
-            alone = all(declared[name].is_scalar for name in names) and self._are_intact(handle, names)
-            if not alone and handle.row is None:
-                return None
-            try:
-                raw = {name: gather(handle.columns[name].rows, positions) for name in (names if alone else declared)}
-                if not alone:
-                    columns = [fixed_values(each, declared[name]) for name, each in raw.items()]
-                    if not _match(handle, list(map(handle.row, *columns)), positions):
-                        return None
-            except ValueError:
-                return None
+        is_alone = self._can_stand_alone(handle, names)
+        raw = {name: gather(handle.columns[name].rows, positions) for name in (names if is_alone else declared)}
+        if not is_alone:
+            columns = [fixed_values(each, declared[name]) for name, each in raw.items()]
+            if not _match(handle, list(map(handle.row, *columns)), positions):
+                raise ValueError("a record does not match its seal")
         return {name: _typed(raw[name], declared[name]) for name in names}
 
     def _column(self, name: str, field: Field) -> Array:
@@ -315,11 +297,8 @@ class Hdf5Backend(HandleBackend[Hdf5Handle, Hdf5Opener]):
 def _match(handle: Hdf5Handle, records: Sequence[Record], positions: Array) -> bool:
     """Whether all records, unpacked, have the seals of these positions; raises ValueError if a seal is unreadable."""
     seals = gather(handle.seal_rows, positions).view(_SEAL).astype(">u8")
-    return handle.seals.match(b"".join(map(handle.digest, records)), seals.tobytes(), positions)
-
-
-def _digest(record: Record) -> bytes:
-    return checksum(encode(record))
+    digests = b"".join(map(xxhash.xxh3_64_digest, map(encode, records)))
+    return handle.seals.match(digests, seals.tobytes(), positions)
 
 
 def _typed(raw: Array, field: Field) -> Array:
@@ -327,6 +306,11 @@ def _typed(raw: Array, field: Field) -> Array:
     dtype = np.dtype(field.dtype) if field.kind == "array" else SCALARS[field.kind]
     values: Array = raw.reshape(-1).view(dtype).reshape(len(raw), *(size or 0 for size in field.shape or ()))
     return values.astype(dtype.newbyteorder("="), copy=False)
+
+
+def _values(column: Array, field: Field) -> list[Any]:
+    """Return the values of an array of fixed-size values; arrays own their memory."""
+    return list(map(np.array, column)) if field.kind == "array" else column.tolist()
 
 
 def _records(names: Sequence[str], columns: Sequence[list[Any]], count: int) -> list[Any]:

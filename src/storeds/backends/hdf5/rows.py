@@ -7,11 +7,9 @@ h5repack writes, are read correctly but more slowly.
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 import os
 import sys
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -30,13 +28,6 @@ _PAGE = 4096  # bytes; reading an unneeded page is cheaper than another call
 _JOINED = 1 << 20  # bytes; copying more out of one read takes longer than the calls that it saves
 _KEPT = 1 << 24  # bytes; random reads soon touch every page of a smaller dataset, so it stays in memory
 _WORTH_ADVICE = 1 << 18  # bytes of one call
-_MANY, _VECTORS = 32, 1024  # rows that one system call copies: for fewer, it is slower, and Linux takes no more
-_SMALL = 1 << 14  # bytes of a row; for larger ones, system calls of their own cost little
-
-_readv = ctypes.CDLL(None).process_vm_readv
-_INT, _BUFFERS, _COUNT = ctypes.c_int, ctypes.c_void_p, ctypes.c_ulong
-_readv.argtypes = [_INT, _BUFFERS, _COUNT, _BUFFERS, _COUNT, _COUNT]
-_readv.restype = ctypes.c_ssize_t
 
 
 class Rows(Protocol):
@@ -53,7 +44,7 @@ class Rows(Protocol):
         ...
 
 
-class JoinedRows(ABC):
+class JoinedRows:
     """Rows of which ranges that lie close together are read at once. Thread-safe."""
 
     def __init__(self, size: int, count: int) -> None:
@@ -61,9 +52,9 @@ class JoinedRows(ABC):
         self._kept: bytes | None = None
         self._before_kept = size * count // _PAGE if size * count <= _KEPT else sys.maxsize
 
-    @abstractmethod
     def _load(self, starts: Array, stops: Array) -> list[bytes]:
         """Read each range by itself; fewer bytes where they are unreadable."""
+        raise NotImplementedError
 
     def read(self, spans: Sequence[tuple[int, int]]) -> list[bytes]:
         # docstring inherited
@@ -73,6 +64,8 @@ class JoinedRows(ABC):
     def read_ranges(self, starts: Array, stops: Array) -> list[bytes]:
         """Return the bytes of row ranges in any order; fewer bytes where they are unreadable."""
         data, first = self.kept(len(starts)), 0
+        if data is None and self.size >= _PAGE:  # one read of many rows would not be faster
+            return self._load(starts, stops)
         if data is None:
             first, last = (int(starts.min()), int(stops.max())) if len(starts) > 1 else (0, 0)
             needed = int((stops - starts).sum()) * self.size
@@ -113,28 +106,6 @@ class FlatRows(JoinedRows):
         super().__init__(size, count)
         self._descriptor, self._offset = descriptor, offset
         self._is_cold = False
-        self._mapped: Any = None
-
-    def take(self, first: Array, wide: int) -> Array | None:
-        """Copy many small rows by one system call; None if another way must be used.
-
-        The kernel copies them out of a mapping. Unlike this process, it survives a page that is not there.
-        """
-        count, length = len(first), wide * self.size
-        if self._is_cold or not (_MANY <= count <= _VECTORS and 0 < length <= _SMALL):
-            return None
-        if self._mapped is None:
-            try:
-                path, shape = f"/proc/self/fd/{self._descriptor}", (self.size * self.count,)
-                self._mapped = np.memmap(path, np.uint8, "r", self._offset, shape)
-            except (OSError, ValueError):  # no address space left, or the file was cut short
-                return None
-        taken, ranges = np.empty((count, length), np.uint8), np.empty((count, 2), np.uint64)
-        ranges[:, 0], ranges[:, 1] = first * self.size + self._mapped.ctypes.data, length
-        target, blocks = np.array([taken.ctypes.data, taken.nbytes], np.uint64), blocks_read()
-        done = _readv(os.getpid(), target.ctypes.data, 1, ranges.ctypes.data, count, 0)
-        self._is_cold = blocks_read() > blocks
-        return taken if done == taken.nbytes else None
 
     def _load(self, starts: Array, stops: Array) -> list[bytes]:
         begins, ends = starts * self.size + self._offset, stops * self.size + self._offset
@@ -211,9 +182,6 @@ def gather(rows: Rows, first: Array, wide: int = 1) -> Array:
         table = np.frombuffer(kept, np.uint8).reshape(rows.count, rows.size)
         numbers = first if wide == 1 else first[:, None] + np.arange(wide)
         return table.take(numbers, axis=0).reshape(shape)
-    taken = rows.take(first, wide) if isinstance(rows, FlatRows) else None
-    if taken is not None:
-        return taken
     data = bytearray().join(read_ranges(rows, first, first + wide))
     if len(data) != shape[0] * shape[1]:
         raise ValueError(UNREADABLE)

@@ -10,7 +10,8 @@ import contextlib
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from operator import add
 from typing import Any, BinaryIO
 
 import h5py
@@ -79,8 +80,12 @@ class Hdf5Sink:
         # docstring inherited
         # The datasets have a fixed place, so `finish` must know their sizes before it unpacks the first record.
         sizes = self._sizes.copy()
-        for sealed in packed:
-            sizes.update(_sizes(sealed))
+        if packed:
+            names, values_of = _reader(packed[0])
+            totals = [0] * len(names)
+            for sealed in packed:
+                totals = list(map(add, totals, map(_size, values_of(sealed))))
+            sizes.update(dict(zip(names, totals, strict=True)))
         with open(self._log_path, "ab", _BUFFERED) as log:
             log.truncate(self._end)  # what a call that failed has left
             log.writelines(part for sealed in packed for part in (len(sealed).to_bytes(_LENGTH, "little"), sealed))
@@ -155,12 +160,13 @@ class Hdf5Sink:
                 if field.kind == "str":
                     with region(f"{name}/offsets") as file:
                         file.write(columns[text_offsets(name)].data)
-            rest = [_ValueWriter(name, field, region) for name, field in fields.items() if name not in columns]
-            seals = region(SEAL)
+            seals, writers, values_of = region(SEAL), list[_ValueWriter](), None
             for sealed in self.scan():
-                record = _decode(memoryview(sealed)[:-_SEAL_BYTES])
-                for writer in rest:
-                    writer.write(record[writer.name])
+                if values_of is None:
+                    names, values_of = _reader(sealed, columns)
+                    writers = [_ValueWriter(name, fields[name], region) for name in names]
+                for writer, value in zip(writers, values_of(sealed), strict=True):
+                    writer.write(value)
                 seals.write(sealed[: -_SEAL_BYTES - 1 : -1])  # little-endian
 
     def drop(self) -> None:
@@ -202,12 +208,22 @@ class _ValueWriter:
             self._offsets.write(self._end.to_bytes(8, "little"))
 
 
-def _sizes(sealed: bytes) -> dict[str, int]:
-    """Return the bytes of each value of a record that is no number."""
-    sizes = {}
-    for name, value in _decode(memoryview(sealed)[:-_SEAL_BYTES]).items():
-        if isinstance(value, list):
-            sizes[name] = len(value[2])
-        elif isinstance(value, (bytes, str)):
-            sizes[name] = len(value) if isinstance(value, bytes) else len(value.encode())
-    return sizes
+def _reader(sealed: bytes, left_out: Container[str] = ()) -> tuple[list[str], Callable[[bytes], tuple[Any, ...]]]:
+    """Return the names of the fields of a record that are no numbers, and a function that returns their values.
+
+    The function takes any record of the store. It copies no bytes: a value is a memoryview, a text, or dtype, shape and
+    memoryview of an array.
+    """
+    types: dict[type, Any] = {bytes: memoryview, str: str, list: tuple[str, list[int], memoryview]}
+    found = _decode(sealed[:-_SEAL_BYTES])
+    names = [name for name, value in found.items() if type(value) in types and name not in left_out]
+    fields = [(f"f{number}", types[type(found[name])]) for number, name in enumerate(names)]
+    row = msgspec.defstruct("Row", fields, rename=dict(zip([field for field, _ in fields], names, strict=True)))
+    decode = msgspec.msgpack.Decoder(row).decode
+    return names, lambda sealed: msgspec.structs.astuple(decode(memoryview(sealed)[:-_SEAL_BYTES]))
+
+
+def _size(value: Any) -> int:
+    if isinstance(value, str):
+        return len(value.encode())
+    return len(value[2] if isinstance(value, tuple) else value)

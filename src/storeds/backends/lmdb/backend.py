@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -11,9 +10,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import lmdb
 import numpy as np
 
-from storeds._utils.locations import StoreURL, file_path, file_system, file_system_advice, staging_folder
+from storeds._utils.locations import StoreURL, file_path
 from storeds._utils.prefetch import blocks_read, will_need
-from storeds.backends.base import BackendOptions, FileOpener, HandleBackend, parse_options
+from storeds.backends.base import BackendOptions, FileBackend, FileOpener, parse_options
 from storeds.backends.handles import HandlePool, OpenStore
 from storeds.backends.lmdb.files import check_length, lmdb_errors, open_environment, page_ranges
 from storeds.errors import FormatError, RecordError
@@ -122,7 +121,7 @@ class LmdbOpener(FileOpener[LmdbOptions]):
         handle.close()
 
 
-class LmdbBackend(HandleBackend[LmdbHandle, LmdbOpener]):
+class LmdbBackend(FileBackend[LmdbHandle, LmdbOpener]):
     """Reads a native LMDB store.
 
     Parameters
@@ -145,7 +144,6 @@ class LmdbBackend(HandleBackend[LmdbHandle, LmdbOpener]):
     """
 
     Options: ClassVar[type[LmdbOptions]] = LmdbOptions
-    shares_open_store = True
     pool: ClassVar[HandlePool[LmdbHandle]] = HandlePool(limit=128, quiesce=True)
 
     def __init__(self, url: str | StoreURL, *, opened: OpenStore | None = None, **options: Any) -> None:
@@ -159,29 +157,10 @@ class LmdbBackend(HandleBackend[LmdbHandle, LmdbOpener]):
 
         return LmdbSink(url, **options)
 
-    def stored_bytes(self) -> int:
-        # docstring inherited
-        return os.path.getsize(self._opener.path)
-
     def handle_settings(self) -> dict[str, JSON]:
         # docstring inherited
-        how: dict[str, JSON] = {"readonly": True, "lock": False, "file_system": file_system(self._opener.path)}
-        return {**how, "readahead": bool(self._opener.settings.readahead)}
-
-    def advice(self) -> list[str]:
-        # docstring inherited
-        return file_system_advice(self._opener.path)
-
-    def leftovers(self) -> str | None:
-        # docstring inherited
-        folder = staging_folder(self._opener.path)
-        return str(folder) if folder.exists() and self.writer() is None else None
-
-    def writer(self) -> str | None:
-        # docstring inherited
-        from storeds.backends.staging import active_writer
-
-        return active_writer(self._opener.path)
+        how: dict[str, JSON] = {"readonly": True, "lock": False, "readahead": bool(self._opener.settings.readahead)}
+        return {**super().handle_settings(), **how}
 
     def _read(self, positions: list[int], fields: tuple[str, ...]) -> list[Record | RecordError]:
         with self._lease() as handle:

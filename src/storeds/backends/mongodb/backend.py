@@ -137,12 +137,10 @@ class MongodbBackend(HandleBackend[Any, ClientOpener]):
         return meta
 
     @staticmethod
-    def sink(
-        url: str | StoreURL, *, index: Sequence[str] = (), client_factory: ClientFactory | None = None, **options: Any
-    ) -> MongodbSink:
-        """Return the sink of a native store; `index` names fields to index, for your own queries."""
+    def sink(url: str | StoreURL, *, client_factory: ClientFactory | None = None, **options: Any) -> MongodbSink:
+        """Return the sink of a native store."""
         parse_options(BackendOptions, {}, options, url)
-        return MongodbSink(parse_location(url), index, client_factory)
+        return MongodbSink(parse_location(url), client_factory)
 
     def stored_bytes(self) -> int:
         # docstring inherited

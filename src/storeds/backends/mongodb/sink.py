@@ -65,17 +65,15 @@ class MongodbSink:
     Parameters
     ----------
     location : Location
-    index : sequence of str
-        Fields to index, for your own queries.
     factory : callable, optional
         Creates the client.
     """
 
     errors: tuple[type[Exception], ...] = ()  # PyMongo's are converted here
 
-    def __init__(self, location: Location, index: Sequence[str], factory: ClientFactory | None) -> None:
+    def __init__(self, location: Location, factory: ClientFactory | None) -> None:
         self.url: str = location.url
-        self._location, self._index = location, index
+        self._location = location
         self._ref: HandleRef[Any] = CLIENTS.ref(self, ClientOpener(location, factory))
         self._own = f"{location.collection}.partial.{secrets.token_hex(6)}"
         self._is_begun = False
@@ -126,7 +124,6 @@ class MongodbSink:
         self._save(database, self._note, self._count)  # fails if another writer has taken the interrupted write
         own.delete_many({"_id": {"$gte": self._count}})
         own.delete_many(parts_from(self._count))
-        self._create_indexes(own)
         self._left = [name for name in self._left if name != self._interrupted]
         self._is_begun = True
 
@@ -155,14 +152,8 @@ class MongodbSink:
         self._on_database(lambda database: self._save(database, note, self._count))
 
     def _create(self, database: Any, note: bytes) -> None:
-        own = database[self._own]
         with suppress(DuplicateKeyError):  # an earlier attempt succeeded
-            own.insert_one({"_id": META, NOTE: note, COUNT: 0, WRITER: _signature()})
-        self._create_indexes(own)
-
-    def _create_indexes(self, own: Any) -> None:
-        for name in self._index:  # before the records, since indexing many may exceed the deadline
-            own.create_index(name)
+            database[self._own].insert_one({"_id": META, NOTE: note, COUNT: 0, WRITER: _signature()})
 
     def _commands(self, first: int, packed: Sequence[bytes]) -> Iterator[list[dict[str, Any]]]:
         """Yield the documents of packed records, as many at once as fit into a command."""

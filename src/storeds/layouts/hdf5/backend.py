@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -12,14 +11,14 @@ from typing import Any, ClassVar
 import xxhash
 from msgspec import structs
 
-from storeds._utils.locations import StoreURL, file_path, file_system, file_system_advice
-from storeds.backends.base import FileOpener, HandleBackend, NativeStoreError, bounded, parse_options
+from storeds._utils.locations import StoreURL, file_path
+from storeds.backends.base import FileBackend, FileOpener, NativeStoreError, bounded, parse_options
 from storeds.backends.handles import HandlePool, OpenStore
 from storeds.errors import FormatError, RecordError, StoredsError
 from storeds.layouts.explain import Preset, Reading, undecided
 from storeds.layouts.hdf5.files import ForeignOptions, Hdf5Files
 from storeds.layouts.hdf5.presets import PRESETS, candidates, entries, preset_pattern, recognise
-from storeds.layouts.hdf5.records import Contents, contents_of, unread_in
+from storeds.layouts.hdf5.records import Contents, contents_of
 from storeds.layouts.pattern import Pattern
 from storeds.protocols import JSON, Array, Field, Meta, Record
 from storeds.records.columns import stack_records, stackable
@@ -85,8 +84,8 @@ class ForeignOpener(FileOpener[ForeignOptions]):
         if found is None:
             readings = [Reading(given, partial(self._opened, given)) for given in candidates(files)]
             raise undecided(self.url, self.path, entries(files), readings)
-        _LOG.info("%s is opened with layout %r: %s", self.url, found.layout, found.why)
-        return found.layout, found.pattern, found.why
+        _LOG.info("%s is opened with layout %r: %s", self.url, found[0], found[2])
+        return found
 
     def _opened(self, given: Mapping[str, Any]) -> ForeignHdf5:
         """Open the store in another way, as `Reading.open`."""
@@ -115,7 +114,7 @@ class ForeignOpener(FileOpener[ForeignOptions]):
         self.close(handle)
 
 
-class ForeignHdf5(HandleBackend[Hdf5Handle, ForeignOpener]):
+class ForeignHdf5(FileBackend[Hdf5Handle, ForeignOpener]):
     """An HDF5 file that another tool wrote, read by a record pattern.
 
     Parameters
@@ -137,7 +136,6 @@ class ForeignHdf5(HandleBackend[Hdf5Handle, ForeignOpener]):
 
     Options: ClassVar[type[ForeignOptions]] = ForeignOptions
     presets: ClassVar[Mapping[str, Preset]] = PRESETS
-    shares_open_store = True
     pool: ClassVar[HandlePool[Hdf5Handle]] = HandlePool(limit=128, quiesce=True)
     _unread: list[str] | None = None
 
@@ -153,14 +151,14 @@ class ForeignHdf5(HandleBackend[Hdf5Handle, ForeignOpener]):
     def _probe(self, handle: Hdf5Handle) -> Meta:
         # docstring inherited
         self.recognised: str | None = handle.why
-        self._unread = bounded(unread_in(handle.files, handle.contents))
+        self._unread = bounded(handle.contents.unread())
         return handle.meta
 
     def unread(self) -> list[str]:
         # docstring inherited
         if self._unread is None:
             with self._lease() as handle:
-                self._unread = bounded(unread_in(handle.files, handle.contents))
+                self._unread = bounded(handle.contents.unread())
         return list(self._unread)
 
     def _is_stale(self, handle: Hdf5Handle) -> bool:
@@ -195,10 +193,6 @@ class ForeignHdf5(HandleBackend[Hdf5Handle, ForeignOpener]):
                     raise
                 raise FormatError(f"{self.url}: column {name!r} cannot be read: {error}") from None
 
-    def stored_bytes(self) -> int:
-        # docstring inherited
-        return os.path.getsize(self._opener.path)
-
     def handle_settings(self) -> dict[str, JSON]:
         # docstring inherited
         with self._lease() as handle:
@@ -206,11 +200,7 @@ class ForeignHdf5(HandleBackend[Hdf5Handle, ForeignOpener]):
         settings = self._opener.settings
         columns: JSON = None if settings.columns is None else dict(settings.columns.to_json())
         own = {**structs.asdict(settings), "columns": columns}
-        return {"file_system": file_system(self._opener.path), **own, "where": where}
-
-    def advice(self) -> list[str]:
-        # docstring inherited
-        return file_system_advice(self._opener.path)
+        return {**super().handle_settings(), **own, "where": where}
 
 
 def _digest(content: Mapping[str, JSON]) -> str:

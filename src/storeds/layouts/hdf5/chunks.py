@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 import os
 import zlib
@@ -141,40 +140,37 @@ class _GzipSlices(_Slices):
         self._is_shuffled, self._is_checked = _SHUFFLE in codes, _FLETCHER in codes
         self._block = (*dataset.chunks, dataset.dtype.itemsize)
         self._nbytes = math.prod(self._block)
-        sizes = zip(dataset.shape, dataset.chunks, strict=True)
+        self._shape = dataset.shape
+        sizes = zip(self._shape, dataset.chunks, strict=True)
         self._holds_rows = all(size == chunk for at, (size, chunk) in enumerate(sizes) if at != axis)
 
     def read(self, start: int, stop: int) -> Array:
         # docstring inherited
-        if self._holds_rows and stop - start == self.per_chunk and not start % self.per_chunk:  # the usual case
-            corner = tuple(start if at == self._axis else 0 for at in range(len(self._block) - 1))
-            whole = self._inflated(corner)
-            return self._read_box(corner, self._block[:-1]) if whole is None else whole.reshape(-1)
-        low, high = [0] * len(self._block), [*self._dataset.shape, self._block[-1]]
-        low[self._axis], high[self._axis] = start, stop
-        out = np.empty([last - first for first, last in zip(low, high, strict=True)], "u1")
-        for corner in itertools.product(*map(_starts, low, high, self._block)):
-            begins = [*map(max, corner, low)]
-            ends = [min(at + size, last) for at, size, last in zip(corner, self._block, high, strict=True)]
-            block = self._inflated(corner[:-1])
-            if block is None:  # never written, or not compressed
-                box = [end - begin for begin, end in zip(begins, ends, strict=True)]
-                part = self._read_box(tuple(begins[:-1]), tuple(box[:-1])).reshape(box)
-            else:
-                part = block[_box(begins, ends, corner)]
-            if out.shape == part.shape:
-                return part.reshape(-1)
-            out[_box(begins, ends, low)] = part
-        return out.reshape(-1)
+        selected = [slice(0, size) for size in self._shape]
+        selected[self._axis] = slice(start, stop)
+        is_one = self._holds_rows and start < stop and start // self.per_chunk == (stop - 1) // self.per_chunk
+        out: Array | None = None
+        for part in [selected] if is_one else self._dataset.iter_chunks(tuple(selected)):
+            data = self._read_part(part)
+            if [*part] == selected:
+                return data.reshape(-1)
+            if out is None:
+                out = np.empty((*(one.stop - one.start for one in selected), self._block[-1]), "u1")
+            out[
+                tuple(slice(one.start - of.start, one.stop - of.start) for one, of in zip(part, selected, strict=True))
+            ] = data
+        return np.empty(0, "u1") if out is None else out.reshape(-1)
 
-    def _inflated(self, corner: tuple[int, ...]) -> Array | None:
-        """Return the bytes of the chunk at a corner; raises ValueError if they are damaged."""
+    def _read_part(self, part: Sequence[slice]) -> Array:
+        """Return the bytes of a part of one chunk; raises ValueError if they are damaged."""
+        corner = tuple(one.start - one.start % size for one, size in zip(part, self._block, strict=False))
         try:
             mask, raw = self._dataset.id.read_direct_chunk(corner)
-        except (OSError, RuntimeError):
-            return None
-        if mask:
-            return None
+        except (OSError, RuntimeError):  # never written
+            mask = 1
+        if mask:  # or not compressed
+            shape = tuple(one.stop - one.start for one in part)
+            return self._read_box(tuple(one.start for one in part), shape).reshape(*shape, -1)
         try:
             data = np.frombuffer(zlib.decompress(raw[:-4] if self._is_checked else raw, bufsize=self._nbytes), "u1")
         except zlib.error as error:
@@ -183,13 +179,6 @@ class _GzipSlices(_Slices):
             raise ValueError(f"its chunk has {data.size} bytes instead of {self._nbytes}")
         if self._is_shuffled:
             data = np.ascontiguousarray(data.reshape(self._block[-1], -1).T)
-        return data.reshape(self._block)
-
-
-def _box(begins: Sequence[int], ends: Sequence[int], origin: Sequence[int]) -> tuple[slice, ...]:
-    return tuple(slice(begin - at, end - at) for begin, end, at in zip(begins, ends, origin, strict=True))
-
-
-def _starts(low: int, high: int, size: int) -> range:
-    """Return where the chunks begin that hold `low` to `high`."""
-    return range(low - low % size, high, size)
+        return data.reshape(self._block)[
+            tuple(slice(one.start - at, one.stop - at) for one, at in zip(part, corner, strict=True))
+        ]

@@ -17,7 +17,7 @@ from storeds.protocols import Field
 
 __all__ = ["default_name", "element_field", "read_attribute", "read_element"]
 
-_MOST_ENCODED = 256 << 20  # bytes; a larger dataset is not read to find out whether it is an encoded image
+_HEAD = 64  # bytes that show whether a dataset is an encoded image
 
 
 def element_field(files: Hdf5Files, samples: Sequence[str], path: str | None = None) -> Field:
@@ -40,7 +40,10 @@ def element_field(files: Hdf5Files, samples: Sequence[str], path: str | None = N
         if not (_is_text(first) or _is_bytes(first)):
             raise unsupported(files, first)
         return Field(kind_of(_readable(files, datasets), _is_text(first)))
-    return Field("image") if _are_encoded(files, datasets) else _numeric_element(datasets)
+    may_be_encoded = first.dtype.itemsize == 1 and first.dtype.kind in "iu" and first.ndim == 1
+    if may_be_encoded and kind_of(_readable(files, datasets), False) == "image":
+        return Field("image")
+    return _numeric_element(datasets)
 
 
 def default_name(field: Field) -> str:
@@ -62,20 +65,12 @@ def _of_common_sort(files: Hdf5Files, datasets: Sequence[h5py.Dataset]) -> list[
     return [dataset for dataset, sort in zip(datasets, sorts, strict=True) if sort == most]
 
 
-def _are_encoded(files: Hdf5Files, datasets: Sequence[h5py.Dataset]) -> bool:
-    first = datasets[0]
-    if first.dtype.itemsize != 1 or first.dtype.kind not in "iu" or first.ndim != 1:
-        return False
-    if any(dataset.size > _MOST_ENCODED for dataset in datasets):
-        return False
-    return kind_of(_readable(files, datasets), False) == "image"
-
-
 def _readable(files: Hdf5Files, datasets: Sequence[h5py.Dataset]) -> list[bytes]:
+    """Return the beginnings of rows of bytes, or whole texts."""
     out = []
     for dataset in datasets:
         try:
-            out.append(element_bytes(files, dataset))
+            out.append(element_bytes(files, dataset, _HEAD))
         except StoredsError:
             raise
         except (OSError, RuntimeError, ValueError):
@@ -139,8 +134,8 @@ def _is_bytes(dataset: h5py.Dataset) -> bool:
     return dataset.size == 1 and (opaque or (base is not None and np.dtype(base).itemsize == 1))
 
 
-def element_bytes(files: Hdf5Files, dataset: h5py.Dataset) -> bytes:
-    """Return the bytes of a dataset that is one value; raises ValueError if they are damaged."""
+def element_bytes(files: Hdf5Files, dataset: h5py.Dataset, most: int | None = None) -> bytes:
+    """Return the bytes of a dataset that is one value, or of its first `most` rows; raises ValueError if they are damaged."""
     dtype = dataset.dtype
     if dtype.hasobject:
         value = dataset[()]
@@ -148,8 +143,9 @@ def element_bytes(files: Hdf5Files, dataset: h5py.Dataset) -> bytes:
             value = value.reshape(-1)[0]
         return value.encode() if isinstance(value, str) else bytes(memoryview(value))
     rows = raw_rows(files, dataset, dtype)
-    (data,) = rows.read([(0, rows.count)])
-    if len(data) != rows.size * rows.count:
+    count = rows.count if most is None else min(rows.count, most)
+    (data,) = rows.read([(0, count)])
+    if len(data) != rows.size * count:
         raise ValueError("its bytes are cut short or damaged")
     return data.rstrip(b"\0") if dtype.kind == "S" else data
 

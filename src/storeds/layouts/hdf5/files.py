@@ -109,12 +109,6 @@ class Hdf5Files:
             tuple[str, int | None], tuple[list[str], list[str], list[str]]
         ] = {}  # while the store is being opened
 
-    def __enter__(self) -> Hdf5Files:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
     def close(self) -> None:
         """Close all files that `opened` does not hold."""
         self._files.clear()
@@ -295,11 +289,6 @@ class Hdf5Files:
             where = f"a source of the virtual dataset {name} (HDF5 returns zeros for a missing one)"
             other = path
             if source.file_name != ".":
-                if "%" in source.file_name:
-                    raise FormatError(
-                        f"{self.url}: virtual dataset {name} names its sources by the pattern {source.file_name!r}, which "
-                        "storeds does not follow"
-                    )
                 other = self.resolve(source.file_name, os.path.dirname(path), where)
             found, rest = self.find(source.dset_name, other, links + 1)
             if rest or not isinstance(found, h5py.Dataset):

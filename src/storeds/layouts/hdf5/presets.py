@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
 import h5py
 
@@ -20,7 +19,7 @@ from storeds.layouts.hdf5.scan import FRAMES, is_column
 from storeds.layouts.hdf5.values import is_single, row_count
 from storeds.layouts.pattern import Pattern, natural_order, parse_pattern, shared_names
 
-__all__ = ["PRESETS", "Recognised", "candidates", "entries", "preset_pattern", "recognise"]
+__all__ = ["PRESETS", "candidates", "entries", "preset_pattern", "recognise"]
 
 Columns = dict[str, str]
 
@@ -42,15 +41,6 @@ _DEEPEST = 16  # groups, each the only member of another
 _DIGITS = re.compile(r"\d+")
 
 
-@dataclass(frozen=True)
-class Recognised:
-    """What a file certainly is: the name of the preset, its pattern, and why."""
-
-    layout: str
-    pattern: Pattern
-    why: str
-
-
 def preset_pattern(files: Hdf5Files, layout: str) -> Pattern:
     """Return the pattern of a preset for a file; raises ConfigError if it does not fit."""
     columns: Mapping[str, str] | None = PRESETS[layout].columns
@@ -69,26 +59,26 @@ def preset_pattern(files: Hdf5Files, layout: str) -> Pattern:
     return parse_pattern(columns)
 
 
-def recognise(files: Hdf5Files) -> Recognised | None:
-    """Return what a file certainly is, or None."""
+def recognise(files: Hdf5Files) -> tuple[str, Pattern, str] | None:
+    """Return the preset that a file certainly fits, its pattern, and why; None if there is none."""
     if _are_demonstrations(files):
-        return Recognised("per_episode", parse_pattern(PRESETS["per_episode"].columns), "data/demo_0/actions and so on")
+        return "per_episode", parse_pattern(PRESETS["per_episode"].columns), "data/demo_0/actions and so on"
     group = _entered(files)
     datasets, groups = names_in(files, _absolute(files, group))
     pcam = _pcam(files)
     if pcam is not None:
-        return Recognised("pcam", parse_pattern(pcam), f"x here, and y in {pcam['label'].partition('::')[0]}")
+        return "pcam", parse_pattern(pcam), f"x here, and y in {pcam['label'].partition('::')[0]}"
     if groups and not datasets:
         name = next((name for name in FRAMES if _all_hold(files, group, groups, name)), None)
         if name is not None:
             pattern = parse_pattern(_inside(group, PRESETS["per_video"].columns))
-            return Recognised("per_video", pattern, f"each group holds {name!r}")
+            return "per_video", pattern, f"each group holds {name!r}"
     found = [*members(files, _absolute(files, group))]
     if len(found) < MOST_WALKED and _are_columns(found):
         pattern = parse_pattern(_inside(group, PRESETS["parallel"].columns))
         arrays = [member for member in found if not is_single(member.dataset)]
         shown = ", ".join(f"{member.path} {describe(member.dataset)}" for member in arrays[:4])
-        return Recognised("parallel", pattern, f"datasets of one length: {shown}")
+        return "parallel", pattern, f"datasets of one length: {shown}"
     return None
 
 
@@ -109,12 +99,8 @@ def _entered(files: Hdf5Files) -> str:
 
 def _inside(group: str, columns: Mapping[str, str]) -> Columns:
     """Return columns whose paths begin at `group`."""
-    escaped = _escaped(group)
+    escaped = group.replace("{", "{{").replace("}", "}}")
     return {name: f"{escaped}/{place}".rstrip("/") if escaped else place for name, place in columns.items()}
-
-
-def _escaped(name: str) -> str:
-    return name.replace("{", "{{").replace("}", "}}")
 
 
 def _are_columns(found: list[Member]) -> bool:

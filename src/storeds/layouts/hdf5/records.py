@@ -2,62 +2,36 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 from typing import Any, cast
 
 import h5py
 import msgspec
 import numpy as np
 
-from storeds.errors import ConfigError
+from storeds.errors import ConfigError, StoredsError, UnavailableError
 from storeds.layouts.hdf5.elements import read_attribute, read_element
 from storeds.layouts.hdf5.files import Hdf5Files, attributes, describe, members
-from storeds.layouts.hdf5.scan import NUMBERS, Facts, NamesInMemory, Plan, Scan, is_class_list, number_pattern
-from storeds.layouts.hdf5.sequences import Computed, SequenceRows
+from storeds.layouts.hdf5.scan import NUMBERS, Facts, Plan, Scan, is_class_list, number_pattern
 from storeds.layouts.hdf5.values import Values, values_of
 from storeds.layouts.names import Names, pack_names
 from storeds.layouts.pattern import ATTRIBUTES, EVERYTHING, KEY, Pattern
 from storeds.protocols import JSON, Array, Field
 from storeds.records.columns import index_path
 
-__all__ = ["Contents", "contents_of", "unread_in"]
+__all__ = ["Contents", "contents_of"]
 
 _VERSION = 3
+_OPEN = 4  # datasets of a field
 _MASKS = re.compile("mask/[^/]+")
 """What the option ``mask`` selects from."""
-
-
-@dataclass(frozen=True)
-class Contents:
-    """The fields of a store.
-
-    Attributes
-    ----------
-    columns : mapping of str to Values
-        Field → its values, in order.
-    count : int
-    attrs : mapping of str to JSON
-    where : mapping of str to str
-        Field → its place. `storeds info` shows it.
-    read : tuple of re.Pattern
-        Match the paths of the datasets that fields hold.
-    empty : list of str
-        Sequences without rows.
-    unread : list of str or None
-        What no field holds, if that is kept with the names of the records.
-    """
-
-    columns: Mapping[str, Values]
-    count: int
-    attrs: Mapping[str, JSON]
-    where: Mapping[str, str]
-    read: tuple[re.Pattern[str], ...]
-    empty: list[str]
-    unread: list[str] | None = None
+_Many = Callable[[Sequence[int]], list[bytes]]
+"""Returns the names of the records or sequences at ascending numbers."""
 
 
 def contents_of(files: Hdf5Files, pattern: Pattern) -> Contents:
@@ -66,8 +40,31 @@ def contents_of(files: Hdf5Files, pattern: Pattern) -> Contents:
     The names that a pattern matches, and what was inferred from them, are kept in the cache folder.
     """
     _check_places(pattern)
-    names, bounds, facts = _kept_scan(files, pattern) if pattern.names else Scan(files, pattern).run()
-    return _Builder(files, pattern, names, bounds, facts).build()
+    if not pattern.names:
+        return _scanned(files, pattern)[1]
+
+    def build() -> Array:
+        # What the scan opens must not become a part of the identity of `files`.
+        with contextlib.closing(Hdf5Files(files.path, files.url, files.settings, files.opened)) as others:
+            names, contents = _scanned(others, pattern)
+            facts = replace(contents.facts, unread=contents.unread())
+        return pack_names(names, contents.bounds if pattern.has_rows else (), msgspec.to_builtins(facts))
+
+    settings = [str(pattern), files.settings.group, files.settings.mask, files.settings.allow_outside]
+    path = index_path("hdf5", _VERSION, *settings, *(file[1:] for file in files.seen()))
+    names = Names(path, build)
+    facts = msgspec.convert(names.facts, Facts)
+    if files.changed(facts.files):  # a file behind a link; the index is known by the store's own file alone
+        path.unlink(missing_ok=True)
+        names = Names(path, build)
+        facts = msgspec.convert(names.facts, Facts)
+    bounds = names.numbers if pattern.has_rows else np.arange(len(names) + 1)
+    return Contents(files, pattern, names.many, bounds, facts)
+
+
+def _scanned(files: Hdf5Files, pattern: Pattern) -> tuple[list[bytes], Contents]:
+    names, bounds, facts = Scan(files, pattern).run()
+    return names, Contents(files, pattern, lambda numbers: [names[at] for at in numbers], bounds, facts)
 
 
 def _check_places(pattern: Pattern) -> None:
@@ -89,53 +86,57 @@ def _check_places(pattern: Pattern) -> None:
             raise ConfigError(f"columns[{name!r}]: {place.text!r}: {why}")
 
 
-def _kept_scan(files: Hdf5Files, pattern: Pattern) -> tuple[Names | NamesInMemory, Array, Facts]:
-    def build() -> Array:
-        # What the scan opens must not become a part of the identity of `files`.
-        with Hdf5Files(files.path, files.url, files.settings, files.opened) as others:
-            names, bounds, facts = Scan(others, pattern).run()
-            facts = replace(facts, unread=unread_in(others, _Builder(others, pattern, names, bounds, facts).build()))
-        return pack_names(names, bounds, msgspec.to_builtins(facts))
+class Contents:
+    """The fields of a store, from the facts of a scan.
 
-    settings = [str(pattern), files.settings.group, files.settings.mask, files.settings.allow_outside]
-    path = index_path("hdf5", _VERSION, *settings, *(file[1:] for file in files.seen()))
-    names = Names(path, build)
-    facts = msgspec.convert(names.facts, Facts)
-    if files.changed(facts.files):  # a file behind a link; the index is known by the store's own file alone
-        path.unlink(missing_ok=True)
-        names = Names(path, build)
-        facts = msgspec.convert(names.facts, Facts)
-    return names, names.numbers, facts
+    Parameters
+    ----------
+    files : Hdf5Files
+    pattern : Pattern
+    many : callable
+        Returns the names of records, or of sequences of records.
+    bounds : array of int64
+        The positions of the first record of each sequence, and the number of records.
+    facts : Facts
 
+    Attributes
+    ----------
+    columns : dict of str to Values
+        Field → its values, in order.
+    count : int
+    attrs : dict of str to JSON
+    where : dict of str to str
+        Field → its place. `storeds info` shows it.
+    """
 
-class _Builder:
-    """Makes the values of each field from the facts of a scan."""
-
-    def __init__(
-        self, files: Hdf5Files, pattern: Pattern, names: Names | NamesInMemory, bounds: Array, facts: Facts
-    ) -> None:
-        self._files, self._pattern, self._names, self._facts = files, pattern, names, facts
+    def __init__(self, files: Hdf5Files, pattern: Pattern, many: _Many, bounds: Array, facts: Facts) -> None:
+        self.facts, self.bounds, self.count = facts, bounds, int(bounds[-1])
+        self._files, self._pattern, self._many = files, pattern, many
         self._group = files.settings.group.rstrip("/")
-        self._bounds: Array = bounds if pattern.has_rows else np.arange(len(names) + 1)
-        self._count = int(self._bounds[-1])
-
-    def build(self) -> Contents:
-        attrs = dict(self._facts.attrs)
-        datasets = {name: plan for name, plan in self._facts.plans.items() if not plan.attribute}
-        columns = {name: self._values(name, plan) for name, plan in datasets.items()}
-        columns |= self._named()
-        for name, plan in self._facts.plans.items():
-            if plan.attribute:
-                columns[name] = self._values(name, plan)
-        holder, _ = self._files.find(self._literal_group())
+        self.where = {name: plan.where for name, plan in facts.plans.items()}
+        self.attrs: dict[str, JSON] = dict(facts.attrs)
+        holder, _ = files.find(self._literal_group())
         noted = attributes(holder.parent if isinstance(holder, h5py.Dataset) else holder)  # a table holds columns
         if noted:
-            attrs["attributes"] = noted
-        where = {name: plan.where for name, plan in self._facts.plans.items()}
-        read = [plan.path.regex() for plan in self._facts.plans.values() if not plan.file]
+            self.attrs["attributes"] = noted
+        values = {name: self._values(name, plan) for name, plan in facts.plans.items()}
+        own = {name: value for name, value in values.items() if not facts.plans[name].attribute}
+        self.columns: dict[str, Values] = {**own, **self._named(), **values}
+
+    def unread(self) -> list[str]:
+        """Return the datasets that no field holds, among the first 1,024, and sequences without rows."""
+        if self.facts.unread is not None:
+            return self.facts.unread
+        read = [plan.path.regex() for plan in self.facts.plans.values() if not plan.file]
         if "episode" in self._pattern.names:
             read.append(_MASKS)
-        return Contents(columns, self._count, attrs, where, tuple(read), self._facts.empty, self._facts.unread)
+        skipped: list[str] = []
+        found = [*members(self._files, self._files.settings.group, skipped=skipped)]
+        missed = [each for each in found if not any(pattern.fullmatch(each.path) for pattern in read)]
+        if "classes" in self.attrs:
+            missed = [each for each in missed if not is_class_list(each)]
+        entries = [f"{name} (no rows)" for name in self.facts.empty]
+        return entries + [f"{member.path} ({describe(member.dataset)})" for member in missed] + skipped
 
     def _literal_group(self) -> str:
         """Return the group that holds all records: the path of the pattern up to its first name."""
@@ -155,52 +156,51 @@ class _Builder:
         ]
 
     def _texts(self, sequences: Sequence[int]) -> list[str]:
-        return [name.decode("utf-8", "surrogateescape") for name in self._names.many(sequences)]
+        return [name.decode("utf-8", "surrogateescape") for name in self._many(sequences)]
 
     def _values(self, name: str, plan: Plan) -> Values:
         files, field, other = self._files, plan.field, self._files.beside(plan.file)
         paths = self._paths_of(plan)
         if plan.sort == "shared":
-            shared = self._facts.shared[name]
-            return Computed(self._bounds, field, lambda sequences, _: [shared[at] for at in sequences])
+            shared = self.facts.shared[name]
+            return _Computed(self.bounds, field, lambda sequences, _: [shared[at] for at in sequences])
         if plan.sort == "attribute":
-            found = partial(read_attribute, files, name=plan.attribute, field=field)
-            return Computed(self._bounds, field, lambda sequences, _: [*map(found, paths(sequences))])
+            found = functools.partial(read_attribute, files, name=plan.attribute, field=field)
+            return _Computed(self.bounds, field, lambda sequences, _: [*map(found, paths(sequences))])
         if plan.sort == "dataset":
-            whole = partial(read_element, files, field, path=other)
-            return Computed(self._bounds, field, lambda sequences, _: [*map(whole, paths(sequences))])
-        if not self._pattern.names:
-            dataset = files.dataset(paths([0])[0], other)
-            rows = values_of(files, dataset, plan.column, field)[plan.column]
-            if rows.count != self._count:
-                raise ConfigError(
-                    f"{files.url}: {plan.where} has {rows.count} rows, and others {self._count}; columns= names datasets of one length"
-                )
-            rows.field = field  # with its role
-            return rows
-        return SequenceRows(files, paths, self._bounds, field, plan.column)
+            whole = functools.partial(read_element, files, field, path=other)
+            return _Computed(self.bounds, field, lambda sequences, _: [*map(whole, paths(sequences))])
+        if self._pattern.names:
+            return _SequenceRows(files, paths, self.bounds, field, plan.column)
+        rows = _rows_of(files, plan.column, field, paths([0])[0], other)
+        if rows.count != self.count:
+            raise ConfigError(
+                f"{files.url}: {plan.where} has {rows.count} rows, and others {self.count}; columns= names datasets of one length"
+            )
+        rows.field = field  # with its role
+        return rows
 
     def _named(self) -> dict[str, Values]:
         """Return the fields of the names in the pattern, and the numbers of rows."""
-        bounds, columns = self._bounds, dict[str, Values]()
+        columns = dict[str, Values]()
 
-        def named(field: Field, value: Callable[[str, int], Any]) -> Computed:
-            return Computed(bounds, field, lambda sequences, rows: [*map(value, self._texts(sequences), rows)])
+        def named(field: Field, value: Callable[[str, int], Any]) -> _Computed:
+            return _Computed(self.bounds, field, lambda sequences, rows: [*map(value, self._texts(sequences), rows)])
 
         for place, name in enumerate(self._pattern.names):
             if name != KEY:
-                field = self._facts.named[name]
-                columns[name] = named(field, _value_of(name, place, field, self._facts.attrs))
+                field = self.facts.named[name]
+                columns[name] = named(field, _value_of(name, place, field, self.attrs))
         for name, number in NUMBERS.items():
             if self._pattern.has_rows and name in self._pattern.names and number not in columns:
-                columns[number] = Computed(bounds, Field("int"), lambda _, rows: rows)
+                columns[number] = _Computed(self.bounds, Field("int"), lambda _, rows: rows)
         if self._pattern.has_rows and {KEY, "episode"} & {*self._pattern.names}:
             columns[KEY] = named(Field("str"), lambda name, row: f"{name}/{row}")
         elif KEY in self._pattern.names:
             columns[KEY] = named(Field("str"), lambda name, _: name)
         elif not self._pattern.names and not self._pattern.has_rows:
             stem = os.path.splitext(os.path.basename(self._files.path))[0]
-            columns[KEY] = Computed(bounds, Field("str"), lambda sequences, _: [stem] * len(sequences))
+            columns[KEY] = _Computed(self.bounds, Field("str"), lambda sequences, _: [stem] * len(sequences))
         return columns
 
 
@@ -215,14 +215,55 @@ def _value_of(name: str, place: int, field: Field, attrs: Mapping[str, Any]) -> 
     return lambda path, _: path.split("/")[place]
 
 
-def unread_in(files: Hdf5Files, contents: Contents) -> list[str]:
-    """Return the datasets that no field holds, among the first 1,024, and sequences without rows."""
-    if contents.unread is not None:
-        return contents.unread
-    skipped: list[str] = []
-    found = [*members(files, files.settings.group, skipped=skipped)]
-    missed = [each for each in found if not any(pattern.fullmatch(each.path) for pattern in contents.read)]
-    if "classes" in contents.attrs:
-        missed = [each for each in missed if not is_class_list(each)]
-    entries = [f"{name} (no rows)" for name in contents.empty]
-    return entries + [f"{member.path} ({describe(member.dataset)})" for member in missed] + skipped
+def _located(bounds: Array, positions: Sequence[int]) -> tuple[Array, Array]:
+    """Return the numbers of the sequences of records, and of the records in them."""
+    wanted = np.asarray(positions, np.int64)
+    sequences: Array = np.searchsorted(bounds, wanted, "right") - 1
+    return sequences, wanted - bounds[sequences]
+
+
+class _Computed(Values):
+    """Values that follow from a record's sequence and its number there, such as a name, or a dataset for each record.
+
+    `values` takes the numbers of the sequences, which ascend, and of the records in them.
+    """
+
+    def __init__(self, bounds: Array, field: Field, values: Callable[[list[int], list[int]], list[Any]]) -> None:
+        self.field, self.count, self._bounds, self._values = field, int(bounds[-1]), bounds, values
+
+    def read(self, positions: Sequence[int]) -> list[Any]:
+        # docstring inherited
+        sequences, rows = _located(self._bounds, positions)
+        return self._values(sequences.tolist(), rows.tolist())
+
+
+class _SequenceRows(Values):
+    """Rows of one dataset for each sequence; `paths` returns the paths of the datasets of sequences."""
+
+    def __init__(
+        self, files: Hdf5Files, paths: Callable[[Sequence[int]], list[str]], bounds: Array, field: Field, column: str
+    ) -> None:
+        self.field, self.count, self._bounds = field, int(bounds[-1]), bounds
+        self._url, self._paths = files.url, paths
+        # The datasets used last keep their decompressed chunks. It does not refer to `self`, so they go with it.
+        self._open = functools.lru_cache(_OPEN)(functools.partial(_rows_of, files, column, field))
+
+    def read(self, positions: Sequence[int]) -> list[Any]:
+        # docstring inherited
+        sequences, rows = _located(self._bounds, positions)
+        out: list[Any] = []
+        unique = np.unique(sequences).tolist()
+        for sequence, path in zip(unique, self._paths(unique), strict=True):
+            asked = rows[sequences == sequence].tolist()
+            try:
+                out += self._open(path).read(asked)
+            except UnavailableError:
+                raise
+            except (StoredsError, OSError, RuntimeError, KeyError, TypeError) as error:
+                reason = str(error).removeprefix(f"{self._url}: ")
+                out += [ValueError(f"dataset {path} cannot be read: {reason}")] * len(asked)
+        return out
+
+
+def _rows_of(files: Hdf5Files, column: str, field: Field, path: str, other: str | None = None) -> Values:
+    return values_of(files, files.dataset(path, other), column, field)[column]

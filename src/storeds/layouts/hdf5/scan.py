@@ -34,7 +34,6 @@ __all__ = [
     "FRAMES",
     "NUMBERS",
     "Facts",
-    "NamesInMemory",
     "Plan",
     "Scan",
     "is_class_list",
@@ -127,13 +126,13 @@ class Scan:
         self._group = files.settings.group.rstrip("/")
         self._attrs: dict[str, JSON] = {}
 
-    def run(self) -> tuple[NamesInMemory, Array, Facts]:
-        """Return the names of the records or sequences, where the rows of each sequence begin, and the facts."""
+    def run(self) -> tuple[list[bytes], Array, Facts]:
+        """Return the names of the records or sequences, the positions of their first records, and the facts."""
         found = self._masked([*_matches(self._files, self._group, self._pattern.leading)])
         if not found:
             raise FormatError(f"{self._files.url}: nothing matches the place {self._pattern.leading.text!r}")
         empty: list[str] = []
-        bounds = np.empty(0, np.int64)
+        bounds = np.arange(len(found) + 1)
         if self._pattern.has_rows:
             counts = [self._count(values) for values in found]
             if self._pattern.names:
@@ -152,7 +151,7 @@ class Scan:
             if name != KEY
         }
         names = ["/".join(values).encode("utf-8", "surrogateescape") for values in found]
-        return NamesInMemory(names), bounds, Facts(plans, named, shared, empty, self._attrs, self._files.seen())
+        return names, bounds, Facts(plans, named, shared, empty, self._attrs, self._files.seen())
 
     def _typed(self, name: str, texts: Sequence[str]) -> Field:
         """Return the field of a name in the pattern, from the texts that it matches."""
@@ -209,38 +208,43 @@ class Scan:
         taken = set(self._pattern.names) | {NUMBERS[name] for name in self._pattern.names if name in NUMBERS}
         taken |= {KEY} if "episode" in self._pattern.names else set()
         plans: dict[str, Plan] = {}
-        for name, place in self._pattern.places:
-            if name == ATTRIBUTES:
+        # Attributes come last, so that a dataset keeps its name.
+        for name, place in sorted(self._pattern.places, key=lambda pair: pair[0] == ATTRIBUTES):
+            if name not in (EVERYTHING, ATTRIBUTES):
+                plans[name] = self._plan(name, place, sampled)
                 continue
-            new = self._everything(place, sampled) if name == EVERYTHING else {name: self._plan(name, place, sampled)}
-            names = _field_names(new, [*taken, *plans]) if name == EVERYTHING else {name: name}
+            new = self._everything(place, sampled) if name == EVERYTHING else self._attributes(place, sampled)
+            names = _field_names(new, [*taken, *plans])
             plans |= {names[label]: plan for label, plan in new.items()}
-        for name, place in self._pattern.places:
-            if name == ATTRIBUTES:
-                new = self._attributes(place, sampled)
-                names = _field_names(new, [*taken, *plans])
-                plans |= {names[label]: plan for label, plan in new.items()}
         if not plans:
             raise FormatError(f"{self._files.url}: no field can hold what is at {self._pattern.leading.text!r}")
         return {name: replace(plan, field=_with_role(name, plan.field)) for name, plan in plans.items()}
 
     def _plan(self, name: str, place: Place, sampled: Sequence[tuple[str, ...]]) -> Plan:
-        paths = [self._fill(place.path, values) for values in sampled]
         if place.attribute:
-            field = self._attribute_field(name, place.attribute, paths)
+            field = self._attribute_field(name, place.attribute, [self._fill(place.path, values) for values in sampled])
             return Plan(field, place.path, self._sort(place.path, "attribute"), place.attribute)
-        if not place.rows:
-            field = element_field(self._files, paths, self._files.beside(place.file))
-            return Plan(field, place.path, self._sort(place.path), file=place.file)
-        dataset, member = self._with_rows(place, paths[0])
-        values = values_of(self._files, dataset, member)
-        if member not in values:
+        plans = self._dataset_at(place, sampled)
+        column, plan = next(iter(plans.items()))
+        if column and plan.path == place.path:
             raise ConfigError(
-                f"{self._files.url}: columns[{name!r}] is {place.text!r}, a table; name a column: "
-                f"{place.path}/{next(iter(values))}[]"
+                f"{self._files.url}: columns[{name!r}] is {place.text!r}, a table; name a column: {place.path}/{column}[]"
             )
-        path = Template((*place.path.texts[:-1], place.path.texts[-1].removesuffix(f"/{member}")), place.names)
-        return Plan(values[member].field, path if member else place.path, "row", "", member, place.file)
+        return plan
+
+    def _dataset_at(self, place: Place, sampled: Sequence[tuple[str, ...]]) -> dict[str, Plan]:
+        """Return how the dataset at a place is read: one field under ``""``, or one for each column of a table."""
+        other = self._files.beside(place.file)
+        if not place.rows:
+            field = element_field(self._files, [self._fill(place.path, values) for values in sampled], other)
+            return {"": Plan(field, place.path, self._sort(place.path), file=place.file)}
+        dataset, member = self._with_rows(place, self._fill(place.path, sampled[0]))
+        *before, last = place.path.texts
+        path = Template((*before, last.removesuffix(f"/{member}") if member else last), place.names)
+        return {
+            column: Plan(values.field, path, "row", "", column, place.file)
+            for column, values in values_of(self._files, dataset, member).items()
+        }
 
     def _sort(self, path: Template, sort: Sort = "dataset") -> Sort:
         """Return whether a value is read with its record, or belongs to several records and is read by the scan."""
@@ -248,19 +252,13 @@ class Scan:
 
     def _everything(self, place: Place, sampled: Sequence[tuple[str, ...]]) -> dict[str, Plan]:
         """Return the fields that a place of ``"*"`` holds, under their names in the file."""
-        first = self._fill(place.path, sampled[0])
         if not place.deep:
-            if place.rows:
-                found = values_of(self._files, self._files.dataset(first))
-                return {
-                    member or default_name(values.field): Plan(values.field, place.path, "row", column=member)
-                    for member, values in found.items()
-                }
-            field = element_field(self._files, [self._fill(place.path, values) for values in sampled])
-            return {default_name(field): Plan(field, place.path, self._sort(place.path))}
+            found = self._dataset_at(place, sampled)
+            return {column or default_name(plan.field): plan for column, plan in found.items()}
         if not place.rows:
             return self._elements_below(place, sampled)
         plans: dict[str, Plan] = {}
+        first = self._fill(place.path, sampled[0])
         count = self._count(sampled[0])
         for member in self._members(place, first):
             path = _below(place.path, member.path)
@@ -403,14 +401,6 @@ def is_column(member: Member) -> bool:
 
 
 _CLASS_NAMES = re.compile(r"(list_)?(classes|class_names|labels?_names)", re.IGNORECASE)
-
-
-class NamesInMemory(list[bytes]):
-    """The names of few records, which need no file."""
-
-    def many(self, positions: Sequence[int]) -> list[bytes]:
-        """Return the names at `positions`."""
-        return [self[at] for at in positions]
 
 
 def number_pattern(name: str) -> re.Pattern[str]:

@@ -131,7 +131,7 @@ def _is_matlab_column(dataset: h5py.Dataset) -> bool:
     return len(dataset.shape) == 2 and dataset.shape[0] == 1 < dataset.shape[1] and _MATLAB_CLASS in dataset.attrs
 
 
-_DAMAGED = ValueError("its bytes are cut short or damaged")
+_DAMAGED = "its bytes are cut short or damaged"
 _SAMPLED = 9  # rows inspected to find out what bytes are
 _SHORTEST = 64  # bytes of an image file
 
@@ -175,13 +175,16 @@ class Fixed(Values):
         # docstring inherited
         raw = self._rows.read([(at, at + 1) for at in positions])
         size = self._rows.size
-        return [to_value(self.field, data, self._dtype, self._shape) if len(data) == size else _DAMAGED for data in raw]
+        return [
+            to_value(self.field, data, self._dtype, self._shape) if len(data) == size else ValueError(_DAMAGED)
+            for data in raw
+        ]
 
     def column(self) -> Array:
         # docstring inherited
         (data,) = self._rows.read([(0, self.count)]) if self.count else (b"",)
         if len(data) != self.count * self._rows.size:
-            raise _DAMAGED
+            raise ValueError(_DAMAGED)
         return self._typed(np.frombuffer(bytearray(data), "u1"), self.count)
 
     def stacked(self, positions: Array) -> Array | None:
@@ -203,8 +206,8 @@ class Fixed(Values):
         return flat.astype(SCALARS[self.field.kind], copy=False)
 
 
-class Blobs(Values):
-    """Encoded images, bytes or texts. The values show which of these they are.
+class Items(Values):
+    """Encoded images, bytes, texts or arrays, each of its own length. The values show which of the first three they are.
 
     Parameters
     ----------
@@ -213,6 +216,8 @@ class Blobs(Values):
         Returns the bytes at ascending positions, with a ValueError in place of damaged ones.
     field : Field or None
         If it is known.
+    dtype : np.dtype, optional
+        Of the numbers of an array.
     text : bool
         They are stored as strings.
     padded : bool
@@ -225,58 +230,45 @@ class Blobs(Values):
         load: Callable[[Sequence[int]], list[bytes | ValueError]],
         field: Field | None,
         *,
-        text: bool,
+        dtype: np.dtype[Any] | None = None,
+        text: bool = False,
         padded: bool = False,
     ) -> None:
-        self.count, self._load, self._text, self._padded = count, load, text, padded
+        self.count, self._load, self._dtype, self._text, self._padded = count, load, dtype, text, padded
         self.field = field or Field(
             kind_of([value for value in load(evenly(count, _SAMPLED)) if type(value) is bytes], text)
         )
 
     def read(self, positions: Sequence[int]) -> list[Any]:
         # docstring inherited
-        text, padded = self._text, self._padded
-        return [to_value(self.field, data, text=text, padded=padded) for data in self._load(positions)]
+        how = {"text": self._text, "padded": self._padded}
+        return [to_value(self.field, data, self._dtype, (-1,), **how) for data in self._load(positions)]
 
 
-def _fixed_blobs(rows: Rows, field: Field | None, *, text: bool) -> Blobs:
+def _fixed_items(rows: Rows, field: Field | None, *, text: bool) -> Items:
     """Return opaque values, strings or rows of bytes, each in the same number of bytes."""
-    size = rows.size
 
     def load(positions: Sequence[int]) -> list[bytes | ValueError]:
         raw = rows.read([(at, at + 1) for at in positions])
         # NULs behind a string are padding.
-        return [(data.rstrip(b"\0") if text else data) if len(data) == size else _DAMAGED for data in raw]
+        return [
+            (data.rstrip(b"\0") if text else data) if len(data) == rows.size else ValueError(_DAMAGED) for data in raw
+        ]
 
-    return Blobs(rows.count, load, field, text=text, padded=True)
+    return Items(rows.count, load, field, text=text, padded=True)
 
 
-def _variable_blobs(dataset: h5py.Dataset, field: Field | None, *, text: bool) -> Blobs:
-    """Return bytes or texts of variable length."""
+def _variable_items(dataset: h5py.Dataset, field: Field | None, base: np.dtype[Any] | None) -> Items:
+    """Return bytes, texts or arrays of numbers of type `base`, of variable length."""
+    if base is not None and base.itemsize > 1:
+        field = Field("array", base.newbyteorder("<").str, (None,))
+    stored = None if base is None or _mislabels_byte_order(base) else base
 
     def load(positions: Sequence[int]) -> list[bytes | ValueError]:
-        found = _variable_items(dataset, positions)
-        return [value if isinstance(value, ValueError) else _bytes_of(value) for value in found]
+        found = _objects(dataset, positions)
+        return [value if isinstance(value, ValueError) else _bytes_of(value, stored) for value in found]
 
-    return Blobs(int(dataset.shape[0]), load, field, text=text)
-
-
-class VariableArrays(Values):
-    """Arrays of one dimension, of variable length."""
-
-    def __init__(self, dataset: h5py.Dataset, base: np.dtype[Any]) -> None:
-        self._dataset, self._swapped = dataset, not base.isnative and _mislabels_byte_order(base)
-        self.field = Field("array", base.newbyteorder("<").str, (None,))
-        self.count = int(dataset.shape[0])
-
-    def read(self, positions: Sequence[int]) -> list[Any]:
-        # docstring inherited
-        return [
-            value
-            if isinstance(value, ValueError)
-            else np.array(value.byteswap() if self._swapped else value, dtype=self.field.dtype).reshape(-1)
-            for value in _variable_items(self._dataset, positions)
-        ]
+    return Items(int(dataset.shape[0]), load, field, dtype=base, text=base is None)
 
 
 def values_of(
@@ -314,17 +306,16 @@ def _plain_values(files: Hdf5Files, dataset: h5py.Dataset, dtype: np.dtype[Any],
     if is_numeric(dtype):
         rows = raw_rows(files, dataset, dtype)
         return (
-            _fixed_blobs(rows, Field("image"), text=False)
+            _fixed_items(rows, Field("image"), text=False)
             if _holds_images(dataset, rows, field)
             else Fixed(rows, dtype, inner)
         )
     if dtype.kind in "SV" and not dtype.hasobject and flat:
-        return _fixed_blobs(raw_rows(files, dataset, dtype), field, text=dtype.kind == "S")
+        return _fixed_items(raw_rows(files, dataset, dtype), field, text=dtype.kind == "S")
     if string is not None and string.length is None and not inner:
-        return _variable_blobs(dataset, field, text=True)
+        return _variable_items(dataset, field, None)
     if base is not None and not inner and is_numeric(np.dtype(base)):
-        one_byte = np.dtype(base).itemsize == 1
-        return _variable_blobs(dataset, field, text=False) if one_byte else VariableArrays(dataset, np.dtype(base))
+        return _variable_items(dataset, field, np.dtype(base))
     raise unsupported(files, dataset)
 
 
@@ -345,7 +336,7 @@ def _member_values(files: Hdf5Files, dataset: h5py.Dataset, rows: Rows, dtype: n
     if is_numeric(base):
         return Fixed(part, base, shape)
     if base.kind == "S" and not shape:
-        return _fixed_blobs(part, None, text=True)
+        return _fixed_items(part, None, text=True)
     raise unsupported(files, dataset, f"column {name!r} of ")
 
 
@@ -417,23 +408,25 @@ def _runs(positions: Sequence[int]) -> list[tuple[int, int]]:
     return runs
 
 
-def _bytes_of(value: Any) -> bytes:
-    """Return the bytes of an item of variable length, as in the file."""
+def _bytes_of(value: Any, dtype: np.dtype[Any] | None) -> bytes:
+    """Return the bytes of an item of variable length, as in the file: numbers of type `dtype`, if their label is right."""
     if isinstance(value, str):
         return value.encode("utf-8", "surrogateescape")
-    return value if isinstance(value, bytes) else np.asarray(value).tobytes()
+    return value if isinstance(value, bytes) else np.asarray(value, dtype).tobytes()
 
 
 @functools.cache
 def _mislabels_byte_order(base: np.dtype[Any]) -> bool:
     """Whether h5py labels big-endian items of variable length as native without swapping their bytes (3.16 does)."""
+    if base.isnative:
+        return False
     with h5py.File("probe", "w", driver="core", backing_store=False) as file:
         dataset = file.create_dataset("x", (1,), h5py.vlen_dtype(base))
         dataset[0] = np.ones(1, base)
         return bool(dataset[0][0] != 1)
 
 
-def _variable_items(dataset: Any, positions: Sequence[int]) -> list[Any]:
+def _objects(dataset: Any, positions: Sequence[int]) -> list[Any]:
     """Return items of variable length, with one read for each run of positions, or for each item if that fails."""
     out: list[Any] = []
     for start, stop in _runs(positions):
@@ -441,7 +434,7 @@ def _variable_items(dataset: Any, positions: Sequence[int]) -> list[Any]:
             out.extend(dataset[start:stop])
         except (OSError, RuntimeError, ValueError) as error:
             if stop - start > 1:
-                out.extend(item for at in range(start, stop) for item in _variable_items(dataset, [at]))
+                out.extend(item for at in range(start, stop) for item in _objects(dataset, [at]))
             else:
                 out.append(ValueError(f"it cannot be read: {error}"))
     return out

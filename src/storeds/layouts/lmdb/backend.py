@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,24 +13,22 @@ import lmdb
 import numpy as np
 import xxhash
 
-from storeds._utils.locations import StoreURL, file_path, file_system, file_system_advice
+from storeds._utils.locations import StoreURL, file_path
 from storeds._utils.text import counted
-from storeds.backends.base import HandleBackend, NativeStoreError, bounded, parse_options
+from storeds.backends.base import FileBackend, NativeStoreError, bounded, parse_options
 from storeds.backends.handles import HandlePool, OpenStore
 from storeds.backends.lmdb.backend import LmdbBackend
 from storeds.backends.lmdb.files import lmdb_errors
 from storeds.errors import ConfigError, FormatError, RecordError
 from storeds.layouts.codecs import CodecError, is_pickle, sniff
 from storeds.layouts.explain import Preset, Reading, undecided
-from storeds.layouts.infer import WHOLE, Inferred, evenly, infer, part_of
+from storeds.layouts.infer import Inferred, evenly, infer
 from storeds.layouts.lmdb.entries import Entries, beginning_of, check_databases, entries_of, unread_entries
 from storeds.layouts.lmdb.environment import EnvironmentOpener, ForeignHandle, ForeignOptions, LmdbReader, key_text
 from storeds.layouts.lmdb.presets import (
-    CODEC_OF,
     PRESETS,
     candidates,
     check_count,
-    check_pyarrow,
     counted_plan,
     key_listing,
     listed_keys_of,
@@ -46,6 +43,7 @@ from storeds.layouts.lmdb.records import (
     Records,
     Value,
     decode,
+    element,
     frames_part,
     key_index,
     matcher,
@@ -71,7 +69,7 @@ _FOR = dict.fromkeys(("fields", "any_shape"), ("pickled", "tensorpack", "json", 
 """The layouts that have an option."""
 
 
-class ForeignLmdb(HandleBackend[ForeignHandle, EnvironmentOpener]):
+class ForeignLmdb(FileBackend[ForeignHandle, EnvironmentOpener]):
     """An LMDB environment that another tool wrote, read by a record pattern.
 
     Parameters
@@ -97,7 +95,6 @@ class ForeignLmdb(HandleBackend[ForeignHandle, EnvironmentOpener]):
     """
 
     pool: ClassVar[HandlePool[Any]] = LmdbBackend.pool
-    shares_open_store: ClassVar[bool] = True
     Options: ClassVar[type[ForeignOptions]] = ForeignOptions
     presets: ClassVar[Mapping[str, Preset]] = PRESETS
     _plan: Plan
@@ -124,7 +121,6 @@ class ForeignLmdb(HandleBackend[ForeignHandle, EnvironmentOpener]):
         with lmdb_errors(self._opener.url), _reading(handle, self._opener) as reader:
             if reader.settings.database is None:
                 handle.check_main_database()
-            check_pyarrow(reader)
             plan, entries = self._listed_plan(reader)
             records = self._records = self._open_records(plan)
             left = _left(reader, plan, entries, records)
@@ -184,7 +180,7 @@ class ForeignLmdb(HandleBackend[ForeignHandle, EnvironmentOpener]):
             pattern,
             frozenset(entries.keys),
             key=KEY if KEY in pattern.names and layout in _KEYED else "",
-            codec="tensorpack" if pattern.has_rows else CODEC_OF.get(layout, ""),
+            codec="tensorpack" if pattern.has_rows else PRESETS[layout].codec if layout in PRESETS else "",
             listed=key_listing(reader) if is_bare else "",
         )
         plan = counted_plan(reader, plan, entries)
@@ -299,21 +295,13 @@ class ForeignLmdb(HandleBackend[ForeignHandle, EnvironmentOpener]):
 
     # Information about the store.
 
-    def stored_bytes(self) -> int:
-        # docstring inherited
-        return os.path.getsize(self._opener.data_path)
-
     def handle_settings(self) -> dict[str, JSON]:
         # docstring inherited
-        how: dict[str, JSON] = {"readonly": True, "lock": False, "file_system": file_system(self._opener.path)}
+        how: dict[str, JSON] = {"readonly": True, "lock": False, **super().handle_settings()}
         settings = self._opener.settings
         readahead = "by size of values" if settings.readahead is None else settings.readahead
         where: JSON = dict(self._plan.pattern.to_json())
         return {**how, "readahead": readahead, "database": settings.database, "columns": where}
-
-    def advice(self) -> list[str]:
-        # docstring inherited
-        return file_system_advice(self._opener.path)
 
     # Pickling.
 
@@ -467,17 +455,11 @@ def _frames(reader: LmdbReader, plan: Plan, keys: Sequence[bytes]) -> tuple[Plan
     if len(parts) != 1 or None in parts:
         raise ValueError("its values are not lists of encoded images, alone or with other parts")
     (frames,) = parts
-    found, left = [Part("image", Field("image"), frames)], list[str]()
-    if frames != WHOLE:
-        first = contents[0]
-        rest = [part for part in (first if isinstance(first, Mapping) else range(len(first))) if part != frames]
-        is_mapping = isinstance(first, Mapping)
-        others = [[part_of(content, part) for part in rest] for content in contents]
-        inferred = infer(
-            [dict(zip(rest, each, strict=True)) for each in others] if is_mapping else others, None, any_shape=False
-        )
-        found += [Part(name, field, part if is_mapping else rest[part]) for name, part, field in inferred.fields]
-        left = [*inferred.left]
+    inferred = infer([element(content, frames, 0) for content in contents], None, any_shape=False)
+    others = [Part(name, field, part) for name, part, field in inferred.fields if part != frames]
+    found = [Part("image", Field("image"), frames), *others]
     if taken := {"video", "frame"}.intersection(part.name for part in found):
         raise ValueError(f"{', '.join(sorted(taken))} is the name of a part and of a field of the layout")
-    return replace(plan, values=(Value(plan.leading, plan.codec, tuple(found)),), frames=frames), left
+    return replace(plan, values=(Value(plan.leading, plan.codec, tuple(found), inferred.form),), frames=frames), [
+        *inferred.left
+    ]

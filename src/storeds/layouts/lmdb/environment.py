@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import os
 import threading
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -33,7 +33,6 @@ __all__ = [
     "ForeignOptions",
     "LmdbReader",
     "key_text",
-    "listed_keys",
 ]
 
 _MAX_DATABASES = 32
@@ -125,7 +124,10 @@ class ForeignHandle:
                 try:
                     self._databases[name] = self.env.open_db(None if name is None else name.encode(), create=False)
                 except lmdb.NotFoundError:
-                    raise ConfigError(f"{self.url} has no database {name!r}; {self._contents()}") from None
+                    with self.env.begin() as txn:
+                        keys = ", ".join(repr(key_text(key)) for key in _first_keys(txn))
+                    held = f"the keys {keys}" if keys else "nothing"
+                    raise ConfigError(f"{self.url} has no database {name!r}; its main database holds {held}") from None
                 except (lmdb.IncompatibleError, lmdb.BadValsizeError) as error:
                     raise ConfigError(f"{self.url}: {name!r} is not a database ({error})") from None
                 except lmdb.DbsFullError:
@@ -171,11 +173,6 @@ class ForeignHandle:
             return False
         return True
 
-    def _contents(self) -> str:
-        with self.env.begin() as txn:
-            keys = _first_keys(txn)
-        return f"its main database holds the keys {listed_keys(keys)}" if keys else "it is empty"
-
 
 def _first_keys(txn: Any, count: int = _SHOWN + 1) -> list[bytes]:
     """Return the first keys; by default one more than a message shows."""
@@ -185,12 +182,6 @@ def _first_keys(txn: Any, count: int = _SHOWN + 1) -> list[bytes]:
 def key_text(key: bytes) -> str:
     r"""Return a key as text: bytes that are not UTF-8 as ``\xff``."""
     return key.decode("utf-8", "backslashreplace")
-
-
-def listed_keys(keys: Sequence[bytes]) -> str:
-    """Return the first keys as text, with an ellipsis where there are more."""
-    shown = ", ".join(repr(key_text(key)) for key in keys[:_SHOWN])
-    return f"{shown} …" if len(keys) > _SHOWN else shown
 
 
 class EnvironmentOpener(FileOpener[ForeignOptions]):

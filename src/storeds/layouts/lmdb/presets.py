@@ -25,11 +25,9 @@ from storeds.layouts.lmdb.records import NumberedKeys, Plan, decode, frames_part
 from storeds.layouts.pattern import Pattern, parse_pattern, shared_names
 
 __all__ = [
-    "CODEC_OF",
     "PRESETS",
     "candidates",
     "check_count",
-    "check_pyarrow",
     "counted_plan",
     "key_listing",
     "listed_keys_of",
@@ -40,22 +38,23 @@ __all__ = [
 
 _WHOLE_VALUE = {"*": "{}"}
 PRESETS: Mapping[str, Preset] = {
-    "caffe": Preset("a Datum message of Caffe", _WHOLE_VALUE),
-    "frames": Preset("a frame; each value is a list of encoded images, alone or with other parts", {"*": "{video}[]"}),
-    "json": Preset("a value in JSON, plain or compressed, such as in .aselmdb files", _WHOLE_VALUE),
-    "keyed": Preset("an encoded image or video, as BasicSR, mmengine and LSUN store them", {"image": "{}"}),
-    "msgpack": Preset("a value in msgpack, plain or compressed by lz4", _WHOLE_VALUE),
-    "npz": Preset("an archive of NumPy", _WHOLE_VALUE),
+    "caffe": Preset("a Datum message of Caffe", _WHOLE_VALUE, "datum"),
+    "frames": Preset(
+        "a frame; each value is a list of encoded images, alone or with other parts", {"*": "{video}[]"}, "tensorpack"
+    ),
+    "json": Preset("a value in JSON, plain or compressed, such as in .aselmdb files", _WHOLE_VALUE, "json"),
+    "keyed": Preset("an encoded image or video, as BasicSR, mmengine and LSUN store them", {"image": "{}"}, "bytes"),
+    "msgpack": Preset("a value in msgpack, plain or compressed by lz4", _WHOLE_VALUE, "msgpack"),
+    "npz": Preset("an archive of NumPy", _WHOLE_VALUE, "npz"),
     "ocr": Preset(
         "an image and a word, as deep-text-recognition-benchmark stores them; num-samples counts them",
         {"image": "image-{}", "label": "label-{}"},
     ),
-    "pickled": Preset("a pickled value", _WHOLE_VALUE),
-    "tensorpack": Preset("a list in pickle or msgpack, as LMDBSerializer of tensorpack writes them", _WHOLE_VALUE),
+    "pickled": Preset("a pickled value", _WHOLE_VALUE, "pickle"),
+    "tensorpack": Preset(
+        "a list in pickle or msgpack, as LMDBSerializer of tensorpack writes them", _WHOLE_VALUE, "tensorpack"
+    ),
 }
-CODEC_OF = {"caffe": "datum", "frames": "tensorpack", "json": "json", "msgpack": "msgpack", "npz": "npz"}
-CODEC_OF |= {"keyed": "bytes", "pickled": "pickle", "tensorpack": "tensorpack"}
-"""The codec of the values of each preset with one entry for a record."""
 
 _IMAGE = b"image-"
 _NUMBERED_IMAGE = re.compile(rb"image-[0-9]{1,18}")
@@ -63,25 +62,6 @@ _META_INFO = "meta_info.txt"
 _LINE = re.compile(r"(?P<name>.+?)(?: \(\d+, ?\d+(?:, ?\d+)?\)(?: -?\d+)?)?")
 _EARLY = (b"(", b"]", b"}", b"c")
 """The first bytes of tuples, lists, mappings and arrays in protocols 0 and 1 of pickle."""
-
-
-# What pyarrow.serialize wrote.
-
-# The root offset and the first bytes of the table of an Arrow message, which follows a few counts.
-_MESSAGE = b"\x10\0\0\0\0\0\x0a\0\x0c\0"
-
-
-def check_pyarrow(reader: LmdbReader) -> None:
-    """Raise FormatError if ``pyarrow.serialize`` wrote the store."""
-    for key in (LEN, KEYS):
-        head = bytes((reader.get(key) or b"")[:48])
-        small = all(int.from_bytes(head[at : at + 4], "little") < 1 << 16 for at in (0, 4))
-        if len(head) == 48 and small and _MESSAGE in head:
-            raise FormatError(
-                f"{reader.url}: pyarrow.serialize wrote {key.decode()} and the values; pyarrow removed this format, and nothing "
-                "else reads it; write the store again from its source, or, in a separate environment with Python 3.11 and "
-                "'pyarrow==11.0.0', read each value with pyarrow.deserialize and write it with storeds.open_writer"
-            )
 
 
 # Patterns and counts.
@@ -104,13 +84,20 @@ def _check_uncounted(reader: LmdbReader) -> None:
     if first is None:
         raise FormatError(f"{reader.url} has no entry 'num-samples', so it is not a store for text recognition")
     if not reader.settings.partial:
-        last = max(int(key[len(_IMAGE) :]) for key in reader.walk() if _NUMBERED_IMAGE.fullmatch(key))
-        width = len(first) if first.startswith("0") and len(first) > 1 else 0
+        keys = _numbered_images(reader)
         raise FormatError(
             f"{reader.url} has image-{first} and label-{first} but no entry 'num-samples', which tools write last, so it "
             f"may be incomplete; write it again, add 'num-samples', or open it with "
-            f"partial=True, which reads the {last - min(int(first), 1) + 1} records up to the last image, image-{last:0{width}}"
+            f"partial=True, which reads the {keys.count} records up to the last image, {keys.many([keys.count - 1])[0].decode()}"
         )
+
+
+def _numbered_images(reader: LmdbReader) -> NumberedKeys:
+    """Return the keys of the images up to the last one, of a store without a count."""
+    first = _first_image(reader) or "1"
+    start, width = min(int(first), 1), len(first) if first.startswith("0") and len(first) > 1 else 0
+    numbers = (int(key[len(_IMAGE) :]) for key in reader.walk() if _NUMBERED_IMAGE.fullmatch(key))
+    return NumberedKeys(max(numbers, default=0) - start + 1, start, width, _IMAGE)
 
 
 def _first_image(reader: LmdbReader) -> str | None:
@@ -147,10 +134,7 @@ def counted_plan(reader: LmdbReader, plan: Plan, entries: Entries) -> Plan:
 def _words(reader: LmdbReader, plan: Plan, entries: Entries) -> Plan:
     """Return the plan of images of words: which numbers they have, and whether they have labels."""
     if entries.count is None or entries.count[0] != b"num-samples":
-        first = _first_image(reader) or "1"
-        start, width = min(int(first), 1), len(first) if first.startswith("0") and len(first) > 1 else 0
-        numbers = (int(key[len(_IMAGE) :]) for key in reader.walk() if _NUMBERED_IMAGE.fullmatch(key))
-        return replace(plan, numbers=NumberedKeys(max(numbers, default=0) - start + 1, start, width, _IMAGE))
+        return replace(plan, numbers=_numbered_images(reader))
     count = entries.count[1]
     # Most stores count from 1; those that count from 0 have no image with the number `count`.
     start = 0 if reader.get(b"image-%09d" % 0) is not None and reader.get(b"image-%09d" % count) is None else 1
@@ -287,7 +271,7 @@ def _layouts_of(values: Sequence[memoryview]) -> list[str]:
     found = [name for name in ("keyed", "npz", "pickled", "json", "msgpack", "caffe") if _all_fit(name, values)]
     if found not in (["pickled"], ["msgpack"]):
         return found
-    contents = [decode(CODEC_OF[found[0]], value) for value in values]
+    contents = [decode(PRESETS[found[0]].codec, value) for value in values]
     parts = {frames_part(content) for content in contents}
     if len(parts) != 1 or None in parts:
         return found
@@ -312,7 +296,7 @@ def _fits(layout: str, value: memoryview) -> bool:
     elif form not in {"npz": ("npz",), "caffe": (None,)}.get(layout, (None, "gzip", "lz4")):
         return False
     try:
-        content = decode(CODEC_OF[layout], value)
+        content = decode(PRESETS[layout].codec, value)
         if (
             layout == "caffe"
         ):  # a few bytes may be a message by chance, but not one with an image or the right number of pixels

@@ -27,6 +27,7 @@ __all__ = [
     "Records",
     "Value",
     "decode",
+    "element",
     "frames_part",
     "key_index",
     "matcher",
@@ -321,6 +322,16 @@ def _are_frames(value: Any) -> bool:
     return all(isinstance(item, (bytes, memoryview)) and is_image(item) for item in value)
 
 
+def element(content: Any, frames: Any, row: int) -> Any:
+    """Return the content of a value with one frame in place of their list, which is the part `frames`; raises ValueError."""
+    frame = part_of(part_of(content, frames), row)
+    if frames == WHOLE:
+        return frame
+    entries = content.items() if isinstance(content, Mapping) else enumerate(content)
+    found = {part: frame if part == frames else item for part, item in entries}
+    return found if isinstance(content, Mapping) else [*found.values()]
+
+
 def _length(reader: LmdbReader, plan: Plan, key: bytes) -> int:
     """Return the number of frames of a video; a value that cannot be read counts as one record, an error."""
     try:
@@ -427,13 +438,14 @@ class Records:
             if self._bounds is not None:
                 if not last or last[0][0] != entry:
                     last[:] = [(entry, decode(value.codec, _fetch(reader, entry)))]
-                record |= self._elements(last[0][1], row, parts)
+                record |= _parts(value, parts, element(last[0][1], self.plan.frames, row))
             elif value.codec == "bytes":
                 record[parts[0].name] = _fetch(reader, entry)
             elif value.codec == "text":
                 record[parts[0].name] = str(_fetch(reader, entry), "utf-8")
             else:
-                record |= _parts(value, parts, _fetch(reader, entry))
+                content = decode(value.codec, _fetch(reader, entry))
+                record |= _parts(value, parts, _single(value.codec, content, value.form))
         return record
 
     def _steps(self, fields: tuple[str, ...]) -> list[_Step]:
@@ -446,16 +458,6 @@ class Records:
                 found += [(value, parts, fill)] if parts else []
             self._asked[fields] = found
         return self._asked[fields]
-
-    def _elements(self, content: Any, row: int, parts: Sequence[Part]) -> Record:
-        try:
-            frames = part_of(content, self.plan.frames)
-            return {
-                part.name: frames[row] if part.part == self.plan.frames else coerce(part.field, content[part.part])
-                for part in parts
-            }
-        except (KeyError, IndexError, TypeError):
-            raise ValueError("its value is not a list of frames, unlike the others") from None
 
     def _named(self, key: bytes) -> Record:
         texts = dict(zip(self.plan.pattern.names, self._texts(key), strict=True))
@@ -479,9 +481,8 @@ def _filler(place: Template, names: Sequence[str]) -> Callable[[Sequence[bytes]]
     return fill
 
 
-def _parts(value: Value, parts: Sequence[Part], raw: memoryview) -> Record:
-    """Return parts of a value; raises ValueError."""
-    content = _single(value.codec, decode(value.codec, raw), value.form)
+def _parts(value: Value, parts: Sequence[Part], content: Any) -> Record:
+    """Return parts of the content of a value; raises ValueError."""
     if value.form and form_of(content) != value.form:
         raise ValueError(f"its value is {form_of(content)}, the others are {value.form}")
     return {part.name: coerce(part.field, part_of(content, part.part)) for part in parts}

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
 import bson
+import numpy as np
 import xxhash
 from bson import Int64
 
@@ -40,10 +41,6 @@ _FIELDS = {"key": NAMES, "label": LABELS}
 Opts = TypeVar("Opts", bound=BackendOptions)
 
 
-def _same(array: Array) -> Array:
-    return array
-
-
 class MongodbLayout(StoreBackend, Generic[Opts]):
     """A collection that another tool wrote, read by ``_id``.
 
@@ -67,16 +64,16 @@ class MongodbLayout(StoreBackend, Generic[Opts]):
             arrays = self._resolve()
             self._content = _content_of(arrays)
             for name, array in arrays.items():
-                self._lists[name] = Names(self._path(name), partial(_same, array))
+                self._lists[name] = Names(self._path(name), partial(np.asarray, array))
             self._kept = {name: place for name, place in _FIELDS.items() if place in arrays}
             self._columns, fields = self._describe()
             self._unread = bounded([*self._left, *self._other_collections()])
             head = xxhash.xxh3_128(canonical_json([self.layout, fields_to_json(fields), self._content]).encode())
             meta = Meta(head.hexdigest(), self._build(), Count(len(self._lists[IDS])), self.layout, fields)
         except BaseException:
-            self._connection.close()
+            self._connection.ref.close()
             raise
-        self._connection.release()
+        self._connection.ref.release()
         super().__init__(self._location.url, meta)
 
     def _prepare(self, location: Location, factory: ClientFactory | None, settings: Opts) -> None:
@@ -134,7 +131,7 @@ class MongodbLayout(StoreBackend, Generic[Opts]):
 
     def _list(self, name: str) -> Names:
         """Return one of the lists that `_resolve` found."""
-        if self._connection.closed:
+        if self._connection.ref.closed:
             raise ClosedError(f"{self.url} was closed; open it again with open_backend")
         if name not in self._lists:  # after unpickling
             self._lists[name] = Names(self._path(name), lambda: self._resolved_again(name))
@@ -151,21 +148,23 @@ class MongodbLayout(StoreBackend, Generic[Opts]):
         return found
 
     def _find(
-        self, query: Mapping[str, Any], paths: Iterable[str] | None, *, ordered: bool = False, limit: int = 0
+        self, query: Mapping[str, Any], paths: Iterable[str], *, ordered: bool = False
     ) -> Iterator[dict[str, Any]]:
-        """Yield documents of the opened collection, with all fields if `paths` is None."""
-        projection = None if paths is None else projection_of(paths)
-        return self._connection.find(
-            self._collection, query, projection, identity=self._identity, ordered=ordered, limit=limit
-        )
+        """Yield documents of the opened collection."""
+        return self._connection.find(self._collection, query, projection_of(paths), ordered=ordered)
+
+    def _one(self, query: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Return a document of the opened collection that a query finds, or else an empty one."""
+        return self._connection.one(self._collection, query)
 
     def _documents(self, keys: Iterable[bytes], paths: Iterable[str] | None) -> dict[bytes, dict[str, Any]]:
         """Return key → document, by one query, or several if a command would be too large."""
-        paths = None if paths is None else list(paths)
+        projection = None if paths is None else projection_of(paths)
         found: dict[bytes, dict[str, Any]] = {}
         for batch in batches(dict.fromkeys(keys)):
             query = {"_id": {"$in": [id_of(key) for key in batch]}}
-            found.update((key_of(document["_id"]), document) for document in self._find(query, paths))
+            documents = self._connection.read(self._collection, self._identity, query, projection)
+            found.update((key_of(document["_id"]), document) for document in documents)
         return found
 
     def _sampled_keys(self) -> list[bytes]:
@@ -225,7 +224,7 @@ class MongodbLayout(StoreBackend, Generic[Opts]):
 
     def close(self) -> None:
         # docstring inherited
-        self._connection.close()
+        self._connection.ref.close()
 
 
 def _content_of(arrays: Mapping[str, Array]) -> str:

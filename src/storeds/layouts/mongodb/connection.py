@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 from pymongo.errors import OperationFailure
@@ -26,28 +26,18 @@ class Connection:
 
     def __init__(self, location: Location, factory: ClientFactory | None) -> None:
         self.location = location
-        self._ref: HandleRef[Any] = CLIENTS.ref(self, ClientOpener(location, factory))
-        # A factory may return a client without commands, such as mongomock's.
-        self._guards = factory is None
-
-    @property
-    def closed(self) -> bool:
-        """Whether `close` was called."""
-        return self._ref.closed
-
-    def release(self) -> None:
-        """Release the client until the next operation."""
-        self._ref.release()
-
-    def close(self) -> None:
-        """Release the client for good."""
-        self._ref.close()
+        self.ref: HandleRef[Any] = CLIENTS.ref(self, ClientOpener(location, factory))
 
     @contextmanager
     def database(self) -> Iterator[Any]:
         """Yield the database; converts PyMongo's exceptions to those of storeds."""
-        with leased_database(self._ref, self.location) as database:
-            yield database
+        with leased_database(self.ref, self.location) as database:
+            try:
+                yield database
+            except OperationFailure as error:
+                if error.code not in _BAD_QUERY:
+                    raise
+                raise ConfigError(f"{self.location.url}: MongoDB rejects the query: {error}") from None
 
     def names(self) -> list[str]:
         """Return the sorted names of the collections."""
@@ -65,21 +55,27 @@ class Connection:
         Raises StoreNotFoundError, which lists the existing collections.
         """
         with self.database() as database:
-            found, uuid = _look_up(database, name)
-        if not found:
+            try:
+                listed = list(database.list_collections(filter={"name": name}))
+            except NotImplementedError:  # mongomock
+                listed = [{"info": {}}] if name in database.list_collection_names() else []
+        if not listed:
             what = f"collections of database {self.location.database!r}"
             raise StoreNotFoundError(
                 f"no collection {name!r} at {self.location.url}: {suggest(name, self.names(), what)}"
             )
-        return uuid
+        return listed[0]["info"].get("uuid")
+
+    def one(self, name: str, query: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Return a document that a query finds, or else an empty one."""
+        return next(self.find(name, query or {}, limit=1), {})
 
     def check_field(self, name: str, path: str, option: str) -> None:
         """Raise ConfigError if no document of collection `name` has a value at `path`, which `option` gives."""
-        if next(self.find(name, {path: {"$exists": True}}, {path: True}, limit=1), None) is None:
-            one = next(self.find(name, {}, limit=1), {})
+        if not self.one(name, {path: {"$exists": True}}):
             raise ConfigError(
                 f"{self.location.url}: no document of {name!r} has the field {path!r} ({option}); "
-                f"{suggest(path, paths_of(one), 'fields of a document there')}"
+                f"{suggest(path, paths_of(self.one(name)), 'fields of a document there')}"
             )
 
     def find(
@@ -88,85 +84,37 @@ class Connection:
         query: Mapping[str, Any],
         projection: Mapping[str, Any] | None = None,
         *,
-        identity: Any = None,
         ordered: bool = False,
         limit: int = 0,
     ) -> Iterator[dict[str, Any]]:
-        """Yield documents of collection `name` by one query.
+        """Yield documents of collection `name`, sorted by ``_id`` if `ordered`; raises ConfigError, UnavailableError."""
+        with self.database() as database, database[name].find(query, projection, limit=limit) as cursor:
+            # Documents with images exceed the memory that a server before 6.0 uses to sort.
+            yield from cursor.sort("_id", 1).allow_disk_use(True) if ordered else cursor
 
-        Parameters
-        ----------
-        name : str
-        query, projection : mapping
-            In the form of MongoDB.
-        identity : optional
-            The result of `identity`. The server checks in the same round trip that the collection still has this UUID
-            (MongoDB 6.0 and later).
-        ordered : bool
-            Sort by ``_id``.
-        limit : int
-            0 for no limit.
+    def read(
+        self, name: str, identity: Any, query: Mapping[str, Any], projection: Mapping[str, Any] | None
+    ) -> list[dict[str, Any]]:
+        """Return documents; the server checks in the same round trip that the collection still has this UUID.
 
-        Raises
-        ------
-        UnavailableError
-            The collection was replaced, or the server cannot be reached.
-        ConfigError
-            MongoDB rejects the query.
+        MongoDB before 6.0 cannot check it. Raises UnavailableError if the collection was replaced.
         """
+        if identity is None:
+            return list(self.find(name, query, projection))
+        command = {"find": name, "filter": query, "batchSize": _REPLY_DOCUMENTS, "collectionUUID": identity}
+        if projection is not None:
+            command["projection"] = projection
         with self.database() as database:
-            try:
-                with closing(self._cursor(database, name, query, projection, identity, ordered, limit)) as cursor:
-                    yield from cursor
-            except OperationFailure as error:
-                if error.code == _OTHER_UUID:
-                    raise self._replaced(name) from error
-                if error.code in _BAD_QUERY:
-                    raise ConfigError(f"{self.location.url}: MongoDB rejects the query: {error}") from None
-                raise
-            if identity is not None and not self._guards and _look_up(database, name)[1] != identity:
-                raise self._replaced(name)
-
-    def _cursor(
-        self,
-        database: Any,
-        name: str,
-        query: Mapping[str, Any],
-        projection: Mapping[str, Any] | None,
-        identity: Any,
-        ordered: bool,
-        limit: int,
-    ) -> Any:
-        if self._guards:
-            command: dict[str, Any] = {"find": name, "filter": query, "limit": limit, "batchSize": _REPLY_DOCUMENTS}
-            if projection is not None:
-                command["projection"] = projection
-            if ordered:
-                # Documents with images exceed the memory that a server uses to sort.
-                command.update(sort={"_id": 1}, allowDiskUse=True)
-            if identity is not None:
-                command["collectionUUID"] = identity
             if database.read_concern.level is not None:  # PyMongo adds it only to its own commands
                 command["readConcern"] = database.read_concern.document
             try:
-                return database.cursor_command(command, read_preference=database.read_preference)
+                with database.cursor_command(command, read_preference=database.read_preference) as cursor:
+                    return list(cursor)
             except OperationFailure as error:
+                if error.code == _OTHER_UUID:
+                    raise UnavailableError(
+                        f"{self.location.url}: collection {name!r} was replaced or dropped while in use; open it again"
+                    ) from error
                 if error.code not in _NO_UUID:
                     raise
-            self._guards = False
-        cursor = database[name].find(query, projection, limit=limit)
-        return cursor.sort("_id", 1) if ordered else cursor
-
-    def _replaced(self, name: str) -> UnavailableError:
-        return UnavailableError(
-            f"{self.location.url}: collection {name!r} was replaced or dropped while in use; open it again"
-        )
-
-
-def _look_up(database: Any, name: str) -> tuple[bool, Any]:
-    """Return whether collection `name` exists, and its UUID where it has one."""
-    try:
-        listed = list(database.list_collections(filter={"name": name}))
-    except NotImplementedError:  # mongomock
-        return name in database.list_collection_names(), None
-    return bool(listed), listed[0]["info"].get("uuid") if listed else None
+        return list(self.find(name, query, projection))

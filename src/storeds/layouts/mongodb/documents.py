@@ -84,13 +84,17 @@ def projection_of(paths: Iterable[str]) -> dict[str, bool]:
 
 
 def column_at(path: str, values: Sequence[Any], declared: Field | None = None) -> Column:
-    """Return the column at a path, with the kind of all of `values`, none of which is None; JSON if they do not agree."""
+    """Return the column at a path, with the kind of all of `values`, none of which is None.
+
+    If they do not agree, it is the kind of bytes if most are bytes, else JSON.
+    """
     if declared is not None:
         return Column(path, declared, declared.kind == "str")
     try:
         field = field_of(values, lists=True, texts=_TEXTUAL)
     except ValueError:
-        field = Field("json")
+        blobs = [value for value in values if isinstance(value, bytes)]
+        field = field_of(blobs) if 2 * len(blobs) > len(values) else Field("json")
     return Column(path, field, field.kind == "str" and not all(isinstance(value, str) for value in values))
 
 

@@ -7,6 +7,8 @@ import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
+from bson import Int64
+
 from storeds.backends.base import BackendOptions
 from storeds.errors import ConfigError, FormatError, suggest
 from storeds.layouts.codecs import is_video
@@ -177,7 +179,7 @@ class GridfsLayout(ColumnLayout[GridfsOptions]):
         collection, path = _label_place(self._connection, where, self._own_collections())
         on = self._settings.labels_on
         if on is None:
-            one = next(self._connection.find(collection, {}, limit=1), {})
+            one = self._connection.one(collection)
             raise ConfigError(
                 f"{self._location.url}: labels={where!r} needs labels_on=, the field of {collection!r} with a file's name or "
                 f"_id; a document there has the fields {listed(paths_of(one))}"
@@ -249,8 +251,8 @@ class GridfsLayout(ColumnLayout[GridfsOptions]):
             query = {"files_id": {"$in": [id_of(key) for key in batch]}}
             for chunk in self._connection.find(self._chunks, query, projection_of(("files_id", "n", "data"))):
                 file = files.get(key_of(chunk["files_id"]))  # a query for 1 finds 1.0 too
-                if file is not None:
-                    file[_CHUNKS][chunk.get("n")] = chunk.get("data")
+                if file is not None and type(number := chunk.get("n")) in (int, Int64):
+                    file[_CHUNKS][number] = chunk.get("data")
         return files
 
     def _values(self, position: int, document: Mapping[str, Any], fields: Sequence[str]) -> Record:

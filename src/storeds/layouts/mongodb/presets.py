@@ -54,7 +54,7 @@ def open_foreign(url: str, *, client_factory: ClientFactory | None = None, **opt
             ]
             raise undecided(connection.location.url, redact(url), _entries(connection), readings, why)
     finally:
-        connection.close()
+        connection.ref.close()
     backend = target(url, client_factory=client_factory, **options)
     backend.recognised = why
     _LOG.info("%s is opened with layout %r: %s", backend.url, target.layout, why)
@@ -88,5 +88,5 @@ def _recognise(connection: Connection, options: Mapping[str, Any]) -> tuple[type
 
 def _entries(connection: Connection) -> Iterator[str]:
     """Yield the fields of the first document, each with its beginning."""
-    for document in connection.find(connection.location.collection, {}, limit=1):
-        yield from (f"{name} = {shown_value(value)}" for name, value in document.items())
+    document = connection.one(connection.location.collection)
+    yield from (f"{name} = {shown_value(value)}" for name, value in document.items())

@@ -6,10 +6,8 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 
-import bson
 import numpy as np
 from bson import json_util
-from bson.errors import BSONError
 
 from storeds._utils.text import counted
 from storeds.backends.base import BackendOptions, check_most_is_read
@@ -19,7 +17,7 @@ from storeds.layouts.mongodb.documents import Column, column_at, paths_of, pick
 from storeds.layouts.names import pack_names
 from storeds.layouts.pattern import ATTRIBUTES, EVERYTHING, Pattern, Place, parse_pattern
 from storeds.protocols import Array, Field, Record
-from storeds.records.columns import TEXT, check_where
+from storeds.records.columns import check_where, positions_by_columns
 from storeds.records.fields import parse_fields
 
 __all__ = ["ColumnLayout", "ColumnOptions", "QueryLayout", "elements", "holds_data", "size_of"]
@@ -198,13 +196,12 @@ class ColumnLayout(MongodbLayout[ColumnOpts]):
 
     def _nothing(self) -> StoreNotFoundError:
         """Return the error for a query without results."""
-        url = f"{self._location.url}: "
-        if next(self._find({}, (), limit=1), None) is None:
-            return StoreNotFoundError(f"{url}collection {self._collection!r} is empty")
+        url, one = self._location.url, self._one()
+        if not one:
+            return StoreNotFoundError(f"{url}: collection {self._collection!r} is empty")
         shown = json_util.dumps(self._query)
-        one = next(self._find({}, None, limit=1), {})
         return StoreNotFoundError(
-            f"{url}no document matches the query {shown}; a document there has the fields {listed(paths_of(one))}"
+            f"{url}: no document matches the query {shown}; a document there has the fields {listed(paths_of(one))}"
         )
 
     def _columns_at(self, paths: Mapping[str, str], kinds: Mapping[str, Field]) -> dict[str, Column]:
@@ -215,50 +212,31 @@ class ColumnLayout(MongodbLayout[ColumnOpts]):
     def _column_at(self, path: str, declared: Field | None, sample: Sequence[Mapping[str, Any]]) -> Column:
         values = [value for document in sample if (value := pick(document, path)) is not None]
         if not values:
-            query = {"$and": [self._query, {path: {"$exists": True, "$ne": None}}]}
-            found = next(self._find(query, [path], limit=1), {})
+            found = self._one({"$and": [self._query, {path: {"$exists": True, "$ne": None}}]})
             values = [value for value in [pick(found, path)] if value is not None]
         if not values:
-            one = next(self._find(self._query, None, limit=1), {})
-            there = suggest(path, paths_of(one), "fields of a document there")
-            raise ConfigError(f"{self._location.url}: no document has the field {path!r}; {there}")
+            raise ConfigError(f"{self._location.url}: no document has the field {path!r}; {self._suggested(path)}")
         return column_at(path, values, declared)
 
-    def _is_known_to_server(self, column: Column) -> bool:
-        """Whether a query by the column's path finds exactly the matching records."""
-        return True
-
     def select(self, where: Mapping[str, Any], /) -> Array:
-        # docstring inherited
+        # docstring inherited; by a query, if the server compares values as storeds does
         accepted = check_where(where, self.meta.fields, self.url)
-        mask = np.ones(self.meta.count, bool)
-        conditions: list[dict[str, Any]] = [self._query]
-        for name, values in accepted.items():
-            column = self._columns.get(name)
-            if column is None or column.as_text or not self._is_known_to_server(column):
-                there = self.column(name)
-                mask &= np.logical_or.reduce([_equals(there, value) for value in values], initial=False)
-            else:
-                conditions.append({column.path: {"$in": [value for value in values if _is_storable(value)]}})
-        if len(conditions) > 1:
-            found = {key_of(document["_id"]) for document in self._find({"$and": conditions}, ())}
-            mask &= np.fromiter((key in found for key in self._list(IDS)), bool, self.meta.count)
+        columns = [self._columns.get(name) for name in accepted]
+        if any(column is None or column.as_text or self._is_inside(column.path) for column in columns):
+            return positions_by_columns(self, accepted)
+        paths = [column.path for column in columns if column is not None]
+        conditions = [{path: {"$in": values}} for path, values in zip(paths, accepted.values(), strict=True)]
+        found = {key_of(document["_id"]) for document in self._find({"$and": [self._query, *conditions]}, ())}
+        mask = np.fromiter((key in found for key in self._list(IDS)), bool, self.meta.count)
         return np.flatnonzero(mask).astype(np.int64)
 
+    def _is_inside(self, path: str) -> bool:
+        """Whether a path leads into the elements of the list that is unwound."""
+        unwind = self._settings.unwind
+        return unwind is not None and f"{path}.".startswith(f"{unwind}.")
 
-def _equals(column: Array, value: Any) -> Any:
-    if column.dtype == TEXT:
-        return column == np.array(value, TEXT)
-    return column == value if _is_storable(value) else np.zeros(len(column), bool)
-
-
-def _is_storable(value: Any) -> bool:
-    """Whether a document can hold `value`; 10**400 and lone surrogates match nothing."""
-    try:
-        bson.encode({"": value})
-    except (BSONError, OverflowError, ValueError):
-        return False
-    return True
+    def _suggested(self, path: str) -> str:
+        return suggest(path, paths_of(self._one(self._query)), "fields of a document there")
 
 
 class QueryLayout(ColumnLayout[ColumnOptions]):
@@ -302,18 +280,15 @@ class QueryLayout(ColumnLayout[ColumnOptions]):
         """Return the id of the document of each element, and the number of the element in its list."""
         ids, numbers = list[bytes](), list[int]()
         documents = empty = 0
-        for document in self._connection.find(
-            self._collection, self._query, size_of(path), identity=self._identity, ordered=True
-        ):
+        for document in self._connection.find(self._collection, self._query, size_of(path), ordered=True):
             documents, empty = documents + 1, empty + (not document["n"])
             ids += [key_of(document["_id"])] * document["n"]
             numbers += range(document["n"])
         if not documents:
             raise self._nothing()
         if not ids:
-            one = next(self._find(self._query, None, limit=1), {})
-            there = suggest(path, paths_of(one), "fields of a document there")
-            raise ConfigError(f"{self._location.url}: no document has a list in {path!r} (columns); {there}")
+            why = f"no document has a list in {path!r} (columns); {self._suggested(path)}"
+            raise ConfigError(f"{self._location.url}: {why}")
         if empty:
             self._left.append(f"{counted(empty, 'document')} without an element in {path!r}")
         return {IDS: pack_names(ids, numbers)}
@@ -359,10 +334,3 @@ class QueryLayout(ColumnLayout[ColumnOptions]):
         if unwind is not None and not any(self._is_inside(path) for path in paths):
             paths.append(unwind)  # to check that the element still exists
         return self._documents(keys, paths)
-
-    def _is_inside(self, path: str) -> bool:
-        unwind = self._settings.unwind
-        return unwind is not None and f"{path}.".startswith(f"{unwind}.")
-
-    def _is_known_to_server(self, column: Column) -> bool:
-        return not self._is_inside(column.path)  # a query matches a document if any of its elements has the value

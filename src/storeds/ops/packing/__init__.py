@@ -18,12 +18,9 @@ from typing import Any, Literal, get_args
 from storeds._utils.locations import redact
 from storeds._utils.text import counted, printable, some
 from storeds.backends.opening import COMMIT_EVERY, open_writer
-from storeds.backends.writer import StoreWriter
 from storeds.errors import ConfigError, RecordError, suggest
-from storeds.jpeg import Verdict
 from storeds.jpeg.restarts import RestartMarker
 from storeds.ops.common import (
-    NOT_EXAMINED,
     Progress,
     ProgressHook,
     check_distinct,
@@ -32,20 +29,16 @@ from storeds.ops.common import (
     resumable,
 )
 from storeds.ops.packing.prepare import Prepared, Preparer, prepared_chunks
-from storeds.ops.packing.rows import Bad, Listing
+from storeds.ops.packing.rows import Bad, Listing, Rows
 from storeds.ops.packing.sources import open_source
 from storeds.ops.packing.splits import SplitBy, choose_split, divides_by_label, make_split
-from storeds.protocols import JSON, Field, Meta
+from storeds.protocols import JSON, Field, Meta, Record
 
 __all__ = ["OnBad", "Packed", "SplitBy", "choose_split", "make_split", "pack", "reasons", "reasons_line"]
 
 OnBad = Literal["raise", "skip", "keep"]
 _EXAMPLES = 3
 _MAX_NOTED = 1000  # problems kept in a resumable note
-_NOTHING: dict[str, Any] = {
-    **{"next": 0, "problems": [], "bad": 0, "damaged": 0},
-    **{"kinds": {}, "fast_crops": 0, "restarts": {}},
-}
 _LOG = logging.getLogger("storeds")
 
 
@@ -99,7 +92,6 @@ def pack(
     overwrite: bool = False,
     resume: bool = False,
     commit_every: int = COMMIT_EVERY,
-    index: Sequence[str] = (),
     progress: ProgressHook | None = None,
     on_problem: Callable[[Bad], None] | None = None,
     **source_options: Any,
@@ -141,7 +133,7 @@ def pack(
     workers : int, optional
         Threads that read, examine and encode; one per CPU by default, and 0 means one. A dataset object is read in the
         calling thread. The result does not depend on it.
-    overwrite, resume, commit_every, index
+    overwrite, resume, commit_every
         As for `open_writer`. Resuming needs the same source and options.
     progress : callable, optional
         Called with a `Progress` after each chunk.
@@ -166,24 +158,12 @@ def pack(
     StoreExistsError
         The target exists, or an interrupted pack left its work there.
     """
-    shares = _check(on_bad, split, max_side, quality)
-    if workers is not None and workers < 0:
-        raise ConfigError(f"workers must be 0 or more, got {workers}")
-    if split_by is not None and not shares:
-        raise ConfigError(
-            f"split_by={split_by!r} needs shares: split={{'train': 0.9, 'val': 0.1}} (--split train=0.9,val=0.1)"
-        )
+    shares = _check(on_bad, split, split_by, max_side, quality, workers)
     marker = RestartMarker.find() if fast_crops else None
     rows = open_source(source, kind=kind, max_side=max_side, quality=quality, **source_options)
     for store in rows.stores:
         check_distinct(store, url)
-    fields = dict(rows.fields)
-    if shares and "split" in fields:
-        raise ConfigError("the source already has a field 'split'; remove split=")
-    if shares:
-        fields["split"] = Field("str")
-    if max_side is not None or quality is not None:
-        _check_encoding(fields)
+    fields = _fields(rows, has_split=bool(shares), encodes=max_side is not None or quality is not None)
     by_label = bool(shares) and divides_by_label(fields, split_by)
     listing = Listing(rows, strata=by_label)
     divided = make_split(listing, shares, by_label=by_label) if shares else None
@@ -201,64 +181,81 @@ def pack(
         commit_every=commit_every,
         check=False,  # records already contain their verdicts
         plan={"source": listing.fingerprint, "options": options},
-        index=index,
     )
+    state = _State.of(writer.note)
     with resumable(writer):
         scaled = (None, None) if rows.is_encoded else (max_side, quality)
         preparer = Preparer(rows, *scaled, divided, check, marker, writer.roles)
-        run = _Run(writer, listing, on_bad, progress, on_problem)
-        run.write(preparer, workers)
-        run.raise_if_bad()
-        meta = writer.publish(rows.attrs, fast_crops=run.fast_crops)
+        for numbers, items, prepared in prepared_chunks(preparer, listing, state.next, workers):
+            taken = (state.take(item.name, one, on_bad, on_problem) for item, one in zip(items, prepared, strict=True))
+            records = [record for record in taken if record is not None]
+            state.next = numbers.stop
+            writer.append(records, note=state.to_json(), checked=True)
+            if progress is not None:
+                progress(Progress(state.next, listing.count, state.volume, state.bad, state.damaged))
+        if on_bad == "raise" and state.bad:
+            raise state.error(listing.count)
+        meta = writer.publish(rows.attrs, fast_crops=state.fast_crops)
     later = [note for note in rows.notes if note not in notes]  # known after reading
     _log_notes(_display_name(source), later, {})
-    findings = dict(Counter(dict(sorted(run.kinds.items()))).most_common())
+    findings = dict(Counter(dict(sorted(state.kinds.items()))).most_common())
     damage = damage_note(findings, meta)
     if damage is not None:
         _log_notes(redact(url), [damage], {})
         later.append(damage)
-    found = {brief: count for brief, (count, _) in reasons(run.problems).items()}
-    own = {one.name: getattr(meta, one.name) for one in dataclasses.fields(Meta)}
-    restarts = dict(run.restarts.most_common())
     return Packed(
-        **own,
+        **{one.name: getattr(meta, one.name) for one in dataclasses.fields(Meta)},
         columns=rows.columns,
         notes=(*notes, *later),
         left_out=listing.count - meta.count,
-        reasons=found,
+        reasons={brief: count for brief, (count, _) in reasons(state.problems).items()},
         findings=findings,
-        restarts=restarts,
+        restarts=dict(state.restarts.most_common()),
     )
 
 
 def _check(
-    on_bad: str, split: Mapping[str, float] | None, max_side: int | None, quality: int | None
+    on_bad: str,
+    split: Mapping[str, float] | None,
+    split_by: str | None,
+    max_side: int | None,
+    quality: int | None,
+    workers: int | None,
 ) -> tuple[tuple[str, float], ...]:
+    """Return the shares of the splits; raise ConfigError for an option that is wrong."""
     if on_bad not in get_args(OnBad):
         raise ConfigError(f"unknown on_bad {on_bad!r}; {suggest(on_bad, get_args(OnBad), 'policies')}")
     if max_side is not None and max_side < 1:
         raise ConfigError(f"max_side must be a positive number of pixels, got {max_side}")
     if quality is not None and not 1 <= quality <= 95:
         raise ConfigError(f"quality must be between 1 and 95, got {quality}")
+    if workers is not None and workers < 0:
+        raise ConfigError(f"workers must be 0 or more, got {workers}")
     try:
-        shares = tuple((name, float(share)) for name, share in (split or {}).items())
+        shares = {name: float(share) for name, share in (split or {}).items()}
     except (TypeError, ValueError):
         raise ConfigError(f"the shares of split must be numbers, got {split!r}") from None
-    if shares and not (
-        all(share >= 0 for _, share in shares) and math.isclose(sum(s for _, s in shares), 1, abs_tol=1e-6)
-    ):
-        raise ConfigError(f"the shares of split must be positive and sum to 1, got {dict(shares)}")
-    return shares
+    # Comparing with NaN gives False.
+    if shares and not (min(shares.values()) >= 0 and math.isclose(sum(shares.values()), 1, abs_tol=1e-6)):
+        raise ConfigError(f"the shares of split must be positive and sum to 1, got {shares}")
+    if split_by is not None and not shares:
+        raise ConfigError(
+            f"split_by={split_by!r} needs shares: split={{'train': 0.9, 'val': 0.1}} (--split train=0.9,val=0.1)"
+        )
+    return tuple(shares.items())
 
 
-def _check_encoding(fields: Mapping[str, Field]) -> None:
-    """Raise ConfigError if encoding images again would move their pixels, but not what describes them."""
-    bound = [name for name, each in fields.items() if each.role in ("mask", "boxes", "keypoints")]
-    if bound:
+def _fields(rows: Rows, *, has_split: bool, encodes: bool) -> dict[str, Field]:
+    """Return the fields of the store; raise ConfigError if options do not fit those of the source."""
+    if has_split and "split" in rows.fields:
+        raise ConfigError("the source already has a field 'split'; remove split=")
+    bound = [name for name, each in rows.fields.items() if each.role in ("mask", "boxes", "keypoints")]
+    if encodes and bound:
         raise ConfigError(
             f"max_side and quality (--max-side, --quality) scale and turn images, but not {', '.join(bound)}; pack without "
             "them, and resize when reading with transforms="
         )
+    return {**rows.fields, "split": Field("str")} if has_split else dict(rows.fields)
 
 
 def _log_notes(where: str, notes: Sequence[str], columns: Mapping[str, str | None]) -> None:
@@ -274,78 +271,65 @@ def _display_name(source: Any) -> str:
     return f"the {type(source).__name__}"
 
 
-class _Run:
-    """One pass over a source: counts what was written, collects what is bad, and notes where to resume."""
+@dataclass
+class _State:
+    """How far a pack is and what it found: the note that the writer keeps with the records, to resume from."""
 
-    def __init__(
-        self,
-        writer: StoreWriter,
-        listing: Listing,
-        on_bad: OnBad,
-        progress: ProgressHook | None,
-        on_problem: Callable[[Bad], None] | None,
-    ) -> None:
-        self.writer, self.listing, self.on_bad = writer, listing, on_bad
-        self.progress, self.on_problem = progress, on_problem
-        self.images = [name for name, field in listing.rows.fields.items() if field.kind == "image"]
-        note: Any = writer.note or _NOTHING
-        self.next, self.damaged, self.bad = note["next"], note["damaged"], note["bad"]
-        self.kinds: Counter[str] = Counter(note["kinds"])  # of the verdicts on all pictures in the store
-        self.fast_crops, self.restarts = note["fast_crops"], Counter(note["restarts"])
-        self.problems = [Bad(name, reason) for name, reason in note["problems"]]
-        self.volume = 0
+    next: int = 0  # item
+    bad: int = 0
+    damaged: int = 0
+    fast_crops: int = 0
+    kinds: Counter[str] = field(default_factory=Counter)  # of the verdicts on all pictures in the store
+    restarts: Counter[str] = field(default_factory=Counter)
+    problems: list[Bad] = field(default_factory=list)
+    volume: int = 0  # bytes of pictures
 
-    def write(self, preparer: Preparer, workers: int | None) -> None:
-        """Write the rest of the source."""
-        for numbers, items, prepared in prepared_chunks(preparer, self.listing, self.next, workers):
-            taken = (self._take(item.name, one) for item, one in zip(items, prepared, strict=True))
-            records = [record for record in taken if record is not None]
-            self.next = numbers.stop
-            self.writer.append(records, note=self._note(), checked=True)
-            if self.progress is not None:
-                self.progress(Progress(self.next, self.listing.count, self.volume, self.bad, self.damaged))
+    @classmethod
+    def of(cls, note: Any) -> _State:
+        """Return the state that `to_json` returned, or the first one for None."""
+        if note is None:
+            return cls()
+        counters = {name: Counter(note[name]) for name in ("kinds", "restarts")}
+        return cls(**{**note, **counters, "problems": [Bad(name, reason) for name, reason in note["problems"]]})
 
-    def _take(self, name: str, prepared: Prepared) -> dict[str, Any] | None:
+    def to_json(self) -> JSON:
+        """Return the state as JSON, with the first problems."""
+        problems: list[JSON] = [[problem.name, problem.reason] for problem in self.problems[:_MAX_NOTED]]
+        return {
+            **vars(self),
+            "volume": 0,
+            "kinds": dict(self.kinds),
+            "restarts": dict(self.restarts),
+            "problems": problems,
+        }
+
+    def take(
+        self, name: str, prepared: Prepared, on_bad: OnBad, on_problem: Callable[[Bad], None] | None
+    ) -> Record | None:
+        """Count an item; return the record to store, or None."""
         self.damaged += prepared.damaged
         record = prepared.record
         if prepared.reason is not None:
-            if self.on_bad != "keep":
-                record = None
-            problem = Bad(name, prepared.reason, kept=record is not None)
+            record = record if on_bad == "keep" else None
             self.bad += 1
-            self.problems.append(problem)
-            if self.on_problem is not None:
-                self.on_problem(problem)
-        if record is None:
-            return None
-        self.fast_crops += prepared.fast_crops
-        self.restarts.update(prepared.restarts)
-        self.volume += sum(len(value) for value in record.values() if isinstance(value, bytes))
-        for image in self.images:
-            verdict = Verdict.of(record, image)
-            self.kinds[NOT_EXAMINED if verdict is None else verdict.finding] += 1
+            self.problems.append(Bad(name, prepared.reason, kept=record is not None))
+            if on_problem is not None:
+                on_problem(self.problems[-1])
+        if record is not None:
+            self.fast_crops += prepared.fast_crops
+            for counter, values in ((self.restarts, prepared.restarts), (self.kinds, prepared.kinds)):
+                for value in values:  # `Counter.update` takes longer than all else here
+                    counter[value] += 1
+            self.volume += sum(len(value) for value in record.values() if isinstance(value, bytes))
         return record
 
-    def _note(self) -> JSON:
-        return {
-            "next": self.next,
-            "damaged": self.damaged,
-            "bad": self.bad,
-            "kinds": dict(self.kinds),
-            "fast_crops": self.fast_crops,
-            "restarts": dict(self.restarts),
-            "problems": [[problem.name, problem.reason] for problem in self.problems[:_MAX_NOTED]],
-        }
-
-    def raise_if_bad(self) -> None:
-        """Raise RecordError if there were bad items and the policy says so."""
-        if self.on_bad != "raise" or not self.bad:
-            return
+    def error(self, count: int) -> RecordError:
+        """Return the error that lists the bad ones of `count` items."""
         lines = "\n".join(f"  {problem}" for problem in self.problems)
         earlier = self.bad - len(self.problems)
         more = f"\n  and {earlier} before the pack was resumed" if earlier > 0 else ""
-        raise RecordError(
-            f"{self.bad:,} of {counted(self.listing.count, 'item')} cannot be packed, so "
+        return RecordError(
+            f"{self.bad:,} of {counted(count, 'item')} cannot be packed, so "
             f"nothing was published; repair them, or pass on_bad='skip' (--on-bad skip):\n{lines}{more}"
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -15,7 +15,7 @@ from storeds.backends.role_checks import RoleChecker
 from storeds.jpeg import Verdict, examine, repair, set_verdict
 from storeds.jpeg.formats import decode_reason
 from storeds.jpeg.restarts import RestartMarker
-from storeds.ops.common import in_order, is_fast, mark_picture
+from storeds.ops.common import NOT_EXAMINED, in_order, is_fast, mark_picture
 from storeds.ops.packing.rows import Bad, BadItem, Listing, Row, Rows
 from storeds.ops.packing.splits import Split
 from storeds.protocols import Record
@@ -40,17 +40,20 @@ class Prepared:
         What is wrong with it.
     damaged : bool
         Whether part of one of its pictures is missing or wrong.
+    kinds : list of str
+        The kind of the verdict on each of its pictures.
     fast_crops : int
         How many of its pictures are ready for fast crops.
-    restarts : tuple of str
+    restarts : list of str
         For each of its pictures, the outcome of `RestartMarker.mark`, if that was called.
     """
 
     record: Record | None
     reason: str | None = None
     damaged: bool = False
+    kinds: Sequence[str] = ()
     fast_crops: int = 0
-    restarts: tuple[str, ...] = ()
+    restarts: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -92,21 +95,23 @@ class Preparer:
             return Prepared(None, str(error))
         if self.split is not None:
             record["split"] = self.split.of(index, record)
-        reasons, damaged, fast_crops, outcomes = [], False, 0, []
+        reasons, kinds, damaged, fast_crops, outcomes = [], list[str](), False, 0, []
         pictures = {name: declared for name, declared in self.rows.fields.items() if declared.kind == "image"}
         for name, declared in pictures.items():
-            reason, verdict = self._finish_picture(record, name)
+            reason = self._finish_picture(record, name)
             if reason is not None:
                 reasons.append(reason if len(pictures) == 1 else f"field {name!r} {reason}")
-            damaged = damaged or not (verdict is None or verdict.is_whole)
             if self.marker is not None and declared.role != "mask":  # masks are decoded whole
                 outcomes.append(mark_picture(self.marker, record, name))
+            verdict = Verdict.of(record, name)
+            kinds.append(NOT_EXAMINED if verdict is None else verdict.finding)
+            damaged = damaged or not (verdict is None or verdict.is_whole)
             fast_crops += is_fast(record, name)
         if self.roles:
             fault = next(self.roles.faults(record, self.rows.attrs.get("classes")), None)
             if fault is not None:
                 return Prepared(None, fault)
-        return Prepared(record, "; ".join(reasons) or None, damaged, fast_crops, tuple(outcomes))
+        return Prepared(record, "; ".join(reasons) or None, damaged, kinds, fast_crops, outcomes)
 
     @property
     def encodes(self) -> bool:
@@ -118,8 +123,8 @@ class Preparer:
         """Whether preparing takes much more time than reading."""
         return self.check or self.encodes or self.marker is not None
 
-    def _finish_picture(self, record: Record, image: str) -> tuple[str | None, Verdict | None]:
-        """Put field `image` of `record` into its final form and add its verdict; return why it is bad, and the verdict."""
+    def _finish_picture(self, record: Record, image: str) -> str | None:
+        """Put field `image` of `record` into its final form and add its verdict; return why it is bad."""
         blob = record[image]
         verdict = Verdict.of(record, image)
         if verdict is None and self.check:
@@ -128,7 +133,7 @@ class Preparer:
         if reason is None and self.encodes:
             record[image], verdict, reason = self._encoded(blob, verdict)
         set_verdict(record, image, verdict)
-        return reason, verdict
+        return reason
 
     def _encoded(self, blob: bytes, verdict: Verdict | None) -> tuple[bytes, Verdict | None, str | None]:
         """Return the picture to store, its verdict, and why it is bad.
@@ -143,7 +148,11 @@ class Preparer:
                 return blob, verdict, None
             found = verdict or examine(blob)
             if verdict is None and not found.is_whole and found.finding != "missing_eoi":
-                return blob, None, _would_look_whole(found)
+                reason = (
+                    f"is damaged: {found.reason}; encoded again it would look whole, so remove check=False (--no-check), "
+                    "which stores no verdict, or pack it without max_side and quality"
+                )
+                return blob, None, reason
             encoded = self._encode(blob if found.is_whole else repair(blob))
         except Exception as error:  # decoders raise any exception on damaged bytes
             return blob, verdict, _unreadable_image(blob, decode_reason(error))
@@ -177,14 +186,6 @@ def _unreadable(blob: bytes, verdict: Verdict | None) -> str | None:
 
 def _unreadable_image(blob: bytes, why: str) -> str:
     return f"cannot be read as an image ({counted(len(blob), 'byte')} beginning {blob[:4].hex(' ')}): {why}"
-
-
-def _would_look_whole(found: Verdict) -> str:
-    """Return why a damaged picture without a verdict is not encoded again: it would look whole."""
-    return (
-        f"is damaged: {found.reason}; encoded again it would look whole, so remove check=False (--no-check), which stores "
-        "no verdict, or pack it without max_side and quality"
-    )
 
 
 Chunk: TypeAlias = tuple[range, list[Row | Bad], list[Prepared]]

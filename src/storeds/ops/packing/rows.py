@@ -10,6 +10,7 @@ import os
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -186,8 +187,7 @@ class Rows:
     count : int, optional
         The number of items, if there is a fingerprint.
     strata : callable, optional
-        Yields the key and the label of each item, None for a bad one, without reading blobs, for sources whose items are
-        expensive.
+        Yields each `Row` with its ``key`` and ``label`` alone, or a `Bad`, for sources whose items are expensive.
     columns : mapping
         For a list or a table: each column and its field, or None for a column that is left out.
     notes : list of str
@@ -204,7 +204,7 @@ class Rows:
     finish: Callable[[Record], Record] | None = None
     fingerprint: JSON = None
     count: int | None = None
-    strata: Callable[[], Iterable[tuple[str, Any] | None]] | None = None
+    strata: Callable[[], Iterable[Row | Bad]] | None = None
     columns: Mapping[str, str | None] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     stores: Sequence[Backend] = ()
@@ -249,26 +249,21 @@ class Listing:
         if rows.fingerprint is not None and rows.count is not None:
             self.count, self.fingerprint = rows.count, rows.fingerprint
             if strata:
-                self.strata = list(self._reading() if rows.strata is None else rows.strata())
+                self.strata = [_stratum(*each) for each in enumerate((rows.strata or partial(rows.items, 0))())]
             return
+        declared = repr((list(rows.fields.items()), sorted(rows.attrs.items(), key=str)))
         self.count, hashed, few = 0, xxhash.xxh3_64(), list[Row | Bad]()
         for item in rows.items(0):
             if len(few) < _FEW:
                 few.append(item)
             if strata:
-                self.strata.append(_stratum(item, self.count))
-            _add(hashed, item)
+                self.strata.append(_stratum(self.count, item))
+            hashed.update(_visible(item).encode("utf-8", "backslashreplace"))
             self.count += 1
         self._few = few if len(few) == self.count else None
-        self.fingerprint = {"count": self.count, "xxh3": hashed.hexdigest(), **_hashed(rows)}
-
-    def _reading(self) -> Iterator[tuple[str, Any] | None]:
-        """Yield what `strata` has from the records themselves."""
-        for number, item in enumerate(self.rows.items(0)):
-            try:
-                yield _stratum(Row(item.name, self.rows.read(item)) if isinstance(item, Row) else item, number)
-            except BadItem:
-                yield item.name, None
+        # The items alone do not show the fields.
+        fields = xxhash.xxh3_64_hexdigest(declared.encode())
+        self.fingerprint = {"count": self.count, "xxh3": hashed.hexdigest(), "fields": fields}
 
     def chunks(self, start: int, most_bytes: int, most_items: int) -> Iterator[tuple[range, list[Row | Bad]]]:
         """Yield the items from `start` on with their numbers, in chunks of about `most_bytes`.
@@ -295,28 +290,24 @@ class Listing:
             )
 
 
-def _stratum(item: Row | Bad, number: int) -> tuple[str, Any] | None:
+def _stratum(number: int, item: Row | Bad) -> tuple[str, Any] | None:
     if isinstance(item, Bad):
         return None
     return str(item.values.get("key", number)), item.values.get("label")
 
 
-def _hashed(rows: Rows) -> dict[str, JSON]:
-    """Return what the fingerprint of a listed source contains besides its items: they alone do not show the fields."""
-    declared = repr((list(rows.fields.items()), sorted(rows.attrs.items(), key=str)))
-    return {"fields": xxhash.xxh3_64_hexdigest(declared.encode())}
-
-
-def _add(hashed: xxhash.xxh3_64, item: Row | Bad) -> None:
-    """Add to the hash of a listing what is known of an item without reading it."""
-    values = [(name, _visible(each)) for name, each in item.values.items()] if isinstance(item, Row) else item.reason
-    hashed.update(repr((item.name, values)).encode("utf-8", "backslashreplace"))
-
-
-def _visible(value: Any) -> Any:
-    if isinstance(value, Reference):
-        return value.state
-    return (value.dtype, value.shape, value.tobytes()) if isinstance(value, np.ndarray) else value
+def _visible(item: Row | Bad) -> str:
+    """Return what is known of an item without reading it."""
+    if isinstance(item, Bad):
+        return repr((item.name, item.reason))
+    shown: list[tuple[str, Any]] = []
+    for name, value in item.values.items():
+        if isinstance(value, Reference):
+            value = value.state
+        elif isinstance(value, np.ndarray):
+            value = (value.dtype, value.shape, value.tobytes())
+        shown.append((name, value))
+    return repr((item.name, shown))
 
 
 _READ = 1 << 20  # bytes
@@ -327,7 +318,8 @@ def read_file(path: str) -> bytes:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
-        raise BadItem(f"cannot be read: {error.strerror}{backslash_hint(path)}") from None
+        hint = "; folders are separated by /, and this path has \\: replace it in the list" if "\\" in path else ""
+        raise BadItem(f"cannot be read: {error.strerror}{hint}") from None
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
@@ -341,8 +333,3 @@ def read_file(path: str) -> bytes:
     finally:
         os.close(descriptor)
     return parts[0] if len(parts) == 1 else b"".join(parts)
-
-
-def backslash_hint(path: str) -> str:
-    """Return what to add to the message that nothing exists at `path` if it looks like a path of Windows."""
-    return "; folders are separated by /, and this path has \\: replace it in the list" if "\\" in path else ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from itertools import chain, repeat
 from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
@@ -32,7 +33,7 @@ class Split:
     shares : tuple of (str, float)
         Names and shares.
     chosen : ndarray or None
-        The number of the split of each item, uint8. None if the key alone decides.
+        The number of the split of each item. None if the key alone decides.
     notes : tuple of str
         Warnings for the user.
     """
@@ -80,11 +81,6 @@ def make_split(listing: Listing, shares: Shares, *, by_label: bool) -> Split:
     by_label : bool
         Divide class by class, not by key.
 
-    Raises
-    ------
-    ConfigError
-        There are too many shares.
-
     Notes
     -----
     By label, records with equal keys (the frames of a video) stay together and count as one. The keys of a class are
@@ -94,54 +90,32 @@ def make_split(listing: Listing, shares: Shares, *, by_label: bool) -> Split:
     """
     if not by_label:
         return Split(shares)
-    if len(shares) > 255:
-        raise ConfigError(f"split has {len(shares)} parts; dividing by label supports at most 255")
-    hashes, labels, names = _strata(listing)
-    good = [index for index, stratum in enumerate(listing.strata) if stratum is not None]
-    chosen = np.zeros(listing.count, np.uint8)
-    chosen[good], rare = _divide(hashes, labels, [Fraction(repr(share)) for _, share in shares])
-    return Split(shares, chosen, _rare_note([names[number] for number in rare], listing.rows.attrs))
-
-
-def _strata(listing: Listing) -> tuple[Array, Array, list[Any]]:
-    """Return the hash of each good item's key, the number of its label, and the labels by number."""
-    good = [stratum for stratum in listing.strata if stratum is not None]
-    numbers: dict[Any, int] = {}
-    hashes = np.array([_hash(key) for key, _ in good], np.uint64)
-    labels = np.array(
-        [_UNKNOWN if label is None else numbers.setdefault(label, len(numbers)) for _, label in good], np.int64
-    )
-    # Numbers follow the order of the labels, so that the order of items does not matter.
-    names = sorted(numbers)
-    ranks = np.empty(len(names) + 1, np.int64)
-    ranks[-1] = _UNKNOWN
-    ranks[[numbers[name] for name in names]] = np.arange(len(names))
-    return hashes, ranks[labels], names
-
-
-def _divide(hashes: Array, labels: Array, shares: Sequence[Fraction]) -> tuple[Array, list[int]]:
-    """Return the number of each item's split, and the labels that are missing in some split."""
-    # Each distinct key is a unit, with the lowest label of its records.
-    order = np.lexsort((labels, hashes))
-    first = np.ones(len(order), bool)
-    first[1:] = hashes[order][1:] != hashes[order][:-1]
-    unit_of = np.empty(len(order), np.int64)
-    unit_of[order] = np.cumsum(first) - 1
-    strata = labels[order][first]  # units stay sorted by hash within a class
-    chosen = np.zeros(len(strata), np.uint8)
-    sorted_units = np.argsort(strata, kind="stable")
-    values, starts = np.unique(strata[sorted_units], return_index=True)
-    rare, pooled = [], [np.empty(0, np.int64)]
-    for value, units in zip(values.tolist(), np.split(sorted_units, starts[1:]), strict=True):
-        counts = _divide_count(len(units), shares)
-        if value == _UNKNOWN or any(share and not count for share, count in zip(shares, counts, strict=True)):
-            rare += [] if value == _UNKNOWN else [value]
-            pooled.append(units)
+    labels = sorted({stratum[1] for stratum in listing.strata if stratum is not None and stratum[1] is not None})
+    number = {label: at for at, label in enumerate(labels)} | {None: _UNKNOWN}
+    # The hash of each key, and the lowest label of its records.
+    hashes = [None if stratum is None else _hash(stratum[0]) for stratum in listing.strata]
+    lowest: dict[int, int] = {}
+    for key, stratum in zip(hashes, listing.strata, strict=True):
+        if key is not None and stratum is not None:
+            lowest[key] = min(number[stratum[1]], lowest.get(key, len(labels)))
+    classes: dict[int, list[int]] = {}
+    for key in sorted(lowest):
+        classes.setdefault(lowest[key], []).append(key)
+    exact = [Fraction(repr(share)) for _, share in shares]
+    chosen: dict[int, int] = {}
+    rare: list[Any] = []
+    pooled: list[int] = []
+    for label, keys in sorted(classes.items()):
+        counts = _divide_count(len(keys), exact)
+        if label == _UNKNOWN or any(share and not count for share, count in zip(exact, counts, strict=True)):
+            rare += [] if label == _UNKNOWN else [labels[label]]
+            pooled += keys
         else:
-            chosen[units] = np.repeat(np.arange(len(shares)), counts)
-    pool = np.sort(np.concatenate(pooled))
-    chosen[pool] = np.repeat(np.arange(len(shares)), _divide_count(len(pool), shares))
-    return chosen[unit_of], rare
+            chosen.update(zip(keys, chain(*map(repeat, range(len(exact)), counts)), strict=True))
+    counts = _divide_count(len(pooled), exact)
+    chosen.update(zip(sorted(pooled), chain(*map(repeat, range(len(exact)), counts)), strict=True))
+    numbers = np.array([0 if key is None else chosen[key] for key in hashes], np.int32)
+    return Split(shares, numbers, _rare_note(rare, listing.rows.attrs))
 
 
 def _divide_count(count: int, shares: Sequence[Fraction]) -> list[int]:

@@ -19,14 +19,8 @@ from storeds._utils.text import counted, some
 from storeds.errors import ConfigError, StoreNotFoundError
 from storeds.jpeg import read_picture_header
 from storeds.ops.coco_records import REST, CocoLayout, is_caption, is_number, to_record
-from storeds.ops.packing.rows import Bad, BadItem, Row, Rows, backslash_hint, from_start, read_file
-from storeds.ops.packing.sources.paths import (
-    IMAGE_SUFFIXES,
-    Root,
-    class_notes,
-    is_hidden,
-    show,
-)
+from storeds.ops.packing.rows import Bad, BadItem, Row, Rows, from_start, read_file
+from storeds.ops.packing.sources.paths import IMAGE_SUFFIXES, Root, class_notes, is_hidden, show
 from storeds.protocols import JSON, Field, Record
 from storeds.records.fields import canonical_json
 from storeds.records.roles import LARGEST, check_boxes, check_coco_masks, check_keypoints
@@ -155,12 +149,10 @@ def _parse(file: str, where: str) -> dict[str, Any]:
         raise ConfigError(f"{where} is not JSON at line {error.lineno} column {error.colno}: {error.msg}") from None
     except (RecursionError, ValueError) as error:
         raise ConfigError(f"{where} is JSON that cannot be stored: {error}") from None
-    if not isinstance(document, dict):
-        raise ConfigError(f"{where} is JSON, but not an object with images and annotations, as COCO's files are")
-    if "images" not in document:
+    if not isinstance(document, dict) or "images" not in document:
+        found = some(map(repr, document), 8) if isinstance(document, dict) else f"a {type(document).__name__}"
         raise ConfigError(
-            f"{where} has no list of images, as COCO's files have; its keys are {some(map(repr, document), 8)}. A list of "
-            "detections alone is no data set"
+            f"{where} is no object with lists of images and annotations, as COCO's files are, but {found}"
         )
     for key in _LISTS:
         if not isinstance(document.get(key, []), list):
@@ -212,7 +204,7 @@ def _find_pictures(file: str, root: str | os.PathLike[str] | None, entries: Sequ
     if names and root is None:
         raise StoreNotFoundError(
             f"no picture of {show(os.path.basename(file))}, such as {show(names[0])}, is in any of "
-            f"{', '.join(map(show, folders))}{backslash_hint(names[0])}; pass the folder of the pictures as root= "
+            f"{', '.join(map(show, folders))}; pass the folder of the pictures as root= "
             "(--option root=…)"
         )
     return folders[0], 2
@@ -352,9 +344,7 @@ class _Listing:
             what = "text" if self._id_kind is str else "a whole number" if self._id_kind else "a whole number or text"
             return f"its id is {repr(own)[:40]}, not {what}"
         if name is None:
-            url = entry.get("coco_url")
-            hint = f", and its coco_url {url[:80]!r} names no file" if isinstance(url, str) else ""
-            return f"it has no file_name{hint}"
+            return "it has no file_name, and no coco_url that names a file"
         first, again = self._images.get(own), self.paths.get(posixpath.normpath(name))
         if first is not None:
             return f"another image has the same id: {show(first.entry['file_name'])}"

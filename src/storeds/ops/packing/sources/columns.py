@@ -10,7 +10,6 @@ from storeds._utils.text import counted
 from storeds.errors import ConfigError, suggest
 from storeds.ops.packing.rows import BadItem
 from storeds.ops.packing.sources.paths import IMAGE_SUFFIXES, is_int, names_of
-from storeds.ops.packing.sources.text import PATH_COLUMNS
 from storeds.protocols import Field
 from storeds.records.fields import canonical_json
 from storeds.records.roles import BOX_FORMATS
@@ -18,6 +17,7 @@ from storeds.records.roles import BOX_FORMATS
 __all__ = [
     "LABEL_COLUMNS",
     "LESS_CERTAIN",
+    "PATH_COLUMNS",
     "LabelStyle",
     "ListHeader",
     "field_names",
@@ -29,14 +29,13 @@ __all__ = [
 
 
 _FLOAT = re.compile(r"[+-]?(?:(?:0|[1-9][0-9]*)?\.[0-9]+|(?:0|[1-9][0-9]*)\.?)(?:[eE][+-]?[0-9]+)?|[+-]?inf|nan", re.I)
-_DIGITS = re.compile(r"0|-?[1-9][0-9]*")
-_EXACT = 2**53
+_EXACT = 2**53  # float64 holds each integer up to this one
 
 
 def _is_number(text: str) -> bool:
     """Whether `text` is a number that a float64 represents."""
-    if _DIGITS.fullmatch(text):
-        return len(text) < 20 and abs(int(text)) <= _EXACT
+    if text.lstrip("-").isdecimal():
+        return is_int(text) and abs(int(text)) <= _EXACT
     return _FLOAT.fullmatch(text) is not None
 
 
@@ -54,27 +53,15 @@ def json_column(values: Sequence[Any]) -> tuple[Field, list[Any]]:
 
     A value that cannot be stored is replaced by a `BadItem`.
     """
-    kinds = set(map(_kind_of, values))
-    if kinds <= {"int", "exact"}:
+    types = set(map(type, values))
+    numbers = [value for value in values if type(value) is int]
+    if types <= {int} and all(-(2**63) <= value < 2**63 for value in numbers):
         return Field("int"), list(values)
-    if kinds <= {"exact", "float"}:
+    if types in ({int, float}, {float}) and all(abs(value) <= _EXACT for value in numbers):
         return Field("float"), list(map(float, values))
-    if kinds == {"bool"}:
-        return Field("bool"), list(values)
-    if kinds == {"str"}:
-        return Field("str"), list(values)
+    if types in ({bool}, {str}):
+        return Field("bool" if types == {bool} else "str"), list(values)
     return Field("json"), list(map(_as_json, values))
-
-
-def _kind_of(value: Any) -> str:
-    if isinstance(value, bool):
-        return "bool"
-    if isinstance(value, int):
-        small = "int" if -(2**63) <= value < 2**63 else "json"
-        return "exact" if abs(value) <= _EXACT else small
-    if isinstance(value, (float, str)):
-        return type(value).__name__
-    return "json"
 
 
 def _as_json(value: Any) -> Any:
@@ -106,6 +93,11 @@ def field_names(columns: Iterable[str], taken: Iterable[str], where: str) -> dic
     return names
 
 
+PATH_COLUMNS = (
+    *("path", "image", "file", "filename", "filepath", "file_name", "img"),
+    *("file_path", "image_path", "img_path", "image_file", "image_name", "img_name"),
+)
+"""The names of a column of paths, in lower case, the most certain first."""
 MASK_COLUMNS = ("mask", "mask_path", "mask_file", "mask_name", "mask_file_name")
 CAPTION_COLUMNS = ("caption", "captions", "text", "description")
 BOX_COLUMNS = ("boxes", "bbox", "bboxes")
@@ -113,19 +105,8 @@ BOX_COLUMNS = ("boxes", "bbox", "bboxes")
 LABEL_COLUMNS = ("label", "class", "target")
 # Used if none of LABEL_COLUMNS and exactly one of these exists.
 LESS_CERTAIN = (
-    "labels",
-    "classes",
-    "targets",
-    "category",
-    "class_name",
-    "class_id",
-    "class_idx",
-    "class_index",
-    "label_name",
-    "label_id",
-    "label_idx",
-    "category_name",
-    "category_id",
+    *("labels", "classes", "targets", "category", "class_name", "class_id", "class_idx", "class_index"),
+    *("label_name", "label_id", "label_idx", "category_name", "category_id"),
 )
 
 
@@ -308,12 +289,6 @@ def _as_int(text: str) -> int | None:
     return int(text) if is_int(text) else None
 
 
-def _sort_of(text: str) -> str:
-    if _as_int(text) is not None:
-        return "integer"
-    return "number" if _is_number(text) else "name"
-
-
 def number_labels(
     where: str, labels: Sequence[str], lines: Sequence[int], classes: list[str] | None, style: LabelStyle
 ) -> tuple[list[int | BadItem], list[str] | None]:
@@ -343,7 +318,8 @@ def number_labels(
     unknown: dict[str, str] = {}  # integer, number or name → the first such label
     for text, line in zip(texts, lines, strict=True):
         if text not in index:
-            unknown.setdefault(_sort_of(text), f"{text!r} at {where} line {line}")
+            sort = "integer" if _as_int(text) is not None else "number" if _is_number(text) else "name"
+            unknown.setdefault(sort, f"{text!r} at {where} line {line}")
     if style == "auto" and classes is None and unknown and unknown.keys() not in ({"integer"}, {"name"}):
         # A guess could renumber all classes because of one stray cell among integers.
         found = ", ".join(f"{sort}s such as {example}" for sort, example in sorted(unknown.items()))
@@ -354,7 +330,13 @@ def number_labels(
         )
     are_integers = unknown.keys() == {"integer"} and not any(text in index for text in texts)
     if style == "int" or (style == "auto" and (are_integers or not texts)):
-        return [_integer(text, classes) for text in texts], classes
+        numbers = [_as_int(text) for text in texts]
+        valid = range(-(2**63), 2**63) if classes is None else range(len(classes))
+        reason = "is not an integer" if classes is None else f"is none of the {counted(len(classes), 'class id')} given"
+        return [
+            BadItem(f"label {text!r} {reason}") if number is None or number not in valid else number
+            for text, number in zip(texts, numbers, strict=True)
+        ], classes
     if classes is None:
         classes = sorted(set(texts))
         index = {name: number for number, name in enumerate(classes)}
@@ -362,12 +344,3 @@ def number_labels(
         index[text] if text in index else BadItem(f"unknown label {text!r}; {suggest(text, classes, 'classes')}")
         for text in texts
     ], classes
-
-
-def _integer(text: str, classes: Sequence[str] | None) -> int | BadItem:
-    number = _as_int(text)
-    if number is None:
-        return BadItem(f"label {text!r} is not an integer")
-    if classes is not None and not 0 <= number < len(classes):
-        return BadItem(f"label {text} is outside the {counted(len(classes), 'class', 'classes')} given")
-    return number

@@ -26,7 +26,7 @@ from storeds.ops.packing.sources.columns import (
     number_labels,
     text_column,
 )
-from storeds.ops.packing.sources.mask_checks import MaskCheck, MaskFile
+from storeds.ops.packing.sources.masks import MaskFile
 from storeds.ops.packing.sources.paths import Hidden, Root, class_notes, names_of, show
 from storeds.ops.packing.sources.text import csv_lines, jsonl_lines, open_text
 from storeds.protocols import JSON, Field, Record
@@ -57,14 +57,12 @@ def rows_of_list(
     box_relative: bool = False,
     columns: Sequence[str] | str | None = None,
     delimiter: str | None = None,
-    quotechar: str = '"',
-    escapechar: str | None = None,
     skipinitialspace: bool = False,
-    encoding: str | None = None,
+    encoding: str = "utf-8-sig",
     allow_outside: bool = False,
     include_hidden: bool = False,
 ) -> Rows:
-    """Rows of a CSV or JSONL file with one line per image, or per caption of an image.
+    r"""Rows of a CSV or JSONL file with one line per image, or per caption of an image.
 
     Parameters
     ----------
@@ -110,10 +108,11 @@ def rows_of_list(
         Coordinates are fractions of the width and the height of the image.
     columns : sequence of str, optional
         The column names of a CSV file without a header.
-    delimiter, quotechar, escapechar, skipinitialspace : optional
-        Of the CSV file, as for `csv.reader`. The default delimiter is a tab in a file named ``.tsv``, else a comma. A
-        quotechar of ``""`` means that nothing is quoted.
-    encoding : str, optional
+    delimiter : str, optional
+        Of the CSV file; by default a tab in a file named ``.tsv``, else a comma. ``\t`` is a tab.
+    skipinitialspace : bool
+        Leave out spaces after a delimiter.
+    encoding : str
         The default is UTF-8, with or without a byte order mark.
     allow_outside : bool
         Allow paths that leave `root`: through ``..``, as absolute paths, or through a link.
@@ -142,13 +141,15 @@ def rows_of_list(
     given = unique_classes(classes)
     opened = open_text(file, encoding)
     if kind == "jsonl":
-        if (columns, delimiter, quotechar, escapechar, skipinitialspace) != (None, None, '"', None, False):
-            raise ConfigError(f"{where}: columns, delimiter, quotechar, escapechar and skipinitialspace are for CSV")
+        if (columns, delimiter, skipinitialspace) != (None, None, False):
+            raise ConfigError(f"{where}: columns, delimiter and skipinitialspace are for CSV")
         names, lines = jsonl_lines(opened)
     else:
-        usual = "\t" if file.lower().endswith(".tsv") else ","
-        dialect = {"quotechar": quotechar, "escapechar": escapechar, "skipinitialspace": skipinitialspace}
-        names, lines = csv_lines(opened, where, names_of(columns), delimiter=delimiter or usual, **dialect)
+        mark = delimiter or ("\t" if file.lower().endswith(".tsv") else ",")
+        dialect = {"delimiter": mark.replace(r"\t", "\t"), "skipinitialspace": skipinitialspace}
+        names, lines = csv_lines(opened, where, names_of(columns), **dialect)
+    if not names:
+        raise ConfigError(f"{where} has no columns; expected a line of their names, or a JSON object for each image")
     header = ListHeader(where, names, [cells for _, cells in lines if not isinstance(cells, str)][:_PEEKED])
     header.find_images(path_column, image_columns)
     header.find_masks(mask_columns)
@@ -161,7 +162,7 @@ def rows_of_list(
         Hidden(include=include_hidden),
         label_separator,
         Field("array", "<f8", (None, 4), "boxes", box_format, box_relative),
-        MaskCheck(len(given) if names_masks and given else None, ignore_index),
+        (len(given) if names_masks and given else None, ignore_index),
         joins=caption_columns is not None,
     )
     for number, cells in lines:
@@ -196,7 +197,8 @@ class _List:
         What separates several labels.
     boxes : Field
         The field of boxes.
-    masks : MaskCheck
+    masks : (int or None, int or None)
+        The number of classes that masks name, and the id that needs no name.
     joins : bool
         Lines of one image that differ only in captions become one item.
 
@@ -215,7 +217,7 @@ class _List:
         hidden: Hidden,
         separator: str | None,
         boxes: Field,
-        masks: MaskCheck,
+        masks: tuple[int | None, int | None],
         *,
         joins: bool,
     ) -> None:
@@ -229,24 +231,26 @@ class _List:
             )
         self._several = self._label is not None and (separator is not None or header.has_lists(self._label))
         self._key = self._at[next(iter(header.purposes))]
-        self.columns = self._fields()
+        fixed: dict[str, str] = {}
+        for purpose in ("image", "mask", "boxes", "label"):
+            if len(found := header.of(purpose)) == 1:
+                fixed[found[0]] = "labels" if purpose == "label" and self._several else purpose
+        for names in (header.of("image") + header.of("mask"), header.names):
+            rest = [name for name in names if name not in fixed]
+            fixed |= field_names(rest, ("key", *fixed.values()), self._where)
+        self.columns = {name: fixed[name] for name in header.names}
+        # A store of images and labels alone has no roles, and so the id that it always had.
+        key, held = header.names[self._key], header.purposes
+        self._is_plain = not self._several and {held[name] for name in held if name != key} <= {"label"}
+        # The order of fields: pictures, labels, the key, other columns.
+        pictures = [name for name in header.names if held.get(name) in ("image", "mask") and name != key]
+        first = [key, *pictures, *header.of("label")]
+        others = [name for name in header.names if name not in first]
+        self._order = [*first, None, *others]
         self.classes: list[str] | None = None
         self._items: list[Bad | tuple[int, list[Any]]] = []
         self._seen: dict[str, tuple[int, list[Any]]] = {}
         self._joined = 0
-        self._layout: list[tuple[str, int, str]] = []  # field, position of the cell, column
-
-    def _fields(self) -> dict[str, str]:
-        """Return the field of each column."""
-        header, fixed = self._header, dict[str, str]()
-        for purpose in ("image", "mask", "boxes", "label"):
-            found = header.of(purpose)
-            if len(found) == 1:
-                fixed[found[0]] = "labels" if purpose == "label" and self._several else purpose
-        for names in ([name for name in header.of("image") + header.of("mask") if name not in fixed], header.names):
-            rest = [name for name in names if name not in fixed]
-            fixed |= field_names(rest, ("key", *fixed.values()), self._where)
-        return {name: fixed[name] for name in header.names}
 
     def add(self, line: int, cells: list[Any] | str) -> None:
         """Add a line, or report what is wrong with it."""
@@ -293,13 +297,12 @@ class _List:
             if cell is None or (isinstance(cell, str) and not cell.strip()):
                 raise BadItem(f"no label is given in {name!r}")
             cell = [str(cell) if isinstance(cell, float) else cell]
-        if not isinstance(cell, list):
-            raise BadItem(f"its labels in {name!r} are a {type(cell).__name__}; expected a list")
-        for label in cell:
-            if isinstance(label, bool) or not isinstance(label, (str, int)):
-                raise BadItem(f"its label {label!r:.80} in {name!r} is neither a class name nor a whole number")
-            if cell.count(label) > 1 and not self._header.of("boxes"):  # several boxes may have one class
-                raise BadItem(f"label {label!r} is listed twice in {name!r}")
+        if not isinstance(cell, list) or not all(type(label) in (str, int) for label in cell):
+            raise BadItem(
+                f"{name!r} has {cell!r:.80}; a label is a class name or a whole number, and several are a list"
+            )
+        if len(set(cell)) < len(cell) and not self._header.of("boxes"):  # several boxes may have one class
+            raise BadItem(f"a label is listed twice in {name!r}")
         return [sys.intern(str(label)) for label in cell]
 
     def _join(self, first: tuple[int, list[Any]], cells: Sequence[Any]) -> None:
@@ -332,10 +335,8 @@ class _List:
         for name, at in self._at.items():
             values = [cells[at] for _, cells in good]
             match self._header.purposes.get(name):
-                case "image":
-                    declared[name] = Field("image", role="image")
-                case "mask":
-                    declared[name] = Field("image", role="mask")
+                case "image" | "mask" as purpose:
+                    declared[name] = Field("image", role=None if self._is_plain else purpose)
                 case "boxes":
                     declared[name] = self._boxes
                     values = [np.array(each, np.float64).reshape(-1, 4) for each in values]
@@ -344,8 +345,7 @@ class _List:
                 case "label":
                     declared[name], values = self._numbered([line for line, _ in good], values, classes, style)
                 case _:
-                    convert = text_column if kind == "csv" else json_column
-                    declared[name], values = convert(values)
+                    declared[name], values = (text_column if kind == "csv" else json_column)(values)
             for (line, cells), value in zip(good, values, strict=True):
                 cells[at] = value
                 if isinstance(value, BadItem):
@@ -354,25 +354,7 @@ class _List:
             item if isinstance(item, Bad) or item[0] not in faults else Bad(self._name(*item), faults[item[0]])
             for item in self._items
         ]
-        return self._ordered(declared)
-
-    def _ordered(self, declared: dict[str, Field]) -> dict[str, Field]:
-        """Return the fields in order: pictures, labels, the key, other columns."""
-        key = self._header.names[self._key]
-        if not any(field.role for name, field in declared.items() if name != key):
-            declared[key] = Field("image")  # without any other role, the store keeps the id that it always had
-        elif self._label is not None and not self._several:
-            declared[self._label] = Field("int", role="label")
-        purposes = self._header.purposes
-        pictures = [name for name in self._header.names if purposes.get(name) in ("image", "mask") and name != key]
-        first = [key, *pictures, *self._header.of("label")]
-        others = [name for name in self._header.names if name not in first]
-        self._layout = [
-            *((self.columns[name], self._at[name], name) for name in first),
-            ("key", self._key, ""),
-            *((self.columns[name], self._at[name], name) for name in others),
-        ]
-        return {field: declared[name] if name else Field("str") for field, _, name in self._layout}
+        return {self.columns[name] if name else "key": declared[name] if name else Field("str") for name in self._order}
 
     def _numbered(
         self, lines: Sequence[int], labels: Sequence[Any], classes: list[str] | None, style: LabelStyle
@@ -380,7 +362,7 @@ class _List:
         """Return the field of labels, and for each item its class number or numbers, or a BadItem."""
         if not self._several:
             numbers, self.classes = number_labels(self._where, labels, lines, classes, style)
-            return Field("int"), numbers
+            return Field("int", role=None if self._is_plain else "label"), numbers
         texts = [text for each in labels for text in each]
         places = [line for line, each in zip(lines, labels, strict=True) for _ in each]
         numbers, self.classes = number_labels(self._where, texts, places, classes, style)
@@ -404,22 +386,27 @@ class _List:
             if isinstance(item, Bad):
                 yield item
                 continue
-            yield Row(self._name(*item), {field: self._value(name, item[1][at]) for field, at, name in self._layout})
+            yield Row(self._name(*item), dict(self._value(name, item[1]) for name in self._order))
 
-    def _value(self, name: str, cell: Any) -> Any:
+    def _value(self, name: str | None, cells: Sequence[Any]) -> tuple[str, Any]:
+        """Return the field of a column, or of the key for None, and its value."""
+        if name is None:
+            return "key", cells[self._key]
+        field, cell = self.columns[name], cells[self._at[name]]
         match self._header.purposes.get(name):
             case "image":
-                return self._root.file(cell, "" if self._at[name] == self._key else f"its {name} {show(cell)}")
+                is_key = self._at[name] == self._key
+                return field, self._root.file(cell, "" if is_key else f"its {name} {show(cell)}")
             case "mask":
-                return MaskFile(self._root.file(cell), cell, self._masks)
-        return cell
+                return field, MaskFile(self._root.file(cell), cell, *self._masks)
+        return field, cell
 
     def check_sizes(self, values: Record) -> Record:
         """Return the values of a row; raises BadItem for a mask of another size than the first image.
 
         The writer does not check this if there are several images.
         """
-        image = read_picture_header(values[self._layout[0][0]])
+        image = read_picture_header(values[self.columns[self._header.names[self._key]]])
         for name in self._header.of("mask"):
             mask = read_picture_header(values[self.columns[name]])
             if image is None or mask is None:

@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
+from PIL import Image
+
 from storeds._utils.text import counted, some
 from storeds.errors import ConfigError, StoreNotFoundError
-from storeds.ops.packing.rows import Bad, File, Row, Rows, from_start
+from storeds.jpeg.formats import decode_reason
+from storeds.ops.packing.rows import Bad, BadItem, File, Row, Rows, from_start
 from storeds.ops.packing.sources.class_names import find_class_file, unique_classes
-from storeds.ops.packing.sources.mask_checks import MaskCheck, MaskFile, lossy_notes
 from storeds.ops.packing.sources.paths import IMAGE_SUFFIXES, Root, Walk, class_notes, folders_in, is_hidden, show
 from storeds.protocols import JSON, Field
+from storeds.readers.annotations import grey_step
 
-__all__ = ["MaskFolders", "by_stem", "find_mask_folders", "masks"]
+__all__ = ["MaskFile", "MaskFolders", "by_stem", "find_mask_folders", "masks"]
 
 _SUFFIXES = (*IMAGE_SUFFIXES, ".gif")  # of masks
 _IMAGE_FOLDERS = ("images", "image", "imgs", "img")
 _MASK_FOLDERS = ("masks", "mask", "annotations", "labels")
 _CITYSCAPES = ("leftImg8bit", ("gtFine", "gtCoarse"))
 _ADE20K = ("training", "validation")
-_SPLITS = frozenset(
-    ("train", "training", "val", "valid", "validation", "test", "testing", "dev", "trainval", "train_extra")
-)
+_SPLITS = {"train", "training", "val", "valid", "validation", "test", "testing", "dev", "trainval", "train_extra"}
+_JPEG_SUFFIXES = (".jpg", ".jpeg")
+_UNNAMED = 255  # marks pixels without a class in most data sets with masks of 8 bits
 
 
 class MaskFolders(NamedTuple):
@@ -171,7 +176,7 @@ def masks(
     if isinstance(ignore_index, bool) or not isinstance(ignore_index, (int, type(None))):
         raise ConfigError(f"ignore_index={ignore_index!r} must be a class id, a whole number")
     names = unique_classes(find_class_file(root) if classes is None else classes)
-    check = MaskCheck(None if names is None else len(names), ignore_index)
+    count = None if names is None else len(names)
     walk = Walk(Root(root, allow_outside=allow_outside), ("",), include_hidden=include_hidden)
     items: list[Row | Bad] = []
     unmatched, packed, problems, ignored = [], list[str](), list[Bad](), list[str]()
@@ -193,7 +198,7 @@ def masks(
                 ((mask, file),) = partners
                 packed.append(mask)
                 key = f"{prefix}{name[len(image_at) + 1 :]}"
-                values = {"image": found[0][1], "mask": MaskFile(file, mask, check), "key": key}
+                values = {"image": found[0][1], "mask": MaskFile(file, mask, count, ignore_index), "key": key}
                 items.append(Row(show(name), values))
         for stem, found in masks.items():
             wanted = f"{image_at}/{stem}{image_end}.jpg"
@@ -216,7 +221,7 @@ def masks(
         notes=[
             *class_notes(names or ()),
             *([left_out] if ignored else ()),
-            *lossy_notes(packed),
+            *_lossy_notes(packed),
             *walk.hidden.notes(),
         ],
     )
@@ -231,48 +236,103 @@ def _top(key: str) -> str:
 def _choose(root: str, images: str | None, masks: str | None) -> MaskFolders:
     """Return the folders that are given, or those found."""
     folders_in(root)  # raises an error for something else
-    if images is None and masks is None:
-        found = find_mask_folders(root)
+    if images is None or masks is None:
+        found = find_mask_folders(root) if images is masks else None
         if found is not None:
             return found
-        problem = f"contains no folder of images ({', '.join(_IMAGE_FOLDERS)}) beside one of masks ({', '.join(_MASK_FOLDERS)})"
-    elif images is None or masks is None:
-        problem = "only one of image_folder= and mask_folder= is given"
-    else:
-        images, masks = _below(images), _below(masks)
-        for name in (images, masks):
-            if not os.path.isdir(os.path.join(root, name)):
-                raise StoreNotFoundError(f"{show(root)} contains no folder {show(name)}")
-        return MaskFolders((("", images, masks),))
-    raise ConfigError(
-        f"{show(root)}: {problem}; name both with image_folder= and mask_folder= (--option image_folder=… --option "
-        "mask_folder=…)"
-    )
-
-
-def _below(name: str) -> str:
-    """Return the name of a folder below the root in the form of keys."""
-    name = os.path.normpath(name).replace(os.sep, "/")
-    if os.path.isabs(name) or name.split("/", 1)[0] in ("..", "."):
-        raise ConfigError(f"the folder {name!r} must be below the source; pass the folder that contains both as source")
-    return name
+        raise ConfigError(
+            f"{show(root)} contains no folder of images ({', '.join(_IMAGE_FOLDERS)}) beside one of masks "
+            f"({', '.join(_MASK_FOLDERS)}); name both with image_folder= and mask_folder= (--option image_folder=… --option "
+            "mask_folder=…)"
+        )
+    names = [os.path.normpath(name).replace(os.sep, "/") for name in (images, masks)]
+    for name in names:
+        if os.path.isabs(name) or name.split("/", 1)[0] in ("..", "."):
+            raise ConfigError(
+                f"the folder {name!r} must be below the source; pass the folder that contains both as source"
+            )
+        if not os.path.isdir(os.path.join(root, name)):
+            raise StoreNotFoundError(f"{show(root)} contains no folder {show(name)}")
+    return MaskFolders((("", *names),))  # type: ignore[arg-type]  # there are two
 
 
 def _no_match(image_at: str, images: list[str], image_end: str, mask_at: str, masks: list[str], mask_end: str) -> str:
     """Return why no name of an image belongs to one of a mask, and what to do."""
-    if not images or not masks:
-        empty, end = (mask_at, mask_end) if images else (image_at, image_end)
-        ending = f" whose names end with {end}" if end else ""
-        return f"{show(empty)} contains no images{ending} ({' '.join(IMAGE_SUFFIXES)})"
-    longer = next((stem for stem in masks if stem.startswith(images[0])), "")
-    end = longer.removeprefix(images[0])
-    advice = (
-        f"pass mask_suffix={end!r} (--option mask_suffix={end})"
-        if longer
-        else "their paths without suffix must be equal, except for image_suffix= and mask_suffix= (--option image_suffix=… "
-        "--option mask_suffix=…)"
-    )
+    for at, end, found in ((image_at, image_end, images), (mask_at, mask_end, masks)):
+        if not found:
+            ending = f" whose names end with {end}" if end else ""
+            return f"{show(at)} contains no images{ending} ({' '.join(IMAGE_SUFFIXES)})"
+    end = next((stem.removeprefix(images[0]) for stem in masks if stem.startswith(images[0])), "")
     return (
-        f"no image in {show(image_at)} has a mask in {show(mask_at)}: {show(images[0])!r} and {show(masks[0])!r} "
-        f"do not match; {advice}"
+        f"no image in {show(image_at)} has a mask in {show(mask_at)}: {show(images[0])!r} and {show(masks[0])!r} do not "
+        f"match; pass what follows the common part of their names, such as mask_suffix={end or '_mask'!r} (--option "
+        f"mask_suffix={end or '_mask'})"
     )
+
+
+class MaskFile(File):
+    """The bytes of a mask, and what the writer does not check: its class ids.
+
+    Parameters
+    ----------
+    file : File
+    name : str
+        Its path below the root, for messages.
+    classes : int, optional
+        How many classes have a name. None: the mask is not decoded.
+    ignore_index : int, optional
+        The class id that needs no name; None for 255.
+    """
+
+    __slots__ = ("_classes", "_free")
+
+    def __init__(self, file: File, name: str, classes: int | None = None, ignore_index: int | None = None) -> None:
+        self.path, self.size, self.state = file.path, file.size, file.state
+        self.what, self._classes = f"its mask {show(name)}", classes
+        self._free = _UNNAMED if ignore_index is None else ignore_index
+
+    def read(self) -> bytes:
+        # docstring inherited
+        mask = super().read()
+        if mask.startswith(b"\xff\xd8\xff") and not self.path.lower().endswith(_JPEG_SUFFIXES):
+            raise BadItem(
+                f"{self.what} is a JPEG, whatever its name says: lossy compression changes class ids; get it as PNG, or name "
+                "it .jpg to pack it anyway"
+            )
+        if self._classes is None:
+            return mask
+        try:
+            found = _ids(mask)
+        except Exception as error:  # decoders raise any exception on damaged bytes
+            raise BadItem(f"{self.what} cannot be read: {decode_reason(error)}") from None
+        unnamed = [number for number in found if not 0 <= number < self._classes and number != self._free]
+        if unnamed:
+            raise BadItem(
+                f"{self.what} contains class ids without a name: {some(map(str, unnamed), 8)}; there are "
+                f"{counted(self._classes, 'class', 'classes')}, and {self._free} marks pixels without a class; correct classes= "
+                "(--classes), ignore_index= (--option ignore_index=…) or the mask"
+            )
+        return mask
+
+
+def _ids(mask: bytes) -> list[int]:
+    """Return the class ids in a mask."""
+    with Image.open(io.BytesIO(mask)) as opened:
+        pixels = np.asarray(opened)
+        if pixels.ndim != 2:  # the writer refuses it
+            return []
+        if pixels.dtype.kind == "u" and pixels.itemsize <= 2:  # much faster than sorting
+            step = grey_step(opened.mode, mask)
+            return [int(number) // step for number in np.flatnonzero(np.bincount(pixels.ravel()))]
+    return [int(number) for number in np.unique(pixels)]
+
+
+def _lossy_notes(paths: Sequence[str]) -> list[str]:
+    """Return a sentence about those masks that are JPEGs by their names, if there are any."""
+    lossy = [path for path in paths if path.lower().endswith(_JPEG_SUFFIXES)]
+    if not lossy:
+        return []
+    return [
+        f"{counted(len(lossy), 'mask is a JPEG', 'masks are JPEGs')} ({some(map(show, lossy), 3)}): lossy compression "
+        "changes class ids at edges; get the masks as PNG if you can"
+    ]

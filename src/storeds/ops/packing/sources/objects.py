@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Iterator, Mapping, Sequence, Sized
 from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
@@ -191,16 +191,9 @@ def _records(leaves: Sequence[Any], places: Array) -> Rows | None:
             "xxh3": xxhash.xxh3_64_hexdigest(places.tobytes()),
         },
         count=len(places),
-        strata=lambda: _strata(read(0, [name for name in ("key", "label") if name in whole[0].fields])),
+        strata=lambda: read(0, [name for name in ("key", "label") if name in whole[0].fields]),
         stores=views,
     )
-
-
-def _strata(items: Iterable[Row | Bad]) -> Iterator[tuple[str, Any]]:
-    """Yield the key and the label of each item."""
-    for number, item in enumerate(items):
-        found = item.values if isinstance(item, Row) else {"key": item.name}
-        yield str(found.get("key", number)), found.get("label")
 
 
 def _samples(source: Any, fields: Sequence[str] | Mapping[str, Any] | None) -> Rows:
@@ -232,7 +225,6 @@ def _samples(source: Any, fields: Sequence[str] | Mapping[str, Any] | None) -> R
         items=items,
         fingerprint={"kind": "dataset", "count": count, "xxh3": xxhash.xxh3_64_hexdigest(seen)},
         count=count,
-        strata=lambda: _strata(items(0)),
         columns={str(key): name for key, name in names.items()},
         notes=list(_notes(_elements(first), names, kinds)),
         stores=tuple(_stores_of(source)),
@@ -242,11 +234,10 @@ def _samples(source: Any, fields: Sequence[str] | Mapping[str, Any] | None) -> R
 def _record(sample: Any, names: Mapping[Any, str], fields: Mapping[str, Field]) -> Record:
     """Return the record of a sample; raises `BadItem`."""
     values = _elements(sample)
-    if isinstance(sample, Mapping):
-        lacking = [repr(key) for key in names if key not in values]
-        if lacking:
-            raise BadItem(f"has no {', '.join(lacking)}")
-    elif len(values) != len(names):
+    lacking = [repr(key) for key in names if key not in values]
+    if lacking and isinstance(sample, Mapping):
+        raise BadItem(f"has no {', '.join(lacking)}")
+    if len(values) != len(names) and not isinstance(sample, Mapping):
         raise BadItem(f"has {len(values)} elements, but the first sample has {len(names)}")
     record: Record = {}
     for key, name in names.items():
@@ -279,8 +270,7 @@ def _stores_of(source: Any) -> Iterator[Backend]:
     inside = getattr(source, "__dict__", {})
     parts = inside.get("datasets")
     for part in (inside.get("dataset"), *(parts if isinstance(parts, (list, tuple)) else ())):
-        if part is not None:
-            yield from _stores_of(part)
+        yield from () if part is None else _stores_of(part)
 
 
 def _first(source: Any) -> Any:
@@ -318,25 +308,20 @@ def _names(sample: Any, fields: Sequence[str] | Mapping[str, Any] | None) -> dic
         if not all(isinstance(key, str) for key in elements):
             raise ConfigError(f"the keys of a sample must be text, not {list(elements)[:8]!r}")
         known = field_names(elements, (), "the first sample")
-        if given is None:
-            return known
         keys = {name: key for key, name in known.items()} | {key: key for key in known}
-        unknown = next((name for name in given if name not in keys), None)
+        unknown = next((name for name in given or () if name not in keys), None)
         if unknown is not None:
             raise ConfigError(f"fields: the first sample has no {unknown!r}, only {', '.join(map(repr, elements))}")
-        return {keys[name]: known.get(name, name) for name in given}
-    if given is not None:
-        if len(given) != len(elements):
-            raise ConfigError(
-                f"fields: {len(given)} names ({', '.join(given)}) for {len(elements)} elements of a sample"
-            )
-        return dict(zip(elements, given, strict=True))
-    own = getattr(sample, "_fields", None)  # of a named tuple
-    if own is not None:
-        return dict(zip(elements, field_names(own, (), "the first sample").values(), strict=True))
-    kinds = {position: _infer(f"element{position}", value).kind for position, value in elements.items()}
-    usual = {(0, "image"): "image", (1, "int"): "label"}
-    return {position: usual.get((position, kind), f"field{position}") for position, kind in kinds.items()}
+        return known if given is None else {keys[name]: known.get(name, name) for name in given}
+    if given is None and hasattr(sample, "_fields"):  # a named tuple
+        given = list(field_names(sample._fields, (), "the first sample").values())
+    if given is None:
+        kinds = [_infer(f"element{position}", value).kind for position, value in elements.items()]
+        known_as = {(0, "image"): "image", (1, "int"): "label"}
+        given = [known_as.get(each, f"field{each[0]}") for each in enumerate(kinds)]
+    if len(given) != len(elements):
+        raise ConfigError(f"fields: {len(given)} names ({', '.join(given)}) for {len(elements)} elements of a sample")
+    return dict(zip(elements, given, strict=True))
 
 
 def _fields(sample: Any, names: Mapping[Any, str], given: object) -> dict[str, Field]:
@@ -430,15 +415,11 @@ class _Picture(Reference):
         self.image = image.copy()  # a dataset may draw on it again
         self.size, self.state = image.width * image.height * len(image.getbands()), ()
 
-    @property
-    def format(self) -> str:
-        return _FORMATS[self.image.mode]
-
     def read(self) -> bytes:
         # docstring inherited
         buffer = io.BytesIO()
         try:
-            self.image.save(buffer, self.format)
+            self.image.save(buffer, _FORMATS[self.image.mode])
         except (OSError, ValueError, SyntaxError) as error:
             raise BadItem(f"its PIL image cannot be encoded: {error}") from None
         return buffer.getvalue()
@@ -477,7 +458,7 @@ def _notes(elements: Mapping[Any, Any], names: Mapping[Any, str], fields: Mappin
             value.convert("RGB").save(buffer, "JPEG", quality=90)
             size = len(picture.read())
             yield (
-                f"images of field {name!r} are decoded, so each is stored as {picture.format}; the first takes "
+                f"images of field {name!r} are decoded, so each is stored as {_FORMATS[value.mode]}; the first takes "
                 f"{byte_size(size)}, {size / len(buffer.getvalue()):.1f} times as much as a JPEG of quality 90: pack the "
                 "folder or a manifest to keep the original files, or pass quality=90 to store JPEG"
             )

@@ -6,6 +6,7 @@ import inspect
 import os
 import stat
 from collections.abc import Sized
+from glob import escape, glob
 from typing import Any
 
 from storeds import registry
@@ -13,7 +14,7 @@ from storeds._utils.locations import StoreURL, nearest, redact, sniff
 from storeds._utils.text import counted, some
 from storeds.errors import ConfigError, StoreNotFoundError, suggest
 from storeds.ops.packing.rows import Rows
-from storeds.ops.packing.sources.paths import IMAGE_SUFFIXES, VIDEO_SUFFIXES, is_hidden, show
+from storeds.ops.packing.sources.paths import IMAGE_SUFFIXES, VIDEO_SUFFIXES, is_folder, is_hidden, show
 from storeds.protocols import Backend
 
 __all__ = ["open_source"]
@@ -30,7 +31,7 @@ _SUFFIXES = {
     ".tgz": "tar",
     **dict.fromkeys(VIDEO_SUFFIXES, "videos"),
 }
-_TABLE_DEPTH = 3
+_DEPTH = 3  # of the folders in which tables and videos are looked for
 _TRIED = 8  # sub-folders that are looked into
 _TRIED_JSON = 100  # files that may be those of COCO; a folder may have one for each image
 
@@ -45,9 +46,8 @@ def open_source(
     source : path, URL or object
         One of: a folder with one sub-folder per class, or with images only; a folder of images beside one of masks; a
         data.yaml or a folder of YOLO; a folder of Pascal VOC; a folder of videos, or one video; a .csv, .tsv, .jsonl,
-        .ndjson, .parquet or .tar file; a .json file of COCO; a .txt file that begins like CSV; a glob, a range or a list of
-        tar files; a folder that `export` wrote; the URL or the file of a store, or a `Backend`; a dataset; `Rows`, which
-        are returned.
+        .ndjson, .parquet or .tar file; a .json file of COCO; a glob, a range or a list of tar files; a folder that
+        `export` wrote; the URL or the file of a store, or a `Backend`; a dataset; `Rows`, which are returned.
     kind : str, optional
         The name of a source, if detection fails or is wrong: one of ``storeds.registry.SOURCES.names()``.
     max_side, quality : int, optional
@@ -72,29 +72,27 @@ def open_source(
         return source
     kind = kind or _detect(source, include_hidden=bool(options.get("include_hidden")))
     if kind in ("imagefolder", "flat") and options.get("label") is not None:
-        kind = _with_label(source, kind, label=bool(options.pop("label")))
+        if options["label"] and kind == "flat":
+            raise ConfigError(
+                f"{source} contains only images, and no sub-folder or list gives their labels; remove label=True (--label)"
+            )
+        kind = "imagefolder" if options.pop("label") else "flat"
     make = registry.SOURCES.get(kind)
-    if kind not in ("tar", "store", "dataset") and not isinstance(source, (str, os.PathLike)):
-        raise ConfigError(f"kind={kind!r} needs a path, not a {type(source).__name__}")
+    if kind not in ("tar", "store", "dataset"):
+        if not isinstance(source, (str, os.PathLike)):
+            raise ConfigError(f"kind={kind!r} needs a path, not a {type(source).__name__}")
+        if "\0" in os.fspath(source):
+            raise ConfigError(f"{source!r} is no path: it has a NUL character")
     known = dict(list(inspect.signature(make).parameters.items())[1:])
     encodes = "max_side" in known
     if encodes:
         options = {**options, "max_side": max_side, "quality": quality}
-    takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values())
     unknown = next((name for name in options if name not in known), None)
-    if unknown is not None and not takes_all:
+    if unknown is not None and not any(each.kind is each.VAR_KEYWORD for each in known.values()):
         raise ConfigError(f"a source of kind {kind} has no option {unknown!r}; {suggest(unknown, known, 'options')}")
     rows: Rows = make(source, **options)
     rows.is_encoded = encodes
     return rows
-
-
-def _with_label(source: Any, kind: str, *, label: bool) -> str:
-    if label and kind == "flat":
-        raise ConfigError(
-            f"{source} contains only images, and no sub-folder or list gives their labels; remove label=True (--label)"
-        )
-    return "imagefolder" if label else "flat"
 
 
 def _detect(source: Any, *, include_hidden: bool) -> str:
@@ -124,23 +122,20 @@ def _detect_path(path: str, *, include_hidden: bool) -> str:
         return "tar"
     try:
         mode = os.stat(path).st_mode
-        entries = sorted(os.scandir(path), key=lambda entry: entry.name) if stat.S_ISDIR(mode) else []
-        found = _detect_content(path) or by_suffix if stat.S_ISREG(mode) else None
+        if stat.S_ISDIR(mode):
+            entries = sorted(os.scandir(path), key=lambda entry: entry.name)
+            found = _detect_known(path, {entry.name for entry in entries})
+        elif stat.S_ISREG(mode):
+            found = _detect_content(path) or by_suffix
+        else:
+            raise ConfigError(f"{show(path)} is neither a folder nor a regular file")
     except (FileNotFoundError, NotADirectoryError):
         raise StoreNotFoundError(f"nothing exists at {show(path)}: {nearest(os.path.abspath(path))}") from None
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise StoreNotFoundError(f"{redact(show(path))} cannot be inspected: {reason}") from None
-    if stat.S_ISDIR(mode):
-        found = _detect_known(path, {entry.name for entry in entries})
-        if found is None and (_is_saved_dataset(entries) or _contains_tables(path, _TABLE_DEPTH)):
-            found = "table"
-        if found is None and _contains_videos(path):
-            found = "videos"
-        return found or _detect_plugin(path) or _detect_folder(path, entries, include_hidden=include_hidden)
-    if not stat.S_ISREG(mode):
-        raise ConfigError(f"{show(path)} is neither a folder nor a regular file")
+    except OSError as error:
+        raise StoreNotFoundError(f"{redact(show(path))} cannot be inspected: {error.strerror}") from None
     found = found or _detect_plugin(path)
+    if found is None and stat.S_ISDIR(mode):
+        return _detect_folder(path, entries, include_hidden=include_hidden)
     if found is None:
         raise ConfigError(
             f"{show(path)} ends in none of {', '.join(_SUFFIXES)}, and it is not a store, a tar file or a file of COCO; pass "
@@ -170,8 +165,26 @@ def _detect_known(path: str, names: set[str]) -> str | None:
             return "yolo"
     pairs = (os.path.join(path, "VOCdevkit"), path)
     inside = [path, *(os.path.join(top, name) for top in pairs if os.path.isdir(top) for name in os.listdir(top))]
-    is_voc = any(all(os.path.isdir(os.path.join(at, name)) for name in ("JPEGImages", "Annotations")) for at in inside)
-    return "voc" if is_voc else None
+    if any(all(os.path.isdir(os.path.join(at, name)) for name in ("JPEGImages", "Annotations")) for at in inside):
+        return "voc"
+    # What save_to_disk of 🤗 datasets wrote: one dataset, or one dataset per split.
+    if "dataset_dict.json" in names or {"state.json", "dataset_info.json"} <= names:
+        return "table"
+    return _kind_of_files(path, _DEPTH)
+
+
+def _kind_of_files(folder: str, depth: int) -> str | None:
+    """Return ``table`` or ``videos`` if the first known files from a folder down are these, ``""`` for images, else None."""
+    try:
+        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+    except OSError:  # the source that lists the folder reports why
+        return None
+    entries = [entry for entry in entries if not is_hidden(entry.name)]
+    for kind, suffixes in (("", IMAGE_SUFFIXES), ("table", (".parquet",)), ("videos", VIDEO_SUFFIXES)):
+        if any(entry.name.lower().endswith(suffixes) for entry in entries):
+            return kind
+    inside = (_kind_of_files(entry.path, depth - 1) for entry in entries if depth and is_folder(entry))
+    return next((kind for kind in inside if kind is not None), None)
 
 
 def _detect_content(path: str) -> str | None:
@@ -188,64 +201,16 @@ def _detect_content(path: str) -> str | None:
         head = file.read(262)
     if head.startswith((b"PAR1", b"ARROW1")):
         return "table"
-    if head[257:] == b"ustar":
-        return "tar"
-    if suffix == ".txt":
-        from storeds.ops.packing.sources.text import begins_like_csv
-
-        return "csv" if begins_like_csv(path) else None
-    return None
-
-
-def _is_saved_dataset(entries: list[os.DirEntry[str]]) -> bool:
-    """Whether a folder was written by ``save_to_disk`` of 🤗 datasets: one dataset, or one dataset per split."""
-    names = {entry.name for entry in entries}
-    return "dataset_dict.json" in names or {"state.json", "dataset_info.json"} <= names
-
-
-def _inspect(folder: str) -> tuple[str | None, list[str]]:
-    """Return what the files directly in a folder are (images, table or videos), and its sub-folders, sorted."""
-    try:
-        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
-        names = [entry.name.lower() for entry in entries if not is_hidden(entry.name)]
-        inside = [entry.path for entry in entries if not is_hidden(entry.name) and _is_folder(entry)]
-    except OSError:  # the source that lists the folder reports why
-        return None, []
-    for kind, suffixes in (("images", IMAGE_SUFFIXES), ("table", (".parquet",)), ("videos", VIDEO_SUFFIXES)):
-        if any(name.endswith(suffixes) for name in names):
-            return kind, inside
-    return None, inside
-
-
-def _contains_tables(folder: str, depth: int) -> bool:
-    """Whether `folder`, or the first below it with images or Parquet files, contains Parquet files and no images."""
-    kind, inside = _inspect(folder)
-    if kind in ("images", "table"):
-        return kind == "table"
-    return depth > 0 and any(_contains_tables(path, depth - 1) for path in inside[:8])
-
-
-def _contains_videos(folder: str) -> bool:
-    """Whether `folder`, or the first sub-folder with images or videos, contains videos and no images."""
-    kind, inside = _inspect(folder)
-    kinds = [kind] if kind is not None else (_inspect(path)[0] for path in inside)
-    return next((found for found in kinds if found is not None), None) == "videos"
+    return "tar" if head[257:] == b"ustar" else None
 
 
 def _detect_folder(path: str, entries: list[os.DirEntry[str]], *, include_hidden: bool) -> str:
-    folders, images, others, hidden = [], [], [], []
-    for entry in entries:
-        if is_hidden(entry.name) and not include_hidden:
-            hidden.append(entry.name)
-        elif _is_folder(entry):
-            folders.append(entry.name)
-        elif entry.name.lower().endswith(IMAGE_SUFFIXES):
-            images.append(entry.name)
-        else:
-            others.append(entry.name)
-    _refuse_coco(path, others, folders)
-    for names in (folders, images, others, hidden):
-        names[:] = sorted(map(show, names))
+    hidden = [show(entry.name) for entry in entries if is_hidden(entry.name) and not include_hidden]
+    seen = [entry for entry in entries if include_hidden or not is_hidden(entry.name)]
+    folders = [show(entry.name) for entry in seen if is_folder(entry)]
+    files = [show(entry.name) for entry in seen if not is_folder(entry)]
+    images = [name for name in files if name.lower().endswith(IMAGE_SUFFIXES)]
+    _refuse_coco(path, files, folders)
     if folders and images:
         raise ConfigError(
             f"{show(path)} contains {counted(len(images), 'image')} ({some(images)}) and {counted(len(folders), 'folder')} "
@@ -256,29 +221,22 @@ def _detect_folder(path: str, entries: list[os.DirEntry[str]], *, include_hidden
         return _detect_masks(path) or "imagefolder"
     if images:
         return "flat"
-    held = f"only {some(others)}; pass one of these files" if others else "nothing"
-    held += (
-        f"; {some(hidden)} is hidden and left out without include_hidden=True (--option include_hidden=true)"
-        if hidden
-        else ""
-    )
+    held = f"only {some(files)}; pass one of these files" if files else "nothing"
+    if hidden:
+        held += f"; {some(hidden)} is hidden and left out without include_hidden=True (--option include_hidden=true)"
     raise ConfigError(f"{show(path)} has no sub-folders and no images ({' '.join(IMAGE_SUFFIXES)}), {held}")
 
 
 def _refuse_coco(path: str, files: list[str], folders: list[str]) -> None:
     """Raise ConfigError if a folder has annotations of COCO, itself or in a sub-folder, which no kind of folder reads."""
-    names = list(files)
-    for folder in sorted(folders)[:_TRIED]:
-        try:
-            names += [f"{folder}/{name}" for name in os.listdir(os.path.join(path, folder))]
-        except OSError:  # the source that lists the folder reports why
-            continue
-    names = sorted(name for name in names if name.lower().endswith(".json"))
+    names = [name for name in files if name.lower().endswith(".json")]
+    for folder in folders[:_TRIED]:
+        names += [os.path.relpath(name, path) for name in glob(os.path.join(escape(path), escape(folder), "*.json"))]
     if not names:
         return
     from storeds.ops.packing.sources.coco import is_coco_file
 
-    for name in names[:_TRIED_JSON]:
+    for name in sorted(names)[:_TRIED_JSON]:
         file = os.path.join(path, name)
         if os.path.isfile(file) and is_coco_file(file):
             raise ConfigError(
@@ -300,10 +258,3 @@ def _detect_masks(path: str) -> str | None:
         "(storeds pack SOURCE URL --kind masks) to pack each image with its mask, or kind='imagefolder' (--kind imagefolder) "
         "to use the folders as classes"
     )
-
-
-def _is_folder(entry: os.DirEntry[str]) -> bool:
-    try:
-        return entry.is_dir()
-    except OSError:  # a link to itself
-        return False

@@ -7,12 +7,13 @@ import posixpath
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from operator import itemgetter
 from typing import Any
 
 from storeds._utils.text import counted, printable, some
 from storeds.errors import ConfigError, StoreNotFoundError
-from storeds.ops.packing.rows import Bad, File
+from storeds.ops.packing.rows import Bad, BadItem, File
 
 __all__ = [
     "IMAGE_SUFFIXES",
@@ -22,6 +23,7 @@ __all__ = [
     "Walk",
     "class_notes",
     "folders_in",
+    "is_folder",
     "is_hidden",
     "is_int",
     "is_text",
@@ -107,12 +109,11 @@ class Root:
         """Return the file at `path`, which is relative to the root and may have other separators than the system's."""
         return File(os.path.join(self.path, path.replace("/", os.sep)), what=what)
 
-    def link_fault(self, path: str) -> str | None:
-        """Return why the link at `path` must not be followed, or None."""
-        if self._allow:
-            return None
+    def check_link(self, path: str) -> None:
+        """Raise `BadItem` if the link at `path` must not be followed."""
         real = os.path.realpath(path)
-        return None if self._contains(real) else f"is a link to {show(real)}, outside {show(self.path)}; {_ALLOW}"
+        if not self._allow and not self._contains(real):
+            raise BadItem(f"is a link to {show(real)}, outside {show(self.path)}; {_ALLOW}")
 
     def path_fault(self, path: object) -> str | None:
         """Return why `path`, as written in a list, must not be opened, or None."""
@@ -141,18 +142,9 @@ class Root:
 
 
 # macOS, Windows and network drives create these names, which have no leading dot.
-_SYSTEM_NAMES = frozenset(
-    (
-        "__macosx",
-        "@eadir",
-        "#recycle",
-        "$recycle.bin",
-        "lost+found",
-        "system volume information",
-        "thumbs.db",
-        "ehthumbs.db",
-        "desktop.ini",
-    )
+_SYSTEM_NAMES = (
+    *("__macosx", "@eadir", "#recycle", "$recycle.bin", "lost+found"),
+    *("system volume information", "thumbs.db", "ehthumbs.db", "desktop.ini"),
 )
 _NAMED = 4
 
@@ -174,32 +166,27 @@ class Hidden:
 
     def __init__(self, *, include: bool = False) -> None:
         self._include = include
-        self._folders: dict[str, None] = {}
-        self._files: dict[str, None] = {}
+        self._skipped: dict[str, set[str]] = {"folder": set(), "file": set()}
 
-    def skips_folder(self, path: str) -> bool:
-        """Whether to skip the folder at `path`, relative to the root. Only its own name counts."""
-        return self._skips(path, [path.rsplit("/", 1)[-1]], self._folders)
-
-    def skips_file(self, path: str) -> bool:
-        """Whether to skip the file at `path`, relative to the root. Only its own name counts."""
-        return self._skips(path, [path.rsplit("/", 1)[-1]], self._files)
+    def skips(self, path: str, what: str = "file") -> bool:
+        """Whether to skip a file or a folder by its own name; `path` is relative to the root."""
+        return self._skips(path, is_hidden(path.rpartition("/")[2]), what)
 
     def skips_path(self, path: str) -> bool:
         """Whether to skip a path from a list: it or one of its folders is hidden."""
-        return self._skips(path, path.split("/"), self._files)
+        return self._skips(path, any(map(is_hidden, path.split("/"))), "file")
 
-    def _skips(self, path: str, names: Iterable[str], skipped: dict[str, None]) -> bool:
-        if self._include or not any(map(is_hidden, names)):
-            return False
-        skipped[path] = None
-        return True
+    def _skips(self, path: str, is_hidden: bool, what: str) -> bool:
+        if is_hidden and not self._include:
+            self._skipped[what].add(path)
+            return True
+        return False
 
     def notes(self) -> list[str]:
         """Return one sentence about what was skipped, or nothing."""
         parts = [
             f"{counted(len(skipped), f'hidden {what}')} ({some(sorted(skipped), _NAMED)})"
-            for what, skipped in (("folder", self._folders), ("file", self._files))
+            for what, skipped in self._skipped.items()
             if skipped
         ]
         if not parts:
@@ -232,78 +219,75 @@ class Walk:
         plain string order. Then come files and folders that cannot be read.
         """
         problems, seen = list[Bad](), Counter[tuple[int, int]]()
-        folders: list[tuple[str, list[tuple[str, File]]]] = []
+        found: list[tuple[str, str, File]] = []
         status = os.stat(self._root.path)
-        above: tuple[tuple[int, int], ...] = ((status.st_dev, status.st_ino),) if top else ()
-        pending = [(top, above)]
+        pending: list[tuple[str, tuple[tuple[int, int], ...]]] = [
+            (top, ((status.st_dev, status.st_ino),) if top else ())
+        ]
         while pending:
-            path, above = pending.pop()
-            found: list[tuple[str, File]] = []
-            entered = self._enter(path, above, seen)
-            if isinstance(entered, str):
-                problems.append(Bad(show(path) or show(self._root.path), entered))
-                continue
+            folder, above = pending.pop()
             try:
-                with os.scandir(os.path.join(self._root.path, path)) as entries:
-                    for entry in entries:
-                        below = f"{path}/{entry.name}" if path else entry.name
-                        each = self._sort(entry, below)
-                        if isinstance(each, str):
-                            problems.append(Bad(show(below), each))
-                        elif isinstance(each, File):
-                            found.append((below, each))
-                        elif each:
-                            pending.append((below, (*above, entered)))
+                inside = (*above, self._enter(folder, above, seen))
+                for path, file in self._list(folder, problems):
+                    if file is None:
+                        pending.append((path, inside))
+                    else:
+                        found.append((folder, path, file))
+            except BadItem as error:
+                problems.append(Bad(show(folder), str(error)))
             except OSError as error:
-                problems.append(
-                    Bad(show(path) or show(self._root.path), f"the folder cannot be listed: {error.strerror}")
-                )
-            folders.append((path, sorted(found, key=lambda each: each[0])))
-        for _, found in sorted(folders, key=lambda folder: folder[0]):
-            yield from found
+                where = show(folder or self._root.path)
+                problems.append(Bad(where, f"the folder cannot be listed: {error.strerror}"))
+        for _, path, file in sorted(found, key=itemgetter(0, 1)):
+            yield path, file
         yield from problems
 
-    def _enter(
-        self, path: str, above: Sequence[tuple[int, int]], seen: Counter[tuple[int, int]]
-    ) -> tuple[int, int] | str:
-        """Return the identity of a folder, or why it must not be listed."""
+    def _list(self, folder: str, problems: list[Bad]) -> Iterator[tuple[str, File | None]]:
+        """Yield the paths of the sub-folders and the files of a folder, a sub-folder with None."""
+        with os.scandir(os.path.join(self._root.path, folder)) as entries:
+            for entry in entries:
+                path = f"{folder}/{entry.name}" if folder else entry.name
+                try:
+                    if not entry.is_dir():
+                        if (file := self._file(entry, path)) is not None:
+                            yield path, file
+                    elif not self.hidden.skips(path, "folder"):
+                        yield path, None
+                except BadItem as error:
+                    problems.append(Bad(show(path), str(error)))
+                except OSError as error:
+                    problems.append(Bad(show(path), f"cannot be inspected: {error.strerror}"))
+
+    def _enter(self, path: str, above: Sequence[tuple[int, int]], seen: Counter[tuple[int, int]]) -> tuple[int, int]:
+        """Return the identity of a folder; raise `BadItem` if it must not be listed."""
         whole = os.path.join(self._root.path, path)
         if not is_text(path):
-            return "the folder's name is not valid UTF-8, which a key must be; rename it"
-        fault = self._root.link_fault(whole) if os.path.islink(whole) else None
-        if path and fault is not None:
-            return fault
-        try:
-            status = os.stat(whole)
-        except OSError as error:
-            return f"the folder cannot be inspected: {error.strerror}"
-        if (status.st_dev, status.st_ino) in above:
-            return "links back to a folder that contains it; the loop is left out"
+            raise BadItem("the folder's name is not valid UTF-8, which a key must be; rename it")
+        if path and os.path.islink(whole):
+            self._root.check_link(whole)
+        status = os.stat(whole)
         identity = status.st_dev, status.st_ino
+        if identity in above:
+            raise BadItem("links back to a folder that contains it; the loop is left out")
         seen[identity] += 1
         if seen[identity] > _MAX_PATHS:
-            return f"is a folder that {_MAX_PATHS} other paths lead to already; more are left out"
+            raise BadItem(f"is a folder that {_MAX_PATHS} other paths lead to already; more are left out")
         return identity
 
-    def _sort(self, entry: os.DirEntry[str], path: str) -> File | bool | str:
-        """Return the file of an entry, True for a folder, False for what is left out, or why it cannot be read."""
-        try:
-            is_folder = entry.is_dir()
-        except OSError as error:
-            return f"cannot be inspected: {error.strerror}"
-        if is_folder:
-            return not self.hidden.skips_folder(path)
+    def _file(self, entry: os.DirEntry[str], path: str) -> File | None:
+        """Return the file of an entry, or None for one that is left out; raises `BadItem`."""
         if not entry.name.lower().endswith(self._suffixes):
             suffix = os.path.splitext(entry.name)[1].lower()
             if suffix in _ANNOTATIONS and not is_hidden(entry.name):
                 self._annotations.setdefault(suffix, set()).add(path)
-            return False
-        if self.hidden.skips_file(path):
-            return False
+            return None
+        if self.hidden.skips(path):
+            return None
         if not is_text(entry.name):
-            return "its name is not valid UTF-8, which a key must be; rename it"
-        fault = self._root.link_fault(entry.path) if entry.is_symlink() else None
-        return fault or File(entry.path)
+            raise BadItem("its name is not valid UTF-8, which a key must be; rename it")
+        if entry.is_symlink():
+            self._root.check_link(entry.path)
+        return File(entry.path)
 
     def notes(self) -> list[str]:
         """Return sentences about hidden files, and about files that may describe the images."""
@@ -329,17 +313,18 @@ def folders_in(root: str, hidden: Hidden | None = None) -> list[str]:
     ConfigError, StoreNotFoundError
         `root` is a file, or cannot be listed.
     """
-    skips = is_hidden if hidden is None else hidden.skips_folder
+    hidden = Hidden() if hidden is None else hidden
     try:
         with os.scandir(root) as entries:
-            return sorted(entry.name for entry in entries if _is_folder(entry) and not skips(entry.name))
+            return sorted(each.name for each in entries if is_folder(each) and not hidden.skips(each.name, "folder"))
     except NotADirectoryError:
         raise ConfigError(f"{root} is a file; expected a folder of images, or of one folder per class") from None
     except OSError as error:
         raise StoreNotFoundError(f"no folder at {root}: {error.strerror}") from None
 
 
-def _is_folder(entry: os.DirEntry[str]) -> bool:
+def is_folder(entry: os.DirEntry[str]) -> bool:
+    """Whether an entry is a folder, a link to one, or a link that cannot be followed."""
     try:
         return entry.is_dir()
     except OSError:  # a link to itself, which listing it reports

@@ -43,13 +43,10 @@ def store(source: str | os.PathLike[str] | Backend, **options: Any) -> Rows:
         for first in range(start, count, _BATCH):
             yield from rows_at(backend, range(first, min(first + _BATCH, count)))
 
-    def strata() -> Iterator[tuple[str, Any]]:
+    def strata() -> Iterator[Row | Bad]:
         wanted = [name for name in ("key", "label") if name in meta.fields]
         for first in range(0, count, _COLUMNS):
-            positions = range(first, min(first + _COLUMNS, count))
-            for position, row in zip(positions, rows_at(backend, positions, wanted), strict=True):
-                found = row.values if isinstance(row, Row) else {}
-                yield str(found.get("key", position)), found.get("label")
+            yield from rows_at(backend, range(first, min(first + _COLUMNS, count)), wanted)
 
     where = getattr(backend, "where", None)
     selected: dict[str, JSON] = {} if where is None else {"where": repr(where)}

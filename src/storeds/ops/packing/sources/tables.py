@@ -239,8 +239,6 @@ class _Table:
 
     def _find_label(self) -> str | None:
         others = {name: field for name, field in self.columns.items() if name not in self.images}
-        if not others:
-            return None
         named = {name.lower(): name for name in reversed(others) if others[name].kind in ("int", "str", "bool")}
         likely = [name for name in others if name in self.named] or list(filter(None, map(named.get, LESS_CERTAIN)))
         return find_label(self.where, named, likely, beside="images", others=list(others))
@@ -323,11 +321,11 @@ class _Table:
                 raise BadItem(f"its {name} {value!r} is not {valid}; --no-label packs without labels")
         return record | {"split": values["split"]} if len(self.parts) > 1 else record
 
-    def _strata(self) -> Iterator[tuple[str, Any]]:
+    def _strata(self) -> Iterator[Row]:
         columns = {field: name for name, field in self.names.items() if field in ("key", "label")}
-        for number, (_, values) in enumerate(self._read(0, list(columns.values()))):
-            value, key = values[columns["label"]], values[columns["key"]] if "key" in columns else number
-            yield str(key), value if self.label is None else self._label(value)
+        for name, values in self._read(0, list(columns.values())):
+            found = {field: values[column] for field, column in columns.items()}
+            yield Row(name, found if self.label is None else found | {"label": self._label(found["label"])})
 
     def rows(self) -> Rows:
         """Return the rows."""
@@ -383,8 +381,7 @@ def _field(kind: Any, noted: Mapping[str, Any], values: Iterator[Any], types: An
         ``pyarrow.types``.
     """
     sort = str(noted.get("_type"))
-    if types.is_dictionary(kind):
-        kind = kind.value_type
+    kind = kind.value_type if types.is_dictionary(kind) else kind
     if sort in ("Audio", "Video"):
         raise ValueError(f"{sort} values")
     if re.fullmatch("Array[2-5]D", sort):
@@ -393,22 +390,17 @@ def _field(kind: Any, noted: Mapping[str, Any], values: Iterator[Any], types: An
         return None
     if _is_bytes(kind):
         return Field("image" if is_image(next(values, b"")) else "bytes")
-    if types.is_nested(kind):
-        return _nested(kind, types)
-    simple: dict[Kind, Any] = {"int": types.is_integer, "float": types.is_floating, "bool": types.is_boolean}
-    return Field(next((name for name, is_kind in simple.items() if is_kind(kind)), "str"))
-
-
-def _nested(kind: Any, types: Any) -> Field:
     inner = [kind.field(number).type for number in range(kind.num_fields)]
     if types.is_struct(kind) and {each.name for each in kind} == {"bytes", "path"} and any(map(_is_bytes, inner)):
         return Field("image")  # as 🤗 datasets stores it
-    is_list = len(inner) == 1 and not types.is_struct(kind)
-    if is_list and (types.is_integer(inner[0]) or types.is_floating(inner[0]) or types.is_boolean(inner[0])):
+    if inner and not types.is_struct(kind) and (types.is_primitive(inner[0]) and not types.is_temporal(inner[0])):
         return _array(inner[0].to_pandas_dtype(), [kind.list_size if types.is_fixed_size_list(kind) else None])
     if any(map(_has_bytes, inner)):
         raise ValueError("bytes or images in a list or a group")
-    return Field("json")
+    if inner:
+        return Field("json")
+    simple: dict[Kind, Any] = {"int": types.is_integer, "float": types.is_floating, "bool": types.is_boolean}
+    return Field(next((name for name, is_kind in simple.items() if is_kind(kind)), "str"))
 
 
 def _is_bytes(kind: Any) -> bool:
@@ -433,9 +425,10 @@ def _find_tables(path: str) -> dict[str, list[str]]:
     """
     if os.path.isfile(path):
         return {"": [path]}
-    if not os.path.isdir(path):
-        raise StoreNotFoundError(f"nothing exists at {show(path)}")
-    names = os.listdir(path)
+    try:
+        names = os.listdir(path)
+    except OSError as error:
+        raise StoreNotFoundError(f"no table at {show(path)}: {error.strerror}") from None
     if "dataset_dict.json" in names:
         splits = [os.path.basename(str(name)) for name in _load(path, "dataset_dict.json").get("splits") or []]
         return {name: _saved(os.path.join(path, name)) for name in splits}
@@ -457,13 +450,7 @@ def _saved(folder: str) -> list[str]:
         raise ConfigError(
             f"{show(folder)} was saved by an old version of 🤗 datasets; load it with datasets.load_from_disk and save it again"
         )
-    files = [os.path.join(folder, os.path.basename(str(item["filename"]))) for item in state["_data_files"]]
-    missing = [file for file in files if not os.path.isfile(file)]
-    if missing:
-        raise FormatError(
-            f"{show(folder)} is incomplete: it lacks {some(map(os.path.basename, missing))}; copy it again"
-        )
-    return files
+    return [os.path.join(folder, os.path.basename(str(item["filename"]))) for item in state["_data_files"]]
 
 
 def _parquet(folder: str) -> dict[str, list[str]]:

@@ -6,8 +6,7 @@ import csv
 import io
 import json
 import os
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, TextIO, TypeAlias
 
 from storeds._utils.locations import nearest
@@ -16,38 +15,14 @@ from storeds.errors import ConfigError, StoreNotFoundError
 from storeds.ops.packing.rows import BadItem, read_file
 from storeds.ops.packing.sources.paths import is_text
 
-__all__ = ["PATH_COLUMNS", "Line", "begins_like_csv", "csv_lines", "jsonl_lines", "open_text"]
-
-PATH_COLUMNS = (
-    "path",
-    "image",
-    "file",
-    "filename",
-    "filepath",
-    "file_name",
-    "img",
-    "file_path",
-    "image_path",
-    "img_path",
-    "image_file",
-    "image_name",
-    "img_name",
-)
-"""The names of a column of paths, in lower case, the most certain first."""
+__all__ = ["Line", "csv_lines", "jsonl_lines", "open_text"]
 
 Line: TypeAlias = tuple[int, list[Any] | str]
 """The number of a line, and its cells in the order of the columns, or why it cannot be read."""
 
 
-def open_text(path: str, encoding: str | None = None) -> TextIO:
+def open_text(path: str, encoding: str = "utf-8-sig") -> TextIO:
     """Return the text of a regular file, with its line ends unchanged.
-
-    Parameters
-    ----------
-    path : str
-        The file.
-    encoding : str, optional
-        The default is UTF-8, with or without a byte order mark.
 
     Raises
     ------
@@ -56,16 +31,12 @@ def open_text(path: str, encoding: str | None = None) -> TextIO:
     ConfigError
         It is not a regular file, or not in this encoding; or the encoding is unknown.
     """
-    try:
-        os.stat(path)
-    except (FileNotFoundError, NotADirectoryError):
-        raise StoreNotFoundError(f"no file at {path}: {nearest(os.path.abspath(path))}") from None
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{printable(path)} cannot be inspected: {error}") from None
+    if not os.path.lexists(path):
+        raise StoreNotFoundError(f"no file at {printable(path)}: {nearest(os.path.abspath(path))}")
     try:
         data = read_file(path)
-        data.decode(encoding or "utf-8-sig")  # the error of a stream would count from its last block
-        return io.TextIOWrapper(io.BytesIO(data), encoding or "utf-8-sig", newline="")
+        data.decode(encoding)  # the error of a stream would count from its last block
+        return io.TextIOWrapper(io.BytesIO(data), encoding, newline="")
     except BadItem as error:
         raise ConfigError(f"{path} {error}") from None
     except LookupError:
@@ -89,25 +60,27 @@ def csv_lines(file: TextIO, where: str, columns: Sequence[str], **dialect: Any) 
     columns : sequence of str
         The column names of a file without a header.
     **dialect
-        Arguments of `csv.reader`; a quotechar of ``""`` means that nothing is quoted.
+        Arguments of `csv.reader`.
 
     Raises
     ------
     ConfigError
-        The header cannot be read, names a column twice, or looks like that of another dialect; or the dialect is not possible.
+        The header cannot be read, names a column twice, or has another delimiter; or the dialect is not possible.
     """
-    if not dialect["quotechar"]:
-        dialect |= {"quotechar": None, "quoting": csv.QUOTE_NONE}
-    if dialect["delimiter"] == r"\t":  # as shells pass it
-        dialect["delimiter"] = "\t"
     try:
         reader = csv.reader(file, strict=True, **dialect)  # without strict, the reader drops quotes silently
         names = list(columns) or next(filter(None, reader), [])
     except (TypeError, ValueError, csv.Error) as error:
         raise ConfigError(f"{where}: its header cannot be read: {error}") from None
-    if not names:
-        raise ConfigError(f"{where} is empty; expected a line of column names, and one line per image")
-    _check_header(where, names, dialect)
+    doubled = next((name for name in names if names.count(name) > 1), None)
+    if doubled is not None:
+        raise ConfigError(f"{where}: there are two columns {doubled!r}; rename one")
+    other = next((each for each in ";\t|" if len(names) == 1 and each in names[0]), None)
+    if other is not None:
+        text = r"\t" if other == "\t" else other
+        raise ConfigError(
+            f"{where} has one column, {names[0]!r:.80}; pass delimiter='{text}' (--option 'delimiter={text}')"
+        )
     lines: list[Line] = []
     while True:
         number = reader.line_num + 1
@@ -118,28 +91,10 @@ def csv_lines(file: TextIO, where: str, columns: Sequence[str], **dialect: Any) 
         except csv.Error as error:
             lines.append((number, f"is not CSV: {error}; is a quote opened and not closed?"))
             continue
-        if cells:
-            is_whole = len(cells) == len(names)
-            lines.append(
-                (number, cells if is_whole else f"has {counted(len(cells), 'column')} instead of {len(names)}")
-            )
-
-
-def _check_header(where: str, names: Sequence[str], dialect: Mapping[str, Any]) -> None:
-    doubled = next((name for name in names if names.count(name) > 1), None)
-    if doubled is not None:
-        raise ConfigError(f"{where}: there are two columns {doubled!r}; rename one")
-    other = next((each for each in ";\t|" if len(names) == 1 and each in names[0]), None)
-    if other is not None:
-        text = r"\t" if other == "\t" else other
-        raise ConfigError(
-            f"{where} has one column, {names[0]!r:.80}; pass delimiter='{text}' (--option 'delimiter={text}')"
-        )
-    if not dialect["skipinitialspace"] and any(name.startswith(" ") for name in names[1:]):
-        raise ConfigError(
-            f"{where}: the names of its columns begin with spaces; pass skipinitialspace=True (--option "
-            "skipinitialspace=true) to leave out spaces before cells"
-        )
+        if len(cells) == len(names):
+            lines.append((number, cells))
+        elif cells:
+            lines.append((number, f"has {counted(len(cells), 'column')} instead of {len(names)}"))
 
 
 def jsonl_lines(file: TextIO) -> tuple[list[str], list[Line]]:
@@ -163,17 +118,8 @@ def _parse(text: str) -> dict[str, Any] | str:
     try:
         row = json.loads(text)
         is_storable = "\\u" not in text or is_text(json.dumps(row, ensure_ascii=False))
-    except json.JSONDecodeError as error:
-        return f"is not JSON at column {error.colno}: {error.msg}"
-    except (RecursionError, ValueError) as error:  # nested too deeply; an integer of thousands of digits
-        return f"is JSON that cannot be stored: {error}"
+    except (RecursionError, ValueError) as error:  # or nested too deeply
+        return f"is not JSON that can be stored: {error}"
     if not isinstance(row, dict):
         return f"is a JSON {type(row).__name__}; expected an object with a path"
     return row if is_storable else "contains half of a surrogate pair, which UTF-8 cannot encode"
-
-
-def begins_like_csv(path: str) -> bool:
-    """Whether a text file begins with column names, one of which is a usual one for paths."""
-    with open(path, encoding="utf-8-sig", errors="replace") as file:
-        header = file.readline(4096)
-    return any(name.strip(" \n\"'").lower() in PATH_COLUMNS for name in re.split(r"[,;\t|]", header))

@@ -109,9 +109,9 @@ def videos(
             yield from (each,) if isinstance(each, Bad) else each.rows(start, max_side, quality)
             start = 0
 
-    def strata() -> Iterator[tuple[str, Any] | None]:
+    def strata() -> Iterator[Row | Bad]:
         for each in listed:
-            yield from [None if isinstance(each, Bad) else (each.name, each.values.get("label"))] * _count(each)
+            yield from [each if isinstance(each, Bad) else Row(each.name, each.values)] * _count(each)
 
     return Rows(
         fields=_fields(labels) | {"time": Field("float")},

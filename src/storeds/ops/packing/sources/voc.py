@@ -17,8 +17,7 @@ from storeds.errors import ConfigError, StoreNotFoundError, suggest
 from storeds.jpeg import read_picture_header
 from storeds.ops.packing.rows import Bad, BadItem, Row, Rows, from_start, read_file
 from storeds.ops.packing.sources.class_names import unique_classes
-from storeds.ops.packing.sources.mask_checks import MaskCheck, MaskFile
-from storeds.ops.packing.sources.masks import by_stem
+from storeds.ops.packing.sources.masks import MaskFile, by_stem
 from storeds.ops.packing.sources.paths import IMAGE_SUFFIXES, Root, Walk, folders_in, is_hidden, names_of, show
 from storeds.ops.packing.sources.turned import inverse, turned_points
 from storeds.protocols import JSON, Array, Field, Record
@@ -151,7 +150,7 @@ def _pair(top: str, walk: Walk, sets: Mapping[str, str]) -> tuple[list[Row], lis
             texts[0][1].what = "its annotation"
             named = {"split": split} if len(sets) > 1 else {}
             rows.append(Row(key, {"image": file, "annotation": texts[0][1], **named, "key": key}))
-            masked += [MaskFile(mask, name, MaskCheck()) for name, mask in masks.get(stem, ())[:1]]
+            masked += [MaskFile(mask, name) for name, mask in masks.get(stem, ())[:1]]
         elif not found and not sets:
             bad.append(Bad(texts[0][0], f"the annotation has no image ({_IMAGES}/{stem}.*)"))
         elif len(found) == 1:

@@ -7,19 +7,21 @@ import posixpath
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass
 from itertools import chain
 from threading import Lock
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+import msgspec
 import numpy as np
 
 from storeds._utils.text import counted, some
 from storeds.config.files import read_mapping
-from storeds.errors import ConfigError, StoreNotFoundError
+from storeds.errors import ConfigError, MissingDependencyError, StoreNotFoundError
 from storeds.jpeg.formats import read_picture_header
 from storeds.ops.packing.rows import Bad, BadItem, Row, Rows, from_start, read_file
-from storeds.ops.packing.sources.class_names import read_class_names, unique_classes
+from storeds.ops.packing.sources.class_names import unique_classes
 from storeds.ops.packing.sources.paths import IMAGE_SUFFIXES, Root, Walk, path_fault, show
 from storeds.ops.packing.sources.turned import (
     exif_orientation,
@@ -125,6 +127,22 @@ def labels_of(key: str) -> str:
 # What a data.yaml, or the folders, say
 
 
+class _Yaml(msgspec.Struct):
+    """The keys of a data.yaml."""
+
+    path: str | None = None
+    train: str | list[str] | None = None
+    val: str | list[str] | None = None
+    validation: str | list[str] | None = None
+    valid: str | list[str] | None = None
+    test: str | list[str] | None = None
+    minival: str | list[str] | None = None
+    names: list[str | int] | dict[str | int, str | int] | None = None
+    nc: Any = None
+    kpt_shape: tuple[Annotated[int, msgspec.Meta(ge=1, le=_MOST_KEYPOINTS)], Literal[2, 3]] | None = None
+    flip_idx: Any = None
+
+
 @dataclass
 class _DataSet:
     """What a data.yaml or a folder says.
@@ -151,9 +169,9 @@ class _DataSet:
     file: str
     parts: dict[str, list[str]]
     classes: list[str]
-    keypoints: tuple[int, int] | None = None
-    attrs: dict[str, JSON] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
+    keypoints: tuple[int, int] | None
+    attrs: dict[str, JSON]
+    notes: list[str]
 
 
 def is_yolo_folder(path: str) -> bool:
@@ -179,15 +197,19 @@ def _names_splits(path: str) -> bool:
         found = read_mapping(path)
     except (ConfigError, StoreNotFoundError):
         return False
+    except MissingDependencyError:  # other YAML files beside images stop no pack
+        if os.path.basename(path).lower().startswith("data."):
+            raise
+        return False
     return "names" in found and any(split in found for split in SPLITS)
 
 
 def _yaml_in(folder: str) -> str | None:
     """Return the YAML file of a folder that describes a data set of YOLO, or its data.yaml."""
     paths = [os.path.join(folder, name) for name in sorted(os.listdir(folder)) if name.lower().endswith(_YAML)]
-    own = [path for path in paths if os.path.basename(path).lower().startswith("data.")]
+    named = [path for path in paths if os.path.basename(path).lower().startswith("data.")]
     found = [path for path in paths if _names_splits(path)]
-    return next((each[0] for each in ([path for path in own if path in found], found, own) if len(each) == 1), None)
+    return next((each[0] for each in ([path for path in named if path in found], found, named) if len(each) == 1), None)
 
 
 def _describe(path: str, root: str | None, classes: Any) -> _DataSet:
@@ -196,13 +218,17 @@ def _describe(path: str, root: str | None, classes: Any) -> _DataSet:
         raise StoreNotFoundError(f"root={root!r} is not a folder")
     file = _yaml_in(path) if os.path.isdir(path) else path
     folder = path if os.path.isdir(path) else os.path.dirname(os.path.abspath(path))
-    found, shown = read_mapping(file) if file else {}, show(file or path)
-    notes: list[str] = []
-    if found.get("validation") and not found.get("val"):
-        found["val"] = found["validation"]
+    shown, notes = show(file or path), list[str]()
+    try:
+        yaml = msgspec.convert(read_mapping(file) if file else {}, _Yaml)
+    except (msgspec.ValidationError, UnicodeEncodeError) as error:  # half a surrogate pair
+        raise ConfigError(f"{shown} is not as Ultralytics reads it: {error}; quote names such as 'no'") from None
+    if yaml.validation and not yaml.val:
+        yaml.val = yaml.validation
         notes.append("validation is read as val, as Ultralytics reads it")
-    parts = {split: _entries(shown, split, found[split]) for split in SPLITS if found.get(split)}
-    base = _base(shown, folder, found.get("path"), parts) if root is None else root
+    given = {split: getattr(yaml, split) for split in SPLITS if getattr(yaml, split)}
+    parts = {split: [each] if isinstance(each, str) else list(each) for split, each in given.items()}
+    base = root or (_base(shown, folder, yaml.path, parts) if yaml.path and parts else folder)
     if not parts:
         if not os.path.isdir(os.path.join(base, "images")):
             raise ConfigError(
@@ -216,22 +242,12 @@ def _describe(path: str, root: str | None, classes: Any) -> _DataSet:
         if split == "test" and not any(os.path.exists(os.path.join(base, entry)) for entry in entries):
             notes.append(f"{split} is {some(entries)}, which does not exist, and is left out")
             entries.clear()
-    names = _class_names(shown, base, found, classes)
-    keypoints = _keypoints(shown, found.get("kpt_shape"))
+    names = _class_names(shown, base, yaml, classes)
     attrs: dict[str, JSON] = {}
-    if keypoints is not None and isinstance(found.get("flip_idx"), list):
-        attrs["flip_idx"] = found["flip_idx"]
+    if yaml.kpt_shape is not None and isinstance(yaml.flip_idx, list):
+        attrs["flip_idx"] = yaml.flip_idx
     kept = {split: entries for split, entries in parts.items() if entries}
-    return _DataSet(os.path.abspath(base), file or path, kept, names, keypoints, attrs, notes)
-
-
-def _entries(shown: str, split: str, value: Any) -> list[str]:
-    entries = value if isinstance(value, list) else [value]
-    if not all(isinstance(entry, str) for entry in entries):
-        raise ConfigError(
-            f"{shown}: {split} is the path of a folder or a list, or several in a YAML list, not {value!r}"
-        )
-    return list(entries)
+    return _DataSet(os.path.abspath(base), file or path, kept, names, yaml.kpt_shape, attrs, notes)
 
 
 def _moved(base: str, entry: str) -> str:
@@ -239,12 +255,8 @@ def _moved(base: str, entry: str) -> str:
     return entry[3:] if entry.startswith("../") and not os.path.exists(os.path.join(base, entry)) else entry
 
 
-def _base(shown: str, folder: str, given: Any, parts: Mapping[str, list[str]]) -> str:
+def _base(shown: str, folder: str, given: str, parts: Mapping[str, list[str]]) -> str:
     """Return the folder that ``path`` in a data.yaml names."""
-    if not given or not parts:
-        return folder
-    if not isinstance(given, str):
-        raise ConfigError(f"{shown}: path is the folder of the data set, not {given!r}")
     # The last is a data set that was moved together with its data.yaml.
     tried = dict.fromkeys([os.path.normpath(os.path.join(folder, given)), os.path.abspath(given), folder])
     for base in tried:
@@ -266,39 +278,26 @@ def _parts_in(folder: str) -> dict[str, list[str]]:
     return {name: [f"images/{name}"] for name in names}
 
 
-def _class_names(shown: str, base: str, found: Mapping[str, Any], classes: Any) -> list[str]:
+def _class_names(shown: str, base: str, yaml: _Yaml, classes: Any) -> list[str]:
     """Return the class names: those that the caller gives, those of the data.yaml, or those of classes.txt."""
-    given: Any = found.get("names") if classes is None else unique_classes(classes)
+    given: Any = yaml.names if classes is None else classes
     if not given:
         files = [os.path.join(base, name) for name in ("classes.txt", "labels/classes.txt")]
-        given = next((read_class_names(file) for file in files if os.path.isfile(file)), None)
+        given = next(filter(os.path.isfile, files), None)
     if isinstance(given, dict):
         by_number = {str(number): name for number, name in given.items()}
         given = [by_number.get(str(number)) for number in range(len(by_number))]
         if None in given:
             raise ConfigError(f"{shown}: the keys of names are {some(by_number)}; expected 0 to {len(given) - 1}")
-    if not given or not isinstance(given, list):  # a text is no path: a data.yaml may name any file
+    if not given:
         raise ConfigError(
             f"{shown} gives no class names; name them in data.yaml, in classes.txt (one name a line), or with classes= "
             "(--classes cat,dog)"
         )
-    for number, name in enumerate(given):
-        if isinstance(name, bool) or not isinstance(name, (str, int)):
-            raise ConfigError(f"{shown}: YAML reads the name of class {number} as {name!r}; put it in quotation marks")
-    if classes is None and isinstance(found.get("nc"), int) and found["nc"] != len(given):
-        raise ConfigError(f"{shown}: nc is {found['nc']}, but names has {len(given)}")
-    return unique_classes(list(map(str, given))) or []
-
-
-def _keypoints(shown: str, shape: Any) -> tuple[int, int] | None:
-    if shape is None:
-        return None
-    is_shape = isinstance(shape, list) and len(shape) == 2 and all(type(number) is int for number in shape)
-    if not is_shape or not 1 <= shape[0] <= _MOST_KEYPOINTS or shape[1] not in (2, 3):
-        raise ConfigError(
-            f"{shown}: kpt_shape is [number of keypoints from 1 to {_MOST_KEYPOINTS:,}, 2 or 3], not {shape!r:.60}"
-        )
-    return shape[0], shape[1]
+    names = unique_classes(given if isinstance(given, (str, os.PathLike)) else list(map(str, given))) or []
+    if classes is None and isinstance(yaml.nc, int) and yaml.nc != len(names):
+        raise ConfigError(f"{shown}: nc is {yaml.nc}, but names has {len(names)}")
+    return names
 
 
 # Images and their label files
@@ -347,20 +346,20 @@ class _Listing:
         path = os.path.join(self._root.path, entry)
         relative = posixpath.normpath(os.path.relpath(path, self._root.path).replace(os.sep, "/"))
         fault = path_fault(entry) or (self._root.path_fault(relative) if relative != "." else None)
-        if fault:
-            raise ConfigError(f"{self._data.file}: {split}: {show(entry)}: {fault}")
-        if os.path.isdir(path):
-            top = "" if relative == "." else relative
-            self._folders[posixpath.dirname(labels_of(posixpath.join(top, "x")))] = None
-            for each in self._walk.files(top):
-                yield each if isinstance(each, Bad) else each[0]
-        elif entry.lower().endswith(".txt") and os.path.isfile(path):
-            yield from self._listed(path, relative)
-        else:
-            raise ConfigError(
-                f"{self._data.file}: {split} is {show(entry)}, and nothing exists at {show(path)}; it is a folder of images "
-                "or a .txt list of them, relative to path; pass root= (--option root=…) if the data set is elsewhere"
+        if fault is None and not os.path.isdir(path) and not (entry.lower().endswith(".txt") and os.path.isfile(path)):
+            fault = (
+                f"nothing exists at {show(path)}; it is a folder of images or a .txt list of them, relative to path; pass "
+                "root= (--option root=…) if the data set is elsewhere"
             )
+        if fault is not None:
+            raise ConfigError(f"{self._data.file}: {split} is {show(entry)}: {fault}")
+        if not os.path.isdir(path):
+            yield from self._listed(path, relative)
+            return
+        top = "" if relative == "." else relative
+        self._folders[posixpath.dirname(labels_of(posixpath.join(top, "x")))] = None
+        for each in self._walk.files(top):
+            yield each if isinstance(each, Bad) else each[0]
 
     def _listed(self, path: str, relative: str) -> Iterator[str | Bad]:
         try:
@@ -407,10 +406,9 @@ class _Listing:
         if self._data.keypoints is not None:
             return "keypoints"
         for key, _, has_labels in self.images:
-            try:
+            text = b""
+            with suppress(BadItem):  # reading the item reports it
                 text = read_file(os.path.join(self._root.path, labels_of(key))) if has_labels else b""
-            except BadItem:  # reading the item reports it
-                continue
             if text.strip():
                 first = text.removeprefix(b"\xef\xbb\xbf").lstrip().split(b"\n", 1)[0]
                 return "polygons" if len(first.split()) > 6 else "boxes"
@@ -484,13 +482,11 @@ class _LabelFile:
     def _row(self, texts: Sequence[str]) -> tuple[float, ...]:
         """Return the numbers of one line; raises `BadItem`."""
         points, values = self.keypoints or (0, 0)
+        is_wrong, what = len(texts) != 5, "the first line of the data set is a box, of 5: class, x, y, width, height"
         if self.task == "polygons":
             is_wrong = len(texts) < 7 or len(texts) % 2 == 0
             what = "the first line of the data set is a polygon, of a class and three or more points x y"
-        elif self.task == "boxes":
-            is_wrong = len(texts) != 5
-            what = "the first line of the data set is a box, of 5: class, x, y, width, height"
-        else:
+        elif self.task == "keypoints":
             is_wrong = len(texts) != 5 + points * values
             what = f"kpt_shape asks for a box of 5, and {values} for each of {points} keypoints"
         if is_wrong:
@@ -501,20 +497,18 @@ class _LabelFile:
             raise BadItem(f"a value is not a number: {error}") from None
         if not row[0].is_integer() or not 0 <= row[0] < self.classes:
             raise BadItem(f"class {texts[0]} has no name: there are {self.classes} classes, and the first is 0")
-        places = row[1:] if self.keypoints is None else (*row[1:5], *self._places(row[5:], values))
+        places = row[1:]
+        if values == 3:  # a keypoint of visibility 0 has no place
+            triples = [row[start : start + 3] for start in range(5, len(row), 3)]
+            wrong = next((seen for _, _, seen in triples if seen not in (0, 1, 2)), None)
+            if wrong is not None:
+                raise BadItem(f"a visibility of {wrong:g} is none of 0, 1 and 2")
+            places = (*row[1:5], *(value for x, y, seen in triples if seen for value in (x, y)))
         for value in places:
             if not -TOLERANCE <= value <= 1 + TOLERANCE:
                 pixels = ", so these are perhaps pixels" if value > 2 else ""
                 raise BadItem(f"a coordinate is {value:g}, outside 0 to 1{pixels}")
         return row
-
-    def _places(self, points: Sequence[float], values: int) -> Iterator[float]:
-        """Yield the coordinates of keypoints; one of visibility 0 has no place."""
-        for start in range(0, len(points), values):
-            if values == 3 and points[start + 2] not in (0, 1, 2):
-                raise BadItem(f"a visibility of {points[start + 2]:g} is none of 0, 1 and 2")
-            if values == 2 or points[start + 2]:
-                yield from points[start : start + 2]
 
     def _record(self, rows: Sequence[tuple[float, ...]]) -> Record:
         boxes = [_hull(row[1:]) if self.task == "polygons" else row[1:5] for row in rows]

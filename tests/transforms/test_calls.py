@@ -1,0 +1,285 @@
+"""Test how transforms are called: the randomness of one sample, threads, forks, and steps that wait for the batch."""
+
+from __future__ import annotations
+
+import functools
+import os
+import pickle
+import random
+import signal
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from storeds.protocols import SampleContext
+from storeds.transforms import (
+    BoundTransform,
+    Compose,
+    Normalize,
+    RandomHorizontalFlip,
+    RandomResizedCrop,
+    Resize,
+    ToTensor,
+    build_transform,
+)
+
+IMAGE = Image.fromarray(np.random.default_rng(0).integers(0, 256, (30, 30, 3), dtype=np.uint8))
+
+
+def apply(transform: Any, value: Any, context: SampleContext) -> Any:
+    return BoundTransform(transform)(value, context)
+
+
+DRAWING = [RandomResizedCrop(6), Compose([RandomHorizontalFlip(), RandomResizedCrop(6)])]
+
+
+def generator(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+@pytest.mark.parametrize("transform", DRAWING)
+def test_built_in_transforms_draw_from_their_generator_alone(transform: Any) -> None:
+    states = torch.get_rng_state(), random.getstate()
+    first = transform(IMAGE, generator(1))
+    assert torch.equal(torch.get_rng_state(), states[0])
+    assert random.getstate() == states[1]
+    torch.rand(7)
+    assert transform(IMAGE, generator(1)) == first
+    assert transform(IMAGE, generator(2)) != first
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(11)
+        through_global = transform(IMAGE)  # None stands for torch's global generator
+    assert through_global == transform(IMAGE, generator(11))
+
+
+def draw_all(value: Any) -> list[float]:
+    """What a foreign transform sees: one number of each global generator."""
+    return [torch.rand(1).item(), float(np.random.rand()), random.random()]
+
+
+def keep(value: Any) -> Any:
+    return value
+
+
+def draw_more(value: Any) -> Any:
+    return [*value, *draw_all(value)]
+
+
+def fail(value: Any) -> Any:
+    draw_all(value)
+    np.random.randn()  # leaves half a pair behind, which belongs to the state
+    raise RuntimeError("no")
+
+
+def global_states() -> tuple[Any, ...]:
+    legacy: Any = np.random.get_state(legacy=False)
+    return torch.get_rng_state().tolist(), legacy["state"]["key"].tolist(), legacy["gauss"], random.getstate()
+
+
+@pytest.fixture
+def states() -> Any:
+    np.random.randn()
+    before = global_states()
+    yield before
+    assert global_states() == before
+
+
+@pytest.mark.parametrize("transform", [draw_all, Compose([draw_all]), functools.partial(draw_all)])
+def test_foreign_transforms_are_reproducible_under_a_seed(transform: Any, states: Any) -> None:
+    bound = BoundTransform(transform)
+    first = bound(0, SampleContext(3, epoch=1, seed=7))
+    assert first == pickle.loads(pickle.dumps(bound))(0, SampleContext(3, epoch=1, seed=7))
+    assert first == apply(transform, 0, SampleContext(3, epoch=1, seed=7))
+    others = [SampleContext(4, 1, 7), SampleContext(3, 2, 7), SampleContext(3, 1, 8)]
+    for number in range(3):
+        assert len({first[number], *(bound(0, other)[number] for other in others)}) == 4
+
+
+def test_foreign_siblings_get_different_numbers(states: Any) -> None:
+    drawn = apply(Compose([draw_all, draw_more, Compose([draw_more])]), 0, SampleContext(1, seed=0))
+    assert len(set(drawn)) == 9
+
+
+def test_two_transforms_of_one_sample_get_different_numbers(states: Any) -> None:
+    context = SampleContext(1, seed=0)
+    assert not {*apply(draw_all, 0, context)} & {*apply(draw_all, 0, context)}
+
+
+@pytest.mark.parametrize("transform", [fail, Compose([draw_all, fail])])
+def test_global_states_come_back_when_a_transform_raises(transform: Any, states: Any) -> None:
+    with pytest.raises(RuntimeError, match=r"^no$"):
+        apply(transform, 0, SampleContext(1, seed=0))
+
+
+class Drawing(torch.utils.data.Dataset[list[float]]):
+    """Draws by a foreign transform; in a worker, nothing gives the global generators back."""
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, index: int) -> list[float]:
+        return [*BoundTransform(draw_all)(0, SampleContext(index, epoch=1, seed=7)), *draw_all(0)]
+
+
+def test_workers_draw_the_numbers_of_the_training_process() -> None:
+    inside = [BoundTransform(draw_all)(0, SampleContext(index, epoch=1, seed=7)) for index in range(6)]
+    loader = torch.utils.data.DataLoader(Drawing(), batch_size=None, num_workers=2)
+    assert [drawn[:3] for drawn in loader] == inside
+
+
+def test_a_default_device_does_not_matter() -> None:
+    transform = Compose(
+        [RandomResizedCrop(6, ratio=(0.7, 1.3)), RandomHorizontalFlip(), keep, ToTensor(), Normalize([0.5], [0.5])]
+    )
+
+    def transformed(device: str | None) -> torch.Tensor:
+        torch.set_default_device(device)
+        made: torch.Tensor = apply(transform, IMAGE, SampleContext(1, seed=0))
+        torch.set_default_device(None)
+        return made
+
+    # "meta" has no values, so a number that is drawn there raises. Each thread has tensors of its own to draw into.
+    with ThreadPoolExecutor(1) as thread:
+        found = thread.submit(transformed, "meta").result()
+    assert torch.equal(found, transformed(None))
+
+
+def test_without_a_seed_foreign_transforms_are_just_called() -> None:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(5)
+        np.random.seed(5)
+        random.seed(5)
+        expected = draw_all(0)
+        torch.manual_seed(5)
+        np.random.seed(5)
+        random.seed(5)
+        assert apply(draw_all, 0, SampleContext(9)) == expected
+        assert apply(Compose([draw_more]), [], SampleContext(9)) not in ([], expected)
+
+
+@pytest.mark.parametrize("own", ["Resize", "CenterCrop", "ToTensor"])
+def test_transforms_that_draw_nothing_change_no_numbers(own: str, states: Any) -> None:
+    image = torch.zeros(3, 8, 8, dtype=torch.uint8)
+    steps = [own if own == "ToTensor" else {"name": own, "size": 4}]
+    context = SampleContext(1, seed=0)
+    apply(build_transform(steps), image, context)
+    assert apply(draw_all, 0, context) == apply(draw_all, 0, SampleContext(1, seed=0))
+
+
+def test_steps_done_together_or_later_leave_what_follows_the_same_numbers(states: Any) -> None:
+    image = torch.arange(192, dtype=torch.uint8).reshape(3, 8, 8)
+    scaling: list[Any] = ["ToTensor", {"name": "Normalize", "mean": [0.5], "std": [0.5]}]
+    flip = {"name": "RandomHorizontalFlip"}
+    for index in range(20):
+        together, apart = SampleContext(index, seed=2), SampleContext(index, seed=2)
+        joined = apply(build_transform([*scaling, flip]), image, together)
+        value: Any = image
+        for step in [*scaling, flip]:
+            value = apply(build_transform(step), value, apart)
+        assert torch.equal(joined, value)
+        later, whole = SampleContext(index, seed=2), build_transform([flip, *scaling])
+        assert whole is not None
+        BoundTransform(whole, may_wait=True)(image, later)
+        at_once = SampleContext(index, seed=2)
+        apply(build_transform([flip, *scaling]), image, at_once)
+        assert apply(draw_all, 0, later) == apply(draw_all, 0, at_once)
+
+
+class Torchlike(torch.nn.Module):
+    def forward(self, value: Any, generator: torch.Generator | None = None) -> Any:
+        return generator
+
+
+def keyword_only(value: Any, *, generator: Any) -> Any:
+    return generator
+
+
+def named_generator(generator: Any) -> Any:
+    return generator
+
+
+def catch_all(*values: Any, **names: Any) -> Any:
+    return names.get("generator")
+
+
+@pytest.mark.parametrize("transform", [Torchlike(), keyword_only, lambda v, generator=3: generator])
+def test_a_parameter_named_generator_gets_the_samples(transform: Any) -> None:
+    context = SampleContext(1, seed=0)
+    assert apply(transform, 0, context) is context.generator
+    assert apply(Compose([Compose([transform])]), 0, context) is context.generator
+    assert apply(transform, 0, SampleContext(1)) is None
+
+
+def test_similar_parameters_get_no_generator() -> None:
+    context = SampleContext(1, seed=0)
+    assert apply(named_generator, "value", context) == "value"
+    assert apply(catch_all, 0, context) is None
+    assert apply(functools.partial(keyword_only, generator="mine"), 0, context) == "mine"
+    assert apply(functools.partial(keyword_only), 0, context) is context.generator
+    assert apply(int, "3", context) == 3  # has no signature
+
+
+def test_a_foreign_transform_may_hold_ours(states: Any) -> None:
+    inner = Compose([RandomHorizontalFlip(), draw_all])
+    results = [apply(lambda value: inner(value), IMAGE, SampleContext(1, seed=0)) for _ in range(2)]
+    assert results[0] == results[1]
+    nested = BoundTransform(draw_all)
+    apply(lambda value: nested(value, SampleContext(2, seed=0)), 0, SampleContext(1, seed=0))
+
+
+def test_threads_do_not_mix_their_foreign_randomness(states: Any) -> None:
+    bound = BoundTransform(Compose([draw_all, draw_more]))
+    expected = [bound(0, SampleContext(index, seed=0)) for index in range(40)]
+    found: dict[int, Any] = {}
+
+    def work(start: int) -> None:
+        for index in range(start, 40, 4):
+            found[index] = bound(0, SampleContext(index, seed=0))
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=work, args=(start,)) for start in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert [found[index] for index in range(40)] == expected
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_a_fork_while_a_thread_transforms_leaves_no_lock_behind() -> None:
+    inside, done = threading.Event(), threading.Event()
+
+    def slow(value: Any) -> None:
+        inside.set()
+        done.wait(30)
+
+    thread = threading.Thread(target=apply, args=(slow, 0, SampleContext(0, seed=0)))
+    thread.start()
+    assert inside.wait(30)
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)  # kills a child that waits for the lock
+        good = len(apply(draw_all, 0, SampleContext(1, seed=0))) == 3
+        os._exit(0 if good else 1)
+    status = os.waitpid(child, 0)[1]
+    done.set()
+    thread.join()
+    assert status == 0
+
+
+def test_a_bound_transform_shows_what_it_binds() -> None:
+    assert repr(BoundTransform(Resize(3))) == "Resize(size=3, interpolation='bilinear')"
+    assert (
+        repr(Compose([Resize((3, 4)), ToTensor()]))
+        == "Compose([Resize(size=(3, 4), interpolation='bilinear'), ToTensor()])"
+    )
