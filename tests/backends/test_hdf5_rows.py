@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 import storeds
 from storeds.backends.hdf5.rows import FlatRows, gather, read_ranges
+from storeds.backends.hdf5.stamp import open_hdf5_file
 
 OFFSET, SIZE = 13, 18 << 20  # bytes; a smaller dataset is soon read as a whole
 
@@ -207,6 +208,23 @@ def test_a_store_opens_while_another_process_replaces_it(tmp_path: Path) -> None
                 refused += 1
         replacing.kill()
     assert refused < 1000
+
+
+def test_a_store_that_is_replaced_between_two_steps_of_opening_opens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("store", "other"):
+        with storeds.open_writer(f"hdf5://{tmp_path}/{name}.h5", {"name": "str"}) as writer:
+            writer.append([{"name": name}])
+
+    def replace_first(*arguments: Any) -> h5py.File:
+        if (tmp_path / "other.h5").exists():
+            os.replace(tmp_path / "other.h5", tmp_path / "store.h5")
+        return open_hdf5_file(*arguments)
+
+    monkeypatch.setattr("storeds.backends.hdf5.backend.open_hdf5_file", replace_first)
+    with storeds.open_backend(f"hdf5://{tmp_path}/store.h5") as backend:
+        assert backend.get_many([0]) == [{"name": "other"}]
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ Imports the private parser of patterns to list what each pattern matches.
 from __future__ import annotations
 
 import contextlib
+import copy
 import gc
 import itertools
 import multiprocessing
@@ -549,9 +550,8 @@ class Renamed(MemoryBackend):
     def __init__(self, url: str, number: int) -> None:
         super().__init__(url)
         draw = random.Random(number)
-        self.meta = Meta(
-            f"{draw.getrandbits(128):032x}", self.meta.build, 1, "x", dict(self.meta.fields), self.meta.attrs
-        )
+        fields, attrs = copy.deepcopy((dict(self.meta.fields), self.meta.attrs))  # as read from a file of its own
+        self.meta = Meta(f"{draw.getrandbits(128):032x}", self.meta.build, 1, "x", fields, attrs)
 
 
 # Operations

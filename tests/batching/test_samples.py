@@ -314,7 +314,10 @@ def test_what_no_detector_takes_is_refused(change: dict[str, Any], words: str) -
 
 
 def test_detection_says_what_is_missing() -> None:
-    with pytest.raises(errors.ConfigError, match="no element 'boxes', but 'image': .*fields={'boxes': .*pass boxes="):
+    with pytest.raises(
+        errors.ConfigError,
+        match=r"no element 'boxes', but 'image': .*StoreDataset\(…, fields=\[…\]\).*fields={'boxes': .*pass boxes=",
+    ):
         collate_detection([{"image": torch.zeros(3, 2, 2)}])
     with pytest.raises(errors.ConfigError, match="pass fields="):
         collate_detection([(1, 2)])

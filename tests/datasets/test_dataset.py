@@ -17,7 +17,7 @@ from torch.utils.data import BatchSampler, ConcatDataset, DataLoader, RandomSamp
 
 import storeds
 from photographs import jpeg, photograph
-from storeds import SampleContext, Skipped, StoreDataset, errors
+from storeds import SampleContext, Skipped, StoreDataset, StoreLoader, errors
 from storeds.backends import Selection
 from storeds.readers import ArrayReader
 
@@ -142,7 +142,8 @@ def test_nested_subsets_give_the_right_rows_in_one_storage_call(url: str, calls:
     inner = Subset(Subset(dataset, [5, 6, 7, 8, 9]), [4, 0, 0, 2])
     batch = next(iter(DataLoader(inner, batch_size=4, collate_fn=collate)))
     assert ids(batch) == [9, 5, 5, 7]
-    assert calls == [4]
+    assert [indices.tolist() for (indices,) in StoreLoader(inner, batch_size=4)] == [[9, 5, 5, 7]]
+    assert calls == [4, 4]
 
 
 def test_datasets_concatenate_and_split(url: str) -> None:
@@ -171,6 +172,14 @@ def test_where_keeps_its_positions_in_a_mapped_file_that_any_process_finds(url: 
     assert isinstance(cast("Selection", dataset._view).positions, np.memmap)
     file.write_bytes(b"damaged")
     assert StoreDataset(url, fields=["key"], where={"split": "train"})[-1] == (f"p/{positions[-1]}",)
+
+
+def test_a_pickle_holds_no_selected_positions() -> None:
+    with storeds.open_writer("memory://selected", {"label": "int"}, overwrite=True) as writer:
+        writer.append({"label": at % 2} for at in range(20_000))
+    dataset = StoreDataset("memory://selected", reader="array", where={"label": 1})
+    assert dataset[9_999] == (1,)
+    assert len(pickle.dumps(dataset)) < 8192
 
 
 def test_where_works_where_no_cache_can_be_written(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,6 +268,11 @@ def test_a_seed_makes_randomness_a_function_of_seed_epoch_and_index(url: str) ->
     dataset.set_epoch(0)
     assert torch.equal(first, torch.stack([image for image, _ in dataset[:]]))
     assert not torch.equal(first, torch.stack([i for i, _ in StoreDataset(url, transform=AUGMENT, seed=4)[:]]))
+
+    def draw(image: Any, generator: torch.Generator) -> torch.Tensor:
+        return torch.rand(1, generator=generator)
+
+    assert len({float(number) for number, _ in StoreDataset(url, transform=draw, seed=3)[:]}) == COUNT
 
 
 def test_without_a_seed_randomness_is_torchs_own(url: str) -> None:

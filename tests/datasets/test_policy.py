@@ -232,6 +232,12 @@ def test_too_many_bad_samples_stop_the_run_with_one_error_that_lists_them(
     assert len(listed) >= (1 if kind is DataLoader and workers else 3)  # a worker lists its own
 
 
+def test_as_many_bad_samples_as_a_limit_says_are_allowed(store: str) -> None:
+    assert len(StoreDataset(store, on_error="skip", max_bad=len(BAD), **OPTIONS)[:]) == COUNT
+    with pytest.raises(errors.BadSamplesError, match=f"{len(BAD)} samples were bad, more than max_bad={len(BAD) - 1}"):
+        StoreDataset(store, on_error="skip", max_bad=len(BAD) - 1, **OPTIONS)[:]
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_limits_hold_for_each_of_two_loaders_at_different_epochs(store: str, workers: int) -> None:
     """Their batches take turns."""

@@ -66,6 +66,8 @@ def odd_parameters() -> bytes:
 RESTARTS = encode("restart after each block")
 STRAY = RESTARTS.index(b"\xff\xd3", anatomy(RESTARTS).scans[0].start)
 HALF = jpeg(0, (160, 120))[:1800]
+FULL = encode("4:4:4")
+CODE = anatomy(FULL).scans[0].start + 244
 CASES: dict[str, tuple[bytes, Verdict]] = {
     "JPEG-LS": (stored("jpeg-ls"), Verdict("not_jpeg", 0.0)),
     "odd parameters": (odd_parameters(), Verdict("intact", 1.0)),
@@ -74,6 +76,8 @@ CASES: dict[str, tuple[bytes, Verdict]] = {
     "some data of the only MCU": (jpeg(0, (8, 8), quality=95)[:-4], Verdict("truncated_scan", 0.0)),
     # What follows it looks like a segment that is longer than the file.
     "a stray marker": (RESTARTS[: STRAY + 1] + b"\xdb\xff" + RESTARTS[STRAY + 3 :], Verdict("corrupt_data", 0.0)),
+    # libjpeg-turbo's fast decoder passes over it without a warning.
+    "a code that no table has": (FULL[:CODE] + b"\xfe\xfe" + FULL[CODE + 2 :], Verdict("corrupt_data", 0.0)),
     "ended at a marker": (RESTARTS[:STRAY] + EOI, Verdict("corrupt_data", 0.0)),
     "space that was never written": (HALF + bytes(4096), examine(HALF)),
 }

@@ -374,7 +374,7 @@ def test_atoms_and_a_damaged_array_in_json(tmp_path: Path) -> None:
         assert backend.meta.attrs == {"nextid": 4, "deleted_ids": [], "metadata": {"title": "atoms"}}
         assert [record["cell"].tolist() for record in records_of(url)] == [[5] * n for n in (2, 4, 3)]
     for number, wrong in enumerate(
-        ([[9], "int64", [1]], [[1], "O", [None]], [[1], "<U3", ["a"]], [3], "x", [[2], "f8", ["a", {}]])
+        ([[9], "int64", [1]], [[1], "O", [None]], [[1], "<U3", ["a"]], [3], "x", 7, [[1], "f8", [{}]])
     ):
         many = [*rows * 20, {**rows[0], "cell": {"__ndarray__": wrong}}, rows[0]]
         assert list(faults(aselmdb(tmp_path / f"{number}", many))) == [60]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -344,10 +345,15 @@ def test_a_large_file_is_recognised_by_its_ends(order: tuple[str, ...], tmp_path
     document = annotated()
     for key in ("images", "annotations"):
         document[key] = document[key] * 5000
-    file = tmp_path / "large.json"
-    file.write_text(json.dumps({key: document[key] for key in order}))
-    assert file.stat().st_size > 1 << 22
+    file, text = tmp_path / "large.json", json.dumps({key: document[key] for key in order})
+    with file.open("w") as opened:
+        opened.write(text[: 1 << 21])
+        opened.seek(1 << 27)
+        opened.write(text[1 << 21 :])
+    tracemalloc.start()
     assert is_coco_file(str(file))
+    assert tracemalloc.get_traced_memory()[1] < 1 << 24
+    tracemalloc.stop()
 
 
 def test_other_json_files_stop_no_pack(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import os
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from typing import Any
 import h5py
 import lmdb
 import pytest
+import xxhash
 
 import storeds
 from _damaged import PICTURES, write
@@ -267,14 +269,24 @@ def test_verify_reports_kind_and_share_of_every_damage(
     assert "claims more pixels than storeds allocates" in reported["huge"].message
 
 
-def test_verify_compares_columns_with_records(tree: Path, tmp_path: Path) -> None:
-    url = f"lmdb://{tmp_path}/a.lmdb"
+@pytest.mark.parametrize("changed", ["column", "column and its checksum", "id"])
+def test_verify_compares_columns_and_id_with_records(tree: Path, tmp_path: Path, changed: str) -> None:
+    url, values = f"lmdb://{tmp_path}/a.lmdb", bytes(48)
     storeds.pack(tree, url)
     with lmdb.open(str(tmp_path / "a.lmdb"), subdir=False, lock=False, max_dbs=3) as env, env.begin(write=True) as txn:
-        txn.put(b"label", bytes(48), db=env.open_db(b"columns", txn=txn))
+        columns, metas = (env.open_db(name, txn=txn) for name in (b"columns", b"meta"))
+        meta, body = meta_from_text(txn.get(b"meta", db=metas), url)
+        checksums = dict(body["columns"])
+        if changed == "id":
+            meta = dataclasses.replace(meta, id="0" * 32)
+        else:
+            txn.put(b"label", values, db=columns)
+        if changed == "column and its checksum":
+            checksums["label"] = xxhash.xxh3_64_hexdigest(values)
+        txn.put(b"meta", meta_to_text(meta, columns=checksums, salt=body["salt"]).encode(), db=metas)
     report = storeds.verify(url)
-    assert {finding.kind for finding in report.findings} == {"column"}
-    assert "label" in report.findings[0].message
+    assert {finding.kind for finding in report.findings} == {changed.partition(" ")[0]}
+    assert ("label" in report.findings[0].message) == (changed != "id")
 
 
 def test_verify_reports_swapped_records(tmp_path: Path) -> None:

@@ -140,6 +140,12 @@ def test_each_class_is_divided_by_largest_remainder(
             assert all(abs(got[name] - want) < 1 for name, want in wanted.items())
 
 
+def test_the_largest_remainders_are_rounded_up() -> None:
+    split = make_split(listed([(str(n), 0) for n in range(10)]), (("train", 0.72), ("val", 0.28)), by_label=True)
+    assert split.chosen is not None
+    assert Counter(split.chosen.tolist()) == {0: 7, 1: 3}
+
+
 def test_classes_too_small_for_every_split_are_divided_together(tmp_path: Path) -> None:
     items = [(f"{label}-{n}", label) for label in range(100) for n in range(2)] + [(f"x{n}", 100) for n in range(10)]
     split = make_split(listed(items), (("train", 0.8), ("val", 0.2)), by_label=True)
