@@ -1,0 +1,349 @@
+"""Break each promise on purpose, and require that a test notices.
+
+Each row of `BREAKS` is a plausible mistake: a check removed, an order changed, a lock dropped. The script copies the tree,
+makes one mistake at a time in the copy, and runs the tests that the row names. It exits with 1 if they still pass, or if
+the text to replace is not there (update the row then). ::
+
+    .venv/bin/python scripts/break_promises.py                 # all: about 15 minutes
+    .venv/bin/python scripts/break_promises.py --only seal     # rows whose text contains "seal"
+    .venv/bin/python scripts/break_promises.py --check         # only whether each text is there, in a second
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import itertools
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+from xml.etree import ElementTree
+
+ROOT = Path(__file__).parent.parent
+COPIED = ("src", "tests", "examples", "scripts", "docs", "benchmarks", "pyproject.toml", "README.md", "CHANGELOG.md")
+PRELOADED = ("h5py", "lmdb", "mongomock", "PIL.Image", "pymongo", "pytest", "torch.utils.data", "typer.testing")
+OPTIONS = ["-x", "-q", "-p", "no:cacheprovider", "-o", "timeout=120", "-W", "ignore::pytest.PytestAssertRewriteWarning"]
+LIMIT = 400  # seconds for the tests of one row
+
+
+class Break(NamedTuple):
+    """A mistake, and the tests that must fail of it.
+
+    Attributes
+    ----------
+    promise : str
+        The number of a promise, or of the group of a repair, and what the mistake breaks.
+    tests : str
+        Arguments of pytest; files are relative to ``tests``.
+    file : str
+        In ``src/storeds``.
+    old, new : str
+        The text, which must be there exactly once, and what replaces it.
+    """
+
+    promise: str
+    tests: str
+    file: str
+    old: str
+    new: str
+
+
+# fmt: off
+BREAKS = [Break(*row) for row in (
+    # 1. The same samples, bit for bit, from every engine, in every mode of a DataLoader; equal ids.
+    ("1: records come in the order asked for", "backends/test_backends.py -k 'TestMemory and order_of'", "backends/base.py", "list(map(by_position.__getitem__, positions))", "list(by_position.values())"),
+    ("1: a record asked for twice is two copies", "backends/test_backends.py -k 'TestMemory and results_own'", "backends/base.py", "record = copy.deepcopy(record)", "pass"),
+    ("1: the id is of the content, not of the store", "backends/test_interop.py -k keeps_its_id", "backends/writer.py",
+     "self._content.update(digest)", "self._content.update(self._seals.seal(digest, position))"),
+    ("1: tensors of a batch do not overlap in a slot", "batching/test_memory.py -k one_process_makes", "batching/memory.py", "self.size += -(-size // _ALIGNMENT) * _ALIGNMENT", "self.size += size // 2"),
+    ("1: a StoreLoader over a Subset gives its rows", "datasets/test_dataset.py -k nested_subsets", "loaders/loader.py", "indices = [subset.indices[at] for at in indices]", "pass"),
+    # 2. No handle crosses a process; small pickles; one storage call a batch.
+    ("2: a pickle holds no handle", "backends/test_backends.py -k 'TestLmdb and copy_of_a_used'", "backends/base.py", '{**self.__dict__, "_ref": None}', "{**self.__dict__}"),
+    ("2: a forked child opens handles of its own", "backends/test_forks.py -k by_c_code", "backends/handles.py", "if self._section.pid != os.getpid():", "if False:"),
+    ("2: thousands of stores pickle small", "backends/test_many.py -k thousands", "backends/concatenated.py", "            _share_meta(member, shared)\n", ""),
+    ("2: a selection pickles without its positions", "datasets/test_dataset.py -k selected_positions", "backends/selection.py", '{**self.__dict__, "_positions": None}', "{**self.__dict__}"),
+    # 3. Records are verified and bound to their place; atomic publishing; resuming; two writers.
+    ("3: a batch is compared with its seals", "records/test_record.py", "records/codec.py", 'if not seals.match(b"".join(digests), b"".join(found), positions):', "if False:"),
+    ("3: a record of another store is refused", "test_traps.py -k record_of_another_store", "records/seals.py", "return _MISMATCH", "return None"),
+    ("3: HDF5 compares seals", "test_traps.py -k 'changed_label or position'", "backends/hdf5/backend.py", "return handle.seals.match(digests, seals.tobytes(), positions)", "return True"),
+    ("3: MongoDB compares seals", "backends/test_mongodb_faults.py -k damage_is", "backends/mongodb/backend.py", "if fault is not None:", "if False:"),
+    ("3: a column read alone is compared", "ops/test_ops.py test_traps.py -k 'columns_with or changed_label'", "records/seals.py", "if column_checksum(data) != expected:", "if False:"),
+    ("3: a target that appears meanwhile stays", "backends/test_staging.py -k appears_meanwhile", "backends/staging.py", "        if replace:\n", "        if True:\n"),
+    ("3: two writers never mix: files", "backends/test_staging.py -k second_writer", "backends/staging.py", "            _take(descriptor)\n", ""),
+    ("3: two writers never mix: MongoDB", "backends/test_two_writers.py -k 'lost_its_write'", "backends/mongodb/sink.py", '{"$set": values}).matched_count:', '{"$set": values}, upsert=True):'),
+    ("3: a writer resumes only with the plan that it began with", "backends/test_resume.py", "backends/writer.py", "if plan != self._plan:", "if False:"),
+    ("3: what came after the last note is forgotten: HDF5", "backends/test_hdf5_rows.py -k torn", "backends/hdf5/sink.py", "log.truncate(self._end)", "pass"),
+    # 4. No damaged picture is silent; whole ones are untouched; policies.
+    ("4: a picture without verdict is decoded strictly", "readers/test_verdict_reading.py -k 'untouched'", "readers/decoders.py",
+     "fastdct=shortcuts, fastupsample=shortcuts, strict=True\n    )", "fastdct=shortcuts, fastupsample=shortcuts, strict=False\n    )"),
+    ("4: less than min_recovered is refused", "readers/test_verdict_reading.py ops/test_repair.py -k 'report_damage or was_repaired or looks'", "readers/pictures.py",
+     "not damage.recovered >= self.min_recovered", "False"),
+    ("4: bytes missing inside are never repaired", "jpeg/test_verdicts.py -k missing_in_the_middle", "jpeg/verdict.py",
+     'return Verdict("corrupt_data", 0.0, problem)\n', 'return Verdict("truncated_scan", 0.998, problem)\n'),
+    ("4: the share of a cut file is never above the truth", "jpeg/test_verdicts.py -k share", "jpeg/verdict.py", "share = before + (share - before) * min(agreed, units - 1) / units", "pass"),
+    ("4: libjpeg's fast decoder passes over invalid codes", "jpeg/test_verdicts.py -k finding_of", "jpeg/verdict.py", "_slowed(blob, found)", "blob"),
+    ("4: the chunks of a PNG are checked", "jpeg/test_formats.py -k changed_byte", "jpeg/formats.py", "if zlib.crc32(view[at + 4 : end - 4]) !=", "if False and 0 !="),
+    ("4: max_bad stops the run", "datasets/test_policy.py -k as_many", "datasets/counters.py", "            if bad > limit:\n", "            if bad > limit + 1:\n"),
+    ("4: an error names the record's key", "datasets/test_policy.py -k has_the_key", "datasets/pipeline.py", "raise self._with_key(sample, positions) from sample.__cause__", "raise sample"),
+    # 5. Exact crops decode only what they need.
+    ("5: a part has the pixels that smoothing reads", "readers/test_crops.py -k every_pixel", "jpeg/cuts.py", "_MARGIN = 4", "_MARGIN = 0"),
+    ("5: lying restart markers are noticed", "jpeg/test_restarts.py -k out_of_order", "jpeg/cuts.py", "codes[:-1] != _restart_codes(count - 1)", "False"),
+    ("5: a crop decodes only a part", "readers/test_crops.py -k decodes_only", "readers/pictures.py", "        if windows is not None:\n", "        if False:\n"),
+    ("5: only a picture known to be whole is decoded in part", "readers/test_crops.py jpeg/test_never_silent.py -k 'damaged_pictures or foreign or hides_no'", "readers/pictures.py",
+     "not examine(blob).is_whole", "False"),
+    # 6. A sample depends on (seed, epoch, index) alone; resuming on any number of ranks.
+    ("6: randomness depends on the epoch", "datasets/test_dataset.py -k function_of_seed", "protocols.py", "{self.seed}/{self.epoch}/{self.index}", "{self.seed}/{self.index}"),
+    ("6: randomness depends on the index", "datasets/test_dataset.py -k function_of_seed", "protocols.py", "{self.seed}/{self.epoch}/{self.index}", "{self.seed}/{self.epoch}"),
+    ("6: the order depends on the epoch", "loaders/test_loader.py -k another_order", "_utils/permutation.py", 'order", 1, self.seed, self.epoch)', 'order", 1, self.seed)'),
+    ("6: prefetched batches do not count", "loaders/test_loader.py -k where_the_training_loop", "loaders/sampler.py", "drawn if self._batches is None else self._received", "drawn"),
+    ("6: resuming skips what all ranks consumed", "loaders/test_sampling.py -k whatever_the_worlds", "loaders/sampler.py", "else self.start + consumed * self._replicas", "else self.start + consumed"),
+    ("6: the state of another store is refused", "loaders/test_sampling.py -k 'of_another_sampler or of_other_records'", "loaders/sampler.py", "if saved != own and not unknown:", "if False:"),
+    ("6: foreign transforms are seeded by sample", "transforms/test_calls.py -k reproducible", "transforms/binding.py", "            np.random.seed(seeds[1] & 0xFFFFFFFF)\n", ""),
+    # 7. Masks, boxes and keypoints move with their image.
+    ("7: boxes shift with the window", "transforms/test_joint.py -k all_elements_move", "transforms/operations.py", "return scale_x, -left * scale_x,", "return scale_x, -left,"),
+    ("7: a flip swaps pairs of keypoints", "transforms/test_joint.py -k swaps_pairs", "transforms/operations.py", "False\n    pairs: Sequence[Sequence[int]] = ()", "False\n    pairs = ()"),
+    ("7: labels go with dropped boxes", "transforms/test_joint.py -k 'dropped'", "transforms/samples.py", "  self._drop_rows(name, kept)\n ", "  pass\n "),
+    ("7: keypoints count from the centre of a pixel", "transforms/test_joint.py -k swaps_pairs", "transforms/samples.py", "points[..., :2] -= 0.5", "pass"),
+    # 8. Pack, convert, verify, repair, export, info, bench.
+    ("8: pack resumes where its note says", "ops/test_pack.py -k interrupted", "ops/packing/__init__.py", "            state.next = numbers.stop\n", "            state.next = numbers.stop - 1\n"),
+    ("8: verify compares columns with records", "ops/test_ops.py -k columns_and_id", "ops/verifying/checks.py", "            if not _same(column[position], record[name]):\n", "            if False:\n"),
+    ("8: verify compares the content id", "ops/test_ops.py -k columns_and_id", "ops/verifying/__init__.py", "if content is not None and content.finish(meta.fields, meta.attrs) != meta.id:", "if False:"),
+    ("8: verify outlives a crash of its child", "ops/test_verify_damage.py -k crash_the_reader", "ops/verifying/workers.py", "raise ChildDied(self._reap()) from None", "raise"),
+    ("8: repair keeps bytes of which nothing is left", "ops/test_repair.py", "ops/copying.py", "                    if verdict.recovered:\n", "                    if True:\n"),
+    ("8: an export is one atomic step", "backends/test_crashes.py -k an_export_killed", "ops/exporting/__init__.py", 'target.with_name(f".{target.name}.{secrets.token_hex(4)}{_PARTIAL}")', "target"),
+    ("8: classes are divided by largest remainder", "ops/test_pack.py -k largest_remainders", "ops/packing/splits.py", "key=lambda number: counts[number] - quotas[number]", "key=lambda number: number"),
+    # 9. Nothing is silently partial.
+    ("9: unread datasets of HDF5 are reported", "layouts/test_foreign_hdf5.py -k is_reported", "layouts/hdf5/records.py",
+     '[f"{member.path} ({describe(member.dataset)})" for member in missed] + skipped', "skipped"),
+    ("9: unread entries of LMDB are reported", "layouts/test_foreign_lmdb.py -k 'reported or unread'", "layouts/lmdb/backend.py", "unread_entries(reader, entries), *left", "left"),
+    # 10. Speed, as far as a count shows it.
+    ("10: a batch is one storage call", "datasets/test_dataset.py -k one_storage_call_a_batch", "datasets/pipeline.py",
+     "self.view.get_many(flat, self.reader.stored)", "[self.view.get_many([at], self.reader.stored)[0] for at in flat]"),
+    ("10: importing storeds loads no engine and not torch", "test_public.py -k loads_no", "__init__.py", "import importlib\n", "import importlib\n\nimport torch\n"),
+    # 25. Repairs: engines and pictures.
+    ("25: pack refuses its source as the target", "ops/test_own_target.py -k 'inside_its_source'", "ops/packing/__init__.py", "        check_distinct(store, url)\n", "        pass\n"),
+    ("25: wrong attrs delete nothing", "backends/test_backends.py -k 'TestMemory and class_id'", "backends/writer.py", " and not self._is_complete", ""),
+    ("25: a lock is not lost through a link", "backends/test_staging.py -k second_writer", "backends/staging.py", "F_OFD_SETLK, fcntl.F_WRLCK)\n        except", "F_SETLK, fcntl.F_WRLCK)\n        except"),
+    ("25: a fork waits for reading threads", "backends/test_forks.py -k 'while_eight_threads'", "backends/handles.py", "while any(lease.thread != thread for lease in self._leases):", "while False:"),
+    ("25: a forked signal handler waits for no lease of its own thread", "backends/test_forks.py -k 'child_reads and lmdb-0'", "backends/handles.py",
+     "any(lease.thread != thread for lease in self._leases):\n            self._forking = thread\n            if not self._section.wait(_PATIENCE if interrupted else None", "self._leases:\n            self._forking = thread\n            if not self._section.wait("),
+    ("25: a whole CMYK JPEG is whole", "jpeg/test_verdicts.py -k whole_picture", "jpeg/verdict.py", "_decode_by_pillow(blob, found) if message.startswith(_REFUSALS) else message", "message"),
+    ("25: a file cut short under an HDF5 reader is an error, not SIGBUS", "backends/test_hdf5_rows.py -k 'under_a_reader'", "backends/hdf5/rows.py",
+     "found = list(map(os.pread, itertools.repeat(self._descriptor), sizes, begins.tolist()))", "file = self.__dict__.setdefault('_map', __import__('mmap').mmap(self._descriptor, 0, prot=1)); found = [file[a:b] for a, b in zip(begins, ends)]"),
+    ("25: a bad sector is an error of its records", "backends/test_hdf5_rows.py -k bad_sector", "backends/hdf5/rows.py", "except OSError:\n", "except IndexError:\n"),
+    ("25: HDF5 opens again when it was replaced meanwhile", "backends/test_hdf5_rows.py -k two_steps", "backends/hdf5/backend.py", "            return self._open(None)\n", "            raise\n"),
+    ("25: a cold batch of LMDB is loaded at once", "backends/test_cold_reads.py -k lmdb", "backends/lmdb/backend.py", "            if handle.is_cold:\n", "            if False:\n"),
+    ("25: foreign LMDB of large values reads ahead", "layouts/test_foreign_lmdb.py -k reads_ahead", "layouts/lmdb/environment.py",
+     "readahead is None and handle.value_size(self.settings.database) > _LARGE", "False"),
+    ("25: a damaged record of LMDB spoils no other, in training and verify", "datasets/test_bad_records.py -k 'bad_lmdb or lmdbs'", "backends/lmdb/backend.py",
+     "_read_one(handle, position", "_fault(position, 'it is damaged'"),
+    ("25: repr of a config hides passwords in keys", "config/test_secrets.py config/test_config.py -k 'password or repr'", "_utils/settings.py", "shown_key(key) if isinstance(key, str) else key", "key"),
+    ("25: JSON output escapes U+009B", "cli/test_cli_output.py -k control", "cli/app.py", "if not text.isprintable():", "if False:"),
+    ("25: a pipe as config does not hang", "config/test_config.py -k pipe", "config/files.py", "if path.exists() and not path.is_file() and not path.is_dir():", "if False:"),
+    ("25: backends of one file with other options share it", "backends/test_bad_stores.py -k 'live_backends'", "backends/base.py",
+     "return status.st_dev, status.st_ino\n", "return status.st_dev, status.st_ino, self.settings\n"),
+    ("25: a polygon of 400 digits is a bad record", "records/test_segmentations.py readers/test_sample_reader.py -k 'float_can_hold or refuse_the_same'", "records/segmentations.py",
+     'None and numbers.dtype.kind in "iuf" and numbers.ndim == 1', "None"),
+    ("25: opening parses the meta once", "backends/test_bad_stores.py -k parses_the_meta", "backends/base.py", "None if self._is_stale(handle) else self._probe(handle)", "None"),
+    ("25: a batch saves the writer's state once", "backends/test_resume.py", "backends/writer.py",
+     "_batch, self._state_text())\n", "_batch, self._state_text())\n            self._sink.put(self.count, [], self._state_text())\n"),
+    ("25: the writer refuses boxes beyond float32", "readers/test_sample_reader.py backends/test_stored_roles.py -k 'one_limit or bad_value'", "records/roles.py",
+     "float(np.finfo(np.float32).max)", "1e308"),
+    ("25: no property has a lock that a fork copies locked", "test_public.py -k copy_locked", "jpeg/cuts.py",
+     "    @property\n    def _starts", "    @__import__('functools').cached_property\n    def _starts"),
+    # 26. Repairs: stores of other tools.
+    ("26: a description of LMDB may be an array", "layouts/test_foreign_lmdb.py -k description_may", "layouts/lmdb/entries.py", "content is not ", "content != "),
+    ("26: labels of GridFS may be of any type", "layouts/test_foreign_mongodb.py -k labels", "layouts/mongodb/documents.py", "if self.as_text and isinstance(found, _TEXTUAL):", "if False:"),
+    ("26: all revisions of a file have its label", "layouts/test_foreign_mongodb.py -k 'labels or layout_reads'", "layouts/mongodb/gridfs.py",
+     "places.setdefault(value, []).append(at)", "places[value] = [at]"),
+    ("26: datasets beyond the 64th are read", "layouts/test_foreign_hdf5.py", "layouts/hdf5/files.py", "MOST_WALKED = 1024", "MOST_WALKED = 64"),
+    ("26: an index behind an external link is renewed", "layouts/test_foreign_hdf5.py -k renewed", "layouts/hdf5/records.py", "if files.changed(facts.files):", "if False:"),
+    ("26: cache_bytes keeps chunks of videos", "layouts/test_hdf5_chunks.py -k videos", "layouts/hdf5/chunks.py", "if not self._keeps:", "if True:"),
+    ("26: a split of numbers is named by a number", "config/test_config.py -k named_by_a_number", "config/__init__.py", "{str(name): table for name, table in splits.items()}", "dict(splits)"),
+    ("26: where of a split may hold numbers", "config/test_config.py -k 'split_of_numbers or combined'", "config/splits.py", "str(value) not in map(str", "value not in map(lambda x: x"),
+    ("26: splits take source for url", "config/test_config.py -k called_source", "config/__init__.py", 'if "source" in changes and "url" not in changes:', "if False:"),
+    ("26: a damaged array in JSON is a bad record", "layouts/test_foreign_lmdb.py -k damaged_array", "layouts/codecs.py",
+     'raise CodecError(f"its JSON is damaged: an array ({error})") from None', "raise"),
+    ("26: an error keeps no tracebacks", "layouts/test_hdf5_chunks.py -k tracebacks", "layouts/hdf5/values.py", "raise ValueError(_DAMAGED)", "raise globals().setdefault('_ERROR', ValueError(_DAMAGED))"),
+    ("26: names of MongoDB fields are in lower case", "layouts/test_foreign_mongodb.py -k lower_case", "layouts/mongodb/query.py", 'if "." in path else path.lower()', 'if "." in path else path'),
+    ("26: images and labels open by name", "layouts/test_foreign_hdf5.py -k 'open_by_name'", "layouts/hdf5/scan.py", 'return replace(field, role="image") if is_picture else field', "return field"),
+    ("26: groups of images are no videos without a word", "layouts/test_foreign_hdf5.py -k 'lines'", "layouts/hdf5/presets.py",
+     "if groups and not datasets:\n        name = next((name for name in FRAMES if", "if groups and not datasets:\n        name = next((name for name in (*FRAMES, 'images') if"),
+    ("26: lines to paste open the store", "layouts/test_foreign_hdf5.py -k 'names_lines_that_work'", "layouts/explain.py", 'f", {name}={value!r}"', 'f", {name}s={value!r}"'),
+    ("26: datasets take options of layouts as keywords", "layouts/test_foreign_hdf5.py -k urls_and_configs", "datasets/source.py", "{**(options or {}), **more} if more else options", "options"),
+    ("26: a folder of HDF5 files names the pattern", "layouts/test_foreign_hdf5.py -k names_the_pattern", "backends/opening.py", "path + '/*' + suffix!r} reads", "path + '/' + suffix!r} reads"),
+    # 27. Repairs: pack, export, command line.
+    ("27: a data.yaml of supervision, without splits, is read", "ops/test_yolo.py -k as_programs", "ops/packing/sources/yolo.py", "found, named", "found"),
+    ("27: NaN is no share of a split", "ops/test_pack.py -k wrong_option", "ops/packing/__init__.py",
+     "not (min(shares.values()) >= 0 and math.isclose(sum(shares.values()), 1, abs_tol=1e-6)", "(min(shares.values()) < 0 or abs(sum(shares.values()) - 1) > 1e-6"),
+    ("27: shares may be NumPy's numbers", "ops/test_pack.py -k 'key_alone or largest or class'", "ops/packing/__init__.py", "{name: float(share) for name, share in", "{name: share for name, share in"),
+    ("27: items left out are not called kept", "ops/test_broken_items.py -k says_what", "ops/packing/__init__.py", "kept=record is not None)", 'kept=on_bad == "keep")'),
+    ("27: one more member spoils no tar", "ops/test_tars.py -k one_more", "ops/packing/sources/tars.py", 'extensions is None and 2 * counts[name] <= counts["image"]', "False"),
+    ("27: a broken JSON file stops no pack", "ops/test_coco.py -k stop_no_pack", "ops/packing/sources/coco.py", "  is_object ", "  json.loads(ends)\n    is_object "),
+    ("27: a JSON file is looked at, not read whole", "ops/test_coco.py -k by_its_ends", "ops/packing/sources/coco.py", "            ends = file.read(_LOOKED_AT)\n", "            ends = file.read()\n"),
+    ("27: a failed sheet keeps the report", "ops/test_contact_sheet.py -k and_the_report", "cli/show.py",
+     "        except Exception as error:  # the report", "        except KeyError as error:  # the report"),
+    ("27: equal names stay apart in an export", "ops/test_export.py -k equal_names", "ops/exporting/base.py", "        while self._is_used(name):\n", "        if self._is_used(name):\n"),
+    ("27: a store is read in batches", "ops/test_folders.py -k 'backend_is_a_source'", "ops/packing/sources/stores.py", "_BATCH, _COLUMNS = 64, 1024", "_BATCH, _COLUMNS = 1, 1"),
+    ("27: a repeated line of YOLO is left out", "ops/test_yolo.py -k notes_count", "ops/packing/sources/yolo.py", "list(found)), count - len(found)", "[*found, *list(found)[: count - len(found)]]), 0"),
+    ("27: arrays of booleans are inline in an export", "ops/test_export_folder.py -k everything", "ops/packing/sources/exported.py", 'in ("i", "u", "f", "b")', 'in ("i", "u", "f")'),
+    ("27: append of one record says to pass a list", "backends/test_backends.py -k one_record", "backends/writer.py", "if isinstance(records, Mapping):", "if False:"),
+    ("27: tensors and NumPy's scalars are labels", "backends/test_backends.py -k one_record", "records/codec.py", 'return value.item() if getattr(value, "ndim", None) == 0 else value', "return value"),
+    ("27: pixels for an image say how to encode them", "records/test_record.py -k refusal", "records/codec.py", '    if field.kind == "image":\n', "    if False:\n"),
+    ("27: an unknown kind has a suggestion", "ops/test_folders.py -k invalid_folders", "ops/packing/sources/open.py", "registry.SOURCES.get(kind)", "dict.fromkeys(registry.SOURCES.names())[kind]"),
+    ("27: messages name flags that exist", "cli/test_hints.py", "backends/writer.py", "pass overwrite=True (--overwrite); with", "pass overwrite=True (--replace); with"),
+    ("27: the source is found by file identity", "ops/test_own_target.py -k link_to", "ops/common.py", "os.path.samefile(file_path(source.url)[0], file_path(dst_url)[0])", "source.url == dst_url"),
+    ("27: a selection of the target is the target", "ops/test_own_target.py -k inside_its", "ops/common.py", "        yield from _stores_in(source.backend)\n", "        yield source\n"),
+    ("27: an export keeps the verdict of a repaired picture", "ops/test_same_id.py ops/test_export_folder.py -k 'everything or same_id'", "ops/exporting/folder.py",
+     "damage_to_row(record, self._fields)", "{}"),
+    ("27: a verdict is not that of a replaced picture", "ops/test_export_folder.py -k replaced_is_examined", "ops/packing/sources/exported.py", " if is_same else None", ""),
+    ("27: formats without verdicts say so", "ops/test_export.py -k room_for_damage", "ops/exporting/__init__.py", "notes = (*notes, *_notes_on_damage(backend, format))", "pass"),
+    ("27: validation in data.yaml is val", "ops/test_yolo.py -k as_programs", "ops/packing/sources/yolo.py", "if yaml.validation and not yaml.val:", "if False:"),
+    ("27: VOC takes boxes as stored, as masks", "ops/test_voc.py -k 'taken_as_stored'", "ops/packing/sources/voc.py", "tells and size == swapped", "orientation > 1"),
+    ("27: masks may be GIF", "ops/test_masks.py -k gif", "ops/packing/sources/masks.py", '_SUFFIXES = (*IMAGE_SUFFIXES, ".gif")', "_SUFFIXES = IMAGE_SUFFIXES"),
+    # 28. Repairs: loading and transforms.
+    ("28: an assigned transform holds", "datasets/test_assigned.py -k 'next_sample'", "datasets/map_dataset.py", "_change(_transform=build_transforms(value)", "_transform = build_transforms(value"),
+    ("28: a wrong argument of a loader has a suggestion", "loaders/test_stats.py -k refuses", "loaders/loader.py", "        _check_names(name, arguments)\n", ""),
+    ("28: where takes class names", "datasets/test_dataset.py -k class_names", "datasets/assembly.py", "values = [_label(name, value, classes or ()) for value in", "values = [value for value in"),
+    ("28: a function is no value of where", "datasets/test_dataset.py -k class_names", "datasets/assembly.py", "    if callable(value):\n", "    if False:\n"),
+    ("28: a loader shows what it is", "loaders/test_stats.py -k shows", "loaders/loader.py", "    def __repr__(self) -> str:\n        arguments", "    def _shown(self) -> str:\n        arguments"),
+    ("28: dir(storeds) has public names", "test_public.py -k 'promised or lazy'", "__init__.py", "def __dir__()", "def _dir()"),
+    ("28: a subclass of ToTensor and Normalize is called", "transforms/test_subclasses.py", "transforms/binding.py",
+     "type(transform) is Normalize and joined and type(joined[-1]) is ToTensor", "isinstance(transform, Normalize) and joined and isinstance(joined[-1], ToTensor)"),
+    ("28: a subclass of Resize in transforms= is called", "transforms/test_subclasses.py", "transforms/steps.py", ' and called_in.startswith("storeds.")', ""),
+    ("28: no crop leaves a box without a width", "transforms/test_joint.py -k without_a_width", "transforms/coordinates.py", "_LEAST = 0.001", "_LEAST = 0.0"),
+    ("28: max_bad holds for loaders at different epochs", "datasets/test_policy.py -k different_epochs", "datasets/counters.py", "_EPOCHS = 8", "_EPOCHS = 1"),
+    ("28: declarations decide about the structure of batches", "loaders/test_sample_batches.py -k declarations", "batching/roles.py", 'if fields[name].kind == "json" and name not in ways', "if False"),
+    ("28: joined datasets of different seeds have a seed", "loaders/test_sampling.py -k different_seeds", "loaders/sampler.py",
+     "return seeds[0] if len(set(seeds)) == 1 else xxhash", "return seeds[0] if len(set(seeds)) == 1 else None and xxhash"),
+    ("28: a default device does not matter", "transforms/test_calls.py -k default_device", "transforms/images.py", 'return torch.empty(1, device="cpu").uniform_', "return torch.empty(1).uniform_"),
+    ("28: a slot is not used while its batch is held", "batching/test_memory.py -k 'refers_to_a_part'", "batching/memory.py", "        weakref.finalize(array, _hold, self).atexit = False\n", ""),
+    ("28: loaders side by side keep their epochs", "test_traps.py -k side_by_side", "datasets/epoch.py", "        if _context.request is not None:\n", "        if False:\n"),
+    ("28: collate_detection names fields= of the dataset", "batching/test_samples.py -k detection_says", "batching/detection.py", "(StoreDataset(…, fields=[…])), rename", "(fields=[…]), rename"),
+    ("28: the hint for boxes without a role is boxes", "transforms/test_joint.py -k 'would_not_move'", "transforms/steps.py", 'likely = "boxes" if is_boxes else', 'likely = "mask" if is_boxes else'),
+)]
+# fmt: on
+
+
+def main() -> int:
+    """Run the rows that the command line selects; return the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--only", default="", help="a regular expression; runs rows whose text contains it")
+    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="rows that run at once")
+    parser.add_argument("--check", action="store_true", help="only look for the texts to replace")
+    options = parser.parse_args()
+    rows = [each for each in BREAKS if re.search(options.only, " ".join(each), re.IGNORECASE)]
+    missing = [each for each in rows if (ROOT / "src/storeds" / each.file).read_text().count(each.old) != 1]
+    for each in missing:
+        print(f"the text is not there once: {each.promise} ({each.file})")
+    if options.check or missing:
+        return bool(missing)
+    for name in PRELOADED:  # children of a fork need not import them
+        importlib.import_module(name)
+    begin, survivors = time.monotonic(), 0
+    with contextlib.ExitStack() as stack:
+        trees = [Path(stack.enter_context(tempfile.TemporaryDirectory())) for _ in range(options.jobs)]
+        for name, tree in itertools.product(COPIED, trees):
+            (shutil.copytree if (ROOT / name).is_dir() else shutil.copy)(ROOT / name, tree / name)
+        os.environ["STOREDS_TEST_MONGODB_URI"] = stack.enter_context(running_server())
+        for row, verdict, seconds in tried(rows, trees):
+            survivors += not verdict.startswith("fails")
+            print(f"{row.promise:<70} {seconds:4.0f} s  {verdict}", flush=True)
+    print(f"{len(rows)} mistakes, {survivors} of which no test notices, {time.monotonic() - begin:.0f} s")
+    return bool(survivors)
+
+
+@contextlib.contextmanager
+def running_server() -> Iterator[str]:
+    """Yield the URI of one MongoDB server for all rows: starting one takes seconds. It ends with this process."""
+    program = "import pathlib, sys\nfrom storeds.testing import run_mongod\n"
+    program += "with run_mongod(pathlib.Path(sys.argv[1])) as uri:\n    print(uri, flush=True)\n    sys.stdin.read()"
+    with tempfile.TemporaryDirectory() as folder:
+        command, pipe = [sys.executable, "-c", program, folder], subprocess.PIPE
+        with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as server:  # noqa: S603
+            assert server.stdin is not None
+            assert server.stdout is not None
+            yield server.stdout.readline().strip()
+            server.stdin.close()
+
+
+def tried(rows: list[Break], trees: list[Path]) -> Iterator[tuple[Break, str, float]]:
+    """Run the tests of each row in a child, as many at once as there are trees; yield what they say, and the seconds."""
+    waiting, running = rows[::-1], dict[int, tuple[Break, Path, str, float]]()
+    while waiting or running:
+        while waiting and trees:
+            row, tree = waiting.pop(), trees.pop()
+            file = tree / "src/storeds" / row.file
+            text = file.read_text()
+            file.write_text(text.replace(row.old, row.new))
+            (tree / "report.xml").unlink(missing_ok=True)
+            child = os.fork()
+            if not child:
+                run_tests(row, tree)
+            running[child] = row, tree, text, time.monotonic()
+        time.sleep(0.1)
+        for child, (row, tree, text, begin) in list(running.items()):
+            ended, status = os.waitpid(child, os.WNOHANG)
+            seconds = time.monotonic() - begin
+            if not ended and seconds < LIMIT:
+                continue
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child, signal.SIGKILL)
+            if not ended:
+                os.waitpid(child, 0)
+            del running[child]
+            (tree / "src/storeds" / row.file).write_text(text)
+            yield row, outcome(tree, status) if ended else f"fails: does not end within {LIMIT} s", seconds
+            trees.append(tree)
+
+
+def run_tests(row: Break, tree: Path) -> None:
+    """Run the tests of a row in this forked child, which ends with pytest's exit code."""
+    code = 99
+    try:
+        os.setsid()
+        log = os.open(tree / "log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        os.chdir(tree)
+        sys.path[:0] = [str(tree / "src")]
+        os.environ |= {"PYTHONPATH": str(tree / "src"), "STOREDS_TEST_SEED": "3", "STOREDS_CACHE": str(tree / "cache")}
+        os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+        tests = [f"tests/{each}" if ".py" in each else each for each in shlex.split(row.tests)]
+        files = [f"--junitxml={tree / 'report.xml'}", f"--basetemp={tree / 'files'}"]
+        code = sys.modules["pytest"].main([*OPTIONS, *files, *tests])
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def outcome(tree: Path, status: int) -> str:
+    """Return ``fails: NAME: REASON``, or how the tests of a row fail to notice the mistake."""
+    code, report = os.waitstatus_to_exitcode(status), tree / "report.xml"
+    if code == 0:
+        return "SURVIVES"
+    if code == 1 and not report.exists():
+        return "fails: a test does not end"  # pytest-timeout has ended pytest
+    if code == 1:
+        for case in ElementTree.parse(report).iter("testcase"):  # noqa: S314  # pytest wrote it
+            for failure in case.findall("failure"):
+                reason = (failure.get("message") or "").replace("\n", " ")[:60]
+                wrong = reason.startswith(("ImportError", "ModuleNotFoundError", "SyntaxError", "NameError"))
+                return f"{'BROKEN' if wrong else 'fails'}: {case.get('name')}: {reason}"
+    return f"BROKEN: {code}: {(tree / 'log').read_text().strip().splitlines()[-1:]}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
