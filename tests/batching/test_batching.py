@@ -139,3 +139,15 @@ def test_a_loader_pads_the_arrays_of_a_store() -> None:
     (batch,) = DataLoader(dataset, batch_size=6, collate_fn=collate)
     assert batch["x"].sum((1, 2)).tolist() == [2.0 * at * at for at in range(6)]
     assert batch["x_mask"].sum(1).tolist() == list(range(6))
+
+
+def test_settings_apply_to_arrays_of_fixed_shape() -> None:
+    fields: Any = {"x": {"kind": "array", "dtype": "<f4", "shape": [2]}}
+    with storeds.open_writer("memory://fixed", fields, overwrite=True) as writer:
+        writer.append({"x": np.full(2, at, np.float32)} for at in range(3))
+    dataset = storeds.StoreDataset("memory://fixed", reader="array", as_dict=True)
+    (batch,) = storeds.StoreLoader(
+        dataset, batch_size=3, collate_fn=functools.partial(storeds.collate, ragged={"x": "list"})
+    )
+    assert [x.tolist() for x in batch["x"]] == [[at, at] for at in range(3)]
+    assert type(batch["x"]) is list

@@ -275,7 +275,7 @@ def test_verify_compares_columns_and_id_with_records(tree: Path, tmp_path: Path,
     storeds.pack(tree, url)
     with lmdb.open(str(tmp_path / "a.lmdb"), subdir=False, lock=False, max_dbs=3) as env, env.begin(write=True) as txn:
         columns, metas = (env.open_db(name, txn=txn) for name in (b"columns", b"meta"))
-        meta, body = meta_from_text(txn.get(b"meta", db=metas), url)
+        meta, body = meta_from_text(txn.get(b"meta", db=metas) or b"", url)
         checksums = dict(body["columns"])
         if changed == "id":
             meta = dataclasses.replace(meta, id="0" * 32)
