@@ -115,15 +115,6 @@ def collected_events() -> list[BatchEvents] | None:
     return _context.events
 
 
-def _loader_of_worker() -> int | None:
-    """Return an id of the loader's iterator that this worker process belongs to; None in other processes.
-
-    The id is the seed that DataLoader draws once for each set of workers.
-    """
-    worker = get_worker_info()
-    return None if worker is None else worker.seed - worker.id
-
-
 class SharedEpoch(SharedTable):
     """The epoch of a dataset, in memory that its workers share.
 
@@ -175,20 +166,22 @@ class SharedEpoch(SharedTable):
     def is_repeated(self) -> bool:
         """Whether this worker of a plain DataLoader makes the epoch of an earlier pass again, which nobody set.
 
-        Workers that start for another pass have another base seed. Persistent workers keep theirs.
+        The first worker of each loader answers for all of them. Workers that start for another pass have another seed.
+        Persistent workers keep theirs.
         """
-        table, loader = self.table, _loader_of_worker()
-        if loader is None or _context.request is not None or table["is_set"] or table["is_reported"]:
+        worker = get_worker_info()
+        if worker is None or worker.id or _context.request is not None:
+            return False
+        table = self.table
+        if table["is_set"] or table["is_reported"]:
             return False
         if not table["loader"]:
-            table["loader"] = loader
-        return bool(table["loader"] != loader)
+            table["loader"] = worker.seed
+        return bool(table["loader"] != worker.seed)
 
-    def report_repeated(self) -> bool:
-        """Return True for the first caller in all processes."""
-        before = bool(self.table["is_reported"])
+    def report_repeated(self) -> None:
+        """Let `is_repeated` be false from now on."""
         self.table["is_reported"] = True
-        return not before
 
     def _copy(self) -> tuple[Any, ...]:
         return _copied_epoch, (self.number, self.is_set, self.requested)

@@ -10,7 +10,6 @@ import pickle
 import time
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from multiprocessing.context import get_spawning_popen
 from typing import Any
@@ -340,7 +339,9 @@ class StoreDataset(Dataset[Any]):
         read = self._read(self._resolve(indices))
         return _split_columns(read, self._column_fields, self.as_dict) if isinstance(read, dict) else read
 
-    def _read(self, resolved: list[int], *, defer: bool = False, columns: bool = True) -> dict[str, Array] | list[Any]:
+    def _read(
+        self, resolved: list[int], *, defer: bool = False, columns: bool = True, fill: bool = True
+    ) -> dict[str, Array] | list[Any]:
         """Return samples, or one array of shape (n, …) for each of their elements, read without making samples.
 
         Parameters
@@ -352,19 +353,25 @@ class StoreDataset(Dataset[Any]):
         columns : bool
             Whether there may be arrays. There are none where elements vary in shape or have transforms, and where a
             record is bad: then the pipeline applies the policy.
+        fill : bool
+            Whether replacements make up a batch in which every sample would be skipped.
         """
         contexts = self._contexts(resolved)
+        known: RecordError | None = None
         if self._column_fields and columns and resolved:
             assert isinstance(self.reader, ArrayReader)
             began = time.perf_counter()
-            with suppress(RecordError):
+            try:
                 arrays = self.reader.arranged(read_arrays(self._view, resolved, self.reader.stored))
+            except RecordError as error:
+                known = error
+            else:
                 add_time("read", began)
                 add_bytes([arrays])
                 self._counters.add(contexts[0].epoch, len(resolved), ())
                 arrays["index"] = arrays.get("index", np.array(resolved, np.int64))
                 return {name: arrays[name] for name in self._column_fields}
-        samples = self._pipeline.samples(contexts, fill=True, defer=defer)
+        samples = self._pipeline.samples(contexts, fill=fill, defer=defer, known=known)
         if contexts:
             self._warn_if_repeated(contexts[0])
         return samples
@@ -382,16 +389,15 @@ class StoreDataset(Dataset[Any]):
         made = trial(context.epoch)
         if all(trial(context.epoch + later) == made for later in range(1, _EPOCHS)):  # nothing in it is random
             return
-        self._trials = 0
-        if self._epoch.report_repeated():
-            warnings.warn(
-                f"sample {context.index} of {self.url} was made again in epoch {context.epoch}, with the same random "
-                "numbers as in an earlier pass. PyTorch's DataLoader does not tell a dataset that a pass begins: call "
-                "dataset.set_epoch(epoch) before each pass; or use storeds.StoreLoader, or "
-                "sampler=storeds.EpochSampler(dataset), which count passes themselves",
-                UserWarning,
-                stacklevel=2,
-            )
+        self._epoch.report_repeated()
+        warnings.warn(
+            f"sample {context.index} of {self.url} was made again in epoch {context.epoch}, with the same random "
+            "numbers as in an earlier pass. PyTorch's DataLoader does not tell a dataset that a pass begins: call "
+            "dataset.set_epoch(epoch) before each pass; or use storeds.StoreLoader, or "
+            "sampler=storeds.EpochSampler(dataset), which count passes themselves",
+            UserWarning,
+            stacklevel=2,
+        )
 
     def _contexts(self, resolved: list[int]) -> list[SampleContext]:
         _freeze_inherited()

@@ -115,7 +115,14 @@ class SamplePipeline:
     joint: Callable[[Sample, SampleContext], dict[str, Any]] | None = None
     _finish: ScaledInPool = field(default_factory=ScaledInPool)
 
-    def samples(self, contexts: Sequence[SampleContext], *, fill: bool, defer: bool = False) -> list[Any]:
+    def samples(
+        self,
+        contexts: Sequence[SampleContext],
+        *,
+        fill: bool,
+        defer: bool = False,
+        known: RecordError | None = None,
+    ) -> list[Any]:
         """Return the samples of `contexts`, with what the policy puts in the place of bad ones.
 
         Parameters
@@ -124,6 +131,8 @@ class SamplePipeline:
             Whether replacements make up a batch in which every sample would be skipped.
         defer : bool
             Whether images may be `DeferredImage`, which `storeds.collate` finishes.
+        known : RecordError, optional
+            Of a record that was read already, and is not read again.
 
         Raises
         ------
@@ -138,17 +147,19 @@ class SamplePipeline:
             return []
         events: list[Event] = []
         try:
-            samples = self._good_samples(contexts, fill, events)
+            samples = self._good_samples(self.make(contexts, known), contexts, fill, events)
         finally:
             self.counters.add(contexts[0].epoch, len(contexts), events)
         if not defer and (self.joint is not None or self.transforms):
             samples = [self.finished(sample) for sample in samples]
         return samples
 
-    def _good_samples(self, contexts: Sequence[SampleContext], fill: bool, events: list[Event]) -> list[Any]:
+    def _good_samples(
+        self, results: Iterator[_Result], contexts: Sequence[SampleContext], fill: bool, events: list[Event]
+    ) -> list[Any]:
         """Return samples after the policy; append what happened to `events`, also before an error."""
         samples: list[Any] = []
-        for context, (sample, positions) in zip(contexts, self.make(contexts), strict=True):
+        for context, (sample, positions) in zip(contexts, results, strict=True):
             if not isinstance(sample, RecordError):
                 events += self._repairs(context, positions)
             elif self.on_error == "raise":
@@ -177,15 +188,19 @@ class SamplePipeline:
             return {name: self._finish(value) for name, value in sample.items()}
         return tuple(map(self._finish, sample)) if type(sample) is tuple else sample
 
-    def make(self, contexts: Sequence[SampleContext]) -> Iterator[_Result]:
-        """Yield the result for each context, whatever the policy; reads all records at once."""
+    def make(self, contexts: Sequence[SampleContext], known: RecordError | None = None) -> Iterator[_Result]:
+        """Yield the result for each context, whatever the policy; reads all records at once, without the `known` bad one."""
         located = [self.reader.locate(context.index, context) for context in contexts]
         flat = [position for positions in located for position in positions]
         began = time.perf_counter()
-        found = self.view.get_many(flat, self.reader.stored)
+        bad = known and {position for position in flat if self._in_store(position) == known.position}
+        found = self.view.get_many([at for at in flat if at not in bad] if bad else flat, self.reader.stored)
         began = add_time("read", began)
         add_bytes(found)
         records = iter(found)
+        if bad:
+            others = records
+            records = iter([known if at in bad else next(others) for at in flat])
         for positions, context in zip(located, contexts, strict=True):
             yield _Result(self._sample([next(records) for _ in positions], positions, context), positions)
         add_time("decode", began)
