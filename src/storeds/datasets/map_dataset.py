@@ -369,8 +369,8 @@ class StoreDataset(Dataset[Any]):
                 add_time("read", began)
                 add_bytes([arrays])
                 self._counters.add(contexts[0].epoch, len(resolved), ())
-                arrays["index"] = arrays.get("index", np.array(resolved, np.int64))
-                return {name: arrays[name] for name in self._column_fields}
+                # What has no column is the index.
+                return {n: arrays[n] if n in arrays else np.array(resolved, np.int64) for n in self._column_fields}
         samples = self._pipeline.samples(contexts, fill=fill, defer=defer, known=known)
         if contexts:
             self._warn_if_repeated(contexts[0])
