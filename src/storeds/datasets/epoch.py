@@ -36,7 +36,7 @@ __all__ = [
 class SharedTable:
     """Zeroed values of a structured dtype in memory that a dataset shares with its workers, under every start method.
 
-    Copies and pickles for any other purpose get a value of their own.
+    When a worker is spawned, pickles pass `_cell`, and torch shares it. Others get values of their own.
 
     Notes
     -----
@@ -45,33 +45,16 @@ class SharedTable:
     """
 
     DTYPE: ClassVar[np.dtype[Any]]
-    COUNT: ClassVar[int | None] = None
-    """The number of values in an array; None for a single one."""
+    COUNT: ClassVar[int] = 1
 
     def __init__(self) -> None:
-        size = self.DTYPE.itemsize * (self.COUNT or 1)
-        self._cell = torch.frombuffer(mmap.mmap(-1, size), dtype=torch.uint8)
+        self._cell = torch.frombuffer(mmap.mmap(-1, self.DTYPE.itemsize * self.COUNT), dtype=torch.uint8)
 
     @property
     def table(self) -> Any:
-        """The array of values, or the single one."""
+        """The array of values."""
         # A new view each time, because the memory moves when a worker is spawned.
-        values = self._cell.numpy().view(self.DTYPE)
-        return values[0] if self.COUNT is None else values
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        if get_spawning_popen() is not None:  # torch's reduction passes the memory itself
-            return _restore_table, (type(self), self._cell)
-        return self._copy()
-
-    def _copy(self) -> tuple[Any, ...]:
-        return type(self), ()
-
-
-def _restore_table(cls: type[SharedTable], cell: torch.Tensor) -> SharedTable:
-    shared = cls.__new__(cls)
-    shared._cell = cell
-    return shared
+        return self._cell.numpy().view(self.DTYPE)
 
 
 MAX_EPOCH = 2**63 - 1
@@ -133,16 +116,6 @@ class SharedEpoch(SharedTable):
             self._listeners = weakref.WeakSet()
         self._listeners.add(listener)
 
-    @property
-    def number(self) -> int:
-        """The epoch that was set or entered last."""
-        return int(self.table["number"])
-
-    @property
-    def is_set(self) -> bool:
-        """Whether a user set an epoch or a sampler entered one."""
-        return bool(self.table["is_set"])
-
     def set(self, epoch: int) -> None:
         """Set the epoch in every process, and for the next pass of each sampler."""
         self.enter(epoch)
@@ -152,7 +125,7 @@ class SharedEpoch(SharedTable):
 
     def enter(self, epoch: int) -> None:
         """Set the epoch in every process; samplers keep theirs."""
-        table = self.table
+        (table,) = self.table
         table["number"], table["is_set"] = epoch, True
 
     def of_samples(self, seed: int | None) -> tuple[int, int | None]:
@@ -160,7 +133,7 @@ class SharedEpoch(SharedTable):
         if _context.request is not None:
             epoch, other = _context.request
             return epoch, other if seed is None else seed
-        return self.number, seed
+        return int(self.table["number"][0]), seed
 
     @property
     def is_repeated(self) -> bool:
@@ -172,7 +145,7 @@ class SharedEpoch(SharedTable):
         worker = get_worker_info()
         if worker is None or worker.id or _context.request is not None:
             return False
-        table = self.table
+        (table,) = self.table
         if table["is_set"] or table["is_reported"]:
             return False
         if not table["loader"]:
@@ -183,18 +156,24 @@ class SharedEpoch(SharedTable):
         """Let `is_repeated` be false from now on."""
         self.table["is_reported"] = True
 
-    def _copy(self) -> tuple[Any, ...]:
-        return _copied_epoch, (self.number, self.is_set, self.requested)
+    def __reduce__(self) -> tuple[Any, ...]:
+        if get_spawning_popen() is not None:
+            return _restored, (self._cell,)
+        (table,) = self.table
+        return _copied, (int(table["number"]) if table["is_set"] else None, self.requested)
 
-    def __repr__(self) -> str:
-        return f"SharedEpoch({self.number})"
+
+def _restored(cell: torch.Tensor) -> SharedEpoch:
+    shared = SharedEpoch()
+    shared._cell = cell
+    return shared
 
 
-def _copied_epoch(number: int, is_set: bool, requested: int | None) -> SharedEpoch:
+def _copied(epoch: int | None, requested: int | None) -> SharedEpoch:
     copy = SharedEpoch()
     copy.requested = requested
-    if is_set:
-        copy.enter(number)
+    if epoch is not None:
+        copy.enter(epoch)
     return copy
 
 

@@ -33,9 +33,9 @@ from storeds.datasets.assembly import (
     select,
     transforms_by_element,
 )
-from storeds.datasets.counters import SampleCounters, SampleReport
+from storeds.datasets.counters import Policy, SampleCounters, SampleReport
 from storeds.datasets.epoch import MAX_EPOCH, SharedEpoch
-from storeds.datasets.pipeline import Policy, SamplePipeline
+from storeds.datasets.pipeline import SamplePipeline
 from storeds.datasets.source import Source
 from storeds.datasets.stages import add_bytes, add_time
 from storeds.errors import ConfigError, RecordError
@@ -186,7 +186,6 @@ class StoreDataset(Dataset[Any]):
         arguments["options"] = Source.store_options(options, store_options)
         settings = Source.unchecked(url if source is None else source, **arguments)
         policy = Policy(settings.on_error, settings.max_bad, settings.max_bad_fraction)
-        self._on_error = policy.on_error
         self._transforms: Transform | None = build_transform(settings.transforms, "transforms")
         self._transform: Transforms = build_transforms(settings.transform)
         self._target_transform: Transform | None = _target_transform(settings.target_transform)
@@ -197,7 +196,7 @@ class StoreDataset(Dataset[Any]):
         self._bound: Reader[Any] = make_reader(settings, self._view.meta.fields).bind(self._view)
         # Shared with workers, so that set_epoch reaches persistent ones (pytorch#97326).
         self._epoch = SharedEpoch()
-        self._counters = SampleCounters(policy.limits(len(self._bound)))
+        self._counters = SampleCounters(policy, len(self._bound))
         self._build()
 
     def _build(self) -> None:
@@ -210,7 +209,6 @@ class StoreDataset(Dataset[Any]):
             self.reader,
             bind_transforms(self.reader, transforms),
             self._as_dict,
-            self._on_error,
             self._counters,
             bind_joint(self.reader, transforms, self._transforms),
         )
@@ -429,7 +427,7 @@ class StoreDataset(Dataset[Any]):
 
     def report(self) -> SampleReport:
         """Return how many samples were requested, repaired and bad so far, in this process and its workers."""
-        return self._counters.report(self.url, self._on_error)
+        return self._counters.report(self.url)
 
     def __getstate__(self) -> dict[str, Any]:
         if get_spawning_popen() is not None:  # copies in this process may hold what cannot be pickled

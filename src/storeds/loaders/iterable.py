@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from storeds._utils.arguments import integer
-from storeds.batching.skipped import Skipped
+from storeds.batching.collate import Skipped
 from storeds.datasets.map_dataset import StoreDataset
 from storeds.errors import ConfigError, suggest
 from storeds.loaders.loader import read_by_dataset

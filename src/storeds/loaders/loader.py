@@ -9,7 +9,7 @@ import re
 import time
 import traceback
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -195,12 +195,12 @@ def _below_subsets(dataset: Any) -> Any:
     return dataset
 
 
-def read_by_dataset(dataset: Any, indices: Sequence[int], read: Callable[[Any, list[int]], Any]) -> Any:
+def read_by_dataset(dataset: Any, indices: list[int], read: Callable[[Any, list[int]], Any]) -> Any:
     """Return samples in the order of their indices: `read` is called once for each dataset in a Subset or ConcatDataset."""
     if type(dataset) is Subset:
         return read_by_dataset(dataset.dataset, [dataset.indices[at] for at in indices], read)
     if type(dataset) is not ConcatDataset:
-        return read(dataset, list(indices))
+        return read(dataset, indices)
     ends = dataset.cumulative_sizes
     parts: dict[int, list[int]] = {}  # dataset → places in the batch
     for place, index in enumerate(indices):
