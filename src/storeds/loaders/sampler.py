@@ -166,8 +166,11 @@ class EpochSampler(Sampler[int]):
         window: int | None = None,
     ) -> None:
         self.count, self.store, self.where = _count(data), _store_id(data), _where_digest(data)
-        self._followers = epoch_takers(data)
-        self.seed = _seed_of(self._followers) if seed is None else integer("seed", seed)
+        datasets = epoch_takers(data)
+        cells = [getattr(each, "_epoch", None) for each in datasets]
+        self._cells = [cell for cell in cells if isinstance(cell, SharedEpoch)]  # of datasets of storeds
+        self._others = [each for each, cell in zip(datasets, cells, strict=True) if not isinstance(cell, SharedEpoch)]
+        self.seed = _seed_of(datasets) if seed is None else integer("seed", seed)
         self._draws = self.seed is None
         self.shuffle, self.drop_last = bool(shuffle), bool(drop_last)
         if block_size is None and window is not None:
@@ -185,9 +188,10 @@ class EpochSampler(Sampler[int]):
         # The next pass is one of `_epoch`, because that was set, as long as `_pass` has consumed fewer samples than this.
         self._requested_until: float = 0
         self._overridden: int | None = None  # the epoch that was set before a state was loaded
-        self._listen()
-        for requested in [each.requested for each in self._cells() if each.requested is not None]:
-            self._request_epoch(requested)
+        for cell in self._cells:
+            cell.listen(self)
+            if cell.requested is not None:
+                self._request_epoch(cell.requested)
 
     @property
     def epoch(self) -> int:
@@ -220,24 +224,12 @@ class EpochSampler(Sampler[int]):
         has_begun = self._pass is not None and not self._pass.consumed
         self._requested_until, self._overridden = 1 if has_begun else math.inf, None
 
-    def _cells(self) -> list[SharedEpoch]:
-        """Return the shared epochs of the datasets that are storeds' own."""
-        found = (getattr(each, "_epoch", None) for each in self._followers)
-        return [each for each in found if isinstance(each, SharedEpoch)]
-
-    def _listen(self) -> None:
-        """Register for the epochs that users set on the datasets."""
-        for each in self._cells():
-            each.listen(self)
-
     def _enter(self, epoch: int) -> None:
         """Set the epoch of the datasets."""
-        for dataset in self._followers:
-            cell = getattr(dataset, "_epoch", None)
-            if isinstance(cell, SharedEpoch):
-                cell.enter(epoch)
-            else:
-                dataset.set_epoch(epoch)
+        for cell in self._cells:
+            cell.enter(epoch)
+        for dataset in self._others:
+            dataset.set_epoch(epoch)
 
     def __len__(self) -> int:
         return self._steps(0)
@@ -382,7 +374,8 @@ class EpochSampler(Sampler[int]):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._listen()
+        for cell in self._cells:
+            cell.listen(self)
 
     def __repr__(self) -> str:
         blocks = f", block_size={self.block_size}, window={self.window}" if self.block_size else ""
