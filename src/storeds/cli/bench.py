@@ -100,8 +100,5 @@ def _show(report: BenchReport) -> None:
     OUT.print()
     say(f"{report.url}: {counted(report.count, 'sample')}, batches of {report.batch_size}")
     say(f"on {report.machine['cpu']}, {report.machine['cpus']} CPUs, load {report.machine['load_average']}")
-    share = report.find(report.workers).shares[report.bottleneck]
-    count = counted(report.workers, "worker") if report.workers else "no workers"
-    say(f"bottleneck: {report.bottleneck}, {share:.0%} of the time with {count}")
     for advice in report.advice:
         say(f"advice: {advice}")
