@@ -53,7 +53,10 @@ def run(*arguments: object, code: int = 0) -> str:
 
 @pytest.mark.parametrize("engine", ["lmdb", "hdf5", "mongodb"])
 def test_a_store_is_measured_by_number_of_workers(make_engine_url: MakeUrl, engine: str) -> None:
-    report = bench(images(make_engine_url(engine)), workers=(2, 0), batch_size=8, seconds=BRIEF)
+    reported: list[Progress] = []
+    url = images(make_engine_url(engine))
+    report = bench(url, workers=(2, 0), batch_size=8, seconds=BRIEF, progress=reported.append)
+    assert ({state.total for state in reported}, {state.done for state in reported}) == ({2}, {0, 1})
     assert [measured.workers for measured in report.measurements] == [0, 2]
     for measured in report.measurements:
         assert measured.samples > 0
@@ -192,6 +195,12 @@ def test_a_store_of_bad_images_is_refused(make_engine_url: MakeUrl) -> None:
         writer.append([{"image": b"<html>"}] * 3)
     with pytest.raises(errors.BadSamplesError, match="no good sample"):
         bench(url, workers=[0], seconds=BRIEF)
+
+
+def test_arrays_are_read_as_batches(make_engine_url: MakeUrl) -> None:
+    report = bench(arrays(make_engine_url("hdf5"), [(2, 3)] * 20, [2, 3]), workers=[0], batch_size=4, seconds=BRIEF)
+    assert report.reader == "ArrayReader"
+    assert report.measurements[0].stages["decode"] == report.measurements[0].stages["transform"] == 0
 
 
 def test_a_foreign_store_with_options_is_measured(tmp_path: Path) -> None:

@@ -431,7 +431,16 @@ def test_a_folder_with_annotations_is_not_packed_without_them(name: str, tmp_pat
     assert len(read(tmp_path / "set/images", kind="flat")[0]) == 3
 
 
-# Random annotation sets
+def test_a_split_that_pack_adds_replaces_no_key_of_the_file(tmp_path: Path) -> None:
+    document = annotated()
+    document["images"][0]["split"] = "train2014"
+    url = f"lmdb://{tmp_path}/a.lmdb"
+    storeds.pack(written(tmp_path, document), url, split={"train": 0.5, "val": 0.5})
+    done = storeds.export(url, tmp_path / "out", format="coco")
+    images = json.loads((tmp_path / "out/annotations.json").read_text())["images"]
+    assert images[0] == document["images"][0]
+    assert images[1]["split"] in ("train", "val")
+    assert list(done.left_out) == ["split"]
 
 
 def test_a_changed_file_is_not_resumed(tmp_path: Path) -> None:
