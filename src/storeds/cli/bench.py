@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -26,7 +26,9 @@ from storeds.cli.app import (
 )
 from storeds.datasets.stages import STAGES
 from storeds.errors import ConfigError
-from storeds.ops.benchmarking import BenchReport
+
+if TYPE_CHECKING:
+    from storeds.ops.benchmarking import BenchReport
 
 __all__ = ["bench"]
 
