@@ -204,7 +204,6 @@ class TestSources:
             ({"remainder": "padd"}, "unknown remainder 'padd'; did you mean 'pad'"),
             ({"num_replicas": 2, "rank": 2}, "rank must be from 0 to 1, got 2"),
         ],
-        ids=str,
     )
     def test_wrong_arguments(self, urls: list[str], arguments: dict[str, Any], message: str) -> None:
         sources = arguments.pop("sources", urls)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from storeds._utils.text import some
+from storeds._utils.locations import file_system_advice
 from storeds.datasets.counters import BatchEvents
 from storeds.datasets.stages import StageTotals, Work
 from storeds.protocols import SampleContext
@@ -25,7 +25,6 @@ __all__ = ["LoaderStats", "explain"]
 
 _LITTLE = 0.1  # of its time: a training loop that waits less is itself the limit
 _TRIED = 4  # samples whose transforms are timed one by one
-_NETWORKS = ("nfs", "cifs", "smb", "fuse", "lustre", "ceph", "gpfs", "beegfs", "9p", "virtiofs")
 
 
 @dataclass
@@ -138,28 +137,14 @@ def _about_reading(totals: StageTotals, stores: Sequence[StoreDataset]) -> Itera
             f"{totals.cold_bytes / 1e6:,.0f} MB came from a disk, not from the page cache: shuffle in blocks (block_size=), "
             "or make records smaller (storeds pack --max-side)"
         )
-    files = [path for store in stores for path in _files(store.backend.url)]
-    networks = {kind for path in files if (kind := _file_system(path)).startswith(_NETWORKS)}
-    if networks:
-        yield f"the store lies on {some(sorted(networks))}: copy it to a local disk"
-    for path in files:
+    for path in (path for store in stores for path in _files(store.backend.url)):
+        yield from file_system_advice(str(path))
         yield from _about_chunks(path)
 
 
 def _files(url: str) -> list[Path]:
     path = Path(url.partition("://")[2].partition("?")[0])
     return [path] if url.startswith(("lmdb://", "hdf5://")) and path.exists() else []
-
-
-def _file_system(path: Path) -> str:
-    """Return the type of the file system that a file lies on."""
-    found = ("", "")
-    with suppress(OSError):
-        for line in Path("/proc/mounts").read_text(encoding="utf-8").splitlines():
-            folder, kind = line.split()[1:3]
-            if path.resolve().is_relative_to(folder) and len(folder) >= len(found[0]):
-                found = folder, kind
-    return found[1]
 
 
 def _about_chunks(path: Path) -> Iterator[str]:
