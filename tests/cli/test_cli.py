@@ -225,3 +225,12 @@ def test_labels_of_a_list_and_missing_files_of_class_names(tree: Path, tmp_path:
     assert "none is a label" not in said
     said = run("pack", tree / "list.csv", f"lmdb://{tmp_path}/b.lmdb", *options, "--classes", "gone.txt", code=3)
     assert "--classes gone.txt: no such file" in said
+
+
+def test_help_loads_no_engine_and_no_operation_that_starts_processes() -> None:
+    code = "import sys; from typer.testing import CliRunner; from storeds.cli import app; CliRunner().invoke(app, ['--help'])"
+    slow = {"torch", "h5py", "lmdb", "pymongo", "multiprocessing", "storeds.ops.verifying", "storeds.ops.benchmarking"}
+    shown = subprocess.run(
+        [sys.executable, "-c", f"{code}; print(*sys.modules)"], capture_output=True, text=True, check=True
+    )
+    assert slow.isdisjoint(shown.stdout.split())
