@@ -235,7 +235,11 @@ class _FromRoles:
         for name, declared in self._meta.fields.items():
             if name in used or (name in _FLAGS and self._is_of_rows(name)):
                 continue
-            if declared.role == "mask":
+            if name == REST and "image_id" in self._meta.fields:
+                self.left_out[name] = (
+                    "the stores come from different COCO files, so annotations follow the other fields"
+                )
+            elif declared.role == "mask":
                 self.left_out[name] = "COCO has masks of instances only; format 'folder' keeps masks of whole images"
             elif name in (_ANNOTATION_KEYS if self._is_of_rows(name) else _IMAGE_KEYS):
                 self.left_out[name] = "COCO uses this name for something else"
