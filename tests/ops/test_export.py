@@ -114,7 +114,7 @@ def test_ids_that_repeat_in_several_stores_stay_apart(same: bool, tmp_path: Path
         (folder / "a.jpg").write_bytes(jpeg(number))
         rows = [{"id": 5 + row, "image_id": 1, "category_id": 3, "bbox": [number, row, 9, 9]} for row in range(2)]
         categories = [{"id": 3, "name": "cat"}]
-        file = {"images": [{"id": 1, **picture}], "annotations": rows, "categories": categories}
+        file: dict[str, Any] = {"images": [{"id": 1, **picture}], "annotations": rows, "categories": categories}
         file |= {} if same else {"info": {"number": number}}
         (folder / "a.json").write_text(json.dumps(file))
         storeds.pack(folder / "a.json", f"lmdb://{tmp_path}/{number}.lmdb")
