@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -82,7 +83,7 @@ class CocoLayout:
             return cls(keys, categories)
         return cls(keys | {"keypoints"}, categories, (meta.fields["keypoints"].shape or (0, 0))[1] or 0)
 
-    @property
+    @cached_property
     def fields(self) -> dict[str, Field]:
         """The fields, in order."""
         fields = {"image": Field("image", role="image")}
