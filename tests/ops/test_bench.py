@@ -190,6 +190,13 @@ def test_a_store_of_bad_images_is_refused(make_engine_url: MakeUrl) -> None:
         bench(url, workers=[0], seconds=BRIEF)
 
 
+def test_arrays_are_read_as_batches(make_engine_url: MakeUrl) -> None:
+    url = arrays(make_engine_url("hdf5"), [(2, 3)] * 20, [2, 3])
+    report = bench(url, workers=[0], batch_size=4, seconds=BRIEF)
+    assert report.reader == "ArrayReader"
+    assert report.measurements[0].stages["decode"] == report.measurements[0].stages["transform"] == 0
+
+
 def test_a_foreign_store_with_options_is_measured(tmp_path: Path) -> None:
     put(tmp_path / "foreign", [(str(n).encode(), jpeg(n)) for n in range(4)], database=b"pictures")
     url = f"lmdb://{tmp_path}/foreign"

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 from typer.testing import CliRunner
 
 import storeds
@@ -216,3 +219,13 @@ def test_the_command_exits_with_1_if_a_picture_is_beyond_repair(source: str, tmp
     }
     assert "--overwrite" in run("repair", source, url, code=3)
     assert "itself, which writing would replace" in run("repair", source, source, code=2)
+
+
+def test_the_command_exits_with_0_if_all_pictures_are_repaired_and_keeps_their_pixels(tmp_path: Path) -> None:
+    src, dst = f"lmdb://{tmp_path}/a.lmdb", f"lmdb://{tmp_path}/b.lmdb"
+    write(src, {**WHOLE, "half": PICTURES["half"]})
+    run("repair", src, dst)
+    repaired: Any = records(dst)["half"]["image"]
+    with Image.open(io.BytesIO(jpeg(2))) as whole, Image.open(io.BytesIO(repaired)) as half:
+        assert half.size == whole.size
+        assert (np.asarray(half)[:16] == np.asarray(whole)[:16]).all()  # the MCUs that are there for certain
