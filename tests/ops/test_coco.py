@@ -313,9 +313,9 @@ def test_each_problem_is_reported_by_name_and_nothing_else_is_lost(tmp_path: Pat
             {**annotated(), "info": {"version": float("nan")}},
             "its categories, or keys such as info, .* JSON has no nan",
         ),
-        ({**annotated(), "info": "DEEP"}, "is JSON that cannot be stored: maximum recursion depth"),
-        ({**annotated(), "annotations": ["DEEP"]}, "is JSON that cannot be stored: maximum recursion depth"),
-        ("BROKEN", "is not JSON at line 1"),
+        ({**annotated(), "info": "DEEP"}, "is not JSON in UTF-8 that can be stored: maximum recursion depth"),
+        ({**annotated(), "annotations": ["DEEP"]}, "is not JSON in UTF-8 that can be stored: maximum recursion depth"),
+        ("BROKEN", "is not JSON in UTF-8 that can be stored: .*: line 1 column"),
     ],
 )
 def test_a_file_that_is_not_coco(document: Any, why: str, tmp_path: Path) -> None:
@@ -336,7 +336,7 @@ def test_a_file_is_utf_8(encoding: str, byte: str | None, tmp_path: Path) -> Non
     if byte is None:
         assert repr(read(file)) == expected
         return
-    with pytest.raises(ConfigError, match=f"is not UTF-8, as JSON is: it contains byte {byte}"):
+    with pytest.raises(ConfigError, match=f"is not JSON in UTF-8 that can be stored: .* byte {byte}"):
         open_source(file, kind="coco")
 
 
