@@ -504,7 +504,7 @@ def test_bad_images_and_masks(root: Path) -> None:
         "9 (5.jpg): its mask seven.png contains class ids without a name: 7;",
         "10 (3.jpg): its mask m/none.png cannot be read: No such file",
         "11 (none.jpg): cannot be read: No such file",
-        "12 (4.jpg): its mask jpeg.png is a JPEG, whatever its name says",
+        "12 (4.jpg): field 'mask': a mask has one channel",
     ]
     file = written(root, table("left,right,mask", *rows))
     _, found, bad = packed(file, image_columns=["left", "right"], classes=list("abcd"))

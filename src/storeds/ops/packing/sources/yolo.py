@@ -370,7 +370,7 @@ class _Listing:
             fault = self._root.path_fault(key)
             if fault is None and not key.lower().endswith(IMAGE_SUFFIXES):
                 fault = f"ends in none of {' '.join(IMAGE_SUFFIXES)}"
-            if written and (fault or not self._walk.hidden.skips_path(key)):
+            if written and (fault or not self._walk.hidden.skips(key, below=True)):
                 yield Bad(f"{relative} line {number} ({show(written)})", fault) if fault else key
 
     def _add(self, key: str, split: str) -> None:
