@@ -34,7 +34,7 @@ from torch.utils.data import DataLoader
 import storeds
 from _disks import small_disk
 from _foreign_hdf5_tools import write
-from _traps_epochs import jittered, jittered_dataset, numbered_store, one_pass
+from _traps_epochs import jittered_dataset, numbered_store, one_pass
 from _traps_format import (
     change_label,
     exit_code,
@@ -201,25 +201,6 @@ def test_a_resumed_run_continues_with_the_next_epoch(tmp_path: Path, how: str) -
     after = augmenting_loader(url, how, 7)  # a state from the end of an epoch
     after.load_state_dict(resumed.state_dict())
     assert one_pass(after) == epochs[3]
-
-
-@pytest.mark.parametrize(("workers", "persistent"), [(0, False), (2, False), (2, True)])
-@pytest.mark.parametrize("seed", [7, None])
-def test_a_stream_begins_a_new_epoch_with_each_pass(
-    tmp_path: Path, workers: int, persistent: bool, seed: int | None
-) -> None:
-    url = numbered_store(tmp_path)
-    runs = []
-    for _ in range(2):
-        torch.manual_seed(3)
-        stream = storeds.StoreIterable(url, reader="array", transform=jittered, seed=seed, shuffle_buffer=6)
-        loader = DataLoader(stream, 4, num_workers=workers, persistent_workers=persistent)
-        runs.append([one_pass(loader) for _ in range(3)])
-    orders = [[int(value) for value in epoch] for epoch in runs[0]]
-    assert [sorted(order) for order in orders] == [list(range(12))] * 3
-    assert len(set(map(tuple, orders))) == 3
-    assert len({value for epoch in runs[0] for value in epoch}) == 3 * 12
-    assert runs[0] == runs[1]
 
 
 def test_a_plain_dataloader_that_repeats_its_pixels_causes_one_warning(tmp_path: Path) -> None:

@@ -50,9 +50,7 @@ def main(folder: str) -> None:
     assert clip.shape == (4, 3, 24, 32) and label == 0
 
     # Interleaved over the files, shuffled, shared out between workers; whole videos, padded with a mask.
-    stream = storeds.StoreIterable(
-        paths, reader="video", decode="tensor", cycle_length=3, block_length=2, shuffle_buffer=16, seed=0
-    )
+    stream = storeds.StoreIterable(paths, reader="video", decode="tensor", shuffle=True, block_size=2, window=8, seed=0)
     lengths, labels = [], []
     for clips, batch_labels in DataLoader(stream, batch_size=5, num_workers=2, collate_fn=storeds.collate):
         mask = clips.mask if hasattr(clips, "mask") else torch.ones(clips.shape[:2], dtype=torch.bool)
@@ -75,7 +73,7 @@ def read_with_tensorflow(paths: list[str], images: str, lengths: list[int]) -> N
     """Read batches of whole videos, and single images of one size, whose shape is known beforehand."""
     from storeds.loaders import to_tf_dataset
 
-    order = {"cycle_length": 3, "block_length": 2, "shuffle_buffer": 16, "seed": 0}
+    order = {"shuffle": True, "block_size": 2, "window": 8, "seed": 0}
     videos = to_tf_dataset(paths, reader="video", batch_size=5, ragged=True, **order)
     for _ in range(2):  # each pass is another epoch
         assert sorted(int(length) for clips, _ in videos for length in clips.row_lengths()) == lengths

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from storeds.config import build_dataset as build_dataset
     from storeds.config import build_loader as build_loader
     from storeds.config import load_config as load_config
-    from storeds.datasets.iterable_dataset import StoreIterable as StoreIterable
     from storeds.datasets.map_dataset import StoreDataset as StoreDataset
     from storeds.datasets.source import Source as Source
     from storeds.loaders.device import to_device as to_device
+    from storeds.loaders.iterable import StoreIterable as StoreIterable
     from storeds.loaders.loader import StoreLoader as StoreLoader
     from storeds.loaders.sampler import EpochSampler as EpochSampler
     from storeds.loaders.threaded import ThreadLoader as ThreadLoader
@@ -44,7 +44,7 @@ _LAZY = {
     "Skipped": "storeds.batching.skipped",
     "Source": "storeds.datasets.source",
     "StoreDataset": "storeds.datasets.map_dataset",
-    "StoreIterable": "storeds.datasets.iterable_dataset",
+    "StoreIterable": "storeds.loaders.iterable",
     "StoreLoader": "storeds.loaders.loader",
     "ThreadLoader": "storeds.loaders.threaded",
     "build_dataset": "storeds.config",

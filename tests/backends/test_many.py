@@ -355,7 +355,7 @@ def test_streams_and_sums_of_stores_with_other_classes_are_refused(tmp_path: Pat
         cats + dogs
     # Without the label, nothing depends on the names.
     only_x = [StoreDataset(url, reader="array", fields=["x"]) for url in urls]
-    assert len(only_x[0] + only_x[1]) == len(list(StoreIterable(only_x))) == 2
+    assert len(only_x[0] + only_x[1]) == len(list(StoreIterable(only_x[0] + only_x[1]))) == 2
 
 
 def test_only_one_store_can_be_written(tmp_path: Path) -> None:

@@ -441,8 +441,8 @@ def test_a_stream_refuses_boxes_of_different_formats(make_engine_url: MakeUrl) -
     urls = [make_engine_url("lmdb"), make_engine_url("hdf5")]
     for url, how in zip(urls, ("xyxy", "xywh"), strict=True):
         write(url, {"image": FIELDS["image"], "boxes": {**BOXES, "format": how}})
-    with pytest.raises(errors.ConfigError, match=r"must be alike.*xyxy.*xywh"):
-        storeds.StoreIterable([storeds.StoreDataset(url, reader="sample") for url in urls])
+    with pytest.raises(errors.FormatError, match=r"'boxes' is .*xyxy.*xywh"):
+        storeds.StoreIterable(urls)
     options: dict[str, Any] = {"reader": "sample", "reader_options": {"box_format": "xyxy"}}
-    stream = storeds.StoreIterable([storeds.StoreDataset(url, **options) for url in urls])
-    assert len(list(stream)) == 10
+    one, other = (storeds.StoreDataset(url, **options) for url in urls)
+    assert len(list(storeds.StoreIterable(one + other))) == 10

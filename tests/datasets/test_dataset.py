@@ -183,7 +183,7 @@ def test_where_works_where_no_cache_can_be_written(url: str, monkeypatch: pytest
     [
         ({"splt": "val"}, "did you mean 'split'"),
         ({"image": b""}, "kind image"),
-        ({"label": "1"}, "'label' is int, so it never equals '1'"),
+        ({"label": "1"}, "'label' has no class '1'"),
         ({"label": True}, "never equals True"),
         ({"split": 10**5000}, "'split' is str, so it never equals <int>"),
         ({}, "selects nothing"),
@@ -489,3 +489,19 @@ def test_a_field_called_index_is_read_as_it_is_stored(tmp_path: Path, as_dict: b
     batch = next(iter(DataLoader(arrays, batch_size=4)))
     assert (batch["index"] if as_dict else batch[1]).tolist() == [10, 9, 8, 7]
     assert StoreDataset(url, fields=["index"], where={"index": 9})[0] == (9,)
+
+
+def test_where_takes_class_names() -> None:
+    with storeds.open_writer("memory://classes", {"label": "int", "n": "int"}, overwrite=True) as writer:
+        writer.append({"label": at % 3, "n": at} for at in range(9))
+        writer.publish({"classes": ["cat", "dog", "owl"]})
+    for where, expected in (({"label": "dog"}, [1, 4, 7]), ({"label": ["cat", 2], "n": [0, 5, 7]}, [0, 5])):
+        dataset = StoreDataset("memory://classes", reader="array", fields=["n"], where=where)
+        assert [n for (n,) in dataset[:]] == expected
+    for wrong, message in (
+        ({"label": "cta"}, "no class 'cta'; did you mean 'cat'"),
+        ({"label": lambda label: label > 0}, "not a function"),
+        ({"labl": 1}, "did you mean 'label'"),
+    ):
+        with pytest.raises(errors.ConfigError, match=message):
+            StoreDataset("memory://classes", reader="array", where=wrong)

@@ -385,3 +385,25 @@ def test_boxes_that_are_fractions_make_no_targets() -> None:
     raw = StoreDataset("memory://fractions", reader="array", fields=["boxes", "labels"])
     with pytest.raises(errors.ConfigError, match="read samples with reader='sample'"):
         StoreLoader(raw, batch_size=2, collate_fn=collate_detection)
+
+
+@pytest.mark.parametrize("as_dict", [False, True])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_declarations_decide_about_the_structure_of_batches(as_dict: bool, workers: int, tmp_path: Path) -> None:
+    """Whether lengths happen to agree or not."""
+    url = f"lmdb://{tmp_path}/structure.lmdb"
+    clip: Any = {"kind": "array", "dtype": "float32", "shape": [None, 2]}
+    with storeds.open_writer(url, {"clip": clip, "words": "json", "about": "json", "n": "int"}) as writer:
+        writer.append(
+            {"clip": np.ones((size, 2), "f4"), "words": ["a"] * size, "about": {"k": size}, "n": size}
+            for size in (2, 2, 1, 3)
+        )
+    samples = StoreDataset(url, reader="array", as_dict=as_dict)
+    for batch in StoreLoader(samples, batch_size=2, num_workers=workers):
+        clips, words, about = [batch[name] for name in ("clip", "words", "about")] if as_dict else batch[:3]
+        values, mask = (clips, batch["clip_mask"]) if as_dict else clips
+        sizes = batch["n" if as_dict else 3].tolist()
+        assert mask.sum(1).tolist() == sizes
+        assert values.shape == (2, max(sizes), 2)
+        assert words == [["a"] * size for size in sizes]
+        assert about == [{"k": size} for size in sizes]

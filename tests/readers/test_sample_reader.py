@@ -21,7 +21,7 @@ from photographs import by_pillow, saved
 from picture_stores import exif, memory_store
 from storeds import Backend, Skipped, StoreDataset, StoreLoader, open_backend, open_writer
 from storeds.errors import ConfigError, DecodeError, RecordError
-from storeds.loaders.tf_elements import elements_of
+from storeds.loaders.tf import elements_of
 from storeds.readers import SampleReader, decode_windows
 from storeds.testing import ReaderTests
 
@@ -366,7 +366,7 @@ def test_elements_for_tensorflow_have_the_dimensions_that_their_roles_leave_open
         "labels": np.array([1]),
     }
     dataset = StoreDataset(memory_store(fields, [record] * 2))
-    found = {each.name: (each.shape, str(each.dtype)) for each in elements_of([dataset], {}, True, batched=True)}
+    found = {each.name: (each.shape, str(each.dtype)) for each in elements_of(dataset, {}, True)}
     assert found == {
         "image": ((None, None, 3), "uint8"),
         "mask": ((None, None), "uint8"),

@@ -352,7 +352,8 @@ def test_an_epoch_opens_each_file_once_a_worker_and_reads_the_frames_it_needs(
         decode="tensor",
         reader_options={"frames": 4, "stride": 2},
         fields=["image", "label", "frame"],
-        shuffle_buffer=64,
+        shuffle=True,
+        block_size=8,
         seed=3,
     )
     loader = DataLoader(

@@ -41,7 +41,7 @@ def use(url: str, copy: str) -> None:
     assert len([dataset[n] for n in range(8)]) == 8
     loader = storeds.ThreadLoader(dataset, num_workers=2, batch_size=4, shuffle=True, seed=3)
     assert len(list(loader)) == 2
-    assert len(list(storeds.StoreIterable(url, transform=[crop], seed=3, shuffle_buffer=4))) == 8
+    assert len(list(storeds.StoreIterable(url, transform=[crop], seed=3, shuffle=True))) == 8
 
 
 def lose_a_node(folder: Path) -> None:

@@ -18,7 +18,7 @@ from _traps_epochs import jittered_dataset
 
 
 def make_loaders(url: str) -> list[Any]:
-    stream = storeds.StoreIterable(url, reader="array", shuffle_buffer=12)
+    stream = storeds.StoreIterable(url, reader="array", shuffle=True)
     return [storeds.StoreLoader(jittered_dataset(url, None), batch_size=3, shuffle=True), stream]
 
 
@@ -37,7 +37,11 @@ if __name__ == "__main__":
             next(iter(make_loaders(url)[0]))
         loader, stream = make_loaders(url)
         epochs = [[int(x) for (batch,) in loader for x in batch] for _ in range(3)]
-        runs.append([epochs, [numbers(stream) for _ in range(3)]])
+        streamed = []
+        for epoch in range(3):
+            stream.set_epoch(epoch)
+            streamed.append(numbers(stream))
+        runs.append([epochs, streamed])
     (folder / f"{rank}.json").write_text(json.dumps(runs))
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()

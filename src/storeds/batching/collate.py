@@ -9,13 +9,11 @@ from typing import Any, Literal, NoReturn, TypeAlias, get_args
 import numpy as np
 import torch
 from PIL import Image
-from torch.utils.data import get_worker_info
 from torch.utils.data._utils.collate import collate as torch_collate
 from torch.utils.data._utils.collate import default_collate_fn_map
 
-from storeds.batching.allocation import empty_batch, in_one_memory, is_plain, is_tv_tensor, plain_tensor
+from storeds.batching.memory import empty_batch, in_one_memory, is_plain, is_tv_tensor, plain_tensor
 from storeds.batching.padding import Padded, check_channels, pad_images, pad_rows
-from storeds.batching.shared_memory import batch_memory, fits_inline, send_inline
 from storeds.batching.skipped import Skipped
 from storeds.errors import BadSamplesError, ConfigError, suggest
 from storeds.protocols import Array
@@ -74,8 +72,7 @@ def collate(
     Returns
     -------
     Any
-        The structure of a sample. In a worker, large tensors are in memory that the training process sees, and small
-        ones are sent inline.
+        The structure of a sample. In a worker, tensors are in memory that the training process sees.
 
     Raises
     ------
@@ -123,14 +120,8 @@ def good_samples(batch: Sequence[Any]) -> list[Any]:
 
 def collate_columns(columns: Mapping[str, Array], as_dict: bool) -> Any:
     """Return what `collate` returns for samples, from one array of shape (batch, …) for each of their elements."""
-    tensors = {name: _tensor(column) for name, column in columns.items()}
+    tensors = {name: torch.from_numpy(column).contiguous() for name, column in columns.items()}
     return tensors if as_dict else list(tensors.values())
-
-
-def _tensor(column: Array) -> torch.Tensor:
-    tensor = torch.from_numpy(column)
-    memory = batch_memory(tuple(tensor.shape), tensor.dtype) if get_worker_info() is not None else None
-    return send_inline(tensor.contiguous()) if memory is None else memory.copy_(tensor)
 
 
 def _skip_in(sample: Any) -> Skipped | None:
@@ -202,10 +193,9 @@ def _collate_values(values: Sequence[Any], name: _Key, plan: _Plan) -> Any:
     if plan.ways.get(name) == "list":
         return listed(values)
     try:
-        batch = _in_tensors(values, name, plan)
+        return _in_tensors(values, name, plan)
     except ConfigError as error:
         raise ConfigError(f"element {name!r}: {error}") from error
-    return send_inline(batch) if isinstance(batch, torch.Tensor) else batch
 
 
 def _in_tensors(values: Sequence[Any], name: _Key, plan: _Plan) -> Any:
@@ -269,12 +259,8 @@ def _stack(values: Sequence[torch.Tensor | DeferredImage], *, collate_fn_map: An
     tensors = [value.scaled() if isinstance(value, DeferredImage) else plain_tensor(value) for value in values]
     if len({tensor.shape for tensor in tensors}) == 1:
         alike = len({tensor.dtype for tensor in tensors}) == 1 and all(map(is_plain, tensors))
-        memory = batch_memory((len(tensors), *tensors[0].shape), tensors[0].dtype) if alike else None
-        if memory is not None:
-            torch.stack(tensors, out=memory.as_subclass(torch.Tensor))
-            return memory
-        if alike and fits_inline(tensors[0].nbytes * len(tensors)):
-            return torch.stack(tensors)
+        if alike:
+            return torch.stack(tensors, out=empty_batch((len(tensors), *tensors[0].shape), tensors[0].dtype))
         return default_collate_fn_map[torch.Tensor](tensors, collate_fn_map=collate_fn_map)
     check_channels(tensors)
     return pad_rows(tensors)

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from storeds.batching.allocation import TensorLike, in_one_memory, is_tv_tensor, plain_tensor
 from storeds.batching.collate import good_samples
+from storeds.batching.memory import TensorLike, in_one_memory, is_tv_tensor, plain_tensor
 from storeds.errors import ConfigError, suggest
 from storeds.records.roles import BOX_FORMATS
 from storeds.transforms.coordinates import to_corners
@@ -65,8 +65,7 @@ def collate_detection(
 
     Notes
     -----
-    A worker sends all tensors of a batch in one memory, with one file descriptor. The memory is released when nothing
-    refers to any of them.
+    The images of a batch lie in one memory. It is released when nothing refers to any of them.
     """
     if box_format not in BOX_FORMATS:
         raise ConfigError(f"unknown box_format {box_format!r}; {suggest(box_format, BOX_FORMATS, 'formats')}")
@@ -126,7 +125,7 @@ def _element(sample: Mapping[str, Any], argument: str, name: str) -> Any:
     if name not in sample:
         raise ConfigError(
             f"collate_detection: samples have no element {name!r}, but {', '.join(map(repr, sample))}: read it too "
-            f"(fields=[…]), rename the one that it is (fields={{{name!r}: …}}), or pass {argument}= with its name"
+            f"(StoreDataset(…, fields=[…])), rename the one that it is (StoreDataset(…, fields={{{name!r}: …}})), or pass {argument}= with its name"
             + ("; labels=None gives all boxes one class" if argument == "labels" else "")
         )
     return sample[name]

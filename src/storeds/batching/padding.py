@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from storeds.batching.allocation import TensorLike, empty_batch, layout_of, write
-from storeds.batching.shared_memory import send_inline
+from storeds.batching.memory import TensorLike, empty_batch, layout_of, write
 from storeds.errors import ConfigError
 
 __all__ = ["Padded", "check_channels", "pad_images", "pad_rows"]
@@ -59,7 +58,7 @@ def pad_rows(tensors: Sequence[torch.Tensor], *, sizes_too: bool = False, fill: 
         out = out[..., : tensor.shape[-2], : tensor.shape[-1]] if sizes_too else out
         out.copy_(tensor)
         mask[row, :length] = True
-    return Padded(send_inline(values), send_inline(mask))
+    return Padded(values, mask)
 
 
 def _with_shape_of_rows(tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
@@ -88,7 +87,7 @@ def pad_images(images: Sequence[TensorLike], fill: float) -> Padded:
         out[..., tall:, :].fill_(fill)
         out[..., :tall, wide:].fill_(fill)
         pixels[:tall, :wide] = True
-    return Padded(send_inline(values), send_inline(mask))
+    return Padded(values, mask)
 
 
 def check_channels(images: Sequence[TensorLike]) -> None:

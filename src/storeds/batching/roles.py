@@ -33,9 +33,8 @@ def fit_collate(
     """Return a function of ours for samples of these elements, and any other ``collate_fn`` unchanged.
 
     In its settings a name or a role becomes the name of an element in a dict, and its place in a tuple. For `collate`,
-    elements that are declared to vary in length with boxes, and keypoints and labels that vary, get a mask in every
-    batch, and several texts are listed, unless `ragged` or `pad` names them: batches then have the same structure
-    whatever they hold.
+    the declarations decide about the structure of batches, whatever these hold: elements that are declared to vary in
+    their first dimension alone get a mask, and JSON is listed, unless `ragged` or `pad` names them.
 
     Parameters
     ----------
@@ -73,7 +72,7 @@ def fit_collate(
     elif images is True and (named := [name for name in fields if fields[name].role in ("image", "mask")]):
         settings["pad_images"] = {place: 0 for name in named for place in places("pad_images", name)}
     ways: dict[str, Ragged] = {name: "mask" for name in fields if _varies(name, fields)}
-    ways |= {name: "list" for name in fields if fields[name].role == "text" and fields[name].kind == "json"}
+    ways |= {name: "list" for name in fields if fields[name].kind == "json" and name not in ways}
     usual = {place: way for name, way in ways.items() if name not in changed for place in places("usual", name)}
     if usual:
         return functools.partial(_collate_by_role, **{**settings, "usual": usual})
@@ -85,7 +84,9 @@ def _varies(name: str, fields: Mapping[str, Field]) -> bool:
     field = fields[name]
     if field.role in ("boxes", "keypoints", "labels") or boxes_of(name, fields) is not None:
         return field.shape is None or field.shape[:1] == (None,)
-    return False
+    if field.kind != "array" or field.role in ("image", "mask") or field.shape is None:
+        return False
+    return field.shape[:1] == (None,) and None not in field.shape[1:]
 
 
 def _places(argument: str, name: str | int, *, fields: Mapping[str, Field], as_dict: bool) -> list[str | int]:
@@ -141,10 +142,11 @@ def _collate_by_role(batch: Sequence[Any], *, usual: Mapping[str | int, Ragged],
     """
     first = good_samples(batch)[0]
     values = first if isinstance(first, Mapping) else dict(enumerate(first)) if isinstance(first, tuple) else {0: first}
-    takes = {"mask": (torch.Tensor, np.ndarray), "list": (list,)}
     ragged = {
         name: way
         for name, way in usual.items()
-        if name not in (settings.get("pad") or ()) and isinstance(values.get(name), takes[way])
+        if name not in (settings.get("pad") or ())
+        and name in values
+        and (way == "list" or isinstance(values[name], (torch.Tensor, np.ndarray)))
     }
     return collate(batch, **{**settings, "ragged": {**ragged, **(settings.get("ragged") or {})}})

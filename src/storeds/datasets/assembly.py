@@ -4,30 +4,36 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias, cast
 
 from storeds.backends.opening import open_backend
+from storeds.backends.selection import Selection
 from storeds.datasets.source import Source
 from storeds.errors import ConfigError, suggest
 from storeds.protocols import Backend, Field, Reader, Transform
 from storeds.readers import ArrayReader, ImageReader, RecordReader, SampleReader
 from storeds.readers.elements import split_path
+from storeds.records.roles import stored_classes
 from storeds.registry import READERS
-from storeds.transforms import build_transform
+from storeds.transforms import BoundTransform, JointTransform, build_transform
 from storeds.transforms.alignment import check_spatial, takes_images
 from storeds.transforms.binding import first_crop, takes_strided
+from storeds.transforms.functional import in_order
 from storeds.transforms.steps import check_roles
 
 __all__ = [
     "Transforms",
+    "bind_joint",
+    "bind_transforms",
     "build_transforms",
     "check_seed",
     "declared_elements",
     "fit_reader",
     "make_reader",
     "open_source",
+    "select",
     "transforms_by_element",
 ]
 
@@ -62,6 +68,38 @@ def open_source(source: Any, layout: str | None, options: Mapping[str, Any] | No
     if layout is not None or options:
         raise ConfigError("layout and options are for opening a store, and this one is open already: leave them out")
     return source
+
+
+def select(backend: Backend, where: Mapping[str, Any] | None) -> Backend:
+    """Return the records that `where` selects; a label may be given by its class name.
+
+    Raises
+    ------
+    ConfigError
+        A field or a class is unknown, or a value cannot be compared.
+    """
+    if where is None:
+        return backend
+    fields, attrs = backend.meta.fields, backend.meta.attrs
+    named: dict[str, Any] = {}
+    for name, wanted in where.items():
+        has_classes = name in fields and (name == "label" or isinstance(attrs.get("classes"), Mapping))
+        classes = stored_classes(attrs, name) if has_classes and fields[name].kind == "int" else None
+        several = isinstance(wanted, (list, tuple, set, frozenset))
+        values = [_label(name, value, classes or ()) for value in (wanted if several else [wanted])]
+        named[name] = values if several else values[0]
+    return Selection(backend, named)
+
+
+def _label(name: str, value: Any, classes: Sequence[str]) -> Any:
+    """Return the label of a class name; other values unchanged."""
+    if callable(value):
+        raise ConfigError(f"where: {name!r} takes a value or a list of values, not a function: select with Subset")
+    if not isinstance(value, str) or not classes:
+        return value
+    if value not in classes:
+        raise ConfigError(f"where: {name!r} has no class {value!r}; {suggest(value, classes, 'classes')}")
+    return classes.index(value)
 
 
 def _has_parts(settings: Source, declared: Mapping[str, Field]) -> bool:
@@ -230,6 +268,30 @@ def fit_reader(reader: Reader[Any], transforms: Mapping[str, Transform], joint: 
             "the sample's data alone"
         )
     return reader if image_transform is None else _fast_decode(reader, image_transform)
+
+
+def bind_transforms(reader: Reader[Any], transforms: Mapping[str, Transform]) -> list[tuple[str, BoundTransform]]:
+    """Return element → transform, called with each sample's randomness. That of the data may leave scaling to collate."""
+    own = None if isinstance(reader, SampleReader) else reader.data
+    return [
+        (name, BoundTransform(each, _in_order(each), may_wait=True) if name == own else BoundTransform(each))
+        for name, each in transforms.items()
+    ]
+
+
+def bind_joint(
+    reader: Reader[Any], transforms: Mapping[str, Transform], joint: Transform | None
+) -> JointTransform | None:
+    """Return what makes the elements of whole samples, where the reader builds these."""
+    if not isinstance(reader, SampleReader):
+        return None
+    # A transform of one image takes the floats, so collating cannot make them.
+    may_wait = not any(reader.declared()[name].role == "image" for name in transforms)
+    return JointTransform(joint, box_format=reader.box_format, may_wait=may_wait)
+
+
+def _in_order(transform: Transform) -> Callable[[Any], Any] | None:
+    return in_order if takes_strided(transform) else None
 
 
 def _fast_decode(reader: Reader[Any], transform: Transform) -> Reader[Any]:

@@ -1,19 +1,31 @@
-"""Counts the samples that were bad, repaired, skipped or replaced, in a table that all processes of a dataset share."""
+"""Counts the samples that were bad, repaired, skipped or replaced.
+
+What happens to the samples of a batch travels with it as a `BatchEvents`, and the training process counts it.
+"""
 
 from __future__ import annotations
 
+import logging
 import os
+import secrets
 import threading
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from typing import Any
+import weakref
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from multiprocessing.context import get_spawning_popen
+from typing import Any, NamedTuple
 
 import numpy as np
+from torch.utils.data import get_worker_info
 
 from storeds._utils.text import counted
-from storeds.datasets.epoch import SharedTable
+from storeds.datasets.epoch import SharedTable, collected_events
+from storeds.errors import BadSamplesError
 
-__all__ = ["FAULTS", "Event", "SampleCounters", "SampleReport"]
+__all__ = ["FAULTS", "BatchEvents", "Event", "Limits", "SampleCounters", "SampleReport", "count_events"]
+
+_LOG = logging.getLogger("storeds")
 
 FAULTS = (
     "record",
@@ -29,37 +41,31 @@ FAULTS = (
 )
 """The kinds of fault, each with its own counter."""
 
-_ROWS, _KEPT, _TEXT = 128, 10, 240
-_COUNTERS = np.dtype(
-    [
-        ("process", "<i8"),
-        ("epoch", "<i8"),  # of the next two counters, because limits hold for one epoch
-        ("epoch_seen", "<i8"),
-        ("epoch_bad", "<i8"),
-        ("seen", "<i8"),
-        ("skipped", "<i8"),
-        ("replaced", "<i8"),
-        ("bad", "<i8", len(FAULTS)),
-        ("repaired", "<i8", len(FAULTS)),
-        ("events", "<i8"),
-    ]
-)
-_EVENT = np.dtype(
-    [
-        ("time", "<i8"),
-        ("epoch", "<i8"),
-        ("index", "<i8"),
-        ("position", "<i8"),
-        ("fault", "<i4"),
-        ("repaired", "?"),
-        ("text", f"S{_TEXT}"),
-    ]
-)
+_KEPT = 10  # events of a report
+_EPOCHS = 8  # epochs whose samples are counted for the limits: of loaders that run side by side
+# A fraction of fewer samples than this says little.
+_MIN_SEEN = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One bad or repaired sample; `time` is that of the system's monotonic clock, in nanoseconds."""
+    """One bad or repaired sample.
+
+    Attributes
+    ----------
+    time : int
+        Of the system's monotonic clock, in nanoseconds.
+    epoch, index, position : int
+        The sample, and its record in the store; -1 if none is to blame.
+    fault : str
+        One of `FAULTS`.
+    repaired : bool
+        Whether the sample was returned although a part of it is missing.
+    text : str
+        What is wrong; names the store, the record and its key.
+    outcome : str
+        ``skipped`` or ``replaced`` for a bad sample under these policies, otherwise empty.
+    """
 
     time: int
     epoch: int
@@ -68,6 +74,93 @@ class Event:
     fault: str
     repaired: bool
     text: str
+    outcome: str = ""
+
+
+class BatchEvents(NamedTuple):
+    """What happened to the samples that one batch takes from a dataset.
+
+    Attributes
+    ----------
+    counters : str
+        The key of the dataset's `SampleCounters`.
+    epoch, seen : int
+        How many samples of which epoch were requested.
+    events : sequence of Event
+    """
+
+    counters: str
+    epoch: int
+    seen: int
+    events: Sequence[Event]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How many samples of an epoch may be bad.
+
+    Attributes
+    ----------
+    max_bad : int or None
+    max_bad_fraction : float or None
+        A fraction of the samples seen in the epoch. While fewer were seen, it is a fraction of 10,000 or of `total`,
+        whichever is smaller.
+    total : int
+        The samples of the dataset.
+    """
+
+    max_bad: int | None = None
+    max_bad_fraction: float | None = None
+    total: int = 0
+
+    def check(self, seen: int, bad: int, first: Sequence[Event]) -> None:
+        """Raise BadSamplesError, which lists the first bad samples, if there are too many."""
+        limits: list[tuple[float, str]] = []
+        if self.max_bad is not None:
+            limits.append((self.max_bad, f"max_bad={self.max_bad}"))
+        if self.max_bad_fraction is not None:
+            total = max(seen, min(_MIN_SEEN, self.total))
+            limits.append((self.max_bad_fraction * total, f"max_bad_fraction={self.max_bad_fraction} of {total:,}"))
+        for limit, name in limits:
+            if bad > limit:
+                listed = "\n  ".join(event.text for event in first)
+                raise BadSamplesError(f"{bad} samples were bad, more than {name}; the first are:\n  {listed}")
+
+
+@dataclass
+class _Totals:
+    """The counts of one process."""
+
+    counts: Counter[str] = field(default_factory=Counter)  # of seen, skipped and replaced
+    bad: Counter[str] = field(default_factory=Counter)
+    repaired: Counter[str] = field(default_factory=Counter)
+    first: list[Event] = field(default_factory=list)
+    last: deque[Event] = field(default_factory=lambda: deque(maxlen=_KEPT))
+    epochs: dict[int, list[int]] = field(default_factory=dict)  # epoch → samples seen and bad ones
+
+    def add(self, epoch: int, seen: int, events: Sequence[Event]) -> list[Event]:
+        """Count; return the events that are the first of their kind."""
+        self.counts["seen"] += seen
+        of_epoch = self.epochs.setdefault(epoch, [0, 0])
+        of_epoch[0] += seen
+        while len(self.epochs) > _EPOCHS:
+            del self.epochs[next(iter(self.epochs))]
+        new = []
+        for event in events:
+            fault = _known(event.fault)
+            if not (self.bad[fault] or self.repaired[fault]):
+                new.append(event)
+            self.last.append(event)
+            if event.repaired:
+                self.repaired[fault] += 1
+                continue
+            self.bad[fault] += 1
+            of_epoch[1] += 1
+            if event.outcome:
+                self.counts[event.outcome] += 1
+            if len(self.first) < _KEPT:
+                self.first.append(event)
+        return new
 
 
 # A thread that holds the lock during a fork does not exist in the child and would never release it.
@@ -81,123 +174,130 @@ def _new_lock() -> None:
 
 os.register_at_fork(after_in_child=_new_lock)
 
+_ROWS = 256
+_NAMES = ("seen", "skipped", "replaced")
+
 
 class SampleCounters(SharedTable):
-    """The counters of one dataset, one row for each process. Thread-safe.
+    """The counters of one dataset. Thread-safe.
 
-    Only its own process writes a row. A process that reads all rows may see a sample in one counter and not yet in
-    another.
+    The batches of our loaders carry their events, which the training process counts. Workers of a plain DataLoader have
+    no such message: they add up their counts, without events, in a row of shared memory each.
+
+    Attributes
+    ----------
+    limits : Limits or None
+        Checked whenever samples are counted.
     """
 
     DTYPE = np.dtype(
         [
-            ("logged_by", "<i8", len(FAULTS)),
-            ("rows", _COUNTERS, _ROWS),
-            ("first", _EVENT, (_ROWS, _KEPT)),
-            ("last", _EVENT, (_ROWS, _KEPT)),
+            ("epoch", "<i8"),  # of the next two counters
+            ("epoch_seen", "<i8"),
+            ("epoch_bad", "<i8"),
+            *((name, "<i8") for name in _NAMES),
+            ("bad", "<i8", len(FAULTS)),
+            ("repaired", "<i8", len(FAULTS)),
         ]
     )
-    _mine: tuple[int, int] | None = None
+    COUNT = _ROWS
 
-    def add_seen(self, count: int, epoch: int) -> None:
-        """Count requested samples."""
+    def __init__(self, limits: Limits | None = None) -> None:
+        super().__init__()
+        self.limits = limits
+        self._totals = _Totals()
+        self._name(secrets.token_hex(8))
+
+    def _name(self, key: str) -> None:
+        self.key = key
+        _COUNTERS[key] = self
+
+    def add(self, epoch: int, seen: int, events: Sequence[Event]) -> None:
+        """Count samples, or put them into the message of the batch that this thread makes.
+
+        Raises
+        ------
+        BadSamplesError
+            Too many samples of the epoch are bad.
+        """
+        message = collected_events()
+        if message is not None:
+            message.append(BatchEvents(self.key, epoch, seen, events))
+            return
+        worker = get_worker_info()
         with _lock:
-            row = self.table["rows"][self._row(epoch)]
-            row["seen"] += count
-            row["epoch_seen"] += count
+            new = self._totals.add(epoch, seen, events)
+            if worker is not None:
+                self._add_to_row(worker.seed % _ROWS, epoch, seen, events)
+        for event in new:
+            if event.outcome or event.repaired:
+                start = f"{event.outcome}: " if event.outcome else ""
+                _LOG.warning("%s%s (more faults of kind %s are only counted)", start, event.text, event.fault)
+        if self.limits is not None and any(event.outcome for event in events):
+            self.limits.check(*self._of_epoch(epoch), self._totals.first)
 
-    def add(self, event: Event, outcome: str = "") -> None:
-        """Count a bad or repaired sample, and the `outcome` ``skipped`` or ``replaced`` of a bad one."""
-        code = _code(event.fault)
-        text = event.text.encode()[:_TEXT].decode(errors="ignore").encode()
-        with _lock:
-            at = self._row(event.epoch)
-            row = self.table["rows"][at]
-            packed = (event.time, event.epoch, event.index, event.position, code, event.repaired, text)
-            self.table["last"][at, int(row["events"]) % _KEPT] = packed
-            row["events"] += 1
-            if event.repaired:
-                row["repaired"][code] += 1
-                return
-            before = int(row["bad"].sum())
-            if before < _KEPT:
-                self.table["first"][at, before] = packed
-            row["bad"][code] += 1
-            row["epoch_bad"] += 1
-            if outcome:
-                row[outcome] += 1
-
-    def is_first_of_kind(self, fault: str) -> bool:
-        """Return True in one process once: the first time that any process asks about this kind of fault."""
-        owners, code, process = self.table["logged_by"], _code(fault), os.getpid()
-        if owners[code]:
-            return False
-        owners[code] = process
-        return bool(owners[code] == process)
-
-    def of_epoch(self, epoch: int) -> tuple[int, int]:
-        """Return how many samples all processes saw in `epoch`, and how many of them were bad."""
-        rows = self.table["rows"]
-        mine = rows["epoch"] == epoch
-        return int(rows["epoch_seen"][mine].sum()), int(rows["epoch_bad"][mine].sum())
-
-    def total(self, counter: str) -> Any:
-        """Return a counter summed over all processes; for ``bad`` and ``repaired`` a dict by fault."""
-        total = self.table["rows"][counter].sum(axis=0)
-        if total.ndim:
-            return {fault: int(count) for fault, count in zip(FAULTS, total, strict=True) if count}
-        return int(total)
-
-    def events(self, which: str) -> list[Event]:
-        """Return the ``first`` ten bad samples or the ``last`` ten bad or repaired ones of all processes, oldest first."""
-        found = sorted(self._events(which), key=lambda event: event.time)
-        return found[:_KEPT] if which == "first" else found[-_KEPT:]
-
-    def _events(self, which: str) -> Iterator[Event]:
-        rows, events = self.table["rows"], self.table[which]
-        counts = rows["events"] if which == "last" else rows["bad"].sum(axis=1)
-        for at in np.flatnonzero(counts):
-            for event in events[at, : int(counts[at])]:
-                time, epoch, index, position = (int(event[name]) for name in ("time", "epoch", "index", "position"))
-                text = event["text"].decode(errors="replace")
-                yield Event(time, epoch, index, position, FAULTS[event["fault"]], bool(event["repaired"]), text)
-
-    def _row(self, epoch: int) -> int:
-        process = os.getpid()
-        if self._mine is None or self._mine[0] != process:
-            self._mine = process, self._claim(process)
-        at = self._mine[1]
-        row = self.table["rows"][at]
+    def _add_to_row(self, at: int, epoch: int, seen: int, events: Sequence[Event]) -> None:
+        # The workers of a loader have consecutive seeds, so each has a row. Loaders that run side by side may share one.
+        row = self.table[at]
         if row["epoch"] != epoch:
             row["epoch"], row["epoch_seen"], row["epoch_bad"] = epoch, 0, 0
-        return at
+        for name in ("seen", "epoch_seen"):
+            row[name] += seen
+        for event in events:
+            row["repaired" if event.repaired else "bad"][FAULTS.index(_known(event.fault))] += 1
+            row["epoch_bad"] += not event.repaired
+            if event.outcome:
+                row[event.outcome] += 1
 
-    def _claim(self, process: int) -> int:
-        """Return a row that no other living process writes.
+    def _of_epoch(self, epoch: int) -> tuple[int, int]:
+        """Return how many samples all processes saw in `epoch`, and how many of them were bad."""
+        rows = self.table[self.table["epoch"] == epoch]
+        seen, bad = self._totals.epochs.get(epoch, (0, 0)) if get_worker_info() is None else (0, 0)
+        return seen + int(rows["epoch_seen"].sum()), bad + int(rows["epoch_bad"].sum())
 
-        Workers that start together have neighbouring process ids, so they claim different rows.
-        """
-        owners = self.table["rows"]["process"]
-        for step in range(_ROWS):
-            at = (process + step) % _ROWS
-            if owners[at] in (0, process) or not _is_alive(int(owners[at])):
-                break
-        owners[at] = process
-        return at
+    def report(self, url: str, on_error: str) -> SampleReport:
+        """Return the present counts of this process and its workers."""
+        rows, own = self.table, self._totals
+        with _lock:
+            totals = {name: own.counts[name] + int(rows[name].sum()) for name in _NAMES}
+            bad, repaired = (
+                {
+                    fault: count
+                    for at, fault in enumerate(FAULTS)
+                    if (count := getattr(own, name)[fault] + int(rows[name][:, at].sum()))
+                }
+                for name in ("bad", "repaired")
+            )
+            return SampleReport(
+                url, on_error, **totals, bad=bad, repaired=repaired, first=list(own.first), last=list(own.last)
+            )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if get_spawning_popen() is not None:
+            return _of_worker, (self._cell, self.key, self.limits)
+        return type(self), (self.limits,)
 
 
-def _code(fault: str) -> int:
-    return FAULTS.index(fault) if fault in FAULTS else len(FAULTS) - 1
+def _of_worker(cell: Any, key: str, limits: Limits | None) -> SampleCounters:
+    counters = SampleCounters(limits)
+    counters._cell = cell
+    counters._name(key)
+    return counters
 
 
-def _is_alive(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
-    return True
+_COUNTERS: weakref.WeakValueDictionary[str, SampleCounters] = weakref.WeakValueDictionary()
+
+
+def count_events(messages: Sequence[BatchEvents]) -> None:
+    """Count the events of a received batch for the datasets of this process; raises BadSamplesError."""
+    for message in messages:
+        counters = _COUNTERS.get(message.counters)  # a worker may have made a dataset of its own
+        if counters is not None:
+            counters.add(message.epoch, message.seen, message.events)
+
+
+def _known(fault: str) -> str:
+    return fault if fault in FAULTS else "other"
 
 
 @dataclass(frozen=True)
@@ -210,30 +310,25 @@ class SampleReport:
     on_error : str
         The policy.
     seen : int
-        Requested samples.
+        Requested samples. Of a `StoreLoader`, those of batches that the training loop received.
+    skipped, replaced : int
+        What happened to bad ones; 0 with ``raise``.
     bad, repaired : dict
         Fault → number of samples that were bad, or that were returned after a repair although a part is missing.
-    skipped, replaced : int
-        What happened to the bad ones; 0 with ``raise``.
     first, last : list of Event
-        The first ten bad samples, and the last ten bad or repaired ones, oldest first.
+        The first ten bad samples, and the last ten bad or repaired ones, oldest first. Those of the workers of a plain
+        DataLoader are counted only, and each worker logs the first of a kind.
     """
 
     url: str
     on_error: str
     seen: int
-    bad: dict[str, int]
-    repaired: dict[str, int]
     skipped: int
     replaced: int
+    bad: dict[str, int]
+    repaired: dict[str, int]
     first: list[Event]
     last: list[Event]
-
-    @classmethod
-    def of(cls, url: str, on_error: str, counters: SampleCounters) -> SampleReport:
-        """Return a report of the present counts."""
-        totals = {name: counters.total(name) for name in ("seen", "bad", "repaired", "skipped", "replaced")}
-        return cls(url, on_error, **totals, first=counters.events("first"), last=counters.events("last"))
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON."""

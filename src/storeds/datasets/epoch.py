@@ -1,32 +1,32 @@
-"""The epoch and the seed of samples: shared between a dataset, its workers and the loaders that read it."""
+"""The epoch and the seed of samples, and the request that a thread works on."""
 
 from __future__ import annotations
 
 import mmap
 import threading
-import warnings
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing.context import get_spawning_popen
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 import torch
 import torch.distributed
 import xxhash
-from PIL import Image
 from torch.utils.data import get_worker_info
 
 from storeds.errors import ConfigError
 
+if TYPE_CHECKING:
+    from storeds.datasets.counters import BatchEvents
+
 __all__ = [
     "MAX_EPOCH",
-    "RepeatDetector",
     "SharedEpoch",
-    "SharedPasses",
     "SharedTable",
     "agreed_seed",
+    "collected_events",
     "draw_seed",
     "use_epoch",
     "world_size",
@@ -34,7 +34,7 @@ __all__ = [
 
 
 class SharedTable:
-    """One zeroed value of a structured dtype in memory that a dataset shares with its workers, under every start method.
+    """Zeroed values of a structured dtype in memory that a dataset shares with its workers, under every start method.
 
     Copies and pickles for any other purpose get a value of their own.
 
@@ -45,15 +45,19 @@ class SharedTable:
     """
 
     DTYPE: ClassVar[np.dtype[Any]]
+    COUNT: ClassVar[int | None] = None
+    """The number of values in an array; None for a single one."""
 
     def __init__(self) -> None:
-        self._cell = torch.frombuffer(mmap.mmap(-1, self.DTYPE.itemsize), dtype=torch.uint8)
+        size = self.DTYPE.itemsize * (self.COUNT or 1)
+        self._cell = torch.frombuffer(mmap.mmap(-1, size), dtype=torch.uint8)
 
     @property
     def table(self) -> Any:
-        """The value, whose fields are arrays."""
+        """The array of values, or the single one."""
         # A new view each time, because the memory moves when a worker is spawned.
-        return self._cell.numpy().view(self.DTYPE)[0]
+        values = self._cell.numpy().view(self.DTYPE)
+        return values[0] if self.COUNT is None else values
 
     def __reduce__(self) -> tuple[Any, ...]:
         if get_spawning_popen() is not None:  # torch's reduction passes the memory itself
@@ -73,7 +77,6 @@ def _restore_table(cls: type[SharedTable], cell: torch.Tensor) -> SharedTable:
 MAX_EPOCH = 2**63 - 1
 """The largest epoch: it fits into an int64."""
 
-_PASSES, _WORKERS = 64, 256  # passes through a stream that are remembered, and workers of a loader
 _SEED_KEY = "storeds/seed"
 
 
@@ -84,20 +87,32 @@ class EpochListener(Protocol):
 
 
 class _Context(threading.local):
-    value: tuple[int, int | None] | None = None
+    """The request that this thread works on."""
+
+    request: tuple[int, int | None] | None = None  # epoch and seed
+    events: list[BatchEvents] | None = None
 
 
 _context = _Context()
 
 
 @contextmanager
-def use_epoch(epoch: int, seed: int | None) -> Iterator[None]:
-    """Make the samples of this thread for `epoch`, and with `seed` where their dataset has none."""
-    before, _context.value = _context.value, (epoch, seed)
+def use_epoch(epoch: int, seed: int | None, events: list[BatchEvents] | None = None) -> Iterator[None]:
+    """Make the samples of this thread for `epoch`, and with `seed` where their dataset has none.
+
+    Datasets append what happened to the samples to `events`; by default they count it themselves.
+    """
+    before = _context.request, _context.events
+    _context.request, _context.events = (epoch, seed), events
     try:
         yield
     finally:
-        _context.value = before
+        _context.request, _context.events = before
+
+
+def collected_events() -> list[BatchEvents] | None:
+    """Return the list for the events of the batch that this thread makes; None outside of a request."""
+    return _context.events
 
 
 def _loader_of_worker() -> int | None:
@@ -112,11 +127,11 @@ def _loader_of_worker() -> int | None:
 class SharedEpoch(SharedTable):
     """The epoch of a dataset, in memory that its workers share.
 
-    A pass of our loaders carries its own epoch to the workers (`use_epoch`). This one is for everybody else: plain
+    A request of our loaders carries its own epoch to the workers (`use_epoch`). This one is for everybody else: plain
     DataLoaders, and samples that are read directly.
     """
 
-    DTYPE = np.dtype([("number", "<i8"), ("is_set", "?")])
+    DTYPE = np.dtype([("number", "<i8"), ("is_set", "?"), ("loader", "<i8"), ("is_reported", "?")])
     requested: int | None = None
     """The last epoch that a user set on the dataset, in this process or in the one that the dataset came from."""
     _listeners: weakref.WeakSet[EpochListener] | None = None
@@ -151,10 +166,29 @@ class SharedEpoch(SharedTable):
 
     def of_samples(self, seed: int | None) -> tuple[int, int | None]:
         """Return the epoch and the seed of the samples that this thread makes, for a dataset with `seed`."""
-        if _context.value is not None:
-            epoch, other = _context.value
+        if _context.request is not None:
+            epoch, other = _context.request
             return epoch, other if seed is None else seed
         return self.number, seed
+
+    @property
+    def is_repeated(self) -> bool:
+        """Whether this worker of a plain DataLoader makes the epoch of an earlier pass again, which nobody set.
+
+        Workers that start for another pass have another base seed. Persistent workers keep theirs.
+        """
+        table, loader = self.table, _loader_of_worker()
+        if loader is None or _context.request is not None or table["is_set"] or table["is_reported"]:
+            return False
+        if not table["loader"]:
+            table["loader"] = loader
+        return bool(table["loader"] != loader)
+
+    def report_repeated(self) -> bool:
+        """Return True for the first caller in all processes."""
+        before = bool(self.table["is_reported"])
+        self.table["is_reported"] = True
+        return not before
 
     def _copy(self) -> tuple[Any, ...]:
         return _copied_epoch, (self.number, self.is_set, self.requested)
@@ -168,93 +202,6 @@ def _copied_epoch(number: int, is_set: bool, requested: int | None) -> SharedEpo
     copy.requested = requested
     if is_set:
         copy.enter(number)
-    return copy
-
-
-class SharedPasses(SharedTable):
-    """Counts the passes through a stream, which only its workers see begin.
-
-    All workers of a loader count alike, whichever begins first. The first one enters the pass. The others find the
-    entry by their loader and by how many passes they have begun themselves. No lock is needed: a worker reads the next
-    epoch before it looks for the pass, and a pass is entered before the next epoch changes.
-    """
-
-    DTYPE = np.dtype(
-        [
-            ("number", "<i8"),
-            ("next", "<i8"),
-            ("is_requested", "?"),  # whether the next epoch was set, and no pass has begun since
-            ("passes", "<i8"),
-            ("loader", "<i8", _PASSES),
-            ("turn", "<i8", _PASSES),  # which pass of the loader's workers it is; 0 for an empty row
-            ("epoch", "<i8", _PASSES),
-            ("joined", "?", (_PASSES, _WORKERS)),
-        ]
-    )
-
-    @property
-    def number(self) -> int:
-        """The epoch of the pass that began last, or the one that was set or loaded since."""
-        return int(self.table["number"])
-
-    @property
-    def is_requested(self) -> bool:
-        """Whether an epoch was set for the next pass."""
-        return bool(self.table["is_requested"])
-
-    def set(self, epoch: int) -> None:
-        """Start the next pass at this epoch."""
-        table = self.table
-        table["number"], table["next"], table["is_requested"] = epoch, epoch, True
-
-    def load(self, epoch: int) -> None:
-        """Continue counting after a loaded state: the pass after the loaded one is `epoch` + 1."""
-        table = self.table
-        table["number"], table["next"], table["is_requested"] = epoch, epoch + 1, False
-
-    def peek(self, turn: int) -> int:
-        """Return the epoch that `begin` would return."""
-        table, worker = self.table, get_worker_info()
-        following = int(table["next"])
-        at = self._find(table, worker, turn)
-        return following if at is None else int(table["epoch"][at])
-
-    def begin(self, turn: int, epoch: int | None = None) -> int:
-        """Begin this process's `turn`-th pass of the stream; return its epoch, the given one or the next."""
-        table, worker = self.table, get_worker_info()
-        following = int(table["next"])
-        if epoch is None:
-            at = self._find(table, worker, turn)
-            if at is not None and worker is not None:
-                table["joined"][at, worker.id % _WORKERS] = True
-                return int(table["epoch"][at])
-            epoch = following
-        if worker is not None:
-            at = int(table["passes"]) % _PASSES
-            table["turn"][at] = 0
-            table["joined"][at] = False
-            table["joined"][at, worker.id % _WORKERS] = True
-            table["epoch"][at], table["loader"][at], table["turn"][at] = epoch, _loader_of_worker(), turn
-            table["passes"] += 1
-        table["number"], table["next"], table["is_requested"] = epoch, min(epoch + 1, MAX_EPOCH), False
-        return epoch
-
-    def _find(self, table: Any, worker: Any, turn: int) -> int | None:
-        """Return the row of the pass that another worker of the same loader has begun."""
-        if worker is None:
-            return None
-        same = (table["turn"] == turn) & (table["loader"] == _loader_of_worker())
-        # A worker that has joined already belongs to a later set of workers with the same loader seed.
-        found = np.flatnonzero(same & ~table["joined"][:, worker.id % _WORKERS])
-        return int(found[0]) if found.size else None
-
-    def _copy(self) -> tuple[Any, ...]:
-        return _copied_passes, (self.number, int(self.table["next"]), self.is_requested)
-
-
-def _copied_passes(number: int, following: int, is_requested: bool) -> SharedPasses:
-    copy = SharedPasses()
-    copy.table["number"], copy.table["next"], copy.table["is_requested"] = number, following, is_requested
     return copy
 
 
@@ -300,124 +247,3 @@ def agreed_seed(what: str) -> int:
             "same seed= on every rank; or num_replicas=1 and rank=0 for a loader that the ranks do not share"
         ) from error
     return xxhash.xxh3_64_intdigest(f"{first}/{what}".encode()) >> 1
-
-
-# --- A warning for loaders that do not announce epochs ---
-
-_MARKERS = 8
-_TRIALS = 8  # epochs for which a sample is made, to see whether anything in it is random
-_SAME_SAMPLES = 3  # after so many samples that are equal in all trials, the search ends
-
-
-class RepeatDetector(SharedTable):
-    """Detects a PyTorch DataLoader that makes the same random samples in each pass, and warns once.
-
-    Such a loader announces no epochs. A dataset sees batches of indices only and, in a worker, the seed that a loader
-    draws for each set of workers. So the first indices become *markers*, and all processes count how often they return.
-
-    A second pass is one of two things. Other workers (with another loader seed) make a marker of a pass that was not
-    broken off early. Or the same workers, or none, make all markers again before they make one twice; samplers with
-    replacement do not do that. Loaders that differ in workers, batch size or shuffling count as different.
-    """
-
-    DTYPE = np.dtype(
-        [
-            ("done", "?"),
-            ("uneven", "?"),  # whether one set of workers makes some samples more often than others
-            ("same", "<i8"),  # samples that were equal in all trials
-            ("markers", "<i8", _MARKERS),
-            ("count", "<i8"),  # of markers; 0 until there are any
-            ("hits", "<i8", _MARKERS),
-            ("loader", "<i8"),
-            ("kind", "<i8", 3),  # workers, samples in a batch, whether its indices are consecutive
-            ("made", "<i8"),
-        ]
-    )
-
-    def check(self, indices: Sequence[int], total: int) -> bool:
-        """Record a batch that is about to be made; return whether its pass repeats the samples of an earlier one."""
-        table = self.table
-        if table["done"] or not indices:
-            return False
-        worker = get_worker_info()
-        loader = _loader_of_worker() or 0
-        consecutive = list(indices) == list(range(indices[0], indices[0] + len(indices)))
-        kind = (0 if worker is None else worker.num_workers, len(indices), consecutive)
-        if not table["count"]:
-            if worker is None or worker.id == 0:
-                self._mark(table, indices, loader, kind)
-            return False
-        same = table["loader"] == loader
-        table["made"] += len(indices) * bool(same)
-        if not _is_like(kind, table["kind"]):
-            return False
-        if same:
-            return self._is_second_pass(table, indices, total)
-        found = set(table["markers"][: table["count"]].tolist()).intersection(indices)
-        if found and 2 * table["made"] < total:  # the earlier pass was broken off: compare with this one instead
-            table["count"] = 0
-            return False
-        return bool(found)
-
-    @staticmethod
-    def _mark(table: Any, indices: Sequence[int], loader: int, kind: tuple[int, int, bool]) -> None:
-        markers = list(dict.fromkeys(indices))[:_MARKERS]
-        table["markers"][: len(markers)] = markers
-        table["hits"], table["loader"], table["kind"], table["made"] = 0, loader, kind, len(indices)
-        table["uneven"] = False
-        table["count"] = len(markers)
-
-    @staticmethod
-    def _is_second_pass(table: Any, indices: Sequence[int], total: int) -> bool:
-        """Return whether one loader, or several without workers, began another pass."""
-        count = int(table["count"])
-        places = {marker: at for at, marker in enumerate(table["markers"][:count].tolist())}
-        for index in indices:
-            if index in places:
-                table["hits"][places[index]] += 1
-        least, most = int(table["hits"][:count].min()), int(table["hits"][:count].max())
-        if most > least + 1 or len(set(indices)) < len(indices):  # with replacement, or passes are broken off
-            table["uneven"] = True
-        if most != least or table["uneven"]:
-            return False
-        # Passes may go through a small part of the dataset; but repeated reads of the first batch alone are no pass.
-        begins = not places.keys().isdisjoint(indices) and table["made"] > (least + 1) * table["kind"][1]
-        return (least > 1 and bool(begins)) or (least == 1 and bool(2 * table["made"] >= 3 * total))
-
-    def warn_if_random(self, make: Callable[[int], Any], epoch: int, what: str) -> None:
-        """Warn if a sample, which `make` makes for any epoch, differs in other epochs."""
-        table = self.table
-        first = make(epoch)
-        if all(_is_same(first, make(epoch + at)) for at in range(1, _TRIALS)):
-            table["same"] += 1
-            table["done"] = table["same"] >= _SAME_SAMPLES
-            return
-        table["done"] = True
-        warnings.warn(
-            f"{what} was made again in epoch {epoch}, with the same random numbers as in an earlier pass. PyTorch's "
-            "DataLoader does not tell a dataset that a pass begins: call dataset.set_epoch(epoch) before each pass; or use "
-            "storeds.StoreLoader, or sampler=storeds.EpochSampler(dataset), which count passes themselves",
-            UserWarning,
-            stacklevel=2,
-        )
-
-
-def _is_like(kind: tuple[int, int, bool], other: Any) -> bool:
-    # The last batch of a pass may be smaller, down to a single sample.
-    workers, size, consecutive = other.tolist()
-    return kind[0] == workers and (kind[1:] == (size, bool(consecutive)) or kind[1] < size)
-
-
-def _is_same(one: Any, other: Any) -> bool:
-    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
-        return one.shape == other.shape and bool(torch.equal(torch.nan_to_num(one), torch.nan_to_num(other)))
-    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
-        return one.shape == other.shape and one.tobytes() == other.tobytes()
-    if isinstance(one, Image.Image) and isinstance(other, Image.Image):
-        return one.size == other.size and one.tobytes() == other.tobytes()
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(_is_same(one[name], other[name]) for name in one)
-    if isinstance(one, (tuple, list)) and isinstance(other, (tuple, list)):
-        return len(one) == len(other) and all(map(_is_same, one, other))
-    # Values that cannot be compared do not count as random.
-    return not isinstance(one, (bool, int, float, str, bytes)) or bool(one == other) or one != one

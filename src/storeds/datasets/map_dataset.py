@@ -6,8 +6,11 @@ import copy
 import gc
 import operator
 import os
+import pickle
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from multiprocessing.context import get_spawning_popen
 from typing import Any
@@ -19,29 +22,30 @@ from torch.utils.data import ConcatDataset, Dataset, get_worker_info
 from storeds._utils.arguments import integer
 from storeds.backends.concatenated import check_same_classes
 from storeds.backends.selection import Selection
-from storeds.batching.shared_memory import ScaledInPool
 from storeds.datasets.assembly import (
     Transforms,
+    bind_joint,
+    bind_transforms,
     build_transforms,
     check_seed,
     fit_reader,
     make_reader,
     open_source,
+    select,
     transforms_by_element,
 )
 from storeds.datasets.counters import SampleCounters, SampleReport
-from storeds.datasets.epoch import MAX_EPOCH, RepeatDetector, SharedEpoch
+from storeds.datasets.epoch import MAX_EPOCH, SharedEpoch
 from storeds.datasets.pipeline import Policy, SamplePipeline
 from storeds.datasets.source import Source
-from storeds.datasets.stages import add_time
+from storeds.datasets.stages import add_bytes, add_time
 from storeds.errors import ConfigError, RecordError
 from storeds.protocols import Array, Backend, Field, Reader, SampleContext, Transform
 from storeds.readers import ArrayReader, SampleReader
 from storeds.records.columns import read_arrays, read_column
 from storeds.records.roles import stored_classes
-from storeds.transforms import BoundTransform, JointTransform, build_transform
-from storeds.transforms.binding import check_picklable, takes_strided
-from storeds.transforms.functional import in_order
+from storeds.transforms import build_transform
+from storeds.transforms.binding import check_picklable
 
 __all__ = ["StoreDataset"]
 
@@ -57,6 +61,9 @@ def _freeze_inherited() -> None:
         if get_worker_info() is not None:
             gc.freeze()
 
+
+# A worker that makes an earlier pass again looks for random numbers in so many samples, in so many epochs of each.
+_TRIALS, _EPOCHS = 3, 8
 
 _NO_MASK = "a mask is not a list of indices; use where= or mask.nonzero()"
 
@@ -115,7 +122,8 @@ class StoreDataset(Dataset[Any]):
     max_bad, max_bad_fraction : int, float, optional
         More bad samples than this in one epoch, or a larger fraction of those seen, raise `BadSamplesError`.
     where : mapping, optional
-        Select the records whose fields have these values: ``{"split": "train"}``; a list means any of its values.
+        Select the records whose fields have these values: ``{"split": "train"}``; a list means any of its values, and a
+        label may be the name of its class.
     seed : int, optional
         Makes a sample's randomness a function of (seed, epoch, index) alone, the same with any number of workers.
     layout, options
@@ -169,66 +177,53 @@ class StoreDataset(Dataset[Any]):
         reader_options: Mapping[str, Any] | None = None,
         **store_options: Any,
     ) -> None:
+        arguments = dict(locals())
+        for name in ("self", "source", "url", "store_options", "__class__"):
+            arguments.pop(name, None)
         super().__init__()
         if (source is None) == (url is None):
             given = "neither is" if source is None else "both are"
             raise ConfigError(f"a dataset has one store: pass it as the first argument or as url=; {given} given")
-        settings = Source.unchecked(
-            url if source is None else source,
-            reader=reader,
-            fields=fields,
-            decode=decode,
-            channels=channels,
-            mode=mode,
-            roles=roles,
-            transforms=transforms,
-            transform=transform,
-            target_transform=target_transform,
-            as_dict=as_dict,
-            repair=repair,
-            min_recovered=min_recovered,
-            on_error=on_error,
-            max_bad=max_bad,
-            max_bad_fraction=max_bad_fraction,
-            where=where,
-            seed=seed,
-            layout=layout,
-            options=Source.store_options(options, store_options),
-            reader_options=reader_options,
-        )
+        arguments["options"] = Source.store_options(options, store_options)
+        settings = Source.unchecked(url if source is None else source, **arguments)
         policy = Policy(settings.on_error, settings.max_bad, settings.max_bad_fraction)
+        self._on_error = policy.on_error
         self._transforms: Transform | None = build_transform(settings.transforms, "transforms")
         self._transform: Transforms = build_transforms(settings.transform)
         self._target_transform: Transform | None = _target_transform(settings.target_transform)
         self._as_dict: bool = settings.as_dict
         self.seed: int | None = check_seed(settings.seed)
         self.backend: Backend = open_source(settings.url, settings.layout, settings.options)
-        self._view: Backend = self.backend if settings.where is None else Selection(self.backend, settings.where)
+        self._view: Backend = select(self.backend, settings.where)
         self._bound: Reader[Any] = make_reader(settings, self._view.meta.fields).bind(self._view)
         # Shared with workers, so that set_epoch reaches persistent ones (pytorch#97326).
         self._epoch = SharedEpoch()
-        self._build(policy, SampleCounters())
+        self._counters = SampleCounters(policy.limits(len(self._bound)))
+        self._build()
 
-    def _build(self, policy: Policy, counters: SampleCounters) -> None:
-        """Make what depends on the transforms and on `as_dict`: the reader that fits them, and the pipelines."""
-        bound = self._bound
+    def _build(self) -> None:
+        """Make what depends on the transforms and on `as_dict`: the reader that fits them, and the pipeline."""
         declared = self.backend.meta.fields
-        transforms = transforms_by_element(bound, self.url, declared, self._transform, self._target_transform)
-        self.reader: Reader[Any] = fit_reader(bound, transforms, self._transforms)
-        image_transform = None if isinstance(bound, SampleReader) else transforms.get(bound.data or "")
-        finish = in_order if image_transform is not None and takes_strided(image_transform) else None
-        self._pipeline = self._pipeline_of(transforms, ScaledInPool(finish), policy, counters)
-        # The same pipeline for batches, where `storeds.collate` finishes the images.
-        self._deferring = self._pipeline_of(transforms, finish, policy, counters)
+        transforms = transforms_by_element(self._bound, self.url, declared, self._transform, self._target_transform)
+        self.reader: Reader[Any] = fit_reader(self._bound, transforms, self._transforms)
+        self._pipeline = SamplePipeline(
+            self._view,
+            self.reader,
+            bind_transforms(self.reader, transforms),
+            self._as_dict,
+            self._on_error,
+            self._counters,
+            bind_joint(self.reader, transforms, self._transforms),
+        )
         self._column_fields = {} if transforms else _column_fields(self.reader)
         is_random = self.seed is not None and (transforms or self._transforms or hasattr(self.reader, "sampling"))
-        self._repeats = RepeatDetector() if is_random else None
+        self._trials = _TRIALS if is_random else 0
 
     def _change(self, **settings: Any) -> None:
         """Use other settings from the next sample on; an error leaves the dataset as it was."""
         changed = copy.copy(self)
         changed.__dict__.update(settings)
-        changed._build(self._pipeline.policy, self._pipeline.counters)
+        changed._build()
         self.__dict__.update(changed.__dict__)
 
     @property
@@ -266,25 +261,6 @@ class StoreDataset(Dataset[Any]):
     @as_dict.setter
     def as_dict(self, value: bool) -> None:
         self._change(_as_dict=value)
-
-    def _pipeline_of(
-        self,
-        transforms: Mapping[str, Transform],
-        finish: Callable[[Any], Any] | None,
-        policy: Policy,
-        counters: SampleCounters,
-    ) -> SamplePipeline:
-        """Return what makes samples; `finish` applies to each image at the end."""
-        reader, joint = self.reader, None
-        bound = [
-            (name, BoundTransform(each, finish, may_wait=True) if name == reader.data else BoundTransform(each))
-            for name, each in transforms.items()
-        ]
-        if isinstance(reader, SampleReader):
-            # A transform of one image takes the floats, so collating cannot make them.
-            may_wait = not any(reader.declared()[name].role == "image" for name in transforms)
-            joint = JointTransform(self._transforms, box_format=reader.box_format, finish=finish, may_wait=may_wait)
-        return SamplePipeline(self._view, reader, bound, self._as_dict, policy, counters, joint)
 
     @property
     def view(self) -> Backend:
@@ -343,10 +319,11 @@ class StoreDataset(Dataset[Any]):
         if isinstance(index, slice):
             index = range(*index.indices(len(self)))
         if isinstance(index, (list, tuple, range)) or getattr(index, "ndim", None):
-            return self._samples(index)
-        if get_worker_info() is not None:  # in other processes, loaders call __getitems__
-            self._warn_of_repeats([index])
-        return self._pipeline.samples(self._contexts([index]), fill=False)[0]
+            return self.__getitems__(index)
+        contexts = self._contexts(self._resolve([index]))
+        (sample,) = self._pipeline.samples(contexts, fill=False)
+        self._warn_if_repeated(contexts[0])
+        return sample
 
     def __getitems__(self, indices: Iterable[Any]) -> list[Any]:
         """Return the samples of `indices`, in their order; negative ones count from the end.
@@ -360,70 +337,74 @@ class StoreDataset(Dataset[Any]):
         UnavailableError
             The engine cannot be reached.
         """
-        resolved = self._resolve(indices)
-        self._warn_of_repeats(resolved)
-        return self._samples(resolved)
+        read = self._read(self._resolve(indices))
+        return _split_columns(read, self._column_fields, self.as_dict) if isinstance(read, dict) else read
 
-    def _samples(self, indices: Iterable[Any], *, defer: bool = False) -> list[Any]:
-        """Return samples; with `defer`, their images may be `DeferredImage`, which `storeds.collate` finishes."""
-        resolved = self._resolve(indices)
-        columns = self._columns(resolved)
-        if columns is not None:
-            return _split_columns(columns, self._column_fields, self.as_dict)
-        return (self._deferring if defer else self._pipeline).samples(self._contexts(resolved), fill=True)
+    def _read(self, resolved: list[int], *, defer: bool = False, columns: bool = True) -> dict[str, Array] | list[Any]:
+        """Return samples, or one array of shape (n, …) for each of their elements, read without making samples.
 
-    def _columns(self, indices: Iterable[Any]) -> dict[str, Array] | None:
-        """Return one array of shape (n, …) for each element, read without making samples.
-
-        None where elements vary in shape or have transforms, and where a record is bad: then the pipeline applies the
-        policy.
+        Parameters
+        ----------
+        resolved : list of int
+            Indices, as `_resolve` returns them.
+        defer : bool
+            Whether images of samples may be `DeferredImage`, which `storeds.collate` finishes.
+        columns : bool
+            Whether there may be arrays. There are none where elements vary in shape or have transforms, and where a
+            record is bad: then the pipeline applies the policy.
         """
-        if not self._column_fields:
-            return None
-        resolved = self._resolve(indices)
-        if not resolved:
-            return None
-        assert isinstance(self.reader, ArrayReader)
-        _freeze_inherited()
-        began = time.perf_counter()
-        try:
-            arrays = self.reader.arranged(read_arrays(self._view, resolved, self.reader.stored))
-        except RecordError:
-            return None
-        add_time("read", began)
-        self._pipeline.counters.add_seen(len(resolved), self.epoch)
-        return {name: arrays[name] if name in arrays else np.array(resolved, np.int64) for name in self._column_fields}
+        contexts = self._contexts(resolved)
+        if self._column_fields and columns and resolved:
+            assert isinstance(self.reader, ArrayReader)
+            began = time.perf_counter()
+            with suppress(RecordError):
+                arrays = self.reader.arranged(read_arrays(self._view, resolved, self.reader.stored))
+                add_time("read", began)
+                add_bytes([arrays])
+                self._counters.add(contexts[0].epoch, len(resolved), ())
+                arrays["index"] = arrays.get("index", np.array(resolved, np.int64))
+                return {name: arrays[name] for name in self._column_fields}
+        samples = self._pipeline.samples(contexts, fill=True, defer=defer)
+        if contexts:
+            self._warn_if_repeated(contexts[0])
+        return samples
 
-    def _samples_until_error(self, indices: Iterable[Any]) -> tuple[list[Any], RecordError | None]:
-        """Return the samples of a stream for `indices`, and the error that ends it, if there is one."""
-        # No replacements for a batch of bad samples: they would come twice in the stream.
-        return self._pipeline.samples_until_error(self._contexts(self._resolve(indices)), fill=False)
-
-    def _warn_of_repeats(self, indices: Iterable[Any]) -> None:
-        """Warn once where a loader makes the same random samples in each pass, because it does not announce epochs."""
-        if self._repeats is None or self._epoch.is_set:
+    def _warn_if_repeated(self, context: SampleContext) -> None:
+        """Warn once where a plain DataLoader makes the random samples of an earlier pass again."""
+        if not self._trials or not self._epoch.is_repeated:
             return
-        resolved = self._resolve(indices)
-        if self._repeats.check(resolved, len(self)):
-            epoch, seed = self._epoch.of_samples(self.seed)
+        self._trials -= 1
 
-            def make(at: int) -> Any:
-                (result,) = self._pipeline.make([SampleContext(resolved[0], at, seed)])
-                return result.sample
+        def trial(epoch: int) -> Any:
+            (result,) = self._pipeline.make([replace(context, epoch=epoch, notes=[])])
+            return pickle.dumps(self._pipeline.finished(result.sample))
 
-            self._repeats.warn_if_random(make, epoch, f"sample {resolved[0]} of {self.url}")
+        made = trial(context.epoch)
+        if all(trial(context.epoch + later) == made for later in range(1, _EPOCHS)):  # nothing in it is random
+            return
+        self._trials = 0
+        if self._epoch.report_repeated():
+            warnings.warn(
+                f"sample {context.index} of {self.url} was made again in epoch {context.epoch}, with the same random "
+                "numbers as in an earlier pass. PyTorch's DataLoader does not tell a dataset that a pass begins: call "
+                "dataset.set_epoch(epoch) before each pass; or use storeds.StoreLoader, or "
+                "sampler=storeds.EpochSampler(dataset), which count passes themselves",
+                UserWarning,
+                stacklevel=2,
+            )
 
-    def _contexts(self, indices: Iterable[Any]) -> list[SampleContext]:
+    def _contexts(self, resolved: list[int]) -> list[SampleContext]:
         _freeze_inherited()
         epoch, seed = self._epoch.of_samples(self.seed)
-        return [SampleContext(index, epoch, seed) for index in self._resolve(indices)]
+        return [SampleContext(index, epoch, seed) for index in resolved]
 
     def _resolve(self, indices: Iterable[Any]) -> list[int]:
-        if getattr(indices, "dtype", None) in (torch.bool, np.dtype(bool)):
-            raise TypeError(_NO_MASK)
+        """Return indices as ints from 0 to the last sample; raises IndexError, and TypeError for a mask."""
         count = len(self)
         if type(indices) is list and set(map(type, indices)) == {int} and min(indices) >= 0 and max(indices) < count:
             return indices  # the usual case: indices of a sampler
+        if getattr(indices, "dtype", None) in (torch.bool, np.dtype(bool)):
+            raise TypeError(_NO_MASK)
         resolved = []
         for index in indices:
             if isinstance(index, bool) or getattr(index, "dtype", None) is torch.bool:  # Python takes bools for ints
@@ -434,13 +415,6 @@ class StoreDataset(Dataset[Any]):
             resolved.append(at + count if at < 0 else at)
         return resolved
 
-    def _share_counts(self, epoch: SharedEpoch, counters: SampleCounters, total: int) -> None:
-        """Use the epoch and the counters of a stream, whose sources have `total` samples together."""
-        self._epoch = epoch
-        policy = replace(self._pipeline.policy, total=total)
-        self._pipeline = replace(self._pipeline, policy=policy, counters=counters)
-        self._deferring = replace(self._deferring, policy=policy, counters=counters)
-
     def __add__(self, other: Dataset[Any]) -> ConcatDataset[Any]:
         """Return both datasets as one; raises ConfigError where a label would mean different classes."""
         if isinstance(other, StoreDataset) and self.reader.target is not None:
@@ -449,7 +423,7 @@ class StoreDataset(Dataset[Any]):
 
     def report(self) -> SampleReport:
         """Return how many samples were requested, repaired and bad so far, in this process and its workers."""
-        return SampleReport.of(self.url, self._pipeline.policy.on_error, self._pipeline.counters)
+        return self._counters.report(self.url, self._on_error)
 
     def __getstate__(self) -> dict[str, Any]:
         if get_spawning_popen() is not None:  # copies in this process may hold what cannot be pickled

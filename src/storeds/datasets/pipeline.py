@@ -1,9 +1,8 @@
-"""Makes samples: reads records in one call, builds and transforms each, applies the policy to bad ones and counts them."""
+"""Makes samples: reads records in one call, builds and transforms each, and applies the policy to bad ones."""
 
 from __future__ import annotations
 
 import itertools
-import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,9 +15,10 @@ from storeds._utils.arguments import check_share
 from storeds._utils.permutation import permute, round_keys
 from storeds.backends.concatenated import ConcatenatedBackend
 from storeds.backends.selection import Selection
+from storeds.batching.memory import ScaledInPool
 from storeds.batching.skipped import Skipped
-from storeds.datasets.counters import Event, SampleCounters
-from storeds.datasets.stages import add_time
+from storeds.datasets.counters import Event, Limits, SampleCounters
+from storeds.datasets.stages import add_bytes, add_time
 from storeds.errors import (
     BadSamplesError,
     ConfigError,
@@ -32,16 +32,12 @@ from storeds.protocols import Backend, Reader, Record, SampleContext
 from storeds.records.roles import Sample
 from storeds.transforms import BoundTransform
 
-__all__ = ["POLICIES", "Policy", "SamplePipeline", "SampleResult"]
-
-_LOG = logging.getLogger("storeds")
+__all__ = ["POLICIES", "Policy", "SamplePipeline"]
 
 POLICIES = ("raise", "skip", "replace")
 
 # A store in which so many samples in a row are bad is not worth training on.
 _ATTEMPTS = 100
-# A fraction of fewer samples than this says little.
-_MIN_SEEN = 10_000
 
 
 @dataclass(frozen=True)
@@ -53,18 +49,15 @@ class Policy:
     on_error : str
         ``raise``, ``skip`` or ``replace``.
     max_bad : int, optional
-        How many bad samples an epoch may have, over all workers of this process.
+        How many bad samples an epoch may have.
     max_bad_fraction : float, optional
         The same as a fraction of the samples seen in the epoch. While fewer were seen, it is a fraction of 10,000 or of
         the length of the dataset, whichever is smaller.
-    total : int, optional
-        The number of samples of all datasets that share the counters, where that is not the length of the dataset.
     """
 
     on_error: str = "raise"
     max_bad: int | None = None
     max_bad_fraction: float | None = None
-    total: int | None = None
 
     def __post_init__(self) -> None:
         if self.on_error not in POLICIES:
@@ -74,8 +67,14 @@ class Policy:
         if self.max_bad_fraction is not None:
             check_share("max_bad_fraction", self.max_bad_fraction)
 
+    def limits(self, total: int) -> Limits | None:
+        """Return the limits for so many samples in an epoch, if there are any."""
+        if self.max_bad is None and self.max_bad_fraction is None:
+            return None
+        return Limits(self.max_bad, self.max_bad_fraction, total)
 
-class SampleResult(NamedTuple):
+
+class _Result(NamedTuple):
     """A sample, or the error that names its place, and the positions of its records.
 
     The pipeline asks a reader for the positions once: a reader that draws them from a global generator would draw
@@ -98,29 +97,33 @@ class SamplePipeline:
         Bound to `view`.
     transforms : sequence of (str, BoundTransform)
         Element → its transform.
-    joint : callable, optional
-        Makes the elements of the `Sample` that the reader builds, before `transforms`.
     as_dict : bool
         Whether samples are dicts; tuples otherwise.
-    policy : Policy
+    on_error : str
+        The policy.
     counters : SampleCounters
+    joint : callable, optional
+        Makes the elements of the `Sample` that the reader builds, before `transforms`.
     """
 
     view: Backend
     reader: Reader[Any]
     transforms: Sequence[tuple[str, BoundTransform]]
     as_dict: bool
-    policy: Policy = field(default_factory=Policy)
-    counters: SampleCounters = field(default_factory=SampleCounters)
+    on_error: str
+    counters: SampleCounters
     joint: Callable[[Sample, SampleContext], dict[str, Any]] | None = None
+    _finish: ScaledInPool = field(default_factory=ScaledInPool)
 
-    def samples(self, contexts: Sequence[SampleContext], *, fill: bool) -> list[Any]:
+    def samples(self, contexts: Sequence[SampleContext], *, fill: bool, defer: bool = False) -> list[Any]:
         """Return the samples of `contexts`, with what the policy puts in the place of bad ones.
 
         Parameters
         ----------
         fill : bool
             Whether replacements make up a batch in which every sample would be skipped.
+        defer : bool
+            Whether images may be `DeferredImage`, which `storeds.collate` finishes.
 
         Raises
         ------
@@ -131,40 +134,60 @@ class SamplePipeline:
         UnavailableError
             The engine cannot be reached.
         """
-        samples, error = self.samples_until_error(contexts, fill=fill)
-        if error is not None:
-            raise error from error.__cause__
+        if not contexts:
+            return []
+        events: list[Event] = []
+        try:
+            samples = self._good_samples(contexts, fill, events)
+        finally:
+            self.counters.add(contexts[0].epoch, len(contexts), events)
+        if not defer and (self.joint is not None or self.transforms):
+            samples = [self.finished(sample) for sample in samples]
         return samples
 
-    def samples_until_error(
-        self, contexts: Sequence[SampleContext], *, fill: bool
-    ) -> tuple[list[Any], RecordError | None]:
-        """Return what `samples` returns; with ``raise``, the samples before the first bad one, and its error."""
-        if not contexts:
-            return [], None
-        self.counters.add_seen(len(contexts), contexts[0].epoch)
+    def _good_samples(self, contexts: Sequence[SampleContext], fill: bool, events: list[Event]) -> list[Any]:
+        """Return samples after the policy; append what happened to `events`, also before an error."""
         samples: list[Any] = []
         for context, (sample, positions) in zip(contexts, self.make(contexts), strict=True):
-            if isinstance(sample, RecordError) and self.policy.on_error == "raise":
-                self._count_bad(sample, context)
-                return samples, self._with_key(sample, positions)
-            samples.append(sample)
             if not isinstance(sample, RecordError):
-                self._count_repaired(context, positions)
+                events += self._repairs(context, positions)
+            elif self.on_error == "raise":
+                events.append(_bad(sample, context))
+                raise self._with_key(sample, positions) from sample.__cause__
+            samples.append(sample)
         bad = [at for at, sample in enumerate(samples) if isinstance(sample, RecordError)]
-        if bad:
-            self._apply_policy(samples, bad, contexts, fill)
-        return samples, None
+        if not bad:
+            return samples
+        replacing = self.on_error == "replace" or (fill and len(bad) == len(samples))
+        events += [_bad(samples[at], contexts[at], "replaced" if replacing else "skipped") for at in bad]
+        if replacing:
+            replacements = self._replacements([contexts[at] for at in bad], events)
+        else:
+            replacements = [
+                Skipped(contexts[at].index, samples[at].url, samples[at].position, samples[at].kind, samples[at].reason)
+                for at in bad
+            ]
+        for at, sample in zip(bad, replacements, strict=True):
+            samples[at] = sample
+        return samples
 
-    def make(self, contexts: Sequence[SampleContext]) -> Iterator[SampleResult]:
+    def finished(self, sample: Any) -> Any:
+        """Return a sample without deferred images."""
+        if isinstance(sample, dict):
+            return {name: self._finish(value) for name, value in sample.items()}
+        return tuple(map(self._finish, sample)) if type(sample) is tuple else sample
+
+    def make(self, contexts: Sequence[SampleContext]) -> Iterator[_Result]:
         """Yield the result for each context, whatever the policy; reads all records at once."""
         located = [self.reader.locate(context.index, context) for context in contexts]
         flat = [position for positions in located for position in positions]
         began = time.perf_counter()
-        records = iter(self.view.get_many(flat, self.reader.stored))
+        found = self.view.get_many(flat, self.reader.stored)
         began = add_time("read", began)
+        add_bytes(found)
+        records = iter(found)
         for positions, context in zip(located, contexts, strict=True):
-            yield SampleResult(self._sample([next(records) for _ in positions], positions, context), positions)
+            yield _Result(self._sample([next(records) for _ in positions], positions, context), positions)
         add_time("decode", began)
 
     def _sample(self, records: list[Record | RecordError], positions: Sequence[int], context: SampleContext) -> Any:
@@ -218,73 +241,30 @@ class SamplePipeline:
 
     # --- Bad samples ---
 
-    def _apply_policy(self, samples: list[Any], bad: list[int], contexts: Sequence[SampleContext], fill: bool) -> None:
-        """Replace the errors at the places `bad` of `samples` as the policy says, and count them."""
-        replacing = self.policy.on_error == "replace" or (fill and len(bad) == len(samples))
-        for at in bad:
-            self._count_bad(samples[at], contexts[at], "replaced" if replacing else "skipped")
-        self._check_limits(contexts[0].epoch)
-        if replacing:
-            found = self._replacements([contexts[at] for at in bad])
-            for at, sample in zip(bad, found, strict=True):
-                samples[at] = sample
-        else:
-            for at in bad:
-                error = samples[at]
-                samples[at] = Skipped(contexts[at].index, error.url, error.position, error.kind, error.reason)
-
-    def _replacements(self, contexts: Sequence[SampleContext]) -> list[Any]:
+    def _replacements(self, contexts: Sequence[SampleContext], events: list[Event]) -> list[Any]:
         """Return a good sample for each context: the first one in an order keyed by (seed, epoch, index)."""
         count = len(self.reader)
         orders = [_other_indices(context, count) for context in contexts]
         found: list[Any] = [None] * len(contexts)
         pending = list(range(len(contexts)))
-        for attempt in range(min(_ATTEMPTS, count - 1)):
+        tries = min(_ATTEMPTS, count - 1)
+        for attempt in range(tries):
             tried = [replace(contexts[at], index=orders[at][attempt], notes=[]) for at in pending]
             for at, context, (sample, positions) in zip(pending, tried, self.make(tried), strict=True):
                 found[at] = sample
                 if not isinstance(sample, RecordError):
-                    self._count_repaired(context, positions)
+                    events += self._repairs(context, positions)
             pending = [at for at in pending if isinstance(found[at], RecordError)]
             if not pending:
                 return found
-        index, tries = contexts[pending[0]].index, min(_ATTEMPTS, count - 1)
+        index = contexts[pending[0]].index
         why = f"the {tries} others tried are bad too, the last: {found[pending[0]]}" if tries else "it is the only one"
         raise BadSamplesError(f"no good sample can replace sample {index} of {self.view.url}: {why}")
 
-    def _check_limits(self, epoch: int) -> None:
-        """Raise BadSamplesError, which lists the first bad samples, if there are too many."""
-        policy = self.policy
-        if policy.max_bad is None and policy.max_bad_fraction is None:
-            return
-        seen, bad = self.counters.of_epoch(epoch)
-        limits: list[tuple[float, str]] = []
-        if policy.max_bad is not None:
-            limits.append((policy.max_bad, f"max_bad={policy.max_bad}"))
-        if policy.max_bad_fraction is not None:
-            total = max(seen, min(_MIN_SEEN, len(self.reader) if policy.total is None else policy.total))
-            limits.append((policy.max_bad_fraction * total, f"max_bad_fraction={policy.max_bad_fraction} of {total:,}"))
-        for limit, name in limits:
-            if bad > limit:
-                listed = "\n  ".join(event.text for event in self.counters.events("first"))
-                raise BadSamplesError(f"{bad} samples were bad, more than {name}; the first are:\n  {listed}")
-
-    def _count_bad(self, error: RecordError, context: SampleContext, outcome: str = "") -> None:
-        position = -1 if error.position is None else error.position
-        event = Event(time.monotonic_ns(), context.epoch, context.index, position, error.kind, False, str(error))
-        self.counters.add(event, outcome)
-        if outcome and self.counters.is_first_of_kind(event.fault):
-            _LOG.warning("%s: %s (more faults of kind %s are only counted)", outcome, error, event.fault)
-
-    def _count_repaired(self, context: SampleContext, positions: Sequence[int]) -> None:
-        for note in context.notes:
-            error = self._error_at(RecordError, positions, note.message, note.kind)
-            position = -1 if error.position is None else error.position
-            self.counters.add(
-                Event(time.monotonic_ns(), context.epoch, context.index, position, note.kind, True, str(error))
-            )
-            if self.counters.is_first_of_kind(note.kind):
-                _LOG.warning("%s (more faults of kind %s are only counted)", error, note.kind)
+    def _repairs(self, context: SampleContext, positions: Sequence[int]) -> list[Event]:
+        """Return an event for each repair of a sample."""
+        errors = [self._error_at(RecordError, positions, note.message, note.kind) for note in context.notes]
+        return [replace(_bad(error, context), repaired=True) for error in errors]
 
     # --- Errors that name the place ---
 
@@ -330,6 +310,11 @@ class SamplePipeline:
         named = type(error).at(url, self._in_store(at), error.reason, key=str(record["key"]), kind=error.kind)
         named.__cause__ = error.__cause__
         return named
+
+
+def _bad(error: RecordError, context: SampleContext, outcome: str = "") -> Event:
+    position = -1 if error.position is None else error.position
+    return Event(time.monotonic_ns(), context.epoch, context.index, position, error.kind, False, str(error), outcome)
 
 
 def _reason(error: Exception) -> str:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any, NamedTuple
 
-__all__ = ["STAGES", "StageTotals", "add_time", "take_times"]
+import numpy as np
+
+from storeds._utils.prefetch import blocks_read
+
+__all__ = ["STAGES", "StageTotals", "Work", "add_bytes", "add_time", "take_work"]
 
 STAGES = ("read", "decode", "transform", "collate")
 
@@ -17,13 +22,33 @@ def _zeros() -> dict[str, float]:
 
 
 class _Thread(threading.local):
-    """The seconds of one thread, which makes one batch at a time."""
+    """The work of one thread, which makes one batch at a time."""
 
     def __init__(self) -> None:
         self.seconds = _zeros()
+        self.bytes = 0
+        self.blocks = blocks_read()
 
 
 _THREAD = _Thread()
+
+
+class Work(NamedTuple):
+    """What making a batch took.
+
+    Attributes
+    ----------
+    seconds : dict
+        Stage → seconds.
+    bytes : int
+        Of the records.
+    cold_bytes : int
+        Read from a disk, because the page cache did not hold them.
+    """
+
+    seconds: dict[str, float]
+    bytes: int
+    cold_bytes: int
 
 
 def add_time(stage: str, since: float, within: str | None = None) -> float:
@@ -31,37 +56,56 @@ def add_time(stage: str, since: float, within: str | None = None) -> float:
 
     With `within`, that stage goes on, and the caller adds all of its time later: so this part is taken off now.
     """
-    now, seconds = time.perf_counter(), _THREAD.seconds
+    now, seconds = perf_counter(), _THREAD.seconds
     seconds[stage] += now - since
     if within is not None:
         seconds[within] -= now - since
     return now
 
 
-def take_times() -> dict[str, float]:
-    """Return the seconds of this thread by stage since the last call."""
-    taken, _THREAD.seconds = _THREAD.seconds, _zeros()
-    return taken
+def add_bytes(records: Iterable[Any]) -> None:
+    """Add the bytes and arrays of some records, or the arrays of a batch."""
+    total = 0
+    for record in records:
+        if isinstance(record, Mapping):
+            for value in record.values():
+                if type(value) is bytes:
+                    total += len(value)
+                elif isinstance(value, np.ndarray):
+                    total += value.nbytes
+    _THREAD.bytes += total
+
+
+def take_work() -> Work:
+    """Return what this thread did since the last call."""
+    blocks = blocks_read()
+    work = Work(_THREAD.seconds, _THREAD.bytes, (blocks - _THREAD.blocks) * 512)
+    _THREAD.seconds, _THREAD.bytes, _THREAD.blocks = _zeros(), 0, blocks
+    return work
 
 
 @dataclass
 class StageTotals:
-    """The batches that a training loop received so far.
+    """The batches that a training loop received so far, of all workers or of one.
 
     Attributes
     ----------
-    batches, samples : int
+    batches, samples, bytes, cold_bytes : int
     seconds : dict
         Stage → seconds that workers spent on these batches, added up.
     """
 
     batches: int = 0
     samples: int = 0
+    bytes: int = 0
+    cold_bytes: int = 0
     seconds: dict[str, float] = field(default_factory=_zeros)
 
-    def add(self, samples: int, seconds: Mapping[str, float]) -> None:
+    def add(self, samples: int, work: Work) -> None:
         """Add a batch."""
         self.batches += 1
         self.samples += samples
-        for stage, spent in seconds.items():
+        self.bytes += work.bytes
+        self.cold_bytes += work.cold_bytes
+        for stage, spent in work.seconds.items():
             self.seconds[stage] += spent

@@ -1,6 +1,7 @@
 """Loaders and samplers: batches for the training loop, their order, and resuming within an epoch.
 
-Start with ``loader.py``, then ``sampler.py``. ``tf.py`` hands samples to TensorFlow instead. `EpochOrder` computes
+Start with ``loader.py``, then ``sampler.py``. ``iterable.py`` is the order of a sampler as a stream, and ``tf.py``
+hands samples to TensorFlow. `EpochOrder` computes
 the order of an epoch alone, for a loader of your own.
 """
 
@@ -13,6 +14,7 @@ from storeds.registry import export_lazily
 
 if TYPE_CHECKING:
     from storeds.loaders.device import to_device
+    from storeds.loaders.iterable import Remainder, StoreIterable
     from storeds.loaders.loader import StoreLoader
     from storeds.loaders.sampler import EpochSampler
     from storeds.loaders.tf import to_tf_dataset
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
 __all__ = [
     "EpochOrder",
     "EpochSampler",
+    "Remainder",
+    "StoreIterable",
     "StoreLoader",
     "ThreadLoader",
     "permute",
@@ -33,6 +37,7 @@ __getattr__ = export_lazily(
     __name__,
     {
         "device": ("to_device",),
+        "iterable": ("Remainder", "StoreIterable"),
         "loader": ("StoreLoader",),
         "sampler": ("EpochSampler",),
         "tf": ("to_tf_dataset",),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import inspect
+import logging
 import re
 import time
 import traceback
@@ -11,26 +13,46 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from torch._utils import ExceptionWrapper
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Sampler, Subset, get_worker_info
 
 from storeds._utils.text import some
 from storeds.batching.collate import collate, collate_columns
+from storeds.batching.memory import BufferPool, PackedBatch, SlotMemory, SlotName, SlotPool, use_memory
 from storeds.batching.roles import fit_collate, is_collate
-from storeds.batching.shared_memory import BufferPool, use_buffer_pool
 from storeds.datasets.assembly import declared_elements
+from storeds.datasets.counters import BatchEvents, count_events
 from storeds.datasets.epoch import use_epoch
 from storeds.datasets.map_dataset import StoreDataset
-from storeds.datasets.stages import StageTotals, add_time, take_times
-from storeds.errors import ConfigError
+from storeds.datasets.stages import Work, add_time, take_work
+from storeds.errors import ConfigError, suggest
+from storeds.loaders.advice import LoaderStats, explain
 from storeds.loaders.sampler import BatchRequest, EpochSampler
 from storeds.protocols import Field
 from storeds.readers import SampleReader
 
-__all__ = ["BatchFetcher", "FetchedBatch", "StoreLoader"]
+_LOG = logging.getLogger("storeds")
+
+__all__ = ["BatchFetcher", "Request", "Result", "StoreLoader"]
 
 
-class FetchedBatch(NamedTuple):
-    """A finished batch, and which one it is.
+class Request(NamedTuple):
+    """What a worker receives: which samples to make, and where to put them.
+
+    Attributes
+    ----------
+    batch : BatchRequest
+        Epoch, seed and indices, and which batch of which pass it is.
+    slot : SlotName or None
+        Memory of the training process; None if there is none, or if the batch is made in that process.
+    """
+
+    batch: BatchRequest
+    slot: SlotName | None = None
+
+
+class Result(NamedTuple):
+    """What the training process receives: a batch, and what happened to its samples.
 
     Attributes
     ----------
@@ -39,19 +61,24 @@ class FetchedBatch(NamedTuple):
     size : int
         How many indices were requested.
     batch : Any
-        The result of the ``collate_fn``.
-    seconds : dict
-        Stage → seconds that making the batch took.
+        The result of the ``collate_fn``, or an `ExceptionWrapper` in its place.
+    events : list of BatchEvents
+        Of each dataset that took part.
+    work : Work
+    worker : int
+        Which worker made it; 0 without workers.
     """
 
     progress: int
     number: int
     size: int
     batch: Any
-    seconds: dict[str, float]
+    events: list[BatchEvents]
+    work: Work
+    worker: int
 
 
-class BatchFetcher(Dataset[FetchedBatch]):
+class BatchFetcher(Dataset[Result]):
     """Makes finished batches of a dataset, in the training process, in its threads or in workers.
 
     Because it knows both the dataset and the ``collate_fn``, it can skip work between the two: for `storeds.collate`,
@@ -73,25 +100,32 @@ class BatchFetcher(Dataset[FetchedBatch]):
         self._store = _store_of(dataset) if is_collate(collate_fn) else None
         self._pads = collate_fn is not collate
 
-    def __getitem__(self, request: BatchRequest) -> FetchedBatch:
+    def __getitem__(self, request: Request) -> Result:
         """Return the batch of a request."""
-        indices = request.indices
-        memory = self._memory if get_worker_info() is None else None
-        take_times()  # of samples that this thread made outside of a batch
-        with use_epoch(request.epoch, request.seed), use_buffer_pool(memory):
-            if isinstance(indices, int):
-                size, batch = 1, self._collated(self.dataset[indices])
-            else:
-                size, batch = len(indices), self._batch(indices)
-        return FetchedBatch(request.progress, request.number, size, batch, take_times())
+        asked, slot = request
+        worker, events = get_worker_info(), list[BatchEvents]()
+        memory = self._memory if worker is None else _opened(slot)
+        take_work()  # of samples that this thread made outside of a batch
+        try:
+            with use_epoch(asked.epoch, asked.seed, events), use_memory(memory):
+                batch = self._batch(asked.indices)
+            if worker is not None:
+                began = time.perf_counter()
+                batch = PackedBatch.of(batch, slot, memory if isinstance(memory, SlotMemory) else None)
+                add_time("collate", began)
+        except Exception:
+            place = f"in DataLoader worker process {worker.id}" if worker is not None else "in the training process"
+            batch = ExceptionWrapper(where=place)  # type: ignore[no-untyped-call]  # torch leaves it without types
+            if worker is None:
+                count_events(events)
+                raise
+        size = 1 if isinstance(asked.indices, int) else len(asked.indices)
+        at = 0 if worker is None else worker.id
+        return Result(asked.progress, asked.number, size, batch, events, take_work(), at)
 
-    def _collated(self, samples: Any) -> Any:
-        began = time.perf_counter()
-        batch = self.collate_fn(samples)
-        add_time("collate", began)
-        return batch
-
-    def _batch(self, indices: list[int]) -> Any:
+    def _batch(self, indices: list[int] | int) -> Any:
+        if isinstance(indices, int):
+            return self._collated(self.dataset[indices])
         store = self._store
         if store is None:
             many = getattr(self.dataset, "__getitems__", None)
@@ -100,20 +134,30 @@ class BatchFetcher(Dataset[FetchedBatch]):
         while subset is not store:
             indices = [subset.indices[at] for at in indices]
             subset = subset.dataset
-        columns = None if self._pads else store._columns(indices)
-        if columns is not None:
-            began = time.perf_counter()
-            batch = collate_columns(columns, store.as_dict)
-            add_time("collate", began)
-            return batch
-        samples = store._samples(indices, defer=True)
+        read = store._read(store._resolve(indices), defer=True, columns=not self._pads)
+        if isinstance(read, dict):
+            return collate_columns(read, store.as_dict)
         try:
-            return self._collated(samples)
+            return self._collated(read)
         except ConfigError as error:
             if store.as_dict:  # the message has their names
                 raise
             names = ", ".join(f"{place} {name!r}" for place, name in enumerate(store.reader.fields))
             raise ConfigError(f"{error}. The elements of these samples are {names}") from error
+
+    def _collated(self, samples: Any) -> Any:
+        began = time.perf_counter()
+        batch = self.collate_fn(samples)
+        add_time("collate", began)
+        return batch
+
+
+def _opened(slot: SlotName | None) -> SlotMemory | None:
+    """Return the memory of a slot, in a worker; None where this process may not open it: then PyTorch sends batches."""
+    try:
+        return None if slot is None else SlotMemory(slot)
+    except OSError:
+        return None
 
 
 def fitted_collate(collate_fn: Any, dataset: Any) -> Any:
@@ -154,7 +198,8 @@ def _elements(store: StoreDataset) -> dict[str, Field]:
     """Return the declarations of the elements of a sample, in order, as the samples have them."""
     reader = store.reader
     declared = declared_elements(reader, store.backend.meta.fields)
-    elements = {name: declared.get(name, Field("json")) for name in reader.fields}
+    computed = Field("bytes")  # of values that the reader computes, about whose structure nothing is declared
+    elements = {name: declared.get(name, computed) for name in reader.fields}
     if isinstance(reader, SampleReader):  # its coordinates are pixels
         for name, field in elements.items():
             layout = (reader.box_format or field.format) if field.role == "boxes" else field.format
@@ -178,10 +223,13 @@ class StoreLoader(DataLoader[Any]):
     seed : int, optional
         Without a `sampler`: the seed of the order. By default the dataset's. If that has none, the sampler draws one
         from torch's default generator at the first pass.
+    log_every : float, optional
+        Log `why_slow` every so many seconds, at level INFO.
     **arguments
         As for `torch.utils.data.DataLoader`; the default ``collate_fn`` is `storeds.collate`. The settings of
-        `storeds.collate` and `storeds.collate_detection` may name roles, and elements of tuples by their names. Boxes,
-        keypoints and labels that are declared to vary in length get a mask in every batch, unless `ragged` names them.
+        `storeds.collate` and `storeds.collate_detection` may name roles, and elements of tuples by their names. The
+        declarations decide about the structure of batches: values that may differ in length get a mask in every batch,
+        and JSON is listed, unless `ragged` names them. Elements with a transform of their own are as with `collate`.
 
     Raises
     ------
@@ -208,9 +256,11 @@ class StoreLoader(DataLoader[Any]):
         sampler: EpochSampler | None = None,
         shuffle: bool = False,
         seed: int | None = None,
+        log_every: float | None = None,
         **arguments: Any,
     ) -> None:
         name = type(self).__name__
+        _check_names(name, arguments)
         if isinstance(dataset, IterableDataset):
             raise ConfigError(f"{name} is for datasets with indices; pass a stream to torch.utils.data.DataLoader")
         if arguments.get("batch_sampler") is not None:
@@ -228,15 +278,19 @@ class StoreLoader(DataLoader[Any]):
         arguments.setdefault("collate_fn", collate if arguments.get("batch_size", 1) is not None else None)
         fitted_collate(arguments["collate_fn"], dataset)  # raises an error for names that no element has
         super().__init__(dataset, sampler=sampler, **arguments)
-        self._totals = StageTotals()
+        self._stats = LoaderStats()
+        if log_every is not None and not log_every > 0:
+            raise ConfigError(f"{name}: log_every is a number of seconds above 0, got {log_every!r}")
+        self._log_every = log_every
+        self._logged = time.monotonic()
         self._memory = BufferPool(limit=2)  # without workers: one batch is in use, and the next one is made
 
     def _get_iterator(self) -> Any:
-        """Return a DataLoader's iterator over finished batches."""
+        """Return a DataLoader's iterator over results."""
         batches: DataLoader[Any] = DataLoader(
             BatchFetcher(self.dataset, self.collate_fn, self._memory),
             batch_size=None,  # a request is one item of the fetcher
-            sampler=_Requests(self),
+            sampler=_Requests(self, SlotPool() if self.num_workers else None),
             collate_fn=_unchanged,
             num_workers=self.num_workers,
             pin_memory=self.pin_memory,
@@ -254,22 +308,74 @@ class StoreLoader(DataLoader[Any]):
     def __iter__(self) -> Any:
         # A generator begins at the first batch: Lightning calls iter() first and set_epoch() then.
         with explain_dead_workers(self.dataset):
-            batches = map(self._receive, super().__iter__())
+            results = super().__iter__()
             try:
-                yield from batches
+                yield from self._received(results)
             except Exception as error:
                 if self.num_workers:
                     # PyTorch's error refers to itself, and so to the workers. Those that the garbage collector ends take 5
                     # seconds each: it drops the queue that tells them to end.
                     traceback.clear_frames(error.__traceback__)
-                del batches
+                del results
                 raise
 
-    def _receive(self, fetched: FetchedBatch) -> Any:
-        """Count a batch, and return it."""
-        self.sampler.receive(fetched.progress, fetched.number, fetched.size)
-        self._totals.add(fetched.size, fetched.seconds)
-        return fetched.batch
+    def _received(self, results: Iterator[Result]) -> Iterator[Any]:
+        """Yield the batches of results, after counting what these say."""
+        is_first = True
+        began = time.perf_counter()
+        for result in results:
+            now, stats = time.perf_counter(), self._stats
+            stats.wait(now - began, is_first=is_first)
+            stats.add(result.worker, result.size, result.work, result.events)
+            is_first = False
+            count_events(result.events)
+            batch = result.batch
+            if isinstance(batch, ExceptionWrapper):
+                batch.reraise()  # type: ignore[no-untyped-call]  # torch leaves it without types
+            self.sampler.receive(result.progress, result.number, result.size)
+            del result
+            if self._log_every is not None and time.monotonic() - self._logged >= self._log_every:
+                self._logged = time.monotonic()
+                _LOG.info("loader: %s", self.why_slow())
+            now = time.perf_counter()
+            yield batch
+            del batch
+            began = time.perf_counter()
+            self._stats.training += began - now
+
+    def stats(self) -> dict[str, Any]:
+        """Return what the batches took that the training loop received so far, as plain numbers.
+
+        Returns
+        -------
+        dict
+            ``batches``, ``samples``, ``bytes`` of the records, ``cold_bytes`` that came from a disk, ``bad`` and
+            ``repaired`` samples; ``seconds`` by stage: of the training loop ``starting`` (until the first batch of a
+            pass), ``waiting`` and ``training``, and of the workers ``read``, ``decode``, ``transform`` and ``collate``,
+            added up; and ``workers``, the same for each worker by number.
+        """
+        return self._stats.to_dict()
+
+    def reset_stats(self) -> None:
+        """Count from here on, as after a warm-up."""
+        self._stats = LoaderStats()
+
+    def why_slow(self) -> str:
+        """Return one sentence about what limits the training, with its evidence and what to change.
+
+        Where transforms limit, the slowest one is found by timing them on a few samples in this process.
+        """
+        stores = [store for store in _stores_below(self.dataset) if store is not None]
+        return explain(self._stats, stores, self._hands)
+
+    @property
+    def _hands(self) -> int:
+        """The number of workers or threads that make batches."""
+        return self.num_workers
+
+    def __repr__(self) -> str:
+        arguments = f"batch_size={self.batch_size}, num_workers={self._hands}, drop_last={self.drop_last}"
+        return f"{type(self).__name__}({self.dataset!r}, {arguments}, sampler={self.sampler!r})"
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next pass, for the order and the random transforms; later passes count from there."""
@@ -308,14 +414,23 @@ class StoreLoader(DataLoader[Any]):
             self.sampler.skip_incomplete_batch(self.batch_size or 1)
 
 
-class _Requests(Sampler[BatchRequest]):
-    """The batch requests of a loader; each iteration is a pass."""
+def _check_names(loader: str, arguments: Mapping[str, Any]) -> None:
+    known = inspect.signature(DataLoader.__init__).parameters
+    for name in arguments:
+        if name not in known:
+            raise ConfigError(f"{loader} has no argument {name!r}; {suggest(name, list(known)[2:], 'arguments')}")
 
-    def __init__(self, loader: StoreLoader) -> None:
+
+class _Requests(Sampler[Request]):
+    """The requests of a loader; each iteration is a pass. Owns the slots, which live as long as the workers."""
+
+    def __init__(self, loader: StoreLoader, slots: SlotPool | None) -> None:
         self._sampler, self._batch_size, self._drop_last = loader.sampler, loader.batch_size, loader.drop_last
+        self._slots = slots
 
-    def __iter__(self) -> Iterator[BatchRequest]:
-        return self._sampler.batch_requests(self._batch_size, self._drop_last)
+    def __iter__(self) -> Iterator[Request]:
+        for request in self._sampler.batch_requests(self._batch_size, self._drop_last):
+            yield Request(request, None if self._slots is None else self._slots.acquire())
 
 
 def _unchanged(batch: Any) -> Any:

@@ -18,7 +18,8 @@ __all__ = ["BatchRequest", "EpochProgress", "EpochSampler", "epoch_takers"]
 _VERSION = 1
 _WINDOW = 8
 # Two runs must agree on these for a position to mean the same in both.
-_AGREED = ("count", "store", "seed", "shuffle", "block_size", "window", "drop_last")
+_AGREED = ("count", "store", "where", "seed", "shuffle", "block_size", "window", "drop_last")
+_OPTIONAL = ("store", "where")  # compared where both know them: without where=, the count is enough
 
 
 class BatchRequest(NamedTuple):
@@ -150,6 +151,7 @@ class EpochSampler(Sampler[int]):
 
     count: int
     store: str | None
+    where: str | None
     seed: int | None
     shuffle: bool
     drop_last: bool
@@ -170,12 +172,17 @@ class EpochSampler(Sampler[int]):
         block_size: int | None = None,
         window: int | None = None,
     ) -> None:
-        self.count, self.store, self._where = _count(data), _store_id(data), _where_digest(data)
+        self.count, self.store, self.where = _count(data), _store_id(data), _where_digest(data)
         self._followers = epoch_takers(data)
         self.seed = _seed_of(self._followers) if seed is None else integer("seed", seed)
         self._draws = self.seed is None
-        self.shuffle, self.drop_last = _flag("shuffle", shuffle), _flag("drop_last", drop_last)
-        self.block_size, self.window = _blocks(block_size, window, shuffle)
+        self.shuffle, self.drop_last = bool(shuffle), bool(drop_last)
+        if block_size is None and window is not None:
+            raise ConfigError("window counts blocks, and there are none without block_size: pass block_size too")
+        if block_size is not None and not shuffle:
+            raise ConfigError("block_size has an effect on shuffling only, and shuffle is False: leave out one of them")
+        self.block_size = None if block_size is None else integer("block_size", block_size, 1)
+        self.window = None if block_size is None else integer("window", _WINDOW if window is None else window, 1)
         self.num_replicas, self.rank = ranks(num_replicas, rank)
         self._shares = self.num_replicas > 1 if num_replicas is not None else None
         self._epoch, self._start = 0, 0
@@ -268,10 +275,8 @@ class EpochSampler(Sampler[int]):
     def _begin(self, place: tuple[int, int] | None, *, discarded: bool = False) -> tuple[EpochProgress, Iterator[int]]:
         """Begin the next pass, or one at an epoch and a position; return its progress and its indices."""
         epoch, start = self._next() if place is None else place
-        if self.shuffle and self.seed is None:
-            self.seed = self._drawn_seed()
-        order = EpochOrder(self.count, self.seed or 0, epoch, self.shuffle, self.block_size, self.window)
-        steps = self._steps(start)
+        self.fix_seed()
+        order, steps = self.order(epoch), self._steps(start)
         self._epoch, self._start, self._begun = epoch, start, True
         self._passes += 1
         self._pass = EpochProgress(self._passes, epoch, start, steps, self.num_replicas, self.count)
@@ -307,21 +312,27 @@ class EpochSampler(Sampler[int]):
         if self._steps(self.position) < batch_size:
             self._start, self._pass = self.count, None
 
-    def _drawn_seed(self) -> int:
-        shares = world_size() > 1 if self._shares is None else self._shares
-        return agreed_seed(f"{self.count}/{self.store}/{self._where}") if shares else draw_seed()
+    def order(self, epoch: int) -> EpochOrder:
+        """Return the order of an epoch, which all ranks share."""
+        return EpochOrder(self.count, self.seed or 0, epoch, self.shuffle, self.block_size, self.window)
+
+    def fix_seed(self) -> None:
+        """Draw the seed of the order now, if it needs one and has none."""
+        if self.shuffle and self.seed is None:
+            shares = world_size() > 1 if self._shares is None else self._shares
+            self.seed = agreed_seed(f"{self.count}/{self.store}/{self.where}") if shares else draw_seed()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the epoch and the position, as a small dict that JSON can hold."""
         position = self.position
         # A finished pass is over, even if a loader dropped its last samples.
         over = self._pass is not None and self._pass.finished
-        return self._state(self._epoch, self.count if over else position)
+        return self.state_at(self._epoch, self.count if over else position)
 
-    def _state(self, epoch: int, position: int) -> dict[str, Any]:
+    def state_at(self, epoch: int, position: int) -> dict[str, Any]:
+        """Return the state of a sampler that is at a position of an epoch."""
         agreed = {name: getattr(self, name) for name in _AGREED}
-        where = {} if self._where is None else {"where": self._where}
-        return {"version": _VERSION, **agreed, **where, "epoch": epoch, "position": position}
+        return {"version": _VERSION, **agreed, "epoch": epoch, "position": position}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume where `state_dict` was called, with any number of replicas, and with its seed if none was given here.
@@ -335,34 +346,34 @@ class EpochSampler(Sampler[int]):
             The state has another version, is malformed, or is of a sampler with other data or arguments. Stores are
             compared only if both are known.
         """
-        epoch, start = self._check(state)
+        epoch, start = self.place_in(state)
         self._overridden = self._overridden if self._requested is None else self._requested
         self._epoch, self._start = epoch, start
-        if self._draws:
-            self.seed = state["seed"]
+        self.load_seed(state)
         self._pass, self._begun, self._requested, self._requested_in = None, False, None, None
         self._enter(self._epoch)
 
-    def _check(self, state: Mapping[str, Any]) -> tuple[int, int]:
+    def load_seed(self, state: Mapping[str, Any]) -> None:
+        """Use the seed of a state, if none was given here."""
+        if self._draws:
+            self.seed = state["seed"]
+
+    def place_in(self, state: Mapping[str, Any]) -> tuple[int, int]:
+        """Return the epoch and the position in a state; raises ConfigError as `load_state_dict` does."""
         if not isinstance(state, Mapping) or state.get("version") != _VERSION:
             found = state.get("version") if isinstance(state, Mapping) else state
             raise ConfigError(f"not a sampler's state of version {_VERSION}: version is {found!r}")
         missing = [name for name in (*_AGREED, "epoch", "position") if name not in state]
         if missing:
             raise ConfigError(f"the sampler's state lacks {', '.join(missing)}")
-        pairs = [(name, state[name], getattr(self, name)) for name in _AGREED]
-        differing = [
-            f"{name} was {saved!r} and is {own!r}"
-            for name, saved, own in pairs
-            if saved != own and not (name == "store" and None in (saved, own)) and not (name == "seed" and self._draws)
-        ]
+        differing = []
+        for name in _AGREED:
+            saved, own = state[name], getattr(self, name)
+            unknown = (name in _OPTIONAL and None in (saved, own)) or (name == "seed" and self._draws)
+            if saved != own and not unknown:
+                differing.append(f"{name} was {saved!r} and is {own!r}")
         if differing:
             raise ConfigError(f"the state belongs to another sampler: {'; '.join(differing)}")
-        # Without where=, all records are selected, and comparing their count is enough.
-        if None not in (state.get("where"), self._where) and state["where"] != self._where:
-            raise ConfigError(
-                "the state belongs to another sampler: its dataset selected other records, with another where="
-            )
         if state["seed"] is not None:
             integer("seed", state["seed"])
         return integer("epoch", state["epoch"], 0, MAX_EPOCH), integer("position", state["position"], 0, self.count)
@@ -412,8 +423,8 @@ class _PassIterator(Iterator[int]):
 
     def state_dict(self) -> dict[str, Any]:
         if self._pass is None:
-            return self._sampler._state(*(self._place() or self._sampler._next()))
-        return self._sampler._state(self._pass.epoch, self._pass.position(self._pass.drawn))
+            return self._sampler.state_at(*(self._place() or self._sampler._next()))
+        return self._sampler.state_at(self._pass.epoch, self._pass.position(self._pass.drawn))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         sampler = self._sampler
@@ -464,23 +475,8 @@ def _search(data: Any, depth: int) -> Iterator[Any]:
 
 
 def _seed_of(datasets: Sequence[Any]) -> int | None:
-    """Return the seed of the datasets' samples, if they have one in common."""
-    seeds = {getattr(each, "seed", None) for each in datasets}
-    seed = seeds.pop() if len(seeds) == 1 else None
-    return seed if isinstance(seed, int) else None
-
-
-def _flag(name: str, value: object) -> bool:
-    if not isinstance(value, bool):
-        raise ConfigError(f"{name} must be True or False, got {value!r}")
-    return value
-
-
-def _blocks(block_size: int | None, window: int | None, shuffle: bool) -> tuple[int | None, int | None]:
-    if block_size is None:
-        if window is not None:
-            raise ConfigError("window counts blocks, and there are none without block_size: pass block_size too")
-        return None, None
-    if not shuffle:
-        raise ConfigError("block_size has an effect on shuffling only, and shuffle is False: leave out one of them")
-    return integer("block_size", block_size, 1), integer("window", _WINDOW if window is None else window, 1)
+    """Return the seed that the datasets' samples have in common, or one that derives from all of their seeds."""
+    seeds = [getattr(each, "seed", None) for each in datasets]
+    if not seeds or not all(isinstance(seed, int) for seed in seeds):
+        return None
+    return seeds[0] if len(set(seeds)) == 1 else xxhash.xxh3_64_intdigest(repr(seeds).encode()) >> 1

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 
 from storeds._utils.prefetch import ReadAhead
-from storeds.batching.shared_memory import BufferPool
+from storeds.batching.memory import BufferPool
 from storeds.datasets.epoch import draw_seed
 from storeds.errors import ConfigError
 from storeds.loaders.device import map_tensors
-from storeds.loaders.loader import BatchFetcher, FetchedBatch, StoreLoader
-from storeds.loaders.sampler import BatchRequest, epoch_takers
+from storeds.loaders.loader import BatchFetcher, Request, Result, StoreLoader
+from storeds.loaders.sampler import epoch_takers
 
 __all__ = ["ThreadLoader"]
 
@@ -76,22 +76,26 @@ class ThreadLoader(StoreLoader):
         self.threads_ahead: int = prefetch_factor
         self._memory = BufferPool(num_workers * (prefetch_factor + 1) + 2)
 
+    @property
+    def _hands(self) -> int:
+        return self.num_threads
+
     def __iter__(self) -> Any:
         # A generator begins an epoch at its first batch, as that of StoreLoader does.
         # Threads draw from torch's generator in no fixed order, so samples without a seed share one that is drawn here.
         seedless = any(getattr(dataset, "seed", 0) is None for dataset in epoch_takers(self.dataset))
         requests = self.sampler.batch_requests(self.batch_size, self.drop_last, draw_seed() if seedless else None)
         fetcher = BatchFetcher(self.dataset, self.collate_fn, self._memory)
-        batches: ReadAhead[BatchRequest, FetchedBatch] = ReadAhead(
+        batches: ReadAhead[Request, Result] = ReadAhead(
             partial(_fetch, fetcher, self.pin_memory and torch.cuda.is_available()),
-            requests,
+            map(Request, requests),
             self.num_threads * self.threads_ahead,
             threads=self.num_threads,
             begin=partial(_compute_alone, torch.get_num_threads()),
         )
         wait = True
         try:
-            yield from map(self._receive, batches)
+            yield from self._received(batches)
         except GeneratorExit:
             # The garbage collector may close the generator while its thread holds a lock that a worker thread needs.
             wait = False
@@ -100,9 +104,9 @@ class ThreadLoader(StoreLoader):
             batches.close(wait=wait)
 
 
-def _fetch(fetcher: BatchFetcher, pin: bool, request: BatchRequest) -> FetchedBatch:
-    fetched = fetcher[request]
-    return fetched._replace(batch=map_tensors(fetched.batch, torch.Tensor.pin_memory)) if pin else fetched
+def _fetch(fetcher: BatchFetcher, pin: bool, request: Request) -> Result:
+    result = fetcher[request]
+    return result._replace(batch=map_tensors(result.batch, torch.Tensor.pin_memory)) if pin else result
 
 
 def _compute_alone(elsewhere: int) -> None:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from storeds._utils.arguments import integer
 from storeds._utils.locations import redact
 from storeds.backends.base import StoreBackend
-from storeds.datasets.stages import StageTotals
 from storeds.errors import ConfigError
 from storeds.ops.common import Progress, ProgressHook
 from storeds.protocols import JSON, Meta
@@ -292,7 +291,8 @@ def _measure(
     batches = _endless(loader)
     for _ in range(max(workers, 1)):
         next(batches)
-    totals = loader._totals = StageTotals()
+    loader.reset_stats()
+    totals = loader._stats.totals
     start = time.perf_counter()
     while time.perf_counter() < start + seconds or totals.batches < max(workers, 1):
         next(batches)

@@ -1,0 +1,224 @@
+"""What a loader did, and why it is slow: the stages of its batches, the limiting one, and what to change."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from storeds._utils.locations import file_system_advice
+from storeds.datasets.counters import BatchEvents
+from storeds.datasets.stages import StageTotals, Work
+from storeds.protocols import SampleContext
+from storeds.readers import SampleReader
+from storeds.transforms import BoundTransform, JointTransform
+
+if TYPE_CHECKING:
+    from storeds.datasets.map_dataset import StoreDataset
+
+__all__ = ["LoaderStats", "explain"]
+
+_LITTLE = 0.1  # of its time: a training loop that waits less is itself the limit
+_TRIED = 4  # samples whose transforms are timed one by one
+
+
+@dataclass
+class LoaderStats:
+    """The work behind the batches that a training loop received so far.
+
+    Attributes
+    ----------
+    totals : StageTotals
+        Of all workers.
+    workers : dict
+        Worker → its totals; 0 without workers.
+    starting, waiting, training : float
+        Seconds of the training loop: until the first batch of a pass, until later ones, and between them.
+    waits : int
+        Batches that were waited for, apart from the first of each pass.
+    bad, repaired : int
+        Samples.
+    """
+
+    totals: StageTotals = field(default_factory=StageTotals)
+    workers: dict[int, StageTotals] = field(default_factory=dict)
+    starting: float = 0.0
+    waiting: float = 0.0
+    training: float = 0.0
+    waits: int = 0
+    bad: int = 0
+    repaired: int = 0
+
+    def wait(self, seconds: float, *, is_first: bool) -> None:
+        """Add what the training loop waited for a batch."""
+        if is_first:
+            self.starting += seconds
+        else:
+            self.waiting += seconds
+            self.waits += 1
+
+    def add(self, worker: int, size: int, work: Work, events: Sequence[BatchEvents]) -> None:
+        """Add a batch that the training loop received."""
+        for totals in (self.totals, self.workers.setdefault(worker, StageTotals())):
+            totals.add(size, work)
+        repaired = [event.repaired for message in events for event in message.events]
+        self.repaired += sum(repaired)
+        self.bad += len(repaired) - sum(repaired)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain numbers: seconds and bytes."""
+        loop = {"starting": self.starting, "waiting": self.waiting, "training": self.training}
+        totals = _numbers(self.totals)
+        return {
+            **totals,
+            "seconds": {**loop, **totals["seconds"]},
+            "bad": self.bad,
+            "repaired": self.repaired,
+            "workers": {worker: _numbers(each) for worker, each in sorted(self.workers.items())},
+        }
+
+
+def _numbers(totals: StageTotals) -> dict[str, Any]:
+    return {
+        "batches": totals.batches,
+        "samples": totals.samples,
+        "bytes": totals.bytes,
+        "cold_bytes": totals.cold_bytes,
+        "seconds": dict(totals.seconds),
+    }
+
+
+def explain(stats: LoaderStats, stores: Sequence[StoreDataset], workers: int) -> str:
+    """Return one sentence about what limits a loader, and its evidence."""
+    totals, loop = stats.totals, stats.waiting + stats.training
+    if not stats.waits:
+        return "nothing limits yet: the training loop received fewer than two batches of a pass"
+    share = stats.waiting / loop if loop else 0.0
+    if share < _LITTLE:
+        batch, wait = (1000 * spent / stats.waits for spent in (stats.training, stats.waiting))
+        return (
+            f"the training loop limits: it takes {batch:.1f} ms a batch and waits {wait:.1f} ms for the next, {share:.0%} of "
+            "its time; faster loading gains no more than that"
+        )
+    busy = sum(totals.seconds.values())
+    stage = max(totals.seconds, key=lambda name: totals.seconds[name])
+    name = (_slowest_transform(stores) if stage == "transform" else None) or stage
+    evidence = [f"the training loop waits {share:.0%} of its time"]
+    if stage == "read":
+        evidence += _about_reading(totals, stores)
+    evidence.append(_about_workers(workers))
+    return (
+        f"{stage} limits: {totals.seconds[stage] / busy:.0%} of the time of workers is in {name}; {'; '.join(evidence)}"
+    )
+
+
+def _about_workers(workers: int) -> str:
+    cores = len(os.sched_getaffinity(0))
+    if not workers:
+        return f"num_workers=0 makes batches in the training loop: use up to {cores} workers, one for each core"
+    if workers < cores:
+        return f"num_workers={workers} keeps at most {workers} of {cores} cores busy: raise it"
+    return f"num_workers={workers} for {cores} cores: more workers add little"
+
+
+# --- Reading ---
+
+
+def _about_reading(totals: StageTotals, stores: Sequence[StoreDataset]) -> Iterator[str]:
+    seconds, size = totals.seconds["read"], totals.bytes / max(totals.samples, 1)
+    yield f"{size / 1024:,.0f} KiB a sample, {totals.bytes / 1e6 / max(seconds, 1e-9):,.0f} MB/s for a worker"
+    if totals.cold_bytes > totals.bytes / 2:
+        yield (
+            f"{totals.cold_bytes / 1e6:,.0f} MB came from a disk, not from the page cache: shuffle in blocks (block_size=), "
+            "or make records smaller (storeds pack --max-side)"
+        )
+    for path in (path for store in stores for path in _files(store.backend.url)):
+        yield from file_system_advice(str(path))
+        yield from _about_chunks(path)
+
+
+def _files(url: str) -> list[Path]:
+    path = Path(url.partition("://")[2].partition("?")[0])
+    return [path] if url.startswith(("lmdb://", "hdf5://")) and path.exists() else []
+
+
+def _about_chunks(path: Path) -> Iterator[str]:
+    """Yield a remark about compressed chunks of an HDF5 file from which a sample decompresses more than it uses."""
+    if path.suffix not in (".h5", ".hdf5"):
+        return
+    import h5py
+
+    worst = (4.0, 0, 0)  # ratio, bytes of a row, bytes that it decompresses
+
+    def visit(_: str, each: Any) -> None:
+        nonlocal worst
+        if isinstance(each, h5py.Dataset) and each.chunks and each.compression and each.shape[0]:
+            row = math.prod(each.shape[1:]) * each.dtype.itemsize
+            spanned = math.prod(
+                -(-size // part) * part for size, part in zip(each.shape[1:], each.chunks[1:], strict=True)
+            )
+            unpacked = each.chunks[0] * spanned * each.dtype.itemsize
+            if row:
+                worst = max(worst, (unpacked / row, row, unpacked))
+
+    with suppress(OSError), h5py.File(path, "r") as file:
+        file.visititems(visit)
+    if worst[1]:
+        yield (
+            f"each sample of {worst[1] / 1024:,.0f} KiB decompresses {worst[2] / 1e6:,.1f} MB of {path.name}: rechunk it with "
+            "`storeds convert`"
+        )
+
+
+# --- Transforms ---
+
+
+def _slowest_transform(stores: Sequence[StoreDataset]) -> str | None:
+    """Return the class of the transform that takes longest for the first samples, timed here one by one."""
+    spent: dict[str, float] = {}
+    for store in stores:
+        with suppress(Exception):  # a user's transform, or a bad sample
+            for index in range(min(_TRIED, len(store))):
+                for name, seconds in _timed(store, SampleContext(index, 0, store.seed)):
+                    spent[name] = spent.get(name, 0.0) + seconds
+    return max(spent, key=lambda name: spent[name]) if spent else None
+
+
+def _timed(store: StoreDataset, context: SampleContext) -> Iterator[tuple[str, float]]:
+    """Yield each transform of a sample and the seconds that it takes."""
+    pipeline = store._pipeline
+    positions = pipeline.reader.locate(context.index, context)
+
+    def built() -> Any:
+        records: list[Any] = pipeline.view.get_many(positions, pipeline.reader.stored)
+        return pipeline.reader.build(records, context)
+
+    if isinstance(pipeline.reader, SampleReader):
+        steps, before = _steps(store.transforms), 0.0
+        for count in range(len(steps) + 1):
+            sample, joint = built(), JointTransform(list(steps[:count]) or None, box_format=pipeline.reader.box_format)
+            began = time.perf_counter()
+            joint(sample, context)
+            seconds = time.perf_counter() - began
+            if count:
+                yield type(steps[count - 1]).__name__, seconds - before
+            before = seconds
+        return
+    sample = built()
+    for name, bound in pipeline.transforms:
+        for step in _steps(bound.transform):
+            began = time.perf_counter()
+            sample[name] = BoundTransform(step)(sample[name], context)
+            yield getattr(step, "__name__", type(step).__name__), time.perf_counter() - began
+
+
+def _steps(transform: Any) -> Sequence[Any]:
+    if transform is None:
+        return []
+    steps = getattr(transform, "transforms", None)
+    return list(steps) if isinstance(steps, (list, tuple)) else [transform]

@@ -1,0 +1,416 @@
+"""Memory that workers share with the training process: never written to while anything refers to a batch in it.
+
+The memory of a pool that is private to one process is tested in ``tests/loaders/test_threads.py``.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, Subset
+
+import storeds
+from _processes import end_workers
+from photographs import jpeg
+from storeds import EpochSampler, StoreDataset, StoreLoader, errors, open_writer
+from storeds.readers import ImageReader
+from storeds.transforms import Compose, build_transform
+
+COUNT = 96
+CROP = [{"name": "RandomResizedCrop", "size": 160}]
+FLOAT = [*CROP, {"name": "ToTensor"}, {"name": "Normalize", "mean": [0.5], "std": [0.5]}]
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path: Path = tmp_path_factory.mktemp("shared") / "photos.lmdb"
+    with open_writer(f"lmdb://{path}", {"image": "image", "label": "int"}) as writer:
+        writer.append({"image": jpeg(at % 4, (90 + at, 120)), "label": at} for at in range(COUNT))
+    return f"lmdb://{path}"
+
+
+def dataset(url: str, transform: Any = FLOAT, **options: Any) -> StoreDataset:
+    return StoreDataset(url, decode="tensor", transform=transform, seed=3, **options)
+
+
+def flat(batches: Any) -> list[tuple[np.ndarray[Any, Any], list[int]]]:
+    found = [tuple(batch.values()) if isinstance(batch, dict) else tuple(batch) for batch in batches]
+    return [(images.numpy(), labels.tolist()) for images, labels in found]
+
+
+class Whole(Dataset[Any]):
+    """Batches that are made as a whole, and contain their number."""
+
+    def __init__(self, make: Callable[[int], Any], count: int = 24) -> None:
+        self.make, self.count = make, count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> Any:
+        return self.make(index)
+
+
+def only(samples: list[Any]) -> Any:
+    return samples[0]
+
+
+def loader(make: Callable[[int], Any], **arguments: Any) -> StoreLoader:
+    return StoreLoader(Whole(make), **{"batch_size": 1, "collate_fn": only, "num_workers": 2, **arguments})
+
+
+def numbered(number: int) -> Any:
+    return torch.full((100_000,), float(number)), torch.tensor([number])
+
+
+# --- Batches arrive as they are ---
+
+
+@pytest.mark.share(5)
+@pytest.mark.parametrize("kind", [DataLoader, StoreLoader])
+@pytest.mark.parametrize("transform", [FLOAT, CROP], ids=["float32", "uint8"])
+@pytest.mark.parametrize(("as_dict", "start_method"), [(False, "fork"), (True, "fork"), (False, "spawn")])
+def test_batches_are_those_that_one_process_makes(
+    url: str, kind: Any, transform: Any, as_dict: bool, start_method: str
+) -> None:
+    expected = flat(DataLoader(dataset(url, transform, as_dict=as_dict), batch_size=16))
+    part = Subset(dataset(url, transform, as_dict=as_dict), range(COUNT))
+    made = kind(part, batch_size=16, collate_fn=storeds.collate, num_workers=2, multiprocessing_context=start_method)
+    for found, (images, labels) in zip(flat(list(made)), expected, strict=True):
+        assert (found[0] == images).all()
+        assert found[1] == labels
+
+
+PARTS: dict[str, Callable[[], Any]] = {
+    "numbers": lambda: torch.arange(12).reshape(3, 4),
+    "a scalar": lambda: torch.tensor(7.5),
+    "nothing": lambda: torch.empty(0, 3),
+    "bools": lambda: torch.tensor([True, False]),
+    "bfloat16": lambda: torch.rand(5).to(torch.bfloat16),
+    "complex": lambda: torch.rand(5, dtype=torch.complex64),
+    "conjugate": lambda: torch.rand(3, dtype=torch.complex64).conj(),
+    "another order": lambda: torch.rand(2, 3, 4, 5).to(memory_format=torch.channels_last),
+    "sparse": lambda: torch.eye(3).to_sparse(),
+    "a view": lambda: torch.arange(1000.0)[500:],
+    "large": lambda: torch.arange(300_000),
+    "parts": lambda: list(torch.arange(12.0).reshape(3, 4)),
+    "a dict": lambda: {"x": (torch.ones(3), [torch.zeros(2), "text", None])},
+    "an array": lambda: np.arange(5),
+}
+
+
+def every_part(_: int) -> dict[str, Any]:
+    torch.manual_seed(0)
+    return {name: make() for name, make in PARTS.items()}
+
+
+def described(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        dense = value.to_dense().resolve_conj()
+        return value.dtype, tuple(value.shape), value.layout, dense.stride(), dense.tolist()
+    if isinstance(value, dict):
+        return {name: described(each) for name, each in value.items()}
+    return [described(each) for each in value] if isinstance(value, (list, tuple)) else repr(value)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
+@pytest.mark.parametrize("slots", [256, 1])
+def test_tensors_of_every_kind_arrive_as_they_are(slots: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With one slot, the other batches are sent without."""
+    monkeypatch.setattr("storeds.batching.memory._MAX_SLOTS", slots)
+    for batch in list(loader(every_part)):
+        assert described(batch) == described(every_part(0))
+        for name in ("numbers", "large"):
+            batch[name].zero_()  # it can be written
+        if slots > 1:
+            assert batch["a view"].untyped_storage().nbytes() == 4 * 500  # it keeps and saves no more than it has
+
+
+def test_a_transform_may_ask_another_dataset(url: str) -> None:
+    floats = build_transform(FLOAT)
+    assert floats is not None
+    transform = Compose([floats, Pasted(dataset(url))])
+    expected = flat(DataLoader(dataset(url, transform), batch_size=16))
+    for made in (
+        StoreLoader(dataset(url, transform), batch_size=16, num_workers=1),
+        storeds.ThreadLoader(dataset(url, transform), batch_size=16, num_workers=2),
+    ):
+        for (images, labels), truth in zip(flat(made), expected, strict=True):
+            assert (images == truth[0]).all()
+            assert labels == truth[1]
+
+
+class Pasted:
+    """A transform that takes a sample of another dataset."""
+
+    def __init__(self, other: StoreDataset) -> None:
+        self.other = other
+
+    def __call__(self, image: torch.Tensor) -> Any:
+        return torch.add(image, self.other[5][0]) + self.other[[7]][0][0]
+
+
+class Pair(ImageReader):
+    """A reader whose samples are tuples of its own."""
+
+    def build(self, records: Any, context: Any) -> Any:
+        return (records[0]["label"],)
+
+
+def test_samples_of_a_reader_of_one_s_own_are_left_as_they_are(url: str) -> None:
+    own = StoreDataset(url, reader=Pair(fields=("image", "label")))
+    found = [batch for (batch,) in DataLoader(own, batch_size=16, num_workers=1)]
+    assert torch.cat(found).tolist() == list(range(COUNT))
+
+
+# --- A slot is used again, and never too early ---
+
+HOLD: dict[str, Callable[[torch.Tensor], Any]] = {
+    "itself": lambda t: t,
+    "slice": lambda t: t[5:6],
+    "view": lambda t: t.view(2, -1).T,
+    "numpy": lambda t: t.numpy(),
+    "array of a view": lambda t: t[10:].numpy()[1:],
+    "detached": lambda t: t.detach(),
+    "storage": lambda t: t.untyped_storage(),
+}
+
+
+@pytest.mark.parametrize("how", HOLD)
+@pytest.mark.parametrize("start_method", ["fork", "spawn"])
+def test_memory_is_kept_for_anything_that_refers_to_a_part_of_it(how: str, start_method: str) -> None:
+    if start_method == "spawn" and how not in ("itself", "numpy"):
+        pytest.skip("the training process does the same")
+    held: list[Any] = []
+    made = loader(numbered, persistent_workers=True, multiprocessing_context=start_method)
+    for _ in range(4):
+        for number, (values, label) in enumerate(made):
+            assert int(label) == number
+            assert (values == number).all()
+            if number % 5 == 1:
+                held.append((number, HOLD[how](values)))
+    for number, kept in held:
+        if isinstance(kept, torch.UntypedStorage):
+            kept = torch.empty(0).set_(kept)
+        assert (torch.as_tensor(kept) == number).all()
+
+
+def test_all_batches_may_be_held_more_than_there_are_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("storeds.batching.memory._MAX_SLOTS", 3)
+    batches = list(loader(numbered))
+    assert [(float(values.unique()), int(label)) for values, label in batches] == [(n, n) for n in range(24)]
+
+
+def growing(number: int) -> torch.Tensor:
+    return torch.full((60_000 + 30_000 * number,), float(number))
+
+
+def test_a_slot_grows_with_its_batches() -> None:
+    made = loader(growing, num_workers=1, persistent_workers=True)
+    for _ in range(3):
+        for number, batch in enumerate(made):
+            assert batch.shape == (60_000 + 30_000 * number,)
+            assert (batch == number).all()
+
+
+def places(batches: Iterable[Any]) -> set[int]:
+    return {batch[0].data_ptr() for batch in batches}
+
+
+def test_few_slots_serve_many_batches_and_passes_that_are_broken_off() -> None:
+    made: Any = loader(numbered, persistent_workers=True, prefetch_factor=2)
+    found = places(made) | places(made)
+    for _ in range(40):
+        for batch in made:
+            found.add(batch[0].data_ptr())
+            break
+    # Two that each worker is ahead, the loop's, the one before it, and one for the next request.
+    assert len(found) <= 7
+    most = 7 * batch[0].nbytes / 2**20 + 1
+    assert _shared_mib(worker.pid for worker in made._iterator._workers) < most
+
+
+def _shared_mib(pids: Iterable[int]) -> float:
+    lines = [line for pid in pids for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()]
+    return sum(int(line.split()[1]) for line in lines if line.startswith("Pss_Shmem")) / 1024
+
+
+def test_a_child_of_the_training_process_keeps_the_batch_that_it_inherited() -> None:
+    made = loader(numbered, persistent_workers=True)
+    batches = iter(made)
+    held: list[Any] = [next(batches)[0].numpy()]  # torch's threads do not exist in the child
+    read_end, write_end = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(write_end)
+        os.read(read_end, 1)
+        os._exit(0 if (held[0] == 0).all() else 1)
+    held.clear()  # the parent releases it, and the workers go on
+    for _ in range(3):
+        assert [int(label) for _, label in made] == list(range(24))
+    os.close(read_end)
+    os.close(write_end)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_children_cost_no_slots_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("storeds.batching.memory._MAX_SLOTS", 12)
+    made = loader(numbered, persistent_workers=True)
+    for _ in range(3):
+        for number, (values, _) in enumerate(made):
+            child = os.fork()
+            if child == 0:
+                os._exit(0)
+            os.waitpid(child, 0)
+            assert (values == number).all()
+    slots = made._iterator._index_sampler._slots  # type: ignore[union-attr]  # torch's iterator
+    assert len(slots._places) + len(slots._free) >= 10
+
+
+def shared_files() -> list[str]:
+    """Return the shared memory that this process has open or mapped."""
+    opened = [os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if _is_open(fd)]
+    mapped = [line.split(maxsplit=5)[-1] for line in Path("/proc/self/maps").read_text().splitlines()]
+    return [name for name in opened + mapped if "storeds-batch" in name or "/dev/shm/" in name]
+
+
+def _is_open(fd: str) -> bool:
+    return os.path.lexists(f"/proc/self/fd/{fd}")
+
+
+def test_memory_goes_with_the_iterator() -> None:
+    before = len(shared_files())
+    for _ in range(3):
+        assert len(list(loader(numbered))) == 24
+        abandoned = iter(loader(numbered))
+        batch = next(abandoned)
+        del abandoned
+    gc.collect()
+    assert len(shared_files()) <= before + 3  # the batch that is held: a file and two mappings of it
+    assert (batch[0] == 0).all()
+    del batch
+    gc.collect()
+    assert len(shared_files()) == before
+
+
+# --- Processes that end ---
+
+_TRAINING = """
+import os, signal, sys, torch
+from torch.utils.data import Dataset
+from storeds import StoreDataset, StoreLoader
+
+gate, key = os.pipe()
+
+class Dies(StoreDataset):
+    # While it reads: one killed between two batches may hold a lock that torch's own shutdown then waits for, for ever.
+    def __getitems__(self, indices):
+        if sys.argv[2] == "worker" and 0 not in indices:
+            os.read(gate, 1)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().__getitems__(indices)
+
+loader = StoreLoader(Dies(sys.argv[1], decode="tensor"), batch_size=1, num_workers=1, persistent_workers=True)
+batches = iter(loader)
+held = next(batches)
+before = held[0].clone()
+if sys.argv[2] == "training":
+    print(sum(1 for batch in batches) > 0, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+try:
+    os.write(key, b"x")
+    # Of a worker that is still dying torch may report a broken connection instead.
+    os.waitid(os.P_PID, loader._iterator._workers[0].pid, os.WEXITED | os.WNOWAIT)
+    list(batches)
+except RuntimeError as error:
+    assert "killed" in str(error) or "exited" in str(error), error
+assert torch.equal(held[0], before)
+print(sum(int(labels) for _, labels in StoreLoader(StoreDataset(sys.argv[1], decode="tensor"), batch_size=1, num_workers=1)))
+"""
+
+
+@pytest.mark.parametrize("who", ["training", "worker"])
+def test_nothing_is_left_of_a_process_that_is_killed(url: str, who: str) -> None:
+    before = set(os.listdir("/dev/shm"))
+    # In a process of its own: torch raises the worker's death wherever the training process is just then.
+    ended = subprocess.run(
+        [sys.executable, "-c", _TRAINING, url, who], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert ended.returncode == (-signal.SIGKILL if who == "training" else 0), ended.stderr
+    assert ended.stdout.strip() == ("True" if who == "training" else str(sum(range(COUNT))))
+    assert set(os.listdir("/dev/shm")) <= before
+
+
+# --- Where memory is short, or may not be shared ---
+
+
+def test_a_worker_that_may_not_open_the_memory_sends_batches_as_pytorch_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> Any:
+        raise PermissionError
+
+    monkeypatch.setattr("storeds.batching.memory.SlotMemory.__init__", refuse)
+    assert [(float(values.unique()), int(label)) for values, label in loader(numbered)] == [(n, n) for n in range(24)]
+
+
+@pytest.fixture
+def full(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    def refuse(*_: Any) -> Any:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.posix_fallocate", refuse)
+        patch.setattr("storeds.batching.memory._free_bytes", lambda: 4096)
+        yield
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (StoreLoader, "no memory is left for a batch of .*No space left"),
+        (DataLoader, "/dev/shm is full: a batch needs"),
+    ],
+)
+def test_too_little_memory_is_an_error_that_says_so(url: str, full: None, kind: Any, message: str) -> None:
+    made = kind(dataset(url), batch_size=16, num_workers=1, collate_fn=storeds.collate)
+    with pytest.raises(RuntimeError, match=message) as raised:
+        list(made)
+    end_workers(raised)
+
+
+def wants_gradients(_: int) -> Any:
+    return torch.ones(3, requires_grad=True) * 2
+
+
+def test_gradients_are_an_error_in_a_worker_and_no_hang() -> None:
+    made = loader(wants_gradients, num_workers=1, timeout=60)
+    with pytest.raises(errors.ConfigError, match="requires gradients") as raised:
+        list(made)
+    end_workers(raised)
+
+
+# --- Without workers ---
+
+
+def test_a_loader_without_workers_uses_the_memory_of_batches_again(url: str) -> None:
+    store = dataset(url)
+    expected = flat(DataLoader(store, batch_size=16))
+    made = StoreLoader(store, batch_size=16, sampler=EpochSampler(store, shuffle=False), collate_fn=storeds.collate)
+    found = set()
+    for batch, (images, labels) in zip(made, expected, strict=True):
+        assert (batch[0].numpy() == images).all()
+        assert batch[1].tolist() == labels
+        found.add(batch[0].data_ptr())
+    assert len(found) <= 2
+    made.set_epoch(0)
+    for batch, (images, _) in zip(flat(list(made)), expected, strict=True):  # all are held
+        assert (batch[0] == images).all()

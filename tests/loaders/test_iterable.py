@@ -1,0 +1,357 @@
+"""`StoreIterable`: the sampler's order, dealt to ranks and workers, resumed at every position, with bad samples."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import warnings
+from collections.abc import Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import ChainDataset, DataLoader, Subset
+
+import storeds
+from _traps_epochs import jittered
+from photographs import jpeg
+from shares import examples
+from storeds import EpochSampler, StoreDataset, StoreIterable, StoreLoader, errors
+from storeds.backends import MemoryBackend
+
+COUNT, BATCH = 26, 4
+ORDERS: list[dict[str, Any]] = [
+    {},
+    {"shuffle": True},
+    {"shuffle": True, "block_size": 3, "window": 2},
+]
+
+
+@pytest.fixture(scope="module")
+def urls(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Three stores, one of them empty, whose records number 0 to 25 in all."""
+    folder = tmp_path_factory.mktemp("stream")
+    places = [(f"lmdb://{folder}/0.lmdb", 0, 7), (f"memory://{folder.name}", 7, 7), (f"hdf5://{folder}/2.h5", 7, COUNT)]
+    for url, first, last in places:
+        with storeds.open_writer(url, {"x": "int"}) as writer:
+            writer.append({"x": number} for number in range(first, last))
+    return [url for url, *_ in places]
+
+
+def stream(sources: Any, **arguments: Any) -> StoreIterable:
+    return StoreIterable(sources, **{"reader": "array", "seed": 2, "read_batch": BATCH, **arguments})
+
+
+def numbers(samples: Any) -> list[Any]:
+    return [sample[0] for sample in samples]
+
+
+def load(dataset: Any, workers: int, method: str = "fork", batch: int = BATCH, **arguments: Any) -> DataLoader[Any]:
+    context: dict[str, Any] = {"multiprocessing_context": method} if workers else {}
+    return DataLoader(dataset, batch, num_workers=workers, collate_fn=numbers, **context, **arguments)
+
+
+def whole(epoch: int = 0, seed: int = 2, shuffle: bool = False, **order: Any) -> list[int]:
+    """Return the order of an epoch, by which everything else is judged."""
+    sampler = EpochSampler(COUNT, seed=seed, shuffle=shuffle, **order)
+    sampler.set_epoch(epoch)
+    return list(sampler)
+
+
+class TestOrder:
+    @pytest.mark.parametrize("order", ORDERS, ids=str)
+    @pytest.mark.parametrize(("workers", "method"), [(0, "fork"), (1, "fork"), (2, "fork"), (2, "spawn")])
+    def test_batches_are_those_of_a_store_loader(
+        self, urls: list[str], order: dict[str, Any], workers: int, method: str
+    ) -> None:
+        found = stream(urls, transform=jittered, **order)
+        loader = load(found, workers, method)
+        dataset = StoreDataset(urls, reader="array", seed=2, transform=jittered)
+        expected = StoreLoader(dataset, batch_size=BATCH, sampler=EpochSampler(dataset, **{"shuffle": False, **order}))
+        for epoch in (0, 3) if method == "fork" else (3,):
+            found.set_epoch(epoch)
+            expected.set_epoch(epoch)
+            batches = list(loader)
+            assert len(batches) == len(loader)
+            assert batches == [batch.tolist() for (batch,) in expected]
+            assert [int(x) for batch in batches for x in batch] == whole(epoch, **order)
+
+    def test_an_epoch_reaches_persistent_workers(self, urls: list[str]) -> None:
+        found = stream(urls, shuffle=True)
+        loader = load(found, 2, persistent_workers=True)
+        for epoch in (0, 4, 4, 1):
+            found.set_epoch(epoch)
+            assert sum(loader, []) == whole(epoch, shuffle=True)
+
+    @settings(max_examples=examples(200))
+    @given(
+        st.integers(0, 30),
+        st.integers(1, 6),
+        st.integers(1, 4),
+        st.integers(1, 9),
+        st.sampled_from(["keep", "drop", "pad"]),
+        st.sampled_from(ORDERS),
+    )
+    def test_no_sample_is_lost_or_comes_twice_over_ranks_and_workers(
+        self, count: int, ranks: int, workers: int, read_batch: int, remainder: Any, order: dict[str, Any]
+    ) -> None:
+        url = f"memory://shares-{count}"
+        with storeds.open_writer(url, {"x": "int"}, overwrite=True) as writer:
+            writer.append({"x": number} for number in range(count))
+        with pytest.MonkeyPatch.context() as patch:
+            union: list[int] = []
+            sizes: list[int] = []
+            for rank in range(ranks):
+                how: dict[str, Any] = {"read_batch": read_batch, "remainder": remainder, **order}
+                found = stream(url, num_replicas=ranks, rank=rank, **how)
+                own: list[int] = []
+                for worker in range(workers):
+                    info = type("Info", (), {"id": worker, "num_workers": workers, "seed": worker})
+                    patch.setattr("storeds.loaders.iterable.get_worker_info", lambda info=info: info)
+                    found.set_epoch(0)
+                    own += numbers(found)
+                assert len(own) == len(found)
+                union, sizes = union + own, [*sizes, len(own)]
+        assert max(sizes) - min(sizes) <= (remainder == "keep")
+        expected = {"keep": count, "drop": count - count % ranks, "pad": count + -count % ranks}
+        assert len(union) == expected[remainder]
+        assert len(set(union)) == min(count, len(union))
+
+    def test_without_a_seed_runs_differ_and_repeat_after_manual_seed(self, urls: list[str]) -> None:
+        runs = []
+        for seed in (5, 6, 5):
+            torch.manual_seed(seed)
+            runs.append(list(load(stream(urls, seed=None, shuffle=True, transform=jittered), 2)))
+        assert runs[0] == runs[2] != runs[1]
+
+    def test_ranks_that_could_not_agree_on_a_seed_are_an_error(self, urls: list[str]) -> None:
+        with pytest.raises(errors.ConfigError, match="the ranks would shuffle differently"):
+            stream(urls, seed=None, shuffle=True, num_replicas=2, rank=0)
+
+
+class TestEpochs:
+    @pytest.mark.parametrize(("workers", "persistent"), [(0, False), (2, False), (2, True)])
+    def test_a_pass_without_set_epoch_repeats_the_order_and_warns_once(
+        self, urls: list[str], workers: int, persistent: bool, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        found = stream(urls, shuffle=True)
+        loader = load(found, workers, "spawn", persistent_workers=persistent)  # pytest would catch those of a fork
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            assert [sum(loader, []) for _ in range(3)] == [whole(0, shuffle=True)] * 3
+        told = [str(warning.message) for warning in caught] or capfd.readouterr().err.splitlines()
+        assert sum("repeats the order of epoch 0" in line for line in told) == 1
+
+    def test_set_epoch_on_stream_or_dataset_does_not_warn(self, urls: list[str]) -> None:
+        found = stream(urls, shuffle=True)
+        for epoch in (0, 0, 1):
+            found.set_epoch(epoch)
+            assert numbers(found) == whole(epoch, shuffle=True)
+        found.dataset.set_epoch(7)
+        assert (numbers(found), found.epoch) == (whole(7, shuffle=True), 7)
+
+
+class TestSources:
+    def test_what_a_dataset_takes_and_joined_datasets(self, urls: list[str]) -> None:
+        first, last = (StoreDataset(url, reader="array", seed=2) for url in (urls[0], urls[2]))
+        for sources in ([urls[0], urls[2]], storeds.Source(url=urls), storeds.open_backend(urls)):
+            assert numbers(stream(sources)) == list(range(COUNT))
+        assert numbers(StoreIterable(first + last, shuffle=True)) == whole(shuffle=True)
+        assert numbers(StoreIterable(Subset(last, [3, 1]))) == [10, 8]
+        chained = stream(urls[0]) + stream(urls[2])
+        assert isinstance(chained, ChainDataset)
+        assert numbers(chained) == list(range(COUNT))
+
+    def test_a_read_is_one_storage_call_a_store(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        calls = []
+        get_many = MemoryBackend.get_many
+
+        def counted(self: Any, positions: Sequence[int], /, fields: Sequence[str] | None = None) -> Any:
+            calls.append(len(positions))
+            return get_many(self, positions, fields)
+
+        for name in "ab":
+            with storeds.open_writer(f"memory://calls-{name}", {"x": "str"}, overwrite=True) as writer:
+                writer.append({"x": str(number)} for number in range(10))
+        one, other = (StoreDataset(f"memory://calls-{name}", reader="array") for name in "ab")
+        monkeypatch.setattr(MemoryBackend, "get_many", counted)
+        assert len(list(StoreIterable(one + other, read_batch=8))) == 20
+        assert calls == [8, 2, 6, 4]
+
+    def test_a_pickle_is_small_and_equal(self, urls: list[str]) -> None:
+        found = stream(urls, shuffle=True)
+        next(iter(found))
+        found.set_epoch(0)
+        blob = pickle.dumps(found)
+        assert len(blob) < 40_000
+        assert numbers(pickle.loads(blob)) == whole(shuffle=True)
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            ({"sources": []}, "empty"),
+            ({"sources": 3}, "not int"),
+            ({"sources": [StoreDataset]}, "."),
+            ({"sources": torch.utils.data.TensorDataset()}, "a stream reads StoreDatasets"),
+            ({"block_size": 2}, "shuffle is False"),
+            ({"shuffle": True, "window": 2}, "none without block_size"),
+            ({"seed": "x"}, "seed must be an int"),
+            ({"read_batch": 0}, "read_batch must be at least 1"),
+            ({"remainder": "padd"}, "unknown remainder 'padd'; did you mean 'pad'"),
+            ({"num_replicas": 2, "rank": 2}, "rank must be from 0 to 1, got 2"),
+        ],
+    )
+    def test_wrong_arguments(self, urls: list[str], arguments: dict[str, Any], message: str) -> None:
+        sources = arguments.pop("sources", urls)
+        settings = {} if isinstance(sources, torch.utils.data.Dataset) else {"reader": "array"}
+        with pytest.raises(errors.ConfigError, match=message):
+            StoreIterable(sources, **{**settings, **arguments})
+
+    def test_arguments_of_a_dataset_that_exists(self, urls: list[str]) -> None:
+        with pytest.raises(errors.ConfigError, match="as_dict when you make the dataset"):
+            StoreIterable(StoreDataset(urls[0], reader="array"), as_dict=True)
+
+
+class TestState:
+    @pytest.mark.parametrize("order", ORDERS, ids=str)
+    def test_resumes_at_every_position_on_any_number_of_ranks(self, urls: list[str], order: dict[str, Any]) -> None:
+        found = stream(urls, **order)
+        found.set_epoch(2)
+        expected, samples = whole(2, **order), iter(found)
+        for position in range(COUNT + 1):
+            state = json.loads(json.dumps(found.state_dict()))
+            assert state["position"] == position
+            for ranks in (1, 3):
+                rest = []
+                for rank in range(ranks):
+                    again = stream(urls, num_replicas=ranks, rank=rank, read_batch=3, **order)
+                    again.load_state_dict(state)
+                    assert again.epoch == 2
+                    rest.append(numbers(again))
+                    again.set_epoch(3)
+                    assert len(numbers(again)) == len(again)
+                assert sorted(sum(rest, [])) == sorted(expected[position:])
+            if position < COUNT:
+                assert next(samples) == (expected[position],)
+
+    def test_ranks_resume_on_another_number_of_ranks_and_with_workers(self, urls: list[str]) -> None:
+        begun = []
+        for rank in range(3):
+            found = stream(urls, shuffle=True, num_replicas=3, rank=rank)
+            begun += numbers(islice(found, 4))
+        again = stream(urls, shuffle=True)
+        again.load_state_dict(found.state_dict())
+        assert sorted(begun + sum(load(again, 2), [])) == list(range(COUNT))
+
+    def test_a_drawn_seed_is_part_of_the_state(self, urls: list[str]) -> None:
+        found = stream(urls, seed=None, shuffle=True)
+        begun = numbers(islice(found, 9))
+        again = stream(urls, seed=None, shuffle=True)
+        again.load_state_dict(found.state_dict())
+        assert sorted(begun + numbers(again)) == list(range(COUNT))
+
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            ({"seed": 5}, "seed was 5 and is 2"),
+            ({"count": 3}, "count was 3"),
+            ({"store": "other"}, "store was 'other'"),
+            ({"block_size": 2}, "block_size was 2"),
+            ({"position": COUNT + 1}, "position"),
+            ({"epoch": "1"}, "epoch"),
+            ({"taken": -1}, "taken"),
+            ({"version": 9}, "version is 9"),
+            ({"part": {"worker": 1}}, "belongs to another worker"),
+        ],
+        ids=str,
+    )
+    def test_other_states_are_refused_and_change_nothing(
+        self, urls: list[str], change: dict[str, Any], message: str
+    ) -> None:
+        found = stream(urls, shuffle=True)
+        with pytest.raises(errors.ConfigError, match=message):
+            found.load_state_dict({**found.state_dict(), "position": 3, **change})
+        assert numbers(found) == whole(shuffle=True)
+
+    @pytest.mark.parametrize("state", [None, {}, [1], EpochSampler(3).state_dict()], ids=str)
+    def test_what_is_no_state_is_refused(self, urls: list[str], state: Any) -> None:
+        with pytest.raises(errors.ConfigError, match="not a state"):
+            stream(urls).load_state_dict(state)
+
+    @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
+    @pytest.mark.parametrize(("workers", "persistent"), [(0, False), (2, False), (2, True)])
+    def test_stateful_dataloader_resumes_after_every_batch(
+        self, urls: list[str], workers: int, persistent: bool
+    ) -> None:
+        module = pytest.importorskip("torchdata.stateful_dataloader")
+
+        def make() -> tuple[StoreIterable, Any]:
+            found = stream(urls, shuffle=True, block_size=3)
+            options = {"multiprocessing_context": "fork", "persistent_workers": persistent} if workers else {}
+            return found, module.StatefulDataLoader(found, 3, num_workers=workers, collate_fn=numbers, **options)
+
+        found, loader = make()
+        found.set_epoch(1)
+        batches, states = [], []
+        for batch in loader:
+            batches.append(batch)
+            states.append(loader.state_dict())
+        assert sorted(sum(batches, [])) == list(range(COUNT))
+        for at in range(0, len(states), 3 if workers else 1):
+            other, again = make()
+            other.set_epoch(1)
+            again.load_state_dict(states[at])
+            assert list(again) == batches[at + 1 :]
+            other.set_epoch(0)
+            assert sorted(sum(again, [])) == list(range(COUNT))
+
+
+class TestBadSamples:
+    BAD = (2, 3, 9)
+
+    @pytest.fixture
+    def photos(self, tmp_path: Path) -> str:
+        url = f"memory://{tmp_path.name}-photos"
+        with storeds.open_writer(url, {"image": "image", "label": "int"}, overwrite=True) as writer:
+            writer.append({"image": b"no" if at in self.BAD else jpeg(at), "label": at} for at in range(10))
+        return url
+
+    def test_an_error_ends_the_stream_before_the_samples_of_its_read(self, photos: str) -> None:
+        found = StoreIterable(photos, read_batch=2)
+        samples = iter(found)
+        assert [next(samples)[1] for _ in range(2)] == [0, 1]
+        with pytest.raises(errors.DecodeError, match="record 2 of memory://"):
+            next(samples)
+        assert list(samples) == []
+        assert found.state_dict()["position"] == 2
+
+    def test_skipped_samples_are_left_out_and_counted_in_the_position(self, photos: str) -> None:
+        expected = [0, 1, 4, 5, 6, 7, 8]
+        found = StoreIterable(photos, on_error="skip", read_batch=4)
+        assert len(found) == 10
+        samples = iter(found)
+        for taken in range(len(expected) + 1):
+            rest = StoreIterable(photos, on_error="skip", read_batch=10)
+            rest.load_state_dict(found.state_dict())
+            labels = [label for _, label in rest]
+            assert labels[: len(expected) - taken] == expected[taken:]
+            next(samples, None)
+        report = found.dataset.report()
+        assert (report.seen, sum(report.bad.values())) == (10, 3)
+
+    def test_replaced_samples_keep_the_count(self, photos: str) -> None:
+        labels = [label for _, label in StoreIterable(photos, on_error="replace", seed=1)]
+        assert len(labels) == 10
+        assert not set(labels) & set(self.BAD)
+
+    def test_errors_of_policies_and_engines_are_raised(self, photos: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        with pytest.raises(errors.BadSamplesError, match="max_bad=2"):
+            list(StoreIterable(photos, on_error="skip", max_bad=2))
+        found = StoreIterable(photos, on_error="skip")
+        found.dataset.close()
+        with pytest.raises(errors.ClosedError):
+            list(found)

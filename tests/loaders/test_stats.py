@@ -1,0 +1,186 @@
+"""`StoreLoader.stats` and `why_slow`: a delay in any stage is named, whatever makes the batches."""
+
+from __future__ import annotations
+
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import torch
+
+import storeds
+from storeds import EpochSampler, StoreDataset, StoreLoader, ThreadLoader, errors
+from storeds.readers import ArrayReader
+
+COUNT, DELAY = 24, 0.02
+WAYS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "alone": (StoreLoader, {}),
+    "fork": (StoreLoader, {"num_workers": 1, "multiprocessing_context": "fork"}),
+    "spawn": (StoreLoader, {"num_workers": 1, "multiprocessing_context": "spawn"}),
+    "threads": (ThreadLoader, {"num_workers": 1}),
+}
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    url = f"lmdb://{tmp_path}/x.lmdb"
+    with storeds.open_writer(url, {"x": "int", "blob": "bytes"}) as writer:
+        writer.append({"x": number, "blob": bytes(1000)} for number in range(COUNT))
+    return url
+
+
+class SlowReader(ArrayReader):
+    def build(self, records: Any, context: Any) -> Any:
+        time.sleep(DELAY)
+        return super().build(records, context)
+
+
+class SlowTransform:
+    def __call__(self, value: Any) -> Any:
+        time.sleep(DELAY)
+        return value
+
+
+class Plain:
+    def __call__(self, value: Any) -> Any:
+        return value
+
+
+def slow_collate(samples: Any) -> Any:
+    time.sleep(DELAY * len(samples))
+    return storeds.collate(samples)
+
+
+class SlowBackend:
+    """Wraps a backend, and reads slowly."""
+
+    def __init__(self, backend: Any) -> None:
+        self._backend = backend
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "_backend":
+            raise AttributeError(name)
+        return getattr(self._backend, name)
+
+    def __len__(self) -> int:
+        return len(self._backend)
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._backend.close()
+
+    def close(self) -> None:
+        self._backend.close()
+
+    def get_many(self, positions: Any, /, fields: Any = None) -> Any:
+        time.sleep(DELAY * len(positions))
+        return self._backend.get_many(positions, fields)
+
+
+def made(url: str, stage: str, way: str, **more: Any) -> Any:
+    source: Any = SlowBackend(storeds.open_backend(url)) if stage == "read" else url
+    reader: Any = SlowReader(fields=("x",)) if stage == "decode" else ArrayReader(fields=("x",))
+    transform = storeds.transforms.Compose([Plain(), SlowTransform() if stage == "transform" else Plain()])
+    dataset = StoreDataset(source, reader=reader, transform=transform, seed=1)
+    kind, arguments = WAYS[way]
+    collate_fn = slow_collate if stage == "collate" else storeds.collate
+    return kind(dataset, batch_size=2, collate_fn=collate_fn, **arguments, **more)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("stage", ["read", "decode", "transform", "collate", "training"])
+def test_a_delay_is_named_by_its_stage(url: str, stage: str, way: str) -> None:
+    loader = made(url, stage, way)
+    for _ in loader:
+        if stage == "training":
+            time.sleep(2 * DELAY)
+    said = loader.why_slow()
+    if stage == "training":
+        # Without workers, the loop waits for what is made in it: here much less than the delay.
+        assert said.startswith("the training loop limits: it takes 4")
+    else:
+        assert said.startswith(f"{stage} limits: ")
+    assert ("SlowTransform" in said) == (stage == "transform")
+    stats = loader.stats()
+    assert (stats["batches"], stats["samples"], stats["bad"]) == (COUNT // 2, COUNT, 0)
+    assert stats["bytes"] == 0  # of numbers
+    assert stats["seconds"][stage] >= 0.9 * DELAY * COUNT
+    assert sum(each["samples"] for each in stats["workers"].values()) == COUNT
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_each_rank_has_its_own(url: str, rank: int) -> None:
+    dataset = StoreDataset(url, reader="array", fields=["x"], transform=SlowTransform(), seed=1)
+    loader = StoreLoader(dataset, sampler=EpochSampler(dataset, num_replicas=2, rank=rank), batch_size=2, num_workers=1)
+    list(loader)
+    assert loader.why_slow().startswith("transform limits: ")
+    assert loader.stats()["samples"] == COUNT // 2
+
+
+def test_bytes_and_bad_samples_are_counted(tmp_path: Path) -> None:
+    url = f"lmdb://{tmp_path}/bad.lmdb"
+    with storeds.open_writer(url, {"image": "image"}) as writer:
+        writer.append({"image": b"no picture"} if at % 4 == 0 else {"image": _png()} for at in range(COUNT))
+    loader = StoreLoader(StoreDataset(url, decode="tensor", on_error="skip"), batch_size=4, num_workers=2)
+    list(loader)
+    stats = loader.stats()
+    assert (stats["bad"], stats["repaired"]) == (COUNT // 4, 0)
+    assert stats["bytes"] == COUNT // 4 * (len(b"no picture") + 3 * len(_png()))
+    assert set(stats["workers"]) == {0, 1}
+
+
+def _png() -> bytes:
+    import io
+
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.new("RGB", (9, 9)).save(file, "PNG")
+    return file.getvalue()
+
+
+def test_chunks_that_decompress_more_than_they_return_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "chunks.h5"
+    with h5py.File(path, "w") as file:
+        rows = np.random.default_rng(0).integers(0, 9, (64, 64, 64, 3), np.uint8)
+        file.create_dataset("images", data=rows, chunks=(64, 64, 64, 3), compression="gzip")
+        file["labels"] = np.arange(64)
+    dataset = StoreDataset(f"hdf5://{path}?cache_bytes=0", reader="array")
+    loader = StoreLoader(dataset, batch_size=1, shuffle=True, seed=1)
+    list(loader)
+    said = loader.why_slow()
+    assert said.startswith("read limits")
+    assert "each sample of 12 KiB decompresses 0.8 MB of chunks.h5: rechunk it with `storeds convert`" in said
+
+
+def test_the_log_says_it_from_time_to_time(url: str, caplog: pytest.LogCaptureFixture) -> None:
+    loader = made(url, "transform", "alone", log_every=0.1)
+    assert loader.why_slow().startswith("nothing limits yet")
+    with caplog.at_level(logging.INFO, "storeds"):
+        list(loader)
+    assert 2 <= sum("loader: transform limits" in record.message for record in caplog.records) <= 12
+    with pytest.raises(errors.ConfigError, match="log_every"):
+        made(url, "none", "alone", log_every=0)
+
+
+def test_a_loader_shows_what_it_is_and_refuses_unknown_arguments(url: str) -> None:
+    dataset = StoreDataset(url, reader="array", fields=["x"])
+    assert repr(StoreLoader(dataset, batch_size=3)).startswith("StoreLoader(StoreDataset('lmdb://")
+    assert "batch_size=3, num_workers=0" in repr(StoreLoader(dataset, batch_size=3))
+    for kind in (StoreLoader, ThreadLoader):
+        with pytest.raises(errors.ConfigError, match=r"no argument 'batchsize'; did you mean 'batch_size'"):
+            kind(dataset, batchsize=2)
+
+
+def test_timing_leaves_the_batches_as_they_are(url: str) -> None:
+    loader = made(url, "none", "alone")
+    before = [batch[0] for batch in loader]
+    loader.why_slow()
+    loader.set_epoch(0)
+    assert torch.equal(torch.cat(before), torch.cat([batch[0] for batch in loader]))
