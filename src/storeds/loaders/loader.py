@@ -136,7 +136,10 @@ class BatchFetcher(Dataset[Result]):
             subset = subset.dataset
         read = store._read(store._resolve(indices), defer=True, columns=not self._pads)
         if isinstance(read, dict):
-            return collate_columns(read, store.as_dict)
+            began = time.perf_counter()
+            batch = collate_columns(read, store.as_dict)
+            add_time("collate", began)
+            return batch
         try:
             return self._collated(read)
         except ConfigError as error:
