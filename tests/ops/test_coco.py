@@ -190,6 +190,63 @@ def test_pycocotools_reads_the_same_from_the_export(tmp_path: Path) -> None:
                 np.testing.assert_array_equal(after.annToMask(after.anns[annotation["id"]]), mask)
 
 
+def rewritten(source: str, target: str, change: Callable[[Any], Any], *, without: str = "", **attrs: Any) -> Any:
+    """Copy a store with its first record changed, and perhaps without a field; return that record."""
+    with storeds.open_backend(source) as backend:
+        meta, records = backend.meta, backend.get_many(range(len(backend)))
+    change(records[0])
+    kept = [name for name in meta.fields if name != without]
+    with storeds.open_writer(target, {name: meta.fields[name] for name in kept}) as writer:
+        writer.append([{name: record[name] for name in kept} for record in records])  # type: ignore[index]
+        writer.publish({**meta.attrs, **attrs})
+    return records[0]
+
+
+def fewer(record: dict[str, Any]) -> None:
+    for name in ("boxes", "labels", "masks", "keypoints", "iscrowd", "area", "annotation_ids"):
+        record[name] = record[name][1:]
+
+
+# What is changed after packing → how, and the fields that the error names.
+CHANGED: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
+    "a box": (lambda record: record.update(boxes=record["boxes"] + 1), "boxes"),
+    "a label": (lambda record: record.update(labels=record["labels"][::-1]), "labels"),
+    "keypoints": (lambda record: record.update(keypoints=record["keypoints"] * 2), "keypoints"),
+    "crowd": (lambda record: record.update(iscrowd=~record["iscrowd"]), "iscrowd"),
+    "a row less": (fewer, "boxes, labels, masks"),
+}
+
+
+@pytest.mark.parametrize("case", CHANGED)
+def test_fields_changed_after_packing_are_never_exported_as_they_were(case: str, tmp_path: Path) -> None:
+    apply, names = CHANGED[case]
+    packed, changed, plain = (f"lmdb://{tmp_path}/{name}.lmdb" for name in ("packed", "changed", "plain"))
+    storeds.pack(written(tmp_path / "in", annotated()), packed)
+    rewritten(packed, changed, apply)
+    with pytest.raises(RecordError, match=rf"record 0 .*its {names}.* differ from .*write the store without 'coco'"):
+        storeds.export(changed, tmp_path / "out", format="coco")
+    record = rewritten(packed, plain, apply, without="coco")
+    found = [each for each in exported(plain, tmp_path / "out")["annotations"] if each["image_id"] == 42]
+    assert [each["bbox"] for each in found] == record["boxes"].tolist()
+    assert [each["category_id"] for each in found] == [[1, 18, 90][label] for label in record["labels"]]
+
+
+def test_changed_masks_names_and_pictures_are_not_exported_as_they_were(tmp_path: Path) -> None:
+    packed, masked, renamed, small = (f"lmdb://{tmp_path}/{number}.lmdb" for number in range(4))
+    storeds.pack(written(tmp_path / "in", annotated()), packed)
+    masks = [[[2, 2, 9, 2, 9, 9]], [[3, 3, 9, 3, 9, 9]]]
+    rewritten(packed, masked, lambda record: record.update(masks=masks))
+    rows = exported(masked, tmp_path / "out")["annotations"]
+    assert [each["segmentation"] for each in rows if each["image_id"] == 42] == masks
+    rewritten(packed, renamed, lambda record: None, classes=["a", "b", "c"])
+    with pytest.raises(ConfigError, match="attribute 'classes' differs from the categories"):
+        exported(renamed, tmp_path / "out")
+    images = [{**each, "width": WIDTH, "height": HEIGHT} for each in CAPTIONS["images"]]
+    storeds.pack(written(tmp_path / "in", {**CAPTIONS, "images": images}, name="captions.json"), small, max_side=32)
+    image = exported(small, tmp_path / "out")["images"][0]
+    assert (image["width"], image["height"]) == (32, 21)
+
+
 def change(path: str, value: Any) -> Callable[[Any], None]:
     """Return what sets ``annotations.0.bbox`` or the like; the text "delete" removes it."""
 
@@ -400,7 +457,17 @@ def test_a_folder_with_annotations_is_not_packed_without_them(name: str, tmp_pat
     assert len(read(tmp_path / "set/images", kind="flat")[0]) == 3
 
 
-# Random annotation sets
+def test_a_split_that_pack_adds_replaces_no_key_of_the_file(tmp_path: Path) -> None:
+    document = annotated()
+    document["images"][0]["split"] = "train2014"
+    url = f"lmdb://{tmp_path}/a.lmdb"
+    storeds.pack(written(tmp_path, document), url, split={"train": 0.5, "val": 0.5})
+    done = storeds.export(url, tmp_path / "out", format="coco")
+    images = json.loads((tmp_path / "out/annotations.json").read_text())["images"]
+    assert images[0] == document["images"][0]
+    assert images[1]["split"] in ("train", "val")
+    assert list(done.left_out) == ["split"]
+
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 NUMBER = st.one_of(st.integers(-(2**60), 2**60), st.floats(allow_nan=False, allow_infinity=False))
@@ -460,18 +527,6 @@ def test_random_annotations_come_back(tmp_path_factory: pytest.TempPathFactory, 
     folder = tmp_path_factory.mktemp("random")
     storeds.pack(written(folder, document), "memory://random-coco", overwrite=True)
     assert exported("memory://random-coco", folder / "out") == by_image(document)
-
-
-def test_a_split_that_pack_adds_replaces_no_key_of_the_file(tmp_path: Path) -> None:
-    document = annotated()
-    document["images"][0]["split"] = "train2014"
-    url = f"lmdb://{tmp_path}/a.lmdb"
-    storeds.pack(written(tmp_path, document), url, split={"train": 0.5, "val": 0.5})
-    done = storeds.export(url, tmp_path / "out", format="coco")
-    images = json.loads((tmp_path / "out/annotations.json").read_text())["images"]
-    assert images[0] == document["images"][0]
-    assert images[1]["split"] in ("train", "val")
-    assert list(done.left_out) == ["split"]
 
 
 def test_a_changed_file_is_not_resumed(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -281,6 +282,15 @@ def test_verify_reports_kind_and_share_of_every_damage(
     assert report.images == sum(picture.is_readable for picture in PICTURES.values())
     assert {reported[key].format for key in ("half a png", "page", "empty")} == {"PNG", "HTML", "empty"}
     assert "claims more pixels than storeds allocates" in reported["huge"].message
+
+
+@pytest.mark.parametrize(("check", "examined"), [(True, 11), (False, 13)])
+def test_verify_skips_pictures_with_the_verdict_intact(check: bool, examined: int, tmp_path: Path) -> None:
+    url = f"lmdb://{tmp_path}/a.lmdb"
+    write(url, check=check)
+    report = storeds.verify(url, workers=0)
+    assert report.examined == examined  # all but what is too large to be read
+    assert report.kinds == dict(Counter(each.reported for each in PICTURES.values() if each.reported))
 
 
 def test_verify_compares_columns_with_records(tree: Path, tmp_path: Path) -> None:

@@ -269,12 +269,3 @@ def test_convert_examines_a_foreign_store(tmp_path: Path) -> None:
         assert (
             {**kinds, "not_jpeg": kinds.get("not_jpeg", 0) + 1} == {"not_jpeg": 1, **found} if check else kinds == found
         )
-
-
-def test_verify_skips_pictures_with_the_verdict_intact(tmp_path: Path) -> None:
-    for check, examined in ((True, 11), (False, 13)):
-        url = f"lmdb://{tmp_path}/{check}.lmdb"
-        write(url, check=check)
-        report = storeds.verify(url, workers=0)
-        assert report.examined == examined  # all but what is too large to be read
-        assert report.kinds == dict(Counter(p.reported for p in PICTURES.values() if p.reported))
