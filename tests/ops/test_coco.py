@@ -11,11 +11,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from pycocotools.coco import COCO
 
 import storeds
 from _rows import Source
 from photographs import jpeg
+from shares import examples
 from storeds.errors import ConfigError, RecordError, StoreNotFoundError
 from storeds.ops.packing.sources import open_source
 from storeds.ops.packing.sources.coco import is_coco_file
@@ -367,9 +370,9 @@ def test_each_problem_is_reported_by_name_and_nothing_else_is_lost(tmp_path: Pat
             {**annotated(), "info": {"version": float("nan")}},
             "its categories, or keys such as info, .* JSON has no nan",
         ),
-        ({**annotated(), "info": "DEEP"}, "is JSON that cannot be stored: maximum recursion depth"),
-        ({**annotated(), "annotations": ["DEEP"]}, "is JSON that cannot be stored: maximum recursion depth"),
-        ("BROKEN", "is not JSON at line 1"),
+        ({**annotated(), "info": "DEEP"}, "is not JSON in UTF-8 that can be stored: maximum recursion depth"),
+        ({**annotated(), "annotations": ["DEEP"]}, "is not JSON in UTF-8 that can be stored: maximum recursion depth"),
+        ("BROKEN", "is not JSON in UTF-8 that can be stored: .*: line 1 column"),
     ],
 )
 def test_a_file_that_is_not_coco(document: Any, why: str, tmp_path: Path) -> None:
@@ -378,6 +381,29 @@ def test_a_file_that_is_not_coco(document: Any, why: str, tmp_path: Path) -> Non
     file.write_text(text)
     with pytest.raises(ConfigError, match=why):
         open_source(file, kind="coco")
+
+
+@pytest.mark.parametrize(("encoding", "byte"), [("utf-8-sig", None), ("utf-16", "0xff"), ("latin-1", "0xe9")])
+def test_a_file_is_utf_8(encoding: str, byte: str | None, tmp_path: Path) -> None:
+    document = annotated()
+    document["categories"][0]["more"] = "café"
+    file = written(tmp_path, document)
+    expected = repr(read(file))
+    file.write_text(json.dumps(document, ensure_ascii=False), encoding=encoding)
+    if byte is None:
+        assert repr(read(file)) == expected
+        return
+    with pytest.raises(ConfigError, match=f"is not JSON in UTF-8 that can be stored: .* byte {byte}"):
+        open_source(file, kind="coco")
+
+
+def test_pictures_that_the_file_does_not_list_are_counted(tmp_path: Path) -> None:
+    file = written(tmp_path, annotated())
+    for name in ("other.jpg", "sub/more.png", "notes.txt"):
+        (tmp_path / name).write_bytes(jpeg(0))
+    (note,) = open_source(file).notes
+    assert note.startswith("2 image files are in ")
+    assert note.endswith("but not in instances.json, and left out: other.jpg, sub/more.png")
 
 
 def test_the_source_is_detected_and_finds_its_pictures(tmp_path: Path) -> None:
@@ -441,6 +467,66 @@ def test_a_split_that_pack_adds_replaces_no_key_of_the_file(tmp_path: Path) -> N
     assert images[0] == document["images"][0]
     assert images[1]["split"] in ("train", "val")
     assert list(done.left_out) == ["split"]
+
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
+NUMBER = st.one_of(st.integers(-(2**60), 2**60), st.floats(allow_nan=False, allow_infinity=False))
+VALUE = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(-(2**60), 2**60), st.floats(-1e9, 1e9), TEXT),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(TEXT, inner, max_size=3)),
+    max_leaves=6,
+)
+KNOWN = {"id", "image_id", "category_id", "bbox", "area", "iscrowd", "segmentation", "keypoints", "caption"}
+MORE = st.dictionaries(
+    TEXT.filter(lambda key: key not in KNOWN | {"file_name", "width", "height", "segments_info"}), VALUE, max_size=3
+)
+POINT = st.one_of(st.integers(-(2**60), 2**60), st.floats(-3e38, 3e38))  # readers return float32
+INSIDE = st.one_of(st.integers(0, 60), st.floats(0, 60))
+POLYGON = st.lists(INSIDE, min_size=6, max_size=6)
+RLE = st.integers(0, HEIGHT * WIDTH).map(lambda run: {"size": [HEIGHT, WIDTH], "counts": [run, HEIGHT * WIDTH - run]})
+OPTIONAL: dict[str, st.SearchStrategy[Any]] = {
+    "area": st.one_of(NUMBER, st.none()),
+    "iscrowd": st.one_of(st.sampled_from([0, 1, 2, True, False, None]), TEXT),
+    "segmentation": st.one_of(st.none(), st.lists(POLYGON, max_size=2), RLE),
+    "keypoints": st.one_of(st.none(), st.lists(POINT, min_size=6, max_size=6)),
+    "num_keypoints": st.integers(0, 2),
+    "caption": TEXT,
+}
+
+
+@st.composite
+def documents(draw: st.DrawFn) -> Any:
+    number = draw(st.integers(1, 4))
+    images = [
+        {"id": each * 3, "file_name": f"{each}.jpg", "width": WIDTH, "height": HEIGHT, **draw(MORE)}
+        for each in range(number)
+    ]
+    categories = [
+        {"id": own, "name": f"c{own}", **draw(MORE)}
+        for own in draw(st.sets(st.integers(-5, 99), min_size=1, max_size=3))
+    ]
+    categories = [{key: value for key, value in each.items() if key != "keypoints"} for each in categories]
+    annotations = []
+    for own in range(draw(st.integers(0, 6))):
+        annotation: dict[str, Any] = {
+            "image_id": draw(st.sampled_from(images))["id"],
+            "category_id": draw(st.sampled_from(categories))["id"],
+            "bbox": draw(st.lists(INSIDE, min_size=4, max_size=4)),
+            **draw(st.fixed_dictionaries({}, optional=OPTIONAL)),
+            **draw(MORE),
+        }
+        if draw(st.booleans()):
+            annotation["id"] = draw(st.sampled_from([own, f"id{own}", 2**70 + own, -1 - own]))
+        annotations.append(annotation)
+    return {"images": images, "annotations": annotations, "categories": categories, "info": draw(VALUE)}
+
+
+@settings(max_examples=examples(40))
+@given(documents())
+def test_random_annotations_come_back(tmp_path_factory: pytest.TempPathFactory, document: Any) -> None:
+    folder = tmp_path_factory.mktemp("random")
+    storeds.pack(written(folder, document), "memory://random-coco", overwrite=True)
+    assert exported("memory://random-coco", folder / "out") == by_image(document)
 
 
 def test_a_changed_file_is_not_resumed(tmp_path: Path) -> None:

@@ -236,6 +236,22 @@ def spoil_image(path: Path) -> None:
         file["records/image/data"][50] ^= 1
 
 
+def test_verify_of_a_whole_store_has_no_findings(tree: Path, make_engine_url: MakeUrl) -> None:
+    for engine in ENGINES:
+        url = make_engine_url(engine)
+        meta = storeds.pack(tree, url)
+        report = storeds.verify(url)
+        assert report.ok
+        assert (report.count, report.images, report.id) == (6, 6, meta.id)
+
+
+def test_verify_of_trailing_bytes_alone_is_ok(tmp_path: Path) -> None:
+    url = f"lmdb://{tmp_path}/a.lmdb"
+    write(url, {"trailing": PICTURES["trailing"]})
+    report = storeds.verify(url)
+    assert (report.ok, report.images, report.kinds) == (True, 1, {"trailing_data": 1})
+
+
 def test_verify_locates_a_flipped_bit(tree: Path, tmp_path: Path) -> None:
     url = f"hdf5://{tmp_path}/a.h5"
     storeds.pack(tree, url)

@@ -128,7 +128,10 @@ class BatchFetcher(Dataset[Result]):
             return self._collated(self.dataset[indices])
         read, store = read_by_dataset(self.dataset, indices, self._read), self._inner
         if isinstance(read, dict):
-            return collate_columns(read, store.as_dict)
+            began = time.perf_counter()
+            batch = collate_columns(read, store.as_dict)
+            add_time("collate", began)
+            return batch
         try:
             return self._collated(read)
         except ConfigError as error:

@@ -142,13 +142,8 @@ def _parse(file: str, where: str) -> dict[str, Any]:
     try:
         data.decode()
         document = _split(data)
-    except UnicodeDecodeError as error:
-        byte = data[error.start]
-        raise ConfigError(f"{where} is not UTF-8, as JSON is: it contains byte {byte:#04x}; save it as UTF-8") from None
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"{where} is not JSON at line {error.lineno} column {error.colno}: {error.msg}") from None
     except (RecursionError, ValueError) as error:
-        raise ConfigError(f"{where} is JSON that cannot be stored: {error}") from None
+        raise ConfigError(f"{where} is not JSON in UTF-8 that can be stored: {error}") from None
     if not isinstance(document, dict) or "images" not in document:
         found = some(map(repr, document), 8) if isinstance(document, dict) else f"a {type(document).__name__}"
         raise ConfigError(
