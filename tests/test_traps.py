@@ -29,7 +29,6 @@ import pytest
 import torch
 import yaml
 from PIL import Image
-from torch.utils.data import DataLoader
 
 import storeds
 from _disks import small_disk
@@ -201,16 +200,6 @@ def test_a_resumed_run_continues_with_the_next_epoch(tmp_path: Path, how: str) -
     after = augmenting_loader(url, how, 7)  # a state from the end of an epoch
     after.load_state_dict(resumed.state_dict())
     assert one_pass(after) == epochs[3]
-
-
-def test_a_plain_dataloader_that_repeats_its_pixels_causes_one_warning(tmp_path: Path) -> None:
-    loader = DataLoader(jittered_dataset(numbered_store(tmp_path), 7), batch_size=4, shuffle=True)
-    repeats = r"made again in epoch 0.*call dataset.set_epoch\(epoch\) before each pass"
-    first = one_pass(loader)
-    with pytest.warns(UserWarning, match=repeats) as warned:
-        later = [sorted(one_pass(loader)) for _ in range(2)]
-    assert later == [sorted(first)] * 2
-    assert len(warned) == 1
 
 
 @pytest.mark.slow

@@ -15,9 +15,9 @@ from storeds.registry import register_backend, register_decoder, register_layout
 if TYPE_CHECKING:
     from storeds.backends.opening import open_backend as open_backend
     from storeds.backends.opening import open_writer as open_writer
+    from storeds.batching.collate import Skipped as Skipped
     from storeds.batching.collate import collate as collate
     from storeds.batching.detection import collate_detection as collate_detection
-    from storeds.batching.skipped import Skipped as Skipped
     from storeds.config import Config as Config
     from storeds.config import build_dataset as build_dataset
     from storeds.config import build_loader as build_loader
@@ -41,7 +41,7 @@ __version__ = "0.1.0"
 _LAZY = {
     "Config": "storeds.config",
     "EpochSampler": "storeds.loaders.sampler",
-    "Skipped": "storeds.batching.skipped",
+    "Skipped": "storeds.batching.collate",
     "Source": "storeds.datasets.source",
     "StoreDataset": "storeds.datasets.map_dataset",
     "StoreIterable": "storeds.loaders.iterable",

@@ -63,6 +63,22 @@ def test_pack_convert_verify_info(tree: Path, tmp_path: Path) -> None:
     assert run_json("info", hdf5)["attrs"] == {"classes": ["class0", "class1"]}
 
 
+def test_the_text_of_commands(tree: Path, tmp_path: Path) -> None:
+    url, damaged = f"hdf5://{tmp_path}/a.h5", f"lmdb://{tmp_path}/b.lmdb"
+    assert "6 records, id " in run("pack", tree, url)
+    assert "image: image, label: int, key: str" in run("info", url)
+    assert "6 records, 6 images that decode (0 examined): no findings" in run("verify", url)
+    assert "--overwrite" in run("pack", tree, url, code=3)
+    run("pack", tree, url, "--overwrite")
+    with storeds.open_writer(damaged, {"key": "str", "image": "image"}) as writer:
+        writer.append([{"key": "good", "image": jpeg(0)}, {"key": "bad", "image": b"<html>"}])
+    shown = run("verify", damaged, code=1)
+    (row,) = (line for line in shown.splitlines() if line.split()[:1] == ["1"])
+    assert row.split()[:3] == ["1", "bad", "not_jpeg"]
+    assert "image: it is not a JPEG but HTML" in row
+    assert "pymongo" in run("backends")
+
+
 def test_info_shows_roles(tmp_path: Path) -> None:
     source, url = f"lmdb://{tmp_path}/a.lmdb", f"lmdb://{tmp_path}/b.lmdb"
     boxes = {"kind": "array", "dtype": "float32", "shape": [None, 4]}
@@ -209,3 +225,12 @@ def test_labels_of_a_list_and_missing_files_of_class_names(tree: Path, tmp_path:
     assert "none is a label" not in said
     said = run("pack", tree / "list.csv", f"lmdb://{tmp_path}/b.lmdb", *options, "--classes", "gone.txt", code=3)
     assert "--classes gone.txt: no such file" in said
+
+
+def test_help_loads_no_engine_and_no_operation_that_starts_processes() -> None:
+    code = "import sys; from typer.testing import CliRunner; from storeds.cli import app; CliRunner().invoke(app, ['--help'])"
+    slow = {"torch", "h5py", "lmdb", "pymongo", "multiprocessing", "storeds.ops.verifying", "storeds.ops.benchmarking"}
+    shown = subprocess.run(
+        [sys.executable, "-c", f"{code}; print(*sys.modules)"], capture_output=True, text=True, check=True
+    )
+    assert slow.isdisjoint(shown.stdout.split())

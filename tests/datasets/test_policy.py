@@ -24,6 +24,7 @@ from conftest import with_path
 from photographs import jpeg
 from shares import share
 from storeds import Skipped, StoreDataset, errors
+from storeds.backends.lmdb.backend import LmdbBackend
 from storeds.testing import run_mongod
 
 COUNT = 60
@@ -190,21 +191,68 @@ def test_a_replacement_depends_on_seed_epoch_and_index_alone(store: str) -> None
     assert len({of(index) for index in BAD}) > 2
 
 
-def test_a_batch_with_bad_samples_takes_one_storage_call_more_for_all_of_them(
-    store: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    dataset = StoreDataset(store, on_error="replace", **OPTIONS)
-    calls: list[int] = []
-    read = type(dataset.backend).get_many
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+    """Return a list that receives the positions of each storage call to LMDB."""
+    calls: list[list[int]] = []
+    read = LmdbBackend.get_many
 
-    def count(self: Any, positions: Any, /, fields: Any = None) -> Any:
-        calls.append(len(positions))
+    def get_many(self: Any, positions: Any, /, fields: Any = None) -> Any:
+        calls.append([int(position) for position in positions])
         return read(self, positions, fields)
 
-    monkeypatch.setattr(type(dataset.backend), "get_many", count)
+    monkeypatch.setattr(LmdbBackend, "get_many", get_many)
+    return calls
+
+
+def test_a_batch_with_bad_samples_takes_one_storage_call_more_for_all_of_them(
+    store: str, asked: list[list[int]]
+) -> None:
+    dataset = StoreDataset(store, on_error="replace", **OPTIONS)
     dataset[list(range(20))]
-    assert calls[:2] == [20, 2]
-    assert sum(calls[2:]) <= 4  # replacements that are bad themselves
+    assert list(map(len, asked))[:2] == [20, 2]
+    assert sum(map(len, asked[2:])) <= 4  # replacements that are bad themselves
+
+
+def test_a_bad_record_of_columns_is_read_once(tmp_path: Path, asked: list[list[int]]) -> None:
+    url = f"lmdb://{tmp_path}/rows.lmdb"
+    with storeds.open_writer(url, {"x": "int"}) as writer:
+        writer.append({"x": number} for number in range(8))
+    spoil(tmp_path / "rows.lmdb", 5)
+    dataset = StoreDataset(url, reader="array", on_error="skip")
+    samples = dataset[[1, 5, 6, 5]]
+    assert [isinstance(sample, Skipped) for sample in samples] == [False, True, False, True]
+    assert (samples[0], samples[2]) == ((1,), (6,))
+    assert asked == [[1, 5, 6, 5], [1, 6]]
+    assert dataset.report().bad == {"record": 2}
+
+
+def spoil(path: Path, position: int) -> None:
+    """Change a byte of a record behind the store's back."""
+    with lmdb.open(str(path), subdir=False, max_dbs=8) as env:
+        records = env.open_db(b"records")
+        with env.begin(db=records, write=True) as transaction:
+            value = bytearray(transaction.get(position.to_bytes(8, "big")) or b"")
+            value[len(value) // 2] ^= 1
+            transaction.put(position.to_bytes(8, "big"), bytes(value))
+
+
+@pytest.mark.parametrize("kind", [storeds.StoreLoader, storeds.ThreadLoader])
+def test_a_batch_of_joined_datasets_takes_one_storage_call_for_each(
+    store: str, write: Callable[[str], str], asked: list[list[int]], kind: Any
+) -> None:
+    joined: Any = StoreDataset(store, on_error="skip", **OPTIONS) + Subset(
+        StoreDataset(write("lmdb"), on_error="skip", **OPTIONS), range(COUNT)
+    )
+    expected = [index for index in range(COUNT) if index not in BAD]
+    loader = kind(joined, batch_size=2 * COUNT, shuffle=True, seed=1)
+    order = list(loader.sampler)
+    loader.set_epoch(0)
+    asked.clear()
+    (batch,) = loader
+    assert batch[1].tolist() == [index % COUNT for index in order if index % COUNT not in BAD]
+    assert sorted(batch[1].tolist()) == sorted(2 * expected)
+    assert list(map(len, asked)) == [COUNT, COUNT]
 
 
 def test_where_and_replace_stay_within_the_selection(make_engine_url: Callable[[str], str]) -> None:
@@ -298,12 +346,7 @@ def test_transforms_and_records_come_under_the_policy_too(tmp_path: Path) -> Non
     path = tmp_path / "x.lmdb"
     with storeds.open_writer(f"lmdb://{path}", {"image": "image"}) as writer:
         writer.append({"image": jpeg(number, SIZE)} for number in range(8))
-    with lmdb.open(str(path), subdir=False, max_dbs=8) as env:
-        records = env.open_db(b"records")
-        with env.begin(db=records, write=True) as transaction:
-            value = bytearray(transaction.get((5).to_bytes(8, "big")) or b"")
-            value[len(value) // 2] ^= 1
-            transaction.put((5).to_bytes(8, "big"), bytes(value))
+    spoil(path, 5)
     dataset = StoreDataset(f"lmdb://{path}", decode="tensor", transform=fail_on_dark, on_error="skip")
     dark = [n for n in range(8) if n != 5 and StoreDataset(dataset.url, decode="tensor")[n][0].float().mean() < 60]
     assert dark

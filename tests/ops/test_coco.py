@@ -12,11 +12,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from pycocotools.coco import COCO
 
 import storeds
 from _rows import Source
 from photographs import jpeg
+from shares import examples
 from storeds.errors import ConfigError, RecordError, StoreNotFoundError
 from storeds.ops.packing.sources import open_source
 from storeds.ops.packing.sources.coco import is_coco_file
@@ -188,6 +191,63 @@ def test_pycocotools_reads_the_same_from_the_export(tmp_path: Path) -> None:
                 np.testing.assert_array_equal(after.annToMask(after.anns[annotation["id"]]), mask)
 
 
+def rewritten(source: str, target: str, change: Callable[[Any], Any], *, without: str = "", **attrs: Any) -> Any:
+    """Copy a store with its first record changed, and perhaps without a field; return that record."""
+    with storeds.open_backend(source) as backend:
+        meta, records = backend.meta, backend.get_many(range(len(backend)))
+    change(records[0])
+    kept = [name for name in meta.fields if name != without]
+    with storeds.open_writer(target, {name: meta.fields[name] for name in kept}) as writer:
+        writer.append([{name: record[name] for name in kept} for record in records])  # type: ignore[index]
+        writer.publish({**meta.attrs, **attrs})
+    return records[0]
+
+
+def fewer(record: dict[str, Any]) -> None:
+    for name in ("boxes", "labels", "masks", "keypoints", "iscrowd", "area", "annotation_ids"):
+        record[name] = record[name][1:]
+
+
+# What is changed after packing → how, and the fields that the error names.
+CHANGED: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
+    "a box": (lambda record: record.update(boxes=record["boxes"] + 1), "boxes"),
+    "a label": (lambda record: record.update(labels=record["labels"][::-1]), "labels"),
+    "keypoints": (lambda record: record.update(keypoints=record["keypoints"] * 2), "keypoints"),
+    "crowd": (lambda record: record.update(iscrowd=~record["iscrowd"]), "iscrowd"),
+    "a row less": (fewer, "boxes, labels, masks"),
+}
+
+
+@pytest.mark.parametrize("case", CHANGED)
+def test_fields_changed_after_packing_are_never_exported_as_they_were(case: str, tmp_path: Path) -> None:
+    apply, names = CHANGED[case]
+    packed, changed, plain = (f"lmdb://{tmp_path}/{name}.lmdb" for name in ("packed", "changed", "plain"))
+    storeds.pack(written(tmp_path / "in", annotated()), packed)
+    rewritten(packed, changed, apply)
+    with pytest.raises(RecordError, match=rf"record 0 .*its {names}.* differ from .*write the store without 'coco'"):
+        storeds.export(changed, tmp_path / "out", format="coco")
+    record = rewritten(packed, plain, apply, without="coco")
+    found = [each for each in exported(plain, tmp_path / "out")["annotations"] if each["image_id"] == 42]
+    assert [each["bbox"] for each in found] == record["boxes"].tolist()
+    assert [each["category_id"] for each in found] == [[1, 18, 90][label] for label in record["labels"]]
+
+
+def test_changed_masks_names_and_pictures_are_not_exported_as_they_were(tmp_path: Path) -> None:
+    packed, masked, renamed, small = (f"lmdb://{tmp_path}/{number}.lmdb" for number in range(4))
+    storeds.pack(written(tmp_path / "in", annotated()), packed)
+    masks = [[[2, 2, 9, 2, 9, 9]], [[3, 3, 9, 3, 9, 9]]]
+    rewritten(packed, masked, lambda record: record.update(masks=masks))
+    rows = exported(masked, tmp_path / "out")["annotations"]
+    assert [each["segmentation"] for each in rows if each["image_id"] == 42] == masks
+    rewritten(packed, renamed, lambda record: None, classes=["a", "b", "c"])
+    with pytest.raises(ConfigError, match="attribute 'classes' differs from the categories"):
+        exported(renamed, tmp_path / "out")
+    images = [{**each, "width": WIDTH, "height": HEIGHT} for each in CAPTIONS["images"]]
+    storeds.pack(written(tmp_path / "in", {**CAPTIONS, "images": images}, name="captions.json"), small, max_side=32)
+    image = exported(small, tmp_path / "out")["images"][0]
+    assert (image["width"], image["height"]) == (32, 21)
+
+
 def change(path: str, value: Any) -> Callable[[Any], None]:
     """Return what sets ``annotations.0.bbox`` or the like; the text "delete" removes it."""
 
@@ -311,9 +371,9 @@ def test_each_problem_is_reported_by_name_and_nothing_else_is_lost(tmp_path: Pat
             {**annotated(), "info": {"version": float("nan")}},
             "its categories, or keys such as info, .* JSON has no nan",
         ),
-        ({**annotated(), "info": "DEEP"}, "is JSON that cannot be stored: maximum recursion depth"),
-        ({**annotated(), "annotations": ["DEEP"]}, "is JSON that cannot be stored: maximum recursion depth"),
-        ("BROKEN", "is not JSON at line 1"),
+        ({**annotated(), "info": "DEEP"}, "is not JSON in UTF-8 that can be stored: maximum recursion depth"),
+        ({**annotated(), "annotations": ["DEEP"]}, "is not JSON in UTF-8 that can be stored: maximum recursion depth"),
+        ("BROKEN", "is not JSON in UTF-8 that can be stored: .*: line 1 column"),
     ],
 )
 def test_a_file_that_is_not_coco(document: Any, why: str, tmp_path: Path) -> None:
@@ -322,6 +382,29 @@ def test_a_file_that_is_not_coco(document: Any, why: str, tmp_path: Path) -> Non
     file.write_text(text)
     with pytest.raises(ConfigError, match=why):
         open_source(file, kind="coco")
+
+
+@pytest.mark.parametrize(("encoding", "byte"), [("utf-8-sig", None), ("utf-16", "0xff"), ("latin-1", "0xe9")])
+def test_a_file_is_utf_8(encoding: str, byte: str | None, tmp_path: Path) -> None:
+    document = annotated()
+    document["categories"][0]["more"] = "café"
+    file = written(tmp_path, document)
+    expected = repr(read(file))
+    file.write_text(json.dumps(document, ensure_ascii=False), encoding=encoding)
+    if byte is None:
+        assert repr(read(file)) == expected
+        return
+    with pytest.raises(ConfigError, match=f"is not JSON in UTF-8 that can be stored: .* byte {byte}"):
+        open_source(file, kind="coco")
+
+
+def test_pictures_that_the_file_does_not_list_are_counted(tmp_path: Path) -> None:
+    file = written(tmp_path, annotated())
+    for name in ("other.jpg", "sub/more.png", "notes.txt"):
+        (tmp_path / name).write_bytes(jpeg(0))
+    (note,) = open_source(file).notes
+    assert note.startswith("2 image files are in ")
+    assert note.endswith("but not in instances.json, and left out: other.jpg, sub/more.png")
 
 
 def test_the_source_is_detected_and_finds_its_pictures(tmp_path: Path) -> None:
@@ -380,7 +463,76 @@ def test_a_folder_with_annotations_is_not_packed_without_them(name: str, tmp_pat
     assert len(read(tmp_path / "set/images", kind="flat")[0]) == 3
 
 
-# Random annotation sets
+def test_a_split_that_pack_adds_replaces_no_key_of_the_file(tmp_path: Path) -> None:
+    document = annotated()
+    document["images"][0]["split"] = "train2014"
+    url = f"lmdb://{tmp_path}/a.lmdb"
+    storeds.pack(written(tmp_path, document), url, split={"train": 0.5, "val": 0.5})
+    done = storeds.export(url, tmp_path / "out", format="coco")
+    images = json.loads((tmp_path / "out/annotations.json").read_text())["images"]
+    assert images[0] == document["images"][0]
+    assert images[1]["split"] in ("train", "val")
+    assert list(done.left_out) == ["split"]
+
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
+NUMBER = st.one_of(st.integers(-(2**60), 2**60), st.floats(allow_nan=False, allow_infinity=False))
+VALUE = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(-(2**60), 2**60), st.floats(-1e9, 1e9), TEXT),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(TEXT, inner, max_size=3)),
+    max_leaves=6,
+)
+KNOWN = {"id", "image_id", "category_id", "bbox", "area", "iscrowd", "segmentation", "keypoints", "caption"}
+MORE = st.dictionaries(
+    TEXT.filter(lambda key: key not in KNOWN | {"file_name", "width", "height", "segments_info"}), VALUE, max_size=3
+)
+POINT = st.one_of(st.integers(-(2**60), 2**60), st.floats(-3e38, 3e38))  # readers return float32
+INSIDE = st.one_of(st.integers(0, 60), st.floats(0, 60))
+POLYGON = st.lists(INSIDE, min_size=6, max_size=6)
+RLE = st.integers(0, HEIGHT * WIDTH).map(lambda run: {"size": [HEIGHT, WIDTH], "counts": [run, HEIGHT * WIDTH - run]})
+OPTIONAL: dict[str, st.SearchStrategy[Any]] = {
+    "area": st.one_of(NUMBER, st.none()),
+    "iscrowd": st.one_of(st.sampled_from([0, 1, 2, True, False, None]), TEXT),
+    "segmentation": st.one_of(st.none(), st.lists(POLYGON, max_size=2), RLE),
+    "keypoints": st.one_of(st.none(), st.lists(POINT, min_size=6, max_size=6)),
+    "num_keypoints": st.integers(0, 2),
+    "caption": TEXT,
+}
+
+
+@st.composite
+def documents(draw: st.DrawFn) -> Any:
+    number = draw(st.integers(1, 4))
+    images = [
+        {"id": each * 3, "file_name": f"{each}.jpg", "width": WIDTH, "height": HEIGHT, **draw(MORE)}
+        for each in range(number)
+    ]
+    categories = [
+        {"id": own, "name": f"c{own}", **draw(MORE)}
+        for own in draw(st.sets(st.integers(-5, 99), min_size=1, max_size=3))
+    ]
+    categories = [{key: value for key, value in each.items() if key != "keypoints"} for each in categories]
+    annotations = []
+    for own in range(draw(st.integers(0, 6))):
+        annotation: dict[str, Any] = {
+            "image_id": draw(st.sampled_from(images))["id"],
+            "category_id": draw(st.sampled_from(categories))["id"],
+            "bbox": draw(st.lists(INSIDE, min_size=4, max_size=4)),
+            **draw(st.fixed_dictionaries({}, optional=OPTIONAL)),
+            **draw(MORE),
+        }
+        if draw(st.booleans()):
+            annotation["id"] = draw(st.sampled_from([own, f"id{own}", 2**70 + own, -1 - own]))
+        annotations.append(annotation)
+    return {"images": images, "annotations": annotations, "categories": categories, "info": draw(VALUE)}
+
+
+@settings(max_examples=examples(40))
+@given(documents())
+def test_random_annotations_come_back(tmp_path_factory: pytest.TempPathFactory, document: Any) -> None:
+    folder = tmp_path_factory.mktemp("random")
+    storeds.pack(written(folder, document), "memory://random-coco", overwrite=True)
+    assert exported("memory://random-coco", folder / "out") == by_image(document)
 
 
 def test_a_changed_file_is_not_resumed(tmp_path: Path) -> None:

@@ -105,7 +105,8 @@ def test_equal_names_stay_apart(keys: list[str], format: str, tmp_path: Path) ->
         assert len(list((out / "labels").rglob("*.txt"))) == len(keys)
 
 
-def test_ids_that_repeat_in_several_stores_stay_apart(tmp_path: Path) -> None:
+@pytest.mark.parametrize("same", [True, False])
+def test_ids_that_repeat_in_several_stores_stay_apart(same: bool, tmp_path: Path) -> None:
     picture = {"file_name": "a.jpg", "width": 96, "height": 64}
     for number in range(2):
         folder = tmp_path / f"{number}"
@@ -113,7 +114,8 @@ def test_ids_that_repeat_in_several_stores_stay_apart(tmp_path: Path) -> None:
         (folder / "a.jpg").write_bytes(jpeg(number))
         rows = [{"id": 5 + row, "image_id": 1, "category_id": 3, "bbox": [number, row, 9, 9]} for row in range(2)]
         categories = [{"id": 3, "name": "cat"}]
-        file = {"images": [{"id": 1, **picture}], "annotations": rows, "categories": categories}
+        file: dict[str, Any] = {"images": [{"id": 1, **picture}], "annotations": rows, "categories": categories}
+        file |= {} if same else {"info": {"number": number}}
         (folder / "a.json").write_text(json.dumps(file))
         storeds.pack(folder / "a.json", f"lmdb://{tmp_path}/{number}.lmdb")
     urls = [f"lmdb://{tmp_path}/{number}.lmdb" for number in range(2)]
@@ -123,6 +125,8 @@ def test_ids_that_repeat_in_several_stores_stay_apart(tmp_path: Path) -> None:
     assert (len(read.imgs), len(read.anns)) == (2, 4)
     boxes = [[each["bbox"] for each in read.imgToAnns[number]] for number in read.imgs]
     assert boxes == [[[number, 0, 9, 9], [number, 1, 9, 9]] for number in range(2)]
+    assert list(done.left_out) == ([] if same else ["coco"])
+    assert all("coco" not in image for image in read.imgs.values())
     assert "1 image got another id, because an earlier one has it: 1" in done.notes
     assert "2 annotations got another id, because an earlier one has it: 5, 6" in done.notes
 

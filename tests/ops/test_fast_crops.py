@@ -144,6 +144,12 @@ def test_the_verdict_belongs_to_the_new_bytes(tree: Path, tmp_path: Path, check:
             assert verdict == "intact"
 
 
+def test_pictures_encoded_again_get_markers_too(tree: Path, tmp_path: Path) -> None:
+    packed = pack(tree, f"lmdb://{tmp_path}/a.lmdb", max_side=440, quality=85)
+    assert packed.restarts["added"] >= 14
+    assert packed.restarts["damaged"] == 1
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("command", ["pack", "convert"])
 def test_a_killed_run_resumes_to_the_same_store_but_not_without_the_option(

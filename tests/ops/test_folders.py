@@ -8,6 +8,7 @@ import re
 import socket
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -236,6 +237,20 @@ def test_a_backend_is_a_source_too(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 # What a source is
+
+
+def test_content_counts_more_than_the_file_name(tmp_path: Path) -> None:
+    put(tmp_path, "a/1.jpg")
+    with tarfile.open(tmp_path / "shard.bin", "w") as shard:
+        shard.add(tmp_path / "a/1.jpg", "1.jpg")
+    (tmp_path / "a/list.csv").write_text("path\n1.jpg\n")  # beside the images, it does not hide them
+    write_store(tmp_path)
+    (tmp_path / "a.lmdb").rename(tmp_path / "lmdb.csv")
+    assert list(open_source(tmp_path / "lmdb.csv").fields)[:2] == ["image", "label"]
+    for path in ("shard.bin", "a", "a/list.csv"):
+        rows = open_source(str(tmp_path / path))
+        assert set(rows.fields) == {"image", "key"}
+    assert open_source(rows) is rows
 
 
 @pytest.mark.parametrize(

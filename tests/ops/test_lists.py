@@ -7,17 +7,23 @@ import io
 import json
 import os
 import secrets
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
 
 import storeds
 from _verdicts import declared, unjudged
 from mask_files import class_ids, encode_mask, mask, write
 from photographs import jpeg
+from shares import examples
+from storeds.cli import app
 from storeds.errors import ConfigError, StoreNotFoundError
 from storeds.ops import Packed
 from storeds.ops.packing.sources import open_source
@@ -163,11 +169,23 @@ CASES = {
         {"mask": [mask(1)], "label": [0]},
         ["m/0.png"],
     ),
+    "masks as text": Case(
+        table("path,mask", ("0.jpg", "m/0.png")),
+        {"mask_columns": [], "label": False},
+        {"image": PLAIN, "key": KEY, "mask": KEY},
+        {"mask": ["m/0.png"]},
+    ),
     "captions": Case(
         table("image,Caption,year", ("0.jpg", "A cat, asleep", 2001), ("1.jpg", "", 2002)),
         {},
         {"image": IMAGE, "key": KEY, "caption": TEXT, "year": LABEL},
         {"caption": ["A cat, asleep", ""], "year": [2001, 2002]},
+    ),
+    "lists of captions": Case(
+        lines(*({"path": f"{n}.jpg", "label": n, "say": texts} for n, texts in enumerate([["a", "b"], [], ["c"]]))),
+        {"caption_columns": ["say"]},
+        {"image": IMAGE, "label": Field("int", role="label"), "key": KEY, "say": TEXTS},
+        {"say": [["a", "b"], [], ["c"]], "label": [0, 1, 2]},
     ),
     "captions of Flickr8k": Case(
         table("image,caption", *CAPTIONS),
@@ -227,12 +245,31 @@ CASES = {
         {"boxes": [[[0.1, 0.2, 0.3, 0.4]]]},
         ["cat"],
     ),
+    "boxes in CSV": Case(
+        table("image,boxes", ("0.jpg", "[[1, 2, 3, 4], [5, 6, 7, 8]]"), ("1.jpg", "[]")),
+        {"box_format": "xyxy"},
+        {"image": IMAGE, "key": KEY, "boxes": Field("array", "<f8", (None, 4), "boxes", "xyxy")},
+        {"boxes": [[[1, 2, 3, 4], [5, 6, 7, 8]], []]},
+    ),
     "several labels in a cell": Case(
         table("image,tags", ("0.jpg", "dog;cat"), ("1.jpg", " cat "), ("2.jpg", ""), ("3.jpg", "emu;")),
         {"label_column": "tags", "label_separator": ";"},
         {"image": IMAGE, "labels": LABELS, "key": KEY},
         {"labels": [[1, 0], [0], [], [2]]},
         ["cat", "dog", "emu"],
+    ),
+    "several labels of given classes": Case(
+        table("image,tags", ("0.jpg", "dog;cat"), ("3.jpg", "emu;")),
+        {"label_column": "tags", "label_separator": ";", "classes": ["emu", "dog", "cat"]},
+        {"image": IMAGE, "labels": LABELS, "key": KEY},
+        {"labels": [[1, 2], [0]]},
+        ["emu", "dog", "cat"],
+    ),
+    "several labels as integers": Case(
+        table("image,label", ("0.jpg", "3|1"), ("1.jpg", "")),
+        {"label_separator": "|"},
+        {"image": IMAGE, "labels": LABELS, "key": KEY},
+        {"labels": [[3, 1], []]},
     ),
     "everything": Case(
         lines(
@@ -336,6 +373,31 @@ def test_dialects(text: str | bytes, options: dict[str, Any], root: Path) -> Non
 def test_a_tsv_has_tabs_and_a_root_elsewhere(root: Path, tmp_path: Path) -> None:
     _, found, _ = packed(written(tmp_path, "path\tlabel\n0.jpg\ta, b\n", "a.tsv"), root=root)
     assert values_of(found, "image") == [jpeg(0)]
+
+
+CELLS = st.text(st.characters(codec="utf-8", exclude_characters="\0\r"), max_size=8)
+
+
+@settings(max_examples=examples(100))
+@given(
+    rows=st.lists(st.tuples(CELLS, CELLS), min_size=1, max_size=5),
+    delimiter=st.sampled_from(",;\t|:^é"),
+    quoting=st.sampled_from([csv.QUOTE_MINIMAL, csv.QUOTE_ALL, csv.QUOTE_NONNUMERIC]),
+    end=st.sampled_from(["\n", "\r\n"]),
+)
+def test_files_of_the_csv_module_round_trip(
+    rows: list[tuple[str, str]], delimiter: str, quoting: Any, end: str
+) -> None:
+    buffer = io.StringIO(newline="")
+    writer = csv.writer(buffer, delimiter=delimiter, quoting=quoting, lineterminator=end)
+    writer.writerow(["path", "a", "b"])
+    writer.writerows([[f"{number}.jpg", f"x{first}", f"x{second}"] for number, (first, second) in enumerate(rows)])
+    with tempfile.TemporaryDirectory() as folder:
+        write(Path(folder), {f"{number}.jpg": number for number in range(len(rows))})
+        file = written(Path(folder), buffer.getvalue())
+        _, found, bad = packed(file, label=False, check=False, delimiter=delimiter)
+    assert bad == []
+    assert [(record["a"], record["b"]) for record in found] == [(f"x{first}", f"x{second}") for first, second in rows]
 
 
 # Bad lines
@@ -442,7 +504,7 @@ def test_bad_images_and_masks(root: Path) -> None:
         "9 (5.jpg): its mask seven.png contains class ids without a name: 7;",
         "10 (3.jpg): its mask m/none.png cannot be read: No such file",
         "11 (none.jpg): cannot be read: No such file",
-        "12 (4.jpg): its mask jpeg.png is a JPEG, whatever its name says",
+        "12 (4.jpg): field 'mask': a mask has one channel",
     ]
     file = written(root, table("left,right,mask", *rows))
     _, found, bad = packed(file, image_columns=["left", "right"], classes=list("abcd"))
@@ -625,3 +687,24 @@ def test_a_list_must_be_a_regular_file(tmp_path: Path) -> None:
         open_source(tmp_path / "pipe.csv", kind="csv")
     with pytest.raises(StoreNotFoundError, match=r"no file at .*none.csv: .* holds pipe.csv"):
         open_source(tmp_path / "none.csv", kind="csv")
+
+
+def test_notes_on_columns_that_may_hold_more(root: Path) -> None:
+    file = written(root, lines({"path": "0.jpg", "small": "1.jpg", "bbox": [[1, 2, 3, 4]], "label": 0}), "a.jsonl")
+    pictures, boxes = open_source(file).notes
+    assert "--option image_columns=path,small" in pictures
+    assert "--option box_format=xyxy" in boxes
+
+
+def test_the_command_line(root: Path, tmp_path: Path) -> None:
+    rows = [("0.jpg", "1.jpg", "x", "m/0.png", "a", "[0.1,0.2,0.3,0.4]"), ("2.jpg", "3.jpg", "y", "m/2.png", "", "[]")]
+    file = written(root, table("left,right,say,seg,tags,box", *rows))
+    options = ["image_columns=left, right", 'caption_columns=["say"]', "mask_columns=", "label_column=tags"]
+    options += ["label_separator=|", "box_column=box", "box_format=xywh", "box_relative=true"]
+    command = ["pack", str(file), f"{tmp_path}/a.lmdb", "--classes", "b,a,c"]
+    run = CliRunner().invoke(app, [*command, *(text for option in options for text in ("--option", option))])
+    assert run.exit_code == 0, run.stderr
+    found = records(f"{tmp_path}/a.lmdb")
+    assert values_of(found, "labels") == [[1], []]
+    assert values_of(found, "boxes") == [[[0.1, 0.2, 0.3, 0.4]], []]
+    assert (values_of(found, "seg"), values_of(found, "say")) == (["m/0.png", "m/2.png"], ["x", "y"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -9,13 +10,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
+from typer.testing import CliRunner
 
 import storeds
 from _verdicts import declared, unjudged
 from mask_files import FORMS, as_grey, class_ids, encode_mask, mask, pixels_of, write
 from photographs import jpeg, photograph
+from storeds.cli import app
 from storeds.errors import ConfigError, RecordError, StoreNotFoundError
-from storeds.ops.packing.rows import Bad
+from storeds.ops.packing.rows import Bad, Listing
 from storeds.ops.packing.sources import open_source
 from storeds.protocols import Field
 
@@ -76,6 +80,8 @@ def test_cityscapes_is_recognised_and_packed(tmp_path: Path, engine: str, make_e
     assert meta.notes[0].startswith("ignored 9 files without the names of images and masks: gtFine/train")
     assert not meta.reasons
     assert storeds.verify(url).ok
+    storeds.pack(root, url, overwrite=True, mask_suffix="_gtFine_instanceIds")
+    assert [record["mask"] for record in records(url)] == [mask(number, "I;16") for number in range(3)]
 
 
 def test_ade20k_is_recognised_with_its_class_names(tmp_path: Path) -> None:
@@ -163,10 +169,6 @@ def problem_lines(root: Path, **options: Any) -> list[str]:
             "images/1.jpg: field 'mask': a mask has one channel, which holds class ids, not Pillow mode 'RGB'",
         ),
         (
-            {"masks/1.png": encode_mask(class_ids(1), format="JPEG")},
-            "images/1.jpg: its mask masks/1.png is a JPEG, whatever its name says",
-        ),
-        (
             {"images/1.jpg": b"<html>"},
             "images/1.jpg: field 'image' cannot be read as an image (6 bytes beginning 3c 68 74 6d)",
         ),
@@ -212,14 +214,28 @@ def test_class_ids_of_grey_masks_of_few_bits_are_compared_exactly(bits: int, tmp
     assert "without a name: 3;" in problem_lines(root, classes=["sky", "road", "car"])[0]
 
 
+def test_16_bit_class_ids_are_compared_exactly(tmp_path: Path) -> None:
+    ids = class_ids(0).astype(np.uint16)
+    ids[0, 0] = 300
+    root = write(tmp_path / "tree", {"images/0.jpg": 0, "masks/0.png": encode_mask(ids, "I;16")})
+    (line,) = problem_lines(root, classes=list("abcd"))
+    assert "class ids without a name: 300;" in line
+
+
+def test_a_mask_of_the_size_that_exif_gives_the_image_is_refused(tmp_path: Path) -> None:
+    buffer, exif = io.BytesIO(), Image.Exif()
+    exif[0x0112] = 6
+    photograph(0).save(buffer, "JPEG", exif=exif)
+    root = write(tmp_path / "tree", {"images/0.jpg": buffer.getvalue(), "masks/0.png": mask(0, size=(64, 96))})
+    (line,) = problem_lines(root)
+    assert "64 × 96" in line
+
+
 def test_masks_as_jpeg_are_allowed_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     lossy = encode_mask(class_ids(0), format="JPEG")
-    root = write(tmp_path / "tree", {"images/0.jpg": 0, "masks/0.jpg": lossy})
-    meta = storeds.pack(root, f"lmdb://{tmp_path}/a.lmdb", kind="masks")
-    assert meta.notes == (
-        "1 mask is a JPEG (masks/0.jpg): lossy compression changes class ids at edges; get the masks as PNG if you can",
-    )
-    assert meta.notes[0] in caplog.text
+    root = write(tmp_path / "tree", {"images/0.jpg": 0, "masks/0.png": lossy})
+    storeds.pack(root, f"lmdb://{tmp_path}/a.lmdb", kind="masks")
+    assert "field 'mask' holds a mask that is a JPEG" in caplog.text
     assert records(f"lmdb://{tmp_path}/a.lmdb")[0]["mask"] == lossy
 
 
@@ -238,8 +254,8 @@ def test_masks_as_jpeg_are_allowed_with_a_warning(tmp_path: Path, caplog: pytest
         ({}, {"label": True}, "has no option 'label'"),
         ({}, {"max_side": 32}, "scale and turn images, but not mask"),
         ({}, {"quality": 80}, "scale and turn images, but not mask"),
-        ({}, {"mask_suffix": "_m"}, "masks contains no images whose names end with _m"),
-        ({"images/0.jpg": 0, "masks/0_m.png": 0}, {}, r"mask_suffix='_m' \(--option mask_suffix=_m\)"),
+        ({}, {"mask_suffix": "_m"}, "no image in images has a mask in masks; .* and mask_suffix='_m'"),
+        ({"images/0.jpg": 0, "masks/0_m.png": 0}, {}, r"\(--option mask_suffix=_mask\)"),
         (
             {"images/0.jpg": 0, "masks/0.png": 0, "labels/0.png": 0},
             {},
@@ -332,3 +348,27 @@ def test_images_and_masks_in_each_split(tmp_path: Path) -> None:
         ("train/0.jpg", "train"),
         ("train/1.jpg", "train"),
     ]
+
+
+def test_resuming_needs_the_same_files(tmp_path: Path) -> None:
+    root = generic(tmp_path / "tree")
+
+    def fingerprint(**options: Any) -> Any:
+        return Listing(open_source(root, kind="masks", **options)).fingerprint
+
+    before = fingerprint()
+    assert fingerprint() == before
+    assert fingerprint(classes=["a"]) != before
+    (root / "masks/1.png").write_bytes(mask(1, "P"))
+    assert fingerprint() != before
+
+
+@pytest.mark.parametrize("classes", ["a, b,c,d", "names.txt"])
+def test_the_command_line(classes: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    generic(tmp_path / "tree")
+    Path("names.txt").write_text("a\nb\nc\nd\n")
+    command = ["pack", "tree", "a.lmdb", "--kind", "masks", "--classes", classes, "--option", "ignore_index=7"]
+    run = CliRunner().invoke(app, command)
+    assert run.exit_code == 0, run.stderr
+    assert storeds.info("a.lmdb").attrs == {"classes": ["a", "b", "c", "d"], "ignore_index": 7}

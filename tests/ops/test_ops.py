@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import os
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -237,6 +238,22 @@ def spoil_image(path: Path) -> None:
         file["records/image/data"][50] ^= 1
 
 
+def test_verify_of_a_whole_store_has_no_findings(tree: Path, make_engine_url: MakeUrl) -> None:
+    for engine in ENGINES:
+        url = make_engine_url(engine)
+        meta = storeds.pack(tree, url)
+        report = storeds.verify(url)
+        assert report.ok
+        assert (report.count, report.images, report.id) == (6, 6, meta.id)
+
+
+def test_verify_of_trailing_bytes_alone_is_ok(tmp_path: Path) -> None:
+    url = f"lmdb://{tmp_path}/a.lmdb"
+    write(url, {"trailing": PICTURES["trailing"]})
+    report = storeds.verify(url)
+    assert (report.ok, report.images, report.kinds) == (True, 1, {"trailing_data": 1})
+
+
 def test_verify_locates_a_flipped_bit(tree: Path, tmp_path: Path) -> None:
     url = f"hdf5://{tmp_path}/a.h5"
     storeds.pack(tree, url)
@@ -267,6 +284,15 @@ def test_verify_reports_kind_and_share_of_every_damage(
     assert report.images == sum(picture.is_readable for picture in PICTURES.values())
     assert {reported[key].format for key in ("half a png", "page", "empty")} == {"PNG", "HTML", "empty"}
     assert "claims more pixels than storeds allocates" in reported["huge"].message
+
+
+@pytest.mark.parametrize(("check", "examined"), [(True, 11), (False, 13)])
+def test_verify_skips_pictures_with_the_verdict_intact(check: bool, examined: int, tmp_path: Path) -> None:
+    url = f"lmdb://{tmp_path}/a.lmdb"
+    write(url, check=check)
+    report = storeds.verify(url, workers=0)
+    assert report.examined == examined  # all but what is too large to be read
+    assert report.kinds == dict(Counter(each.reported for each in PICTURES.values() if each.reported))
 
 
 @pytest.mark.parametrize("changed", ["column", "column and its checksum", "id"])

@@ -22,7 +22,7 @@ from shares import examples
 from storeds import errors
 from storeds.cli import app
 from storeds.ops import Progress
-from storeds.ops.packing import make_split
+from storeds.ops.packing import choose_split, make_split
 from storeds.ops.packing.rows import Bad as Problem
 from storeds.ops.packing.rows import Listing, Row, Rows, from_start
 from storeds.protocols import Field
@@ -51,6 +51,16 @@ def spoilt(tree: Path) -> Path:
 def records(url: str) -> list[Any]:
     with storeds.open_backend(url) as backend:
         return unjudged(backend.get_many(range(len(backend))))
+
+
+def test_by_default_every_bad_item_is_listed_and_nothing_is_published(spoilt: Path, tmp_path: Path) -> None:
+    with pytest.raises(errors.RecordError) as raised:
+        storeds.pack(spoilt, f"lmdb://{tmp_path}/a.lmdb")
+    first, *lines = str(raised.value).splitlines()
+    assert first.startswith("3 of 11 items cannot be packed, so nothing was published")
+    assert "--on-bad skip" in first
+    assert [line.split(": ")[0].strip() for line in lines[:3]] == sorted(BAD)
+    assert [path.name for path in tmp_path.iterdir()] == ["tree"]
 
 
 def test_skip_leaves_bad_items_out_and_reports_them(spoilt: Path, tmp_path: Path) -> None:
@@ -84,7 +94,7 @@ def test_the_result_does_not_depend_on_the_number_of_workers(
 ) -> None:
     found = {
         storeds.pack(spoilt, f"lmdb://{tmp_path}/{workers}.lmdb", on_bad="skip", workers=workers, **options).id
-        for workers in (0, 1, 3)
+        for workers in (None, 0, 1, 3)
     }
     assert len(found) == 1
 
@@ -99,6 +109,11 @@ def test_a_split_goes_by_the_key_alone(tree: Path, tmp_path: Path) -> None:
     rest = {record["key"]: record["split"] for record in records("memory://split-rest")}
     assert rest.items() <= everything.items()
     assert set(everything.values()) <= set(shares)
+
+
+def test_keys_are_divided_by_the_shares() -> None:
+    chosen = [choose_split(f"image-{n}", (("train", 0.9), ("val", 0.1))) for n in range(20_000)]
+    assert abs(chosen.count("val") / len(chosen) - 0.1) < 0.01
 
 
 def listed(items: list[tuple[str, int]]) -> Listing:
@@ -174,14 +189,16 @@ def test_a_split_by_label_resumes_and_needs_a_label(tree: Path, tmp_path: Path) 
 
 
 def test_larger_images_are_scaled_and_smaller_ones_left_alone(tmp_path: Path) -> None:
-    root = write(tmp_path / "tree", {"a/large.jpg": jpeg(0, (200, 100)), "a/small.jpg": jpeg(1, (50, 40))})
+    cut = jpeg(2, (80, 60))[:-400]
+    files = {"large": jpeg(0, (200, 100)), "small": jpeg(1, (50, 40)), "small_cut": cut}
+    root = write(tmp_path / "tree", {f"a/{name}.jpg": blob for name, blob in files.items()})
     storeds.pack(root, "memory://scaled", max_side=80, overwrite=True)
-    large, small = (record["image"] for record in records("memory://scaled"))
+    large, *small = (record["image"] for record in records("memory://scaled"))
     with Image.open(io.BytesIO(large)) as image:
         assert (image.format, image.size) == ("JPEG", (80, 40))
         reference = photograph(0, (200, 100)).resize((80, 40), Image.Resampling.LANCZOS)
         assert np.abs(np.asarray(image, int) - np.asarray(reference, int)).mean() < 4
-    assert small == jpeg(1, (50, 40))
+    assert small == [jpeg(1, (50, 40)), cut]
 
 
 HALF = jpeg(2, (200, 100))[:1500]

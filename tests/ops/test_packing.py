@@ -40,6 +40,10 @@ def read_all(url: str) -> list[Any]:
         return list(backend.get_many(range(len(backend))))
 
 
+def test_a_file_that_says_it_is_empty_is_read_whole() -> None:
+    assert File("/proc/self/status").read().startswith(b"Name:")
+
+
 @pytest.mark.share(4)
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("sizes", [(40_000,), (0, 1, 200), (5 * MIB, 3), (2100, 1900, 4096, 1)])

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 from typer.testing import CliRunner
 
 import storeds
@@ -216,3 +219,13 @@ def test_the_command_exits_with_1_if_a_picture_is_beyond_repair(source: str, tmp
     }
     assert "--overwrite" in run("repair", source, url, code=3)
     assert "itself, which writing would replace" in run("repair", source, source, code=2)
+
+
+def test_the_command_exits_with_0_if_all_pictures_are_repaired(tmp_path: Path) -> None:
+    src, dst = f"lmdb://{tmp_path}/a.lmdb", f"lmdb://{tmp_path}/::smile:.lmdb"
+    write(src, {**WHOLE, "half": PICTURES["half"]})
+    assert f"\n{dst}: {len(WHOLE) + 1} records" in run("repair", src, dst)
+    with Image.open(io.BytesIO(jpeg(2))) as whole, Image.open(io.BytesIO(records(dst)["half"]["image"])) as half:
+        assert half.size == whole.size
+        rows = 16  # of the MCUs that are there for certain
+        assert (np.asarray(half)[:rows] == np.asarray(whole)[:rows]).all()

@@ -249,3 +249,21 @@ def test_without_pyarrow_the_error_names_the_extra(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(MissingDependencyError, match=r"pip install 'storeds\[hf\]'"):
         Source(file)
+
+
+def test_sound_is_refused_unless_other_columns_are_chosen(tmp_path: Path) -> None:
+    sounds = labelled_pictures(3).add_column("sound", [b""] * 3).cast_column("sound", datasets.Audio())
+    sounds.to_parquet(tmp_path / "sound.parquet")
+    refused = storeds_command("pack", tmp_path / "sound.parquet", f"{tmp_path}/a.lmdb", code=2)
+    assert "column 'sound' contains Audio values" in refused
+    assert "--option columns=" in refused
+    storeds_command("pack", tmp_path / "sound.parquet", f"{tmp_path}/a.lmdb", "--option", "columns=img,label")
+
+
+def test_a_table_is_recognised_by_its_content_and_hides_no_images(tmp_path: Path) -> None:
+    assert Source(table(tmp_path / "noname")).rows.attrs == {"source": {"kind": "table"}}
+    for name in ("cat/1.jpg", "dog/2.jpg"):
+        (tmp_path / "tree" / name).parent.mkdir(parents=True)
+        (tmp_path / "tree" / name).write_bytes(jpeg(0))
+    table(tmp_path / "tree/cat/x.parquet")
+    assert list(Source(tmp_path / "tree").kinds) == ["image", "label", "key"]

@@ -11,6 +11,8 @@ from xml.sax.saxutils import escape
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
 import storeds
@@ -156,6 +158,13 @@ def test_sets_are_chosen(image_set: Any, expected: str, tmp_path: Path) -> None:
     assert any(f"{4 - len(expected)} image" in note for note in meta.notes) == (image_set != "all")
 
 
+def test_given_classes_keep_their_order(tmp_path: Path) -> None:
+    root = data_set(tmp_path / "set")
+    assert packed(root, classes=["dog", "cow", "cat"])[1][2]["labels"].tolist() == [0, 2]
+    says = "JPEGImages/c.jpg: its annotation has classes that classes does not name: dog"
+    assert says in problems(root, classes=["cat"])
+
+
 def test_masks_are_packed_if_every_image_has_one(tmp_path: Path) -> None:
     data_set(tmp_path)
     for name in "ab":
@@ -168,6 +177,25 @@ def test_masks_are_packed_if_every_image_has_one(tmp_path: Path) -> None:
     assert [record["mask"] for record in records] == [mask()] * 2
     classes: Any = meta.attrs["mask_classes"]
     assert (classes[0], classes[8], len(classes), meta.attrs["ignore_index"]) == ("background", "cat", 21, 255)
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (mask((9, 9)), "field 'mask': the mask has 9 × 9 pixels"),
+        (mask(mode="RGB"), "'RGB'"),
+        (None, "its mask SegmentationClass/a.png cannot be read: No such file"),
+    ],
+)
+def test_faulty_masks_are_reported(content: bytes | None, says: str, tmp_path: Path) -> None:
+    root = tmp_path / "set"
+    add(root, "a", annotation())
+    file = put(root / "SegmentationClass/a.png", content or b"")
+    if content is None:
+        file.unlink()
+        file.symlink_to("nowhere")  # which is not a missing mask
+    assert f"JPEGImages/a.jpg: {'' if content is None else 'field '}" in problems(root)
+    assert says in problems(root)
 
 
 FAULTS: Sequence[tuple[str, str]] = [
@@ -316,3 +344,20 @@ def test_coordinates_from_zero_are_stored_as_they_are(tmp_path: Path) -> None:
     add(tmp_path, "a", annotation(element("cat", "0", "0", "96", "64"), element("cat", "1.5", "2", "3", "4.25")))
     (record,) = packed(tmp_path, zero_based=True)[1]
     assert record["boxes"].tolist() == [[0, 0, 96, 64], [1.5, 2, 3, 4.25]]
+
+
+side = st.integers(0, 1000).flatmap(lambda low: st.tuples(st.just(low), st.integers(low, 1000)))
+
+
+@given(boxes=st.lists(st.tuples(st.sampled_from(["cat", "a & b", "Ärger"]), side, side), max_size=6))
+def test_random_annotations_read_as_written(boxes: list[Any], tmp_path_factory: pytest.TempPathFactory) -> None:
+    root = tmp_path_factory.mktemp("set")
+    # Thousandths of the width and height, from the first to the last pixel.
+    rows = [(name, *(1 + x * 0.095 for x in xs), *(1 + y * 0.063 for y in ys)) for name, xs, ys in boxes]
+    texts = [element(name, repr(left), repr(top), repr(right), repr(bottom)) for name, left, right, top, bottom in rows]
+    add(root, "a", annotation(*texts))
+    meta, (record,) = packed(root)
+    classes: Any = meta.attrs["classes"]
+    assert classes == sorted({row[0] for row in rows})
+    assert [classes[label] for label in record["labels"]] == [row[0] for row in rows]
+    assert record["boxes"].tolist() == [[left - 1, top - 1, right, bottom] for _, left, right, top, bottom in rows]

@@ -10,11 +10,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import storeds
 from _rows import Source
 from photographs import jpeg
-from storeds.errors import ConfigError, MissingDependencyError, RecordError
+from shares import examples
+from storeds.errors import ConfigError, MissingDependencyError, RecordError, StoreNotFoundError
 from storeds.ops.packing.sources import open_source
 
 ENGINES = ("lmdb", "hdf5", "mongodb")
@@ -301,6 +304,20 @@ def test_labels_may_lie_beside_images(tmp_path: Path) -> None:
     assert (record["key"], len(record["boxes"])) == ("a.jpg", 1)
 
 
+def test_class_names_may_be_given(tmp_path: Path) -> None:
+    data_set(tmp_path, BOXES)
+    given = ["x", "y", "z"]
+    assert open_source(tmp_path, classes=given).attrs["classes"] == given
+    assert open_source(tmp_path, classes=write(tmp_path / "own.txt", "x\ny\nz\n")).attrs["classes"] == given
+
+
+def test_missing_sources_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(StoreNotFoundError):
+        read(tmp_path / "none.yaml")
+    with pytest.raises(StoreNotFoundError, match="is not a folder"):
+        read(tmp_path, root=tmp_path / "none")
+
+
 @pytest.mark.parametrize(
     ("yaml", "says"),
     [
@@ -377,3 +394,54 @@ def test_a_changed_file_is_not_resumed(changed: str, tmp_path: Path) -> None:
 
 
 # Random label files
+
+digits = st.integers(0, 17).flatmap(lambda places: st.floats(0, 1).map(lambda value: f"{value:.{places}f}"))
+numbers = st.one_of(digits, st.floats(0, 1).map(repr), st.floats(0, 1).map(lambda value: f"{value:e}"))
+row_of_box = st.tuples(st.integers(0, 2).map(str), numbers, numbers, numbers, numbers)
+row_of_polygon = st.builds(
+    lambda label, points: (label, *(value for point in points for value in point)),
+    st.integers(0, 2).map(str),
+    st.lists(st.tuples(numbers, numbers), min_size=3, max_size=9),
+)
+spaces = st.sampled_from([" ", "  ", "\t"])
+ends = st.sampled_from(["\n", "\r\n", "\n\n", " \n"])
+
+
+@st.composite
+def label_files(draw: st.DrawFn) -> str:
+    """Draw a label file without repeated objects."""
+    rows = draw(st.lists(draw(st.sampled_from([row_of_box, row_of_polygon])), max_size=6))
+    unique = {tuple(map(float, row)): row for row in rows}
+    return "".join(draw(spaces).join(row) + draw(ends) for row in unique.values())
+
+
+@settings(max_examples=examples(200))
+@given(text=label_files())
+def test_random_label_files_read_as_plain_python_reads_them(
+    text: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    root = tmp_path_factory.mktemp("set")
+    (record,), _ = read(data_set(root, {"train/a": text}))
+    labels, rows = oracle(text)
+    assert record["labels"].tolist() == labels
+    if rows and len(rows[0]) > 4:
+        assert record["masks"] == [[row] for row in rows]
+    else:
+        assert record["boxes"].tolist() == rows
+
+
+@pytest.mark.parametrize("kind", ["imagefolder", "flat"])
+def test_labels_that_are_left_out_are_counted(kind: str, tmp_path: Path) -> None:
+    for name in ("train/images/a.jpg", "valid/images/b.jpg"):
+        write(tmp_path / name, jpeg())
+    for name in (
+        "train/labels/a.txt",
+        "valid/labels/b.txt",
+        "valid/images/b.xml",
+        "train/.hidden.txt",
+        "train/notes.md",
+    ):
+        write(tmp_path / name, "")
+    packed = storeds.pack(tmp_path, "memory://left out", overwrite=True, kind=kind)
+    said = "left out 3 files that may describe the images: 2 *.txt, such as train/labels/a.txt, 1 *.xml, such as valid/images/b.xml"
+    assert [note.partition(";")[0] for note in packed.notes] == [said]

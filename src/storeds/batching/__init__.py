@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 from storeds.registry import export_lazily
 
 if TYPE_CHECKING:
+    from storeds.batching.collate import Skipped
     from storeds.batching.memory import BufferPool, SlotPool
     from storeds.batching.padding import Padded
-    from storeds.batching.skipped import Skipped
 
 __all__ = ["BufferPool", "Padded", "Skipped", "SlotPool"]
 
 __getattr__ = export_lazily(
     __name__,
-    {"memory": ("BufferPool", "SlotPool"), "padding": ("Padded",), "skipped": ("Skipped",)},
+    {"collate": ("Skipped",), "memory": ("BufferPool", "SlotPool"), "padding": ("Padded",)},
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn, TypeAlias, get_args
 
@@ -14,7 +14,6 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 
 from storeds.batching.memory import empty_batch, in_one_memory, is_plain, is_tv_tensor, plain_tensor
 from storeds.batching.padding import Padded, check_channels, pad_images, pad_rows
-from storeds.batching.skipped import Skipped
 from storeds.errors import BadSamplesError, ConfigError, suggest
 from storeds.protocols import Array
 from storeds.transforms.functional import DeferredImage
@@ -22,6 +21,7 @@ from storeds.transforms.functional import DeferredImage
 __all__ = [
     "PadImages",
     "Ragged",
+    "Skipped",
     "collate",
     "collate_columns",
     "good_samples",
@@ -34,12 +34,61 @@ Ragged: TypeAlias = Literal["mask", "pad", "list"]
 PadImages: TypeAlias = bool | Collection[_Key] | Mapping[Any, float]
 
 
+@dataclass(frozen=True)
+class Skipped:
+    """Takes the place of a bad sample. `storeds.collate` drops it; using it as a sample raises ConfigError.
+
+    Parameters
+    ----------
+    index : int
+        The sample's index.
+    url : str
+        The store, with secrets removed.
+    position : int
+        The record's position in the store.
+    fault : str
+        The kind of fault, as in ``StoreDataset.report()``.
+    reason : str
+        What is wrong with the sample.
+    """
+
+    index: int
+    url: str
+    position: int
+    fault: str
+    reason: str
+
+    def _refuse(self, *_: Any) -> NoReturn:
+        raise ConfigError(
+            f"sample {self.index} of {self.url} was skipped ({self.reason}), and this collate_fn cannot drop it: "
+            "pass collate_fn=storeds.collate, or use on_error='replace'"
+        )
+
+    def __len__(self) -> int:
+        self._refuse()
+
+    def __iter__(self) -> Iterator[Any]:
+        self._refuse()
+
+    def __getitem__(self, index: Any) -> Any:
+        self._refuse()
+
+
+def _refuse_batch(batch: Sequence[Skipped], **_: Any) -> NoReturn:
+    batch[0]._refuse()
+
+
+# If the first sample of a batch was skipped, torch's default_collate calls this function; else it calls len() of it.
+default_collate_fn_map[Skipped] = _refuse_batch
+
+
 def collate(
     batch: Sequence[Any],
     *,
     pad: Collection[str | int] = (),
     ragged: Mapping[Any, Ragged] | None = None,
     pad_images: PadImages = False,
+    declared: Mapping[Any, Ragged] | None = None,
 ) -> Any:
     """Return a batch of samples, as PyTorch's ``default_collate`` does, with three differences.
 
@@ -68,6 +117,9 @@ def collate(
         also each tensor (channels, height, width) with 1 to 4 channels. A collection names the elements. A mapping also
         says what fills them: ``{"image": 0, "mask": 255}``. By default zero does. Masks of instances (n, height, width) get the mask of
         `ragged` instead.
+    declared : mapping of str or int to str
+        As `ragged`, for what that does not name. It has no effect on an element that a transform left out, or of which it
+        made something without a length. `storeds.StoreLoader` passes what the store declares.
 
     Returns
     -------
@@ -89,10 +141,12 @@ def collate(
     """
     samples = good_samples(batch)
     first = samples[0]
-    elements = first if isinstance(first, Mapping) else range(len(first) if isinstance(first, tuple) else 1)
-    parts = first.values() if isinstance(first, Mapping) else first if isinstance(first, tuple) else (first,)
-    knows_images = pad_images is True and any(is_tv_tensor(part, "Image") for part in parts)
-    plan = _Plan(_ways(pad, ragged or {}, elements), _fills(pad_images, elements), pad_images is True, knows_images)
+    elements: Mapping[_Key, Any] = (
+        first if isinstance(first, Mapping) else dict(enumerate(first)) if isinstance(first, tuple) else {0: first}
+    )
+    knows_images = pad_images is True and any(is_tv_tensor(part, "Image") for part in elements.values())
+    ways = _ways(pad, ragged or {}, declared or {}, elements)
+    plan = _Plan(ways, _fills(pad_images, elements), pad_images is True, knows_images)
     if isinstance(first, Mapping):
         return _collate_dicts(samples, plan)
     if isinstance(first, tuple):
@@ -112,7 +166,7 @@ def good_samples(batch: Sequence[Any]) -> list[Any]:
         first = f"; the first: sample {skip.index} of {skip.url}, {skip.reason}" if skip is not None else ""
         raise BadSamplesError(
             f"all {len(batch)} samples of a batch were skipped{first}. A StoreDataset that reads the whole batch replaces "
-            "them, but ConcatDataset and the like read one sample at a time: open the stores as one dataset, "
+            "them, but ConcatDataset and the like read a part of it: open the stores as one dataset, "
             "StoreDataset([url, …]), or use on_error='replace'"
         )
     return samples
@@ -141,7 +195,9 @@ class _Plan:
     """Whether images say that they are images. Then no other tensor is one."""
 
 
-def _ways(pad: Collection[_Key], ragged: Mapping[Any, Ragged], elements: Collection[_Key]) -> dict[_Key, str]:
+def _ways(
+    pad: Collection[_Key], ragged: Mapping[Any, Ragged], declared: Mapping[Any, Ragged], elements: Mapping[_Key, Any]
+) -> dict[_Key, str]:
     """Return what becomes of each named element; raise ConfigError if the arguments are malformed."""
     for name, way in ragged.items():
         if way not in get_args(Ragged):
@@ -150,7 +206,13 @@ def _ways(pad: Collection[_Key], ragged: Mapping[Any, Ragged], elements: Collect
             raise ConfigError(f"{name!r} is in pad, which means 'mask', and {way!r} in ragged: leave one of them out")
     _check_names("pad", pad, elements)
     _check_names("ragged", ragged, elements)
-    return {**dict.fromkeys(pad, "mask"), **ragged}
+    with_length = (torch.Tensor, np.ndarray)
+    usual = {
+        name: way
+        for name, way in declared.items()
+        if name in elements and (way == "list" or isinstance(elements[name], with_length))
+    }
+    return {**usual, **dict.fromkeys(pad, "mask"), **ragged}
 
 
 def _fills(pad_images: PadImages, elements: Collection[_Key]) -> Mapping[_Key, float]:

@@ -6,10 +6,7 @@ import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-import torch
-
-from storeds.batching.collate import Ragged, collate, good_samples
+from storeds.batching.collate import Ragged, collate
 from storeds.batching.detection import collate_detection
 from storeds.errors import ConfigError, suggest
 from storeds.protocols import ROLES, Field
@@ -20,7 +17,7 @@ __all__ = ["fit_collate", "is_collate"]
 
 def is_collate(collate_fn: Any) -> bool:
     """Return whether a ``collate_fn`` is `collate` or `collate_detection`, with or without settings."""
-    return _function(collate_fn) in (collate, collate_detection, _collate_by_role)
+    return _function(collate_fn) in (collate, collate_detection)
 
 
 def _function(collate_fn: Any) -> Any:
@@ -57,7 +54,7 @@ def fit_collate(
     settings = dict(collate_fn.keywords) if isinstance(collate_fn, functools.partial) else {}
     if _function(collate_fn) is collate_detection:
         return functools.partial(collate_detection, **_for_detection(settings, fields, as_dict=as_dict))
-    settings.pop("usual", None)  # the function may have been fitted before
+    settings.pop("declared", None)  # the function may have been fitted before
     places = functools.partial(_places, fields=fields, as_dict=as_dict)
     if settings.get("pad"):
         settings["pad"] = tuple(place for name in settings["pad"] for place in places("pad", name))
@@ -73,10 +70,10 @@ def fit_collate(
         settings["pad_images"] = {place: 0 for name in named for place in places("pad_images", name)}
     ways: dict[str, Ragged] = {name: "mask" for name in fields if _varies(name, fields)}
     ways |= {name: "list" for name in fields if fields[name].kind == "json" and name not in ways}
-    usual = {place: way for name, way in ways.items() if name not in changed for place in places("usual", name)}
-    if usual:
-        return functools.partial(_collate_by_role, **{**settings, "usual": usual})
-    return functools.partial(collate, **settings) if settings else collate_fn
+    declared = {place: way for name, way in ways.items() if name not in changed for place in places("declared", name)}
+    if declared:
+        settings["declared"] = declared
+    return functools.partial(collate, **settings) if settings else collate
 
 
 def _varies(name: str, fields: Mapping[str, Field]) -> bool:
@@ -133,20 +130,3 @@ def _for_detection(settings: dict[str, Any], fields: Mapping[str, Field], *, as_
     if not as_dict:
         settings.setdefault("fields", tuple(fields))
     return settings
-
-
-def _collate_by_role(batch: Sequence[Any], *, usual: Mapping[str | int, Ragged], **settings: Any) -> Any:
-    """Return `collate` of a batch, where `usual` says what becomes of elements that `settings` do not name.
-
-    A transform may have left an element out, or made something of it that has no length.
-    """
-    first = good_samples(batch)[0]
-    values = first if isinstance(first, Mapping) else dict(enumerate(first)) if isinstance(first, tuple) else {0: first}
-    ragged = {
-        name: way
-        for name, way in usual.items()
-        if name not in (settings.get("pad") or ())
-        and name in values
-        and (way == "list" or isinstance(values[name], (torch.Tensor, np.ndarray)))
-    }
-    return collate(batch, **{**settings, "ragged": {**ragged, **(settings.get("ragged") or {})}})

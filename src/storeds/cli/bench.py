@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -26,7 +26,9 @@ from storeds.cli.app import (
 )
 from storeds.datasets.stages import STAGES
 from storeds.errors import ConfigError
-from storeds.ops.benchmarking import BenchReport
+
+if TYPE_CHECKING:
+    from storeds.ops.benchmarking import BenchReport
 
 __all__ = ["bench"]
 
@@ -100,8 +102,5 @@ def _show(report: BenchReport) -> None:
     OUT.print()
     say(f"{report.url}: {counted(report.count, 'sample')}, batches of {report.batch_size}")
     say(f"on {report.machine['cpu']}, {report.machine['cpus']} CPUs, load {report.machine['load_average']}")
-    share = report.find(report.workers).shares[report.bottleneck]
-    count = counted(report.workers, "worker") if report.workers else "no workers"
-    say(f"bottleneck: {report.bottleneck}, {share:.0%} of the time with {count}")
     for advice in report.advice:
         say(f"advice: {advice}")

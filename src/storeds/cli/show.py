@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -30,9 +30,11 @@ from storeds.cli.app import (
     say_error,
 )
 from storeds.ops.common import brief_counts
-from storeds.ops.verifying import Report
 from storeds.protocols import Field
 from storeds.records.roles import role_text
+
+if TYPE_CHECKING:
+    from storeds.ops.verifying import Report
 
 __all__ = ["backends", "demo", "info", "root", "schema", "verify"]
 

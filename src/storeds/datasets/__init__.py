@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 from storeds.registry import export_lazily
 
 if TYPE_CHECKING:
-    from storeds.datasets.counters import Event, SampleReport
+    from storeds.datasets.counters import Event, Policy, SampleReport
     from storeds.datasets.map_dataset import StoreDataset
-    from storeds.datasets.pipeline import Policy
     from storeds.datasets.source import Source
 
 __all__ = [
@@ -27,9 +26,8 @@ __all__ = [
 __getattr__ = export_lazily(
     __name__,
     {
-        "counters": ("Event", "SampleReport"),
+        "counters": ("Event", "Policy", "SampleReport"),
         "map_dataset": ("StoreDataset",),
-        "pipeline": ("Policy",),
         "source": ("Source",),
     },
 )

@@ -254,7 +254,7 @@ def fit_reader(reader: Reader[Any], transforms: Mapping[str, Transform], joint: 
     """
     if isinstance(reader, SampleReader):
         check_roles(joint, reader.declared())
-        return _fast_samples(reader, joint)
+        return _fast_decode(reader, joint)
     image_transform = transforms.get(reader.data or "")
     if isinstance(reader, ArrayReader):
         declared = reader.declared()
@@ -267,7 +267,11 @@ def fit_reader(reader: Reader[Any], transforms: Mapping[str, Transform], joint: 
             f"transforms is for whole samples, which reader 'sample' reads, not {type(reader).__name__}; pass transform= for "
             "the sample's data alone"
         )
-    return reader if image_transform is None else _fast_decode(reader, image_transform)
+    if isinstance(reader, ArrayReader) and image_transform is not None and reader.data in reader.layouts:
+        return replace(reader, views=takes_strided(image_transform))
+    if image_transform is None or type(reader) is not ImageReader or len(reader._images()) > 1:
+        return reader
+    return _fast_decode(reader, image_transform)
 
 
 def bind_transforms(reader: Reader[Any], transforms: Mapping[str, Transform]) -> list[tuple[str, BoundTransform]]:
@@ -294,24 +298,12 @@ def _in_order(transform: Transform) -> Callable[[Any], Any] | None:
     return in_order if takes_strided(transform) else None
 
 
-def _fast_decode(reader: Reader[Any], transform: Transform) -> Reader[Any]:
-    """Return a bound reader that skips work which the transform does not need, if nothing else sees its image.
+def _fast_decode(reader: ImageReader | SampleReader, transform: Transform | None) -> Reader[Any]:
+    """Return a bound reader that skips work which the transform does not need.
 
-    Pixels stay in the decoder's memory order, and the decoder may decode only the part that a crop needs.
+    Pixels stay in the decoder's memory order, and the decoder may decode only the part that the first crop needs.
     """
-    if isinstance(reader, ArrayReader) and reader.data in reader.layouts:
-        return replace(reader, views=takes_strided(transform))
     crop = first_crop(transform)  # its result is contiguous, whatever comes after it
-    if type(reader) is not ImageReader or reader.strided or not (crop or takes_strided(transform)):
-        return reader
-    if len(reader._images()) > 1:
-        return reader
-    return replace(reader, strided=True, cropper=crop)
-
-
-def _fast_samples(reader: SampleReader, transforms: Transform | None) -> SampleReader:
-    """Return a bound reader that decodes only the part of images that the first crop of `transforms` needs."""
-    crop = first_crop(transforms)
-    if reader.strided or not (crop or takes_strided(transforms)):
+    if reader.strided or not (crop or takes_strided(transform)):
         return reader
     return replace(reader, strided=True, cropper=crop)

@@ -10,20 +10,21 @@ import os
 import secrets
 import threading
 import weakref
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from multiprocessing.context import get_spawning_popen
 from typing import Any, NamedTuple
 
 import numpy as np
 from torch.utils.data import get_worker_info
 
+from storeds._utils.arguments import check_share
 from storeds._utils.text import counted
 from storeds.datasets.epoch import SharedTable, collected_events
-from storeds.errors import BadSamplesError
+from storeds.errors import BadSamplesError, ConfigError, suggest
 
-__all__ = ["FAULTS", "BatchEvents", "Event", "Limits", "SampleCounters", "SampleReport", "count_events"]
+__all__ = ["FAULTS", "BatchEvents", "Event", "Policy", "SampleCounters", "SampleReport", "count_events"]
 
 _LOG = logging.getLogger("storeds")
 
@@ -95,72 +96,48 @@ class BatchEvents(NamedTuple):
     events: Sequence[Event]
 
 
-@dataclass(frozen=True)
-class Limits:
-    """How many samples of an epoch may be bad.
+POLICIES = ("raise", "skip", "replace")
 
-    Attributes
+
+@dataclass(frozen=True)
+class Policy:
+    """What happens to bad samples.
+
+    Parameters
     ----------
-    max_bad : int or None
-    max_bad_fraction : float or None
-        A fraction of the samples seen in the epoch. While fewer were seen, it is a fraction of 10,000 or of `total`,
-        whichever is smaller.
-    total : int
-        The samples of the dataset.
+    on_error : str
+        ``raise``, ``skip`` or ``replace``.
+    max_bad : int, optional
+        How many bad samples an epoch may have.
+    max_bad_fraction : float, optional
+        The same as a fraction of the samples seen in the epoch. While fewer were seen, it is a fraction of 10,000 or of
+        the length of the dataset, whichever is smaller.
     """
 
+    on_error: str = "raise"
     max_bad: int | None = None
     max_bad_fraction: float | None = None
-    total: int = 0
 
-    def check(self, seen: int, bad: int, first: Sequence[Event]) -> None:
-        """Raise BadSamplesError, which lists the first bad samples, if there are too many."""
+    def __post_init__(self) -> None:
+        if self.on_error not in POLICIES:
+            raise ConfigError(f"unknown on_error {self.on_error!r}; {suggest(self.on_error, POLICIES, 'policies')}")
+        if self.max_bad is not None and (not isinstance(self.max_bad, int) or self.max_bad is True or self.max_bad < 0):
+            raise ConfigError(f"max_bad is a number of samples, 0 or more, got {self.max_bad!r}")
+        if self.max_bad_fraction is not None:
+            check_share("max_bad_fraction", self.max_bad_fraction)
+
+    def check(self, seen: int, bad: int, length: int, first: Sequence[Event]) -> None:
+        """Raise BadSamplesError, which lists the first bad samples, if there are too many in an epoch."""
         limits: list[tuple[float, str]] = []
         if self.max_bad is not None:
             limits.append((self.max_bad, f"max_bad={self.max_bad}"))
         if self.max_bad_fraction is not None:
-            total = max(seen, min(_MIN_SEEN, self.total))
+            total = max(seen, min(_MIN_SEEN, length))
             limits.append((self.max_bad_fraction * total, f"max_bad_fraction={self.max_bad_fraction} of {total:,}"))
         for limit, name in limits:
             if bad > limit:
                 listed = "\n  ".join(event.text for event in first)
                 raise BadSamplesError(f"{bad} samples were bad, more than {name}; the first are:\n  {listed}")
-
-
-@dataclass
-class _Totals:
-    """The counts of one process."""
-
-    counts: Counter[str] = field(default_factory=Counter)  # of seen, skipped and replaced
-    bad: Counter[str] = field(default_factory=Counter)
-    repaired: Counter[str] = field(default_factory=Counter)
-    first: list[Event] = field(default_factory=list)
-    last: deque[Event] = field(default_factory=lambda: deque(maxlen=_KEPT))
-    epochs: dict[int, list[int]] = field(default_factory=dict)  # epoch → samples seen and bad ones
-
-    def add(self, epoch: int, seen: int, events: Sequence[Event]) -> list[Event]:
-        """Count; return the events that are the first of their kind."""
-        self.counts["seen"] += seen
-        of_epoch = self.epochs.setdefault(epoch, [0, 0])
-        of_epoch[0] += seen
-        while len(self.epochs) > _EPOCHS:
-            del self.epochs[next(iter(self.epochs))]
-        new = []
-        for event in events:
-            fault = _known(event.fault)
-            if not (self.bad[fault] or self.repaired[fault]):
-                new.append(event)
-            self.last.append(event)
-            if event.repaired:
-                self.repaired[fault] += 1
-                continue
-            self.bad[fault] += 1
-            of_epoch[1] += 1
-            if event.outcome:
-                self.counts[event.outcome] += 1
-            if len(self.first) < _KEPT:
-                self.first.append(event)
-        return new
 
 
 # A thread that holds the lock during a fork does not exist in the child and would never release it.
@@ -184,17 +161,18 @@ class SampleCounters(SharedTable):
     The batches of our loaders carry their events, which the training process counts. Workers of a plain DataLoader have
     no such message: they add up their counts, without events, in a row of shared memory each.
 
-    Attributes
+    Parameters
     ----------
-    limits : Limits or None
-        Checked whenever samples are counted.
+    policy : Policy
+        Its limits are checked whenever bad samples are counted.
+    length : int
+        Of the dataset.
     """
 
     DTYPE = np.dtype(
         [
-            ("epoch", "<i8"),  # of the next two counters
-            ("epoch_seen", "<i8"),
-            ("epoch_bad", "<i8"),
+            ("epoch", "<i8"),
+            ("of_epoch", "<i8", 2),  # its samples, and its bad ones
             *((name, "<i8") for name in _NAMES),
             ("bad", "<i8", len(FAULTS)),
             ("repaired", "<i8", len(FAULTS)),
@@ -202,10 +180,14 @@ class SampleCounters(SharedTable):
     )
     COUNT = _ROWS
 
-    def __init__(self, limits: Limits | None = None) -> None:
+    def __init__(self, policy: Policy, length: int) -> None:
         super().__init__()
-        self.limits = limits
-        self._totals = _Totals()
+        self.policy, self._length = policy, length
+        self._own = np.zeros(1, self.DTYPE)  # counted in this process
+        self._epochs: dict[int, Any] = {}  # epoch → its samples and its bad ones, of this process
+        self._first: list[Event] = []
+        self._last: deque[Event] = deque(maxlen=_KEPT)
+        self._logged: set[str] = set()
         self._name(secrets.token_hex(8))
 
     def _name(self, key: str) -> None:
@@ -224,62 +206,74 @@ class SampleCounters(SharedTable):
         if message is not None:
             message.append(BatchEvents(self.key, epoch, seen, events))
             return
-        worker = get_worker_info()
         with _lock:
-            new = self._totals.add(epoch, seen, events)
-            if worker is not None:
-                self._add_to_row(worker.seed % _ROWS, epoch, seen, events)
+            row, of_epoch = self._row(epoch)
+            row["seen"] += seen
+            of_epoch[0] += seen
+            new = [event for event in events if self._count(event, row, of_epoch)]
         for event in new:
             if event.outcome or event.repaired:
                 start = f"{event.outcome}: " if event.outcome else ""
                 _LOG.warning("%s%s (more faults of kind %s are only counted)", start, event.text, event.fault)
-        if self.limits is not None and any(event.outcome for event in events):
-            self.limits.check(*self._of_epoch(epoch), self._totals.first)
+        if any(event.outcome for event in events):
+            self.policy.check(*self._of_epoch(epoch), self._length, self._first)
 
-    def _add_to_row(self, at: int, epoch: int, seen: int, events: Sequence[Event]) -> None:
+    def _row(self, epoch: int) -> tuple[Any, Any]:
+        """Return where this process counts: over all epochs, and in this one."""
+        worker = get_worker_info()
+        if worker is None:
+            of_epoch = self._epochs.setdefault(epoch, np.zeros(2, np.int64))
+            while len(self._epochs) > _EPOCHS:
+                del self._epochs[next(iter(self._epochs))]
+            return self._own[0], of_epoch
         # The workers of a loader have consecutive seeds, so each has a row. Loaders that run side by side may share one.
-        row = self.table[at]
+        row = self.table[worker.seed % _ROWS]
         if row["epoch"] != epoch:
-            row["epoch"], row["epoch_seen"], row["epoch_bad"] = epoch, 0, 0
-        for name in ("seen", "epoch_seen"):
-            row[name] += seen
-        for event in events:
-            row["repaired" if event.repaired else "bad"][FAULTS.index(_known(event.fault))] += 1
-            row["epoch_bad"] += not event.repaired
+            row["epoch"], row["of_epoch"] = epoch, 0
+        return row, row["of_epoch"]
+
+    def _count(self, event: Event, row: Any, of_epoch: Any) -> bool:
+        """Count an event; return whether it is the first of its kind."""
+        fault = event.fault if event.fault in FAULTS else "other"
+        row["repaired" if event.repaired else "bad"][FAULTS.index(fault)] += 1
+        self._last.append(event)
+        if not event.repaired:
+            of_epoch[1] += 1
             if event.outcome:
                 row[event.outcome] += 1
+            if len(self._first) < _KEPT:
+                self._first.append(event)
+        is_new = fault not in self._logged
+        self._logged.add(fault)
+        return is_new
 
     def _of_epoch(self, epoch: int) -> tuple[int, int]:
         """Return how many samples all processes saw in `epoch`, and how many of them were bad."""
-        rows = self.table[self.table["epoch"] == epoch]
-        seen, bad = self._totals.epochs.get(epoch, (0, 0)) if get_worker_info() is None else (0, 0)
-        return seen + int(rows["epoch_seen"].sum()), bad + int(rows["epoch_bad"].sum())
+        rows = self.table
+        seen, bad = rows["of_epoch"][rows["epoch"] == epoch].sum(axis=0)
+        own = self._epochs.get(epoch, (0, 0)) if get_worker_info() is None else (0, 0)
+        return int(seen + own[0]), int(bad + own[1])
 
-    def report(self, url: str, on_error: str) -> SampleReport:
+    def report(self, url: str) -> SampleReport:
         """Return the present counts of this process and its workers."""
-        rows, own = self.table, self._totals
         with _lock:
-            totals = {name: own.counts[name] + int(rows[name].sum()) for name in _NAMES}
+            rows = np.concatenate([self._own, self.table])
+            totals = {name: int(rows[name].sum()) for name in _NAMES}
             bad, repaired = (
-                {
-                    fault: count
-                    for at, fault in enumerate(FAULTS)
-                    if (count := getattr(own, name)[fault] + int(rows[name][:, at].sum()))
-                }
+                {fault: int(count) for fault, count in zip(FAULTS, rows[name].sum(axis=0), strict=True) if count}
                 for name in ("bad", "repaired")
             )
-            return SampleReport(
-                url, on_error, **totals, bad=bad, repaired=repaired, first=list(own.first), last=list(own.last)
-            )
+            first, last = list(self._first), list(self._last)
+        return SampleReport(url, self.policy.on_error, **totals, bad=bad, repaired=repaired, first=first, last=last)
 
     def __reduce__(self) -> tuple[Any, ...]:
         if get_spawning_popen() is not None:
-            return _of_worker, (self._cell, self.key, self.limits)
-        return type(self), (self.limits,)
+            return _of_worker, (self._cell, self.key, self.policy, self._length)
+        return type(self), (self.policy, self._length)
 
 
-def _of_worker(cell: Any, key: str, limits: Limits | None) -> SampleCounters:
-    counters = SampleCounters(limits)
+def _of_worker(cell: Any, key: str, policy: Policy, length: int) -> SampleCounters:
+    counters = SampleCounters(policy, length)
     counters._cell = cell
     counters._name(key)
     return counters
@@ -294,10 +288,6 @@ def count_events(messages: Sequence[BatchEvents]) -> None:
         counters = _COUNTERS.get(message.counters)  # a worker may have made a dataset of its own
         if counters is not None:
             counters.add(message.epoch, message.seen, message.events)
-
-
-def _known(fault: str) -> str:
-    return fault if fault in FAULTS else "other"
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ __all__ = [
 class SharedTable:
     """Zeroed values of a structured dtype in memory that a dataset shares with its workers, under every start method.
 
-    Copies and pickles for any other purpose get a value of their own.
+    When a worker is spawned, pickles pass `_cell`, and torch shares it. Others get values of their own.
 
     Notes
     -----
@@ -45,33 +45,16 @@ class SharedTable:
     """
 
     DTYPE: ClassVar[np.dtype[Any]]
-    COUNT: ClassVar[int | None] = None
-    """The number of values in an array; None for a single one."""
+    COUNT: ClassVar[int] = 1
 
     def __init__(self) -> None:
-        size = self.DTYPE.itemsize * (self.COUNT or 1)
-        self._cell = torch.frombuffer(mmap.mmap(-1, size), dtype=torch.uint8)
+        self._cell = torch.frombuffer(mmap.mmap(-1, self.DTYPE.itemsize * self.COUNT), dtype=torch.uint8)
 
     @property
     def table(self) -> Any:
-        """The array of values, or the single one."""
+        """The array of values."""
         # A new view each time, because the memory moves when a worker is spawned.
-        values = self._cell.numpy().view(self.DTYPE)
-        return values[0] if self.COUNT is None else values
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        if get_spawning_popen() is not None:  # torch's reduction passes the memory itself
-            return _restore_table, (type(self), self._cell)
-        return self._copy()
-
-    def _copy(self) -> tuple[Any, ...]:
-        return type(self), ()
-
-
-def _restore_table(cls: type[SharedTable], cell: torch.Tensor) -> SharedTable:
-    shared = cls.__new__(cls)
-    shared._cell = cell
-    return shared
+        return self._cell.numpy().view(self.DTYPE)
 
 
 MAX_EPOCH = 2**63 - 1
@@ -115,15 +98,6 @@ def collected_events() -> list[BatchEvents] | None:
     return _context.events
 
 
-def _loader_of_worker() -> int | None:
-    """Return an id of the loader's iterator that this worker process belongs to; None in other processes.
-
-    The id is the seed that DataLoader draws once for each set of workers.
-    """
-    worker = get_worker_info()
-    return None if worker is None else worker.seed - worker.id
-
-
 class SharedEpoch(SharedTable):
     """The epoch of a dataset, in memory that its workers share.
 
@@ -142,16 +116,6 @@ class SharedEpoch(SharedTable):
             self._listeners = weakref.WeakSet()
         self._listeners.add(listener)
 
-    @property
-    def number(self) -> int:
-        """The epoch that was set or entered last."""
-        return int(self.table["number"])
-
-    @property
-    def is_set(self) -> bool:
-        """Whether a user set an epoch or a sampler entered one."""
-        return bool(self.table["is_set"])
-
     def set(self, epoch: int) -> None:
         """Set the epoch in every process, and for the next pass of each sampler."""
         self.enter(epoch)
@@ -161,7 +125,7 @@ class SharedEpoch(SharedTable):
 
     def enter(self, epoch: int) -> None:
         """Set the epoch in every process; samplers keep theirs."""
-        table = self.table
+        (table,) = self.table
         table["number"], table["is_set"] = epoch, True
 
     def of_samples(self, seed: int | None) -> tuple[int, int | None]:
@@ -169,39 +133,47 @@ class SharedEpoch(SharedTable):
         if _context.request is not None:
             epoch, other = _context.request
             return epoch, other if seed is None else seed
-        return self.number, seed
+        return int(self.table["number"][0]), seed
 
     @property
     def is_repeated(self) -> bool:
         """Whether this worker of a plain DataLoader makes the epoch of an earlier pass again, which nobody set.
 
-        Workers that start for another pass have another base seed. Persistent workers keep theirs.
+        The first worker of each loader answers for all of them. Workers that start for another pass have another seed.
+        Persistent workers keep theirs.
         """
-        table, loader = self.table, _loader_of_worker()
-        if loader is None or _context.request is not None or table["is_set"] or table["is_reported"]:
+        worker = get_worker_info()
+        if worker is None or worker.id or _context.request is not None:
+            return False
+        (table,) = self.table
+        if table["is_set"] or table["is_reported"]:
             return False
         if not table["loader"]:
-            table["loader"] = loader
-        return bool(table["loader"] != loader)
+            table["loader"] = worker.seed
+        return bool(table["loader"] != worker.seed)
 
-    def report_repeated(self) -> bool:
-        """Return True for the first caller in all processes."""
-        before = bool(self.table["is_reported"])
+    def report_repeated(self) -> None:
+        """Let `is_repeated` be false from now on."""
         self.table["is_reported"] = True
-        return not before
 
-    def _copy(self) -> tuple[Any, ...]:
-        return _copied_epoch, (self.number, self.is_set, self.requested)
+    def __reduce__(self) -> tuple[Any, ...]:
+        if get_spawning_popen() is not None:
+            return _restored, (self._cell,)
+        (table,) = self.table
+        return _copied, (int(table["number"]) if table["is_set"] else None, self.requested)
 
-    def __repr__(self) -> str:
-        return f"SharedEpoch({self.number})"
+
+def _restored(cell: torch.Tensor) -> SharedEpoch:
+    shared = SharedEpoch()
+    shared._cell = cell
+    return shared
 
 
-def _copied_epoch(number: int, is_set: bool, requested: int | None) -> SharedEpoch:
+def _copied(epoch: int | None, requested: int | None) -> SharedEpoch:
     copy = SharedEpoch()
     copy.requested = requested
-    if is_set:
-        copy.enter(number)
+    if epoch is not None:
+        copy.enter(epoch)
     return copy
 
 

@@ -10,7 +10,6 @@ import pickle
 import time
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from multiprocessing.context import get_spawning_popen
 from typing import Any
@@ -34,9 +33,9 @@ from storeds.datasets.assembly import (
     select,
     transforms_by_element,
 )
-from storeds.datasets.counters import SampleCounters, SampleReport
+from storeds.datasets.counters import Policy, SampleCounters, SampleReport
 from storeds.datasets.epoch import MAX_EPOCH, SharedEpoch
-from storeds.datasets.pipeline import Policy, SamplePipeline
+from storeds.datasets.pipeline import SamplePipeline
 from storeds.datasets.source import Source
 from storeds.datasets.stages import add_bytes, add_time
 from storeds.errors import ConfigError, RecordError
@@ -187,7 +186,6 @@ class StoreDataset(Dataset[Any]):
         arguments["options"] = Source.store_options(options, store_options)
         settings = Source.unchecked(url if source is None else source, **arguments)
         policy = Policy(settings.on_error, settings.max_bad, settings.max_bad_fraction)
-        self._on_error = policy.on_error
         self._transforms: Transform | None = build_transform(settings.transforms, "transforms")
         self._transform: Transforms = build_transforms(settings.transform)
         self._target_transform: Transform | None = _target_transform(settings.target_transform)
@@ -198,7 +196,7 @@ class StoreDataset(Dataset[Any]):
         self._bound: Reader[Any] = make_reader(settings, self._view.meta.fields).bind(self._view)
         # Shared with workers, so that set_epoch reaches persistent ones (pytorch#97326).
         self._epoch = SharedEpoch()
-        self._counters = SampleCounters(policy.limits(len(self._bound)))
+        self._counters = SampleCounters(policy, len(self._bound))
         self._build()
 
     def _build(self) -> None:
@@ -211,7 +209,6 @@ class StoreDataset(Dataset[Any]):
             self.reader,
             bind_transforms(self.reader, transforms),
             self._as_dict,
-            self._on_error,
             self._counters,
             bind_joint(self.reader, transforms, self._transforms),
         )
@@ -340,7 +337,9 @@ class StoreDataset(Dataset[Any]):
         read = self._read(self._resolve(indices))
         return _split_columns(read, self._column_fields, self.as_dict) if isinstance(read, dict) else read
 
-    def _read(self, resolved: list[int], *, defer: bool = False, columns: bool = True) -> dict[str, Array] | list[Any]:
+    def _read(
+        self, resolved: list[int], *, defer: bool = False, columns: bool = True, fill: bool = True
+    ) -> dict[str, Array] | list[Any]:
         """Return samples, or one array of shape (n, …) for each of their elements, read without making samples.
 
         Parameters
@@ -352,19 +351,25 @@ class StoreDataset(Dataset[Any]):
         columns : bool
             Whether there may be arrays. There are none where elements vary in shape or have transforms, and where a
             record is bad: then the pipeline applies the policy.
+        fill : bool
+            Whether replacements make up a batch in which every sample would be skipped.
         """
         contexts = self._contexts(resolved)
+        known: RecordError | None = None
         if self._column_fields and columns and resolved:
             assert isinstance(self.reader, ArrayReader)
             began = time.perf_counter()
-            with suppress(RecordError):
+            try:
                 arrays = self.reader.arranged(read_arrays(self._view, resolved, self.reader.stored))
+            except RecordError as error:
+                known = error
+            else:
                 add_time("read", began)
                 add_bytes([arrays])
                 self._counters.add(contexts[0].epoch, len(resolved), ())
-                arrays["index"] = arrays.get("index", np.array(resolved, np.int64))
-                return {name: arrays[name] for name in self._column_fields}
-        samples = self._pipeline.samples(contexts, fill=True, defer=defer)
+                # What has no column is the index.
+                return {n: arrays[n] if n in arrays else np.array(resolved, np.int64) for n in self._column_fields}
+        samples = self._pipeline.samples(contexts, fill=fill, defer=defer, known=known)
         if contexts:
             self._warn_if_repeated(contexts[0])
         return samples
@@ -382,16 +387,15 @@ class StoreDataset(Dataset[Any]):
         made = trial(context.epoch)
         if all(trial(context.epoch + later) == made for later in range(1, _EPOCHS)):  # nothing in it is random
             return
-        self._trials = 0
-        if self._epoch.report_repeated():
-            warnings.warn(
-                f"sample {context.index} of {self.url} was made again in epoch {context.epoch}, with the same random "
-                "numbers as in an earlier pass. PyTorch's DataLoader does not tell a dataset that a pass begins: call "
-                "dataset.set_epoch(epoch) before each pass; or use storeds.StoreLoader, or "
-                "sampler=storeds.EpochSampler(dataset), which count passes themselves",
-                UserWarning,
-                stacklevel=2,
-            )
+        self._epoch.report_repeated()
+        warnings.warn(
+            f"sample {context.index} of {self.url} was made again in epoch {context.epoch}, with the same random "
+            "numbers as in an earlier pass. PyTorch's DataLoader does not tell a dataset that a pass begins: call "
+            "dataset.set_epoch(epoch) before each pass; or use storeds.StoreLoader, or "
+            "sampler=storeds.EpochSampler(dataset), which count passes themselves",
+            UserWarning,
+            stacklevel=2,
+        )
 
     def _contexts(self, resolved: list[int]) -> list[SampleContext]:
         _freeze_inherited()
@@ -423,7 +427,7 @@ class StoreDataset(Dataset[Any]):
 
     def report(self) -> SampleReport:
         """Return how many samples were requested, repaired and bad so far, in this process and its workers."""
-        return self._counters.report(self.url, self._on_error)
+        return self._counters.report(self.url)
 
     def __getstate__(self) -> dict[str, Any]:
         if get_spawning_popen() is not None:  # copies in this process may hold what cannot be pickled

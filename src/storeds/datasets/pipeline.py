@@ -11,67 +11,28 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from storeds._utils.arguments import check_share
 from storeds._utils.permutation import permute, round_keys
 from storeds.backends.concatenated import ConcatenatedBackend
 from storeds.backends.selection import Selection
+from storeds.batching.collate import Skipped
 from storeds.batching.memory import ScaledInPool
-from storeds.batching.skipped import Skipped
-from storeds.datasets.counters import Event, Limits, SampleCounters
+from storeds.datasets.counters import Event, SampleCounters
 from storeds.datasets.stages import add_bytes, add_time
 from storeds.errors import (
     BadSamplesError,
-    ConfigError,
     DecodeError,
     RecordError,
     StoredsError,
     TransformError,
-    suggest,
 )
 from storeds.protocols import Backend, Reader, Record, SampleContext
 from storeds.records.roles import Sample
 from storeds.transforms import BoundTransform
 
-__all__ = ["POLICIES", "Policy", "SamplePipeline"]
-
-POLICIES = ("raise", "skip", "replace")
+__all__ = ["SamplePipeline"]
 
 # A store in which so many samples in a row are bad is not worth training on.
 _ATTEMPTS = 100
-
-
-@dataclass(frozen=True)
-class Policy:
-    """What happens to bad samples.
-
-    Parameters
-    ----------
-    on_error : str
-        ``raise``, ``skip`` or ``replace``.
-    max_bad : int, optional
-        How many bad samples an epoch may have.
-    max_bad_fraction : float, optional
-        The same as a fraction of the samples seen in the epoch. While fewer were seen, it is a fraction of 10,000 or of
-        the length of the dataset, whichever is smaller.
-    """
-
-    on_error: str = "raise"
-    max_bad: int | None = None
-    max_bad_fraction: float | None = None
-
-    def __post_init__(self) -> None:
-        if self.on_error not in POLICIES:
-            raise ConfigError(f"unknown on_error {self.on_error!r}; {suggest(self.on_error, POLICIES, 'policies')}")
-        if self.max_bad is not None and (not isinstance(self.max_bad, int) or self.max_bad is True or self.max_bad < 0):
-            raise ConfigError(f"max_bad is a number of samples, 0 or more, got {self.max_bad!r}")
-        if self.max_bad_fraction is not None:
-            check_share("max_bad_fraction", self.max_bad_fraction)
-
-    def limits(self, total: int) -> Limits | None:
-        """Return the limits for so many samples in an epoch, if there are any."""
-        if self.max_bad is None and self.max_bad_fraction is None:
-            return None
-        return Limits(self.max_bad, self.max_bad_fraction, total)
 
 
 class _Result(NamedTuple):
@@ -99,9 +60,8 @@ class SamplePipeline:
         Element → its transform.
     as_dict : bool
         Whether samples are dicts; tuples otherwise.
-    on_error : str
-        The policy.
     counters : SampleCounters
+        Its policy says what happens to bad samples.
     joint : callable, optional
         Makes the elements of the `Sample` that the reader builds, before `transforms`.
     """
@@ -110,12 +70,18 @@ class SamplePipeline:
     reader: Reader[Any]
     transforms: Sequence[tuple[str, BoundTransform]]
     as_dict: bool
-    on_error: str
     counters: SampleCounters
     joint: Callable[[Sample, SampleContext], dict[str, Any]] | None = None
     _finish: ScaledInPool = field(default_factory=ScaledInPool)
 
-    def samples(self, contexts: Sequence[SampleContext], *, fill: bool, defer: bool = False) -> list[Any]:
+    def samples(
+        self,
+        contexts: Sequence[SampleContext],
+        *,
+        fill: bool,
+        defer: bool = False,
+        known: RecordError | None = None,
+    ) -> list[Any]:
         """Return the samples of `contexts`, with what the policy puts in the place of bad ones.
 
         Parameters
@@ -124,6 +90,8 @@ class SamplePipeline:
             Whether replacements make up a batch in which every sample would be skipped.
         defer : bool
             Whether images may be `DeferredImage`, which `storeds.collate` finishes.
+        known : RecordError, optional
+            Of a record that was read already, and is not read again.
 
         Raises
         ------
@@ -138,27 +106,30 @@ class SamplePipeline:
             return []
         events: list[Event] = []
         try:
-            samples = self._good_samples(contexts, fill, events)
+            samples = self._good_samples(self.make(contexts, known), contexts, fill, events)
         finally:
             self.counters.add(contexts[0].epoch, len(contexts), events)
         if not defer and (self.joint is not None or self.transforms):
             samples = [self.finished(sample) for sample in samples]
         return samples
 
-    def _good_samples(self, contexts: Sequence[SampleContext], fill: bool, events: list[Event]) -> list[Any]:
+    def _good_samples(
+        self, results: Iterator[_Result], contexts: Sequence[SampleContext], fill: bool, events: list[Event]
+    ) -> list[Any]:
         """Return samples after the policy; append what happened to `events`, also before an error."""
         samples: list[Any] = []
-        for context, (sample, positions) in zip(contexts, self.make(contexts), strict=True):
+        policy = self.counters.policy.on_error
+        for context, (sample, positions) in zip(contexts, results, strict=True):
             if not isinstance(sample, RecordError):
                 events += self._repairs(context, positions)
-            elif self.on_error == "raise":
+            elif policy == "raise":
                 events.append(_bad(sample, context))
                 raise self._with_key(sample, positions) from sample.__cause__
             samples.append(sample)
         bad = [at for at, sample in enumerate(samples) if isinstance(sample, RecordError)]
         if not bad:
             return samples
-        replacing = self.on_error == "replace" or (fill and len(bad) == len(samples))
+        replacing = policy == "replace" or (fill and len(bad) == len(samples))
         events += [_bad(samples[at], contexts[at], "replaced" if replacing else "skipped") for at in bad]
         if replacing:
             replacements = self._replacements([contexts[at] for at in bad], events)
@@ -177,15 +148,19 @@ class SamplePipeline:
             return {name: self._finish(value) for name, value in sample.items()}
         return tuple(map(self._finish, sample)) if type(sample) is tuple else sample
 
-    def make(self, contexts: Sequence[SampleContext]) -> Iterator[_Result]:
-        """Yield the result for each context, whatever the policy; reads all records at once."""
+    def make(self, contexts: Sequence[SampleContext], known: RecordError | None = None) -> Iterator[_Result]:
+        """Yield the result for each context, whatever the policy; reads all records at once, without the `known` bad one."""
         located = [self.reader.locate(context.index, context) for context in contexts]
         flat = [position for positions in located for position in positions]
         began = time.perf_counter()
-        found = self.view.get_many(flat, self.reader.stored)
+        bad = known and {position for position in flat if self._in_store(position) == known.position}
+        found = self.view.get_many([at for at in flat if at not in bad] if bad else flat, self.reader.stored)
         began = add_time("read", began)
         add_bytes(found)
-        records = iter(found)
+        records: Iterator[Any] = iter(found)
+        if bad:
+            others = records
+            records = iter([known if at in bad else next(others) for at in flat])
         for positions, context in zip(located, contexts, strict=True):
             yield _Result(self._sample([next(records) for _ in positions], positions, context), positions)
         add_time("decode", began)

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import mmap
 import warnings
-from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Literal, TypeAlias, get_args
 
 import torch
-from torch.utils.data import ConcatDataset, Dataset, IterableDataset, get_worker_info
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from storeds._utils.arguments import integer
-from storeds.batching.skipped import Skipped
+from storeds.batching.collate import Skipped
 from storeds.datasets.map_dataset import StoreDataset
 from storeds.errors import ConfigError, suggest
+from storeds.loaders.loader import read_by_dataset
 from storeds.loaders.sampler import EpochSampler, epoch_takers
 
 __all__ = ["Remainder", "StoreIterable"]
@@ -162,7 +162,7 @@ class StoreIterable(IterableDataset[Any]):
         chunks = iter(lambda: list(islice(indices, size)), [])
         skip = place.taken % size
         for chunk in islice(chunks, part["worker"], None, workers):
-            for sample in _read(self.dataset, chunk[skip:]):
+            for sample in read_by_dataset(self.dataset, chunk[skip:], _read):
                 place.taken += 1
                 if not isinstance(sample, Skipped):
                     yield sample
@@ -178,8 +178,10 @@ class StoreIterable(IterableDataset[Any]):
     def _warn_of_repeats(self, epoch: int) -> None:
         """Warn once if this pass repeats the order of the one before, and `set_epoch` was not called in between."""
         worker = get_worker_info()
+        if worker is not None and worker.id:  # the first worker of a loader speaks for all of them
+            return
         self._turn += 1
-        turn = self._turn + (0 if worker is None else worker.seed - worker.id)  # the same in all workers of a loader
+        turn = self._turn + (0 if worker is None else worker.seed)
         last_epoch, last_turn = self._last.tolist()
         if last_epoch == _WARNED:
             return
@@ -230,16 +232,5 @@ class StoreIterable(IterableDataset[Any]):
 
 
 def _read(dataset: Any, indices: list[int]) -> Sequence[Any]:
-    """Return the samples at some indices, in their order, with one storage call for each store among them."""
-    if type(dataset) is not ConcatDataset:
-        samples: Sequence[Any] = dataset.__getitems__(indices)
-        return samples
-    ends = dataset.cumulative_sizes
-    places: dict[int, list[int]] = {}
-    for at, index in enumerate(indices):
-        places.setdefault(bisect_right(ends, index), []).append(at)
-    found: dict[int, Any] = {}
-    for number, own in places.items():
-        first = ends[number - 1] if number else 0
-        found |= zip(own, _read(dataset.datasets[number], [indices[at] - first for at in own]), strict=True)
-    return [found[at] for at in range(len(indices))]
+    samples: Sequence[Any] = dataset.__getitems__(indices)
+    return samples

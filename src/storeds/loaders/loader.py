@@ -8,7 +8,8 @@ import logging
 import re
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -33,7 +34,7 @@ from storeds.readers import SampleReader
 
 _LOG = logging.getLogger("storeds")
 
-__all__ = ["BatchFetcher", "Request", "Result", "StoreLoader"]
+__all__ = ["BatchFetcher", "Request", "Result", "StoreLoader", "read_by_dataset"]
 
 
 class Request(NamedTuple):
@@ -97,8 +98,7 @@ class BatchFetcher(Dataset[Result]):
     def __init__(self, dataset: Any, collate_fn: Any, memory: BufferPool) -> None:
         collate_fn = fitted_collate(collate_fn, dataset)  # not earlier: the dataset's settings may have changed
         self.dataset, self.collate_fn, self._memory = dataset, collate_fn, memory
-        self._store = _store_of(dataset) if is_collate(collate_fn) else None
-        self._pads = collate_fn is not collate
+        self._inner, self._is_ours = _below_subsets(dataset), is_collate(collate_fn)
 
     def __getitem__(self, request: Request) -> Result:
         """Return the batch of a request."""
@@ -126,24 +126,29 @@ class BatchFetcher(Dataset[Result]):
     def _batch(self, indices: list[int] | int) -> Any:
         if isinstance(indices, int):
             return self._collated(self.dataset[indices])
-        store = self._store
-        if store is None:
-            many = getattr(self.dataset, "__getitems__", None)
-            return self._collated(many(indices) if many else [self.dataset[index] for index in indices])
-        subset = self.dataset
-        while subset is not store:
-            indices = [subset.indices[at] for at in indices]
-            subset = subset.dataset
-        read = store._read(store._resolve(indices), defer=True, columns=not self._pads)
+        read, store = read_by_dataset(self.dataset, indices, self._read), self._inner
         if isinstance(read, dict):
-            return collate_columns(read, store.as_dict)
+            began = time.perf_counter()
+            batch = collate_columns(read, store.as_dict)
+            add_time("collate", began)
+            return batch
         try:
             return self._collated(read)
         except ConfigError as error:
-            if store.as_dict:  # the message has their names
+            if type(store) is not StoreDataset or store.as_dict:  # the message has the names, if there are any
                 raise
             names = ", ".join(f"{place} {name!r}" for place, name in enumerate(store.reader.fields))
             raise ConfigError(f"{error}. The elements of these samples are {names}") from error
+
+    def _read(self, dataset: Any, indices: list[int]) -> Any:
+        """Return samples or columns of the dataset, or samples of one that it joins."""
+        is_whole = dataset is self._inner
+        if type(dataset) is StoreDataset and (self._is_ours or not is_whole):
+            columns = is_whole and self.collate_fn is collate
+            # The rest of the batch may be good where datasets are joined: then bad samples are skipped.
+            return dataset._read(dataset._resolve(indices), defer=self._is_ours, columns=columns, fill=is_whole)
+        many = getattr(dataset, "__getitems__", None) if is_whole else None
+        return many(indices) if many else [dataset[index] for index in indices]
 
     def _collated(self, samples: Any) -> Any:
         began = time.perf_counter()
@@ -187,11 +192,28 @@ def _stores_below(dataset: Any) -> list[StoreDataset | None]:
     return [dataset if type(dataset) is StoreDataset else None]
 
 
-def _store_of(dataset: Any) -> StoreDataset | None:
-    """Return the StoreDataset whose samples a dataset passes on unchanged, if there is one. A subclass may change them."""
+def _below_subsets(dataset: Any) -> Any:
     while type(dataset) is Subset:
         dataset = dataset.dataset
-    return dataset if type(dataset) is StoreDataset else None
+    return dataset
+
+
+def read_by_dataset(dataset: Any, indices: list[int], read: Callable[[Any, list[int]], Any]) -> Any:
+    """Return samples in the order of their indices: `read` is called once for each dataset in a Subset or ConcatDataset."""
+    if type(dataset) is Subset:
+        return read_by_dataset(dataset.dataset, [dataset.indices[at] for at in indices], read)
+    if type(dataset) is not ConcatDataset:
+        return read(dataset, indices)
+    ends = dataset.cumulative_sizes
+    parts: dict[int, list[int]] = {}  # dataset → places in the batch
+    for place, index in enumerate(indices):
+        parts.setdefault(bisect_right(ends, index % ends[-1]), []).append(place)
+    samples: dict[int, Any] = {}
+    for number, places in parts.items():
+        first = ends[number - 1] if number else 0
+        part = read_by_dataset(dataset.datasets[number], [indices[at] % ends[-1] - first for at in places], read)
+        samples |= zip(places, part, strict=True)
+    return [samples[place] for place in range(len(indices))]
 
 
 def _elements(store: StoreDataset) -> dict[str, Field]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence, Sized, ValuesView
 from typing import Any, NamedTuple
 
@@ -52,11 +53,11 @@ class EpochProgress:
     Counts this rank's samples.
     """
 
-    def __init__(self, number: int, epoch: int, start: int, steps: int, replicas: int, count: int) -> None:
-        self.number, self.epoch, self.start = number, epoch, start
+    def __init__(self, number: int, epoch: int, start: int, steps: int) -> None:
+        self.number, self.epoch, self.start, self.steps = number, epoch, start, steps
         self.drawn = 0
-        self._steps, self._replicas, self._count = steps, replicas, count
-        self._batches: int | None = None  # how many a loader of ours will make
+        self.batches: int | None = None
+        """How many batches a loader of ours makes; None where another one draws the indices."""
         self._next, self._received = 0, 0  # the first batch that is missing, and the samples before it
         self._early: dict[int, int] = {}  # batches behind a missing one, and their sizes
 
@@ -64,10 +65,6 @@ class EpochProgress:
         index = next(indices)
         self.drawn += 1
         return index
-
-    def expect(self, batches: int) -> None:
-        """Count `batches` that are received, instead of the indices drawn."""
-        self._batches = batches
 
     def receive(self, number: int, size: int) -> None:
         """Count a batch that the training loop receives; batches that overtook another count once that one came."""
@@ -79,16 +76,12 @@ class EpochProgress:
     @property
     def consumed(self) -> int:
         """How many of this rank's samples the training loop received; without a loader of ours, how many were drawn."""
-        return self.drawn if self._batches is None else self._received
+        return self.drawn if self.batches is None else self._received
 
     @property
     def finished(self) -> bool:
         # A loader with drop_last receives fewer samples than there are.
-        return self.consumed == self._steps or (self._batches is not None and self._next >= self._batches)
-
-    def position(self, consumed: int) -> int:
-        """Return the position in the epoch after so many samples of each rank; at the end, padding and remainders are past."""
-        return self._count if consumed == self._steps else self.start + consumed * self._replicas
+        return self.consumed == self.steps or (self.batches is not None and self._next >= self.batches)
 
 
 class EpochSampler(Sampler[int]):
@@ -173,8 +166,11 @@ class EpochSampler(Sampler[int]):
         window: int | None = None,
     ) -> None:
         self.count, self.store, self.where = _count(data), _store_id(data), _where_digest(data)
-        self._followers = epoch_takers(data)
-        self.seed = _seed_of(self._followers) if seed is None else integer("seed", seed)
+        datasets = epoch_takers(data)
+        cells = [getattr(each, "_epoch", None) for each in datasets]
+        self._cells = [cell for cell in cells if isinstance(cell, SharedEpoch)]  # of datasets of storeds
+        self._others = [each for each, cell in zip(datasets, cells, strict=True) if not isinstance(cell, SharedEpoch)]
+        self.seed = _seed_of(datasets) if seed is None else integer("seed", seed)
         self._draws = self.seed is None
         self.shuffle, self.drop_last = bool(shuffle), bool(drop_last)
         if block_size is None and window is not None:
@@ -185,17 +181,17 @@ class EpochSampler(Sampler[int]):
         self.window = None if block_size is None else integer("window", _WINDOW if window is None else window, 1)
         self.num_replicas, self.rank = ranks(num_replicas, rank)
         self._shares = self.num_replicas > 1 if num_replicas is not None else None
+        # The place of the pass that began last or, if none has begun since an epoch was set or loaded, of the next one.
         self._epoch, self._start = 0, 0
-        self._begun = False
-        self._requested: int | None = None
-        self._overridden: int | None = None  # the epoch that was requested before a state was loaded
-        self._requested_in: EpochProgress | None = None
-        self._is_resumed = False  # whether a state of StatefulDataLoader began the pass
         self._pass: EpochProgress | None = None
         self._passes = 0
-        self._listen()
-        for requested in [each.requested for each in self._cells() if each.requested is not None]:
-            self._request_epoch(requested)
+        # The next pass is one of `_epoch`, because that was set, as long as `_pass` has consumed fewer samples than this.
+        self._requested_until: float = 0
+        self._overridden: int | None = None  # the epoch that was set before a state was loaded
+        for cell in self._cells:
+            cell.listen(self)
+            if cell.requested is not None:
+                self._request_epoch(cell.requested)
 
     @property
     def epoch(self) -> int:
@@ -206,7 +202,11 @@ class EpochSampler(Sampler[int]):
     @property
     def position(self) -> int:
         """How many samples of the epoch's order all ranks consumed; at the end, the count."""
-        return self._start if self._pass is None else self._pass.position(self._pass.consumed)
+        return self._start if self._pass is None else self._position_after(self._pass, self._pass.consumed)
+
+    def _position_after(self, progress: EpochProgress, consumed: int) -> int:
+        """Return the position after so many samples of each rank; at the end, padding and remainders are past."""
+        return self.count if consumed == progress.steps else progress.start + consumed * self.num_replicas
 
     def set_epoch(self, epoch: int) -> None:
         """Start the next pass at `epoch`: at its beginning or, for the epoch of a loaded state, at the loaded position.
@@ -218,52 +218,34 @@ class EpochSampler(Sampler[int]):
         self._enter(self._epoch)
 
     def _request_epoch(self, epoch: int) -> None:
-        self._requested, self._overridden = epoch, None
-        self._is_resumed = False
-        current = self._pass if epoch == self._epoch else None
-        self._requested_in = current if current is not None and not current.consumed else None
         if epoch != self._epoch:
-            self._epoch, self._start, self._pass, self._begun = epoch, 0, None, False
-
-    def _cells(self) -> list[SharedEpoch]:
-        """Return the shared epochs of the datasets that are storeds' own."""
-        found = (getattr(each, "_epoch", None) for each in self._followers)
-        return [each for each in found if isinstance(each, SharedEpoch)]
-
-    def _listen(self) -> None:
-        """Register for the epochs that users set on the datasets."""
-        for each in self._cells():
-            each.listen(self)
+            self._epoch, self._start, self._pass = epoch, 0, None
+        # A pass that has just begun is the one that is meant, once it goes on.
+        has_begun = self._pass is not None and not self._pass.consumed
+        self._requested_until, self._overridden = 1 if has_begun else math.inf, None
 
     def _enter(self, epoch: int) -> None:
         """Set the epoch of the datasets."""
-        for dataset in self._followers:
-            cell = getattr(dataset, "_epoch", None)
-            if not isinstance(cell, SharedEpoch):
-                dataset.set_epoch(epoch)
-            elif cell.number != epoch or not cell.is_set:
-                cell.enter(epoch)
+        for cell in self._cells:
+            cell.enter(epoch)
+        for dataset in self._others:
+            dataset.set_epoch(epoch)
 
     def __len__(self) -> int:
         return self._steps(0)
 
     def _next(self) -> tuple[int, int]:
         """Return the epoch and the first position of the next pass."""
-        if self._is_requested and self._pass is not None:
-            return self._epoch, 0 if self._pass.finished else self._pass.start
-        over = self._start > 0 and not self._steps(self._start)
-        if not self._is_requested and (self._begun or over):
-            return self._epoch + 1, 0
-        return self._epoch, self._start
+        begun, start = self._pass, self._start
+        if self._is_requested:
+            return self._epoch, 0 if begun is not None and begun.finished else start
+        is_over = start > 0 and not self._steps(start)
+        return (self._epoch, start) if begun is None and not is_over else (self._epoch + 1, 0)
 
     @property
     def _is_requested(self) -> bool:
         """Whether an epoch was set for the next pass, and not for one that had just begun and went on."""
-        begun = self._requested_in
-        if begun is None or self._requested is None:
-            return self._requested is not None
-        # StatefulDataLoader may begin the pass that it loaded, draw ahead, and discard it.
-        return not (begun.finished if self._is_resumed else begun.consumed)
+        return self._requested_until > (0 if self._pass is None else self._pass.consumed)
 
     def _steps(self, start: int) -> int:
         rest = self.count - start
@@ -272,20 +254,29 @@ class EpochSampler(Sampler[int]):
     def __iter__(self) -> Iterator[int]:
         return _PassIterator(self)
 
-    def _begin(self, place: tuple[int, int] | None, *, discarded: bool = False) -> tuple[EpochProgress, Iterator[int]]:
-        """Begin the next pass, or one at an epoch and a position; return its progress and its indices."""
-        epoch, start = self._next() if place is None else place
+    def _begin(self, epoch: int, start: int) -> tuple[EpochProgress, Iterator[int]]:
+        """Begin a pass at an epoch and a position; return its progress and its indices."""
         self.fix_seed()
         order, steps = self.order(epoch), self._steps(start)
-        self._epoch, self._start, self._begun = epoch, start, True
         self._passes += 1
-        self._pass = EpochProgress(self._passes, epoch, start, steps, self.num_replicas, self.count)
+        self._epoch, self._start, self._pass = epoch, start, EpochProgress(self._passes, epoch, start, steps)
+        self._requested_until, self._overridden = 0, None
         self._enter(epoch)
-        self._requested = self._requested if place is not None else None
-        self._requested_in = None if place is None or discarded else self._pass
-        self._is_resumed = place is not None
-        self._overridden = None
         return self._pass, order.walk(start + self.rank, self.num_replicas, steps)
+
+    def _resume(self, state: Mapping[str, Any]) -> tuple[EpochProgress, Iterator[int]]:
+        """Begin the pass that StatefulDataLoader goes on with.
+
+        It loads when the loop begins, which is after the loop called set_epoch.
+        """
+        self.load_state_dict(state)
+        requested, was_over = self._overridden, self._start == self.count
+        if requested is not None:
+            self.set_epoch(requested)
+        progress, indices = self._begin(self._epoch, self._start)
+        if requested is not None:  # the loader draws ahead, and discards a pass that was over
+            self._requested_until = math.inf if was_over else progress.steps
+        return progress, indices
 
     def batch_requests(
         self, batch_size: int | None, drop_last: bool, seed: int | None = None
@@ -294,10 +285,9 @@ class EpochSampler(Sampler[int]):
 
         With ``batch_size=None``, a request is for a single sample.
         """
-        progress, indices = self._begin(None)
-        steps, size = self._steps(progress.start), batch_size or 1
-        batches = steps // size if drop_last else -(-steps // size)
-        progress.expect(batches)
+        progress, indices = self._begin(*self._next())
+        steps, size = progress.steps, batch_size or 1
+        batches = progress.batches = steps // size if drop_last else -(-steps // size)
         for number in range(batches):
             drawn = [progress.draw(indices) for _ in range(min(size, steps - number * size))]
             yield BatchRequest(progress.number, number, progress.epoch, drawn[0] if batch_size is None else drawn, seed)
@@ -347,11 +337,10 @@ class EpochSampler(Sampler[int]):
             compared only if both are known.
         """
         epoch, start = self.place_in(state)
-        self._overridden = self._overridden if self._requested is None else self._requested
-        self._epoch, self._start = epoch, start
+        self._overridden = self._epoch if self._requested_until else self._overridden
+        self._epoch, self._start, self._pass, self._requested_until = epoch, start, None, 0
         self.load_seed(state)
-        self._pass, self._begun, self._requested, self._requested_in = None, False, None, None
-        self._enter(self._epoch)
+        self._enter(epoch)
 
     def load_seed(self, state: Mapping[str, Any]) -> None:
         """Use the seed of a state, if none was given here."""
@@ -380,15 +369,13 @@ class EpochSampler(Sampler[int]):
 
     def __getstate__(self) -> dict[str, Any]:
         epoch, start = self._next()
-        return {
-            **self.__dict__,
-            **{"_epoch": epoch, "_start": start, "_begun": False},
-            **{"_requested": epoch if self._is_requested else None, "_requested_in": None, "_pass": None},
-        }
+        until = math.inf if self._is_requested else 0
+        return {**self.__dict__, "_epoch": epoch, "_start": start, "_pass": None, "_requested_until": until}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._listen()
+        for cell in self._cells:
+            cell.listen(self)
 
     def __repr__(self) -> str:
         blocks = f", block_size={self.block_size}, window={self.window}" if self.block_size else ""
@@ -406,37 +393,22 @@ class _PassIterator(Iterator[int]):
 
     def __init__(self, sampler: EpochSampler) -> None:
         self._sampler = sampler
-        self._loaded: tuple[int, int] | None = None
-        self._was_over = False  # StatefulDataLoader begins the rest of an epoch that was over, and discards it
         self._pass: EpochProgress | None = None
         self._indices: Iterator[int] = iter(())
 
     def __next__(self) -> int:
         if self._pass is None:
-            self._pass, self._indices = self._sampler._begin(self._place(), discarded=self._was_over)
+            self._pass, self._indices = self._sampler._begin(*self._sampler._next())
         return self._pass.draw(self._indices)
 
-    def _place(self) -> tuple[int, int] | None:
-        """Return the loaded place where the pass begins, unless another epoch was set since."""
-        other = self._loaded is not None and self._sampler._requested not in (None, self._loaded[0])
-        return None if other else self._loaded
-
     def state_dict(self) -> dict[str, Any]:
-        if self._pass is None:
-            return self._sampler.state_at(*(self._place() or self._sampler._next()))
-        return self._sampler.state_at(self._pass.epoch, self._pass.position(self._pass.drawn))
+        sampler, begun = self._sampler, self._pass
+        if begun is None:
+            return sampler.state_at(*sampler._next())
+        return sampler.state_at(begun.epoch, sampler._position_after(begun, begun.drawn))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        sampler = self._sampler
-        # StatefulDataLoader loads when the loop begins, which is after the loop called set_epoch.
-        sampler.load_state_dict(state)
-        self._was_over = sampler._start == sampler.count
-        requested = sampler._overridden
-        if requested is not None:
-            sampler.set_epoch(requested)
-        # For this iterator alone: the loader makes another one for the next epoch.
-        self._pass, self._loaded = None, (sampler._epoch, sampler._start)
-        sampler._start, sampler._begun = 0, requested is None
+        self._pass, self._indices = self._sampler._resume(state)
 
 
 def _count(data: Any) -> int:

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 from storeds._utils.arguments import integer
-from storeds.batching.skipped import Skipped
+from storeds.batching.collate import Skipped
 from storeds.datasets.assembly import declared_elements
 from storeds.datasets.map_dataset import StoreDataset
 from storeds.errors import ConfigError, MissingDependencyError, RecordError, suggest

@@ -1,17 +1,23 @@
 """Operations on whole stores: pack, convert, export, verify, repair, info, bench.
 
 Each has its own module or package, named with a gerund because `storeds.ops.verify` is the function. Read `common`
-first, which they share.
+first, which they share. Each name loads its module on first use, so that `storeds --help` is quick.
 """
 
-from storeds.ops.benchmarking import BenchReport, Measurement, bench
-from storeds.ops.common import Progress, ProgressHook
-from storeds.ops.copying import Converted, RepairReport, convert, repair
-from storeds.ops.exporting import Exported, export
-from storeds.ops.inspecting import Info, info
-from storeds.ops.packing import Packed, pack
-from storeds.ops.verifying import Finding, Report, verify
-from storeds.ops.verifying.contact_sheet import ContactSheet
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from storeds.ops.benchmarking import BenchReport, Measurement, bench
+    from storeds.ops.common import Progress, ProgressHook
+    from storeds.ops.copying import Converted, RepairReport, convert, repair
+    from storeds.ops.exporting import Exported, export
+    from storeds.ops.inspecting import Info, info
+    from storeds.ops.packing import Packed, pack
+    from storeds.ops.verifying import Finding, Report, verify
+    from storeds.ops.verifying.contact_sheet import ContactSheet
 
 __all__ = [
     "BenchReport",
@@ -34,3 +40,21 @@ __all__ = [
     "repair",
     "verify",
 ]
+
+_MODULES = {
+    "benchmarking": ("BenchReport", "Measurement", "bench"),
+    "common": ("Progress", "ProgressHook"),
+    "copying": ("Converted", "RepairReport", "convert", "repair"),
+    "exporting": ("Exported", "export"),
+    "inspecting": ("Info", "info"),
+    "packing": ("Packed", "pack"),
+    "verifying": ("Finding", "Report", "verify"),
+    "verifying.contact_sheet": ("ContactSheet",),
+}
+
+
+def __getattr__(name: str) -> Any:
+    for module, names in _MODULES.items():
+        if name in names:
+            return getattr(importlib.import_module(f"storeds.ops.{module}"), name)
+    raise AttributeError(f"module 'storeds.ops' has no attribute {name!r}")

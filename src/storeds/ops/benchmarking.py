@@ -5,22 +5,26 @@ from __future__ import annotations
 import os
 import platform
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
+from msgspec import structs
+
 from storeds._utils.arguments import integer
 from storeds._utils.locations import redact
 from storeds.backends.base import StoreBackend
+from storeds.backends.opening import open_backend
+from storeds.config import Config, Split, build_loader, load_config
+from storeds.datasets.source import Source
+from storeds.datasets.stages import STAGES
 from storeds.errors import ConfigError
 from storeds.ops.common import Progress, ProgressHook
-from storeds.protocols import JSON, Meta
+from storeds.protocols import JSON
 
 if TYPE_CHECKING:
-    from storeds.config import Config
-    from storeds.config.loader import Loader
     from storeds.datasets.map_dataset import StoreDataset
     from storeds.loaders.loader import StoreLoader
 
@@ -94,7 +98,7 @@ class BenchReport:
     bottleneck : str
         The stage that takes most of the time with that number of workers.
     advice : list of str
-        What to change.
+        What to change; with the most workers, what `StoreLoader.why_slow` says.
     machine, versions : dict
         The environment of the measurements.
     """
@@ -110,10 +114,6 @@ class BenchReport:
     advice: list[str] = field(default_factory=list)
     machine: dict[str, JSON] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
-
-    def find(self, workers: int) -> Measurement:
-        """Return the measurement with this number of workers; raises KeyError."""
-        return {measured.workers: measured for measured in self.measurements}[workers]
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON."""
@@ -183,33 +183,48 @@ def bench(
         raise ConfigError("workers is an empty list; name at least one number of processes, such as 0")
     if not 0 < seconds < float("inf"):
         raise ConfigError(f"seconds must be more than 0, got {seconds}")
-    given = {"reader": reader, "decode": decode, "transform": transform}
-    dataset, settings = _opened(url, layout, options, config, split, given)
-    size = settings.batch_size if batch_size is None else integer("batch_size", batch_size, 1)
-    with dataset.backend:
-        if not len(dataset):
-            where = f" that match where={dataset.where}" if dataset.where else ""
-            raise ConfigError(f"nothing to measure: {dataset.url} has no samples{where}; pack some first")
-        found: list[Measurement] = []
-        for number in counts:
-            loader = _loader(dataset, settings, size, number)
+    given = {
+        "url": url,
+        "layout": layout,
+        "options": options,
+        "reader": reader,
+        "decode": decode,
+        "transform": transform,
+    }
+    size = {} if batch_size is None else {"batch_size": integer("batch_size", batch_size, 1)}
+    measured = _config({name: value for name, value in given.items() if value is not None}, size, config, split)
+    found: list[Measurement] = []
+    for number in counts:
+        settings = structs.replace(measured.loader, num_workers=number)
+        loader = build_loader(structs.replace(measured, loader=settings), split)
+        dataset: StoreDataset = loader.dataset  # type: ignore[assignment]
+        with dataset.backend:
+            if not len(loader):
+                where = f" that match where={dataset.where}" if dataset.where else ""
+                raise ConfigError(f"nothing to measure: {dataset.url} has no samples{where} that make a batch")
             loader.set_epoch(len(found))  # so that no number of workers reads what another one just read
-            found.append(_measure(loader, dataset, number, seconds, progress, Progress(len(found), len(counts), 0)))
-        own = dataset.backend.advice() if isinstance(dataset.backend, StoreBackend) else []
-        best = _best(found)
-        return BenchReport(
-            url=redact(dataset.url),
-            layout=dataset.backend.meta.layout,
-            count=len(dataset),
-            reader=type(dataset.reader).__name__,
-            batch_size=size,
-            measurements=found,
-            workers=best.workers,
-            bottleneck=_bottleneck(best),
-            advice=[*_advice(redact(dataset.url), best, found), *own],
-            machine=machine(),
-            versions=versions(),
-        )
+            found.append(_measure(loader, number, seconds, progress, Progress(len(found), len(counts), 0)))
+            if number == counts[-1]:
+                advice = [loader.why_slow()]
+                if isinstance(dataset.backend, StoreBackend):
+                    advice += dataset.backend.advice()
+    best = _best(found)
+    more = "; more workers add little or nothing" if best is not found[-1] else ""
+    if any(each.bad for each in found):
+        advice.append(f"bad samples were replaced: storeds verify {redact(dataset.url)} lists them")
+    return BenchReport(
+        url=redact(dataset.url),
+        layout=dataset.backend.meta.layout,
+        count=len(dataset),
+        reader=type(dataset.reader).__name__,
+        batch_size=loader.batch_size,
+        measurements=found,
+        workers=best.workers,
+        bottleneck=max(best.stages, key=lambda stage: best.stages[stage]),
+        advice=[f"num_workers = {best.workers} gives {best.rate:,.0f} samples/s{more}", *advice],
+        machine=machine(),
+        versions=versions(),
+    )
 
 
 def _usual_workers() -> list[int]:
@@ -218,98 +233,62 @@ def _usual_workers() -> list[int]:
     return [0, *(1 << power for power in range(cpus.bit_length()) if 1 << power < cpus), cpus]
 
 
-def _opened(
-    url: str | None,
-    layout: str | None,
-    options: Mapping[str, Any] | None,
+def _config(
+    given: Mapping[str, Any],
+    size: Mapping[str, int],
     config: str | os.PathLike[str] | Mapping[str, Any] | None,
     split: str | None,
-    given: Mapping[str, Any],
-) -> tuple[StoreDataset, Loader]:
-    """Return the dataset of a config, of a store, or of a config for another store, and the settings of its loader."""
-    from storeds.config import load_config
-    from storeds.datasets.assembly import open_source
-    from storeds.datasets.map_dataset import StoreDataset
-
-    if config is None and (url is None or split is not None):
-        raise ConfigError("nothing to measure: pass a store, or a config with its split")
-    loaded: Config = load_config(
-        {"dataset": {"url": url}, "loader": {"batch_size": 64, "shuffle": True}} if config is None else config
-    )
-    source = loaded.source_for(split)
-    backend = open_source(url or source.url, layout or source.layout, options or source.options)
-    try:
-        arguments = loaded.source_for(split, backend.meta.fields).arguments()
-        if config is None:
-            arguments |= _usual_arguments(backend.meta, given)
-        arguments |= {name: value for name, value in given.items() if value is not None}
-        # Bad samples are replaced, since that fits every function that makes batches.
-        arguments |= {"layout": None, "options": None, "on_error": "replace", "max_bad": None, "max_bad_fraction": None}
-        return StoreDataset(backend, **arguments), loaded.loader_for(split)
-    except BaseException:
-        backend.close()
-        raise
-
-
-def _usual_arguments(meta: Meta, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the reader and the transform for a store without a config."""
-    if all(declared.kind != "image" for declared in meta.fields.values()):
-        return {"reader": "array"}
-    usual = given["reader"] in (None, "image") and given["decode"] != "bytes"
-    return {"reader": "image", "transform": _TRANSFORM if usual else None}
-
-
-def _loader(dataset: StoreDataset, settings: Loader, batch_size: int | None, workers: int) -> StoreLoader:
-    """Return a loader as `build_loader` makes it, whose workers stay."""
-    from storeds.loaders.loader import StoreLoader
-    from storeds.loaders.sampler import EpochSampler
-    from storeds.loaders.threaded import ThreadLoader
-
-    order: dict[str, Any] = {"block_size": settings.block_size, "window": settings.window} if settings.shuffle else {}
-    arguments: dict[str, Any] = {
-        "sampler": EpochSampler(dataset, shuffle=settings.shuffle, **order),
-        "batch_size": batch_size,
-        "collate_fn": settings.collate_fn(),
-        "num_workers": workers,
+) -> Config:
+    """Return a config with these settings instead of its own: of the dataset, and the size of batches."""
+    changes: dict[str, Any] = {**given, "on_error": "replace", "max_bad": None, "max_bad_fraction": None}
+    if config is None:
+        if "url" not in given or split is not None:
+            raise ConfigError("nothing to measure: pass a store, or a config with its split")
+        with open_backend(given["url"], layout=given.get("layout"), **given.get("options", {})) as backend:
+            has_images = any(declared.kind == "image" for declared in backend.meta.fields.values())
+        usual = {"reader": "image", "transform": _TRANSFORM if given.get("decode") != "bytes" else None}
+        changes = (usual if has_images else {"reader": "array"}) | changes
+        if changes["reader"] != "image" and "transform" not in given:
+            changes["transform"] = None
+        config = {"dataset": changes, "loader": {"batch_size": 64, "shuffle": True}}
+    loaded = load_config(config)
+    settings = structs.replace(loaded.loader_for(split), persistent_workers=True, **size)
+    tables = {
+        name: Split({key: value for key, value in table.dataset.items() if key not in changes})
+        for name, table in loaded.splits.items()
     }
-    if settings.start_method == "thread":
-        return ThreadLoader(dataset, **arguments)
-    context = settings.start_method if workers else None
-    return StoreLoader(dataset, **arguments, persistent_workers=workers > 0, multiprocessing_context=context)
+    dataset = Source.of_table({**structs.asdict(loaded.dataset), **changes})
+    return structs.replace(loaded, dataset=dataset, loader=settings, splits=tables, allow_overlap=True)
 
 
 def _measure(
-    loader: StoreLoader,
-    dataset: StoreDataset,
-    workers: int,
-    seconds: float,
-    progress: ProgressHook | None,
-    state: Progress,
+    loader: StoreLoader, workers: int, seconds: float, progress: ProgressHook | None, state: Progress
 ) -> Measurement:
     """Receive batches for `seconds`, after every worker has made one."""
-    before, began = dataset.report(), time.perf_counter()
+    began = time.perf_counter()
     batches = _endless(loader)
     for _ in range(max(workers, 1)):
         next(batches)
     loader.reset_stats()
-    totals = loader._stats.totals
     start = time.perf_counter()
-    while time.perf_counter() < start + seconds or totals.batches < max(workers, 1):
+    received = 0
+    while time.perf_counter() < start + seconds or received < max(workers, 1):
         next(batches)
+        received += 1
         if progress is not None:
-            bad = sum(dataset.report().bad.values()) - sum(before.bad.values())
-            progress(Progress(state.done, state.total, 0, bad=bad))
+            progress(state)
     spent = time.perf_counter() - start
     batches.close()
-    stages = dict(totals.seconds)
+    stats = loader.stats()
+    stages = {stage: stats["seconds"][stage] for stage in STAGES}
     stages["waiting"] = max(spent * max(workers, 1) - sum(stages.values()), 0.0)
     return Measurement(
         workers=workers,
-        samples=totals.samples,
-        bad=sum(dataset.report().bad.values()) - sum(before.bad.values()),
+        samples=stats["samples"],
+        bad=stats["bad"],
         seconds=spent,
         start_seconds=start - began,
-        stages={stage: total / totals.samples for stage, total in stages.items()},
+        stages={stage: total / stats["samples"] for stage, total in stages.items()},
     )
 
 
@@ -322,28 +301,6 @@ def _best(measurements: Sequence[Measurement]) -> Measurement:
     """Return the measurement with the fewest workers that reach 90 % of the best rate."""
     least = _ENOUGH * max(measured.rate for measured in measurements)
     return next(measured for measured in measurements if measured.rate >= least)
-
-
-def _bottleneck(measured: Measurement) -> str:
-    return max(measured.stages, key=lambda stage: measured.stages[stage])
-
-
-_REMEDIES = {
-    "read": "select fields=[…] that the training uses, store smaller records (storeds pack --max-side), or read from a nearer disk or server",
-    "decode": "decode = 'tensor' is faster than Pillow images; storeds pack --max-side makes smaller ones",
-    "transform": "make images smaller first (storeds pack --max-side), or transform whole batches on the accelerator",
-    "collate": "return uint8 and convert on the accelerator, or return fewer elements per sample",
-    "waiting": "return uint8 and convert on the accelerator, use larger batches, or fewer workers",
-}
-
-
-def _advice(url: str, best: Measurement, measurements: Sequence[Measurement]) -> Iterator[str]:
-    text = f"num_workers = {best.workers} gives {best.rate:,.0f} samples/s"
-    yield text + ("; more workers add little or nothing" if best is not measurements[-1] else "")
-    stage = _bottleneck(best)
-    yield f"{stage} takes most of the time: {_REMEDIES[stage]}"
-    if any(measured.bad for measured in measurements):
-        yield f"bad samples were replaced: storeds verify {url} lists them"
 
 
 def machine() -> dict[str, JSON]:

@@ -10,13 +10,26 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from storeds.protocols import Array, Field, Meta, Record
+from storeds.protocols import JSON, Array, Field, Meta, Record
 
-__all__ = ["COCO_FIELDS", "REST", "CocoLayout", "from_record", "is_caption", "is_from_coco", "is_number", "to_record"]
+__all__ = [
+    "COCO_FIELDS",
+    "REST",
+    "CocoLayout",
+    "changed_fields",
+    "class_attrs",
+    "from_record",
+    "is_caption",
+    "is_from_coco",
+    "is_number",
+    "listed_size",
+    "to_record",
+]
 
 REST = "coco"
 """The field of kind json, and the attribute, with everything that has no field or attribute of its own."""
@@ -60,7 +73,17 @@ class CocoLayout:
     points: int = 0
     image_id: str = "int"
 
-    @property
+    @classmethod
+    def of(cls, meta: Meta) -> CocoLayout:
+        """Return a layout with all fields that annotations of the store may have, whichever of them it still has."""
+        rest: Any = meta.attrs[REST]
+        categories = {row["id"]: place for place, row in enumerate(rest.get("categories", []))}
+        keys = frozenset(("bbox", "segmentation", "iscrowd", "area", "id", "caption"))
+        if "keypoints" not in meta.fields:
+            return cls(keys, categories)
+        return cls(keys | {"keypoints"}, categories, (meta.fields["keypoints"].shape or (0, 0))[1] or 0)
+
+    @cached_property
     def fields(self) -> dict[str, Field]:
         """The fields, in order."""
         fields = {"image": Field("image", role="image")}
@@ -124,6 +147,47 @@ def from_record(record: Record) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         if mask:
             row["segmentation"] = mask
     return {"id": number, "file_name": record["key"], **rest["image"]}, annotations
+
+
+def changed_fields(record: Record, layout: CocoLayout) -> list[str]:
+    """Return the fields of a record that are not those of the annotations in its field ``coco``."""
+    try:
+        packed = to_record(*from_record(record), layout)
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return [REST]
+    return [
+        name
+        for name in (*_FIELDS, "captions")
+        if name in packed and name in record and not _is_equal(packed[name], record[name])
+    ]
+
+
+def _is_equal(packed: Any, stored: Any) -> bool:
+    return np.array_equal(packed, stored) if isinstance(packed, np.ndarray) else bool(packed == stored)
+
+
+def listed_size(entry: Mapping[str, Any]) -> tuple[int, int] | None:
+    """Return the height and width that COCO lists for an image, if it has both."""
+    height, width = entry.get("height"), entry.get("width")
+    is_size = all(isinstance(side, int) and 0 < side < 2**31 for side in (height, width))
+    return (height, width) if is_size else None  # type: ignore[return-value]  # mypy does not follow all()
+
+
+def class_attrs(categories: Sequence[Mapping[str, Any]]) -> dict[str, JSON]:
+    """Return the attributes of a store that describe its classes."""
+    if not categories:
+        return {}
+    attrs: dict[str, JSON] = {
+        "classes": [row["name"] for row in categories],
+        "category_ids": [row["id"] for row in categories],
+    }
+    posed = [row for row in categories if isinstance(row.get("keypoints"), list)]
+    most = max(posed, key=lambda row: len(row["keypoints"]), default={})
+    if most.get("keypoints"):
+        attrs["keypoint_names"] = most["keypoints"]
+        if isinstance(most.get("skeleton"), list):
+            attrs["skeleton"] = most["skeleton"]
+    return attrs
 
 
 def is_from_coco(meta: Meta) -> bool:

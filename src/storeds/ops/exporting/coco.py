@@ -12,7 +12,17 @@ import numpy as np
 
 from storeds._utils.text import counted, some
 from storeds.errors import ConfigError, MissingDependencyError
-from storeds.ops.coco_records import COCO_FIELDS, REST, from_record, is_from_coco
+from storeds.jpeg import read_picture_header
+from storeds.ops.coco_records import (
+    COCO_FIELDS,
+    REST,
+    CocoLayout,
+    changed_fields,
+    class_attrs,
+    from_record,
+    is_from_coco,
+    listed_size,
+)
 from storeds.ops.exporting.base import (
     HOW_TO_DECLARE,
     Differences,
@@ -40,6 +50,7 @@ _NO_PLACE = {
     "bytes": "COCO has no place for bytes",
     "array": "COCO has no place for an array",
 }
+_CHANGED = f"if you changed them, write the store without {REST!r}, and the export follows its fields"
 _FLAGS = ("iscrowd", "area", "annotation_ids")
 _FINITE = ("bbox", "segmentation", "keypoints")  # checked before
 _ANNOTATION_KEYS = (
@@ -136,12 +147,18 @@ def _infinite(value: Any) -> int:
 
 
 class _FromCoco:
-    """Gives the images and annotations back that `pack` read. `_FromRoles` has the same methods."""
+    """Gives the images and annotations back that `pack` read. `_FromRoles` has the same methods.
+
+    Fields and class names that were changed since then are an error: the annotations that ``coco`` keeps are older.
+    """
 
     image = "image"
 
     def __init__(self, meta: Meta) -> None:
-        self._meta = meta
+        self._meta, self._layout = meta, CocoLayout.of(meta)
+        for name, packed in class_attrs(self.rest().get("categories", [])).items():  # type: ignore[arg-type]
+            if meta.attrs.get(name, packed) != packed:
+                raise ConfigError(f"attribute {name!r} differs from the categories in attribute {REST!r}; {_CHANGED}")
         self.left_out: dict[str, str] = {}
         self._added: list[str] = []
         for name, declared in meta.fields.items():
@@ -153,8 +170,14 @@ class _FromCoco:
                 self._added.append(name)
 
     def convert(self, record: Record, position: int, name: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-        """Return the image and the annotations of a record."""
+        """Return the image and the annotations of a record; raises ValueError if its fields were changed."""
+        changed = changed_fields(record, self._layout)
+        if changed:
+            raise ValueError(f"its {some(changed)} differ from its annotations in field {REST!r}; {_CHANGED}")
         image, annotations = from_record(record)
+        header = read_picture_header(record[self.image])
+        if header is not None and listed_size(image):  # `pack` may have made the picture smaller
+            image.update(width=header.width, height=header.height)
         for each in self._added:
             if image.setdefault(each, record[each]) != record[each]:
                 self.left_out[each] = f"images of the COCO file that was packed have a key {each!r}, which stays"
@@ -212,7 +235,11 @@ class _FromRoles:
         for name, declared in self._meta.fields.items():
             if name in used or (name in _FLAGS and self._is_of_rows(name)):
                 continue
-            if declared.role == "mask":
+            if name == REST and "image_id" in self._meta.fields:
+                self.left_out[name] = (
+                    "the stores come from different COCO files, so annotations follow the other fields"
+                )
+            elif declared.role == "mask":
                 self.left_out[name] = "COCO has masks of instances only; format 'folder' keeps masks of whole images"
             elif name in (_ANNOTATION_KEYS if self._is_of_rows(name) else _IMAGE_KEYS):
                 self.left_out[name] = "COCO uses this name for something else"

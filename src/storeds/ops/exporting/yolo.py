@@ -22,9 +22,10 @@ from storeds.ops.exporting.base import (
     image_field,
     one_field,
 )
-from storeds.ops.packing.sources.turned import exif_orientation, turned_centres, turned_keypoints, turned_points
+from storeds.ops.packing.sources.turned import turned_centres, turned_keypoints, turned_points
 from storeds.ops.packing.sources.yolo import SPLITS, TOLERANCE, labels_of
 from storeds.protocols import JSON, Array, Meta, Record
+from storeds.readers.decoders import orientation_of
 from storeds.records.fields import without_verdicts
 from storeds.records.roles import boxes_of, stored_classes
 
@@ -124,7 +125,7 @@ class YoloExporter:
     def _lines(self, record: Record) -> Iterator[str]:
         """Yield the lines of a record."""
         size = checked_size(record, self._image, self._fields, _FORMAT)
-        orientation = exif_orientation(record[self._image])
+        orientation = orientation_of(record[self._image]) or 1
         polygons = None if self._masks is None or self._keypoints is not None else self._polygons(record, size)
         boxes = self._centres(record, size, polygons)
         if self._labels is not None:

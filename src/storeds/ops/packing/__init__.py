@@ -102,8 +102,8 @@ def pack(
     ----------
     source : path, URL or dataset
         A folder with one sub-folder per class (order and labels are those of torchvision's ImageFolder), a flat folder,
-        a CSV or JSONL manifest, a JSON index, a file of COCO, tar shards, another store, or a map-style dataset object; see
-        `storeds.ops.packing.sources.open_source`.
+        a CSV or JSONL list, a data set of COCO, YOLO or Pascal VOC, tar shards, tables, videos, another store, or a map-style
+        dataset object; see `storeds.ops.packing.sources.open_source`.
     url : str
         The new store, see `open_writer`. Images keep their bytes unless they are encoded again.
     kind : str, optional

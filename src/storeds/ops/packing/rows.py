@@ -175,17 +175,17 @@ class Rows:
         The fields of the new store, in order.
     items : callable
         ``items(start)`` yields each `Row` or `Bad` from item `start` on, in the same order every time. Called in the
-        thread that packs, at least once to list the source (unless it has a `fingerprint`) and once to read it. For a
+        thread that packs, at least once to list the source (unless it has a `state`) and once to read it. For a
         source without random access, ``from_start(generator)``.
     attrs : mapping
         The attributes of the new store, such as class names.
     finish : callable, optional
         Turns the values of a row, read, into a record; raises `BadItem`. Called in threads.
-    fingerprint : JSON
-        Changes when the items or their order change, as far as this can be seen without reading blobs. The default is a
-        hash of all rows and of the sizes and times of their files. Resuming compares it.
+    state : object
+        Its ``repr`` changes when the items or their order change, as far as this can be seen without reading blobs. Resuming
+        compares it. The default is all rows, and the sizes and times of their files.
     count : int, optional
-        The number of items, if there is a fingerprint.
+        The number of items, if there is a state.
     strata : callable, optional
         Yields each `Row` with its ``key`` and ``label`` alone, or a `Bad`, for sources whose items are expensive.
     columns : mapping
@@ -202,7 +202,7 @@ class Rows:
     items: Callable[[int], Iterable[Row | Bad]]
     attrs: Mapping[str, JSON] = field(default_factory=dict)
     finish: Callable[[Record], Record] | None = None
-    fingerprint: JSON = None
+    state: object = None
     count: int | None = None
     strata: Callable[[], Iterable[Row | Bad]] | None = None
     columns: Mapping[str, str | None] = field(default_factory=dict)
@@ -246,24 +246,26 @@ class Listing:
         self.rows = rows
         self.strata: list[tuple[str, Any] | None] = []
         self._few: list[Row | Bad] | None = None  # all items, if they are few
-        if rows.fingerprint is not None and rows.count is not None:
-            self.count, self.fingerprint = rows.count, rows.fingerprint
+        hashed = xxhash.xxh3_64()
+        if rows.state is not None and rows.count is not None:
+            self.count = rows.count
+            hashed.update(repr(rows.state).encode("utf-8", "backslashreplace"))
             if strata:
                 self.strata = [_stratum(*each) for each in enumerate((rows.strata or partial(rows.items, 0))())]
-            return
-        declared = repr((list(rows.fields.items()), sorted(rows.attrs.items(), key=str)))
-        self.count, hashed, few = 0, xxhash.xxh3_64(), list[Row | Bad]()
-        for item in rows.items(0):
-            if len(few) < _FEW:
-                few.append(item)
-            if strata:
-                self.strata.append(_stratum(self.count, item))
-            hashed.update(_visible(item).encode("utf-8", "backslashreplace"))
-            self.count += 1
-        self._few = few if len(few) == self.count else None
+        else:
+            self.count, few = 0, list[Row | Bad]()
+            for item in rows.items(0):
+                if len(few) < _FEW:
+                    few.append(item)
+                if strata:
+                    self.strata.append(_stratum(self.count, item))
+                hashed.update(_visible(item).encode("utf-8", "backslashreplace"))
+                self.count += 1
+            self._few = few if len(few) == self.count else None
         # The items alone do not show the fields.
-        fields = xxhash.xxh3_64_hexdigest(declared.encode())
-        self.fingerprint = {"count": self.count, "xxh3": hashed.hexdigest(), "fields": fields}
+        declared = repr((list(rows.fields.items()), sorted(rows.attrs.items(), key=str)))
+        fields = xxhash.xxh3_64_hexdigest(declared.encode("utf-8", "backslashreplace"))
+        self.fingerprint: JSON = {"count": self.count, "xxh3": hashed.hexdigest(), "fields": fields}
 
     def chunks(self, start: int, most_bytes: int, most_items: int) -> Iterator[tuple[range, list[Row | Bad]]]:
         """Yield the items from `start` on with their numbers, in chunks of about `most_bytes`.

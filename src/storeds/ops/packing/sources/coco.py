@@ -18,10 +18,10 @@ import msgspec
 from storeds._utils.text import counted, some
 from storeds.errors import ConfigError, StoreNotFoundError
 from storeds.jpeg import read_picture_header
-from storeds.ops.coco_records import REST, CocoLayout, is_caption, is_number, to_record
+from storeds.ops.coco_records import REST, CocoLayout, class_attrs, is_caption, is_number, listed_size, to_record
 from storeds.ops.packing.rows import Bad, BadItem, Row, Rows, from_start, read_file
 from storeds.ops.packing.sources.paths import IMAGE_SUFFIXES, Root, class_notes, is_hidden, show
-from storeds.protocols import JSON, Field, Record
+from storeds.protocols import Field, Record
 from storeds.records.fields import canonical_json
 from storeds.records.roles import LARGEST, check_boxes, check_coco_masks, check_keypoints
 
@@ -84,7 +84,7 @@ def coco(
     for number, raw in enumerate(annotations):
         listing.add_annotation(number, bytes(raw))
     layout = listing.layout()
-    attrs = {**_class_attrs(categories), REST: document, "source": {"kind": "coco", "file": where}}
+    attrs = {**class_attrs(categories), REST: document, "source": {"kind": "coco", "file": where}}
     try:
         canonical_json(attrs)
     except ValueError as error:
@@ -109,7 +109,7 @@ def coco(
 def _finish(values: Record, *, layout: CocoLayout, where: str) -> Record:
     """Return the record of an image; raises `BadItem`."""
     entry: Any = values["entry"]
-    header, listed = read_picture_header(values["image"]), _listed_size(entry)
+    header, listed = read_picture_header(values["image"]), listed_size(entry)
     if header is not None and listed not in (None, (header.height, header.width)):
         turned = listed == (header.width, header.height)
         why = "; if its EXIF orientation turns it, store it upright: its annotations are those of the turned picture"
@@ -142,13 +142,8 @@ def _parse(file: str, where: str) -> dict[str, Any]:
     try:
         data.decode()
         document = _split(data)
-    except UnicodeDecodeError as error:
-        byte = data[error.start]
-        raise ConfigError(f"{where} is not UTF-8, as JSON is: it contains byte {byte:#04x}; save it as UTF-8") from None
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"{where} is not JSON at line {error.lineno} column {error.colno}: {error.msg}") from None
     except (RecursionError, ValueError) as error:
-        raise ConfigError(f"{where} is JSON that cannot be stored: {error}") from None
+        raise ConfigError(f"{where} is not JSON in UTF-8 that can be stored: {error}") from None
     if not isinstance(document, dict) or "images" not in document:
         found = some(map(repr, document), 8) if isinstance(document, dict) else f"a {type(document).__name__}"
         raise ConfigError(
@@ -222,13 +217,6 @@ def _file_name(entry: Any, url_parts: int) -> str | None:
     return name if isinstance(name, str) else None
 
 
-def _listed_size(entry: Mapping[str, Any]) -> tuple[int, int] | None:
-    """Return height and width in the file, if it has both."""
-    height, width = entry.get("height"), entry.get("width")
-    is_size = all(isinstance(side, int) and 0 < side < 2**31 for side in (height, width))
-    return (height, width) if is_size else None  # type: ignore[return-value]  # mypy does not follow all()
-
-
 def _unlisted(paths: Mapping[str, Any], root: str, where: str) -> Iterator[str]:
     """Yield a sentence about pictures beside those of the file that it does not list."""
     unlisted = []
@@ -260,22 +248,6 @@ def _read_categories(rows: Any, where: str) -> tuple[dict[Any, int], dict[Any, i
 
 def _posed(categories: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     return [row for row in categories if isinstance(row.get("keypoints"), list) and row["keypoints"]]
-
-
-def _class_attrs(categories: Sequence[Mapping[str, Any]]) -> dict[str, JSON]:
-    """Return the attributes of the store that describe its classes."""
-    if not categories:
-        return {}
-    attrs: dict[str, JSON] = {
-        "classes": [row["name"] for row in categories],
-        "category_ids": [row["id"] for row in categories],
-    }
-    most = max(_posed(categories), key=lambda row: len(row["keypoints"]), default={})
-    if most:
-        attrs["keypoint_names"] = most["keypoints"]
-    if isinstance(most.get("skeleton"), list):
-        attrs["skeleton"] = most["skeleton"]
-    return attrs
 
 
 @dataclass(slots=True)
@@ -394,7 +366,7 @@ class _Listing:
         if area is not None and type(area) is not int and not is_number(area):
             return f"its area is not a number: {repr(area)[:60]}"
         try:
-            _check_shapes(annotation, _listed_size(image.entry), self._points.get(category))
+            _check_shapes(annotation, listed_size(image.entry), self._points.get(category))
         except (ValueError, OverflowError) as error:
             return str(error).replace(", row 0:", ":", 1)
         return None

@@ -267,7 +267,7 @@ class _List:
         except BadItem as error:
             self._items.append(Bad(self._name(line, cells), str(error)))
             return
-        if first is None and not self._hidden.skips_path(cells[self._key]):
+        if first is None and not self._hidden.skips(cells[self._key], below=True):
             self._seen[identity] = (line, cells)
             self._items.append(self._seen[identity])
 

@@ -27,7 +27,6 @@ _MASK_FOLDERS = ("masks", "mask", "annotations", "labels")
 _CITYSCAPES = ("leftImg8bit", ("gtFine", "gtCoarse"))
 _ADE20K = ("training", "validation")
 _SPLITS = {"train", "training", "val", "valid", "validation", "test", "testing", "dev", "trainval", "train_extra"}
-_JPEG_SUFFIXES = (".jpg", ".jpeg")
 _UNNAMED = 255  # marks pixels without a class in most data sets with masks of 8 bits
 
 
@@ -179,12 +178,11 @@ def masks(
     count = None if names is None else len(names)
     walk = Walk(Root(root, allow_outside=allow_outside), ("",), include_hidden=include_hidden)
     items: list[Row | Bad] = []
-    unmatched, packed, problems, ignored = [], list[str](), list[Bad](), list[str]()
+    problems, ignored, has_pairs = list[Bad](), list[str](), False
     for prefix, image_at, mask_at in folders.pairs:
         images = by_stem(walk, image_at, IMAGE_SUFFIXES, problems, ignored, image_end)
         masks = by_stem(walk, mask_at, _SUFFIXES, problems, ignored, mask_end)
-        if images.keys().isdisjoint(masks):
-            unmatched.append(_no_match(image_at, list(images), image_end, mask_at, list(masks), mask_end))
+        has_pairs = has_pairs or not images.keys().isdisjoint(masks)
         for stem, found in images.items():
             name, partners = found[0][0], masks.pop(stem, [])
             if len(found) > 1 or len(partners) > 1:
@@ -196,7 +194,6 @@ def masks(
                 items.append(Bad(show(name), f"has no mask: expected {show(wanted)}, or with another suffix"))
             else:
                 ((mask, file),) = partners
-                packed.append(mask)
                 key = f"{prefix}{name[len(image_at) + 1 :]}"
                 values = {"image": found[0][1], "mask": MaskFile(file, mask, count, ignore_index), "key": key}
                 items.append(Row(show(name), values))
@@ -204,8 +201,12 @@ def masks(
             wanted = f"{image_at}/{stem}{image_end}.jpg"
             reason = f"is a mask without an image: expected {show(wanted)}, or with another suffix"
             items += [Bad(show(mask), reason) for mask, _ in found]
-    if len(unmatched) == len(folders.pairs):
-        raise ConfigError(f"{show(root)}: {unmatched[0]}")
+    if not has_pairs:
+        ends = f"image_suffix={image_end!r} and mask_suffix={mask_end!r}"
+        raise ConfigError(
+            f"{show(root)}: no image in {show(image_at)} has a mask in {show(mask_at)}; paths without suffix are equal up to "
+            f"{ends}: pass what follows the common part of the names (--option mask_suffix=_mask)"
+        )
     tops = {_top(item.values["key"]) for item in items if isinstance(item, Row)}
     has_split = tops <= _SPLITS
     pictures = {"image": Field("image", role="image"), "mask": Field("image", role="mask")}
@@ -221,7 +222,6 @@ def masks(
         notes=[
             *class_notes(names or ()),
             *([left_out] if ignored else ()),
-            *_lossy_notes(packed),
             *walk.hidden.notes(),
         ],
     )
@@ -256,20 +256,6 @@ def _choose(root: str, images: str | None, masks: str | None) -> MaskFolders:
     return MaskFolders((("", *names),))  # type: ignore[arg-type]  # there are two
 
 
-def _no_match(image_at: str, images: list[str], image_end: str, mask_at: str, masks: list[str], mask_end: str) -> str:
-    """Return why no name of an image belongs to one of a mask, and what to do."""
-    for at, end, found in ((image_at, image_end, images), (mask_at, mask_end, masks)):
-        if not found:
-            ending = f" whose names end with {end}" if end else ""
-            return f"{show(at)} contains no images{ending} ({' '.join(IMAGE_SUFFIXES)})"
-    end = next((stem.removeprefix(images[0]) for stem in masks if stem.startswith(images[0])), "")
-    return (
-        f"no image in {show(image_at)} has a mask in {show(mask_at)}: {show(images[0])!r} and {show(masks[0])!r} do not "
-        f"match; pass what follows the common part of their names, such as mask_suffix={end or '_mask'!r} (--option "
-        f"mask_suffix={end or '_mask'})"
-    )
-
-
 class MaskFile(File):
     """The bytes of a mask, and what the writer does not check: its class ids.
 
@@ -294,11 +280,6 @@ class MaskFile(File):
     def read(self) -> bytes:
         # docstring inherited
         mask = super().read()
-        if mask.startswith(b"\xff\xd8\xff") and not self.path.lower().endswith(_JPEG_SUFFIXES):
-            raise BadItem(
-                f"{self.what} is a JPEG, whatever its name says: lossy compression changes class ids; get it as PNG, or name "
-                "it .jpg to pack it anyway"
-            )
         if self._classes is None:
             return mask
         try:
@@ -325,14 +306,3 @@ def _ids(mask: bytes) -> list[int]:
             step = grey_step(opened.mode, mask)
             return [int(number) // step for number in np.flatnonzero(np.bincount(pixels.ravel()))]
     return [int(number) for number in np.unique(pixels)]
-
-
-def _lossy_notes(paths: Sequence[str]) -> list[str]:
-    """Return a sentence about those masks that are JPEGs by their names, if there are any."""
-    lossy = [path for path in paths if path.lower().endswith(_JPEG_SUFFIXES)]
-    if not lossy:
-        return []
-    return [
-        f"{counted(len(lossy), 'mask is a JPEG', 'masks are JPEGs')} ({some(map(show, lossy), 3)}): lossy compression "
-        "changes class ids at edges; get the masks as PNG if you can"
-    ]

@@ -11,7 +11,6 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import xxhash
 
 from storeds._utils.text import byte_size
 from storeds.errors import ConfigError
@@ -185,11 +184,7 @@ def _records(leaves: Sequence[Any], places: Array) -> Rows | None:
         fields=whole[0].fields,
         attrs=_common_attrs([rows.attrs for rows in whole]),
         items=read,
-        fingerprint={
-            "kind": "records",
-            "of": [rows.fingerprint for rows in whole],
-            "xxh3": xxhash.xxh3_64_hexdigest(places.tobytes()),
-        },
+        state=([rows.state for rows in whole], places.tobytes()),
         count=len(places),
         strata=lambda: read(0, [name for name in ("key", "label") if name in whole[0].fields]),
         stores=views,
@@ -218,12 +213,11 @@ def _samples(source: Any, fields: Sequence[str] | Mapping[str, Any] | None) -> R
 
     # What a dataset knows without reading an image: torchvision's their targets, those of 🤗 datasets a token.
     known = (getattr(source, "_fingerprint", ""), _lists(getattr(source, "targets", "")))
-    seen = repr((kind, classes, kinds, known)).encode(errors="replace")
     return Rows(
         fields=kinds,
         attrs={**({} if classes is None else {"classes": classes}), "source": {"kind": "dataset", "type": kind}},
         items=items,
-        fingerprint={"kind": "dataset", "count": count, "xxh3": xxhash.xxh3_64_hexdigest(seen)},
+        state=known,
         count=count,
         columns={str(key): name for key, name in names.items()},
         notes=list(_notes(_elements(first), names, kinds)),

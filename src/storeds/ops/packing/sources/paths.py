@@ -168,19 +168,13 @@ class Hidden:
         self._include = include
         self._skipped: dict[str, set[str]] = {"folder": set(), "file": set()}
 
-    def skips(self, path: str, what: str = "file") -> bool:
-        """Whether to skip a file or a folder by its own name; `path` is relative to the root."""
-        return self._skips(path, is_hidden(path.rpartition("/")[2]), what)
-
-    def skips_path(self, path: str) -> bool:
-        """Whether to skip a path from a list: it or one of its folders is hidden."""
-        return self._skips(path, any(map(is_hidden, path.split("/"))), "file")
-
-    def _skips(self, path: str, is_hidden: bool, what: str) -> bool:
-        if is_hidden and not self._include:
-            self._skipped[what].add(path)
-            return True
-        return False
+    def skips(self, path: str, what: str = "file", *, below: bool = False) -> bool:
+        """Whether to skip a file or a folder by its own name, and for `below` by the names of its folders too."""
+        names = path.split("/")
+        if self._include or not any(map(is_hidden, names if below else names[-1:])):
+            return False
+        self._skipped[what].add(path)
+        return True
 
     def notes(self) -> list[str]:
         """Return one sentence about what was skipped, or nothing."""

@@ -9,7 +9,7 @@ from typing import Any
 from storeds.backends.opening import open_backend
 from storeds.errors import ConfigError, RecordError
 from storeds.ops.packing.rows import Bad, Row, Rows
-from storeds.protocols import JSON, Backend
+from storeds.protocols import Backend
 
 __all__ = ["rows_at", "store"]
 
@@ -48,13 +48,11 @@ def store(source: str | os.PathLike[str] | Backend, **options: Any) -> Rows:
         for first in range(0, count, _COLUMNS):
             yield from rows_at(backend, range(first, min(first + _COLUMNS, count)), wanted)
 
-    where = getattr(backend, "where", None)
-    selected: dict[str, JSON] = {} if where is None else {"where": repr(where)}
     return Rows(
         fields=meta.fields,
         attrs=meta.attrs,
         items=items,
-        fingerprint={"kind": "store", "count": count, "xxh3": meta.id, **selected},
+        state=(meta.id, getattr(backend, "where", None)),
         count=count,
         strata=strata,
         stores=(backend,),

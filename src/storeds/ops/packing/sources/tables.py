@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import xxhash
 
 from storeds._utils.text import counted, some
 from storeds.errors import ConfigError, FormatError, MissingDependencyError, StoreNotFoundError
@@ -339,15 +338,13 @@ class _Table:
                     "columns=a,b)"
                 )
             fields["split"] = Field("str")
-        count = sum(part.count for part in self.every)
-        seen = repr(([part.state for part in self.every], list(self.parts), self.names, self.classes))
         return Rows(
             fields=fields,
             attrs={**({"classes": [*self.classes]} if self.classes else {}), "source": {"kind": "table"}},
             items=self._items,
             finish=self._finish,
-            fingerprint={"kind": "table", "count": count, "xxh3": xxhash.xxh3_64_hexdigest(seen.encode())},
-            count=count,
+            state=([part.state for part in self.every], list(self.parts), self.names),
+            count=sum(part.count for part in self.every),
             strata=self._strata,
             columns={**self.names, **dict.fromkeys(self.left_out)},
             notes=class_notes(self.classes),

@@ -197,7 +197,7 @@ class _Index:
                 if not stat.S_ISREG(status.st_mode):
                     raise BadItem("is not a regular file")
                 for member in _members(file, status.st_size):
-                    if member.isdir() or self.hidden.skips_path(member.name):
+                    if member.isdir() or self.hidden.skips(member.name, below=True):
                         continue
                     fault = self._add_member(member, path, shard, file, status)
                     if fault is not None:

@@ -5,16 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from storeds.protocols import Array
-from storeds.readers.decoders import orientation_of
 
-__all__ = ["exif_orientation", "inverse", "turned_centres", "turned_keypoints", "turned_points"]
+__all__ = ["inverse", "turned_centres", "turned_keypoints", "turned_points"]
 
 _INVERSE = {6: 8, 8: 6}  # every other orientation is its own inverse
-
-
-def exif_orientation(blob: bytes) -> int:
-    """Return the EXIF orientation of a picture, 1 to 8; 1 if it has none or cannot be read."""
-    return orientation_of(blob) or 1
 
 
 def inverse(orientation: int) -> int:

@@ -13,7 +13,6 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import xxhash
 from PIL import Image
 
 from storeds.errors import ConfigError, MissingDependencyError
@@ -97,9 +96,7 @@ def videos(
     label = False if is_file else label
     labels = _labels(top, found, walk.hidden, label=label, allow_empty=allow_empty)
     listed = list(_list_videos(found, rate, labels))
-    count = sum(map(_count, listed))
     states = [(each.name, *each.file.state, each.is_ordered) for each in listed if isinstance(each, _Video)]
-    settings = list(map(_count, listed)), labels, rate, max_side, quality
 
     def items(start: int) -> Iterator[Row | Bad]:
         for each in listed:
@@ -117,12 +114,8 @@ def videos(
         fields=_fields(labels) | {"time": Field("float")},
         attrs={} if labels is None else {"classes": list(map(show, labels))},
         items=items,
-        fingerprint={
-            "kind": "videos",
-            "count": count,
-            "xxh3": xxhash.xxh3_64_hexdigest(repr((states, settings)).encode()),
-        },
-        count=count,
+        state=(states, list(map(_count, listed)), rate, max_side, quality),
+        count=sum(map(_count, listed)),
         strata=strata,
         notes=[*class_notes(list(labels or ())), *walk.hidden.notes()],
     )

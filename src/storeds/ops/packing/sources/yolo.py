@@ -23,14 +23,9 @@ from storeds.jpeg.formats import read_picture_header
 from storeds.ops.packing.rows import Bad, BadItem, Row, Rows, from_start, read_file
 from storeds.ops.packing.sources.class_names import unique_classes
 from storeds.ops.packing.sources.paths import IMAGE_SUFFIXES, Root, Walk, path_fault, show
-from storeds.ops.packing.sources.turned import (
-    exif_orientation,
-    inverse,
-    turned_centres,
-    turned_keypoints,
-    turned_points,
-)
+from storeds.ops.packing.sources.turned import inverse, turned_centres, turned_keypoints, turned_points
 from storeds.protocols import JSON, Field, Record
+from storeds.readers.decoders import orientation_of
 
 __all__ = ["SPLITS", "TOLERANCE", "is_yolo_folder", "labels_of", "yolo"]
 
@@ -375,7 +370,7 @@ class _Listing:
             fault = self._root.path_fault(key)
             if fault is None and not key.lower().endswith(IMAGE_SUFFIXES):
                 fault = f"ends in none of {' '.join(IMAGE_SUFFIXES)}"
-            if written and (fault or not self._walk.hidden.skips_path(key)):
+            if written and (fault or not self._walk.hidden.skips(key, below=True)):
                 yield Bad(f"{relative} line {number} ({show(written)})", fault) if fault else key
 
     def _add(self, key: str, split: str) -> None:
@@ -532,7 +527,7 @@ def _hull(points: Sequence[float]) -> tuple[float, float, float, float]:
 
 def _as_stored(objects: Record, blob: bytes) -> Record:
     """Return the objects of a picture for its pixels as stored: label files refer to the picture as EXIF displays it."""
-    orientation = exif_orientation(blob)
+    orientation = orientation_of(blob) or 1
     header = read_picture_header(blob) if orientation > 1 and len(objects["boxes"]) else None
     if header is None:
         return objects
