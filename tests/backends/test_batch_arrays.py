@@ -215,6 +215,21 @@ class TestBadRecords:
         assert_equal(found[:3], found[3:])
         assert counted[0] == counted[1]
 
+    def test_a_record_that_is_known_to_be_bad_is_not_read_again(
+        self, damaged: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        dataset = storeds.StoreDataset(damaged, reader="array", fields=["x"], on_error="skip")
+        kind: Any = type(dataset.backend)
+        calls, get_many = [], kind.get_many
+
+        def noted(self: Any, positions: Any, /, fields: Any = None) -> Any:
+            calls.append(list(positions))
+            return get_many(self, positions, fields)
+
+        monkeypatch.setattr(kind, "get_many", noted)
+        assert isinstance(dataset.__getitems__([1, 12, 2])[1], storeds.Skipped)
+        assert calls[-1] == [1, 2]
+
 
 class TestForeign:
     """Files of other tools: their byte orders, bools of other values than 0 and 1, and numbers that no int holds."""
