@@ -97,6 +97,8 @@ BREAKS = [Break(*row) for row in (
     ("4: the chunks of a PNG are checked", "jpeg/test_formats.py -k changed_byte", "jpeg/formats.py", "if zlib.crc32(view[at + 4 : end - 4]) !=", "if False and 0 !="),
     ("4: max_bad stops the run", "datasets/test_policy.py -k as_many", "datasets/counters.py", "            if bad > limit:\n", "            if bad > limit + 1:\n"),
     ("4: an error names the record's key", "datasets/test_policy.py -k has_the_key", "datasets/pipeline.py", "raise self._with_key(sample, positions) from sample.__cause__", "raise sample"),
+    ("4: bad samples of joined datasets are skipped, as the policy says", "datasets/test_policy.py -k joined_datasets_skips", "loaders/loader.py",
+     "columns=columns, fill=is_whole)", "columns=columns, fill=True)"),
     # 5. Exact crops decode only what they need.
     ("5: a part has the pixels that smoothing reads", "readers/test_crops.py -k every_pixel", "jpeg/cuts.py", "_MARGIN = 4", "_MARGIN = 0"),
     ("5: lying restart markers are noticed", "jpeg/test_restarts.py -k out_of_order", "jpeg/cuts.py", "codes[:-1] != _restart_codes(count - 1)", "False"),

@@ -280,6 +280,17 @@ def test_too_many_bad_samples_stop_the_run_with_one_error_that_lists_them(
     assert len(listed) >= (1 if kind is DataLoader and workers else 3)  # a worker lists its own
 
 
+def test_a_loader_of_joined_datasets_skips_and_one_that_raises_counts(store: str) -> None:
+    one, other = (StoreDataset(store, on_error="skip", **OPTIONS) for _ in range(2))
+    ((_, indices),) = storeds.StoreLoader(Subset(one + other, [3, COUNT, -1]), batch_size=3)
+    assert indices.tolist() == [0, COUNT - 1]
+    assert (one.report().skipped, other.report().skipped) == (1, 0)
+    dataset = StoreDataset(store, **OPTIONS)
+    with pytest.raises(errors.DecodeError):
+        list(storeds.StoreLoader(dataset, batch_size=10))
+    assert sum(dataset.report().bad.values()) == 1
+
+
 def test_as_many_bad_samples_as_a_limit_says_are_allowed(store: str) -> None:
     assert len(StoreDataset(store, on_error="skip", max_bad=len(BAD), **OPTIONS)[:]) == COUNT
     with pytest.raises(errors.BadSamplesError, match=f"{len(BAD)} samples were bad, more than max_bad={len(BAD) - 1}"):
