@@ -49,6 +49,20 @@ autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
 python_use_unqualified_type_names = True
 default_role = "py:obj"
+# The types of arguments that `storeds.transforms.arguments` declares, without what checks them.
+autodoc_type_aliases = {
+    "Edges": "int | collections.abc.Sequence[int]",
+    "Pixels": "int",
+    "Coordinate": "int",
+    "Padding": "int | collections.abc.Sequence[int] | None",
+    "Interval": "collections.abc.Sequence[float]",
+    "Numbers": "collections.abc.Sequence[float]",
+    "Length": "float",
+    "Probability": "float",
+    "Flag": "bool",
+    "Interpolation": "str",
+    "Pairs": "collections.abc.Sequence[collections.abc.Sequence[int]]",
+}
 
 # Each project's own inventory is asked first. Where it cannot be fetched (no network, a proxy), the one in docs/inventories/
 # stands in: it lists what these pages refer to, in Sphinx's plain-text format, version 1. A reference that it lacks

@@ -163,7 +163,13 @@ def in_one_memory(values: Sequence[TensorLike]) -> list[torch.Tensor]:
 
 def _tensor_at(memory: Array, start: int, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     """Return a tensor in a memory; it and every view of it refer to one array, which is made here."""
-    array = memory[start : start + math.prod(shape) * dtype.itemsize]
+    return _as_tensor(memory[start : start + math.prod(shape) * dtype.itemsize], shape, dtype)
+
+
+def _as_tensor(array: Array, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """Return the tensor whose bytes are those of an array."""
+    if not len(array):  # NumPy's stride of nothing may be 0, which torch does not view as another dtype
+        return torch.empty(tuple(shape), dtype=dtype, device="cpu")
     return torch.from_numpy(array).view(dtype).view(tuple(shape))
 
 
@@ -347,7 +353,7 @@ class _Lease:
         array = self._memory[start : start + math.prod(shape) * dtype.itemsize]
         # Not at exit: then no worker uses the slot again.
         weakref.finalize(array, _hold, self).atexit = False
-        return torch.from_numpy(array).view(dtype).view(tuple(shape))
+        return _as_tensor(array, shape, dtype)
 
     def __del__(self) -> None:
         pool = self._pool()

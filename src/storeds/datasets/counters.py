@@ -59,7 +59,7 @@ class Event:
     epoch, index, position : int
         The sample, and its record in the store; -1 if none is to blame.
     fault : str
-        One of `FAULTS`.
+        One of ``FAULTS``.
     repaired : bool
         Whether the sample was returned although a part of it is missing.
     text : str
