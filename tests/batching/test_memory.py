@@ -5,7 +5,6 @@ The memory of a pool that is private to one process is tested in ``tests/loaders
 
 from __future__ import annotations
 
-import functools
 import gc
 import os
 import signal
@@ -220,18 +219,6 @@ def nothing(number: int) -> torch.Tensor:
 def test_a_slot_may_hold_nothing() -> None:
     for batch in loader(nothing):
         assert (batch.shape, batch.dtype) == ((0, 4), torch.float32)
-
-
-def test_detection_of_images_that_stay_integers(tmp_path: Path) -> None:
-    url = f"lmdb://{tmp_path}/boxes.lmdb"
-    boxes = {"kind": "array", "dtype": "float64", "shape": [None, 4], "role": "boxes", "format": "xyxy"}
-    with storeds.open_writer(url, {"image": "image", "boxes": boxes}) as writer:
-        writer.append([{"image": jpeg(0), "boxes": np.array([[1.0, 2, 9, 8]])}] * 4)
-    dataset = StoreDataset(url, reader="sample", as_dict=True)
-    collate = functools.partial(storeds.collate_detection, labels=None)
-    for images, targets in StoreLoader(dataset, batch_size=2, collate_fn=collate, num_workers=1):
-        assert [image.dtype for image in images] == [torch.uint8] * 2
-        assert [target["boxes"].tolist() for target in targets] == [[[1, 2, 9, 8]]] * 2
 
 
 def growing(number: int) -> torch.Tensor:
