@@ -220,6 +220,19 @@ def test_a_published_file_never_changes_when_the_writer_that_died_behind_it_publ
         assert backend.get_many(range(len(backend))) == [{"x": 2}]
 
 
+def test_a_log_that_outlived_its_note_is_begun_again(tmp_path: Path) -> None:
+    url, fields = f"hdf5://{tmp_path}/store", {"blob": "bytes"}
+    writer = storeds.open_writer(url, fields, commit_every=4)
+    writer.append({"blob": bytes([at]) * 900} for at in range(8))
+    writer.suspend()
+    (tmp_path / ".store.partial" / "note").unlink()  # as a writer does first that drops an interrupted write
+    with storeds.open_writer(url, fields, commit_every=4) as again:
+        again.append({"blob": bytes([at]) * 900} for at in range(10))
+    with storeds.open_backend(url) as backend:
+        found: list[Any] = backend.get_many(range(10))
+    assert [record["blob"] for record in found] == [bytes([at]) * 900 for at in range(10)]
+
+
 @pytest.mark.parametrize("resume", [True, False])
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_after_a_death_at_any_file_operation_a_writer_can_resume_or_begin_again(

@@ -91,7 +91,7 @@ class Hdf5Sink:
             log.writelines(part for sealed in packed for part in (len(sealed).to_bytes(_LENGTH, "little"), sealed))
             log.flush()
             os.fsync(log.fileno())
-            end = log.tell()
+        end = self._end + sum(_LENGTH + len(sealed) for sealed in packed)  # `tell` does not follow `truncate`
         replace_file(self._note_path, canonical_json({"end": end, "sizes": dict(sizes)}).encode() + b"\n" + note)
         self._end, self._sizes = end, sizes
 
@@ -102,7 +102,7 @@ class Hdf5Sink:
             while left > 0:
                 size = int.from_bytes(log.read(_LENGTH), "little")
                 left -= _LENGTH + size
-                if left < 0:  # the log is damaged, and the writer notices the records that are missing
+                if left < 0 or size < _SEAL_BYTES:  # it is damaged, and the writer notices that records are missing
                     return
                 yield log.read(size)
 
