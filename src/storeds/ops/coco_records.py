@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -66,12 +65,21 @@ class CocoLayout:
         The most keypoints of an instance.
     image_id : str
         The kind of the ids of images: ``int`` or ``str``.
+
+    Attributes
+    ----------
+    fields : dict
+        The fields, in order.
     """
 
     keys: frozenset[str]
     categories: Mapping[Any, int]
     points: int = 0
     image_id: str = "int"
+    fields: dict[str, Field] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "fields", self._fields())
 
     @classmethod
     def of(cls, meta: Meta) -> CocoLayout:
@@ -83,9 +91,7 @@ class CocoLayout:
             return cls(keys, categories)
         return cls(keys | {"keypoints"}, categories, (meta.fields["keypoints"].shape or (0, 0))[1] or 0)
 
-    @cached_property
-    def fields(self) -> dict[str, Field]:
-        """The fields, in order."""
+    def _fields(self) -> dict[str, Field]:
         fields = {"image": Field("image", role="image")}
         if self.has_boxes:
             fields["boxes"] = Field("array", "<f8", (None, 4), role="boxes", format="xywh")
