@@ -354,10 +354,10 @@ class StoreDataset(Dataset[Any]):
         fill : bool
             Whether replacements make up a batch in which every sample would be skipped.
         """
-        contexts = self._contexts(resolved)
         known: RecordError | None = None
         if self._column_fields and columns and resolved:
             assert isinstance(self.reader, ArrayReader)
+            _freeze_inherited()
             began = time.perf_counter()
             try:
                 arrays = self.reader.arranged(read_arrays(self._view, resolved, self.reader.stored))
@@ -366,9 +366,10 @@ class StoreDataset(Dataset[Any]):
             else:
                 add_time("read", began)
                 add_bytes([arrays])
-                self._counters.add(contexts[0].epoch, len(resolved), ())
+                self._counters.add(self._epoch.of_samples(self.seed)[0], len(resolved), ())
                 # What has no column is the index.
                 return {n: arrays[n] if n in arrays else np.array(resolved, np.int64) for n in self._column_fields}
+        contexts = self._contexts(resolved)
         samples = self._pipeline.samples(contexts, fill=fill, defer=defer, known=known)
         if contexts:
             self._warn_if_repeated(contexts[0])
