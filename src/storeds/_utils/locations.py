@@ -118,10 +118,6 @@ class StoreURL:
             )
         return os.path.abspath(os.path.expanduser(self.path))
 
-    def without_options(self) -> StoreURL:
-        """Return the same URL without its options."""
-        return StoreURL(f"{self.scheme}://{self.path}", self.scheme, self.path) if self.options else self
-
     def __str__(self) -> str:
         return self.redacted
 

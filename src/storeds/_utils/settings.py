@@ -11,7 +11,7 @@ import msgspec
 from storeds._utils.locations import redact, redact_message
 from storeds.errors import ConfigError, is_like_url, suggest
 
-__all__ = ["Settings", "shown_key"]
+__all__ = ["Settings", "in_words", "shown_key"]
 
 _ERROR = re.compile(r"(?P<what>.*?)(?: - at `(?P<place>\$.*)`)?", re.DOTALL)
 _TYPES = {
@@ -115,10 +115,15 @@ def _explained(text: str, cls: type[Settings]) -> str:
             for value in get_args(part)
         ]
         return f"{place}: expected {', '.join(allowed)}"
+    return redact_message(f"{place}: {in_words(what)}" if place else in_words(what))
+
+
+def in_words(what: str) -> str:
+    """Return msgspec's description of a wrong value with plain names of types: ``expected an integer >= 1``."""
     words = re.sub(
         "`([a-z| ]+)`", lambda found: " or ".join(_TYPES.get(each, each) for each in found[1].split(" | ")), what
     )
-    return redact_message(f"{place}: {words[0].lower()}{words[1:]}" if place else words)
+    return f"{words[0].lower()}{words[1:]}"
 
 
 def _declared(cls: type[Settings], place: str) -> Any:

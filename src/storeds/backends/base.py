@@ -327,7 +327,7 @@ class FileBackend(HandleBackend[H, Open]):
 
     @property
     def _path(self) -> str:
-        path: str = self._opener.data_path  # type: ignore[attr-defined]  # of a FileOpener
+        path: str = self._opener.data_path  # type: ignore[attr-defined]  # only `Opener` is declared; subclasses use a FileOpener
         return path
 
     def stored_bytes(self) -> int | None:

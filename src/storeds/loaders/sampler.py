@@ -359,8 +359,11 @@ class EpochSampler(Sampler[int]):
         for name in _AGREED:
             saved, own = state[name], getattr(self, name)
             unknown = (name in _OPTIONAL and None in (saved, own)) or (name == "seed" and self._draws)
-            if saved != own and not unknown:
-                differing.append(f"{name} was {saved!r} and is {own!r}")
+            if saved != own and not unknown:  # digests of where= say nothing to a reader
+                is_digest = name == "where"
+                differing.append(
+                    "another where= selected the records" if is_digest else f"{name} was {saved!r} and is {own!r}"
+                )
         if differing:
             raise ConfigError(f"the state belongs to another sampler: {'; '.join(differing)}")
         if state["seed"] is not None:

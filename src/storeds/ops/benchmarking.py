@@ -197,7 +197,7 @@ def bench(
     for number in counts:
         settings = structs.replace(measured.loader, num_workers=number)
         loader = build_loader(structs.replace(measured, loader=settings), split)
-        dataset: StoreDataset = loader.dataset  # type: ignore[assignment]
+        dataset: StoreDataset = loader.dataset  # type: ignore[assignment]  # build_loader made it
         with dataset.backend:
             if not len(loader):
                 where = f" that match where={dataset.where}" if dataset.where else ""

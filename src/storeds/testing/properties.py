@@ -108,7 +108,7 @@ class PropertyTests(Kit):
 
     def test_any_sequence_of_operations_matches_a_list(self, make_url: MakeUrl) -> None:
         # Any callable that returns a machine works, whatever the annotation says.
-        run_state_machine_as_test(lambda: _StoreMachine(self, make_url()), settings=_SETTINGS)  # type: ignore[arg-type]
+        run_state_machine_as_test(lambda: _StoreMachine(self, make_url()), settings=_SETTINGS)  # type: ignore[arg-type]  # Hypothesis asks for a class, and calls it
 
 
 class _StoreMachine(RuleBasedStateMachine):

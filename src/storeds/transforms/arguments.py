@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
+from storeds._utils.settings import in_words
 from storeds.errors import ConfigError, suggest
 
 __all__ = [
@@ -78,7 +79,7 @@ class Declared:
                 object.__setattr__(self, name, msgspec.convert(_plain(value), kind))
             except msgspec.ValidationError as error:
                 advice = f"; {suggest(value, get_args(kind), 'values')}" if get_origin(kind) is Literal else ""
-                raise self._refusal(name, f"{error}{advice}") from None
+                raise self._refusal(name, f"{in_words(str(error))}{advice}") from None
 
     def _refusal(self, name: str, reason: str) -> ConfigError:
         return ConfigError(f"{type(self).__name__}: {name}={getattr(self, name)!r}: {reason}")

@@ -156,7 +156,7 @@ class _FromCoco:
 
     def __init__(self, meta: Meta) -> None:
         self._meta, self._layout = meta, CocoLayout.of(meta)
-        for name, packed in class_attrs(self.rest().get("categories", [])).items():  # type: ignore[arg-type]
+        for name, packed in class_attrs(self.rest().get("categories", [])).items():  # type: ignore[arg-type]  # `pack` stored a list of objects
             if meta.attrs.get(name, packed) != packed:
                 raise ConfigError(f"attribute {name!r} differs from the categories in attribute {REST!r}; {_CHANGED}")
         self.left_out: dict[str, str] = {}

@@ -104,7 +104,7 @@ class _Worker:
             command = [sys.executable, "-P", "-c", _BOOT.format(theirs.fileno())]
             with theirs, sigint_blocked():
                 # The command is this interpreter and our own text.
-                self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()])  # noqa: S603
+                self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()])  # noqa: S603  # this interpreter
         meta: Meta = self._exchange([sys.path, (self._url, self._columns)], 10 * DEADLINE)
         return meta
 

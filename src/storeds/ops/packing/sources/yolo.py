@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 import numpy as np
 
+from storeds._utils.settings import in_words
 from storeds._utils.text import counted, some
 from storeds.config.files import read_mapping
 from storeds.errors import ConfigError, MissingDependencyError, StoreNotFoundError
@@ -217,7 +218,9 @@ def _describe(path: str, root: str | None, classes: Any) -> _DataSet:
     try:
         yaml = msgspec.convert(read_mapping(file) if file else {}, _Yaml)
     except (msgspec.ValidationError, UnicodeEncodeError) as error:  # half a surrogate pair
-        raise ConfigError(f"{shown} is not as Ultralytics reads it: {error}; quote names such as 'no'") from None
+        raise ConfigError(
+            f"{shown} is not as Ultralytics reads it: {in_words(str(error))}; quote names such as 'no'"
+        ) from None
     if yaml.validation and not yaml.val:
         yaml.val = yaml.validation
         notes.append("validation is read as val, as Ultralytics reads it")
