@@ -5,15 +5,15 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TypeAlias, TypeVar
 from urllib.parse import unquote
 
 from storeds._utils.locations import StoreURL, file_path, redact
+from storeds._utils.prefetch import ReadAhead
 from storeds._utils.text import counted
 from storeds.backends.concatenated import ConcatenatedBackend
 from storeds.backends.opening import open_backend, scheme_of
@@ -209,23 +209,15 @@ def in_order(tasks: Iterable[T], work: Callable[[T], R], threads: int) -> Iterat
     threads : int
         0 means this thread, for work that takes less time than handing it over.
     """
-    if not threads:
-        yield from ((task, work(task)) for task in tasks)
-        return
-    with ThreadPoolExecutor(threads, "storeds-work") as pool:
-        running: deque[tuple[T, Future[R]]] = deque()
-        try:
-            for task in tasks:
-                running.append((task, pool.submit(work, task)))
-                if len(running) > threads:  # each thread has a task while the oldest result is used
-                    done, future = running.popleft()
-                    yield done, future.result()
-            while running:
-                done, future = running.popleft()
-                yield done, future.result()
-        finally:
-            for _, future in running:
-                future.cancel()
+
+    def done(task: T) -> tuple[T, R]:
+        return task, work(task)
+
+    results = ReadAhead(done, iter(tasks), threads)
+    try:
+        yield from results
+    finally:
+        results.close()
 
 
 def mark_picture(marker: RestartMarker, record: Record, image: str) -> str:
