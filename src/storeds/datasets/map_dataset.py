@@ -38,7 +38,7 @@ from storeds.datasets.epoch import MAX_EPOCH, SharedEpoch
 from storeds.datasets.pipeline import SamplePipeline
 from storeds.datasets.source import Source
 from storeds.datasets.stages import add_bytes, add_time
-from storeds.errors import ConfigError, RecordError
+from storeds.errors import RecordError
 from storeds.protocols import Array, Backend, Field, Reader, SampleContext, Transform
 from storeds.readers import ArrayReader, SampleReader
 from storeds.records.columns import read_arrays, read_column
