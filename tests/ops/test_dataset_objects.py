@@ -218,7 +218,7 @@ def test_an_imagefolder_is_packed_as_its_folder(tmp_path: Path, monkeypatch: pyt
     assert source.column("image") == [files[n].read_bytes() for n in (0, 7, 14)]
     assert source.column("label") == [0, 1, 2]
     assert source.column("key") == [os.path.relpath(files[n], tree) for n in (0, 7, 14)]
-    (image, *_) = Source(cropped, files=False).column("image")
+    (image, *_) = Source(cropped, fields=["image", "label"]).column("image")
     with Image.open(io.BytesIO(image)) as small:
         assert small.size == (2, 2)
     other = datasets.ImageFolder(str(tree))

@@ -195,7 +195,7 @@ def test_a_dataset_object_gives_its_files_in_any_format(tmp_path: Path) -> None:
     assert samples.records == [{"img": jpeg(n), "n": n} for n in range(4)]
     assert samples.rows.attrs["classes"] == ["a", "b"]
     with pytest.raises(ConfigError, match="columns: not supported for samples of a Dataset; only fields= is"):
-        Source(dataset, files=False, columns=["img"])
+        Source(dataset, fields=["img"], columns=["img"])
 
 
 def test_without_pyarrow_the_error_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

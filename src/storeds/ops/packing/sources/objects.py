@@ -35,13 +35,11 @@ _FORMATS = {
 }
 _NOT_APPLIED = (
     "its transform is not applied: pack stores the original files or records, and training applies a transform; "
-    "files=False packs what the dataset returns instead"
+    "fields= packs what the dataset returns instead"
 )
 
 
-def dataset(
-    source: Any, *, fields: Sequence[str] | Mapping[str, Any] | None = None, files: bool = True, **options: Any
-) -> Rows:
+def dataset(source: Any, *, fields: Sequence[str] | Mapping[str, Any] | None = None, **options: Any) -> Rows:
     """Rows of a map-style dataset: an object with ``__getitem__`` and ``__len__`` whose samples are tuples or dicts.
 
     Parameters
@@ -53,9 +51,8 @@ def dataset(
     fields : sequence of str or mapping, optional
         Names for the elements of a tuple in order, or names and kinds as for `open_writer`. For a dict, the keys to
         pack. By default an image is ``image``, an integer after it ``label``, and other elements are ``field2``,
-        ``field3``, … or named after their keys. Kinds are those of the first sample. Samples are then read one by one.
-    files : bool
-        False: pack samples as the dataset returns them, decoded and transformed.
+        ``field3``, … or named after their keys. Kinds are those of the first sample. With `fields`, samples are packed one
+        by one as the dataset returns them, decoded and transformed.
     **options
         For 🤗 datasets: ``columns``, ``label`` and ``label_column``, as for `table`.
 
@@ -70,8 +67,7 @@ def dataset(
     ConfigError
         It is not a dataset, it is empty, or the kinds of its samples are unclear.
     """
-    by_sample = fields is not None or not files
-    if not by_sample and (_is(source, "datasets", "Dataset") or _is(source, "datasets", "DatasetDict")):
+    if fields is None and (_is(source, "datasets", "Dataset") or _is(source, "datasets", "DatasetDict")):
         from storeds.ops.packing.sources.tables import hugging_face
 
         return hugging_face(source, **options)
@@ -85,9 +81,9 @@ def dataset(
         raise ConfigError(f"the {type(source).__name__} is empty")
     leaves, places = _origins(source)
     found = None
-    if not by_sample and all(map(_is_folder, leaves)):
+    if fields is None and all(map(_is_folder, leaves)):
         found = _files(leaves, places)
-    elif not by_sample and all(map(_is_records, leaves)):
+    elif fields is None and all(map(_is_records, leaves)):
         found = _records(leaves, places)
     if found is None:
         return _samples(source, fields)

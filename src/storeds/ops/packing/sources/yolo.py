@@ -69,7 +69,7 @@ def yolo(
     data = _describe(os.fspath(path), None if root is None else os.fspath(root), classes)
     below = Root(data.root, allow_outside=allow_outside)
     listing = _Listing(data, below, Walk(below))
-    labels = _LabelFile(listing.task(), len(data.classes), data.keypoints)
+    labels = _LabelFile(listing.task(), len(data.classes), data.yaml.kpt_shape)
     has_splits = len({split for _, split, _ in listing.images}) > 1
     repeated: dict[str, int] = {}  # key → lines left out of its label file
 
@@ -97,9 +97,10 @@ def yolo(
             yield f"{lines} left out of label files, such as {labels_of(min(repeated))}"
 
     fields = {"image": Field("image", role="image"), **labels.fields, **({"split": Field("str")} if has_splits else {})}
+    flips: dict[str, JSON] = {"flip_idx": data.yaml.flip_idx}
     attrs: dict[str, JSON] = {
         "classes": list(data.classes),
-        **data.attrs,
+        **(flips if data.yaml.kpt_shape and isinstance(data.yaml.flip_idx, list) else {}),
         "source": {"kind": "yolo", "file": os.path.basename(data.file)},
     }
     return Rows(
@@ -152,10 +153,7 @@ class _DataSet:
         Split → folders of images and lists of them, as written. The split is empty without splits.
     classes : list of str
         Class names.
-    keypoints : (int, int), optional
-        ``kpt_shape``.
-    attrs : dict
-        Further attributes of the store.
+    yaml : _Yaml
     notes : list of str
         What the user may not expect.
     """
@@ -164,8 +162,7 @@ class _DataSet:
     file: str
     parts: dict[str, list[str]]
     classes: list[str]
-    keypoints: tuple[int, int] | None
-    attrs: dict[str, JSON]
+    yaml: _Yaml
     notes: list[str]
 
 
@@ -204,11 +201,8 @@ def _describe(path: str, root: str | None, classes: Any) -> _DataSet:
             notes.append(f"{split} is {some(entries)}, which does not exist, and is left out")
             entries.clear()
     names = _class_names(shown, base, yaml, classes)
-    attrs: dict[str, JSON] = {}
-    if yaml.kpt_shape is not None and isinstance(yaml.flip_idx, list):
-        attrs["flip_idx"] = yaml.flip_idx
     kept = {split: entries for split, entries in parts.items() if entries}
-    return _DataSet(os.path.abspath(base), file or path, kept, names, yaml.kpt_shape, attrs, notes)
+    return _DataSet(os.path.abspath(base), file or path, kept, names, yaml, notes)
 
 
 def _moved(base: str, entry: str) -> str:
@@ -364,7 +358,7 @@ class _Listing:
 
     def task(self) -> _Task:
         """Return what the first line of all label files describes."""
-        if self._data.keypoints is not None:
+        if self._data.yaml.kpt_shape is not None:
             return "keypoints"
         for key, _, has_labels in self.images:
             text = b""
