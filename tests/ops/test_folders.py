@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
-import subprocess
-import sys
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -17,7 +14,6 @@ import storeds
 from _rows import Source
 from photographs import jpeg
 from storeds.errors import ConfigError, StoreNotFoundError
-from storeds.ops.packing.rows import Listing
 from storeds.ops.packing.sources import open_source
 
 
@@ -92,29 +88,6 @@ def test_unusual_file_names(tmp_path: Path) -> None:
         r"z\xfd: the folder's name is not valid UTF-8, which a key must be; rename it",
     ]
     assert source.rows.attrs == {"classes": ["a", r"z\xfd"]}
-
-
-def test_the_fingerprint_is_short_and_changes_with_the_files(tmp_path: Path) -> None:
-    put(tmp_path, "zebra/b.jpg", "apple/9.jpg")
-
-    def fingerprint() -> Any:
-        return Listing(open_source(tmp_path)).fingerprint
-
-    code = (
-        "import json, sys; from storeds.ops.packing.rows import Listing; from storeds.ops.packing.sources import open_source; "
-        "print(json.dumps(Listing(open_source(sys.argv[1])).fingerprint))"
-    )
-    environment = {**os.environ, "PYTHONHASHSEED": "7"}
-    run = [sys.executable, "-c", code, str(tmp_path)]
-    done = subprocess.run(run, capture_output=True, text=True, timeout=60, check=True, env=environment)
-    before = fingerprint()
-    assert json.loads(done.stdout) == before
-    assert len(json.dumps(before)) < 200
-    os.utime(tmp_path / "zebra/b.jpg", ns=(1, 1))
-    touched = fingerprint()
-    assert touched != before
-    (tmp_path / "zebra/b.jpg").rename(tmp_path / "zebra/c.jpg")
-    assert fingerprint() not in (before, touched)
 
 
 # Stores
