@@ -1,4 +1,4 @@
-"""HDF5 files of other tools: each store is read in every way, and everything else is a clear error."""
+"""HDF5 files of other tools: what a pattern reads, what is certain, links and damage; everything else is a clear error."""
 
 from __future__ import annotations
 
@@ -8,31 +8,33 @@ import random
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from importlib.util import find_spec
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import h5py
 import numpy as np
 import pytest
-from torch.utils.data import DataLoader, Dataset
 
 import storeds
-from _foreign_hdf5 import STORES, chunked, vlen_jpeg
-from _foreign_hdf5_groups import Truth, blob, class_groups, pixels, video_jpegs, video_numbered
-from _foreign_hdf5_tools import robomimic, write
-from _verdicts import unjudged
+from _foreign_hdf5 import (
+    HDF5,
+    blob,
+    chunked,
+    class_groups,
+    pixels,
+    video_jpegs,
+    video_numbered,
+    vlen_jpeg,
+    write,
+)
+from _layout_case import Truth, lines_of
 from shares import FULL
 from storeds import StoreDataset, open_backend
 from storeds.errors import ConfigError, FormatError, RecordError, StoredsError, StoreNotFoundError, UnavailableError
-from storeds.readers import VideoReader
-from storeds.testing import assert_same, fingerprint
+from storeds.testing import fingerprint
 
 PICTURE = np.frombuffer(blob(1), "u1")
-LINE = re.compile(r"^  (storeds\.open_backend\(.*\))  # (\d+) records? of ", re.MULTILINE)
-Stores = dict[str, tuple[Path, Truth]]
 
 
 @pytest.fixture(autouse=True)
@@ -50,97 +52,6 @@ def path(tmp_path: Path) -> Path:
 
 def array(*shape: int, dtype: str = "f4") -> Any:
     return np.zeros(shape, dtype)
-
-
-def disorder(count: int) -> list[int]:
-    return random.Random(3).choices(range(count), k=2 * count)
-
-
-def paste_lines(error: StoredsError, least: int = 1) -> list[Any]:
-    """Run each line of an error, and return the stores that they open."""
-    lines = LINE.findall(str(error))
-    assert len(lines) >= least, error
-    stores = [eval(line, {"storeds": storeds}) for line, _ in lines]
-    assert [len(store) for store in stores] == [int(count) for _, count in lines]
-    return stores
-
-
-class Batches(Dataset[str]):
-    """A hash of each of several stores, read in disorder as one batch."""
-
-    def __init__(self, stores: list[Any]) -> None:
-        self.stores = stores
-
-    def __len__(self) -> int:
-        return len(self.stores)
-
-    def __getitem__(self, number: int) -> str:
-        store = self.stores[number]
-        return fingerprint(store.get_many(disorder(len(store))))
-
-
-@pytest.fixture(scope="module")
-def written(tmp_path_factory: pytest.TempPathFactory) -> Stores:
-    out = {}
-    for name, case in STORES.items():
-        if name != "pytables" or find_spec("tables") is not None:
-            folder = tmp_path_factory.mktemp(name)
-            out[name] = folder / case.url, case.write(folder / case.file)
-    return out
-
-
-@pytest.fixture(scope="module")
-def in_workers(written: Stores, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """What two spawned workers read of each store."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("STOREDS_CACHE", str(tmp_path_factory.mktemp("cache")))
-        stores = [open_backend(path, **STORES[name].arguments) for name, (path, _) in written.items()]
-        for store in stores:
-            store.get_many([0])  # used before the workers start
-        loader = DataLoader(Batches(stores), batch_size=None, num_workers=2, multiprocessing_context="spawn")
-        yield dict(zip(written, loader, strict=True))
-
-
-class TestEveryStore:
-    """All ways to read a store agree with what h5py wrote."""
-
-    @pytest.mark.parametrize("name", STORES)
-    def test_is_read_in_every_way(self, name: str, written: Stores, in_workers: dict[str, str], tmp_path: Path) -> None:
-        if name not in written:
-            pytest.skip("PyTables is not installed")
-        (path, truth), case = written[name], STORES[name]
-        store: Any = open_backend(path, **case.arguments)
-        assert store.meta.layout == case.layout
-        assert len(pickle.dumps(store)) < 4096
-        asked = disorder(len(truth))
-        for each in (store, pickle.loads(pickle.dumps(store)), open_backend(path, **case.arguments)):
-            assert each.meta == store.meta  # with a kept index, too
-            assert fingerprint(each.get_many(range(len(each)))) == fingerprint(truth)
-            assert fingerprint(each.get_many(asked)) == fingerprint([truth[at] for at in asked])
-        assert in_workers[name] == fingerprint([truth[at] for at in asked])
-        for field_name, field in store.meta.fields.items():
-            values = [row[field_name] for row in truth]
-            assert_same(store.get_many([3 % len(truth)], [field_name]), [{field_name: values[3 % len(truth)]}])
-            if field.is_scalar or field.kind == "str":
-                assert store.column(field_name).tolist() == values
-            elif field.is_fixed:
-                assert_same(store.column(field_name), np.stack(values))
-        native = tmp_path / "native.lmdb"
-        options = {name: value for name, value in case.arguments.items() if name != "layout"}
-        storeds.convert(str(path), f"lmdb://{native}", layout=case.arguments.get("layout"), options=options)
-        with open_backend(native) as copy:
-            assert fingerprint(unjudged(copy.get_many(range(len(truth))))) == fingerprint(truth)
-
-    @pytest.mark.parametrize(
-        "name", [name for name, case in STORES.items() if case.arguments and "group" not in case.arguments]
-    )
-    def test_that_is_not_certain_names_lines_that_work(self, name: str, tmp_path: Path) -> None:
-        case = STORES[name]
-        case.write(tmp_path / case.file)
-        file = sorted(tmp_path.glob(case.url))[0]
-        with pytest.raises(ConfigError) as raised:
-            open_backend(file)
-        paste_lines(raised.value)
 
 
 TABLE = np.array([(1, b"a"), (2, b"b")], [("n", "i4"), ("word", "S2")])
@@ -208,32 +119,6 @@ class TestDatasets:
         assert dataset.targets == [row["label"] for row in truth]
         image, label = dataset[7]
         assert (image.size, label) == ((32 + 3, 24), 1)
-
-    def test_video_reader_reads_clips(self, path: Path) -> None:
-        video_jpegs(path)
-        dataset: Any = StoreDataset(path, reader=VideoReader(decode="bytes"))
-        clip, label = dataset[2]
-        assert (len(dataset), list(clip), label) == (4, [blob(2), blob(3), blob(4)], 2)
-
-    def test_threads_and_forked_workers_read_the_same(self, path: Path) -> None:
-        expected = fingerprint(chunked(path))
-        with open_backend(path) as store, ThreadPoolExecutor(4) as threads:
-            reading = threads.map(lambda _: fingerprint(store.get_many(range(len(store)))), range(16))
-            dataset: Any = Batches([store] * 2)
-            loader = DataLoader(dataset, batch_size=None, num_workers=2, multiprocessing_context="fork")
-            truth = store.get_many(disorder(len(store)))
-            assert set(loader) == {fingerprint(truth)}
-            assert set(reading) == {expected}
-
-    def test_a_mask_of_robomimic_selects_demonstrations(self, path: Path) -> None:
-        truth = robomimic(path)
-        assert open_backend(path).unread() == []  # type: ignore[attr-defined]
-        train: Any = open_backend(path, mask="train")
-        assert fingerprint(train.get_many(range(len(train)))) == fingerprint(
-            [record for record in truth if record["episode"] != 1]
-        )
-        assert len(open_backend(f"{path}?mask=valid")) == 11
-        assert train.meta.attrs["attributes"]["env_args"] == '{"env_name": "Lift"}'
 
     def test_columns_come_from_urls_and_configs(self, path: Path) -> None:
         write(path, {"train/x": np.arange(5), "train/y": np.arange(5), "test/x": np.arange(3)})
@@ -308,14 +193,14 @@ class TestCertain:
             return
         with pytest.raises(ConfigError, match="cannot tell what a record is. It holds:\n  ") as raised:
             open_backend(path)
-        paste_lines(raised.value)
+        lines_of(raised.value)
 
     def test_lines_of_classes_and_of_videos(self, path: Path) -> None:
         rows = {"cat": pixels(5), "dog": pixels(7)}
         write(path, {f"data/{{all}}/{name}/images": value for name, value in rows.items()})
         with pytest.raises(ConfigError) as raised:
             open_backend(path)
-        classes, videos = paste_lines(raised.value, 2)[:2]
+        classes, videos = [open_backend(path, **given) for given in lines_of(raised.value)[:2]]
         assert classes.get_many([5], ["label"]) == [{"label": 1}]
         assert classes.meta.attrs["classes"] == ["cat", "dog"]
         assert videos.get_many([5], ["video", "frame"]) == [{"video": "dog", "frame": 0}]
@@ -339,7 +224,7 @@ class TestCertain:
             store: Any = open_backend(path)
         except StoredsError as error:
             assert isinstance(error, ConfigError) or "columns=" in str(error)
-            paste_lines(error, 0)
+            lines_of(error, 0)
             return
         rows = [np.shape(value) for value in datasets.values() if np.shape(value)]
         assert store.meta.layout == "parallel"
@@ -350,19 +235,6 @@ class TestCertain:
         write(path, {"x": np.arange(3)})
         with pytest.raises(StoredsError, match=re.escape(f"{path.parent}/*.h5")):
             open_backend(path.parent)
-
-    def test_plain_columns_open_the_file_once(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        chunked(path)
-        opened: list[str] = []
-        original = os.open
-
-        def note(name: Any, *args: Any, **how: Any) -> int:
-            opened.append(str(name))
-            return original(name, *args, **how)
-
-        monkeypatch.setattr(os, "open", note)
-        open_backend(path)
-        assert opened.count(str(path)) == 1
 
 
 COLUMNS = {"x": array(5, 2), "y": np.arange(4), "g/x": array(5), "single": 3.0}
@@ -396,7 +268,6 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     (COLUMNS, {"layout": "parallels"}, "parallels"),
     (COLUMNS, {"layout": "pcam"}, "_x.h5"),
     (COLUMNS, {"frames": "x"}, "unknown option 'frames'"),
-    (COLUMNS, {"columns": {"a": "x[]"}, "mask": "train"}, "mask"),
     (GROUPS, {"columns": {"x": "{}/x[]"}}, "has no rows; leave out"),
     (GROUPS, {"columns": {"y": "{}/z"}}, "has no 'z'"),
     (VIDEOS, {"layout": "per_video"}, "b/time has 2 rows, and the others of 'b' 3"),
@@ -413,7 +284,6 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"mean": 1.0}, {"layout": "parallel"}, "no field can hold what is at"),
     (dict.fromkeys(map(str, range(1024)), 1), {"layout": "per_file"}, "holds 1,024 datasets or more"),
     ({"a/x": array(0, 3)}, {"columns": {"x": "{video}/x[]"}}, "no dataset has rows"),
-    (COLUMNS, {"columns": {"a": "x[]", "b": "g[]"}}, "'g..' is a group; it holds x"),
     (COLUMNS, {"columns": {"a": {"path": "x[]", "kind": "image"}}}, "declares image, but HDF5 datasets have types"),
 ]
 
@@ -426,15 +296,6 @@ class TestRefused:
         write(path, datasets)
         with pytest.raises((ConfigError, FormatError), match=words):
             open_backend(path, **arguments)
-
-    def test_mask_that_lists_missing_demonstrations(self, path: Path) -> None:
-        robomimic(path)
-        with h5py.File(path, "a") as file:
-            file["mask/lost"] = np.array(["demo_7"], "S")
-        with pytest.raises(FormatError, match="mask 'lost' lists 'demo_7', which is missing"):
-            open_backend(path, mask="lost")
-        with pytest.raises(ConfigError, match="no mask 'tran'; did you mean 'train'"):
-            open_backend(path, mask="tran")
 
     def test_types_without_a_numpy_dtype(self, path: Path) -> None:
         with h5py.File(path, "w") as file:
@@ -583,8 +444,8 @@ class TestDamage:
     @pytest.mark.parametrize("name", ["chunked", "vlen_jpeg", "video_jpegs"])
     def test_mutations_are_clear_errors(self, name: str, tmp_path: Path) -> None:
         """In a full run, 1,020 files, in processes of their own: libhdf5 itself may crash or loop on damaged metadata."""
-        STORES[name].write(tmp_path / "a.h5")
-        arguments, number, deaths = [str(tmp_path), STORES[name].layout], 0, 0
+        HDF5[name].write(tmp_path / "a.h5")
+        arguments, number, deaths = [str(tmp_path), HDF5[name].layout], 0, 0
         while number < _MUTATIONS:
             command = [sys.executable, "-c", _MUTATE, *arguments, str(number), str(_MUTATIONS)]
             done = subprocess.run(command, capture_output=True, text=True)
@@ -667,9 +528,9 @@ class TestLinks:
         with pytest.raises(FormatError, match=f"{gone}, which is missing"):
             open_backend(path, columns=columns)
 
-    @pytest.mark.parametrize("name", ["sample_groups_with_attributes", "video_jpegs", "robomimic", "class_groups"])
+    @pytest.mark.parametrize("name", ["sample_groups_with_attributes", "video_jpegs", "class_groups"])
     def test_every_group_may_lie_in_another_file(self, name: str, path: Path) -> None:
-        case = STORES[name]
+        case = HDF5[name]
         truth = case.write(path.with_name("other.h5"))
         with h5py.File(path.with_name("other.h5")) as other, h5py.File(path, "w") as file:
             for group in other:
@@ -712,14 +573,11 @@ class TestLinks:
             open_backend(path)
 
     def test_names_of_tools_do_not_follow_links_out_of_the_folder(self, path: Path) -> None:
-        write(path.parent.parent / "other.h5", {"x": np.array(["demo_0"], "S"), "frames": pixels(2)})
-        robomimic(path)
-        with h5py.File(path, "a") as file:
-            file["mask/far"] = h5py.ExternalLink("../other.h5", "/x")
-            file["videos/a/frames"] = h5py.ExternalLink("../other.h5", "/frames")
-        for arguments in ({"mask": "far"}, {"group": "videos"}):
-            with pytest.raises(StoredsError, match="outside of the store's folder"):
-                open_backend(path, **arguments)
+        write(path.parent.parent / "other.h5", {"frames": pixels(2)})
+        with h5py.File(path, "w") as file:
+            file["a/frames"] = h5py.ExternalLink("../other.h5", "/frames")
+        with pytest.raises(StoredsError, match="outside of the store's folder"):
+            open_backend(path)
 
     def test_a_kept_index_is_renewed_when_a_linked_file_changes(self, path: Path) -> None:
         other = path.with_name("other.h5")
