@@ -105,21 +105,6 @@ def test_leaving_most_of_a_store_unread_is_an_error_with_what_and_how_much() -> 
         check_most_is_read("x.h5", ["b (3 rows)"], 51, 100, "bytes", "columns= names what is read")
 
 
-def test_an_engine_without_layouts_of_its_own_quotes_what_plug_ins_refuse(tmp_path: Path) -> None:
-    storeds.register_backend("paper", Illegible)
-    try:
-        storeds.register_layout("paper", "fails", Fails)
-        with pytest.raises(errors.FormatError, match="no store of mine; layout 'fails': not one of mine"):
-            storeds.open_backend("paper://x")
-    finally:
-        del registry.BACKENDS._known["paper"]
-
-
-class Illegible(Looks):
-    def __init__(self, url: str, **options: Any) -> None:
-        raise errors.FormatError("no store of mine")
-
-
 def test_an_option_that_the_native_layout_lacks_may_be_the_foreign_ones(tmp_path: Path) -> None:
     backend: Any = storeds.open_backend(foreign(tmp_path / "red.h5"), colour="dark")
     assert backend.given == {"colour": "dark"}

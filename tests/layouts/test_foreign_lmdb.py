@@ -166,10 +166,8 @@ def test_a_count_in_any_form_is_checked_and_no_record(key: str, count: bytes, tm
 
 
 ARRAYS: list[tuple[Any, Any]] = [
-    (np.arange(3.0), [0.0, 1.0, 2.0]),
     (np.eye(2, dtype=np.int64), [[1, 0], [0, 1]]),
     (np.zeros(0), []),
-    (np.array(5), 5),
     ({"rgb": np.arange(3)}, {"rgb": [0, 1, 2]}),
 ]
 
@@ -327,18 +325,6 @@ UNDECIDED: dict[str, tuple[Callable[[Path], Any], list[dict[str, Any]]]] = {
     "pairs": (
         lambda path: put(path, [(b"%d_%s" % (n, part), JPEGS[n]) for n in range(4) for part in (b"img", b"seg")]),
         [{"columns": {"img": "{}_img", "seg": "{}_seg"}}, {"layout": "keyed"}, ANY],
-    ),
-    "pairs of folders": (
-        lambda path: put(path, [(b"%s/%d" % (part, n), JPEGS[n]) for n in range(4) for part in (b"hr", b"lr")]),
-        [{"columns": {"hr": "hr/{}", "lr": "lr/{}"}}, {"layout": "keyed"}, ANY],
-    ),
-    "sizes": (
-        lambda path: put(path, [(b"%d-%05d" % (size, n), JPEGS[n]) for n in range(4) for size in (64, 128)]),
-        [
-            {"columns": {"size128": "128-{}", "size64": "64-{}"}},
-            {"layout": "keyed"},
-            ANY,
-        ],
     ),
     "a damaged image": (
         lambda path: put(path, [(b"n%d" % n, b"\0" * 9 if n == 3 else JPEGS[n]) for n in range(9)]),

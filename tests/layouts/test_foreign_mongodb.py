@@ -97,9 +97,10 @@ def test_a_batch_is_few_commands_and_a_parent_holds_nothing(
     dataset = StoreDataset(at(case.url), layout=layout, options={**case.arguments}, decode="bytes")
     assert dataset[:] == [(record["image"], record["label"]) for record in truth]
     backend.close()
-    for read in (lambda: backend.get_many([0]), lambda: backend.column("label")):
-        with pytest.raises(errors.ClosedError):
-            read()
+    with pytest.raises(errors.ClosedError):
+        backend.get_many([0])
+    with pytest.raises(errors.ClosedError):
+        backend.column("label")
 
 
 def test_a_bucket_is_found_by_its_name_and_a_collection_comes_first(
@@ -419,15 +420,10 @@ REFUSED: list[Refusal] = [
             ('{"path_list": ["a", "b", "c"], "label_list": [1]}', "path_list has 3 names and label_list 1 labels"),
             ('{"path_list": ["a"], "labels": [1]}', "missing required field `label_list`"),
             ('{"path_list": ["a", 5], "label_list": [1, 2]}', r"Expected `str`, got `int` - at `\$\.path_list\[1\]`"),
-            ('{"path_list": ["\\ud800"], "label_list": [1]}', "expected a JSON object"),
-            ('{"path_list": [], "label_list": []}', "of length >= 1"),
-            ('["a"]', "got `array`"),
             ('{"path_list"', "truncated"),
         )
     ),
     ("named", "named", {"index": "/none.json"}, errors.StoreNotFoundError, "no index at"),
-    (None, "named", {"index": "/none.json"}, errors.StoreNotFoundError, "no index at"),
-    ("named", "named", {"index": INDEX, "name_field": "img"}, errors.ConfigError, "'img'.*name_field.*img_name, bson"),
     ("named", "named", {"index": INDEX, "data_field": "img"}, errors.ConfigError, "'img'.*data_field.*img_name, bson"),
     ("named", "named", {"index": INDEX, "data_field": "img_name"}, errors.ConfigError, "holds str instead of bytes"),
     ("named", "name", {"index": INDEX}, errors.StoreNotFoundError, "did you mean 'named'"),
@@ -490,27 +486,6 @@ def test_refusals(database: Any, at: Callable[[str], str], tmp_path: Path) -> No
             storeds.open_backend(at(collection), layout=layout, **given)
     with GridfsLayout(at("fs"), labels="once.label", labels_on="id") as backend:
         assert backend.column("label").tolist() == [0, 1, 2]
-
-
-def test_the_error_for_a_missing_store_lists_collections_and_interrupted_writes(
-    database: Any, at: Callable[[str], str]
-) -> None:
-    gridfs.GridFSBucket(database).upload_from_stream("a", b"1")
-    database.create_collection("pictures")
-    with storeds.open_writer(at("ours"), {"b": "bytes"}) as writer:
-        writer.append([{"b": bytes(17 << 20)}])
-    with pytest.raises(errors.StoreNotFoundError, match=r"fs\.chunks, fs\.files, ours, pictures$"):
-        storeds.open_backend(at("none"))
-    with pytest.raises(errors.StoreNotFoundError, match="no store at"):
-        storeds.open_backend(at("ours.values"))  # it holds large values of a native store
-    database.create_collection("empty.files")
-    database.create_collection("empty.chunks")
-    with pytest.raises(errors.StoredsError, match="no store at|is a GridFS bucket") as raised:
-        storeds.open_backend(at("empty"))
-    assert "interrupted" not in str(raised.value)
-    storeds.open_writer(at("empty"), {"x": "int"}).suspend()
-    with pytest.raises(errors.FormatError, match=r"'empty.partial.\w+' is an interrupted write"):
-        storeds.open_backend(at("empty"))
 
 
 def test_no_server_is_unavailable_and_no_password_is_shown(tmp_path: Path) -> None:

@@ -151,20 +151,6 @@ class TestSameValues:
             for ranges in (spans, [(one, one + 1) for one in sorted(at)], [(0, count)]):
                 assert rows.read(ranges) == [expected[start:stop].tobytes() for start, stop in ranges]
 
-    @pytest.mark.parametrize(
-        ("data", "chunks", "how"),
-        [
-            (noise(10, 4, 3, dtype="<i4"), (4, 4, 3), {"scaleoffset": 0}),
-            (noise(1, 30), (1, 10), {"compression": "gzip", "userblock_size": 512}),
-            (np.array([b"a\0b", b"\0\0c", b"d"] * 4, "S3"), (5,), {"compression": "gzip"}),
-        ],
-        ids=["scaleoffset", "matlab-column", "strings-with-nuls"],
-    )
-    def test_of_special_datasets(self, path: Path, data: Any, chunks: Any, how: dict[str, Any]) -> None:
-        write(path, data, chunks, **how)
-        with rows_of(path, axis=1 if len(data) == 1 else 0) as rows:
-            assert b"".join(one_by_one(rows)) == data.tobytes()
-
     @pytest.mark.parametrize("how", FILTERS[:2], ids=["plain", "gzip"])
     def test_unwritten_chunks_hold_the_fill_value(self, path: Path, how: dict[str, Any]) -> None:
         with h5py.File(path, "w") as file:

@@ -70,7 +70,8 @@ def test_is_read_in_every_way(store: tuple[LayoutCase, str, Truth], tmp_path: Pa
     assert (backend.meta.layout, len(backend)) == (case.layout, len(truth))
     assert bool(backend.recognised) or not case.is_certain or case.layout in ("columns", "concatenated")
     assert len(pickle.dumps(backend)) < 4096
-    for each in (backend, pickle.loads(pickle.dumps(backend)), storeds.open_backend(url, **case.arguments)):
+    twins: list[Any] = [pickle.loads(pickle.dumps(backend)), storeds.open_backend(url, **case.arguments)]
+    for each in (backend, *twins):
         assert (each.meta.id, each.meta.fields, each.unread()) == (
             backend.meta.id,
             backend.meta.fields,

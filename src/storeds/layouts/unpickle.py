@@ -197,17 +197,8 @@ class _Copier:
         return {self.copy(key, depth - 1): self.copy(item, depth - 1) for key, item in value.items()}
 
 
-class _Sealed:
-    """Base of what a pickle can name or call: a pickle cannot set its state."""
-
-    __slots__ = ()
-
-    def __setstate__(self, state: Any) -> NoReturn:
-        raise CodecError(f"refused: the pickle sets the state of {self}")
-
-
-class _Constructor(_Sealed):
-    """Stands for one name in a pickle."""
+class _Constructor:
+    """Stands for one name in a pickle, which can call it at most; it cannot set its state."""
 
     __slots__ = ("_call", "_name")
 
@@ -219,6 +210,9 @@ class _Constructor(_Sealed):
 
     def _refuse(self, *given: Any) -> NoReturn:
         raise CodecError(f"refused: the pickle calls {self}")
+
+    def __setstate__(self, state: Any) -> NoReturn:
+        raise CodecError(f"refused: the pickle sets the state of {self}")
 
     def __str__(self) -> str:
         return self._name

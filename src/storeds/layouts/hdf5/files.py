@@ -406,17 +406,9 @@ def describe(dataset: h5py.Dataset) -> str:
 
 
 # Attributes that PyTables, MATLAB, netCDF and the HDF5 image and dimension-scale conventions write for themselves.
-_LIBRARY_ATTRIBUTES = {
-    "CLASS",
-    "VERSION",
-    "TITLE",
-    "FLAVOR",
-    "EXTDIM",
-    "PSEUDOATOM",
-    "NAME",
-    "H5PATH",
-    "INTERLACE_MODE",
-}
+_LIBRARY_ATTRIBUTES = frozenset(
+    ["CLASS", "VERSION", "TITLE", "FLAVOR", "EXTDIM", "PSEUDOATOM", "NAME", "H5PATH", "INTERLACE_MODE"]
+)
 _LIBRARY_PREFIXES = ("IMAGE_", "MATLAB_", "PYTABLES_", "_Netcdf4", "_NC")
 
 

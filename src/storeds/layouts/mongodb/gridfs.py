@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 from bson import Int64
@@ -14,26 +14,12 @@ from storeds.errors import ConfigError, FormatError, suggest
 from storeds.layouts.codecs import is_video
 from storeds.layouts.infer import field_of
 from storeds.layouts.mongodb.backend import IDS, LABELS, NAMES, batches, id_of, key_of, listed
-from storeds.layouts.mongodb.connection import Connection
 from storeds.layouts.mongodb.documents import Column, label_column, paths_of, pick, projection_of, to_json
 from storeds.layouts.mongodb.query import ColumnLayout, ColumnOptions, dotted
 from storeds.layouts.names import pack_names
 from storeds.protocols import Array, Field, Record
 
 __all__ = ["GridfsLayout", "GridfsOptions"]
-
-
-def _label_place(connection: Connection, where: str, bucket: Collection[str]) -> tuple[str, str]:
-    """Return the collection that ``collection.field`` names, and the path in it; it is none of the `bucket`'s own."""
-    names = [name for name in connection.names() if name not in bucket]
-    fitting = [name for name in names if where.startswith(f"{name}.")]
-    if not fitting:
-        raise ConfigError(
-            f"{connection.location.url}: labels={where!r} names no collection and a field in it, as 'annotations.label' "
-            f"does; {suggest(where.partition('.')[0], names, 'collections')}"
-        )
-    collection = max(fitting, key=len)
-    return collection, where[len(collection) + 1 :]
 
 
 _LOG = logging.getLogger("storeds")
@@ -133,7 +119,7 @@ class GridfsLayout(ColumnLayout[GridfsOptions]):
             A file has no label, or several.
         """
         connection, on = self._connection, self._settings.labels_on
-        collection, path = _label_place(connection, where, self._own_collections())
+        collection, path = self._label_place(where)
         if on is None:
             raise ConfigError(
                 f"{self._location.url}: labels={where!r} needs labels_on=, the field of {collection!r} with a file's name or "
@@ -165,6 +151,18 @@ class GridfsLayout(ColumnLayout[GridfsOptions]):
                 "add them, or select files that have one with query="
             )
         return [found[at] for at in range(len(names))]
+
+    def _label_place(self, where: str) -> tuple[str, str]:
+        """Return the collection that ``collection.field`` names, which may have dots, and the path in it."""
+        names = self._connection.names()
+        fitting = [name for name in names if where.startswith(f"{name}.")]
+        if not fitting:
+            raise ConfigError(
+                f"{self._location.url}: labels={where!r} names no collection and a field in it, as 'annotations.label' does; "
+                f"{suggest(where.partition('.')[0], names, 'collections')}"
+            )
+        collection = max(fitting, key=len)
+        return collection, where[len(collection) + 1 :]
 
     def _own_collections(self) -> set[str]:
         return {self._collection, self._chunks}
