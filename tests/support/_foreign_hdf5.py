@@ -132,21 +132,6 @@ def string_jpeg(path: Path) -> Truth:
     return [{"image": blob(at), "label": at} for at in range(N)]
 
 
-def virtual(path: Path) -> Truth:
-    """A virtual dataset over two files of the folder, and labels through a link into one of them."""
-    data = pixels()
-    layout = h5py.VirtualLayout(data.shape, "u1")
-    for part in range(2):
-        other = path.with_name(f"{path.stem}_part{part}.hdf")
-        with h5py.File(other, "w") as file:
-            file["data"], file["labels"] = data[part::2], np.arange(N)
-        layout[part::2] = h5py.VirtualSource(other.name, "data", data[part::2].shape)
-    with h5py.File(path, "w") as file:
-        file.create_virtual_dataset("data", layout)
-        file["label"] = h5py.ExternalLink(other.name, "/labels")
-    return [{"data": data[at], "label": at} for at in range(N)]
-
-
 def matlab(path: Path) -> Truth:
     """As MATLAB 7.3 writes: a user block, reversed axes, vectors as matrices, cells by reference."""
     data, label = np.ascontiguousarray(pixels().transpose(0, 3, 1, 2)), np.arange(N) % 3
@@ -426,7 +411,7 @@ HDF5: dict[str, LayoutCase] = {
     # These open without arguments.
     **{
         write.__name__: LayoutCase(write, "parallel", file="store.h5")
-        for write in (contiguous, chunked, lzf, vlen_jpeg, opaque_jpeg, string_jpeg, virtual, matlab, pytables, aloha)
+        for write in (contiguous, chunked, lzf, vlen_jpeg, opaque_jpeg, string_jpeg, matlab, pytables, aloha)
     },
     "pcam": LayoutCase(pcam, "pcam", file="split_train_x.h5"),
     "many_files": LayoutCase(many_files, "concatenated", file="store.h5", url="store_*.h5"),

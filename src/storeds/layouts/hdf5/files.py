@@ -1,7 +1,7 @@
 """Opens the files of a foreign HDF5 store, follows links itself, and walks groups.
 
 libhdf5 alone would follow an external link, external storage or a virtual dataset into any file that it names, relative to
-folders that environment variables choose. It returns zeros where the source of a virtual dataset is missing.
+folders that environment variables choose. Here, only links are followed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 from storeds.backends.base import BackendOptions
 from storeds.backends.handles import OpenStore
 from storeds.backends.hdf5.stamp import check_hdf5_file, open_hdf5_file
-from storeds.errors import ConfigError, FormatError, StoredsError, UnavailableError, suggest
+from storeds.errors import ConfigError, FormatError, StoredsError, suggest
 from storeds.layouts.pattern import Pattern, parse_pattern
 from storeds.protocols import JSON, Field, Kind
 
@@ -64,7 +64,7 @@ class ForeignOptions(BackendOptions, frozen=True):
     columns : mapping or str, optional
         The pattern, as `storeds.layouts.pattern.parse_pattern` takes it. Its paths begin at `group`.
     allow_outside : bool
-        Follow links and virtual datasets that leave the folder of the store.
+        Follow links that leave the folder of the store.
     """
 
     parsers: ClassVar[Mapping[str, Callable[[Any], Any]]] = {"columns": _parsed, "group": _normalised}
@@ -102,23 +102,14 @@ class Hdf5Files:
         self._store = OpenStore()
         self._root = os.path.realpath(os.path.dirname(path))
         self._seen: dict[str, list[int]] = {}
-        self._sources: set[str] = set()
         self.listed: dict[tuple[str, int | None], tuple[list[str], list[str]]] = {}
 
     def close(self) -> None:
         """Close all files."""
         self._store.close()
 
-    def check_sources(self) -> None:
-        """Raise UnavailableError if a source of a virtual dataset changed or vanished: HDF5 would return zeros."""
-        for path in self._sources:
-            if self.changed([[path, *self._seen[path]]]):
-                raise UnavailableError(
-                    f"{self.url}: {path}, a source of a virtual dataset, was changed or removed; open the store again"
-                )
-
     def seen(self) -> list[Any]:
-        """Return path, device, inode, size and modification time of every file opened or checked so far, its own first."""
+        """Return path, device, inode, size and modification time of every file opened so far, its own first."""
         own = self._seen.get(self.path) or _identity(self.path)
         return [[path, *identity] for path, identity in ({self.path: own} | self._seen).items()]
 
@@ -177,7 +168,7 @@ class Hdf5Files:
         for number, part in enumerate(parts):
             rest = "/".join(parts[number + 1 :])
             if isinstance(at, h5py.Dataset):
-                return self._checked(at, links), "/".join(parts[number:])
+                return self._checked(at), "/".join(parts[number:])
             kind = _link_type(at, part)
             if kind is None:
                 raise NoSuchNameError(
@@ -188,7 +179,7 @@ class Hdf5Files:
                     at.get(_encoded(part), getlink=True), at, f"{at.name.rstrip('/')}/{part}", rest, links
                 )
             at = at[_encoded(part)]
-        return self._checked(at, links), ""
+        return self._checked(at), ""
 
     def _follow(
         self, link: Any, parent: h5py.Group, name: str, rest: str, links: int
@@ -216,7 +207,7 @@ class Hdf5Files:
             raise FormatError(f"{self.url}: {name} is not a group")
         return found
 
-    def _checked(self, found: h5py.Group | h5py.Dataset, links: int) -> h5py.Group | h5py.Dataset:
+    def _checked(self, found: h5py.Group | h5py.Dataset) -> h5py.Group | h5py.Dataset:
         if not isinstance(found, h5py.Dataset):
             return found
         what = f"{self.url}: dataset {found.name}"
@@ -236,37 +227,9 @@ class Hdf5Files:
             raise FormatError(
                 f"{what} lies in external files such as {found.external[0][0]!r}; gather them with h5repack"
             )
-        if found.is_virtual:
-            self._check_virtual(found, links)
+        if found.is_virtual:  # HDF5 returns zeros for a source that is missing
+            raise FormatError(f"{what} is virtual: open its source files instead, as a pattern such as 'part-*.h5'")
         return found
-
-    def _check_virtual(self, dataset: h5py.Dataset, links: int) -> None:
-        name, path = dataset.name, dataset.file.filename
-        if os.environ.get("HDF5_VDS_PREFIX"):
-            raise ConfigError(
-                f"{self.url}: HDF5_VDS_PREFIX redirects the sources of virtual datasets like {name}; unset it"
-            )
-        if links >= _MOST_LINKS:
-            raise FormatError(f"{self.url}: {name} is a virtual dataset of more than {_MOST_LINKS} others in a row")
-        mapped = 0
-        for source in dataset.virtual_sources():
-            where = f"a source of the virtual dataset {name} (HDF5 returns zeros for a missing one)"
-            other = path
-            if source.file_name != ".":
-                other = self.resolve(source.file_name, os.path.dirname(path), where)
-            found, rest = self.find(source.dset_name, other, links + 1)
-            if rest or not isinstance(found, h5py.Dataset):
-                raise FormatError(f"{self.url}: {where} is {source.dset_name} of {other}, which is not a dataset")
-            if _is_too_small(found, source):
-                raise FormatError(
-                    f"{self.url}: {where}, {source.dset_name} of {other}, has only the shape {found.shape}"
-                )
-            mapped += source.vspace.get_select_npoints()
-            self._sources.add(other)
-        if mapped < dataset.size:
-            raise FormatError(
-                f"{self.url}: the virtual dataset {name} has sources for only {mapped} of its {dataset.size} values"
-            )
 
 
 def _encoded(name: str) -> bytes:
@@ -279,14 +242,6 @@ def _link_type(group: h5py.Group, name: str) -> int | None:
         return int(group.id.links.get_info(_encoded(name)).type)
     except (KeyError, RuntimeError):
         return None
-
-
-def _is_too_small(found: h5py.Dataset, source: Any) -> bool:
-    """Whether the source of a virtual dataset lacks values that are mapped."""
-    if source.src_space.get_select_type() == h5py.h5s.SEL_ALL:
-        return bool(found.size < source.vspace.get_select_npoints())
-    _, high = source.src_space.get_select_bounds()
-    return any(last >= size for last, size in zip(high, found.shape, strict=True))
 
 
 def _identity(path: str) -> list[int]:

@@ -379,7 +379,7 @@ def raw_rows(files: Hdf5Files, dataset: h5py.Dataset, dtype: np.dtype[Any], *, a
     if stored.get_size() != dtype.itemsize and dtype.kind in "SV":
         raise FormatError(f"{files.url}: dataset {dataset.name} has the type {dtype}, laid out in an unusual way")
     equal = bool(stored.equal(memory))
-    offset = None if dataset.is_virtual or dataset.chunks or not equal else dataset.id.get_offset()
+    offset = None if dataset.chunks or not equal else dataset.id.get_offset()
     if offset is not None:
         return _flat_rows(files, dataset, dataset.file.filename, offset, size, count)
     return ChunkedRows(files, dataset, memory, size, count, axis)
