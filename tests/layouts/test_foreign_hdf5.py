@@ -70,6 +70,12 @@ READ: list[tuple[dict[str, Any], dict[str, Any], int, dict[str, Any]]] = [
     ),
     ({"t": TABLE}, {"columns": {"n": "t/n[]", "word": "t/word[]"}}, 1, {"n": 2, "word": "b"}),
     (CLIPS, {"group": "v"}, 3, {"t_n": 2, "t_word": "b", "video": "b", "frame": 1}),
+    (
+        {f"{name}/{at}": at for at in range(3) for name in "xy"},
+        {"columns": {"x": "x/{}", "y": "y/{}"}},
+        1,
+        {"x": 1, "y": 1},
+    ),
     ({f"g/{at}": at for at in range(100)}, {"layout": "per_file"}, 0, {"f99": 99}),  # and not the first 64
     ({"1": 1, "12345678901234567890": 2}, {"columns": {"x": "{number}"}}, 1, {"number": "12345678901234567890"}),
 ]

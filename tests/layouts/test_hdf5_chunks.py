@@ -213,32 +213,6 @@ class TestDamage:
 class TestCache:
     """A batch decompresses each chunk once, and not again while it is kept."""
 
-    @pytest.mark.parametrize(
-        ("per_chunk", "how", "cache_bytes", "expected"),
-        [
-            (8, {"compression": "gzip"}, 8 << 20, [(0, 8), (8, 16), (32, 40)]),
-            (8, {"compression": "gzip"}, 0, [(0, 8), (8, 16), (32, 40)]),
-            (8, {}, 8 << 20, [(0, 1), (2, 3), (7, 9), (10, 11), (39, 40)]),
-            (1, {"compression": "gzip"}, 8 << 20, [(0, 1), (2, 3), (7, 9), (10, 11), (39, 40)]),
-        ],
-        ids=["kept", "larger-than-the-cache", "unfiltered", "one-row"],
-    )
-    def test_ranges_read_for_a_batch(
-        self,
-        path: Path,
-        asked: list[tuple[int, int]],
-        per_chunk: int,
-        how: dict[str, Any],
-        cache_bytes: int,
-        expected: list[tuple[int, int]],
-    ) -> None:
-        data = noise(40, 20_000)
-        write(path, data, per_chunk, **how)
-        positions = [0, 2, 7, 8, 10, 39]
-        with rows_of(path, cache_bytes=cache_bytes) as rows:
-            assert rows.read([(at, at + 1) for at in positions]) == [data[at].tobytes() for at in positions]
-        assert asked == expected
-
     def test_chunks_of_videos_are_kept_too(self, path: Path, asked: list[tuple[int, int]]) -> None:
         data = noise(8, 20_000)
         with h5py.File(path, "w") as file:

@@ -81,10 +81,6 @@ def chunked(path: Path) -> Truth:
     return _columns(path, chunks=(5, 16, 24, 3), compression="gzip", shuffle=True, fletcher32=True)
 
 
-def lzf(path: Path) -> Truth:
-    return _columns(path, chunks=(1, 16, 24, 3), compression="lzf", maxshape=(None, 16, 24, 3))
-
-
 def vlen_jpeg(path: Path) -> Truth:
     with h5py.File(path, "w") as file:
         train = file.create_group("train")
@@ -393,14 +389,6 @@ def pairs_by_suffix(path: Path) -> Truth:
     return truth
 
 
-def super_resolution(path: Path) -> Truth:
-    """Pictures of two sizes, a group for each size."""
-    pictures = [{"lr": photograph(at, (8, 6)), "hr": photograph(at, (16, 12))} for at in range(12)]
-    truth = [{name: np.asarray(picture) for name, picture in pair.items()} for pair in pictures]
-    write(path, {f"{name}/{at}": value for at, pair in enumerate(truth) for name, value in pair.items()})
-    return [{**pair, "key": str(at)} for at, pair in enumerate(truth)]
-
-
 def _by(**columns: str) -> dict[str, Any]:
     return {"columns": {{"every": "*", "attributes": "@"}.get(name, name): place for name, place in columns.items()}}
 
@@ -411,7 +399,7 @@ HDF5: dict[str, LayoutCase] = {
     # These open without arguments.
     **{
         write.__name__: LayoutCase(write, "parallel", file="store.h5")
-        for write in (contiguous, chunked, lzf, vlen_jpeg, opaque_jpeg, string_jpeg, matlab, pytables, aloha)
+        for write in (contiguous, chunked, vlen_jpeg, opaque_jpeg, string_jpeg, matlab, pytables, aloha)
     },
     "pcam": LayoutCase(pcam, "pcam", file="split_train_x.h5"),
     "many_files": LayoutCase(many_files, "concatenated", file="store.h5", url="store_*.h5"),
@@ -427,7 +415,6 @@ HDF5: dict[str, LayoutCase] = {
             (class_groups, _by(every="{label}/{}")),
             (numbered_pairs, _by(image="image_{}", label="label_{}", place="image_{}@place")),
             (pairs_by_suffix, {"columns": _SUFFIXES}),
-            (super_resolution, _by(lr="lr/{}", hr="hr/{}")),
         )
     },
     **{
