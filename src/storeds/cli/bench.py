@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from storeds import ops, registry
+from storeds import ops
 from storeds._utils.text import counted
 from storeds.cli.app import (
     OUT,
@@ -16,8 +16,6 @@ from storeds.cli.app import (
     Options,
     app,
     command,
-    complete_names,
-    complete_url,
     parse_option,
     print_json,
     print_table,
@@ -36,24 +34,11 @@ __all__ = ["bench"]
 @app.command()
 @command
 def bench(
-    url: Annotated[
-        str | None,
-        typer.Argument(help="The store: a URL or a file; by default that of --config.", autocompletion=complete_url),
-    ] = None,
+    url: Annotated[str | None, typer.Argument(help="The store: a URL or a file; by default that of --config.")] = None,
     config: Annotated[Path | None, typer.Option(help="A training config, whose dataset and loader apply.")] = None,
     split: Annotated[str | None, typer.Option(help="A split of the config.")] = None,
-    reader: Annotated[
-        str | None,
-        typer.Option(
-            help="image, sample, array, video or a registered reader.", autocompletion=complete_names(registry.READERS)
-        ),
-    ] = None,
-    decode: Annotated[
-        str | None,
-        typer.Option(
-            help="pil, tensor, fast, bytes or a registered decoder.", autocompletion=complete_names(registry.DECODERS)
-        ),
-    ] = None,
+    reader: Annotated[str | None, typer.Option(help="image, sample, array, video or a registered reader.")] = None,
+    decode: Annotated[str | None, typer.Option(help="pil, tensor, fast, bytes or a registered decoder.")] = None,
     workers: Annotated[
         str | None, typer.Option(help="Numbers of workers, as in 0,2,8; by default 0, 1, 2, 4, … up to the CPUs.")
     ] = None,

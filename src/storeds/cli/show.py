@@ -213,9 +213,6 @@ def schema(as_json: AsJson = False) -> None:
 @app.command()
 @command
 def demo(
-    work: Annotated[
-        Path | None, typer.Option(help="A folder for stores and images; a temporary one by default.")
-    ] = None,
     mongodb: Annotated[
         str | None, typer.Option(help="The URL of a MongoDB server; by default the demo starts one.")
     ] = None,
@@ -224,7 +221,7 @@ def demo(
     """Pack real images, train from a config, and read the same samples from all three engines."""
     from storeds.cli.demo import run_demo
 
-    if not run_demo(work, mongodb, as_json=as_json):
+    if not run_demo(mongodb, as_json=as_json):
         raise typer.Exit(1)
 
 
