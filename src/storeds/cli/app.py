@@ -9,7 +9,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from rich import box
@@ -22,7 +22,9 @@ from rich.text import Text
 from storeds._utils.locations import redact_message
 from storeds._utils.text import printable
 from storeds.errors import ConfigError, MissingDependencyError, StoredsError, UnavailableError
-from storeds.ops.common import Progress, ProgressHook
+
+if TYPE_CHECKING:
+    from storeds.ops.common import Progress, ProgressHook
 
 __all__ = [
     "ERR",

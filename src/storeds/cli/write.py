@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from typing import Annotated, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -29,10 +30,11 @@ from storeds.cli.app import (
     say_error,
 )
 from storeds.errors import ConfigError, StoreNotFoundError
-from storeds.ops.common import brief_counts, restarts_line
-from storeds.ops.exporting import ExportFormat
-from storeds.ops.packing import OnBad, Packed, SplitBy, reasons, reasons_line
-from storeds.ops.packing.rows import Bad
+from storeds.ops import ExportFormat, OnBad, SplitBy
+
+if TYPE_CHECKING:
+    from storeds.ops.packing import Packed
+    from storeds.ops.packing.rows import Bad
 
 __all__ = ["convert", "export", "pack", "repair"]
 
@@ -109,14 +111,23 @@ def pack(
         findings=meta.findings,
         restarts=meta.restarts,
     )
-    if meta.findings and not as_json:
-        say(f"pictures: {brief_counts(meta.findings)}")
-    if meta.restarts and not as_json:
-        say(f"fast crops: {restarts_line(meta.restarts)}")
+    if not as_json:
+        _say_what_became_of_pictures(meta.findings, meta.restarts)
+
+
+def _say_what_became_of_pictures(findings: Mapping[str, int], restarts: Mapping[str, int]) -> None:
+    from storeds.ops.common import brief_counts, restarts_line
+
+    if findings:
+        say(f"pictures: {brief_counts(findings)}")
+    if restarts:
+        say(f"fast crops: {restarts_line(restarts)}")
 
 
 def _report(packed: Packed, problems: list[Bad]) -> None:
     """Print on stderr how columns were interpreted, and which items are bad and why."""
+    from storeds.ops.packing import reasons, reasons_line
+
     if packed.columns:
         say_error("columns: ", ", ".join(f"{name} → {field or 'left out'}" for name, field in packed.columns.items()))
         if not {"label", "labels"} & set(packed.fields):
@@ -202,8 +213,8 @@ def convert(
             progress=hook,
         )
     _published(url, meta, as_json=as_json, restarts=meta.restarts)
-    if meta.restarts and not as_json:
-        say(f"fast crops: {restarts_line(meta.restarts)}")
+    if not as_json:
+        _say_what_became_of_pictures({}, meta.restarts)
 
 
 @app.command()

@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any
 
 from storeds._utils.locations import file_path
 from storeds._utils.text import counted
@@ -25,11 +25,7 @@ from storeds.ops.exporting.folder import FolderExporter
 from storeds.ops.exporting.yolo import YoloExporter
 from storeds.protocols import Backend, Meta
 
-__all__ = ["FORMATS", "ExportFormat", "Exported", "export"]
-
-ExportFormat: TypeAlias = Literal["coco", "folder", "yolo"]
-FORMATS: tuple[str, ...] = get_args(ExportFormat)
-
+__all__ = ["Exported", "export"]
 
 _EXPORTERS: dict[str, Callable[[Meta, ExportFolder], Exporter]] = {
     "coco": CocoExporter,
@@ -90,7 +86,7 @@ def export(
     ``Exported.notes`` counts these. The folder contains ``.storeds-export.json``, which names the store.
     """
     if format not in _EXPORTERS:
-        raise ConfigError(f"unknown format {format!r}; {suggest(format, FORMATS, 'formats')}")
+        raise ConfigError(f"unknown format {format!r}; {suggest(format, _EXPORTERS, 'formats')}")
     target = Path(os.path.abspath(path))
     with open_backend(url, layout=layout, **(options or {})) as backend:
         _check_target(target, backend, overwrite=overwrite)
