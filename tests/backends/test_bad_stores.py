@@ -529,6 +529,8 @@ def test_an_lmdb_store_whose_records_moved_in_the_file_reads_the_same(copied: Co
         env.copy(str(tmp_path / "compact.lmdb"), compact=True)
     for each in (path, tmp_path / "compact.lmdb"):
         assert everything(each) == (truth.records, truth.columns)
+    edit_lmdb(path, b"columns", lambda txn: txn.put(b"_pages", b"no numbers"))
+    assert everything(path) == (truth.records, truth.columns)
 
 
 def test_an_hdf5_tool_that_adds_something_takes_the_stamp_away(copied: Copied) -> None:
