@@ -172,7 +172,6 @@ BREAKS = [Break(*row) for row in (
     ("26: cache_bytes keeps chunks of videos", "layouts/test_hdf5_chunks.py -k videos", "layouts/hdf5/chunks.py", "if not self._keeps:", "if True:"),
     ("26: a split of numbers is named by a number", "config/test_config.py -k named_by_a_number", "config/__init__.py", "{str(name): table for name, table in splits.items()}", "dict(splits)"),
     ("26: where of a split may hold numbers", "config/test_config.py -k 'split_of_numbers or combined'", "config/splits.py", "str(value) not in map(str", "value not in map(lambda x: x"),
-    ("26: splits take source for url", "config/test_config.py -k called_source", "config/__init__.py", 'if "source" in changes and "url" not in changes:', "if False:"),
     ("26: a damaged array in JSON is a bad record", "layouts/test_foreign_lmdb.py -k damaged_array", "layouts/codecs.py", 'raise CodecError(f"its JSON is damaged: an array ({error})") from None', "raise"),
     ("26: an error keeps no tracebacks", "layouts/test_hdf5_chunks.py -k tracebacks", "layouts/hdf5/values.py", "raise ValueError(_DAMAGED)", "raise globals().setdefault('_ERROR', ValueError(_DAMAGED))"),
     ("26: names of MongoDB fields are in lower case", "layouts/test_foreign_mongodb.py -k lower_case", "layouts/mongodb/query.py", 'if "." in path else path.lower()', 'if "." in path else path'),

@@ -213,11 +213,6 @@ def test_the_schema_names_every_key_of_dataset_and_loader() -> None:
     assert not schema["$defs"]["Source"]["additionalProperties"]
 
 
-def test_a_dataset_needs_a_url() -> None:
-    with pytest.raises(errors.ConfigError, match="url is needed"):
-        load_config({"dataset": {"source": "a.h5"}})
-
-
 # Splits that share records
 
 
