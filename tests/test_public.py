@@ -86,40 +86,6 @@ def test_importing_loads_no_engine_that_is_not_needed_and_not_torch(code: str, a
     assert not set(done.stdout.split()) & absent
 
 
-@pytest.mark.parametrize("module", IDS)
-def test_every_module_says_in_one_sentence_what_it_is_for(module: str) -> None:
-    text = ast.get_docstring(ast.parse(MODULES[module].read_text()))
-    assert text, "no docstring"
-    summary = text.split("\n\n")[0]
-    assert "\n" not in summary, "the first sentence does not fit its line"
-    assert summary.endswith(".")
-    assert len(summary.split()) > 2
-
-
-@pytest.mark.parametrize("module", [m for m in IDS if not m.endswith("__main__")])
-def test_every_module_lists_what_it_offers(module: str) -> None:
-    tree = ast.parse(MODULES[module].read_text())
-    defined = {
-        target.id: node.value
-        for node in tree.body
-        if isinstance(node, ast.Assign)
-        for target in node.targets
-        if isinstance(target, ast.Name)
-    }
-    if not _offers(tree):
-        return
-    assert "__all__" in defined, "no __all__"
-    listed = ast.literal_eval(defined["__all__"])
-    assert len(set(listed)) == len(listed)
-    found = importlib.import_module(module)
-    assert [name for name in listed if not hasattr(found, name)] == []
-
-
-def _offers(tree: ast.Module) -> bool:
-    """Whether a module defines anything for others; one that only draws a package together need not."""
-    return any(isinstance(node, (ast.FunctionDef, ast.ClassDef)) for node in tree.body)
-
-
 def test_no_property_has_a_lock_that_a_fork_may_copy_locked() -> None:
     functions = [
         node for path in FILES for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +17,6 @@ from photographs import jpeg
 from picture_stores import memory_store
 from storeds.errors import FormatError, RecordError
 from storeds.ops.packing.sources import open_source
-
-MakeUrl = Callable[[str], str]
-ENGINES = ("lmdb", "hdf5", "mongodb")
 
 
 def rows(folder: Path) -> list[dict[str, Any]]:
@@ -123,9 +119,8 @@ def everything(number: int, key: str) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_a_store_of_everything_loses_nothing(tmp_path: Path, engine: str, make_engine_url: MakeUrl) -> None:
-    url, out = make_engine_url(engine), tmp_path / "out"
+def test_a_store_of_everything_loses_nothing(tmp_path: Path) -> None:
+    url, out = f"lmdb://{tmp_path}/a.lmdb", tmp_path / "out"
     with storeds.open_writer(url, EVERYTHING) as writer:
         writer.append([everything(number, f"a/{number}.jpg") for number in range(4)])
         meta = writer.publish({"licence": "CC0", "nested": {"a": [1, 2.5, None]}})
@@ -139,7 +134,7 @@ def test_a_store_of_everything_loses_nothing(tmp_path: Path, engine: str, make_e
         "phase",
         "images",
     }
-    again = storeds.pack(out, make_engine_url(engine))
+    again = storeds.pack(out, f"hdf5://{tmp_path}/b.h5")
     assert (again.id, again.fields, again.attrs) == (meta.id, meta.fields, meta.attrs)
     assert storeds.verify(url).ok
     twice = out.with_name("twice")

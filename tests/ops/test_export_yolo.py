@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -128,19 +127,6 @@ def test_splits_become_folders(tmp_path: Path) -> None:
     assert (tmp_path / "out/images/odd/c.jpg").exists()
 
 
-def test_images_never_share_a_label_file(tmp_path: Path) -> None:
-    fields = {"boxes": BOXES, "labels": LABELS, "key": "str"}
-    records = [
-        {"boxes": np.array([[0, 0, 48, 8.0 * (number + 1)]]), "labels": np.array([0]), "key": key}
-        for number, key in enumerate(["a.jpg", "a.png", "../a.jpg", "images/a.jpg"])
-    ]
-    url = store(f"lmdb://{tmp_path}/s.lmdb", fields, records)
-    done = storeds.export(url, tmp_path / "out", format="yolo")
-    heights = [rows[0][4] for rows in read(tmp_path / "out").values()]
-    assert sorted(heights) == [0.125, 0.25, 0.375, 0.5]
-    assert "3 keys are no usable name for a file, or another file has it" in " ".join(done.notes)
-
-
 def test_what_has_no_place_is_listed(tmp_path: Path) -> None:
     fields = {
         "boxes": {**BOXES, "format": "xywh"},
@@ -251,35 +237,3 @@ def test_labels_without_names_and_text_labels(tmp_path: Path) -> None:
         storeds.export(url, tmp_path / "out", format="yolo", overwrite=True)
         assert yaml.safe_load((tmp_path / "out/data.yaml").read_text())["names"] == dict(enumerate(names))
         assert [rows[0][0] for rows in read(tmp_path / "out").values()] == numbers
-
-
-def test_coco_comes_back_from_yolo_to_within_rounding(tmp_path: Path) -> None:
-    chance = np.random.default_rng(1)
-    images: list[dict[str, Any]] = []
-    annotations: list[dict[str, Any]] = []
-    for number in range(5):
-        put(tmp_path / f"coco/images/{number}.jpg", jpeg(number))
-        images.append({"id": number + 1, "file_name": f"{number}.jpg", "width": WIDTH, "height": HEIGHT})
-        for corner in chance.uniform(0, 1, (40, 2)):
-            left, top = corner * [WIDTH, HEIGHT]
-            side = chance.uniform(0, 1, 2) * [WIDTH - left, HEIGHT - top]
-            box = [round(float(value), 2) for value in (left, top, *side)]
-            row = {"id": len(annotations) + 1, "image_id": number + 1, "category_id": int(chance.choice([3, 7]))}
-            annotations.append({**row, "bbox": box, "area": box[2] * box[3], "iscrowd": 0})
-    names = {3: "cat", 7: "dog"}
-    categories = [{"id": each, "name": name} for each, name in names.items()]
-    file = {"images": images, "annotations": annotations, "categories": categories}
-    put(tmp_path / "coco/annotations.json", json.dumps(file))
-    first, second = (f"lmdb://{tmp_path}/{name}.lmdb" for name in ("first", "second"))
-    storeds.pack(tmp_path / "coco/annotations.json", first, kind="coco", root=tmp_path / "coco/images")
-    done = storeds.export(first, tmp_path / "yolo", format="yolo")
-    assert {"area", "annotation_ids", "image_id"} <= set(done.left_out)
-    storeds.pack(tmp_path / "yolo", second)
-    storeds.export(second, tmp_path / "back", format="coco")
-    back = json.loads((tmp_path / "back/annotations.json").read_text())
-    found = {each["id"]: each["name"] for each in back["categories"]}
-    assert [found[each["category_id"]] for each in back["annotations"]] == [
-        names[each["category_id"]] for each in annotations
-    ]
-    boxes = (np.array([each["bbox"] for each in one]) for one in (back["annotations"], annotations))
-    assert np.abs(np.subtract(*boxes)).max() < 1e-12
