@@ -13,7 +13,6 @@ import yaml
 import storeds
 from photographs import jpeg
 from storeds import build_dataset, build_loader, errors, load_config
-from storeds.backends.lmdb import LmdbBackend
 from storeds.config import config_schema
 
 TOML = """
@@ -294,23 +293,6 @@ def test_records_that_two_splits_share_are_found(tmp_path: Path, train: Any, val
     with pytest.raises(errors.ConfigError, match=f"share {shared}.*position .*, key 'k.*allow_overlap = true"):
         build_dataset(config, "train")
     build_dataset(config_of(same, tables, allow_overlap=True), "train")
-
-
-def test_looking_for_shared_records_reads_no_column_where_wheres_exclude_each_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    url = write_store(f"lmdb://{tmp_path}/x.lmdb", split="str")
-    read: list[str] = []
-    column = LmdbBackend.column
-
-    def counted(backend: LmdbBackend, name: str) -> Any:
-        read.append(name)
-        return column(backend, name)
-
-    monkeypatch.setattr(LmdbBackend, "column", counted)
-    monkeypatch.setenv("STOREDS_CACHE", str(tmp_path / "fresh"))
-    build_dataset(config_of(url, {name: {} for name in ("train", "val", "test")}), "train")
-    assert read == ["split"]  # for the selection itself
 
 
 def test_no_split_of_several_is_said_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

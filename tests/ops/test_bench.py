@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -19,13 +18,13 @@ import storeds
 from _damaged import PICTURES, write
 from _foreign_lmdb import put
 from photographs import jpeg
-from storeds import StoreDataset, StoreLoader, ThreadLoader, errors
+from storeds import errors
 from storeds.backends import MemoryBackend
 from storeds.cli import app
 from storeds.datasets.stages import STAGES
 from storeds.ops import Progress, bench
 from storeds.ops.benchmarking import Measurement, _best
-from storeds.protocols import Field, Record
+from storeds.protocols import Record
 
 MakeUrl = Callable[[str], str]
 BRIEF = 0.05  # seconds: these tests are about what is measured, not about how fast it is
@@ -36,12 +35,6 @@ SLOW = 0.004  # seconds a sample, more than everything else together takes
 def images(url: str, count: int = COUNT) -> str:
     with storeds.open_writer(url, {"image": "image", "label": "int"}) as writer:
         writer.append({"image": jpeg(n % 4), "label": n % 3} for n in range(count))
-    return url
-
-
-def arrays(url: str, shapes: Sequence[tuple[int, ...]], declared: Sequence[int | None]) -> str:
-    with storeds.open_writer(url, {"x": Field("array", "<f4", tuple(declared))}) as writer:
-        writer.append({"x": np.zeros(shape, "f4")} for shape in shapes)
     return url
 
 
@@ -124,30 +117,6 @@ def test_a_slow_training_loop_makes_workers_wait(make_engine_url: MakeUrl) -> No
     slow: Callable[[Progress], None] = lambda _: time.sleep(0.05)  # noqa: E731
     report = bench(url, transform=quick_transform, workers=[1], batch_size=8, seconds=0.3, progress=slow)
     assert report.bottleneck == "waiting"
-
-
-@pytest.mark.parametrize("loader_class", [StoreLoader, ThreadLoader])
-@pytest.mark.parametrize("kind", ["images", "arrays"])
-def test_loaders_add_up_the_stages_of_the_batches_that_arrived(
-    make_engine_url: MakeUrl, kind: str, loader_class: Any
-) -> None:
-    url = make_engine_url("lmdb")
-    if kind == "images":
-        dataset = StoreDataset(images(url), decode="tensor", transform=[{"name": "Resize", "size": [8, 8]}])
-    else:
-        dataset = StoreDataset(arrays(url, [(2, 3)] * COUNT, [2, 3]), reader="array")
-    loader: Any = loader_class(dataset, batch_size=5, num_workers=2)
-    began = time.perf_counter()
-    batches = iter(loader)
-    next(batches)
-    assert (loader.stats()["batches"], loader.stats()["samples"]) == (1, 5)
-    list(batches)
-    stats = loader.stats()
-    assert (stats["batches"], stats["samples"]) == (5, COUNT)
-    spent = {stage: stats["seconds"][stage] for stage in STAGES}
-    busy = {stage for stage in spent if spent[stage]}
-    assert busy == set(STAGES) if kind == "images" else {"read"} <= busy <= {"read", "collate"}
-    assert sum(spent.values()) < 2 * (time.perf_counter() - began)
 
 
 @pytest.mark.parametrize(
