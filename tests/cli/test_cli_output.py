@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import socket
@@ -75,31 +74,6 @@ def test_no_control_character_reaches_the_terminal(tmp_path: Path, as_json: bool
         assert all(character.isprintable() or character == "\n" for character in shown)
     if as_json:
         assert json.loads(run("info", url, "--json"))["attrs"]["note"] == name
-
-
-def test_text_on_a_terminal_has_no_colour(special_store: str) -> None:
-    terminal = {**os.environ, "FORCE_COLOR": "1", "TERM": "xterm-256color", "COLUMNS": "500"}
-    terminal.pop("NO_COLOR", None)
-    shown = [
-        subprocess.run(
-            [STOREDS, command, special_store], env=terminal, stdout=subprocess.PIPE, text=True, check=False
-        ).stdout
-        for command in ("info", "verify")
-    ]
-    assert "\x1b[" in shown[1]
-    assert f"{special_store}: 2 records, 1 image that decodes (1 examined): 1 finding" in shown[1]
-    assert special_store in shown[0]
-    assert json.dumps({"classes": SPECIAL}) in shown[0]
-
-
-def test_pack_prints_left_out_names_unchanged(tmp_path: Path) -> None:
-    folder = tmp_path / "tree" / "[red]class"
-    folder.mkdir(parents=True)
-    (folder / "good.jpg").write_bytes(jpeg(0))
-    (folder / "[red]:smile:.jpg").write_bytes(b"<html>")
-    shown = run("pack", tmp_path / "tree", f"hdf5://{tmp_path}/::smile:.h5", "--on-bad", "skip")
-    assert "left out: [red]class/[red]:smile:.jpg: " in shown
-    assert f"hdf5://{tmp_path}/::smile:.h5: 1 record," in shown
 
 
 @pytest.fixture
