@@ -114,6 +114,37 @@ def test_random_numbers_come_back(rows: list[tuple[str, ...]], tmp_path_factory:
     assert lines_of(out) == lines_of(root / "set")
 
 
+@pytest.mark.parametrize("format", ["xyxy", "xywh", "cxcywh"])
+def test_boxes_in_pixels_come_back_to_within_rounding(format: str, tmp_path: Path) -> None:
+    chance = np.random.default_rng(0)
+    corners = np.sort(chance.uniform(0, 1, (500, 2, 2)), axis=1).reshape(-1, 4) * ([WIDTH, HEIGHT] * 2)
+    low, high = corners[:, :2], corners[:, 2:]
+    as_format = {
+        "xyxy": corners,
+        "xywh": np.concatenate([low, high - low], 1),
+        "cxcywh": np.concatenate([(low + high) / 2, high - low], 1),
+    }[format]
+    fields = {"boxes": {**BOXES, "format": format}, "labels": LABELS, "key": "str"}
+    record: dict[str, Any] = {"boxes": as_format, "labels": np.arange(500) % 2, "key": "a.jpg"}
+    url = store(f"lmdb://{tmp_path}/s.lmdb", fields, [record])
+    assert storeds.export(url, tmp_path / "out", format="yolo").notes == ()
+    (rows,) = read(tmp_path / "out").values()
+    found = np.array(rows)
+    assert found[:, 0].tolist() == record["labels"].tolist()
+    centre, side = found[:, 1:3] * [WIDTH, HEIGHT], found[:, 3:] * [WIDTH, HEIGHT]
+    assert np.abs(np.concatenate([centre - side / 2, centre + side / 2], 1) - corners).max() < 1e-12
+
+
+def test_boxes_over_the_edge_are_cut(tmp_path: Path) -> None:
+    fields = {"boxes": BOXES, "labels": LABELS}
+    record = {"boxes": np.array([[-96, 0, 48, 32], [0, 0, 97, 64.0]]), "labels": np.array([0, 0])}
+    url = store(f"lmdb://{tmp_path}/s.lmdb", fields, [record])
+    done = storeds.export(url, tmp_path / "out", format="yolo")
+    (rows,) = read(tmp_path / "out").values()
+    assert rows[0] == [0, 0.25, 0.25, 0.5, 0.5]
+    assert "boxes reached over the edge of the picture, and were cut" in " ".join(done.notes)
+
+
 def test_splits_become_folders(tmp_path: Path) -> None:
     fields = {"boxes": BOXES, "labels": LABELS, "split": "str", "key": "str"}
     empty = {"boxes": np.zeros((0, 4)), "labels": np.zeros(0, np.int64)}
