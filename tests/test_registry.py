@@ -213,7 +213,7 @@ def test_the_good_plug_in_works_and_the_broken_ones_only_warn(site: Path) -> Non
             "MissingDependencyError",
             "backend 'missing' (third-party) cannot be imported: No module named 'no_such_engine'; install third-party",
         ],
-        "nameless": ["ConfigError", found["errors"]["nameless"][1]],
+        "nameless": ["MissingDependencyError", found["errors"]["nameless"][1]],
     }
     assert "NoSuchName" in found["errors"]["nameless"][1]
     assert found["lmdb is ours"]
