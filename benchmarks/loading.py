@@ -1,10 +1,8 @@
-"""Epochs through loaders and workers: small arrays, and lists of tensors."""
+"""Epochs of small arrays through loaders and workers."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from benchmarks._common import Result, Run, entry
-from storeds import EpochSampler, StoreDataset, StoreLoader, ThreadLoader, collate_detection
+from storeds import EpochSampler, StoreDataset, StoreLoader, ThreadLoader
 
 
 class Plain(Dataset[tuple[torch.Tensor, int]]):
@@ -78,54 +76,3 @@ def loaders(run: Run) -> Iterator[Result]:
         for name, other, least in (*pairs, ("ThreadLoader", "StoreLoader", None)):
             title = f"{' × '.join(map(str, shape))} {dtype}, batches of {batch}: {name} ÷ {other}"
             yield run.compare(title, epoch(ways[name]), epoch(ways[other]), least=least, count=count, seconds=0)
-
-
-class Boxes(Dataset[Any]):
-    """Images of nearly one size, made in memory, with 10 boxes and labels each."""
-
-    def __init__(self, count: int, height: int, width: int) -> None:
-        self.count, self.height, self.width = count, height, width
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        shape = (3, self.height + index % 7, self.width - index % 5)
-        boxes = torch.tensor([[0.0, 0, 10, 10]]).repeat(10, 1)
-        image = torch.full(shape, index % 255, dtype=torch.uint8)
-        return {"image": image, "boxes": boxes, "labels": torch.full((10,), index)}
-
-
-def tensor_by_tensor(batch: list[dict[str, torch.Tensor]]) -> Any:
-    """Return the same batch as `collate_detection`, in tensors of their own."""
-    images = [sample["image"].float().div_(255) for sample in batch]
-    return images, [{"boxes": sample["boxes"], "labels": sample["labels"]} for sample in batch]
-
-
-@entry(
-    "lists",
-    "Lists of images with boxes from a worker: `collate_detection` against lists that PyTorch sends tensor by tensor",
-)
-def lists(run: Run) -> Iterator[Result]:
-    for height, width in ((64, 64), (480, 640)):
-        samples = Boxes(run.count(1600, 32), height, width)
-        files: dict[str, int] = {}
-
-        def way(name: str, collate_fn: Any, samples: Boxes = samples, files: dict[str, int] = files) -> Any:
-            loader: Any = DataLoader(samples, 16, num_workers=1, collate_fn=collate_fn, persistent_workers=True)
-
-            def read() -> None:
-                seen = 0
-                for images, targets in loader:
-                    for image, target in zip(images, targets, strict=True):
-                        if round(float(image[0, 0, 0] * 255)) != seen % 255 or target["labels"][-1] != seen:
-                            raise AssertionError(f"sample {seen} is another one")
-                        seen += 1
-                    files[name] = max(files.get(name, 0), len(os.listdir("/proc/self/fd")))
-
-            return read
-
-        ours, theirs = way("storeds", collate_detection), way("torch", tensor_by_tensor)
-        title = f"16 images of about {height} × {width} with targets ÷ tensor by tensor"
-        result = run.compare(title, ours, theirs, least=2.0, count=len(samples), seconds=1.0)
-        yield replace(result, detail=f"{result.detail}; open files: {files}")

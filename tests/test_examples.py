@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import functools
 import os
 import re
@@ -74,10 +73,3 @@ RESUMES: dict[str, Callable[[Path], None]] = {
 def test_a_framework_resumes_to_the_same_weights(tmp_path: Path, name: str) -> None:
     pytest.importorskip("sklearn")
     RESUMES[name](tmp_path)
-
-
-@pytest.mark.parametrize("example", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
-def test_an_example_is_short_and_has_a_docstring(example: Path) -> None:
-    text = example.read_text()
-    assert ast.get_docstring(ast.parse(text))
-    assert len(text.splitlines()) < 90

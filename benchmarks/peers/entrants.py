@@ -24,7 +24,7 @@ class Entrant:
         storeds' ways, ``exact`` gives the pixels that Pillow gives, ``shortcuts`` may differ from them, and ``crops``
         gives exact pixels out of a store packed with ``fast_crops=True``.
     output : str
-        ``float32`` and ``uint8`` batches of 224 × 224, or ``decoded`` photos.
+        ``float32`` or ``uint8`` batches of 224 × 224.
     options : mapping
         For the module.
     """
@@ -65,12 +65,6 @@ def crops(output: str) -> Entrant:
     return Entrant(name, "stores", tags(f"storeds crops {output}"), output, options)
 
 
-def alone(name: str, what: str, threads: int, **options: Any) -> Entrant:
-    """Return decoding alone, out of memory, by some threads."""
-    given = {"engine": "lmdb", "threads": threads, **options}
-    return Entrant(f"{name}, {threads} threads", "alone", tags(f"decoding {what}"), "decoded", given)
-
-
 ENTRANTS = (
     Entrant("files + torchvision", "files", tags("peer files")),
     *(
@@ -92,12 +86,9 @@ ENTRANTS = (
     ),
     crops("float32"),
     crops("uint8"),
-    alone("simplejpeg alone", "whole", 2),
-    alone("the same windows alone", "windows", 2, fast_crops=True),
 )
 
-_EXACT, _UINT8 = tags("storeds float32 exact"), tags("storeds uint8")
-_CROPS = tags("storeds crops float32")
+_EXACT, _CROPS = tags("storeds float32 exact"), tags("storeds crops float32")
 
 RATIOS = (
     Ratio("exact pixels ÷ FFCV", _EXACT, tags("ffcv"), 1.2),
@@ -105,8 +96,6 @@ RATIOS = (
     Ratio("DataLoader, exact pixels ÷ FFCV", _EXACT | {"DataLoader"}, tags("ffcv"), 1.0),
     Ratio("exact pixels ÷ best of WebDataset, LitData, Streaming, HF", _EXACT, tags("formats"), 1.8),
     *(Ratio(f"exact pixels ÷ {each.name}", _EXACT, each.tags, 1.0) for each in ENTRANTS if "peer" in each.tags),
-    Ratio("uint8 batches ÷ simplejpeg alone, exact", _UINT8 | {"exact"}, tags("decoding whole"), 0.5),
-    Ratio("uint8 batches ÷ simplejpeg alone, shortcuts on", _UINT8 | {"shortcuts"}, tags("decoding whole"), 0.6),
     Ratio("threads ÷ processes", _EXACT | {"ThreadLoader"}, _EXACT | {"lmdb", "StoreLoader"}),
     *(
         Ratio(f"{each} ÷ lmdb", _EXACT | {each, "StoreLoader"}, _EXACT | {"lmdb", "StoreLoader"}, 0.9)
@@ -115,7 +104,4 @@ RATIOS = (
     Ratio("fast crops ÷ FFCV", _CROPS, tags("ffcv"), 1.8),
     Ratio("fast crops ÷ without", _CROPS, _EXACT | {"lmdb", "StoreLoader"}),
     *(Ratio(f"fast crops ÷ {each.name}", _CROPS, each.tags) for each in ENTRANTS if "peer" in each.tags),
-    Ratio(
-        "fast crops, uint8 batches ÷ decoding the windows alone", tags("crops uint8"), tags("decoding windows"), 0.75
-    ),
 )

@@ -15,7 +15,6 @@ from typer.testing import CliRunner
 import storeds
 from _damaged import PICTURES, write
 from photographs import jpeg, photograph
-from storeds import errors
 from storeds.cli import app
 from storeds.ops import ContactSheet, Finding
 
@@ -65,24 +64,16 @@ def test_the_sheet_shows_damaged_pictures_repaired_the_most_frequent_kind_first(
     assert np.abs(picture[48:112, 32:128].astype(int) - np.asarray(photograph(1), int)).mean() < 8
 
 
-def test_the_worst_the_best_and_typical_pictures_are_shown(tmp_path: Path) -> None:
+def test_the_worst_thirty_of_a_kind_are_shown_worst_first(tmp_path: Path) -> None:
     url, path = f"lmdb://{tmp_path}/a.lmdb", tmp_path / "sheet.png"
-    shades = [jpeg(n % 8, (40, 40))[:-2] for n in range(8)]
     with storeds.open_writer(url, {"image": "image"}) as writer:
-        writer.append({"image": shade} for shade in shades)
-    findings = [
-        Finding(f"kind {kind}", "", n % 8, f"{n}", "image", (n + 1) / 101) for kind in range(12) for n in range(100)
-    ]
-    listed = [Finding("crash", "a reason " * 90, n, "0.jpg") for n in range(5000)]
-    assert ContactSheet(path).draw(url, [*findings, *listed]) == 12 * (200 // 13)
-    with Image.open(path) as sheet:
-        assert sheet.width < 2000
-        assert sheet.height < 7000
-    assert ContactSheet(path).draw(url, findings[:100]) == 30
-    texts = [text.tobytes() for _, text in tiles(path, 30)]
-    assert len(set(texts)) == 30
-    for place, finding in ((0, findings[0]), (29, findings[99])):
-        ContactSheet(path).draw(url, [finding])
+        writer.append({"image": jpeg(n, (40, 40))[:-2]} for n in range(8))
+    findings = [Finding("truncated_scan", "", n % 8, f"{n}", "image", (n + 1) / 101) for n in range(100)]
+    crashes = [Finding("crash", "a reason " * 90, n, "0.jpg") for n in range(5000)]
+    assert ContactSheet(path).draw(url, [*findings[::-1], *crashes]) == 30
+    texts = [text.tobytes() for _, text in tiles(path, 30, 30)[30:]]
+    for place in (0, 29):
+        ContactSheet(path).draw(url, [findings[place]])
         assert tiles(path, 1)[0][1].tobytes() == texts[place]
 
 
@@ -106,20 +97,12 @@ def test_a_store_without_damage_gets_a_sheet_that_says_so(tmp_path: Path) -> Non
     assert sorted(os.listdir(tmp_path)) == ["a.lmdb", "sheet.png"]
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("nowhere/sheet.png", "cannot be written: No such file or directory"),
-        ("folder.png", "is a folder"),
-        ("sheet.jpg", r"does not end in \.png"),
-    ],
-)
-def test_an_unwritable_sheet_raises_before_checking(tmp_path: Path, name: str, message: str) -> None:
+@pytest.mark.parametrize("name", ["nowhere/sheet.png", "folder.png", "sheet.jpg"])
+def test_an_unwritable_sheet_raises_before_checking(tmp_path: Path, name: str) -> None:
     (tmp_path / "folder.png").mkdir()
-    with pytest.raises(errors.ConfigError, match=message):
-        ContactSheet(tmp_path / name)
     error = json.loads(run("verify", "/nowhere.lmdb", "--contact-sheet", tmp_path / name, "--json", code=2))["error"]
     assert error["type"] == "ConfigError"
+    assert name in error["message"]
     assert os.listdir(tmp_path) == ["folder.png"]
 
 

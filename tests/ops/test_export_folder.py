@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +12,11 @@ import pytest
 import storeds
 from _damaged import PICTURES
 from _damaged import write as write_damaged
-from mask_files import FORMS, mask, write
+from mask_files import mask, write
 from photographs import jpeg
 from picture_stores import memory_store
-from storeds.errors import ConfigError, FormatError, RecordError, StoreNotFoundError
+from storeds.errors import FormatError, RecordError
 from storeds.ops.packing.sources import open_source
-
-MakeUrl = Callable[[str], str]
-ENGINES = ("lmdb", "hdf5", "mongodb")
-
-
-def records(url: str) -> list[dict[str, Any]]:
-    with storeds.open_backend(url) as backend:
-        return [dict(record) for record in backend.get_many(range(len(backend)))]  # type: ignore[arg-type]
 
 
 def rows(folder: Path) -> list[dict[str, Any]]:
@@ -52,7 +43,7 @@ def test_a_store_of_classes(tmp_path: Path) -> None:
     assert storeds.pack(out, f"lmdb://{tmp_path}/b.lmdb", kind="imagefolder").id == meta.id
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", ["L", "P"])
 def test_a_store_of_masks(tmp_path: Path, form: str) -> None:
     files = {f"masks/train/{n}.png": mask(n, form) for n in range(3)}
     tree = write(tmp_path / "tree", {**{f"images/train/{n}.jpg": n for n in range(3)}, **files})
@@ -128,9 +119,8 @@ def everything(number: int, key: str) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_a_store_of_everything_loses_nothing(tmp_path: Path, engine: str, make_engine_url: MakeUrl) -> None:
-    url, out = make_engine_url(engine), tmp_path / "out"
+def test_a_store_of_everything_loses_nothing(tmp_path: Path) -> None:
+    url, out = f"lmdb://{tmp_path}/a.lmdb", tmp_path / "out"
     with storeds.open_writer(url, EVERYTHING) as writer:
         writer.append([everything(number, f"a/{number}.jpg") for number in range(4)])
         meta = writer.publish({"licence": "CC0", "nested": {"a": [1, 2.5, None]}})
@@ -144,7 +134,7 @@ def test_a_store_of_everything_loses_nothing(tmp_path: Path, engine: str, make_e
         "phase",
         "images",
     }
-    again = storeds.pack(out, make_engine_url(engine))
+    again = storeds.pack(out, f"hdf5://{tmp_path}/b.h5")
     assert (again.id, again.fields, again.attrs) == (meta.id, meta.fields, meta.attrs)
     assert storeds.verify(url).ok
     twice = out.with_name("twice")
@@ -174,30 +164,20 @@ def test_keys_that_are_no_names_of_files(tmp_path: Path) -> None:
     assert storeds.pack(out, f"lmdb://{tmp_path}/b.lmdb").id == meta.id
 
 
-def test_classes_that_are_no_names_of_folders(tmp_path: Path) -> None:
-    classes = ["a/b", ".hidden", "ok"]
-    url, out = f"lmdb://{tmp_path}/a.lmdb", tmp_path / "out"
-    with storeds.open_writer(url, {"image": "image", "label": "int"}) as writer:
-        writer.append([{"image": jpeg(label), "label": label} for label in (0, 1, 2, 2)])
-        meta = writer.publish({"classes": classes})
-    storeds.export(url, out, format="folder")
-    assert [row["file_name"] for row in rows(out)] == [
-        "a_b/00000000.jpg",
-        "_.hidden/00000001.jpg",
-        "ok/00000002.jpg",
-        "ok/00000003.jpg",
-    ]
-    assert storeds.pack(out, f"lmdb://{tmp_path}/b.lmdb").id == meta.id
-
-
-@pytest.mark.parametrize("classes", [["cat", "cat"], ["a/b", "a_b"]])
-def test_classes_that_give_one_folder(classes: list[str], tmp_path: Path) -> None:
-    records = [{"image": jpeg(number), "label": number} for number in range(2)]
+@pytest.mark.parametrize(
+    ("classes", "folders"),
+    [
+        (["a/b", ".hidden", "ok"], ["a_b", "_.hidden", "ok"]),
+        (["cat", "cat", "dog"], ["images"] * 3),
+        (["a/b", "a_b", "c"], ["images"] * 3),
+    ],
+)
+def test_classes_that_are_no_names_of_folders(classes: list[str], folders: list[str], tmp_path: Path) -> None:
+    records = [{"image": jpeg(number), "label": number} for number in range(3)]
     url = memory_store({"image": "image", "label": "int"}, records, classes=classes)
-    done = storeds.export(url, tmp_path / "out", format="folder")
-    assert files_below(tmp_path / "out") >= {"images/00000000.jpg", "images/00000001.jpg"}
-    (note,) = done.notes
-    assert note.startswith("images are not in a folder for each class")
+    storeds.export(url, tmp_path / "out", format="folder")
+    names = [f"{folder}/{number:08}.jpg" for number, folder in enumerate(folders)]
+    assert [row["file_name"] for row in rows(tmp_path / "out")] == names
     assert storeds.pack(tmp_path / "out", f"lmdb://{tmp_path}/again.lmdb").id == storeds.info(url).id
 
 
@@ -213,95 +193,35 @@ def folder(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        (
-            {"file_name": "images/9.jpg"},
-            "metadata.jsonl line 2 (images/9.jpg): its file images/9.jpg cannot be read: No such",
-        ),
-        ({"file_name": "../x.jpg"}, "metadata.jsonl line 2: ../x.jpg: the path leads out of"),
-        ({"file_name": "images/0.jpg"}, "metadata.jsonl line 2: images/0.jpg: is already listed in line 1"),
-        ({"file_name": 3}, "metadata.jsonl line 2: its path is a int, not text"),
-        ({"key": None}, "metadata.jsonl line 2 (images/1.jpg): its key cannot be stored as str"),
-        (None, "metadata.jsonl line 2: lacks 'key'"),
-        ("[]", "metadata.jsonl line 2: is a list; expected an object"),
-        ("{", "metadata.jsonl line 2: is not JSON"),
-        ("[" * 100_000, "metadata.jsonl line 2: is not JSON"),
+        ({"file_name": "images/9.jpg"}, "(images/9.jpg): its file images/9.jpg cannot be read: No such"),
+        ({"file_name": "../x.jpg"}, ": ../x.jpg: the path leads out of"),
+        ({"file_name": "images/0.jpg"}, ": images/0.jpg: is already listed in line 1"),
+        ({"file_name": 3}, ": its path is a int, not text"),
+        ({"key": None}, "(images/1.jpg): its key cannot be stored as str"),
+        ({"mask_file_name": "images/1.jpg"}, ": field 'mask': "),
+        ("[]", ": is a list; expected an object"),
+        ("{", ": is not JSON"),
     ],
 )
 def test_bad_rows_are_reported(folder: Path, change: Any, expected: str) -> None:
     lines = (folder / "metadata.jsonl").read_text().splitlines()
-    row = json.loads(lines[1])
-    if change is None:
-        del row["key"]
-    lines[1] = change if isinstance(change, str) else json.dumps({**row, **(change or {})})
+    lines[1] = change if isinstance(change, str) else json.dumps({**json.loads(lines[1]), **change})
     (folder / "metadata.jsonl").write_text("\n".join(lines))
     with pytest.raises(RecordError) as error:
         storeds.pack(folder, f"lmdb://{folder.parent}/b.lmdb")
+    assert "metadata.jsonl line 2" in str(error.value)
     assert expected in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("dtype", "labels"), [("int64", [1.5]), ("int64", ["1"]), ("int64", [True]), ("int64", [2**70]), ("bool", [1])]
-)
-def test_labels_of_another_type_are_reported(dtype: str, labels: Any, tmp_path: Path) -> None:
-    boxes = {"kind": "array", "dtype": "float64", "shape": [None, 4], "role": "boxes"}
-    fields = {
-        "image": "image",
-        "boxes": boxes,
-        "labels": {"kind": "array", "dtype": dtype, "shape": [None], "of": "boxes"},
-    }
-    record = {"image": jpeg(0), "boxes": np.array([[0, 0, 9, 9.0]]), "labels": np.array([1], dtype)}
-    storeds.export(memory_store(fields, [record]), tmp_path / "out", format="folder")
-    file = tmp_path / "out/metadata.jsonl"
-    file.write_text(json.dumps({**json.loads(file.read_text()), "labels": labels}))
-    with pytest.raises(RecordError, match=r"metadata.jsonl line 1 .*: its labels cannot be stored as array"):
-        storeds.pack(tmp_path / "out", f"lmdb://{tmp_path}/b.lmdb")
-
-
-def test_an_array_that_an_older_export_wrote_as_a_file(tmp_path: Path) -> None:
-    fields = {name: EVERYTHING[name] for name in ("left", "boxes", "crowd")}
-    url, out = memory_store(fields, [{name: everything(2, "a")[name] for name in fields}]), tmp_path / "out"
-    storeds.export(url, out, format="folder")
-    (row,), description = rows(out), json.loads((out / "storeds.json").read_text())
-    np.save(out / "0.npy", np.array(row.pop("crowd")))
-    (out / "metadata.jsonl").write_text(json.dumps({**row, "crowd_file_name": "0.npy"}))
-    description["files"]["crowd"] = "crowd_file_name"
-    (out / "storeds.json").write_text(json.dumps(description))
-    assert storeds.pack(out, f"lmdb://{tmp_path}/a.lmdb").id == storeds.info(url).id
-
-
-def test_bad_masks_are_reported(folder: Path) -> None:
-    (folder / "masks/1.png").write_bytes(mask(1, size=(9, 9)))
-    with pytest.raises(RecordError, match=r"line 2 \(images/1.jpg\): field 'mask': the mask has 9 × 9 pixels"):
-        storeds.pack(folder, f"lmdb://{folder.parent}/b.lmdb")
-
-
-def test_files_that_an_editor_of_windows_saved(folder: Path, tmp_path: Path) -> None:
-    before = storeds.pack(folder, f"lmdb://{tmp_path}/before.lmdb")
-    for name in ("metadata.jsonl", "storeds.json"):
-        content = (folder / name).read_bytes()
-        (folder / name).write_bytes(b"\xef\xbb\xbf" + content.replace(b"\n", b"\r\n"))
-    assert storeds.pack(folder, f"lmdb://{tmp_path}/after.lmdb").id == before.id
-
-
-def test_rows_can_be_removed(folder: Path) -> None:
-    lines = (folder / "metadata.jsonl").read_text().splitlines()
-    (folder / "metadata.jsonl").write_text("\n".join(lines[1:]))
-    url = f"lmdb://{folder.parent}/b.lmdb"
-    storeds.pack(folder, url)
-    assert [record["key"] for record in records(url)] == ["1.jpg", "2.jpg"]
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
         ("{", "is not JSON"),
-        ("[" * 100_000, "is not JSON"),
         ("[]", "is not as storeds export writes it"),
         ('{"version": 2}', "has version 2, and this storeds reads 1"),
-        ('{"version": 1, "fields": [], "attrs": {}, "files": {}}', "is not as storeds export writes it"),
         (
             '{"version": 1, "fields": [{"name": "image", "kind": "image"}], "attrs": {}, "files": {}}',
-            "field 'image' and files do not fit together",
+            "do not fit together",
         ),
     ],
 )
@@ -309,16 +229,6 @@ def test_a_damaged_description(folder: Path, content: str, message: str) -> None
     (folder / "storeds.json").write_text(content)
     with pytest.raises(FormatError, match=message):
         open_source(folder)
-
-
-def test_what_is_no_export(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(StoreNotFoundError, match="storeds.json cannot be read: No such file"):
-        open_source(tmp_path / "tree", kind="exported")
-    (folder / "metadata.jsonl").write_bytes(b"\xff\n")
-    with pytest.raises(FormatError, match="metadata.jsonl cannot be read"):
-        storeds.pack(folder, f"lmdb://{tmp_path}/store")
-    with pytest.raises(ConfigError, match="has no option 'label'"):
-        open_source(folder, label=True)
 
 
 def test_huggingface_reads_the_folder(folder: Path, tmp_path: Path) -> None:
@@ -347,16 +257,3 @@ def test_a_picture_that_was_replaced_is_examined(tmp_path: Path) -> None:
     file.write_bytes(jpeg(2))
     storeds.pack(out, again)
     assert shares(again) == {**shares(repaired), "half": ("intact", 1.0)}
-
-
-def test_a_row_with_half_a_verdict_is_a_bad_item(tmp_path: Path) -> None:
-    source = f"lmdb://{tmp_path}/source.lmdb"
-    write_damaged(source, {key: PICTURES[key] for key in ("whole", "half")})
-    rows = Path(storeds.export(source, tmp_path / "out", format="folder").path) / "metadata.jsonl"
-    lines = [json.loads(line) for line in rows.read_text().splitlines()]
-    for line in lines:
-        line.pop("image_recovered", None)
-    rows.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    with pytest.raises(RecordError, match="(?s)1 of 2 items .*lacks 'image_recovered'") as error:
-        storeds.pack(tmp_path / "out", f"lmdb://{tmp_path}/again.lmdb")
-    assert "half" in str(error.value)

@@ -104,10 +104,3 @@ def test_an_iterator_is_not_for_a_forked_child(monkeypatch: pytest.MonkeyPatch) 
         with pytest.raises(ClosedError, match="process that created it"):
             next(results)
     wait_for_no_threads()
-
-
-def test_without_threads_each_job_runs_when_it_is_wanted() -> None:
-    begun: list[int] = []
-    results = ReadAhead(begun.append, iter(range(3)), 0)
-    next(results)
-    assert begun == [0]

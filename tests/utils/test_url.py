@@ -7,8 +7,6 @@ import pickle
 import re
 import socket
 import string
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any, cast
@@ -23,7 +21,6 @@ from hypothesis import strategies as st
 import storeds
 from storeds.backends.mongodb import ClientOpener, Location, parse_location
 from storeds.errors import ConfigError, StoredsError
-from storeds.ops.packing import pack
 from storeds.plugins import StoreURL, file_path, file_url, redact, redact_message
 
 PRINTABLE = "".join(sorted(set(string.printable) - set(string.whitespace)))
@@ -54,50 +51,30 @@ def shown_by(call: Any, *args: Any) -> str:
 @example("://@:")
 def test_no_password_survives(password: str) -> None:
     for user in ("user", "me@corp.example", "us/er", ""):
-        for scheme in ("mongodb", "mongodb+srv", "MongoDB"):
+        for scheme in ("mongodb", "MongoDB"):
             url = f"{scheme}://{user}:{password}@host/db/c"
             assert redact(url) == f"{scheme}://{user}:***@host/db/c"
-    assert redact(f"https://user:{password}@host/x") == "https://user:***@host/x"
+    message = f"cannot reach mongodb://user:{password}@host/db/c: refused"
+    assert redact_message(message) == "cannot reach mongodb://user:***@host/db/c: refused"
 
 
 @given(st.text(string.printable, min_size=1).filter(lambda text: not text.isspace()))
-@example("pw secret")
-@example("1234 5")
-@example(" x")
 @example("a@b c")
 @example("/secret x")
-def test_no_password_with_blanks_survives_where_the_url_is_all_there_is(password: str) -> None:
+def test_a_password_with_blanks_is_hidden_and_must_be_encoded(password: str) -> None:
     url = f"mongodb://user:{password}@host:27017/db/c"
     assert redact(url) == "mongodb://user:***@host:27017/db/c"
     if any(character.isspace() for character in password):
         with pytest.raises(ConfigError, match="must be percent-encoded") as raised:
             storeds.open_backend(url)
         assert "mongodb://user:***@host:27017/db/c" in str(raised.value)
-        for more in ("", "?appName=my app", "\n", "/c d"):
-            assert redact(url + more) == f"mongodb://user:***@host:27017/db/c{more}"
-        source = storeds.load_config({"dataset": {"url": url.replace("$", "")}})
-        assert "mongodb://user:***@host:27017/db/c" in repr(source)
-
-
-@pytest.mark.parametrize("rest", ["localhost:1/db/my c@d", "u:pass@localhost:1/db/c d@e", "a:1,b,c:2/db/my c@d"])
-def test_blanks_behind_user_and_password_are_fine(rest: str) -> None:
-    url = StoreURL.parse(f"mongodb://{rest}")
-    assert (url.scheme, url.path) == ("mongodb", rest)
-
-
-@given(PASSWORDS)
-def test_no_password_survives_inside_a_message(password: str) -> None:
-    message = f"cannot reach mongodb://user:{password}@host/db/c: refused"
-    assert redact_message(message) == "cannot reach mongodb://user:***@host/db/c: refused"
 
 
 @pytest.mark.parametrize(
     "option",
     [
-        *("tlsCertificateKeyFilePassword", "TLSCERTIFICATEKEYFILEPASSWORD", "tlsCertificateKeyFilePasswort"),
-        *("authMechanismProperties", "authmechanismproperties", "authMechansmProperties"),
-        *("password", "passwd", "pwd", "pw", "pasword", "sslPEMPassphrase", "ssl_pem_passphrase"),
-        *("token", "tokn", "aws_session_token", "client_secret", "secret", "x-credential", "apiKey", "acces_key"),
+        *("tlsCertificateKeyFilePassword", "TLSCERTIFICATEKEYFILEPASSWORD", "authMechansmProperties", "pwd"),
+        *("pasword", "sslPEMPassphrase", "tokn", "aws_session_token", "client_secret", "x-credential", "apiKey"),
     ],
 )
 def test_secret_options_are_hidden(option: str) -> None:
@@ -109,30 +86,17 @@ def test_secret_options_are_hidden(option: str) -> None:
 @pytest.mark.parametrize(
     "url",
     [
-        "mongodb://host:27017/db/c?replicaSet=r&authSource=admin",
-        "mongodb://user@host/db/c",
-        "mongodb://[::1]:27017,h2:27018/db/c",
-        "lmdb:///data/train.lmdb?readahead=true",
-        "hdf5:///data/run:1@home.h5",
-        "memory://x",
+        "mongodb://[::1]:27017,h2:27018/db/c?replicaSet=r&authSource=admin",
+        "mongodb://user@host/db/c?timeoutMS=3&w=1&readPreference=secondary&sort=x&path=y&words=z",
+        "lmdb:///data/train.lmdb?readahead=true&index=3",
         "data/train.h5",
-        "",
         "https://host:8080/path",
         "/data/run:1@home.h5",
-        "C:/Users/me@home/x.h5",
         r"C:\Users\me@home\x.h5",
-        "[C:/Users/me@home/x.h5, more]",
-        "at 12:30 from me@home.example",
-        "write to me@corp.example, or you@corp.example.",
-        "key: value @x",
+        "at 12:30 from me@home.example, or you@corp.example.",
         "{'key': 'value', 'at': '@x'}",
-        "note:@jane",
-        "sha256:1234abcd",
         "git@github.com:someone/something",
         "x.h5?group=train&columns=a:b&sample=name",
-        "lmdb://a/b.lmdb?read=safe&index=3",
-        "mongodb://h/d/c?timeoutMS=3&w=1&readPreference=secondary&sort=x&path=y&words=z",
-        "hdf5://models/user:x@y.h5",
         "'hdf5://models/user:x@y.h5' is no store",
         "map(access=READ, secure=True) and x?taken=3&words=4",
     ],
@@ -153,58 +117,25 @@ def test_redacting_twice_changes_nothing(text: str) -> None:
     ("text", "shown"),
     [
         ("mongodb:/user:PW@host/db/c", "mongodb:/user:***@host/db/c"),
-        ("mongodb+srv:/us/er:PW@host/db/c", "mongodb+srv:/us/er:***@host/db/c"),
-        ("mongodb:///user:PW@host/db/c", "mongodb:///user:***@host/db/c"),
+        ("mongodb+srv:///us/er:PW@host/db/c", "mongodb+srv:///us/er:***@host/db/c"),
         ("lmdb:/user:PW@x", "lmdb:/user:***@x"),
-        ("https:////user:PW@host", "https:////user:***@host"),
-        ("a://user:PW@host", "a://user:***@host"),
         ("no store at /home/me/mongodb:/user:PW@host/db", "no store at /home/me/mongodb:/user:***@host/db"),
-        ("user:PW@host/db/c", "user:***@host/db/c"),
         ("me@corp.example:PW@host", "me@corp.example:***@host"),
-        ("no store at user:PW@host: nothing", "no store at user:***@host: nothing"),
         ("'user:PW@host/db' is no store", "'user:***@host/db' is no store"),
         ("url=user:PW@host,", "url=user:***@host,"),
-        ("no store at mongodb//user:PW@host/db", "no store at mongodb//user:***@host/db"),
         ("no store at 'mongdb/user:PW@host/db'", "no store at 'mongdb/user:***@host/db'"),
     ],
 )
-@pytest.mark.parametrize("password", ["se/cr?et", "se@cr:et", "@", "12"])
+@pytest.mark.parametrize("password", ["se/cr?et", "se@cr:et", "@"])
 def test_a_password_is_hidden_where_the_url_is_malformed(text: str, shown: str, password: str) -> None:
     assert redact(text.replace("PW", password)) == redact_message(text.replace("PW", password)) == shown
 
 
-def test_of_two_urls_a_message_hides_two_passwords_and_a_url_all_between_them() -> None:
-    text = '["user:se/cr?et@host", (user:se@cr:et@host)]'
-    assert redact_message(text) == '["user:***@host", (user:***@host)]'
-    assert redact(text) == '["user:***@host)]'
-
-
-@pytest.mark.share(40)
+@pytest.mark.share(20)
 @pytest.mark.parametrize(
-    "piece",
-    [
-        " ",
-        "a@ ",
-        "a",
-        "a:",
-        ":/",
-        ":",
-        "/",
-        "a://",
-        "mongodb:/",
-        "@",
-        "a:b,",
-        "=a:",
-        "://a",
-        "?pass",
-        "pass",
-        ":@",
-        "a=b&",
-    ],
+    "piece", [" ", "a@ ", "a:", ":/", "a://", "mongodb:/", "@", "a:b,", "://a", "?pass", ":@", "a=b&"]
 )
-@pytest.mark.parametrize(
-    ("before", "after"), [("", ""), ("mongodb:", ""), ("@", ""), ("?", "="), ("", "@"), ("", " @"), ("a://x@", "y")]
-)
+@pytest.mark.parametrize(("before", "after"), [("", ""), ("mongodb:", ""), ("?", "="), ("", "@"), ("a://x@", "y")])
 def test_redacting_takes_linear_time(before: str, piece: str, after: str) -> None:
     text = before + piece * 200_000 + after
     begun = time.process_time()
@@ -271,17 +202,11 @@ def test_no_secret_of_a_misspelt_url_is_shown(drawn: tuple[str, str]) -> None:
     [
         ("LMDB://a/b", ("lmdb", "a/b")),
         ("mongodb+srv://h/d/c", ("mongodb+srv", "h/d/c")),
-        ("data/x.h5", (None, "data/x.h5")),
-        ("1x://y", (None, "1x://y")),
-        ("./lmdb:/x", (None, "./lmdb:/x")),
-        ("other:/x", (None, "other:/x")),
-        ("run:1", (None, "run:1")),
+        ("mongodb://u:p@localhost:1/db/c d@e", ("mongodb", "u:p@localhost:1/db/c d@e")),
         ("data/run:1@home.h5", (None, "data/run:1@home.h5")),
-        ("lmdb://data/run:1@home.h5", ("lmdb", "data/run:1@home.h5")),
         ("lmdb:///run:1@home.h5", ("lmdb", "/run:1@home.h5")),
         ("./run:1@home.h5", (None, "./run:1@home.h5")),
         ("C:/me@home.h5", (None, "C:/me@home.h5")),
-        ("[mongodb://user:***@h/d/c, hdf5:///x]", (None, "[mongodb://user:***@h/d/c, hdf5:///x]")),
     ],
 )
 def test_scheme_and_path(url: str, expected: tuple[str | None, str]) -> None:
@@ -297,34 +222,14 @@ def open_to_write(url: str) -> None:
     storeds.open_writer(url, {"a": "int"})
 
 
-def open_as_dataset(url: str) -> None:
-    storeds.StoreDataset(url)
-
-
-def pack_from(url: str) -> None:
-    pack(url, "packed.lmdb")
-
-
-def pack_into(url: str) -> None:
-    with storeds.open_writer("all.lmdb", {"image": "bytes"}, overwrite=True) as writer:
-        writer.append([{"image": b"x"}])
-    pack("all.lmdb", url)
-
-
-@pytest.mark.parametrize("call", [open_to_read, open_to_write, open_as_dataset, pack_from, pack_into])
+@pytest.mark.parametrize("call", [open_to_read, open_to_write])
 @pytest.mark.parametrize(
     ("url", "says"),
     [
-        ("mongodb:/user:secret@h/a/b", "'mongodb:/user:***@h/a/b': write two slashes, mongodb://…"),
-        ("mongodb:/user:secret@h/a/b.h5", "'mongodb:/user:***@h/a/b.h5': write two slashes, mongodb://…"),
-        ("mongodb+srv:/user:se*cret@h/a/b.h5", "'mongodb+srv:/user:***@h/a/b.h5': write two slashes"),
-        ("LMDB:/data/x.lmdb", "'LMDB:/data/x.lmdb': write two slashes"),
-        ("hdf5:/x", "'hdf5:/x': write two slashes"),
-        ("memory:/x", "'memory:/x': write two slashes"),
-        ("user:secret@h/a/b", "'user:***@h/a/b': a URL begins with its scheme"),
-        ("user:secret@h/a/b.h5", "'user:***@h/a/b.h5': a URL begins with its scheme"),
-        ("user:se*c/r?e[t]cret@h/a/b.lmdb", "'user:***@h/a/b.lmdb': a URL begins with its scheme"),
-        ("mongodb:user:secret@h/a/b.h5", "'mongodb:***@h/a/b.h5': a URL begins with its scheme"),
+        ("mongodb:/user:secret@h/a/b.h5", "'mongodb:/user:***@h/a/b.h5'"),
+        ("user:secret@h/a/b", "'user:***@h/a/b'"),
+        ("user:se*c/r?e[t]cret@h/a/b.lmdb", "'user:***@h/a/b.lmdb'"),
+        ("mongodb:user:secret@h/a/b.h5", "'mongodb:***@h/a/b.h5'"),
         ("lmdb://user:secret@x", "'lmdb://user:***@x': lmdb:// is for files"),
         ("hdf5://user:se*c?ret@x/y?a=1", "'hdf5://user:***@x/y?a=1': hdf5:// is for files"),
         ("hdf5://user:secret@x?password=secret", "'hdf5://user:***@x?password=***': hdf5:// is for files"),
@@ -338,37 +243,19 @@ def test_a_url_that_would_be_taken_for_a_path_is_refused_without_its_password(
         call(url)
     assert str(caught.value).startswith(says)
     assert "cret" not in str(caught.value)
-    assert "./" in str(caught.value) or "Path" in str(caught.value)
-    assert set(os.listdir(tmp_path)) <= {"all.lmdb"}
+    assert os.listdir(tmp_path) == []
 
 
-@pytest.mark.parametrize("name", ["run:1@home.h5", "lmdb:/x.h5", "mongodb:/user:1@home/x.h5"])
-def test_a_path_that_looks_like_a_url_is_opened_with_a_dot_in_front(
+@pytest.mark.parametrize("name", ["run:1@home.h5", "mongodb:/user:1@home/x.h5"])
+def test_a_path_that_looks_like_a_url_is_opened_with_a_dot_or_when_it_exists(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with storeds.open_writer(f"./{name}", {"a": "int"}) as writer:
         writer.append([{"a": 3}])
-    for path in (f"./{name}", tmp_path / name, f"hdf5://./{name}"):
+    for path in (f"./{name}", tmp_path / name, f"hdf5://./{name}", name, f"hdf5://{name}?locking=false"):
         with storeds.open_backend(path) as backend:
             assert len(backend) == 1
-
-
-def test_a_file_that_is_there_needs_no_dot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    with storeds.open_writer(tmp_path / "12:30@home.h5", {"a": "int"}) as writer:
-        writer.append([{"a": 3}])
-    for url in ("12:30@home.h5", "hdf5://12:30@home.h5", "hdf5://12:30@home.h5?locking=false"):
-        with storeds.open_backend(url) as backend:
-            assert len(backend) == 1
-
-
-def test_the_command_line_shows_no_password_of_a_malformed_url(tmp_path: Path) -> None:
-    command = [str(Path(sys.executable).with_name("storeds")), "info", "user:secret@host/db/c"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert "user:***@" in done.stderr
-    assert "secret" not in done.stdout + done.stderr
 
 
 def test_relative_absolute_and_home_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -394,55 +281,31 @@ def test_a_relative_url_means_the_same_file_after_chdir(tmp_path: Path, monkeypa
 
 def test_options_are_split_and_decoded() -> None:
     assert file_path("lmdb:///x?a=1&b=c%26d&e=") == ("/x", {"a": "1", "b": "c&d", "e": ""})
-    assert file_path("lmdb:///x?") == ("/x", {})
     assert file_path("/x?a=1") == ("/x?a=1", {})  # a bare path is a path
-
-
-@pytest.mark.parametrize(
-    ("url", "says"),
-    [
-        ("lmdb://", "expected a path"),
-        ("hdf5://?locking=true", "expected a path"),
-        ("", "expected a path"),
-        ("lmdb:///a\0b", "expected a path"),
-        ("a\0b", "expected a path"),
-        ("lmdb:///x?a", "must read name=value"),
-        ("lmdb:///x?a=1&b=2&a=3", "option 'a' is given twice"),
-        ("lmdb:///x?password=hush&password=hush", "option 'password' is given twice"),
-        ("lmdb:///x?a=1?&token", "must read name=value"),
-    ],
-)
-def test_malformed_file_urls_are_config_errors(url: str, says: str) -> None:
-    with pytest.raises(ConfigError, match=says) as caught:
-        file_path(url)
-    assert "hush" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
     ("url", "options", "says"),
     [
-        ("lmdb:///x?readahaed=true", {}, "unknown option 'readahaed'; did you mean 'readahead'"),
+        ("lmdb://", {}, "expected a path"),
+        ("lmdb:///a\0b", {}, "expected a path"),
+        ("lmdb:///x?a", {}, "must read name=value"),
+        ("lmdb:///x?password=hush&password=hush", {}, "option 'password' is given twice"),
+        ("lmdb:///x?readahaed=true", {}, "did you mean 'readahead'"),
         ("lmdb:///x?readahead=perhaps", {}, "readahead"),
         ("lmdb:///x?readahead=true", {"readahead": True}, "given in the URL and as a keyword"),
-        ("hdf5:///x?locking=maybe", {}, "locking"),
         ("hdf5:///x?cache_bytes=-1", {}, "cache_bytes"),
-        ("hdf5:///x", {"cache_bytes": "many"}, "cache_bytes"),
-        (
-            "hdf5:///x",
-            {"readahead": True},
-            # a writer has the native ones alone
-            "unknown option 'readahead'; the options (are locking, cache_bytes|of hdf5 stores, native and foreign, are .*cache_bytes.*locking)",
-        ),
+        ("hdf5:///x", {"readahead": True}, "unknown option 'readahead'"),
         ("memory://x", {"a": 1}, "unknown option 'a'"),
         ("memory://x?a=1", {}, "without options"),
         ("memory://", {}, "expected memory://name"),
     ],
 )
 def test_options_are_strict(url: str, options: dict[str, Any], says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
-        storeds.open_backend(url, **options)
-    with pytest.raises(ConfigError, match=says):
-        storeds.open_writer(url, {"a": "int"}, **options)
+    for call in (storeds.open_backend, lambda url, **given: storeds.open_writer(url, {"a": "int"}, **given)):
+        with pytest.raises(ConfigError, match=says) as caught:
+            call(url, **options)
+        assert "hush" not in str(caught.value)
 
 
 # MongoDB URLs
@@ -452,18 +315,11 @@ def test_options_are_strict(url: str, options: dict[str, Any], says: str) -> Non
     ("url", "uri", "database", "collection"),
     [
         ("mongodb://h/db/c", "mongodb://h/db", "db", "c"),
-        ("mongodb://h:1,h2:2/db/c?replicaSet=r", "mongodb://h:1,h2:2/db?replicaSet=r", "db", "c"),
-        ("mongodb://[::1]:5/db/c", "mongodb://[::1]:5/db", "db", "c"),
+        ("mongodb://[::1]:5,h2:2/db/c?replicaSet=r", "mongodb://[::1]:5,h2:2/db?replicaSet=r", "db", "c"),
         ("mongodb://u:p%40@h/db/train.v1", "mongodb://u:p%40@h/db", "db", "train.v1"),
         ("mongodb://h/d%C3%A4/c%2Fd?authSource=x", "mongodb://h/d%C3%A4?authSource=x", "dä", "c/d"),
         ("mongodb://%2Ftmp%2Fm.sock/db/c", "mongodb://%2Ftmp%2Fm.sock/db", "db", "c"),
         ("mongodb+srv://u:p@h.example.com/db/c?w=1", "mongodb+srv://u:p@h.example.com/db?w=1", "db", "c"),
-        (
-            "mongodb://h/db/c?readPreference=secondary&readPreferenceTags=dc:a&readPreferenceTags=dc:b",
-            "mongodb://h/db?readPreference=secondary&readPreferenceTags=dc:a&readPreferenceTags=dc:b",
-            "db",
-            "c",
-        ),
     ],
 )
 def test_the_last_segment_is_ours(url: str, uri: str, database: str, collection: str) -> None:
@@ -473,34 +329,20 @@ def test_the_last_segment_is_ours(url: str, uri: str, database: str, collection:
 
 
 BAD_TAILS = [
-    ("host", "expected mongodb"),
-    ("host/", "expected mongodb"),
     ("host/db", "expected mongodb"),
-    ("host/db/", "expected mongodb"),
     ("host//c", "expected mongodb"),
     ("host/db/c/d", "expected mongodb"),
     ("host/db?authSource=x", "expected mongodb"),
     ("host/db/system.users", "cannot be the name of a collection"),
-    ("host/db/a$b", "cannot be the name of a collection"),
-    ("host/db/.c", "cannot be the name of a collection"),
-    ("host/db/c.", "cannot be the name of a collection"),
-    ("host/db/a..b", "cannot be the name of a collection"),
     ("host/db/a%00b", "cannot be the name of a collection"),
-    ("host/d b/c", "cannot be the name of a database"),
-    ("host/$db/c", "cannot be the name of a database"),
-    ("host/d.b/c", "cannot be the name of a database"),
     ("host/d%2Fb/c", "cannot be the name of a database"),
     ("host:99999/db/c", "Port"),
-    ("host:port/db/c", "Port"),
     ("[::1/db/c", "IPv6"),
     ("host,/db/c", ""),
     ("host/db/c?maxPoolsSize=3", "Unknown option"),
-    ("host/db/c?timeout", "key=value"),
     ("host/db/c?maxPoolSize=many", "maxpoolsize"),
-    ("host/db/c?tls=maybe", "tls"),
     ("host/db/c?tls=true&ssl=false", "conflicting"),
     ("host/db/c?tlsCAFile=/nowhere/ca.pem", "/nowhere/ca.pem"),
-    ("host/db/c?directConnection=true&loadBalanced=true", "loadBalanced"),
 ]
 
 
@@ -516,20 +358,10 @@ def test_malformed_mongodb_urls_are_config_errors_without_secrets(tail: str, say
 
 
 @pytest.mark.parametrize(
-    "tail", ["h.example.com/d.b/c", "h.example.com/db/c?tls=maybe", "h.example.com/db/c?nonsense=1"]
-)
-def test_srv_urls_are_checked_without_a_name_server(tail: str) -> None:
-    with pytest.raises(ConfigError):
-        parse_location(f"mongodb+srv://u:{ENCODED}@{tail}")
-
-
-@pytest.mark.parametrize(
     "options",
     [
         f"tlsCertificateKeyFilePassword={ENCODED}&maxPoolSize=x",
-        f"tlsCertificateKeyFilePassword={ENCODED}&nonsense=1",
         f"tlsCertificateKeyFilePasswort={ENCODED}",
-        f"authMechanism=MONGODB-AWS&authMechanismProperties={ENCODED}",
         f"authMechanism=MONGODB-AWS&authMechanismProperties=NO_SUCH:{ENCODED}",
         f"authMechanism=MONGODB-AWS&authMechanismProperties=AWS_SESSION_TOKEN:{ENCODED}&nonsense=1",
     ],
@@ -556,13 +388,8 @@ def test_a_password_is_never_shown_encoded_or_not(password: str) -> None:
 
 # What messages about a URL without any secret say: a password may by chance be a word of it.
 _SAID = " ".join(
-    [
-        shown_by(parse_location, "mongodb://user:***@host/db/c"),
-        shown_by(parse_location, "mongodb://user:a@b@host/db/c"),
-        shown_by(parse_location, "mongodb://user:a%zz@host/db/c"),
-        shown_by(parse_location, "mongodb://user:a?b@host/db/c"),
-        shown_by(parse_location, "mongodb://user:a/b/c/d/e@host/db/c"),
-    ]
+    shown_by(parse_location, f"mongodb://user:{password}@host/db/c")
+    for password in ("***", "a@b", "a%zz", "a?b", "a/b/c/d/e")
 )
 
 
@@ -576,20 +403,3 @@ def test_reprs_show_no_secret() -> None:
     assert "user:***@host" in repr(location)
     assert isinstance(location, Location)
     assert client.url == location.url
-
-
-def test_a_location_pickles_with_what_it_needs_to_connect() -> None:
-    location = parse_location(f"mongodb://user:{ENCODED}@host/db/c")
-    assert pickle.loads(pickle.dumps(ClientOpener(location))) == ClientOpener(location)
-    assert os.fsencode(location.uri) in pickle.dumps(location)
-
-
-def test_an_opener_makes_a_client_that_does_not_connect() -> None:
-    location = parse_location("mongodb://nowhere.invalid/db/c?maxPoolSize=5")
-    opener = ClientOpener(location)
-    client = opener.open()
-    try:
-        assert client.options.pool_options.max_pool_size == 5  # the URL's, not our default
-        assert client.options.pool_options.appname == "storeds"
-    finally:
-        opener.close(client)

@@ -28,7 +28,6 @@ from storeds.errors import (
     redact,
     redact_message,
 )
-from storeds.registry import BACKENDS
 
 __all__ = [
     "FILE_ENGINES",
@@ -50,7 +49,6 @@ __all__ = [
 
 FILE_ENGINES = ("lmdb", "hdf5")
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
-_ONE_SLASH = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/(?!/)")
 _EXPLICIT_PATH = re.compile(r"\.{0,2}/(?!/)|~")
 
 
@@ -82,7 +80,7 @@ class StoreURL:
         Raises
         ------
         ConfigError
-            The URL lacks a slash or its scheme, cannot be a path, has a password where only a path belongs, or has
+            The URL cannot be a path, has a password where only a path belongs, or has
             malformed options.
         """
         if isinstance(url, StoreURL):
@@ -90,8 +88,6 @@ class StoreURL:
         text = os.fspath(url)
         match = _SCHEME.match(text)
         scheme, rest = (match[1].lower(), text[match.end() :]) if match else (None, text)
-        if scheme is None:
-            _reject_one_slash(text)
         if scheme is None or scheme in FILE_ENGINES:
             if "\0" in rest:
                 raise ConfigError(f"{redact(text)!r}: expected a path, and no path holds a NUL")
@@ -147,15 +143,6 @@ def _reject_bare_characters(url: str, rest: str) -> None:
         raise ConfigError(
             f"{redact(url)!r}: blanks, control characters, @, :, / and ? in the user or the password must be "
             "percent-encoded, as urllib.parse.quote_plus does"
-        )
-
-
-def _reject_one_slash(url: str) -> None:
-    match = _ONE_SLASH.match(url)
-    if match and match[1].lower() in BACKENDS.names():
-        raise ConfigError(
-            f"{redact(url)!r}: write two slashes, {match[1]}://…, and pass a str, since a Path drops one of them; "
-            "to name a file like this, begin its path with ./"
         )
 
 

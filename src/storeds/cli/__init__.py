@@ -4,7 +4,7 @@ Exit codes: 0 success; 1 `verify`, `repair` or `demo` found a problem; 2 wrong u
 missing, exists already or is damaged; 4 an engine is unavailable; 130 interrupted, 143 terminated. Read `app` first.
 """
 
-from storeds.cli import bench, show, write  # noqa: F401  # each module adds its commands to `app`
+from storeds.cli import show, write  # noqa: F401  # each module adds its commands to `app`
 from storeds.cli.app import app, main
 
 __all__ = ["app", "main"]

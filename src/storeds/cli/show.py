@@ -1,4 +1,4 @@
-"""The commands that read: info, verify, backends, config schema, demo."""
+"""The commands that read: info, verify, bench, backends, layouts, config schema, demo."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from storeds.cli.app import (
     say,
     say_error,
 )
-from storeds.ops.common import brief_counts
-from storeds.protocols import Field
-from storeds.records.roles import role_text
+from storeds.errors import ConfigError
 
 if TYPE_CHECKING:
+    from storeds.ops.benchmarking import BenchReport
     from storeds.ops.verifying import Report
+    from storeds.protocols import Field
 
-__all__ = ["backends", "demo", "info", "root", "schema", "verify"]
+__all__ = ["backends", "bench", "demo", "info", "root", "schema", "verify"]
 
 _MAX_NAMED = 30  # classes
 _MAX_NOTES = 20  # lines; there may be a note for every record
@@ -55,8 +55,13 @@ def info(
     if as_json:
         print_json(found)
         return
+    from storeds.ops.common import brief_counts
+    from storeds.protocols import Field
+    from storeds.records.roles import role_text
+
     fields = {row.pop("name"): Field(**row) for row in found.pop("fields")}
-    has_roles = any(map(role_text, fields.values()))
+    roles = {name: role_text(field) for name, field in fields.items()}
+    has_roles = any(roles.values())
     found["fields"] = None if has_roles else ", ".join(f"{name}: {_kind(field)}" for name, field in fields.items())
     found["attrs"] = json.dumps(found.pop("attrs"), ensure_ascii=False)
     found["handle"] = ", ".join(f"{name}={value}" for name, value in found.pop("handle").items())
@@ -69,7 +74,7 @@ def info(
     found["advice"] = "; ".join(found.pop("advice")) or "none"
     rows = [(name, _brief(value)) for name, value in found.items() if value is not None]
     if has_roles:
-        rows += _listed("fields", _field_lines(fields))
+        rows += _listed("fields", _field_lines(fields, roles))
     rows += _listed("unread", unread)
     print_table({"what": "left", "value": "left"}, rows, head=False)
 
@@ -79,13 +84,11 @@ def _listed(what: str, lines: list[str]) -> list[tuple[str, str]]:
     return [("" if number else what, line) for number, line in enumerate(lines)]
 
 
-def _field_lines(fields: Mapping[str, Field]) -> list[str]:
+def _field_lines(fields: Mapping[str, Field], roles: Mapping[str, str]) -> list[str]:
     """Return a line for each field: its name, its kind, and what its values mean."""
     kinds = {name: _kind(field) for name, field in fields.items()}
     widths = max(map(len, kinds)), max(map(len, kinds.values()))
-    return [
-        f"{name:{widths[0]}}  {kind:{widths[1]}}  {role_text(fields[name])}".rstrip() for name, kind in kinds.items()
-    ]
+    return [f"{name:{widths[0]}}  {kind:{widths[1]}}  {roles[name]}".rstrip() for name, kind in kinds.items()]
 
 
 def _brief_counts(counts: dict[str, int]) -> str:
@@ -170,6 +173,68 @@ def _report_rows(report: Report) -> Iterator[tuple[str, ...]]:
 
 @app.command()
 @command
+def bench(
+    url: Annotated[str | None, typer.Argument(help="The store: a URL or a file; by default that of --config.")] = None,
+    config: Annotated[Path | None, typer.Option(help="A training config, whose dataset and loader apply.")] = None,
+    split: Annotated[str | None, typer.Option(help="A split of the config.")] = None,
+    reader: Annotated[str | None, typer.Option(help="image, sample, array, video or a registered reader.")] = None,
+    decode: Annotated[str | None, typer.Option(help="pil, tensor, fast, bytes or a registered decoder.")] = None,
+    workers: Annotated[
+        str | None, typer.Option(help="Numbers of workers, as in 0,2,8; by default 0, 1, 2, 4, … up to the CPUs.")
+    ] = None,
+    batch_size: Annotated[int | None, typer.Option(help="64 by default, or that of the config.")] = None,
+    seconds: Annotated[float, typer.Option(help="Duration of each measurement.")] = 3.0,
+    layout: Layout = None,
+    option: Options = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure how fast a store gives batches, and which stage takes most of the time."""
+    with progress("bench", quiet=as_json, rates=False) as hook:
+        report = ops.bench(
+            url,
+            config=config,
+            split=split,
+            reader=reader,
+            decode=decode,
+            workers=None if workers is None else [_number(part) for part in workers.split(",")],
+            batch_size=batch_size,
+            seconds=seconds,
+            layout=layout,
+            options=dict(map(parse_option, option or [])),
+            progress=hook,
+        )
+    if as_json:
+        print_json(report.to_json())
+    else:
+        _show_bench(report)
+
+
+def _number(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ConfigError(f"--workers takes numbers separated by commas, as in 0,2,8, got {text!r}") from None
+
+
+def _show_bench(report: BenchReport) -> None:
+    from storeds.datasets.stages import STAGES
+
+    stages = (*STAGES, "waiting")
+    rows = []
+    for measured in report.measurements:
+        spent = (f"{1e6 * measured.stages[stage]:,.0f}" for stage in stages)
+        rows.append((f"{measured.workers}", f"{measured.rate:,.0f}", f"{measured.start_seconds:.2f}", *spent))
+    headings = ("workers", "samples/s", "start s", *(f"{stage} µs" for stage in stages))
+    print_table(dict.fromkeys(headings, "right"), rows)
+    OUT.print()
+    say(f"{report.url}: {counted(report.count, 'sample')}, batches of {report.batch_size}")
+    say(f"on {report.machine['cpu']}, {report.machine['cpus']} CPUs, load {report.machine['load_average']}")
+    for advice in report.advice:
+        say(f"advice: {advice}")
+
+
+@app.command()
+@command
 def backends(as_json: AsJson = False) -> None:
     """List all plug-ins: their origin, their requirements, and whether they load."""
     known = (registry.BACKENDS, registry.LAYOUTS, registry.READERS, registry.DECODERS)
@@ -213,9 +278,6 @@ def schema(as_json: AsJson = False) -> None:
 @app.command()
 @command
 def demo(
-    work: Annotated[
-        Path | None, typer.Option(help="A folder for stores and images; a temporary one by default.")
-    ] = None,
     mongodb: Annotated[
         str | None, typer.Option(help="The URL of a MongoDB server; by default the demo starts one.")
     ] = None,
@@ -224,7 +286,7 @@ def demo(
     """Pack real images, train from a config, and read the same samples from all three engines."""
     from storeds.cli.demo import run_demo
 
-    if not run_demo(work, mongodb, as_json=as_json):
+    if not run_demo(mongodb, as_json=as_json):
         raise typer.Exit(1)
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from typing import Annotated, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from storeds import ops, registry
+from storeds import ops
 from storeds._utils.locations import redact
 from storeds._utils.text import byte_size, counted
 from storeds.cli.app import (
@@ -21,8 +22,6 @@ from storeds.cli.app import (
     Target,
     app,
     command,
-    complete_names,
-    complete_url,
     parse_option,
     print_json,
     print_table,
@@ -31,65 +30,40 @@ from storeds.cli.app import (
     say_error,
 )
 from storeds.errors import ConfigError, StoreNotFoundError
-from storeds.ops.common import brief_counts, restarts_line
-from storeds.ops.exporting import ExportFormat
-from storeds.ops.packing import OnBad, Packed, SplitBy, reasons, reasons_line
-from storeds.ops.packing.rows import Bad
+from storeds.ops import ExportFormat, OnBad, SplitBy
+
+if TYPE_CHECKING:
+    from storeds.ops.packing import Packed
+    from storeds.ops.packing.rows import Bad
 
 __all__ = ["convert", "export", "pack", "repair"]
 
 _SHOWN = 20  # lines
 
 Check = Annotated[bool, typer.Option("--check/--no-check", help="Examine each picture, and store the verdict.")]
-FastCrops = Annotated[
-    bool,
-    typer.Option(
-        "--fast-crops",
-        help="Put restart markers into JPEGs, for crops; lossless.",
-    ),
-]
+FastCrops = Annotated[bool, typer.Option("--fast-crops", help="Put restart markers into JPEGs, for crops; lossless.")]
 
 
 @app.command()
 @command
 def pack(
-    source: Annotated[
-        str,
-        typer.Argument(help="A folder, a .csv, .jsonl, .json or .tar file, or a store.", autocompletion=complete_url),
-    ],
+    source: Annotated[str, typer.Argument(help="A folder, a .csv, .jsonl, .json or .tar file, or a store.")],
     url: Target,
-    kind: Annotated[
-        str | None,
-        typer.Option(help="The kind of the source, if not detected.", autocompletion=complete_names(registry.SOURCES)),
-    ] = None,
+    kind: Annotated[str | None, typer.Option(help="The kind of the source, if not detected.")] = None,
     on_bad: Annotated[
-        OnBad,
-        typer.Option(help="Bad items: publish nothing, or leave them out, or keep them."),
+        OnBad, typer.Option(help="Bad items: publish nothing, or leave them out, or keep them.")
     ] = "raise",
     split: Annotated[str | None, typer.Option(help="Add a field split: train=0.9,val=0.1.")] = None,
-    split_by: Annotated[
-        SplitBy | None,
-        typer.Option(help="Divide class by class, or by a hash of the key."),
-    ] = None,
+    split_by: Annotated[SplitBy | None, typer.Option(help="Divide class by class, or by a hash of the key.")] = None,
     max_side: Annotated[int | None, typer.Option(help="Scale larger images down to this many pixels.")] = None,
     quality: Annotated[int | None, typer.Option(help="Encode images as JPEG of this quality.")] = None,
     check: Check = True,
     fast_crops: FastCrops = False,
     workers: Annotated[int | None, typer.Option(help="Threads; one per CPU by default.")] = None,
-    label: Annotated[
-        bool | None,
-        typer.Option("--label/--no-label", help="Whether records get a label."),
-    ] = None,
-    classes: Annotated[
-        str | None,
-        typer.Option(help="The class names: a,b,c, or a file of them."),
-    ] = None,
+    label: Annotated[bool | None, typer.Option("--label/--no-label", help="Whether records get a label.")] = None,
+    classes: Annotated[str | None, typer.Option(help="The class names: a,b,c, or a file of them.")] = None,
     option: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--option",
-            help="An option of the source, such as label_column=breed.",
-        ),
+        list[str] | None, typer.Option("--option", help="An option of the source, such as label_column=breed.")
     ] = None,
     overwrite: Overwrite = False,
     resume: Resume = False,
@@ -137,14 +111,23 @@ def pack(
         findings=meta.findings,
         restarts=meta.restarts,
     )
-    if meta.findings and not as_json:
-        say(f"pictures: {brief_counts(meta.findings)}")
-    if meta.restarts and not as_json:
-        say(f"fast crops: {restarts_line(meta.restarts)}")
+    if not as_json:
+        _say_what_became_of_pictures(meta.findings, meta.restarts)
+
+
+def _say_what_became_of_pictures(findings: Mapping[str, int], restarts: Mapping[str, int]) -> None:
+    from storeds.ops.common import brief_counts, restarts_line
+
+    if findings:
+        say(f"pictures: {brief_counts(findings)}")
+    if restarts:
+        say(f"fast crops: {restarts_line(restarts)}")
 
 
 def _report(packed: Packed, problems: list[Bad]) -> None:
     """Print on stderr how columns were interpreted, and which items are bad and why."""
+    from storeds.ops.packing import reasons, reasons_line
+
     if packed.columns:
         say_error("columns: ", ", ".join(f"{name} → {field or 'left out'}" for name, field in packed.columns.items()))
         if not {"label", "labels"} & set(packed.fields):
@@ -199,7 +182,7 @@ def _parse_role(text: str) -> tuple[str, Any]:
 @app.command()
 @command
 def convert(
-    source: Annotated[str, typer.Argument(help="The store to copy.", autocompletion=complete_url)],
+    source: Annotated[str, typer.Argument(help="The store to copy.")],
     url: Target,
     overwrite: Overwrite = False,
     resume: Resume = False,
@@ -207,11 +190,7 @@ def convert(
     check: Check = True,
     fast_crops: FastCrops = False,
     role: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--role",
-            help="The role of a field: name=role, or name={…} as JSON.",
-        ),
+        list[str] | None, typer.Option("--role", help="The role of a field: name=role, or name={…} as JSON.")
     ] = None,
     layout: Layout = None,
     option: Options = None,
@@ -234,8 +213,8 @@ def convert(
             progress=hook,
         )
     _published(url, meta, as_json=as_json, restarts=meta.restarts)
-    if meta.restarts and not as_json:
-        say(f"fast crops: {restarts_line(meta.restarts)}")
+    if not as_json:
+        _say_what_became_of_pictures({}, meta.restarts)
 
 
 @app.command()
@@ -267,7 +246,7 @@ def export(
 @app.command()
 @command
 def repair(
-    source: Annotated[str, typer.Argument(help="The store to copy; it is not changed.", autocompletion=complete_url)],
+    source: Annotated[str, typer.Argument(help="The store to copy; it is not changed.")],
     url: Target,
     overwrite: Overwrite = False,
     resume: Resume = False,

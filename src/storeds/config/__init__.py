@@ -152,8 +152,8 @@ def load_config(
     Raises
     ------
     ConfigError
-        The config cannot be parsed, a key is unknown, a value has the wrong type, a variable is not set, the path is a
-        URL, or an override is malformed.
+        The config cannot be parsed, a key is unknown, a value has the wrong type, a variable is not set, or an override
+        is malformed.
     StoreNotFoundError
         The file does not exist.
     """

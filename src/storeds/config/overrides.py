@@ -26,8 +26,6 @@ def override(config: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, A
         An override has no ``=``, its value is malformed, its path passes through a value that is neither a table nor a
         list, or it names an unknown split. Messages show no values. `Config` rejects unknown keys later.
     """
-    if isinstance(overrides, str):
-        raise ConfigError("overrides: expected a list of texts such as 'loader.batch_size=16', got one text")
     changed: Any = dict(config)
     for text in overrides:
         path, equals, value = text.partition("=")

@@ -7,7 +7,7 @@ first, which they share. Each name loads its module on first use, so that `store
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 if TYPE_CHECKING:
     from storeds.ops.benchmarking import BenchReport, Measurement, bench
@@ -40,6 +40,11 @@ __all__ = [
     "repair",
     "verify",
 ]
+
+# What the command line needs to know before it runs anything.
+ExportFormat: TypeAlias = Literal["coco", "folder", "yolo"]
+OnBad: TypeAlias = Literal["raise", "skip", "keep"]
+SplitBy: TypeAlias = Literal["label", "key"]
 
 _MODULES = {
     "benchmarking": ("BenchReport", "Measurement", "bench"),

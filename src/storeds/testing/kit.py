@@ -22,7 +22,6 @@ __all__ = [
     "DTYPES",
     "EDGES",
     "FIELDS",
-    "ROLES",
     "SMALL",
     "Kit",
     "MakeUrl",
@@ -34,7 +33,6 @@ __all__ = [
     "kept",
     "make_records",
     "reference_id",
-    "role_records",
     "small_records",
 ]
 
@@ -62,22 +60,6 @@ FIELDS: dict[str, Any] = {
     "series": {"kind": "array", "dtype": ">f8", "shape": [None, 2]},
 }
 """Eighteen fields, which exceed msgpack's short map header. The verdict on the image is given, so that writers keep it."""
-
-ROLES: dict[str, Any] = {
-    "image": {"kind": "image", "role": "image"},
-    "image_finding": "str",
-    "image_recovered": "float",
-    "boxes": {"kind": "array", "dtype": "float32", "shape": [None, 4], "role": "boxes", "format": "xywh"},
-    "fractions": {"kind": "json", "role": "boxes", "format": "cxcywh", "relative": True},
-    "labels": {"kind": "array", "dtype": "int64", "shape": [None], "role": "labels", "of": "boxes"},
-    "areas": {"kind": "array", "dtype": "float64", "shape": [None], "of": "boxes"},
-    "points": {"kind": "array", "dtype": "float32", "shape": [None, 2, 3], "role": "keypoints", "of": "boxes"},
-    "polygons": {"kind": "json", "role": "mask", "format": "coco", "of": "boxes"},
-    "classes": {"kind": "array", "dtype": "uint8", "shape": [None, None], "role": "mask"},
-    "label": {"kind": "int", "role": "label"},
-    "caption": {"kind": "str", "role": "text"},
-}
-"""One field or more of each role, with each key of a role."""
 
 SMALL: dict[str, Any] = {"blob": "bytes", "label": "int", "text": "str"}
 """Fields for tests that do not depend on values."""
@@ -130,27 +112,6 @@ def make_records(count: int, fields: Mapping[str, Any] = FIELDS) -> list[Record]
 def small_records(count: int, start: int = 0) -> list[Record]:
     """Return `count` records of `SMALL`, one for each number from `start` on."""
     return [{"blob": b"%d" % at * (at % 5), "label": at, "text": f"№ {at}"} for at in range(start, start + count)]
-
-
-def role_records(count: int) -> list[Record]:
-    """Return `count` records of `ROLES` with no, one or two boxes."""
-    return [_role_record(at, at % 3) for at in range(count)]
-
-
-def _role_record(at: int, boxes: int) -> Record:
-    return {
-        "image": b"%d" % at,
-        **_VERDICT,
-        "boxes": np.arange(at, at + 4 * boxes, dtype=np.float32).reshape(boxes, 4),
-        "fractions": [[0.5, 0.25, 0.125, 1.0]] * (at % 2),
-        "labels": np.arange(boxes),
-        "areas": np.full(boxes, at / 2),
-        "points": np.full((boxes, 2, 3), at, np.float32),
-        "polygons": [[[0, 0, at, 0, at, 2.5]], {"size": [2, 3], "counts": [1, 5]}][:boxes],
-        "classes": np.full((2, 3), at % 3, np.uint8),
-        "label": at % 2,
-        "caption": f"№ {at}",
-    }
 
 
 def _value(name: str, spec: Any, at: int, order: int) -> Any:

@@ -10,13 +10,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
-from typing import Any
-
-import pymongo
-from pymongo.errors import PyMongoError
 
 from storeds.errors import MissingDependencyError, UnavailableError
 
@@ -80,7 +76,7 @@ def run_mongod(folder: str | os.PathLike[str], *arguments: str, deadline: float 
     Raises
     ------
     MissingDependencyError
-        mongod or a shared library that it needs is missing. The message says what to install.
+        mongod is missing. The message says what to install.
     UnavailableError
         The server exited or did not answer in time. The message ends with its log.
 
@@ -166,10 +162,10 @@ def launch_mongod(
 
 
 def _answers(process: subprocess.Popen[bytes], port: int, deadline: float) -> bool:
-    """Wait until the server answers; return False if it exited."""
+    """Wait until the server accepts connections; return False if it exited."""
     end = time.monotonic() + deadline
     while process.poll() is None:
-        if _pings(port):
+        with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
             return True
         if time.monotonic() > end:
             raise UnavailableError(f"mongod (process {process.pid}) did not answer on port {port} within {deadline} s")
@@ -177,29 +173,9 @@ def _answers(process: subprocess.Popen[bytes], port: int, deadline: float) -> bo
     return False
 
 
-def _pings(port: int) -> bool:
-    # Try a plain connection first: PyMongo waits half a second between attempts.
-    try:
-        socket.create_connection(("127.0.0.1", port), timeout=1).close()
-    except OSError:
-        return False
-    client: pymongo.MongoClient[Any] = pymongo.MongoClient(
-        f"mongodb://127.0.0.1:{port}", serverSelectionTimeoutMS=1000, directConnection=True
-    )
-    with client:
-        try:
-            client.admin.command("ping")
-        except PyMongoError:
-            return False
-    return True
-
-
-def mongod_error(executable: Path, folder: Path, code: int | None) -> MissingDependencyError | UnavailableError:
-    """Return an error for a server that exited with status `code`, which ends with its log."""
+def mongod_error(executable: Path, folder: Path, code: int | None) -> UnavailableError:
+    """Return the error for a server that exited with status `code`; the message ends with its log."""
     files = [folder / name for name in ("out", "log") if (folder / name).exists()]
     lines = [line for file in files for line in file.read_text(errors="replace").splitlines()[-8:]]
-    if any("error while loading shared libraries" in line for line in lines):
-        return MissingDependencyError(
-            "\n".join([f"{executable} needs a library; install libcurl4 and libssl3:", *lines])
-        )
-    return UnavailableError("\n".join([f"{executable} exited with status {code} before it answered:", *lines]))
+    message = f"{executable} exited with status {code} before it answered; it needs the libraries libcurl4 and libssl3:"
+    return UnavailableError("\n".join([message, *lines]))

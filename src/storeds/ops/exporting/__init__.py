@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import glob
 import json
 import logging
 import os
@@ -12,10 +11,10 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any
 
 from storeds._utils.locations import file_path
-from storeds._utils.text import counted, some
+from storeds._utils.text import counted
 from storeds.backends.concatenated import ConcatenatedBackend
 from storeds.backends.opening import open_backend, scheme_of
 from storeds.errors import ConfigError, RecordError, StoredsError, StoreExistsError, StoreNotFoundError, suggest
@@ -26,11 +25,7 @@ from storeds.ops.exporting.folder import FolderExporter
 from storeds.ops.exporting.yolo import YoloExporter
 from storeds.protocols import Backend, Meta
 
-__all__ = ["FORMATS", "ExportFormat", "Exported", "export"]
-
-ExportFormat: TypeAlias = Literal["coco", "folder", "yolo"]
-FORMATS: tuple[str, ...] = get_args(ExportFormat)
-
+__all__ = ["Exported", "export"]
 
 _EXPORTERS: dict[str, Callable[[Meta, ExportFolder], Exporter]] = {
     "coco": CocoExporter,
@@ -91,11 +86,10 @@ def export(
     ``Exported.notes`` counts these. The folder contains ``.storeds-export.json``, which names the store.
     """
     if format not in _EXPORTERS:
-        raise ConfigError(f"unknown format {format!r}; {suggest(format, FORMATS, 'formats')}")
+        raise ConfigError(f"unknown format {format!r}; {suggest(format, _EXPORTERS, 'formats')}")
     target = Path(os.path.abspath(path))
     with open_backend(url, layout=layout, **(options or {})) as backend:
         _check_target(target, backend, overwrite=overwrite)
-        leftovers = sorted(target.parent.glob(f".{glob.escape(target.name)}.*{_PARTIAL}"))
         folder = target.with_name(f".{target.name}.{secrets.token_hex(4)}{_PARTIAL}")
         try:
             folder.mkdir()
@@ -109,11 +103,6 @@ def export(
                 left_out, notes = _write(_EXPORTERS[format](backend.meta, out), backend, progress)
             if format != "folder":
                 notes = (*notes, *_notes_on_damage(backend, format))
-            if leftovers:
-                notes = (
-                    *notes,
-                    f"{some(map(str, leftovers))}: left of killed exports, unless these run now; delete them",
-                )
             done = Exported(str(target), format, len(backend), out.files, out.bytes, left_out, notes)
             marker = {"format": format, "store": backend.url, "id": backend.meta.id, "count": done.count}
             (folder / _MARKER).write_text(json.dumps(marker) + "\n")

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from storeds._utils.text import counted, some
-from storeds.errors import ConfigError, MissingDependencyError
+from storeds.errors import ConfigError
 from storeds.jpeg import read_picture_header
 from storeds.ops.coco_records import (
     COCO_FIELDS,
@@ -209,14 +209,16 @@ class _FromRoles:
         self._boxes = one_field(meta, _FORMAT, "boxes", required=False)
         self._labels = one_field(meta, _FORMAT, "labels", required=False)
         self._masks = next((name for name in fields_of(meta, "mask") if _is_instances(meta.fields[name])), None)
-        self._keypoints = one_field(meta, _FORMAT, "keypoints", required=False)
         self._captions = one_field(meta, _FORMAT, "text", required=False)
-        self._has_instances = bool(self._boxes or self._masks or self._keypoints)
+        self._has_instances = bool(self._boxes or self._masks)
+        points = one_field(meta, _FORMAT, "keypoints", required=False)
+        has_rows = self._has_instances and points is not None and len(meta.fields[points].shape or ()) == 3
+        self._keypoints = points if has_rows else None
         if not self._has_instances:  # labels are those of the image
             self._labels = None
         if not (self._has_instances or self._captions):
             raise ConfigError(
-                f"format {_FORMAT!r} needs a field with role boxes, mask (of instances), keypoints or text; the store has "
+                f"format {_FORMAT!r} needs a field with role boxes, mask (of instances) or text; the store has "
                 f"{', '.join(meta.fields)}; {HOW_TO_DECLARE}"
             )
         self._classes: dict[Any, int] = {}  # labels that attrs do not name → category
@@ -238,6 +240,10 @@ class _FromRoles:
             if name == REST and "image_id" in self._meta.fields:
                 self.left_out[name] = (
                     "the stores come from different COCO files, so annotations follow the other fields"
+                )
+            elif declared.role == "keypoints":
+                self.left_out[name] = (
+                    "COCO has a row of keypoints for each box or mask, of shape (objects, points, 2 or 3)"
                 )
             elif declared.role == "mask":
                 self.left_out[name] = "COCO has masks of instances only; format 'folder' keeps masks of whole images"
@@ -270,7 +276,7 @@ class _FromRoles:
     def _rows(self, record: Record, size: tuple[int, int]) -> Iterator[dict[str, Any]]:
         masks = [] if self._masks is None else _segmentations(record[self._masks], self._meta.fields[self._masks], size)
         points = self._points(record, size)
-        boxes = self._xywh(record, size, masks, points)
+        boxes = self._xywh(record, size, masks)
         labels = [] if self._labels is None else record[self._labels]
         check_counts({self._labels: labels, self._masks: masks, self._keypoints: points}, len(boxes))
         for row, box in enumerate(boxes.tolist()):
@@ -294,18 +300,11 @@ class _FromRoles:
             texts = record[self._captions]
             yield from ({"caption": text} for text in ([texts] if isinstance(texts, str) else texts))
 
-    def _xywh(self, record: Record, size: tuple[int, int], masks: list[Any], points: list[list[float]]) -> Array:
-        """Return the boxes, which are those of the masks or the keypoints in a store without boxes."""
+    def _xywh(self, record: Record, size: tuple[int, int], masks: list[Any]) -> Array:
+        """Return the boxes, which are those around the masks in a store without boxes."""
         if self._boxes is not None:
             return boxes_as("xywh", record[self._boxes], self._meta.fields[self._boxes], size)
-        if masks:
-            return np.array([_box_of(mask) for mask in rasterised(masks, *size)], np.float64).reshape(-1, 4)
-        found = []
-        for flat in points:
-            seen = np.array([flat[at : at + 2] for at in range(0, len(flat), 3) if flat[at + 2]]).reshape(-1, 2)
-            start, stop = (seen.min(0), seen.max(0)) if len(seen) else (np.zeros(2), np.zeros(2))
-            found.append([*start, *(stop - start)])
-        return np.array(found, np.float64).reshape(-1, 4)
+        return np.array([_box_of(mask) for mask in rasterised(masks, *size)], np.float64).reshape(-1, 4)
 
     def _points(self, record: Record, size: tuple[int, int]) -> list[list[float]]:
         """Return keypoints as x, y, visibility, x, y, visibility, … for each instance."""
@@ -314,8 +313,6 @@ class _FromRoles:
         points = np.asarray(record[self._keypoints], np.float64)
         if self._meta.fields[self._keypoints].relative:
             points = points * np.array([size[1], size[0], 1.0])[: points.shape[-1]]
-        if points.ndim == 2:  # of one instance, or of none
-            points = points[np.newaxis] if len(points) else points.reshape(0, 0, points.shape[-1])
         if points.shape[-1] == 2:
             points = np.concatenate([points, np.full((*points.shape[:2], 1), 2.0)], axis=2)
         flat: list[list[float]] = points.reshape(len(points), math.prod(points.shape[1:])).tolist()
@@ -370,15 +367,10 @@ def _segmentations(value: Any, declared: Field, size: tuple[int, int]) -> list[A
 
 
 def _run_length_encoding(mask: Array) -> dict[str, Any]:
-    """Return the compressed run-length encoding of a mask of shape (height, width)."""
-    try:
-        from pycocotools.mask import encode
-    except ImportError as error:
-        raise MissingDependencyError(
-            f"masks as run-length encodings need pycocotools, which cannot be imported ({error}): pip install storeds[coco]"
-        ) from error
-    found = encode(np.asfortranarray(mask != 0, np.uint8))
-    return {"size": list(mask.shape), "counts": found["counts"].decode()}
+    """Return the run-length encoding of a mask of shape (height, width): runs in column order, zeros first."""
+    flat = np.concatenate([[False], mask.T.ravel() != 0])
+    edges = np.concatenate([[0], np.flatnonzero(flat[1:] != flat[:-1]), [mask.size]])
+    return {"size": list(mask.shape), "counts": np.diff(edges).tolist()}
 
 
 def _area_of(mask: Any) -> float:

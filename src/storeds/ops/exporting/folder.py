@@ -44,7 +44,6 @@ class FolderExporter:
         folders_of = {_folder_of(name) for name in self._classes}
         labelled = len(files) == 1 and files == images and bool(self._classes) and label is not None
         self._by_class = labelled and len(folders_of) == len(self._classes)
-        self._shared = labelled and not self._by_class
         self._has_masks = bool(masks)
         self._columns: dict[str, str] = {}  # field whose values are files → the column with their paths
         self._names: dict[str, FileNames] = {}
@@ -91,11 +90,6 @@ class FolderExporter:
         if self._has_masks and self._classes:
             self._out.write("classes.txt", "".join(f"{name}\n" for name in self._classes))
         notes = [note for names in self._names.values() for note in names.notes()]
-        if self._shared:
-            notes.append(
-                "images are not in a folder for each class, because the names of several classes give one folder; "
-                "metadata.jsonl has their labels"
-            )
         return Differences({}, tuple(notes))
 
     def _path(self, name: str, record: Record, position: int, data: bytes) -> str:

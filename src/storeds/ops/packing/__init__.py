@@ -13,13 +13,14 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 from storeds._utils.locations import redact
 from storeds._utils.text import counted, printable, some
 from storeds.backends.opening import COMMIT_EVERY, open_writer
 from storeds.errors import ConfigError, RecordError, suggest
 from storeds.jpeg.restarts import RestartMarker
+from storeds.ops import OnBad, SplitBy
 from storeds.ops.common import (
     Progress,
     ProgressHook,
@@ -31,12 +32,11 @@ from storeds.ops.common import (
 from storeds.ops.packing.prepare import Prepared, Preparer, prepared_chunks
 from storeds.ops.packing.rows import Bad, Listing, Rows
 from storeds.ops.packing.sources import open_source
-from storeds.ops.packing.splits import SplitBy, choose_split, divides_by_label, make_split
+from storeds.ops.packing.splits import choose_split, divides_by_label, make_split
 from storeds.protocols import JSON, Field, Meta, Record
 
-__all__ = ["OnBad", "Packed", "SplitBy", "choose_split", "make_split", "pack", "reasons", "reasons_line"]
+__all__ = ["Packed", "choose_split", "make_split", "pack", "reasons", "reasons_line"]
 
-OnBad = Literal["raise", "skip", "keep"]
 _EXAMPLES = 3
 _MAX_NOTED = 1000  # problems kept in a resumable note
 _LOG = logging.getLogger("storeds")

@@ -6,19 +6,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import chain, repeat
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, TypeAlias, get_args
 
 import numpy as np
 import xxhash
 
 from storeds._utils.text import counted, some
 from storeds.errors import ConfigError, suggest
+from storeds.ops import SplitBy
 from storeds.ops.packing.rows import Listing
 from storeds.protocols import JSON, Array, Field, Record
 
-__all__ = ["Split", "SplitBy", "choose_split", "divides_by_label", "make_split"]
+__all__ = ["Split", "choose_split", "divides_by_label", "make_split"]
 
-SplitBy: TypeAlias = Literal["label", "key"]
 Shares: TypeAlias = tuple[tuple[str, float], ...]
 _LABEL_KINDS = ("int", "str", "bool")
 _UNKNOWN = -1  # the label of an item whose label cannot be read

@@ -6,7 +6,6 @@ import io
 import os
 import secrets
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,17 +24,17 @@ from storeds.readers.decoders import check_pixels
 __all__ = ["ContactSheet"]
 
 _OF_A_KIND = 30  # tiles
-_MAX_TILES = 200
 _COLUMNS, _SIDE = 10, 160  # tiles in a row, pixels of a tile
 _GAP, _LINE, _HEADING = 12, 15, 30
+_ACROSS, _DOWN = _SIDE + _GAP, _SIDE + 2 * _LINE + _GAP  # pixels from tile to tile
 _WHITE, _PALE, _BLACK, _RED = "#ffffff", "#f0f0f0", "#000000", "#aa0000"
 
 
 class ContactSheet:
-    """A PNG with up to 200 damaged pictures, the most frequent kind of damage first.
+    """A PNG with damaged pictures, the most frequent kind of damage first.
 
-    For each kind it shows up to 30 pictures, evenly spaced from the one of which least is left to the best. Each has its
-    position and key, and the share that is left. A picture that does not decode has an empty tile, which says why.
+    For each kind it shows the 30 pictures of which least is left. Each has its position and key, and the share that is
+    left. A picture that does not decode has an empty tile, which says why.
 
     Parameters
     ----------
@@ -50,11 +49,10 @@ class ContactSheet:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path: Path = Path(path)
-        if self.path.suffix.lower() != ".png":
-            raise ConfigError(f"a contact sheet is a PNG, but {os.fspath(path)!r} does not end in .png")
-        if self.path.is_dir():
-            raise ConfigError(f"the contact sheet {path} is a folder; pass a file name")
-        self._write(b"", publish=False)
+        if self.path.suffix.lower() != ".png" or self.path.is_dir():
+            raise ConfigError(f"a contact sheet is a file that ends in .png, not {os.fspath(path)!r}")
+        if not os.access(self.path.absolute().parent, os.W_OK):
+            raise ConfigError(f"the contact sheet {self.path} cannot be written: its folder is missing or read-only")
 
     def draw(
         self,
@@ -76,14 +74,15 @@ class ContactSheet:
         Raises
         ------
         StoredsError
-            The store cannot be opened, or the sheet cannot be written.
+            The store cannot be opened.
+        OSError
+            The sheet cannot be written.
         """
         kinds: dict[str, list[Finding]] = {}
         for finding in findings:
             if finding.position is not None and finding.kind != "column":
                 kinds.setdefault(finding.kind, []).append(finding)
-        most = min(_OF_A_KIND, _MAX_TILES // max(len(kinds), 1))
-        height = 2 * (_GAP + _HEADING) + sum(_HEADING + _rows(found, most) * _DOWN for found in kinds.values())
+        height = 2 * (_GAP + _HEADING) + sum(_HEADING + _rows(found) * _DOWN for found in kinds.values())
         sheet = Image.new("RGB", (_COLUMNS * _ACROSS + _GAP, height), _WHITE)
         pen = ImageDraw.Draw(sheet)
         damaged = counted(sum(map(len, kinds.values())), "damaged picture")
@@ -94,43 +93,24 @@ class ContactSheet:
                 for kind, found in sorted(kinds.items(), key=lambda item: -len(item[1])):
                     heading = f"{kind}: {counted(len(found), 'picture')}"
                     _text(pen, (_GAP, top + 4), heading, _RED, sheet.width, size=14)
-                    for number, finding in enumerate(_spaced(found, most)):
+                    worst = sorted(found, key=lambda finding: (finding.recovered or 0.0, finding.position))
+                    for number, finding in enumerate(worst[:_OF_A_KIND]):
                         row, column = divmod(number, _COLUMNS)
                         at = _GAP + column * _ACROSS, top + _HEADING + row * _DOWN
                         drawn += _draw_tile(sheet, pen, at, backend, finding)
-                    top += _HEADING + _rows(found, most) * _DOWN
-        buffer = io.BytesIO()
-        sheet.save(buffer, "PNG")
-        self._write(buffer.getvalue(), publish=True)
-        return drawn
-
-    def _write(self, data: bytes, *, publish: bool) -> None:
-        """Write `data` to a file beside the target, and rename it to the target or remove it."""
+                    top += _HEADING + _rows(found) * _DOWN
         aside = self.path.with_name(f".{self.path.name}.{secrets.token_hex(4)}.partial")
         try:
-            aside.write_bytes(data)
-            if publish:
-                os.replace(aside, self.path)
-        except OSError as error:
-            raise ConfigError(f"the contact sheet {self.path} cannot be written: {error.strerror}") from None
+            sheet.save(aside, "PNG")
+            os.replace(aside, self.path)
         finally:
-            with suppress(OSError):
-                aside.unlink(missing_ok=True)
+            aside.unlink(missing_ok=True)
+        return drawn
 
 
-_ACROSS, _DOWN = _SIDE + _GAP, _SIDE + 2 * _LINE + _GAP  # pixels from tile to tile
-
-
-def _rows(found: Sequence[Finding], most: int) -> int:
+def _rows(found: Sequence[Finding]) -> int:
     """Return how many rows of tiles a kind of damage has."""
-    return -(-min(len(found), most) // _COLUMNS)
-
-
-def _spaced(found: Sequence[Finding], most: int) -> list[Finding]:
-    """Return at most `most` findings: the one of which least is left, the best, and evenly spaced ones between them."""
-    ordered = sorted(found, key=lambda finding: (finding.recovered or 0.0, finding.position))
-    count = min(len(ordered), most)
-    return [ordered[number * (len(ordered) - 1) // max(count - 1, 1)] for number in range(count)]
+    return -(-min(len(found), _OF_A_KIND) // _COLUMNS)
 
 
 def _draw_tile(
@@ -173,15 +153,10 @@ def _thumbnail(backend: Backend, finding: Finding) -> Image.Image | str:
 
 
 def _text(pen: ImageDraw.ImageDraw, at: tuple[int, int], text: str, ink: str, width: int, size: int = 11) -> None:
-    """Write one line. One that is wider than `width` loses its middle, because paths differ at their ends."""
+    """Write the end of a line that is wider than `width`, because paths differ at their ends."""
     font = ImageFont.load_default(size)
     text = text.encode("latin-1", "replace").decode("latin-1")  # Pillow's own font has no other characters
-    text = "".join(letter if letter.isprintable() else "?" for letter in text)
-    kept = min(len(text), width // 4)
-    while pen.textlength(_shortened(text, kept), font) > width:
-        kept -= 1
-    pen.text(at, _shortened(text, kept), ink, font)
-
-
-def _shortened(text: str, kept: int) -> str:
-    return text if len(text) <= kept else f"{text[: kept // 3]}..{text[kept // 3 - kept :]}"
+    text = "".join(letter if letter.isprintable() else "?" for letter in text[-width // 4 :])
+    while pen.textlength(text, font) > width:
+        text = f"..{text[3:]}"
+    pen.text(at, text, ink, font)
