@@ -15,7 +15,6 @@ import torch
 from PIL import Image
 
 from storeds.protocols import Array, Cropped, Window
-from storeds.records.fields import layout_of
 
 __all__ = [
     "DeferredImage",
@@ -80,8 +79,6 @@ def _resize(image: ImageT, size: tuple[int, int], interpolation: str) -> ImageT:
     if interpolation not in _OF_TORCH:
         raise TypeError(f"interpolation {interpolation!r} is for Pillow images; tensors support {', '.join(_OF_TORCH)}")
     dtype = image.dtype
-    if dtype == torch.bool or dtype.is_complex:
-        raise TypeError(f"only tensors of integers or floats can be resized, not {dtype}")
     # torch resizes these dtypes natively. Other dtypes are converted to a float that represents all their values.
     native = dtype in (torch.float32, torch.float64) or (dtype == torch.uint8 and image.device.type == "cpu")
     work = dtype if native else torch.float32 if dtype.is_floating_point or dtype == torch.uint8 else torch.float64
@@ -181,19 +178,16 @@ def _means_and_deviations(
     if channels not in (1, image.shape[-3]):
         raise ValueError(f"Normalize has numbers for {channels} channels, but the image has {image.shape[-3]}")
     dtype = image.dtype if image.is_floating_point() else torch.float32
-    means, stds, is_zero = _by_channel(tuple(mean), tuple(std), dtype, image.device)
-    if is_zero:
-        raise ValueError(f"Normalize: a deviation of {min(std)} is zero in {dtype}")
-    return means, stds
+    return _by_channel(tuple(mean), tuple(std), dtype, image.device)
 
 
 @functools.lru_cache(maxsize=64)
 def _by_channel(
     mean: tuple[float, ...], std: tuple[float, ...], dtype: torch.dtype, device: torch.device
-) -> tuple[torch.Tensor, torch.Tensor, bool]:
+) -> tuple[torch.Tensor, torch.Tensor]:
     with torch.inference_mode(False):  # the cached tensors must also work outside inference mode
         means, stds = (torch.tensor(each, dtype=dtype, device=device)[:, None, None] for each in (mean, std))
-    return means, stds, not bool(stds.all())
+    return means, stds
 
 
 def to_tensor(image: object) -> torch.Tensor:
@@ -221,19 +215,9 @@ def _scaled(image: torch.Tensor) -> torch.Tensor:
 
 
 def _from_array(image: Array) -> torch.Tensor:
-    if image.ndim not in (2, 3):
-        raise ValueError(f"ToTensor: an array image has shape (height, width[, channels]), not {image.shape}")
-    if layout_of(image.shape) == "first":
-        raise ValueError(
-            f"ToTensor: an array image has shape (height, width[, channels]), but {image.shape} looks like (channels, height, "
-            "width): pass a tensor, torch.from_numpy(image)"
-        )
     channels = (image[:, :, None] if image.ndim == 2 else image).transpose(2, 0, 1)
-    try:
-        # Always copy: the tensor must share no memory with the array, which may also be read-only or reversed.
-        return torch.from_numpy(np.array(channels, dtype=image.dtype.newbyteorder("="), order="C"))
-    except TypeError:
-        raise TypeError(f"ToTensor: torch has no dtype for an array of {image.dtype}") from None
+    # Always copy: the tensor must share no memory with the array, which may also be read-only or reversed.
+    return torch.from_numpy(np.array(channels, dtype=image.dtype.newbyteorder("="), order="C"))
 
 
 def _pillow_array(image: Image.Image) -> Array:
