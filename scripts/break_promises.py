@@ -219,7 +219,7 @@ BREAKS = [Break(*row) for row in (
     ("28: dir(storeds) has public names", "test_public.py -k 'promised or lazy'", "__init__.py", "def __dir__()", "def _dir()"),
     ("28: a subclass of ToTensor and Normalize is called", "transforms/test_subclasses.py", "transforms/binding.py",
      "type(transform) is Normalize and joined and type(joined[-1]) is ToTensor", "isinstance(transform, Normalize) and joined and isinstance(joined[-1], ToTensor)"),
-    ("28: a subclass of Resize in transforms= is called", "transforms/test_subclasses.py", "transforms/steps.py", ' and called_in.startswith("storeds.")', ""),
+    ("28: a subclass of Resize in transforms= is called", "transforms/test_subclasses.py", "transforms/samples.py", ' and called_in.startswith("storeds.")', ""),
     ("28: no crop leaves a box without a width", "transforms/test_joint.py -k without_a_width", "transforms/coordinates.py", "_LEAST = 0.001", "_LEAST = 0.0"),
     ("28: max_bad holds for loaders at different epochs", "datasets/test_policy.py -k different_epochs", "datasets/counters.py", "_EPOCHS = 8", "_EPOCHS = 1"),
     ("28: declarations decide about the structure of batches", "loaders/test_sample_batches.py -k declarations", "batching/roles.py", 'if fields[name].kind == "json" and name not in ways', "if False"),
@@ -229,7 +229,7 @@ BREAKS = [Break(*row) for row in (
     ("28: a slot is not used while its batch is held", "batching/test_memory.py -k 'refers_to_a_part'", "batching/memory.py", "        weakref.finalize(array, _hold, self).atexit = False\n", ""),
     ("28: loaders side by side keep their epochs", "test_traps.py -k side_by_side", "datasets/epoch.py", "        if _context.request is not None:\n", "        if False:\n"),
     ("28: collate_detection names fields= of the dataset", "batching/test_samples.py -k detection_says", "batching/detection.py", "(StoreDataset(…, fields=[…])), rename", "(fields=[…]), rename"),
-    ("28: the hint for boxes without a role is boxes", "transforms/test_joint.py -k 'would_not_move'", "transforms/steps.py", 'likely = "boxes" if is_boxes else', 'likely = "mask" if is_boxes else'),
+    ("28: the hint for boxes without a role is boxes", "transforms/test_joint.py -k 'would_not_move'", "transforms/alignment.py", 'likely = "boxes" if is_boxes else', 'likely = "mask" if is_boxes else'),
     ("28: a record known to be bad is not read again", "backends/test_batch_arrays.py -k known_to_be_bad", "datasets/map_dataset.py", "                known = error\n", "                pass\n"),
 )]
 # fmt: on

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset
 
 from storeds import collate, collate_detection, errors
-from storeds.batching import Padded, Skipped
+from storeds.batching import Skipped
 
 SKIPPED = Skipped(7, "lmdb://x", 7, "decode", "it is empty")
 
@@ -64,26 +64,19 @@ counts = st.lists(st.integers(0, 5), min_size=1, max_size=6)
 
 
 @given(counts, st.booleans())
-def test_padded_rows_and_their_mask_give_the_samples_again(numbers: list[int], as_tuple: bool) -> None:
-    samples = [sample(at, boxes) for at, boxes in enumerate(numbers)]
-    if as_tuple:
-        values, mask = collate([(each["boxes"], each["key"]) for each in samples], ragged={0: "mask"})[0]
-    else:
-        batch = collate([{"boxes": each["boxes"]} for each in samples], ragged={"boxes": "mask"})
-        values, mask = batch["boxes"], batch["boxes_mask"]
-    assert values.shape == (len(samples), max(numbers), 4)
-    assert mask.shape == (len(samples), max(numbers))
-    for each, row, there in zip(samples, values, mask, strict=True):
-        assert torch.equal(row[there], each["boxes"])
-        assert not row[~there].any()
-
-
-@given(counts)
-def test_padded_values_equal_those_of_pad_sequence(numbers: list[int]) -> None:
+def test_rows_are_padded_as_by_pad_sequence_and_the_mask_tells_which_are_there(
+    numbers: list[int], as_tuple: bool
+) -> None:
     boxes = [sample(at, number)["boxes"] for at, number in enumerate(numbers)]
-    batch = collate([{"boxes": each} for each in boxes], ragged={"boxes": "pad"})
-    assert batch.keys() == {"boxes"}
-    assert torch.equal(batch["boxes"], torch.nn.utils.rnn.pad_sequence(boxes, batch_first=True))
+    if as_tuple:
+        values, mask = collate([(each, 1) for each in boxes], ragged={0: "mask"})[0]
+    else:
+        batch = collate([{"boxes": each, "more": each} for each in boxes], ragged={"boxes": "mask", "more": "pad"})
+        assert batch.keys() == {"boxes", "boxes_mask", "more"}
+        values, mask = batch["boxes"], batch["boxes_mask"]
+        assert torch.equal(values, batch["more"])
+    assert torch.equal(values, torch.nn.utils.rnn.pad_sequence(boxes, batch_first=True))
+    assert mask.tolist() == [[at < number for at in range(max(numbers))] for number in numbers]
 
 
 @given(counts)
@@ -98,38 +91,9 @@ def test_a_list_has_the_values_of_the_samples(numbers: list[int]) -> None:
 
 @pytest.mark.parametrize("way", ["mask", "pad", "list"])
 def test_the_structure_does_not_depend_on_the_data(way: Any) -> None:
-    ragged = {"boxes": way, "labels": way}
-    shapes = {
-        str(
-            torch.utils._pytree.tree_structure(
-                {**collate([{"boxes": each["boxes"], "labels": each["labels"]} for each in batch], ragged=ragged)}
-            )
-        )
-        for batch in ([sample(0, 2), sample(1, 2)], [sample(0, 0), sample(1, 3)], [sample(0, 0), sample(1, 0)])
-    }
-    assert len(shapes) == 1
-
-
-def test_pad_is_another_way_to_say_mask() -> None:
-    batch = [(sample(at, 2)["boxes"],) for at in range(2)]
-    assert isinstance(collate(batch, pad=[0])[0], Padded)
-    assert isinstance(collate(batch, ragged={0: "mask"})[0], Padded)
-    with pytest.raises(errors.ConfigError, match="leave one of them out"):
-        collate(batch, pad=[0], ragged={0: "list"})
-
-
-def test_malformed_settings_are_refused() -> None:
-    batch: list[Any] = [{"boxes": torch.zeros(1, 4)}]
-    with pytest.raises(errors.ConfigError, match="'boxes' is 'lists'; did you mean 'list'"):
-        collate(batch, ragged={"boxes": "lists"})  # type: ignore[dict-item]
-    with pytest.raises(errors.ConfigError, match="ragged names 'box'"):
-        collate(batch, ragged={"box": "list"})
-    with pytest.raises(errors.ConfigError, match="pad_images names 'image'"):
-        collate(batch, pad_images=["image"])
-    with pytest.raises(errors.ConfigError, match="not 'image'"):
-        collate(batch, pad_images="image")
-    with pytest.raises(errors.ConfigError, match="element 'boxes': it cannot be padded"):
-        collate([{"boxes": "none"}], ragged={"boxes": "pad"})
+    batches = ([sample(0, first), sample(1, second)] for first, second in ((2, 2), (0, 3), (0, 0)))
+    made = [collate([{"boxes": each["boxes"]} for each in batch], ragged={"boxes": way}) for batch in batches]
+    assert len({str(torch.utils._pytree.tree_structure(each)) for each in made}) == 1
 
 
 @pytest.mark.parametrize("way", [None, "mask", "pad", "list"])
@@ -192,34 +156,6 @@ def test_true_leaves_keypoints_beside_images_alone(tv_tensors: Any) -> None:
     batch = collate(parts, pad_images=True)
     assert batch.keys() == {"image", "image_mask", "points"}
     assert batch["points"].shape == (2, 2, 17, 3)
-
-
-def test_images_of_different_sizes_are_refused_with_what_to_do() -> None:
-    images = [(torch.zeros(3, 4, size),) for size in (5, 6)]
-    with pytest.raises(errors.ConfigError, match=r"Resize.*pad_images=True"):
-        collate(images)
-    with pytest.raises(errors.ConfigError, match="images of 1 and 3 channels"):
-        collate([(torch.zeros(1, 4, 5),), (torch.zeros(3, 4, 6),)], pad_images=True)
-
-
-@pytest.mark.parametrize("fill", [-1, 256, 0.5])
-def test_a_fill_that_the_values_cannot_hold_is_refused(fill: float) -> None:
-    masks = [{"mask": torch.zeros(4, size, dtype=torch.uint8)} for size in (5, 6)]
-    with pytest.raises(errors.ConfigError, match="uint8 are whole numbers from 0 to 255"):
-        collate(masks, pad_images={"mask": fill})
-    wide = [{"mask": each["mask"].to(torch.int16)} for each in masks]
-    if fill == -1:
-        assert collate(wide, pad_images={"mask": fill})["mask"][0, :, 5].eq(-1).all()
-
-
-def test_errors_name_the_element_that_makes_no_batch() -> None:
-    images = [{"image": torch.zeros(3, 4, 5), "mask": torch.zeros(4, size)} for size in (5, 6)]
-    with pytest.raises(errors.ConfigError, match="element 'mask': values of shapes"):
-        collate(images)
-    with pytest.raises(errors.ConfigError, match="element 'mask': values of shapes.*name this element there"):
-        collate(images, ragged={"mask": "mask"}, pad_images={"image": 0})
-    with pytest.raises(errors.ConfigError, match="element 'image': pad_images pads values that differ in height"):
-        collate([{"image": torch.zeros(size, 9, 9)} for size in (5, 6)], pad_images=["image"])
 
 
 # --- Detection ---
@@ -299,9 +235,8 @@ def test_other_elements_keep_their_names() -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"image": torch.zeros(4, 4)}, r"'image' is a tensor of shape \(4, 4\)"),
-        ({"image": np.zeros(4)}, "'image' is ndarray"),
-        ({"image": torch.zeros(3, 4, 4, dtype=torch.int16)}, "'image' is of torch.int16"),
+        ({"image": torch.zeros(4, 4)}, r"'image' is torch.float32 of shape \(4, 4\)"),
+        ({"image": torch.zeros(3, 4, 4, dtype=torch.int16)}, "'image' is torch.int16"),
         ({"boxes": torch.zeros(2, 5)}, r"'boxes' is xyxy of shape \(2, 5\)"),
         ({"boxes": "none"}, "'boxes' makes no tensor"),
         ({"labels": torch.zeros(3)}, "a row for each of 2 boxes"),
@@ -321,14 +256,10 @@ def test_detection_says_what_is_missing() -> None:
         collate_detection([{"image": torch.zeros(3, 2, 2)}])
     with pytest.raises(errors.ConfigError, match="pass fields="):
         collate_detection([(1, 2)])
-    with pytest.raises(errors.ConfigError, match="fields names 1 elements, image, and samples have 2"):
-        collate_detection([(1, 2)], fields=["image"])
     with pytest.raises(errors.ConfigError, match="did you mean 'xywh'"):
         collate_detection([(1, 2)], box_format="xyhw")
     with pytest.raises(errors.ConfigError, match="would replace the labels"):
         collate_detection([{**sample(0, 1), "classes": torch.ones(1)}], labels="classes")
-    with pytest.raises(errors.BadSamplesError):
-        collate_detection([SKIPPED])
 
 
 # --- In workers ---
@@ -378,31 +309,20 @@ def changed(batch: Any) -> Any:
 @pytest.mark.parametrize("scale", [1, 40])
 def test_what_was_made_of_a_list_is_sent_as_it_is_then(scale: int) -> None:
     dataset = Samples(32, scale=scale)
-    for _ in range(2):
-        for at, (images, boxes, labels) in enumerate(load(dataset, changed)):
-            samples = [dataset[index] for index in range(4 * at, 4 * at + 4)]
-            wanted = [each["image"].float() / 255 for each in samples]
-            assert torch.equal(images[0], wanted[0].transpose(1, 2))
-            assert torch.equal(images[1], wanted[1][:, 1:])
-            assert torch.equal(images[2], wanted[2])
-            assert torch.equal(images[3], wanted[3] + 1)
-            assert all(torch.equal(got, each["boxes"]) for got, each in zip(boxes, samples, strict=True))
-            assert all(
-                torch.equal(got, each["labels"])
-                for got, each in zip(labels, [s for s in samples if len(s["labels"])], strict=True)
-            )
+    for at, (images, boxes, labels) in enumerate(load(dataset, changed)):
+        samples = [dataset[index] for index in range(4 * at, 4 * at + 4)]
+        first, second, third, fourth = (each["image"].float() / 255 for each in samples)
+        assert all(map(torch.equal, images, [first.transpose(1, 2), second[:, 1:], third, fourth + 1]))
+        assert all(map(torch.equal, boxes, [each["boxes"] for each in samples]))
+        assert all(map(torch.equal, labels, [each["labels"] for each in samples if len(each["labels"])]))
 
 
 def test_many_batches_of_lists_take_few_descriptors() -> None:
-    def count() -> int:
-        return len(os.listdir("/proc/self/fd"))
-
     loader: DataLoader[Any] = DataLoader(
-        Samples(4000, scale=8), 4, collate_fn=collate_detection, num_workers=2, multiprocessing_context="fork"
+        Samples(1200, scale=8), 4, collate_fn=collate_detection, num_workers=2, multiprocessing_context="fork"
     )
-    before = count()
-    counts = [count() for images, targets in loader]  # of 1,000 batches with 20 tensors each
-    assert len(counts) == 1000
+    before = len(os.listdir("/proc/self/fd"))
+    counts = [len(os.listdir("/proc/self/fd")) for images, targets in loader]  # of 300 batches with 20 tensors each
     assert max(counts) < before + 60
 
 

@@ -168,7 +168,8 @@ def _check_arguments(target: Any, arguments: Mapping[str, Any], name: str, where
     named = list(signature.parameters)[len(value) :]
     given = {"generator": None} if value and "generator" in named else {}
     try:
-        signature.bind(*value, **{**given, **arguments})
+        for bind in (signature.bind_partial, signature.bind):  # first what is unknown, then what is missing
+            bind(*value, **{**given, **arguments})
     except TypeError as error:
         unknown = next((key for key in arguments if key not in named), "")
         raise ConfigError(f"{where}: {name!r}: {error}; {suggest(unknown, named, 'arguments')}") from None
