@@ -73,7 +73,8 @@ def corners_to(boxes: Array, format: str) -> Array:
 
 def corners_of(boxes: Array, format: str) -> Array:
     """Return the corners of boxes in a format."""
-    return boxes.reshape(-1, 4) @ np.linalg.inv(FORMATS[format]).T
+    corners: Array = boxes.reshape(-1, 4) @ np.linalg.inv(FORMATS[format]).T
+    return corners
 
 
 class Case:
@@ -98,7 +99,7 @@ class Case:
 
     def sample(self, *names: str) -> Sample:
         """Return the sample, with these elements or all."""
-        values = {
+        values: dict[str, Any] = {
             "image": self.image.clone(),
             "mask": torch.from_numpy(self.ids.copy()),
             "classes": torch.from_numpy((self.ids % 7 * 30).astype(np.uint8)),
@@ -110,7 +111,8 @@ class Case:
         }
         fields = _fields(self.format)
         if names:
-            values, fields = ({name: each[name] for name in names} for each in (values, fields))
+            values = {name: values[name] for name in names}
+            fields = {name: fields[name] for name in names}
         return Sample(values, fields, (self.height, self.width))
 
 

@@ -26,7 +26,7 @@ _ALIKE = frozenset(("Resize", "CenterCrop", "Crop", "Pad", "SmallestMaxSize", "L
 def leaves_of(transform: Any) -> Iterator[Any]:
     """Yield the transforms that a composition of a known library applies, or the transform itself."""
     is_sequential = isinstance(transform, torch.nn.Sequential)
-    parts = transform if is_sequential else getattr(transform, "transforms", None)
+    parts: Any = transform if is_sequential else getattr(transform, "transforms", None)
     is_list = isinstance(parts, (list, tuple, torch.nn.ModuleList, torch.nn.Sequential))
     # albumentations' ColorJitter keeps functions in this attribute.
     is_single = any(kind.__name__ == "BasicTransform" for kind in type(transform).__mro__)
