@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 import os
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -40,21 +38,6 @@ def tv_tensors_() -> Any:
     from torchvision import tv_tensors
 
     return tv_tensors
-
-
-class Samples(Dataset[Any]):
-    """Samples of sizes and numbers of boxes that differ, or not."""
-
-    def __init__(self, count: int = 8, *, differ: bool = True, scale: int = 1) -> None:
-        self.count, self.differ, self.scale = count, differ, scale
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __getitem__(self, at: int) -> dict[str, Any]:
-        if not self.differ:
-            return sample(at, 2, 9 * self.scale, 11 * self.scale)
-        return sample(at, (0, 3, 1, 7)[at % 4], (9 + at % 3) * self.scale, (11 - at % 4) * self.scale)
 
 
 counts = st.lists(st.integers(0, 5), min_size=1, max_size=6)
@@ -105,31 +88,6 @@ def test_tensors_of_torchvision_become_plain(tv_tensors: Any, way: Any) -> None:
 
 # --- Images of different sizes ---
 
-sizes = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=5)
-
-
-@given(sizes, st.sampled_from([torch.uint8, torch.float32]), st.integers(0, 255))
-def test_padded_images_and_their_mask_give_the_images_again(
-    shapes: list[tuple[int, int]], dtype: torch.dtype, fill: int
-) -> None:
-    images = [torch.randint(256, (3, *shape)).to(dtype) for shape in shapes]
-    masks = [torch.randint(9, shape, dtype=torch.int32) for shape in shapes]
-    batch = collate(
-        [{"image": image, "mask": mask} for image, mask in zip(images, masks, strict=True)],
-        pad_images={"image": 0, "mask": fill},
-    )
-    height, width = (max(shape[at] for shape in shapes) for at in (0, 1))
-    assert batch["image"].shape == (len(shapes), 3, height, width)
-    assert torch.equal(batch["image_mask"], batch["mask_mask"])
-    for image, mask, row, ids, pixels in zip(
-        images, masks, batch["image"], batch["mask"], batch["image_mask"], strict=True
-    ):
-        tall, wide = mask.shape
-        padding = (0, width - wide, 0, height - tall)
-        assert torch.equal(row, torch.nn.functional.pad(image, padding))
-        assert torch.equal(ids, torch.nn.functional.pad(mask, padding, value=fill))
-        assert torch.equal(pixels, torch.nn.functional.pad(torch.ones(tall, wide, dtype=torch.bool), padding))
-
 
 def test_true_pads_each_image_and_mask_even_of_equal_sizes(tv_tensors: Any) -> None:
     for width in (5, 6):
@@ -161,43 +119,6 @@ def test_true_leaves_keypoints_beside_images_alone(tv_tensors: Any) -> None:
 # --- Detection ---
 
 
-def expected(samples: list[dict[str, Any]], offset: int = 0) -> tuple[list[Any], list[dict[str, Any]]]:
-    """Return what `collate_detection` returns, by plain torch."""
-    targets = [
-        {
-            "boxes": each["boxes"].float(),
-            "labels": each["labels"].long() + offset,
-            "masks": each["masks"].byte(),
-            "keypoints": each["keypoints"].float(),
-            "key": each["key"],
-        }
-        for each in samples
-    ]
-    return [each["image"].float() / 255 for each in samples], targets
-
-
-def assert_same(batch: Any, wanted: Any) -> None:
-    images, targets = batch
-    assert all(torch.equal(*pair) for pair in zip(images, wanted[0], strict=True))
-    for target, other in zip(targets, wanted[1], strict=True):
-        assert list(target) == list(other)
-        for name, value in target.items():
-            if isinstance(value, torch.Tensor):
-                assert type(value) is torch.Tensor
-                assert value.dtype == other[name].dtype
-                assert torch.equal(value, other[name])
-            else:
-                assert value == other[name]
-
-
-@given(counts, st.integers(0, 3))
-def test_detection_gives_lists_of_images_and_targets(numbers: list[int], offset: int) -> None:
-    samples = [sample(at, number, 9 + at % 3) for at, number in enumerate(numbers)]
-    assert_same(collate_detection([SKIPPED, *samples], label_offset=offset), expected(samples, offset))
-    tuples = [tuple(each.values()) for each in samples]
-    assert_same(collate_detection(tuples, fields=list(samples[0]), label_offset=offset), expected(samples, offset))
-
-
 @given(st.lists(st.tuples(*[st.integers(0, 99)] * 4), max_size=5), st.sampled_from(["xyxy", "xywh", "cxcywh"]))
 def test_boxes_become_corners(tv_tensors: Any, rows: list[tuple[int, int, int, int]], box_format: str) -> None:
     corners = torch.tensor(rows, dtype=torch.float32).reshape(-1, 4)
@@ -213,9 +134,17 @@ def test_boxes_become_corners(tv_tensors: Any, rows: list[tuple[int, int, int, i
     assert type(target["boxes"]) is torch.Tensor
 
 
-def test_keypoints_without_visibility_are_visible_and_labels_can_be_left_out() -> None:
-    parts = {"image": torch.zeros(3, 4, 4), "boxes": torch.zeros(2, 4), "keypoints": torch.zeros(2, 5, 2)}
-    _, (target,) = collate_detection([parts], labels=None, label_offset=1)
+def test_masks_are_bytes_and_keypoints_without_visibility_are_visible_and_labels_can_be_left_out() -> None:
+    parts: dict[str, Any] = {
+        "image": torch.zeros(3, 4, 4),
+        "boxes": torch.zeros(2, 4),
+        "keypoints": torch.zeros(2, 5, 2),
+    }
+    images, (target,) = collate_detection(
+        [SKIPPED, {**parts, "masks": torch.ones(2, 4, 4).bool()}], labels=None, label_offset=1
+    )
+    assert torch.equal(images[0], parts["image"])
+    assert torch.equal(target["masks"], torch.ones(2, 4, 4, dtype=torch.uint8))
     assert target["keypoints"].shape == (2, 5, 3)
     assert target["keypoints"][..., 2].eq(1).all()
     assert target["labels"].tolist() == [1, 1]
@@ -262,65 +191,16 @@ def test_detection_says_what_is_missing() -> None:
         collate_detection([{**sample(0, 1), "classes": torch.ones(1)}], labels="classes")
 
 
-# --- In workers ---
+class Many(Dataset[Any]):
+    def __len__(self) -> int:
+        return 1200
 
-
-def load(dataset: Any, collate_fn: Callable[..., Any], **arguments: Any) -> list[Any]:
-    loader: DataLoader[Any] = DataLoader(dataset, batch_size=4, collate_fn=collate_fn, num_workers=2, **arguments)
-    return list(loader)
-
-
-@pytest.mark.parametrize("start_method", ["fork", "spawn"])
-@pytest.mark.parametrize("scale", [1, 40])
-def test_workers_send_what_collating_here_gives(start_method: str, scale: int) -> None:
-    dataset = Samples(16, scale=scale)
-    batches = load(dataset, collate_detection, multiprocessing_context=start_method, persistent_workers=True)
-    for at, batch in enumerate(batches):
-        assert_same(batch, expected([dataset[index] for index in range(4 * at, 4 * at + 4)]))
-    ragged: Any = {"boxes": "list", "labels": "mask", "masks": "list", "keypoints": "pad"}
-    listed = functools.partial(collate, ragged=ragged, pad_images=["image"])
-    batches = load(dataset, listed, multiprocessing_context=start_method)
-    for at, batch in enumerate(batches):
-        wanted = listed([dataset[index] for index in range(4 * at, 4 * at + 4)])
-        assert batch.keys() == wanted.keys()
-        for name, value in batch.items():
-            pairs = zip(value, wanted[name], strict=True) if isinstance(value, list) else [(value, wanted[name])]
-            assert all(one == two if isinstance(one, str) else torch.equal(one, two) for one, two in pairs)
-
-
-def test_each_tensor_of_a_list_can_be_kept_and_written() -> None:
-    dataset = Samples(32, scale=20)
-    kept = [images[0].mul_(2) for images, _ in load(dataset, collate_detection)]
-    for at, image in enumerate(kept):
-        assert torch.equal(image, dataset[4 * at]["image"].float() / 255 * 2)
-
-
-def changed(batch: Any) -> Any:
-    """Return lists of which some tensors were changed, cut, or replaced after `collate_detection`."""
-    images, targets = collate_detection(batch)
-    images[0].transpose_(1, 2)
-    images[1] = images[1][:, 1:]
-    images[2] = images[2].clone()
-    images[3].add_(1)
-    kept = [target["labels"] for target in targets if len(target["labels"])]
-    return images, [target["boxes"].requires_grad_() for target in targets], kept
-
-
-@pytest.mark.parametrize("scale", [1, 40])
-def test_what_was_made_of_a_list_is_sent_as_it_is_then(scale: int) -> None:
-    dataset = Samples(32, scale=scale)
-    for at, (images, boxes, labels) in enumerate(load(dataset, changed)):
-        samples = [dataset[index] for index in range(4 * at, 4 * at + 4)]
-        first, second, third, fourth = (each["image"].float() / 255 for each in samples)
-        assert all(map(torch.equal, images, [first.transpose(1, 2), second[:, 1:], third, fourth + 1]))
-        assert all(map(torch.equal, boxes, [each["boxes"] for each in samples]))
-        assert all(map(torch.equal, labels, [each["labels"] for each in samples if len(each["labels"])]))
+    def __getitem__(self, at: int) -> dict[str, Any]:
+        return sample(at, (0, 3, 1, 7)[at % 4], 72, 88)
 
 
 def test_many_batches_of_lists_take_few_descriptors() -> None:
-    loader: DataLoader[Any] = DataLoader(
-        Samples(1200, scale=8), 4, collate_fn=collate_detection, num_workers=2, multiprocessing_context="fork"
-    )
+    loader: Any = DataLoader(Many(), 4, collate_fn=collate_detection, num_workers=2, multiprocessing_context="fork")
     before = len(os.listdir("/proc/self/fd"))
     counts = [len(os.listdir("/proc/self/fd")) for images, targets in loader]  # of 300 batches with 20 tensors each
     assert max(counts) < before + 60

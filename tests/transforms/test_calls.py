@@ -9,7 +9,6 @@ import random
 import signal
 import sys
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -21,11 +20,7 @@ from storeds.protocols import SampleContext
 from storeds.transforms import (
     BoundTransform,
     Compose,
-    Normalize,
     RandomHorizontalFlip,
-    RandomResizedCrop,
-    Resize,
-    ToTensor,
     build_transform,
 )
 
@@ -34,28 +29,6 @@ IMAGE = Image.fromarray(np.random.default_rng(0).integers(0, 256, (30, 30, 3), d
 
 def apply(transform: Any, value: Any, context: SampleContext) -> Any:
     return BoundTransform(transform)(value, context)
-
-
-DRAWING = [RandomResizedCrop(6), Compose([RandomHorizontalFlip(), RandomResizedCrop(6)])]
-
-
-def generator(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
-@pytest.mark.parametrize("transform", DRAWING)
-def test_built_in_transforms_draw_from_their_generator_alone(transform: Any) -> None:
-    states = torch.get_rng_state(), random.getstate()
-    first = transform(IMAGE, generator(1))
-    assert torch.equal(torch.get_rng_state(), states[0])
-    assert random.getstate() == states[1]
-    torch.rand(7)
-    assert transform(IMAGE, generator(1)) == first
-    assert transform(IMAGE, generator(2)) != first
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(11)
-        through_global = transform(IMAGE)  # None stands for torch's global generator
-    assert through_global == transform(IMAGE, generator(11))
 
 
 def draw_all(value: Any) -> list[float]:
@@ -127,23 +100,6 @@ def test_workers_draw_the_numbers_of_the_training_process() -> None:
     inside = [BoundTransform(draw_all)(0, SampleContext(index, epoch=1, seed=7)) for index in range(6)]
     loader = torch.utils.data.DataLoader(Drawing(), batch_size=None, num_workers=2)
     assert [drawn[:3] for drawn in loader] == inside
-
-
-def test_a_default_device_does_not_matter() -> None:
-    transform = Compose(
-        [RandomResizedCrop(6, ratio=(0.7, 1.3)), RandomHorizontalFlip(), keep, ToTensor(), Normalize([0.5], [0.5])]
-    )
-
-    def transformed(device: str | None) -> torch.Tensor:
-        torch.set_default_device(device)
-        made: torch.Tensor = apply(transform, IMAGE, SampleContext(1, seed=0))
-        torch.set_default_device(None)
-        return made
-
-    # "meta" has no values, so a number that is drawn there raises. Each thread has tensors of its own to draw into.
-    with ThreadPoolExecutor(1) as thread:
-        found = thread.submit(transformed, "meta").result()
-    assert torch.equal(found, transformed(None))
 
 
 def test_without_a_seed_foreign_transforms_are_just_called() -> None:
@@ -256,8 +212,3 @@ def test_a_fork_while_a_thread_transforms_leaves_no_lock_behind() -> None:
     done.set()
     thread.join()
     assert status == 0
-
-
-def test_a_bound_transform_shows_what_it_binds() -> None:
-    shown = "Compose([Resize(size=(3, 4), interpolation='bilinear'), ToTensor()])"
-    assert repr(BoundTransform(Compose([Resize((3, 4)), ToTensor()]))) == shown
