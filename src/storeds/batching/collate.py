@@ -13,7 +13,7 @@ from torch.utils.data._utils.collate import collate as torch_collate
 from torch.utils.data._utils.collate import default_collate_fn_map
 
 from storeds.batching.memory import empty_batch, in_one_memory, is_plain, is_tv_tensor, plain_tensor
-from storeds.batching.padding import Padded, check_channels, pad_images, pad_rows
+from storeds.batching.padding import Padded, check_channels, padded
 from storeds.errors import BadSamplesError, ConfigError, suggest
 from storeds.protocols import Array
 from storeds.transforms.functional import DeferredImage
@@ -256,19 +256,17 @@ def _collated(values: Sequence[Any], name: _Key, way: str | None, fill: float | 
     if way == "list":
         return listed(values)
     try:
-        if way is not None or (fill is not None and is_tv_tensor(values[0], "Mask") and values[0].ndim == 3):
-            padded = pad_rows(list(map(_tensor_of, values)), sizes_too=fill is not None, fill=fill or 0.0)
-            return padded.values if way == "pad" else padded
-        if fill is not None:
-            return pad_images([each if isinstance(each, DeferredImage) else _tensor_of(each) for each in values], fill)
+        if way is not None or fill is not None:
+            tensors = [each if isinstance(each, DeferredImage) else _tensor_of(each) for each in values]
+            rows = way is not None or (is_tv_tensor(values[0], "Mask") and values[0].ndim == 3)
+            made = padded(tensors, rows=rows, sizes=fill is not None, fill=fill or 0.0)
+            return made.values if way == "pad" else made
         return torch_collate(values, collate_fn_map=_MAP)
     except ConfigError as error:
         raise ConfigError(f"element {name!r}: {error}") from error
 
 
 def _tensor_of(value: Any) -> torch.Tensor:
-    if isinstance(value, DeferredImage):
-        return value.scaled()
     if isinstance(value, Image.Image):
         _refuse_images([value])
     try:
@@ -299,7 +297,7 @@ def _stack(values: Sequence[torch.Tensor | DeferredImage], *, collate_fn_map: An
             return torch.stack(tensors, out=empty_batch((len(tensors), *tensors[0].shape), tensors[0].dtype))
         return default_collate_fn_map[torch.Tensor](tensors, collate_fn_map=collate_fn_map)
     check_channels(tensors)
-    return pad_rows(tensors)
+    return padded(tensors, rows=True, sizes=False)
 
 
 def _scale(images: Sequence[Any], *, collate_fn_map: Any = None) -> Any:
