@@ -446,6 +446,13 @@ def test_torchvision_flips_masks_of_unsigned_integers(dtype: str) -> None:
     assert made["mask"].tolist() == stored[::-1].tolist()
 
 
+def test_masks_of_one_row_flip_and_turn() -> None:
+    fields = {name: FIELDS[name] for name in ("image", "mask")}
+    values = {"image": torch.zeros(3, 1, 4, dtype=torch.uint8), "mask": torch.tensor([[1, 2, 3, 4]])}
+    assert run(RandomVerticalFlip(1), Sample(values, fields, (1, 4)))["mask"].tolist() == [[1, 2, 3, 4]]
+    assert run(None, Sample(values, fields, (1, 4), orientation=3))["mask"].tolist() == [[4, 3, 2, 1]]
+
+
 def recolour(sample: dict[str, Any], generator: torch.Generator) -> dict[str, Any]:
     sample["image"] = sample["image"] + torch.randint(0, 50, (1,), generator=generator).to(torch.uint8)
     return sample
