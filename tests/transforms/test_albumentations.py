@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -12,7 +11,7 @@ import torch
 from PIL import Image
 
 from storeds.protocols import SampleContext
-from storeds.transforms import BoundTransform, Compose, build_transform
+from storeds.transforms import BoundTransform, build_transform
 
 albumentations = pytest.importorskip("albumentations")
 
@@ -72,14 +71,6 @@ def test_values_that_pillow_cannot_hold_become_a_tensor_of_their_own_memory() ->
         apply(MIRROR, "image", context())
 
 
-def test_pickling_keeps_what_a_transform_draws() -> None:
-    composed = Compose([CROP, MIRROR, albumentations.Compose([MIRROR])])
-    image = torch.from_numpy(pixels(3, 20, 30))
-    copy = pickle.loads(pickle.dumps(composed))
-    assert torch.equal(apply(composed, image, context()), apply(copy, image, context()))
-    assert not torch.equal(apply(composed, image, context()), apply(copy, image, context(9)))
-
-
 def test_a_transform_that_fails_leaves_the_next_call_as_it_would_be() -> None:
     crop = BoundTransform(albumentations.RandomCrop(8, 12))
     expected = crop(torch.from_numpy(pixels(3, 20, 30)), context())
@@ -95,9 +86,3 @@ def test_threads_draw_each_for_their_own_sample() -> None:
     with ThreadPoolExecutor(4) as threads:
         made = list(threads.map(lambda at: bound(image, context(at)), range(40)))
     assert all(map(torch.equal, made, expected))
-
-
-def test_configs_nest_transforms_of_other_libraries() -> None:
-    inner = ["albumentations.HorizontalFlip", {"name": "albumentations.RandomCrop", "height": 8, "width": 8}]
-    built: Any = build_transform({"name": "albumentations.Compose", "transforms": inner})
-    assert [type(each).__name__ for each in built.transforms] == ["HorizontalFlip", "RandomCrop"]

@@ -93,6 +93,7 @@ def test_dotted_paths_reach_any_class_or_function() -> None:
         ({"name": "RandomRotation", "degrees": 20, "interpolation": "bilinear"}, v2.RandomRotation(20, v2.InterpolationMode.BILINEAR)),
         ({"name": "ToDtype", "dtype": "float64", "scale": True}, v2.ToDtype(torch.float64, scale=True)),
         ({"name": "RandomApply", "transforms": ["RandomInvert"], "p": 0.5}, v2.RandomApply([v2.RandomInvert()], 0.5)),
+        ({"name": "RandomApply", "transforms": [{"name": "ColorJitter", "hue": 0.5}]}, v2.RandomApply([v2.ColorJitter(hue=0.5)])),
     ],
 )  # fmt: skip
 def test_other_names_are_those_of_torchvision(spec: Any, expected: Any) -> None:

@@ -98,7 +98,7 @@ def padding_of(chance: random.Random) -> Any:
     return chance.choice([None, chance.randint(0, 4), *([chance.randint(0, 4) for _ in range(n)] for n in (2, 4))])
 
 
-INTERPOLATIONS = ("nearest", "bilinear", "bicubic")
+INTERPOLATIONS = ("nearest", "nearest-exact", "bilinear", "bicubic")
 ARGUMENTS: dict[str, Callable[[random.Random], dict[str, Any]]] = {
     "Resize": lambda chance: {"size": sides(chance, 30), "interpolation": chance.choice(INTERPOLATIONS)},
     "CenterCrop": lambda chance: {"size": sides(chance, 50)},
@@ -168,16 +168,6 @@ def test_resize_of_a_tensor_is_pillows_within_two_levels(
     assert (resized.double() - expected.double()).abs().max() <= 2
 
 
-@given(edges, edges, edges, edges)
-def test_nearest_exact_of_a_tensor_is_pillows_nearest(height: int, width: int, to_h: int, to_w: int) -> None:
-    image = pil(height, width)
-    resized = Resize((to_h, to_w), "nearest-exact")(chw(image)).float()
-    # Of two pixels equally near, each may take another.
-    expected = chw(Resize((to_h, to_w), "nearest-exact")(image)).float()
-    ties = any(old * (2 * new + 1) % (2 * to) == 0 for old, to in ((height, to_h), (width, to_w)) for new in range(to))
-    assert ties or torch.equal(resized, expected)
-
-
 def test_bicubic_stays_in_the_range_of_integers() -> None:
     edge = torch.zeros(1, 8, 8, dtype=torch.int16)
     edge[..., 4:] = 32767
@@ -196,19 +186,6 @@ def test_crop_is_its_window_and_zero_beyond_the_image(window: tuple[int, int, in
     assert torch.equal(Crop(*window)(chw(source)), chw(expected))
 
 
-def test_windows_have_the_requested_areas_ratios_and_positions() -> None:
-    transform, source = RandomResizedCrop(8, (0.1, 0.5), (0.5, 2.0)), generator(1)
-    windows = np.array([transform.draw(1000, 1000, source).window for _ in range(3000)])
-    area, ratio = windows[:, 2] * windows[:, 3] / 1e6, np.log(windows[:, 3] / windows[:, 2])
-    assert 0.099 < area.min() < area.max() < 0.501
-    assert abs(area.mean() - 0.3) < 0.01  # uniform
-    assert abs(ratio.mean()) < 0.03  # uniform in the logarithm: as often wide as high
-    assert abs(ratio.std() - math.log(4) / math.sqrt(12)) < 0.02
-    place = windows[:, 0] / (1000 - windows[:, 2])
-    assert abs(place.mean() - 0.5) < 0.02
-    assert abs(place.std() - 1 / math.sqrt(12)) < 0.02
-
-
 @pytest.mark.parametrize(
     ("shape", "ratio", "expected"),
     [
@@ -220,12 +197,6 @@ def test_windows_have_the_requested_areas_ratios_and_positions() -> None:
 )
 def test_without_a_fitting_window_the_middle_is_used(shape: tuple[int, int], ratio: Any, expected: Any) -> None:
     assert RandomResizedCrop(8, (2.0, 2.0), ratio).draw(*shape, generator()).window == expected
-
-
-def test_a_line_of_pixels_is_not_enlarged_beyond_the_limit() -> None:
-    with pytest.raises(ValueError, match="Resize: an image 1 high and 65500 wide.* edge of 224; give both edges"):
-        Resize(224)(Image.new("L", (65500, 1)))
-    assert Resize((224, 300))(Image.new("L", (65500, 1))).size == (300, 224)
 
 
 # --- Kinds of images and their memory ---
@@ -360,6 +331,7 @@ def test_scaling_and_normalising_together_give_the_same_result(image: Any) -> No
         (RandomHorizontalFlip(), None, TypeError, "RandomHorizontalFlip takes .* not NoneType"),
         (RandomResizedCrop(3), torch.zeros(2, 2), ValueError, r"RandomResizedCrop: .*\(channels, height, width\), not \(2, 2\)"),
         (RandomResizedCrop(3), torch.zeros(9, 9, 3), ValueError, r"looks like \(height, width, channels\)"),
+        (Resize(224), Image.new("L", (65500, 1)), ValueError, "Resize: an image 1 high and 65500 wide.* 224; give both edges"),
         (Resize(3), torch.zeros(3, 0, 2), ValueError, "Resize: the image has no pixels: it is 0 high and 2 wide"),
         (Resize((3, 3), "lanczos"), torch.zeros(3, 2, 2), TypeError, "'lanczos' is for Pillow .* nearest, nearest-exact, bil"),
         (Resize((3, 3)), torch.zeros(3, 2, 2, dtype=torch.bool), TypeError, "torch.bool"),
