@@ -19,19 +19,17 @@ from storeds.protocols import Array
 from storeds.transforms.functional import DeferredImage
 
 __all__ = [
-    "PadImages",
     "Ragged",
     "Skipped",
     "collate",
     "collate_columns",
     "good_samples",
-    "listed",
 ]
 
 _Map: TypeAlias = dict[Any, Callable[..., Any]]
 _Key: TypeAlias = str | int
 Ragged: TypeAlias = Literal["mask", "pad", "list"]
-PadImages: TypeAlias = bool | Collection[_Key] | Mapping[Any, float]
+_PadImages: TypeAlias = bool | Collection[_Key] | Mapping[Any, float]
 
 
 @dataclass(frozen=True)
@@ -87,7 +85,7 @@ def collate(
     *,
     pad: Collection[str | int] = (),
     ragged: Mapping[Any, Ragged] | None = None,
-    pad_images: PadImages = False,
+    pad_images: _PadImages = False,
     declared: Mapping[Any, Ragged] | None = None,
 ) -> Any:
     """Return a batch of samples, as PyTorch's ``default_collate`` does, with three differences.
@@ -206,7 +204,7 @@ def _ways(
     return {**usual, **dict.fromkeys(pad, "mask"), **ragged}
 
 
-def _fills(pad_images: PadImages, columns: Mapping[_Key, Sequence[Any]]) -> Mapping[_Key, float]:
+def _fills(pad_images: _PadImages, columns: Mapping[_Key, Sequence[Any]]) -> Mapping[_Key, float]:
     """Return each element that is padded as an image, with the value that fills it."""
     if isinstance(pad_images, bool):
         # If images say that they are images, no other tensor is one.
@@ -254,7 +252,7 @@ def _with_masks(made: Mapping[_Key, Any]) -> dict[_Key, Any]:
 def _collated(values: Sequence[Any], name: _Key, way: str | None, fill: float | None) -> Any:
     """Return one element of a batch: as a list, in a tensor, or padded. `fill` is that of an image."""
     if way == "list":
-        return listed(values)
+        return _listed(values)
     try:
         if way is not None or fill is not None:
             tensors = [each if isinstance(each, DeferredImage) else _tensor_of(each) for each in values]
@@ -278,7 +276,7 @@ def _tensor_of(value: Any) -> torch.Tensor:
         ) from error
 
 
-def listed(values: Sequence[Any]) -> list[Any]:
+def _listed(values: Sequence[Any]) -> list[Any]:
     """Return the values of an element as a list: arrays and tensors as plain tensors, others as they are."""
     plain = [
         torch.as_tensor(value) if isinstance(value, np.ndarray) and value.dtype.kind not in "SUO" else value

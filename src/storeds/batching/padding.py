@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -58,11 +58,12 @@ def padded(values: Sequence[TensorLike], *, rows: bool, sizes: bool, fill: float
             "pad_images=True or name this element there, or pass a custom collate_fn"
         )
     largest = [max(edges) for edges in zip(*shapes, strict=True)]
-    batch = empty_batch((len(values), *largest), _common_dtype(values))
+    dtype = functools.reduce(torch.promote_types, (layout_of(value)[1] for value in values))
+    batch = empty_batch((len(values), *largest), dtype)
     mask = empty_batch((len(values), *(largest[:1] if rows else largest[-2:])), torch.bool)
     mask.zero_()
     if sizes:
-        _check_fill(fill, batch.dtype)
+        _check_fill(fill, dtype)
     for value, shape, out, there in zip(values, shapes, batch, mask, strict=True):
         if rows:
             out[shape[0] :] = 0
@@ -103,7 +104,3 @@ def _check_fill(fill: float, dtype: torch.dtype) -> None:
             f"pad_images fills with {fill}, which {str(dtype).removeprefix('torch.')} cannot hold: choose another value, or add a "
             "transform that converts the values, such as ToDtype"
         )
-
-
-def _common_dtype(values: Sequence[Any]) -> torch.dtype:
-    return functools.reduce(torch.promote_types, (layout_of(value)[1] for value in values))

@@ -12,7 +12,7 @@ from storeds.protocols import Field, Transform
 from storeds.records.fields import holds_integers, is_mask, is_spatial
 from storeds.transforms.elements import is_of_torchvision, tv_tensors
 
-__all__ = ["check_roles", "check_spatial", "leaves_of", "moving_parts", "takes_images"]
+__all__ = ["check_roles", "check_spatial", "moving_parts", "takes_images"]
 
 
 _LIBRARIES = ("storeds", "torchvision", "albumentations", "kornia")
@@ -23,7 +23,7 @@ _MOVE_IN_TORCHVISION = ("_geometry", "_auto_augment")  # modules of torchvision.
 _ALIKE = frozenset(("Resize", "CenterCrop", "Crop", "Pad", "SmallestMaxSize", "LongestMaxSize", "PadIfNeeded"))
 
 
-def leaves_of(transform: Any) -> Iterator[Any]:
+def _leaves_of(transform: Any) -> Iterator[Any]:
     """Yield the transforms that a composition of a known library applies, or the transform itself."""
     is_sequential = isinstance(transform, torch.nn.Sequential)
     parts: Any = transform if is_sequential else getattr(transform, "transforms", None)
@@ -32,14 +32,14 @@ def leaves_of(transform: Any) -> Iterator[Any]:
     is_single = any(kind.__name__ == "BasicTransform" for kind in type(transform).__mro__)
     if is_list and not is_single and (is_sequential or _is_of_library(type(transform))):
         for part in parts:
-            yield from leaves_of(part)
+            yield from _leaves_of(part)
     else:
         yield transform
 
 
 def moving_parts(transform: Any) -> list[Any]:
     """Return the parts of a transform that may move pixels, judged by their classes. A user's function may."""
-    return [part for part in leaves_of(transform) if not _stays(type(part))]
+    return [part for part in _leaves_of(transform) if not _stays(type(part))]
 
 
 def _stays(kind: type) -> bool:
@@ -65,7 +65,7 @@ def _is_known(part: Any) -> bool:
 
 def takes_images(transform: Any) -> bool:
     """Return whether a transform, or a part of it, works only on images with the channels first."""
-    return any(_is_known(part) and type(part).__name__ != "ToDtype" for part in leaves_of(transform))
+    return any(_is_known(part) and type(part).__name__ != "ToDtype" for part in _leaves_of(transform))
 
 
 def check_spatial(

@@ -138,15 +138,11 @@ def crop_and_resize(image: Any, window: Window, size: tuple[int, int], interpola
         return _resize(crop(image, window), size, interpolation)
     top, left, height, width = window
     part = image[..., top : top + height, left : left + width]
-    if _is_interleaved(part):
+    if part.ndim == 3 and part.shape[0] == 3 and part.stride(0) == 1 and part.dtype == torch.uint8:
         # torch's kernel for channels-last tensors takes half the time, which outweighs two copies.
         together = part[None].contiguous(memory_format=torch.channels_last)
         return _resize(together, size, interpolation)[0].contiguous()
     return _resize(part, size, interpolation).contiguous()
-
-
-def _is_interleaved(image: torch.Tensor) -> bool:
-    return image.ndim == 3 and image.shape[0] == 3 and image.stride(0) == 1 and image.dtype == torch.uint8
 
 
 def flip(image: ImageT, *, vertical: bool = False) -> ImageT:
@@ -193,7 +189,9 @@ def _by_channel(
 def to_tensor(image: object) -> torch.Tensor:
     """Convert to a tensor, as torchvision's ``ToTensor`` does: 8-bit values become float32 in [0, 1]."""
     if isinstance(image, np.ndarray):
-        return _scaled(_from_array(image))
+        channels = (image[:, :, None] if image.ndim == 2 else image).transpose(2, 0, 1)
+        # Always copy: the tensor must share no memory with the array, which may also be read-only or reversed.
+        return _scaled(torch.from_numpy(np.array(channels, dtype=image.dtype.newbyteorder("="), order="C")))
     size_of(image, "ToTensor")
     if isinstance(image, Image.Image):
         return _scaled(torch.from_numpy(_pillow_array(image)).permute(2, 0, 1))
@@ -212,12 +210,6 @@ def _scaled(image: torch.Tensor) -> torch.Tensor:
     if image.dtype == torch.uint8:
         return image.to(torch.float32, memory_format=torch.contiguous_format).div_(255)
     return image.contiguous()
-
-
-def _from_array(image: Array) -> torch.Tensor:
-    channels = (image[:, :, None] if image.ndim == 2 else image).transpose(2, 0, 1)
-    # Always copy: the tensor must share no memory with the array, which may also be read-only or reversed.
-    return torch.from_numpy(np.array(channels, dtype=image.dtype.newbyteorder("="), order="C"))
 
 
 def _pillow_array(image: Image.Image) -> Array:
