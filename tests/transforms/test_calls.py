@@ -9,6 +9,7 @@ import random
 import signal
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -173,23 +174,14 @@ def test_a_foreign_transform_may_hold_ours(states: Any) -> None:
 def test_threads_do_not_mix_their_foreign_randomness(states: Any) -> None:
     bound = BoundTransform(Compose([draw_all, draw_more]))
     expected = [bound(0, SampleContext(index, seed=0)) for index in range(40)]
-    found: dict[int, Any] = {}
-
-    def work(start: int) -> None:
-        for index in range(start, 40, 4):
-            found[index] = bound(0, SampleContext(index, seed=0))
-
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
-        threads = [threading.Thread(target=work, args=(start,)) for start in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor(4) as threads:
+            found = list(threads.map(lambda index: bound(0, SampleContext(index, seed=0)), range(40)))
     finally:
         sys.setswitchinterval(interval)
-    assert [found[index] for index in range(40)] == expected
+    assert found == expected
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
