@@ -520,6 +520,7 @@ def test_the_last_steps_wait_for_the_batch_and_give_the_same() -> None:
 
 
 NO_ROLE = {"image": FIELDS["image"], "mask": Field("image")}
+TWO_BOXES = {"image": FIELDS["image"], "faces": BOXES, "cars": BOXES}
 ALONE = {name: FIELDS[name] for name in ("boxes", "labels")}
 
 
@@ -531,6 +532,8 @@ ALONE = {name: FIELDS[name] for name in ("boxes", "labels")}
         (NO_ROLE | {"mask": Field("array", "<f4", (None, 4))}, Resize(8), "roles=.'mask': 'boxes'"),
         (NO_ROLE, ToTensor(), None),
         (NO_ROLE | {"mask": Field("image", role="mask")}, Resize(8), None),
+        (TWO_BOXES, {"name": V2 + "Compose", "transforms": [V2 + "RandomIoUCrop"]}, "RandomIoUCrop takes one element of boxes"),
+        (TWO_BOXES, V2 + "SanitizeBoundingBoxes", None),
         (ALONE, RandomHorizontalFlip(1), "needs the size of the image, and samples have no image and no mask"),
         (ALONE, dict, "needs the size of the image"),
         (ALONE, FilterBoxes(min_area=4), None),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -17,24 +17,26 @@ __all__ = ["check_roles", "check_spatial", "moving_parts", "takes_images"]
 
 _LIBRARIES = ("storeds", "torchvision", "albumentations", "kornia")
 # Classes of these libraries that leave each pixel in its place, with their subclasses.
-_STAY = frozenset(("ToTensor", "Normalize", "ToNormalized", "FilterBoxes", "ImageOnlyTransform", "ToTensorV2", "NoOp"))
-_STAY |= {"IntensityAugmentationBase2D", "IntensityAugmentationBase3D"}
+_STAY = frozenset(("ToTensor", "Normalize", "ToNormalized", "FilterBoxes", "ImageOnlyTransform", "NoOp"))
+_STAY |= {"ToTensorV2", "ToTensor3D", "IntensityAugmentationBase2D", "IntensityAugmentationBase3D"}
 _MOVE_IN_TORCHVISION = ("_geometry", "_auto_augment")  # modules of torchvision.transforms.v2
 _ALIKE = frozenset(("Resize", "CenterCrop", "Crop", "Pad", "SmallestMaxSize", "LongestMaxSize", "PadIfNeeded"))
 
 
-def _leaves_of(transform: Any) -> Iterator[Any]:
-    """Yield the transforms that a composition of a known library applies, or the transform itself."""
+def _parts(transform: Any) -> list[Any] | None:
+    """Return the parts of a composition of a known library; None if the transform is not a composition."""
     is_sequential = isinstance(transform, torch.nn.Sequential)
     parts: Any = transform if is_sequential else getattr(transform, "transforms", None)
     is_list = isinstance(parts, (list, tuple, torch.nn.ModuleList, torch.nn.Sequential))
     # albumentations' ColorJitter keeps functions in this attribute.
     is_single = any(kind.__name__ == "BasicTransform" for kind in type(transform).__mro__)
-    if is_list and not is_single and (is_sequential or _is_of_library(type(transform))):
-        for part in parts:
-            yield from _leaves_of(part)
-    else:
-        yield transform
+    return list(parts) if is_list and not is_single and (is_sequential or _is_of_library(type(transform))) else None
+
+
+def _leaves_of(transform: Any) -> list[Any]:
+    """Return the transforms that a composition applies, or the transform itself."""
+    parts = _parts(transform)
+    return [transform] if parts is None else [leaf for part in parts for leaf in _leaves_of(part)]
 
 
 def moving_parts(transform: Any) -> list[Any]:
@@ -61,6 +63,16 @@ def _is_of_library(kind: type) -> bool:
 def _is_known(part: Any) -> bool:
     """Return whether a part is no function of a user, so that it surely moves pixels if it may."""
     return _is_of_library(type(part)) and type(part).__name__ != "Lambda"
+
+
+def _draws(transform: Any) -> bool:
+    """Return whether a transform is known to draw, for each image, where pixels go."""
+    name = type(transform).__name__
+    # In albumentations p=1 means always; others of these have no p.
+    if name in ("Compose", "Sequential") and getattr(transform, "p", 1) >= 1:
+        return any(map(_draws, _parts(transform) or ()))
+    is_alike = name in _ALIKE and getattr(transform, "p", 1) >= 1
+    return not is_alike and any(map(_is_known, moving_parts(transform)))
 
 
 def takes_images(transform: Any) -> bool:
@@ -90,9 +102,7 @@ def check_spatial(
     for name, parts in moving.items():
         if fields[name].role == "mask" or (is_mask(name) and holds_integers(fields[name])):
             _check_mask_interpolation(name, parts)
-    drawn = [
-        name for name, parts in moving.items() if any(_is_known(p) and type(p).__name__ not in _ALIKE for p in parts)
-    ]
+    drawn = [name for name in moving if _draws(transforms[name])]
     if drawn and len(moving) > 1:
         raise ConfigError(
             f"{_listed(moving)} would each be cropped or flipped differently: "
@@ -144,10 +154,15 @@ def check_roles(transforms: Transform | None, fields: Mapping[str, Field]) -> No
         Element → its declaration.
     """
     moving = [] if transforms is None else moving_parts(transforms)
-    roles = {field.role for field in fields.values()}
-    if moving and not roles & {"image", "mask"} and roles & {"boxes", "keypoints"}:
+    roles = [field.role for field in fields.values()]
+    if moving and not {"image", "mask"} & {*roles} and {"boxes", "keypoints"} & {*roles}:
         raise ConfigError(
             f"transforms: {moving[0]!r} needs the size of the image, and samples have no image and no mask: add one to fields"
+        )
+    if roles.count("boxes") > 1 and any(type(part).__name__ == "RandomIoUCrop" for part in moving):
+        raise ConfigError(
+            "transforms: RandomIoUCrop takes one element of boxes, and would drop those of others by the first: use "
+            "RandomResizedCrop of storeds, or read one of these elements (fields=[…])"
         )
     if "keypoints" in roles and any(map(is_of_torchvision, moving)) and not hasattr(tv_tensors(), "KeyPoints"):
         raise MissingDependencyError(
