@@ -8,8 +8,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch.utils.data import DataLoader, default_collate
 
 import storeds
@@ -31,10 +29,8 @@ class Point(NamedTuple):
         [(torch.ones(3, 2), 1), (torch.zeros(3, 2), 2)],
         [{"a": 1.5, "b": "x"}, {"a": 2.5, "b": "y"}],
         [Point(1.0, torch.ones(2)), Point(2.0, torch.zeros(2))],
-        [torch.ones(2), torch.zeros(2)],
         [np.ones(3, np.float32), np.zeros(3, np.float32)],
         [(np.int64(3), b"x"), (np.int64(4), b"y")],
-        [1, 2, 3],
         ["a", "b"],
         [([1, 2], {"c": 3}), ([4, 5], {"c": 6})],
     ],
@@ -44,34 +40,20 @@ def test_what_pytorch_batches_is_batched_as_pytorch_does(batch: list[Any]) -> No
     assert type(collate(batch)) is type(default_collate(batch))
 
 
-@given(st.lists(st.booleans(), min_size=1, max_size=8).filter(any))
-def test_skipped_samples_are_dropped(kept: list[bool]) -> None:
-    batch = [(torch.tensor([at]), at) if keep else SKIPPED for at, keep in enumerate(kept)]
-    values, numbers = collate(batch)
-    assert numbers.tolist() == [at for at, keep in enumerate(kept) if keep] == values[:, 0].tolist()
-
-
-def test_a_sample_stacked_of_several_is_dropped_if_one_of_them_is_skipped() -> None:
+def test_skipped_samples_are_dropped_and_samples_stacked_of_one() -> None:
+    values, numbers = collate([SKIPPED, (torch.tensor([1]), 1), SKIPPED, (torch.tensor([3]), 3)])
+    assert numbers.tolist() == [1, 3] == values[:, 0].tolist()
     assert collate([((1, 2), (3, 4)), ((5, 6), SKIPPED)]) == [[torch.tensor([1]), torch.tensor([2])], [3, 4]]
     assert collate([{"a": 1, "b": SKIPPED}, {"a": 2, "b": 3}])["a"].tolist() == [2]
-
-
-@given(st.lists(st.integers(0, 6), min_size=1, max_size=6), st.sampled_from([np.uint8, np.float32, np.int64]))
-def test_what_varies_in_length_is_padded_with_a_mask(lengths: list[int], dtype: Any) -> None:
-    clips = [np.arange(1, 2 * length + 1).reshape(length, 2).astype(dtype) for length in lengths]
-    batch = collate([{"clip": clip} for clip in clips], pad=["clip"])
-    assert batch["clip"].shape == (len(lengths), max(lengths), 2)
-    assert batch["clip"].dtype == torch.as_tensor(clips[0]).dtype
-    assert batch["clip_mask"].sum(1).tolist() == lengths
-    for row, clip in enumerate(clips):
-        assert batch["clip"][row][batch["clip_mask"][row]].tolist() == clip.tolist()
-        assert not batch["clip"][row][~batch["clip_mask"][row]].any()
+    with pytest.raises(errors.BadSamplesError, match="the first: sample 7 of lmdb://x, it is empty"):
+        collate([SKIPPED, SKIPPED])
 
 
 def test_lengths_that_differ_are_padded_unasked_and_in_a_tuple_become_padded() -> None:
-    values, label = collate([(torch.ones(2), 0), (torch.ones(3), 1)])
+    values, wider, label = collate([(torch.ones(2), torch.tensor([1, 2]), 0), (torch.ones(3), torch.tensor([0.5]), 1)])
     assert isinstance(values, Padded)
     assert values.mask.tolist() == [[True, True, False], [True, True, True]]
+    assert wider.values.tolist() == [[1.0, 2.0], [0.5, 0.0]]  # the wider type
     assert label.tolist() == [0, 1]
     assert isinstance(collate([(torch.ones(2), 0)], pad=[0])[0], Padded)
 
@@ -89,56 +71,50 @@ def test_json_whose_keys_or_lengths_differ_stays_a_list() -> None:
     assert collate(values) == [[{"a": 1}, {"b": 2}], [[1, 2], [3]]]
 
 
-def test_padding_keeps_the_wider_type() -> None:
-    batch = collate([(torch.tensor([1, 2]),), (torch.tensor([0.5]),)])
-    assert batch[0].values.tolist() == [[1.0, 2.0], [0.5, 0.0]]
+@pytest.mark.parametrize(
+    ("batch", "settings", "words"),
+    [
+        ([], {}, "at least one sample"),
+        ([(photograph(0), 1)], {}, "decode='tensor'"),
+        ([{"x": torch.ones(1), "x_mask": 1}, {"x": torch.ones(2), "x_mask": 2}], {}, "'x_mask'"),
+        ([{"x": torch.ones(1)}], {"pad": ["clip"]}, "pad names 'clip', .* no such element: 'x'"),
+        ([{"x": torch.ones(1)}], {"ragged": {"y": "list"}}, "ragged names 'y'"),
+        ([{"x": torch.ones(1)}], {"ragged": {"x": "lists"}}, "'x' is 'lists'; did you mean 'list'"),
+        ([{"x": "none"}], {"ragged": {"x": "pad"}}, "element 'x': it cannot be padded"),
+        ([{"x": torch.ones(1)}], {"pad_images": ["image"]}, "pad_images names 'image'"),
+        ([{"x": torch.ones(1)}], {"pad_images": "x"}, "not 'x'"),
+        (
+            [{"x": torch.zeros(size, 9, 9)} for size in (5, 6)],
+            {"pad_images": ["x"]},
+            "element 'x': values of shapes.*pad_images pads",
+        ),
+        ([{"x": torch.zeros(4, size)} for size in (5, 6)], {"ragged": {"x": "mask"}}, "element 'x': values of shapes"),
+        ([(torch.zeros(3, 4, size),) for size in (5, 6)], {}, r"element 0: .*Resize.*pad_images=True"),
+        ([(torch.zeros(1, 4, 5),), (torch.zeros(3, 4, 6),)], {"pad_images": True}, "images of 1 and 3 channels"),
+        *(
+            (
+                [{"x": torch.zeros(4, size, dtype=torch.uint8)} for size in (5, 6)],
+                {"pad_images": {"x": fill}},
+                "uint8 cannot hold",
+            )
+            for fill in (-1, 256, 0.5)
+        ),
+    ],
+)
+def test_what_makes_no_batch_says_why(batch: list[Any], settings: Any, words: str) -> None:
+    with pytest.raises(errors.ConfigError, match=words):
+        collate(batch, **settings)
 
 
-def test_a_mask_never_replaces_an_element_and_pad_names_what_is_there() -> None:
-    with pytest.raises(errors.ConfigError, match="'x_mask'"):
-        collate([{"x": torch.ones(1), "x_mask": 1}, {"x": torch.ones(2), "x_mask": 2}])
-    with pytest.raises(errors.ConfigError, match="no such element: 'x'"):
-        collate([{"x": torch.ones(1)}], pad=["clip"])
-
-
-def test_no_samples_make_no_batch() -> None:
-    with pytest.raises(errors.ConfigError, match="at least one sample"):
-        collate([])
-
-
-def test_pillow_images_are_refused_with_what_to_do() -> None:
-    with pytest.raises(errors.ConfigError, match="decode='tensor'"):
-        collate([(photograph(0), 1)])
-
-
-@pytest.mark.parametrize("batch", [[SKIPPED], [SKIPPED, SKIPPED]])
-def test_a_batch_of_which_all_is_skipped_is_an_error_that_says_why(batch: list[Any]) -> None:
-    with pytest.raises(errors.BadSamplesError, match="the first: sample 7 of lmdb://x, it is empty"):
-        collate(batch)
-
-
-@pytest.mark.parametrize("width", [2, 50_000])
-@pytest.mark.parametrize("strategy", ["file_descriptor", "file_system"])
-def test_a_worker_sends_batches_as_they_are(width: int, strategy: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch.multiprocessing._sharing_strategy", strategy)  # the worker is forked
+def test_a_worker_sends_batches_as_they_are() -> None:
+    width = 50_000
     samples: Any = [(torch.full((width,), at), np.ones((at + 1, width)), at / 2) for at in range(4)]
     loader = DataLoader(samples, batch_size=4, num_workers=1, collate_fn=functools.partial(collate, pad=[1]))
-    for _ in range(2):
-        (values, padded, halves) = next(iter(loader))
-        assert values.tolist() == [[at] * width for at in range(4)]
-        assert padded.values.sum(dim=(1, 2)).tolist() == [width, 2 * width, 3 * width, 4 * width]
-        assert padded.mask.sum(dim=1).tolist() == [1, 2, 3, 4]
-        assert halves.tolist() == [0, 0.5, 1, 1.5]
-
-
-def test_a_loader_pads_the_arrays_of_a_store() -> None:
-    fields: Any = {"x": {"kind": "array", "dtype": "<f4", "shape": [None, 2]}, "label": "int"}
-    with storeds.open_writer("memory://pads", fields, overwrite=True) as writer:
-        writer.append({"x": np.full((at, 2), at, np.float32), "label": at} for at in range(6))
-    dataset = storeds.StoreDataset("memory://pads", reader="array", as_dict=True)
-    (batch,) = DataLoader(dataset, batch_size=6, collate_fn=collate)
-    assert batch["x"].sum((1, 2)).tolist() == [2.0 * at * at for at in range(6)]
-    assert batch["x_mask"].sum(1).tolist() == list(range(6))
+    ((values, padded, halves),) = loader
+    assert values.tolist() == [[at] * width for at in range(4)]
+    assert padded.values.sum(dim=(1, 2)).tolist() == [width, 2 * width, 3 * width, 4 * width]
+    assert padded.mask.sum(dim=1).tolist() == [1, 2, 3, 4]
+    assert halves.tolist() == [0, 0.5, 1, 1.5]
 
 
 def test_settings_apply_to_arrays_of_fixed_shape() -> None:

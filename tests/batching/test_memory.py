@@ -25,7 +25,6 @@ from _processes import end_workers
 from photographs import jpeg
 from storeds import EpochSampler, StoreDataset, StoreLoader, errors, open_writer
 from storeds.batching.memory import SlotPool
-from storeds.readers import ImageReader
 from storeds.transforms import Compose, build_transform
 
 COUNT = 96
@@ -97,9 +96,7 @@ PARTS: dict[str, Callable[[], Any]] = {
     "numbers": lambda: torch.arange(12).reshape(3, 4),
     "a scalar": lambda: torch.tensor(7.5),
     "nothing": lambda: torch.empty(0, 3),
-    "bools": lambda: torch.tensor([True, False]),
     "bfloat16": lambda: torch.rand(5).to(torch.bfloat16),
-    "complex": lambda: torch.rand(5, dtype=torch.complex64),
     "conjugate": lambda: torch.rand(3, dtype=torch.complex64).conj(),
     "another order": lambda: torch.rand(2, 3, 4, 5).to(memory_format=torch.channels_last),
     "sparse": lambda: torch.eye(3).to_sparse(),
@@ -162,28 +159,13 @@ class Pasted:
         return torch.add(image, self.other[5][0]) + self.other[[7]][0][0]
 
 
-class Pair(ImageReader):
-    """A reader whose samples are tuples of its own."""
-
-    def build(self, records: Any, context: Any) -> Any:
-        return (records[0]["label"],)
-
-
-def test_samples_of_a_reader_of_one_s_own_are_left_as_they_are(url: str) -> None:
-    own = StoreDataset(url, reader=Pair(fields=("image", "label")))
-    found = [batch for (batch,) in DataLoader(own, batch_size=16, num_workers=1)]
-    assert torch.cat(found).tolist() == list(range(COUNT))
-
-
 # --- A slot is used again, and never too early ---
 
 HOLD: dict[str, Callable[[torch.Tensor], Any]] = {
     "itself": lambda t: t,
-    "slice": lambda t: t[5:6],
     "view": lambda t: t.view(2, -1).T,
     "numpy": lambda t: t.numpy(),
     "array of a view": lambda t: t[10:].numpy()[1:],
-    "detached": lambda t: t.detach(),
     "storage": lambda t: t.untyped_storage(),
 }
 
@@ -213,34 +195,21 @@ def test_all_batches_may_be_held_more_than_there_are_slots(monkeypatch: pytest.M
     assert [(float(values.unique()), int(label)) for values, label in batches] == [(n, n) for n in range(24)]
 
 
-def nothing(number: int) -> torch.Tensor:
-    return torch.zeros(number % 2, 4)[:0]
-
-
-def test_a_slot_may_hold_nothing() -> None:
-    for batch in loader(nothing):
-        assert (batch.shape, batch.dtype) == ((0, 4), torch.float32)
-
-
 def growing(number: int) -> torch.Tensor:
-    return torch.full((60_000 + 30_000 * number,), float(number))
+    return torch.full((30_000 * number, 2), float(number))
 
 
-def test_a_slot_grows_with_its_batches() -> None:
+def test_a_slot_grows_with_its_batches_and_may_hold_nothing() -> None:
     made = loader(growing, num_workers=1, persistent_workers=True)
     for _ in range(3):
         for number, batch in enumerate(made):
-            assert batch.shape == (60_000 + 30_000 * number,)
+            assert batch.shape == (30_000 * number, 2)
             assert (batch == number).all()
-
-
-def places(batches: Iterable[Any]) -> set[int]:
-    return {batch[0].data_ptr() for batch in batches}
 
 
 def test_few_slots_serve_many_batches_and_passes_that_are_broken_off() -> None:
     made: Any = loader(numbered, persistent_workers=True, prefetch_factor=2)
-    found = places(made) | places(made)
+    found = {batch[0].data_ptr() for _ in range(2) for batch in made}
     for _ in range(40):
         for batch in made:
             found.add(batch[0].data_ptr())
@@ -275,29 +244,15 @@ def test_a_child_of_the_training_process_keeps_the_batch_that_it_inherited() -> 
     assert os.waitpid(child, 0)[1] == 0
 
 
-def test_children_cost_no_slots_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("storeds.batching.memory._MAX_SLOTS", 12)
-    made = loader(numbered, persistent_workers=True)
-    for _ in range(3):
-        for number, (values, _) in enumerate(made):
-            child = os.fork()
-            if child == 0:
-                os._exit(0)
-            os.waitpid(child, 0)
-            assert (values == number).all()
-    slots = made._iterator._index_sampler._slots  # type: ignore[union-attr]  # torch's iterator
-    assert len(slots._places) + len(slots._free) >= 10
-
-
 def shared_files() -> list[str]:
     """Return the slots that this process has open or mapped."""
-    opened = [os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if _is_open(fd)]
+    opened = [
+        os.readlink(f"/proc/self/fd/{fd}")
+        for fd in os.listdir("/proc/self/fd")
+        if os.path.lexists(f"/proc/self/fd/{fd}")
+    ]
     mapped = [line.split(maxsplit=5)[-1] for line in Path("/proc/self/maps").read_text().splitlines()]
     return [name for name in opened + mapped if "storeds-batch" in name]
-
-
-def _is_open(fd: str) -> bool:
-    return os.path.lexists(f"/proc/self/fd/{fd}")
 
 
 def test_memory_goes_with_the_iterator() -> None:

@@ -30,14 +30,6 @@ def brighten(value: float, amount: float = 1.0) -> float:
     return value + amount
 
 
-def need(value: float, amount: float, *, generator: torch.Generator | None) -> float:
-    return value + amount
-
-
-def catch_all(*values: Any, **names: Any) -> Any:
-    return names.get("generator")
-
-
 class Scale:
     def __init__(self, factor: float, *, offset: float = 0) -> None:
         if factor < 0:
@@ -47,18 +39,9 @@ class Scale:
     def __call__(self, value: float) -> float:
         return value * self.factor + self.offset
 
-    @classmethod
-    def double(cls) -> Scale:
-        return cls(2)
-
 
 class Inert:
     pass
-
-
-class Hungry:
-    def __init__(self) -> None:
-        raise ImportError("no module named scipy")
 
 
 answer = 42
@@ -85,7 +68,6 @@ def test_none_and_callables_pass_through() -> None:
         ([["ToTensor"], "ToTensor"], Compose([Compose([ToTensor()]), ToTensor()])),
         (f"{HERE}.brighten", brighten),
         ("numpy.linalg.norm", np.linalg.norm),
-        (f"{HERE}:Scale.double", Scale.double),
     ],
 )
 def test_names_mappings_and_lists_build_transforms(spec: Any, expected: Any) -> None:
@@ -100,10 +82,6 @@ def test_dotted_paths_reach_any_class_or_function() -> None:
     partial: Any = build_transform({"name": f"{HERE}:brighten", "amount": 5})
     assert isinstance(partial, functools.partial)
     assert partial(1) == 6
-    taking: Any = build_transform({"name": f"{HERE}:catch_all", "generator": 3})
-    assert taking(1) == 3
-    needing: Any = build_transform({"name": f"{HERE}:need", "amount": 2})
-    assert needing(1, generator=None) == 3
     module = build_transform({"name": "torch.nn.Threshold", "threshold": 0.5, "value": 0.0})
     assert isinstance(module, torch.nn.Threshold)
 
@@ -112,12 +90,10 @@ def test_dotted_paths_reach_any_class_or_function() -> None:
     ("spec", "expected"),
     [
         ({"name": "ColorJitter", "brightness": 0.4}, v2.ColorJitter(0.4)),
-        ({"name": "RandomErasing", "p": 1.0}, v2.RandomErasing(1.0)),
         ({"name": "RandomRotation", "degrees": 20, "interpolation": "bilinear"}, v2.RandomRotation(20, v2.InterpolationMode.BILINEAR)),
         ({"name": "ToDtype", "dtype": "float64", "scale": True}, v2.ToDtype(torch.float64, scale=True)),
-        ({"name": "ToDtype", "dtype": "torch.float64", "scale": True}, v2.ToDtype(torch.float64, scale=True)),
-        ("TrivialAugmentWide", v2.TrivialAugmentWide()),
         ({"name": "RandomApply", "transforms": ["RandomInvert"], "p": 0.5}, v2.RandomApply([v2.RandomInvert()], 0.5)),
+        ({"name": "RandomApply", "transforms": [{"name": "ColorJitter", "hue": 0.5}]}, v2.RandomApply([v2.ColorJitter(hue=0.5)])),
     ],
 )  # fmt: skip
 def test_other_names_are_those_of_torchvision(spec: Any, expected: Any) -> None:
@@ -133,66 +109,38 @@ def test_other_names_are_those_of_torchvision(spec: Any, expected: Any) -> None:
     ("spec", "message"),
     [
         (3, "transform: expected a callable, a name, a mapping .* not 3"),
-        (b"ToTensor", "transform: expected a callable"),
-        ([None], r"transform\[0\]: expected a callable"),
-        ("Resise", "transform: unknown transform 'Resise'; did you mean 'Resize'. The transforms are AugMix, AutoAugment, .*dotted path"),
-        (["ToTensor", {"name": "qqq"}], r"transform\[1\]: unknown transform 'qqq'; the transforms are"),
+        ("Resise", "transform: unknown transform 'Resise'; did you mean 'Resize'. The transforms are AugMix, .*dotted path"),
         ([["ToTensor"], ["Resise"]], r"transform\[1\]\[0\]: unknown transform"),
         ({"size": 3}, "transform: a mapping needs the transform's 'name', a string.* it is {'size': 3}"),
-        ({"name": Resize}, "needs the transform's 'name', a string"),
-        ({"name": "Resize", 3: 4}, "arguments named by strings; it is"),
-        ({"name": "Resize", "sise": 3}, "transform: 'Resize' has no argument 'sise'; did you mean 'size'. The arguments are size, interpolation"),
-        ("Resize", "transform: 'Resize' needs the argument 'size'; the arguments are size, interpolation"),
-        ({"name": "ToTensor", "x": 1}, "'ToTensor' has no argument 'x'; there are no arguments"),
+        ({"name": "Resize", "sise": 3}, "'Resize': .*unexpected .*'sise'; did you mean 'size'. The arguments are size, inter"),
+        ("Resize", "transform: 'Resize': missing a required argument: 'size'; the arguments are size, interpolation"),
         ([{"name": "Resize", "size": -3}], r"transform\[0\]: Resize: size=-3"),
         ({"name": "Compose", "transforms": "ToTensor"}, "transform: Compose: transforms must be a list"),
         ({"name": "Views", "transforms": [["Resise"]]}, r"transform.transforms\[0\]\[0\]: unknown transform"),
-        ({"name": f"{HERE}:brighten", "amuont": 5}, ":brighten' has no argument 'amuont'; did you mean 'amount'. The arguments are amount"),
-        (f"{HERE}:need", ":need' needs the argument 'amount'; the arguments are amount, generator"),
+        ({"name": "albumentations.Compose", "transforms": [{"name": "albumentations.RandomCrop", "hight": 8}]},
+         r"transform\.transforms\[0\]: 'albumentations.RandomCrop': .*'hight'"),
+        ({"name": f"{HERE}:brighten", "amuont": 5}, "argument 'amuont'; did you mean 'amount'. The arguments are amount"),
         ({"name": f"{HERE}:Scale", "factor": -1}, r":Scale' refuses the arguments {'factor': -1}: ValueError: factor is negative"),
         (f"{HERE}:Inert", "an instance of .*:Inert' is not callable"),
         (f"{HERE}:answer", ":answer' is not callable: it is 42"),
         (f"{HERE}:Scael", f"'{HERE}:Scael' cannot be imported: .* no attribute 'Scael'; did you mean 'Scale'"),
-        (f"{HERE}:Scale.tripel", "'Scale' has no attribute 'tripel'; the names there are double"),
-        ("torch.nn.Thresold", "cannot be imported: .*'torch.nn' has no attribute 'Thresold'; did you mean 'Threshold'"),
-        ("torch.no_such:Thing", "'torch.no_such:Thing' cannot be imported: No module named 'torch.no_such'"),
         ({"name": "ToDtype", "dtype": "float23"}, "'float23' is not a dtype of torch"),
-        ("a..b", "'a..b' must have the form package.module.Name or package.module:Name"),
-        (":b", "':b' must have the form"),
-        ("../evil.py", "must have the form"),
+        ("../evil.py", "must have the form package.module.Name or package.module:Name"),
+        ("storeds_test_broken:Name", "cannot be imported: ZeroDivisionError"),
     ],
 )  # fmt: skip
-def test_a_config_that_cannot_be_built_says_why(spec: Any, message: str) -> None:
+def test_a_config_that_cannot_be_built_says_why(
+    spec: Any, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "storeds_test_broken.py").write_text("1 / 0\n")
+    monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ConfigError, match=message):
         build_transform(spec)
 
 
-@pytest.mark.parametrize(
-    ("spec", "error", "message"),
-    [
-        ("nosuch.v2.x.Name", MissingDependencyError, "'nosuch.v2.x.Name' cannot be imported: No module named 'nosuch'"),
-        ("storeds_test_lacking.Name", MissingDependencyError, "cannot be imported: .*no_such_package_here"),
-        ("storeds_test_refusing:Name", MissingDependencyError, "cannot be imported: .*no_such_name"),
-        ("storeds_test_broken:Name", ConfigError, "cannot be imported: ZeroDivisionError"),
-        (
-            [f"{HERE}:Hungry"],
-            MissingDependencyError,
-            r"transform\[0\]: .*:Hungry' needs a package that is missing: .*scipy",
-        ),
-    ],
-)
-def test_a_module_that_cannot_be_imported_says_why(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spec: Any, error: type[Exception], message: str
-) -> None:
-    (tmp_path / "storeds_test_lacking.py").write_text("import no_such_package_here\n")
-    (tmp_path / "storeds_test_refusing.py").write_text("from math import no_such_name\n")
-    (tmp_path / "storeds_test_broken.py").write_text("1 / 0\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(error, match=message):
-        build_transform(spec)
-
-
-def test_without_torchvision_its_names_tell_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_not_installed_is_a_missing_dependency(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(MissingDependencyError, match="'nosuch.v2.x.Name' cannot be imported: No module named 'nosuch'"):
+        build_transform("nosuch.v2.x.Name")
     monkeypatch.setitem(sys.modules, "torchvision.transforms", None)
     with pytest.raises(MissingDependencyError, match=r"'ColorJitter' is not built in.*pip install 'storeds\[vision\]'"):
         build_transform("ColorJitter")

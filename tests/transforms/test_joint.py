@@ -23,7 +23,7 @@ from photographs import jpeg
 from shares import share
 from storeds import StoreDataset, open_writer
 from storeds.errors import ConfigError, RecordError, TransformError
-from storeds.protocols import Array, Cropped, Field, SampleContext
+from storeds.protocols import Array, Field, SampleContext
 from storeds.readers.decoders import decode_tensor
 from storeds.records.roles import Sample
 from storeds.transforms import (
@@ -43,8 +43,8 @@ from storeds.transforms import (
     Views,
     build_transform,
 )
+from storeds.transforms.alignment import check_roles
 from storeds.transforms.functional import DeferredImage
-from storeds.transforms.steps import check_roles
 
 FIELDS = {
     "image": Field("image", role="image"),
@@ -58,31 +58,23 @@ FIELDS = {
 }
 
 
+# Left, top, right and bottom of a box → its numbers in a format.
+FORMATS: dict[str, Array] = {
+    "xyxy": np.eye(4),
+    "xywh": np.array([[1, 0, 0, 0], [0, 1, 0, 0], [-1, 0, 1, 0], [0, -1, 0, 1]]),
+    "cxcywh": np.array([[0.5, 0, 0.5, 0], [0, 0.5, 0, 0.5], [-1, 0, 1, 0], [0, -1, 0, 1]]),
+}
+
+
 def corners_to(boxes: Array, format: str) -> Array:
-    """Return boxes of corners in another format, one by one."""
-    out = []
-    for left, top, right, bottom in boxes.tolist():
-        width, height = right - left, bottom - top
-        rest = {
-            "xyxy": (left, top, right, bottom),
-            "xywh": (left, top, width, height),
-            "cxcywh": (left + width / 2, top + height / 2, width, height),
-        }
-        out.append(rest[format])
-    return np.array(out, np.float32).reshape(-1, 4)
+    """Return boxes of corners in another format."""
+    return (boxes.reshape(-1, 4) @ FORMATS[format].T).astype(np.float32)
 
 
 def corners_of(boxes: Array, format: str) -> Array:
-    """Return the corners of boxes in a format, one by one."""
-    out = []
-    for first, second, third, fourth in boxes.tolist():
-        rest = {
-            "xyxy": (first, second, third, fourth),
-            "xywh": (first, second, first + third, second + fourth),
-            "cxcywh": (first - third / 2, second - fourth / 2, first + third / 2, second + fourth / 2),
-        }
-        out.append(rest[format])
-    return np.array(out, np.float64).reshape(-1, 4)
+    """Return the corners of boxes in a format."""
+    corners: Array = boxes.reshape(-1, 4) @ np.linalg.inv(FORMATS[format]).T
+    return corners
 
 
 class Case:
@@ -105,9 +97,9 @@ class Case:
         self.instances = np.array(inside, np.uint8).reshape(count, height, width)
         self.format = format
 
-    def sample(self, *names: str, **changed: Field) -> Sample:
+    def sample(self, *names: str) -> Sample:
         """Return the sample, with these elements or all."""
-        values = {
+        values: dict[str, Any] = {
             "image": self.image.clone(),
             "mask": torch.from_numpy(self.ids.copy()),
             "classes": torch.from_numpy((self.ids % 7 * 30).astype(np.uint8)),
@@ -117,13 +109,11 @@ class Case:
             "keypoints": torch.from_numpy(self.points.astype(np.float32)),
             "label": 3,
         }
-        fields = dict(_fields(self.format) if not changed else {**_fields(self.format), **changed})
-        chosen = names or tuple(values)
-        return Sample(
-            {name: values[name] for name in chosen},
-            _fields(self.format) if not names and not changed else {name: fields[name] for name in chosen},
-            (self.height, self.width),
-        )
+        fields = _fields(self.format)
+        if names:
+            values = {name: values[name] for name in names}
+            fields = {name: fields[name] for name in names}
+        return Sample(values, fields, (self.height, self.width))
 
 
 @functools.cache
@@ -250,11 +240,6 @@ TORCHVISION: list[list[Any]] = [
 ]
 
 
-@pytest.mark.parametrize("numbers", share(CHUNKS, 1), ids=str)
-def test_transforms_of_torchvision_move_all_elements_alike(numbers: range) -> None:
-    assert check_all(TORCHVISION, numbers, exact=False) > 350
-
-
 ALBUMENTATIONS: list[list[Any]] = [
     [{"name": "albumentations.RandomCrop", "height": 25, "width": 28}, {"name": "albumentations.HorizontalFlip"}],
     [{"name": "albumentations.Resize", "height": 60, "width": 55}, {"name": "albumentations.VerticalFlip", "p": 1}],
@@ -265,9 +250,12 @@ ALBUMENTATIONS: list[list[Any]] = [
 ]
 
 
+@pytest.mark.parametrize(
+    ("pipelines", "scale"), [(TORCHVISION, 1), (ALBUMENTATIONS, 255)], ids=["v2", "albumentations"]
+)
 @pytest.mark.parametrize("numbers", share(CHUNKS, 1), ids=str)
-def test_transforms_of_albumentations_move_all_elements_alike(numbers: range) -> None:
-    assert check_all(ALBUMENTATIONS, numbers, exact=False, scale=255) > 350
+def test_transforms_of_other_libraries_move_all_elements_alike(numbers: range, pipelines: Any, scale: float) -> None:
+    assert check_all(pipelines, numbers, exact=False, scale=scale) > 350
 
 
 def plain_sample(**elements: tuple[Field, Any]) -> Sample:
@@ -283,30 +271,6 @@ def run(transforms: Any, sample: Sample, number: int = 0, **options: Any) -> dic
 
 BOXES = FIELDS["boxes"]
 LABELS = FIELDS["labels"]
-
-
-@pytest.mark.parametrize("count", [0, 1, 1000])
-@pytest.mark.parametrize(
-    "pipeline", [BUILT_IN[0], TORCHVISION[0], TORCHVISION[2], ALBUMENTATIONS[0], ALBUMENTATIONS[3]]
-)
-def test_no_box_and_a_thousand_boxes(pipeline: Any, count: int) -> None:
-    left_top = torch.rand(count, 2) * 30
-    boxes = torch.cat([left_top, left_top + 2 + torch.rand(count, 2) * 8], dim=1)
-    points = torch.rand(count, 4, 2) * 30
-    masks = torch.ones(count if count < 1000 else 0, 40, 60, dtype=torch.uint8)
-    sample = plain_sample(
-        boxes=(BOXES, boxes), labels=(LABELS, torch.arange(count)), keypoints=(FIELDS["keypoints"], points)
-    )
-    if len(masks) == count:
-        sample.values["instances"], sample.fields = masks, {**sample.fields, "instances": FIELDS["instances"]}
-    made = run(pipeline, sample)
-    assert made["boxes"].shape == (len(made["labels"]), 4)
-    assert made["keypoints"].shape == (len(made["labels"]), 4, 2)
-    assert made["boxes"].dtype == torch.float32
-    assert made["labels"].dtype == torch.int64
-    if len(masks) == count:
-        assert made["instances"].shape == (len(made["labels"]), *made["image"].shape[-2:])
-    assert count == 0 or len(made["labels"]) <= count
 
 
 def test_without_a_transform_values_stay_and_are_wrapped() -> None:
@@ -342,23 +306,6 @@ def test_an_orientation_turns_masks_boxes_and_keypoints_as_pillow_turns_the_imag
     assert check(case, run(None, sample))
 
 
-@pytest.mark.parametrize("first", [RandomResizedCrop(20), CenterCrop(30), Crop(5, 6, 20, 30)], ids=repr)
-def test_a_window_that_the_reader_drew_gives_the_same_as_drawing_it_here(first: Any) -> None:
-    for number in range(20):
-        case, context = Case(number), SampleContext(number, 0, 3)
-        whole = JointTransform([first, RandomHorizontalFlip()])(case.sample(), context)
-        context = SampleContext(number, 0, 3)
-        sample = case.sample()
-        (drawn,) = first.crops(case.height, case.width, context.generator)
-        top, left, height, width = drawn.window
-        padded = torch.nn.functional.pad(case.image, (100, 100, 100, 100))
-        part = padded[:, top + 100 : top + 100 + height, left + 100 : left + 100 + width]
-        sample.values["image"], sample.window = Cropped((part,)), drawn
-        made = JointTransform([first, RandomHorizontalFlip()])(sample, context)
-        for name in whole:
-            assert made[name] == whole[name] if name == "label" else torch.equal(made[name], whole[name]), name
-
-
 def test_all_images_of_a_sample_get_the_same_random_numbers() -> None:
     sample = plain_sample(second=(Field("image", role="image"), torch.zeros(1, 40, 60, dtype=torch.uint8)))
     sample.values["second"] = sample.values["image"][:1].clone()
@@ -371,24 +318,20 @@ def test_all_images_of_a_sample_get_the_same_random_numbers() -> None:
         assert np.abs(third - np.asarray(made["image"])).max() <= (2 if number == 0 else 0)
 
 
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.int32, torch.int64])
-@pytest.mark.parametrize("pipeline", [BUILT_IN[0], TORCHVISION[0], ALBUMENTATIONS[2], ALBUMENTATIONS[3]])
-def test_masks_keep_their_dtype_and_get_no_new_ids(pipeline: Any, dtype: torch.dtype) -> None:
-    ids = [0, 1, 7, 255] if dtype == torch.uint8 else [0, 3, 70_000, 2**24]
-    values = torch.tensor(ids)[torch.from_numpy(np.random.default_rng(1).integers(0, 4, (40, 60)))].to(dtype)
+@pytest.mark.parametrize("pipeline", [BUILT_IN[0], TORCHVISION[0], ALBUMENTATIONS[3]])
+def test_masks_get_no_new_ids_and_ids_that_a_library_would_change_are_refused(pipeline: Any) -> None:
+    ids = [0, 3, 70_000, 2**24]
+    values = torch.tensor(ids)[torch.from_numpy(np.random.default_rng(1).integers(0, 4, (40, 60)))]
     for number in range(10):
         made = run(pipeline, plain_sample(mask=(FIELDS["mask"], values)), number)
-        assert made["mask"].dtype == dtype
+        assert made["mask"].dtype == torch.int64
         assert set(made["mask"].unique().tolist()) <= set(ids)
-
-
-def test_ids_that_a_library_would_change_are_refused() -> None:
-    mask = torch.full((40, 60), 2**24 + 1, dtype=torch.int64)
-    made = run(BUILT_IN[0], plain_sample(mask=(FIELDS["mask"], mask)))
-    assert made["mask"].unique().tolist() == [2**24 + 1]
-    for pipeline in (TORCHVISION[0], ALBUMENTATIONS[0]):
+    larger = plain_sample(mask=(FIELDS["mask"], torch.full((40, 60), 2**24 + 1)))
+    if pipeline is BUILT_IN[0]:
+        assert run(pipeline, larger)["mask"].unique().tolist() == [2**24 + 1]
+    else:
         with pytest.raises(ValueError, match="class ids"):
-            run(pipeline, plain_sample(mask=(FIELDS["mask"], mask)))
+            run(pipeline, larger)
 
 
 def test_a_flip_swaps_pairs_of_keypoints_and_lost_ones_lose_their_visibility() -> None:
@@ -402,10 +345,10 @@ def test_a_flip_swaps_pairs_of_keypoints_and_lost_ones_lose_their_visibility() -
     for step in (TORCHVISION[1][1], {"name": "albumentations.HorizontalFlip", "p": 1}):
         made = run([step, Crop(0, 20, 40, 40)], plain_sample(keypoints=(field, points)))
         assert made["keypoints"].tolist() == [[[29, 5, 2], [19, 5, 1], [0, 0, 0]]]
-    with pytest.raises(ConfigError, match="no number twice"):
-        RandomHorizontalFlip(keypoint_pairs=[[0, 1], [1, 2]])
     with pytest.raises(ValueError, match="names keypoint 9, but 'keypoints' has 3"):
         run(RandomHorizontalFlip(p=1, keypoint_pairs=[[0, 9]]), plain_sample(keypoints=(field, points)))
+    of_json = Field("json", role="keypoints")  # whose empty list tells no number of points
+    assert run(flip, plain_sample(keypoints=(of_json, torch.zeros(0, 2))))["keypoints"].shape == (0, 2)
 
 
 def test_keypoints_that_albumentations_loses_become_invisible() -> None:
@@ -478,29 +421,22 @@ def test_the_rows_that_describe_a_box_are_dropped_with_it(step: Any, left: str) 
     assert made["boxes"].shape == (len(left), 4)
 
 
-def test_limits_of_a_compose_of_albumentations_stay() -> None:
+def test_a_compose_of_albumentations_keeps_its_limits_and_colours_leave_coordinates_without_a_warning() -> None:
     import albumentations
 
     params = albumentations.BboxParams("coco", label_fields=["mine"], min_area=50)
     made = run(albumentations.Compose([albumentations.HorizontalFlip(p=1)], bbox_params=params), boxes_sample())
     assert "".join(made["names"]) == "abd"
-    assert made["boxes"].tolist()[0] == pytest.approx([50, 0, 60, 10], abs=1e-3)
-
-
-def test_colours_of_albumentations_leave_coordinates_without_a_warning() -> None:
-    import albumentations
-
-    sample, case = boxes_sample(), Case(5, count=3)
+    case = Case(5, count=3)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        made = run(albumentations.RandomBrightnessContrast(brightness_limit=(0.3, 0.3), p=1), sample)
-        moved = run([albumentations.InvertImg(p=1)], case.sample("image", "boxes", "keypoints", "labels"))
-    assert not torch.equal(made["image"], boxes_sample().values["image"])
-    assert np.allclose(moved["boxes"], case.boxes, atol=1e-4)
-    assert np.array_equal(moved["keypoints"], case.points)
+        made = run([albumentations.InvertImg(p=1)], case.sample("image", "boxes", "keypoints", "labels"))
+    assert not torch.equal(made["image"], case.image)
+    assert np.allclose(made["boxes"], case.boxes, atol=1e-4)
+    assert np.array_equal(made["keypoints"], case.points)
 
 
-@pytest.mark.parametrize("dtype", ["<u2", "<u4", "<u8"])
+@pytest.mark.parametrize("dtype", ["<u2", "<u8"])
 def test_torchvision_flips_masks_of_unsigned_integers(dtype: str) -> None:
     stored = np.arange(12, dtype=dtype).reshape(3, 4) * 1000
     fields = {"image": Field("image", role="image"), "mask": Field("array", dtype, (None, None), role="mask")}
@@ -510,24 +446,11 @@ def test_torchvision_flips_masks_of_unsigned_integers(dtype: str) -> None:
     assert made["mask"].tolist() == stored[::-1].tolist()
 
 
-def shrink(sample: dict[str, Any]) -> dict[str, Any]:
-    return {**sample, "right": sample["right"][..., :20, :20]}
-
-
-def test_a_function_that_resizes_one_of_several_images_is_named() -> None:
-    sample = plain_sample(right=(FIELDS["image"], torch.zeros(3, 40, 60, dtype=torch.uint8)))
-    with pytest.raises(ValueError, match="after .*shrink.*'right' has 20 × 20 pixels and the sample 60 × 40"):
-        run(["RandomHorizontalFlip", shrink], sample)
-
-
-def test_what_fails_inside_albumentations_says_what_it_was_given() -> None:
-    def fail(image: Array, **_: Any) -> Array:
-        raise RuntimeError("!_src.empty()")
-
-    import albumentations
-
-    with pytest.raises(ValueError, match=r"image of \(40, 60, 3\), bboxes of \(4, 4\), .*RuntimeError: !_src.empty"):
-        run(albumentations.Lambda(image=fail, p=1), boxes_sample())
+def test_masks_of_one_row_flip_and_turn() -> None:
+    fields = {name: FIELDS[name] for name in ("image", "mask")}
+    values = {"image": torch.zeros(3, 1, 4, dtype=torch.uint8), "mask": torch.tensor([[1, 2, 3, 4]])}
+    assert run(RandomVerticalFlip(1), Sample(values, fields, (1, 4)))["mask"].tolist() == [[1, 2, 3, 4]]
+    assert run(None, Sample(values, fields, (1, 4), orientation=3))["mask"].tolist() == [[4, 3, 2, 1]]
 
 
 def recolour(sample: dict[str, Any], generator: torch.Generator) -> dict[str, Any]:
@@ -542,10 +465,6 @@ def test_a_function_takes_and_returns_the_elements() -> None:
     assert not torch.equal(made["image"], sample.values["image"])
     assert torch.equal(made["image"], again["image"])
     assert made["names"] == ["a", "b", "c", "d"]
-    copied = pickle.loads(pickle.dumps(JointTransform([recolour, RandomHorizontalFlip()])))
-    assert torch.equal(
-        run([recolour, RandomHorizontalFlip()], sample)["image"], copied(sample, SampleContext(0, 0, 1))["image"]
-    )
 
 
 def test_transforms_that_take_one_image_are_refused() -> None:
@@ -613,10 +532,8 @@ ALONE = {name: FIELDS[name] for name in ("boxes", "labels")}
         (NO_ROLE | {"mask": Field("array", "<f4", (None, 4))}, Resize(8), "roles=.'mask': 'boxes'"),
         (NO_ROLE, ToTensor(), None),
         (NO_ROLE | {"mask": Field("image", role="mask")}, Resize(8), None),
-        (TWO_BOXES, [V2 + "RandomIoUCrop"], "RandomIoUCrop.* takes one element of boxes, and would drop those of others"),
-        (TWO_BOXES, {"name": V2 + "Compose", "transforms": [V2 + "RandomIoUCrop"]}, "takes one element of boxes"),
+        (TWO_BOXES, {"name": V2 + "Compose", "transforms": [V2 + "RandomIoUCrop"]}, "RandomIoUCrop takes one element of boxes"),
         (TWO_BOXES, V2 + "SanitizeBoundingBoxes", None),
-        ({"image": FIELDS["image"], "cars": BOXES}, V2 + "RandomIoUCrop", None),
         (ALONE, RandomHorizontalFlip(1), "needs the size of the image, and samples have no image and no mask"),
         (ALONE, dict, "needs the size of the image"),
         (ALONE, FilterBoxes(min_area=4), None),
@@ -686,10 +603,8 @@ def test_an_image_that_is_too_small_for_a_crop_is_a_bad_sample(store: Any, is_vi
 
 _WITHOUT_TORCHVISION = """
 import sys
-import warnings
 sys.modules["torchvision"] = None
 import torch
-from storeds.errors import MissingDependencyError
 from storeds.protocols import Field, SampleContext
 from storeds.records.roles import Sample
 from storeds.transforms import JointTransform
@@ -699,27 +614,11 @@ flip = {"name": "RandomHorizontalFlip", "p": 1}
 made = JointTransform([flip, lambda sample: dict(sample)])(Sample(values, fields, (8, 8)), SampleContext(0, 0, 1))
 assert {type(value) for value in made.values()} == {torch.Tensor}
 assert made["boxes"].tolist() == [[5, 1, 2, 2]]
-try:
-    JointTransform("torchvision.transforms.v2.RandomVerticalFlip")
-except MissingDependencyError as error:
-    print(error)
 """
 
 
 def test_without_torchvision_elements_are_plain_tensors() -> None:
-    run = subprocess.run([sys.executable, "-c", _WITHOUT_TORCHVISION], capture_output=True, text=True, check=True)
-    assert "cannot be imported: No module named 'torchvision" in run.stdout
-
-
-def test_a_flip_of_keypoints_without_an_instance_swaps_none() -> None:
-    fields = {**{name: FIELDS[name] for name in ("image", "boxes")}, "keypoints": Field("json", role="keypoints")}
-    values = {
-        "image": torch.zeros(3, 4, 6, dtype=torch.uint8),
-        "boxes": torch.zeros(0, 4),
-        "keypoints": torch.zeros(0, 2),
-    }
-    joint = JointTransform(RandomHorizontalFlip(1, [[1, 2]]))
-    assert joint(Sample(values, fields, (4, 6)), SampleContext(0, 0, 1))["keypoints"].shape == (0, 2)
+    subprocess.run([sys.executable, "-c", _WITHOUT_TORCHVISION], check=True)
 
 
 def test_compositions_of_torchvision_move_keypoints_with_a_visibility() -> None:
@@ -737,14 +636,10 @@ def test_compositions_of_torchvision_move_keypoints_with_a_visibility() -> None:
     [
         (lambda each: each["image"], "must return a dict with the elements image, boxes, .* not Image"),
         (lambda each: each.pop("names") and each, "must return a dict with the elements"),
-        (lambda each: each | {"more": 1}, "must return a dict with the elements .* not the elements image.* more"),
-        (lambda each: each | {"boxes": [[0, 0, 5, 5]] * 4}, "must return 'boxes' as a tensor, not as list"),
-        (lambda each: each | {"boxes": np.zeros((4, 4))}, "must return 'boxes' as a tensor, not as ndarray"),
-        (lambda each: each | {"boxes": torch.zeros(4, 5)}, "must return 'boxes' as boxes of shape .n, 4., not .4, 5."),
-        (lambda each: each | {"boxes": torch.full((4, 4), torch.nan)}, "'boxes' with a coordinate that is NaN or infinite"),
-        (lambda each: each | {"boxes": torch.ones(6, 4)}, "returned 6 'boxes', but 4 rows of 'labels'"),
+        (lambda each: each | {"boxes": torch.zeros(4, 5)}, "must return 'boxes' as finite boxes of shape .n, 4."),
+        (lambda each: each | {"boxes": torch.full((4, 4), torch.nan)}, "must return 'boxes' as finite boxes"),
         (lambda each: each | {"boxes": each["boxes"][1:]}, "returned 3 'boxes', but 4 rows of 'labels'.*FilterBoxes"),
-        (lambda each: each | {"mask": None}, "must return 'mask' as a tensor, not as NoneType"),
+        (lambda each: each | {"mask": each["mask"][..., :20]}, "after .*lambda.*'mask' has 20 × 40 pixels and the sample 60"),
     ],
 )  # fmt: skip
 def test_what_a_function_returns_is_checked(function: Any, words: str) -> None:
@@ -795,7 +690,7 @@ def test_no_crop_leaves_a_box_without_a_width_or_height(engine: str, format: str
 
 @pytest.mark.parametrize("engine", ["built in", "albumentations"])
 def test_a_default_device_does_not_matter_for_samples(engine: str) -> None:
-    steps = [*ENGINES[engine], RandomHorizontalFlip(), ToTensor(), Normalize([0.5], [0.5])]
+    steps = [*ENGINES[engine], RandomHorizontalFlip(), dict, ToTensor(), Normalize([0.5], [0.5])]
     expected = run(steps, boxes_sample())
 
     def transformed() -> dict[str, Any]:

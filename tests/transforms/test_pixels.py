@@ -98,7 +98,7 @@ def padding_of(chance: random.Random) -> Any:
     return chance.choice([None, chance.randint(0, 4), *([chance.randint(0, 4) for _ in range(n)] for n in (2, 4))])
 
 
-INTERPOLATIONS = ("nearest", "bilinear", "bicubic")
+INTERPOLATIONS = ("nearest", "nearest-exact", "bilinear", "bicubic")
 ARGUMENTS: dict[str, Callable[[random.Random], dict[str, Any]]] = {
     "Resize": lambda chance: {"size": sides(chance, 30), "interpolation": chance.choice(INTERPOLATIONS)},
     "CenterCrop": lambda chance: {"size": sides(chance, 50)},
@@ -140,6 +140,8 @@ def check_equal(ours: Any, theirs: Any, image: Any, state: int) -> None:
         torch.manual_seed(state)
         expected = theirs(image)
         after = torch.get_rng_state()
+        torch.manual_seed(state)
+        assert np.array_equal(array(ours(image)), array(expected))  # from the global generator
     untouched, source = torch.get_rng_state(), generator(state)
     found = ours(image, source)
     assert torch.equal(torch.get_rng_state(), untouched)
@@ -166,16 +168,6 @@ def test_resize_of_a_tensor_is_pillows_within_two_levels(
     assert (resized.double() - expected.double()).abs().max() <= 2
 
 
-@given(edges, edges, edges, edges)
-def test_nearest_exact_of_a_tensor_is_pillows_nearest(height: int, width: int, to_h: int, to_w: int) -> None:
-    image = pil(height, width)
-    resized = Resize((to_h, to_w), "nearest-exact")(chw(image)).float()
-    # Of two pixels equally near, each may take another.
-    expected = chw(Resize((to_h, to_w), "nearest-exact")(image)).float()
-    ties = any(old * (2 * new + 1) % (2 * to) == 0 for old, to in ((height, to_h), (width, to_w)) for new in range(to))
-    assert ties or torch.equal(resized, expected)
-
-
 def test_bicubic_stays_in_the_range_of_integers() -> None:
     edge = torch.zeros(1, 8, 8, dtype=torch.int16)
     edge[..., 4:] = 32767
@@ -194,19 +186,6 @@ def test_crop_is_its_window_and_zero_beyond_the_image(window: tuple[int, int, in
     assert torch.equal(Crop(*window)(chw(source)), chw(expected))
 
 
-def test_windows_have_the_requested_areas_ratios_and_positions() -> None:
-    transform, source = RandomResizedCrop(8, (0.1, 0.5), (0.5, 2.0)), generator(1)
-    windows = np.array([transform.draw(1000, 1000, source).window for _ in range(3000)])
-    area, ratio = windows[:, 2] * windows[:, 3] / 1e6, np.log(windows[:, 3] / windows[:, 2])
-    assert 0.099 < area.min() < area.max() < 0.501
-    assert abs(area.mean() - 0.3) < 0.01  # uniform
-    assert abs(ratio.mean()) < 0.03  # uniform in the logarithm: as often wide as high
-    assert abs(ratio.std() - math.log(4) / math.sqrt(12)) < 0.02
-    place = windows[:, 0] / (1000 - windows[:, 2])
-    assert abs(place.mean() - 0.5) < 0.02
-    assert abs(place.std() - 1 / math.sqrt(12)) < 0.02
-
-
 @pytest.mark.parametrize(
     ("shape", "ratio", "expected"),
     [
@@ -218,12 +197,6 @@ def test_windows_have_the_requested_areas_ratios_and_positions() -> None:
 )
 def test_without_a_fitting_window_the_middle_is_used(shape: tuple[int, int], ratio: Any, expected: Any) -> None:
     assert RandomResizedCrop(8, (2.0, 2.0), ratio).draw(*shape, generator()).window == expected
-
-
-def test_a_line_of_pixels_is_not_enlarged_beyond_the_limit() -> None:
-    with pytest.raises(ValueError, match="Resize: an image 1 high and 65500 wide.* edge of 224; give both edges"):
-        Resize(224)(Image.new("L", (65500, 1)))
-    assert Resize((224, 300))(Image.new("L", (65500, 1))).size == (300, 224)
 
 
 # --- Kinds of images and their memory ---
@@ -244,18 +217,10 @@ ALL = [*SPATIAL, ToTensor(), Normalize([0.5], [0.25]), Compose([Resize(8), Rando
 
 
 @pytest.mark.parametrize("transform", SPATIAL, ids=repr)
-@pytest.mark.parametrize("mode", ["L", "RGB", "RGBA", "CMYK", "1", "P", "I", "F", "I;16"])
+@pytest.mark.parametrize("mode", ["L", "RGB", "RGBA", "1", "P", "F", "I;16"])
 def test_pillow_modes_are_kept(transform: Any, mode: str) -> None:
     image = Image.new("I;16", (9, 7)) if mode == "I;16" else pil(7, 9).convert(mode)
     assert transform(image).mode == mode
-
-
-@pytest.mark.parametrize("transform", SPATIAL, ids=repr)
-def test_leading_dimensions_are_kept(transform: Any) -> None:
-    clip = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (2, 4, 3, 20, 16), dtype=np.uint8))
-    out, one = transform(clip, generator()), transform(clip[1, 2], generator())
-    assert out.shape[:3] == (2, 4, 3)
-    assert torch.equal(out[1, 2], one)
 
 
 @pytest.mark.parametrize("transform", [*SPATIAL, Compose([*SPATIAL, ToTensor()])], ids=repr)
@@ -274,21 +239,16 @@ def test_an_image_with_nothing_to_do_comes_back_as_it_is(transform: Any, image: 
     assert transform(image) is image
 
 
-def test_a_cropped_tensor_shares_no_memory_with_its_image() -> None:
-    tensor = torch.ones(3, 8, 8)
-    cropped = CenterCrop(4)(tensor)
-    cropped.zero_()
-    assert tensor.sum() == 3 * 64
-    assert cropped.untyped_storage().nbytes() == 3 * 16 * 4
-
-
 @pytest.mark.parametrize("transform", ALL, ids=repr)
 @pytest.mark.parametrize("image", [pil(9, 13), chw(pixels(9, 13)), torch.rand(3, 9, 13)], ids=lambda each: type(each))
-def test_the_image_given_is_not_changed(transform: Any, image: Any) -> None:
+def test_the_image_given_is_not_changed_and_a_changed_one_shares_no_memory(transform: Any, image: Any) -> None:
     image = ToTensor()(image) if isinstance(transform, Normalize) else image
     before = array(image)
     for index in range(5):
-        by_seed(transform, image, index)
+        made = by_seed(transform, image, index)
+        if isinstance(made, torch.Tensor) and made is not image:
+            made.zero_()
+            assert made.untyped_storage().nbytes() == made.numel() * made.element_size()
     assert np.array_equal(array(image), before)
 
 
@@ -308,30 +268,23 @@ def test_pickles_texts_and_configs_keep_a_transform(transform: Any) -> None:
 # --- ToTensor and Normalize ---
 
 
-@pytest.mark.parametrize("mode", ["L", "LA", "RGB", "RGBA", "CMYK", "YCbCr"])
-def test_eight_bit_modes_become_float32_in_the_unit_interval(mode: str) -> None:
-    image = pil(5, 7).convert("L").convert(mode) if mode == "LA" else pil(5, 7).convert(mode)
-    tensor = ToTensor()(image)
-    assert tensor.dtype == torch.float32
-    assert tensor.is_contiguous()
-    expected = np.array(image).reshape(5, 7, -1).transpose(2, 0, 1).astype(np.float32) / np.float32(255)
-    assert np.array_equal(tensor.numpy(), expected)
-
-
 @pytest.mark.parametrize(
-    ("mode", "dtype", "value", "expected"),
+    ("mode", "dtype", "scale"),
     [
-        ("1", torch.float32, 1, 1.0),
-        ("I;16", torch.int16, 32767, 32767),
-        ("I;16B", torch.int16, 515, 515),
-        ("I", torch.int32, -70000, -70000),
-        ("F", torch.float32, -0.5, -0.5),
+        *((mode, torch.float32, np.float32(255)) for mode in ("L", "LA", "RGB", "RGBA", "CMYK", "YCbCr")),
+        ("1", torch.float32, np.float32(1)),
+        ("I", torch.int32, np.int32(1)),
+        ("F", torch.float32, np.float32(1)),
+        ("I;16", torch.int16, np.int16(1)),
     ],
 )
-def test_other_modes_keep_their_values(mode: str, dtype: torch.dtype, value: float, expected: float) -> None:
-    tensor = ToTensor()(Image.new(mode, (2, 3), value))
-    assert (tensor.dtype, tensor.shape) == (dtype, (1, 3, 2))
-    assert (tensor == expected).all()
+def test_eight_bit_modes_are_scaled_and_other_modes_keep_their_values(mode: str, dtype: Any, scale: Any) -> None:
+    image = pil(5, 7).convert("L" if mode in ("LA", "I;16") else mode).convert(mode)
+    tensor = ToTensor()(image)
+    assert tensor.dtype == dtype
+    assert tensor.is_contiguous()
+    expected = np.array(image).reshape(5, 7, -1).transpose(2, 0, 1).astype(scale.dtype)
+    assert np.array_equal(tensor.numpy(), expected / scale)
 
 
 def test_arrays_and_tensors_become_tensors_too() -> None:
@@ -342,9 +295,6 @@ def test_arrays_and_tensors_become_tensors_too() -> None:
         assert torch.equal(ToTensor()(form), expected)
     assert ToTensor()(source[:, :, 0]).shape == (1, 4, 6)
     assert ToTensor()(np.ones((2, 2, 3), ">i4")).dtype == torch.int32
-    floats = np.ones((3, 4, 1), np.float32)
-    ToTensor()(floats).zero_()
-    assert floats.all()
 
 
 @given(edges, edges, st.sampled_from([torch.float32, torch.float64, torch.float16]), st.booleans())
@@ -358,11 +308,6 @@ def test_normalize_is_its_formula(height: int, width: int, dtype: torch.dtype, i
     assert torch.allclose(out.double(), expected, atol=2e-2 if dtype == torch.float16 else 1e-6)
     assert (out is image) == inplace
     assert inplace or torch.equal(image, before)
-
-
-def test_normalize_takes_one_number_for_all_channels() -> None:
-    assert torch.equal(Normalize([0.5], [0.25])(torch.ones(5, 2, 2)), torch.full((5, 2, 2), 2.0))
-    assert torch.equal(Normalize([0.5, 1], [0.5])(torch.ones(2, 1, 1)), torch.tensor([1.0, 0])[:, None, None])
 
 
 @pytest.mark.parametrize(
@@ -383,23 +328,19 @@ def test_scaling_and_normalising_together_give_the_same_result(image: Any) -> No
     ("transform", "value", "error", "message"),
     [
         (Resize(3), np.zeros((2, 2, 3), np.uint8), TypeError, "Resize takes a Pillow image or a torch tensor, not ndarray"),
-        (CenterCrop(3), "a.jpg", TypeError, "CenterCrop takes .* not str"),
         (RandomHorizontalFlip(), None, TypeError, "RandomHorizontalFlip takes .* not NoneType"),
         (RandomResizedCrop(3), torch.zeros(2, 2), ValueError, r"RandomResizedCrop: .*\(channels, height, width\), not \(2, 2\)"),
         (RandomResizedCrop(3), torch.zeros(9, 9, 3), ValueError, r"looks like \(height, width, channels\)"),
+        (Resize(224), Image.new("L", (65500, 1)), ValueError, "Resize: an image 1 high and 65500 wide.* 224; give both edges"),
         (Resize(3), torch.zeros(3, 0, 2), ValueError, "Resize: the image has no pixels: it is 0 high and 2 wide"),
         (Resize((3, 3), "lanczos"), torch.zeros(3, 2, 2), TypeError, "'lanczos' is for Pillow .* nearest, nearest-exact, bil"),
-        (Resize((3, 3)), torch.zeros(3, 2, 2, dtype=torch.bool), TypeError, "only tensors of integers or floats"),
+        (Resize((3, 3)), torch.zeros(3, 2, 2, dtype=torch.bool), TypeError, "torch.bool"),
         (ToTensor(), [1], TypeError, "ToTensor takes .* not list"),
         (ToTensor(), torch.zeros(3, 2, 2, dtype=torch.int32), TypeError, "ToTensor takes a uint8 or floating tensor"),
-        (ToTensor(), np.zeros(3), ValueError, r"ToTensor: an array image has shape .*, not \(3,\)"),
-        (ToTensor(), np.array([["a"]]), TypeError, "ToTensor: torch has no dtype for .* <U1"),
         (ToTensor(), Image.new("I;16", (2, 2), 40000), ValueError, "over 32767.* mode 'I'"),
         (ToTensor(), Image.new("P", (2, 2)), TypeError, "a palette image holds numbers of colours"),
         (Normalize([0], [1]), torch.zeros(3, 2, 2, dtype=torch.uint8), TypeError, "not torch.uint8; put ToTensor before"),
-        (Normalize([0], [1]), pil(2, 2), TypeError, "Normalize takes a floating tensor, not Image"),
         (Normalize([0, 0, 0], [1, 1, 1]), torch.zeros(1, 2, 2), ValueError, "for 3 channels, but the image has 1"),
-        (Normalize([0], [1e-30]), torch.zeros(1, 2, 2).half(), ValueError, "deviation of 1e-30 is zero in torch.float16"),
         (FilterBoxes(), torch.zeros(3, 4, 4), TypeError, "put it into transforms="),
     ],
 )  # fmt: skip
@@ -411,8 +352,8 @@ def test_other_values_are_rejected(transform: Any, value: Any, error: type[Excep
 @pytest.mark.parametrize(
     ("kind", "argument", "values"),
     [
-        *((kind, "size", (0, -1, 2.5, "224", True, None, (), (3,), (1, 2, 3), (3, 0)))
-          for kind in (Resize, CenterCrop, RandomCrop, RandomResizedCrop)),
+        (Resize, "size", (0, 2.5, "224", True, None, (), (3,), (1, 2, 3), (3, 0))),
+        (RandomCrop, "size", (-1,)),
         (Resize, "interpolation", ("bilinaer", ["x"], None)),
         (RandomResizedCrop, "scale", ((1.0, 0.1), 0.5, (1,))),
         (RandomResizedCrop, "ratio", ((0, 1), (1, math.inf))),
@@ -424,11 +365,9 @@ def test_other_values_are_rejected(transform: Any, value: Any, error: type[Excep
         (RandomVerticalFlip, "keypoint_pairs", ([[0, 1], [1, 2]], [[0]], [[0, -1]], 3)),
         (Normalize, "mean", ([], [math.nan], 0.5)),
         (Normalize, "std", ([0.0], [1.0, 2.0], 0.5)),
-        (Normalize, "inplace", ("no",)),
         (FilterBoxes, "min_area", (-1, math.inf)),
-        (FilterBoxes, "min_visibility", (1.5,)),
-        (Compose, "transforms", (ToTensor(), "ToTensor", [ToTensor(), 3])),
-        (Views, "transforms", (ToTensor(), "ToTensor", [], [[ToTensor(), 3]])),
+        (Compose, "transforms", (ToTensor(), [ToTensor(), 3])),
+        (Views, "transforms", ("ToTensor", [], [[ToTensor(), 3]])),
     ],
 )  # fmt: skip
 def test_arguments_are_checked_by_name(kind: type, argument: str, values: tuple[Any, ...]) -> None:
@@ -448,13 +387,10 @@ def test_arguments_are_checked_by_name(kind: type, argument: str, values: tuple[
             kind(**{**arguments, argument: value})
 
 
-def test_an_unknown_interpolation_suggests_the_likely_one() -> None:
-    with pytest.raises(ConfigError, match="Resize: interpolation='bilinaer': .*did you mean 'bilinear'"):
-        Resize(3, "bilinaer")
-
-
-def test_numbers_of_numpy_are_numbers() -> None:
+def test_numbers_of_numpy_are_numbers_and_an_unknown_name_suggests_the_likely_one() -> None:
     three: Any = np.int64(3)
     numbers: Any = list(np.array([0.5, 0.25], np.float32))
     assert Resize(three) == Resize(3)
     assert Normalize(numbers, [0.5]) == Normalize([0.5, 0.25], [0.5])
+    with pytest.raises(ConfigError, match="Resize: interpolation='bilinaer': .*did you mean 'bilinear'"):
+        Resize(3, "bilinaer")

@@ -53,12 +53,13 @@ def refused(pair: str, second: str, **transforms: Any) -> str:
     ("transform", "expected"),
     [
         (Compose([ToTensor(), Normalize([0.5], [0.5])]), "not"),
+        (Compose([]), "not"),
         (Compose([Resize(8), CenterCrop(8)]), "alike"),
         (Compose([Resize(8), RandomHorizontalFlip()]), "drawn"),
-        (Compose([Resize(8), lambda image: image]), "unknown"),
+        (Compose([ToTensor(), lambda image: image]), "unknown"),
         (v1.Compose([v1.ColorJitter(), v1.ToTensor()]), "not"),
-        (v1.RandomApply([v1.Resize(8)]), "drawn"),
         (v1.RandomApply([v1.GaussianBlur(3)]), "not"),
+        (v1.RandomApply([v1.Resize(8)]), "drawn"),
         (v2.Compose([v2.ToImage(), v2.Resize(8), v2.ToDtype(torch.float32, scale=True)]), "alike"),
         (v2.RandomChoice([v2.Resize(8), v2.Resize(9)]), "drawn"),
         (v2.RandomPerspective(), "drawn"),
@@ -69,7 +70,6 @@ def refused(pair: str, second: str, **transforms: Any) -> str:
         (albumentations.Compose([albumentations.Resize(8, 8)]), "alike"),
         (albumentations.Compose([albumentations.Resize(8, 8)], p=0.5), "drawn"),
         (albumentations.OneOf([albumentations.HorizontalFlip()]), "drawn"),
-        (torch.nn.Flatten(), "unknown"),
         (abs, "unknown"),
     ],
 )
@@ -82,15 +82,11 @@ def test_transforms_are_known_by_their_classes(pair: str, transform: Any, expect
     [
         ((64, 48), "none"),
         ((64, 48, 3), "last"),
-        ((3, 64, 48), "first"),
-        ((None, None, 4), "last"),
         ((1, None, None), "first"),
         ((8, 64, 48, 1), "last"),
         ((3, 64, 3), None),
-        ((64, 64, 64), None),
         ((None, None, None), None),
         ((7,), None),
-        ((), None),
     ],
 )
 def test_shapes_tell_where_channels_lie(shape: tuple[int | None, ...], layout: str | None) -> None:

@@ -13,25 +13,23 @@ from torch.utils.data._utils.collate import collate as torch_collate
 from torch.utils.data._utils.collate import default_collate_fn_map
 
 from storeds.batching.memory import empty_batch, in_one_memory, is_plain, is_tv_tensor, plain_tensor
-from storeds.batching.padding import Padded, check_channels, pad_images, pad_rows
+from storeds.batching.padding import Padded, check_channels, padded
 from storeds.errors import BadSamplesError, ConfigError, suggest
 from storeds.protocols import Array
 from storeds.transforms.functional import DeferredImage
 
 __all__ = [
-    "PadImages",
     "Ragged",
     "Skipped",
     "collate",
     "collate_columns",
     "good_samples",
-    "listed",
 ]
 
 _Map: TypeAlias = dict[Any, Callable[..., Any]]
 _Key: TypeAlias = str | int
 Ragged: TypeAlias = Literal["mask", "pad", "list"]
-PadImages: TypeAlias = bool | Collection[_Key] | Mapping[Any, float]
+_PadImages: TypeAlias = bool | Collection[_Key] | Mapping[Any, float]
 
 
 @dataclass(frozen=True)
@@ -87,7 +85,7 @@ def collate(
     *,
     pad: Collection[str | int] = (),
     ragged: Mapping[Any, Ragged] | None = None,
-    pad_images: PadImages = False,
+    pad_images: _PadImages = False,
     declared: Mapping[Any, Ragged] | None = None,
 ) -> Any:
     """Return a batch of samples, as PyTorch's ``default_collate`` does, with three differences.
@@ -141,18 +139,19 @@ def collate(
     """
     samples = good_samples(batch)
     first = samples[0]
-    elements: Mapping[_Key, Any] = (
-        first if isinstance(first, Mapping) else dict(enumerate(first)) if isinstance(first, tuple) else {0: first}
-    )
-    knows_images = pad_images is True and any(is_tv_tensor(part, "Image") for part in elements.values())
-    ways = _ways(pad, ragged or {}, declared or {}, elements)
-    plan = _Plan(ways, _fills(pad_images, elements), pad_images is True, knows_images)
+    columns: dict[_Key, Sequence[Any]]
     if isinstance(first, Mapping):
-        return _collate_dicts(samples, plan)
+        columns = {name: [sample[name] for sample in samples] for name in first}
+    else:
+        columns = dict(enumerate(zip(*samples, strict=True))) if isinstance(first, tuple) else {0: samples}
+    ways = _ways(pad, ragged or {}, declared or {}, columns)
+    fills = _fills(pad_images, columns)
+    made = {name: _collated(values, name, ways.get(name), fills.get(name)) for name, values in columns.items()}
+    if isinstance(first, Mapping):
+        return _with_masks(made)
     if isinstance(first, tuple):
-        columns = [_collate_values(column, at, plan) for at, column in enumerate(zip(*samples, strict=True))]
-        return type(first)(*columns) if hasattr(first, "_fields") else columns
-    return _collate_values(samples, 0, plan)
+        return type(first)(*made.values()) if hasattr(first, "_fields") else list(made.values())
+    return made[0]
 
 
 def good_samples(batch: Sequence[Any]) -> list[Any]:
@@ -184,46 +183,47 @@ def _skip_in(sample: Any) -> Skipped | None:
     return next((part for part in parts if isinstance(part, Skipped)), None)
 
 
-@dataclass(frozen=True)
-class _Plan:
-    """What becomes of each element that may differ in size."""
-
-    ways: Mapping[_Key, str]
-    fills: Mapping[_Key, float]
-    all_images: bool
-    knows_images: bool
-    """Whether images say that they are images. Then no other tensor is one."""
-
-
 def _ways(
-    pad: Collection[_Key], ragged: Mapping[Any, Ragged], declared: Mapping[Any, Ragged], elements: Mapping[_Key, Any]
+    pad: Collection[_Key],
+    ragged: Mapping[Any, Ragged],
+    declared: Mapping[Any, Ragged],
+    columns: Mapping[_Key, Sequence[Any]],
 ) -> dict[_Key, str]:
     """Return what becomes of each named element; raise ConfigError if the arguments are malformed."""
     for name, way in ragged.items():
         if way not in get_args(Ragged):
             raise ConfigError(f"ragged: {name!r} is {way!r}; {suggest(str(way), get_args(Ragged), 'values')}")
-        if name in pad and way != "mask":
-            raise ConfigError(f"{name!r} is in pad, which means 'mask', and {way!r} in ragged: leave one of them out")
-    _check_names("pad", pad, elements)
-    _check_names("ragged", ragged, elements)
+    _check_names("pad", pad, columns)
+    _check_names("ragged", ragged, columns)
     with_length = (torch.Tensor, np.ndarray)
     usual = {
         name: way
         for name, way in declared.items()
-        if name in elements and (way == "list" or isinstance(elements[name], with_length))
+        if name in columns and (way == "list" or isinstance(columns[name][0], with_length))
     }
     return {**usual, **dict.fromkeys(pad, "mask"), **ragged}
 
 
-def _fills(pad_images: PadImages, elements: Collection[_Key]) -> Mapping[_Key, float]:
+def _fills(pad_images: _PadImages, columns: Mapping[_Key, Sequence[Any]]) -> Mapping[_Key, float]:
+    """Return each element that is padded as an image, with the value that fills it."""
     if isinstance(pad_images, bool):
-        return {}
+        # If images say that they are images, no other tensor is one.
+        know = any(is_tv_tensor(values[0], "Image") for values in columns.values())
+        return {name: 0.0 for name, values in columns.items() if pad_images and _is_image(values[0], know)}
     if isinstance(pad_images, str) or not isinstance(pad_images, Collection):
         raise ConfigError(
             f"pad_images is True, a list of elements or a mapping of elements to the value that fills them, not {pad_images!r}"
         )
-    _check_names("pad_images", pad_images, elements)
+    _check_names("pad_images", pad_images, columns)
     return pad_images if isinstance(pad_images, Mapping) else dict.fromkeys(pad_images, 0.0)
+
+
+def _is_image(value: Any, images_know: bool) -> bool:
+    """Return whether ``pad_images=True`` pads an element."""
+    if isinstance(value, DeferredImage) or is_tv_tensor(value, "Image", "Mask"):
+        return True
+    is_plain_tensor = type(value) is torch.Tensor and not images_know
+    return is_plain_tensor and value.ndim == 3 and len(value) in (1, 2, 3, 4)
 
 
 def _check_names(argument: str, names: Collection[_Key], elements: Collection[_Key]) -> None:
@@ -234,50 +234,37 @@ def _check_names(argument: str, names: Collection[_Key], elements: Collection[_K
             )
 
 
-def _collate_dicts(samples: Sequence[Mapping[str, Any]], plan: _Plan) -> dict[str, Any]:
-    batch: dict[str, Any] = {}
-    for name in samples[0]:
-        value = _collate_values([sample[name] for sample in samples], name, plan)
+def _with_masks(made: Mapping[_Key, Any]) -> dict[_Key, Any]:
+    """Return the elements of a batch by name, each mask as an element of its own."""
+    batch: dict[_Key, Any] = {}
+    for name, value in made.items():
         if isinstance(value, Padded):
-            mask = f"{name}_mask"
-            if mask in samples[0]:
+            if f"{name}_mask" in made:
                 raise ConfigError(
-                    f"the mask of {name!r} would replace the element {mask!r}: leave that element out or rename it"
+                    f"the mask of {name!r} would replace the element '{name}_mask': leave that element out or rename it"
                 )
-            batch[name], batch[mask] = value
+            batch[name], batch[f"{name}_mask"] = value
         else:
             batch[name] = value
     return batch
 
 
-def _collate_values(values: Sequence[Any], name: _Key, plan: _Plan) -> Any:
-    """Return one element of a batch."""
-    if plan.ways.get(name) == "list":
-        return listed(values)
+def _collated(values: Sequence[Any], name: _Key, way: str | None, fill: float | None) -> Any:
+    """Return one element of a batch: as a list, in a tensor, or padded. `fill` is that of an image."""
+    if way == "list":
+        return _listed(values)
     try:
-        return _in_tensors(values, name, plan)
+        if way is not None or fill is not None:
+            tensors = [each if isinstance(each, DeferredImage) else _tensor_of(each) for each in values]
+            rows = way is not None or (is_tv_tensor(values[0], "Mask") and values[0].ndim == 3)
+            made = padded(tensors, rows=rows, sizes=fill is not None, fill=fill or 0.0)
+            return made.values if way == "pad" else made
+        return torch_collate(values, collate_fn_map=_MAP)
     except ConfigError as error:
         raise ConfigError(f"element {name!r}: {error}") from error
 
 
-def _in_tensors(values: Sequence[Any], name: _Key, plan: _Plan) -> Any:
-    """Return one element of a batch as tensors, padded if the plan says so."""
-    way = plan.ways.get(name)
-    has_size = name in plan.fills or (plan.all_images and _is_image(values[0], plan.knows_images))
-    fill = plan.fills.get(name, 0.0)
-    if way is not None or (has_size and _is_instances(values[0])):
-        tensors = [_tensor_of(value) for value in values]
-        padded = pad_rows(tensors, sizes_too=has_size, fill=fill)
-        return padded.values if way == "pad" else padded
-    if has_size:
-        images = [value if isinstance(value, DeferredImage) else _tensor_of(value) for value in values]
-        return pad_images(images, fill)
-    return torch_collate(values, collate_fn_map=_MAP)
-
-
 def _tensor_of(value: Any) -> torch.Tensor:
-    if isinstance(value, DeferredImage):
-        return value.scaled()
     if isinstance(value, Image.Image):
         _refuse_images([value])
     try:
@@ -289,24 +276,7 @@ def _tensor_of(value: Any) -> torch.Tensor:
         ) from error
 
 
-def _is_image(value: Any, knows_images: bool) -> bool:
-    """Return whether ``pad_images=True`` pads an element."""
-    if isinstance(value, DeferredImage) or is_tv_tensor(value, "Image", "Mask"):
-        return True
-    return (
-        not knows_images
-        and isinstance(value, torch.Tensor)
-        and type(value) is torch.Tensor
-        and value.ndim == 3
-        and len(value) in (1, 2, 3, 4)
-    )
-
-
-def _is_instances(value: Any) -> bool:
-    return is_tv_tensor(value, "Mask") and value.ndim == 3
-
-
-def listed(values: Sequence[Any]) -> list[Any]:
+def _listed(values: Sequence[Any]) -> list[Any]:
     """Return the values of an element as a list: arrays and tensors as plain tensors, others as they are."""
     plain = [
         torch.as_tensor(value) if isinstance(value, np.ndarray) and value.dtype.kind not in "SUO" else value
@@ -325,7 +295,7 @@ def _stack(values: Sequence[torch.Tensor | DeferredImage], *, collate_fn_map: An
             return torch.stack(tensors, out=empty_batch((len(tensors), *tensors[0].shape), tensors[0].dtype))
         return default_collate_fn_map[torch.Tensor](tensors, collate_fn_map=collate_fn_map)
     check_channels(tensors)
-    return pad_rows(tensors)
+    return padded(tensors, rows=True, sizes=False)
 
 
 def _scale(images: Sequence[Any], *, collate_fn_map: Any = None) -> Any:

@@ -108,16 +108,12 @@ def _named(sample: Any, fields: Sequence[str] | None) -> Mapping[str, Any]:
     """Return the elements of a sample by name."""
     if isinstance(sample, Mapping):
         return sample
-    if not isinstance(sample, tuple):
-        raise ConfigError(f"collate_detection takes samples that are dicts or tuples, not {type(sample).__name__}")
     names = getattr(sample, "_fields", fields)
     if names is None:
         raise ConfigError(
             "collate_detection needs the names of the elements of a tuple: pass fields=['image', 'boxes', 'labels'], or make "
             "samples that are dicts, as_dict=True"
         )
-    if len(names) != len(sample):
-        raise ConfigError(f"fields names {len(names)} elements, {', '.join(names)}, and samples have {len(sample)}")
     return dict(zip(names, sample, strict=True))
 
 
@@ -134,21 +130,15 @@ def _element(sample: Mapping[str, Any], argument: str, name: str) -> Any:
 def _image(value: Any, name: str) -> TensorLike:
     if isinstance(value, DeferredImage):
         return value
-    if not isinstance(value, torch.Tensor) or value.ndim != 3:
-        what = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
+    is_image = isinstance(value, torch.Tensor) and value.ndim == 3
+    if not is_image or not (value.is_floating_point() or value.dtype == torch.uint8):
+        what = f"{value.dtype} of shape {tuple(value.shape)}" if hasattr(value, "shape") else type(value).__name__
         raise ConfigError(
-            f"collate_detection takes images as tensors of shape (channels, height, width), and {name!r} is {what}: use "
-            "decode='tensor', or the transform ToTensor"
+            f"collate_detection takes images as tensors (channels, height, width) of uint8 or floats, and {name!r} is {what}: "
+            "use decode='tensor', or the transforms ToTensor or ToDtype"
         )
     image = plain_tensor(value)
-    if image.dtype == torch.uint8:
-        return DeferredImage(image, _scale_bytes)
-    if not image.is_floating_point():
-        raise ConfigError(
-            f"collate_detection takes images of uint8 or floats, and {name!r} is of {image.dtype}: add a transform that "
-            "converts it, such as ToDtype with scale = true"
-        )
-    return image.to(torch.float32)
+    return DeferredImage(image, _scale_bytes) if image.dtype == torch.uint8 else image.to(torch.float32)
 
 
 def _scale_bytes(image: torch.Tensor, out: torch.Tensor) -> None:

@@ -1,17 +1,17 @@
-"""Pads what differs in size to one tensor: rows with a mask (`pad_rows`), images with a mask of pixels (`pad_images`)."""
+"""Pads what differs in size to one tensor: rows with a mask of rows, images with a mask of pixels."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from storeds.batching.memory import TensorLike, empty_batch, layout_of, write
 from storeds.errors import ConfigError
 
-__all__ = ["Padded", "check_channels", "pad_images", "pad_rows"]
+__all__ = ["Padded", "check_channels", "padded"]
 
 
 class Padded(NamedTuple):
@@ -30,64 +30,60 @@ class Padded(NamedTuple):
     mask: torch.Tensor
 
 
-def pad_rows(tensors: Sequence[torch.Tensor], *, sizes_too: bool = False, fill: float = 0) -> Padded:
-    """Pad tensors that differ in their first dimension at its end, with zeros.
+def padded(values: Sequence[TensorLike], *, rows: bool, sizes: bool, fill: float = 0) -> Padded:
+    """Pad values to the largest of them, at the end of each dimension in which they may differ.
 
-    With `sizes_too`, they may also differ in their last two dimensions, as masks of instances of different images do;
-    these are filled with `fill`.
+    Parameters
+    ----------
+    values : sequence of torch.Tensor or DeferredImage
+    rows : bool
+        Whether they differ in their first dimension. It is padded with zeros, and the mask tells the rows.
+    sizes : bool
+        Whether they differ in their last two dimensions, as images and masks do. These are padded with `fill`, and
+        without `rows` the mask tells the pixels.
+    fill : float
     """
-    if not sizes_too:
-        tensors = _with_shape_of_rows(tensors)
-    alike = {tensor.shape[1:-2] if sizes_too else tensor.shape[1:] for tensor in tensors}
-    if not all(tensor.ndim >= (3 if sizes_too else 1) for tensor in tensors) or len(alike) > 1:
+    if not sizes:
+        values = _with_shape_of_rows(values)
+    shapes = [layout_of(value)[0] for value in values]
+    if not rows:
+        check_channels(values)
+    least = rows + 2 * sizes  # dimensions
+    alike = {(len(shape), shape[rows : len(shape) - 2 * sizes]) for shape in shapes}
+    if len(alike) > 1 or any(len(shape) < least for shape in shapes):
+        what = "length" if rows else "height and width, the last two dimensions, which pad_images pads"
         raise ConfigError(
-            f"values of shapes {_shapes(tensors)} make no batch, because they differ in more than their length: add a "
-            "transform that unifies their size (Resize, RandomResizedCrop), for images and masks pass pad_images=True or name this "
-            "element there, or pass a custom collate_fn"
+            f"values of shapes {', '.join(sorted(set(map(str, shapes))))} make no batch, because they differ in more than their "
+            f"{what}: add a transform that unifies their size (Resize, RandomResizedCrop), for images and masks pass "
+            "pad_images=True or name this element there, or pass a custom collate_fn"
         )
-    longest = [max(sizes) for sizes in zip(*(tensor.shape for tensor in tensors), strict=True)]
-    values = empty_batch((len(tensors), *longest), _common_dtype(tensors))
-    _check_fill(fill, values.dtype)
-    mask = empty_batch((len(tensors), longest[0]), torch.bool)
-    values.fill_(fill)
+    largest = [max(edges) for edges in zip(*shapes, strict=True)]
+    dtype = functools.reduce(torch.promote_types, (layout_of(value)[1] for value in values))
+    batch = empty_batch((len(values), *largest), dtype)
+    mask = empty_batch((len(values), *(largest[:1] if rows else largest[-2:])), torch.bool)
     mask.zero_()
-    for row, tensor in enumerate(tensors):
-        length = len(tensor)
-        values[row, length:] = 0
-        out = values[row, :length]
-        out = out[..., : tensor.shape[-2], : tensor.shape[-1]] if sizes_too else out
-        out.copy_(tensor)
-        mask[row, :length] = True
-    return Padded(values, mask)
+    if sizes:
+        _check_fill(fill, dtype)
+    for value, shape, out, there in zip(values, shapes, batch, mask, strict=True):
+        if rows:
+            out[shape[0] :] = 0
+            out = out[: shape[0]]
+        if sizes:
+            out[..., shape[-2] :, :].fill_(fill)
+            out[..., : shape[-2], shape[-1] :].fill_(fill)
+            out = out[..., : shape[-2], : shape[-1]]
+        write(value, out)
+        there[tuple(map(slice, shape[:1] if rows else shape[-2:]))] = True
+    return Padded(batch, mask)
 
 
-def _with_shape_of_rows(tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+def _with_shape_of_rows(values: Sequence[TensorLike]) -> Sequence[TensorLike]:
     """Return tensors of which those without rows have the shape of the others' rows: empty lists in JSON tell none."""
+    tensors = [value for value in values if isinstance(value, torch.Tensor)]
+    if len(tensors) < len(values):
+        return values
     shape = max(tensors, key=lambda tensor: (tensor.numel() > 0, tensor.ndim)).shape[1:]
     return [each.new_zeros((0, *shape)) if each.ndim and not len(each) else each for each in tensors]
-
-
-def pad_images(images: Sequence[TensorLike], fill: float) -> Padded:
-    """Pad images or masks at the right and at the bottom to the tallest and widest, with `fill`."""
-    shapes = [layout_of(image)[0] for image in images]
-    check_channels(images)
-    if len({shape[:-2] for shape in shapes}) > 1 or any(len(shape) < 2 for shape in shapes):
-        raise ConfigError(
-            f"pad_images pads values that differ in height and width, the last two dimensions, and these have shapes "
-            f"{_shapes(images)}: leave their element out of pad_images"
-        )
-    height, width = (max(shape[at] for shape in shapes) for at in (-2, -1))
-    values = empty_batch((len(images), *shapes[0][:-2], height, width), _common_dtype(images))
-    _check_fill(fill, values.dtype)
-    mask = empty_batch((len(images), height, width), torch.bool)
-    mask.zero_()
-    for image, shape, out, pixels in zip(images, shapes, values, mask, strict=True):
-        tall, wide = shape[-2:]
-        write(image, out[..., :tall, :wide])
-        out[..., tall:, :].fill_(fill)
-        out[..., :tall, wide:].fill_(fill)
-        pixels[:tall, :wide] = True
-    return Padded(values, mask)
 
 
 def check_channels(images: Sequence[TensorLike]) -> None:
@@ -103,19 +99,8 @@ def check_channels(images: Sequence[TensorLike]) -> None:
 
 def _check_fill(fill: float, dtype: torch.dtype) -> None:
     """Refuse a value that the dtype would change: -1 would become 255 in a mask of uint8."""
-    if dtype.is_floating_point or dtype.is_complex:
-        return
-    least, greatest = (0, 1) if dtype == torch.bool else (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
-    if fill != int(fill) or not least <= fill <= greatest:
+    if not dtype.is_floating_point and not dtype.is_complex and torch.tensor(fill).to(dtype).item() != fill:
         raise ConfigError(
-            f"pad_images fills with {fill}, and values of {str(dtype).removeprefix('torch.')} are whole numbers from {least} to "
-            f"{greatest}: choose one of these, or add a transform that converts the values, such as ToDtype"
+            f"pad_images fills with {fill}, which {str(dtype).removeprefix('torch.')} cannot hold: choose another value, or add a "
+            "transform that converts the values, such as ToDtype"
         )
-
-
-def _shapes(values: Sequence[TensorLike]) -> str:
-    return ", ".join(sorted({str(layout_of(value)[0]) for value in values}))
-
-
-def _common_dtype(values: Sequence[Any]) -> torch.dtype:
-    return functools.reduce(torch.promote_types, (layout_of(value)[1] for value in values))

@@ -56,18 +56,13 @@ def fit_collate(
         return functools.partial(collate_detection, **_for_detection(settings, fields, as_dict=as_dict))
     settings.pop("declared", None)  # the function may have been fitted before
     places = functools.partial(_places, fields=fields, as_dict=as_dict)
-    if settings.get("pad"):
-        settings["pad"] = tuple(place for name in settings["pad"] for place in places("pad", name))
-    if settings.get("ragged"):
-        settings["ragged"] = {
-            place: way for name, way in settings["ragged"].items() for place in places("ragged", name)
-        }
-    images = settings.get("pad_images")
-    if isinstance(images, Collection) and not isinstance(images, str):
-        fills = images if isinstance(images, Mapping) else dict.fromkeys(images, 0)
-        settings["pad_images"] = {place: fill for name, fill in fills.items() for place in places("pad_images", name)}
-    elif images is True and (named := [name for name in fields if fields[name].role in ("image", "mask")]):
-        settings["pad_images"] = {place: 0 for name in named for place in places("pad_images", name)}
+    if settings.get("pad_images") is True:
+        settings["pad_images"] = [name for name in fields if fields[name].role in ("image", "mask")] or True
+    for argument in {"pad", "ragged", "pad_images"} & settings.keys():
+        given = settings[argument]
+        if isinstance(given, Collection) and not isinstance(given, str):
+            values = given if isinstance(given, Mapping) else dict.fromkeys(given, 0)
+            settings[argument] = {place: each for name, each in values.items() for place in places(argument, name)}
     ways: dict[str, Ragged] = {name: "mask" for name in fields if _varies(name, fields)}
     ways |= {name: "list" for name in fields if fields[name].kind == "json" and name not in ways}
     declared = {place: way for name, way in ways.items() if name not in changed for place in places("declared", name)}

@@ -18,10 +18,9 @@ from storeds.readers.elements import split_path
 from storeds.records.roles import stored_classes
 from storeds.registry import READERS
 from storeds.transforms import BoundTransform, JointTransform, build_transform
-from storeds.transforms.alignment import check_spatial, takes_images
+from storeds.transforms.alignment import check_roles, check_spatial, takes_images
 from storeds.transforms.binding import first_crop, takes_strided
 from storeds.transforms.functional import in_order
-from storeds.transforms.steps import check_roles
 
 __all__ = [
     "Transforms",

@@ -198,9 +198,7 @@ def labels_tensor(name: str, value: Any, classes: Classes | None) -> torch.Tenso
 
     labels = check_labels(name, _parsed(name, value))
     if isinstance(labels, np.ndarray):
-        if classes is None or not len(labels):
-            return torch.from_numpy(labels.astype(np.int64))
-        if classes.are_names and labels.min() >= 0 and labels.max() < len(classes.names):
+        if classes is None:
             return torch.from_numpy(labels.astype(np.int64))
         labels = labels.tolist()
     return torch.tensor([class_number(name, each, classes) for each in labels], dtype=torch.int64, device="cpu")

@@ -367,31 +367,25 @@ def check_values(values: Mapping[str, Any], fields: Mapping[str, Field], size: S
         Height and width of the image.
     """
     for name, declared in fields.items():
-        if name in values:
-            _check_value(name, values[name], declared, size)
+        if name not in values:
+            continue
+        value = values[name]
+        match declared.role:
+            case "boxes":
+                check_boxes(name, value, declared, size)
+            case "keypoints":
+                check_keypoints(name, value, relative=declared.relative)
+            case "labels":
+                check_labels(name, value)
+            case "mask" if declared.kind == "json":
+                check_coco_masks(name, value, size, relative=declared.relative)
+            case "mask" if isinstance(value, np.ndarray):
+                check_mask(name, value.shape[-2:], size)
+            case "text" if not all(isinstance(each, str) for each in (value if isinstance(value, list) else [value])):
+                raise ValueError(f"field {name!r}: a caption is text, or a list of texts, not {short(value)}")
+        if declared.of is not None and not isinstance(value, (list, np.ndarray)):
+            raise ValueError(f"field {name!r}: one row for each box is a list, not {type(value).__name__}")
     check_row_counts(values, fields)
-
-
-def _check_value(name: str, value: Any, declared: Field, size: Size | None) -> None:
-    match declared.role:
-        case "boxes":
-            check_boxes(name, value, declared, size)
-        case "keypoints":
-            check_keypoints(name, value, relative=declared.relative)
-        case "labels":
-            check_labels(name, value)
-        case "mask" if declared.kind == "json":
-            check_coco_masks(name, value, size, relative=declared.relative)
-        case "mask" if isinstance(value, np.ndarray):
-            check_mask(name, value.shape[-2:], size)
-        case "text" if not _is_text(value):
-            raise ValueError(f"field {name!r}: a caption is text, or a list of texts, not {short(value)}")
-    if declared.of is not None and not isinstance(value, (list, np.ndarray)):
-        raise ValueError(f"field {name!r}: one row for each box is a list, not {type(value).__name__}")
-
-
-def _is_text(value: Any) -> bool:
-    return all(isinstance(each, str) for each in value) if isinstance(value, list) else isinstance(value, str)
 
 
 def _numbers(name: str, value: Any, what: str, columns: int) -> Array:

@@ -14,7 +14,6 @@ from PIL import Image
 
 from storeds.errors import ConfigError
 from storeds.protocols import Array
-from storeds.records.fields import layout_of
 from storeds.transforms.coordinates import Coordinates
 from storeds.transforms.elements import Elements, check_exact
 from storeds.transforms.functional import extent
@@ -54,28 +53,17 @@ class Albumentations:
 
         Parameters
         ----------
-        image : PIL.Image.Image, list of them, torch.Tensor or numpy.ndarray
-            A tensor has shape (…, channels, height, width), an array (height, width[, channels]). All frames of a clip
-            get the same transform.
+        image : PIL.Image.Image or torch.Tensor
+            A tensor has shape (…, channels, height, width). All frames of a clip get the same transform.
         generator : torch.Generator, optional
             Seeds the transform's generators. Default: torch's global generator.
 
         Returns
         -------
-        PIL.Image.Image, list of them, torch.Tensor or numpy.ndarray
-            The type of `image`, or a tensor if the transform makes one (``ToTensorV2``) or if a Pillow image cannot
-            hold the values.
+        PIL.Image.Image or torch.Tensor
+            The type of `image`, or a tensor if the transform makes one (``ToTensorV2``) or changes the dtype or the
+            number of channels.
         """
-        if isinstance(image, np.ndarray):
-            if layout_of(image.shape) == "first":
-                raise ValueError(
-                    f"albumentations takes arrays of shape (height, width, channels), but this one has {image.shape}"
-                )
-            return self.call({"image": image}, generator)["image"]
-        if isinstance(image, list):
-            pixels = np.stack([_to_array(frame) for frame in image])
-            made = self.call({"images": pixels}, generator)["images"]
-            return made if isinstance(made, torch.Tensor) else [_like(frame, pixels[0], image[0]) for frame in made]
         pixels = _to_array(image)
         frames = pixels.shape[:-3]
         if not frames:
@@ -175,7 +163,7 @@ class JointAlbumentations:
             targets |= {"bboxes": boxes.astype(np.float32), "rows": np.arange(len(boxes))}
         if self._takes_points:
             targets |= {"keypoints": (points - 0.5).astype(np.float32), "points": np.arange(len(points))}
-        made = self._made(targets, generator)
+        made = self._transform.call(targets, generator)
         for target, name in images.items():
             values[name] = _like(made[target], targets[target], values[name])
         size = extent(values[self._elements.images[0]])
@@ -202,17 +190,6 @@ class JointAlbumentations:
             coordinates.boxes[name], boxes = boxes[: len(each)], boxes[len(each) :]
             kept[name] = ~np.isnan(coordinates.boxes[name][:, 0])
         return kept
-
-    def _made(self, targets: dict[str, Any], generator: torch.Generator | None) -> dict[str, Any]:
-        try:
-            return self._transform.call(targets, generator)
-        except Exception as error:  # OpenCV has errors of its own
-            given = ", ".join(f"{name} of {each.shape}" for name, each in targets.items())
-            raise ValueError(
-                f"albumentations cannot transform {given} ({type(error).__name__}: {str(error).strip()}). Some of its "
-                "transforms do not take all of these, as Morphological fails on boxes, or need other data: leave out the "
-                "transform, or elements"
-            ) from error
 
     def __repr__(self) -> str:
         return repr(self._transform)
@@ -252,9 +229,7 @@ def _like(made: Any, given: Array, image: Any) -> Any:
     """Return what became of `given`, the array of an image, as an image of its type, or as a tensor if that is impossible."""
     if isinstance(made, torch.Tensor):
         return made
-    if isinstance(image, Image.Image) and made.dtype == given.dtype and made.shape[2:] in ((), (1,), (3,), (4,)):
-        if made.shape[2:] != given.shape[2:]:
-            return Image.fromarray(made.squeeze(-1) if made.shape[2:] == (1,) else made)
+    if isinstance(image, Image.Image) and (made.dtype, made.shape[2:]) == (given.dtype, given.shape[2:]):
         pixels = Image.frombytes(image.mode, (made.shape[1], made.shape[0]), np.ascontiguousarray(made).tobytes())
         if image.mode == "P":
             pixels.putpalette(image.getpalette() or [])

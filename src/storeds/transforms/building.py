@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -143,8 +142,6 @@ def _of_torchvision(name: str, where: str) -> Any:
 
 def _for_torchvision(key: str, value: Any, where: str) -> Any:
     """Return an argument that torchvision does not take by its name as what it takes: a dtype, an interpolation."""
-    if isinstance(value, Mapping):  # dtypes of several kinds of elements
-        return {kind: _for_torchvision(key, each, where) for kind, each in value.items()}
     if key == "dtype" and isinstance(value, str):
         import torch
 
@@ -167,16 +164,15 @@ def _check_arguments(target: Any, arguments: Mapping[str, Any], name: str, where
     except (TypeError, ValueError):
         return  # written in C, without a signature: calling it will tell
     # A function gets the value to transform, perhaps a generator, and these arguments.
-    own = list(signature.parameters.values())[0 if isinstance(target, type) else 1 :]
-    named = [each.name for each in own if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
-    unknown = [key for key in arguments if key not in named]
-    if unknown and not any(each.kind == each.VAR_KEYWORD for each in own):
-        listing = suggest(unknown[0], named, "arguments")
-        raise ConfigError(f"{where}: {name!r} has no argument {unknown[0]!r}; {listing}")
-    given = {*arguments, *(() if isinstance(target, type) else ("generator",))}
-    for each in own:
-        if each.name in named and each.default is each.empty and each.name not in given:
-            raise ConfigError(f"{where}: {name!r} needs the argument {each.name!r}; {suggest('', named, 'arguments')}")
+    value = () if isinstance(target, type) else (None,)
+    named = list(signature.parameters)[len(value) :]
+    given = {"generator": None} if value and "generator" in named else {}
+    try:
+        for bind in (signature.bind_partial, signature.bind):  # first what is unknown, then what is missing
+            bind(*value, **{**given, **arguments})
+    except TypeError as error:
+        unknown = next((key for key in arguments if key not in named), "")
+        raise ConfigError(f"{where}: {name!r}: {error}; {suggest(unknown, named, 'arguments')}") from None
 
 
 def _import(path: str, where: str) -> Any:
@@ -188,16 +184,9 @@ def _import(path: str, where: str) -> Any:
     try:
         return functools.reduce(getattr, names, importlib.import_module(module))
     except AttributeError as error:
-        if error.name not in names:  # of the module's own code
-            raise ConfigError(f"{where}: {path!r} cannot be imported: {error}") from error
-        public = [each for each in dir(error.obj) if not each.startswith("_")]
-        listing = suggest(error.name, public, "names there")
+        listing = suggest(str(error.name), [each for each in dir(error.obj) if not each.startswith("_")], "names there")
         raise ConfigError(f"{where}: {path!r} cannot be imported: {error}; {listing}") from error
     except ImportError as error:
-        # The package may be installed, and lack this module.
-        is_installed = sys.modules.get(module.partition(".")[0]) is not None
-        is_missing = isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}.")
-        kind = ConfigError if is_installed and is_missing else MissingDependencyError
-        raise kind(f"{where}: {path!r} cannot be imported: {error}") from error
+        raise MissingDependencyError(f"{where}: {path!r} cannot be imported: {error}") from error
     except Exception as error:  # a third-party module may raise anything
         raise ConfigError(f"{where}: {path!r} cannot be imported: {type(error).__name__}: {error}") from error

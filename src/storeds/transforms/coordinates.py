@@ -31,11 +31,11 @@ class Coordinates:
     points : dict of str to numpy.ndarray
         Element → float64 (…, 2 or 3): x, y, and perhaps a visibility, 0 for a point that is lost. x and y count from the
         edge of the first pixel.
-    visible : dict of str to numpy.ndarray, or None
-        Element of boxes → the fraction of each box that operations have left, (n,). None if nobody asks for it.
+    visible : dict of str to numpy.ndarray
+        Element of boxes → the fraction of each box that operations have left, (n,).
     """
 
-    def __init__(self, boxes: dict[str, Array], points: dict[str, Array], visible: dict[str, Array] | None) -> None:
+    def __init__(self, boxes: dict[str, Array], points: dict[str, Array], visible: dict[str, Array]) -> None:
         self.boxes, self.points, self.visible = boxes, points, visible
         # What `settle` has to do: scale and shift, then clip to (left, top, right, bottom).
         self._axes: Axes = _SAME
@@ -98,9 +98,8 @@ class Coordinates:
             np.minimum(clipped, high, out=clipped)
             sides = clipped[:, 2:] - clipped[:, :2]
             self.boxes[name] = clipped
-            if self.visible is not None:
-                whole = (moved[:, 2:] - moved[:, :2]).prod(axis=1)
-                self.visible[name] = self.visible[name] * sides.prod(axis=1) / np.maximum(whole, 1e-12)
+            whole = (moved[:, 2:] - moved[:, :2]).prod(axis=1)
+            self.visible[name] = self.visible[name] * sides.prod(axis=1) / np.maximum(whole, 1e-12)
             if sides.min() < _LEAST:
                 losses[name] = sides.min(axis=1) >= _LEAST
                 self.keep(name, losses[name])
@@ -109,8 +108,7 @@ class Coordinates:
     def keep(self, name: str, kept: Array) -> None:
         """Drop the other boxes."""
         self.boxes[name] = self.boxes[name][kept]
-        if self.visible is not None:
-            self.visible[name] = self.visible[name][kept]
+        self.visible[name] = self.visible[name][kept]
 
     def _swap(self, pairs: Sequence[Sequence[int]]) -> None:
         for name, points in self.points.items():

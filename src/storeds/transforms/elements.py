@@ -8,28 +8,16 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any, cast
 
-import numpy as np
 import torch
 
-from storeds.protocols import Array, Field
+from storeds.protocols import Field
 from storeds.records.roles import boxes_of
 from storeds.transforms.coordinates import from_corners, to_corners
 from storeds.transforms.operations import Size
 
-__all__ = [
-    "Elements",
-    "check_exact",
-    "for_torchvision",
-    "from_torchvision",
-    "is_of_torchvision",
-    "taken",
-    "tv_tensors",
-    "unwrapped",
-    "wrapped",
-]
+__all__ = ["Elements", "check_exact", "is_of_torchvision", "tv_tensors", "unwrapped", "wrapped"]
 
 _EXACT = 2**24  # float32 holds every integer up to this one
-_SIGNED = {torch.uint16: torch.int32, torch.uint32: torch.int64, torch.uint64: torch.int64}
 
 
 class Elements:
@@ -48,6 +36,11 @@ class Elements:
     def format(self, boxes: str) -> str:
         """Return the format of an element of boxes."""
         return self.fields[boxes].format or "xyxy"
+
+
+def is_of_torchvision(transform: Any) -> bool:
+    """Return whether torchvision applies a transform to tv_tensors."""
+    return type(transform).__module__.startswith("torchvision.")
 
 
 @functools.cache
@@ -91,58 +84,19 @@ def unwrapped(value: Any, name: str, elements: Elements) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
     plain = value.as_subclass(torch.Tensor)
-    if name in elements.boxes:
-        stored = elements.format(name)
-        changed = getattr(getattr(value, "format", None), "name", stored).lower()
-        if changed != stored:
-            return torch.from_numpy(from_corners(to_corners(plain.numpy(), changed), stored))
+    if name in elements.boxes and hasattr(value, "format") and value.format.name.lower() != elements.format(name):
+        corners = to_corners(plain.numpy(), value.format.name.lower())
+        return torch.from_numpy(from_corners(corners, elements.format(name)))
     return plain
-
-
-def is_of_torchvision(transform: Any) -> bool:
-    """Return whether torchvision applies a transform to tv_tensors."""
-    return type(transform).__module__.startswith("torchvision.")
-
-
-def for_torchvision(values: Mapping[str, Any], elements: Elements) -> dict[str, Any]:
-    """Return values for torchvision, which knows keypoints of two columns, and masks that float32 holds exactly."""
-    given = dict(values)
-    for name in elements.masks:
-        mask = given[name] = values[name].to(_SIGNED.get(values[name].dtype, values[name].dtype))
-        if mask.dtype in (torch.int32, torch.int64):
-            check_exact(name, mask)
-    for name in elements.keypoints:
-        given[name] = values[name][..., :2]
-    return given
-
-
-def from_torchvision(values: Mapping[str, Any], made: dict[str, Any], elements: Elements) -> dict[str, Any]:
-    """Return the elements that torchvision returned, with the visibilities that keypoints had."""
-    for name in elements.keypoints:
-        moved, before = made[name], values[name]
-        if moved.shape[:-1] == before.shape[:-1]:
-            made[name] = torch.cat([moved, before[..., moved.shape[-1] :]], dim=-1)
-    return made
 
 
 def check_exact(name: str, mask: torch.Tensor) -> torch.Tensor:
     """Return a mask; raise ValueError if it holds a class id that a library which computes in float32 would change."""
     ids = mask.numpy()
-    for most in (int(ids.min(initial=0)), int(ids.max(initial=0))):
-        if abs(most) > _EXACT:
-            raise ValueError(
-                f"torchvision and albumentations change class ids above {_EXACT}, and {name!r} has {most}: use built-in "
-                "transforms"
-            )
+    most = max(abs(int(ids.min(initial=0))), abs(int(ids.max(initial=0))))
+    if most > _EXACT:
+        raise ValueError(
+            f"torchvision and albumentations change class ids above {_EXACT}, and {name!r} has {most}: use built-in "
+            "transforms"
+        )
     return mask
-
-
-def taken(value: Any, kept: Array, name: str, boxes: str) -> Any:
-    """Return the rows to keep."""
-    if len(value) != len(kept):
-        raise ValueError(f"{name!r} has {len(value)} rows, but {boxes!r} has {len(kept)} boxes")
-    if isinstance(value, torch.Tensor):
-        return torch.from_numpy(value.numpy()[kept])
-    if isinstance(value, np.ndarray):
-        return value[kept]
-    return [item for item, is_kept in zip(value, kept, strict=True) if is_kept]

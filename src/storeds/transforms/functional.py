@@ -15,7 +15,6 @@ import torch
 from PIL import Image
 
 from storeds.protocols import Array, Cropped, Window
-from storeds.records.fields import layout_of
 
 __all__ = [
     "DeferredImage",
@@ -80,8 +79,6 @@ def _resize(image: ImageT, size: tuple[int, int], interpolation: str) -> ImageT:
     if interpolation not in _OF_TORCH:
         raise TypeError(f"interpolation {interpolation!r} is for Pillow images; tensors support {', '.join(_OF_TORCH)}")
     dtype = image.dtype
-    if dtype == torch.bool or dtype.is_complex:
-        raise TypeError(f"only tensors of integers or floats can be resized, not {dtype}")
     # torch resizes these dtypes natively. Other dtypes are converted to a float that represents all their values.
     native = dtype in (torch.float32, torch.float64) or (dtype == torch.uint8 and image.device.type == "cpu")
     work = dtype if native else torch.float32 if dtype.is_floating_point or dtype == torch.uint8 else torch.float64
@@ -141,15 +138,11 @@ def crop_and_resize(image: Any, window: Window, size: tuple[int, int], interpola
         return _resize(crop(image, window), size, interpolation)
     top, left, height, width = window
     part = image[..., top : top + height, left : left + width]
-    if _is_interleaved(part):
+    if part.ndim == 3 and part.shape[0] == 3 and part.stride(0) == 1 and part.dtype == torch.uint8:
         # torch's kernel for channels-last tensors takes half the time, which outweighs two copies.
         together = part[None].contiguous(memory_format=torch.channels_last)
         return _resize(together, size, interpolation)[0].contiguous()
     return _resize(part, size, interpolation).contiguous()
-
-
-def _is_interleaved(image: torch.Tensor) -> bool:
-    return image.ndim == 3 and image.shape[0] == 3 and image.stride(0) == 1 and image.dtype == torch.uint8
 
 
 def flip(image: ImageT, *, vertical: bool = False) -> ImageT:
@@ -181,25 +174,24 @@ def _means_and_deviations(
     if channels not in (1, image.shape[-3]):
         raise ValueError(f"Normalize has numbers for {channels} channels, but the image has {image.shape[-3]}")
     dtype = image.dtype if image.is_floating_point() else torch.float32
-    means, stds, is_zero = _by_channel(tuple(mean), tuple(std), dtype, image.device)
-    if is_zero:
-        raise ValueError(f"Normalize: a deviation of {min(std)} is zero in {dtype}")
-    return means, stds
+    return _by_channel(tuple(mean), tuple(std), dtype, image.device)
 
 
 @functools.lru_cache(maxsize=64)
 def _by_channel(
     mean: tuple[float, ...], std: tuple[float, ...], dtype: torch.dtype, device: torch.device
-) -> tuple[torch.Tensor, torch.Tensor, bool]:
+) -> tuple[torch.Tensor, torch.Tensor]:
     with torch.inference_mode(False):  # the cached tensors must also work outside inference mode
         means, stds = (torch.tensor(each, dtype=dtype, device=device)[:, None, None] for each in (mean, std))
-    return means, stds, not bool(stds.all())
+    return means, stds
 
 
 def to_tensor(image: object) -> torch.Tensor:
     """Convert to a tensor, as torchvision's ``ToTensor`` does: 8-bit values become float32 in [0, 1]."""
     if isinstance(image, np.ndarray):
-        return _scaled(_from_array(image))
+        channels = (image[:, :, None] if image.ndim == 2 else image).transpose(2, 0, 1)
+        # Always copy: the tensor must share no memory with the array, which may also be read-only or reversed.
+        return _scaled(torch.from_numpy(np.array(channels, dtype=image.dtype.newbyteorder("="), order="C")))
     size_of(image, "ToTensor")
     if isinstance(image, Image.Image):
         return _scaled(torch.from_numpy(_pillow_array(image)).permute(2, 0, 1))
@@ -218,22 +210,6 @@ def _scaled(image: torch.Tensor) -> torch.Tensor:
     if image.dtype == torch.uint8:
         return image.to(torch.float32, memory_format=torch.contiguous_format).div_(255)
     return image.contiguous()
-
-
-def _from_array(image: Array) -> torch.Tensor:
-    if image.ndim not in (2, 3):
-        raise ValueError(f"ToTensor: an array image has shape (height, width[, channels]), not {image.shape}")
-    if layout_of(image.shape) == "first":
-        raise ValueError(
-            f"ToTensor: an array image has shape (height, width[, channels]), but {image.shape} looks like (channels, height, "
-            "width): pass a tensor, torch.from_numpy(image)"
-        )
-    channels = (image[:, :, None] if image.ndim == 2 else image).transpose(2, 0, 1)
-    try:
-        # Always copy: the tensor must share no memory with the array, which may also be read-only or reversed.
-        return torch.from_numpy(np.array(channels, dtype=image.dtype.newbyteorder("="), order="C"))
-    except TypeError:
-        raise TypeError(f"ToTensor: torch has no dtype for an array of {image.dtype}") from None
 
 
 def _pillow_array(image: Image.Image) -> Array:

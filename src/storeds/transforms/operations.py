@@ -18,7 +18,7 @@ import torch
 
 from storeds.protocols import Array, Window
 from storeds.records.roles import ORIENTATIONS
-from storeds.transforms.functional import crop_and_resize, flip
+from storeds.transforms.functional import crop, crop_and_resize, flip
 
 __all__ = ["Axes", "Cut", "Flip", "Operation", "Orient", "Size"]
 
@@ -69,7 +69,7 @@ class Cut(Operation):
     def mask(self, mask: torch.Tensor) -> torch.Tensor:
         # docstring inherited
         if self.window[2:] == self.result:
-            return torch.from_numpy(_cut(mask.numpy(), self.window))
+            return crop(mask, self.window)
         return torch.from_numpy(_nearest(mask.numpy(), self.window, self.result))
 
     def axes(self) -> Axes:
@@ -97,8 +97,7 @@ class Flip(Operation):
 
     def mask(self, mask: torch.Tensor) -> torch.Tensor:
         # docstring inherited
-        pixels = mask.numpy()
-        return torch.from_numpy(np.ascontiguousarray(pixels[..., ::-1, :] if self.vertical else pixels[..., ::-1]))
+        return flip(mask, vertical=self.vertical)
 
     def axes(self) -> Axes:
         # docstring inherited
@@ -122,7 +121,7 @@ class Orient:
         pixels = mask.numpy()
         pixels = pixels.swapaxes(-1, -2) if swap else pixels
         turned = pixels[..., :: -1 if reverse_rows else 1, :: -1 if reverse_columns else 1]
-        return torch.from_numpy(np.ascontiguousarray(turned))
+        return torch.from_numpy(turned.copy())  # a reversed single row is contiguous, and torch refuses it
 
     def points(self, points: Array) -> Array:
         """Return where points go, floats of shape (…, 2): x and y."""
@@ -151,16 +150,3 @@ def _nearest(mask: Array, window: Window, result: Size) -> Array:
     columns = ((2 * np.arange(result[1]) + 1) * width) // (2 * result[1]) + left
     # NumPy's take needs a seventh of the time of torch's index_select, and supports every dtype.
     return mask.take(rows, axis=-2).take(columns, axis=-1)
-
-
-def _cut(mask: Array, window: Window) -> Array:
-    """Cut a window out of a mask. Outside the mask it is 0. The result owns its memory."""
-    top, left, height, width = window
-    first_row, first_column = max(top, 0), max(left, 0)
-    inside = mask[..., first_row : max(top + height, 0), first_column : max(left + width, 0)]
-    if inside.shape[-2:] == (height, width):
-        return inside.copy()
-    padded = np.zeros((*mask.shape[:-2], height, width), mask.dtype)
-    row, column = first_row - top, first_column - left
-    padded[..., row : row + inside.shape[-2], column : column + inside.shape[-1]] = inside
-    return padded

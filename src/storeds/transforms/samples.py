@@ -19,27 +19,19 @@ from PIL import Image
 from storeds.errors import ConfigError, RecordError
 from storeds.protocols import Array, Field, SampleContext, Transform
 from storeds.records.roles import BOX_FORMATS, Sample
-from storeds.transforms.albumentations import Albumentations, JointAlbumentations
-from storeds.transforms.alignment import Moves, moves
-from storeds.transforms.binding import BoundTransform, Compose
+from storeds.transforms.albumentations import Albumentations, JointAlbumentations, wrap_albumentations
+from storeds.transforms.alignment import moving_parts
+from storeds.transforms.binding import BoundTransform, Compose, Views
 from storeds.transforms.building import build_transform
 from storeds.transforms.coordinates import Coordinates, from_corners, to_corners
-from storeds.transforms.elements import (
-    Elements,
-    for_torchvision,
-    from_torchvision,
-    is_of_torchvision,
-    taken,
-    tv_tensors,
-    unwrapped,
-    wrapped,
-)
+from storeds.transforms.elements import Elements, check_exact, is_of_torchvision, tv_tensors, unwrapped, wrapped
 from storeds.transforms.functional import extent, in_order
-from storeds.transforms.images import FilterBoxes, Normalize, ToTensor
-from storeds.transforms.operations import Operation, Orient, Size
-from storeds.transforms.steps import flattened, step_of
+from storeds.transforms.images import FilterBoxes, Normalize, Spatial, ToTensor
+from storeds.transforms.operations import Operation, Orient
 
 __all__ = ["JointTransform"]
+
+_SIGNED = {torch.uint16: torch.int32, torch.uint32: torch.int64, torch.uint64: torch.int64}
 
 
 class JointTransform:
@@ -51,8 +43,6 @@ class JointTransform:
         As for `build_transform`: a transform, or a list of them. None only rotates and wraps elements.
     box_format : str, optional
         Format of the boxes that it returns: ``xyxy``, ``xywh`` or ``cxcywh``. Default: the format of their field.
-    finish : callable, optional
-        Applied to each image at the end.
     may_wait : bool
         Whether collating may run ``ToTensor`` and ``Normalize`` at the end of `transforms`.
 
@@ -66,25 +56,17 @@ class JointTransform:
     Thread-safe. Picklable if the transforms are.
     """
 
-    def __init__(
-        self,
-        transforms: Any,
-        *,
-        box_format: str | None = None,
-        finish: Callable[[Any], Any] | None = None,
-        may_wait: bool = False,
-    ) -> None:
+    def __init__(self, transforms: Any, *, box_format: str | None = None, may_wait: bool = False) -> None:
         if box_format is not None and box_format not in BOX_FORMATS:
             raise ConfigError(f"box_format must be {', '.join(BOX_FORMATS)} or None, not {box_format!r}")
         self.transforms: Transform | None = build_transform(transforms, "transforms")
         self.box_format = box_format
-        steps = [step_of(each) for each in flattened(self.transforms)]
+        steps = [_step_of(each) for each in _flattened(self.transforms)]
         last = len(steps)
         while last and type(steps[last - 1]) in (ToTensor, Normalize):
             last -= 1
         self._steps = steps[:last]
-        self._end = BoundTransform(Compose(steps[last:]), finish, may_wait)
-        self._measures = any(isinstance(step, FilterBoxes) and step.min_visibility > 0 for step in steps)
+        self._end = BoundTransform(Compose(steps[last:]), in_order, may_wait)
         self._prepared: tuple[Elements, list[Any]] | None = None
         tv_tensors()  # the import takes seconds, which workers started by fork then save
 
@@ -100,8 +82,12 @@ class JointTransform:
         if prepared is None or prepared[0].fields is not sample.fields:
             prepared = self._prepared = self._prepare(sample.fields)
         elements, steps = prepared
-        state = _State(sample, elements, measures=self._measures)
-        state.check_sizes(elements.images if steps else ())
+        state = _State(sample, elements)
+        differing = state.differing(elements.images if steps else ())
+        if differing:
+            raise RecordError(
+                f"{differing}, so they cannot be transformed together; images and masks of one sample must have one size"
+            )
         crop = sample.window
         for step in steps:
             if isinstance(step, FilterBoxes):
@@ -118,7 +104,7 @@ class JointTransform:
                 state.apply(step.drawn(crop))
                 crop = None
         state.store_coordinates(self.box_format)
-        state.each_image(lambda image: in_order(self._end(image, context)))
+        state.each_image(lambda image: self._end(image, context))
         return wrapped(state.values, elements, state.size, self.box_format)
 
     def _prepare(self, fields: Mapping[str, Field]) -> tuple[Elements, list[Any]]:
@@ -136,18 +122,54 @@ class JointTransform:
         return repr(self.transforms)
 
 
+def _flattened(transform: Any) -> list[Any]:
+    """Return the transforms to apply one after another."""
+    if transform is None:
+        return []
+    kind = type(transform)
+    if kind in (Compose, torch.nn.Sequential) or (is_of_torchvision(transform) and kind.__name__ == "Compose"):
+        parts = transform if isinstance(transform, torch.nn.Sequential) else transform.transforms
+        return [each for part in parts for each in _flattened(part)]
+    if is_of_torchvision(transform) and kind.__name__ == "SanitizeBoundingBoxes":
+        # torchvision's drops the rows of its labels alone. Before 0.20 it has no least area.
+        return [FilterBoxes(min_size=transform.min_size, min_area=getattr(transform, "min_area", 0))]
+    return [transform]
+
+
+def _step_of(transform: Any) -> Any:
+    """Return a transform as `JointTransform` applies it to samples.
+
+    Built-in ones stay, albumentations becomes an `Albumentations`, and any other callable, for the dict of elements, a
+    `BoundTransform`. Raises ConfigError for a transform that takes one image alone.
+    """
+    if isinstance(transform, Views):
+        raise ConfigError("transforms: Views makes several images of one: pass it as transform=, for the image alone")
+    if is_of_torchvision(transform) and not type(transform).__module__.startswith("torchvision.transforms.v2"):
+        raise ConfigError(
+            f"transforms: {transform!r} takes one image: use torchvision.transforms.v2.{type(transform).__name__}, which takes "
+            "samples"
+        )
+    step = wrap_albumentations(transform)
+    if isinstance(step, (Albumentations, FilterBoxes, Normalize, ToTensor)):  # a subclass too: these take no dict
+        return step
+    # A subclass that overrides `__call__` is a callable of its own.
+    called_in = str(getattr(type(transform).__call__, "__module__", ""))
+    is_built_in = isinstance(transform, Spatial) and called_in.startswith("storeds.")
+    return transform if is_built_in else BoundTransform(transform)
+
+
 class _State:
-    """A sample while transforms change it.
+    """The elements of one sample while transforms change it.
 
     Boxes and keypoints are in `_coordinates` while operations move them, and in `values` otherwise.
     """
 
-    def __init__(self, sample: Sample, elements: Elements, *, measures: bool) -> None:
+    def __init__(self, sample: Sample, elements: Elements) -> None:
         self.values = dict(sample.values)
         self.size = sample.size
         self._elements = elements
         self._coordinates: Coordinates | None = None
-        self._visible: dict[str, Array] | None = {} if measures else None
+        self._visible: dict[str, Array] = {}
         if sample.orientation != 1:
             height, width = sample.size  # of the images, which the reader has rotated
             orient = Orient((width, height) if sample.orientation > 4 else (height, width), sample.orientation)
@@ -170,59 +192,48 @@ class _State:
         """Drop the boxes that `step` does not keep."""
         coordinates = self._settled()
         for name, boxes in coordinates.boxes.items():
-            visible = np.ones(len(boxes)) if coordinates.visible is None else coordinates.visible[name]
-            self._keep(name, step.kept(boxes, visible))
+            self._keep(name, step.kept(boxes, coordinates.visible[name]))
 
     def call_albumentations(self, transform: JointAlbumentations, generator: torch.Generator | None) -> None:
         """Apply a transform of albumentations to all elements in one call."""
         self._move(Operation())  # it refuses boxes that are empty or outside the image
         for name, kept in transform(self.values, self._settled(), generator).items():
             self._keep(name, kept)
-        self.size = _size_after(self.values, self._elements, self.size)
-        self.check_sizes(self._elements.images, transform)
+        self._check_sizes_after(transform)
         self._move(Operation())
 
     def call(self, transform: BoundTransform, generator: torch.Generator | None) -> None:
         """Apply a callable that takes and returns a dict of all elements."""
         self.store_coordinates()
-        elements, values = self._elements, self.values
-        is_known = is_of_torchvision(transform.transform)
-        given = wrapped(for_torchvision(values, elements) if is_known else values, elements, self.size, None)
-        made = transform.draw(given, generator)
-        _check_elements(made, values, elements, transform)
-        plain = {name: unwrapped(made[name], name, elements) for name in values}
-        self.values = from_torchvision(values, plain, elements) if is_known else plain
-        self.size = _size_after(made, elements, self.size)
-        self.check_sizes(elements.images, transform)
-        for boxes in elements.boxes:
-            left = len(self.values[boxes])
-            for row in elements.rows[boxes]:
-                if len(self.values[row]) != left:
-                    raise ValueError(
-                        f"{transform!r} returned {left} {boxes!r}, but {len(self.values[row])} rows of {row!r}, which belong to "
-                        "them. To drop boxes, use FilterBoxes of storeds, which drops both"
-                    )
-        if moves(transform.transform) != Moves.NOT:
+        elements, given = self._elements, dict(self.values)
+        # torchvision knows keypoints of two columns, and masks that float32 holds exactly.
+        is_limited = is_of_torchvision(transform.transform)
+        for name in elements.masks if is_limited else ():
+            mask = given[name] = given[name].to(_SIGNED.get(given[name].dtype, given[name].dtype))
+            check_exact(name, mask)
+        for name in elements.keypoints if is_limited else ():
+            given[name] = given[name][..., :2]
+        made = transform.draw(wrapped(given, elements, self.size, None), generator)
+        if not isinstance(made, Mapping) or set(made) != set(given):
+            what = f"the elements {', '.join(map(str, made))}" if isinstance(made, Mapping) else type(made).__qualname__
+            raise ValueError(f"{transform!r} must return a dict with the elements {', '.join(given)}, not {what}")
+        before, self.values = self.values, {name: unwrapped(made[name], name, elements) for name in given}
+        for name in elements.keypoints if is_limited else ():
+            self.values[name] = torch.cat([self.values[name], before[name][..., 2:]], dim=-1)
+        self._check_sizes_after(transform)
+        for name in elements.boxes:
+            self._check_rows_after(transform, name)
+        if moving_parts(transform.transform):
             self._move(Operation())
 
-    def check_sizes(self, images: Sequence[str], transform: object | None = None) -> None:
-        """Raise an error if one of these images, or a mask, has another size than the sample.
-
-        It is a ValueError that names the transform which returned them, or a RecordError without one.
-        """
+    def differing(self, images: Sequence[str]) -> str:
+        """Return which of these images, or which mask, has another size than the sample, or an empty text."""
         for name in (*images, *self._elements.masks):
             value = self.values[name]
-            if not isinstance(value, (torch.Tensor, Image.Image)) or extent(value) == self.size:
-                continue
-            (height, width), expected = extent(value), self.size
-            sizes = f"{name!r} has {width} × {height} pixels and the sample {expected[1]} × {expected[0]}"
-            if transform is None:
-                raise RecordError(
-                    f"{sizes}, so they cannot be transformed together; images and masks of one sample must have one size"
-                )
-            raise ValueError(
-                f"after {transform!r}, {sizes}; it must return images and masks of one size: let it resize all of them"
-            )
+            if isinstance(value, (torch.Tensor, Image.Image)) and extent(value) != self.size:
+                (height, width), expected = extent(value), self.size
+                return f"{name!r} has {width} × {height} pixels and the sample {expected[1]} × {expected[0]}"
+        return ""
 
     def store_coordinates(self, box_format: str | None = None) -> None:
         """Write boxes, in a format or in that of their field, and keypoints back into `values`, if they have changed."""
@@ -241,6 +252,30 @@ class _State:
                 points[points[..., 2] <= 0] = 0
             self.values[name] = torch.from_numpy(points.astype(np.float32))
 
+    def _check_sizes_after(self, transform: object) -> None:
+        """Take over the size of what a transform returned; raise ValueError if images or masks differ in it."""
+        for name in (*self._elements.images, *self._elements.masks):
+            if isinstance(self.values[name], (torch.Tensor, Image.Image)):
+                self.size = extent(self.values[name])
+                break
+        differing = self.differing(self._elements.images)
+        if differing:
+            raise ValueError(
+                f"after {transform!r}, {differing}; it must return images and masks of one size: let it resize all of them"
+            )
+
+    def _check_rows_after(self, transform: object, name: str) -> None:
+        """Raise ValueError if a callable returned boxes that are none, or other rows than boxes."""
+        boxes = self.values[name]
+        if boxes.shape[1:] != (4,) or not boxes.isfinite().all():
+            raise ValueError(f"{transform!r} must return {name!r} as finite boxes of shape (n, 4), not {boxes!r}")
+        for row in self._elements.rows[name]:
+            if len(self.values[row]) != len(boxes):
+                raise ValueError(
+                    f"{transform!r} returned {len(boxes)} {name!r}, but {len(self.values[row])} rows of {row!r}, which belong to "
+                    "them. To drop boxes, use FilterBoxes of storeds, which drops both"
+                )
+
     def _loaded(self) -> Coordinates:
         """Return boxes and keypoints, perhaps before the last moves."""
         if self._coordinates is None:
@@ -249,11 +284,9 @@ class _State:
             points = {name: self.values[name].numpy().astype(np.float64) for name in elements.keypoints}
             for each in points.values():
                 each[..., :2] += 0.5  # keypoints count from the centre of the first pixel
-            visible = self._visible
-            if visible is not None:
-                # A callable that changes the number of boxes does not say which fraction of them is left.
-                known = {name: each for name, each in visible.items() if len(each) == len(boxes[name])}
-                visible = {name: np.ones(len(each)) for name, each in boxes.items()} | known
+            # A callable that changes the number of boxes does not say which fraction of them is left.
+            known = {name: each for name, each in self._visible.items() if len(each) == len(boxes[name])}
+            visible = {name: np.ones(len(each)) for name, each in boxes.items()} | known
             self._coordinates = Coordinates(boxes, points, visible)
         return self._coordinates
 
@@ -284,29 +317,15 @@ class _State:
             if row in points:
                 points[row] = points[row][kept]
             else:
-                self.values[row] = taken(self.values[row], kept, row, name)
+                self.values[row] = _taken(self.values[row], kept, row, name)
 
 
-def _check_elements(made: Any, values: Mapping[str, Any], elements: Elements, transform: BoundTransform) -> None:
-    """Raise TypeError or ValueError if a callable returned something else than the elements that it was given."""
-    if not isinstance(made, Mapping) or set(made) != set(values):
-        what = f"the elements {', '.join(map(str, made))}" if isinstance(made, Mapping) else type(made).__qualname__
-        raise ValueError(f"{transform!r} must return a dict with the elements {', '.join(values)}, not {what}")
-    for name in (*elements.masks, *elements.boxes, *elements.keypoints):
-        if not isinstance(made[name], torch.Tensor):
-            raise TypeError(f"{transform!r} must return {name!r} as a tensor, not as {type(made[name]).__qualname__}")
-    for name in elements.boxes:
-        shape = tuple(made[name].shape)
-        if len(shape) != 2 or shape[1] != 4:
-            raise ValueError(f"{transform!r} must return {name!r} as boxes of shape (n, 4), not {shape}")
-        if not made[name].as_subclass(torch.Tensor).isfinite().all():
-            raise ValueError(f"{transform!r} returned {name!r} with a coordinate that is NaN or infinite")
-
-
-def _size_after(made: Mapping[str, Any], elements: Elements, size: Size) -> Size:
-    """Return (height, width) of the elements that a callable returned."""
-    for name in (*elements.images, *elements.masks):
-        if isinstance(made[name], (torch.Tensor, Image.Image)):
-            return extent(made[name])
-    canvases = (getattr(made[name], "canvas_size", None) for name in (*elements.boxes, *elements.keypoints))
-    return next((tuple(canvas) for canvas in canvases if canvas is not None), size)
+def _taken(value: Any, kept: Array, name: str, boxes: str) -> Any:
+    """Return the rows to keep."""
+    if len(value) != len(kept):
+        raise ValueError(f"{name!r} has {len(value)} rows, but {boxes!r} has {len(kept)} boxes")
+    if isinstance(value, torch.Tensor):
+        return torch.from_numpy(value.numpy()[kept])
+    if isinstance(value, np.ndarray):
+        return value[kept]
+    return [item for item, is_kept in zip(value, kept, strict=True) if is_kept]
