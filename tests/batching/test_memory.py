@@ -244,6 +244,20 @@ def test_a_child_of_the_training_process_keeps_the_batch_that_it_inherited() -> 
     assert os.waitpid(child, 0)[1] == 0
 
 
+def test_children_cost_no_slots_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("storeds.batching.memory._MAX_SLOTS", 12)
+    made = loader(numbered, persistent_workers=True)
+    for _ in range(3):
+        for number, (values, _) in enumerate(made):
+            child = os.fork()
+            if child == 0:
+                os._exit(0)
+            os.waitpid(child, 0)
+            assert (values == number).all()
+    slots = made._iterator._index_sampler._slots  # type: ignore[union-attr]  # torch's iterator
+    assert len(slots._places) + len(slots._free) >= 10
+
+
 def shared_files() -> list[str]:
     """Return the slots that this process has open or mapped."""
     opened = [
