@@ -942,9 +942,6 @@ def test_a_loader_and_a_dataset_are_built_from_the_path_of_a_config_or_a_mapping
 def test_a_dataset_takes_its_store_as_url(config_file: Path) -> None:
     url = yaml.safe_load(config_file.read_text())["dataset"]["url"]
     assert storeds.StoreDataset(url=url, where={"split": "val"}).targets == [0, 3, 6, 9]
-    for arguments in ({}, {"source": url, "url": url}):
-        with pytest.raises(errors.ConfigError, match="pass it as the first argument or as url="):
-            storeds.StoreDataset(**arguments)
 
 
 def test_single_values_of_a_config_are_overridden(config_file: Path) -> None:

@@ -335,14 +335,9 @@ def test_the_schema_names_every_key_of_dataset_and_loader() -> None:
     json.dumps(schema)
 
 
-def test_url_may_also_be_called_source() -> None:
-    assert load_config({"dataset": {"source": "a.h5"}}).dataset.url == "a.h5"
-    splits = {"train": {}, "val": {"dataset": {"source": "b/{split}.h5"}}}
-    config = load_config({"dataset": {"source": "a/{split}.h5"}, "splits": splits})
-    assert [config.source_for(split).url for split in splits] == ["a/train.h5", "b/val.h5"]
-    splits["val"] = {"dataset": {"source": "b.h5", "url": "c.h5"}}
-    with pytest.raises(errors.ConfigError, match="unknown key 'source'; the keys are url"):
-        load_config({"dataset": {"url": "a.h5"}, "splits": splits})
+def test_a_dataset_needs_a_url() -> None:
+    with pytest.raises(errors.ConfigError, match="url is needed"):
+        load_config({"dataset": {"source": "a.h5"}})
 
 
 def test_a_where_of_no_values_selects_nothing(tmp_path: Path) -> None:

@@ -106,8 +106,6 @@ class Config(Settings, frozen=True):
         split = str(split)
         table = self._split(split)
         changes = dict(table.dataset)
-        if "source" in changes and "url" not in changes:
-            changes["url"] = changes.pop("source")
         url = changes.get("url", self.dataset.url)
         if any(_PLACEHOLDER in each for each in ([url] if isinstance(url, str) else url)):
             named = [each.replace(_PLACEHOLDER, split) for each in ([url] if isinstance(url, str) else url)]

@@ -63,7 +63,7 @@ def open_source(source: Any, layout: str | None, options: Mapping[str, Any] | No
         return open_backend(source, layout=layout, **(options or {}))
     if not isinstance(source, Backend):
         raise ConfigError(
-            f"source must be a URL, a path, a list of them, a Backend or a Source, not {type(source).__name__}"
+            f"url must be a URL, a path, a list of them, a Backend or a Source, not {type(source).__name__}"
         )
     if layout is not None or options:
         raise ConfigError("layout and options are for opening a store, and this one is open already: leave them out")

@@ -38,7 +38,7 @@ from storeds.datasets.epoch import MAX_EPOCH, SharedEpoch
 from storeds.datasets.pipeline import SamplePipeline
 from storeds.datasets.source import Source
 from storeds.datasets.stages import add_bytes, add_time
-from storeds.errors import ConfigError, RecordError
+from storeds.errors import RecordError
 from storeds.protocols import Array, Backend, Field, Reader, SampleContext, Transform
 from storeds.readers import ArrayReader, SampleReader
 from storeds.records.columns import read_arrays, read_column
@@ -72,11 +72,9 @@ class StoreDataset(Dataset[Any]):
 
     Parameters
     ----------
-    source : str, path, sequence of them, Backend or Source
+    url : str, path, sequence of them, Backend or Source
         What `open_backend` takes (a pattern or a list joins many stores), an open backend, or a `Source`. The settings
         of a `Source` apply to every argument that is left at its default here.
-    url : str, path or sequence of them, optional
-        Another name for `source`, as in a config. Pass one of the two.
     reader : str or Reader
         ``"image"``, ``"sample"``, ``"array"``, ``"video"`` or a registered name. ``"image"`` becomes ``"sample"`` with
         `transforms` or `roles`, and where an element has the role mask, boxes or keypoints.
@@ -151,9 +149,8 @@ class StoreDataset(Dataset[Any]):
 
     def __init__(
         self,
-        source: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Backend | Source | None = None,
+        url: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Backend | Source,
         *,
-        url: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = None,
         reader: str | Reader[Any] = "image",
         fields: Sequence[str] | Mapping[str, str] | None = None,
         decode: Any = None,
@@ -177,14 +174,11 @@ class StoreDataset(Dataset[Any]):
         **store_options: Any,
     ) -> None:
         arguments = dict(locals())
-        for name in ("self", "source", "url", "store_options", "__class__"):
+        for name in ("self", "url", "store_options", "__class__"):
             arguments.pop(name, None)
         super().__init__()
-        if (source is None) == (url is None):
-            given = "neither is" if source is None else "both are"
-            raise ConfigError(f"a dataset has one store: pass it as the first argument or as url=; {given} given")
         arguments["options"] = Source.store_options(options, store_options)
-        settings = Source.unchecked(url if source is None else source, **arguments)
+        settings = Source.unchecked(url, **arguments)
         policy = Policy(settings.on_error, settings.max_bad, settings.max_bad_fraction)
         self._transforms: Transform | None = build_transform(settings.transforms, "transforms")
         self._transform: Transforms = build_transforms(settings.transform)

@@ -23,8 +23,7 @@ _MOST_VALUES = 1_000_000
 class Source(Settings, frozen=True):
     """The validated settings of a `StoreDataset`; also the ``[dataset]`` table of a config.
 
-    ``url`` (or ``source``) locates the store; every other key is the `StoreDataset` argument of the same name, or an option of
-    the store, such as ``columns``.
+    Every key is the `StoreDataset` argument of the same name, or an option of the store, such as ``columns``.
     """
 
     url: Annotated[
@@ -106,10 +105,8 @@ class Source(Settings, frozen=True):
     @classmethod
     def of_table(cls, table: Mapping[str, Any], where: str = "[dataset]") -> Source:
         """Validate a table whose variables are already expanded; raises ConfigError, which begins with `where`."""
-        own = {name: value for name, value in table.items() if name in cls.__struct_fields__ or name == "source"}
-        if "source" in own and "url" not in own:
-            own["url"] = own.pop("source")
-        more = {name: value for name, value in table.items() if name not in own and name != "source"}
+        own = {name: value for name, value in table.items() if name in cls.__struct_fields__}
+        more = {name: value for name, value in table.items() if name not in own}
         try:
             options = cls.store_options(own.get("options"), more)
         except ConfigError as error:

@@ -27,7 +27,6 @@ __all__ = [
     "Pairs",
     "Pixels",
     "Probability",
-    "both_edges",
     "is_list",
 ]
 
@@ -102,8 +101,3 @@ def _plain(value: Any) -> Any:
 def is_list(value: object) -> bool:
     """Return whether `value` is a sequence and no string."""
     return isinstance(value, Sequence) and not isinstance(value, (str, bytes, bytearray))
-
-
-def both_edges(size: int | Sequence[int]) -> tuple[int, int]:
-    """Return (height, width); a single length stands for both."""
-    return (size, size) if isinstance(size, int) else (size[0], size[1])

@@ -28,7 +28,6 @@ from storeds.transforms.arguments import (
     Pairs,
     Pixels,
     Probability,
-    both_edges,
 )
 from storeds.transforms.functional import ImageT, normalize, size_of, to_tensor
 from storeds.transforms.operations import Cut, Flip, Operation
@@ -104,8 +103,13 @@ class Resize(Spatial):
     def operation(self, height: int, width: int, generator: torch.Generator | None = None) -> Operation:
         # docstring inherited
         size = self.size
-        result = _shorter_edge(height, width, size) if isinstance(size, int) else both_edges(size)
+        result = _shorter_edge(height, width, size) if isinstance(size, int) else _both_edges(size)
         return Cut((0, 0, height, width), result, self.interpolation)
+
+
+def _both_edges(size: int | Sequence[int]) -> tuple[int, int]:
+    """Return (height, width); a single length stands for both."""
+    return (size, size) if isinstance(size, int) else (size[0], size[1])
 
 
 def _shorter_edge(height: int, width: int, size: int) -> tuple[int, int]:
@@ -152,7 +156,7 @@ class _Crop(Spatial):
     def _result(self) -> tuple[int, int]:
         """Return (height, width) of the result."""
         size: int | Sequence[int] = self.size  # type: ignore[attr-defined]  # a field of the subclass
-        return both_edges(size)
+        return _both_edges(size)
 
 
 @dataclass(frozen=True)
