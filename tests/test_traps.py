@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import functools
 import io
 import json
@@ -21,7 +20,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import gridfs
 import h5py
 import lmdb
 import numpy as np
@@ -32,7 +30,7 @@ from PIL import Image
 
 import storeds
 from _disks import small_disk
-from _foreign_hdf5_tools import write
+from _foreign_hdf5 import write
 from _traps_epochs import jittered_dataset, numbered_store, one_pass
 from _traps_format import (
     change_label,
@@ -44,11 +42,6 @@ from _traps_format import (
     page_number_bits,
     swap_records,
 )
-from _traps_lmdb import (
-    grey_video,
-    records_of,
-)
-from _traps_mongodb import filled
 from _traps_pack import photos, stored_records, storeds_command
 from _verdicts import unjudged
 from _writing import FIELDS, WriterProcess, fork
@@ -442,26 +435,6 @@ def test_settings_that_a_reader_would_ignore_are_refused(tmp_path: Path) -> None
             storeds.StoreDataset(f"{tmp_path}/x.h5", reader="array", fields=["x"], **ignored)
     with pytest.raises(errors.ConfigError, match="takes no channels"):
         storeds.StoreDataset(f"{tmp_path}/x.h5", channels="last")
-
-
-# 5. Partly read files
-
-
-def test_unread_parts_of_documents_are_reported(mongodb_database: str) -> None:
-    with filled(mongodb_database) as database:
-        database.photos.insert_many(
-            {"image": jpeg(n), "label": n, **({"note": "x"} if n % 2 else {})} for n in range(6)
-        )
-        database["photos.labels"].insert_many({"x": n} for n in range(3))
-        database.sparse.insert_many({"image": jpeg(n), **{f"f{n}_{k}": k for k in range(3)}} for n in range(6))
-    assert storeds.info(f"{mongodb_database}/photos").unread == [
-        "field 'note': absent or null in some documents",
-        "collection 'photos.labels': 3 documents",
-    ]
-    with pytest.raises(errors.ConfigError, match=r"18 of 19 fields: .* columns=\{'image': 'image'\} reads"):
-        storeds.open_backend(f"{mongodb_database}/sparse")
-    with storeds.open_backend(f"{mongodb_database}/sparse", columns={"image": "image"}) as backend:
-        assert len(backend) == 6
 
 
 # 6. External randomness
@@ -1087,22 +1060,6 @@ def test_a_pipe_gets_no_empty_lines(tmp_path: Path) -> None:
 # 22. Two readings of one store
 
 
-def run_loop(message: str, folder: Path) -> None:
-    """Run the program at the end of an error message in a new process."""
-    loop = message.partition("To convert it by hand:\n")[2]
-    assert loop, message
-    subprocess.run([sys.executable, "-c", loop], cwd=folder, check=True)
-
-
-def test_pictures_in_nested_documents_are_columns(mongodb_database: str) -> None:
-    with filled(mongodb_database) as database:
-        database.nested.insert_many({"_id": n, "image": {"data": jpeg(n), "type": "jpg"}, "label": n} for n in range(4))
-    dataset = storeds.StoreDataset(f"{mongodb_database}/nested", decode="bytes", fields=["image_data", "label"])
-    assert dataset[3] == (jpeg(3), 3)
-    columns = {"image": "image.data", "label": "label"}
-    assert records_of(f"{mongodb_database}/nested", columns=columns)[3] == {"image": jpeg(3), "label": 3}
-
-
 def test_options_on_a_path_without_a_scheme_are_an_error_that_gives_the_url_to_write(tmp_path: Path) -> None:
     write(tmp_path / "a.h5", {"x": np.arange(5)})
     for name in ("*.h5?locking=false", "b.h5?locking=false"):
@@ -1110,44 +1067,6 @@ def test_options_on_a_path_without_a_scheme_are_an_error_that_gives_the_url_to_w
             storeds.open_backend(f"{tmp_path}/{name}")
     with pytest.raises(errors.ConfigError, match=r"options need a scheme: write lmdb://.*b\.lmdb\?readahead=true"):
         storeds.open_writer(f"{tmp_path}/b.lmdb?readahead=true", {"x": "int"})
-
-
-# 23. Layouts of well-known tools
-
-
-def test_base64_text_in_documents_is_an_image(mongodb_database: str) -> None:
-    with filled(mongodb_database) as database:
-        database.texts.insert_many(
-            {"_id": n, "photo": base64.b64encode(jpeg(n)).decode(), "label": n} for n in range(4)
-        )
-    dataset = storeds.StoreDataset(f"{mongodb_database}/texts", decode="bytes")
-    assert dataset[:] == [(jpeg(n), n) for n in range(4)]
-
-
-@pytest.mark.parametrize("by", ["filename", "_id"])
-def test_gridfs_files_with_labels_in_another_collection(by: str, mongodb_database: str) -> None:
-    url, labels = f"{mongodb_database}/fs", {"labels": "annotations.info.class", "labels_on": "ref"}
-    with filled(mongodb_database) as database:
-        bucket = gridfs.GridFSBucket(database)
-        ids = {f"{n}.jpg": bucket.upload_from_stream(f"{n}.jpg", jpeg(n)) for n in range(5)}
-        database.annotations.insert_many(
-            {"ref": name if by == "filename" else id, "info": {"class": n % 2}}
-            for n, (name, id) in enumerate(ids.items())
-        )
-        dataset = storeds.StoreDataset(url, options=labels, decode="bytes")
-        assert dataset[:] == [(jpeg(n), n % 2) for n in range(5)]
-        assert dataset.targets == [0, 1, 0, 1, 0]
-        database.annotations.delete_one({})
-    with pytest.raises(errors.FormatError, match="1 of 5 files have no label .*: '0.jpg'; missing='skip'"):
-        storeds.open_backend(url, **labels)
-    assert len(records_of(url, **labels, missing="skip")) == 4
-
-
-def test_videos_in_gridfs_are_decoded(mongodb_database: str) -> None:
-    with filled(mongodb_database) as database:
-        gridfs.GridFSBucket(database).upload_from_stream("a.mp4", grey_video([50, 100, 150]))
-    (clip,) = storeds.StoreDataset(f"{mongodb_database}/fs", reader="video", fields=["video"])[0]
-    assert np.allclose(clip.float().mean((1, 2, 3)), [50, 100, 150], atol=5)
 
 
 # 24. Hidden folders

@@ -186,7 +186,7 @@ _BACKENDS = (
     ("memory", "memory:MemoryBackend", ""),
 )
 _LAYOUTS = (
-    *((f"lmdb/{name}", "lmdb:ForeignLmdb", "lmdb") for name in ("caffe", "frames", "json", "keyed", "msgpack")),
+    *((f"lmdb/{name}", "lmdb:ForeignLmdb", "lmdb") for name in ("caffe", "json", "keyed", "msgpack")),
     *((f"lmdb/{name}", "lmdb:ForeignLmdb", "lmdb") for name in ("npz", "ocr", "pickled", "tensorpack")),
     *((f"hdf5/{name}", "hdf5:ForeignHdf5", "h5py") for name in ("pcam", "parallel", "per_episode", "per_file")),
     *((f"hdf5/{name}", "hdf5:ForeignHdf5", "h5py") for name in ("per_sample", "per_video")),

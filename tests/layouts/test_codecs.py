@@ -8,7 +8,6 @@ import io
 import json
 import os
 import pickle
-import pickletools
 import random
 import subprocess
 import tracemalloc
@@ -76,51 +75,8 @@ def test_unpickle_refuses_foreign_names_before_anything_runs(
     assert not Path("harmed").exists()
 
 
-def storage(said: int = 4) -> bytes:
-    """Return what ``torch.save`` writes of a storage of 4 zeros, with another count in it if `said`."""
-    pickled = pickletools.genops(pickle.dumps(torch.zeros(4)))
-    data = next(given for _, given, _ in pickled if isinstance(given, bytes))
-    return data.replace(b"cpuq\x03K\x04", b"cpuq\x03K" + bytes([said]))
-
-
-class Tensor:
-    """Pickles as a call on a storage, with whatever sizes."""
-
-    def __init__(self, data: Any, offset: Any = 0, size: Any = (4,), stride: Any = (1,)) -> None:
-        self.given: tuple[Any, ...] = (data, offset, size, stride, False, OrderedDict())
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return torch._utils._rebuild_tensor_v2, self.given
-
-
-class Stored:
-    def __init__(self, data: Any) -> None:
-        self.data = data
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return torch.storage._load_from_bytes, (self.data,)
-
-
 CUBE = np.arange(24, dtype="u1").reshape(2, 3, 4)
 AXES: list[Any] = [(0, 1), (0, 1, 1), (0, 1, 3), (0, 1, -1), [0, 1, 2], (0, 1, 2.0), "012"]
-TENSORS: list[tuple[Any, str]] = [
-    (Tensor(Stored(storage()), size=(5,)), "outside its storage of 4"),
-    (Tensor(Stored(storage()), offset=1), "outside its storage"),
-    (Tensor(Stored(storage()), size=(10**9,), stride=(0,)), "outside its storage"),
-    (Tensor(Stored(storage()), offset=-1), "without a shape"),
-    (Tensor(Stored(storage()), stride=(-1,)), "not numbers"),
-    (Tensor(Stored(storage()), size=[4]), "not numbers"),
-    (Tensor(Stored(storage(said=9))), "a storage of 9 numbers"),
-    (Tensor(Stored(storage()[:-1])), "a storage of 4 numbers in 23 bytes"),
-    (Tensor(Stored(b"PK\x03\x04")), "damaged|refused"),
-    (Tensor(Stored(pickle.dumps(1) * 5)), "a form that only torch reads"),
-    (Tensor(Stored(pickle.dumps(Stored(storage())))), "a tensor's storage names"),
-    (Tensor(b"zeros"), "without a storage"),
-    (Stored(storage()), "half-built"),
-    (Stored(b""), "cut short"),
-    (torch.zeros(2, requires_grad=True).to_sparse(), "refused"),
-    *((Runs(CUBE.__reduce_ex__(5)[0], CUBE.tobytes(), CUBE.dtype, CUBE.shape, "K", axes), "axes") for axes in AXES),
-]
 HOSTILE: list[tuple[bytes, str]] = [
     (pickle.dumps(np.array([None, print])), "objects"),
     (pickle.dumps(np.zeros(2, "i4,f4")), "dtype"),
@@ -153,12 +109,7 @@ HOSTILE: list[tuple[bytes, str]] = [
     (b"I" + b"9" * 5000 + b"\n.", "damaged: "),
     (b"c_codecs\nencode\n(S'a'\nS'rot13'\ntR.", "encodes"),
     (b"cbuiltins\nbytes\n(I1000000000000\ntR.", "argument"),
-    (b"cbuiltins\nbytearray\n(I1000000000000\ntR.", "bytearray with something else"),
-    (b"cbuiltins\nbytearray\n(I01\ntR.", "bytearray with something else"),
-    (b"cbuiltins\nbytearray\n(Va\nVutf-16\ntR.", "bytearray with something else"),
-    (b"cbuiltins\nbytearray\n(]tR.", "bytearray with something else"),
-    (b"cbuiltins\nbytearray\n(Va\nVlatin-1\nVstrict\ntR.", "bytearray with something else"),
-    (b"cbuiltins\nbytearray\n.", "class"),
+    (b"cbuiltins\nbytes\n.", "class"),
     (b"c_codecs\nencode\n(N}X\x05\0\0\0_callNstb.", r"sets the state of _codecs\.encode"),
     (b"cnumpy\ndtype\n(N}X\x05\0\0\0dtypeNstb.", "damaged"),
     (b"\x80\x04]2.", "operation '2'"),
@@ -166,11 +117,14 @@ HOSTILE: list[tuple[bytes, str]] = [
         b"K\x00q\x000" + b"ccollections\nOrderedDict\n)Rq\x01K\x00h\x00s0h\x01q\x000" * 5000 + b"h\x00.",
         "nests deeper",
     ),
-    (b"cbuiltins\nbytearray\n)\x81.", "NEWOBJ"),
-    (b"}ctorch_geometric.data.data\nData\n)\x81}bNs.", "unhashable"),
-    (b"}ctorch_geometric.data.data\nData\n)\x81}b\x85Ns.", "unhashable"),
+    (b"cbuiltins\nbytes\n)\x81.", "NEWOBJ"),
+    (pickle.dumps(bytearray(3), 4), r"names builtins\.bytearray"),
     (b"(cposix\nsystem\nVtouch harmed\no.", "names posix.system"),
-    *((pickle.dumps(tensor), why) for tensor, why in TENSORS),
+    *(
+        (pickle.dumps(Runs(CUBE.__reduce_ex__(5)[0], CUBE.tobytes(), CUBE.dtype, CUBE.shape, "K", axes)), "axes")
+        for axes in AXES
+    ),
+    (pickle.dumps(torch.zeros(2)), r"names torch\._utils\._rebuild_tensor_v2"),
 ]
 
 
@@ -208,9 +162,9 @@ WHOLE: dict[str, list[bytes]] = {
         pickle.dumps(value, protocol)
         for protocol in range(pickle.HIGHEST_PROTOCOL + 1)
         for value in (
-            (JPEG[:9], 5, np.arange(2), {"a": [1.5], (1, "b"): bytearray(b"c")}),
+            (JPEG[:9], 5, np.arange(2), {"a": [1.5], (1, "b"): b"c"}),
             [np.arange(6.0).reshape(2, 3).T, np.float32(2), np.array(["é"])],
-            {"x": torch.arange(6.0).reshape(2, 3), "n": OrderedDict(y=None)},
+            {"n": OrderedDict(y=None)},
         )
     ],
     "msgpack": [numpy_to_msgpack({"x": np.arange(3), "y": [np.float32(1), "z", b"w", {"a": 1}]})],
@@ -346,27 +300,12 @@ def test_places_in_the_memo_of_honest_pickles_are_read() -> None:
 
 
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
-def test_bytearrays_and_strided_arrays_of_every_protocol(protocol: int) -> None:
-    for content in (b"", b"a\xff\0", bytes(range(256)) * 40):
-        assert bytes(unpickle(pickle.dumps(bytearray(content), protocol))) == content
+def test_strided_arrays_of_every_protocol(protocol: int) -> None:
     array = np.arange(2 * 30 * 40, dtype=">f4").reshape(2, 30, 40)
     for strided in (array.transpose(1, 2, 0), array.T, array[::-1, :, ::2], array.transpose(2, 0, 1)):
         found = unpickle(pickle.dumps(strided, protocol))
         assert found.shape == strided.shape
         assert (found == strided).all()
-
-
-@pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
-def test_tensors_equal_those_of_torch(protocol: int) -> None:
-    kinds = [torch.float64, torch.float16, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool]
-    plain = [torch.arange(24).reshape(2, 3, 4).to(kind) for kind in (*kinds, torch.complex64)]
-    views = [plain[0].mT, plain[1][:, 1:, ::2], plain[2][1, 2], torch.zeros(0, 3)]
-    for tensor in (*plain, *views):
-        found = unpickle(pickle.dumps([tensor], protocol))[0]
-        assert (found.dtype, found.shape) == (tensor.numpy().dtype, tensor.shape)
-        assert np.array_equal(found, tensor.numpy())
-    halves = torch.tensor([1.5, -2.0, 3e38], dtype=torch.bfloat16)
-    assert np.array_equal(unpickle(pickle.dumps(halves, protocol)), halves.float().numpy())
 
 
 @pytest.mark.parametrize(
@@ -422,8 +361,8 @@ MP4 = b"\0\0\0\x18ftypisom\0\0\2\0isomiso2"
         ),
         ("npz", archive(x=np.arange(2), n=np.int64(3), t=np.array("é")), {"x": [0, 1], "n": 3, "t": "é"}, "npz"),
         ("npy", npy(np.arange(3)), [0, 1, 2], "npy"),
-        ("datum", datum(JPEG, -3, encoded=True), {"label": -3, "image": JPEG}, None),
-        ("datum", datum(bytes(range(2)), 1, (2, 1, 1)), {"label": 1, "array": [[[0]], [[1]]]}, None),
+        ("datum", datum(JPEG, -3, encoded=True), [JPEG, -3], None),
+        ("datum", datum(bytes(range(2)), 1, (2, 1, 1)), [[[[0]], [[1]]], 1], None),
         ("text", "wörd".encode(), "wörd", None),
         ("bytes", b"\xff", b"\xff", None),
     ],
@@ -432,6 +371,8 @@ def test_codecs_read_what_other_tools_write(codec: str, value: bytes, content: A
     def plain(found: Any) -> Any:
         if isinstance(found, dict):
             return {key: plain(item) for key, item in found.items()}
+        if isinstance(found, tuple) and codec == "datum":
+            return [*map(plain, found)]
         return found.tolist() if isinstance(found, (np.ndarray, np.generic)) else found
 
     for given_value in (value, memoryview(value)):

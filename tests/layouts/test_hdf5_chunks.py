@@ -151,20 +151,6 @@ class TestSameValues:
             for ranges in (spans, [(one, one + 1) for one in sorted(at)], [(0, count)]):
                 assert rows.read(ranges) == [expected[start:stop].tobytes() for start, stop in ranges]
 
-    @pytest.mark.parametrize(
-        ("data", "chunks", "how"),
-        [
-            (noise(10, 4, 3, dtype="<i4"), (4, 4, 3), {"scaleoffset": 0}),
-            (noise(1, 30), (1, 10), {"compression": "gzip", "userblock_size": 512}),
-            (np.array([b"a\0b", b"\0\0c", b"d"] * 4, "S3"), (5,), {"compression": "gzip"}),
-        ],
-        ids=["scaleoffset", "matlab-column", "strings-with-nuls"],
-    )
-    def test_of_special_datasets(self, path: Path, data: Any, chunks: Any, how: dict[str, Any]) -> None:
-        write(path, data, chunks, **how)
-        with rows_of(path, axis=1 if len(data) == 1 else 0) as rows:
-            assert b"".join(one_by_one(rows)) == data.tobytes()
-
     @pytest.mark.parametrize("how", FILTERS[:2], ids=["plain", "gzip"])
     def test_unwritten_chunks_hold_the_fill_value(self, path: Path, how: dict[str, Any]) -> None:
         with h5py.File(path, "w") as file:
@@ -226,32 +212,6 @@ class TestDamage:
 
 class TestCache:
     """A batch decompresses each chunk once, and not again while it is kept."""
-
-    @pytest.mark.parametrize(
-        ("per_chunk", "how", "cache_bytes", "expected"),
-        [
-            (8, {"compression": "gzip"}, 8 << 20, [(0, 8), (8, 16), (32, 40)]),
-            (8, {"compression": "gzip"}, 0, [(0, 8), (8, 16), (32, 40)]),
-            (8, {}, 8 << 20, [(0, 1), (2, 3), (7, 9), (10, 11), (39, 40)]),
-            (1, {"compression": "gzip"}, 8 << 20, [(0, 1), (2, 3), (7, 9), (10, 11), (39, 40)]),
-        ],
-        ids=["kept", "larger-than-the-cache", "unfiltered", "one-row"],
-    )
-    def test_ranges_read_for_a_batch(
-        self,
-        path: Path,
-        asked: list[tuple[int, int]],
-        per_chunk: int,
-        how: dict[str, Any],
-        cache_bytes: int,
-        expected: list[tuple[int, int]],
-    ) -> None:
-        data = noise(40, 20_000)
-        write(path, data, per_chunk, **how)
-        positions = [0, 2, 7, 8, 10, 39]
-        with rows_of(path, cache_bytes=cache_bytes) as rows:
-            assert rows.read([(at, at + 1) for at in positions]) == [data[at].tobytes() for at in positions]
-        assert asked == expected
 
     def test_chunks_of_videos_are_kept_too(self, path: Path, asked: list[tuple[int, int]]) -> None:
         data = noise(8, 20_000)

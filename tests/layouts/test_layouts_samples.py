@@ -93,37 +93,6 @@ def pickled(tmp_path: Path, request: pytest.FixtureRequest) -> Case:
     }
 
 
-def pairs(tmp_path: Path, request: pytest.FixtureRequest) -> Case:
-    entries: dict[str, bytes] = {}
-    for number in range(COUNT):
-        entries[f"{number:04}_image"] = PICTURES[number]
-        entries[f"{number:04}_mask"] = encoded(MASKS[number])
-        entries[f"{number:04}_objects"] = json.dumps(objects(number)).encode()
-    columns = {"image": "{}_image", "mask": "{}_mask", "objects": "{}_objects"}
-    return put(tmp_path / "pairs", entries), {
-        "options": {"columns": columns},
-        "fields": {"image": "image", "mask": "mask", "boxes": "objects[].bbox", "labels": "objects[].category"},
-        "roles": {"mask": "mask", "boxes": BOXES_ROLE, "labels": NAMES_ROLE},
-    }
-
-
-def groups_of_files(tmp_path: Path, request: pytest.FixtureRequest) -> Case:
-    """Pictures as files, and boxes as one list of numbers."""
-    with h5py.File(tmp_path / "files.h5", "w") as file:
-        for number in range(COUNT):
-            group = file.create_group(f"sample_{number}")
-            group["image"] = np.frombuffer(PICTURES[number], np.uint8)
-            group["mask"] = np.frombuffer(encoded(MASKS[number]), np.uint8)
-            group["boxes"] = BOXES[number].ravel()
-            group["labels"] = LABELS[number]
-    roles = {"mask": "mask", "boxes": BOXES_ROLE, "labels": "labels"}
-    return f"hdf5://{tmp_path}/files.h5", {
-        "layout": "per_sample",
-        "fields": ["image", "mask", "boxes", "labels"],
-        "roles": roles,
-    }
-
-
 def groups_of_pixels(tmp_path: Path, request: pytest.FixtureRequest) -> Case:
     with h5py.File(tmp_path / "pixels.h5", "w") as file:
         for number in range(COUNT):
@@ -141,8 +110,6 @@ def groups_of_pixels(tmp_path: Path, request: pytest.FixtureRequest) -> Case:
 CASES: dict[str, Callable[[Path, pytest.FixtureRequest], Case]] = {
     "documents": documents,
     "pickled": pickled,
-    "pairs": pairs,
-    "groups of files": groups_of_files,
     "groups of pixels": groups_of_pixels,
 }
 
@@ -179,7 +146,7 @@ def test_samples_are_those_of_a_native_store(
             assert torch.equal(value.as_subclass(torch.Tensor), wanted.as_subclass(torch.Tensor))
 
 
-@pytest.mark.parametrize("name", ["pickled", "groups of files"])
+@pytest.mark.parametrize("name", ["pickled", "groups of pixels"])
 def test_a_config_gives_roles(name: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     source, settings = CASES[name](tmp_path, request)
     config = storeds.load_config({"dataset": {"url": source, **settings, "transforms": TRANSFORMS, "seed": 2}})

@@ -1,28 +1,53 @@
-"""Writes LMDB stores in the formats of other tools, with only the package ``lmdb``."""
+"""Foreign LMDB stores, written with only the package ``lmdb`` as other tools write them, and their records."""
 
 from __future__ import annotations
 
+import base64
+import contextlib
+import gzip
 import io
+import json
 import pickle
 import struct
+import sys
+import types
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import lmdb
+import lz4.frame
 import msgspec
 import numpy as np
+import pytest
+import torch
 from PIL import Image
 
+import storeds
+from _layout_case import LayoutCase, Truth
+
 __all__ = [
+    "COUNT",
+    "JPEGS",
+    "LMDB",
+    "Raw",
+    "aselmdb",
+    "atoms",
     "basicsr",
     "caffe",
     "datum",
     "encoded",
+    "grey_video",
+    "numbered",
     "numpy_to_msgpack",
     "ocr",
+    "open_catalyst",
     "pickled",
     "put",
+    "records_of",
+    "stylegan2",
     "tensorpack",
 ]
 
@@ -55,6 +80,17 @@ def encoded(number: int, form: str = "JPEG") -> bytes:
     return out.getvalue()
 
 
+class Raw(bytes):
+    """A value that is already serialised."""
+
+
+def numbered(path: Path, values: Sequence[bytes], more: Mapping[str, bytes] | None = None) -> str:
+    """Write values under 0, 1, … and other entries beside them; return the URL."""
+    entries = {str(number): value for number, value in enumerate(values)} | dict(more or {})
+    put(path, [(key.encode(), value) for key, value in entries.items()], folder=False)
+    return f"lmdb://{path}"
+
+
 def pickled(
     path: Path,
     values: Sequence[Any],
@@ -62,49 +98,27 @@ def pickled(
     protocol: int = pickle.DEFAULT_PROTOCOL,
     said: Any = None,
     keys: Any = None,
-    names: Sequence[bytes] | None = None,
     **how: Any,
 ) -> Path:
-    """Write ``0``, ``1``, …, or `names`, with ``__keys__`` and ``__len__`` as the blogs about ImageNet in LMDB do."""
-    listed = names or [f"{n}".encode("ascii") for n in range(len(values))]
-
-    def entries() -> Iterator[tuple[bytes, bytes]]:
-        for key, value in zip(listed, values, strict=True):
-            yield key, value if isinstance(value, Raw) else pickle.dumps(value, protocol)
-        yield b"__keys__", pickle.dumps(listed if keys is None else keys, protocol)
-        yield b"__len__", pickle.dumps(len(values) if said is None else said, protocol)
-
-    return put(path, entries(), **how)
-
-
-class Raw(bytes):
-    """A value that is already serialised."""
+    """Write ``0``, ``1``, … with ``__keys__`` and ``__len__`` as the blogs about ImageNet in LMDB do."""
+    names = [f"{n}".encode("ascii") for n in range(len(values))]
+    entries = [
+        (name, value if isinstance(value, Raw) else pickle.dumps(value, protocol))
+        for name, value in zip(names, values, strict=True)
+    ]
+    entries.append((b"__keys__", pickle.dumps(names if keys is None else keys, protocol)))
+    entries.append((b"__len__", pickle.dumps(len(values) if said is None else said, protocol)))
+    return put(path, entries, **how)
 
 
-def ocr(
-    path: Path,
-    samples: Sequence[tuple[bytes, str | bytes | None]],
-    *,
-    said: int | None = None,
-    start: int = 1,
-    form: str = "09",
-    counted: bool = True,
-    **how: Any,
-) -> Path:
-    """Write the format of deep-text-recognition-benchmark's ``create_lmdb_dataset.py``; a label of None is left out.
-
-    With ``counted=False``, write what the tool leaves if it is interrupted.
-    """
-
-    def entries() -> Iterator[tuple[bytes, bytes]]:
-        for number, (image, label) in enumerate(samples, start):
-            yield f"image-{number:{form}}".encode(), image
-            if label is not None:
-                yield f"label-{number:{form}}".encode(), label.encode() if isinstance(label, str) else label
-        if counted:
-            yield b"num-samples", str(len(samples) if said is None else said).encode()
-
-    return put(path, entries(), **how)
+def ocr(path: Path, samples: Sequence[tuple[bytes, str]], *, said: int | None = None, start: int = 1) -> Path:
+    """Write the format of deep-text-recognition-benchmark's ``create_lmdb_dataset.py``."""
+    entries = [
+        (f"{name}-{number:09}".encode(), value)
+        for number, (image, label) in enumerate(samples, start)
+        for name, value in (("image", image), ("label", label.encode()))
+    ]
+    return put(path, [*entries, (b"num-samples", str(len(samples) if said is None else said).encode())])
 
 
 def basicsr(path: Path, images: Mapping[str, bytes], *, listed: Sequence[str] | None = None) -> Path:
@@ -172,3 +186,286 @@ def _msgpack_form(value: Any) -> Any:
     if isinstance(value, np.generic):
         return {b"nd": False, b"type": value.dtype.str, b"data": value.tobytes()}
     return value
+
+
+def aselmdb(path: Path, rows: Sequence[Mapping[str, Any]]) -> str:
+    """Write an ``.aselmdb`` as fairchem's ``LMDBDatabase`` does; return the URL."""
+
+    def packed(content: Any) -> bytes:
+        return zlib.compress(json.dumps(content).encode())
+
+    entries = {str(number): packed(row) for number, row in enumerate(rows, 1)}
+    more = {"nextid": packed(len(rows) + 1), "deleted_ids": packed([]), "metadata": packed({"title": "atoms"})}
+    put(path, [(key.encode(), value) for key, value in {**entries, **more}.items()], folder=False)
+    return f"lmdb://{path}"
+
+
+def stylegan2(path: Path, images: Mapping[int, Sequence[bytes]]) -> str:
+    """Write what rosinality's ``prepare_data.py`` does: each image in several sizes, and how many there are."""
+    entries = [(b"%d-%05d" % (size, n), blob) for size, blobs in images.items() for n, blob in enumerate(blobs)]
+    put(path, [*entries, (b"length", str(len(next(iter(images.values())))).encode())])
+    return f"lmdb://{path}"
+
+
+def grey_video(brightness: Sequence[int]) -> bytes:
+    """Return an MP4 of grey frames; skip the test where PyAV is missing."""
+    av: Any = pytest.importorskip("av")
+    with io.BytesIO() as out:
+        with av.open(out, "w", format="mp4") as container:
+            stream = container.add_stream("mpeg4", rate=10)
+            stream.width, stream.height, stream.pix_fmt = 32, 24, "yuv420p"
+            for value in brightness:
+                frame = av.VideoFrame.from_ndarray(np.full((24, 32, 3), value, np.uint8), format="rgb24")
+                container.mux(stream.encode(frame))
+            container.mux(stream.encode())
+        return out.getvalue()
+
+
+def records_of(url: str, **options: Any) -> list[dict[str, Any]]:
+    """Return every record of a store; raises the error of one that is bad."""
+    with storeds.open_backend(url, **options) as backend:
+        records = backend.get_many(range(len(backend)))
+    good = [record for record in records if not isinstance(record, storeds.errors.RecordError)]
+    assert len(good) == len(records), records
+    return good
+
+
+class _Data:
+    """Stands for torch_geometric's class of that name, whose pickles it makes byte for byte, as far as they are read."""
+
+    def __init__(self, entries: Mapping[str, Any], version: int) -> None:
+        if version == 1:
+            self.__dict__.update(entries)
+            return
+        self.__dict__["_store"] = _Storage(entries, self)
+
+
+class _Storage:
+    def __init__(self, entries: Mapping[str, Any], parent: _Data) -> None:
+        self._mapping = dict(entries)
+        self._parent = parent
+
+
+@contextlib.contextmanager
+def _importable() -> Iterator[None]:
+    """Make the two classes importable under torch_geometric's names, as pickle wants them to be."""
+    names = {"torch_geometric.data.data": ("Data", _Data), "torch_geometric.data.storage": ("GlobalStorage", _Storage)}
+    modules = {name: types.ModuleType(name) for name in ("torch_geometric", "torch_geometric.data", *names)}
+    for module, (name, cls) in names.items():
+        cls.__module__, cls.__name__, cls.__qualname__ = module, name, name
+        setattr(modules[module], name, cls)
+    with mock.patch.dict(sys.modules, modules):
+        yield
+
+
+def atoms(number: int) -> dict[str, Any]:
+    """Return what fairchem's ``AtomsToGraphs`` makes of a few atoms."""
+    generator = torch.Generator().manual_seed(number)
+    count = 2 + number % 3
+    return {
+        "pos": torch.rand(count, 3, generator=generator),
+        "atomic_numbers": torch.randint(1, 90, (count,), generator=generator).float(),
+        "cell": torch.rand(1, 3, 3, generator=generator),
+        "edge_index": torch.randint(0, count, (2, 3 * count), generator=generator),
+        "force": torch.rand(count, 3, generator=generator),
+        "natoms": count,
+        "y": -1.5 * number,
+        "sid": number,
+    }
+
+
+def open_catalyst(path: Path, count: int, *, version: int = 2, protocol: int = -1) -> str:
+    """Write an Open Catalyst file: pickled graphs under 0, 1, …, and their number under ``length``; return the URL."""
+    with _importable():
+        nothing = {"x": None, "edge_attr": None} if version == 1 else {}
+        graphs = [pickle.dumps(_Data({**nothing, **atoms(n)}, version), protocol) for n in range(count)]
+    return numbered(path, graphs, {"length": pickle.dumps(count, protocol)})
+
+
+COUNT = 24
+NUMBERS = range(COUNT)
+MP4 = b"\0\0\0\x18ftypisom\0\0\2\0isomiso2"
+JPEGS = [encoded(number) for number in NUMBERS]
+PNGS = [encoded(number, "PNG") for number in NUMBERS]
+NAMED = sorted((f"lsun/{n * 37 % 101:03}/é{n}.jpg", JPEGS[n]) for n in NUMBERS)
+BASICSR = {f"{(n * 7) % COUNT:04}_s n.png": PNGS[n] for n in range(1, COUNT)} | {"x.png": PNGS[0]}
+
+
+def picture(number: int) -> np.ndarray[Any, Any]:
+    return np.random.default_rng(number).integers(0, 256, (3, 4, 5), np.uint8)
+
+
+def vary(number: int) -> np.ndarray[Any, Any]:
+    return np.full((2, 1 + number % 3), number, ">f4")
+
+
+def strided(number: int) -> np.ndarray[Any, Any]:
+    return picture(number).transpose(1, 2, 0)
+
+
+def json_value(number: int) -> bytes:
+    entry = {"photo": base64.b64encode(JPEGS[number]).decode(), "box": [number, 0.5], "tags": ["a"] * (number % 2)}
+    return gzip.compress(json.dumps(entry).encode())
+
+
+def features(number: int) -> dict[str, Any]:
+    return {"features": np.full((1 + number % 4, 3), number, "<f2"), "name": f"é{number}"}
+
+
+def archive(**arrays: Any) -> bytes:
+    with io.BytesIO() as out:
+        np.savez_compressed(out, **arrays)
+        return out.getvalue()
+
+
+def zip_of(number: int) -> dict[str, Any]:
+    return {"conf": np.arange(number + 1.0), "size": number}
+
+
+Write = Callable[[Path], Path]
+
+
+def _case(layout: str, write: Write, record: Callable[[int], dict[str, Any]], **arguments: Any) -> LayoutCase:
+    def written(path: Path) -> Truth:
+        write(path)
+        return [record(number) for number in NUMBERS]
+
+    return LayoutCase(written, layout, arguments)
+
+
+def _labelled(number: int) -> dict[str, Any]:
+    return {"image": JPEGS[number], "label": number}
+
+
+LMDB: dict[str, LayoutCase] = {
+    "tuples": _case("pickled", lambda path: pickled(path, [(JPEGS[n], n) for n in NUMBERS]), _labelled),
+    "old-pickles-in-one-file": _case(
+        "pickled",
+        lambda path: pickled(path, [(JPEGS[n], float(n), f"é{n}", b"") for n in NUMBERS], protocol=2, folder=False),
+        lambda n: {"image": JPEGS[n], "value": float(n), "text": f"é{n}", "bytes": b""},
+    ),
+    "tuples-of-arrays": _case(
+        "pickled",
+        lambda path: pickled(path, [(vary(n), np.arange(4) * n, picture(n).T) for n in NUMBERS]),
+        lambda n: {
+            "array0": vary(n).astype("<f4"),
+            "array1": np.arange(4) * n,
+            "array2": np.ascontiguousarray(picture(n).T),
+        },
+    ),
+    "mappings-in-a-named-database": _case(
+        "pickled",
+        lambda path: pickled(path, [{"Image": JPEGS[n], "Boxes": [[n, 1.5]]} for n in NUMBERS], database=b"train"),
+        lambda n: {"image": JPEGS[n], "boxes": [[n, 1.5]]},
+        database="train",
+    ),
+    "pickles-from-1-without-zeros": _case(
+        "pickled",
+        lambda path: put(path, [(b"%d" % (n + 1), pickle.dumps([n, bool(n % 2)])) for n in NUMBERS]),
+        lambda n: {"label": n, "flag": bool(n % 2)},
+    ),
+    "pickles-under-names": _case(
+        "pickled",
+        lambda path: put(path, [(f"n{n:03}/é".encode(), pickle.dumps((JPEGS[n], n))) for n in NUMBERS]),
+        _labelled,
+    ),
+    "pickles-of-protocol-5": _case(
+        "pickled",
+        lambda path: pickled(path, [(strided(n), bytearray(JPEGS[n])) for n in NUMBERS], protocol=5),
+        lambda n: {"array": np.ascontiguousarray(strided(n)), "image": JPEGS[n]},
+    ),
+    "pickles-of-protocol-0-with-class-names": _case(
+        "pickled",
+        lambda path: Path(
+            numbered(
+                path,
+                [pickle.dumps((JPEGS[n], n), 0) for n in NUMBERS],
+                {"classes": pickle.dumps(["a"], 0), "length": pickle.dumps(COUNT, 0)},
+            )
+        ),
+        _labelled,
+    ),
+    "ocr": _case(
+        "ocr",
+        lambda path: ocr(path, [(PNGS[n], f"wörd {n}") for n in NUMBERS]),
+        lambda n: {"image": PNGS[n], "label": f"wörd {n}"},
+    ),
+    "ocr-from-0": _case(
+        "ocr",
+        lambda path: ocr(path, [(PNGS[n], f"w{n}") for n in NUMBERS], start=0),
+        lambda n: {"image": PNGS[n], "label": f"w{n}"},
+    ),
+    "keyed": _case(
+        "keyed",
+        lambda path: put(path, [(key.encode(), blob) for key, blob in NAMED[::-1]], folder=False),
+        lambda n: {"image": NAMED[n][1], "key": NAMED[n][0]},
+    ),
+    "keys-that-are-no-text": _case(
+        "keyed",
+        lambda path: put(path, [(b"\xff" + bytes([n]), JPEGS[n]) for n in NUMBERS]),
+        lambda n: {"image": JPEGS[n], "key": f"\\xff{chr(n)}"},
+    ),
+    "basicsr": _case(
+        "keyed",
+        lambda path: basicsr(path, BASICSR),
+        lambda n: {"image": [*BASICSR.values()][n], "key": [*BASICSR][n].removesuffix(".png")},
+    ),
+    "films": _case(
+        "keyed",
+        lambda path: put(path, [(b"%02d.mp4" % n, MP4 + bytes([n])) for n in NUMBERS]),
+        lambda n: {"video": MP4 + bytes([n]), "key": f"{n:02}.mp4"},
+    ),
+    "datum-encoded": _case(
+        "caffe",
+        lambda path: caffe(path, [datum(JPEGS[n], n - 3, encoded=True) for n in NUMBERS]),
+        lambda n: {"image": JPEGS[n], "label": n - 3, "key": f"{n:08}_n{n}.jpg"},
+    ),
+    "datum-raw": _case(
+        "caffe",
+        lambda path: caffe(path, [datum(picture(n).tobytes(), n, (3, 4, 5)) for n in NUMBERS]),
+        lambda n: {"array": picture(n), "label": n, "key": f"{n:08}_n{n}.jpg"},
+    ),
+    "datum-floats": _case(
+        "caffe",
+        lambda path: caffe(
+            path, [datum(label=n, shape=(1, 1, n % 2 + 1), floats=[0.5] * (n % 2 + 1), packed=n > 9) for n in NUMBERS]
+        ),
+        lambda n: {"array": np.full((1, 1, n % 2 + 1), 0.5, "f4"), "label": n, "key": f"{n:08}_n{n}.jpg"},
+    ),
+    "tensorpack-pickle": _case(
+        "tensorpack",
+        # As its ILSVRC12 files: the encoded bytes lie in an array.
+        lambda path: tensorpack(path, [[np.frombuffer(JPEGS[n], np.uint8), n] for n in NUMBERS], pickle.dumps),
+        _labelled,
+    ),
+    "tensorpack-msgpack": _case(
+        "tensorpack",
+        lambda path: tensorpack(path, [[picture(n), np.int64(n)] for n in NUMBERS], numpy_to_msgpack, folder=False),
+        lambda n: {"array": picture(n), "label": n},
+    ),
+    "json-in-gzip-with-images-in-base64": _case(
+        "json",
+        lambda path: put(path, [(b"%05d" % n, json_value(n)) for n in NUMBERS]),
+        lambda n: {"photo": JPEGS[n], "box": np.array([n, 0.5]), "tags": ["a"] * (n % 2)},
+    ),
+    # As UNITER's texts, and its features of images.
+    "msgpack-in-lz4": _case(
+        "msgpack",
+        lambda path: put(
+            path, [(f"n/{n:02}".encode(), lz4.frame.compress(numpy_to_msgpack(features(n)))) for n in NUMBERS]
+        ),
+        features,
+    ),
+    "npz": _case(
+        "npz",
+        lambda path: put(
+            path,
+            [
+                *((f"{n:02}.npz".encode(), archive(**zip_of(n))) for n in NUMBERS),
+                (b"__keys__", json.dumps([f"{n:02}.npz" for n in NUMBERS]).encode()),
+            ],
+        ),
+        zip_of,
+    ),
+}
+"""Every LMDB store of the tests, by name; each has `COUNT` records."""

@@ -5,6 +5,7 @@ Detection asks each layout of the engine whether it fits a store that is not nat
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import os
@@ -182,7 +183,7 @@ def _open_foreign(
     """
     if isinstance(why_not_native, (StoreNotFoundError, CutShortError)):
         raise why_not_native
-    claims, refusals = _claims(url, opened, options)
+    claims = _claims(url, opened, options)
     if len(claims) > 1:
         shown = " or ".join(f"layout={layout!r} ({why})" for layout, why in claims.items())
         raise ConfigError(f"{url.redacted}: several layouts claim this store; pass {shown}")
@@ -193,7 +194,7 @@ def _open_foreign(
             backend.recognised = why
         return backend
     if url.scheme not in FOREIGN:
-        raise type(why_not_native)("; ".join([str(why_not_native), *refusals])) from why_not_native
+        raise why_not_native
     try:
         return _open_with(import_object(FOREIGN[url.scheme]), url, opened, options)
     except NativeStoreError:  # it is damaged, or has no such option
@@ -204,25 +205,20 @@ def _open_foreign(
         raise why_not_native from None  # an interrupted write
 
 
-def _claims(url: StoreURL, opened: OpenStore, options: Mapping[str, Any]) -> tuple[dict[str, str], list[str]]:
-    """Return the layouts of plug-ins that read the store at `url`, each with the reason, and why others refuse it."""
+def _claims(url: StoreURL, opened: OpenStore, options: Mapping[str, Any]) -> dict[str, str]:
+    """Return the layouts of plug-ins that read the store at `url`, each with the reason."""
     claims: dict[str, str] = {}
-    refusals: list[str] = []
     for name in LAYOUTS.names():
         engine, _, layout = name.partition("/")
         guess = None
         if engine == url.scheme and not LAYOUTS.is_built_in(name):
             guess = getattr(LAYOUTS.get(name), "guess_can_open", None)
-        if guess is None:
-            continue
-        try:
+        if guess is not None:
             where, shared = _arguments(LAYOUTS.get(name), url, opened)
-            why = guess(where, **shared, **options)
-        except StoredsError as error:
-            refusals.append(f"layout {layout!r}: {error}")
-        else:
-            claims |= {layout: why} if why else {}
-    return claims, refusals
+            with contextlib.suppress(StoredsError):
+                if why := guess(where, **shared, **options):
+                    claims[layout] = why
+    return claims
 
 
 def _open_each(url: Any, layout: str | None, options: Mapping[str, Any]) -> Iterator[Backend]:

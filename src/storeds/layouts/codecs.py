@@ -9,10 +9,10 @@ from __future__ import annotations
 import base64
 import binascii
 import io
+import math
 import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -27,7 +27,7 @@ from storeds.protocols import Array
 __all__ = [
     "CODECS",
     "CodecError",
-    "Datum",
+    "decode_datum",
     "decode_document",
     "decode_json",
     "decode_msgpack",
@@ -43,7 +43,6 @@ __all__ = [
     "is_pickle",
     "is_video",
     "numbers_of",
-    "parse_datum",
     "sniff",
     "unpickle",
 ]
@@ -246,60 +245,44 @@ def numbers_of(value: Any) -> Array | None:
 # Caffe.
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
-_INTEGERS = {1: "channels", 2: "height", 3: "width", 5: "label"}  # int32
-_DATA, _FLOATS, _ENCODED = 4, 6, 7
-_WIRES = {**dict.fromkeys((*_INTEGERS, _ENCODED), (_VARINT,)), _DATA: (_BYTES,), _FLOATS: (_BYTES, _FIXED32)}
+_CHANNELS, _HEIGHT, _WIDTH, _DATA, _LABEL, _FLOATS, _ENCODED = range(1, 8)
+_WIRES = {
+    **dict.fromkeys((_CHANNELS, _HEIGHT, _WIDTH, _LABEL, _ENCODED), (_VARINT,)),
+    _DATA: (_BYTES,),
+    _FLOATS: (_BYTES, _FIXED32),
+}
 """The wire types of protobuf that the fields may have. Fields of other numbers are skipped."""
 _ANY_WIRE = (_VARINT, _FIXED64, _BYTES, _FIXED32)
 
 
-@dataclass
-class Datum:
-    """One message; `data` is a view into the bytes that it was parsed from."""
-
-    channels: int = 0
-    height: int = 0
-    width: int = 0
-    data: memoryview = field(default_factory=lambda: memoryview(b""))
-    label: int = 0
-    floats: Array = field(default_factory=lambda: np.empty(0, "<f4"))
-    encoded: bool = False
-
-    @property
-    def pixels(self) -> Array:
-        """Raw values, channels x height x width; raises CodecError."""
-        shape = (self.channels, self.height, self.width)
-        flat: Array = np.frombuffer(self.data, np.uint8) if len(self.data) else self.floats
-        if flat.size != shape[0] * shape[1] * shape[2]:
-            raise CodecError(f"its Datum says {shape} and holds {flat.size} values")
-        return flat.reshape(shape)
-
-
-def parse_datum(message: bytes | memoryview) -> Datum:
-    """Parse a message; raises CodecError if it is cut short or not a ``Datum``."""
-    datum, floats = Datum(), bytearray()
-    value: Any
+def decode_datum(message: bytes | memoryview) -> tuple[bytes | Array, int]:
+    """Return the encoded image or the values, channels x height x width, of a ``Datum`` of Caffe, and its label."""
+    found: dict[int, Any] = {}
+    floats = bytearray()
     for number, value in _message_fields(memoryview(message)):
-        if number in _INTEGERS:
-            low = value & (2**32 - 1)
-            setattr(datum, _INTEGERS[number], low - 2**32 if low >= 2**31 else low)
-        elif number == _DATA:
-            datum.data = value
-        elif number == _ENCODED:
-            datum.encoded = bool(value)
-        elif number == _FLOATS:
+        if number == _FLOATS:
             floats += value
+        else:
+            found[number] = value if number == _DATA else _int32(value)
+    data = found.get(_DATA, b"")
+    if found.get(_ENCODED):
+        return bytes(data), found.get(_LABEL, 0)
     if len(floats) % 4:
         raise CodecError(f"its Datum is damaged: {len(floats)} bytes of float data")
-    if floats:
-        datum.floats = np.frombuffer(floats, "<f4")
-    if min(datum.channels, datum.height, datum.width) < 0:
-        raise CodecError("its Datum has a negative size")
-    return datum
+    shape = tuple(found.get(number, 0) for number in (_CHANNELS, _HEIGHT, _WIDTH))
+    flat: Array = np.frombuffer(data, np.uint8) if len(data) else np.frombuffer(floats, "<f4")
+    if min(shape) < 0 or flat.size != math.prod(shape):
+        raise CodecError(f"its Datum says {shape} and holds {flat.size} values")
+    return flat.reshape(shape), found.get(_LABEL, 0)
 
 
-def _message_fields(view: memoryview) -> Iterator[tuple[int, int | memoryview]]:
-    """Yield the number and the value of each field of a message: a varint, or bytes."""
+def _int32(value: int) -> int:
+    low = value & (2**32 - 1)
+    return low - 2**32 if low >= 2**31 else low
+
+
+def _message_fields(view: memoryview) -> Iterator[tuple[int, Any]]:
+    """Yield the number and the value of each known field of a message: a varint, or bytes."""
     at, end = 0, len(view)
     if not end:
         raise CodecError("its Datum is empty")
@@ -308,15 +291,16 @@ def _message_fields(view: memoryview) -> Iterator[tuple[int, int | memoryview]]:
         number, wire = tag >> 3, tag & 7
         if not number or wire not in _WIRES.get(number, _ANY_WIRE):
             raise CodecError(f"its Datum is damaged at byte {at}: field {number} is of wire type {wire}")
+        value: Any
         if wire == _VARINT:
             value, at = _varint(view, at)
+        else:
+            size, at = _varint(view, at) if wire == _BYTES else (4 if wire == _FIXED32 else 8, at)
+            if at + size > end:
+                raise CodecError(f"its Datum is cut short: field {number} has {size} bytes, {end - at} are there")
+            value, at = view[at : at + size], at + size
+        if number in _WIRES:
             yield number, value
-            continue
-        size, at = _varint(view, at) if wire == _BYTES else (4 if wire == _FIXED32 else 8, at)
-        if at + size > end:
-            raise CodecError(f"its Datum is cut short: field {number} has {size} bytes, {end - at} are there")
-        yield number, view[at : at + size]
-        at += size
 
 
 def _varint(view: memoryview, at: int) -> tuple[int, int]:
@@ -324,15 +308,10 @@ def _varint(view: memoryview, at: int) -> tuple[int, int]:
     value = 0
     for end in range(at, min(at + 10, len(view))):
         byte = view[end]
-        if byte < 0x80:
-            return (value | byte << 7 * (end - at)) & (2**64 - 1), end + 1
         value |= (byte & 0x7F) << 7 * (end - at)
+        if byte < 0x80:
+            return value & (2**64 - 1), end + 1
     raise CodecError(f"its Datum is cut short or damaged at byte {at}: a number does not end")
-
-
-def _datum(value: bytes | memoryview) -> dict[str, Any]:
-    datum = parse_datum(value)
-    return {"label": datum.label} | ({"image": bytes(datum.data)} if datum.encoded else {"array": datum.pixels})
 
 
 # Text.
@@ -383,7 +362,7 @@ def is_pickle(value: bytes | memoryview) -> bool:
 CODECS: Final[Mapping[str, Callable[[bytes | memoryview], Any]]] = MappingProxyType(
     {
         "bytes": bytes,
-        "datum": _datum,
+        "datum": decode_datum,
         "json": decode_document,
         "msgpack": lambda value: decode_msgpack(decompress(value)),
         "npy": decode_npy,

@@ -10,28 +10,27 @@ from typing import Any
 
 import numpy as np
 
-from storeds.errors import ConfigError, suggest
 from storeds.layouts.codecs import image_of_text, is_image, is_video, numbers_of
-from storeds.protocols import KINDS, Array, Field, Kind
+from storeds.protocols import Array, Field, Kind
 from storeds.records.fields import parse_fields
 
 __all__ = [
     "WHOLE",
     "Inferred",
-    "Wanted",
+    "Parts",
     "coerce",
     "evenly",
+    "field_name",
     "field_of",
     "form_of",
     "infer",
     "names_for",
-    "parse_wanted",
     "part_of",
     "plain",
 ]
 
-Wanted = tuple[tuple[str, Field | None], ...]
-"""Names in the order of a record's parts, each with its declared field or None."""
+Parts = tuple[tuple[str, Any, Field], ...]
+"""The name of each field, the part of a value that it holds, and its kind."""
 WHOLE = -1
 """The part of a value that is the value itself."""
 
@@ -59,70 +58,60 @@ class Inferred:
     ----------
     form : str
         What `form_of` returns for most values; the others are bad records.
-    fields : tuple of (str, part, Field)
-        The name of each field, the part of the value that it holds, and its kind.
+    fields : Parts
     left : tuple of str
-        Entries of mappings that are not read, each with a reason.
+        Parts that are not read, each with a reason.
     """
 
     form: str
-    fields: tuple[tuple[str, Any, Field], ...]
+    fields: Parts
     left: tuple[str, ...] = ()
 
 
-def infer(
-    samples: Sequence[Any], wanted: Wanted | None, *, any_shape: bool, lists: bool = False, has_key: bool = False
-) -> Inferred:
+def infer(samples: Sequence[Any], *, lists: bool = False) -> Inferred:
     """Return the fields of values by some of them: the parts of a tuple or list, the entries of a mapping, or the value.
 
     Parameters
     ----------
     samples : sequence
         At least one.
-    wanted : sequence of (str, Field or None), optional
-        Names for the parts in order, or the entries of a mapping to read.
-    any_shape : bool
-        Leave every dimension of an array open.
     lists : bool
         Lists of numbers are arrays, as in JSON.
-    has_key : bool
-        `wanted` may end in a name for the key of the record, which is no part.
 
     Raises
     ------
     ValueError
-        The values do not agree.
-    ConfigError
-        `wanted` does not fit.
+        The values do not agree, or no field can hold half of their parts.
     """
     forms = Counter(map(form_of, samples))
     ((form, count),) = forms.most_common(1)
     if 2 * count <= len(samples):
         raise ValueError(f"its records have several forms: {', '.join(sorted(forms))}")
     samples = [value for value in samples if form_of(value) == form]
-    first, left = samples[0], list[str]()
+    first = samples[0]
+    parts: list[Any] = [WHOLE]
     if isinstance(first, Mapping):
-        parts, left = _entries(samples, wanted)
-    else:
-        parts = tuple(range(len(first))) if isinstance(first, (list, tuple)) and len(first) else (WHOLE,)
-        if has_key and wanted is not None and len(wanted) == len(parts) + 1:
-            wanted = wanted[:-1]
-    declared = [field for _, field in wanted or ()] + [None] * len(parts)
-    fields = [field or _field(samples, part, any_shape, lists) for part, field in zip(parts, declared, strict=False)]
-    if isinstance(first, Mapping):
-        names = [_field_name(part) for part in parts]
-    else:
-        names = names_for(fields, [_are_videos([part_of(value, part) for value in samples]) for part in parts])
-    if wanted is not None:
-        if len(wanted) != len(parts):
-            raise ConfigError(
-                f"fields names {len(wanted)} parts, and a record has {len(parts)}: {', '.join(map(str, names))}"
-            )
-        names = [name for name, _ in wanted]
-    found = parse_fields(dict(zip(names, fields, strict=True)))
-    if len(found) < len(parts):
-        raise ConfigError(f"fields names one part twice: {', '.join(names)}")
-    return Inferred(form, tuple((name, part, found[name]) for name, part in zip(names, parts, strict=True)), (*left,))
+        parts = list(dict.fromkeys(entry for sample in samples for entry in sample))
+    elif isinstance(first, (list, tuple)) and first:
+        parts = list(range(len(first)))
+    fields, videos, left = dict[Any, Field](), list[bool](), list[str]()
+    for part in parts:
+        try:
+            values = [part_of(value, part) for value in samples]
+            if isinstance(first, Mapping) and any(value is None for value in values):
+                raise ValueError("null in some records")
+            fields[part] = field_of(values, lists=lists)
+            videos.append(all(isinstance(value, (bytes, memoryview)) and is_video(value) for value in values))
+        except ValueError as error:
+            left.append(f"its values: {error}" if part == WHOLE else f"part {part!r}: {error}")
+    if 2 * len(left) >= len(parts):
+        columns = {"value": {"path": "{}", "kind": "bytes"}}
+        raise ValueError(f"{'; '.join(left[:6])}; columns={columns!r} reads the bytes of each value")
+    names = [*map(_entry_name, fields)] if isinstance(first, Mapping) else names_for([*fields.values()], videos)
+    if len(set(names)) < len(names):
+        raise ValueError("several entries of its mappings have the same name in lower case")
+    found = parse_fields(dict(zip(names, fields.values(), strict=True)))
+    return Inferred(form, tuple((name, part, found[name]) for name, part in zip(names, fields, strict=True)), (*left,))
 
 
 def form_of(value: Any) -> str:
@@ -142,42 +131,14 @@ def part_of(value: Any, part: Any) -> Any:
         raise ValueError(f"it has no part {part!r}") from None
 
 
-def _entries(samples: Sequence[Mapping[Any, Any]], wanted: Wanted | None) -> tuple[tuple[Any, ...], list[str]]:
-    """Return the entries of mappings that become fields, by default those in every record, and the other entries."""
-    everywhere = dict.fromkeys(entry for sample in samples for entry in sample)
-    entries = {_field_name(entry): entry for entry in everywhere}
-    if len(entries) < len(everywhere):
-        raise ValueError("several entries of its mappings have the same name in lower case")
-    if wanted is None:
-        common = tuple(e for e in everywhere if all(sample.get(e) is not None for sample in samples))
-        left = [f"entry {str(e)!r}: absent or null in some records" for e in everywhere if e not in common]
-        if 2 * len(left) > len(everywhere):
-            advice = f"fields={','.join(map(_field_name, common))!r} reads the entries of every record"
-            raise ConfigError(
-                f"most entries of its records would not be read: {'; '.join(left[:6])}; "
-                f"{advice if common else 'name them with fields='}"
-            )
-        return common, left
-    for name, _ in wanted:
-        if name not in entries:
-            raise ConfigError(f"its records have no entry {name!r}; {suggest(name, entries, 'entries')}")
-    return tuple(entries[name] for name, _ in wanted), []
+def _entry_name(entry: Any) -> str:
+    return field_name(entry.decode("utf-8", "replace") if isinstance(entry, bytes) else str(entry))
 
 
-def _field(samples: Sequence[Any], part: Any, any_shape: bool, lists: bool) -> Field:
-    try:
-        values = [part_of(value, part) for value in samples]
-        return field_of(values, any_shape=any_shape, lists=lists)
-    except ValueError as error:
-        what = "its values" if part == WHOLE else f"part {part!r} of its values"
-        raise ValueError(f"{what}: {error}; name a kind with fields=") from None
-
-
-def _field_name(part: Any) -> str:
-    """Return the name of a mapping's entry as a field name."""
-    text = part.decode("utf-8", "replace") if isinstance(part, bytes) else str(part)
-    name = re.sub(r"[^a-z0-9_]", "_", text.lower())
-    return name if name[:1].isalpha() else f"f{name}"
+def field_name(text: str) -> str:
+    """Return a text as the name of a field: in lower case, with ``_`` for other characters."""
+    name = re.sub(r"[^a-z0-9_]+", "_", text.lower()).strip("_")[:90] or "field"
+    return name if name[0].isalpha() else f"f{name}"
 
 
 def field_of(
@@ -232,6 +193,8 @@ def _kind_of(value: Any) -> Field:
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, (list, tuple, dict)) or value is None:
+        if _holds_bytes(value):
+            raise ValueError("no field can hold a list of bytes")
         return Field("json")
     if isinstance(value, str) and image_of_text(value) is not None:
         return Field("image")
@@ -239,6 +202,12 @@ def _kind_of(value: Any) -> Field:
         if isinstance(value, types):
             return Field(kind)
     raise ValueError(f"no field can hold a {type(value).__name__}")
+
+
+def _holds_bytes(value: Any) -> bool:
+    if isinstance(value, (list, tuple, dict)):
+        return any(map(_holds_bytes, value.values() if isinstance(value, dict) else value))
+    return isinstance(value, (bytes, memoryview))
 
 
 def _array_field(value: Array) -> Field:
@@ -272,11 +241,6 @@ def _merged(found: Sequence[Field], any_shape: bool) -> Field:
         raise ValueError(f"its arrays differ in dtype ({', '.join(map(str, sorted(dtypes, key=str)))}) or dimensions")
     sizes = zip(*(field.shape or () for field in found), strict=True)
     return Field("array", found[0].dtype, tuple(None if any_shape or len(set(s)) > 1 else s[0] for s in sizes))
-
-
-def _are_videos(values: Sequence[Any]) -> bool:
-    """Whether every value is an encoded video."""
-    return all(isinstance(value, (bytes, memoryview)) and is_video(value) for value in values)
 
 
 def names_for(fields: Sequence[Field], videos: Sequence[bool] = ()) -> list[str]:
@@ -340,8 +304,7 @@ def _fitting(field: Field, value: Any) -> Any:
             size in (None, there) for size, there in zip(field.shape, value.shape, strict=True)
         )
         if not fits:
-            advice = "; any_shape=True reads arrays of any sizes" if value.ndim == len(field.shape) else ""
-            raise ValueError(f"its array has the shape {value.shape}, others {field.shape}{advice}")
+            raise ValueError(f"its array has the shape {value.shape}, others {field.shape}")
     return value
 
 
@@ -354,30 +317,3 @@ def plain(value: Any) -> Any:
     if isinstance(value, (np.generic, np.ndarray)):
         return value.tolist()
     return value
-
-
-def parse_wanted(given: Any) -> Wanted | None:
-    """Parse the option ``fields``: ``"image,label:int"``, a list of such names, or a mapping of names to declarations.
-
-    Raises ValueError.
-    """
-    if given is None:
-        return None
-    if isinstance(given, Mapping):
-        return tuple(parse_fields(given).items())
-    parts: list[Any] = given.split(",") if isinstance(given, str) else list(given)
-    if all(isinstance(part, tuple) for part in parts):  # parsed already
-        return tuple(parts)
-    return tuple(_parse_one(part) for part in parts)
-
-
-def _parse_one(part: Any) -> tuple[str, Field | None]:
-    if not isinstance(part, str):
-        raise ConfigError(f"fields: expected names such as image or label:int, got {part!r}")
-    name, colon, kind = (piece.strip() for piece in part.partition(":"))
-    if kind == "array":
-        raise ConfigError(f"fields: {part!r}: a mapping declares arrays, with dtype and shape; leave the kind out here")
-    if colon and kind not in KINDS:
-        raise ConfigError(f"fields: unknown kind {kind!r}; the kinds are {', '.join(KINDS)}")
-    declared = parse_fields({name: kind or "bytes"})[name]
-    return name, declared if colon else None

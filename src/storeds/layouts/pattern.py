@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ __all__ = [
     "ATTRIBUTES",
     "EVERYTHING",
     "KEY",
+    "NameFields",
     "Pattern",
     "Place",
     "Template",
@@ -300,6 +302,43 @@ def natural_order(names: Iterable[str]) -> list[str]:
         return tuple(int(part) if at % 2 else part for at, part in enumerate(parts)), name
 
     return sorted(names, key=key)
+
+
+@dataclass(frozen=True)
+class NameFields:
+    """The fields of the names in a pattern, but for ``key``, and how a matched text becomes a value.
+
+    Attributes
+    ----------
+    fields : dict of str to Field
+    classes : list of str
+        The texts of the name ``label``, which is their number.
+    """
+
+    fields: dict[str, Field]
+    classes: list[str]
+
+    @classmethod
+    def infer(cls, names: Sequence[str], texts: Sequence[Sequence[str]]) -> NameFields:
+        """Return the fields of `names`, from the texts that they match for each record."""
+        found = {name: {each[at] for each in texts} for at, name in enumerate(names) if name != KEY}
+        is_number = {name: name == "label" or all(map(_number_in(name).search, each)) for name, each in found.items()}
+        fields = {name: Field("int" if is_number[name] else "str") for name in found}
+        return cls(fields, sorted(found.get("label", ()), key=os.fsencode))
+
+    def reader(self, name: str) -> Callable[[str], int | str]:
+        """Return the function that turns a matched text into the value of a field."""
+        if name == "label":
+            return {text: number for number, text in enumerate(self.classes)}.__getitem__
+        if self.fields[name].kind == "str":
+            return str
+        number = _number_in(name)
+        return lambda text: int(number.findall(text)[0])
+
+
+def _number_in(name: str) -> re.Pattern[str]:
+    """Return what finds the number in a text: an episode ends in one. It fits in int64."""
+    return re.compile(r"(?<!\d)\d{1,18}$" if name == "episode" else r"^\d{1,18}$")
 
 
 _SPLITS = (

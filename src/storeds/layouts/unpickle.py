@@ -1,4 +1,4 @@
-"""Reads pickles of plain data, NumPy arrays, tensors and graphs, and never runs code that a pickle names.
+"""Reads pickles of plain data and NumPy arrays, and never runs code that a pickle names.
 
 Three steps read a pickle:
 
@@ -45,10 +45,16 @@ def unpickle(data: bytes | memoryview) -> Any:
     Raises
     ------
     CodecError
-        The pickle is damaged, or names anything but plain data, arrays of numbers or text, tensors and graphs.
+        The pickle is damaged, or names anything but plain data and arrays of numbers or text.
     """
     view = memoryview(data)
-    value, end = _load(view, 0, _Unpickler)
+    data, end, why = _checked(view)
+    try:
+        value = _Unpickler(_Source(data), fix_imports=False, encoding="bytes").load()
+    except CodecError:
+        raise
+    except Exception as error:  # damage can make the C unpickler and NumPy raise any exception
+        raise CodecError(why or f"the pickle is damaged: {error}") from None
     if end != len(view):
         raise CodecError("the pickle is damaged: bytes follow its value")
     try:
@@ -56,17 +62,6 @@ def unpickle(data: bytes | memoryview) -> Any:
         return _Copier(len(view) + _SPARE_NODES).copy(value, MAX_DEPTH)
     except RecursionError:  # where the caller has used most of the stack
         raise CodecError("refused: it nests too deep") from None
-
-
-def _load(view: memoryview, start: int, unpickler: type[pickle.Unpickler]) -> tuple[Any, int]:
-    """Return the value of the pickle that begins at `start`, and where the pickle ends."""
-    data, end, why = _checked(view, start)
-    try:
-        return unpickler(_Source(data), fix_imports=False, encoding="bytes").load(), end
-    except CodecError:
-        raise
-    except Exception as error:  # damage can make the C unpickler and NumPy raise any exception
-        raise CodecError(why or f"the pickle is damaged: {error}") from None
 
 
 # One operation with its arguments. A string of less than 40 bytes, such as a name, has a branch for its length.
@@ -85,15 +80,15 @@ _WIDTHS = {**dict.fromkeys(b"UC\x8c\x8a", 1), **dict.fromkeys(b"TXB\x8b", 4), **
 _NEW_MAPPING = b"cstoreds\nmapping\n)R"
 
 
-def _checked(view: memoryview, start: int) -> tuple[memoryview | bytes, int, str | None]:
-    """Return the pickle that begins at `start`, where it ends, and why it is refused or None.
+def _checked(view: memoryview) -> tuple[memoryview | bytes, int, str | None]:
+    """Return the pickle, where it ends, and why it is refused or None.
 
     In place of the operation to refuse and what follows are zeros, where the unpickler stops unless it refuses a name before.
     In place of dicts it builds `_Mapping`: hashing a tuple as a key may take forever, or overflow the stack. The lengths of
     frames then are too small, which the C unpickler ignores.
     """
     parts: list[memoryview | bytes] = []
-    at = done = start
+    at = done = 0
     rewritten = False
     while found := _OPERATIONS.match(view, at):  # which may be empty
         at = found.end()
@@ -113,7 +108,7 @@ def _checked(view: memoryview, start: int) -> tuple[memoryview | bytes, int, str
             return accepted.ljust(len(view), b"\0"), at, _why_refused(view, at, code)
     if rewritten:
         return b"".join((*parts, view[done : at + 1])), at + 1, None
-    return view[start : at + 1], at + 1, None
+    return view[: at + 1], at + 1, None
 
 
 def _end_of_value(view: memoryview, at: int, width: int) -> int:
@@ -188,8 +183,6 @@ class _Copier:
             return value.array
         if kind is bytearray:
             return bytes(value)
-        if kind is _Graph and value.entries is not None:
-            value, kind = value.entries, _Mapping
         if kind not in (list, tuple, _Mapping, dict):
             raise CodecError("refused: the pickle holds a class or a half-built object")
         if not depth:
@@ -204,17 +197,8 @@ class _Copier:
         return {self.copy(key, depth - 1): self.copy(item, depth - 1) for key, item in value.items()}
 
 
-class _Sealed:
-    """Base of what a pickle can name or call: a pickle cannot set its state."""
-
-    __slots__ = ()
-
-    def __setstate__(self, state: Any) -> NoReturn:
-        raise CodecError(f"refused: the pickle sets the state of {self}")
-
-
-class _Constructor(_Sealed):
-    """Stands for one name in a pickle."""
+class _Constructor:
+    """Stands for one name in a pickle, which can call it at most; it cannot set its state."""
 
     __slots__ = ("_call", "_name")
 
@@ -226,6 +210,9 @@ class _Constructor(_Sealed):
 
     def _refuse(self, *given: Any) -> NoReturn:
         raise CodecError(f"refused: the pickle calls {self}")
+
+    def __setstate__(self, state: Any) -> NoReturn:
+        raise CodecError(f"refused: the pickle sets the state of {self}")
 
     def __str__(self) -> str:
         return self._name
@@ -360,7 +347,7 @@ def _rebuild_array(data: Any, dtype: Any, shape: Any, order: Any, axes: Any = No
     return _PendingArray(array.transpose(axes))
 
 
-# Bytes: protocols before 3 write bytes as a call, protocols before 5 bytearrays.
+# Bytes: protocols before 3 write them as a call.
 
 
 def _encode(text: Any, encoding: Any) -> bytes:
@@ -375,161 +362,19 @@ def _empty_bytes(*given: Any) -> bytes:
     return b""
 
 
-def _bytearray(*given: Any) -> bytes:
-    # The real bytearray(number) would allocate as much memory as the pickle asks for.
-    if not given:
-        return b""
-    data, *encoding = given
-    if not encoding and isinstance(data, (bytes, bytearray)):
-        return bytes(data)
-    if len(encoding) == 1 and isinstance(data, str) and encoding[0] in _LATIN_1:
-        return data.encode("latin-1")
-    raise CodecError("refused: the pickle calls bytearray with something else than bytes or text in latin-1")
-
-
-# Tensors: a tensor is a call on a storage, and a storage the bytes of five small pickles, a count and the numbers.
-
-_BFLOAT16 = "bfloat16"  # NumPy lacks it; float32 holds every value of it exactly
-_DTYPES = {
-    "Double": "<f8",
-    "Float": "<f4",
-    "Half": "<f2",
-    "BFloat16": _BFLOAT16,
-    "Long": "<i8",
-    "Int": "<i4",
-    "Short": "<i2",
-    "Char": "i1",
-    "Byte": "u1",
-    "Bool": "?",
-    "ComplexFloat": "<c8",
-    "ComplexDouble": "<c16",
-}
-_MAGIC, _PROTOCOL = 0x1950A86A20F9469CFC6C, 1001
-
-
-class _Storage(_Sealed):
-    """The numbers of one or several tensors, end to end."""
-
-    __slots__ = ("numbers",)
-
-    def __init__(self, numbers: Array) -> None:
-        self.numbers = numbers
-
-
-class _StorageUnpickler(pickle.Unpickler):
-    """Reads the pickles at the beginning of a tensor's storage; they name the kind of the storage and call nothing."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        found = _STORAGE_NAMES.get((module, name))
-        if found is None:
-            raise CodecError(f"refused: a tensor's storage names {module}.{name}")
-        return found
-
-    def persistent_load(self, given: Any) -> Any:
-        return given
-
-
-def _load_storage(*given: Any) -> _Storage:
-    """Return a storage in the format of ``torch.save``: five pickles end to end, a count, and the numbers."""
-    if len(given) != 1 or not isinstance(given[0], (bytes, bytearray)):
-        raise CodecError("the pickle is damaged: a storage without its bytes")
-    view, at, found = memoryview(given[0]), 0, []
-    for _ in range(5):  # magic number, protocol, system, persistent id, names of the storages
-        value, at = _load(view, at, _StorageUnpickler)
-        found.append(value)
-    magic, protocol, system, identity, _ = found
-    if magic != _MAGIC or protocol != _PROTOCOL or not isinstance(system, dict):
-        raise CodecError("refused: a tensor's storage in a form that only torch reads")
-    if system.get("little_endian") is not True:
-        raise CodecError("refused: a tensor's storage in big-endian order")
-    # The id: "storage", the kind, a key, the device, the number of items, and of what the storage is a view.
-    known = type(identity) is tuple and len(identity) in (5, 6) and identity[0] == "storage"
-    kind, count = (identity[1], identity[4]) if known else (None, None)
-    if type(kind) is not _Constructor or str(kind) not in _DTYPES or type(count) is not int or count < 0:
-        raise CodecError("the pickle is damaged: a storage without kind and size")
-    if len(identity) == 6 and identity[5] is not None:
-        raise CodecError("refused: a storage that is a view of another")
-    return _storage_of(_DTYPES[str(kind)], count, view[at:])
-
-
-def _storage_of(spec: str, count: int, data: memoryview) -> _Storage:
-    """Return a storage of `count` numbers; `data` holds their count in 8 bytes and the numbers, and nothing else."""
-    dtype = np.dtype("<u2" if spec == _BFLOAT16 else spec)
-    if len(data) != 8 + count * dtype.itemsize or int.from_bytes(data[:8], "little") != count:
-        raise CodecError(f"the pickle is damaged: a storage of {count} numbers in {len(data)} bytes")
-    numbers: Array = np.frombuffer(data[8:], dtype)
-    if spec == _BFLOAT16:
-        numbers = (numbers.astype("<u4") << 16).view("<f4")
-    return _Storage(numbers)
-
-
-def _rebuild_tensor(storage: Any, offset: Any, size: Any, stride: Any, *more: Any) -> _PendingArray:
-    """Return the tensor as an array; `more`, such as whether it needs a gradient, does not matter to an array."""
-    if not isinstance(storage, _Storage):
-        raise CodecError("the pickle is damaged: a tensor without a storage")
-    shape, steps = (_sizes(part) for part in (size, stride))
-    if type(offset) is not int or offset < 0 or len(shape) != len(steps) or len(shape) > 32:
-        raise CodecError("the pickle is damaged: a tensor without a shape")
-    count, numbers = math.prod(shape), storage.numbers
-    if not count:
-        return _PendingArray(np.empty(shape, numbers.dtype))
-    last = offset + sum((length - 1) * step for length, step in zip(shape, steps, strict=True))
-    if last >= len(numbers) or count > len(numbers):
-        raise CodecError(f"refused: a tensor of {shape} lies outside its storage of {len(numbers)} numbers")
-    width = numbers.dtype.itemsize
-    strides = tuple(step * width for step in steps)
-    return _PendingArray(np.lib.stride_tricks.as_strided(numbers[offset:], shape, strides, writeable=False))
-
-
-def _sizes(numbers: Any) -> tuple[int, ...]:
-    if type(numbers) is not tuple or not all(type(number) is int and 0 <= number < 2**40 for number in numbers):
-        raise CodecError("the pickle is damaged: the shape or strides of a tensor are not numbers")
-    return numbers
-
-
-class _Graph:
-    """A graph, pickled as torch_geometric's ``Data``, or the storage inside one; `entries` is None before its state is set."""
-
-    __slots__ = ("entries",)
-    __hash__ = None  # type: ignore[assignment]  # as a mapping
-
-    def __init__(self) -> None:
-        self.entries: dict[str, Any] | None = None
-
-    def __setstate__(self, state: Any) -> None:
-        # Version 1 of Data has the entries as its state; version 2 has them in the state of a GlobalStorage.
-        inner = state.get("_mapping", state.get("_store", state)) if isinstance(state, dict) else None
-        found = inner.entries if type(inner) is _Graph else inner
-        if not isinstance(found, dict) or not all(type(name) is str for name in found):
-            raise CodecError("the pickle is damaged: a graph without a mapping")
-        self.entries = {name: value for name, value in found.items() if value is not None}
-
-
 _NDARRAY = _Constructor("numpy.ndarray")
-_STORAGE_NAMES = {
-    ("storeds", "mapping"): _Constructor("dict", _mapping),
-    **{("torch", f"{kind}Storage"): _Constructor(kind) for kind in _DTYPES},
-}
 _CALLS: dict[tuple[str, str], Callable[..., Any]] = {
     ("storeds", "mapping"): _mapping,  # `_checked` writes it
     ("collections", "OrderedDict"): _mapping,
     ("_codecs", "encode"): _encode,
     **{(module, "bytes"): _empty_bytes for module in ("__builtin__", "builtins")},
-    **{(module, "bytearray"): _bytearray for module in ("__builtin__", "builtins")},
     **{(f"numpy.{core}.multiarray", "_reconstruct"): _reconstruct for core in ("core", "_core")},
     **{(f"numpy.{core}.multiarray", "scalar"): _scalar for core in ("core", "_core")},
     **{(f"numpy.{core}.numeric", "_frombuffer"): _rebuild_array for core in ("core", "_core")},
-    ("torch._utils", "_rebuild_tensor_v2"): _rebuild_tensor,
-    ("torch.storage", "_load_from_bytes"): _load_storage,
 }
 _CONSTRUCTORS: dict[tuple[str, str], Any] = {
     **{pair: _Constructor(".".join(pair), call) for pair, call in _CALLS.items()},
     ("numpy", "ndarray"): _NDARRAY,
     ("numpy", "dtype"): _Dtype,
-    ("torch_geometric.data.data", "Data"): _Graph,
-    ("torch_geometric.data.storage", "GlobalStorage"): _Graph,
-    # Later versions of torch_geometric write these beside a graph's mapping; nothing is built for them.
-    ("torch_geometric.data.data", "DataEdgeAttr"): _Constructor("torch_geometric.data.data.DataEdgeAttr"),
-    ("torch_geometric.data.data", "DataTensorAttr"): _Constructor("torch_geometric.data.data.DataTensorAttr"),
 }
 """The allow-list: what a pickle gets for a name."""

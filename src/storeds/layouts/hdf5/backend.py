@@ -52,7 +52,7 @@ class ForeignOpener(FileOpener[ForeignOptions]):
         return "foreign", self.layout, super().key(opened), self.settings
 
     def open(self, opened: OpenStore | None = None) -> Hdf5Handle:
-        files = Hdf5Files(self.path, self.url, self.settings, opened)
+        files = Hdf5Files(self.path, self.url, self.settings)
         try:
             self._check_foreign(files)
             layout, pattern, why = self._pattern(files)
@@ -64,7 +64,7 @@ class ForeignOpener(FileOpener[ForeignOptions]):
         except Exception as error:  # a damaged file makes libhdf5 raise almost anything
             files.close()
             raise FormatError(f"{self.url} is damaged: {type(error).__name__}: {error}; copy it again") from error
-        files.keep()
+        files.listed.clear()
         return handle
 
     def _check_foreign(self, files: Hdf5Files) -> None:

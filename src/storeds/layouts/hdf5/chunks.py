@@ -29,7 +29,7 @@ Span = tuple[int, int]
 
 
 class ChunkedRows:
-    """Rows in chunks, or of a virtual dataset, or of a type that libhdf5 converts.
+    """Rows in chunks, or of a type that libhdf5 converts.
 
     The chunks used most recently are kept decompressed, up to ``cache_bytes``. Thread-safe.
 
@@ -46,7 +46,7 @@ class ChunkedRows:
 
     def __init__(self, files: Hdf5Files, dataset: h5py.Dataset, memory: Any, size: int, count: int, axis: int) -> None:
         self.size, self.count = size, count
-        self._files, self._is_virtual, self._path = files, dataset.is_virtual, dataset.file.filename
+        self._files, self._path = files, dataset.file.filename
         self._descriptor = files.descriptor(self._path)
         self._available = os.fstat(self._descriptor).st_size
         properties = dataset.id.get_create_plist()
@@ -65,8 +65,6 @@ class ChunkedRows:
         out = [data for group in self._groups(spans) for data in self._read_group(group)]
         if not self._keeps:
             self._chunk.cache_clear()
-        if self._is_virtual:
-            self._files.check_sources()
         if os.fstat(self._descriptor).st_size < self._available:  # libhdf5 returns zeros from behind the end
             raise UnavailableError(
                 f"{self._files.url}: {self._path} was cut short; copy it again and open the store again"

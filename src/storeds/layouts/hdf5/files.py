@@ -1,16 +1,16 @@
 """Opens the files of a foreign HDF5 store, follows links itself, and walks groups.
 
 libhdf5 alone would follow an external link, external storage or a virtual dataset into any file that it names, relative to
-folders that environment variables choose. It returns zeros where the source of a virtual dataset is missing.
+folders that environment variables choose. Here, only links are followed.
 """
 
 from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import islice
 from typing import Annotated, Any, ClassVar, Literal
 
 import h5py
@@ -20,7 +20,7 @@ import numpy as np
 from storeds.backends.base import BackendOptions
 from storeds.backends.handles import OpenStore
 from storeds.backends.hdf5.stamp import check_hdf5_file, open_hdf5_file
-from storeds.errors import ConfigError, FormatError, StoredsError, UnavailableError, suggest
+from storeds.errors import ConfigError, FormatError, StoredsError, suggest
 from storeds.layouts.pattern import Pattern, parse_pattern
 from storeds.protocols import JSON, Field, Kind
 
@@ -63,10 +63,8 @@ class ForeignOptions(BackendOptions, frozen=True):
         The group that holds the store; the root by default.
     columns : mapping or str, optional
         The pattern, as `storeds.layouts.pattern.parse_pattern` takes it. Its paths begin at `group`.
-    mask : str, optional
-        A filter key, as robomimic calls it: the dataset of the group ``mask`` that lists the demonstrations to read.
     allow_outside : bool
-        Follow links and virtual datasets that leave the folder of the store.
+        Follow links that leave the folder of the store.
     """
 
     parsers: ClassVar[Mapping[str, Callable[[Any], Any]]] = {"columns": _parsed, "group": _normalised}
@@ -75,7 +73,6 @@ class ForeignOptions(BackendOptions, frozen=True):
     cache_bytes: Annotated[int, msgspec.Meta(ge=0)] = 8 << 20
     group: str = "/"
     columns: Pattern | None = None
-    mask: str | None = None
     allow_outside: bool = False
 
 
@@ -93,62 +90,28 @@ class Hdf5Files:
     url : str
         Names the store in messages.
     settings : ForeignOptions
-    opened : OpenStore, optional
-        Holds the files while storeds finds out how to read the store; `keep` takes them over.
+
+    Attributes
+    ----------
+    listed : dict
+        What `names_in` found, while the store is being opened.
     """
 
-    def __init__(self, path: str, url: str, settings: ForeignOptions, opened: OpenStore | None = None) -> None:
-        self.path, self.url, self.opened = path, url, opened
-        self.settings: Any = settings  # those of the layout
-        self._store = opened or OpenStore()
+    def __init__(self, path: str, url: str, settings: ForeignOptions) -> None:
+        self.path, self.url, self.settings = path, url, settings
+        self._store = OpenStore()
         self._root = os.path.realpath(os.path.dirname(path))
-        self._files: dict[str, h5py.File] = {}
-        self._descriptors: dict[str, int] = {}
-        self._sources: dict[str, list[int]] = {}
-        self._split: dict[
-            tuple[str, int | None], tuple[list[str], list[str], list[str]]
-        ] = {}  # while the store is being opened
+        self._seen: dict[str, list[int]] = {}
+        self.listed: dict[tuple[str, int | None], tuple[list[str], list[str]]] = {}
 
     def close(self) -> None:
-        """Close all files that `opened` does not hold."""
-        self._files.clear()
-        self._descriptors.clear()
-        if self.opened is None:
-            self._store.close()
-
-    def keep(self) -> None:
-        """Take the files over from `opened`, so that `close` closes them. Opening ends here."""
-        self._split.clear()
-        if self.opened is not None:
-            self._store, opened, self.opened = OpenStore(), self.opened, None
-            for path, descriptor in self._descriptors.items():
-                opened.take(path)
-                self._store.share(path, functools.partial(_same, descriptor), os.close)
-            for path, file in self._files.items():
-                opened.take(self._share_name(path))
-                self._store.share(self._share_name(path), functools.partial(_same, file), h5py.File.close)
-
-    def split(self, group: str, most: int | None = None) -> tuple[list[str], list[str], list[str]]:
-        """Return the names of the datasets, of the groups and of the links in a group, of its first `most` members."""
-        if (group, most) not in self._split:
-            self._split[group, most] = _split(self.group(group), most)
-        return self._split[group, most]
-
-    def check_sources(self) -> None:
-        """Raise UnavailableError if a source of a virtual dataset changed or vanished: HDF5 would return zeros."""
-        for path, identity in self._sources.items():
-            try:
-                same = _identity(path) == identity
-            except OSError:
-                same = False
-            if not same:
-                raise UnavailableError(
-                    f"{self.url}: {path}, a source of a virtual dataset, was changed or removed; open the store again"
-                )
+        """Close all files."""
+        self._store.close()
 
     def seen(self) -> list[Any]:
-        """Return path, device, inode, size and modification time of every file opened or checked so far, its own first."""
-        return [[path, *_identity(path)] for path in {self.path: None, **self._descriptors, **self._sources}]
+        """Return path, device, inode, size and modification time of every file opened so far, its own first."""
+        own = self._seen.get(self.path) or _identity(self.path)
+        return [[path, *identity] for path, identity in ({self.path: own} | self._seen).items()]
 
     def changed(self, seen: Sequence[Any]) -> bool:
         """Whether one of the files that `seen` returned is gone or another one now."""
@@ -165,28 +128,22 @@ class Hdf5Files:
 
     def descriptor(self, path: str) -> int:
         """Return an open descriptor of the file at `path`."""
-        if path not in self._descriptors:
-            try:
-                self._descriptors[path] = self._store.descriptor(path)
-            except OSError as error:
-                raise FormatError(f"{self.url}: {path} cannot be read: {error.strerror}") from None
-        return self._descriptors[path]
+        try:
+            descriptor = self._store.descriptor(path)
+            self._seen.setdefault(path, _identity(path))
+        except OSError as error:
+            raise FormatError(f"{self.url}: {path} cannot be read: {error.strerror}") from None
+        return descriptor
 
     def file(self, path: str) -> h5py.File:
         """Return the open HDF5 file at `path`."""
-        if path not in self._files:
-            url = self.url if path == self.path else path
-            self._store.check_file(path, "hdf5", url)
-            check_hdf5_file(self.descriptor(path), url)
-            how = self.settings
-            self._files[path] = self._store.share(
-                self._share_name(path), lambda: open_hdf5_file(path, url, how.locking, _CACHE), h5py.File.close
-            )
-        return self._files[path]
+        return self._store.share(("h5py", path), functools.partial(self._open, path), h5py.File.close)
 
-    def _share_name(self, path: str) -> Hashable:
-        # The native backend shares the file of the URL under this name, too.
-        return "h5py" if path == self.path else ("h5py", path)
+    def _open(self, path: str) -> h5py.File:
+        url = self.url if path == self.path else path
+        self._store.check_file(path, "hdf5", url)
+        check_hdf5_file(self.descriptor(path), url)
+        return open_hdf5_file(path, url, self.settings.locking, _CACHE)
 
     def resolve(self, name: str, folder: str, source: str, error: type[StoredsError] = FormatError) -> str:
         """Return the absolute path of file `name`, relative to `folder`.
@@ -211,7 +168,7 @@ class Hdf5Files:
         for number, part in enumerate(parts):
             rest = "/".join(parts[number + 1 :])
             if isinstance(at, h5py.Dataset):
-                return self._checked(at, links), "/".join(parts[number:])
+                return self._checked(at), "/".join(parts[number:])
             kind = _link_type(at, part)
             if kind is None:
                 raise NoSuchNameError(
@@ -222,7 +179,7 @@ class Hdf5Files:
                     at.get(_encoded(part), getlink=True), at, f"{at.name.rstrip('/')}/{part}", rest, links
                 )
             at = at[_encoded(part)]
-        return self._checked(at, links), ""
+        return self._checked(at), ""
 
     def _follow(
         self, link: Any, parent: h5py.Group, name: str, rest: str, links: int
@@ -250,63 +207,29 @@ class Hdf5Files:
             raise FormatError(f"{self.url}: {name} is not a group")
         return found
 
-    def _checked(self, found: h5py.Group | h5py.Dataset, links: int) -> h5py.Group | h5py.Dataset:
-        if isinstance(found, h5py.Dataset):
-            missing = [name for code, name in _filters(found) if not h5py.h5z.filter_avail(code)]
-            if missing:
-                raise FormatError(
-                    f"{self.url}: dataset {found.name} is compressed with {missing[0]}, which this HDF5 lacks; "
-                    "`pip install hdf5plugin` and `import hdf5plugin` first, or convert the file with h5repack"
-                )
-            self._check_type(found)
-            if found.external:
-                raise FormatError(
-                    f"{self.url}: dataset {found.name} lies in external files such as {found.external[0][0]!r}; gather them with "
-                    "h5repack"
-                )
-            if found.is_virtual:
-                self._check_virtual(found, links)
-        return found
-
-    def _check_type(self, dataset: h5py.Dataset) -> None:
+    def _checked(self, found: h5py.Group | h5py.Dataset) -> h5py.Group | h5py.Dataset:
+        if not isinstance(found, h5py.Dataset):
+            return found
+        what = f"{self.url}: dataset {found.name}"
+        missing = [name for code, name in _filters(found) if not h5py.h5z.filter_avail(code)]
+        if missing:
+            raise FormatError(
+                f"{what} is compressed with {missing[0]}, which this HDF5 lacks; "
+                "`pip install hdf5plugin` and `import hdf5plugin` first, or convert the file with h5repack"
+            )
         try:
-            dataset.dtype  # noqa: B018  # raises for a type that NumPy lacks
+            found.dtype  # noqa: B018  # raises for a type that NumPy lacks
         except TypeError as error:
             raise FormatError(
-                f"{self.url}: dataset {dataset.name} is of a type that NumPy lacks: {error}; columns= names the datasets to read"
+                f"{what} is of a type that NumPy lacks: {error}; columns= names the datasets to read"
             ) from None
-
-    def _check_virtual(self, dataset: h5py.Dataset, links: int) -> None:
-        name, path = dataset.name, dataset.file.filename
-        if os.environ.get("HDF5_VDS_PREFIX"):
-            raise ConfigError(
-                f"{self.url}: HDF5_VDS_PREFIX redirects the sources of virtual datasets like {name}; unset it"
-            )
-        if links >= _MOST_LINKS:
-            raise FormatError(f"{self.url}: {name} is a virtual dataset of more than {_MOST_LINKS} others in a row")
-        mapped = 0
-        for source in dataset.virtual_sources():
-            where = f"a source of the virtual dataset {name} (HDF5 returns zeros for a missing one)"
-            other = path
-            if source.file_name != ".":
-                other = self.resolve(source.file_name, os.path.dirname(path), where)
-            found, rest = self.find(source.dset_name, other, links + 1)
-            if rest or not isinstance(found, h5py.Dataset):
-                raise FormatError(f"{self.url}: {where} is {source.dset_name} of {other}, which is not a dataset")
-            if _is_too_small(found, source):
-                raise FormatError(
-                    f"{self.url}: {where}, {source.dset_name} of {other}, has only the shape {found.shape}"
-                )
-            mapped += source.vspace.get_select_npoints()
-            self._sources[other] = _identity(other)
-        if mapped < dataset.size:
+        if found.external:
             raise FormatError(
-                f"{self.url}: the virtual dataset {name} has sources for only {mapped} of its {dataset.size} values"
+                f"{what} lies in external files such as {found.external[0][0]!r}; gather them with h5repack"
             )
-
-
-def _same(value: Any) -> Any:
-    return value
+        if found.is_virtual:  # HDF5 returns zeros for a source that is missing
+            raise FormatError(f"{what} is virtual: open its source files instead, as a pattern such as 'part-*.h5'")
+        return found
 
 
 def _encoded(name: str) -> bytes:
@@ -319,14 +242,6 @@ def _link_type(group: h5py.Group, name: str) -> int | None:
         return int(group.id.links.get_info(_encoded(name)).type)
     except (KeyError, RuntimeError):
         return None
-
-
-def _is_too_small(found: h5py.Dataset, source: Any) -> bool:
-    """Whether the source of a virtual dataset lacks values that are mapped."""
-    if source.src_space.get_select_type() == h5py.h5s.SEL_ALL:
-        return bool(found.size < source.vspace.get_select_npoints())
-    _, high = source.src_space.get_select_bounds()
-    return any(last >= size for last, size in zip(high, found.shape, strict=True))
 
 
 def _identity(path: str) -> list[int]:
@@ -349,10 +264,12 @@ def names_in(files: Hdf5Files, group: str, *, most: int | None = None) -> tuple[
     Of more than 1,000 members only a sample is inspected; if all of it is of one type, so are the others. Indexes of
     PyTables and what cells of MATLAB refer to are left out.
     """
-    datasets, groups, links = map(list, files.split(group, most))
-    for name in links:
-        (datasets if isinstance(files.find(f"{group}/{name}")[0], h5py.Dataset) else groups).append(name)
-    return datasets, groups
+    if (group, most) not in files.listed:
+        datasets, groups, links = _split(files.group(group), most)
+        for name in links:
+            (datasets if isinstance(files.find(f"{group}/{name}")[0], h5py.Dataset) else groups).append(name)
+        files.listed[group, most] = datasets, groups
+    return files.listed[group, most]
 
 
 def _split(group: h5py.Group, most: int | None = None) -> tuple[list[str], list[str], list[str]]:
@@ -401,16 +318,11 @@ def members(files: Hdf5Files, group: str, *, skipped: list[str] | None = None) -
 
     Members that cannot be read are added to `skipped`. Without it, one in the group itself raises FormatError.
     """
-    yield from _walk(files, group, "", [MOST_WALKED], frozenset(), skipped)
+    return islice(_walk(files, group, "", frozenset(), skipped), MOST_WALKED)
 
 
 def _walk(
-    files: Hdf5Files,
-    group: str,
-    prefix: str,
-    budget: list[int],
-    above: frozenset[tuple[int, int]],
-    skipped: list[str] | None,
+    files: Hdf5Files, group: str, prefix: str, above: frozenset[tuple[int, int]], skipped: list[str] | None
 ) -> Iterator[Member]:
     here = files.group(group)
     info = h5py.h5o.get_info(here.id)
@@ -418,11 +330,7 @@ def _walk(
     if place in above or len(above) > _DEPTH:
         return
     datasets, inner, links = _split(here)
-
-    def is_left(_name: str) -> bool:  # a file may have a group for each of 100,000 samples
-        return budget[0] > 0
-
-    for name in takewhile(is_left, [*datasets, *links]):
+    for name in (*datasets, *links):
         try:
             found, _ = files.find(f"{group}/{name}")
         except FormatError as error:
@@ -432,12 +340,11 @@ def _walk(
                 raise
             continue
         if isinstance(found, h5py.Dataset):
-            budget[0] -= 1
             yield Member(f"{prefix}{name}", found)
-        elif isinstance(found, h5py.Group):
+        else:
             inner.append(name)  # through a link
-    for name in takewhile(is_left, inner):  # in HDF5's order: sorting 100,000 names takes longer than the walk
-        yield from _walk(files, f"{group}/{name}", f"{prefix}{name}/", budget, above | {place}, skipped)
+    for name in inner:  # in HDF5's order: sorting 100,000 names takes longer than the walk
+        yield from _walk(files, f"{group}/{name}", f"{prefix}{name}/", above | {place}, skipped)
 
 
 def describe(dataset: h5py.Dataset) -> str:
@@ -454,17 +361,9 @@ def describe(dataset: h5py.Dataset) -> str:
 
 
 # Attributes that PyTables, MATLAB, netCDF and the HDF5 image and dimension-scale conventions write for themselves.
-_LIBRARY_ATTRIBUTES = {
-    "CLASS",
-    "VERSION",
-    "TITLE",
-    "FLAVOR",
-    "EXTDIM",
-    "PSEUDOATOM",
-    "NAME",
-    "H5PATH",
-    "INTERLACE_MODE",
-}
+_LIBRARY_ATTRIBUTES = frozenset(
+    ["CLASS", "VERSION", "TITLE", "FLAVOR", "EXTDIM", "PSEUDOATOM", "NAME", "H5PATH", "INTERLACE_MODE"]
+)
 _LIBRARY_PREFIXES = ("IMAGE_", "MATLAB_", "PYTABLES_", "_Netcdf4", "_NC")
 
 

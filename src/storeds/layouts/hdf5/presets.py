@@ -26,7 +26,7 @@ Columns = dict[str, str]
 PRESETS: Mapping[str, Preset] = {
     "parallel": Preset("a row of each dataset", {"*": "**[]"}),
     "per_file": Preset("a file", {"*": "**", "@": "/"}),
-    "per_sample": Preset("a dataset, or a group of datasets", {"*": "{}/**", "@": "{}/**"}),
+    "per_sample": Preset("a group of datasets", {"*": "{}/**", "@": "{}/**"}),
     "per_video": Preset("a frame of a video; each group is a video", {"*": "{video}/**[]", "@": "{video}"}),
     "per_episode": Preset(
         "a step of a demonstration, as robomimic, robosuite and LIBERO write them", {"*": "data/{episode}/**[]"}
@@ -43,19 +43,17 @@ _DIGITS = re.compile(r"\d+")
 
 def preset_pattern(files: Hdf5Files, layout: str) -> Pattern:
     """Return the pattern of a preset for a file; raises ConfigError if it does not fit."""
-    columns: Mapping[str, str] | None = PRESETS[layout].columns
+    columns = PRESETS[layout].columns
     if layout == "pcam":
-        columns = _pcam(files)
-        if columns is None:
+        labels = _pcam(files)
+        if labels is None:
             raise ConfigError(f"{files.url}: layout 'pcam' reads a file …_x.h5 with a dataset x beside …_y.h5 with y")
+        columns = labels
     elif layout != "per_episode":
         group = _entered(files)
-        datasets, _ = names_in(files, _absolute(files, group), most=_GLANCED)
-        if layout == "per_sample" and datasets:
-            columns = {"*": "{}", "@": "{}"}
-        elif layout == "per_video" and _holds_numbered_frames(files, group):
+        if layout == "per_video" and _holds_numbered_frames(files, group):
             columns = {"*": "{video}/{frame}", "@": "{video}"}
-        columns = _inside(group, columns or {})
+        columns = _inside(group, columns)
     return parse_pattern(columns)
 
 
@@ -160,11 +158,9 @@ def _all_hold(files: Hdf5Files, group: str, groups: list[str], name: str) -> boo
 
 
 def _holds_numbered_frames(files: Hdf5Files, group: str) -> bool:
-    _, groups = names_in(files, _absolute(files, group))
-    if not groups:
-        return False
-    datasets, inner = names_in(files, f"{_absolute(files, group)}/{natural_order(groups)[0]}")
-    return bool(datasets) and not inner and all(map(_DIGITS.search, datasets))
+    first = natural_order(names_in(files, _absolute(files, group))[1])[:1]
+    datasets, groups = names_in(files, f"{_absolute(files, group)}/{first[0]}") if first else ([], [])
+    return bool(datasets) and not groups and all(map(_DIGITS.search, datasets))
 
 
 def entries(files: Hdf5Files) -> Iterator[str]:
@@ -184,8 +180,7 @@ def candidates(files: Hdf5Files) -> Iterator[dict[str, object]]:
         yield {"layout": "parallel"}
         yield {"layout": "per_file"}
         if not groups and len(datasets) > 1:
-            ways.append(shared_names(datasets))
-            yield {"layout": "per_sample"}
+            ways += [shared_names(datasets), {"*": "{}", "@": "{}"}]
     elif groups:
         inner = {
             name: names_in(files, f"{_absolute(files, group)}/{name}") for name in natural_order(groups)[:_INSPECTED]
@@ -196,7 +191,7 @@ def candidates(files: Hdf5Files) -> Iterator[dict[str, object]]:
         else:
             if not all(map(_DIGITS.search, first[0])):  # as files are, and fields are not
                 ways += [{"*": "{label}/**[]"}, {"*": "{video}/**[]"}]
-            ways += [{"*": "{label}/{}"}, {"*": "{video}/{frame}"}]
+            ways += [{"*": "{label}/{}"}, {"*": "{video}/{frame}", "@": "{video}"}]
             ways.append(shared_names([f"{name}/{each}" for name, (names, _) in inner.items() for each in names]))
             ways.append({"*": "{}/**", "@": "{}/**"})
     for columns in filter(None, ways):

@@ -5,10 +5,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import h5py
 import msgspec
@@ -17,7 +16,7 @@ import numpy as np
 from storeds.errors import ConfigError, StoredsError, UnavailableError
 from storeds.layouts.hdf5.elements import read_attribute, read_element
 from storeds.layouts.hdf5.files import Hdf5Files, attributes, describe, members
-from storeds.layouts.hdf5.scan import NUMBERS, Facts, Plan, Scan, is_class_list, number_pattern
+from storeds.layouts.hdf5.scan import NUMBERS, Facts, Plan, Scan, is_class_list
 from storeds.layouts.hdf5.values import Values, values_of
 from storeds.layouts.names import Names, pack_names
 from storeds.layouts.pattern import ATTRIBUTES, EVERYTHING, KEY, Pattern
@@ -26,10 +25,8 @@ from storeds.records.columns import index_path
 
 __all__ = ["Contents", "contents_of"]
 
-_VERSION = 3
+_VERSION = 4
 _OPEN = 4  # datasets of a field
-_MASKS = re.compile("mask/[^/]+")
-"""What the option ``mask`` selects from."""
 _Many = Callable[[Sequence[int]], list[bytes]]
 """Returns the names of the records or sequences at ascending numbers."""
 
@@ -45,12 +42,12 @@ def contents_of(files: Hdf5Files, pattern: Pattern) -> Contents:
 
     def build() -> Array:
         # What the scan opens must not become a part of the identity of `files`.
-        with contextlib.closing(Hdf5Files(files.path, files.url, files.settings, files.opened)) as others:
+        with contextlib.closing(Hdf5Files(files.path, files.url, files.settings)) as others:
             names, contents = _scanned(others, pattern)
             facts = replace(contents.facts, unread=contents.unread())
         return pack_names(names, contents.bounds if pattern.has_rows else (), msgspec.to_builtins(facts))
 
-    settings = [str(pattern), files.settings.group, files.settings.mask, files.settings.allow_outside]
+    settings: list[JSON] = [str(pattern), files.settings.group, files.settings.allow_outside]
     path = index_path("hdf5", _VERSION, *settings, *(file[1:] for file in files.seen()))
     names = Names(path, build)
     facts = msgspec.convert(names.facts, Facts)
@@ -128,8 +125,6 @@ class Contents:
         if self.facts.unread is not None:
             return self.facts.unread
         read = [plan.path.regex() for plan in self.facts.plans.values() if not plan.file]
-        if "episode" in self._pattern.names:
-            read.append(_MASKS)
         skipped: list[str] = []
         found = [*members(self._files, self._files.settings.group, skipped=skipped)]
         missed = [each for each in found if not any(pattern.fullmatch(each.path) for pattern in read)]
@@ -187,10 +182,8 @@ class Contents:
         def named(field: Field, value: Callable[[str, int], Any]) -> _Computed:
             return _Computed(self.bounds, field, lambda sequences, rows: [*map(value, self._texts(sequences), rows)])
 
-        for place, name in enumerate(self._pattern.names):
-            if name != KEY:
-                field = self.facts.named[name]
-                columns[name] = named(field, _value_of(name, place, field, self.attrs))
+        for name, field in self.facts.named.fields.items():
+            columns[name] = named(field, _part_reader(self._pattern.names.index(name), self.facts.named.reader(name)))
         for name, number in NUMBERS.items():
             if self._pattern.has_rows and name in self._pattern.names and number not in columns:
                 columns[number] = _Computed(self.bounds, Field("int"), lambda _, rows: rows)
@@ -204,15 +197,9 @@ class Contents:
         return columns
 
 
-def _value_of(name: str, place: int, field: Field, attrs: Mapping[str, Any]) -> Callable[[str, int], Any]:
+def _part_reader(place: int, value: Callable[[str], Any]) -> Callable[[str, int], Any]:
     """Return the function that takes the value of a name in the pattern from the name of a record."""
-    if name == "label":
-        numbers = {text: number for number, text in enumerate(attrs["classes"])}
-        return lambda path, _: numbers[path.split("/")[place]]
-    if field.kind == "int":
-        number = number_pattern(name)
-        return lambda path, _: int(cast("re.Match[str]", number.search(path.split("/")[place]))[0])
-    return lambda path, _: path.split("/")[place]
+    return lambda path, _: value(path.split("/")[place])
 
 
 def _located(bounds: Array, positions: Sequence[int]) -> tuple[Array, Array]:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -26,8 +25,8 @@ from storeds.layouts.hdf5.files import (
     names_in,
 )
 from storeds.layouts.hdf5.values import is_single, row_count, values_of
-from storeds.layouts.infer import evenly
-from storeds.layouts.pattern import ATTRIBUTES, EVERYTHING, KEY, Pattern, Place, Template, natural_order
+from storeds.layouts.infer import evenly, field_name
+from storeds.layouts.pattern import ATTRIBUTES, EVERYTHING, KEY, NameFields, Pattern, Place, Template, natural_order
 from storeds.protocols import JSON, Array, Field
 
 __all__ = [
@@ -38,7 +37,6 @@ __all__ = [
     "Scan",
     "is_class_list",
     "is_column",
-    "number_pattern",
 ]
 
 _LISTED = 8  # names in a message
@@ -96,7 +94,7 @@ class Facts:
     Attributes
     ----------
     plans : dict of str to Plan
-    named : dict of str to Field
+    named : NameFields
         The fields of the names in the pattern.
     shared : dict of str to list
         Field → its value in each sequence.
@@ -110,7 +108,7 @@ class Facts:
     """
 
     plans: dict[str, Plan]
-    named: dict[str, Field]
+    named: NameFields
     shared: dict[str, list[bool | int | float | str]]
     empty: list[str]
     attrs: dict[str, Any]
@@ -128,52 +126,28 @@ class Scan:
 
     def run(self) -> tuple[list[bytes], Array, Facts]:
         """Return the names of the records or sequences, the positions of their first records, and the facts."""
-        found = self._masked([*_matches(self._files, self._group, self._pattern.leading)])
+        pattern, url = self._pattern, self._files.url
+        found = [*_matches(self._files, self._group, pattern.leading)]
         if not found:
-            raise FormatError(f"{self._files.url}: nothing matches the place {self._pattern.leading.text!r}")
+            raise FormatError(f"{url}: nothing matches the place {pattern.leading.text!r}")
         empty: list[str] = []
-        bounds = np.arange(len(found) + 1)
-        if self._pattern.has_rows:
-            counts = [self._count(values) for values in found]
-            if self._pattern.names:
-                empty = ["/".join(values) for values, count in zip(found, counts, strict=True) if not count]
-                found = [values for values, count in zip(found, counts, strict=True) if count]
-            if not found:
-                raise FormatError(f"{self._files.url}: no dataset has rows at the place {self._pattern.leading.text!r}")
-            bounds = np.cumsum([0, *(filter(None, counts) if empty else counts)], dtype=np.int64)
+        counts = [self._count(values) for values in found] if pattern.has_rows else [1] * len(found)
+        if pattern.names:
+            empty = ["/".join(values) for values, count in zip(found, counts, strict=True) if not count]
+            found = [values for values, count in zip(found, counts, strict=True) if count]
+            counts = [*filter(None, counts)]
+        if not found:
+            raise FormatError(f"{url}: no dataset has rows at the place {pattern.leading.text!r}")
+        bounds = np.cumsum([0, *counts], dtype=np.int64)
         plans = self._plans(found)
-        if self._pattern.has_rows and self._pattern.names:
-            plans = {name: self._checked(name, plan, found, bounds) for name, plan in plans.items()}
+        if pattern.has_rows and pattern.names:
+            plans = {name: self._checked(name, plan, found, counts) for name, plan in plans.items()}
         shared = {name: self._shared(name, plan, found) for name, plan in plans.items() if plan.sort == "shared"}
-        named = {
-            name: self._typed(name, [values[place] for values in found])
-            for place, name in enumerate(self._pattern.names)
-            if name != KEY
-        }
+        named = NameFields.infer(pattern.names, found)
+        if named.classes:
+            self._attrs["classes"] = [*named.classes]
         names = ["/".join(values).encode("utf-8", "surrogateescape") for values in found]
         return names, bounds, Facts(plans, named, shared, empty, self._attrs, self._files.seen())
-
-    def _typed(self, name: str, texts: Sequence[str]) -> Field:
-        """Return the field of a name in the pattern, from the texts that it matches."""
-        if name == "label":
-            self._attrs["classes"] = [*sorted(set(texts), key=os.fsencode)]
-            return Field("int")
-        return Field("int" if all(map(number_pattern(name).search, texts)) else "str")
-
-    def _masked(self, found: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
-        """Return the demonstrations that a mask of robomimic lists."""
-        mask = self._files.settings.mask
-        if mask is None:
-            return found
-        masks = self._files.group(f"{self._group}/mask")
-        if mask not in list(masks):  # `in` of h5py would open the file of a link
-            raise ConfigError(f"{self._files.url}: no mask {mask!r}; {suggest(mask, masks, 'masks')}")
-        names = self._files.dataset(f"{self._group}/mask/{mask}")[()]
-        listed = {os.fsdecode(name) for name in np.asarray(names).reshape(-1).tolist()}
-        missing = listed.difference(values[0] for values in found)
-        if missing:
-            raise FormatError(f"{self._files.url}: mask {mask!r} lists {natural_order(missing)[0]!r}, which is missing")
-        return [values for values in found if values[0] in listed]
 
     def _fill(self, path: Template, values: Sequence[str]) -> str:
         return f"{self._group}/{path.fill(dict(zip(self._pattern.names, values, strict=True)))}"
@@ -222,8 +196,13 @@ class Scan:
 
     def _plan(self, name: str, place: Place, sampled: Sequence[tuple[str, ...]]) -> Plan:
         if place.attribute:
-            field = self._attribute_field(name, place.attribute, [self._fill(place.path, values) for values in sampled])
-            return Plan(field, place.path, self._sort(place.path, "attribute"), place.attribute)
+            kinds = {key: plan for values in sampled for key, plan in self._attributes(place, [values]).items()}
+            if place.attribute not in kinds:
+                raise ConfigError(
+                    f"{self._files.url}: columns[{name!r}]: {self._fill(place.path, sampled[0])} has no attribute "
+                    f"{place.attribute!r} of one number or text; {suggest(place.attribute, kinds, 'attributes')}"
+                )
+            return kinds[place.attribute]
         plans = self._dataset_at(place, sampled)
         column, plan = next(iter(plans.items()))
         if column and plan.path == place.path:
@@ -331,22 +310,12 @@ class Scan:
                 plans.setdefault(name, Plan(field, template, self._sort(template, "attribute"), name))
         return plans
 
-    def _attribute_field(self, name: str, attribute: str, paths: Sequence[str]) -> Field:
-        for path in paths:
-            kinds = attribute_fields(attributes(self._files.find(path)[0]))
-            if attribute in kinds:
-                return kinds[attribute]
-        raise ConfigError(
-            f"{self._files.url}: columns[{name!r}]: {paths[0]} has no attribute {attribute!r} of one number or text; "
-            f"{suggest(attribute, kinds, 'attributes')}"
-        )
-
-    def _checked(self, name: str, plan: Plan, found: Sequence[tuple[str, ...]], bounds: Array) -> Plan:
+    def _checked(self, name: str, plan: Plan, found: Sequence[tuple[str, ...]], counts: Sequence[int]) -> Plan:
         """Return the plan of rows with the field that fits all sequences; raises FormatError if there is none."""
         if plan.sort != "row":
             return plan
         shapes: set[tuple[int | None, ...]] = set()
-        for values, count in zip(found, np.diff(bounds).tolist(), strict=True):
+        for values, count in zip(found, counts, strict=True):
             path = self._fill(plan.path, values)
             dataset = self._files.dataset(path, self._files.beside(plan.file))
             got = values_of(self._files, dataset, plan.column, plan.field)[plan.column].field
@@ -403,11 +372,6 @@ def is_column(member: Member) -> bool:
 _CLASS_NAMES = re.compile(r"(list_)?(classes|class_names|labels?_names)", re.IGNORECASE)
 
 
-def number_pattern(name: str) -> re.Pattern[str]:
-    """Return what finds the number in a text that matches a name of a pattern: an episode ends in one. It fits in int64."""
-    return re.compile(r"(?<!\d)\d{1,18}$" if name == "episode" else r"^\d{1,18}$")
-
-
 def _below(path: Template, name: str) -> Template:
     if not name:
         return path
@@ -415,13 +379,12 @@ def _below(path: Template, name: str) -> Template:
     return Template((*path.texts[:-1], start + name), path.names)
 
 
-def _field_names(labels: Mapping[str, Plan], taken: Sequence[str]) -> dict[str, str]:
-    """Return label → field name: lower case, with ``_`` for other characters; a second equal one ends in ``_2``."""
+def _field_names(labels: Iterable[str], taken: Sequence[str]) -> dict[str, str]:
+    """Return label → field name; a second equal one ends in ``_2``."""
     used, out = set(taken), {}
     for label in labels:
-        plain = re.sub(r"[^a-z0-9_]+", "_", label.lower()).strip("_")[:90] or "field"
-        plain = plain if plain[0].isalpha() else f"f{plain}"
-        unique, number = plain, 2
+        plain = unique = field_name(label)
+        number = 2
         while unique in used:
             unique, number = f"{plain}_{number}", number + 1
         used.add(unique)

@@ -6,7 +6,6 @@ its first NUL, and a picture stored as a string holds NULs.
 
 from __future__ import annotations
 
-import functools
 import math
 import os
 from abc import ABC, abstractmethod
@@ -262,11 +261,10 @@ def _variable_items(dataset: h5py.Dataset, field: Field | None, base: np.dtype[A
     """Return bytes, texts or arrays of numbers of type `base`, of variable length."""
     if base is not None and base.itemsize > 1:
         field = Field("array", base.newbyteorder("<").str, (None,))
-    stored = None if base is None or _mislabels_byte_order(base) else base
 
     def load(positions: Sequence[int]) -> list[bytes | ValueError]:
         found = _objects(dataset, positions)
-        return [value if isinstance(value, ValueError) else _bytes_of(value, stored) for value in found]
+        return [value if isinstance(value, ValueError) else _bytes_of(value) for value in found]
 
     return Items(int(dataset.shape[0]), load, field, dtype=base, text=base is None)
 
@@ -314,7 +312,8 @@ def _plain_values(files: Hdf5Files, dataset: h5py.Dataset, dtype: np.dtype[Any],
         return _fixed_items(raw_rows(files, dataset, dtype), field, text=dtype.kind == "S")
     if string is not None and string.length is None and not inner:
         return _variable_items(dataset, field, None)
-    if base is not None and not inner and is_numeric(np.dtype(base)):
+    # h5py 3.16 swaps no bytes of big-endian items of variable length, and labels them as native.
+    if base is not None and not inner and is_numeric(np.dtype(base)) and np.dtype(base).isnative:
         return _variable_items(dataset, field, np.dtype(base))
     raise unsupported(files, dataset)
 
@@ -380,7 +379,7 @@ def raw_rows(files: Hdf5Files, dataset: h5py.Dataset, dtype: np.dtype[Any], *, a
     if stored.get_size() != dtype.itemsize and dtype.kind in "SV":
         raise FormatError(f"{files.url}: dataset {dataset.name} has the type {dtype}, laid out in an unusual way")
     equal = bool(stored.equal(memory))
-    offset = None if dataset.is_virtual or dataset.chunks or not equal else dataset.id.get_offset()
+    offset = None if dataset.chunks or not equal else dataset.id.get_offset()
     if offset is not None:
         return _flat_rows(files, dataset, dataset.file.filename, offset, size, count)
     return ChunkedRows(files, dataset, memory, size, count, axis)
@@ -408,22 +407,11 @@ def _runs(positions: Sequence[int]) -> list[tuple[int, int]]:
     return runs
 
 
-def _bytes_of(value: Any, dtype: np.dtype[Any] | None) -> bytes:
-    """Return the bytes of an item of variable length, as in the file: numbers of type `dtype`, if their label is right."""
+def _bytes_of(value: Any) -> bytes:
+    """Return the bytes of an item of variable length, as in the file."""
     if isinstance(value, str):
         return value.encode("utf-8", "surrogateescape")
-    return value if isinstance(value, bytes) else np.asarray(value, dtype).tobytes()
-
-
-@functools.cache
-def _mislabels_byte_order(base: np.dtype[Any]) -> bool:
-    """Whether h5py labels big-endian items of variable length as native without swapping their bytes (3.16 does)."""
-    if base.isnative:
-        return False
-    with h5py.File("probe", "w", driver="core", backing_store=False) as file:
-        dataset = file.create_dataset("x", (1,), h5py.vlen_dtype(base))
-        dataset[0] = np.ones(1, base)
-        return bool(dataset[0][0] != 1)
+    return value if isinstance(value, bytes) else value.tobytes()
 
 
 def _objects(dataset: Any, positions: Sequence[int]) -> list[Any]:

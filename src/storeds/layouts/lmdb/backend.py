@@ -14,21 +14,20 @@ import numpy as np
 import xxhash
 
 from storeds._utils.locations import StoreURL, file_path
-from storeds._utils.text import counted
 from storeds.backends.base import FileBackend, NativeStoreError, bounded, parse_options
 from storeds.backends.handles import HandlePool, OpenStore
 from storeds.backends.lmdb.backend import LmdbBackend
 from storeds.backends.lmdb.files import lmdb_errors
 from storeds.errors import ConfigError, FormatError, RecordError
-from storeds.layouts.codecs import CodecError, is_pickle, sniff
+from storeds.layouts.codecs import CODECS, CodecError, is_pickle
 from storeds.layouts.explain import Preset, Reading, undecided
-from storeds.layouts.infer import Inferred, evenly, infer
-from storeds.layouts.lmdb.entries import Entries, beginning_of, check_databases, entries_of, unread_entries
+from storeds.layouts.infer import evenly, infer
+from storeds.layouts.lmdb.entries import Entries, beginning_of, entries_of, unread_entries
 from storeds.layouts.lmdb.environment import EnvironmentOpener, ForeignHandle, ForeignOptions, LmdbReader, key_text
 from storeds.layouts.lmdb.presets import (
     PRESETS,
     candidates,
-    check_count,
+    check_counts,
     counted_plan,
     key_listing,
     listed_keys_of,
@@ -37,22 +36,19 @@ from storeds.layouts.lmdb.presets import (
     recognise_values,
 )
 from storeds.layouts.lmdb.records import (
+    Keys,
     NumberedKeys,
-    Part,
     Plan,
     Records,
     Value,
-    decode,
-    element,
-    frames_part,
     key_index,
     matcher,
     unmatched,
     value_at,
 )
 from storeds.layouts.names import Names
-from storeds.layouts.pattern import EVERYTHING, KEY, Pattern, parse_pattern
-from storeds.protocols import JSON, Array, Field, Kind, Meta, Record
+from storeds.layouts.pattern import EVERYTHING, KEY, NameFields, Pattern, Template, parse_pattern
+from storeds.protocols import JSON, Array, Field, Meta, Record
 from storeds.records.codec import RecordCodec
 from storeds.records.columns import TEXT, column_from_records, index_path
 from storeds.records.fields import WRITTEN_BY, Count, canonical_json, fields_to_json, parse_fields
@@ -60,13 +56,11 @@ from storeds.records.fields import WRITTEN_BY, Count, canonical_json, fields_to_
 __all__ = ["ForeignLmdb"]
 
 _LOG = logging.getLogger("storeds")
-_VERSION = 2  # of the index of keys
+_VERSION = 3  # of the index of keys
 _RECOGNISED, _SAMPLED = 16, 32  # records that are inspected
 _SHOWN = 11
 _KEYED = ("keyed", "caffe", "columns")
 """The layouts with the field ``key``."""
-_FOR = dict.fromkeys(("fields", "any_shape"), ("pickled", "tensorpack", "json", "msgpack", "npz", "caffe", "columns"))
-"""The layouts that have an option."""
 
 
 class ForeignLmdb(FileBackend[ForeignHandle, EnvironmentOpener]):
@@ -119,58 +113,46 @@ class ForeignLmdb(FileBackend[ForeignHandle, EnvironmentOpener]):
 
     def _probe(self, handle: ForeignHandle) -> Meta:
         with lmdb_errors(self._opener.url), _reading(handle, self._opener) as reader:
-            if reader.settings.database is None:
+            settings = reader.settings
+            if settings.database is None:
                 handle.check_main_database()
-            plan, entries = self._listed_plan(reader)
-            records = self._records = self._open_records(plan)
-            left = _left(reader, plan, entries, records)
+            plan, entries, keys = self._decided(reader)
+            left = _left(reader, plan, keys)
             try:
-                self._plan, more = _with_values(reader, records)
+                plan, more = _with_values(reader, plan, keys)
             except (ConfigError, ValueError) as error:
                 kind = ConfigError if isinstance(error, ConfigError) else FormatError
                 raise kind(f"{reader.url}: {error}") from None
-            records = self._records = Records(self._plan, records.keys)
+            self._plan, self._records = plan, Records(plan, keys)
             self._unread = bounded([*unread_entries(reader, entries), *left, *more])
-            check_databases(reader, entries, records.count, self._unread)
-        plan = self._plan
-        attrs = {**entries.attrs, **({"classes": [*plan.classes]} if plan.classes else {})}
+        attrs = {**entries.attrs, **({"classes": [*plan.names.classes]} if plan.names.classes else {})}
         _, size, modified = handle.build.split("-")
-        facts: list[JSON] = [plan.layout, reader.settings.database, size, modified, records.count]
+        facts: list[JSON] = [plan.layout, settings.database, size, modified, keys.count]
         id_ = xxhash.xxh3_128_hexdigest(canonical_json([*facts, fields_to_json(plan.fields)]).encode())
-        return Meta(id_, handle.build, Count(records.count), plan.layout, parse_fields(plan.fields), attrs)
+        return Meta(id_, handle.build, Count(keys.count), plan.layout, parse_fields(plan.fields), attrs)
 
-    def _listed_plan(self, reader: LmdbReader) -> tuple[Plan, Entries]:
+    def _decided(self, reader: LmdbReader) -> tuple[Plan, Entries, Keys]:
         """Return how the records are found: by the pattern of the user, by the named preset, or as what is certain."""
         columns, layout = reader.settings.columns, self._layout
         if columns is not None:
-            return self._plan_of(reader, layout or "columns", columns)
+            return self._plan_of(reader, "columns", columns)
         if layout is None:
             found = recognise_names(reader)
             if found is None:
-                plan, entries = self._plan_of(reader, "", parse_pattern({EVERYTHING: "{}"}))
-                records = self._open_records(plan)
-                if plan.listed:  # a key that is listed and missing has no value to recognise
-                    _left(reader, plan, entries, records)
-                keys = _sampled(records, _RECOGNISED)
-                found = recognise_values(reader, plan, keys)
+                plan, _, keys = self._plan_of(reader, "", parse_pattern({EVERYTHING: "{}"}))
+                sampled = _sampled(keys, _RECOGNISED)
+                found = recognise_values(reader, plan, sampled)
                 if found is None:
-                    raise self._undecided(reader, keys)
-            layout, why = found
-            self.recognised: str | None = why
+                    raise self._undecided(reader, sampled)
+            layout, self.recognised = found
             _LOG.info("%s is opened with layout %r: %s", reader.url, *found)
         return self._plan_of(reader, layout, preset_pattern(reader, layout))
 
-    def _plan_of(self, reader: LmdbReader, layout: str, pattern: Pattern) -> tuple[Plan, Entries]:
-        settings = reader.settings
-        for name, layouts in _FOR.items():
-            if name in settings.changed() and layout and layout not in layouts:
-                raise ConfigError(
-                    f"{reader.url}: layout {layout!r} has no option {name!r}; {', '.join(layouts)} have it"
-                )
+    def _plan_of(self, reader: LmdbReader, layout: str, pattern: Pattern) -> tuple[Plan, Entries, Keys]:
         for field, place in pattern.places:
-            if place.deep or place.inner or place.file or (place.rows and field != EVERYTHING):
+            if place.deep or place.inner or place.file or place.rows:
                 raise ConfigError(
-                    f'{reader.url}: columns[{field!r}] is {place.text!r}: in LMDB, [] ends the place of "*", and ** is not used'
+                    f"{reader.url}: columns[{field!r}] is {place.text!r}: keys of LMDB have no [], no ** and no files"
                 )
         leading = pattern.leading.path
         is_bare = leading.texts == ("", "")
@@ -180,23 +162,25 @@ class ForeignLmdb(FileBackend[ForeignHandle, EnvironmentOpener]):
             pattern,
             frozenset(entries.keys),
             key=KEY if KEY in pattern.names and layout in _KEYED else "",
-            codec="tensorpack" if pattern.has_rows else PRESETS[layout].codec if layout in PRESETS else "",
-            listed=key_listing(reader) if is_bare else "",
+            codec=PRESETS[layout].codec if layout in PRESETS else "",
+            listed=key_listing(reader) if is_bare and layout != "columns" else "",
         )
         plan = counted_plan(reader, plan, entries)
         if plan.numbers is None:
-            state = [reader.handle.build, settings.database, *sorted(key.hex() for key in plan.others)]
-            places: JSON = str(leading) if plan.is_all and not pattern.has_rows else dict(pattern.to_json())
-            plan = replace(
-                plan, index=index_path("lmdb-keys", _VERSION, reader.opener.path, plan.listed, places, *state)
-            )
-        return plan, entries
+            state = [reader.handle.build, reader.settings.database, *sorted(key.hex() for key in plan.others)]
+            places: JSON = str(leading) if plan.is_all else dict(pattern.to_json())
+            index = index_path("lmdb-keys", _VERSION, reader.opener.path, plan.listed, places, *state)
+            plan = replace(plan, index=index)
+        keys = self._keys_of(plan)
+        if layout in PRESETS:
+            check_counts(reader, plan, entries, keys.count)
+        return plan, entries, keys
 
-    def _open_records(self, plan: Plan) -> Records:
-        """Return the reader of records by a plan; the first time, this finds their keys."""
+    def _keys_of(self, plan: Plan) -> Keys:
+        """Return the keys of all records; the first time, this finds them."""
         if plan.index is None:
-            return Records(plan, plan.numbers or NumberedKeys(0))
-        return Records(plan, Names(plan.index, functools.partial(_scan, self._opener, plan)))
+            return plan.numbers or NumberedKeys(0)
+        return Names(plan.index, functools.partial(_scan, self._opener, plan))
 
     def _undecided(self, reader: LmdbReader, keys: Sequence[bytes]) -> Exception:
         values = [value for key in keys if (value := reader.get(key)) is not None]
@@ -209,13 +193,13 @@ class ForeignLmdb(FileBackend[ForeignHandle, EnvironmentOpener]):
         try:
             for value in values:
                 if is_pickle(value):
-                    decode("pickle", value)
+                    CODECS["pickle"](value)
         except CodecError as error:
             why = f"storeds cannot read its pickles: {error}"
         readings = [
             Reading({**given, **each}, functools.partial(opened, each)) for each in candidates(reader, keys) if values
         ]
-        shown = reader.keys_from(b"", _SHOWN)
+        shown = reader.keys(_SHOWN)
         held = (f"{key_text(key)!r} ({beginning_of(reader.get(key) or b'')})" for key in shown)
         return undecided(reader.url, self._opener.path, held, readings, why)
 
@@ -235,7 +219,7 @@ class ForeignLmdb(FileBackend[ForeignHandle, EnvironmentOpener]):
     def _leased(self) -> Iterator[tuple[LmdbReader, Records]]:
         with self._lease() as handle, _reading(handle, self._opener) as reader:
             if self._records is None:  # after unpickling
-                self._records = self._open_records(self._plan)
+                self._records = Records(self._plan, self._keys_of(self._plan))
             yield reader, self._records
 
     def _read(self, positions: list[int], fields: tuple[str, ...]) -> list[Record | RecordError]:
@@ -256,10 +240,9 @@ class ForeignLmdb(FileBackend[ForeignHandle, EnvironmentOpener]):
         """Return records up to the first error of LMDB, and that error; after it, the transaction cannot be used."""
         names = tuple(codec.fields)
         out: list[Record | RecordError] = []
-        last: list[tuple[bytes, Any]] = []
-        for position, key, number, row in records.locate(positions):
+        for position, key in zip(positions, records.keys.many(positions), strict=True):
             try:
-                values = records.read(reader, key, number, row, names, last)
+                values = records.read(reader, key, names)
                 out.append(codec.revive(codec.canonical({name: values[name] for name in names})))
             except (ValueError, lmdb.Error) as error:
                 out.append(self._fault(position, error, {"key": key_text(key)}))
@@ -273,7 +256,7 @@ class ForeignLmdb(FileBackend[ForeignHandle, EnvironmentOpener]):
     def keys(self) -> Array:
         """Return the key of every record as text."""
         with self._leased() as (_, records):
-            return np.array(list(records.key_texts()), dtype=TEXT)
+            return np.array([*map(records.key_text, records.keys)], dtype=TEXT)
 
     def positions(self, keys: Sequence[str], /) -> Array:
         """Return the positions of the records with these keys, in the order of `keys`, as int64.
@@ -283,13 +266,13 @@ class ForeignLmdb(FileBackend[ForeignHandle, EnvironmentOpener]):
         ConfigError
             There is no such key.
         """
-        places = dict.fromkeys(keys, -1)
+        wanted, places = set(keys), dict[str, int]()
         with self._leased() as (_, records):
-            for position, key in enumerate(records.key_texts()):
-                if places.get(key) == -1:
-                    places[key] = position
-        for key, position in places.items():
-            if position < 0:
+            for at, text in enumerate(map(records.key_text, records.keys)):
+                if text in wanted:
+                    places.setdefault(text, at)
+        for key in keys:
+            if key not in places:
                 raise ConfigError(f"{self.url} has no record with the key {key!r}")
         return np.array([places[key] for key in keys], np.int64)
 
@@ -314,7 +297,7 @@ def _reading(handle: ForeignHandle, opener: EnvironmentOpener) -> Iterator[LmdbR
     """Begin a transaction on the database that holds the records."""
     if not isinstance(handle, ForeignHandle):
         raise NativeStoreError(f"{opener.url} is a native store; open it without layout=")
-    database = handle.database(opener.settings.database or None)
+    database = handle.database(opener.settings.database)
     with handle.env.begin(db=database, buffers=True) as txn:
         yield LmdbReader(txn, database, opener, handle)
 
@@ -329,36 +312,22 @@ def _scan(opener: EnvironmentOpener, plan: Plan) -> Array:
     return found
 
 
-def _sampled(records: Records, most: int) -> list[bytes]:
-    """Return the keys of some records, evenly distributed; of lists, each once."""
-    located = records.locate(evenly(records.count, most))
-    return [*dict.fromkeys(key for _, key, _, _ in located)]
+def _sampled(keys: Keys, most: int) -> list[bytes]:
+    """Return the keys of some records, evenly distributed."""
+    return keys.many(evenly(keys.count, most))
 
 
-def _left(reader: LmdbReader, plan: Plan, entries: Entries, records: Records) -> list[str]:
-    """Return what no record holds; raises FormatError if the store has another number of records than it says."""
-    facts = records.keys.facts if isinstance(records.keys, Names) else {}
-    if not plan.is_all:
-        due = len(plan.others) + records.count * len(plan.pattern.places)
-        return (
-            facts["unread"]
-            if "unread" in facts
-            else unmatched(reader, plan)
-            if reader.entries > due or reader.settings.partial
-            else []
-        )
-    if plan.numbers is not None:
+def _left(reader: LmdbReader, plan: Plan, keys: Keys) -> list[str]:
+    """Return the entries that no record holds."""
+    if plan.is_all:
         return []
-    found = records.keys.count
-    if entries.count is not None and plan.listed != "meta_info.txt":
-        name, stated = entries.count
-        check_count(reader, stated + len(plan.others), f"{key_text(name)} says {stated} records")
-    check_count(reader, found + len(plan.others), f"{plan.listed or 'its index'} lists {found}")
-    left = reader.entries - found - len(plan.others)
-    return [f"{counted(left, 'entry', 'entries')} that {plan.listed} does not list"] if left > 0 else []
+    if isinstance(keys, Names):
+        return [*keys.facts["unread"]]
+    due = len(plan.others) + keys.count * len(plan.pattern.places)
+    return unmatched(reader, plan) if reader.entries > due else []
 
 
-def _with_values(reader: LmdbReader, records: Records) -> tuple[Plan, list[str]]:
+def _with_values(reader: LmdbReader, plan: Plan, keys: Keys) -> tuple[Plan, list[str]]:
     """Return the plan with the fields of the records, by some of them, and what they do not read.
 
     Raises
@@ -366,27 +335,19 @@ def _with_values(reader: LmdbReader, records: Records) -> tuple[Plan, list[str]]
     ValueError, ConfigError
         The records do not agree; an option does not fit.
     """
-    plan, keys = records.plan, _sampled(records, _SAMPLED)
-    plan = replace(plan, **_named(plan, records))
-    if plan.pattern.has_rows:
-        return _frames(reader, plan, keys)
-    if plan.layout == "keyed":
-        value = reader.get(keys[0]) if keys else None
-        is_video = value is not None and sniff(value) == "video"
-        part = Part("video", Field("bytes")) if is_video else Part("image", Field("image"))
-        return replace(plan, values=(Value(plan.leading, "bytes", (part,)),)), []
-    declared = dict(plan.pattern.kinds)
-    if plan.layout == "ocr":
-        declared = {"image": Field("image"), "label": Field("str")}
-    elif not records.count and plan.layout == "columns":
-        shown = ", ".join(repr(key_text(key)) for key in reader.keys_from(b"", 3))
+    if isinstance(keys, Names) and keys.facts is not None:
+        kinds = {name: Field(kind) for name, kind in keys.facts["kinds"].items()}
+        plan = replace(plan, names=NameFields(kinds, keys.facts["classes"]))
+    declared, records = dict(plan.pattern.kinds), Records(plan, keys)
+    if not keys.count and plan.layout == "columns":
+        shown = ", ".join(repr(key_text(key)) for key in reader.keys(3))
         raise ValueError(f"no key matches the place {plan.pattern.leading.text!r}; it holds keys such as {shown}")
     values, left = list[Value](), list[str]()
     for name, place in plan.pattern.places:
-        entries = [records.entry(place.path, key) for key in keys]
+        entries = [records.entry(place.path, key) for key in _sampled(keys, _SAMPLED)]
         samples = [value for key in entries if (value := reader.get(key)) is not None]
         if name == EVERYTHING:
-            plan, found, more = _everything(reader, plan, samples)
+            found, more = _everything(plan, place.path, samples)
             values.append(found)
             left += more
         elif not samples and entries and name not in declared:
@@ -399,38 +360,13 @@ def _with_values(reader: LmdbReader, records: Records) -> tuple[Plan, list[str]]
     return replace(plan, values=tuple(values)), left
 
 
-def _named(plan: Plan, records: Records) -> dict[str, Any]:
-    """Return the fields of the names in braces, besides the key."""
-    facts = records.keys.facts if isinstance(records.keys, Names) else {}
-    if plan.pattern.has_rows:
-        return {"names": (("video", Field("int")), ("frame", Field("int")))}
-    kinds: dict[str, Kind] = facts.get("kinds", {})
-    return {
-        "names": tuple((name, Field(kind)) for name, kind in kinds.items()),
-        "classes": tuple(facts.get("classes", ())),
-    }
-
-
-def _everything(reader: LmdbReader, plan: Plan, samples: Sequence[memoryview]) -> tuple[Plan, Value, list[str]]:
-    """Return the plan with its codec, how the values are read by their parts, and what is not read."""
-    settings = reader.settings
-    wanted = settings.fields
-    place = next(place.path for name, place in plan.pattern.places if name == EVERYTHING)
+def _everything(plan: Plan, place: Template, samples: Sequence[memoryview]) -> tuple[Value, list[str]]:
+    """Return how values are read by their parts, and what is not read."""
     if not samples:
-        if wanted is None or any(field is None for _, field in wanted):
-            raise ValueError(
-                "it has no record from which to infer the fields; declare them, for example fields='image:image,label:int'"
-            )
-        parts = tuple(Part(name, field, at) for at, (name, field) in enumerate(wanted))
-        return plan, Value(place, plan.codec, parts, f"{len(parts)} parts"), []
+        raise ValueError("it has no record from which to infer the fields")
     codec, contents = _contents(plan.codec, samples)
-    found: Inferred = infer(
-        contents, wanted, any_shape=settings.any_shape, lists=codec == "json", has_key=bool(plan.key)
-    )
-    if plan.key and wanted is not None and len(wanted) > len(found.fields):
-        plan = replace(plan, key=wanted[-1][0])
-    parts = tuple(Part(name, field, part) for name, part, field in found.fields)
-    return replace(plan, codec=codec), Value(place, codec, parts, found.form), [*found.left]
+    found = infer(contents, lists=codec == "json")
+    return Value(place, codec, found.fields, found.form), [*found.left]
 
 
 def _contents(codec: str, samples: Sequence[memoryview]) -> tuple[str, list[Any]]:
@@ -440,26 +376,9 @@ def _contents(codec: str, samples: Sequence[memoryview]) -> tuple[str, list[Any]
         contents = []
         for sample in samples:
             try:
-                contents.append(decode(name, sample))
+                contents.append(CODECS[name](sample))
             except CodecError as error:
                 failed = failed or str(error)
         if contents:
             return name, contents
     raise ValueError(f"no record can be read; the first: {failed}")
-
-
-def _frames(reader: LmdbReader, plan: Plan, keys: Sequence[bytes]) -> tuple[Plan, list[str]]:
-    """Return the plan of records that are elements of lists: the frames, and the other parts of a value."""
-    _, contents = _contents(plan.codec, [value for key in keys if (value := reader.get(key)) is not None])
-    parts = {frames_part(content) for content in contents}
-    if len(parts) != 1 or None in parts:
-        raise ValueError("its values are not lists of encoded images, alone or with other parts")
-    (frames,) = parts
-    inferred = infer([element(content, frames, 0) for content in contents], None, any_shape=False)
-    others = [Part(name, field, part) for name, part, field in inferred.fields if part != frames]
-    found = [Part("image", Field("image"), frames), *others]
-    if taken := {"video", "frame"}.intersection(part.name for part in found):
-        raise ValueError(f"{', '.join(sorted(taken))} is the name of a part and of a field of the layout")
-    return replace(plan, values=(Value(plan.leading, plan.codec, tuple(found), inferred.form),), frames=frames), [
-        *inferred.left
-    ]

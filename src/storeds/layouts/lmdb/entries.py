@@ -6,31 +6,21 @@ that tools use for descriptions do. An image, video or archive beside records of
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from storeds._utils.text import counted
-from storeds.backends.base import check_most_is_read
 from storeds.errors import MissingDependencyError
-from storeds.layouts.codecs import (
-    decode_json,
-    decompress,
-    is_compressed,
-    is_image,
-    is_pickle,
-    is_video,
-    sniff,
-    unpickle,
-)
+from storeds.layouts.codecs import decode_json, decompress, is_compressed, sniff, unpickle
 from storeds.layouts.explain import shown_value
 from storeds.layouts.infer import plain
 from storeds.layouts.lmdb.environment import LmdbReader, key_text
 from storeds.protocols import JSON
 
-__all__ = ["KEYS", "LEN", "Entries", "beginning_of", "check_databases", "entries_of", "unread_entries"]
+__all__ = ["KEYS", "LEN", "Entries", "beginning_of", "entries_of", "unread_entries"]
 
 KEYS, LEN = b"__keys__", b"__len__"
 _COUNTS = (
@@ -42,6 +32,7 @@ _OTHERS = (
     *(b"class_to_idx", b"idx_to_class", b"__meta__", b"__metadata__", b"metadata", b"meta", b"meta_info", b"info"),
     *(b"mean", b"std"),
 )
+_DESCRIPTIONS = (*_COUNTS, KEYS, *_CLASSES, *_OTHERS)
 _DATABASES = (b"train", b"val", b"valid", b"test", b"labels", b"images", b"data", b"meta", b"keys")
 _MOST = 32  # entries at each end of the keys that may describe a store
 _LARGEST = 1 << 16  # bytes of a value that is kept as an attribute
@@ -61,8 +52,8 @@ class Entries:
         What was read: ``classes``, and other entries under their keys.
     unread : mapping of bytes to str
         Entries that are neither records nor read, each with a description.
-    databases : mapping of bytes to int
-        The named databases among the entries, each with its number of entries.
+    databases : set of bytes
+        The named databases among the entries.
     keys : set of bytes
         The keys of everything that is not a record.
     """
@@ -70,7 +61,7 @@ class Entries:
     count: tuple[bytes, int] | None = None
     attrs: dict[str, JSON] = field(default_factory=dict)
     unread: dict[bytes, str] = field(default_factory=dict)
-    databases: dict[bytes, int] = field(default_factory=dict)
+    databases: set[bytes] = field(default_factory=set)
     keys: set[bytes] = field(default_factory=set)
 
 
@@ -84,15 +75,15 @@ def entries_of(reader: LmdbReader, records: re.Pattern[bytes] | None) -> Entries
         Matches the keys of records; by default, those are all other keys.
     """
     found = Entries()
-    ends = [*reader.keys_from(b"", _MOST), *reader.keys_before(b"", _MOST)]
-    for key in dict.fromkeys([*ends, *_DATABASES]):
-        if len(reader.get(key) or b"") == _DATABASE and (count := reader.entries_of_database(key)) is not None:
-            found.databases[key] = count
-    others = _beside_numbers(reader, found.databases) if records is None else None
+    ends = [*reader.keys(_MOST), *reader.keys(_MOST, reverse=True)]
+    if not reader.settings.database:
+        short = {key for key in (*ends, *_DATABASES) if len(reader.get(key) or b"") == _DATABASE}
+        found.databases = set(filter(reader.handle.is_database, short))
+    others = _beside_numbers(reader) if records is None else None
     if others is None:
-        first = next((key for key in ends if key not in (*_COUNTS, KEYS, *_CLASSES, *_OTHERS)), b"")
+        first = next((key for key in ends if key not in _DESCRIPTIONS), b"")
         form = _file_form(reader.get(first))
-        named = [key for key in (*_COUNTS, KEYS, *_CLASSES, *_OTHERS) if records is None or not records.fullmatch(key)]
+        named = [key for key in _DESCRIPTIONS if records is None or not records.fullmatch(key)]
         others = [key for key in named if form is None or _file_form(reader.get(key)) != form]
     for key in others:
         value = reader.get(key)
@@ -105,19 +96,18 @@ def entries_of(reader: LmdbReader, records: re.Pattern[bytes] | None) -> Entries
     return found
 
 
-def _beside_numbers(reader: LmdbReader, databases: dict[bytes, int]) -> list[bytes] | None:
+def _beside_numbers(reader: LmdbReader) -> list[bytes] | None:
     """Return the keys beside those that begin with a digit, or None if the keys of records are not decimal numbers."""
-    first, last = reader.first_from(b"0"), next(iter(reader.keys_before(b":", 1)), b"")
-    if first is None or not first.isdigit() or not last.isdigit():
+    ends = [*reader.keys(1, b"0"), *reader.keys(1, b":", reverse=True)]
+    if len(ends) < 2 or not b"".join(ends).isdigit():
         return None
-    before = [key for key in reader.keys_from(b"", _MOST + 1) if key < b"0"]
-    after = reader.keys_from(b":", _MOST + 1)
-    form = _file_form(reader.get(first))
+    before, after = reader.keys(_MOST + 1, b"0", reverse=True), reader.keys(_MOST + 1, b":")
+    form = _file_form(reader.get(ends[0]))
     if max(len(before), len(after)) > _MOST:
         return None
     if form and any(_file_form(reader.get(key)) == form for key in (*before, *after)):
         return None
-    return [key for key in (*before, *after) if key not in databases]
+    return [*reversed(before), *after]
 
 
 def _file_form(value: memoryview | None) -> str | None:
@@ -128,17 +118,12 @@ def _file_form(value: memoryview | None) -> str | None:
 
 def _note(found: Entries, key: bytes, value: memoryview) -> None:
     """Add one entry to `found`."""
-    if key == KEYS:
-        found.keys.add(key)
-        return
-    content = _plain_value(value)
+    content = _UNKNOWN if key == KEYS else _plain_value(value)
     if key in _COUNTS and found.count is None and type(content) is int and content >= 0:
         found.count = (key, content)
-        found.keys.add(key)
-    elif content is not _UNKNOWN and len(value) <= _LARGEST and _keep(found, key, content):
-        found.keys.add(key)
-    else:
+    elif key != KEYS and (content is _UNKNOWN or not _keep(found, key, content)):
         found.unread[key] = beginning_of(value)
+    found.keys.add(key)
 
 
 def _keep(found: Entries, key: bytes, content: Any) -> bool:
@@ -168,27 +153,20 @@ def _class_names(key: bytes, content: Any) -> list[str] | None:
 
 def _plain_value(value: memoryview | bytes) -> Any:
     """Return the content of a short value in any of the forms that tools use, or `_UNKNOWN`."""
-    if len(value) > _LARGEST or is_image(value) or is_video(value):
+    if len(value) > _LARGEST or sniff(value) in ("image", "video"):
         return _UNKNOWN
     raw = bytes(value)
     if raw.strip().isdigit() and len(raw) < 20:
         return int(raw)
-    try:
+    with contextlib.suppress(ValueError, MissingDependencyError):
         if raw.endswith(b"."):
             return unpickle(raw)
-    except ValueError:
-        if is_pickle(raw):
-            return _UNKNOWN
-    try:
         if raw[:1] in b'{["' or is_compressed(raw):
             return decode_json(decompress(raw))
-    except (ValueError, MissingDependencyError):
-        pass
-    try:
-        text = raw.decode()
-    except UnicodeDecodeError:
-        return _UNKNOWN
-    return text if text.isprintable() and text else _UNKNOWN
+    with contextlib.suppress(UnicodeDecodeError):
+        if raw and (text := raw.decode()).isprintable():
+            return text
+    return _UNKNOWN
 
 
 def beginning_of(value: bytes | memoryview) -> str:
@@ -205,23 +183,8 @@ def unread_entries(reader: LmdbReader, entries: Entries) -> Iterator[str]:
     """Yield descriptions of entries and databases that are in no record."""
     for key, what in entries.unread.items():
         yield f"key {key_text(key)!r}: {what}"
-    for name, count in _other_databases(reader, entries).items():
-        yield f"database {name!r}: {counted(count, 'entry', 'entries')}; database={name!r} reads it"
-
-
-def _other_databases(reader: LmdbReader, entries: Entries) -> dict[str, int]:
-    """Return the other databases, each with its number of entries."""
-    database = reader.settings.database
-    if not database:
-        return {key_text(key): count for key, count in entries.databases.items()}
-    return {name: count for name, count in reader.handle.databases().items() if name != database}
-
-
-def check_databases(reader: LmdbReader, entries: Entries, count: int, unread: list[str]) -> None:
-    """Raise ConfigError if the user named no database and most entries are in databases that are not read."""
-    others = _other_databases(reader, entries)
-    if reader.settings.database is None and others:
-        left = sum(others.values())
-        largest = max(others, key=lambda name: others[name])
-        advice = f"database={largest!r} reads that one, database='' the main one"
-        check_most_is_read(reader.url, unread, left, left + count, "entries", advice)
+    own = reader.settings.database
+    others = filter(reader.handle.is_database, reader.handle.first_keys()) if own else sorted(entries.databases)
+    for name in map(key_text, others):
+        if name != own:
+            yield f"database {name!r}; database={name!r} reads it"

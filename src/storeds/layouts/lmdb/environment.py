@@ -15,13 +15,11 @@ from typing import Any, ClassVar
 
 import lmdb
 
-from storeds._utils.text import counted
 from storeds.backends.base import FileOpener, NativeStoreError
 from storeds.backends.handles import OpenStore
 from storeds.backends.lmdb.backend import COLUMNS, META, RECORDS, LmdbOptions
 from storeds.backends.lmdb.files import check_length, lmdb_errors, open_environment
 from storeds.errors import ConfigError, FormatError
-from storeds.layouts.infer import parse_wanted
 from storeds.layouts.pattern import Pattern, parse_pattern
 from storeds.protocols import Meta
 from storeds.records.fields import WRITTEN_BY
@@ -37,8 +35,7 @@ __all__ = [
 
 _MAX_DATABASES = 32
 DATA = "data.mdb"
-_SHOWN = 8
-_LISTED_DATABASES = 16
+_SHOWN = 9  # keys in a message
 _LARGE = 1 << 17  # bytes of a value: the kernel reads about as much ahead, so that most of it is needed
 
 
@@ -58,34 +55,22 @@ class ForeignOptions(LmdbOptions, frozen=True):
 
     Attributes
     ----------
-    database : str or None
-        The named database inside the environment that holds the records; by default, or as ``""``, the main one.
-    partial : bool
-        Open a store that holds fewer or more records than its own count. Its records are those that it lists; a missing one
-        is a `RecordError`.
+    database : str, optional
+        The named database inside the environment that holds the records; by default the main one.
     exclude : str or list, optional
         Keys of further entries that are not records.
     columns : mapping or str, optional
         The pattern, as `storeds.layouts.pattern.parse_pattern` takes it.
-    fields : str, list or mapping
-        Names for the parts of a value in order: ``"image,label"``, with kinds where the guess is wrong:
-        ``"image,name:str"``. A mapping declares fields as for `open_writer`. If values are mappings, the entries to read.
-    any_shape : bool
-        Allow every dimension of an array to differ between records.
     """
 
     parsers: ClassVar[Mapping[str, Callable[[Any], Any]]] = {
         "exclude": _keys,
         "columns": _pattern,
-        "fields": parse_wanted,
     }
 
     database: str | None = None
-    partial: bool = False
     exclude: Any = ()
     columns: Pattern | None = None
-    fields: Any = None
-    any_shape: bool = False
 
 
 _NATIVE = {COLUMNS, META, RECORDS}
@@ -124,9 +109,7 @@ class ForeignHandle:
                 try:
                     self._databases[name] = self.env.open_db(None if name is None else name.encode(), create=False)
                 except lmdb.NotFoundError:
-                    with self.env.begin() as txn:
-                        keys = ", ".join(repr(key_text(key)) for key in _first_keys(txn))
-                    held = f"the keys {keys}" if keys else "nothing"
+                    held = ", ".join(repr(key_text(key)) for key in self.first_keys()) or "nothing"
                     raise ConfigError(f"{self.url} has no database {name!r}; its main database holds {held}") from None
                 except (lmdb.IncompatibleError, lmdb.BadValsizeError) as error:
                     raise ConfigError(f"{self.url}: {name!r} is not a database ({error})") from None
@@ -139,7 +122,7 @@ class ForeignHandle:
     def value_size(self, database: str | None) -> float:
         """Return the mean size of the values in a named database, or in the main one, in bytes; 0 if that is unknown."""
         with suppress(ConfigError, lmdb.Error):  # opening the store reports them
-            found = self.database(database or None)
+            found = self.database(database)
             with self.env.begin() as txn:
                 stat = txn.stat(found)
             return float(stat["overflow_pages"] * stat["psize"] / max(stat["entries"], 1))
@@ -147,36 +130,27 @@ class ForeignHandle:
 
     def check_main_database(self) -> None:
         """Raise ConfigError if the main database holds nothing but named databases."""
-        with self.env.begin() as txn:
-            names = _first_keys(txn)
-        if names and all(map(self.is_database, names[:_SHOWN])):
+        names = self.first_keys()
+        if names and all(map(self.is_database, names)):
             if _NATIVE.issuperset(names):
                 raise NativeStoreError(f"{self.url} is a native store that lacks a part; {WRITTEN_BY}")
-            sizes = ", ".join(
-                f"database={name!r} ({counted(count, 'entry', 'entries')})" for name, count in self.databases().items()
-            )
+            shown = ", ".join(f"database={key_text(name)!r}" for name in names)
             raise ConfigError(
-                f"{self.url} has no records in its main database, only named databases; pass one of them: {sizes}"
+                f"{self.url} has no records in its main database, only named databases; pass one of them: {shown}"
             )
 
-    def databases(self) -> dict[str, int]:
-        """Return the named databases among the first keys of the main one, each with its number of entries."""
+    def first_keys(self) -> list[bytes]:
+        """Return the first keys of the main database."""
         with self.env.begin() as txn:
-            names = [key.decode() for key in _first_keys(txn, count=_LISTED_DATABASES) if self.is_database(key)]
-        with self.env.begin() as txn:  # an older transaction does not see a database that was opened after it began
-            return {name: int(txn.stat(self.database(name))["entries"]) for name in names}
+            return [bytes(key) for key in itertools.islice(txn.cursor().iternext(values=False), _SHOWN)]
 
     def is_database(self, name: bytes) -> bool:
+        """Whether an entry of the main database stands for a named database."""
         try:
             self.database(name.decode())
         except (ConfigError, UnicodeDecodeError):
             return False
         return True
-
-
-def _first_keys(txn: Any, count: int = _SHOWN + 1) -> list[bytes]:
-    """Return the first keys; by default one more than a message shows."""
-    return [bytes(key) for key in itertools.islice(txn.cursor().iternext(values=False), count)]
 
 
 def key_text(key: bytes) -> str:
@@ -251,38 +225,19 @@ class LmdbReader:
         """Return the value under `key`, valid until the transaction ends, or None."""
         return self.txn.get(key, db=self.database) if key else None
 
-    def first_from(self, key: bytes) -> bytes | None:
-        """Return the first key that is not less than `key`, or None."""
-        return next(iter(self.keys_from(key, 1)), None)
-
-    def keys_from(self, key: bytes, count: int) -> list[bytes]:
-        """Return the first keys that are not less than `key`, up to a damaged record."""
+    def keys(self, count: int, start: bytes = b"", *, reverse: bool = False) -> list[bytes]:
+        """Return the first `count` keys from `start` on, or the last ones before it, up to a damaged record."""
         found: list[bytes] = []
         # A separate transaction: LMDB reads values too, and damage makes a transaction unusable.
         with suppress(lmdb.CorruptedError), self.handle.env.begin() as txn:
             cursor = txn.cursor(self.database)
-            if cursor.set_range(key) if key else cursor.first():
-                found.extend(map(bytes, itertools.islice(cursor.iternext(values=False), count)))
-        return found
-
-    def keys_before(self, key: bytes, count: int) -> list[bytes]:
-        """Return the last keys that are less than `key`, or of all for ``b""``, the last one first."""
-        found: list[bytes] = []
-        with suppress(lmdb.CorruptedError), self.handle.env.begin() as txn:
-            cursor = txn.cursor(self.database)
-            is_there = cursor.prev() if key and cursor.set_range(key) else cursor.last()
+            is_there = cursor.set_range(start)  # as `first` for no start
+            if reverse:
+                is_there = cursor.prev() if start and is_there else cursor.last()
             if is_there:
-                found.extend(map(bytes, itertools.islice(cursor.iterprev(values=False), count)))
+                walk = cursor.iterprev if reverse else cursor.iternext
+                found.extend(map(bytes, itertools.islice(walk(values=False), count)))
         return found
-
-    def entries_of_database(self, key: bytes) -> int | None:
-        """Return the number of entries of the named database under `key`, or None if that is not a database."""
-        if self.settings.database or not self.handle.is_database(key):
-            return None
-        database = self.handle.database(key.decode())
-        # An older transaction does not see a database that was opened after it began.
-        with self.handle.env.begin() as txn:
-            return int(txn.stat(database)["entries"])
 
     def walk(self) -> Iterator[bytes]:
         """Yield every key in the order of the database."""

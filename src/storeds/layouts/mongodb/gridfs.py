@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 from bson import Int64
@@ -14,70 +14,12 @@ from storeds.errors import ConfigError, FormatError, suggest
 from storeds.layouts.codecs import is_video
 from storeds.layouts.infer import field_of
 from storeds.layouts.mongodb.backend import IDS, LABELS, NAMES, batches, id_of, key_of, listed
-from storeds.layouts.mongodb.connection import Connection
 from storeds.layouts.mongodb.documents import Column, label_column, paths_of, pick, projection_of, to_json
 from storeds.layouts.mongodb.query import ColumnLayout, ColumnOptions, dotted
 from storeds.layouts.names import pack_names
 from storeds.protocols import Array, Field, Record
 
 __all__ = ["GridfsLayout", "GridfsOptions"]
-
-
-def _label_place(connection: Connection, where: str, bucket: Collection[str]) -> tuple[str, str]:
-    """Return the collection that ``collection.field`` names, and the path in it; it is none of the `bucket`'s own."""
-    names = [name for name in connection.names() if name not in bucket]
-    fitting = [name for name in names if where.startswith(f"{name}.")]
-    if not fitting:
-        raise ConfigError(
-            f"{connection.location.url}: labels={where!r} names no collection and a field in it, as 'annotations.label' "
-            f"does; {suggest(where.partition('.')[0], names, 'collections')}"
-        )
-    collection = max(fitting, key=len)
-    return collection, where[len(collection) + 1 :]
-
-
-def _find_labels(
-    connection: Connection, collection: str, path: str, on: str, ids: Sequence[Any], names: Sequence[str]
-) -> dict[int, Any]:
-    """Return the labels at `path` by index of the file, for files that have one.
-
-    Each document of the collection has the name or the id of a file in field `on`.
-
-    Raises
-    ------
-    ConfigError
-        No document of the collection has one of the fields.
-    FormatError
-        A file has several labels.
-    """
-    places: dict[bytes, list[int]] = {}  # all revisions of a name
-    for at, (name, id) in enumerate(zip(names, ids, strict=True)):
-        for value in {key_of(name), key_of(id)}:
-            places.setdefault(value, []).append(at)
-
-    def places_of(value: Any) -> list[int]:
-        return [] if value is None or isinstance(value, (list, Mapping)) else places.get(key_of(value), [])
-
-    found: dict[int, Any] = {}
-    for batch in _batches([*names, *ids]):
-        for document in connection.find(collection, {on: {"$in": batch}}, projection_of((on, path))):
-            label = pick(document, path)
-            for at in places_of(pick(document, on)) if label is not None else []:
-                if found.setdefault(at, label) != label:
-                    raise FormatError(
-                        f"{connection.location.url}: several documents of {collection!r} have a label for the file "
-                        f"{names[at]!r}: {found[at]!r} and {label!r}; keep one of them, or name another field with labels="
-                    )
-    if not found:
-        connection.check_field(collection, path, "labels")
-        connection.check_field(collection, on, "labels_on")
-    return found
-
-
-def _batches(values: Sequence[Any]) -> list[list[Any]]:
-    """Split values into lists that fit into one command."""
-    keys = {key_of(value): value for value in values}
-    return [[keys[key] for key in batch] for batch in batches(keys)]
 
 
 _LOG = logging.getLogger("storeds")
@@ -100,14 +42,11 @@ class GridfsOptions(ColumnOptions, frozen=True):
         Where the labels are: a collection and a dotted path, as in ``"annotations.label"``.
     labels_on : str, optional
         The dotted path of a file's name or ``_id`` there; required with ``labels``.
-    missing : str
-        For files without a label: ``error``, or ``skip`` to leave them out.
     """
 
     revisions: Literal["newest", "all"] = "newest"
     labels: str | None = None
     labels_on: str | None = None
-    missing: Literal["error", "skip"] = "error"
 
 
 class GridfsLayout(ColumnLayout[GridfsOptions]):
@@ -160,38 +99,70 @@ class GridfsLayout(ColumnLayout[GridfsOptions]):
             dates.append(file.get("uploadDate"))
         if not ids:
             raise self._nothing()
-        kept: Iterable[int] = range(len(ids))
-        if self._settings.revisions == "newest":
-            kept = self._newest(names, dates)
-        kept = list(kept)
-        lists: dict[str, Array] = {}
+        kept = self._newest(names, dates) if self._settings.revisions == "newest" else [*range(len(ids))]
+        ids, names = [ids[at] for at in kept], [names[at] for at in kept]
+        lists = {IDS: pack_names(map(key_of, ids)), NAMES: pack_names(name.encode() for name in names)}
         if self._settings.labels is not None:
-            labels = self._labels([ids[at] for at in kept], [names[at] for at in kept], self._settings.labels)
-            kept = [at for at, label in zip(kept, labels, strict=True) if label is not None]
-            known = [label for label in labels if label is not None]
-            self._label, packed = label_column(known, f"{self._location.url}: labels={self._settings.labels!r}")
+            labels = self._labels(ids, names, self._settings.labels)
+            self._label, packed = label_column(labels, f"{self._location.url}: labels={self._settings.labels!r}")
             lists[LABELS] = pack_names(packed)
-        lists[NAMES] = pack_names(names[at].encode() for at in kept)
-        return {IDS: pack_names(key_of(ids[at]) for at in kept), **lists}
+        return lists
 
     def _labels(self, ids: Sequence[Any], names: Sequence[str], where: str) -> list[Any]:
-        """Return the label of each file; None for a file that is left out."""
-        collection, path = _label_place(self._connection, where, self._own_collections())
-        on = self._settings.labels_on
+        """Return the label of each file, by documents of a collection that have its name or its id.
+
+        Raises
+        ------
+        ConfigError
+            No document of the collection has one of the fields.
+        FormatError
+            A file has no label, or several.
+        """
+        connection, on = self._connection, self._settings.labels_on
+        collection, path = self._label_place(where)
         if on is None:
-            one = self._connection.one(collection)
             raise ConfigError(
                 f"{self._location.url}: labels={where!r} needs labels_on=, the field of {collection!r} with a file's name or "
-                f"_id; a document there has the fields {listed(paths_of(one))}"
+                f"_id; a document there has the fields {listed(paths_of(connection.one(collection)))}"
             )
-        found = _find_labels(self._connection, collection, path, on, ids, names)
+        places: dict[bytes, list[int]] = {}  # all revisions of a name
+        for at, (name, id) in enumerate(zip(names, ids, strict=True)):
+            for value in {key_of(name), key_of(id)}:
+                places.setdefault(value, []).append(at)
+        found: dict[int, Any] = {}
+        for batch in batches(places):
+            query = {on: {"$in": [id_of(key) for key in batch]}}
+            for document in connection.find(collection, query, projection_of((on, path))):
+                label, file = pick(document, path), pick(document, on)
+                is_one = label is not None and not isinstance(file, (list, Mapping))
+                for at in places.get(key_of(file), ()) if is_one else ():
+                    if found.setdefault(at, label) != label:
+                        raise FormatError(
+                            f"{self._location.url}: several documents of {collection!r} have a label for the file "
+                            f"{names[at]!r}: {found[at]!r} and {label!r}; keep one of them"
+                        )
+        if not found:
+            connection.check_field(collection, path, "labels")
+            connection.check_field(collection, on, "labels_on")
         absent = [name for at, name in enumerate(names) if at not in found]
         if absent:
-            message = f"{self._location.url}: {len(absent)} of {len(names)} files have no label in {where!r}: {listed(absent)}"
-            if self._settings.missing == "error" or not found:
-                raise FormatError(f"{message}; missing='skip' leaves them out")
-            _LOG.warning("%s; they are left out", message)
-        return [found.get(at) for at in range(len(names))]
+            raise FormatError(
+                f"{self._location.url}: {len(absent)} of {len(names)} files have no label in {where!r}: {listed(absent)}; "
+                "add them, or select files that have one with query="
+            )
+        return [found[at] for at in range(len(names))]
+
+    def _label_place(self, where: str) -> tuple[str, str]:
+        """Return the collection that ``collection.field`` names, which may have dots, and the path in it."""
+        names = self._connection.names()
+        fitting = [name for name in names if where.startswith(f"{name}.")]
+        if not fitting:
+            raise ConfigError(
+                f"{self._location.url}: labels={where!r} names no collection and a field in it, as 'annotations.label' does; "
+                f"{suggest(where.partition('.')[0], names, 'collections')}"
+            )
+        collection = max(fitting, key=len)
+        return collection, where[len(collection) + 1 :]
 
     def _own_collections(self) -> set[str]:
         return {self._collection, self._chunks}

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 import xxhash
@@ -53,9 +52,6 @@ def _read_name_index(path: str) -> tuple[list[bytes], list[Any]]:
     return names, found.label_list
 
 
-_LOG = logging.getLogger("storeds")
-
-
 def _absolute(path: Any) -> Any:
     # Workers may have another working folder.
     return os.path.abspath(os.path.expanduser(path)) if isinstance(path, (str, os.PathLike)) else path
@@ -70,10 +66,6 @@ class NamedOptions(BackendOptions, frozen=True, kw_only=True):
         A JSON file of ``{"path_list": [name, …], "label_list": [label, …]}``.
     name_field, data_field : str
         Dotted paths of the name and the image in a document.
-    missing : str
-        For names without a document: ``error``, or ``skip`` to leave them out.
-    duplicates : str
-        For names with several documents: ``error``, or ``first`` to take the document with the lowest ``_id``.
     """
 
     parsers: ClassVar[Mapping[str, Callable[[Any], Any]]] = {"index": _absolute}
@@ -81,8 +73,6 @@ class NamedOptions(BackendOptions, frozen=True, kw_only=True):
     index: str
     name_field: str = "img_name"
     data_field: str = "bson_img"
-    missing: Literal["error", "skip"] = "error"
-    duplicates: Literal["error", "first"] = "error"
 
 
 class NamedLayout(MongodbLayout[NamedOptions]):
@@ -117,47 +107,34 @@ class NamedLayout(MongodbLayout[NamedOptions]):
 
     def _resolve(self) -> dict[str, Array]:
         # docstring inherited
-        listed_names, labels = _read_name_index(self._settings.index)
-        found = self._look_up(listed_names)
-        absent = [name.decode() for name in dict.fromkeys(listed_names) if name not in found]
-        if absent:
-            self._report_missing(absent, len(found))
-        kept = [at for at, name in enumerate(listed_names) if name in found]
-        names = [listed_names[at] for at in kept]
-        self._label, packed = label_column([labels[at] for at in kept], f"index {self._settings.index}")
+        names, labels = _read_name_index(self._settings.index)
+        found = self._look_up(names)
+        self._label, packed = label_column(labels, f"index {self._settings.index}")
         ids = pack_names(key_of(found[name]) for name in names)
         return {IDS: ids, NAMES: pack_names(names), LABELS: pack_names(packed)}
 
     def _look_up(self, names: Sequence[bytes]) -> dict[bytes, Any]:
-        field, first = self._settings.name_field, self._settings.duplicates == "first"
+        """Return name → ``_id``; raises FormatError unless each name has one document."""
+        field = self._settings.name_field
         found: dict[bytes, Any] = {}
         doubled: dict[str, None] = {}
         for batch in batches(dict.fromkeys(names)):
-            query = {field: {"$in": [name.decode() for name in batch]}}
-            for document in self._find(query, [field], ordered=first):
+            for document in self._find({field: {"$in": [name.decode() for name in batch]}}, [field]):
                 name = pick(document, field)
-                if not isinstance(name, str):
-                    continue  # a list of names that contains a requested one
-                key = name.encode()
-                if found.setdefault(key, document["_id"]) != document["_id"]:
+                # A list of names may contain a requested one.
+                if isinstance(name, str) and found.setdefault(name.encode(), document["_id"]) != document["_id"]:
                     doubled[name] = None
-        if doubled:
-            message = f"{self._location.url}: {len(doubled)} names have several documents: {listed(list(doubled))}"
-            if not first:
-                raise FormatError(f"{message}; duplicates='first' takes the document with the lowest _id")
-            _LOG.warning("%s; the document with the lowest _id is taken", message)
+        if not found:
+            self._connection.check_field(self._collection, field, "name_field")
+        absent = [name.decode() for name in dict.fromkeys(names) if name not in found]
+        for wrong, what in ((absent, "have no document"), ([*doubled], "have several documents")):
+            if wrong:
+                count = len(found) + len(absent)
+                raise FormatError(
+                    f"{self._location.url}: {len(wrong)} of the {count} names of {self._settings.index} {what}: {listed(wrong)}; "
+                    "correct the collection, or leave them out of the index"
+                )
         return found
-
-    def _report_missing(self, absent: list[str], found: int) -> None:
-        if not found:
-            self._connection.check_field(self._collection, self._settings.name_field, "name_field")
-        names = found + len(absent)
-        message = f"{self._location.url}: {len(absent)} of the {names} names of {self._settings.index} have no document: {listed(absent)}"
-        if not found:
-            raise FormatError(message)
-        if self._settings.missing == "error":
-            raise FormatError(f"{message}; missing='skip' leaves them out")
-        _LOG.warning("%s; they are left out", message)
 
     def _describe(self) -> tuple[dict[str, Column], dict[str, Field]]:
         # docstring inherited

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 
@@ -12,13 +11,13 @@ from bson import json_util
 from storeds._utils.text import counted
 from storeds.backends.base import BackendOptions, check_most_is_read
 from storeds.errors import ConfigError, StoreNotFoundError, suggest
+from storeds.layouts.infer import field_name
 from storeds.layouts.mongodb.backend import IDS, MongodbLayout, key_of, listed
 from storeds.layouts.mongodb.documents import Column, column_at, paths_of, pick
 from storeds.layouts.names import pack_names
 from storeds.layouts.pattern import ATTRIBUTES, EVERYTHING, Pattern, Place, parse_pattern
 from storeds.protocols import Array, Field, Record
 from storeds.records.columns import check_where, positions_by_columns
-from storeds.records.fields import parse_fields
 
 __all__ = ["ColumnLayout", "ColumnOptions", "QueryLayout", "elements", "holds_data", "size_of"]
 
@@ -85,17 +84,14 @@ def _places_of(documents: Sequence[Mapping[str, Any]], url: str) -> tuple[dict[s
         lists = [value for value in values if isinstance(value, list)]
         if any(map(_lists_of_documents, lists)) and any(map(_holds_data, lists)):
             first = next(value for value in lists if value)[0]
-            inside = {name.lower(): f"{path}[].{name}" for name in first if _is_field_name(name.lower())}
+            inside = {field_name(name): f"{path}[].{name}" for name in first if "." not in name}
             raise ConfigError(
                 f"{url}: field {path!r} holds lists of documents with images or other data, {sum(map(len, lists))} in "
                 f"{len(lists)} documents: columns={inside!r} gives one record for each of them; paths without [] are those of "
                 "the whole document"
             )
-        name = re.sub(r"[^a-z0-9_]", "_", path.lower()) if "." in path else path.lower()
-        if not _is_field_name(name) or name in columns:
-            left[path] = "not a valid field name, or one that is taken; columns= gives it one"
-        else:
-            columns[name] = path
+        if columns.setdefault(field_name(path), path) != path:
+            left[path] = "another field has its name in lower case; columns= gives it one"
     return columns, left
 
 
@@ -112,13 +108,6 @@ def _paths(documents: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 def holds_data(document: Mapping[str, Any]) -> list[str]:
     """Return the fields of a document that contain bytes or an image in base64."""
     return [name for name, value in document.items() if name != "_id" and _holds_data(value)]
-
-
-def _is_field_name(name: str) -> bool:
-    try:
-        return bool(parse_fields({name: "json"})) and "." not in name
-    except ConfigError:
-        return False
 
 
 def _query_text(given: Any) -> str:
@@ -310,7 +299,7 @@ class QueryLayout(ColumnLayout[ColumnOptions]):
         columns, left = _places_of(self._sample(None), self._location.url)
         if not columns:
             raise ConfigError(
-                f"{self._location.url}: none of the fields {listed(list(left))} is in every document and has a valid field name; "
+                f"{self._location.url}: none of the fields {listed(list(left))} is in every document; "
                 "name them with columns={'image': 'Path.To'}"
             )
         self._left += [f"field {path!r}: {why}" for path, why in left.items()]
