@@ -52,7 +52,7 @@ coverage: server ## run every test and report the lines that none executes; HTML
 	$(BIN)/coverage html --quiet --directory build/coverage
 	$(BIN)/coverage report
 
-compose-test: ## run tests/integration and a training in Docker, against a replica set with users; see docs/compose.md
+compose-test: ## run tests/integration and a training in Docker, against a replica set with users; see docs/mongodb.md
 	@bash docker/compose_test.sh
 
 lint: $(READY) ## check rules, format, types, the order of the packages, Markdown, and the GitHub workflows

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -32,10 +32,19 @@ def pack(folder: Path) -> str:
     return url(folder)
 
 
-def config(url: str, fields: Sequence[str] = ("image", "label")) -> storeds.Config:
+def config(
+    url: str, fields: Sequence[str] | Mapping[str, str] = ("image", "label"), *, as_dict: bool = False
+) -> storeds.Config:
     """Return a config that shuffles, augments, and loads with two workers."""
     crop = {"name": "RandomResizedCrop", "size": 8, "scale": [0.7, 1.0]}
-    dataset = {"url": url, "mode": "L", "seed": 7, "fields": fields, "transform": [crop, "ToTensor"]}
+    dataset = {
+        "url": url,
+        "mode": "L",
+        "seed": 7,
+        "fields": fields,
+        "as_dict": as_dict,
+        "transform": [crop, "ToTensor"],
+    }
     return storeds.load_config({"dataset": dataset, "loader": {"batch_size": 32, "shuffle": True, "num_workers": 2}})
 
 

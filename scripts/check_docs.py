@@ -1,4 +1,4 @@
-"""Checks the documentation: links between its pages lead somewhere, and its examples run.
+"""Checks the documentation: links and named files exist, and its examples run.
 
 Checked are README.md, CHANGELOG.md, and every page under docs/ and benchmarks/. The blocks of one page run in order as one
 program, in an empty folder of its own:
@@ -8,7 +8,7 @@ program, in an empty folder of its own:
   name the file (``# config.toml``), because neither Sphinx nor GitHub shows the mark;
 - under docs/, one marked exactly ``console``: what follows ``$`` is run by bash, and fails when its status is not 0.
 
-Others, for example ``python notest``, do not run.
+Others, for example ``python notest``, do not run. A file's name behind ``notest`` says where the block is from.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ SECONDS = 600  # a page that trains takes a minute on a machine with nothing els
 _FENCE = re.compile(r"^ *(`{3,}|~{3,})(.*)$")
 _LINK = re.compile(r"!?\[[^\]]*\]\(<?([^)\s>]+)>?[^)]*\)")
 _FILE = re.compile(r"\w+ (\S+\.\w+)")
+_NAMED = re.compile(r"`((?:[\w<>.-]+/)+\w+\.py)`")
+_QUOTE = re.compile(r"^```python notest (\S+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _RUN = "__import__('subprocess').run(['bash', '-o', 'pipefail', '-c', {!r}], check=True)"
 _HEADING = re.compile(r"^#{1,6} +(.*?) *#*$")
 
@@ -106,6 +108,24 @@ def dead_links(page: Path) -> Iterator[str]:
             yield f"{where}: {linked.name} has no heading #{anchor}"
 
 
+def missing_files(page: Path) -> Iterator[str]:
+    """Yield a message for each `folder/file.py` that `page` names, and neither the repository nor the package has."""
+    for number, line in enumerate(prose_and_code(page)[0], 1):
+        for name in _NAMED.findall(line):
+            path = name.replace("<engine>", "lmdb")
+            if not any((folder / path).exists() for folder in (ROOT, ROOT / "src" / "storeds")):
+                yield f"{page.relative_to(ROOT)}:{number}: there is no file {name}"
+
+
+def wrong_quotes(page: Path) -> Iterator[str]:
+    """Yield a message for each block marked ``python notest PATH`` whose parts, divided by ``...``, PATH does not hold."""
+    for name, block in _QUOTE.findall(page.read_text()):
+        if (source := ROOT / name).exists():
+            text = source.read_text()
+            if not all(part.strip("\n") in text for part in block.split("...\n")):
+                yield f"{page.relative_to(ROOT)}: {name} does not hold:\n{block}"
+
+
 def failed_examples(page: Path) -> str | None:
     """Run the examples of `page`; return what went wrong, or None."""
     lines = prose_and_code(page)[1]
@@ -143,7 +163,7 @@ def main() -> int:
     wrong: list[str] = []
     examples = 0
     for page in chosen:
-        wrong += dead_links(page)
+        wrong += [*dead_links(page), *missing_files(page), *wrong_quotes(page)]
         examples += any(prose_and_code(page)[1])
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         wrong += filter(None, pool.map(failed_examples, chosen))

@@ -59,10 +59,18 @@ def accelerate_resumes(folder: Path, *, ranks: int, steps: int, stop: int) -> No
     assert printed.endswith("the same weights\n")
 
 
+def trainer_resumes(folder: Path) -> None:
+    pytest.importorskip("transformers")
+    whole, stopped, resumed = weights(printed := run(folder, "train_transformers.py"))
+    assert stopped != whole == resumed
+    assert re.findall(r"(\d+) steps", printed) == [str(2 * STEPS), str(STEPS), str(2 * STEPS)]
+
+
 RESUMES: dict[str, Callable[[Path], None]] = {
     "StatefulDataLoader": stateful_dataloader_resumes,
     "Lightning, in the second epoch": functools.partial(lightning_resumes, stop=STEPS + 13),
     "Lightning, after the first epoch": functools.partial(lightning_resumes, stop=STEPS),
+    "Trainer, after the first epoch": trainer_resumes,
     "Accelerate, one process": functools.partial(accelerate_resumes, ranks=0, steps=STEPS, stop=STEPS),
     "Accelerate, two processes": functools.partial(accelerate_resumes, ranks=2, steps=29, stop=40),
 }
