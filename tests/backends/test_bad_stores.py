@@ -9,7 +9,6 @@ import re
 import secrets
 import shutil
 import signal
-import socket
 import stat
 import tempfile
 from collections import Counter
@@ -25,9 +24,8 @@ import numpy as np
 import pytest
 
 import storeds
-from _traps_format import exit_code
-from _writing import in_fork
-from damage import KINDS, Damage, Truth, build, columns, read, records, survey, value_of
+from _writing import fork, in_fork, wait_for
+from damage import Damage, Truth, build, columns, read, survey, value_of
 from shares import FULL, share
 from storeds.errors import ConfigError, FormatError, RecordError, StoredsError, StoreNotFoundError, UnavailableError
 from storeds.protocols import SupportsBatchArrays
@@ -82,12 +80,6 @@ def pools() -> list[Any]:
 def everything(path: Path) -> tuple[list[Any], dict[str, Any]]:
     with storeds.open_backend(path) as backend:
         return list(map(value_of, read(backend))), columns(backend)
-
-
-def test_every_kind_is_in_the_stores_that_are_damaged() -> None:
-    kinds = {spec if isinstance(spec, str) else spec["kind"] for spec in KINDS.values()}
-    assert kinds == set(storeds.protocols.KINDS)
-    assert set(next(records(1, 1))) == set(KINDS)
 
 
 # Any byte, any length: survey() fails on wrong data, on exceptions that are not ours, on a crash and on a hang
@@ -228,14 +220,11 @@ WAYS: list[Callable[[Any], bool]] = [
 ]
 
 
-def nothing_is_wrong(url: str) -> bool:
+def nothing_is_wrong(url: str) -> None:
     for way in WAYS:
         # Each with a handle of its own, so that no way profits from what another one checked.
         with suppress(StoredsError), storeds.open_backend(url) as backend:
-            if not way(backend):
-                print(f"wrong: {way}")
-                return False
-    return True
+            assert way(backend), way
 
 
 @pytest.mark.parametrize("engine", SUFFIX)
@@ -248,7 +237,7 @@ def test_damaged_ranges_are_an_error_or_harm_nothing(engine: str, tmp_path: Path
     for number in range(COPIES):
         path = tmp_path / f"store{number}"  # positions that `where=` found are kept by path
         path.write_bytes(spoilt(data, chance))
-        outcomes[exit_code(partial(nothing_is_wrong, f"{engine}://{path}"))] += 1
+        outcomes[wait_for(fork(partial(nothing_is_wrong, f"{engine}://{path}")))] += 1
         path.unlink()
     assert set(outcomes) <= {0, *MAY_DIE_OF[engine]}, outcomes
 
@@ -256,7 +245,7 @@ def test_damaged_ranges_are_an_error_or_harm_nothing(engine: str, tmp_path: Path
 # Paths that are not stores
 
 
-@pytest.mark.parametrize("prefix", ["lmdb://", "hdf5://", ""])
+@pytest.mark.parametrize("prefix", ["lmdb://", ""])
 def test_a_missing_path_names_what_is_there(tmp_path: Path, prefix: str) -> None:
     data = tmp_path / "data"
     data.mkdir()
@@ -280,20 +269,12 @@ def test_a_missing_path_names_what_is_there(tmp_path: Path, prefix: str) -> None
             storeds.open_backend(f"{prefix}{tmp_path}/{missing}")
 
 
-def _socket(path: Path) -> None:
-    os.chdir(path.parent)  # a socket's name is short
-    with socket.socket(socket.AF_UNIX) as made:
-        made.bind(path.name)
-
-
 NO_FILE = "is not a regular file"
 NO_MAGIC = "neither an LMDB nor an HDF5 file.*`storeds pack`"
 WRONG: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "folder": (Path.mkdir, "is a folder", "a folder without data.mdb.*`storeds pack`"),
     "pipe": (os.mkfifo, NO_FILE, NO_FILE),
-    "socket": (_socket, NO_FILE, NO_FILE),
     "text": (lambda path: path.write_text("a text\n" * 2000), "14000 bytes.*does not begin as one", NO_MAGIC),
-    "zeros": (lambda path: path.write_bytes(bytes(100_000)), "does not begin as one", NO_MAGIC),
     "empty": (Path.touch, "0 bytes.*does not begin as one", NO_MAGIC),
 }
 """What is at a path: how it gets there, and what errors say for a path with and without a store's suffix."""
@@ -302,10 +283,7 @@ WRONG: dict[str, tuple[Callable[[Path], object], str, str]] = {
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("what", WRONG)
 @pytest.mark.parametrize("engine", [*SUFFIX, None])
-def test_what_is_no_store_is_named(
-    engine: str | None, what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_what_is_no_store_is_named(engine: str | None, what: str, tmp_path: Path) -> None:
     make, says, says_of_any = WRONG[what]
     path = tmp_path / f"x{SUFFIX[engine] if engine else ''}"
     make(path)
@@ -441,29 +419,22 @@ def linked(name: str, link: Callable[[str], Any]) -> Callable[[Path], None]:
 
 UNREADABLE = "meta is unreadable"
 MISMATCH = "does not match its checksum"
-ROWS = ("label", "weight", "good", "fixed", "_seal", "name/offsets", "image/offsets", "ragged/shapes", "note/offsets")
 LINK, ELSEWHERE = "is a link to elsewhere", "keeps its bytes in other files"
 OF_BOTH: list[tuple[Callable[[Path], None], str]] = [
     (replaced('"count":20', '"count":19'), MISMATCH),
     (replaced("cat", "cow"), MISMATCH),
-    (replaced('"kind":"int"', '"kind":"str"'), MISMATCH),
-    (replaced('"label":"', '"label":"0'), MISMATCH),
     (replaced('"kind":"int"', '"kind":"uint"'), "meta is unreadable .*unknown kind 'uint'"),
-    (replaced('"check"', '"chack"'), UNREADABLE),
-    *[(meta_is(text), UNREADABLE) for text in ('{"a":1', "", "[]", "null", "[" * 50_000)],
-    (newer, "layout 'storeds/2' is newer than this storeds.*upgrade storeds"),
+    *[(meta_is(text), UNREADABLE) for text in ('{"a":1', "[]", "[" * 50_000)],
+    (newer, "layout 'storeds/2' is newer than this storeds.*upgrade"),
 ]
 OF_HDF5: list[tuple[Callable[[Path], None], str]] = [
-    *[(meta_is(value), UNREADABLE) for value in (np.bytes_(b"{}"), 3.5, [1, 2])],
-    *[(dataset_is(name, lambda old: old[:-1]), f"dataset records/{name} is .*expected") for name in ROWS],
+    (meta_is([1, 2]), UNREADABLE),
     *[
-        (dataset_is(name, None), rf"/records/{name}(/\w+)? is missing")
-        for name in ("label", "image", "image/data", "_seal")
+        (dataset_is(name, lambda old: old[:-1]), f"dataset records/{name} is .*expected")
+        for name in ("label", "fixed", "_seal", "image/offsets", "ragged/shapes")
     ],
-    *[
-        (dataset_is(name, np.zeros(20, ">c8")), f"records/{name}")
-        for name in ("label", "image", "image/offsets", "_seal")
-    ],
+    *[(dataset_is(name, None), rf"/records/{name}(/\w+)? is missing") for name in ("label", "image/data", "_seal")],
+    *[(dataset_is(name, np.zeros(20, ">c8")), f"records/{name}") for name in ("label", "image", "image/offsets")],
     (
         lambda path: edit_hdf5(path, lambda file: file.pop("records/label") and file.create_group("records/label")),
         "records/label is not a dataset",
@@ -487,7 +458,7 @@ def test_an_edited_store_is_refused(engine: str, copied: Copied, edit: Callable[
         storeds.open_backend(path)
 
 
-@pytest.mark.parametrize("names", [[], [b"records"], [b"records", b"columns"], [b"records", b"columns", b"meta"]])
+@pytest.mark.parametrize("names", [[], [b"records"], [b"records", b"columns", b"meta"]], ids=len)
 def test_an_lmdb_file_without_our_databases_is_no_store(tmp_path: Path, names: list[bytes]) -> None:
     wanted: list[bytes | None] = [*names] or [None]
     for name in wanted:

@@ -16,7 +16,6 @@ from PIL import Image
 import storeds
 from plain_formats import READ, WRITE, declared, stored_row
 from storeds import errors, ops
-from storeds.backends.role_checks import unnamed_class
 from storeds.records.roles import ROLE_KEYS
 from storeds.testing import FIELDS as KINDS
 
@@ -158,8 +157,6 @@ def test_a_copy_counts_the_columns_of_rows(tmp_path: Path, role: str, values: li
     ("roles", "error", "fault"),
     [
         ({"box": "boxes"}, errors.ConfigError, "no field 'box'; did you mean 'boxes'"),
-        ({"boxes": 3}, errors.ConfigError, "that of 'boxes' is the name of a role or a mapping of its keys, not 3"),
-        ({"boxes": {"kind": "json"}}, errors.ConfigError, "'boxes' has an unknown key 'kind'"),
         ({"mask": "keypoints"}, errors.ConfigError, "field 'mask': role 'keypoints' needs"),
         ({"boxes": {"role": "boxes", "relative": True}}, errors.RecordError, "record 1 .*outside the image"),
     ],
@@ -190,21 +187,14 @@ def changed(row: int, *numbers: float) -> Any:
     ("values", "row", "fault"),
     [
         ({"boxes": changed(1, 5, 5, 3, 9)}, 1, "[5, 5, 3, 9] has a negative width"),
-        ({"boxes": changed(0, 5, 5, 9, 3)}, 0, "[5, 5, 9, 3] has a negative height"),
         ({"boxes": changed(1, 5, np.nan, 9, 9)}, 1, "[5, nan, 9, 9] is not finite"),
-        ({"boxes": changed(1, 5, 5, np.inf, 9)}, 1, "[5, 5, inf, 9] is not finite"),
         ({"boxes": changed(0, 64, 0, 70, 9)}, 0, "outside the image of 64 × 48 pixels"),
-        ({"boxes": changed(0, 0, -9, 9, 0)}, 0, "outside the image"),
         ({"labels": np.arange(1)}, None, "field 'labels' has 1 rows, and field 'boxes' has 2 boxes"),
-        ({"areas": np.zeros(3)}, None, "field 'areas' has 3 rows"),
         ({"points": np.full((2, 2, 3), np.nan, np.float32)}, 0, "is not finite"),
         ({"relative": [[0.5, 0.5, 0.1, 0.1], [0.5, 0.5, -0.1, 0.1]]}, 1, "has a negative width"),
         ({"relative": [[2, 0.5, 0.1, 0.1]]}, 0, "outside the image"),
-        ({"relative": [[0.5, 0.5, 0.1]]}, None, "rows of 4 numbers"),
         ({"relative": [[0.5, 0.5, 0.1, "wide"]]}, None, "rows of 4 numbers"),
-        ({"relative": {"x": 1}}, None, "rows of 4 numbers"),
         ({"mask": picture("RGB")}, None, "one channel"),
-        ({"mask": picture("LA")}, None, "one channel"),
         ({"mask": picture("L", (64, 47))}, None, "64 × 47 pixels (width × height), the image 64 × 48"),
     ],
     ids=str,
@@ -230,11 +220,7 @@ def test_a_bad_value_is_refused_and_named(values: dict[str, Any], row: int | Non
     [
         {"boxes": changed(0, -5, -5, 4, 4)},  # partly outside
         {"boxes": changed(0, 5, 5, 5, 5)},  # empty
-        {"boxes": changed(0, 0, 0, 64, 48)},
-        {"boxes": changed(0, 64, 48, 64, 48)},  # empty, on the edge
         {"points": np.full((2, 2, 3), 1000, np.float32)},
-        {"relative": []},
-        {"mask": picture("1")},
         {"mask": picture("P")},
         {"mask": picture("I;16")},
         {"mask": b"no picture"},
@@ -323,8 +309,7 @@ def test_a_label_without_a_role_may_be_any_number() -> None:
         assert writer.publish({"classes": ["cat"]}).count == 1
 
 
-@pytest.mark.parametrize("engine", ENGINES[:3])
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize(("engine", "workers"), [("lmdb", 1), ("hdf5", 0), ("mongodb", 0)])
 def test_verify_finds_values_that_another_program_stored(make_engine_url: MakeUrl, engine: str, workers: int) -> None:
     url = make_engine_url(engine)
     fields = {name: FIELDS[name] for name in ("image", "boxes", "labels", "mask", "key")}
@@ -363,11 +348,10 @@ def test_pack_lists_values_that_do_not_fit(make_engine_url: MakeUrl) -> None:
     assert "is not finite" in lines[0]
     assert "record 3 of" in lines[1]
     assert "class id 5" in lines[1]
-    for policy in ("skip", "keep"):
-        target = make_engine_url("hdf5")
-        storeds.pack(source, target, on_bad=policy)
-        with storeds.open_backend(target) as backend:
-            assert backend.column("key").tolist() == ["key 0", "key 2", "key 5"]  # type: ignore[attr-defined]
+    target = make_engine_url("hdf5")
+    storeds.pack(source, target, on_bad="keep")
+    with storeds.open_backend(target) as backend:
+        assert backend.column("key").tolist() == ["key 0", "key 2", "key 5"]  # type: ignore[attr-defined]
 
 
 def test_a_caption_is_text_or_a_list_of_texts() -> None:
@@ -379,35 +363,29 @@ def test_a_caption_is_text_or_a_list_of_texts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("labels", "classes", "found"),
+    ("labels", "classes", "fault"),
     [
-        ({"label": {0: 0, 1: 1}}, ["a", "b"], None),
-        (
-            {"label": {0: 0, 5: 1, 7: 2}},
-            ["a", "b"],
-            (1, "class id 5, which has no name: attrs['classes'] names the ids 0 to 1"),
-        ),
-        ({"label": {0: 0, -1: 1}}, ["a"], (1, "class id -1")),
-        ({"label": {0: 0}}, [], (0, "attrs['classes'] is empty")),
-        ({"label": {0: 0, 9: 1}}, ("a",), (1, "class id 9")),
-        ({"label": {}}, ["a"], None),
-        ({"label": {9: 0}}, None, None),
-        ({"label": {9: 0}}, "a", None),
-        ({"label": {9: 0}}, {"other": ["a"]}, None),
-        ({"label": {9: 0}}, {"label": ["a"]}, (0, "class id 9")),
-        ({"labels": {"a": 0, 0: 4, 1: 6}}, ["a"], (6, "class id 1")),
-        ({"label": {0: 0}, "colour": {9: 1}}, ["a"], None),
-        ({"label": {9: 0}, "colour": {0: 0}}, ["a"], (0, "'label' has class id 9")),
-        ({"label": {0: 0}, "colour": {9: 1}}, {"colour": ["a"]}, (1, "'colour' has class id 9")),
+        ({"label": 5}, ["a", "b"], "'label' has class id 5, which has no name: attrs..classes.. names the ids 0 to 1"),
+        ({"label": -1}, ["a"], "class id -1"),
+        ({"label": 0}, [], "is empty"),
+        ({"label": 9}, None, None),
+        ({"label": 9}, {"other": ["a"]}, None),
+        ({"label": 0, "colour": 9}, ["a"], None),
+        ({"label": 9, "colour": 0}, ["a"], "'label' has class id 9"),
+        ({"label": 0, "colour": 9}, {"colour": ["a"]}, "'colour' has class id 9"),
     ],
     ids=str,
 )
-def test_what_names_classes(labels: dict[str, Any], classes: Any, found: Any) -> None:
-    unnamed = unnamed_class(labels, classes)
-    assert (unnamed is None) == (found is None)
-    if unnamed is not None:
-        assert unnamed[0] == found[0]
-        assert found[1] in unnamed[1]
+def test_what_names_classes(labels: dict[str, int], classes: Any, fault: str | None) -> None:
+    with storeds.open_writer("memory://names", dict.fromkeys(labels, LABEL), overwrite=True) as writer:
+        writer.append([labels])
+        attrs = {} if classes is None else {"classes": classes}
+        if fault is None:
+            writer.publish(attrs)
+        else:
+            with pytest.raises(errors.RecordError, match=fault):
+                writer.publish(attrs)
+            writer.abort()
 
 
 def plain_record(at: int) -> dict[str, Any]:
@@ -435,14 +413,3 @@ def test_stores_without_pictures_and_roles_keep_their_ids() -> None:
     ) as writer:
         writer.append({"raw": b"x", "boxes": np.zeros((at, 4), np.float32), "label": at} for at in range(3))
         assert writer.publish().id == "759d7d40453ec3bbb0e787d5ba3b5eb5"
-
-
-def test_a_stream_refuses_boxes_of_different_formats(make_engine_url: MakeUrl) -> None:
-    urls = [make_engine_url("lmdb"), make_engine_url("hdf5")]
-    for url, how in zip(urls, ("xyxy", "xywh"), strict=True):
-        write(url, {"image": FIELDS["image"], "boxes": {**BOXES, "format": how}})
-    with pytest.raises(errors.FormatError, match=r"'boxes' is .*xyxy.*xywh"):
-        storeds.StoreIterable(urls)
-    options: dict[str, Any] = {"reader": "sample", "reader_options": {"box_format": "xyxy"}}
-    one, other = (storeds.StoreDataset(url, **options) for url in urls)
-    assert len(list(storeds.StoreIterable(one + other))) == 10

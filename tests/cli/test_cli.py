@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import subprocess
 import sys
 from collections import Counter
@@ -234,3 +235,13 @@ def test_help_loads_no_engine_and_no_operation_that_starts_processes() -> None:
         [sys.executable, "-c", f"{code}; print(*sys.modules)"], capture_output=True, text=True, check=True
     )
     assert slow.isdisjoint(shown.stdout.split())
+
+
+def test_the_shell_completes_paths_and_schemes(tmp_path: Path) -> None:
+    (tmp_path / "photos.lmdb").touch()
+    environment = {**os.environ, "_STOREDS_COMPLETE": "complete_bash", "COMP_CWORD": "2"}
+    storeds_command = str(Path(sys.executable).with_name("storeds"))
+    for typed, offered in (("lm", "lmdb://"), ("lmdb://pho", "lmdb://photos.lmdb"), ("//pho", "//photos.lmdb")):
+        environment["COMP_WORDS"] = f"storeds info {typed}"
+        done = subprocess.run([storeds_command], env=environment, cwd=tmp_path, capture_output=True, text=True)
+        assert done.stdout.split() == [offered]
