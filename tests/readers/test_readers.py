@@ -63,13 +63,6 @@ def test_by_default_a_sample_is_the_image_and_the_label(backend: Backend) -> Non
     assert sample["label"] == 1
 
 
-def test_elements_have_the_requested_order(backend: Backend) -> None:
-    sample, _ = build(ImageReader(("index", "key", "mask")), backend, 2)
-    assert list(sample) == ["index", "key", "mask"]
-    assert (sample["index"], sample["key"]) == (2, "k2")
-    assert (np.asarray(sample["mask"]) == by_pillow(jpeg(3))).all()
-
-
 @pytest.mark.parametrize(
     ("make", "says"),
     [
@@ -155,13 +148,6 @@ def test_arrays_that_are_declared_as_images_are_images_for_every_decoder() -> No
                 assert (label, isinstance(image, Image.Image)) == (at, decode == "pil")
     dataset = StoreDataset(url, decode="tensor", transform=[{"name": "CenterCrop", "size": 6}])
     assert (dataset[2][0].permute(1, 2, 0).numpy() == pixels[2, 3:9, 2:8]).all()
-
-
-def test_an_array_that_is_no_image_is_a_bad_sample() -> None:
-    fields = {"image": {"kind": "array", "dtype": "uint8", "shape": [None, None, None, 3], "role": "image"}}
-    url = memory_store(fields, [{"image": np.zeros((2, 4, 4, 3), np.uint8)}])
-    with pytest.raises(errors.DecodeError, match="is no image of 1, 3 or 4 channels; reader='array' reads it"):
-        StoreDataset(url)[0]
 
 
 # The channels of arrays lie first or last

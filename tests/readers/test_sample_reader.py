@@ -7,7 +7,6 @@ import io
 import json
 import pickle
 import secrets
-import struct
 from typing import Any, ClassVar
 
 import numpy as np
@@ -21,7 +20,6 @@ from photographs import by_pillow, saved
 from picture_stores import exif, memory_store
 from storeds import Backend, Skipped, StoreDataset, StoreLoader, open_backend, open_writer
 from storeds.errors import ConfigError, DecodeError, RecordError
-from storeds.loaders.tf import elements_of
 from storeds.readers import SampleReader, decode_windows
 from storeds.testing import ReaderTests
 
@@ -75,23 +73,6 @@ def test_elements_can_be_renamed_and_one_field_can_be_two_elements() -> None:
     assert dataset.targets == [3]
 
 
-def test_arrays_renamed_twice_share_no_memory() -> None:
-    url = memory_store({"tokens": {"kind": "array", "dtype": "int64", "shape": [4]}}, [{"tokens": np.arange(4)}] * 2)
-    for fields in (
-        {"input_ids": "tokens", "labels": "tokens"},
-        {"at": "index", "input_ids": "tokens", "labels": "tokens"},
-    ):
-        dataset = StoreDataset(url, reader="array", fields=fields, as_dict=True)
-        for sample in (dataset[0], dataset[:][1]):
-            sample["labels"][0] = -100
-            assert sample["input_ids"].tolist() == [0, 1, 2, 3]
-    image = {"kind": "array", "dtype": "uint8", "shape": [3, 5, 7], "role": "image"}
-    url = memory_store({"image": image}, [{"image": np.zeros((3, 5, 7), np.uint8)}])
-    first, second = StoreDataset(url, reader="sample", fields={"first": "image", "second": "image"})[0]
-    first.fill_(7)
-    assert not second.any()
-
-
 def mask_of(blob: Any, kind: Any = MASK, image: bytes | None = None, **settings: Any) -> Any:
     """Return the element of a mask that is stored beside a photograph of 40 × 30."""
     url = memory_store({"image": PHOTOGRAPH, "mask": kind}, [{"image": image or photograph(), "mask": blob}])
@@ -105,21 +86,13 @@ def grey_png(values: np.ndarray[Any, Any], bits: int) -> bytes:
     return as_grey(saved(image, bits=bits), bits)
 
 
-def grey_tiff(values: np.ndarray[Any, Any], bits: int) -> bytes:
-    digits = np.unpackbits(values[..., None], axis=2)[..., -bits:]
-    data = np.packbits(digits.reshape(30, -1), axis=1).tobytes()
-    tags = {256: 40, 257: 30, 258: bits, 259: 1, 262: 1, 273: 8, 278: 30, 279: len(data)}
-    directory = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
-    return b"II*\0" + struct.pack("<I", 8 + len(data)) + data + struct.pack("<H", len(tags)) + directory + bytes(4)
-
-
 @pytest.mark.parametrize(
     ("encode", "most"),
     [
         *((functools.partial(encode_mask, form=form), {"1": 2, "I;16": 60_000}.get(form, 200)) for form in FORMS),
-        *((functools.partial(write, bits=bits), 1 << bits) for write in (grey_png, grey_tiff) for bits in (2, 4)),
+        *((functools.partial(write, bits=bits), 1 << bits) for write in (grey_png,) for bits in (2, 4)),
     ],
-    ids=[*FORMS, "PNG 2", "PNG 4", "TIFF 2", "TIFF 4"],
+    ids=[*FORMS, "PNG 2", "PNG 4"],
 )
 def test_masks_keep_their_class_ids(encode: Any, most: int) -> None:
     values = RNG.integers(0, most, (30, 40)).astype(np.uint16 if most > 256 else np.uint8)
@@ -186,10 +159,7 @@ def test_bad_rows_name_record_field_and_reason(role: Any, value: Any, says: str)
         ([{"bbox": [1, 2, 3, -4], "category": "cat"}], "negative height"),
         ([{"bbox": [1, 2, 3, 4], "category": "cow"}], "'cow' is no class.*the classes are cat, dog"),
         ([{"bbox": [1, 2, 3, 4]}], r"path 'objects\[\].category, item 0': there is no 'category'"),
-        ([{"bbox": [1, 2, 3], "category": "cat"}], "boxes are rows of 4 numbers"),
-        ([{"bbox": [50, 2, 3, 4], "category": "cat"}], "lies outside the image of 40 × 30"),
         ({"bbox": 1}, r"\[\] needs a list in {'bbox': 1}"),
-        ("text", r"\[\] needs a list in 'text'"),
     ],
 )
 def test_bad_values_name_record_field_and_reason(objects: Any, says: str) -> None:
@@ -202,18 +172,13 @@ def test_bad_values_name_record_field_and_reason(objects: Any, says: str) -> Non
     ("settings", "says"),
     [
         ({"fields": {"boxes": "objcts[].bbox"}}, "has no field 'objcts.*did you mean"),
-        ({"fields": {"boxes": "objects[.bbox"}}, "is not a path"),
         ({"fields": {"boxes": "image.bbox"}}, "of kind image: only values of kind json have parts"),
         ({"roles": {"boxs": "boxes"}}, "roles names 'boxs', which is no element of a sample"),
         ({"decode": "bytes", "transforms": ["RandomHorizontalFlip"]}, "decode it, which decode='bytes' does not"),
-        ({"roles": ["image"]}, "roles is a mapping from elements to roles"),
         ({"roles": {"image": "picture"}}, "'image' has an unknown role 'picture'"),
-        ({"roles": {"image": {"classes": ["cat"]}}}, "'image' has classes, which are for the roles label and labels"),
-        ({"roles": {"image": {"roles": "image"}}}, "unknown key 'roles'; did you mean 'role'"),
         ({"roles": {"image": "boxes"}}, "role 'boxes' needs kind array, json, not image"),
         ({"reader": "array", "roles": {"size": "text"}}, "reader 'array' takes no roles"),
         ({"reader": "array", "transforms": ["RandomHorizontalFlip"]}, "transforms is for whole samples"),
-        ({"transforms": ["RandomHorizontalFlipp"]}, "transforms.*did you mean 'RandomHorizontalFlip'"),
     ],
 )
 def test_bad_settings_are_explained(settings: dict[str, Any], says: str) -> None:
@@ -250,18 +215,10 @@ def test_a_mask_that_lacks_pixels_is_not_repaired() -> None:
     assert np.array_equal(only_the_end_marker_is_missing, np.asarray(Image.open(io.BytesIO(whole))))
 
 
-def test_a_mask_in_a_tiff_in_which_0_is_white_is_inverted() -> None:
-    stored = ids(most=4)
-    blob = saved(Image.fromarray(255 - stored), "TIFF", tiffinfo={262: 0})
-    assert blob.count(stored.tobytes()) == 1  # Pillow inverts what it writes too
-    assert np.array_equal(mask_of(blob), 255 - stored)
-
-
 @pytest.mark.parametrize("orientation", range(1, 9))
-@pytest.mark.parametrize("form", ["JPEG", "PNG"])
-def test_orientation_turns_everything(orientation: int, form: str) -> None:
+def test_orientation_turns_everything(orientation: int) -> None:
     """The mask, stored as an array, marks the pixels of the box; afterwards it still does."""
-    blob = photograph(form=form, exif=exif(orientation))
+    blob = photograph(form="PNG" if orientation % 2 else "JPEG", exif=exif(orientation))
     mask = np.zeros((30, 40), np.uint8)
     mask[4:10, 5:25] = 1
     fields = {
@@ -312,19 +269,6 @@ def nothing(sample: dict[str, Any], generator: torch.Generator | None = None) ->
     return sample
 
 
-def test_classes_may_share_a_name_and_numbers_may_have_gaps() -> None:
-    fields = {"image": PHOTOGRAPH, "labels": LABELS, "boxes": BOXES}
-    boxes = np.array([[1, 2, 3, 4]] * 3, np.float32)
-    record = {"image": photograph(), "labels": np.array([2, 0, 1]), "boxes": boxes}
-    url = memory_store(fields, [record], classes=["crane", "dog", "crane"])
-    settings: dict[str, Any] = {"fields": ["image", "boxes", "labels"]}
-    assert StoreDataset(url, **settings)[0][2].tolist() == [2, 0, 1]
-    roles = {"labels": {"classes": [0, 1, 2][::-1]}}
-    assert StoreDataset(url, **settings, roles=roles)[0][2].tolist() == [0, 2, 1]
-    with pytest.raises(RecordError, match="class 1 has no name: the 2 classes are 0, 2"):
-        StoreDataset(url, **settings, roles={"labels": {"classes": [0, 2]}})[0]
-
-
 @pytest.mark.parametrize("target", ["species", "colour"])
 def test_classes_are_those_of_the_target(target: str) -> None:
     names = {"species": ["cat", "dog"], "colour": ["blue", "green", "red"]}
@@ -355,24 +299,6 @@ def test_decoders_of_single_elements() -> None:
 
 def is_green(blob: bytes, mode: str) -> np.ndarray[Any, Any]:
     return by_pillow(blob)[..., 1] // 255
-
-
-def test_elements_for_tensorflow_have_the_dimensions_that_their_roles_leave_open() -> None:
-    fields = {"image": PHOTOGRAPH, "mask": MASK, "boxes": BOXES, "labels": LABELS}
-    record = {
-        "image": photograph(),
-        "mask": saved(Image.fromarray(ids())),
-        "boxes": np.array([[1, 2, 3, 4]], np.float32),
-        "labels": np.array([1]),
-    }
-    dataset = StoreDataset(memory_store(fields, [record] * 2))
-    found = {each.name: (each.shape, str(each.dtype)) for each in elements_of(dataset, {}, True)}
-    assert found == {
-        "image": ((None, None, 3), "uint8"),
-        "mask": ((None, None), "uint8"),
-        "boxes": ((None, 4), "float32"),
-        "labels": ((None,), "int64"),
-    }
 
 
 def test_images_of_kind_array() -> None:
@@ -418,8 +344,6 @@ HUGE = 10**400
 POLYGONS = {"role": "mask", "format": "coco"}
 HUGE_NUMBERS: dict[str, tuple[Any, Any, Any]] = {  # role, a good value and a bad one
     "polygon": (POLYGONS, [[[1, 1, 5, 5, 3, 9]]], [[[1, 1, HUGE, 5, 3, 9]]]),
-    "polygon whose numbers sum to little": (POLYGONS, [[[1, 1, 5, 5, 3, 9]]], [[[1, 1, HUGE, 5, -HUGE, 9]]]),
-    "polygon of floats": (POLYGONS, [[[1, 1, 5, 5, 3, 9]]], [[[1, 1, 1e308, 1e308, 1e308, 9]]]),
     "infinities": (POLYGONS, [[[1, 1, 5, 5, 3, 9]]], [[[1, 1, float("inf"), 5, float("-inf"), 9]]]),
     "size": (POLYGONS, [{"size": [16, 16], "counts": [256]}], [{"size": [HUGE, 16], "counts": [256]}]),
     "counts": (POLYGONS, [{"size": [16, 16], "counts": [256]}], [{"size": [16, 16], "counts": [HUGE]}]),

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-import multiprocessing
+import functools
 import os
 import resource
+import signal
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import storeds
+from _writing import fork
 from storeds.errors import ConfigError, RecordError, StoredsError
 from storeds.protocols import Array, Backend
 
-DEADLINE = 20.0  # seconds per damage; longer means a hang, not a slow machine
+DEADLINE = 20  # seconds per damage; longer means a hang, not a slow machine
 _MEMORY = 1 << 30  # extra memory beyond this means an allocation of a damaged length
 
 KINDS: dict[str, Any] = {
@@ -141,88 +143,45 @@ def _judge_values(found: list[Any], columns: dict[str, Any], truth: Truth) -> st
     return "some records" if bad else "some columns" if refused else "intact"
 
 
-def survey(scheme: str, path: Path, truth: Truth, damages: Sequence[Damage], *, workers: int = 2) -> dict[str, int]:
+def survey(scheme: str, path: Path, truth: Truth, damages: Sequence[Damage], *, workers: int = 2) -> Counter[str]:
     """Judge every damage in child processes; return outcome → count. Fail on any wrong outcome or crash."""
-    context = multiprocessing.get_context("fork")
-    running = []
+    outcomes, wrong = Counter[str](), list[str]()
+    children = []
     for number in range(workers):
-        ours, theirs = context.Pipe(duplex=False)
-        share = damages[number::workers]
-        child = context.Process(target=_work, args=(theirs, scheme, path, truth, share, number), daemon=True)
-        child.start()
-        theirs.close()
-        running.append((child, ours, share))
-    outcomes: dict[str, int] = {}
-    wrong: list[str] = []
-    for child, pipe, share in running:
-        _collect(child, pipe, share, outcomes, wrong)
+        said = path.with_name(f"{path.name}.outcomes{number}")
+        part = damages[number::workers]
+        children.append((fork(functools.partial(_judge_all, said, scheme, path, truth, part)), said, part))
+    for child, said, part in children:
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        lines = said.read_text().splitlines()
+        wrong += [f"{part[at]}: {line}" for at, line in enumerate(lines) if line.startswith("WRONG")]
+        if status or len(lines) < len(part):
+            wrong.append(f"{part[len(lines)]}: the process ended with {status}")
+        outcomes.update(lines)
     assert not wrong, "\n".join([f"{len(wrong)} damages ended badly", *wrong[:40]])
-    assert sum(outcomes.values()) == len(damages)
     return outcomes
 
 
-def _collect(child: Any, pipe: Connection, share: Sequence[Damage], outcomes: dict[str, int], wrong: list[str]) -> None:
-    for damage in share:
-        try:
-            if not pipe.poll(DEADLINE):
-                child.kill()
-                wrong.append(f"{damage}: no answer within {DEADLINE} seconds")
-                break
-            outcome = pipe.recv()
-        except EOFError:
-            child.join()
-            wrong.append(f"{damage}: the process died, exit code {child.exitcode}")
-            break
-        outcomes[outcome.partition(":")[0]] = outcomes.get(outcome.partition(":")[0], 0) + 1
-        if outcome.startswith("WRONG"):
-            wrong.append(f"{damage}: {outcome[:300]}")
-    child.join()
-    pipe.close()
-
-
-def _work(pipe: Connection, scheme: str, path: Path, truth: Truth, damages: Sequence[Damage], number: int) -> None:
+def _judge_all(said: Path, scheme: str, path: Path, truth: Truth, damages: Sequence[Damage]) -> None:
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + _MEMORY, used + _MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    data = path.read_bytes()
-    victim = path.with_name(f"{path.name}.damaged{number}")
+    data, victim = path.read_bytes(), said.with_suffix(".damaged")
     victim.write_bytes(data)
-    for damage in damages:
-        apply = _cut if damage.bit is None else _flip
-        with apply(victim, data, damage):
-            pipe.send(judge(f"{scheme}://{victim}", truth))
-    pipe.close()
-    os._exit(0)
+    with said.open("w", buffering=1) as lines:
+        for damage in damages:
+            if damage.bit is None:
+                os.truncate(victim, damage.at)  # it stays short, so cuts come longest first
+            else:
+                _put(victim, damage.at, data[damage.at] ^ 1 << damage.bit)
+            signal.alarm(DEADLINE)
+            lines.write(judge(f"{scheme}://{victim}", truth).replace("\n", " ")[:300] + "\n")
+            if damage.bit is not None:
+                _put(victim, damage.at, data[damage.at])
+        signal.alarm(0)
 
 
-class _cut:  # noqa: N801  # used as a function
-    """Shorten the file. It stays short, so cuts come longest first."""
-
-    def __init__(self, victim: Path, data: bytes, damage: Damage) -> None:
-        os.truncate(victim, damage.at)
-
-    def __enter__(self) -> None: ...
-    def __exit__(self, *error: object) -> None: ...
-
-
-class _flip:  # noqa: N801
-    """Flip one bit of the file, and flip it back afterwards."""
-
-    def __init__(self, victim: Path, data: bytes, damage: Damage) -> None:
-        self.victim, self.at = victim, damage.at
-        self.byte = data[damage.at]
-        self.damaged = self.byte ^ 1 << (damage.bit or 0)
-
-    def __enter__(self) -> None:
-        self._write(self.damaged)
-
-    def __exit__(self, *error: object) -> None:
-        self._write(self.byte)
-
-    def _write(self, byte: int) -> None:
-        with open(self.victim, "r+b") as file:
-            file.seek(self.at)
-            file.write(bytes((byte,)))
-
-
-Survey = Callable[..., dict[str, int]]
+def _put(path: Path, at: int, byte: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(at)
+        file.write(bytes((byte,)))
