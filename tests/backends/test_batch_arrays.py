@@ -156,17 +156,6 @@ class TestDatasets:
             with pytest.raises(error, match=says):
                 dataset.__getitems__(asked)
 
-    def test_a_sample_keeps_only_itself(self, numbers: str) -> None:
-        sample = StoreDataset(numbers, reader="array", fields=["x"]).__getitems__(ASKED)[0]
-        assert sample[0].untyped_storage().nbytes() == 3 * 2 * 4
-
-    def test_fields_that_vary_in_shape_are_read_as_samples(self, tmp_path: Path) -> None:
-        url = f"hdf5://{tmp_path}/store.h5"
-        with storeds.open_writer(url, {"x": {"kind": "array", "dtype": "f4", "shape": [None]}, "n": "int"}) as writer:
-            writer.append({"x": np.zeros(at, "f4"), "n": at} for at in range(9))
-        stacked, plain = pair(url)
-        assert_equal(stacked.__getitems__([1, 2]), plain.__getitems__([1, 2]))
-
 
 class TestBadRecords:
     """Reading arrays changes neither the errors nor the counts of bad records."""
@@ -189,12 +178,6 @@ class TestBadRecords:
                 read_arrays(backend, [1, 30, 12, 5], ["x"])
             assert read_arrays(backend, [12, 30, 1, 2], ["label"])["label"].tolist() == [11993, 29993, 993, 1993]
             assert read_arrays(backend, [11, 13, 31, 29], ["x"])["x"][:, 0, 0].tolist() == [11, 13, 31, 29]
-
-    def test_of_many_stores_too(self, damaged: str, tmp_path: Path) -> None:
-        urls = [write(f"hdf5://{tmp_path}/first.h5"), damaged]
-        raises = pytest.raises(errors.RecordError, match="record 70 of .*record 30 of ")
-        with storeds.open_backend(urls) as backend, raises:
-            read_arrays(backend, [70, 1, 52, 2], ["x"])
 
     @pytest.mark.parametrize("on_error", ["raise", "skip", "replace"])
     def test_policies_count_the_same(self, damaged: str, on_error: str) -> None:

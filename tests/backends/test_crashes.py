@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import storeds
-from _writing import fork
+from _writing import fork, server_pids
 from photographs import jpeg
 from shares import FULL, SEED
 from storeds import Meta, errors
@@ -179,19 +179,6 @@ def test_a_server_killed_in_the_middle_is_one_error_and_the_work_goes_on(
         assert content(url) == storeds.info(packed).id
 
 
-def server_pids(data: Path) -> list[int]:
-    """Return the servers whose data lie below `data`."""
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            command = (process / "cmdline").read_bytes()
-        except OSError:
-            continue
-        if str(data).encode() in command and b"mongod\0" in command:
-            found.append(int(process.name))
-    return found
-
-
 @pytest.mark.share(4)
 @pytest.mark.parametrize("operation", ["pack", "convert"])
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
@@ -216,18 +203,3 @@ def test_ctrl_c_and_sigterm_keep_what_is_durable(
     assert done.returncode == {signal.SIGINT: 130, signal.SIGTERM: 143}[sent], done.stderr
     assert content(url) is None
     assert run(operation, tree, packed, url, resume=True).id == storeds.info(packed).id
-
-
-def test_ctrl_c_is_no_business_of_processes_that_are_just_being_started(packed: str, tmp_path: Path) -> None:
-    code = (
-        "import signal, subprocess, storeds\n"
-        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-        "class Interrupted(subprocess.Popen):\n"
-        "    def __init__(self, *a, **k):\n"
-        "        super().__init__(*a, **k)\n"
-        "        self.send_signal(signal.SIGINT)\n"
-        "subprocess.Popen = Interrupted\n"
-        f"assert storeds.verify({packed!r}).ok\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")

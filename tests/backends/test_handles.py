@@ -115,20 +115,6 @@ def in_threads(*bodies: Callable[[], object]) -> None:
 # Sharing
 
 
-def test_an_open_that_fails_leaves_nothing_behind(pool: Pool, engine: Engine) -> None:
-    def fail() -> None:
-        raise OSError("broken")
-
-    owner = Owner(pool, Opener(engine, "a"))
-    engine.on_open = fail
-    for _ in range(3):
-        with pytest.raises(OSError, match="broken"):
-            owner.read()
-    assert len(pool) == 0
-    engine.on_open = lambda: None
-    assert owner.read().name == "a"
-
-
 # Bounds and leases
 
 
@@ -151,17 +137,6 @@ def test_a_leased_handle_is_never_closed_to_make_room(pool: Pool, engine: Engine
         pool.close_all()
         assert engine.live == list("abcde")
     assert len(engine.live) == len(pool) == 2
-
-
-def test_close_waits_for_the_lease(pool: Pool, engine: Engine) -> None:
-    owner = Owner(pool, Opener(engine, "a"))
-    with owner.ref.lease():
-        with owner.ref.lease():
-            owner.ref.close()
-            assert engine.live == ["a"]
-        assert engine.live == ["a"]
-    assert engine.live == []
-    assert len(pool) == 0
 
 
 def test_many_threads_over_many_handles(pool: Pool, engine: Engine) -> None:
@@ -206,26 +181,6 @@ def _drop_in_a_cycle(pool: Pool, opener: Opener) -> None:
     owner = Owner(pool, opener)
     owner.itself = owner  # type: ignore[attr-defined]  # only the garbage collector frees it
     owner.read()
-
-
-@pytest.mark.parametrize("moment", ["on_open", "on_close"])
-def test_garbage_collected_inside_the_critical_section(engine: Engine, moment: str) -> None:
-    pool: Pool = HandlePool(limit=1, quiesce=True)
-    gc.disable()
-    try:
-        _drop_in_a_cycle(pool, Opener(engine, "garbage"))
-        setattr(engine, moment, gc.collect)
-        owner = Owner(pool, Opener(engine, "a"))
-
-        def use() -> None:
-            owner.read()
-            pool.close_all()
-
-        in_threads(use)
-    finally:
-        gc.enable()
-    assert engine.live == []
-    assert all(handle.closed == 1 for handle in engine.handles)
 
 
 def test_owners_dropped_by_one_thread_while_others_open(pool: Pool, engine: Engine) -> None:

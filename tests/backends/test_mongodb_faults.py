@@ -130,6 +130,10 @@ def test_a_collection_of_another_program_is_not_replaced(database: Any, url: str
     with pytest.raises(errors.StoreNotFoundError, match="has the collections store"):
         storeds.open_backend(f"{url}2")
     assert database["store"].count_documents({}) == 1
+    write(f"{url}3")
+    database["store3"].delete_one({"_id": "meta"})
+    with pytest.raises(errors.FormatError, match="not a native store"):
+        storeds.open_backend(f"{url}3")
 
 
 def test_an_aborted_writer_removes_only_its_own_collection(database: Any, url: str) -> None:

@@ -87,25 +87,6 @@ def test_plain_libraries_find_roles_in_meta(make_engine_url: MakeUrl, engine: st
     assert body["fields"] == declared({**FIELDS, **verdicts})
 
 
-@pytest.mark.parametrize(
-    ("change", "same"),
-    [
-        ({"role": None, "format": None}, False),
-        ({"format": "xywh"}, False),
-        ({"relative": True}, False),
-        ({"format": None}, True),
-    ],
-)
-def test_a_role_is_part_of_the_id_and_has_a_default_format(change: dict[str, Any], same: bool) -> None:
-    other = {key: value for key, value in {**BOXES, **change}.items() if value is not None}
-    ids = []
-    for boxes in (BOXES, other):
-        with storeds.open_writer("memory://boxes", {"boxes": boxes}, overwrite=True) as writer:
-            writer.append([{"boxes": np.array([[0, 0, 1, 1]], np.float32)}])
-            ids.append(writer.publish().id)
-    assert (ids[0] == ids[1]) == same
-
-
 @pytest.mark.parametrize("engine", ENGINES[:3])
 def test_a_copy_gets_keeps_and_loses_roles(make_engine_url: MakeUrl, engine: str) -> None:
     plain = {

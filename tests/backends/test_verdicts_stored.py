@@ -60,18 +60,6 @@ def test_a_writer_examines_each_picture(make_engine_url: MakeEngineUrl, engine: 
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_where_selects_by_verdict(make_engine_url: MakeEngineUrl, engine: str) -> None:
-    url = make_engine_url(engine)
-    with open_writer(url, FIELDS) as writer:
-        writer.append(records())
-    expected = [at for at in range(10) if at % 3]
-    wheres = ({"image_recovered": 1.0}, {"image_finding": "intact"}, {"image_finding": ["intact", "trailing_data"]})
-    for where in wheres:
-        dataset = StoreDataset(url, where=where, fields=("label",), reader="array")
-        assert [sample[0] for sample in dataset[:]] == expected
-
-
-@pytest.mark.parametrize("engine", ENGINES)
 def test_a_checksum_covers_the_verdict(make_engine_url: MakeEngineUrl, engine: str) -> None:
     ids = set()
     for given in (
@@ -85,25 +73,6 @@ def test_a_checksum_covers_the_verdict(make_engine_url: MakeEngineUrl, engine: s
             ids.add(store.meta.id)
             assert store.get_many([2], tuple(given)) == [given]
     assert len(ids) == 2
-
-
-def test_without_the_check_pictures_have_no_verdict(tmp_path: Path) -> None:
-    url = f"lmdb://{tmp_path}/a.lmdb"
-    with open_writer(url, FIELDS, check=False) as writer:
-        writer.append(records())
-    with open_backend(url) as store:
-        assert set(column(store, "image_finding").tolist()) == {""}
-        assert np.isnan(column(store, "image_recovered")).all()
-
-
-def test_a_store_of_several_pictures_names_its_verdicts_after_them(tmp_path: Path) -> None:
-    url = f"lmdb://{tmp_path}/a.lmdb"
-    with open_writer(url, {"left": "image", "right": "image"}) as writer:
-        writer.append([{"left": jpeg(), "right": jpeg()[:-300]}])
-    with open_backend(url) as store:
-        assert column(store, "left_finding").tolist() == ["intact"]
-        assert column(store, "right_finding").tolist() == ["truncated_scan"]
-        assert column(store, "right_recovered")[0] < 1
 
 
 def test_a_field_with_the_name_of_a_verdict_and_another_kind_is_refused(tmp_path: Path) -> None:

@@ -31,8 +31,6 @@ ACTIONS: dict[str, Callable[[str], object]] = {
     "open_backend": storeds.open_backend,
     "open_writer": lambda url: storeds.open_writer(url, {"x": "int"}),
     "overwrite": lambda url: storeds.open_writer(url, {"x": "int"}, overwrite=True),
-    "StoreDataset": lambda url: storeds.StoreDataset(url, fields=("x",))[0],
-    "info": storeds.info,
     "verify": storeds.verify,
     "command": _command,
 }

@@ -11,11 +11,9 @@ import pymongo
 import pytest
 
 import storeds
-from _processes import loader
 from integration._places import Place, login_of
 from integration._refusals import ACTIONS, assert_refused
 from replica_set import ReplicaSet, make_certificates
-from storeds import StoreDataset, errors
 
 DEADLINE_MS = 30_000  # for a server that answers; a busy machine may take its time
 WITHIN = 5.0  # seconds: what is refused does not use up its deadline
@@ -62,7 +60,7 @@ def other_authority(request: pytest.FixtureRequest) -> tuple[str, str, float]:
     return Place.at(uri).url(timeoutMS=SOON_MS), "(?i)certificate verify failed", SOON
 
 
-SOME = ("open_backend", "open_writer", "command")
+SOME = ("open_backend", "open_writer")
 CASES: dict[str, tuple[Callable[[pytest.FixtureRequest], tuple[str, str, float]], tuple[str, ...]]] = {
     "no server, selection": (lambda request: no_server(request, "serverSelectionTimeoutMS=300"), tuple(ACTIONS)),
     "no server, deadline": (lambda request: no_server(request, f"timeoutMS={SOON_MS}"), tuple(ACTIONS)),
@@ -113,44 +111,3 @@ def test_a_user_who_may_only_find_reads_a_store_and_cannot_list_others(
         assert backend.get_many([3]) == [{"x": 3, "blob": b"???"}]
     absent = Place(uri, uri, only).url("other")
     assert_refused(lambda: storeds.open_backend(absent), "not authorised", WITHIN, caplog, login)
-
-
-def insert_theirs(collection: Any) -> None:
-    collection.drop()
-    collection.insert_one({"their": "own"})
-
-
-@pytest.mark.parametrize(
-    ("damage", "kind", "match"),
-    [
-        (lambda store: store.drop(), errors.StoreNotFoundError, "no store at"),
-        (insert_theirs, errors.ConfigError, "no field of its documents holds an image"),
-        (lambda store: store.delete_one({"_id": "meta"}), errors.FormatError, "not a native store"),
-        (lambda store: store.delete_one({"_id": 1}), errors.FormatError, "3 documents are there, its meta says 4"),
-    ],
-    ids=["nothing", "theirs", "no meta", "lost record"],
-)
-def test_no_whole_store(
-    set_place: Place,
-    damage: Callable[[Any], object],
-    kind: type[Exception],
-    match: str,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    write(set_place.url())
-    with set_place.database() as database:
-        damage(database[f"{set_place.prefix}_store"])
-    url = set_place.url(user="reader", timeoutMS=DEADLINE_MS)
-    for action in ("open_backend", "StoreDataset", "info"):
-        assert_refused(lambda: ACTIONS[action](url), match, WITHIN, caplog, login_of(url), kind)  # noqa: B023
-
-
-def test_a_worker_hands_on_the_same_error(set_place: Place, caplog: pytest.LogCaptureFixture) -> None:
-    url = set_place.url(timeoutMS=DEADLINE_MS)
-    write(url)
-    dataset = StoreDataset(url, fields=("x",))
-    dataset[0]
-    with set_place.database() as database:
-        database.drop_collection(f"{set_place.prefix}_store")
-    says = "was there when it was opened and is gone"
-    assert_refused(lambda: list(loader(dataset, "fork", collate_fn=list)), says, WITHIN, caplog, login_of(url))

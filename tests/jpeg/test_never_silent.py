@@ -25,10 +25,9 @@ import _foreign_lmdb
 import storeds
 from _silence import DECODES, complaints, read_all
 from conftest import with_path
-from jpeg_corpus import Sample
+from jpeg_corpus import Sample, random_corpus
 from jpeg_encodings import ENCODINGS, RARE, encode
 from jpeg_truth import anatomy
-from random_corpus import random_corpus
 from shares import FULL
 from storeds.jpeg import examine
 from storeds.ops import convert, pack, repair

@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Callable
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import pymongo
@@ -27,6 +28,7 @@ __all__ = [
     "fork",
     "in_fork",
     "leftovers_in",
+    "server_pids",
     "wait_for",
 ]
 
@@ -187,4 +189,17 @@ def leftovers_in(client: pymongo.MongoClient[Any], database: str, name: str) -> 
             if isinstance(value, dict):
                 used |= {f"part/{row['_id']:016x}/{field}/{number}" for number in range(value["_parts"])}
     found += [f"document {id}" for id in db[name].find({"_id": {"$type": "string"}}).distinct("_id") if id not in used]
+    return found
+
+
+def server_pids(data: Path) -> list[int]:
+    """Return the servers whose data lie below `data`."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (process / "cmdline").read_bytes()
+        except OSError:
+            continue
+        if str(data).encode() in command and b"mongod\0" in command:
+            found.append(int(process.name))
     return found
