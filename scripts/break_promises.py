@@ -71,6 +71,7 @@ BREAKS = [Break(*row) for row in (
     # 2. No handle crosses a process; small pickles; one storage call a batch.
     ("2: a pickle holds no handle", "backends/test_backends.py -k 'TestLmdb and copy_of_a_used'", "backends/base.py", '{**self.__dict__, "_ref": None}', "{**self.__dict__}"),
     ("2: a forked child opens handles of its own", "backends/test_forks.py -k by_c_code", "backends/handles.py", "if self._section.pid != os.getpid():", "if False:"),
+    ("2: no handle is closed under a reader", "backends/test_many.py -k threads_that", "backends/handles.py", "in self._entries.values() if not self._is_leased(entry)]", "in self._entries.values()]"),
     ("2: thousands of stores pickle small", "backends/test_many.py -k thousands", "backends/concatenated.py", "            _share_meta(member, shared)\n", ""),
     ("2: a selection pickles without its positions", "datasets/test_dataset.py -k selected_positions", "backends/selection.py", '{**self.__dict__, "_positions": None}', "{**self.__dict__}"),
     ("2: a child keeps the batch that it inherited", "batching/test_memory.py -k training_process_keeps", "batching/memory.py", "        pool.retire_leased()\n", "        pass\n"),

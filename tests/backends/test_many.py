@@ -16,6 +16,7 @@ import random
 import secrets
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Self
 
@@ -492,6 +493,26 @@ def test_descriptors_are_bounded_in_parent_and_worker(tmp_path: Path, monkeypatc
         child.join(60)
         assert child.exitcode == 0
         child.close()
+    assert descriptors() <= before
+
+
+def test_threads_that_need_more_handles_than_the_pool_keeps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No handle is closed under a reader, and closed ones are opened again."""
+    for pool in (Hdf5Backend.pool, LmdbBackend.pool):
+        monkeypatch.setattr(pool, "_limit", 2)
+    urls = [write(tmp_path / f"{number}.{'h5' if number % 2 else 'lmdb'}", range(50)) for number in range(12)]
+
+    def read(first: int) -> None:
+        for at in range(40):
+            with storeds.open_backend(urls[(first * 3 + at * (first + 1)) % len(urls)]) as backend:
+                assert numbers_of(backend, [at, 3]) == [at, 3]
+                Hdf5Backend.pool.close_all()
+                assert numbers_of(backend, [at, 3]) == [at, 3]
+
+    before = descriptors()
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(read, range(4)))
+    gc.collect()
     assert descriptors() <= before
 
 

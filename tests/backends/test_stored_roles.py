@@ -284,12 +284,6 @@ def test_a_class_without_a_name_is_refused_when_publishing(
         assert writer.publish({"classes": classes}).count == 6
 
 
-def test_a_label_without_a_role_may_be_any_number() -> None:
-    with storeds.open_writer("memory://plain", {"label": "int"}, overwrite=True) as writer:
-        writer.append([{"label": 9}])
-        assert writer.publish({"classes": ["cat"]}).count == 1
-
-
 @pytest.mark.parametrize(("engine", "workers"), [("lmdb", 1), ("hdf5", 0), ("mongodb", 0)])
 def test_verify_finds_values_that_another_program_stored(make_engine_url: MakeUrl, engine: str, workers: int) -> None:
     url = make_engine_url(engine)
@@ -315,32 +309,6 @@ def test_verify_finds_values_that_another_program_stored(make_engine_url: MakeUr
     assert storeds.StoreDataset(url, fields=["image", "boxes"])[1][1].tolist() == records[1]["boxes"].tolist()
     with pytest.raises(errors.RecordError, match="record 1 .*'boxes', row 1: .* has a negative width"):
         storeds.StoreDataset(url, fields=["image", "boxes"], roles={"boxes": "boxes"})[1]
-
-
-def test_pack_lists_values_that_do_not_fit(make_engine_url: MakeUrl) -> None:
-    source = make_engine_url("lmdb")
-    fields = {name: FIELDS[name] for name in ("image", "boxes", "labels", "key")}
-    records = [record(0), record(1, boxes=ONE[:1] * np.nan), record(2), record(4, labels=np.array([5])), record(5)]
-    WRITE["lmdb"](source, [stored_row(each, fields) for each in records], declared(fields))
-    with pytest.raises(errors.RecordError, match="2 of 5 items cannot be packed") as caught:
-        storeds.pack(source, make_engine_url("lmdb"))
-    lines = str(caught.value).splitlines()[1:]
-    assert "record 1 of" in lines[0]
-    assert "is not finite" in lines[0]
-    assert "record 3 of" in lines[1]
-    assert "class id 5" in lines[1]
-    target = make_engine_url("hdf5")
-    storeds.pack(source, target, on_bad="keep")
-    with storeds.open_backend(target) as backend:
-        assert backend.column("key").tolist() == ["key 0", "key 2", "key 5"]  # type: ignore[attr-defined]
-
-
-def test_a_caption_is_text_or_a_list_of_texts() -> None:
-    with storeds.open_writer("memory://captions", {"t": {"kind": "json", "role": "text"}}, overwrite=True) as writer:
-        assert writer.append([{"t": "one"}, {"t": ["one", "two"]}, {"t": []}]) == 3
-        for bad in (3, ["one", 2], {"a": "b"}):
-            with pytest.raises(errors.RecordError, match="record 3 of .*'t': a caption is text"):
-                writer.append([{"t": bad}])
 
 
 @pytest.mark.parametrize(
