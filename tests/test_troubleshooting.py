@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 import storeds
+from make_store import make_store
 from photographs import jpeg
 from storeds.errors import FormatError, RecordError
 
@@ -36,8 +37,7 @@ def output_of(program: str, folder: Path, *, before: tuple[str, ...] = ()) -> st
 
 def write_store(url: str) -> str:
     """Write a small store of pictures; return its URL."""
-    with storeds.open_writer(url, {"image": "image", "label": "int"}) as writer:
-        writer.append({"image": jpeg(0), "label": n} for n in range(COUNT))
+    make_store({"image": "image", "label": "int"}, ({"image": jpeg(0), "label": n} for n in range(COUNT)), url)
     return url
 
 
@@ -265,8 +265,7 @@ def test_a_dataset_that_was_read_from_works_in_another_process(
 @pytest.mark.parametrize("engine", ["lmdb", "hdf5", "mongodb"])
 def test_values_of_any_size_and_content_are_written(engine: str, make_engine_url: Callable[[str], str]) -> None:
     blobs, url = [b"\xff\xd8\x00\x01", *[bytes(1 << 20)] * 20, bytes(17 << 20)], make_engine_url(engine)
-    with storeds.open_writer(url, {"x": "bytes"}) as writer:
-        writer.append({"x": blob} for blob in blobs)
+    make_store({"x": "bytes"}, ({"x": blob} for blob in blobs), url)
     with storeds.open_backend(url) as backend:
         assert backend.get_many(range(len(blobs))) == [{"x": blob} for blob in blobs]
 
@@ -296,8 +295,7 @@ def test_hdf5_of_other_tools_is_read_in_any_order_and_a_cut_file_refused(files: 
 def test_a_cut_picture_is_repaired_or_reported_and_others_make_the_batch(tmp_path: Path) -> None:
     whole, url = jpeg(0, (160, 120)), f"lmdb://{tmp_path}/x.lmdb"
     cuts = [whole, whole[: len(whole) // 4], whole[: len(whole) * 3 // 4]]
-    with storeds.open_writer(url, {"image": "image", "label": "int"}) as writer:
-        writer.append({"image": blob, "label": n} for n, blob in enumerate(cuts))
+    make_store({"image": "image", "label": "int"}, ({"image": blob, "label": n} for n, blob in enumerate(cuts)), url)
     assert storeds.StoreDataset(url, min_recovered=0.5)[2][0].size == (160, 120)
     with pytest.raises(RecordError, match=re.escape(str(tmp_path))):
         storeds.StoreDataset(url, min_recovered=0.5)[1]

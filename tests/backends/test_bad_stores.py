@@ -26,6 +26,7 @@ import pytest
 import storeds
 from _writing import fork, in_fork, wait_for
 from damage import Damage, Truth, build, columns, read, survey, value_of
+from make_store import make_store
 from shares import FULL, share
 from storeds.errors import ConfigError, FormatError, RecordError, StoredsError, StoreNotFoundError, UnavailableError
 from storeds.protocols import SupportsBatchArrays
@@ -229,8 +230,7 @@ def nothing_is_wrong(url: str) -> None:
 
 @pytest.mark.parametrize("engine", SUFFIX)
 def test_damaged_ranges_are_an_error_or_harm_nothing(engine: str, tmp_path: Path) -> None:
-    with storeds.open_writer(f"{engine}://{tmp_path}/whole", FIELDS, check=False) as writer:
-        writer.append(RECORDS)
+    make_store(FIELDS, RECORDS, f"{engine}://{tmp_path}/whole", check=False)
     data, seed = (tmp_path / "whole").read_bytes(), secrets.randbits(32)
     print(f"\nseed {seed}")
     chance, outcomes = random.Random(seed), Counter[int]()

@@ -13,6 +13,7 @@ import torch
 from torch.utils.data import DataLoader, default_collate
 
 import storeds
+from make_store import make_store
 from storeds import StoreDataset, StoreLoader, collate, errors
 from storeds.protocols import SupportsBatchArrays
 from storeds.readers import ArrayReader
@@ -53,8 +54,7 @@ def numbers(tmp_path: Path) -> str:
 
 
 def write(url: str, records: list[Any] = RECORDS) -> str:
-    with storeds.open_writer(url, FIELDS) as writer:
-        writer.append(records)
+    make_store(FIELDS, records, url)
     return url
 
 

@@ -17,6 +17,7 @@ import pytest
 
 import storeds
 from _writing import fork, server_pids
+from make_store import make_store
 from photographs import jpeg
 from shares import FULL, SEED
 from storeds import Meta, errors
@@ -97,8 +98,7 @@ def test_killed_at_random_moments_the_target_is_as_before_or_whole(
     url, old = make_engine_url(engine), make_engine_url("memory")
     whole = storeds.info(packed).id
     for each in (url, old):
-        with storeds.open_writer(each, {"old": "int"}) as writer:
-            writer.append({"old": n} for n in range(5))
+        make_store({"old": "int"}, ({"old": n} for n in range(5)), each)
     before = storeds.info(old).id
 
     def work(resume: bool) -> None:
@@ -111,8 +111,7 @@ def test_killed_at_random_moments_the_target_is_as_before_or_whole(
         seen.add(found)
         assert found in (before, whole)
         if found == whole:  # so that the next run has something to replace
-            with storeds.open_writer(url, {"old": "int"}, overwrite=True) as writer:
-                writer.append({"old": n} for n in range(5))
+            make_store({"old": "int"}, ({"old": n} for n in range(5)), url, overwrite=True)
 
     check()
     killed, _ = run_until_killed(work, check)
@@ -127,8 +126,7 @@ def test_an_export_killed_at_random_moments_leaves_the_folder_of_before_or_the_w
     packed: str, tmp_path: Path
 ) -> None:
     before, whole, out = tmp_path / "before", tmp_path / "whole", tmp_path / "out"
-    with storeds.open_writer("memory://crashes", {"old": "int"}, overwrite=True) as writer:
-        writer.append({"old": n} for n in range(5))
+    make_store({"old": "int"}, ({"old": n} for n in range(5)), "memory://crashes", overwrite=True)
     for folder in (before, out):
         storeds.export("memory://crashes", folder, format="folder")
     storeds.export(packed, whole, format="folder")
@@ -168,8 +166,7 @@ def test_a_server_killed_in_the_middle_is_one_error_and_the_work_goes_on(
 
     with pytest.raises(errors.UnavailableError), run_mongod(data) as uri:
         url = f"{uri}/db/store?serverSelectionTimeoutMS=500"
-        with storeds.open_writer(url, {"old": "int"}) as writer:
-            writer.append([{"old": 1}])
+        make_store({"old": "int"}, [{"old": 1}], url)
         run(operation, tree, packed, url, progress=kill_server)
     with run_mongod(data) as uri:
         url = f"{uri}/db/store"

@@ -17,6 +17,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import storeds
+from make_store import make_store
 from storeds.backends.hdf5.rows import FlatRows, gather, read_ranges
 from storeds.backends.hdf5.stamp import open_hdf5_file
 
@@ -161,8 +162,7 @@ def test_a_store_that_is_replaced_between_two_steps_of_opening_opens(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("store", "other"):
-        with storeds.open_writer(f"hdf5://{tmp_path}/{name}.h5", {"name": "str"}) as writer:
-            writer.append([{"name": name}])
+        make_store({"name": "str"}, [{"name": name}], f"hdf5://{tmp_path}/{name}.h5")
 
     def replace_first(*arguments: Any) -> h5py.File:
         if (tmp_path / "other.h5").exists():

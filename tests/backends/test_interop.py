@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from make_store import make_store
 from plain_formats import ATTRS, ENGINES, READ, WRITE, check, checksum, content_id, database_of, declared, stored_row
 from storeds import open_backend, open_writer
 from storeds.protocols import Backend
@@ -108,8 +109,7 @@ def test_values_larger_than_a_document_lie_in_parts(make_engine_url: MakeEngineU
         {"blob": b"\xff\xd8" * (big // 2), "text": "", "frames": frames[:0]},
         {"blob": b"", "text": "é" * (big // 2), "frames": frames},
     ]
-    with open_writer(url, fields) as writer:
-        writer.append(records)
+    make_store(fields, records, url)
     with open_backend(url) as backend:
         assert frozen(backend.get_many([2, 0, 1, 2])) == frozen([records[at] for at in (2, 0, 1, 2)])
         assert frozen(backend.get_many([1], ["blob"])) == frozen([{"blob": records[1]["blob"]}])

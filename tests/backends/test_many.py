@@ -25,6 +25,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import storeds
+from make_store import make_store
 from storeds import StoreDataset, StoreIterable
 from storeds.backends import ConcatenatedBackend, MemoryBackend
 from storeds.backends.concatenated import CONCATENATED
@@ -50,9 +51,7 @@ def record(number: int) -> Record:
 
 
 def write(url: str | Path, numbers: Iterable[int], attrs: Mapping[str, JSON] | None = None, **how: Any) -> str:
-    with storeds.open_writer(url, FIELDS, **how) as writer:
-        writer.append(map(record, numbers))
-        writer.publish(attrs)
+    make_store(FIELDS, map(record, numbers), url, attrs=attrs, **how)
     return str(url)
 
 
@@ -164,8 +163,7 @@ def stores_in_folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ):
         engine = "lmdb" if name.endswith(".lmdb") else "hdf5"
         plain = root.parent.parent / "store"  # a path without special characters, which a writer refuses
-        with storeds.open_writer(f"{engine}://{plain}", {"path": "str"}) as writer:
-            writer.append([{"path": name}])
+        make_store({"path": "str"}, [{"path": name}], f"{engine}://{plain}")
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         plain.rename(root / name)
     (root / ".part-4.h5.partial").mkdir()

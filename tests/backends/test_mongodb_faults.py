@@ -17,6 +17,7 @@ import pytest
 
 import storeds
 from conftest import with_path
+from make_store import make_store
 from storeds import errors
 from storeds.testing import run_mongod
 
@@ -156,8 +157,7 @@ def test_a_store_that_mongodb_copies_is_the_same_store(database: Any, url: str) 
 def test_losing_the_server_ends_an_epoch_of_a_thread_loader_within_the_deadline(tmp_path: Path) -> None:
     with run_mongod(tmp_path / "server") as uri:
         url = f"{uri}/db/lost?timeoutMS=5000"
-        with storeds.open_writer(url, {"x": "int"}) as writer:
-            writer.append({"x": n} for n in range(1000))
+        make_store({"x": "int"}, ({"x": n} for n in range(1000)), url)
         dataset = storeds.StoreDataset(url, reader="array", fields=["x"])
         epoch = iter(storeds.ThreadLoader(dataset, batch_size=4, num_workers=4))
         next(epoch)

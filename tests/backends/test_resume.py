@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import storeds
+from make_store import make_store
 from storeds import errors
 from storeds.backends import staging
 
@@ -60,8 +61,7 @@ def test_a_batch_saves_its_state_once(tmp_path: Path, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr("storeds.backends.hdf5.sink.replace_file", save)
     label = {"kind": "int", "role": "label"}
-    with storeds.open_writer(f"hdf5://{tmp_path}/x.h5", {"label": label}, commit_every=2) as writer:
-        writer.append({"label": n} for n in range(6))
+    make_store({"label": label}, ({"label": n} for n in range(6)), f"hdf5://{tmp_path}/x.h5", commit_every=2)
     assert len(saved) == 1 + 3  # when it begins, and with each batch
 
 

@@ -19,6 +19,7 @@ import pytest
 import storeds
 from _verdicts import unjudged
 from _writing import fork, wait_for
+from make_store import make_store
 from plain_formats import database_of
 from storeds import errors
 from storeds.protocols import SupportsBatchArrays
@@ -34,8 +35,7 @@ def records(mark: bytes = b"x", count: int = COUNT) -> list[dict[str, Any]]:
 
 
 def write(url: str, mark: bytes = b"x", count: int = COUNT) -> str:
-    with storeds.open_writer(url, FIELDS) as writer:
-        writer.append(records(mark, count))
+    make_store(FIELDS, records(mark, count), url)
     return url
 
 
@@ -233,8 +233,7 @@ def test_a_flipped_bit_in_a_page_number_or_the_head_of_a_page_never_gives_anothe
 
 def test_a_worker_killed_by_a_damaged_file_is_an_error_that_names_the_file(tmp_path: Path) -> None:
     path = tmp_path / "deadly.lmdb"
-    with storeds.open_writer(path, {"image": "bytes"}) as writer:
-        writer.append({"image": bytes(1000)} for _ in range(200))
+    make_store({"image": "bytes"}, ({"image": bytes(1000)} for _ in range(200)), path)
     data = path.read_bytes()
     (entry,) = [entry for entry, _, key, _ in leaf_nodes(data) if key == (199).to_bytes(8, "big")]
     path.write_bytes(flip(data, 8 * entry + 15))  # the node seems to lie behind the end of the file

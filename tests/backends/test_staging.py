@@ -20,6 +20,7 @@ import pytest
 
 import storeds
 from _writing import die_at_file_operation, fork, in_fork, wait_for
+from make_store import make_store
 from shares import FULL, SEED
 from storeds import errors
 from storeds.backends.staging import Staging
@@ -76,8 +77,7 @@ def test_a_second_writer_is_refused_whatever_the_process_and_the_name_of_the_fol
     (tmp_path / "real").mkdir()
     (tmp_path / "alias").symlink_to("real")
     real, alias = (f"{scheme}://{tmp_path}/{name}/store" for name in ("real", "alias"))
-    with storeds.open_writer(real, FIELDS) as writer:
-        writer.append([{"x": 0}])
+    make_store(FIELDS, [{"x": 0}], real)
     with storeds.open_writer(real, FIELDS, overwrite=True) as writer:
         writer.append([{"x": 1}])
         for url in (alias, real):  # each attempt opens and closes the lock file, which must not release the lock
@@ -246,8 +246,7 @@ def test_an_lmdb_writer_killed_while_its_file_is_created_can_be_resumed_or_resta
         os.kill(os.getpid(), signal.SIGKILL)
 
     def write(**options: bool) -> None:
-        with storeds.open_writer(url, FIELDS, **options) as writer:
-            writer.append([{"x": 1}])
+        make_store(FIELDS, [{"x": 1}], url, **options)
 
     with monkeypatch.context() as patched:
         patched.setattr(lmdb, "open", die)

@@ -15,6 +15,7 @@ import pytest
 
 import storeds
 from _writing import FIELDS, WriterProcess, die_at_command, fork, leftovers_in
+from make_store import make_store
 from shares import FULL, SEED, share
 from storeds import errors
 
@@ -134,8 +135,7 @@ def test_whatever_two_writers_do_one_job_is_published_whole_and_nothing_is_left(
         schedule = Schedule(url, seed)
         schedule.run(14)
         failed += schedule.failed
-        with storeds.open_writer(url, FIELDS, overwrite=True) as last:
-            last.append({"job": "last", "at": n} for n in range(4))
+        make_store(FIELDS, ({"job": "last", "at": n} for n in range(4)), url, overwrite=True)
         assert job_of(url) == "last"
         assert storeds.verify(url).ok
         assert storeds.info(url).leftovers is None

@@ -13,6 +13,7 @@ import pytest
 import storeds
 from integration._places import Place, login_of
 from integration._refusals import ACTIONS, assert_refused
+from make_store import make_store
 from replica_set import ReplicaSet, make_certificates
 
 DEADLINE_MS = 30_000  # for a server that answers; a busy machine may take its time
@@ -84,8 +85,7 @@ def test_a_server_that_refuses(
 
 
 def write(url: str) -> None:
-    with storeds.open_writer(url, {"x": "int", "blob": "bytes"}) as writer:
-        writer.append({"x": number, "blob": b"?" * number} for number in range(4))
+    make_store({"x": "int", "blob": "bytes"}, ({"x": number, "blob": b"?" * number} for number in range(4)), url)
 
 
 def test_no_right_to_write(set_place: Place, caplog: pytest.LogCaptureFixture) -> None:

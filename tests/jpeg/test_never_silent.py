@@ -28,6 +28,7 @@ from conftest import with_path
 from jpeg_corpus import Sample, random_corpus
 from jpeg_encodings import ENCODINGS, RARE, encode
 from jpeg_truth import anatomy
+from make_store import make_store
 from shares import FULL
 from storeds.jpeg import examine
 from storeds.ops import convert, pack, repair
@@ -54,8 +55,7 @@ def corpus() -> list[Sample]:
 
 
 def write_native(url: str, samples: Iterable[Sample], **options: Any) -> None:
-    with storeds.open_writer(url, {"image": "image"}, **options) as writer:
-        writer.append({"image": sample.blob} for sample in samples)
+    make_store({"image": "image"}, ({"image": sample.blob} for sample in samples), url, **options)
 
 
 def write_vlen(path: Path, samples: list[Sample]) -> None:

@@ -14,8 +14,8 @@ from pycocotools.coco import COCO
 from typer.testing import CliRunner
 
 import storeds
+from make_store import make_store
 from photographs import jpeg
-from picture_stores import memory_store
 from storeds.cli import app
 from storeds.errors import ConfigError, StoredsError, StoreExistsError
 
@@ -141,7 +141,7 @@ def test_ids_that_repeat_in_several_stores_stay_apart(same: bool, tmp_path: Path
 def test_categories_are_the_classes_of_the_labels(attrs: dict[str, Any], tmp_path: Path) -> None:
     fields = {name: FIELDS[name] for name in ("image", "boxes", "labels")}
     row = {"image": jpeg(0), "boxes": np.array([[1, 2, 30, 40]], np.float32), "labels": np.array([1])}
-    storeds.export(memory_store(fields, [row], **attrs), tmp_path / "out", format="coco")
+    storeds.export(make_store(fields, [row], attrs=attrs), tmp_path / "out", format="coco")
     found = json.loads((tmp_path / "out/annotations.json").read_text())
     assert found["categories"] == [{"id": 1, "name": "cat"}, {"id": 2, "name": "dog"}]
     assert found["annotations"][0]["category_id"] == 2
@@ -285,7 +285,7 @@ def test_coco_of_every_form_of_a_role(tmp_path: Path) -> None:
         "truncated": np.array([True, False]),
         "weather": "rain",
     }
-    url = memory_store(fields, [record], keypoint_names=["head", "tail"])
+    url = make_store(fields, [record], attrs={"keypoint_names": ["head", "tail"]})
     done = storeds.export(url, tmp_path / "out", format="coco")
     assert list(done.left_out) == ["depth"]
     coco = truth_of(tmp_path / "out")
@@ -315,7 +315,7 @@ def test_masks_without_boxes_get_the_boxes_around_them(tmp_path: Path) -> None:
         "masks": {"kind": "json", "role": "mask", "format": "coco", "relative": True},
     }
     square = [[0.25, 0.25, 0.5, 0.25, 0.5, 0.5, 0.25, 0.5]]
-    url = memory_store(fields, [{"image": jpeg(0), "masks": [square, []]}])
+    url = make_store(fields, [{"image": jpeg(0), "masks": [square, []]}])
     storeds.export(url, tmp_path / "out", format="coco")
     one, none = truth_of(tmp_path / "out").loadAnns([1, 2])
     assert one["segmentation"] == [[24, 16, 48, 16, 48, 32, 24, 32]]
@@ -342,7 +342,7 @@ def test_an_image_without_keypoints_has_no_annotation(tmp_path: Path) -> None:
         "image": "image",
         "points": {"kind": "array", "dtype": "float32", "shape": [None, 2], "role": "keypoints"},
     }
-    url = memory_store(fields, [{"image": jpeg(n), "points": np.ones((n, 2), np.float32)} for n in (2, 0)])
+    url = make_store(fields, [{"image": jpeg(n), "points": np.ones((n, 2), np.float32)} for n in (2, 0)])
     storeds.export(url, tmp_path / "out", format="coco")
     (one,) = json.loads((tmp_path / "out/annotations.json").read_text())["annotations"]
     assert (one["image_id"], one["keypoints"]) == (1, [1, 1, 2, 1, 1, 2])
@@ -355,7 +355,7 @@ def test_images_of_kind_array_are_refused(format: str, tmp_path: Path) -> None:
         "image": {"kind": "array", "dtype": "uint8", "shape": [64, 96, 3], "role": "image"},
         "boxes": FIELDS["boxes"],
     }
-    url = memory_store(fields, [{"image": np.zeros((64, 96, 3), np.uint8), "boxes": np.zeros((0, 4), np.float32)}])
+    url = make_store(fields, [{"image": np.zeros((64, 96, 3), np.uint8), "boxes": np.zeros((0, 4), np.float32)}])
     with pytest.raises(
         ConfigError, match="writes pictures as files, and field 'image' is of kind array; format 'folder'"
     ):
@@ -364,7 +364,7 @@ def test_images_of_kind_array_are_refused(format: str, tmp_path: Path) -> None:
 
 def test_a_store_of_captions_becomes_annotations_with_captions(tmp_path: Path) -> None:
     records: list[dict[str, Any]] = [{"image": jpeg(0), "texts": ["a cat", "a dog"]}, {"image": jpeg(1), "texts": []}]
-    url = memory_store({"image": "image", "texts": {"kind": "json", "role": "text"}}, records)
+    url = make_store({"image": "image", "texts": {"kind": "json", "role": "text"}}, records)
     storeds.export(url, tmp_path / "out", format="coco")
     said = truth_of(tmp_path / "out").loadAnns([1, 2])
     assert [(each["image_id"], each["caption"]) for each in said] == [(1, "a cat"), (1, "a dog")]
@@ -397,6 +397,6 @@ def test_formats_without_room_for_damage_say_so(tmp_path: Path, format: str) -> 
     objects = {"boxes": np.array([[1, 2, 9, 9]], np.float32), "labels": np.array([0])}
     blobs = (jpeg(0), jpeg(1)[: len(jpeg(1)) // 2])
     fields = {name: FIELDS[name] for name in ("image", "boxes", "labels")}
-    url = memory_store(fields, [{"image": blob, **objects} for blob in blobs], classes=["cat"])
+    url = make_store(fields, [{"image": blob, **objects} for blob in blobs], attrs={"classes": ["cat"]})
     done = storeds.export(url, tmp_path / "out", format=format)
     assert [note for note in done.notes if "1 picture of the store is damaged or repaired" in note]

@@ -13,9 +13,9 @@ import pytest
 import storeds
 from _damaged import PICTURES
 from _damaged import write as write_damaged
+from make_store import make_store
 from mask_files import FORMS, mask, write
 from photographs import jpeg
-from picture_stores import memory_store
 from storeds.errors import ConfigError, FormatError, RecordError, StoreNotFoundError
 from storeds.ops.packing.sources import open_source
 
@@ -193,7 +193,7 @@ def test_classes_that_are_no_names_of_folders(tmp_path: Path) -> None:
 @pytest.mark.parametrize("classes", [["cat", "cat"], ["a/b", "a_b"]])
 def test_classes_that_give_one_folder(classes: list[str], tmp_path: Path) -> None:
     records = [{"image": jpeg(number), "label": number} for number in range(2)]
-    url = memory_store({"image": "image", "label": "int"}, records, classes=classes)
+    url = make_store({"image": "image", "label": "int"}, records, attrs={"classes": classes})
     done = storeds.export(url, tmp_path / "out", format="folder")
     assert files_below(tmp_path / "out") >= {"images/00000000.jpg", "images/00000001.jpg"}
     (note,) = done.notes
@@ -250,7 +250,7 @@ def test_labels_of_another_type_are_reported(dtype: str, labels: Any, tmp_path: 
         "labels": {"kind": "array", "dtype": dtype, "shape": [None], "of": "boxes"},
     }
     record = {"image": jpeg(0), "boxes": np.array([[0, 0, 9, 9.0]]), "labels": np.array([1], dtype)}
-    storeds.export(memory_store(fields, [record]), tmp_path / "out", format="folder")
+    storeds.export(make_store(fields, [record]), tmp_path / "out", format="folder")
     file = tmp_path / "out/metadata.jsonl"
     file.write_text(json.dumps({**json.loads(file.read_text()), "labels": labels}))
     with pytest.raises(RecordError, match=r"metadata.jsonl line 1 .*: its labels cannot be stored as array"):
@@ -259,7 +259,7 @@ def test_labels_of_another_type_are_reported(dtype: str, labels: Any, tmp_path: 
 
 def test_an_array_that_an_older_export_wrote_as_a_file(tmp_path: Path) -> None:
     fields = {name: EVERYTHING[name] for name in ("left", "boxes", "crowd")}
-    url, out = memory_store(fields, [{name: everything(2, "a")[name] for name in fields}]), tmp_path / "out"
+    url, out = make_store(fields, [{name: everything(2, "a")[name] for name in fields}]), tmp_path / "out"
     storeds.export(url, out, format="folder")
     (row,), description = rows(out), json.loads((out / "storeds.json").read_text())
     np.save(out / "0.npy", np.array(row.pop("crowd")))

@@ -11,8 +11,9 @@ import pytest
 import torch
 from PIL import Image
 
+from make_store import make_store
 from photographs import by_pillow, jpeg, saved
-from picture_stores import memory_store, picture_store
+from picture_stores import picture_store
 from storeds import (
     Backend,
     SampleContext,
@@ -44,7 +45,7 @@ def record(number: int) -> dict[str, Any]:
 
 @pytest.fixture
 def backend() -> Iterator[Backend]:
-    with open_backend(memory_store(FIELDS, [record(number) for number in range(6)])) as opened:
+    with open_backend(make_store(FIELDS, [record(number) for number in range(6)])) as opened:
         yield opened
 
 
@@ -81,7 +82,7 @@ def test_invalid_options_are_named(make: Any, says: str, backend: Backend) -> No
 
 def test_a_store_without_images_is_rejected_with_its_fields() -> None:
     with pytest.raises(errors.ConfigError, match=r"x \(float\).*'array'"):
-        StoreDataset(memory_store({"x": "float"}, [{"x": 1.0}]), reader="image")
+        StoreDataset(make_store({"x": "float"}, [{"x": 1.0}]), reader="image")
 
 
 def test_a_registered_decoder_is_used(backend: Backend) -> None:
@@ -126,7 +127,7 @@ class BindsItself(ArrayReader):
 
 
 def test_a_plug_in_reader_may_name_its_options_freely() -> None:
-    url = memory_store({"x": "int"}, [{"x": 5}, {"x": 6}])
+    url = make_store({"x": "int"}, [{"x": 5}, {"x": 6}])
     options = {"mode": "val", "strided": "yes"}
     dataset = StoreDataset(url, reader=cast("Any", BindsItself), reader_options=options)
     assert dataset[:] == [(5, 0), (6, 1)]
@@ -137,7 +138,7 @@ def test_a_plug_in_reader_may_name_its_options_freely() -> None:
 def test_arrays_that_are_declared_as_images_are_images_for_every_decoder() -> None:
     pixels = np.random.default_rng(1).integers(0, 256, (4, 12, 10, 3), np.uint8)
     fields = {"images": {"kind": "array", "dtype": "uint8", "shape": [12, 10, 3], "role": "image"}, "labels": "int"}
-    url = memory_store(fields, [{"images": pixels[at], "labels": at} for at in range(4)])
+    url = make_store(fields, [{"images": pixels[at], "labels": at} for at in range(4)])
     for mode in ("RGB", "L"):
         for at, expected in enumerate(Image.fromarray(each).convert(mode) for each in pixels):
             rows = np.asarray(expected).reshape(12, 10, -1)
@@ -157,7 +158,7 @@ MIRROR = [{"name": "RandomHorizontalFlip", "p": 1}]
 
 
 def array_store(shape: tuple[int | None, ...], arrays: Any) -> str:
-    return memory_store({"x": {"kind": "array", "dtype": "uint8", "shape": shape}}, [{"x": each} for each in arrays])
+    return make_store({"x": {"kind": "array", "dtype": "uint8", "shape": shape}}, [{"x": each} for each in arrays])
 
 
 def planes(array: np.ndarray[Any, Any], shape: tuple[int, ...]) -> torch.Tensor:
@@ -202,7 +203,7 @@ def test_an_ambiguous_channel_axis_is_an_error_that_asks_for_channels(shape: tup
 
 
 def test_settings_that_a_reader_would_ignore_are_refused() -> None:
-    url = memory_store({"x": "float", "image": "image"}, [{"x": 1.0, "image": jpeg(0)}])
+    url = make_store({"x": "float", "image": "image"}, [{"x": 1.0, "image": jpeg(0)}])
     for ignored in ({"mode": "L"}, {"decode": "pil"}, {"transform": ["ToTensor"], "channels": "last"}):
         with pytest.raises(errors.ConfigError, match=r"mode|decode|channels"):
             StoreDataset(url, reader="array", fields=["x"], **ignored)
@@ -224,7 +225,7 @@ def test_values_that_would_clip_are_refused_and_class_numbers_stay() -> None:
     assert all(np.array_equal(unchanged[at][0], array) for at, array in enumerate(arrays))
     ids = Image.fromarray(np.full((64, 96), 3, np.uint8), "P")
     ids.putpalette([7 * each % 256 for each in range(768)])
-    url = memory_store({"image": "image", "mask": "image"}, [{"image": jpeg(0), "mask": saved(ids)}])
+    url = make_store({"image": "image", "mask": "image"}, [{"image": jpeg(0), "mask": saved(ids)}])
     small = {"name": "Resize", "size": [8, 8], "interpolation": "nearest"}
     for decode, transform in (("pil", None), ("tensor", None), ("pil", {"image": small, "mask": small})):
         dataset = StoreDataset(url, fields=["mask", "image"], decode=decode, mode="L", transform=transform)

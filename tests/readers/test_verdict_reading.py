@@ -12,8 +12,9 @@ import pytest
 import torch
 from PIL import Image
 
+from make_store import make_store
 from photographs import by_pillow, jpeg, photograph, saved
-from picture_stores import exif, memory_store, picture_store
+from picture_stores import exif, picture_store
 from storeds import Skipped, StoreDataset
 from storeds.errors import DecodeError
 from storeds.jpeg import examine, repair
@@ -30,7 +31,7 @@ Pair = tuple[bytes, str, float]
 def judged(*pairs: Pair) -> str:
     """Return the URL of a store of pictures with these findings and shares, whatever their bytes are."""
     names = ("image", "image_finding", "image_recovered")
-    return memory_store({"image": "image"}, [dict(zip(names, pair, strict=True)) for pair in pairs])
+    return make_store({"image": "image"}, [dict(zip(names, pair, strict=True)) for pair in pairs])
 
 
 unjudged = functools.partial(picture_store, check=False)

@@ -17,8 +17,9 @@ from PIL import Image
 from torch.utils.data import DataLoader
 
 import storeds
+from make_store import make_store
 from photographs import jpeg
-from storeds import StoreDataset, collate, errors, open_backend, open_writer, pack
+from storeds import StoreDataset, collate, errors, open_backend, pack
 from storeds.backends.hdf5 import Hdf5Backend
 from storeds.ops.packing.sources import open_source
 from storeds.readers import ClipPlan, VideoReader
@@ -64,8 +65,7 @@ def records(lengths: Sequence[int] = LENGTHS) -> list[dict[str, Any]]:
 
 def store(path: Path, content: list[dict[str, Any]], fields: dict[str, Any] | None = None) -> str:
     url = f"hdf5://{path}"
-    with open_writer(url, fields or FIELDS, overwrite=True) as writer:
-        writer.append(content)
+    make_store(fields or FIELDS, content, url, overwrite=True)
     return url
 
 

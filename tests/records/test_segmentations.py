@@ -16,8 +16,8 @@ from PIL import Image
 from pycocotools import mask as oracle
 from pycocotools.coco import COCO
 
+from make_store import make_store
 from photographs import saved
-from picture_stores import memory_store
 from storeds import StoreDataset
 from storeds.errors import MissingDependencyError, RecordError
 from storeds.readers import rasterised
@@ -99,7 +99,7 @@ MASKS = {"kind": "json", "role": "mask"}
 
 def one_image(masks: Any, kind: Any) -> str:
     """Return the URL of a store of one picture of 6 × 4 pixels and its masks."""
-    return memory_store({"image": "image", "masks": kind}, [{"image": saved(Image.new("RGB", (6, 4))), "masks": masks}])
+    return make_store({"image": "image", "masks": kind}, [{"image": saved(Image.new("RGB", (6, 4))), "masks": masks}])
 
 
 @pytest.mark.parametrize(("mask", "fault"), FAULTS, ids=lambda value: str(value)[:60])

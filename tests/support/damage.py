@@ -17,6 +17,7 @@ import numpy as np
 
 import storeds
 from _writing import fork
+from make_store import make_store
 from storeds.errors import ConfigError, RecordError, StoredsError
 from storeds.protocols import Array, Backend
 
@@ -72,9 +73,7 @@ def records(count: int, size: int) -> Iterator[dict[str, Any]]:
 
 def build(url: str, count: int, size: int) -> Truth:
     """Write a store, and return the contents that it must have from now on."""
-    with storeds.open_writer(url, KINDS) as writer:
-        writer.append(records(count, size))
-        writer.publish({"classes": ["cat", "dog"]})
+    make_store(KINDS, records(count, size), url, attrs={"classes": ["cat", "dog"]})
     with storeds.open_backend(url) as backend:
         return Truth(backend.meta, list(map(value_of, read(backend))), columns(backend))
 
