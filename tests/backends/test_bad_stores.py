@@ -500,6 +500,20 @@ def test_an_lmdb_store_whose_records_moved_in_the_file_reads_the_same(copied: Co
         env.copy(str(tmp_path / "compact.lmdb"), compact=True)
     for each in (path, tmp_path / "compact.lmdb"):
         assert everything(each) == (truth.records, truth.columns)
+    edit_lmdb(path, b"columns", lambda txn: txn.put(b"_pages", b"no numbers"))
+    assert everything(path) == (truth.records, truth.columns)
+
+
+def test_an_lmdb_file_whose_main_database_is_damaged_is_refused(copied: Copied) -> None:
+    path, _ = copied("lmdb")
+    data = bytearray(path.read_bytes())
+    for meta in (0, 4096):
+        root = int.from_bytes(data[meta + 128 : meta + 136], "little")
+        data[root * 4096 + 10] = 4  # a page of a large value
+    path.write_bytes(data)
+    for url in (path, f"lmdb://{path}"):
+        with pytest.raises(FormatError, match="cannot be read by LMDB"):
+            storeds.open_backend(url)
 
 
 def test_an_hdf5_tool_that_adds_something_takes_the_stamp_away(copied: Copied) -> None:

@@ -24,6 +24,7 @@ import storeds
 from _processes import end_workers
 from photographs import jpeg
 from storeds import EpochSampler, StoreDataset, StoreLoader, errors, open_writer
+from storeds.batching.memory import SlotPool
 from storeds.readers import ImageReader
 from storeds.transforms import Compose, build_transform
 
@@ -374,6 +375,25 @@ def test_a_worker_that_may_not_open_the_memory_sends_batches_as_pytorch_does(mon
 
     monkeypatch.setattr("storeds.batching.memory.SlotMemory.__init__", refuse)
     assert [(float(values.unique()), int(label)) for values, label in loader(numbered)] == [(n, n) for n in range(24)]
+
+
+def test_a_file_that_got_the_number_of_the_memory_is_never_written_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = tmp_path / "checkpoint"
+    other.write_bytes(b"weights")
+    acquire = SlotPool.acquire
+    with other.open("r+b") as file:
+        path = f"/proc/{os.getpid()}/fd/{file.fileno()}"
+
+        def elsewhere(pool: SlotPool) -> Any:
+            name = acquire(pool)
+            return name and name._replace(path=path)
+
+        monkeypatch.setattr(SlotPool, "acquire", elsewhere)
+        found = [(float(values.unique()), int(label)) for values, label in loader(numbered)]
+    assert found == [(n, n) for n in range(24)]
+    assert other.read_bytes() == b"weights"
 
 
 @pytest.fixture

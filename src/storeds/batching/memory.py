@@ -276,13 +276,20 @@ class SlotName(NamedTuple):
     serial: int
     path: str
 
+    @property
+    def label(self) -> str:
+        """What the kernel calls the memory."""
+        return f"storeds-batch-{self.pool}-{self.serial}"
+
 
 class _Slot:
     """Anonymous memory for one batch, which only this process keeps alive. It has no name in any file system."""
 
-    def __init__(self, place: int) -> None:
-        self.place, self.serial = place, next(_serials)
-        self.file = os.memfd_create("storeds-batch")
+    def __init__(self, pool: str, place: int) -> None:
+        self.place, serial = place, next(_serials)
+        unopened = SlotName(pool, place, serial, "")
+        self.file = os.memfd_create(unopened.label)
+        self.name = unopened._replace(path=f"/proc/{os.getpid()}/fd/{self.file}")
         weakref.finalize(self, os.close, self.file).atexit = False
         self.memory: Array = np.empty(0, np.uint8)
         self.is_leased = self.is_retired = False
@@ -321,9 +328,9 @@ class SlotPool:
         """Return a slot that nothing uses; None if the training loop holds more batches than there may be slots."""
         if not self._free and not self._places:
             return None
-        slot = self._free.pop() if self._free else _Slot(self._places.pop())
+        slot = self._free.pop() if self._free else _Slot(self.key, self._places.pop())
         self._slots[slot.place] = slot
-        return SlotName(self.key, slot.place, slot.serial, f"/proc/{os.getpid()}/fd/{slot.file}")
+        return slot.name
 
     def receive(self, place: int, size: int) -> _Lease:
         """Return the lease of a batch that arrived in a slot."""
@@ -379,6 +386,22 @@ _opened: dict[int, tuple[SlotName, Array]] = {}
 """The slots that this worker has mapped, by place."""
 
 
+def _open(name: SlotName) -> int:
+    """Open the memory of a slot.
+
+    Raises
+    ------
+    OSError
+        This process may not, or the training process has closed it. Another file may have its number then, which must not
+        be written to.
+    """
+    file = os.open(name.path, os.O_RDWR)
+    if name.label in os.readlink(f"/proc/self/fd/{file}"):
+        return file
+    os.close(file)
+    raise FileNotFoundError(f"{name.path} is not the memory of a batch")
+
+
 def _map(file: int, size: int) -> Array:
     return np.frombuffer(mmap.mmap(file, size), np.uint8) if size else np.empty(0, np.uint8)
 
@@ -421,7 +444,7 @@ class SlotMemory:
         return _Place(start, tuple(tensor.shape), tensor.dtype)
 
     def _extended(self, size: int) -> Array:
-        file = os.open(self.name.path, os.O_RDWR)
+        file = _open(self.name)
         try:
             held = os.fstat(file).st_size
             if held < size:

@@ -102,7 +102,8 @@ class LmdbOpener(FileOpener[LmdbOptions]):
         records, columns, metas = (env.open_db(name, create=False) for name in (RECORDS, COLUMNS, META))
         with env.begin(buffers=True) as txn:
             text, entries = txn.get(META, db=metas), txn.stat(records)["entries"]
-            pages = np.frombuffer(txn.get(PAGES, db=columns) or b"", "<i8")
+            kept = txn.get(PAGES, db=columns) or b""
+            pages = np.frombuffer(kept[: len(kept) // 8 * 8], "<i8")
         if text is None:
             raise FormatError(f"{self.url}: no meta in it, so its writer never published it; {WRITTEN_BY}")
         meta, body = meta_from_text(bytes(text), self.url)

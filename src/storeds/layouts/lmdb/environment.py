@@ -114,7 +114,7 @@ class ForeignHandle:
 
     def is_native(self) -> bool:
         """Whether the environment holds the databases of a native store."""
-        with self.env.begin() as txn:
+        with lmdb_errors(self.url), self.env.begin() as txn:
             return all(len(txn.get(name, b"")) == _DATABASE for name in _NATIVE)
 
     def database(self, name: str | None) -> Any:
