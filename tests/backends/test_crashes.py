@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import storeds
-from _writing import fork, server_pids
+from _writing import content, fork, server_pids
 from make_store import make_store
 from photographs import jpeg
 from shares import FULL, SEED
@@ -58,18 +58,6 @@ def wait(pid: int, seconds: float, signal_number: int) -> int:
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     finally:
         os.close(descriptor)
-
-
-def content(url: str) -> str | None:
-    """Return the id of the store at `url` after reading all of it, or None when nothing is there."""
-    try:
-        with storeds.open_backend(url) as backend:
-            for record in backend.get_many(range(len(backend))):
-                if isinstance(record, errors.RecordError):
-                    raise record
-            return backend.meta.id
-    except errors.StoreNotFoundError:
-        return None
 
 
 def run_until_killed(work: Callable[[bool], object], check: Callable[[], None]) -> tuple[int, int]:

@@ -27,7 +27,6 @@ from _silence import DECODES, complaints, read_all
 from conftest import with_path
 from jpeg_corpus import Sample, random_corpus
 from jpeg_encodings import ENCODINGS, RARE, encode
-from jpeg_truth import anatomy
 from make_store import make_store
 from shares import FULL
 from storeds.jpeg import examine
@@ -218,25 +217,6 @@ def test_the_store_has_the_verdicts_and_none_is_silent(corpus: list[Sample], sto
             blobs = {blob for (blob,) in dataset[:]}
         assert not visible & blobs
         assert {sample.blob for sample in corpus if sample.blob == sample.whole} <= blobs
-
-
-def is_measured(sample: Sample, kind: str) -> bool:
-    """Whether how much is left of the picture is known to one MCU: a sequential file of one scan that was cut."""
-    if kind not in ("truncated_scan", "missing_eoi") or not sample.is_jpeg or not sample.damage.startswith("cut"):
-        return False
-    return anatomy(sample.whole).one_scan and anatomy(sample.whole).huffman
-
-
-def test_the_share_of_a_cut_file_is_right_to_two_mcus(corpus: list[Sample], stores: dict[str, Store]) -> None:
-    wrong, count = [], 0
-    for sample, (kind, share) in zip(corpus, columns(stores["native"].url), strict=True):
-        if is_measured(sample, kind):
-            there, total = sample.mcus
-            count += 1
-            if abs(share * total - there) > 2 + 1e-6:
-                wrong.append(f"{sample.name}: {share * total:.2f} of {total}, truth {there}")
-    assert count > 0.03 * len(corpus)
-    assert not wrong, "\n".join(wrong)
 
 
 def test_the_corpus_is_complete(corpus: list[Sample]) -> None:

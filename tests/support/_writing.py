@@ -23,6 +23,7 @@ import storeds
 __all__ = [
     "DEADLINE",
     "WriterProcess",
+    "content",
     "die_at_command",
     "die_at_file_operation",
     "fork",
@@ -203,3 +204,15 @@ def server_pids(data: Path) -> list[int]:
         if str(data).encode() in command and b"mongod\0" in command:
             found.append(int(process.name))
     return found
+
+
+def content(url: str) -> str | None:
+    """Return the id of the store at `url` after reading all of it, or None when nothing is there."""
+    try:
+        with storeds.open_backend(url) as backend:
+            for record in backend.get_many(range(len(backend))):
+                if isinstance(record, storeds.errors.RecordError):
+                    raise record
+            return backend.meta.id
+    except storeds.errors.StoreNotFoundError:
+        return None
