@@ -1,25 +1,20 @@
-"""Each message in docs/troubleshooting.md: another library really prints it, and storeds does not in the same situation."""
+"""Each message in docs/troubleshooting.md: another library really prints it.
+
+That storeds does not in the same situation is tested where its packages are, except where the situation is a small limit.
+"""
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-import pickle
 import re
 import subprocess
 import sys
-import warnings
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 
-import storeds
 from make_store import make_store
 from photographs import jpeg
-from storeds.errors import FormatError, RecordError
 
 PAGE = Path(__file__).parents[1] / "docs" / "troubleshooting.md"
 COUNT = 40
@@ -235,85 +230,6 @@ def test_another_library_prints_the_message(heading: str, files: Path, request: 
     if program in (MONGODB, MONGODB_FORK):
         program = program.format(uri=request.getfixturevalue("mongodb"))
     assert re.search(message, output_of(program, files))
-
-
-# storeds in the same situations; what its own tests show is not repeated here
-
-
-def put_labels(dataset: storeds.StoreDataset, results: Any) -> None:
-    results.put([label for _, label in dataset[:]])
-
-
-@pytest.mark.parametrize("engine", ["lmdb", "hdf5", "mongodb"])
-def test_a_dataset_that_was_read_from_works_in_another_process(
-    engine: str, make_engine_url: Callable[[str], str]
-) -> None:
-    dataset = storeds.StoreDataset(write_store(make_engine_url(engine)))
-    assert dataset[3][1] == 3  # the handle is open when the workers start
-    assert len(pickle.dumps(dataset)) < 20_000
-    for method in ("fork", "spawn") if engine == "lmdb" else ("fork",):
-        context: Any = multiprocessing.get_context(method)
-        results = context.Queue()
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            child = context.Process(target=put_labels, args=(dataset, results))
-            child.start()
-        assert results.get(timeout=150) == list(range(COUNT))
-        child.join()
-
-
-@pytest.mark.parametrize("engine", ["lmdb", "hdf5", "mongodb"])
-def test_values_of_any_size_and_content_are_written(engine: str, make_engine_url: Callable[[str], str]) -> None:
-    blobs, url = [b"\xff\xd8\x00\x01", *[bytes(1 << 20)] * 20, bytes(17 << 20)], make_engine_url(engine)
-    make_store({"x": "bytes"}, ({"x": blob} for blob in blobs), url)
-    with storeds.open_backend(url) as backend:
-        assert backend.get_many(range(len(blobs))) == [{"x": blob} for blob in blobs]
-
-
-def test_an_lmdb_is_opened_any_number_of_times(store: str) -> None:
-    assert [storeds.StoreDataset(store)[n % COUNT][1] for n in range(300)] == [n % COUNT for n in range(300)]
-
-
-def test_a_published_file_is_read_while_its_replacement_is_written(tmp_path: Path) -> None:
-    url = f"hdf5://{tmp_path}/x.h5"
-    for value in (1, 2):
-        with storeds.open_writer(url, {"label": "int"}, overwrite=True) as writer:
-            writer.append([{"label": value}])
-            if value == 2:
-                with storeds.open_backend(url) as backend:
-                    assert backend.get_many([0])[0] == {"label": 1}
-
-
-def test_hdf5_of_other_tools_is_read_in_any_order_and_a_cut_file_refused(files: Path) -> None:
-    with storeds.open_backend(f"hdf5://{files}/data.h5", layout="parallel") as backend:
-        records = backend.get_many([3, 1, 3])
-    assert [int(record["x"][0]) for record in records if isinstance(record, dict)] == [3, 1, 3]
-    with pytest.raises(FormatError, match=r"cut\.h5"):
-        storeds.open_backend(f"hdf5://{files}/cut.h5")
-
-
-def test_a_cut_picture_is_repaired_or_reported_and_others_make_the_batch(tmp_path: Path) -> None:
-    whole, url = jpeg(0, (160, 120)), f"lmdb://{tmp_path}/x.lmdb"
-    cuts = [whole, whole[: len(whole) // 4], whole[: len(whole) * 3 // 4]]
-    make_store({"image": "image", "label": "int"}, ({"image": blob, "label": n} for n, blob in enumerate(cuts)), url)
-    assert storeds.StoreDataset(url, min_recovered=0.5)[2][0].size == (160, 120)
-    with pytest.raises(RecordError, match=re.escape(str(tmp_path))):
-        storeds.StoreDataset(url, min_recovered=0.5)[1]
-    dataset = storeds.StoreDataset(url, transform="ToTensor", on_error="skip", min_recovered=0.5)
-    [(_, labels)] = storeds.StoreLoader(dataset, batch_size=3)
-    assert labels.tolist() == [0, 2]
-
-
-def test_arrays_of_any_length_are_padded_and_writable(tmp_path: Path) -> None:
-    url = f"lmdb://{tmp_path}/x.lmdb"
-    with storeds.open_writer(url, {"x": {"kind": "array", "dtype": "float32", "shape": [None]}}) as writer:
-        writer.append({"x": np.zeros(size, "float32")} for size in (2, 3))
-    dataset = storeds.StoreDataset(url, reader="array", fields=["x"])
-    [(padded,)] = storeds.StoreLoader(dataset, batch_size=2, collate_fn=storeds.collate)
-    assert padded.values.shape == (2, 3)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        dataset[0][0].add_(1)
 
 
 def test_batches_that_are_kept_take_no_file_descriptors(tmp_path: Path, store: str) -> None:

@@ -14,8 +14,7 @@ import pytest
 import storeds
 from _writing import FIELDS, WriterProcess
 from integration._epochs import BATCH, Rows, run_epoch
-from integration._places import Place
-from integration._refusals import SLACK
+from integration._places import SLACK, Place
 from photographs import jpeg
 from replica_set import Member, ReplicaSet
 from shares import FULL

@@ -2,25 +2,69 @@
 
 from __future__ import annotations
 
+import logging
 import socket
+import time
+import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 import pymongo
 import pytest
+from typer.testing import CliRunner
 
 import storeds
-from integration._places import Place, login_of
-from integration._refusals import ACTIONS, assert_refused
+from integration._places import SLACK, Place, login_of
 from make_store import make_store
 from replica_set import ReplicaSet, make_certificates
+from storeds import errors
+from storeds.cli import app
 
 DEADLINE_MS = 30_000  # for a server that answers; a busy machine may take its time
 WITHIN = 5.0  # seconds: what is refused does not use up its deadline
 SOON_MS = 500  # for one that never will, all of which is waited
 SOON = SOON_MS / 1000
 LOGIN = "writer:hunter2%2F%40%3Asecret"
+
+
+def _command(url: str) -> None:
+    ended = CliRunner().invoke(app, ["info", url])
+    assert ended.exit_code != 0
+    # What a user sees: the message, in place of the exception.
+    raise errors.UnavailableError(" ".join(ended.output.split()))
+
+
+ACTIONS: dict[str, Callable[[str], object]] = {
+    "open_backend": storeds.open_backend,
+    "open_writer": lambda url: storeds.open_writer(url, {"x": "int"}),
+    "overwrite": lambda url: storeds.open_writer(url, {"x": "int"}, overwrite=True),
+    "verify": storeds.verify,
+    "command": _command,
+}
+"""Every way to begin with a store, by name."""
+
+
+def assert_refused(
+    action: Callable[[], object],
+    match: str,
+    within: float,
+    caplog: pytest.LogCaptureFixture,
+    login: str = "",
+    kind: type[Exception] = errors.UnavailableError,
+) -> None:
+    """Assert that `action` raises this error within so many seconds, and that nothing shows the password of `login`."""
+    caplog.clear()
+    with caplog.at_level(logging.DEBUG):
+        start = time.monotonic()
+        with pytest.raises(kind, match=match) as raised:
+            action()
+    assert time.monotonic() - start < within + SLACK
+    shown = [repr(raised.value), *traceback.format_exception(raised.value), caplog.text]
+    shown += [repr(record.__dict__) for record in caplog.records]
+    password = login.partition(":")[2]
+    for form in filter(None, {password, unquote(password), quote(unquote(password), safe="")}):
+        assert not [text for text in shown if form in text]
 
 
 @pytest.fixture

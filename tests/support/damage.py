@@ -8,7 +8,7 @@ import resource
 import signal
 import struct
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ import storeds
 from _writing import fork
 from make_store import make_store
 from storeds.errors import ConfigError, RecordError, StoredsError
-from storeds.protocols import Array, Backend
+from storeds.protocols import Array, Backend, SupportsBatchArrays
 
 DEADLINE = 20  # seconds per damage; longer means a hang, not a slow machine
 _MEMORY = 1 << 30  # extra memory beyond this means an allocation of a damaged length
@@ -39,10 +39,10 @@ KINDS: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Damage:
-    """Cut a file to `at` bytes, or flip bit `bit` of byte `at`."""
+    """What becomes of the bytes of a file, and its name."""
 
-    at: int
-    bit: int | None = None
+    name: str
+    apply: Callable[[bytes], bytes]
 
 
 @dataclass(frozen=True)
@@ -142,45 +142,115 @@ def _judge_values(found: list[Any], columns: dict[str, Any], truth: Truth) -> st
     return "some records" if bad else "some columns" if refused else "intact"
 
 
-def survey(scheme: str, path: Path, truth: Truth, damages: Sequence[Damage], *, workers: int = 2) -> Counter[str]:
-    """Judge every damage in child processes; return outcome → count. Fail on any wrong outcome or crash."""
-    outcomes, wrong = Counter[str](), list[str]()
-    children = []
-    for number in range(workers):
-        said = path.with_name(f"{path.name}.outcomes{number}")
-        part = damages[number::workers]
-        children.append((fork(functools.partial(_judge_all, said, scheme, path, truth, part)), said, part))
-    for child, said, part in children:
-        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        lines = said.read_text().splitlines()
-        wrong += [f"{part[at]}: {line}" for at, line in enumerate(lines) if line.startswith("WRONG")]
-        if status or len(lines) < len(part):
-            wrong.append(f"{part[len(lines)]}: the process ended with {status}")
-        outcomes.update(lines)
+def judge_in_parts(url: str, truth: Truth) -> str:
+    """Do what `judge` does, and read some fields, arrays, targets and a selection, each with a handle of its own.
+
+    So no way of reading profits from what another one checked.
+    """
+    for name, is_right in _PARTS.items():
+        try:
+            with storeds.open_backend(url) as backend:
+                if not is_right(backend, truth):
+                    return f"WRONG {name}"
+        except StoredsError:
+            pass
+        except BaseException as error:
+            return f"WRONG exception {type(error).__name__} of {name}: {error}"
+    return judge(url, truth)
+
+
+def _has_fields(backend: Backend, truth: Truth, *, names: list[str]) -> bool:
+    found = backend.get_many(range(len(backend)), names)
+    return all(
+        isinstance(one, RecordError) or value_of(one) == {name: truth.records[at][name] for name in names}
+        for at, one in enumerate(found)
+    )
+
+
+def _labels(truth: Truth) -> Array:
+    dtype, _, data = truth.columns["label"]
+    return np.frombuffer(data, dtype)
+
+
+def _has_arrays(backend: Backend, truth: Truth) -> bool:
+    if not isinstance(backend, SupportsBatchArrays):
+        return True
+    found = backend.get_arrays(range(0, len(backend), 7), ["label"])
+    return np.array_equal(found["label"], _labels(truth)[::7])
+
+
+def _has_targets(backend: Backend, truth: Truth) -> bool:
+    return list(storeds.StoreDataset(backend, decode="bytes").targets) == _labels(truth).tolist()
+
+
+def _selects(backend: Backend, truth: Truth) -> bool:
+    wanted = _labels(truth)[[7, -9]].tolist()
+    dataset = storeds.StoreDataset(backend, fields=["label"], reader="array", where={"label": wanted})
+    return [int(label) for (label,) in dataset[:]] == wanted
+
+
+_PARTS: dict[str, Callable[[Backend, Truth], bool]] = {
+    **{
+        str(names): functools.partial(_has_fields, names=names)
+        for names in (["label"], ["name", "weight"], ["note"], ["fixed", "good"])
+    },
+    "arrays": _has_arrays,
+    "targets": _has_targets,
+    "where": _selects,
+}
+
+
+def survey(
+    scheme: str,
+    path: Path,
+    truth: Truth,
+    damages: Sequence[Damage],
+    how: Callable[[str, Truth], str] = judge,
+    may_die_of: Sequence[int] = (),
+) -> Counter[str]:
+    """Judge every damage in two child processes; return outcome → count. Fail on any wrong outcome or other death."""
+    outcomes, wrong, started = Counter[str](), list[str](), []
+    for number in range(2):
+        said, rest = path.with_name(f"{path.name}.outcomes{number}"), damages[number::2]
+        judge_rest = functools.partial(_judge_all, said, scheme, path, truth, how)
+        started.append((fork(functools.partial(judge_rest, rest)), said, rest, judge_rest))
+    for child, said, rest, judge_rest in started:
+        while rest:
+            status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+            lines = said.read_text().splitlines()
+            outcomes.update(line.partition(":")[0] for line in lines)
+            wrong += [f"{rest[at].name}: {line}" for at, line in enumerate(lines) if line.startswith("WRONG")]
+            rest = rest[len(lines) :]
+            if rest:
+                outcomes["died"] += 1
+                wrong += [f"{rest[0].name}: the process ended with {status}"] if status not in may_die_of else []
+                rest = rest[1:]
+                child = fork(functools.partial(judge_rest, rest)) if rest else child
     assert not wrong, "\n".join([f"{len(wrong)} damages ended badly", *wrong[:40]])
+    assert sum(outcomes.values()) == len(damages)
     return outcomes
 
 
-def _judge_all(said: Path, scheme: str, path: Path, truth: Truth, damages: Sequence[Damage]) -> None:
+def _judge_all(
+    said: Path,
+    scheme: str,
+    path: Path,
+    truth: Truth,
+    how: Callable[[str, Truth], str],
+    damages: Sequence[Damage],
+) -> None:
+    said.write_text("")
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # pytest-timeout has a handler
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + _MEMORY, used + _MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    data, victim = path.read_bytes(), said.with_suffix(".damaged")
-    victim.write_bytes(data)
-    with said.open("w", buffering=1) as lines:
-        for damage in damages:
-            if damage.bit is None:
-                os.truncate(victim, damage.at)  # it stays short, so cuts come longest first
-            else:
-                _put(victim, damage.at, data[damage.at] ^ 1 << damage.bit)
+    data = path.read_bytes()
+    with said.open("a", buffering=1) as lines:
+        for number, damage in enumerate(damages):
+            # A path for each: positions that `where=` found are kept by path.
+            victim = said.with_suffix(f".{os.getpid()}-{number}")
+            victim.write_bytes(damage.apply(data))
             signal.alarm(DEADLINE)
-            lines.write(judge(f"{scheme}://{victim}", truth).replace("\n", " ")[:300] + "\n")
-            if damage.bit is not None:
-                _put(victim, damage.at, data[damage.at])
+            lines.write(how(f"{scheme}://{victim}", truth).replace("\n", " ")[:300] + "\n")
+            victim.unlink()
         signal.alarm(0)
-
-
-def _put(path: Path, at: int, byte: int) -> None:
-    with path.open("r+b") as file:
-        file.seek(at)
-        file.write(bytes((byte,)))
