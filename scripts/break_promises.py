@@ -140,7 +140,7 @@ BREAKS = [Break(*row) for row in (
     ("25: pack refuses its source as the target", "ops/test_own_target.py -k 'inside_its_source'", "ops/packing/__init__.py", "        check_distinct(store, url)\n", "        pass\n"),
     ("25: wrong attrs delete nothing", "backends/test_backends.py -k 'TestMemory and class_id'", "backends/writer.py", " and not self._is_complete", ""),
     ("25: a lock is not lost through a link", "backends/test_staging.py -k second_writer", "backends/staging.py", "F_OFD_SETLK, fcntl.F_WRLCK)\n        except", "F_SETLK, fcntl.F_WRLCK)\n        except"),
-    ("25: a fork waits for reading threads", "backends/test_forks.py -k 'while_eight_threads'", "backends/handles.py", "while any(lease.thread != thread for lease in self._leases):", "while False:"),
+    ("25: a fork waits for reading threads", "backends/test_backends.py -k 'TestLmdb and forked_while_threads'", "backends/handles.py", "while any(lease.thread != thread for lease in self._leases):", "while False:"),
     ("25: a forked signal handler waits for no lease of its own thread", "backends/test_forks.py -k 'child_reads and lmdb-0'", "backends/handles.py",
      "any(lease.thread != thread for lease in self._leases):\n            self._forking = thread\n            if not self._section.wait(_PATIENCE if interrupted else None", "self._leases:\n            self._forking = thread\n            if not self._section.wait("),
     ("25: a whole CMYK JPEG is whole", "jpeg/test_verdicts.py -k whole_picture", "jpeg/verdict.py", "return _decode_by_pillow(blob, found) if message.startswith(_REFUSALS) else message", "return message"),

@@ -120,15 +120,6 @@ class TestDatasets:
         with pytest.raises(IndexError):
             read_arrays(some.view, [14])
 
-    @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")  # torch's, for its threads
-    @pytest.mark.parametrize("start_method", ["fork", "spawn"])
-    @pytest.mark.parametrize("collate_fn", [collate, default_collate])
-    def test_in_workers(self, numbers: str, start_method: str, collate_fn: Any) -> None:
-        stacked, plain = pair(numbers)
-        stacked.__getitems__(ASKED)
-        workers = loaded(DataLoader, num_workers=2, collate_fn=collate_fn, multiprocessing_context=start_method)
-        assert_equal(workers(stacked), loaded(DataLoader, collate_fn=collate_fn)(plain))
-
     @pytest.mark.parametrize("as_dict", [False, True])
     def test_a_store_loader_builds_no_samples(
         self, numbers: str, as_dict: bool, monkeypatch: pytest.MonkeyPatch

@@ -8,7 +8,6 @@ import gc
 import multiprocessing
 import os
 import random
-import shutil
 import signal
 import subprocess
 import sys
@@ -20,14 +19,11 @@ from typing import Any
 import pytest
 
 from _processes import Row, loader, open_rows, read_until_told
-from _stores import CHUNKED, COUNT, ENGINES, START_METHODS, TRUTH, handle_of, read_all, record, write, written
+from _stores import CHUNKED, COUNT, ENGINES, START_METHODS, TRUTH, read_all, record, write, written
 from _writing import DEADLINE, in_fork, server_pids, wait_for
 from shares import FULL, SEED
 from storeds import StoreDataset, errors
-from storeds.plugins import file_path
 from storeds.testing import run_mongod
-
-FORKS = 20 if FULL else 6
 
 
 @pytest.fixture(scope="module")
@@ -39,28 +35,6 @@ def stores(mongodb: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[d
 
 class TestForks:
     """`os.fork` at any moment: the child reads, the parent goes on."""
-
-    @pytest.mark.share(2)
-    @pytest.mark.parametrize("engine", [*ENGINES, CHUNKED])
-    def test_while_eight_threads_read(
-        self, stores: dict[str, str], engine: str, tmp_path: Path, brisk_threads: None
-    ) -> None:
-        dataset, other = open_rows(stores[engine]), another_handle(stores[engine], tmp_path)
-
-        def read() -> None:
-            assert read_all(dataset) == TRUTH
-
-        def open_and_close() -> None:
-            mine = open_rows(other)
-            assert mine[5] == (record(5)["image"], TRUTH[5][2], 5)
-            mine.close()
-
-        with running([*[read] * 7, open_and_close]) as rounds:
-            for _ in range(FORKS):
-                before = min(rounds)
-                in_fork(lambda: check_in_child(dataset, other))
-            while min(rounds) <= before:  # all of them go on after the last fork
-                assert read_all(dataset) == TRUTH
 
     def test_and_epochs_while_threads_read(self, tmp_path: Path, mongodb_database: str) -> None:
         forks, epochs = (3_000, 300) if FULL else (30, 3)
@@ -75,25 +49,6 @@ class TestForks:
             [sys.executable, "-c", _C_FORK, stores[engine]], capture_output=True, text=True, timeout=DEADLINE
         )
         assert (done.stdout, done.returncode) == ("1 parent\n1 child\n1 parent\n", 0), done.stderr
-
-    @pytest.mark.parametrize("engine", [*ENGINES, CHUNKED])
-    def test_the_child_opens_handles_of_its_own(self, stores: dict[str, str], engine: str) -> None:
-        dataset = open_rows(stores[engine])
-        dataset[0]
-        inherited = handle_of(dataset)
-
-        def check(theirs: Any, generations: int) -> None:
-            assert read_all(dataset) == TRUTH
-            own = handle_of(dataset)
-            assert own is not None
-            assert own is not theirs  # two clients of one server are equal
-            if generations:
-                in_fork(lambda: check(own, generations - 1))
-            check_in_child(dataset, stores[engine])
-
-        in_fork(lambda: check(inherited, 1))
-        assert handle_of(dataset) is inherited
-        assert read_all(dataset) == TRUTH
 
     @pytest.mark.parametrize("engine", [*ENGINES, CHUNKED])
     def test_children_read_on_when_their_parent_closes(self, stores: dict[str, str], engine: str) -> None:
@@ -221,14 +176,6 @@ def on_signal(call: Callable[[], object]) -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGUSR1, before)
-
-
-def another_handle(url: str, folder: Path) -> str:
-    """Return a URL of the same records that leads to another handle."""
-    if url.startswith("mongodb"):
-        return f"{url}{'&' if '?' in url else '?'}appName=another"
-    path, _ = file_path(url)
-    return url.replace(path, str(shutil.copy(path, str(folder))))
 
 
 def check_in_child(dataset: StoreDataset, url: str) -> None:

@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader, Dataset
 import storeds
 from _foreign_lmdb import Raw, basicsr, caffe, datum, encoded, numpy_to_msgpack, ocr, pickled, put, tensorpack
 from _foreign_lmdb_cases import CASES, COUNT, JPEGS, NAMED, NUMBERS, Case
-from _foreign_lmdb_tools import aselmdb, grey_video, numbered, open_catalyst, records_of, stylegan2
+from _traps_lmdb import aselmdb, grey_video, numbered, open_catalyst, records_of, stylegan2
 from _verdicts import unjudged
 from shares import FULL, SEED
 from storeds.errors import (

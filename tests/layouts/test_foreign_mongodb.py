@@ -335,20 +335,6 @@ def test_labels_of_files_may_be_of_any_type(database: Any, at: Callable[[str], s
             assert labels_of(backend) == [expected] * 3, kind
 
 
-def test_fields_of_some_documents_and_collections_beside_them_are_reported(
-    database: Any, at: Callable[[str], str]
-) -> None:
-    database.photos.insert_many({"image": IMAGES[n], **({"note": "x"} if n % 2 else {})} for n in range(3))
-    database["photos.labels"].insert_many({"x": n} for n in range(3))
-    assert storeds.info(at("photos")).unread == [
-        "field 'note': absent or null in some documents",
-        "collection 'photos.labels': 3 documents",
-    ]
-    database.sparse.insert_many({"image": IMAGES[n], **{f"f{n}_{k}": k for k in range(3)}} for n in range(3))
-    with pytest.raises(errors.ConfigError, match=r"9 of 10 fields: .* columns=\{'image': 'image'\} reads"):
-        storeds.open_backend(at("sparse"))
-
-
 def test_lists_of_documents_and_columns_of_them(database: Any, at: Callable[[str], str]) -> None:
     page = {"name": "p", "found": {"crops": [{"image": IMAGES[n], "name": f"c{n}"} for n in range(3)], "by": "me"}}
     database.deep.insert_many([page, {"name": "q"}])

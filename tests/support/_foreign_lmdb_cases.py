@@ -15,7 +15,7 @@ import lz4.frame
 import numpy as np
 
 from _foreign_lmdb import basicsr, caffe, datum, encoded, numpy_to_msgpack, ocr, pickled, put, tensorpack
-from _foreign_lmdb_tools import atoms, open_catalyst, uniter_images
+from _traps_lmdb import atoms, open_catalyst, uniter_images
 
 __all__ = ["CASES", "COUNT", "JPEGS", "NAMED", "NUMBERS", "Case"]
 
