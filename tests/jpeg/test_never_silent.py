@@ -1,6 +1,6 @@
 """Test that no damaged picture of a random corpus is read silently from any store, and that no whole one is reported.
 
-Damage is visible if some decoder sees it: libjpeg reports it, in a program without code of storeds (`jpeg_oracle`), a part of
+Damage is visible if some decoder sees it: libjpeg reports it, in a program without code of storeds (`by_djpeg`), a part of
 the file is missing and Pillow gives other pixels, or a checksum fails. Any other damage leaves a valid picture. The test takes
 250 pictures; `make test-full` (``STOREDS_TEST_FULL``) takes 4,000.
 """

@@ -14,10 +14,9 @@ import simplejpeg
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import jpeg_oracle
 from jpeg_corpus import Sample, random_corpus
 from jpeg_encodings import ENCODINGS, OTHERS, RARE, encode, stored, with_jfif
-from jpeg_truth import anatomy, mcus_there
+from jpeg_truth import anatomy, by_djpeg, mcus_there
 from photographs import by_pillow, jpeg, photograph
 from shares import FULL as EVERY
 from shares import SEED, examples
@@ -111,8 +110,8 @@ def complaints(sample: Sample) -> Iterator[str]:
     about = anatomy(sample.whole)
     # This `djpeg` reads no lossless file, and takes minutes for a frame of 65,500 × 65,500.
     is_readable = about.process != "lossless" and sample.damage != "a huge frame" and not is_refused(sample.blob)
-    if is_readable and verdict.finding == "intact" and jpeg_oracle.examine(sample.blob).is_damaged:
-        yield f"intact, but libjpeg says: {', '.join(jpeg_oracle.examine(sample.blob).complaints)}"
+    if is_readable and verdict.finding == "intact" and by_djpeg(sample.blob).is_damaged:
+        yield f"intact, but libjpeg says: {', '.join(by_djpeg(sample.blob).complaints)}"
     if sample.damage.startswith(("cut", "zero-filled")) and sample.cut is not None and 2 <= sample.cut < about.end:
         yield from of_cut(sample, sample.cut, verdict)
     yield from of_repair(sample, verdict)
@@ -223,7 +222,7 @@ def test_bytes_missing_in_the_middle_are_corrupt_data_and_never_repaired(encodin
     for size in (1, 3):
         at = (scan.start + scan.stop) // 2
         blob = whole[:at] + whole[at + size :]
-        if jpeg_oracle.examine(blob).is_damaged:
+        if by_djpeg(blob).is_damaged:
             assert examine(blob) == Verdict("corrupt_data", 0.0)
             assert repair(blob) is blob
 

@@ -17,9 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 from PIL import Image
 
-import jpeg_oracle
 from jpeg_encodings import ENCODINGS, OTHERS, RARE, stored, without
-from jpeg_truth import EOI, FRAMES, Part, anatomy, mcus_there
+from jpeg_truth import EOI, FRAMES, Part, all_by_djpeg, anatomy, by_djpeg, mcus_there
 from photographs import by_pillow, jpeg, photograph
 
 __all__ = ["Sample", "random_corpus"]
@@ -64,7 +63,7 @@ class Sample:
             return self.encoding.startswith("PNG") or is_cut or not _decodes(self.blob)
         about = anatomy(self.whole)
         # This `djpeg` cannot read lossless files.
-        if about.process != "lossless" and jpeg_oracle.examine(self.blob).is_damaged:
+        if about.process != "lossless" and by_djpeg(self.blob).is_damaged:
             return True
         # libjpeg does not notice missing scans, and arithmetic codes that end early cannot be detected.
         return self.cut is not None and not about.arithmetic and not self._has_same_pixels()
@@ -375,5 +374,5 @@ def random_corpus(seed: int, count: int = 4000) -> list[Sample]:
     chance = random.Random(seed)
     makers: Sequence[Callable[[random.Random], Sample]] = (_jpeg_sample, _other_sample, _no_picture)
     samples = [chance.choices(makers, (84, 14, 2))[0](chance) for _ in range(count)]
-    jpeg_oracle.examine_all(sample.blob for sample in samples if sample.is_jpeg and sample.damage)
+    all_by_djpeg(sample.blob for sample in samples if sample.is_jpeg and sample.damage)
     return samples
