@@ -245,7 +245,7 @@ def test_an_lmdb_writer_killed_while_its_file_is_created_can_be_resumed_or_resta
         os.truncate(path, written)  # the kernel has written this much when the signal arrives
         os.kill(os.getpid(), signal.SIGKILL)
 
-    def write(**options: bool) -> None:
+    def write(**options: Any) -> None:
         make_store(FIELDS, [{"x": 1}], url, **options)
 
     with monkeypatch.context() as patched:

@@ -176,17 +176,17 @@ def _has_arrays(backend: Backend, truth: Truth) -> bool:
     if not isinstance(backend, SupportsBatchArrays):
         return True
     found = backend.get_arrays(range(0, len(backend), 7), ["label"])
-    return np.array_equal(found["label"], _labels(truth)[::7])
+    return bool(np.array_equal(found["label"], _labels(truth)[::7]))
 
 
 def _has_targets(backend: Backend, truth: Truth) -> bool:
-    return list(storeds.StoreDataset(backend, decode="bytes").targets) == _labels(truth).tolist()
+    return bool(list(storeds.StoreDataset(backend, decode="bytes").targets) == _labels(truth).tolist())
 
 
 def _selects(backend: Backend, truth: Truth) -> bool:
     wanted = _labels(truth)[[7, -9]].tolist()
     dataset = storeds.StoreDataset(backend, fields=["label"], reader="array", where={"label": wanted})
-    return [int(label) for (label,) in dataset[:]] == wanted
+    return bool([int(label) for (label,) in dataset[:]] == wanted)
 
 
 _PARTS: dict[str, Callable[[Backend, Truth], bool]] = {
