@@ -271,40 +271,23 @@ BAD: dict[str, tuple[Callable[[Any], None], str, str]] = {
     "outside": (change("images.2.file_name", "../../a.jpg"), "images.2", "leads out of"),
     "no file name": (change("images.2.file_name", "delete"), "images.2", "no file_name"),
     "no image id": (change("images.2.id", None), "images.2", "its id is None, not a whole number"),
-    "image id of text": (change("images.2.id", "8"), "images.2", "its id is '8', not a whole number"),
-    "image id too large": (change("images.2.id", 2**63), "images.2", "not a whole number"),
     "no object": (change("images.2", 3), "images.2", "an object"),
     "other size": (change("images.2.width", 95), "images.2", "96 × 64 pixels (width × height), not 95 × 64"),
-    "turned": (lambda d: d["images"][2].update(width=64, height=96), "images.2", "EXIF orientation"),
-    "path of Windows": (change("images.2.file_name", "sub\\b.jpg"), "images.2", "folders are separated by /, and this path"),
     "NaN beside": (change("images.2.score", float("nan")), "images.2", "it cannot be stored: JSON has no nan"),
     "annotation id twice": (change("annotations.1.id", 900), "annotations.1", "another annotation has the same id"),
     "unknown image": (change("annotations.0.image_id", -9), "annotations.0", "its image is not in the list of images"),
     "no image": (change("annotations.0.image_id", "delete"), "annotations.0", "it has no image_id"),
-    "image is a list": (change("annotations.0.image_id", [1]), "annotations.0", "whole numbers or text"),
     "no annotation": (change("annotations.0", "text"), "annotations.0", "an annotation is an object"),
     "unknown category": (change("annotations.0.category_id", 2), "annotations.0", "has no name"),
-    "no category": (change("annotations.0.category_id", "delete"), "annotations.0", "category_id None"),
     "negative box": (change("annotations.0.bbox", [1, 2, -3, 4]), "annotations.0", "negative width"),
-    "NaN in a box": (change("annotations.0.bbox", [1, 2, float("nan"), 4]), "annotations.0", "it cannot be stored: JSON has no nan"),
     "half a character": (change("annotations.0.caption", "\ud800"), "annotations.0", "it cannot be stored: text with a lone surrogate"),
     "box too large": (change("annotations.0.bbox", [10**400, 0.5, 3, 4]), "annotations.0", "rows of 4 numbers"),
-    "side too large": (change("annotations.0.bbox", [0.5, 1, 10**400, 4]), "annotations.0", "rows of 4 numbers"),
-    "box beyond float32": (change("annotations.0.bbox", [1, 2, 1e39, 4]), "annotations.0", "too large for float32"),
     "box outside": (change("annotations.0.bbox", [96, 2, 3, 4]), "annotations.0", "lies outside the image"),
-    "box of 3": (change("annotations.0.bbox", [96, 2, 3]), "annotations.0", "rows of 4 numbers"),
-    "box of text": (change("annotations.0.bbox", ["1", 2, 3, 4]), "annotations.0", "rows of 4 numbers"),
     "null box": (change("annotations.0.bbox", None), "annotations.0", "no bbox"),
     "short polygon": (change("annotations.0.segmentation", [[1, 2, 3, 4]]), "annotations.0", "at least 6"),
-    "mask of text": (change("annotations.0.segmentation", "x"), "annotations.0", "a mask is a list of polygons"),
     "RLE of another size": (change("annotations.2.segmentation.size", [9, 9]), "annotations.2", "of the image"),
-    "RLE too short": (change("annotations.2.segmentation.counts", [9]), "annotations.2", "counts add up to 9"),
     "keypoints too few": (change("annotations.1.keypoints", [1, 2, 2]), "annotations.1", "not a list of x, y and visibility of 3 points: [1, 2, 2]"),
-    "keypoints of text": (change("annotations.1.keypoints", ["a"] * 9), "annotations.1", "keypoints are x, y"),
-    "keypoints, no list": (change("annotations.1.keypoints", "x"), "annotations.1", "not a list of x, y and visibility"),
-    "keypoints beyond float32": (change("annotations.1.keypoints", [1e39] * 9), "annotations.1", "too large for float32"),
     "area is text": (change("annotations.0.area", "12"), "annotations.0", "its area is not a number: '12'"),
-    "area is NaN": (change("annotations.0.area", float("nan")), "annotations.0", "JSON has no nan"),
     "caption is a number": (change("annotations.0", {"id": 1, "image_id": 7, "caption": 3}), "annotations.0", "not text"),
     "panoptic": (change("annotations.0", {"image_id": 7, "file_name": "b.png", "segments_info": []}), "annotations.0", "panoptic"),
 }  # fmt: skip
@@ -360,7 +343,6 @@ def test_each_problem_is_reported_by_name_and_nothing_else_is_lost(tmp_path: Pat
     ("document", "why"),
     [
         ([], "is no object with lists of images and annotations, as COCO's files are, but a list"),
-        ({"annotations": []}, "is no object with lists of images .*, but 'annotations'"),
         ({"images": 3, "annotations": []}, "images"),
         ({"images": [], "annotations": []}, "lists no image"),
         ({**annotated(), "categories": [{"id": 1}]}, "a category has an id, a whole number or text, and a name, not"),
@@ -463,18 +445,6 @@ def test_a_folder_with_annotations_is_not_packed_without_them(name: str, tmp_pat
     assert len(read(tmp_path / "set/images", kind="flat")[0]) == 3
 
 
-def test_a_split_that_pack_adds_replaces_no_key_of_the_file(tmp_path: Path) -> None:
-    document = annotated()
-    document["images"][0]["split"] = "train2014"
-    url = f"lmdb://{tmp_path}/a.lmdb"
-    storeds.pack(written(tmp_path, document), url, split={"train": 0.5, "val": 0.5})
-    done = storeds.export(url, tmp_path / "out", format="coco")
-    images = json.loads((tmp_path / "out/annotations.json").read_text())["images"]
-    assert images[0] == document["images"][0]
-    assert images[1]["split"] in ("train", "val")
-    assert list(done.left_out) == ["split"]
-
-
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 NUMBER = st.one_of(st.integers(-(2**60), 2**60), st.floats(allow_nan=False, allow_infinity=False))
 VALUE = st.recursive(
@@ -533,82 +503,3 @@ def test_random_annotations_come_back(tmp_path_factory: pytest.TempPathFactory, 
     folder = tmp_path_factory.mktemp("random")
     storeds.pack(written(folder, document), "memory://random-coco", overwrite=True)
     assert exported("memory://random-coco", folder / "out") == by_image(document)
-
-
-def test_a_changed_file_is_not_resumed(tmp_path: Path) -> None:
-    file, url = written(tmp_path, annotated()), f"lmdb://{tmp_path}/a.lmdb"
-
-    def interrupt(state: Any) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        storeds.pack(file, url, commit_every=1, progress=interrupt)
-    content = file.read_text()
-    file.write_text(content.replace('"toothbrush"', '"brush"'))
-    with pytest.raises(ConfigError, match=r"plan.source.fields was"):
-        storeds.pack(file, url, commit_every=1, resume=True)
-    file.write_text(content)
-    assert storeds.pack(file, url, commit_every=1, resume=True).id == storeds.pack(file, f"hdf5://{tmp_path}/b.h5").id
-
-
-def lvis() -> dict[str, Any]:
-    """Return a document like those of LVIS, whose images have a URL and no name."""
-    document = annotated()
-    for image, url in zip(
-        document["images"], ("train2017/a%20b.jpg", "train2017/b.jpg?x=1", "val2017/c.jpg"), strict=True
-    ):
-        del image["file_name"]
-        image["coco_url"] = f"http://images.cocodataset.org/{url}"
-    return document
-
-
-@pytest.mark.parametrize("flat", [False, True])
-def test_names_from_urls(flat: bool, tmp_path: Path) -> None:
-    document = lvis()
-    names = [
-        each.rpartition("/")[2] if flat else each for each in ("train2017/a b.jpg", "train2017/b.jpg", "val2017/c.jpg")
-    ]
-    for number, name in enumerate(names):
-        target = tmp_path / "images" / name if flat else tmp_path / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes(jpeg(number, (WIDTH, HEIGHT)))
-    file = tmp_path / "annotations/lvis_v1_val.json"
-    file.parent.mkdir()
-    file.write_text(json.dumps(document))
-    root = tmp_path / "images" if flat else tmp_path
-    for given_root in (None, root):
-        records, bad = read(file, root=given_root)
-        assert [record["key"] for record in records] == names
-        assert not bad
-    url = f"lmdb://{tmp_path}/a.lmdb"
-    storeds.pack(file, url)
-    images = exported(url, tmp_path / "out")["images"]
-    assert images == [{**image, "file_name": name} for image, name in zip(document["images"], names, strict=True)]
-
-
-def test_bad_urls_and_two_of_one_file(tmp_path: Path) -> None:
-    document = lvis()
-    for name in ("passwd.jpg", "secret/passwd.jpg", "root/b.jpg"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_bytes(jpeg(0, (WIDTH, HEIGHT)))
-    more = [dict(document["images"][0]), dict(document["images"][0])]
-    document["images"] += more
-    urls = (
-        "http://x/../../passwd.jpg",
-        "file:///%2e%2e/passwd.jpg",
-        "http://[/..",
-        "http://x/1/b.jpg",
-        "http://x/2/b.jpg",
-    )
-    for number, (image, url) in enumerate(zip(document["images"], urls, strict=True)):
-        image.update(id=number, coco_url=url)
-    file = tmp_path / "instances.json"
-    file.write_text(json.dumps({**document, "annotations": []}))
-    (record,), bad = read(file, root=tmp_path / "root")
-    assert record["key"] == "b.jpg"
-    assert [line.partition(": ")[2] for line in bad] == [
-        "cannot be read: No such file or directory",
-        "another image has the same file: image 0",
-        "it has no file_name, and no coco_url that names a file",
-        "another image has the same file: image 3",
-    ]

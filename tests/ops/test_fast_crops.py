@@ -131,25 +131,6 @@ def test_without_the_option_nothing_changes_but_the_ready_are_counted(tree: Path
     assert {key: blob for key, (blob, _) in stored(f"lmdb://{tmp_path}/b.lmdb").items()} == FILES
 
 
-@pytest.mark.parametrize("check", [True, False])
-def test_the_verdict_belongs_to_the_new_bytes(tree: Path, tmp_path: Path, check: bool) -> None:
-    pack(tree, f"lmdb://{tmp_path}/a.lmdb", check=check)
-    for key, (blob, verdict) in stored(f"lmdb://{tmp_path}/a.lmdb").items():
-        if not check:
-            assert verdict == ""
-        elif key == "half":
-            assert verdict == "truncated_scan"
-            assert blob == FILES[key]
-        else:
-            assert verdict == "intact"
-
-
-def test_pictures_encoded_again_get_markers_too(tree: Path, tmp_path: Path) -> None:
-    packed = pack(tree, f"lmdb://{tmp_path}/a.lmdb", max_side=440, quality=85)
-    assert packed.restarts["added"] >= 14
-    assert packed.restarts["damaged"] == 1
-
-
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("command", ["pack", "convert"])
 def test_a_killed_run_resumes_to_the_same_store_but_not_without_the_option(
@@ -263,12 +244,3 @@ def test_crops_of_marked_pictures_equal_those_of_the_originals(tree: Path, tmp_p
         marked.set_epoch(epoch)
         for one, other in zip(plain[:], marked[:], strict=True):
             assert np.array_equal(np.asarray(one[0]), np.asarray(other[0]))
-
-
-def test_a_repaired_copy_keeps_the_count(tree: Path, tmp_path: Path) -> None:
-    packed = pack(tree, f"lmdb://{tmp_path}/a.lmdb")
-    storeds.repair(f"lmdb://{tmp_path}/a.lmdb", f"hdf5://{tmp_path}/b.h5")
-    assert info(f"hdf5://{tmp_path}/b.h5").fast_crops == packed.fast_crops
-    pack(tree, f"lmdb://{tmp_path}/c.lmdb", check=False)
-    storeds.repair(f"lmdb://{tmp_path}/c.lmdb", f"hdf5://{tmp_path}/d.h5")
-    assert info(f"hdf5://{tmp_path}/d.h5").fast_crops == packed.fast_crops

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
-import re
 import socket
-import subprocess
-import sys
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -18,7 +14,6 @@ import storeds
 from _rows import Source
 from photographs import jpeg
 from storeds.errors import ConfigError, StoreNotFoundError
-from storeds.ops.packing.rows import Listing
 from storeds.ops.packing.sources import open_source
 
 
@@ -33,65 +28,6 @@ def put(root: Path, *names: str | bytes) -> Path:
 
 
 # Folders
-
-TREE = (
-    "zebra/b.jpg",
-    "zebra/a.JPEG",
-    "zebra/deep-1/c.png",
-    "zebra/deep/er/d.webp",
-    "apple/10.jpg",
-    "apple/9.jpg",
-    "ähre/é.bmp",
-)
-
-
-def test_a_tree_has_the_order_and_the_labels_of_imagefolder(tmp_path: Path) -> None:
-    put(tmp_path, *TREE, "apple/notes.txt", "beside.jpg")
-    source = Source(tmp_path, kind="imagefolder")
-    # torchvision's own lines, so that the order is not what we believe it to be
-    expected = []
-    for label, name in enumerate(sorted(entry.name for entry in os.scandir(tmp_path) if entry.is_dir())):
-        for folder, _, files in sorted(os.walk(tmp_path / name, followlinks=True)):
-            paths = [os.path.join(folder, file) for file in sorted(files)]
-            expected += [(os.path.relpath(path, tmp_path), label) for path in paths if not path.endswith(".txt")]
-    assert list(zip(source.column("key"), source.column("label"), strict=True)) == expected
-    assert source.column("image") == [(tmp_path / key).read_bytes() for key in source.column("key")]
-    assert source.rows.attrs == {"classes": ["apple", "zebra", "ähre"]}
-    assert source.kinds == {"image": "image", "label": "int", "key": "str"}
-    assert any("left out 1 file that may describe the images" in note for note in source.rows.notes)
-
-
-def test_a_flat_folder_has_no_labels(tmp_path: Path) -> None:
-    source = Source(put(tmp_path, "b.jpg", "A.JPG", "more/c.jpg", "read.me"), kind="flat")
-    assert source.column("key") == ["A.JPG", "b.jpg", "more/c.jpg"]
-    assert source.kinds == {"image": "image", "key": "str"}
-
-
-@pytest.mark.parametrize(
-    ("kind", "folder", "error", "message"),
-    [
-        ("imagefolder", "none", StoreNotFoundError, "no folder at .*none: No such file"),
-        ("flat", "none", StoreNotFoundError, "no folder at .*none: No such file"),
-        ("imagefolder", "a/1.jpg", ConfigError, "1.jpg is a file; expected a folder"),
-        ("imagefolder", "a", ConfigError, "has no sub-folders; expected one per class"),
-        ("flat", "empty", ConfigError, r"contains no images \(.jpg .jpeg"),
-        ("imagefolder", "", ConfigError, "no images in empty; remove .* or pass allow_empty=True"),
-    ],
-)
-def test_invalid_folders(kind: str, folder: str, error: type[Exception], message: str, tmp_path: Path) -> None:
-    put(tmp_path, "a/1.jpg")
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(error, match=message):
-        storeds.pack(tmp_path / folder, f"lmdb://{tmp_path}/store", kind=kind)
-    assert not (tmp_path / "store").exists()
-
-
-def test_allow_empty_keeps_the_label_of_an_empty_class(tmp_path: Path) -> None:
-    put(tmp_path, "a/1.jpg", "c/1.jpg")
-    (tmp_path / "b").mkdir()
-    source = Source(tmp_path, allow_empty=True)
-    assert source.column("label") == [0, 2]
-    assert source.rows.attrs == {"classes": ["a", "b", "c"]}
 
 
 def test_special_files_do_not_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,46 +88,6 @@ def test_unusual_file_names(tmp_path: Path) -> None:
         r"z\xfd: the folder's name is not valid UTF-8, which a key must be; rename it",
     ]
     assert source.rows.attrs == {"classes": ["a", r"z\xfd"]}
-
-
-@pytest.mark.parametrize(
-    ("names", "note"),
-    [
-        (
-            ("Cat/1.jpg", "cat/1.jpg", "caf\u00e9/1.jpg", "cafe\u0301/1.jpg"),
-            "2 groups of classes differ only in case, spaces",
-        ),
-        (("1/1.jpg", "2/1.jpg", "10/1.jpg"), "classes are sorted as text, .* class '1' is label 0"),
-        (tuple(f"{number}/1.jpg" for number in range(10)), None),
-    ],
-)
-def test_similar_or_numeric_class_names_give_a_note(names: tuple[str, ...], note: str | None, tmp_path: Path) -> None:
-    notes = storeds.pack(put(tmp_path / "tree", *names), f"lmdb://{tmp_path}/store").notes
-    assert len(notes) == (note is not None)
-    assert note is None or re.search(note, notes[0])
-
-
-def test_the_fingerprint_is_short_and_changes_with_the_files(tmp_path: Path) -> None:
-    put(tmp_path, *TREE)
-
-    def fingerprint() -> Any:
-        return Listing(open_source(tmp_path)).fingerprint
-
-    code = (
-        "import json, sys; from storeds.ops.packing.rows import Listing; from storeds.ops.packing.sources import open_source; "
-        "print(json.dumps(Listing(open_source(sys.argv[1])).fingerprint))"
-    )
-    environment = {**os.environ, "PYTHONHASHSEED": "7"}
-    run = [sys.executable, "-c", code, str(tmp_path)]
-    done = subprocess.run(run, capture_output=True, text=True, timeout=60, check=True, env=environment)
-    before = fingerprint()
-    assert json.loads(done.stdout) == before
-    assert len(json.dumps(before)) < 200
-    os.utime(tmp_path / TREE[0], ns=(1, 1))
-    touched = fingerprint()
-    assert touched != before
-    (tmp_path / TREE[0]).rename(tmp_path / "apple/b.jpg")
-    assert fingerprint() not in (before, touched)
 
 
 # Stores

@@ -22,7 +22,7 @@ from shares import examples
 from storeds import errors
 from storeds.cli import app
 from storeds.ops import Progress
-from storeds.ops.packing import choose_split, make_split
+from storeds.ops.packing import make_split
 from storeds.ops.packing.rows import Bad as Problem
 from storeds.ops.packing.rows import Listing, Row, Rows, from_start
 from storeds.protocols import Field
@@ -74,20 +74,6 @@ def test_skip_leaves_bad_items_out_and_reports_them(spoilt: Path, tmp_path: Path
     assert meta.attrs["classes"] == ["cat", "dog"]
 
 
-def test_keep_stores_bad_items_unchanged(spoilt: Path, tmp_path: Path) -> None:
-    url = f"lmdb://{tmp_path}/a.lmdb"
-    storeds.pack(spoilt, url, on_bad="keep")
-    assert {record["key"]: record["image"] for record in records(url)} == {**GOOD, **BAD}
-
-
-def test_progress_counts_damaged_pictures_separately_from_bad_items(tree: Path, tmp_path: Path) -> None:
-    write(tree, {"cat/no_end.jpg": jpeg(3)[:-2], "cat/half.jpg": jpeg(2)[:1000], "cat/more.jpg": jpeg(3) + b"\n"})
-    seen: list[Progress] = []
-    storeds.pack(tree, f"lmdb://{tmp_path}/a.lmdb", progress=seen.append)
-    assert (seen[-1].bad, seen[-1].damaged) == (0, 2)
-    assert jpeg(3)[:-2] in [record["image"] for record in records(f"lmdb://{tmp_path}/a.lmdb")]
-
-
 @pytest.mark.parametrize("options", [{}, {"max_side": 40}, {"quality": 50, "split": {"a": 0.5, "b": 0.5}}])
 def test_the_result_does_not_depend_on_the_number_of_workers(
     spoilt: Path, tmp_path: Path, options: dict[str, Any]
@@ -109,11 +95,6 @@ def test_a_split_goes_by_the_key_alone(tree: Path, tmp_path: Path) -> None:
     rest = {record["key"]: record["split"] for record in records("memory://split-rest")}
     assert rest.items() <= everything.items()
     assert set(everything.values()) <= set(shares)
-
-
-def test_keys_are_divided_by_the_shares() -> None:
-    chosen = [choose_split(f"image-{n}", (("train", 0.9), ("val", 0.1))) for n in range(20_000)]
-    assert abs(chosen.count("val") / len(chosen) - 0.1) < 0.01
 
 
 def listed(items: list[tuple[str, int]]) -> Listing:

@@ -44,30 +44,6 @@ def test_a_file_that_says_it_is_empty_is_read_whole() -> None:
     assert File("/proc/self/status").read().startswith(b"Name:")
 
 
-@pytest.mark.share(4)
-@pytest.mark.parametrize("scheme", SCHEMES)
-@pytest.mark.parametrize("sizes", [(40_000,), (0, 1, 200), (5 * MIB, 3), (2100, 1900, 4096, 1)])
-def test_records_of_any_size_come_back(tmp_path: Path, scheme: str, sizes: tuple[int, ...]) -> None:
-    url, records = f"{scheme}://{tmp_path}/store", make_records(400 if max(sizes) < MIB else 24, sizes)
-    with storeds.open_writer(url, FIELDS, commit_every=150) as writer:
-        writer.append(records)
-    assert read_all(url) == records
-    assert storeds.verify(url).ok
-
-
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_a_crash_loses_only_uncommitted_records(tmp_path: Path, scheme: str) -> None:
-    url, records = f"{scheme}://{tmp_path}/store", make_records(250, (40_000,))
-    writer = storeds.open_writer(url, FIELDS, commit_every=100)
-    writer.append(records[:180])
-    assert writer.count == 180
-    writer.suspend()
-    with storeds.open_writer(url, FIELDS, commit_every=100, resume=True) as writer:
-        assert 100 <= writer.count < 180
-        writer.append(records[writer.count :])
-    assert read_all(url) == records
-
-
 @pytest.mark.parametrize("sizes", [(40_000,), (20,)])
 def test_hardly_a_page_of_a_published_lmdb_file_is_free(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sizes: tuple[int, ...]

@@ -81,45 +81,6 @@ def test_feather_and_workers_give_the_same_store(tmp_path: Path) -> None:
     assert len(ids) == 1
 
 
-@pytest.mark.parametrize(
-    ("columns", "options", "message"),
-    [
-        ({"klass": ["a"] * 4}, {}, r"beside the images there is 'klass'; .*--option label_column=.*--no-label"),
-        (
-            {"label_name": ["a"] * 4, "label_id": [0] * 4},
-            {},
-            "columns 'label_name', 'label_id' all look like labels|'label_id'",
-        ),
-        ({"label": [0.5] * 4}, {"label_column": "label"}, "column 'label' has float values; a label is"),
-        ({"label": [0] * 4}, {"columns": ["picture"]}, "has no column 'picture', only 'image', 'label'"),
-        (
-            {"label": [0] * 4, "more": [{"x": b"1"}] * 4},
-            {},
-            "column 'more' contains bytes or images in a list or a group",
-        ),
-        ({"label": [0] * 4, "Key A": [0] * 4, "key_a": [0] * 4}, {}, "becomes field 'key_a'"),
-    ],
-)
-def test_ambiguous_tables_raise(columns: Any, options: dict[str, Any], message: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=message):
-        Source(table(tmp_path / "a.parquet", **columns), **options)
-
-
-def test_labels_are_optional_only_if_stated_or_without_other_columns(tmp_path: Path) -> None:
-    file = table(tmp_path / "a.parquet", klass=["a"] * 4)
-    with pytest.raises(ConfigError, match="label_column='klass' and label=False contradict each other"):
-        Source(file, label=False, label_column="klass")
-    for options, fields in (
-        ({"label": False}, ["image", "klass"]),
-        ({"label_column": "klass"}, ["image", "label"]),
-        ({"columns": "image"}, ["image"]),
-    ):
-        assert list(Source(file, **options).kinds) == fields
-    source = Source(table(tmp_path / "b.parquet", label=["cat", "dog", "cat", "dog"]), label=False)
-    assert (source.kinds["label"], "classes" in source.rows.attrs) == ("str", False)
-    assert source.column("label") == ["cat", "dog", "cat", "dog"]
-
-
 def test_rows_without_an_image_or_a_label_are_bad_items(tmp_path: Path) -> None:
     features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["a", "b"])})
     rows = [
@@ -234,7 +195,7 @@ def test_a_dataset_object_gives_its_files_in_any_format(tmp_path: Path) -> None:
     assert samples.records == [{"img": jpeg(n), "n": n} for n in range(4)]
     assert samples.rows.attrs["classes"] == ["a", "b"]
     with pytest.raises(ConfigError, match="columns: not supported for samples of a Dataset; only fields= is"):
-        Source(dataset, files=False, columns=["img"])
+        Source(dataset, fields=["img"], columns=["img"])
 
 
 def test_without_pyarrow_the_error_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,12 +219,3 @@ def test_sound_is_refused_unless_other_columns_are_chosen(tmp_path: Path) -> Non
     assert "column 'sound' contains Audio values" in refused
     assert "--option columns=" in refused
     storeds_command("pack", tmp_path / "sound.parquet", f"{tmp_path}/a.lmdb", "--option", "columns=img,label")
-
-
-def test_a_table_is_recognised_by_its_content_and_hides_no_images(tmp_path: Path) -> None:
-    assert Source(table(tmp_path / "noname")).rows.attrs == {"source": {"kind": "table"}}
-    for name in ("cat/1.jpg", "dog/2.jpg"):
-        (tmp_path / "tree" / name).parent.mkdir(parents=True)
-        (tmp_path / "tree" / name).write_bytes(jpeg(0))
-    table(tmp_path / "tree/cat/x.parquet")
-    assert list(Source(tmp_path / "tree").kinds) == ["image", "label", "key"]

@@ -8,17 +8,15 @@ import tarfile
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import storeds
 from _rows import Source
 from photographs import jpeg
 from shares import examples
-from storeds.errors import ConfigError, StoreNotFoundError
+from storeds.errors import StoreNotFoundError
 from storeds.ops.packing.rows import BadItem, Row
 
 FORMATS = [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]
@@ -31,32 +29,6 @@ def shard(path: Path, members: Mapping[str, bytes], *, format: int = tarfile.PAX
             info.size = len(data)
             file.addfile(info, io.BytesIO(data))
     return path
-
-
-@pytest.mark.parametrize("format", FORMATS)
-def test_members_with_a_common_name_form_a_sample(format: int, tmp_path: Path) -> None:
-    long = "l" * 90 + "/" + "m" * 90
-    members = {
-        "./0.jpg": jpeg(0),
-        "./0.cls": b"3\n",
-        "./0.json": b'{"a": [1, null]}',
-        "0.txt": "Größe".encode(),
-        "0.seg.png": b"png",
-        f"{long}.CLS": b"-4",
-        f"{long}.WebP": jpeg(1),
-        f"{long}.json": b"[]",
-        f"{long}.txt": b"",
-        f"{long}.seg.PNG": b"",
-    }
-    source = Source(shard(tmp_path / "a.tar", members, format=format))
-    assert source.bad == []
-    kinds = {"image": "image", "label": "int", "key": "str", "json": "json", "seg_png": "image", "txt": "str"}
-    assert list(source.kinds.items()) == list(kinds.items())
-    first = {"image": jpeg(0), "label": 3, "key": "0", "json": {"a": [1, None]}, "seg_png": b"png", "txt": "Größe"}
-    second = {"image": jpeg(1), "label": -4, "key": long, "json": [], "seg_png": b"", "txt": ""}
-    assert source.records == [first, second]
-    assert [list(record) for record in source.records] == [list(kinds)] * 2
-    assert source.rows.attrs == {"source": {"kind": "tar", "shards": 1}}
 
 
 NAMES = st.text("ab.é/", min_size=1, max_size=160).filter(lambda name: "//" not in name and name[-1] != "/")
@@ -79,29 +51,22 @@ def test_tars_are_grouped_as_tarfile_reads_them(members: list[tuple[str, bytes]]
             for info in file:
                 base = os.path.basename(info.name)
                 name, _, ending = base.partition(".")
-                is_sample = name and ending and not info.name.startswith("/") and ".." not in info.name.split("/")
+                is_hidden = any(part.startswith(".") and part not in (".", "..") for part in info.name.split("/"))
+                is_sample = (
+                    name
+                    and ending
+                    and not is_hidden
+                    and not info.name.startswith("/")
+                    and ".." not in info.name.split("/")
+                )
                 if is_sample:
                     opened = file.extractfile(info)
                     assert opened is not None
                     key = os.path.normpath(os.path.join(os.path.dirname(info.name), name))
                     expected.setdefault(key, {}).setdefault(ending, opened.read())
-        source = Source(path, label=False, include_hidden=True, extensions="jpg")
+        source = Source(path, label=False, extensions="jpg")
         wanted = {key: parts["jpg"] for key, parts in expected.items() if "jpg" in parts}
         assert dict(zip(source.column("key"), source.column("image"), strict=True)) == wanted
-
-
-def test_labels_are_named_by_their_ending(tmp_path: Path) -> None:
-    path = shard(tmp_path / "a.tar", {"1.jpg": jpeg(0), "1.idx": b"4", "1.txt": b"t", "__MACOSX/._1.jpg": b""})
-    with pytest.raises(ConfigError, match=r"no .cls with a label, only images and .idx, .txt; .*--option label_column"):
-        Source(path)
-    with pytest.raises(ConfigError, match="label_column='idx' and label=False contradict each other"):
-        Source(path, label=False, label_column="idx")
-    source = Source(path, label_column="idx")
-    assert source.rows.columns == {".jpg": "image", ".idx": "label", ".txt": "txt"}
-    assert source.column("label") == [4]
-    assert Source(path, label=False).column("idx") == [b"4"]
-    (note,) = source.rows.notes
-    assert note.startswith("left out 1 hidden file (__MACOSX/._1.jpg); include_hidden=True")
 
 
 def test_shards_are_given_by_range_glob_or_list(tmp_path: Path) -> None:
@@ -121,27 +86,6 @@ def test_shards_are_given_by_range_glob_or_list(tmp_path: Path) -> None:
             assert Source(given_as).column("key") == keys
     shard(tmp_path / "[x].tar", {"1.jpg": b""})
     assert Source(tmp_path / "[x].tar").column("key") == ["1"]
-
-
-@pytest.mark.parametrize(
-    ("name", "error", "message"),
-    [
-        (["none.tar"], StoreNotFoundError, "no tar file: .*none.tar; .* holds a.tar"),
-        ("{1..3}.tar", StoreNotFoundError, "3 of 3 tar files are missing: .*1.tar, .*2.tar"),
-        ("x*.tar", StoreNotFoundError, r"no file matches .*x\*.tar: .* holds a.tar"),
-        ("{3..1}.tar", ConfigError, r"the range {3..1} is empty"),
-        (["a.tar", "a.tar"], ConfigError, "a.tar is given twice"),
-        ("empty.tar", ConfigError, "empty.tar: no members form a sample, such as 0001.jpg"),
-    ],
-)
-def test_missing_shards_raise(
-    name: Any, error: type[Exception], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    shard(tmp_path / "a.tar", {"1.jpg": b"x"})
-    shard(tmp_path / "empty.tar", {}) if name == "empty.tar" else None
-    with pytest.raises(error, match=message):
-        Source(name)
 
 
 def test_hostile_members_are_reported_and_skipped(tmp_path: Path) -> None:
@@ -169,34 +113,6 @@ def test_hostile_members_are_reported_and_skipped(tmp_path: Path) -> None:
     (note,) = source.rows.notes
     assert note.startswith("left out 1 hidden file (.hidden)")
     assert os.listdir(tmp_path) == ["a.tar"]
-
-
-def test_one_more_member_leaves_the_other_samples_whole(tmp_path: Path) -> None:
-    members = {
-        f"{n}.{ending}": jpeg(n) if ending == "jpg" else b"%d" % n for n in range(5) for ending in ("jpg", "cls")
-    }
-    plain = storeds.pack(shard(tmp_path / "a.tar", members), "memory://plain", overwrite=True)
-    extra = shard(tmp_path / "b.tar", members | {"3.txt": b"a caption", "4.JSON": b"{}", "2.seg.png": jpeg(0)})
-    packed = storeds.pack(extra, "memory://extra", overwrite=True)
-    assert (packed.id, packed.count) == (plain.id, 5)
-    assert {name for name, field in packed.columns.items() if field is None} == {".txt", ".json", ".seg.png"}
-    assert any("left out .txt, which 1 of 5 samples have; extensions= (--option extensions=" in n for n in packed.notes)
-    source = Source(extra, extensions="jpg,cls,.TXT")  # what the message says works
-    assert source.column("txt") == ["a caption"]
-    assert len(source.bad) == 4
-
-
-def test_incomplete_samples_are_reported(tmp_path: Path) -> None:
-    members = {"1.jpg": b"1", "1.cls": b"1", "2.jpg": b"2", "3.cls": b"3", "3.txt": b"", "4.png": b"4", "4.cls": b"4"}
-    source = Source(shard(tmp_path / "a.tar", members))
-    assert source.column("label") == [1, 4]
-    assert source.bad == [
-        "a.tar: 2: has no .cls, which others have; extensions= (--option extensions=jpg,…) lists the extensions that "
-        "every sample needs",
-        "a.tar: 3: has no image (jpg, jpeg, png, ppm, bmp, pgm, tif, tiff, webp), only label, txt",
-    ]
-    assert source.kinds == {"image": "image", "label": "int", "key": "str"}
-    assert Source(tmp_path / "a.tar", extensions=["jpg", ".PNG"]).column("key") == ["1", "2", "4"]
 
 
 def test_keys_in_two_shards_are_reported(tmp_path: Path) -> None:
@@ -268,46 +184,3 @@ def test_special_or_changed_shards_are_reported(tmp_path: Path) -> None:
     os.unlink(tmp_path / "a.tar")
     with pytest.raises(BadItem, match=r"a.tar cannot be read: No such file or directory"):
         row.read()
-
-
-@pytest.mark.parametrize(
-    ("ending", "data", "message"),
-    [
-        ("cls", b"cat", "its .cls contains 'cat'; expected an integer"),
-        ("cls", b"", "its .cls contains ''; expected an integer"),
-        ("cls", b"1_0", "its .cls contains '1_0'; expected an integer"),
-        ("txt", b"ab\xff", "its .txt is not UTF-8 at byte 2"),
-        ("json", b"ab\xff", "its .json is not UTF-8 at byte 2"),
-        ("json", b'{"a": 1,\n}', "its .json cannot be stored as JSON: Expecting property name enclosed in double"),
-        ("json", b"[NaN]", "its .json cannot be stored as JSON: JSON has no nan"),
-        ("json", b"[" * 100_000, "its .json cannot be stored as JSON: maximum recursion depth exceeded"),
-    ],
-)
-def test_unparsable_members_are_bad_items(ending: str, data: bytes, message: str, tmp_path: Path) -> None:
-    source = Source(shard(tmp_path / "a.tar", {"1.jpg": b"", f"1.{ending}": data}), label=ending == "cls")
-    (problem,) = source.bad
-    assert problem.startswith(f"a.tar: 1: {message}")
-
-
-def test_a_pack_of_changed_shards_is_not_resumed(tmp_path: Path) -> None:
-    def interrupt(_: object) -> None:
-        raise KeyboardInterrupt
-
-    path = shard(tmp_path / "a.tar", {f"{n}.jpg": jpeg(n) for n in range(4)})
-    with pytest.raises(KeyboardInterrupt):
-        storeds.pack(path, f"lmdb://{tmp_path}/a.lmdb", progress=interrupt)
-    os.utime(path, ns=(1, 1))
-    with pytest.raises(ConfigError, match="cannot be resumed"):
-        storeds.pack(path, f"lmdb://{tmp_path}/a.lmdb", resume=True)
-
-
-def test_flipped_header_bytes_are_reported_or_harmless(tmp_path: Path) -> None:
-    members = {"long/" * 30 + f"é{number}.jpg": bytes([number]) * 600 for number in range(2)}
-    whole = shard(tmp_path / "a.tar", members, format=tarfile.PAX_FORMAT).read_bytes()
-    every = len(Source(tmp_path / "a.tar").records)
-    for place in range(0, 1536 + 1024, 7):
-        data = bytearray(whole)
-        data[place] ^= 0x55
-        (tmp_path / "b.tar").write_bytes(data)
-        source = Source(tmp_path / "b.tar", kind="tar")  # no foreign exception, whatever it contains
-        assert source.bad or len(source.records) == every

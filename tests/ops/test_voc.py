@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 from xml.sax.saxutils import escape
@@ -18,7 +17,7 @@ from PIL import Image, ImageOps
 import storeds
 from _verdicts import unjudged
 from photographs import jpeg
-from storeds.errors import ConfigError, RecordError, StoreNotFoundError
+from storeds.errors import RecordError
 from storeds.ops.packing import Packed
 
 ENGINES = ("lmdb", "hdf5", "mongodb")
@@ -57,17 +56,6 @@ def add(root: Path, name: str, text: str | None, *, picture: bytes | None = None
         put(root / f"Annotations/{name}.xml", text)
 
 
-def data_set(root: Path) -> Path:
-    """Write three images in two sets, and one in none."""
-    for name, objects in {"a": [CAT], "b": [], "c": [DOG, CAT], "z": [CAT]}.items():
-        add(root, name, annotation(*(element(*each) for each in objects)))
-    put(root / "ImageSets/Main/train.txt", "a\nb\n")
-    put(root / "ImageSets/Main/val.txt", "c\n")
-    put(root / "ImageSets/Main/trainval.txt", "a\nb\nc\n")
-    put(root / "ImageSets/Main/cat_train.txt", "a  1\nb -1\n")
-    return root
-
-
 def mask(size: tuple[int, int] = (WIDTH, HEIGHT), mode: str = "P") -> bytes:
     buffer = io.BytesIO()
     image = Image.fromarray(np.full(size[::-1], 8, np.uint8)).convert(mode)
@@ -89,158 +77,6 @@ def problems(root: Path, **options: Any) -> str:
     with pytest.raises(RecordError) as caught:
         packed(root, **options)
     return str(caught.value)
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-def test_every_engine_stores_the_boxes_of_the_xml(
-    engine: str, tmp_path: Path, make_engine_url: Callable[[str], str]
-) -> None:
-    data_set(tmp_path / "VOC2012")
-    url = make_engine_url(engine)
-    meta = storeds.pack(tmp_path / "VOC2012", url)
-    assert meta.attrs["classes"] == ["cat", "dog"]
-    fields = meta.fields
-    assert (fields["boxes"].role, fields["boxes"].format, fields["boxes"].relative) == ("boxes", "xyxy", False)
-    assert fields["labels"].role == "labels"
-    assert all(fields[name].of == "boxes" for name in ("difficult", "truncated", "objects"))
-    with storeds.open_backend(url) as backend:
-        a, b, c = found = list[Any](backend.get_many(range(len(backend))))
-    assert [each["key"] for each in found] == [f"JPEGImages/{name}.jpg" for name in "abc"]
-    assert [each["split"] for each in found] == ["train", "train", "val"]
-    assert a["boxes"].tolist() == [[0, 0, 96, 64]]  # the whole picture
-    assert b["boxes"].shape == (0, 4)
-    assert c["boxes"].tolist() == [[9, 19.5, 30, 40], [0, 0, 96, 64]]
-    assert c["labels"].tolist() == [1, 0]
-    assert c["truncated"].tolist() == [True, True]
-    assert c["difficult"].tolist() == [False, False]
-    assert c["objects"] == [{"pose": "Left"}, {"pose": "Left"}]
-    assert c["annotation"] == {"folder": "VOC2012", "source": {"database": "made"}, "segmented": "0"}
-    assert c["image"] == (tmp_path / "VOC2012/JPEGImages/c.jpg").read_bytes()
-    assert "1 image is in none of the lists Main/train, Main/val" in " ".join(meta.notes)
-
-
-LISTS = {
-    "Segmentation/train": "c\n",
-    "Main/cat_train": "a  1\nb -1\nc  0\nnone -1\n",
-    "Action/jumping_train": "a 1 -1\na 2  1\nb 1 -1\n",  # the image, the number of the person, and the flag
-    "Main/cow_train": "a -1\n",
-    "Main/gone": "c\nnone\n",
-}
-
-
-@pytest.mark.parametrize(
-    ("image_set", "expected"),
-    [
-        ("all", "abcz"),
-        ("train", "ab"),
-        ("Segmentation/train", "c"),
-        ("cat_train", "ac"),
-        ("Action/jumping_train", "a"),
-        (["val", "train"], "cab"),
-        ("val, train", "cab"),
-        ("tran", r"no list ImageSets/Main/tran.txt .*Main/train"),
-        (["train", "trainval"], r"the lists Main/train and Main/trainval share images, such as a"),
-        ("cow_train", r"no image is in the lists Main/cow_train, except with -1; choose others"),
-        ("gone", r"ImageSets/Main/gone.txt line 2: there is no image JPEGImages/none\.\*"),
-    ],
-)
-def test_sets_are_chosen(image_set: Any, expected: str, tmp_path: Path) -> None:
-    data_set(tmp_path)
-    for name, text in LISTS.items():
-        put(tmp_path / f"ImageSets/{name}.txt", text)
-    if len(expected) > 4:
-        with pytest.raises((ConfigError, RecordError), match=expected):
-            packed(tmp_path, image_set=image_set)
-        return
-    meta, records = packed(tmp_path, image_set=image_set)
-    assert "".join(record["key"][-5] for record in records) == expected
-    assert ("split" in meta.fields) == (len(expected) == 3 and image_set != "all")
-    assert any(f"{4 - len(expected)} image" in note for note in meta.notes) == (image_set != "all")
-
-
-def test_given_classes_keep_their_order(tmp_path: Path) -> None:
-    root = data_set(tmp_path / "set")
-    assert packed(root, classes=["dog", "cow", "cat"])[1][2]["labels"].tolist() == [0, 2]
-    says = "JPEGImages/c.jpg: its annotation has classes that classes does not name: dog"
-    assert says in problems(root, classes=["cat"])
-
-
-def test_masks_are_packed_if_every_image_has_one(tmp_path: Path) -> None:
-    data_set(tmp_path)
-    for name in "ab":
-        put(tmp_path / f"SegmentationClass/{name}.png", mask())
-    meta, _ = packed(tmp_path)
-    assert "mask" not in meta.fields
-    assert any(note.startswith("2 of 3 images have a mask in SegmentationClass, and no mask") for note in meta.notes)
-    meta, records = packed(tmp_path, image_set="train")
-    assert meta.fields["mask"].role == "mask"
-    assert [record["mask"] for record in records] == [mask()] * 2
-    classes: Any = meta.attrs["mask_classes"]
-    assert (classes[0], classes[8], len(classes), meta.attrs["ignore_index"]) == ("background", "cat", 21, 255)
-
-
-@pytest.mark.parametrize(
-    ("content", "says"),
-    [
-        (mask((9, 9)), "field 'mask': the mask has 9 × 9 pixels"),
-        (mask(mode="RGB"), "'RGB'"),
-        (None, "its mask SegmentationClass/a.png cannot be read: No such file"),
-    ],
-)
-def test_faulty_masks_are_reported(content: bytes | None, says: str, tmp_path: Path) -> None:
-    root = tmp_path / "set"
-    add(root, "a", annotation())
-    file = put(root / "SegmentationClass/a.png", content or b"")
-    if content is None:
-        file.unlink()
-        file.symlink_to("nowhere")  # which is not a missing mask
-    assert f"JPEGImages/a.jpg: {'' if content is None else 'field '}" in problems(root)
-    assert says in problems(root)
-
-
-FAULTS: Sequence[tuple[str, str]] = [
-    ("<annotation>", "its annotation is not XML"),
-    ("<annotations/>", "begins with <annotations> instead of <annotation>"),
-    ('<!DOCTYPE a [<!ENTITY x "y">]><annotation/>', "has a DOCTYPE, which pack refuses"),
-    (annotation(element("", "1", "1", "9", "9")), "object 1 has no name"),
-    (annotation("<object><name>cat</name></object>"), "object 1 (cat) has bndbox/xmin ''; expected a number"),
-    (annotation(element("cat", "1", "", "9", "9")), "object 1 (cat) has bndbox/ymin ''; expected a number"),
-    (annotation(element("cat", "1", "x", "9", "9")), "has bndbox/ymin 'x'; expected a number"),
-    (annotation(element("cat", "nan", "1", "9", "9")), "has a wrong bndbox: nan, 1, 9, 9"),
-    (annotation(element("cat", "9", "1", "8", "9")), "has a wrong bndbox: 9, 1, 8, 9"),
-    (
-        annotation(element("cat", "0", "1", "8", "9")),
-        "begins at 0, and the first pixel is 1; if these files count from 0, pass zero_based=True (--option zero_based",
-    ),
-    (annotation(element("cat", "1", "1", "97", "9")), "ends at 97, 9, beyond the 96 x 64 pixels"),
-    (annotation(element("cat", "1", "1", "9", "9", more="<difficult>maybe</difficult>")), "has difficult 'maybe'"),
-    (annotation(size="<width>64</width><height>96</height>"), "says that it has 64 x 96 pixels, and it has 96 x 64"),
-    (annotation(size="<width/><height>96</height>"), "it has size/width ''; expected a number"),
-    (annotation(size="<width>1e999</width><height>96</height>"), "says that it has inf x 96 pixels"),
-    ("<annotation>" + "<a>" * 40 + "</a>" * 40 + "</annotation>", "nested more than 20 deep"),
-]
-
-
-@pytest.mark.parametrize(("text", "says"), FAULTS)
-def test_a_faulty_annotation_is_reported(text: str, says: str, tmp_path: Path) -> None:
-    add(tmp_path / "set", "good", annotation(element(*DOG)))
-    add(tmp_path / "set", "bad", text)
-    message = problems(tmp_path / "set", classes=["cat", "dog"])
-    assert "JPEGImages/bad.jpg: " in message
-    assert says in message
-    meta, _ = packed(tmp_path / "set", classes=["cat", "dog"], on_bad="skip")
-    assert (meta.count, meta.left_out) == (1, 1)
-
-
-def test_missing_and_doubled_files_are_reported(tmp_path: Path) -> None:
-    root = data_set(tmp_path / "set")
-    add(root, "lonely", None)
-    put(root / "Annotations/gone.xml", annotation())
-    put(root / "JPEGImages/a.png", b"")
-    message = problems(root, image_set="all")
-    assert "JPEGImages/lonely.jpg: has no annotation (Annotations/lonely.xml)" in message
-    assert "Annotations/gone.xml: the annotation has no image (JPEGImages/gone.*)" in message
-    assert "JPEGImages/a.jpg: several images have the same annotation: JPEGImages/a.jpg, JPEGImages/a.png" in message
 
 
 @pytest.mark.parametrize("path", ["Annotations/a.xml", "SegmentationClass/a.png"])
@@ -307,20 +143,6 @@ def test_boxes_and_masks_are_taken_as_stored(orientation: int, height: int, has_
     assert len(noted) == is_unproven
 
 
-def test_the_folder_is_found_in_vocdevkit(tmp_path: Path) -> None:
-    data_set(tmp_path / "VOCdevkit/VOC2012")
-    assert packed(tmp_path)[0].id == packed(tmp_path / "VOCdevkit")[0].id
-    assert "boxes" in storeds.pack(tmp_path, f"lmdb://{tmp_path}/s.lmdb").fields
-    data_set(tmp_path / "VOCdevkit/VOC2007")
-    for path, message in (
-        (".", r"several data sets: .*VOC2007, .*VOC2012; pass one"),
-        ("VOCdevkit/VOC2012/Annotations", "is no data set of Pascal VOC"),
-        ("none", "no folder at"),
-    ):
-        with pytest.raises((ConfigError, StoreNotFoundError), match=message):
-            packed(tmp_path / path)
-
-
 @pytest.mark.parametrize("encoding", ["GB2312", "Shift_JIS", "euc-kr", "ISO-8859-1", "UTF-16"])
 def test_annotations_in_other_encodings(encoding: str, tmp_path: Path) -> None:
     name = {"Shift_JIS": "猫", "euc-kr": "고양이", "ISO-8859-1": "Ärger"}.get(encoding, "狗")
@@ -328,22 +150,6 @@ def test_annotations_in_other_encodings(encoding: str, tmp_path: Path) -> None:
     add(tmp_path, "a", None)
     put(tmp_path / "Annotations/a.xml", text.encode(encoding))
     assert packed(tmp_path)[0].attrs["classes"] == [name]
-
-
-def test_a_doctype_or_bytes_of_another_encoding_are_refused_in_encodings_of_several_bytes(tmp_path: Path) -> None:
-    head = '<?xml version="1.0" encoding="gb2312"?>'
-    add(tmp_path, "a", None)
-    add(tmp_path, "b", f'{head}<!DOCTYPE a [<!ENTITY b "c">]>{annotation()}')
-    put(tmp_path / "Annotations/a.xml", f"{head}{annotation()}".encode() + b"\xff")
-    says = problems(tmp_path)
-    assert "has a DOCTYPE" in says
-    assert "its annotation is not XML: 'gb2312' codec can't decode" in says
-
-
-def test_coordinates_from_zero_are_stored_as_they_are(tmp_path: Path) -> None:
-    add(tmp_path, "a", annotation(element("cat", "0", "0", "96", "64"), element("cat", "1.5", "2", "3", "4.25")))
-    (record,) = packed(tmp_path, zero_based=True)[1]
-    assert record["boxes"].tolist() == [[0, 0, 96, 64], [1.5, 2, 3, 4.25]]
 
 
 side = st.integers(0, 1000).flatmap(lambda low: st.tuples(st.just(low), st.integers(low, 1000)))

@@ -153,7 +153,7 @@ class StoreWriter:
     fields : dict
         The declared fields, and two for the verdict on each image.
     roles
-        What `append` checks records with. Thread-safe, so that others can check them earlier.
+        What `append` checks records with; None if no field has a role. Thread-safe, so that others can check them earlier.
 
     Notes
     -----
@@ -182,7 +182,8 @@ class StoreWriter:
         self._sink, self._overwrite, self._commit_every = sink, overwrite, commit_every
         self._images = [*pictures(self.fields)]
         self._check_pictures = check
-        self.roles: RoleChecker = RoleChecker(self.fields, self._warn_of_lossy)
+        has_roles = any(field.role is not None or field.of is not None for field in self.fields.values())
+        self.roles = RoleChecker(self.fields, self._warn_of_lossy) if has_roles else None
         self._lossy: set[str] = set()
         self._codec = RecordCodec(self.fields)
         self._plan: JSON = {"fields": fields_to_json(self.fields), "plan": plan}
@@ -190,7 +191,9 @@ class StoreWriter:
         self._seals = Seals()
         self._columns = ColumnCollector(self.fields)
         # Each class with the position of the first record that has it.
-        self._classes: dict[str, dict[int | str, int]] = {name: {} for name in class_fields(self.fields)}
+        self._classes: dict[str, dict[int | str, int]] = {}
+        if has_roles:
+            self._classes = {name: {} for name in class_fields(self.fields)}
         self._content = ContentHash()
         self._batch: list[bytes] = []
         self._batch_bytes = self._durable = 0
@@ -317,7 +320,7 @@ class StoreWriter:
         position = self.count
         try:
             stored = self._codec.canonical(record)
-            if not checked:
+            if self.roles is not None and not checked:
                 self.roles.check(record)
         except ValueError as error:
             key = record.get("key") if isinstance(record, Mapping) else None
@@ -387,7 +390,7 @@ class StoreWriter:
             canonical_json(attrs)
         except (ValueError, RecursionError) as error:
             raise ConfigError(f"attrs of {self.url} must be JSON: {error}. {_KEPT}") from None
-        unnamed = unnamed_class(self._classes, attrs.get("classes"))
+        unnamed = unnamed_class(self._classes, attrs.get("classes")) if self._classes else None
         if unnamed is not None:
             position, fault = unnamed
             raise RecordError.at(self.url, position, f"{fault}. {_KEPT}")

@@ -13,7 +13,7 @@ from storeds._utils.text import some
 from storeds.errors import ConfigError
 from storeds.jpeg import read_picture_header
 from storeds.jpeg.formats import sniff
-from storeds.ops.packing.sources.paths import IMAGE_SUFFIXES
+from storeds.ops.packing.sources.folders import IMAGE_SUFFIXES
 from storeds.protocols import Array, Field, Meta, Record
 from storeds.records.fields import is_mask
 from storeds.records.roles import box_edges, check_values

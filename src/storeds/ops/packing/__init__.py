@@ -167,8 +167,8 @@ def pack(
     by_label = bool(shares) and divides_by_label(fields, split_by)
     listing = Listing(rows, strata=by_label)
     divided = make_split(listing, shares, by_label=by_label) if shares else None
-    notes = [*rows.notes, *(divided.notes if divided is not None else ())]
-    _log_notes(_display_name(source), notes, rows.columns)
+    notes = [*rows.notes, *rows.late_notes(), *(divided.notes if divided is not None else ())]
+    _log_notes(source, notes, rows.columns)
     options: dict[str, JSON] = {"on_bad": on_bad, "split": dict(shares), "max_side": max_side, "quality": quality}
     options["check"], options["fast_crops"] = check, fast_crops
     if shares:
@@ -196,12 +196,12 @@ def pack(
         if on_bad == "raise" and state.bad:
             raise state.error(listing.count)
         meta = writer.publish(rows.attrs, fast_crops=state.fast_crops)
-    later = [note for note in rows.notes if note not in notes]  # known after reading
-    _log_notes(_display_name(source), later, {})
+    later = [note for note in rows.late_notes() if note not in notes]
+    _log_notes(source, later, {})
     findings = dict(Counter(dict(sorted(state.kinds.items()))).most_common())
     damage = damage_note(findings, meta)
     if damage is not None:
-        _log_notes(redact(url), [damage], {})
+        _log_notes(url, [damage], {})
         later.append(damage)
     return Packed(
         **{one.name: getattr(meta, one.name) for one in dataclasses.fields(Meta)},
@@ -258,17 +258,15 @@ def _fields(rows: Rows, *, has_split: bool, encodes: bool) -> dict[str, Field]:
     return {**rows.fields, "split": Field("str")} if has_split else dict(rows.fields)
 
 
-def _log_notes(where: str, notes: Sequence[str], columns: Mapping[str, str | None]) -> None:
+def _log_notes(source: Any, notes: Sequence[str], columns: Mapping[str, str | None]) -> None:
+    if not notes and not columns:
+        return
+    is_path = isinstance(source, (str, os.PathLike))
+    where = printable(redact(os.fspath(source))) if is_path else f"the {type(source).__name__}"
     for note in notes:
         _LOG.warning("%s: %s", where, note)
     if columns:
         _LOG.info("%s: %s", where, ", ".join(f"{name} is {field}" for name, field in columns.items()))
-
-
-def _display_name(source: Any) -> str:
-    if isinstance(source, (str, os.PathLike)):
-        return printable(redact(os.fspath(source)))
-    return f"the {type(source).__name__}"
 
 
 @dataclass

@@ -107,7 +107,7 @@ class Preparer:
             kinds.append(NOT_EXAMINED if verdict is None else verdict.finding)
             damaged = damaged or not (verdict is None or verdict.is_whole)
             fast_crops += is_fast(record, name)
-        if self.roles:
+        if self.roles is not None:
             fault = next(self.roles.faults(record, self.rows.attrs.get("classes")), None)
             if fault is not None:
                 return Prepared(None, fault)

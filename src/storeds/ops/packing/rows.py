@@ -191,7 +191,9 @@ class Rows:
     columns : mapping
         For a list or a table: each column and its field, or None for a column that is left out.
     notes : list of str
-        Sentences that `pack` logs as warnings. `items` may replace them at its end.
+        Sentences that `pack` logs as warnings.
+    late_notes : callable
+        Returns more of them, about what listing and reading the items found.
     stores : sequence of Backend
         The stores that it reads. `pack` refuses to replace them.
     is_encoded : bool
@@ -207,6 +209,7 @@ class Rows:
     strata: Callable[[], Iterable[Row | Bad]] | None = None
     columns: Mapping[str, str | None] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    late_notes: Callable[[], Iterable[str]] = list
     stores: Sequence[Backend] = ()
     is_encoded: bool = False
 

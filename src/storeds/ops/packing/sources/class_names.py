@@ -8,23 +8,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from storeds.errors import ConfigError
-from storeds.ops.packing.sources.paths import is_int, show
+from storeds.ops.packing.sources.folders import is_int, show
 
-__all__ = ["CLASS_FILES", "find_class_file", "read_class_names", "unique_classes"]
-
-CLASS_FILES = ("classes.txt", "class_names.txt", "classes.json", "id2label.json")
-"""The names of the files in which `find_class_file` looks for class names."""
-
-
-def find_class_file(folder: str) -> str | None:
-    """Return the one of `CLASS_FILES` in a folder, or None; raises ConfigError if there are several."""
-    found = [path for name in CLASS_FILES if os.path.isfile(path := os.path.join(folder, name))]
-    if len(found) > 1:
-        names = ", ".join(map(os.path.basename, found))
-        raise ConfigError(
-            f"{show(folder)} contains several files of class names, {names}; choose one with classes= (--classes)"
-        )
-    return found[0] if found else None
+__all__ = ["unique_classes"]
 
 
 def unique_classes(classes: Sequence[str] | os.PathLike[str] | None) -> list[str] | None:
@@ -32,7 +18,7 @@ def unique_classes(classes: Sequence[str] | os.PathLike[str] | None) -> list[str
     if classes is None:
         return None
     if isinstance(classes, (str, os.PathLike)):
-        classes = read_class_names(os.fspath(classes))
+        classes = _read(os.fspath(classes))
     names = list(classes)
     if not all(isinstance(name, str) for name in names):
         raise ConfigError(f"classes={classes!r} must be a list of class names")
@@ -42,7 +28,7 @@ def unique_classes(classes: Sequence[str] | os.PathLike[str] | None) -> list[str
     return names
 
 
-def read_class_names(path: str) -> list[str]:
+def _read(path: str) -> list[str]:
     """Return the class names in a file; the name of class id i is item i.
 
     Parameters

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from typing import Any
-from urllib.parse import unquote, urlsplit
 
 import msgspec
 
@@ -20,7 +19,7 @@ from storeds.errors import ConfigError, StoreNotFoundError
 from storeds.jpeg import read_picture_header
 from storeds.ops.coco_records import REST, CocoLayout, class_attrs, is_caption, is_number, listed_size, to_record
 from storeds.ops.packing.rows import Bad, BadItem, Row, Rows, from_start, read_file
-from storeds.ops.packing.sources.paths import IMAGE_SUFFIXES, Root, class_notes, is_hidden, show
+from storeds.ops.packing.sources.folders import IMAGE_SUFFIXES, Root, class_notes, is_hidden, show
 from storeds.protocols import Field, Record
 from storeds.records.fields import canonical_json
 from storeds.records.roles import LARGEST, check_boxes, check_coco_masks, check_keypoints
@@ -57,8 +56,7 @@ def coco(
     Notes
     -----
     A record is an image. An image without annotations is a record with 0 boxes. A bad annotation is a bad item of its own:
-    with ``on_bad="skip"`` its image is packed without it. Annotations keep their order within an image. An image without
-    ``file_name``, as in LVIS, is named by its ``coco_url``: ``train2017/1.jpg``, or ``1.jpg`` if no such file exists.
+    with ``on_bad="skip"`` its image is packed without it. Annotations keep their order within an image.
 
     Raises
     ------
@@ -75,12 +73,12 @@ def coco(
     annotations = document.pop("annotations", [])
     if not entries:
         raise ConfigError(f"{where} lists no image")
-    folder, url_parts = _find_pictures(file, root, entries)
+    folder = _find_pictures(file, root, entries)
     pictures = Root(folder, allow_outside=allow_outside)
     categories = document.get("categories", [])
     listing = _Listing(where, pictures, *_read_categories(categories, where))
     for number, (entry, fault) in enumerate(decoded):
-        listing.add_image(number, entry, _file_name(entry, url_parts), fault)
+        listing.add_image(number, entry, _file_name(entry), fault)
     for number, raw in enumerate(annotations):
         listing.add_annotation(number, bytes(raw))
     layout = listing.layout()
@@ -182,38 +180,30 @@ def _decoded(raw: Any) -> tuple[Any, str | None]:
     return found, None  # it has an integer of more than 64 bits
 
 
-def _find_pictures(file: str, root: str | os.PathLike[str] | None, entries: Sequence[Any]) -> tuple[str, int]:
-    """Return the folder of the pictures, and how many parts of a URL are a name; LVIS has files with and without a folder."""
+def _find_pictures(file: str, root: str | os.PathLike[str] | None, entries: Sequence[Any]) -> str:
+    """Return the folder of the pictures."""
+    if root is not None:
+        if not os.path.isdir(root):
+            raise StoreNotFoundError(f"root={os.fspath(root)!r} is not a folder")
+        return os.fspath(root)
     own = os.path.dirname(os.path.abspath(file))
     above, part = os.path.dirname(own), os.path.splitext(os.path.basename(file))[0].rpartition("_")[2]
     inside = (os.path.join(base, name) for base in (own, above) for name in ("images", part, f"images/{part}"))
-    folders = [own, *inside, above] if root is None else [os.fspath(root)]
-    if root is not None and not os.path.isdir(root):
-        raise StoreNotFoundError(f"root={os.fspath(root)!r} is not a folder")
-    names: list[str] = []
-    for parts in (2, 1):
-        names = list(islice(filter(None, (_file_name(entry, parts) for entry in entries)), _TRIED))
-        for folder in folders:
-            if any(os.path.isfile(os.path.join(folder, name)) for name in names):
-                return folder, parts
-    if names and root is None:
-        raise StoreNotFoundError(
-            f"no picture of {show(os.path.basename(file))}, such as {show(names[0])}, is in any of "
-            f"{', '.join(map(show, folders))}; pass the folder of the pictures as root= "
-            "(--option root=…)"
-        )
-    return folders[0], 2
+    folders = [own, *inside, above]
+    names = list(islice(filter(None, map(_file_name, entries)), _TRIED))
+    for folder in folders:
+        if any(os.path.isfile(os.path.join(folder, name)) for name in names):
+            return folder
+    if not names:
+        return own
+    raise StoreNotFoundError(
+        f"no picture of {show(os.path.basename(file))}, such as {show(names[0])}, is in any of "
+        f"{', '.join(map(show, folders))}; pass the folder of the pictures as root= (--option root=…)"
+    )
 
 
-def _file_name(entry: Any, url_parts: int) -> str | None:
-    """Return the path of the picture of an image; without one, the last parts of its URL, which never leave a folder."""
-    name, url = (entry.get("file_name"), entry.get("coco_url")) if isinstance(entry, dict) else (None, None)
-    if name is None and isinstance(url, str):
-        try:
-            parts = unquote(urlsplit(url).path).split("/")
-        except ValueError:  # an address of IPv6 without its end
-            return None
-        return "/".join([part for part in parts if part not in ("", ".", "..")][-url_parts:]) or None
+def _file_name(entry: Any) -> str | None:
+    name = entry.get("file_name") if isinstance(entry, dict) else None
     return name if isinstance(name, str) else None
 
 
@@ -299,7 +289,7 @@ class _Listing:
         shown = f"images[{number}]" if name is None or own is None else f"image {show(str(own)[:40])} ({show(name)})"
         fault = fault or self._image_fault(entry, own, name)
         if name is not None and fault is None:
-            image = _Image(f"{self._where} {shown}", {**entry, "file_name": name})
+            image = _Image(f"{self._where} {shown}", entry)
             self.items.append(image)
             self._images[own], self._id_kind = image, type(own)
             self.paths[posixpath.normpath(name)] = own
@@ -316,7 +306,7 @@ class _Listing:
             what = "text" if self._id_kind is str else "a whole number" if self._id_kind else "a whole number or text"
             return f"its id is {repr(own)[:40]}, not {what}"
         if name is None:
-            return "it has no file_name, and no coco_url that names a file"
+            return "it has no file_name"
         first, again = self._images.get(own), self.paths.get(posixpath.normpath(name))
         if first is not None:
             return f"another image has the same id: {show(first.entry['file_name'])}"

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, TypeAlias
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from storeds._utils.text import counted
 from storeds.errors import ConfigError, suggest
 from storeds.ops.packing.rows import BadItem
-from storeds.ops.packing.sources.paths import IMAGE_SUFFIXES, is_int, names_of
+from storeds.ops.packing.sources.folders import IMAGE_SUFFIXES, is_int, names_of
 from storeds.protocols import Field
 from storeds.records.fields import canonical_json
-from storeds.records.roles import BOX_FORMATS
 
 __all__ = [
     "LABEL_COLUMNS",
     "LESS_CERTAIN",
     "PATH_COLUMNS",
-    "LabelStyle",
-    "ListHeader",
+    "choose_columns",
     "field_names",
     "find_label",
     "json_column",
@@ -100,7 +98,6 @@ PATH_COLUMNS = (
 """The names of a column of paths, in lower case, the most certain first."""
 MASK_COLUMNS = ("mask", "mask_path", "mask_file", "mask_name", "mask_file_name")
 CAPTION_COLUMNS = ("caption", "captions", "text", "description")
-BOX_COLUMNS = ("boxes", "bbox", "bboxes")
 
 LABEL_COLUMNS = ("label", "class", "target")
 # Used if none of LABEL_COLUMNS and exactly one of these exists.
@@ -111,7 +108,7 @@ LESS_CERTAIN = (
 
 
 def find_label(
-    where: str, named: Mapping[str, str], likely: Sequence[str], *, beside: str, others: Sequence[str]
+    where: str, named: Mapping[str, str], *, beside: str, others: Sequence[str], likely: Sequence[str] = ()
 ) -> str | None:
     """Return the column that contains labels, or None.
 
@@ -121,12 +118,13 @@ def find_label(
         The name of the list in messages.
     named : mapping of str to str
         The columns that may contain labels, by their names in lower case.
-    likely : sequence of str
-        Those of which the only one contains labels if none has a name of LABEL_COLUMNS.
     beside : str
         What is in the other columns, for messages.
     others : sequence of str
         The columns of which one must contain labels; none if labels are not needed.
+    likely : sequence of str
+        The columns that look like labels; by default, those with a name of LESS_CERTAIN. The only one contains labels if
+        none has a name of LABEL_COLUMNS.
 
     Raises
     ------
@@ -134,7 +132,7 @@ def find_label(
         Several columns are likely, or none and labels are needed.
     """
     certain = [named[name] for name in LABEL_COLUMNS if name in named][:1]
-    found = certain or likely
+    found = certain or likely or [named[name] for name in LESS_CERTAIN if name in named]
     if len(found) > 1:
         raise ConfigError(
             f"{where}: columns {', '.join(map(repr, found))} all look like labels; choose with label_column= (--option "
@@ -149,138 +147,88 @@ def find_label(
     return found[0] if found else None
 
 
-class ListHeader:
-    """The columns of a list, and what each holds: ``image``, ``mask``, ``boxes``, ``text``, ``label`` or other values.
+def choose_columns(
+    where: str,
+    names: Sequence[str],
+    first: Sequence[Sequence[Any]],
+    *,
+    image_columns: Any,
+    mask_columns: Any,
+    caption_columns: Any,
+    label_column: str | None,
+    label: bool,
+) -> tuple[dict[str, str], list[str]]:
+    """Return what the columns of a list hold, ``image``, ``mask``, ``text`` or ``label``, where that is known, and notes.
+
+    Labels are needed unless other columns than the paths have a purpose, such as masks.
 
     Parameters
     ----------
     where : str
         The name of the list in messages.
-    names : list of str
+    names : sequence of str
         The columns.
-    first : list of list
+    first : sequence of list
         The cells of the first lines.
+    image_columns, mask_columns, caption_columns, label_column, label
+        As for `~storeds.ops.packing.sources.lists.rows_of_list`.
 
-    Attributes
-    ----------
-    purposes : dict
-        Column → what it holds, if that is known. The paths in the first are the keys.
+    Returns
+    -------
+    dict, list of str
+        The paths in the first column of the dict are the keys.
     """
+    purposes: dict[str, str] = {}
+    usual = {name.strip().lower(): name for name in reversed(names)}
+    paths = [name for at, name in enumerate(names) if _are_paths([cells[at] for cells in first])]
 
-    def __init__(self, where: str, names: list[str], first: Sequence[Sequence[Any]]) -> None:
-        self.where, self.names = where, names
-        self.purposes: dict[str, str] = {}
-        self._usual = {name.strip().lower(): name for name in reversed(names)}
-        self._cells = {name: [cells[at] for cells in first] for at, name in enumerate(names)}
-        self._paths = [name for name, cells in self._cells.items() if _are_paths(cells)]
-
-    @property
-    def free(self) -> list[str]:
-        """The columns whose purpose is not known."""
-        return [name for name in self.names if name not in self.purposes]
-
-    def of(self, purpose: str) -> list[str]:
-        """Return the columns that hold something."""
-        return [name for name, held in self.purposes.items() if held == purpose]
-
-    def has_lists(self, name: str) -> bool:
-        """Whether the first cell of a column that is not empty is a list."""
-        return isinstance(next((cell for cell in self._cells[name] if cell is not None), None), list)
-
-    def _take(self, purpose: str, option: str, columns: Any) -> None:
+    def take(purpose: str, option: str, columns: Any) -> None:
         for name in names_of(columns):
-            if name not in self.names:
-                raise ConfigError(f"{self.where}: {option} names {name!r}; {suggest(name, self.names, 'columns')}")
-            if name in self.purposes:
-                raise ConfigError(f"{self.where}: column {name!r} is given for two purposes")
-            self.purposes[name] = purpose
+            if name not in names:
+                raise ConfigError(f"{where}: {option} names {name!r}; {suggest(name, names, 'columns')}")
+            if name in purposes:
+                raise ConfigError(f"{where}: column {name!r} is given for two purposes")
+            purposes[name] = purpose
 
-    def _named(self, usual: Sequence[str]) -> list[str]:
-        return [self._usual[name] for name in usual if name in self._usual and self._usual[name] in self.free]
+    def named(likely: Sequence[str]) -> list[str]:
+        return [usual[name] for name in likely if name in usual and usual[name] not in purposes]
 
-    def find_images(self, path_column: str | None, image_columns: Any) -> None:
-        """Find the columns of images. Several are detected only in a list without a usual column of paths."""
-        if image_columns is not None and path_column is not None:
-            raise ConfigError(f"{self.where}: leave out path_column; the path is in the first of image_columns")
-        self._take("image", "path_column", None if path_column is None else [path_column])
-        self._take("image", "image_columns", image_columns)
-        if not self.purposes:
-            likely = [name for name in self._paths if name not in self._named(MASK_COLUMNS)]
-            self._take("image", "", self._named(PATH_COLUMNS)[:1] or (likely if len(likely) > 1 else []))
-        if not self.purposes:
-            raise ConfigError(
-                f"{self.where}: none of its columns {', '.join(map(repr, self.names[:20]))} is one of "
-                f"{', '.join(PATH_COLUMNS)}; name it with path_column= (--option path_column={self.names[0]}), or, for CSV without a "
-                "header, pass columns=['path', …] (--option columns=path,label)"
-            )
-
-    def find_masks(self, mask_columns: Any) -> None:
-        """Find the columns of masks."""
-        likely = [name for name in self._named(MASK_COLUMNS) if name in self._paths]
-        self._take("mask", "mask_columns", likely if mask_columns is None else mask_columns)
-
-    def find_boxes(self, column: str | None, form: str | None, *, relative: bool) -> None:
-        """Find the column of boxes, if their format is given."""
-        if form is None:
-            if column is not None or relative:
-                raise ConfigError(
-                    f"{self.where}: boxes need box_format= (--option box_format=xyxy): xyxy for left, top, right, bottom, xywh "
-                    "for left, top, width, height, or cxcywh for the centre, width and height"
-                )
-            return
-        if form not in BOX_FORMATS:
-            raise ConfigError(f"{self.where}: box_format={form!r}; {suggest(form, BOX_FORMATS, 'formats')}")
-        found = self._named(BOX_COLUMNS)[:1] if column is None else [column]
-        if not found:
-            raise ConfigError(
-                f"{self.where}: no column is named {', '.join(BOX_COLUMNS)}; name the column of boxes with box_column= "
-                "(--option box_column=NAME)"
-            )
-        self._take("boxes", "box_column", found)
-
-    def find_labels(self, label_column: str | None, caption_columns: Any, *, label: bool) -> None:
-        """Find the column of labels, and in a list of captions without labels the captions.
-
-        Labels are needed unless other columns than the paths have a purpose, such as masks.
-        """
-        self._take("text", "caption_columns", caption_columns)
-        if label_column is not None:
-            if not label:
-                raise ConfigError(f"{self.where}: label_column={label_column!r} and label=False contradict each other")
-            self._take("label", "label_column", [label_column])
-        elif label:
-            if caption_columns is None and not self._named((*LABEL_COLUMNS, *LESS_CERTAIN)):
-                self._take("text", "", self._named(CAPTION_COLUMNS))
-            usual = {name.strip().lower(): name for name in reversed(self.free)}
-            likely = [name for name in self.free if name.strip().lower() in LESS_CERTAIN]
-            others = self.free if len(self.purposes) == 1 else []
-            found = find_label(self.where, usual, likely, beside="paths", others=others)
-            self._take("label", "", None if found is None else [found])
-
-    def notes(self) -> Iterator[str]:
-        """Yield warnings about columns that may hold more than what they are stored as."""
-        for name in self.free:
-            if name in self._paths:
-                columns = ",".join((*self.of("image"), name))
-                yield (
-                    f"column {name!r} contains paths of images, which are stored as text; image_columns= (--option "
-                    f"image_columns={columns}) packs these images too"
-                )
-        for name in self._named(BOX_COLUMNS):
-            if self.has_lists(name):
-                yield (
-                    f"column {name!r} is stored as JSON; if it contains boxes, box_format= (--option box_format=xyxy) stores "
-                    "them as such"
-                )
+    take("image", "image_columns", named(PATH_COLUMNS)[:1] if image_columns is None else image_columns)
+    if not purposes:
+        raise ConfigError(
+            f"{where}: none of its columns {', '.join(map(repr, names[:20]))} is one of {', '.join(PATH_COLUMNS)}; name it "
+            f"with path_column= (--option path_column={names[0]}), or, for CSV without a header, pass columns=['path', …] "
+            "(--option columns=path,label)"
+        )
+    masks = [name for name in named(MASK_COLUMNS) if name in paths]
+    take("mask", "mask_columns", masks if mask_columns is None else mask_columns)
+    take("text", "caption_columns", caption_columns)
+    if label_column is not None and not label:
+        raise ConfigError(f"{where}: label_column={label_column!r} and label=False contradict each other")
+    take("label", "label_column", label_column and [label_column])
+    if label and label_column is None:
+        if caption_columns is None and not named((*LABEL_COLUMNS, *LESS_CERTAIN)):
+            take("text", "", named(CAPTION_COLUMNS))
+        free = [name for name in names if name not in purposes]
+        others = free if len(purposes) == 1 else []
+        found = find_label(
+            where, {name.strip().lower(): name for name in reversed(free)}, beside="paths", others=others
+        )
+        take("label", "", None if found is None else [found])
+    images = [name for name, purpose in purposes.items() if purpose == "image"]
+    notes = [
+        f"column {name!r} contains paths of images, which are stored as text; image_columns= (--option "
+        f"image_columns={','.join((*images, name))}) packs these images too"
+        for name in paths
+        if name not in purposes
+    ]
+    return purposes, notes
 
 
 def _are_paths(cells: Sequence[Any]) -> bool:
     """Whether cells are paths of images, by their suffixes; empty cells do not count."""
     given = [cell for cell in cells if cell not in (None, "")]
     return bool(given) and all(isinstance(cell, str) and cell.lower().endswith(IMAGE_SUFFIXES) for cell in given)
-
-
-LabelStyle: TypeAlias = Literal["auto", "int", "names"]
 
 
 def _as_int(text: str) -> int | None:
@@ -290,7 +238,7 @@ def _as_int(text: str) -> int | None:
 
 
 def number_labels(
-    where: str, labels: Sequence[str], lines: Sequence[int], classes: list[str] | None, style: LabelStyle
+    where: str, labels: Sequence[str], lines: Sequence[int], classes: list[str] | None
 ) -> tuple[list[int | BadItem], list[str] | None]:
     """Return labels as class numbers, with a `BadItem` for each that is not valid, and the class names.
 
@@ -299,45 +247,37 @@ def number_labels(
     where : str
         The name of the list in messages.
     labels : sequence of str
-        Each label as text.
+        Each label as text: all integers, also as 3.0, or class names.
     lines : sequence of int
         The line of each label.
     classes : list of str or None
         The class names in the order of their numbers. None sorts the names that occur.
-    style : str
-        ``int``: labels are integers, also as 3.0. ``names``: they are class names, whatever they look like. ``auto``: all
-        are integers, or none is a number.
 
     Raises
     ------
     ConfigError
-        Without class names, ``auto`` is not certain.
+        Without class names, some labels are numbers and others are not, or not integers.
     """
     index = {name: number for number, name in enumerate(classes or ())}
     texts = [text if text in index else text.strip() for text in labels]
-    unknown: dict[str, str] = {}  # integer, number or name → the first such label
-    for text, line in zip(texts, lines, strict=True):
-        if text not in index:
-            sort = "integer" if _as_int(text) is not None else "number" if _is_number(text) else "name"
-            unknown.setdefault(sort, f"{text!r} at {where} line {line}")
-    if style == "auto" and classes is None and unknown and unknown.keys() not in ({"integer"}, {"name"}):
-        # A guess could renumber all classes because of one stray cell among integers.
-        found = ", ".join(f"{sort}s such as {example}" for sort, example in sorted(unknown.items()))
-        raise ConfigError(
-            f"{where}: labels are {found}; pass label_type='names' (--option label_type=names) if all are class names, 'int' "
-            "to accept integers only, classes=[…] (--classes) to list the class names, or label=False (--no-label) to keep "
-            "them as another field"
-        )
-    are_integers = unknown.keys() == {"integer"} and not any(text in index for text in texts)
-    if style == "int" or (style == "auto" and (are_integers or not texts)):
-        numbers = [_as_int(text) for text in texts]
+    if not any(text in index for text in texts) and None not in (numbers := list(map(_as_int, texts))):
         valid = range(-(2**63), 2**63) if classes is None else range(len(classes))
-        reason = "is not an integer" if classes is None else f"is none of the {counted(len(classes), 'class id')} given"
+        reason = f"is none of the {counted(len(valid) if classes else 0, 'class id')} given"
         return [
-            BadItem(f"label {text!r} {reason}") if number is None or number not in valid else number
+            number if number is not None and number in valid else BadItem(f"label {text!r} {reason}")
             for text, number in zip(texts, numbers, strict=True)
         ], classes
     if classes is None:
+        kinds: dict[str, str] = {}  # integer, number or name → the first such label
+        for text, line in zip(texts, lines, strict=True):
+            kind = "integer" if _as_int(text) is not None else "number" if _is_number(text) else "name"
+            kinds.setdefault(kind, f"{text!r} at {where} line {line}")
+        if kinds.keys() != {"name"}:  # a guess could renumber all classes because of one stray cell among integers
+            found = ", ".join(f"{kind}s such as {example}" for kind, example in sorted(kinds.items()))
+            raise ConfigError(
+                f"{where}: labels are {found}; pass classes=[…] (--classes) to list the class names, or label=False "
+                "(--no-label) to keep them as another field"
+            )
         classes = sorted(set(texts))
         index = {name: number for number, name in enumerate(classes)}
     return [

@@ -15,7 +15,7 @@ import xxhash
 from storeds.errors import ConfigError, FormatError, StoreNotFoundError
 from storeds.jpeg import Verdict, set_verdict
 from storeds.ops.packing.rows import Bad, BadItem, Row, Rows, from_start
-from storeds.ops.packing.sources.paths import Root, show
+from storeds.ops.packing.sources.folders import Root, show
 from storeds.protocols import JSON, Array, Field, Record
 from storeds.records.fields import fields_from_json, pictures, without_verdicts
 

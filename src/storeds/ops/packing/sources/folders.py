@@ -1,17 +1,348 @@
-"""Sources for folders of images: one sub-folder per class, as torchvision's ImageFolder reads them, or no classes."""
+"""Folders of images as sources, with one sub-folder per class or without; and how every source walks folders and checks paths."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import posixpath
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from operator import itemgetter
+from typing import Any
 
-from storeds._utils.text import some
-from storeds.errors import ConfigError
-from storeds.ops.packing.rows import Bad, Row, Rows, from_start
-from storeds.ops.packing.sources.paths import IMAGE_SUFFIXES, Root, Walk, class_notes, folders_in, show
+from storeds._utils.text import counted, printable, some
+from storeds.errors import ConfigError, StoreNotFoundError
+from storeds.ops.packing.rows import Bad, BadItem, File, Row, Rows, from_start
 from storeds.protocols import Field
 
-__all__ = ["flat", "imagefolder"]
+__all__ = [
+    "IMAGE_SUFFIXES",
+    "VIDEO_SUFFIXES",
+    "Hidden",
+    "Root",
+    "Walk",
+    "class_notes",
+    "flat",
+    "folders_in",
+    "imagefolder",
+    "is_folder",
+    "is_hidden",
+    "is_int",
+    "is_text",
+    "kind_of_files",
+    "names_of",
+    "path_fault",
+    "show",
+]
+
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
+"""The suffixes of torchvision's ImageFolder, in lower case."""
+
+VIDEO_SUFFIXES = (".mp4", ".m4v", ".mov", ".avi", ".mkv", ".webm", ".mpg", ".mpeg", ".wmv", ".flv")
+
+_MAX_PATHS = 64  # to one folder: links can give exponentially many paths without forming a loop
+_ALLOW = "pass allow_outside=True (--option allow_outside=true) to read it anyway"
+_ANNOTATIONS = (".csv", ".json", ".jsonl", ".txt", ".xml")
+
+
+def is_text(name: str) -> bool:
+    """Whether a name can be encoded as UTF-8, as every string in a store must be."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def show(name: str) -> str:
+    r"""Return `name` in printable form, with bytes that are not UTF-8 as ``\xff``."""
+    try:
+        return os.fsencode(name).decode("utf-8", "backslashreplace")
+    except UnicodeEncodeError:
+        return name.encode("utf-8", "backslashreplace").decode()
+
+
+def path_fault(path: object) -> str | None:
+    """Return why `path` cannot be the path of a file and a key, or None if it can."""
+    if path is None or path == "":
+        return "no path is given"
+    if not isinstance(path, str):
+        return f"its path is a {type(path).__name__}, not text"
+    if "\0" in path:
+        return "its path contains a NUL character"
+    return None if is_text(path) else "its path is not valid UTF-8"
+
+
+def names_of(given: Any) -> list[str]:
+    """Return the names in an option: a list, or text such as ``"a, b"``; None is no name."""
+    if given is None:
+        return []
+    if isinstance(given, (list, tuple)):
+        return list(map(str, given))
+    return [name.strip() for name in str(given).split(",") if name.strip()]
+
+
+# int() accepts more: int("1_0") is 10, and 007 would lose its zeros.
+_INT = re.compile(r"0|-?[1-9][0-9]*")
+
+
+def is_int(text: str) -> bool:
+    """Whether `text` is an int64 as Python writes it."""
+    return len(text) < 21 and _INT.fullmatch(text) is not None and -(2**63) <= int(text) < 2**63
+
+
+class Root:
+    """A folder that paths must not leave.
+
+    Parameters
+    ----------
+    path : str
+        The folder.
+    allow_outside : bool
+        Allow paths to leave it.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, allow_outside: bool) -> None:
+        self.path = os.path.abspath(path)
+        self._real = os.path.realpath(self.path)
+        self._allow = allow_outside
+        self._folders: dict[str, bool] = {}
+
+    def file(self, path: str, what: str = "") -> File:
+        """Return the file at `path`, which is relative to the root and may have other separators than the system's."""
+        return File(os.path.join(self.path, path.replace("/", os.sep)), what=what)
+
+    def check_link(self, path: str) -> None:
+        """Raise `BadItem` if the link at `path` must not be followed."""
+        real = os.path.realpath(path)
+        if not self._allow and not self._contains(real):
+            raise BadItem(f"is a link to {show(real)}, outside {show(self.path)}; {_ALLOW}")
+
+    def path_fault(self, path: object) -> str | None:
+        """Return why `path`, as written in a list, must not be opened, or None."""
+        fault = path_fault(path)
+        if self._allow or fault is not None:
+            return fault
+        path = str(path)
+        if os.path.isabs(path):
+            return f"the path is absolute, but paths are relative to {show(self.path)}; {_ALLOW}"
+        if posixpath.normpath(path).split("/", 1)[0] == "..":
+            return f"the path leads out of {show(self.path)}; {_ALLOW}"
+        folder, name = os.path.split(os.path.join(self.path, path))
+        # Each folder is resolved once: resolving it for every file takes longer than reading a small file.
+        if folder not in self._folders:
+            self._folders[folder] = self._contains(os.path.realpath(folder))
+        whole = os.path.join(folder, name)
+        if self._folders[folder] and name not in ("", ".", "..") and not os.path.islink(whole):
+            return None
+        real = os.path.realpath(whole)
+        if self._contains(real):
+            return None
+        return f"the path leads through a link to {show(real)}, outside {show(self.path)}; {_ALLOW}"
+
+    def _contains(self, real: str) -> bool:
+        return real == self._real or real.startswith(self._real.rstrip("/") + "/")
+
+
+# macOS, Windows and network drives create these names, which have no leading dot.
+_SYSTEM_NAMES = (
+    *("__macosx", "@eadir", "#recycle", "$recycle.bin", "lost+found"),
+    *("system volume information", "thumbs.db", "ehthumbs.db", "desktop.ini"),
+)
+_NAMED = 4
+
+
+def is_hidden(name: str) -> bool:
+    """Whether the name of a file or folder begins with a dot or belongs to an operating system or a network drive."""
+    is_dotted = name.startswith(".") and name not in (".", "..") and not name.startswith((".\\", "..\\"))
+    return is_dotted or name.lower() in _SYSTEM_NAMES
+
+
+class Hidden:
+    """Skips hidden files and folders, such as ``.git``, ``__MACOSX`` and ``._0001.jpg``, and counts them."""
+
+    def __init__(self) -> None:
+        self._skipped: dict[str, set[str]] = {"folder": set(), "file": set()}
+
+    def skips(self, path: str, what: str = "file", *, below: bool = False) -> bool:
+        """Whether to skip a file or a folder by its own name, and for `below` by the names of its folders too."""
+        names = path.split("/")
+        if not any(map(is_hidden, names if below else names[-1:])):
+            return False
+        self._skipped[what].add(path)
+        return True
+
+    def notes(self) -> list[str]:
+        """Return one sentence about what was skipped, or nothing."""
+        parts = [
+            f"{counted(len(skipped), f'hidden {what}')} ({some(sorted(skipped), _NAMED)})"
+            for what, skipped in self._skipped.items()
+            if skipped
+        ]
+        return [f"left out {' and '.join(parts)}; rename what is to be packed"] if parts else []
+
+
+class Walk:
+    """Finds the images, or other files, below folders of one root. What it left out it tells in `notes`.
+
+    Parameters
+    ----------
+    root : Root
+        The folder that paths are relative to and must not leave.
+    suffixes : tuple of str
+        How the names of the files end, in lower case.
+    """
+
+    def __init__(self, root: Root, suffixes: tuple[str, ...] = IMAGE_SUFFIXES) -> None:
+        self._root, self._suffixes = root, suffixes
+        self.hidden = Hidden()
+        self._annotations: dict[str, set[str]] = {}  # suffix → files that may describe images; a source lists twice
+
+    def files(self, top: str) -> Iterator[tuple[str, File] | Bad]:
+        """Yield paths below the root and their files below `top`, a folder in the root, or "" for the root.
+
+        The order is that of ``sorted(os.walk(top, followlinks=True))``: folders by path, then files by name, both in
+        plain string order. Then come files and folders that cannot be read.
+        """
+        problems, seen = list[Bad](), Counter[tuple[int, int]]()
+        found: list[tuple[str, str, File]] = []
+        status = os.stat(self._root.path)
+        pending: list[tuple[str, tuple[tuple[int, int], ...]]] = [
+            (top, ((status.st_dev, status.st_ino),) if top else ())
+        ]
+        while pending:
+            folder, above = pending.pop()
+            try:
+                inside = (*above, self._enter(folder, above, seen))
+                for path, file in self._list(folder, problems):
+                    if file is None:
+                        pending.append((path, inside))
+                    else:
+                        found.append((folder, path, file))
+            except BadItem as error:
+                problems.append(Bad(show(folder), str(error)))
+            except OSError as error:
+                where = show(folder or self._root.path)
+                problems.append(Bad(where, f"the folder cannot be listed: {error.strerror}"))
+        for _, path, file in sorted(found, key=itemgetter(0, 1)):
+            yield path, file
+        yield from problems
+
+    def _list(self, folder: str, problems: list[Bad]) -> Iterator[tuple[str, File | None]]:
+        """Yield the paths of the sub-folders and the files of a folder, a sub-folder with None."""
+        with os.scandir(os.path.join(self._root.path, folder)) as entries:
+            for entry in entries:
+                path = f"{folder}/{entry.name}" if folder else entry.name
+                try:
+                    if not entry.is_dir():
+                        if (file := self._file(entry, path)) is not None:
+                            yield path, file
+                    elif not self.hidden.skips(path, "folder"):
+                        yield path, None
+                except BadItem as error:
+                    problems.append(Bad(show(path), str(error)))
+                except OSError as error:
+                    problems.append(Bad(show(path), f"cannot be inspected: {error.strerror}"))
+
+    def _enter(self, path: str, above: Sequence[tuple[int, int]], seen: Counter[tuple[int, int]]) -> tuple[int, int]:
+        """Return the identity of a folder; raise `BadItem` if it must not be listed."""
+        whole = os.path.join(self._root.path, path)
+        if not is_text(path):
+            raise BadItem("the folder's name is not valid UTF-8, which a key must be; rename it")
+        if path and os.path.islink(whole):
+            self._root.check_link(whole)
+        status = os.stat(whole)
+        identity = status.st_dev, status.st_ino
+        if identity in above:
+            raise BadItem("links back to a folder that contains it; the loop is left out")
+        seen[identity] += 1
+        if seen[identity] > _MAX_PATHS:
+            raise BadItem(f"is a folder that {_MAX_PATHS} other paths lead to already; more are left out")
+        return identity
+
+    def _file(self, entry: os.DirEntry[str], path: str) -> File | None:
+        """Return the file of an entry, or None for one that is left out; raises `BadItem`."""
+        if not entry.name.lower().endswith(self._suffixes):
+            suffix = os.path.splitext(entry.name)[1].lower()
+            if suffix in _ANNOTATIONS and not is_hidden(entry.name):
+                self._annotations.setdefault(suffix, set()).add(path)
+            return None
+        if self.hidden.skips(path):
+            return None
+        if not is_text(entry.name):
+            raise BadItem("its name is not valid UTF-8, which a key must be; rename it")
+        if entry.is_symlink():
+            self._root.check_link(entry.path)
+        return File(entry.path)
+
+    def notes(self) -> list[str]:
+        """Return sentences about hidden files, and about files that may describe the images."""
+        notes = self.hidden.notes()
+        if self._annotations:
+            listed = ", ".join(
+                f"{len(paths):,} *{suffix}, such as {printable(show(min(paths)))}"
+                for suffix, paths in sorted(self._annotations.items())
+            )
+            number = sum(map(len, self._annotations.values()))
+            notes.append(
+                f"left out {counted(number, 'file')} that may describe the images: {listed}; pack "
+                "reads annotations as kind= coco, yolo, voc, masks, csv or jsonl (--kind)"
+            )
+        return notes
+
+
+def folders_in(root: str, hidden: Hidden | None = None) -> list[str]:
+    """Return the names of the folders in `root`, sorted, including links to folders; hidden ones as `hidden` decides.
+
+    Raises
+    ------
+    ConfigError, StoreNotFoundError
+        `root` is a file, or cannot be listed.
+    """
+    hidden = Hidden() if hidden is None else hidden
+    try:
+        with os.scandir(root) as entries:
+            return sorted(each.name for each in entries if is_folder(each) and not hidden.skips(each.name, "folder"))
+    except NotADirectoryError:
+        raise ConfigError(f"{root} is a file; expected a folder of images, or of one folder per class") from None
+    except OSError as error:
+        raise StoreNotFoundError(f"no folder at {root}: {error.strerror}") from None
+
+
+def kind_of_files(folder: str, kinds: Mapping[str, tuple[str, ...]], depth: int = 3) -> str | None:
+    """Return the first of `kinds`, each with suffixes, of which there are files, from `folder` up to `depth` folders down."""
+    try:
+        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+    except OSError:  # the source that lists the folder reports why
+        return None
+    entries = [entry for entry in entries if not is_hidden(entry.name)]
+    for kind, suffixes in kinds.items():
+        if any(entry.name.lower().endswith(suffixes) for entry in entries):
+            return kind
+    inside = (kind_of_files(entry.path, kinds, depth - 1) for entry in entries if depth and is_folder(entry))
+    return next((kind for kind in inside if kind is not None), None)
+
+
+def is_folder(entry: os.DirEntry[str]) -> bool:
+    """Whether an entry is a folder, a link to one, or a link that cannot be followed."""
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself, which listing it reports
+        return True
+
+
+def class_notes(classes: Sequence[str]) -> list[str]:
+    """Return a warning about class names that look like labels, and are not in their order."""
+    if not classes or not all(map(is_int, classes)):
+        return []
+    moved = next((label for label, name in enumerate(classes) if int(name) != label), None)
+    if moved is None or sorted(classes, key=int) == list(classes):
+        return []
+    return [
+        "classes are sorted as text, as ImageFolder sorts them, so labels are not the numbers in their names: class "
+        f"{classes[moved]!r} is label {moved}"
+    ]
+
 
 _SUFFIXES = " ".join(IMAGE_SUFFIXES)
 
@@ -21,7 +352,6 @@ def imagefolder(
     *,
     allow_outside: bool = False,
     allow_empty: bool = False,
-    include_hidden: bool = False,
 ) -> Rows:
     """Rows of a folder with one sub-folder per class, in the order and with the labels of torchvision's ImageFolder.
 
@@ -33,8 +363,6 @@ def imagefolder(
         Follow links that lead out of the folder.
     allow_empty : bool
         Accept classes without images.
-    include_hidden : bool
-        Include hidden files, and hidden folders as classes: ``.git``, ``.ipynb_checkpoints``, ``__MACOSX``.
 
     Raises
     ------
@@ -44,7 +372,7 @@ def imagefolder(
         It has no sub-folders, or one of them has no images.
     """
     root = Root(path, allow_outside=allow_outside)
-    walk = Walk(root, include_hidden=include_hidden)
+    walk = Walk(root)
     classes = folders_in(os.fspath(path), walk.hidden)
     if not classes:
         left_out = "".join(f"; {note}" for note in walk.notes())
@@ -67,27 +395,25 @@ def imagefolder(
                 f"{path}: no images in {some(empty, 8)}; remove these folders, put images ({_SUFFIXES}) in, or pass "
                 "allow_empty=True (--option allow_empty=true)"
             )
-        rows.notes = [*class_notes(classes), *walk.notes()]
 
-    rows = Rows(
+    return Rows(
         fields={"image": Field("image"), "label": Field("int"), "key": Field("str")},
         attrs={"classes": [show(name) for name in classes]},
         items=from_start(items),
+        notes=class_notes(classes),
+        late_notes=walk.notes,
     )
-    return rows
 
 
-def flat(path: str | os.PathLike[str], *, allow_outside: bool = False, include_hidden: bool = False) -> Rows:
+def flat(path: str | os.PathLike[str], *, allow_outside: bool = False) -> Rows:
     """Rows of a folder of images without labels, including the folders below it.
 
     Parameters
     ----------
     path : path
         The folder.
-    allow_outside : bool
-        Follow links that lead out of the folder.
-    include_hidden : bool
-        Include hidden files and folders.
+    allow_outside
+        As for `imagefolder`.
 
     Raises
     ------
@@ -96,7 +422,7 @@ def flat(path: str | os.PathLike[str], *, allow_outside: bool = False, include_h
     ConfigError
         It contains no images.
     """
-    walk = Walk(Root(path, allow_outside=allow_outside), include_hidden=include_hidden)
+    walk = Walk(Root(path, allow_outside=allow_outside))
     folders_in(os.fspath(path))
 
     def items() -> Iterator[Row | Bad]:
@@ -104,10 +430,8 @@ def flat(path: str | os.PathLike[str], *, allow_outside: bool = False, include_h
         for each in walk.files(""):
             empty = False
             yield each if isinstance(each, Bad) else Row(each[0], {"image": each[1], "key": each[0]})
-        rows.notes = walk.notes()
         if empty:
-            left_out = "".join(f"; {note}" for note in rows.notes)
+            left_out = "".join(f"; {note}" for note in walk.notes())
             raise ConfigError(f"{path} contains no images ({_SUFFIXES}), not even in folders below it{left_out}")
 
-    rows = Rows(fields={"image": Field("image"), "key": Field("str")}, items=from_start(items))
-    return rows
+    return Rows(fields={"image": Field("image"), "key": Field("str")}, items=from_start(items), late_notes=walk.notes)

@@ -2,35 +2,31 @@
 
 from __future__ import annotations
 
-import json
 import os
 import posixpath
 import sys
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import islice
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 
 from storeds._utils.text import counted
-from storeds.errors import ConfigError, StoreNotFoundError, suggest
-from storeds.jpeg import read_picture_header
+from storeds.errors import ConfigError, StoreNotFoundError
 from storeds.ops.packing.rows import Bad, BadItem, Row, Rows, from_start
 from storeds.ops.packing.sources.class_names import unique_classes
 from storeds.ops.packing.sources.columns import (
-    LabelStyle,
-    ListHeader,
+    choose_columns,
     field_names,
     json_column,
     number_labels,
     text_column,
 )
+from storeds.ops.packing.sources.folders import Root, class_notes, names_of, show
 from storeds.ops.packing.sources.masks import MaskFile
-from storeds.ops.packing.sources.paths import Hidden, Root, class_notes, names_of, show
-from storeds.ops.packing.sources.text import csv_lines, jsonl_lines, open_text
-from storeds.protocols import JSON, Field, Record
-from storeds.records.roles import check_boxes, check_mask
+from storeds.ops.packing.sources.text import Line, csv_lines, jsonl_lines, open_text
+from storeds.protocols import JSON, Field
 
 __all__ = ["csv", "jsonl", "rows_of_list"]
 
@@ -43,24 +39,19 @@ def rows_of_list(
     *,
     root: str | os.PathLike[str] | None = None,
     path_column: str | None = None,
-    label_column: str | None = None,
-    label: bool = True,
-    classes: Sequence[str] | os.PathLike[str] | None = None,
-    label_type: LabelStyle = "auto",
-    label_separator: str | None = None,
     image_columns: Sequence[str] | str | None = None,
     mask_columns: Sequence[str] | str | None = None,
     ignore_index: int | None = None,
     caption_columns: Sequence[str] | str | None = None,
-    box_column: str | None = None,
-    box_format: str | None = None,
-    box_relative: bool = False,
+    label_column: str | None = None,
+    label: bool = True,
+    label_separator: str | None = None,
+    classes: Sequence[str] | os.PathLike[str] | None = None,
     columns: Sequence[str] | str | None = None,
     delimiter: str | None = None,
     skipinitialspace: bool = False,
     encoding: str = "utf-8-sig",
     allow_outside: bool = False,
-    include_hidden: bool = False,
 ) -> Rows:
     r"""Rows of a CSV or JSONL file with one line per image, or per caption of an image.
 
@@ -74,22 +65,9 @@ def rows_of_list(
         The folder that paths are relative to; by default the folder of the file.
     path_column : str, optional
         The default is the first of ``PATH_COLUMNS`` that exists. The path becomes the record's ``key``.
-    label_column : str, optional
-        The default is the first of ``LABEL_COLUMNS`` that exists, or the only one of ``LESS_CERTAIN``.
-    label : bool
-        False to pack without labels. This is required if there are columns beside the paths and none looks like a label:
-        packing without labels by accident would make the store useless for training.
-    classes : sequence of str or path, optional
-        The class names in the order of their labels, or the path of a file of them. A label that is not among them is a bad item.
-    label_type : str
-        ``int``, ``names`` or ``auto``. With ``auto``, integers stay as they are, class names are sorted and numbered,
-        and a mixture is an error.
-    label_separator : str, optional
-        What separates several labels in one cell. They become the field ``labels``, int64 of shape (n,), as do the lists
-        of a JSONL file.
     image_columns : sequence of str, optional
-        Several columns of images, each of which becomes a field of its own name. The path in the first is the key. If no
-        column is one of ``PATH_COLUMNS``, and the cells of several are paths of images, the default is these.
+        Instead of `path_column`, several columns of images, each of which becomes a field of its own name. The path in the
+        first is the key.
     mask_columns : sequence of str, optional
         Columns of masks; a single one becomes the field ``mask``. The default is a column named ``mask``, ``mask_path``,
         ``mask_file`` or similar whose cells are paths of images. Without labels, `classes` names the class ids of masks.
@@ -99,13 +77,17 @@ def rows_of_list(
         Columns of text that get the role ``text``: a caption, or in JSONL a list of captions. The default is those named
         ``caption``, ``text`` or ``description``, if no column looks like labels. If they are given and a path
         repeats, rows of one image that agree in all other columns become one record, and every record has a list.
-    box_column : str, optional
-        The column of boxes; by default the one named ``boxes`` or ``bbox``, if `box_format` is given. A cell is a list of
-        boxes of four numbers, or one box; in CSV as JSON.
-    box_format : str, optional
-        ``xyxy``, ``xywh`` or ``cxcywh``. Boxes become the field ``boxes``, float64 of shape (n, 4).
-    box_relative : bool
-        Coordinates are fractions of the width and the height of the image.
+    label_column : str, optional
+        The default is the first of ``LABEL_COLUMNS`` that exists, or the only one of ``LESS_CERTAIN``.
+    label : bool
+        False to pack without labels. This is required if there are columns beside the paths and none looks like a label:
+        packing without labels by accident would make the store useless for training.
+    label_separator : str, optional
+        What separates several labels in one cell. They become the field ``labels``, int64 of shape (n,), as do the lists
+        of a JSONL file.
+    classes : sequence of str or path, optional
+        The class names in the order of their labels, or the path of a file of them. A label that is not among them is a
+        bad item. By default, integers stay as they are, class names are sorted and numbered, and a mixture is an error.
     columns : sequence of str, optional
         The column names of a CSV file without a header.
     delimiter : str, optional
@@ -116,8 +98,6 @@ def rows_of_list(
         The default is UTF-8, with or without a byte order mark.
     allow_outside : bool
         Allow paths that leave `root`: through ``..``, as absolute paths, or through a link.
-    include_hidden : bool
-        Include hidden files, and files in hidden folders.
 
     Notes
     -----
@@ -136,38 +116,41 @@ def rows_of_list(
     where = show(os.path.basename(file))
     if root is not None and not os.path.isdir(root):
         raise StoreNotFoundError(f"root={os.fspath(root)!r} is not a folder")
-    if label_type not in get_args(LabelStyle):
-        raise ConfigError(f"label_type={label_type!r}; {suggest(label_type, get_args(LabelStyle), 'choices')}")
+    if image_columns is not None and path_column is not None:
+        raise ConfigError(f"{where}: leave out path_column; the path is in the first of image_columns")
     given = unique_classes(classes)
     opened = open_text(file, encoding)
-    if kind == "jsonl":
-        if (columns, delimiter, skipinitialspace) != (None, None, False):
-            raise ConfigError(f"{where}: columns, delimiter and skipinitialspace are for CSV")
-        names, lines = jsonl_lines(opened)
-    else:
+    if kind == "csv":
         mark = delimiter or ("\t" if file.lower().endswith(".tsv") else ",")
         dialect = {"delimiter": mark.replace(r"\t", "\t"), "skipinitialspace": skipinitialspace}
         names, lines = csv_lines(opened, where, names_of(columns), **dialect)
+    elif (columns, delimiter, skipinitialspace) == (None, None, False):
+        names, lines = jsonl_lines(opened)
+    else:
+        raise ConfigError(f"{where}: columns, delimiter and skipinitialspace are for CSV")
     if not names:
         raise ConfigError(f"{where} has no columns; expected a line of their names, or a JSON object for each image")
-    header = ListHeader(where, names, [cells for _, cells in lines if not isinstance(cells, str)][:_PEEKED])
-    header.find_images(path_column, image_columns)
-    header.find_masks(mask_columns)
-    header.find_boxes(box_column, box_format, relative=box_relative)
-    header.find_labels(label_column, caption_columns, label=label)
-    names_masks = bool(header.of("mask")) and not header.of("label")
+    purposes, notes = choose_columns(
+        where,
+        names,
+        [cells for _, cells in lines if not isinstance(cells, str)][:_PEEKED],
+        image_columns=image_columns if path_column is None else [path_column],
+        mask_columns=mask_columns,
+        caption_columns=caption_columns,
+        label_column=label_column,
+        label=label,
+    )
+    names_masks = "mask" in purposes.values() and "label" not in purposes.values()
     listed = _List(
-        header,
+        where,
+        names,
+        purposes,
         Root(os.path.dirname(os.path.abspath(file)) if root is None else root, allow_outside=allow_outside),
-        Hidden(include=include_hidden),
-        label_separator,
-        Field("array", "<f8", (None, 4), "boxes", box_format, box_relative),
         (len(given) if names_masks and given else None, ignore_index),
+        label_separator,
         joins=caption_columns is not None,
     )
-    for number, cells in lines:
-        listed.add(number, cells)
-    fields = listed.finish(kind, given, label_type)
+    fields = listed.read(lines, text_column if kind == "csv" else json_column, given)
     named = given if names_masks else listed.classes
     attrs: dict[str, JSON] = {} if named is None else {"classes": list(named)}
     attrs |= {} if ignore_index is None else {"ignore_index": ignore_index}
@@ -175,9 +158,8 @@ def rows_of_list(
         fields=fields,
         attrs={**attrs, "source": {"kind": kind, "file": where}},
         items=from_start(listed.items),
-        finish=listed.check_sizes if header.of("mask") and len(header.of("image")) > 1 else None,
         columns=listed.columns,
-        notes=[*listed.notes(), *header.notes()],
+        notes=[*listed.notes(), *notes],
     )
 
 
@@ -190,84 +172,108 @@ class _List:
 
     Parameters
     ----------
-    header : ListHeader
+    where : str
+        The name of the list in messages.
+    names : list of str
+        The columns.
+    purposes : dict
+        As `choose_columns` returns them.
     root : Root
-    hidden : Hidden
-    separator : str or None
-        What separates several labels.
-    boxes : Field
-        The field of boxes.
     masks : (int or None, int or None)
         The number of classes that masks name, and the id that needs no name.
+    separator : str or None
+        What separates several labels.
     joins : bool
         Lines of one image that differ only in captions become one item.
 
     Attributes
     ----------
     classes : list of str or None
-        The class names of labels, after `finish`.
+        The class names of labels, after `read`.
     columns : dict
-        Column → field.
+        Column → field, after `read`.
     """
 
     def __init__(
         self,
-        header: ListHeader,
+        where: str,
+        names: list[str],
+        purposes: dict[str, str],
         root: Root,
-        hidden: Hidden,
-        separator: str | None,
-        boxes: Field,
         masks: tuple[int | None, int | None],
+        separator: str | None,
         *,
         joins: bool,
     ) -> None:
-        self._header, self._where, self._root, self._hidden = header, header.where, root, hidden
-        self._separator, self._boxes, self._masks, self._joins = separator, boxes, masks, joins
-        self._at = {name: at for at, name in enumerate(header.names)}
-        self._label = next(iter(header.of("label")), None)
+        self._where, self._purposes, self._root = where, purposes, root
+        self._masks, self._separator, self._joins = masks, separator, joins
+        self._at = {name: at for at, name in enumerate(names)}
+        self._label = next(iter(self._of("label")), None)
         if separator is not None and not (separator and self._label):
-            raise ConfigError(
-                f"{self._where}: label_separator={separator!r} needs a column of labels, and text between two"
-            )
-        self._several = self._label is not None and (separator is not None or header.has_lists(self._label))
-        self._key = self._at[next(iter(header.purposes))]
-        fixed: dict[str, str] = {}
-        for purpose in ("image", "mask", "boxes", "label"):
-            if len(found := header.of(purpose)) == 1:
-                fixed[found[0]] = "labels" if purpose == "label" and self._several else purpose
-        for names in (header.of("image") + header.of("mask"), header.names):
-            rest = [name for name in names if name not in fixed]
-            fixed |= field_names(rest, ("key", *fixed.values()), self._where)
-        self.columns = {name: fixed[name] for name in header.names}
-        # A store of images and labels alone has no roles, and so the id that it always had.
-        key, held = header.names[self._key], header.purposes
-        self._is_plain = not self._several and {held[name] for name in held if name != key} <= {"label"}
-        # The order of fields: pictures, labels, the key, other columns.
-        pictures = [name for name in header.names if held.get(name) in ("image", "mask") and name != key]
-        first = [key, *pictures, *header.of("label")]
-        others = [name for name in header.names if name not in first]
-        self._order = [*first, None, *others]
+            raise ConfigError(f"{where}: label_separator={separator!r} needs a column of labels, and text between two")
+        self._key = self._at[next(iter(purposes))]
+        self.columns: dict[str, str] = {}
         self.classes: list[str] | None = None
+        self._order: list[str | None] = []  # of the fields; None is the key
         self._items: list[Bad | tuple[int, list[Any]]] = []
         self._seen: dict[str, tuple[int, list[Any]]] = {}
         self._joined = 0
 
-    def add(self, line: int, cells: list[Any] | str) -> None:
+    def _of(self, purpose: str) -> list[str]:
+        return [name for name, held in self._purposes.items() if held == purpose]
+
+    def read(self, lines: Sequence[Line], convert: Any, classes: list[str] | None) -> dict[str, Field]:
+        """Check all lines, convert all columns, and return the fields.
+
+        Parameters
+        ----------
+        lines : sequence of Line
+        convert : callable
+            Returns the field and the values of a column without a purpose.
+        classes : list of str or None
+            The class names that are given.
+        """
+        cells = (cells[self._at[self._label]] for _, cells in lines if self._label and isinstance(cells, list))
+        is_list = isinstance(next((cell for cell in cells if cell is not None), None), list)
+        self._several = self._label is not None and (self._separator is not None or is_list)
+        self._name_fields()
+        for number, line in lines:
+            self._add(number, line)
+        if not self._items:
+            raise ConfigError(f"{self._where} lists no image")
+        self._seen.clear()
+        return self._convert(convert, classes)
+
+    def _name_fields(self) -> None:
+        names, key = list(self._at), list(self._at)[self._key]
+        fixed: dict[str, str] = {}
+        for purpose in ("image", "mask", "label"):
+            if len(found := self._of(purpose)) == 1:
+                fixed[found[0]] = "labels" if purpose == "label" and self._several else purpose
+        for each in (self._of("image") + self._of("mask"), names):
+            rest = [name for name in each if name not in fixed]
+            fixed |= field_names(rest, ("key", *fixed.values()), self._where)
+        self.columns = {name: fixed[name] for name in names}
+        # The order of fields: pictures, labels, the key, other columns.
+        pictures = [name for name in names if self._purposes.get(name) in ("image", "mask") and name != key]
+        first = [key, *pictures, *self._of("label")]
+        self._order = [*first, None, *(name for name in names if name not in first)]
+
+    def _add(self, line: int, cells: list[Any] | str) -> None:
         """Add a line, or report what is wrong with it."""
         if isinstance(cells, str):
             self._items.append(Bad(f"{self._where} line {line}", cells))
             return
         try:
             self._check(cells)
-            paths = (cells[self._at[name]] for name in self._header.of("image"))
-            identity = "\0".join(map(_normal, paths))
+            identity = "\0".join(_normal(cells[self._at[name]]) for name in self._of("image"))
             first = self._seen.get(identity)
             if first is not None:
                 self._join(first, cells)
         except BadItem as error:
             self._items.append(Bad(self._name(line, cells), str(error)))
             return
-        if first is None and not self._hidden.skips(cells[self._key], below=True):
+        if first is None:
             self._seen[identity] = (line, cells)
             self._items.append(self._seen[identity])
 
@@ -276,8 +282,8 @@ class _List:
         return f"{self._where} line {line}" + (f" ({show(path)})" if isinstance(path, str) and path else "")
 
     def _check(self, cells: list[Any]) -> None:
-        """Raise BadItem for paths, labels and boxes that cannot be used; replace labels by text, and boxes by lists."""
-        for name, purpose in self._header.purposes.items():
+        """Raise BadItem for paths and labels that cannot be used; replace labels by text."""
+        for name, purpose in self._purposes.items():
             at = self._at[name]
             if purpose in ("image", "mask"):
                 fault = self._root.path_fault(cells[at])
@@ -286,8 +292,6 @@ class _List:
             elif purpose == "label":
                 labels = self._labels_of(name, cells[at])
                 cells[at] = labels if self._several else labels[0]
-            elif purpose == "boxes":
-                cells[at] = _boxes_of(name, cells[at], self._boxes)
 
     def _labels_of(self, name: str, cell: Any) -> list[str]:
         """Return the labels of a cell as text."""
@@ -301,19 +305,17 @@ class _List:
             raise BadItem(
                 f"{name!r} has {cell!r:.80}; a label is a class name or a whole number, and several are a list"
             )
-        if len(set(cell)) < len(cell) and not self._header.of("boxes"):  # several boxes may have one class
-            raise BadItem(f"a label is listed twice in {name!r}")
         return [sys.intern(str(label)) for label in cell]
 
     def _join(self, first: tuple[int, list[Any]], cells: Sequence[Any]) -> None:
         """Add the captions of a line to those of an earlier one with the same paths."""
         line, before = first
-        captions = self._header.of("text")
+        captions = self._of("text")
         fault = f"the path is already listed at {self._where} line {line}"
         if not self._joins:
             hint = f"; caption_columns= (--option caption_columns={','.join(captions)}) joins the captions of one image"
             raise BadItem(fault + (hint if captions else ""))
-        alike = {*captions, *self._header.of("image")}
+        alike = {*captions, *self._of("image")}
         differing = [repr(name) for name, at in self._at.items() if name not in alike and before[at] != cells[at]]
         if differing:
             raise BadItem(
@@ -324,28 +326,29 @@ class _List:
             at = self._at[name]
             before[at] = [*_as_list(before[at]), *_as_list(cells[at])]
 
-    def finish(self, kind: str, classes: list[str] | None, style: LabelStyle) -> dict[str, Field]:
-        """Convert all columns and return the fields, once every line was added."""
-        if not self._items:
-            raise ConfigError(f"{self._where} lists no image{''.join(f'; {note}' for note in self._hidden.notes())}")
-        self._seen.clear()
+    def _convert(self, convert: Any, classes: list[str] | None) -> dict[str, Field]:
+        """Convert all columns of the good items, and return the fields."""
         good = [item for item in self._items if not isinstance(item, Bad)]
+        # A store of images and labels alone has no roles, and so the id that it always had.
+        held = [purpose for name, purpose in self._purposes.items() if self._at[name] != self._key]
+        is_plain = not self._several and set(held) <= {"label"}
         declared: dict[str, Field] = {}
         faults: dict[int, str] = {}
         for name, at in self._at.items():
             values = [cells[at] for _, cells in good]
-            match self._header.purposes.get(name):
+            match self._purposes.get(name):
                 case "image" | "mask" as purpose:
-                    declared[name] = Field("image", role=None if self._is_plain else purpose)
-                case "boxes":
-                    declared[name] = self._boxes
-                    values = [np.array(each, np.float64).reshape(-1, 4) for each in values]
+                    declared[name] = Field("image", role=None if is_plain else purpose)
                 case "text":
-                    declared[name], values = self._captions(values)
+                    values = list(map(_as_list, values)) if self._joined else values
+                    are_text = all(isinstance(each, str) for each in values)
+                    declared[name] = Field("str" if are_text else "json", role="text")
                 case "label":
-                    declared[name], values = self._numbered([line for line, _ in good], values, classes, style)
+                    label = Field("int", role=None if is_plain else "label")
+                    declared[name] = Field("array", "<i8", (None,), "labels") if self._several else label
+                    values = self._numbered([line for line, _ in good], values, classes)
                 case _:
-                    declared[name], values = (text_column if kind == "csv" else json_column)(values)
+                    declared[name], values = convert(values)
             for (line, cells), value in zip(good, values, strict=True):
                 cells[at] = value
                 if isinstance(value, BadItem):
@@ -356,44 +359,35 @@ class _List:
         ]
         return {self.columns[name] if name else "key": declared[name] if name else Field("str") for name in self._order}
 
-    def _numbered(
-        self, lines: Sequence[int], labels: Sequence[Any], classes: list[str] | None, style: LabelStyle
-    ) -> tuple[Field, list[Any]]:
-        """Return the field of labels, and for each item its class number or numbers, or a BadItem."""
+    def _numbered(self, lines: Sequence[int], labels: Sequence[Any], classes: list[str] | None) -> list[Any]:
+        """Return the class number or numbers of each item, or a BadItem."""
         if not self._several:
-            numbers, self.classes = number_labels(self._where, labels, lines, classes, style)
-            return Field("int", role=None if self._is_plain else "label"), numbers
+            numbers, self.classes = number_labels(self._where, labels, lines, classes)
+            return list(numbers)
         texts = [text for each in labels for text in each]
         places = [line for line, each in zip(lines, labels, strict=True) for _ in each]
-        numbers, self.classes = number_labels(self._where, texts, places, classes, style)
+        numbers, self.classes = number_labels(self._where, texts, places, classes)
         values, rest = list[Any](), iter(numbers)
         for each in labels:
             found = list(islice(rest, len(each)))
             fault = next((number for number in found if isinstance(number, BadItem)), None)
             values.append(np.array(found, np.int64) if fault is None else fault)
-        return Field("array", "<i8", (None,), "labels"), values
-
-    def _captions(self, captions: list[Any]) -> tuple[Field, list[Any]]:
-        """Return the field of captions, and for each item a text, or a list of texts if those of any image were joined."""
-        if self._joined:
-            return Field("json", role="text"), list(map(_as_list, captions))
-        are_text = all(isinstance(each, str) for each in captions)
-        return Field("str" if are_text else "json", role="text"), captions
+        return values
 
     def items(self) -> Iterator[Row | Bad]:
-        """Yield every item, after `finish`."""
+        """Yield every item, after `read`."""
         for item in self._items:
             if isinstance(item, Bad):
                 yield item
-                continue
-            yield Row(self._name(*item), dict(self._value(name, item[1]) for name in self._order))
+            else:
+                yield Row(self._name(*item), dict(self._value(name, item[1]) for name in self._order))
 
     def _value(self, name: str | None, cells: Sequence[Any]) -> tuple[str, Any]:
         """Return the field of a column, or of the key for None, and its value."""
         if name is None:
             return "key", cells[self._key]
         field, cell = self.columns[name], cells[self._at[name]]
-        match self._header.purposes.get(name):
+        match self._purposes.get(name):
             case "image":
                 is_key = self._at[name] == self._key
                 return field, self._root.file(cell, "" if is_key else f"its {name} {show(cell)}")
@@ -401,26 +395,10 @@ class _List:
                 return field, MaskFile(self._root.file(cell), cell, *self._masks)
         return field, cell
 
-    def check_sizes(self, values: Record) -> Record:
-        """Return the values of a row; raises BadItem for a mask of another size than the first image.
-
-        The writer does not check this if there are several images.
-        """
-        image = read_picture_header(values[self.columns[self._header.names[self._key]]])
-        for name in self._header.of("mask"):
-            mask = read_picture_header(values[self.columns[name]])
-            if image is None or mask is None:
-                continue
-            try:
-                check_mask(self.columns[name], (mask.height, mask.width), (image.height, image.width))
-            except ValueError as error:
-                raise BadItem(str(error)) from None
-        return values
-
     def notes(self) -> list[str]:
-        """Return warnings about class names, hidden files and captions, after `finish`."""
+        """Return warnings about class names and captions, after `read`."""
         joined = f"joined the captions of {counted(self._joined, 'row')} to those of earlier rows with the same path"
-        return [*class_notes(self.classes or ()), *self._hidden.notes(), *([joined] if self._joined else ())]
+        return [*class_notes(self.classes or ()), *([joined] if self._joined else ())]
 
 
 def _normal(path: str) -> str:
@@ -431,18 +409,3 @@ def _normal(path: str) -> str:
 
 def _as_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
-
-
-def _boxes_of(name: str, cell: Any, field: Field) -> list[Any]:
-    """Return the boxes of a cell: a list of four numbers, or of such lists, or JSON of either."""
-    try:
-        found = json.loads(cell) if isinstance(cell, str) and cell.strip() else cell
-        if found is None or found == "":
-            raise BadItem(f"no boxes are given in {name!r}; write [] for an image without boxes")
-        is_one = isinstance(found, list) and bool(found) and not isinstance(found[0], list)
-        boxes: list[Any] = check_boxes(name, [found] if is_one else found, field).tolist()
-    except json.JSONDecodeError as error:
-        raise BadItem(f"its {name} is not JSON: {error}") from None
-    except (RecursionError, ValueError) as error:
-        raise BadItem(str(error)) from None
-    return boxes

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -14,14 +15,15 @@ from storeds._utils.text import counted, some
 from storeds.errors import ConfigError, StoreNotFoundError
 from storeds.jpeg.formats import decode_reason
 from storeds.ops.packing.rows import Bad, BadItem, File, Row, Rows, from_start
-from storeds.ops.packing.sources.class_names import find_class_file, unique_classes
-from storeds.ops.packing.sources.paths import IMAGE_SUFFIXES, Root, Walk, class_notes, folders_in, is_hidden, show
+from storeds.ops.packing.sources.class_names import unique_classes
+from storeds.ops.packing.sources.folders import IMAGE_SUFFIXES, Root, Walk, class_notes, folders_in, kind_of_files, show
 from storeds.protocols import JSON, Field
 from storeds.readers.annotations import grey_step
 
 __all__ = ["MaskFile", "MaskFolders", "by_stem", "find_mask_folders", "masks"]
 
 _SUFFIXES = (*IMAGE_SUFFIXES, ".gif")  # of masks
+_FILES = {"masks": _SUFFIXES}
 _IMAGE_FOLDERS = ("images", "image", "imgs", "img")
 _MASK_FOLDERS = ("masks", "mask", "annotations", "labels")
 _CITYSCAPES = ("leftImg8bit", ("gtFine", "gtCoarse"))
@@ -83,24 +85,14 @@ def _pair_in(root: str) -> tuple[str, str] | None:
     if images is None:
         return None
     masks = [by_name[name] for name in _MASK_FOLDERS if name in by_name]
-    masks = [name for name in masks if _contains_images(os.path.join(root, name))]
+    masks = [name for name in masks if kind_of_files(os.path.join(root, name), _FILES)]
     if len(masks) > 1:
         raise ConfigError(
             f"{show(root)} contains images in {', '.join(map(show, masks))}; say which are the masks with kind='masks', "
             f"image_folder= and mask_folder= (--kind masks --option image_folder={show(images)} --option "
             f"mask_folder={show(masks[0])})"
         )
-    return (images, masks[0]) if masks and _contains_images(os.path.join(root, images)) else None
-
-
-def _contains_images(folder: str) -> bool:
-    """Whether the first folder with files, from `folder` down, contains an image or a mask."""
-    for _, inside, names in os.walk(folder):
-        inside[:] = sorted(name for name in inside if not is_hidden(name))
-        files = [name for name in names if not is_hidden(name)]
-        if files:
-            return any(name.lower().endswith(_SUFFIXES) for name in files)
-    return False
+    return (images, masks[0]) if masks and kind_of_files(os.path.join(root, images), _FILES) else None
 
 
 def by_stem(
@@ -130,7 +122,6 @@ def masks(
     classes: Sequence[str] | os.PathLike[str] | None = None,
     ignore_index: int | None = None,
     allow_outside: bool = False,
-    include_hidden: bool = False,
 ) -> Rows:
     """Rows of folders of images beside folders of masks, matched by their paths without suffix.
 
@@ -145,16 +136,13 @@ def masks(
         What follows the common part of the names, before the file suffix: ``mask_suffix="_mask"`` pairs ``a.jpg`` with
         ``a_mask.png``. Other files are ignored, and a note counts them.
     classes : sequence of str or path, optional
-        The class names; the name of id i is item i. By default those in a file ``classes.txt``, ``class_names.txt``,
-        ``classes.json`` or ``id2label.json`` in `path`. With names, packing decodes every mask, and reports class ids
-        without one.
+        The class names, or a file of them; the name of id i is item i. By default those in ``classes.txt`` in `path`.
+        With names, packing decodes every mask, and reports class ids without one.
     ignore_index : int, optional
         The class id of pixels without a class, which needs no name. It goes to ``attrs["ignore_index"]``. Without it, 255
         needs no name.
-    allow_outside : bool
-        Follow links that lead out of `path`.
-    include_hidden : bool
-        Include hidden files and folders.
+    allow_outside
+        As for `~storeds.ops.packing.sources.folders.imagefolder`.
 
     Notes
     -----
@@ -174,9 +162,10 @@ def masks(
     mask_end = folders.mask_suffix if mask_suffix is None else mask_suffix
     if isinstance(ignore_index, bool) or not isinstance(ignore_index, (int, type(None))):
         raise ConfigError(f"ignore_index={ignore_index!r} must be a class id, a whole number")
-    names = unique_classes(find_class_file(root) if classes is None else classes)
+    listed = os.path.join(root, "classes.txt")
+    names = unique_classes(Path(listed) if classes is None and os.path.isfile(listed) else classes)
     count = None if names is None else len(names)
-    walk = Walk(Root(root, allow_outside=allow_outside), ("",), include_hidden=include_hidden)
+    walk = Walk(Root(root, allow_outside=allow_outside), ("",))
     items: list[Row | Bad] = []
     problems, ignored, has_pairs = list[Bad](), list[str](), False
     for prefix, image_at, mask_at in folders.pairs:

@@ -6,19 +6,18 @@ import io
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence, Sized
-from itertools import groupby
-from operator import itemgetter
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from storeds._utils.text import byte_size
+from storeds.backends.concatenated import ConcatenatedBackend
 from storeds.errors import ConfigError
 from storeds.layouts.codecs import is_image
 from storeds.ops.packing.rows import Bad, BadItem, File, Reference, Row, Rows, from_start, read_file
 from storeds.ops.packing.sources.columns import field_names
-from storeds.ops.packing.sources.paths import class_notes, is_text, show
-from storeds.ops.packing.sources.stores import rows_at, store
+from storeds.ops.packing.sources.folders import class_notes, is_text, show
+from storeds.ops.packing.sources.stores import rows_at
 from storeds.protocols import JSON, Array, Backend, Field, Record
 from storeds.records.codec import canonical_value
 from storeds.records.fields import parse_fields
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
 __all__ = ["dataset", "take"]
 
 _TRIED = 16  # samples that are tried to learn the fields
-_BATCH = 64  # records
 # PNG cannot store the pixels of the other modes unchanged.
 _FORMATS = {
     **dict.fromkeys(("1", "L", "LA", "P", "RGB", "RGBA", "I;16"), "PNG"),
@@ -37,13 +35,11 @@ _FORMATS = {
 }
 _NOT_APPLIED = (
     "its transform is not applied: pack stores the original files or records, and training applies a transform; "
-    "files=False packs what the dataset returns instead"
+    "fields= packs what the dataset returns instead"
 )
 
 
-def dataset(
-    source: Any, *, fields: Sequence[str] | Mapping[str, Any] | None = None, files: bool = True, **options: Any
-) -> Rows:
+def dataset(source: Any, *, fields: Sequence[str] | Mapping[str, Any] | None = None, **options: Any) -> Rows:
     """Rows of a map-style dataset: an object with ``__getitem__`` and ``__len__`` whose samples are tuples or dicts.
 
     Parameters
@@ -55,9 +51,8 @@ def dataset(
     fields : sequence of str or mapping, optional
         Names for the elements of a tuple in order, or names and kinds as for `open_writer`. For a dict, the keys to
         pack. By default an image is ``image``, an integer after it ``label``, and other elements are ``field2``,
-        ``field3``, … or named after their keys. Kinds are those of the first sample. Samples are then read one by one.
-    files : bool
-        False: pack samples as the dataset returns them, decoded and transformed.
+        ``field3``, … or named after their keys. Kinds are those of the first sample. With `fields`, samples are packed one
+        by one as the dataset returns them, decoded and transformed.
     **options
         For 🤗 datasets: ``columns``, ``label`` and ``label_column``, as for `table`.
 
@@ -72,8 +67,7 @@ def dataset(
     ConfigError
         It is not a dataset, it is empty, or the kinds of its samples are unclear.
     """
-    by_sample = fields is not None or not files
-    if not by_sample and (_is(source, "datasets", "Dataset") or _is(source, "datasets", "DatasetDict")):
+    if fields is None and (_is(source, "datasets", "Dataset") or _is(source, "datasets", "DatasetDict")):
         from storeds.ops.packing.sources.tables import hugging_face
 
         return hugging_face(source, **options)
@@ -87,9 +81,9 @@ def dataset(
         raise ConfigError(f"the {type(source).__name__} is empty")
     leaves, places = _origins(source)
     found = None
-    if not by_sample and all(map(_is_folder, leaves)):
+    if fields is None and all(map(_is_folder, leaves)):
         found = _files(leaves, places)
-    elif not by_sample and all(map(_is_records, leaves)):
+    elif fields is None and all(map(_is_records, leaves)):
         found = _records(leaves, places)
     if found is None:
         return _samples(source, fields)
@@ -169,26 +163,12 @@ def _files(leaves: Sequence[Any], places: Array) -> Rows:
 def _records(leaves: Sequence[Any], places: Array) -> Rows | None:
     """Return the records of `StoreDataset`s; None if their fields differ."""
     views = [leaf.view for leaf in leaves]
-    whole = [store(view) for view in views]
-    if any(rows.fields != whole[0].fields for rows in whole):
+    if any(view.meta.fields != views[0].meta.fields for view in views):
         return None
-
-    def read(start: int, fields: Sequence[str] | None = None) -> Iterator[Row | Bad]:
-        for first in range(start, len(places), _BATCH):
-            for number, run in groupby(places[first : first + _BATCH].tolist(), key=itemgetter(0)):
-                yield from rows_at(views[number], [position for _, position in run], fields)
-
-    if len(leaves) == 1 and np.array_equal(places[:, 1], np.arange(len(views[0]))):
-        return whole[0]
-    return Rows(
-        fields=whole[0].fields,
-        attrs=_common_attrs([rows.attrs for rows in whole]),
-        items=read,
-        state=([rows.state for rows in whole], places.tobytes()),
-        count=len(places),
-        strata=lambda: read(0, [name for name in ("key", "label") if name in whole[0].fields]),
-        stores=views,
-    )
+    attrs = _common_attrs([view.meta.attrs for view in views])
+    starts = np.cumsum([0, *map(len, views)])
+    joined = views[0] if len(views) == 1 else ConcatenatedBackend(views)
+    return replace(rows_at(joined, starts[places[:, 0]] + places[:, 1]), attrs=attrs)
 
 
 def _samples(source: Any, fields: Sequence[str] | Mapping[str, Any] | None) -> Rows:
@@ -445,20 +425,15 @@ def _original(image: Image.Image) -> bytes | None:
 def _notes(elements: Mapping[Any, Any], names: Mapping[Any, str], fields: Mapping[str, Field]) -> Iterator[str]:
     """Yield sentences about fields that take much more space than the files that they come from."""
     for key, name in names.items():
-        value = elements[key]
-        shape = np.shape(value) if fields[name].kind == "array" else ()
-        if fields[name].kind == "image" and _is_picture(value) and _original(value) is None and value.mode in _FORMATS:
-            picture, buffer = _Picture(value), io.BytesIO()
-            value.convert("RGB").save(buffer, "JPEG", quality=90)
-            size = len(picture.read())
+        value, field = elements[key], fields[name]
+        if field.kind == "image" and _is_picture(value) and _original(value) is None:
             yield (
-                f"images of field {name!r} are decoded, so each is stored as {_FORMATS[value.mode]}; the first takes "
-                f"{byte_size(size)}, {size / len(buffer.getvalue()):.1f} times as much as a JPEG of quality 90: pack the "
-                "folder or a manifest to keep the original files, or pass quality=90 to store JPEG"
+                f"images of field {name!r} are decoded, so each is stored without loss, as {_FORMATS.get(value.mode, 'PNG')}, "
+                "which may be ten times as large as a JPEG: pack the folder or a list to keep the original files, or pass "
+                "quality=90 to store JPEG"
             )
-        if len(shape) >= 2:
-            size = int(np.prod(shape)) * np.dtype(fields[name].dtype).itemsize
+        if field.kind == "array" and np.ndim(value) >= 2:
             yield (
-                f"field {name!r} is stored as an array of {fields[name].dtype} {tuple(shape)}, {byte_size(size)} a sample, "
-                "not as an image; read it with reader='array'"
+                f"field {name!r} is stored as an array of {field.dtype} {tuple(np.shape(value))}, not as an image; read it with "
+                "reader='array'"
             )

@@ -6,10 +6,13 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
+import xxhash
+
 from storeds.backends.opening import open_backend
 from storeds.errors import ConfigError, RecordError
 from storeds.ops.packing.rows import Bad, Row, Rows
-from storeds.protocols import Backend
+from storeds.protocols import Array, Backend
 
 __all__ = ["rows_at", "store"]
 
@@ -37,33 +40,29 @@ def store(source: str | os.PathLike[str] | Backend, **options: Any) -> Rows:
         raise ConfigError(f"{source.url} is already open; pass {', '.join(options)} when opening it")
     else:
         backend = source
-    meta, count = backend.meta, len(backend)
+    return rows_at(backend, np.arange(len(backend)))
 
-    def items(start: int) -> Iterator[Row | Bad]:
-        for first in range(start, count, _BATCH):
-            yield from rows_at(backend, range(first, min(first + _BATCH, count)))
 
-    def strata() -> Iterator[Row | Bad]:
-        wanted = [name for name in ("key", "label") if name in meta.fields]
-        for first in range(0, count, _COLUMNS):
-            yield from rows_at(backend, range(first, min(first + _COLUMNS, count)), wanted)
+def rows_at(backend: Backend, positions: Array) -> Rows:
+    """Return the rows at `positions` of a store, read in batches."""
+    meta = backend.meta
+
+    def read(start: int, size: int = _BATCH, fields: Sequence[str] | None = None) -> Iterator[Row | Bad]:
+        for first in range(start, len(positions), size):
+            batch = positions[first : first + size].tolist()
+            for position, record in zip(batch, backend.get_many(batch, fields), strict=True):
+                name = f"record {position} of {backend.url}"
+                if isinstance(record, RecordError):
+                    yield Bad(name, record.reason or str(record))
+                else:
+                    yield Row(name, record)
 
     return Rows(
         fields=meta.fields,
         attrs=meta.attrs,
-        items=items,
-        state=(meta.id, getattr(backend, "where", None)),
-        count=count,
-        strata=strata,
+        items=read,
+        state=(meta.id, getattr(backend, "where", None), xxhash.xxh3_64_hexdigest(positions.tobytes())),
+        count=len(positions),
+        strata=lambda: read(0, _COLUMNS, [name for name in ("key", "label") if name in meta.fields]),
         stores=(backend,),
     )
-
-
-def rows_at(backend: Backend, positions: Sequence[int], fields: Sequence[str] | None = None) -> Iterator[Row | Bad]:
-    """Yield records of a store, read in one call."""
-    for position, record in zip(positions, backend.get_many(positions, fields), strict=True):
-        name = f"record {position} of {backend.url}"
-        if isinstance(record, RecordError):
-            yield Bad(name, record.reason or str(record))
-        else:
-            yield Row(name, record)

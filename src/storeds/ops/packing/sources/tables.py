@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,9 @@ from storeds._utils.text import counted, some
 from storeds.errors import ConfigError, FormatError, MissingDependencyError, StoreNotFoundError
 from storeds.layouts.codecs import is_image
 from storeds.ops.packing.rows import Bad, BadItem, File, Row, Rows
-from storeds.ops.packing.sources.columns import LESS_CERTAIN, field_names, find_label
+from storeds.ops.packing.sources.columns import field_names, find_label
+from storeds.ops.packing.sources.folders import class_notes, is_hidden, names_of, show
 from storeds.ops.packing.sources.objects import take
-from storeds.ops.packing.sources.paths import class_notes, is_hidden, names_of, show
 from storeds.protocols import JSON, Field, Kind, Record
 from storeds.records.fields import parse_fields
 
@@ -239,8 +240,8 @@ class _Table:
     def _find_label(self) -> str | None:
         others = {name: field for name, field in self.columns.items() if name not in self.images}
         named = {name.lower(): name for name in reversed(others) if others[name].kind in ("int", "str", "bool")}
-        likely = [name for name in others if name in self.named] or list(filter(None, map(named.get, LESS_CERTAIN)))
-        return find_label(self.where, named, likely, beside="images", others=list(others))
+        likely = [name for name in others if name in self.named]
+        return find_label(self.where, named, beside="images", others=list(others), likely=likely)
 
     def _add_nulls(self) -> None:
         """Make columns of numbers and texts JSON if values are missing. A float has NaN for them."""
@@ -259,25 +260,22 @@ class _Table:
             raise ConfigError(f"{self.where}: column {self.label!r} has {kind} values; a label is an integer or a name")
         if kind != "str":
             return list(self.named.get(self.label, ()))
-        return sorted({values[self.label] for _, values in self._read(0, [self.label])} - {None})
+        return sorted({values[self.label] for _, values in self._read([self.label])} - {None})
 
-    def _read(self, start: int, columns: list[str]) -> Iterator[tuple[str, Record]]:
-        """Yield the name of each row from `start` on, and its values, with its split."""
+    def _read(self, columns: list[str], start: int = 0) -> Iterator[tuple[str, Record]]:
+        """Yield the name of each row from row `start` on, and its values, with its split."""
+        at = 0
         for split, parts in self.parts.items():
-            row = 0
-            for part in parts:
-                if start >= part.count:
-                    start, row = start - part.count, row + part.count
-                    continue
-                for batch in part.batches(columns):
-                    skipped = min(start, batch.num_rows)
-                    start, row = start - skipped, row + skipped
-                    for values in batch.slice(skipped).to_pylist():
-                        yield f"{split} row {row}" if len(self.parts) > 1 else f"row {row}", values | {"split": split}
-                        row += 1
+            first, before = at, f"{split} " if len(self.parts) > 1 else ""
+            for batch in chain.from_iterable(part.batches(columns) for part in parts):
+                at += batch.num_rows
+                if at > start:
+                    for row, values in enumerate(batch.to_pylist(), at - batch.num_rows):
+                        if row >= start:
+                            yield f"{before}row {row - first}", values | {"split": split}
 
     def _items(self, start: int) -> Iterator[Row | Bad]:
-        for name, values in self._read(start, list(self.names)):
+        for name, values in self._read(list(self.names), start):
             try:
                 yield Row(name, values | {image: self._image(values[image]) for image in self.images})
             except BadItem as error:
@@ -322,7 +320,7 @@ class _Table:
 
     def _strata(self) -> Iterator[Row]:
         columns = {field: name for name, field in self.names.items() if field in ("key", "label")}
-        for name, values in self._read(0, list(columns.values())):
+        for name, values in self._read(list(columns.values())):
             found = {field: values[column] for field, column in columns.items()}
             yield Row(name, found if self.label is None else found | {"label": self._label(found["label"])})
 

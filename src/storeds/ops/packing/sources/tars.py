@@ -18,7 +18,7 @@ from storeds._utils.locations import nearest
 from storeds._utils.text import some
 from storeds.errors import ConfigError, StoreNotFoundError
 from storeds.ops.packing.rows import Bad, BadItem, Part, Row, Rows, from_start
-from storeds.ops.packing.sources.paths import IMAGE_SUFFIXES, Hidden, is_int, names_of, path_fault, show
+from storeds.ops.packing.sources.folders import IMAGE_SUFFIXES, Hidden, is_int, names_of, path_fault, show
 from storeds.protocols import Field, Record
 from storeds.records.fields import canonical_json
 
@@ -37,7 +37,6 @@ def tar(
     key_with_shard: bool = False,
     label: bool = True,
     label_column: str | None = None,
-    include_hidden: bool = False,
 ) -> Rows:
     """Rows of tar files as WebDataset writes them. Members are read at random by their offsets.
 
@@ -54,8 +53,6 @@ def tar(
         False to pack without labels. Required if samples contain more than images, but no label.
     label_column : str, optional
         The extension of the members that contain labels, as integers; ``cls`` by default.
-    include_hidden : bool
-        Include hidden members, such as macOS's ``._0001.jpg``.
 
     Notes
     -----
@@ -79,7 +76,7 @@ def tar(
         {each.lower().lstrip(".") for each in names_of(extensions)} or None,
         (label_column or "cls").lower().lstrip(".") if label else None,
         key_with_shard,
-        Hidden(include=include_hidden),
+        Hidden(),
     )
     for path, name in zip(paths, names, strict=True):
         index.add(path, name)
@@ -158,12 +155,9 @@ def _expand(path: str) -> list[str]:
 
 
 def _short_names(paths: list[str]) -> list[str]:
-    """Return distinct names for the files: their base names, or their paths below their common folder."""
-    names = [os.path.basename(path) for path in paths]
-    if len(set(names)) < len(names):
-        common = os.path.commonpath([os.path.dirname(path) for path in paths])
-        names = [os.path.relpath(path, common) for path in paths]
-    return [show(name) for name in names]
+    """Return the paths of the files below their common folder, which are distinct."""
+    common = os.path.commonpath([os.path.dirname(path) for path in paths])
+    return [show(os.path.relpath(path, common)) for path in paths]
 
 
 @dataclass(slots=True)

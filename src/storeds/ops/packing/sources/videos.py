@@ -9,7 +9,6 @@ from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from PIL import Image
 
 from storeds.errors import ConfigError, MissingDependencyError
 from storeds.ops.packing.rows import Bad, BadItem, File, Row, Rows, from_start
-from storeds.ops.packing.sources.paths import VIDEO_SUFFIXES, Hidden, Root, Walk, class_notes, folders_in, show
+from storeds.ops.packing.sources.folders import VIDEO_SUFFIXES, Hidden, Root, Walk, class_notes, folders_in, show
 from storeds.protocols import Field
 
 if TYPE_CHECKING:
@@ -40,8 +39,6 @@ def videos(
     max_side: int | None = None,
     quality: int | None = None,
     allow_outside: bool = False,
-    allow_empty: bool = False,
-    include_hidden: bool = False,
 ) -> Rows:
     """Rows of a folder of videos, including the folders below it, or of one video. Each frame is encoded as JPEG.
 
@@ -55,12 +52,8 @@ def videos(
         Whether the folders are classes; detected by default.
     max_side, quality : int, optional
         As for `storeds.pack`, which passes its own here, so that no frame is encoded twice.
-    allow_outside : bool
-        Follow links that lead out of the folder.
-    allow_empty : bool
-        Accept classes without a video.
-    include_hidden : bool
-        Include hidden files and folders.
+    allow_outside
+        As for `~storeds.ops.packing.sources.folders.imagefolder`.
 
     Notes
     -----
@@ -84,7 +77,7 @@ def videos(
     where, rate = os.path.abspath(path), _rate(fps)
     is_file = os.path.isfile(where)
     top = os.path.dirname(where) if is_file else where
-    walk = Walk(Root(top, allow_outside=allow_outside), VIDEO_SUFFIXES, include_hidden=include_hidden)
+    walk = Walk(Root(top, allow_outside=allow_outside), VIDEO_SUFFIXES)
     found: list[tuple[str, File] | Bad] = [(os.path.basename(where), File(where))]
     if not is_file:
         folders_in(top)
@@ -94,7 +87,7 @@ def videos(
             f"{show(where)} contains no videos ({' '.join(VIDEO_SUFFIXES)}), not even in folders below it"
         )
     label = False if is_file else label
-    labels = _labels(top, found, walk.hidden, label=label, allow_empty=allow_empty)
+    labels = _labels(top, found, walk.hidden, label=label)
     listed = list(_list_videos(found, rate, labels))
     states = [(each.name, *each.file.state, each.is_ordered) for each in listed if isinstance(each, _Video)]
 
@@ -126,8 +119,6 @@ def frames(
     *,
     label: bool | None = None,
     allow_outside: bool = False,
-    allow_empty: bool = False,
-    include_hidden: bool = False,
 ) -> Rows:
     """Rows of a folder of videos, each a folder of images ordered by the numbers in their names. Images keep their bytes.
 
@@ -135,7 +126,7 @@ def frames(
     ----------
     path : path
         The folder. If it contains folders of videos, these are their classes: ``root/class/video/0001.jpg``.
-    label, allow_outside, allow_empty, include_hidden
+    label, allow_outside
         As for `videos`.
 
     Raises
@@ -145,7 +136,7 @@ def frames(
     ConfigError
         It contains no folders of images.
     """
-    walk = Walk(Root(path, allow_outside=allow_outside), include_hidden=include_hidden)
+    walk = Walk(Root(path, allow_outside=allow_outside))
     folders_in(os.fspath(path))
     bad, found = list[Bad](), dict[str, list[tuple[str, File]]]()
     for each in walk.files(""):
@@ -157,7 +148,7 @@ def frames(
         held = "images beside them" if "" in found else "none"
         raise ConfigError(f"{path}: expected folders of images, one per video, but there are {held}")
     tops: list[tuple[str, File] | Bad] = [*((key, each[0][1]) for key, each in found.items()), *bad]
-    labels = _labels(os.fspath(path), tops, walk.hidden, label=label, allow_empty=allow_empty)
+    labels = _labels(os.fspath(path), tops, walk.hidden, label=label)
     rows = [
         Row(name, {"image": file, **_label(labels, key), "video": number, "frame": frame, "key": key})
         for number, (key, each) in enumerate(found.items())
@@ -172,7 +163,7 @@ def frames(
 
 
 def _labels(
-    root: str, found: Sequence[tuple[str, File] | Bad], hidden: Hidden, *, label: bool | None, allow_empty: bool
+    root: str, found: Sequence[tuple[str, File] | Bad], hidden: Hidden, *, label: bool | None
 ) -> dict[str, int] | None:
     """Return the label of each folder in `root`, or None if videos have no labels."""
     names = [each[0] for each in found if not isinstance(each, Bad)]
@@ -184,15 +175,7 @@ def _labels(
         )
     if not (inside if label is None else label):
         return None
-    classes = folders_in(root, hidden)
-    held = {(each.name if isinstance(each, Bad) else show(each[0])).split("/", 1)[0] for each in found}
-    empty = [show(name) for name in classes if show(name) not in held]
-    if empty and not allow_empty:
-        raise ConfigError(
-            f"{show(root)}: no videos in {', '.join(empty[:8])}; remove these folders, fill them, or pass allow_empty=True "
-            "(--option allow_empty=true)"
-        )
-    return {name: number for number, name in enumerate(classes)}
+    return {name: number for number, name in enumerate(folders_in(root, hidden))}
 
 
 def _label(labels: Mapping[str, int] | None, key: str) -> dict[str, int]:
@@ -233,39 +216,30 @@ class _Video:
     values: dict[str, Any] = field(default_factory=dict)
 
     def rows(self, first: int, max_side: int | None, quality: int | None) -> Iterator[Row | Bad]:
-        """Yield the frames from `first` on."""
+        """Yield the frames from `first` on, decoded in order from the first of the file."""
         av = _import_av()
-        found: Iterator[_Decoded] | None = None
+        decoded = _decode(self.file.path, is_ordered=self.is_ordered)
         current: _Decoded | None = None
-        for at in range(first, len(self.marks)):
-            mark, name = self.marks[at], f"{self.name} frame {at}"
+        fault = "the file is damaged there"
+        for at, mark in enumerate(self.marks):
             try:
-                if found is None:
-                    found = self._from(mark)
-                    current = next(found, None)
-                while current is not None and current[0] < mark:
-                    current = next(found, None)
+                while current is None or current[0] < mark:
+                    current = next(decoded)
+            except StopIteration:
+                current = None
             except av.error.FFmpegError as error:
-                found = None  # the next frame may be readable
-                yield Bad(name, f"cannot be decoded: {error.strerror}")
+                current, fault = None, error.strerror
+            if at < first:
                 continue
+            name = f"{self.name} frame {at}"
             if current is None or current[0] != mark:
-                yield Bad(name, "cannot be decoded: the file is damaged there")
+                yield Bad(name, f"cannot be decoded: {fault}")
             elif current[2]:
                 yield Bad(name, "cannot be decoded completely: the file is damaged there, or since the last key frame")
             else:
                 time = float((mark - self.start) * self.unit)
                 image = _encode(current[1], max_side, quality or _QUALITY)
                 yield Row(name, {"image": image, **self.values, "frame": at, "time": time})
-
-    def _from(self, mark: int) -> Iterator[_Decoded]:
-        """Return the frames from one at or before `mark` on: the key frame before it if the file is seekable."""
-        if mark > self.start and not self.is_ordered:
-            frames = _decode(self.file.path, seek=mark)
-            first = next(frames, None)
-            if first is not None and first[0] <= mark:
-                return chain([first], frames)
-        return _decode(self.file.path, is_ordered=self.is_ordered)
 
 
 _Decoded = tuple[int, Any, bool]
@@ -378,10 +352,8 @@ def _video_of(container: av.container.InputContainer) -> av.video.stream.VideoSt
     raise BadItem(f"contains no video that can be decoded; its streams are {found}")
 
 
-def _decode(
-    path: str, *, is_ordered: bool = False, seek: int | None = None, faults: list[str] | None = None
-) -> Iterator[_Decoded]:
-    """Yield each frame of a file, after going to the key frame before the mark `seek`; packets that fail go to `faults`."""
+def _decode(path: str, *, is_ordered: bool = False, faults: list[str] | None = None) -> Iterator[_Decoded]:
+    """Yield each frame of a file; packets that fail go to `faults`."""
     av = _import_av()
     place, is_damaged = 0, False
     with av.open(path, metadata_errors="replace") as container:
@@ -389,8 +361,6 @@ def _decode(
         stream.thread_type = "AUTO"
         # By default the decoder fills damaged frames with guesses and reports nothing.
         stream.codec_context.options = {"err_detect": "explode"}
-        if seek is not None:
-            container.seek(seek, stream=stream)
         for packet in container.demux(stream):
             try:
                 frames = packet.decode()
@@ -407,13 +377,11 @@ def _decode(
 
 
 def _rate(fps: float | str | None) -> Fraction | None:
-    if fps is None:
-        return None
     try:
-        rate = Fraction(str(fps))
+        rate = None if fps is None else Fraction(str(fps))
     except (ValueError, ZeroDivisionError):
         rate = Fraction(0)
-    if isinstance(fps, bool) or rate <= 0:
+    if rate is not None and rate <= 0:
         raise ConfigError(f"fps must be a number of frames per second above 0, got {fps!r}")
     return rate
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-import threading
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
@@ -17,8 +16,8 @@ from storeds.errors import ConfigError, StoreNotFoundError, suggest
 from storeds.jpeg import read_picture_header
 from storeds.ops.packing.rows import Bad, BadItem, Row, Rows, from_start, read_file
 from storeds.ops.packing.sources.class_names import unique_classes
+from storeds.ops.packing.sources.folders import IMAGE_SUFFIXES, Root, Walk, folders_in, is_hidden, names_of, show
 from storeds.ops.packing.sources.masks import MaskFile, by_stem
-from storeds.ops.packing.sources.paths import IMAGE_SUFFIXES, Root, Walk, folders_in, is_hidden, names_of, show
 from storeds.ops.packing.sources.turned import inverse, turned_points
 from storeds.protocols import JSON, Array, Field, Record
 from storeds.readers.decoders import orientation_of
@@ -28,8 +27,8 @@ __all__ = ["voc"]
 _IMAGES, _ANNOTATIONS, _SETS, _MASKS = "JPEGImages", "Annotations", "ImageSets", "SegmentationClass"
 _OF_CLASS = re.compile(r".+_(train|val|trainval|test)")
 _ABSENT = "-1"  # in lists about one class; 1 means present, 0 difficult
-_ROUNDING = 0.5  # pixels
 _DEEPEST = 20
+_ROUNDING = 0.5  # pixels
 _SIDES = ("xmin", "ymin", "xmax", "ymax")
 _OBJECT_FIELDS = ("name", "bndbox", "difficult", "truncated")
 _LEFT_OUT = ("object", "size", "filename", "path")
@@ -47,7 +46,6 @@ def voc(
     classes: Sequence[str] | os.PathLike[str] | None = None,
     zero_based: bool = False,
     allow_outside: bool = False,
-    include_hidden: bool = False,
 ) -> Rows:
     """Rows of a data set of Pascal VOC: pictures with boxes from XML files, and masks if every picture has one.
 
@@ -64,10 +62,8 @@ def voc(
         The class names in the order of their labels. The default is the names in all annotations, sorted.
     zero_based : bool
         Coordinates count from 0, and xmax and ymax are edges. They are then stored as they are.
-    allow_outside : bool
-        Follow links that lead out of the folder.
-    include_hidden : bool
-        Include hidden files and folders.
+    allow_outside
+        As for `~storeds.ops.packing.sources.folders.imagefolder`.
 
     Notes
     -----
@@ -87,7 +83,7 @@ def voc(
     top = _find(os.fspath(path))
     names = unique_classes(classes)
     sets = _sets(top, image_set)
-    walk = Walk(Root(top, allow_outside=allow_outside), (*IMAGE_SUFFIXES, ".xml"), include_hidden=include_hidden)
+    walk = Walk(Root(top, allow_outside=allow_outside), (*IMAGE_SUFFIXES, ".xml"))
     rows, bad, notes = _pair(top, walk, sets)
     has_split, has_masks = len(sets) > 1, any("mask" in row.values for row in rows)
     names = _names(rows) if names is None else names
@@ -96,23 +92,23 @@ def voc(
     if has_masks and set(names) <= set(_CLASSES):
         attrs |= {"mask_classes": ["background", *_CLASSES], "ignore_index": 255}
     unproven: set[str] = set()
-    lock = threading.Lock()
 
     def finish(values: Record) -> Record:
         record, is_proven = _record(values, numbers, zero_based=zero_based)
         if not is_proven:
-            with lock:
-                unproven.add(values["key"])
-                count = counted(len(unproven), "picture has", "pictures have")
-                found.notes = [
-                    *notes,
-                    f"{count} an EXIF orientation ({some(sorted(unproven))}), and no size that tells whether the boxes refer to "
-                    "the picture as displayed: they are taken to refer to the pixels as stored, as masks do",
-                ]
+            unproven.add(values["key"])
         return record
 
+    def late_notes() -> Iterator[str]:
+        if unproven:
+            yield (
+                f"{counted(len(unproven), 'picture has', 'pictures have')} an EXIF orientation ({some(sorted(unproven))}), "
+                "and no size that tells whether the boxes refer to the picture as displayed: they are taken to refer to the "
+                "pixels as stored, as masks do"
+            )
+
     flags = Field("array", "|b1", (None,), of="boxes")
-    found = Rows(
+    return Rows(
         fields={
             "image": Field("image", role="image"),
             "boxes": Field("array", "<f8", (None, 4), role="boxes", format="xyxy"),
@@ -129,8 +125,8 @@ def voc(
         items=from_start(lambda: [*rows, *bad]),
         finish=finish,
         notes=notes,
+        late_notes=late_notes,
     )
-    return found
 
 
 def _pair(top: str, walk: Walk, sets: Mapping[str, str]) -> tuple[list[Row], list[Bad], list[str]]:
@@ -294,13 +290,6 @@ def _check_range(names: Sequence[str], boxes: Array, size: tuple[int, int], firs
             raise BadItem(f"{where} ends at {right:g}, {bottom:g}, beyond the {size[1]} x {size[0]} pixels")
 
 
-class _Builder(ElementTree.TreeBuilder):
-    """Builds the tree, and refuses a DOCTYPE, which can define entities that grow without limit or read other files."""
-
-    def doctype(self, name: str, pubid: str | None, system: str | None) -> None:
-        raise BadItem("its annotation has a DOCTYPE, which pack refuses because it can define entities; remove it")
-
-
 def _parse(blob: bytes) -> tuple[tuple[float, float] | None, list[str], Array, Record]:
     """Return what an XML file says: height and width, the classes, the boxes as written, and other fields."""
     root = _tree(blob)
@@ -333,12 +322,11 @@ def _parse(blob: bytes) -> tuple[tuple[float, float] | None, list[str], Array, R
 
 
 def _tree(blob: bytes) -> Element:
-    parser = ElementTree.XMLParser(target=_Builder())  # noqa: S314  # entities are refused
     declared = _ENCODING.match(blob)
     try:
-        # Expat knows few encodings, and none with several bytes per character except UTF-8 and UTF-16.
-        parser.feed(blob.decode(declared[1].decode()) if declared else blob)
-        root: Element = parser.close()
+        # Expat knows few encodings, and none with several bytes per character except UTF-8 and UTF-16. It reads no other
+        # files, and limits how far entities grow.
+        root = ElementTree.fromstring(blob.decode(declared[1].decode()) if declared else blob)  # noqa: S314
     except (ElementTree.ParseError, ValueError, LookupError) as error:
         raise BadItem(f"its annotation is not XML: {error}") from None
     if root.tag != "annotation":
@@ -358,14 +346,13 @@ def _number(element: Element, path: str, where: str) -> float:
         raise BadItem(f"its annotation is wrong: {where} has {path} {text!r}; expected a number") from None
 
 
-def _json_of(element: Element, left_out: tuple[str, ...] = (), depth: int = 0) -> Any:
-    """Return the children of an element as an object, or its text. A tag that repeats becomes a list."""
+def _json_of(element: Element, left_out: tuple[str, ...] = (), depth: int = 1) -> Any:
+    """Return the children of an element as an object. One without children is its text; a tag that repeats, a list."""
     if depth > _DEEPEST:
         raise BadItem(f"its annotation is nested more than {_DEEPEST} deep")
-    if not len(element) and depth:
-        return (element.text or "").strip()
     found: dict[str, list[Any]] = {}
     for child in element:
         if child.tag not in left_out:
-            found.setdefault(child.tag, []).append(_json_of(child, (), depth + 1))
+            value = _json_of(child, depth=depth + 1) if len(child) else (child.text or "").strip()
+            found.setdefault(child.tag, []).append(value)
     return {tag: values[0] if len(values) == 1 else values for tag, values in found.items()}

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
-from threading import Lock
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -19,22 +18,21 @@ import numpy as np
 from storeds._utils.settings import in_words
 from storeds._utils.text import counted, some
 from storeds.config.files import read_mapping
-from storeds.errors import ConfigError, MissingDependencyError, StoreNotFoundError
+from storeds.errors import ConfigError, StoreNotFoundError
 from storeds.jpeg.formats import read_picture_header
 from storeds.ops.packing.rows import Bad, BadItem, Row, Rows, from_start, read_file
 from storeds.ops.packing.sources.class_names import unique_classes
-from storeds.ops.packing.sources.paths import IMAGE_SUFFIXES, Root, Walk, path_fault, show
+from storeds.ops.packing.sources.folders import IMAGE_SUFFIXES, Root, Walk, path_fault, show
 from storeds.ops.packing.sources.turned import inverse, turned_centres, turned_keypoints, turned_points
 from storeds.protocols import JSON, Field, Record
 from storeds.readers.decoders import orientation_of
 
-__all__ = ["SPLITS", "TOLERANCE", "is_yolo_folder", "labels_of", "yolo"]
+__all__ = ["SPLITS", "TOLERANCE", "labels_of", "yolo"]
 
 SPLITS = ("train", "val", "valid", "test", "minival")
 TOLERANCE = 1e-3
 """How far a coordinate may lie outside [0, 1]: half a unit of the last of three decimals, and some more."""
 
-_YAML = (".yaml", ".yml")
 _SPLIT_FOLDER = re.compile(r"(train|val|valid|validation|test|minival)(\d{4})?")
 _OTHER_TEXT = re.compile(r"(classes|notes|labels|train|val|valid|test|readme.*)\.txt", re.I)
 _MOST_KEYPOINTS = 100_000  # of an object
@@ -46,7 +44,6 @@ def yolo(
     root: str | os.PathLike[str] | None = None,
     classes: Sequence[str] | str | os.PathLike[str] | None = None,
     allow_outside: bool = False,
-    include_hidden: bool = False,
 ) -> Rows:
     """Rows of a data set of YOLO: the data.yaml of Ultralytics, or a folder with ``images`` and ``labels``.
 
@@ -59,10 +56,8 @@ def yolo(
     classes : sequence of str or path, optional
         The class names in the order of their numbers, or a file of them. The default is what data.yaml or classes.txt
         says.
-    allow_outside : bool
-        Allow images outside the root.
-    include_hidden : bool
-        Include hidden files and folders.
+    allow_outside
+        As for `~storeds.ops.packing.sources.folders.imagefolder`.
 
     Raises
     ------
@@ -73,11 +68,10 @@ def yolo(
     """
     data = _describe(os.fspath(path), None if root is None else os.fspath(root), classes)
     below = Root(data.root, allow_outside=allow_outside)
-    listing = _Listing(data, below, Walk(below, include_hidden=include_hidden))
-    labels = _LabelFile(listing.task(), len(data.classes), data.keypoints)
+    listing = _Listing(data, below, Walk(below))
+    labels = _LabelFile(listing.task(), len(data.classes), data.yaml.kpt_shape)
     has_splits = len({split for _, split, _ in listing.images}) > 1
-    repeated: dict[str, int] = {}
-    lock = Lock()
+    repeated: dict[str, int] = {}  # key → lines left out of its label file
 
     def items() -> Iterator[Row | Bad]:
         for key, split, has_labels in listing.images:
@@ -89,10 +83,7 @@ def yolo(
         blob, split, key = values["image"], values["split"], str(values["key"])
         objects, again = labels.parse(values["labels"], labels_of(key))
         if again:
-            with lock:
-                repeated[key] = again
-                lines = counted(sum(repeated.values()), "repeated line is", "repeated lines are")
-                rows.notes = [*notes, f"{lines} left out of label files, such as {labels_of(min(repeated))}"]
+            repeated[key] = again
         return {
             "image": blob,
             **_as_stored(objects, blob),
@@ -100,17 +91,26 @@ def yolo(
             "key": key,
         }
 
-    notes = [*data.notes, *listing.notes()]
+    def late_notes() -> Iterator[str]:
+        if repeated:
+            lines = counted(sum(repeated.values()), "repeated line is", "repeated lines are")
+            yield f"{lines} left out of label files, such as {labels_of(min(repeated))}"
+
     fields = {"image": Field("image", role="image"), **labels.fields, **({"split": Field("str")} if has_splits else {})}
+    flips: dict[str, JSON] = {"flip_idx": data.yaml.flip_idx}
     attrs: dict[str, JSON] = {
         "classes": list(data.classes),
-        **data.attrs,
+        **(flips if data.yaml.kpt_shape and isinstance(data.yaml.flip_idx, list) else {}),
         "source": {"kind": "yolo", "file": os.path.basename(data.file)},
     }
-    rows = Rows(
-        fields={**fields, "key": Field("str")}, attrs=attrs, items=from_start(items), finish=finish, notes=list(notes)
+    return Rows(
+        fields={**fields, "key": Field("str")},
+        attrs=attrs,
+        items=from_start(items),
+        finish=finish,
+        notes=[*data.notes, *listing.notes()],
+        late_notes=late_notes,
     )
-    return rows
 
 
 def labels_of(key: str) -> str:
@@ -153,10 +153,7 @@ class _DataSet:
         Split → folders of images and lists of them, as written. The split is empty without splits.
     classes : list of str
         Class names.
-    keypoints : (int, int), optional
-        ``kpt_shape``.
-    attrs : dict
-        Further attributes of the store.
+    yaml : _Yaml
     notes : list of str
         What the user may not expect.
     """
@@ -165,55 +162,18 @@ class _DataSet:
     file: str
     parts: dict[str, list[str]]
     classes: list[str]
-    keypoints: tuple[int, int] | None
-    attrs: dict[str, JSON]
+    yaml: _Yaml
     notes: list[str]
-
-
-def is_yolo_folder(path: str) -> bool:
-    """Whether a folder has a data.yaml of YOLO, or ``images`` and ``labels`` with text files."""
-    labels = os.path.join(path, "labels")
-    try:
-        if any(_names_splits(os.path.join(path, name)) for name in os.listdir(path)):
-            return True
-        if not os.path.isdir(os.path.join(path, "images")) or not os.path.isdir(labels):
-            return False
-        inside = sorted(os.scandir(labels), key=lambda entry: entry.name)
-        folders = [labels, *(entry.path for entry in inside if entry.is_dir())][:8]
-        return any(name.lower().endswith(".txt") for folder in folders for name in os.listdir(folder))
-    except OSError:
-        return False
-
-
-def _names_splits(path: str) -> bool:
-    """Whether a file is YAML with class names and a split."""
-    if not path.lower().endswith(_YAML):
-        return False
-    try:
-        found = read_mapping(path)
-    except (ConfigError, StoreNotFoundError):
-        return False
-    except MissingDependencyError:  # other YAML files beside images stop no pack
-        if os.path.basename(path).lower().startswith("data."):
-            raise
-        return False
-    return "names" in found and any(split in found for split in SPLITS)
-
-
-def _yaml_in(folder: str) -> str | None:
-    """Return the YAML file of a folder that describes a data set of YOLO, or its data.yaml."""
-    paths = [os.path.join(folder, name) for name in sorted(os.listdir(folder)) if name.lower().endswith(_YAML)]
-    named = [path for path in paths if os.path.basename(path).lower().startswith("data.")]
-    found = [path for path in paths if _names_splits(path)]
-    return next((each[0] for each in ([path for path in named if path in found], found, named) if len(each) == 1), None)
 
 
 def _describe(path: str, root: str | None, classes: Any) -> _DataSet:
     """Return what describes the data set at `path`, a data.yaml or a folder."""
     if root is not None and not os.path.isdir(root):
         raise StoreNotFoundError(f"root={root!r} is not a folder")
-    file = _yaml_in(path) if os.path.isdir(path) else path
-    folder = path if os.path.isdir(path) else os.path.dirname(os.path.abspath(path))
+    file, folder = path, os.path.dirname(os.path.abspath(path))
+    if os.path.isdir(path):
+        files = (os.path.join(path, name) for name in ("data.yaml", "data.yml"))
+        file, folder = next(filter(os.path.isfile, files), ""), path
     shown, notes = show(file or path), list[str]()
     try:
         yaml = msgspec.convert(read_mapping(file) if file else {}, _Yaml)
@@ -241,11 +201,8 @@ def _describe(path: str, root: str | None, classes: Any) -> _DataSet:
             notes.append(f"{split} is {some(entries)}, which does not exist, and is left out")
             entries.clear()
     names = _class_names(shown, base, yaml, classes)
-    attrs: dict[str, JSON] = {}
-    if yaml.kpt_shape is not None and isinstance(yaml.flip_idx, list):
-        attrs["flip_idx"] = yaml.flip_idx
     kept = {split: entries for split, entries in parts.items() if entries}
-    return _DataSet(os.path.abspath(base), file or path, kept, names, yaml.kpt_shape, attrs, notes)
+    return _DataSet(os.path.abspath(base), file or path, kept, names, yaml, notes)
 
 
 def _moved(base: str, entry: str) -> str:
@@ -401,7 +358,7 @@ class _Listing:
 
     def task(self) -> _Task:
         """Return what the first line of all label files describes."""
-        if self._data.keypoints is not None:
+        if self._data.yaml.kpt_shape is not None:
             return "keypoints"
         for key, _, has_labels in self.images:
             text = b""
@@ -498,9 +455,6 @@ class _LabelFile:
         places = row[1:]
         if values == 3:  # a keypoint of visibility 0 has no place
             triples = [row[start : start + 3] for start in range(5, len(row), 3)]
-            wrong = next((seen for _, _, seen in triples if seen not in (0, 1, 2)), None)
-            if wrong is not None:
-                raise BadItem(f"a visibility of {wrong:g} is none of 0, 1 and 2")
             places = (*row[1:5], *(value for x, y, seen in triples if seen for value in (x, y)))
         for value in places:
             if not -TOLERANCE <= value <= 1 + TOLERANCE:

@@ -1,0 +1,903 @@
+"""Every source of `pack` in one table: files on the disk, and the records, notes and bad items that `pack` makes of them."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import tarfile
+import tempfile
+from collections.abc import Callable, Mapping
+from csv import QUOTE_ALL, QUOTE_MINIMAL
+from csv import writer as csv_writer
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import storeds
+from _packing import stored_records, storeds_command
+from _verdicts import declared
+from mask_files import encode_mask, mask, write
+from photographs import jpeg
+from shares import examples
+from storeds import errors
+from storeds.ops.packing.rows import Bad
+from storeds.protocols import Field
+
+MakeUrl = Callable[[str], str]
+IMAGE, MASK, PLAIN = Field("image", role="image"), Field("image", role="mask"), Field("image")
+INT, STR, FLOAT, JSON = Field("int"), Field("str"), Field("float"), Field("json")
+LABEL, TEXT, TEXTS = Field("int", role="label"), Field("str", role="text"), Field("json", role="text")
+LABELS = Field("array", "<i8", (None,), "labels")
+FLAGS = Field("array", "|b1", (None,), of="boxes")
+
+
+class SourceCase(NamedTuple):
+    """A data set, and what `pack` makes of it.
+
+    Parameters
+    ----------
+    files : mapping
+        Path → its bytes or text; a number stands for a photograph, or its mask.
+    fields : dict
+        The fields of the store, in order.
+    records : dict
+        Field → its value in each record. Without ``image``, each image is the file that the key names.
+    source : str
+        What is packed, below the folder of the files.
+    options : dict
+        Of `pack`.
+    bad : tuple of str
+        How the reports of bad items begin.
+    notes : tuple of str
+        How the notes begin.
+    attrs : dict
+        The attributes, without ``source``.
+    """
+
+    files: Mapping[str, Any]
+    fields: dict[str, Field]
+    records: dict[str, list[Any]]
+    source: str = "."
+    options: dict[str, Any] = {}  # no case changes it
+    bad: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    attrs: dict[str, Any] = {}
+
+
+PHOTOS = {f"{n}.jpg": n for n in range(4)}
+MASKS = {f"m/{n}.png": n for n in range(4)}
+FOLDER = {"image": PLAIN, "label": INT, "key": STR}
+
+
+def jsonl(*rows: Mapping[str, Any]) -> str:
+    return "".join(f"{json.dumps(row)}\n" for row in rows)
+
+
+def csv(text: str, fields: dict[str, Field], records: dict[str, list[Any]], **more: Any) -> SourceCase:
+    """Return the case of a CSV file beside four photographs and their masks."""
+    files = {**PHOTOS, **MASKS, "a.csv": text, **more.pop("files", {})}
+    return SourceCase(files, fields, records, **{"source": "a.csv", **more})
+
+
+def json_lines(*rows: Mapping[str, Any], fields: dict[str, Field], **more: Any) -> SourceCase:
+    return csv("", fields, more.pop("records"), source="a.jsonl", files={"a.jsonl": jsonl(*rows)}, **more)
+
+
+FOLDERS = {
+    "classes": SourceCase(
+        {
+            "zebra/b.jpg": 0,
+            "zebra/a.JPEG": 1,
+            "zebra/deep/d.png": 2,
+            "apple/10.jpg": 3,
+            "apple/9.jpg": 4,
+            "beside.txt": "",
+        },
+        FOLDER,
+        {
+            "key": ["apple/10.jpg", "apple/9.jpg", "zebra/a.JPEG", "zebra/b.jpg", "zebra/deep/d.png"],
+            "label": [0, 0, 1, 1, 1],
+        },
+        attrs={"classes": ["apple", "zebra"]},
+    ),
+    "an empty class keeps its label": SourceCase(
+        {"a/1.jpg": 0, "b/.keep": "", "c/1.jpg": 1},
+        FOLDER,
+        {"key": ["a/1.jpg", "c/1.jpg"], "label": [0, 2]},
+        options={"allow_empty": True},
+        notes=(),
+        attrs={"classes": ["a", "b", "c"]},
+    ),
+    "numbers as classes, hidden files, annotations": SourceCase(
+        {"1/a.jpg": 0, "2/a.jpg": 1, "10/a.jpg": 2, ".git/x.jpg": 3, "1/._a.jpg": "", "1/a.xml": "", "__MACOSX/x": ""},
+        FOLDER,
+        {"label": [0, 1, 2], "key": ["1/a.jpg", "10/a.jpg", "2/a.jpg"]},
+        notes=(
+            "classes are sorted as text, as ImageFolder sorts them, so labels are not the numbers in their names",
+            "left out 2 hidden folders (.git, __MACOSX) and 1 hidden file (1/._a.jpg); rename",
+            "left out 1 file that may describe the images: 1 *.xml, such as 1/a.xml",
+        ),
+        attrs={"classes": ["1", "10", "2"]},
+    ),
+    "no classes": SourceCase(
+        {"b.jpg": 0, "A.JPG": 1, "more/c.jpg": 2, "read.me": ""},
+        {"image": PLAIN, "key": STR},
+        {"key": ["A.JPG", "b.jpg", "more/c.jpg"]},
+        options={"kind": "flat"},
+    ),
+    "frames": SourceCase(
+        {f"walk/{name}/{n}.jpg": n % 5 for name in ("b", "a") for n in (1, 10, 2)},
+        {"image": PLAIN, "label": INT, "video": INT, "frame": INT, "key": STR},
+        {
+            "image": [jpeg(1), jpeg(2), jpeg(0)] * 2,
+            "video": [0, 0, 0, 1, 1, 1],
+            "frame": [0, 1, 2] * 2,
+            "key": ["walk/a"] * 3 + ["walk/b"] * 3,
+            "label": [0] * 6,
+        },
+        options={"kind": "frames"},
+        attrs={"classes": ["walk"]},
+    ),
+}
+CITY = {
+    f"{folder}/{split}/x/{number}_{end}.png": number if end == "gtFine_labelIds" else encode_mask(np.eye(9, dtype="u1"))
+    for number, split in enumerate(("train", "val"))
+    for folder, end in (("leftImg8bit", "leftImg8bit"), ("gtFine", "gtFine_labelIds"), ("gtFine", "gtFine_color"))
+}
+CITY |= {f"leftImg8bit/{split}/x/{n}_leftImg8bit.png": jpeg(n) for n, split in enumerate(("train", "val"))}
+SEGMENTED = {"image": IMAGE, "mask": MASK, "split": STR, "key": STR}
+OF_MASKS = {
+    "Cityscapes": SourceCase(
+        CITY,
+        SEGMENTED,
+        {
+            **{"image": [jpeg(0), jpeg(1)], "mask": [mask(0), mask(1)], "split": ["train", "val"]},
+            "key": ["train/x/0_leftImg8bit.png", "val/x/1_leftImg8bit.png"],
+        },
+        notes=("ignored 2 files without the names of images and masks: gtFine/train",),
+    ),
+    "ADE20K": SourceCase(
+        {
+            **{f"{top}/{split}/1.{end}": 1 for split in ("training", "validation") for top, end in (("images", "jpg"), ("annotations", "png"))},
+            "classes.txt": "other\nwall\nsky\nsea\n",
+        },
+        SEGMENTED,
+        {"image": [jpeg(1)] * 2, "mask": [mask(1)] * 2, "split": ["training", "validation"]},
+        attrs={"classes": ["other", "wall", "sky", "sea"]},
+    ),
+    "in each split": SourceCase(
+        {f"{split}/{folder}": 1 for split in ("test", "train") for folder in ("images/1.jpg", "masks/1.png")},
+        SEGMENTED,
+        {"image": [jpeg(1)] * 2, "mask": [mask(1)] * 2, "split": ["test", "train"], "key": ["test/1.jpg", "train/1.jpg"]},
+        options={"kind": "masks"},
+    ),
+    "other names, and everything wrong": SourceCase(
+        {
+            **{f"photos/{n}_rgb.jpg": n for n in range(6)},
+            **{"photos/5_rgb.png": 5, "labels/0_m.png": 0, "labels/1_m.gif": encode_mask(np.full((64, 96), 2, "u1"), "P", "GIF")},
+            **{"labels/2_m.png": mask(2, size=(9, 9)), "labels/3_m.png": encode_mask(np.zeros((64, 96, 3), "u1"))},
+            **{"labels/5_m.png": 1, "labels/7_m.png": 1, "labels/notes.txt": "", "names.txt": "a\nb\nc\nd\n"},
+            **{"photos/8_rgb.jpg": 0, "labels/8_m.png": encode_mask(np.full((64, 96), 9, "u1"))},
+            **{"photos/9_rgb.jpg": 0, "labels/9_m.png": "PNG?"},
+        },
+        {"image": IMAGE, "mask": MASK, "key": STR},
+        {"image": [jpeg(0), jpeg(1)], "key": ["0_rgb.jpg", "1_rgb.jpg"]},
+        options={
+            **{"kind": "masks", "image_folder": "photos", "mask_folder": "labels", "image_suffix": "_rgb"},
+            **{"mask_suffix": "_m", "ignore_index": 250, "classes": ["a", "b", "c", "d"]},
+        },
+        bad=(
+            "photos/2_rgb.jpg: field 'mask': the mask has 9 × 9 pixels",
+            "photos/3_rgb.jpg: field 'mask': a mask has one channel, which holds class ids, not Pillow mode 'RGB'",
+            "photos/4_rgb.jpg: has no mask: expected labels/4_m.png, or with another suffix",
+            "photos/5_rgb.jpg: there are several images of this name: photos/5_rgb.jpg, photos/5_rgb.png; remove all but one",
+            "photos/8_rgb.jpg: its mask labels/8_m.png contains class ids without a name: 9; there are 4 classes, and 250",
+            "photos/9_rgb.jpg: its mask labels/9_m.png cannot be read: ",
+            "labels/7_m.png: is a mask without an image: expected photos/7_rgb.jpg, or with another suffix",
+        ),
+        notes=("ignored 1 file without the names of images and masks: labels/notes.txt",),
+        attrs={"classes": ["a", "b", "c", "d"], "ignore_index": 250},
+    ),
+}  # fmt: skip
+LISTS = {
+    "labels, keys and other columns": csv(
+        'Split Name,path,label,count,score,code,exact\ntrain,0.jpg,dog,1,1.5,007,9007199254740993\n"a, b",1.jpg,cat ,-2,2,1,1\n'
+        ",2.jpg,dog,3,.5,x,2\n",
+        {**FOLDER, "split_name": STR, "count": INT, "score": FLOAT, "code": STR, "exact": INT},
+        {
+            **{"label": [1, 0, 1], "key": ["0.jpg", "1.jpg", "2.jpg"], "split_name": ["train", "a, b", ""]},
+            **{"count": [1, -2, 3], "score": [1.5, 2.0, 0.5], "code": ["007", "1", "x"], "exact": [9007199254740993, 1, 2]},
+        },
+        attrs={"classes": ["cat", "dog"]},
+    ),
+    "kinds of JSON": json_lines(
+        {"path": "0.jpg", "i": 1, "f": 1, "b": True, "s": "x", "o": {"k": [1]}, "m": 1, "n": None, "big": 2**70},
+        {"path": "1.jpg", "i": -(2**60), "f": 0.5, "b": False, "s": "1", "o": [], "m": "1", "late": 1},
+        options={"label": False},
+        fields={
+            **{"image": PLAIN, "key": STR, "i": INT, "f": FLOAT, "b": Field("bool"), "s": STR},
+            **dict.fromkeys(("o", "m", "n", "big", "late"), JSON),
+        },
+        records={
+            **{"i": [1, -(2**60)], "f": [1.0, 0.5], "b": [True, False], "s": ["x", "1"], "o": [{"k": [1]}, []]},
+            **{"m": [1, "1"], "n": [None, None], "big": [2**70, None], "late": [None, 1]},
+        },
+    ),
+    "several images, a mask, captions, several labels": json_lines(
+        *(
+            {"path": f"{n}.jpg", "depth": f"{n}.jpg", "mask": f"m/{n}.png", "captions": [f"no {n}"], "labels": ["b", "a"][n:]}
+            for n in range(2)
+        ),
+        options={"image_columns": ["path", "depth"], "caption_columns": ["captions"]},
+        fields={"path": IMAGE, "depth": IMAGE, "mask": MASK, "labels": LABELS, "key": STR, "captions": TEXTS},
+        records={
+            **{"depth": [jpeg(0), jpeg(1)], "mask": [mask(0), mask(1)], "captions": [["no 0"], ["no 1"]]},
+            "labels": [[1, 0], [0]],
+        },
+        attrs={"classes": ["a", "b"]},
+    ),
+    "class names of masks; more paths are text": json_lines(
+        *({"image": f"{n}.jpg", "mask_path": f"m/{n}.png", "small": f"{n}.jpg"} for n in range(2)),
+        options={"classes": list("abcd"), "ignore_index": 255},
+        fields={"image": IMAGE, "mask": MASK, "key": STR, "small": STR},
+        records={"mask": [mask(0), mask(1)]},
+        notes=("column 'small' contains paths of images, which are stored as text; image_columns= (--option image_columns=image,small)",),
+        attrs={"classes": list("abcd"), "ignore_index": 255},
+    ),
+    "masks as text": csv(
+        "path,mask\n0.jpg,m/0.png\n",
+        {"image": PLAIN, "key": STR, "mask": STR},
+        {"mask": ["m/0.png"]},
+        options={"mask_columns": [], "label": False},
+        notes=("column 'mask' contains paths of images",),
+    ),
+    "captions": csv(
+        'image,Caption,year\n0.jpg,"A cat, asleep",2001\n1.jpg,,2002\n',
+        {"image": IMAGE, "key": STR, "caption": TEXT, "year": INT},
+        {"caption": ["A cat, asleep", ""], "year": [2001, 2002]},
+    ),
+    "captions of one image in several rows": csv(
+        "name| caption\n0.jpg| a\n1.jpg| b\n./0.jpg| c\n",
+        {"image": IMAGE, "key": STR, "caption": TEXTS},
+        {"key": ["0.jpg", "1.jpg"], "caption": [["a", "c"], ["b"]]},
+        options={"delimiter": "|", "skipinitialspace": True, "caption_columns": "caption", "path_column": "name"},
+        notes=("joined the captions of 1 row to those of earlier rows with the same path",),
+    ),
+    "rows that differ in more than captions": csv(
+        "path,label,caption\n0.jpg,cat,a\n0.jpg,dog,b\n",
+        {"image": IMAGE, "label": LABEL, "key": STR, "caption": TEXT},
+        {"label": [0], "caption": ["a"]},
+        options={"caption_columns": ["caption"]},
+        bad=("a.csv line 3 (0.jpg): the path is already listed at a.csv line 2, with another 'label'; only rows that differ",),
+        attrs={"classes": ["cat"]},
+    ),
+    "several labels in a cell": csv(
+        "image,tags\n0.jpg,dog;cat\n1.jpg, cat \n2.jpg,\n3.jpg,emu;\n",
+        {"image": IMAGE, "labels": LABELS, "key": STR},
+        {"labels": [[1, 2], [2], []]},
+        options={"label_column": "tags", "label_separator": ";", "classes": ["x", "dog", "cat"]},
+        bad=("a.csv line 5 (3.jpg): unknown label 'emu'; the classes are x, dog, cat",),
+        attrs={"classes": ["x", "dog", "cat"]},
+    ),
+    "bad lines of CSV": csv(
+        'path,label,x\n1.jpg,a,1\n2.jpg, ,1\n,a,1\n./1.jpg,b,1\n../out.jpg,a,1\n/etc/passwd,a,1\n3.jpg,a\n3\0.jpg,a,1\n"3.jpg"x,a,1\n'
+        f"gone.jpg,a,1\n{'n' * 300},a,1\nbroken.jpg,a,1\n3.jpg,emu,1\na\\b.jpg,a,1\n\"open,a,1",
+        {**FOLDER, "x": INT},
+        {"key": ["1.jpg"], "label": [0], "x": [1]},
+        options={"classes": ["a", "b", "emus"]},
+        files={"broken.jpg": "not an image"},
+        bad=(
+            "a.csv line 3 (2.jpg): no label is given in 'label'",
+            "a.csv line 4: no path is given",
+            "a.csv line 5 (./1.jpg): the path is already listed at a.csv line 2",
+            "a.csv line 6 (../out.jpg): the path leads out of ",
+            "a.csv line 7 (/etc/passwd): the path is absolute, but paths are relative to ",
+            "a.csv line 8: has 2 columns instead of 3",
+            "a.csv line 9 (3\\x00.jpg): its path contains a NUL character",
+            "a.csv line 10: is not CSV: ',' expected after",
+            "a.csv line 11 (gone.jpg): cannot be read: No such file or directory",
+            f"a.csv line 12 ({'n' * 300}): cannot be read: File name too long",
+            "a.csv line 13 (broken.jpg): cannot be read as an image (12 bytes beginning 6e 6f 74 20)",
+            "a.csv line 14 (3.jpg): unknown label 'emu'; did you mean 'emus'?",
+            "a.csv line 15 (a\\b.jpg): cannot be read: No such file or directory; folders are separated by /",
+            "a.csv line 16: is not CSV: unexpected end of data; is a quote opened and not closed?",
+        ),
+        attrs={"classes": ["a", "b", "emus"]},
+    ),
+    "bad lines of JSONL": csv(
+        "",
+        {**FOLDER, "x": JSON},
+        {"key": ["1.jpg"]},
+        source="a.jsonl",
+        files={
+            "a.jsonl": '{"path": "1.jpg", "label": 1, "x": 1}\n{"path": "2.jpg",,}\n["3.jpg"]\n{"path": "4.jpg", "x": 1}\n{"label": 1}\n'
+            '{"path": 7, "label": 1}\n{"path": "8.jpg", "label": true}\n{"path": "9\\ud800.jpg", "label": 1}\n'
+            f'{{"path": "2.jpg", "label": 1, "x": [NaN]}}\n{{"path": "14.jpg", "x": {"[" * 100_000}'
+        },
+        bad=(
+            "a.jsonl line 2: is not JSON that can be stored: Expecting property name",
+            "a.jsonl line 3: is a JSON list; expected an object with a path",
+            "a.jsonl line 4 (4.jpg): no label is given in 'label'",
+            "a.jsonl line 5: no path is given",
+            "a.jsonl line 6: its path is a int, not text",
+            "a.jsonl line 7 (8.jpg): 'label' has [True]; a label is a class name or a whole number",
+            "a.jsonl line 8: contains half of a surrogate pair",
+            "a.jsonl line 9 (2.jpg): its x cannot be stored: JSON has no nan",
+            "a.jsonl line 10: is not JSON that can be stored: maximum recursion depth",
+        ),
+    ),
+}  # fmt: skip
+
+
+def tar(members: Mapping[str, bytes], form: int = tarfile.PAX_FORMAT) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=form) as file:
+        for name, data in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            file.addfile(info, io.BytesIO(data))
+    return buffer.getvalue()
+
+
+LONG = "l" * 90 + "/" + "m" * 90
+MEMBERS = {
+    **{"./0.jpg": jpeg(0), "./0.cls": b"3\n", "./0.json": b'{"a": [1, null]}', "0.txt": "Größe".encode(), "0.seg.png": jpeg(2)},
+    **{f"{LONG}.CLS": b"-4", f"{LONG}.JPG": jpeg(1), f"{LONG}.json": b"[]", f"{LONG}.txt": b"", f"{LONG}.seg.PNG": jpeg(3)},
+}  # fmt: skip
+TARS = {
+    **{
+        f"members, {form}": SourceCase(
+            {"a.tar": tar(MEMBERS, form)},
+            {**FOLDER, "json": JSON, "seg_png": PLAIN, "txt": STR},
+            {
+                **{"image": [jpeg(0), jpeg(1)], "label": [3, -4], "key": ["0", LONG], "txt": ["Größe", ""]},
+                **{"json": [{"a": [1, None]}, []], "seg_png": [jpeg(2), jpeg(3)]},
+            },
+            source="a.tar",
+        )
+        for form in (tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT)
+    },
+    "one more member leaves the others whole": SourceCase(
+        {"a.tar": tar({f"{n}.{end}": jpeg(n) if end == "jpg" else b"%d" % n for n in range(3) for end in ("jpg", "cls")} | {"1.txt": b"x"})},
+        FOLDER,
+        {"image": [jpeg(n) for n in range(3)], "label": [0, 1, 2]},
+        source="a.tar",
+        notes=("left out .txt, which 1 of 3 samples have; extensions= (--option extensions=jpg,cls,…)",),
+    ),
+    "shards, and what is wrong in them": SourceCase(
+        {
+            "x-08.tar": tar({"0.jpg": jpeg(0), "0.cls": b"1", "1.jpg": jpeg(1), "2.cls": b"3", "__MACOSX/._1.jpg": b""}),
+            "x-09.tar": tar({"0.jpg": jpeg(0), "0.cls": b"1", "3.jpg": jpeg(2), "3.cls": b"cat", "/abs.jpg": b"", "../up.jpg": b"", "plain": b""}),
+            "x-10.tar": tar({"4.jpg": jpeg(3), "4.cls": b"7", "4.PNG": b""}),
+            "x-11.tar": tar({"5.jpg": jpeg(3)})[:700],
+            "x-12.tar": b"\x1f\x8b" + bytes(900),
+        },
+        FOLDER,
+        {"image": [jpeg(0), jpeg(3)], "label": [1, 7], "key": ["0", "4"]},
+        source="x-{08..12}.tar",
+        bad=(
+            *(f"x-09.tar: {name}: its name is absolute or leads out of the archive" for name in ("/abs.jpg", "../up.jpg")),
+            "x-09.tar: plain: its name has no extension such as 0001.jpg, so it belongs to no sample",
+            "x-10.tar: 4.PNG: is the second member of its sample for the field image",
+            "x-11.tar: is damaged, cut short or not a tar file: no valid member at byte 0 (the file ends within '5.jpg')",
+            "x-12.tar: is compressed; decompress it",
+            "x-08.tar: 1: has no .cls, which others have; extensions= (--option extensions=jpg,…)",
+            "x-08.tar: 2: has no image (jpg, ",
+            "x-09.tar: 0: its key is already in x-08.tar; pass key_with_shard=True (--option key_with_shard=true)",
+            "x-09.tar: 3: its .cls contains 'cat'; expected an integer",
+        ),
+        notes=("left out 1 hidden file (__MACOSX/._1.jpg)",),
+    ),
+    "members that cannot be parsed": SourceCase(
+        {"a.tar": tar({f"{n}.{end}": data for n, text in enumerate((b"{}", b"\xff", b"[NaN]", b"[" * 100_000)) for end, data in (("jpg", jpeg(n)), ("json", text))})},
+        {"image": PLAIN, "key": STR, "json": JSON},
+        {"image": [jpeg(0)], "json": [{}]},
+        source="a.tar",
+        options={"label": False},
+        bad=(
+            "a.tar: 1: its .json is not UTF-8 at byte 0",
+            "a.tar: 2: its .json cannot be stored as JSON: JSON has no nan",
+            "a.tar: 3: its .json cannot be stored as JSON: maximum recursion",
+        ),
+    ),
+}  # fmt: skip
+
+
+def table(**columns: Any) -> bytes:
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    buffer = io.BytesIO()
+    rows = len(next(iter(columns.values())))
+    parquet.write_table(pyarrow.table({"image": [jpeg(n) for n in range(rows)], **columns}), buffer, row_group_size=2)
+    return buffer.getvalue()
+
+
+TABLES = {
+    "Parquet": SourceCase(
+        {"a.parquet": table(label=["dog", "cat", None], count=[1, None, 3], vector=[[1.0, 2.0]] * 3, words=[["a"], [], None])},
+        {**{"image": PLAIN, "label": INT, "count": JSON}, "vector": Field("array", "<f8", (None,)), "words": JSON},
+        {"image": [jpeg(0), jpeg(1)], "label": [1, 0], "count": [1, None], "vector": [[1, 2]] * 2, "words": [["a"], []]},
+        source="a.parquet",
+        bad=("row 2: its label None is not one of the 2 classes; --no-label packs without labels",),
+        attrs={"classes": ["cat", "dog"]},
+    ),
+    "Parquet in splits": SourceCase(
+        {f"data/{split}-00000-of-00001.parquet": table(label=[n, 1]) for n, split in enumerate(("test", "train"))},
+        {"image": PLAIN, "label": INT, "split": STR},
+        {"image": [jpeg(0), jpeg(1)] * 2, "label": [1, 1, 0, 1], "split": ["train"] * 2 + ["test"] * 2},
+    ),
+}  # fmt: skip
+BOXES = Field("array", "<f8", (None, 4), "boxes", "cxcywh", relative=True)
+NAMES = "names: [cat, dog]\n"
+
+
+def yolo(labels: Mapping[str, str | None], yaml: str = "", **more: Any) -> dict[str, Any]:
+    """Return the files of a data set with one photograph for each label file."""
+    files: dict[str, Any] = {"data.yaml": f"{yaml or 'train: images/train'}\n{NAMES}"}
+    for number, (name, text) in enumerate(labels.items()):
+        files[f"images/{name}.jpg"] = number % 5
+        files |= {} if text is None else {f"labels/{name}.txt": text}
+    return {**files, **more}
+
+
+YOLO = {
+    "boxes": SourceCase(
+        yolo(
+            {"train/a": "0 0.5 0.50 0.25 0.125\n1 0.12345678 .3 1e-1 0.2\n0 0.5 .5 0.25 0.125", "train/b": None, "val/a": "1 1 1 1e-3 .5\r\n\r\n"},
+            "train: images/train\nvalidation: images/val\ntest: images/none",
+        ),
+        {"image": IMAGE, "boxes": BOXES, "labels": LABELS, "split": STR, "key": STR},
+        {
+            **{"key": ["images/train/a.jpg", "images/train/b.jpg", "images/val/a.jpg"], "split": ["train", "train", "val"]},
+            **{"labels": [[0, 1], [], [1]], "boxes": [[[0.5, 0.5, 0.25, 0.125], [0.12345678, 0.3, 0.1, 0.2]], [], [[1, 1, 0.001, 0.5]]]},
+        },
+        notes=(
+            "validation is read as val, as Ultralytics reads it",
+            "test is images/none, which does not exist, and is left out",
+            "1 image has no label file, and so no objects",
+            "1 repeated line is left out of label files, such as labels/train/a.txt",
+        ),
+        attrs={"classes": ["cat", "dog"]},
+    ),
+    "polygons": SourceCase(
+        yolo({"train/a": "0 0 0 1 0 1 1 0 1\n", "train/b": "0 0.5 0.5 0.2 0.2"}),
+        {"image": IMAGE, "boxes": BOXES, "labels": LABELS, "masks": Field("json", role="mask", format="coco", relative=True), "key": STR},
+        {"masks": [[[[0, 0, 1, 0, 1, 1, 0, 1]]]], "boxes": [[[0.5, 0.5, 1, 1]]], "labels": [[0]]},
+        bad=("images/train/b.jpg: a line has 5 values; the first line of the data set is a polygon, of a class and three or more points",),
+        attrs={"classes": ["cat", "dog"]},
+    ),
+    "poses": SourceCase(
+        yolo({"train/a": "0 0.5 0.5 0.2 0.2 0.1 0.2 2 0 0 0", "train/b": "0 0.5 0.5 0.2 0.2 0.1"}, "train: images/train\nkpt_shape: [2, 3]\nflip_idx: [1, 0]"),
+        {"image": IMAGE, "boxes": BOXES, "labels": LABELS, "keypoints": Field("array", "<f8", (None, 2, 3), "keypoints", relative=True), "key": STR},
+        {"keypoints": [[[[0.1, 0.2, 2], [0, 0, 0]]]]},
+        bad=("images/train/b.jpg: a line has 6 values; kpt_shape asks for a box of 5, and 3 for each of 2 keypoints (labels/train/b.txt",),
+        attrs={"classes": ["cat", "dog"], "flip_idx": [1, 0]},
+    ),
+    "everything wrong": SourceCase(
+        yolo(
+            {
+                "train/0": "0 0.5 0.5 0.2 0.2", "train/1": "0 0.5 0.5 0.2", "train/2": "0 0.5 x 0.2 0.2", "train/3": "0 0.5 nan 0.2 0.2",
+                "train/4": "2 0.5 0.5 0.2 0.2", "train/5": "0.5 0.5 0.5 0.2 0.2", "train/6": "\n0 0.5 1.01 0.2 0.2", "train/7": "0 320 240 20 30",
+            },
+            "",
+            **{"labels/train/9.txt": "", "labels/train/classes.txt": "cat", "images/train/8.jpg": 1, "labels/train/8.txt": b"0 \xff"},
+        ),
+        {"image": IMAGE, "boxes": BOXES, "labels": LABELS, "key": STR},
+        {"key": ["images/train/0.jpg"]},
+        bad=(
+            "images/train/1.jpg: a line has 4 values; the first line of the data set is a box, of 5: class, x, y",
+            "images/train/2.jpg: a value is not a number: could not convert string to float: 'x'",
+            "images/train/3.jpg: a coordinate is nan, outside 0 to 1",
+            "images/train/4.jpg: class 2 has no name: there are 2 classes, and the first is 0",
+            "images/train/5.jpg: class 0.5 has no name",
+            "images/train/6.jpg: a coordinate is 1.01, outside 0 to 1 (labels/train/6.txt line 2)",
+            "images/train/7.jpg: a coordinate is 320, outside 0 to 1, so these are perhaps pixels",
+            "images/train/8.jpg: its label file is not text: byte 2 is not UTF-8 (labels/train/8.txt)",
+            "labels/train/9.txt: no image has this label file",
+        ),
+        attrs={"classes": ["cat", "dog"]},
+    ),
+    "lists of images": SourceCase(
+        yolo(
+            dict.fromkeys(("train/a", "train/b", "val/a"), "0 0.5 0.5 0.2 0.2"), "train: train.txt\nval: [lists/val.txt, images/train]",
+            **{"train.txt": "\ufeffimages/train/a.jpg\n\nnotes.md\n", "lists/val.txt": "images/val/a.jpg\n../images/val/b.jpg\n"},
+        ),
+        {"image": IMAGE, "boxes": BOXES, "labels": LABELS, "split": STR, "key": STR},
+        {"key": ["images/train/a.jpg", "images/val/a.jpg", "images/train/b.jpg"], "split": ["train", "val", "val"]},
+        bad=("train.txt line 3 (notes.md): ends in none of .jpg", "lists/val.txt line 2 (../images/val/b.jpg): the path leads out of "),
+        notes=("1 image is in train and in val, and packed once, in train",),
+        attrs={"classes": ["cat", "dog"]},
+    ),
+    # As Roboflow writes it, with paths that lead out of the folder, and as supervision writes it, without splits.
+    "Roboflow": SourceCase(
+        {
+            **{f"{part}/images/a.jpg": 0 for part in ("train", "valid")}, **{f"{part}/labels/a.txt": "1 0.5 0.5 0.1 0.1" for part in ("train", "valid")},
+            "data.yaml": f"train: ../train/images\nval: ../valid/images\nnc: 2\n{NAMES}",
+        },
+        {"image": IMAGE, "boxes": BOXES, "labels": LABELS, "split": STR, "key": STR},
+        {"key": ["train/images/a.jpg", "valid/images/a.jpg"], "split": ["train", "val"], "labels": [[1], [1]]},
+        attrs={"classes": ["cat", "dog"]},
+    ),
+    "supervision": SourceCase(
+        {**yolo({"train/a": "1 0.5 0.5 0.1 0.1", "val/a": ""}), "data.yaml": f"nc: 2\n{NAMES}"},
+        {"image": IMAGE, "boxes": BOXES, "labels": LABELS, "split": STR, "key": STR},
+        {"split": ["train", "val"], "labels": [[1], []]},
+        attrs={"classes": ["cat", "dog"]},
+    ),
+    "folders and classes.txt": SourceCase(
+        {**yolo({"a": "1 0.5 0.5 0.1 0.1"}), "data.yaml": "{}", "classes.txt": "cat\ndog\n\n"},
+        {"image": IMAGE, "boxes": BOXES, "labels": LABELS, "key": STR},
+        {"labels": [[1]]},
+        attrs={"classes": ["cat", "dog"]},
+    ),
+}  # fmt: skip
+
+
+def voc(*objects: str, size: str = "<width>96</width><height>64</height>") -> str:
+    return (
+        f"<annotation><folder>VOC</folder><filename>x.jpg</filename><size>{size}</size>{''.join(objects)}</annotation>"
+    )
+
+
+def thing(
+    name: str, *sides: str, more: str = "<pose>Left</pose><truncated>1</truncated><difficult>0</difficult>"
+) -> str:
+    box = "".join(f"<{side}>{at}</{side}>" for side, at in zip(("xmin", "ymin", "xmax", "ymax"), sides, strict=True))
+    return f"<object><name>{name}</name>{more}<bndbox>{box}</bndbox></object>"
+
+
+CAT, DOG = thing("cat", "1", "1", "96", "64"), thing("dog", "10", "20.5", "30", "40")
+XML = {"a": voc(CAT), "b": voc(), "c": voc(DOG, CAT), "z": voc(CAT)}
+DEVKIT = {
+    **{f"JPEGImages/{name}.jpg": n for n, name in enumerate(XML)}, **{f"Annotations/{name}.xml": text for name, text in XML.items()},
+    **{"ImageSets/Main/train.txt": "a\nb\n", "ImageSets/Main/val.txt": "c\n", "ImageSets/Main/trainval.txt": "a\nb\nc\n"},
+    **{"ImageSets/Main/cat_train.txt": "a  1\nb -1\nc  0\nnone -1\n", "SegmentationClass/a.png": 0, "SegmentationClass/b.png": 1},
+}  # fmt: skip
+OF_VOC = {
+    **{
+        "image": IMAGE,
+        "boxes": Field("array", "<f8", (None, 4), "boxes", "xyxy"),
+        "labels": LABELS,
+        "difficult": FLAGS,
+    },
+    **{"truncated": FLAGS, "objects": Field("json", of="boxes")},
+}
+# What is wrong with an annotation, and how the report goes on.
+WRONG_XML = {
+    "1": ("<annotation>", "its annotation is not XML"),
+    "2": ("<annotations/>", "its annotation begins with <annotations> instead of <annotation>"),
+    "3": (voc(thing("", "1", "1", "9", "9")), "its annotation is wrong: object 1 has no name"),
+    "4": (voc(thing("cat", "1", "x", "9", "9")), "its annotation is wrong: object 1 (cat) has bndbox/ymin 'x'; expected a number"),
+    "5": (voc(thing("cat", "nan", "1", "9", "9")), "its annotation is wrong: object 1 (cat) has a wrong bndbox: nan, 1, 9, 9"),
+    "6": (voc(thing("cat", "0", "1", "8", "9")), "object 1 (cat) of its annotation begins at 0, and the first pixel is 1; if these files count from 0"),
+    "7": (voc(thing("cat", "1", "1", "97", "9")), "object 1 (cat) of its annotation ends at 97, 9, beyond the 96 x 64 pixels"),
+    "8": (voc(thing("cat", "1", "1", "9", "9", more="<difficult>maybe</difficult>")), "its annotation is wrong: object 1 (cat) has difficult 'maybe'"),
+    "9": (voc(size="<width>64</width><height>96</height>"), "its annotation says that it has 64 x 96 pixels, and it has 96 x 64"),
+    "cow": (voc(thing("cow", "1", "1", "9", "9")), "its annotation has classes that classes does not name: cow"),
+    "deep": ("<annotation>" + "<a>" * 40 + "</a>" * 40 + "</annotation>", "its annotation is nested more than 20 deep"),
+}  # fmt: skip
+VOC = {
+    "in its lists": SourceCase(
+        {f"VOCdevkit/VOC2012/{name}": content for name, content in DEVKIT.items()},
+        {**OF_VOC, "annotation": JSON, "split": STR, "key": STR},
+        {
+            **{"image": [jpeg(0), jpeg(1), jpeg(2)], "boxes": [[[0, 0, 96, 64]], [], [[9, 19.5, 30, 40], [0, 0, 96, 64]]]},
+            **{"labels": [[0], [], [1, 0]], "truncated": [[True], [], [True, True]], "difficult": [[False], [], [False, False]]},
+            **{"split": ["train", "train", "val"], "key": [f"JPEGImages/{name}.jpg" for name in "abc"]},
+            **{"objects": [[{"pose": "Left"}], [], [{"pose": "Left"}] * 2], "annotation": [{"folder": "VOC"}] * 3},
+        },
+        notes=("1 image is in none of the lists Main/train, Main/val", "2 of 3 images have a mask in SegmentationClass, and no mask"),
+        attrs={"classes": ["cat", "dog"]},
+    ),
+    "one list, whose images have masks": SourceCase(
+        DEVKIT,
+        {**OF_VOC, "mask": MASK, "annotation": JSON, "key": STR},
+        {"mask": [mask(0), mask(1)], "key": ["JPEGImages/a.jpg", "JPEGImages/b.jpg"]},
+        options={"image_set": "train", "classes": ["person", "cat"]},
+        notes=("2 images are in none of the lists Main/train, or only with -1",),
+    ),
+    "a list about a class, counted from 0": SourceCase(
+        DEVKIT,
+        {**OF_VOC, "annotation": JSON, "key": STR},
+        {"boxes": [[[1, 1, 96, 64]], [[10, 20.5, 30, 40], [1, 1, 96, 64]]], "key": ["JPEGImages/a.jpg", "JPEGImages/c.jpg"]},
+        options={"image_set": "cat_train", "zero_based": True},
+        notes=("2 images are in none of the lists", "1 of 2 images has a mask"),
+    ),
+    "everything wrong": SourceCase(
+        {
+            **{f"JPEGImages/{name}.jpg": 0 for name in ("0", "lonely", *WRONG_XML)}, "JPEGImages/0.png": 0, "Annotations/0.xml": voc(),
+            **{"JPEGImages/good.jpg": 1, "Annotations/good.xml": f'<?xml version="1.0" encoding="gb2312"?>{voc(DOG)}'.encode(), "Annotations/gone.xml": voc()},
+            **{f"Annotations/{name}.xml": text for name, (text, _) in WRONG_XML.items()},
+        },
+        {**OF_VOC, "annotation": JSON, "key": STR},
+        {"key": ["JPEGImages/good.jpg"], "labels": [[1]]},
+        options={"classes": ["cat", "dog"]},
+        bad=(
+            *(f"JPEGImages/{name}.jpg: {says}" for name, (_, says) in WRONG_XML.items()),
+            "JPEGImages/0.jpg: several images have the same annotation: JPEGImages/0.jpg, JPEGImages/0.png",
+            "JPEGImages/lonely.jpg: has no annotation (Annotations/lonely.xml)",
+            "Annotations/gone.xml: the annotation has no image (JPEGImages/gone.*)",
+        ),
+        attrs={"classes": ["cat", "dog"]},
+    ),
+}  # fmt: skip
+CASES = {
+    f"{source}: {name}": case
+    for source, cases in (
+        *(("folder", FOLDERS), ("masks", OF_MASKS), ("list", LISTS), ("tar", TARS)),
+        *(("table", TABLES), ("YOLO", YOLO), ("VOC", VOC)),
+    )
+    for name, case in cases.items()
+}
+
+
+def plain(value: Any, field: Field) -> Any:
+    """Return a value as msgpack holds it in a store, with arrays as lists."""
+    if field.kind == "json":
+        return json.loads(value)
+    if field.kind == "array":
+        dtype, shape, data = value
+        return np.frombuffer(data, dtype).reshape(shape).tolist()
+    return value
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_source_gives_its_records_notes_and_bad_items(name: str, tmp_path: Path, make_engine_url: MakeUrl) -> None:
+    case = CASES[name]
+    root, target, bad = write(tmp_path / "set", case.files), f"lmdb://{tmp_path}/a.lmdb", list[str]()
+    meta = storeds.pack(
+        root / case.source, target, on_bad="skip", on_problem=lambda item: bad.append(str(item)), **case.options
+    )
+    assert list(declared(meta).items()) == list(case.fields.items())
+    found = [
+        {key: plain(value, meta.fields[key]) for key, value in row.items()}
+        for row in stored_records(tmp_path / "a.lmdb")
+    ]
+    assert {key: [row[key] for row in found] for key in case.records} == case.records
+    if "image" in case.fields and "image" not in case.records:
+        assert all(row["image"] == (root / row["key"]).read_bytes() for row in found)
+    for lines, starts in ((sorted(bad), sorted(case.bad)), (list(meta.notes), case.notes)):
+        assert len(lines) == len(starts), lines
+        assert all(line.startswith(start) for line, start in zip(lines, starts, strict=True)), lines
+    assert meta.left_out == len(case.bad)
+    assert {key: meta.attrs.get(key) for key in case.attrs} == case.attrs
+    again = storeds.pack(root / case.source, make_engine_url("hdf5"), on_bad="skip", workers=2, **case.options)
+    assert again.id == meta.id
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "labels", "classes"),
+    [
+        ("3,1,-2", {}, [3, 1, -2], None),
+        ("3.0,1.0,2.0", {}, [3, 1, 2], None),
+        ("b,a ,b", {}, [1, 0, 1], ["a", "b"]),
+        ("1,0,1", {"classes": ["x", "y"]}, [1, 0, 1], ["x", "y"]),
+        ("10,9,a", {"classes": ["a", "9", "10"]}, [2, 1, 0], ["a", "9", "10"]),
+        ("7,8,7", {"classes": ["7", "8"]}, [0, 1, 0], ["7", "8"]),
+    ],
+)
+def test_labels_are_integers_or_names(
+    text: str, options: dict[str, Any], labels: list[int], classes: list[str] | None, tmp_path: Path
+) -> None:
+    rows = "".join(f"{n}.jpg,{label}\n" for n, label in enumerate(text.split(",")))
+    root = write(tmp_path, {**PHOTOS, "a.csv": f"path,label\n{rows}"})
+    meta = storeds.pack(root / "a.csv", f"lmdb://{tmp_path}/a.lmdb", **options)
+    assert [row["label"] for row in stored_records(tmp_path / "a.lmdb")] == labels
+    assert meta.attrs.get("classes") == classes
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        ("a.txt", "\ufeffx\r\ny\n\n", ["x", "y"]),
+        ("a.json", '["x", "y"]', ["x", "y"]),
+        ("a.json", '{"1": "y", "0": "x"}', ["x", "y"]),
+        ("a.json", '{"1": "x", "2": "y"}', ["other", "x", "y"]),
+        ("a.json", '{"0": "x", "2": "y"}', "class id 1 has no name"),
+        ("a.json", '{"sky": "0"}', "class names are a list, or an object"),
+        ("a.json", "[" * 100_000, "cannot be read: maximum recursion"),
+    ],
+)
+def test_class_names_from_a_file(name: str, text: str, expected: Any, tmp_path: Path) -> None:
+    root = write(tmp_path, {**PHOTOS, "a.csv": "path,label\n0.jpg,1\n", name: text})
+    if isinstance(expected, str):
+        with pytest.raises(errors.ConfigError, match=expected):
+            storeds.pack(root / "a.csv", f"lmdb://{tmp_path}/a.lmdb", classes=root / name)
+    else:
+        meta = storeds.pack(root / "a.csv", f"lmdb://{tmp_path}/a.lmdb", classes=root / name)
+        assert meta.attrs["classes"] == expected
+
+
+@pytest.mark.parametrize("cells", [["1", "1_0"], ["1", " 2"], ["1", ""], ["1", "٣"], ["1", "01"], ["9" * 19, "1.5"]])
+def test_a_column_is_numeric_only_if_no_character_is_lost(cells: list[str], tmp_path: Path) -> None:
+    rows = "".join(f"{n}.jpg,{cell}\n" for n, cell in enumerate(cells))
+    root = write(tmp_path, {**PHOTOS, "a.csv": f"path,x\n{rows}"})
+    storeds.pack(root / "a.csv", f"lmdb://{tmp_path}/a.lmdb", label=False)
+    assert [row["x"] for row in stored_records(tmp_path / "a.lmdb")] == cells
+
+
+@pytest.mark.parametrize(
+    ("text", "options"),
+    [
+        ("path;label\n0.jpg;a\n1.jpg;b\n", {"delimiter": ";"}),
+        ("path\tlabel\n0.jpg\ta\n1.jpg\tb\n", {"delimiter": "\\t"}),
+        ("label, path\na, 0.jpg\nb, 1.jpg\n", {"skipinitialspace": True}),
+        ("0.jpg,a\n1.jpg,b\n", {"columns": "path, label"}),
+        ("\ufeff\r\npath,label\r\n\r\n0.jpg,a\r\n\r\n1.jpg,b\r\n\r\n", {}),
+        ("path,label\r0.jpg,a\r1.jpg,b", {}),
+        ("path,label\n0.jpg,à\n1.jpg,é\n".encode("cp1252"), {"encoding": "cp1252"}),
+        ("IMG,Class\n0.jpg,a\n1.jpg,b\n", {}),
+        ("x,where,what\n,0.jpg,a\n,1.jpg,b\n", {"path_column": "where", "label_column": "what"}),
+    ],
+)
+def test_dialects_of_csv(text: str | bytes, options: dict[str, Any], tmp_path: Path) -> None:
+    write(tmp_path, {**PHOTOS, "lists/a.csv": text})
+    storeds.pack(tmp_path / "lists/a.csv", f"lmdb://{tmp_path}/a.lmdb", root=tmp_path, **options)
+    assert [(row["key"], row["label"]) for row in stored_records(tmp_path / "a.lmdb")] == [("0.jpg", 0), ("1.jpg", 1)]
+
+
+CELLS = st.text(st.characters(codec="utf-8", exclude_characters="\0\r"), max_size=8)
+
+
+@settings(max_examples=examples(60))
+@given(
+    rows=st.lists(st.tuples(CELLS, CELLS), min_size=1, max_size=4),
+    delimiter=st.sampled_from(",;\t|:^é"),
+    quoting=st.sampled_from([QUOTE_MINIMAL, QUOTE_ALL]),
+)
+def test_files_of_the_csv_module_round_trip(rows: list[tuple[str, str]], delimiter: str, quoting: Any) -> None:
+    buffer = io.StringIO(newline="")
+    cells = [[f"{number}.jpg", f"x{first}", f"x{second}"] for number, (first, second) in enumerate(rows)]
+    csv_writer(buffer, delimiter=delimiter, quoting=quoting).writerows([["path", "a", "b"], *cells])
+    with tempfile.TemporaryDirectory() as folder:
+        file = write(Path(folder), {**PHOTOS, "a.csv": buffer.getvalue()}) / "a.csv"
+        storeds.pack(file, f"lmdb://{folder}/a.lmdb", label=False, check=False, delimiter=delimiter)
+        found = stored_records(Path(folder, "a.lmdb"))
+    assert [[row["key"], row["a"], row["b"]] for row in found] == cells
+
+
+# Files, what is packed below them, options, and the error.
+PAIR = {"images/0.jpg": 0, "masks/0.png": 0}
+ROWS = "path,label\n0.jpg,a\n"
+REFUSED: list[tuple[dict[str, Any], str, dict[str, Any], str]] = [
+    ({}, "none", {"kind": "imagefolder"}, "no folder at .*none: No such file"),
+    ({}, "none", {"kind": "voc"}, "no folder at .*none"),
+    ({"a.jpg": 0}, "a.jpg", {"kind": "flat"}, "a.jpg is a file; expected a folder"),
+    ({"a.jpg": 0}, ".", {"kind": "imagefolder"}, "has no sub-folders; expected one per class"),
+    ({"a.txt": ""}, ".", {"kind": "flat"}, r"contains no images \(.jpg .jpeg"),
+    ({"a/1.jpg": 0, "b/.keep": ""}, ".", {}, "no images in b; remove .* or pass allow_empty=True"),
+    (PAIR, ".", {}, "--kind masks.*--kind imagefolder"),
+    ({"images/0.jpg": 0, "masks/0.gif": 0}, ".", {}, "--kind masks"),
+    ({"train/images/0.jpg": 0, "train/masks/0.png": 0}, ".", {}, "--kind masks"),
+    ({"a.txt": "a"}, ".", {"kind": "masks"}, "contains no folder of images"),
+    (PAIR, ".", {"kind": "masks", "image_folder": "images", "mask_folder": "none"}, "contains no folder none"),
+    (PAIR, ".", {"kind": "masks", "image_folder": "images", "mask_folder": "../m"}, "must be below the source"),
+    (PAIR, ".", {"kind": "masks", "mask_folder": "masks"}, "name both with image_folder= and mask_folder="),
+    (PAIR, ".", {"kind": "masks", "ignore_index": "x"}, "ignore_index='x'"),
+    (PAIR, ".", {"kind": "masks", "max_side": 32}, "scale and turn images, but not mask"),
+    (PAIR, ".", {"kind": "masks", "mask_suffix": "_m"}, "no image in images has a mask in masks"),
+    ({**PAIR, "labels/0.png": 0}, ".", {"kind": "masks"}, "images in masks, labels; say which .*=images .*=masks"),
+    ({**PAIR, "classes.txt": "sky\n\nroad"}, ".", {"kind": "masks"}, "class id 1 has no name"),
+    ({**PAIR, "classes.txt": "a\na"}, ".", {"kind": "masks"}, "'a' is listed twice"),
+    ({**PAIR, "classes.txt": ""}, ".", {"kind": "masks"}, "the list is empty"),
+    ({**PAIR, "classes.txt": b"\xff\xfe\xfa"}, ".", {"kind": "masks"}, "cannot be read"),
+    ({}, "none.csv", {}, "nothing exists at .*none.csv"),
+    ({"a.csv": ""}, "a.csv", {}, "a.csv has no columns; expected a line of their names"),
+    ({"a.csv": "path,label\n"}, "a.csv", {}, "a.csv lists no image"),
+    ({"a.csv": "a,b\n1.jpg,2\n"}, "a.csv", {}, r"none of its columns 'a', 'b' is one of path, .*path_column=a"),
+    ({"a.csv": "path;label\n"}, "a.csv", {}, r"has one column, 'path;label'; pass delimiter=';' \(--option"),
+    ({"a.csv": ROWS}, "a.csv", {"image_columns": "pth"}, "image_columns names 'pth'; did you mean 'path'"),
+    ({"a.csv": ROWS}, "a.csv", {"label_column": "path"}, "column 'path' is given for two purposes"),
+    ({"a.csv": ROWS}, "a.csv", {"label_column": "label", "label": False}, "label=False contradict"),
+    ({"a.csv": ROWS}, "a.csv", {"path_column": "path", "image_columns": "path"}, "leave out path_column"),
+    ({"a.csv": ROWS}, "a.csv", {"label_separator": ""}, "needs a column of labels, and text between two"),
+    ({"a.csv": ROWS}, "a.csv", {"classes": ["a", "a"]}, "classes: 'a' is listed twice"),
+    ({"a.csv": ROWS}, "a.csv", {"classes": "none.txt"}, "the class names in none.txt cannot be read: No such file"),
+    ({"a.csv": ROWS}, "a.csv", {"colums": ["a"]}, "kind csv has no option 'colums'; did you mean 'columns'"),
+    ({"a.csv": ROWS}, "a.csv", {"root": "nowhere"}, "root='nowhere' is not a folder"),
+    ({"a.csv": ROWS}, "a.csv", {"encoding": "klingon"}, "is not a text encoding that Python knows"),
+    ({"a.csv": ROWS}, "a.csv", {"delimiter": ",,"}, "its header cannot be read: .*delimiter"),
+    ({"a.csv": ROWS}, "a.csv", {"kind": "jsonl", "delimiter": ";"}, "delimiter and skipinitialspace are for CSV"),
+    ({"a.csv": "path,note\n"}, "a.csv", {}, r"no column looks like labels .*label_column=note\), or .*--no-label"),
+    ({"a.csv": "path,labels,class_id\n"}, "a.csv", {}, "columns 'labels', 'class_id' all look like labels"),
+    ({"a.csv": "path,x,x\n"}, "a.csv", {}, "there are two columns 'x'; rename one"),
+    ({"a.csv": "path,A b,a_b\n"}, "a.csv", {"label": False}, "'a_b' becomes field 'a_b', and so does column 'A b'"),
+    ({"a.csv": "path,Key\n"}, "a.csv", {"label": False}, "becomes field 'key', and so does a field that pack adds"),
+    ({"a.csv": "path,label\né.jpg,a\n".encode("latin-1")}, "a.csv", {}, "a.csv line 2: 'utf-8' .*encoding='cp1252'"),
+    ({"a.csv": "path,label\n0.jpg,1.5\n"}, "a.csv", {}, r"labels are numbers such as '1\.5' at a.csv line 2"),
+    ({"a.csv": "path,label\n0.jpg,0\n1.jpg,x\n"}, "a.csv", {}, "integers such as '0' .*, names such as 'x' .*--classes"),
+    ({"a.tar": tar({})}, "a.tar", {}, "a.tar: no members form a sample, such as 0001.jpg"),
+    ({"a.tar": tar({})}, "none.tar", {}, "no tar file: .*none.tar|nothing exists"),
+    ({"a.tar": tar({})}, "{1..3}.tar", {}, "3 of 3 tar files are missing"),
+    ({"a.tar": tar({})}, "x*.tar", {}, r"no file matches .*x\*.tar: .* holds a.tar"),
+    ({"a.tar": tar({})}, "{3..1}.tar", {}, r"the range {3..1} is empty"),
+    ({"a.tar": tar({"1.jpg": b"", "1.idx": b"4"})}, "a.tar", {}, "no .cls with a label, only images and .idx; .*label_col"),
+    ({"a.tar": tar({"1.jpg": b""})}, "a.tar", {"label": False, "label_column": "x"}, "label=False contradict"),
+    ({"a.parquet": table(klass=["a"])}, "a.parquet", {}, r"beside the images there is 'klass'; .*--no-label"),
+    ({"a.parquet": table(label=[0.5])}, "a.parquet", {"label_column": "label"}, "has float values; a label is"),
+    ({"a.parquet": table(label=[0])}, "a.parquet", {"columns": ["x"]}, "has no column 'x', only 'image', 'label'"),
+    ({"a.parquet": table(label=[0], more=[{"x": b"1"}])}, "a.parquet", {}, "contains bytes or images in a list or"),
+    ({"data.yaml": NAMES}, ".", {}, "names no images: expected a data.yaml with train, val or test"),
+    ({"data.yaml": "train: images"}, ".", {}, r"gives no class names; .*\(--classes cat,dog\)"),
+    ({"data.yaml": "train: images\nnames: 5"}, "data.yaml", {}, r"is not as Ultralytics reads it: .*at `\$.names`"),
+    ({"data.yaml": "train: images\nnames: [a, no]"}, ".", {}, "quote names such as 'no'"),
+    ({"data.yaml": "train: images\nnames: {0: a, 2: b}"}, ".", {}, "the keys of names are 0, 2; expected 0 to 1"),
+    ({"data.yaml": f"train: images\nnc: 3\n{NAMES}"}, ".", {}, "nc is 3, but names has 2"),
+    ({"data.yaml": f"train: none\n{NAMES}"}, ".", {}, "nothing exists at .*none"),
+    ({"data.yaml": f"train: /etc\n{NAMES}"}, ".", {}, "leads out of .*pass allow_outside=True"),
+    ({"data.yaml": f"path: far\ntrain: images\n{NAMES}"}, ".", {}, "path is far, and no images are there .*root="),
+    (yolo({"train/a": None}), ".", {}, "none of the 1 image has a label file; expected, for example, labels/train/a"),
+    ({"data.yaml": "names: [cat"}, ".", {}, r"data\.yaml: line"),
+    ({"data.yaml": ""}, "none.yaml", {"kind": "yolo"}, "none.yaml"),
+    (DEVKIT, ".", {"image_set": "tran"}, "no list ImageSets/Main/tran.txt .*Main/train"),
+    (DEVKIT, ".", {"image_set": ["train", "trainval"]}, "lists Main/train and Main/trainval share images, such as a"),
+    ({**DEVKIT, "ImageSets/Main/cow_train.txt": "a -1\n"}, ".", {"image_set": "cow_train"}, "no image is in the lists"),
+    ({f"{name}/JPEGImages/x.jpg": 0 for name in "ab"} | {f"{name}/Annotations/x.xml": "" for name in "ab"}, ".", {}, "several data sets: .*pass one"),
+    ({"a/b.txt": ""}, "a", {"kind": "voc"}, "is no data set of Pascal VOC"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("files", "source", "options", "message"), REFUSED, ids=[each[-1][:40] for each in REFUSED])
+def test_what_no_source_can_pack_is_refused(
+    files: dict[str, Any], source: str, options: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    root = write(tmp_path / "set", files)
+    root.mkdir(exist_ok=True)
+    with pytest.raises((errors.ConfigError, errors.StoreNotFoundError), match=message):
+        storeds.pack(root / source, f"lmdb://{tmp_path}/a.lmdb", **options)
+    assert [path.name for path in tmp_path.iterdir()] == ["set"]
+
+
+def test_paths_of_a_list_stay_below_its_folder_and_name_regular_files(tmp_path: Path) -> None:
+    root = write(
+        tmp_path / "set",
+        {"../out.jpg": 3, "folder.jpg/x": "", "a.csv": "path\nlink.jpg\nup/out.jpg\nfolder.jpg\npipe.jpg\n"},
+    )
+    (root / "link.jpg").symlink_to("../out.jpg")
+    (root / "up").symlink_to("..")
+    os.mkfifo(root / "pipe.jpg")
+    target, regular = f"lmdb://{tmp_path}/a.lmdb", ["is not a regular file"] * 2
+    for options, reasons in (
+        ({}, [f"the path leads through a link to {tmp_path}/out.jpg, outside"] * 2),
+        ({"allow_outside": True}, []),
+    ):
+        bad: list[Bad] = []
+        given: dict[str, Any] = {"on_bad": "skip", "overwrite": True, "on_problem": bad.append, **options}
+        packed = storeds.pack(root / "a.csv", target, **given)
+        assert (packed.count, len(bad)) == (2 - len(reasons), 2 + len(reasons))
+        assert all(item.reason.startswith(start) for item, start in zip(bad, reasons + regular, strict=True))
+    os.mkfifo(root / "pipe.csv")
+    with pytest.raises(errors.ConfigError, match=r"pipe\.csv is not a regular file"):
+        storeds.pack(root / "pipe.csv", target, kind="csv")
+
+
+def test_boxes_of_a_list_get_their_role_when_read_or_in_a_copy(tmp_path: Path) -> None:
+    row = {"path": "0.jpg", "boxes": [[1, 2, 30, 40], [5.5, 6, 7, 8]], "labels": ["cat", "dog"]}
+    root = write(tmp_path / "set", {**PHOTOS, "a.jsonl": jsonl(row)})
+    storeds.pack(root / "a.jsonl", f"lmdb://{tmp_path}/a.lmdb")
+    role = {"role": "boxes", "format": "xyxy"}
+    storeds.convert(f"lmdb://{tmp_path}/a.lmdb", f"hdf5://{tmp_path}/b.h5", roles={"boxes": role})
+    for url, roles in ((f"lmdb://{tmp_path}/a.lmdb", {"boxes": role}), (f"hdf5://{tmp_path}/b.h5", None)):
+        dataset = storeds.StoreDataset(url, fields=["image", "boxes", "labels"], roles=roles, reader="sample")
+        _, boxes, labels = dataset[0]
+        assert (boxes.tolist(), labels.tolist()) == (row["boxes"], [0, 1])
+
+
+def test_options_of_a_source_on_the_command_line(tmp_path: Path) -> None:
+    files: dict[str, Any] = {
+        **PHOTOS,
+        **MASKS,
+        "names.txt": "b\na\nc\n",
+        "a.csv": "left,right,say,tags\n0.jpg,1.jpg,x,a\n2.jpg,3.jpg,y,\n",
+    }
+    root = write(tmp_path / "set", files)
+    options = ["image_columns=left, right", 'caption_columns=["say"]', "label_column=tags", "label_separator=|"]
+    command = ["pack", root / "a.csv", tmp_path / "a.lmdb", "--classes", root / "names.txt"]
+    shown = storeds_command(*command, *(text for option in options for text in ("--option", option)))
+    assert "tags → labels" in shown
+    assert [plain(row["labels"], LABELS) for row in stored_records(tmp_path / "a.lmdb")] == [[1], []]
+    assert storeds.info(f"{tmp_path}/a.lmdb").attrs["classes"] == ["b", "a", "c"]
