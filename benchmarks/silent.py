@@ -79,7 +79,7 @@ class Counts:
 
 def corpus(count: int) -> Sequence[Any]:
     sys.path.insert(0, str(ROOT / "tests" / "support"))
-    from random_corpus import random_corpus
+    from jpeg_corpus import random_corpus
 
     found: Sequence[Any] = random_corpus(SEED, count)
     return found

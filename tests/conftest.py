@@ -42,7 +42,6 @@ PROCESS_FILES = frozenset(
         "examples",
         "failover",
         "forks",
-        "handles",
         "loader",
         "modes",
         "modes_bad_input",

@@ -6,15 +6,11 @@ import dataclasses
 import os
 import random
 import re
-import secrets
 import shutil
 import signal
-import socket
 import stat
 import tempfile
-from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,17 +21,15 @@ import numpy as np
 import pytest
 
 import storeds
-from _traps_format import exit_code
 from _writing import in_fork
-from damage import KINDS, Damage, Truth, build, columns, read, records, survey, value_of
-from shares import FULL, share
+from damage import Damage, Truth, build, columns, judge_in_parts, read, survey, value_of
+from shares import FULL, SEED, share
 from storeds.errors import ConfigError, FormatError, RecordError, StoredsError, StoreNotFoundError, UnavailableError
-from storeds.protocols import SupportsBatchArrays
 from storeds.records.fields import meta_from_text, meta_to_text
 
 SUFFIX = {"lmdb": ".lmdb", "hdf5": ".h5"}
-FEW = 400
-"""Bytes and lengths of one store that `make test` tries; `make test-full` tries all of them."""
+FEW, COPIES = 400, 1000 if FULL else 8
+"""Bytes and lengths of one store, and damaged copies, that `make test` tries; `make test-full` tries all of them."""
 Store = tuple[str, Path, Truth]
 
 
@@ -84,31 +78,23 @@ def everything(path: Path) -> tuple[list[Any], dict[str, Any]]:
         return list(map(value_of, read(backend))), columns(backend)
 
 
-def test_every_kind_is_in_the_stores_that_are_damaged() -> None:
-    kinds = {spec if isinstance(spec, str) else spec["kind"] for spec in KINDS.values()}
-    assert kinds == set(storeds.protocols.KINDS)
-    assert set(next(records(1, 1))) == set(KINDS)
+# survey() fails on wrong data, on exceptions that are not ours, on a crash and on a hang
 
 
-# Any byte, any length: survey() fails on wrong data, on exceptions that are not ours, on a crash and on a hang
+def flipped(data: bytes, at: int) -> bytes:
+    return data[:at] + bytes((data[at] ^ 1 << at % 8,)) + data[at + 1 :]
 
 
-def flips(path: Path, at: Iterator[int]) -> list[Damage]:
-    return [Damage(each, each % 8) for each in share(at, FEW)]
+def flips(at: Iterable[int]) -> list[Damage]:
+    return [Damage(f"a flip of byte {each}", partial(flipped, at=each)) for each in share(at, FEW)]
 
 
 def metadata_flips(path: Path) -> list[Damage]:
-    return flips(path, (at for at, is_value in enumerate(_is_value(path)) if not is_value))
+    return flips(at for at, is_value in enumerate(_is_value(path)) if not is_value)
 
 
 def value_flips(path: Path) -> list[Damage]:
-    return flips(path, (at for at, is_value in enumerate(_is_value(path)) if is_value and (at < 4096 or at % 23 == 0)))
-
-
-def cuts(path: Path) -> list[Damage]:
-    size = path.stat().st_size
-    lengths = [at for at in range(size) if at < 8192 or at >= size - 4096 or at % 997 == 0]
-    return [Damage(at) for at in share(reversed(lengths), FEW)]
+    return flips(at for at, is_value in enumerate(_is_value(path)) if is_value and (at < 4096 or at % 23 == 0))
 
 
 def _is_value(path: Path) -> bytes:
@@ -122,6 +108,33 @@ def _is_value(path: Path) -> bytes:
             if start is not None:
                 values[start : start + dataset.nbytes] = b"\1" * dataset.nbytes
     return bytes(values)
+
+
+def cuts(path: Path) -> list[Damage]:
+    size = path.stat().st_size
+    lengths = share((at for at in range(size) if at < 8192 or at >= size - 4096 or at % 997 == 0), FEW)
+    return [Damage(f"a cut at {at}", lambda data, at=at: data[:at]) for at in lengths]  # type: ignore[misc]
+
+
+def ranges(path: Path) -> list[Damage]:
+    return [Damage(f"ranges {seed}", partial(spoilt, seed=seed)) for seed in range(SEED, SEED + COPIES)]
+
+
+def spoilt(data: bytes, seed: int) -> bytes:
+    """Return `data` with one to three ranges flipped, zeroed, exchanged or copied."""
+    spoilt, chance = bytearray(data), random.Random(seed)
+    for _ in range(chance.randint(1, 3)):
+        size = chance.choice([1, 8, 64, 512, 4096])
+        a, b = (chance.randrange(len(data) - size) // size * size for _ in range(2))
+        first, second = bytes(spoilt[a : a + size]), bytes(spoilt[b : b + size])
+        kind = chance.choice(["bit", "zero", "exchange", "copy"])
+        if kind == "bit":
+            spoilt[a] ^= 1 << chance.randrange(8)
+        else:
+            spoilt[a : a + size] = bytes(size) if kind == "zero" else second
+        if kind == "exchange":
+            spoilt[b : b + size] = first
+    return bytes(spoilt)
 
 
 @pytest.mark.parametrize(
@@ -138,7 +151,6 @@ def _is_value(path: Path) -> bytes:
 )
 def test_damage_of_any_byte_and_length_is_noticed(
     built: Callable[[str, int], Store],
-    tmp_path: Path,
     engine: str,
     size: int,
     damage: Callable[[Path], list[Damage]],
@@ -146,117 +158,27 @@ def test_damage_of_any_byte_and_length_is_noticed(
     intact: int,
 ) -> None:
     _, path, truth = built(engine, size)
-    copy = Path(shutil.copy(path, tmp_path))
-    outcomes = survey(engine, copy, truth, damage(copy))
+    outcomes = survey(engine, path, truth, damage(path))
     assert outcome in outcomes
     assert set(outcomes) <= {outcome, "intact"}
     assert outcomes.get("intact", 0) <= intact
 
 
-# Ranges that were flipped, zeroed or exchanged. Damage of the inner pages of an LMDB file may end the process by a signal.
-
-COPIES = 1000 if FULL else 6
-COUNT = 3000
-FIELDS = {"image": "image", "label": "int", "weight": "float", "good": "bool", "key": "str", "note": "json"}
-MAY_DIE_OF = {"hdf5": [], "lmdb": [-signal.SIGSEGV, -signal.SIGBUS, -signal.SIGABRT]}  # LMDB maps its file
-
-
-def record(at: int) -> dict[str, Any]:
-    text = f"{at:05d}" * (4 + at % 9)
-    return {"image": b"%d" % at, "label": at, "weight": at / 7, "good": at % 3 == 0, "key": text, "note": [at, text]}
-
-
-RECORDS = [record(at) for at in range(COUNT)]
-
-
-def spoilt(data: bytes, chance: random.Random) -> bytes:
-    """Return `data` with one to three ranges flipped, zeroed, exchanged or copied."""
-    spoilt = bytearray(data)
-    for _ in range(chance.randint(1, 3)):
-        size = chance.choice([1, 8, 64, 512, 4096])
-        a, b = (chance.randrange(len(data) - size) // size * size for _ in range(2))
-        first, second = bytes(spoilt[a : a + size]), bytes(spoilt[b : b + size])
-        kind = chance.choice(["bit", "zero", "exchange", "copy"])
-        if kind == "bit":
-            spoilt[a] ^= 1 << chance.randrange(8)
-        else:
-            spoilt[a : a + size] = bytes(size) if kind == "zero" else second
-        if kind == "exchange":
-            spoilt[b : b + size] = first
-    return bytes(spoilt)
-
-
-def records_of(backend: Any, fields: list[str] | None) -> bool:
-    for start in range(0, COUNT, 500):
-        part = range(start, start + 500)
-        for at, found in zip(part, backend.get_many(part, fields), strict=True):
-            if not isinstance(found, RecordError) and any(
-                found[name] != RECORDS[at][name] for name in fields or FIELDS
-            ):
-                return False
-    return True
-
-
-def arrays_of(backend: Any, fields: list[str]) -> bool:
-    some = list(range(0, COUNT, 7))
-    found = backend.get_arrays(some, fields) if isinstance(backend, SupportsBatchArrays) else {}
-    return all(found[name].tolist() == [RECORDS[at][name] for at in some] for name in found)
-
-
-def column_of(backend: Any, name: str) -> bool:
-    return bool(backend.column(name).tolist() == [each[name] for each in RECORDS])
-
-
-def targets_of(backend: Any) -> bool:
-    return list(storeds.StoreDataset(backend, decode="bytes").targets) == list(range(COUNT))
-
-
-def where_of(backend: Any) -> bool:
-    dataset = storeds.StoreDataset(backend, fields=["label"], reader="array", where={"label": [700, 2900]})
-    return [int(label) for (label,) in dataset[:]] == [700, 2900]
-
-
-WAYS: list[Callable[[Any], bool]] = [
-    *(
-        partial(records_of, fields=fields)
-        for fields in (None, ["label", "key"], *([name] for name in list(FIELDS)[1:]))
-    ),
-    partial(arrays_of, fields=["label", "good"]),
-    *(partial(column_of, name=name) for name in ("label", "weight", "good", "key")),
-    targets_of,
-    where_of,
-]
-
-
-def nothing_is_wrong(url: str) -> bool:
-    for way in WAYS:
-        # Each with a handle of its own, so that no way profits from what another one checked.
-        with suppress(StoredsError), storeds.open_backend(url) as backend:
-            if not way(backend):
-                print(f"wrong: {way}")
-                return False
-    return True
-
-
-@pytest.mark.parametrize("engine", SUFFIX)
-def test_damaged_ranges_are_an_error_or_harm_nothing(engine: str, tmp_path: Path) -> None:
-    with storeds.open_writer(f"{engine}://{tmp_path}/whole", FIELDS, check=False) as writer:
-        writer.append(RECORDS)
-    data, seed = (tmp_path / "whole").read_bytes(), secrets.randbits(32)
-    print(f"\nseed {seed}")
-    chance, outcomes = random.Random(seed), Counter[int]()
-    for number in range(COPIES):
-        path = tmp_path / f"store{number}"  # positions that `where=` found are kept by path
-        path.write_bytes(spoilt(data, chance))
-        outcomes[exit_code(partial(nothing_is_wrong, f"{engine}://{path}"))] += 1
-        path.unlink()
-    assert set(outcomes) <= {0, *MAY_DIE_OF[engine]}, outcomes
+@pytest.mark.parametrize(
+    # LMDB maps its file, so damage of its inner pages may end the process by a signal.
+    ("engine", "may_die_of"),
+    [("hdf5", []), ("lmdb", [-signal.SIGSEGV, -signal.SIGBUS, -signal.SIGABRT])],
+)
+def test_damaged_ranges_are_an_error_or_harm_nothing(engine: str, may_die_of: list[int], tmp_path: Path) -> None:
+    path = tmp_path / "whole"
+    truth = build(f"{engine}://{path}", 400, 20)
+    print(survey(engine, path, truth, ranges(path), judge_in_parts, may_die_of))
 
 
 # Paths that are not stores
 
 
-@pytest.mark.parametrize("prefix", ["lmdb://", "hdf5://", ""])
+@pytest.mark.parametrize("prefix", ["lmdb://", ""])
 def test_a_missing_path_names_what_is_there(tmp_path: Path, prefix: str) -> None:
     data = tmp_path / "data"
     data.mkdir()
@@ -280,20 +202,12 @@ def test_a_missing_path_names_what_is_there(tmp_path: Path, prefix: str) -> None
             storeds.open_backend(f"{prefix}{tmp_path}/{missing}")
 
 
-def _socket(path: Path) -> None:
-    os.chdir(path.parent)  # a socket's name is short
-    with socket.socket(socket.AF_UNIX) as made:
-        made.bind(path.name)
-
-
 NO_FILE = "is not a regular file"
 NO_MAGIC = "neither an LMDB nor an HDF5 file.*`storeds pack`"
 WRONG: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "folder": (Path.mkdir, "is a folder", "a folder without data.mdb.*`storeds pack`"),
     "pipe": (os.mkfifo, NO_FILE, NO_FILE),
-    "socket": (_socket, NO_FILE, NO_FILE),
     "text": (lambda path: path.write_text("a text\n" * 2000), "14000 bytes.*does not begin as one", NO_MAGIC),
-    "zeros": (lambda path: path.write_bytes(bytes(100_000)), "does not begin as one", NO_MAGIC),
     "empty": (Path.touch, "0 bytes.*does not begin as one", NO_MAGIC),
 }
 """What is at a path: how it gets there, and what errors say for a path with and without a store's suffix."""
@@ -302,10 +216,7 @@ WRONG: dict[str, tuple[Callable[[Path], object], str, str]] = {
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("what", WRONG)
 @pytest.mark.parametrize("engine", [*SUFFIX, None])
-def test_what_is_no_store_is_named(
-    engine: str | None, what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_what_is_no_store_is_named(engine: str | None, what: str, tmp_path: Path) -> None:
     make, says, says_of_any = WRONG[what]
     path = tmp_path / f"x{SUFFIX[engine] if engine else ''}"
     make(path)
@@ -441,29 +352,22 @@ def linked(name: str, link: Callable[[str], Any]) -> Callable[[Path], None]:
 
 UNREADABLE = "meta is unreadable"
 MISMATCH = "does not match its checksum"
-ROWS = ("label", "weight", "good", "fixed", "_seal", "name/offsets", "image/offsets", "ragged/shapes", "note/offsets")
 LINK, ELSEWHERE = "is a link to elsewhere", "keeps its bytes in other files"
 OF_BOTH: list[tuple[Callable[[Path], None], str]] = [
     (replaced('"count":20', '"count":19'), MISMATCH),
     (replaced("cat", "cow"), MISMATCH),
-    (replaced('"kind":"int"', '"kind":"str"'), MISMATCH),
-    (replaced('"label":"', '"label":"0'), MISMATCH),
     (replaced('"kind":"int"', '"kind":"uint"'), "meta is unreadable .*unknown kind 'uint'"),
-    (replaced('"check"', '"chack"'), UNREADABLE),
-    *[(meta_is(text), UNREADABLE) for text in ('{"a":1', "", "[]", "null", "[" * 50_000)],
-    (newer, "layout 'storeds/2' is newer than this storeds.*upgrade storeds"),
+    *[(meta_is(text), UNREADABLE) for text in ('{"a":1', "[]", "[" * 50_000)],
+    (newer, "layout 'storeds/2' is newer than this storeds.*upgrade"),
 ]
 OF_HDF5: list[tuple[Callable[[Path], None], str]] = [
-    *[(meta_is(value), UNREADABLE) for value in (np.bytes_(b"{}"), 3.5, [1, 2])],
-    *[(dataset_is(name, lambda old: old[:-1]), f"dataset records/{name} is .*expected") for name in ROWS],
+    (meta_is([1, 2]), UNREADABLE),
     *[
-        (dataset_is(name, None), rf"/records/{name}(/\w+)? is missing")
-        for name in ("label", "image", "image/data", "_seal")
+        (dataset_is(name, lambda old: old[:-1]), f"dataset records/{name} is .*expected")
+        for name in ("label", "fixed", "_seal", "image/offsets", "ragged/shapes")
     ],
-    *[
-        (dataset_is(name, np.zeros(20, ">c8")), f"records/{name}")
-        for name in ("label", "image", "image/offsets", "_seal")
-    ],
+    *[(dataset_is(name, None), rf"/records/{name}(/\w+)? is missing") for name in ("label", "image/data", "_seal")],
+    *[(dataset_is(name, np.zeros(20, ">c8")), f"records/{name}") for name in ("label", "image", "image/offsets")],
     (
         lambda path: edit_hdf5(path, lambda file: file.pop("records/label") and file.create_group("records/label")),
         "records/label is not a dataset",
@@ -487,7 +391,7 @@ def test_an_edited_store_is_refused(engine: str, copied: Copied, edit: Callable[
         storeds.open_backend(path)
 
 
-@pytest.mark.parametrize("names", [[], [b"records"], [b"records", b"columns"], [b"records", b"columns", b"meta"]])
+@pytest.mark.parametrize("names", [[], [b"records"], [b"records", b"columns", b"meta"]], ids=len)
 def test_an_lmdb_file_without_our_databases_is_no_store(tmp_path: Path, names: list[bytes]) -> None:
     wanted: list[bytes | None] = [*names] or [None]
     for name in wanted:

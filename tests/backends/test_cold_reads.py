@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import storeds
+from make_store import make_store
 
 MakeUrl = Callable[[str], str]
 COUNT, BATCH, PAGE = 256, 64, 4096
@@ -28,8 +29,7 @@ def test_a_cold_batch_waits_for_few_pages_and_reads_hardly_more_than_its_values(
     url, chance = make_engine_url(engine), random.Random(3)
     path = url.removeprefix(f"{engine}://")
     count = COUNT * (1 if size > PAGE else 40)
-    with storeds.open_writer(url, {"blob": "bytes"}) as writer:
-        writer.append({"blob": chance.randbytes(size)} for _ in range(count))
+    make_store({"blob": "bytes"}, ({"blob": chance.randbytes(size)} for _ in range(count)), url)
     order = chance.sample(range(count), 4 * BATCH)
     descriptor = os.open(path, os.O_RDONLY)
     os.fsync(descriptor)

@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 import storeds
-from _writing import fork
+from _writing import content, fork, server_pids
+from make_store import make_store
 from photographs import jpeg
 from shares import FULL, SEED
 from storeds import Meta, errors
@@ -59,18 +60,6 @@ def wait(pid: int, seconds: float, signal_number: int) -> int:
         os.close(descriptor)
 
 
-def content(url: str) -> str | None:
-    """Return the id of the store at `url` after reading all of it, or None when nothing is there."""
-    try:
-        with storeds.open_backend(url) as backend:
-            for record in backend.get_many(range(len(backend))):
-                if isinstance(record, errors.RecordError):
-                    raise record
-            return backend.meta.id
-    except errors.StoreNotFoundError:
-        return None
-
-
 def run_until_killed(work: Callable[[bool], object], check: Callable[[], None]) -> tuple[int, int]:
     """Kill `work` at random moments until it has died `KILLS` times; return how often it was killed and ended."""
     chance = random.Random(SEED)
@@ -97,8 +86,7 @@ def test_killed_at_random_moments_the_target_is_as_before_or_whole(
     url, old = make_engine_url(engine), make_engine_url("memory")
     whole = storeds.info(packed).id
     for each in (url, old):
-        with storeds.open_writer(each, {"old": "int"}) as writer:
-            writer.append({"old": n} for n in range(5))
+        make_store({"old": "int"}, ({"old": n} for n in range(5)), each)
     before = storeds.info(old).id
 
     def work(resume: bool) -> None:
@@ -111,8 +99,7 @@ def test_killed_at_random_moments_the_target_is_as_before_or_whole(
         seen.add(found)
         assert found in (before, whole)
         if found == whole:  # so that the next run has something to replace
-            with storeds.open_writer(url, {"old": "int"}, overwrite=True) as writer:
-                writer.append({"old": n} for n in range(5))
+            make_store({"old": "int"}, ({"old": n} for n in range(5)), url, overwrite=True)
 
     check()
     killed, _ = run_until_killed(work, check)
@@ -127,8 +114,7 @@ def test_an_export_killed_at_random_moments_leaves_the_folder_of_before_or_the_w
     packed: str, tmp_path: Path
 ) -> None:
     before, whole, out = tmp_path / "before", tmp_path / "whole", tmp_path / "out"
-    with storeds.open_writer("memory://crashes", {"old": "int"}, overwrite=True) as writer:
-        writer.append({"old": n} for n in range(5))
+    make_store({"old": "int"}, ({"old": n} for n in range(5)), "memory://crashes", overwrite=True)
     for folder in (before, out):
         storeds.export("memory://crashes", folder, format="folder")
     storeds.export(packed, whole, format="folder")
@@ -168,8 +154,7 @@ def test_a_server_killed_in_the_middle_is_one_error_and_the_work_goes_on(
 
     with pytest.raises(errors.UnavailableError), run_mongod(data) as uri:
         url = f"{uri}/db/store?serverSelectionTimeoutMS=500"
-        with storeds.open_writer(url, {"old": "int"}) as writer:
-            writer.append([{"old": 1}])
+        make_store({"old": "int"}, [{"old": 1}], url)
         run(operation, tree, packed, url, progress=kill_server)
     with run_mongod(data) as uri:
         url = f"{uri}/db/store"
@@ -177,19 +162,6 @@ def test_a_server_killed_in_the_middle_is_one_error_and_the_work_goes_on(
         assert "partial" in str(storeds.info(url).leftovers)
         assert run(operation, tree, packed, url, resume=True).id == storeds.info(packed).id
         assert content(url) == storeds.info(packed).id
-
-
-def server_pids(data: Path) -> list[int]:
-    """Return the servers whose data lie below `data`."""
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            command = (process / "cmdline").read_bytes()
-        except OSError:
-            continue
-        if str(data).encode() in command and b"mongod\0" in command:
-            found.append(int(process.name))
-    return found
 
 
 @pytest.mark.share(4)
@@ -216,18 +188,3 @@ def test_ctrl_c_and_sigterm_keep_what_is_durable(
     assert done.returncode == {signal.SIGINT: 130, signal.SIGTERM: 143}[sent], done.stderr
     assert content(url) is None
     assert run(operation, tree, packed, url, resume=True).id == storeds.info(packed).id
-
-
-def test_ctrl_c_is_no_business_of_processes_that_are_just_being_started(packed: str, tmp_path: Path) -> None:
-    code = (
-        "import signal, subprocess, storeds\n"
-        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-        "class Interrupted(subprocess.Popen):\n"
-        "    def __init__(self, *a, **k):\n"
-        "        super().__init__(*a, **k)\n"
-        "        self.send_signal(signal.SIGINT)\n"
-        "subprocess.Popen = Interrupted\n"
-        f"assert storeds.verify({packed!r}).ok\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")

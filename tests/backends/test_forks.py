@@ -8,7 +8,6 @@ import gc
 import multiprocessing
 import os
 import random
-import shutil
 import signal
 import subprocess
 import sys
@@ -18,17 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pymongo.uri_parser import parse_uri
 
-from _gate import Gate
 from _processes import Row, loader, open_rows, read_until_told
-from _stores import CHUNKED, COUNT, ENGINES, START_METHODS, TRUTH, handle_of, read_all, record, written
-from _writing import DEADLINE, in_fork, wait_for
+from _stores import CHUNKED, COUNT, ENGINES, START_METHODS, TRUTH, read_all, record, write, written
+from _writing import DEADLINE, in_fork, server_pids, wait_for
 from shares import FULL, SEED
 from storeds import StoreDataset, errors
-from storeds.plugins import file_path
-
-FORKS = 20 if FULL else 6
+from storeds.testing import run_mongod
 
 
 @pytest.fixture(scope="module")
@@ -40,28 +35,6 @@ def stores(mongodb: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[d
 
 class TestForks:
     """`os.fork` at any moment: the child reads, the parent goes on."""
-
-    @pytest.mark.share(2)
-    @pytest.mark.parametrize("engine", [*ENGINES, CHUNKED])
-    def test_while_eight_threads_read(
-        self, stores: dict[str, str], engine: str, tmp_path: Path, brisk_threads: None
-    ) -> None:
-        dataset, other = open_rows(stores[engine]), another_handle(stores[engine], tmp_path)
-
-        def read() -> None:
-            assert read_all(dataset) == TRUTH
-
-        def open_and_close() -> None:
-            mine = open_rows(other)
-            assert mine[5] == (record(5)["image"], TRUTH[5][2], 5)
-            mine.close()
-
-        with running([*[read] * 7, open_and_close]) as rounds:
-            for _ in range(FORKS):
-                before = min(rounds)
-                in_fork(lambda: check_in_child(dataset, other))
-            while min(rounds) <= before:  # all of them go on after the last fork
-                assert read_all(dataset) == TRUTH
 
     def test_and_epochs_while_threads_read(self, tmp_path: Path, mongodb_database: str) -> None:
         forks, epochs = (3_000, 300) if FULL else (30, 3)
@@ -76,25 +49,6 @@ class TestForks:
             [sys.executable, "-c", _C_FORK, stores[engine]], capture_output=True, text=True, timeout=DEADLINE
         )
         assert (done.stdout, done.returncode) == ("1 parent\n1 child\n1 parent\n", 0), done.stderr
-
-    @pytest.mark.parametrize("engine", [*ENGINES, CHUNKED])
-    def test_the_child_opens_handles_of_its_own(self, stores: dict[str, str], engine: str) -> None:
-        dataset = open_rows(stores[engine])
-        dataset[0]
-        inherited = handle_of(dataset)
-
-        def check(theirs: Any, generations: int) -> None:
-            assert read_all(dataset) == TRUTH
-            own = handle_of(dataset)
-            assert own is not None
-            assert own is not theirs  # two clients of one server are equal
-            if generations:
-                in_fork(lambda: check(own, generations - 1))
-            check_in_child(dataset, stores[engine])
-
-        in_fork(lambda: check(inherited, 1))
-        assert handle_of(dataset) is inherited
-        assert read_all(dataset) == TRUTH
 
     @pytest.mark.parametrize("engine", [*ENGINES, CHUNKED])
     def test_children_read_on_when_their_parent_closes(self, stores: dict[str, str], engine: str) -> None:
@@ -121,24 +75,25 @@ class TestForks:
 
     @pytest.mark.parametrize("opening", [False, True], ids=["in-a-read", "in-an-open"])
     def test_a_server_that_does_not_answer_holds_up_no_fork(
-        self, stores: dict[str, str], mongodb: str, opening: bool
+        self, stores: dict[str, str], tmp_path: Path, opening: bool
     ) -> None:
-        host, port = address = parse_uri(mongodb)["nodelist"][0]
-        with Gate(address) as gate:
-            url = stores["mongodb"].replace(f"{host}:{port}", f"127.0.0.1:{gate.port}")
-            dataset = open_rows(f"{url}{'&' if '?' in url else '?'}directConnection=true")
+        with run_mongod(tmp_path) as uri:
+            (server,) = server_pids(tmp_path)
+            url = f"{uri}/db/store"
+            write(url, [record(number) for number in range(COUNT)])
+            dataset = open_rows(url)
             if not opening:
                 dataset[0]
             found: list[Row] = []
-            gate.shut()
             thread = threading.Thread(target=lambda: found.extend(read_all(dataset)))
+            os.kill(server, signal.SIGSTOP)
             thread.start()
-            assert gate.withheld.wait(DEADLINE)
+            thread.join(1)
             # The child may use neither the parent's connection nor the lock that the parent's thread holds.
             in_fork(lambda: check_in_child(open_rows(stores["mongodb"]), stores["mongodb"]))
             assert found == []
             assert thread.is_alive()
-            gate.open()
+            os.kill(server, signal.SIGCONT)
             thread.join(DEADLINE)
             assert found == TRUTH
             dataset.close()
@@ -223,14 +178,6 @@ def on_signal(call: Callable[[], object]) -> Iterator[None]:
         signal.signal(signal.SIGUSR1, before)
 
 
-def another_handle(url: str, folder: Path) -> str:
-    """Return a URL of the same records that leads to another handle."""
-    if url.startswith("mongodb"):
-        return f"{url}{'&' if '?' in url else '?'}appName=another"
-    path, _ = file_path(url)
-    return url.replace(path, str(shutil.copy(path, str(folder))))
-
-
 def check_in_child(dataset: StoreDataset, url: str) -> None:
     """Read with what was inherited, and with a dataset of the child's own."""
     for each in (dataset, open_rows(url)):
@@ -302,64 +249,6 @@ def running(targets: Sequence[Callable[[], None]]) -> Iterator[list[int]]:
 def answer(pipe: Any) -> Any:
     assert pipe.poll(DEADLINE), f"no answer from a child within {DEADLINE} s"
     return pipe.recv()
-
-
-class TestOneFileTwice:
-    """Two datasets in one process that lead to the same file or collection."""
-
-    @pytest.fixture(
-        params=[(engine, link) for engine in ("lmdb", "hdf5", CHUNKED) for link in ("symlink", "hard link")]
-        + [("mongodb", "same"), ("mongodb", "other host name")],
-        ids=" ".join,
-    )
-    def pair(
-        self, request: pytest.FixtureRequest, stores: dict[str, str], tmp_path: Path
-    ) -> tuple[StoreDataset, StoreDataset]:
-        engine, how = request.param
-        return open_rows(stores[engine]), open_rows(alias(stores[engine], how, tmp_path))
-
-    def test_one_is_opened_and_closed_while_threads_read_both(
-        self, pair: tuple[StoreDataset, StoreDataset], brisk_threads: None
-    ) -> None:
-        url, second = pair[0].url, pair[1]
-
-        def read_second() -> None:
-            assert read_all(second) == TRUTH
-
-        for _ in range(10):
-            first = open_rows(url)
-
-            def read_first(first: StoreDataset = first) -> None:
-                with contextlib.suppress(errors.ClosedError):
-                    assert read_all(first) == TRUTH
-
-            with running([*[read_first] * 2, *[read_second] * 2]) as rounds:
-                while not all(rounds):
-                    assert first[0][1:] == (0, 0)
-                first.close()  # waits for the reads of other threads
-            with pytest.raises(errors.ClosedError):
-                first[0]
-
-    def test_a_child_reads_through_the_other_name(self, pair: tuple[StoreDataset, StoreDataset]) -> None:
-        first, second = pair
-        first[0]
-        in_fork(lambda: check_in_child(second, first.url))
-        assert read_all(first) == read_all(second) == TRUTH
-
-
-def alias(url: str, how: str, folder: Path) -> str:
-    """Return another URL of the same store."""
-    if how == "same":
-        return url
-    if how == "other host name":
-        return url.replace("127.0.0.1", "localhost")
-    path, _ = file_path(url)
-    other = folder / "alias"
-    if how == "symlink":
-        other.symlink_to(path)
-    else:
-        other.hardlink_to(path)
-    return url.replace(path, str(other))
 
 
 class TestDescriptors:

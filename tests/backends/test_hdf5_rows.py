@@ -17,6 +17,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import storeds
+from make_store import make_store
 from storeds.backends.hdf5.rows import FlatRows, gather, read_ranges
 from storeds.backends.hdf5.stamp import open_hdf5_file
 
@@ -51,27 +52,6 @@ def test_rows_in_any_order_have_the_bytes_of_the_file(
         found = gather(flat, first, wide)
         assert found.shape == (len(first), wide * size)
         assert list(map(bytes, found)) == read_ranges(flat, first, first + wide) == expected
-
-
-@given(st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 9000)), max_size=60))
-def test_ranges_of_any_length_may_overlap(noise: tuple[int, bytes], ranges: list[tuple[int, int]]) -> None:
-    descriptor, data = noise
-    starts, lengths = np.array(ranges, np.int64).reshape(-1, 2).T
-    found = read_ranges(FlatRows(descriptor, OFFSET, 1, SIZE - OFFSET), starts, starts + lengths)
-    assert found == [data[OFFSET + start : OFFSET + start + length] for start, length in ranges]
-
-
-@pytest.mark.parametrize("apart", [1, 5000])
-@pytest.mark.parametrize("times", [1, 25])  # few, and many
-def test_rows_beyond_the_end_of_the_file_are_missing(noise: tuple[int, bytes], apart: int, times: int) -> None:
-    descriptor, data = noise
-    last = (SIZE - OFFSET) // 8 - 1
-    first = np.array([last - apart, last, last + 1, last + apart + 1] * times)
-    rows = FlatRows(descriptor, OFFSET, 8, 10**9)
-    with pytest.raises(ValueError, match="cannot be read"):
-        gather(rows, first)
-    whole = [data[OFFSET + 8 * at :][:8] for at in first[:2].tolist()]
-    assert read_ranges(rows, first, first + 1) == [*whole, data[OFFSET + 8 * (last + 1) :], b""] * times
 
 
 # Each process reads while its file is cut short and written again, again and again.
@@ -178,44 +158,11 @@ def test_reads_that_the_kernel_cuts_up_are_put_together(store: Path, monkeypatch
         assert backend.column("key").tolist() == [f"k{at}" for at in range(50)]  # type: ignore[attr-defined]
 
 
-REPLACE = """
-    import os, shutil, sys
-    folder = sys.argv[1]
-    while True:
-        for name in ("a", "b"):
-            shutil.copy(f"{folder}/{name}.h5", f"{folder}/fresh")
-            os.replace(f"{folder}/fresh", f"{folder}/store.h5")
-            print(flush=True)
-"""
-
-
-def test_a_store_opens_while_another_process_replaces_it(tmp_path: Path) -> None:
-    for name in ("a", "b", "store"):
-        with storeds.open_writer(f"hdf5://{tmp_path}/{name}.h5", {"name": "str"}) as writer:
-            writer.append([{"name": name}])
-    command = [sys.executable, "-c", textwrap.dedent(REPLACE), str(tmp_path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as replacing:
-        assert replacing.stdout is not None
-        replacing.stdout.readline()
-        refused = 0
-        for _ in range(1000):
-            try:
-                with storeds.open_backend(tmp_path / "store.h5") as backend:
-                    names = {record["name"] for record in backend.get_many([0])}  # type: ignore[index]
-                    assert names <= {"a", "b"}
-            except storeds.errors.UnavailableError as error:
-                assert "was replaced" in str(error)
-                refused += 1
-        replacing.kill()
-    assert refused < 1000
-
-
 def test_a_store_that_is_replaced_between_two_steps_of_opening_opens(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("store", "other"):
-        with storeds.open_writer(f"hdf5://{tmp_path}/{name}.h5", {"name": "str"}) as writer:
-            writer.append([{"name": name}])
+        make_store({"name": "str"}, [{"name": name}], f"hdf5://{tmp_path}/{name}.h5")
 
     def replace_first(*arguments: Any) -> h5py.File:
         if (tmp_path / "other.h5").exists():

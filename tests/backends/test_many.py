@@ -16,6 +16,7 @@ import random
 import secrets
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Self
 
@@ -24,6 +25,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import storeds
+from make_store import make_store
 from storeds import StoreDataset, StoreIterable
 from storeds.backends import ConcatenatedBackend, MemoryBackend
 from storeds.backends.concatenated import CONCATENATED
@@ -49,9 +51,7 @@ def record(number: int) -> Record:
 
 
 def write(url: str | Path, numbers: Iterable[int], attrs: Mapping[str, JSON] | None = None, **how: Any) -> str:
-    with storeds.open_writer(url, FIELDS, **how) as writer:
-        writer.append(map(record, numbers))
-        writer.publish(attrs)
+    make_store(FIELDS, map(record, numbers), url, attrs=attrs, **how)
     return str(url)
 
 
@@ -163,8 +163,7 @@ def stores_in_folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ):
         engine = "lmdb" if name.endswith(".lmdb") else "hdf5"
         plain = root.parent.parent / "store"  # a path without special characters, which a writer refuses
-        with storeds.open_writer(f"{engine}://{plain}", {"path": "str"}) as writer:
-            writer.append([{"path": name}])
+        make_store({"path": "str"}, [{"path": name}], f"{engine}://{plain}")
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         plain.rename(root / name)
     (root / ".part-4.h5.partial").mkdir()
@@ -187,30 +186,18 @@ def tree(stores_in_folders: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("part-*.h5", ["part-1.h5", "part-10.h5", "part-2.h5"]),  # in the order of their bytes
         ("hdf5://*-[0-9].h5", ["PART-3.h5", "part-1.h5", "part-2.h5"]),
         ("lmdb://../../[[]ab]*/here/*.lmdb?readahead=true", ["b.lmdb"]),
-        ("[!a-p]*.h5", ["PART-3.h5", "[x].h5", "who?.h5", "x.h5", "y]z.h5", "é.h5"]),
         ("**/part-1.h5", ["part-1.h5", "sub/deep/part-1.h5", "sub/part-1.h5"]),
         ("sub/**/*.h5", ["sub/deep/part-1.h5", "sub/part-1.h5"]),
         ("sub/**", ["sub/deep/part-1.h5", "sub/part-1.h5"]),
-        ("**/**/b.lmd*", ["b.lmdb"]),
-        ("*/deep/*.h5", ["sub/deep/part-1.h5"]),
         (".*.h5", [".hidden.h5"]),
-        ("who?.h*", ["who?.h5"]),
-        ("[[]x].h5", ["[x].h5"]),
         ("*]z.h5", ["y]z.h5"]),
-        ("./sub/../part-[1].h5", ["part-1.h5"]),
         ("sub/deep/loop/part-[2].h5", ["part-2.h5"]),
-        ("~/b.*", ["b.lmdb"]),
         ("lmdb://~/b.*", ["b.lmdb"]),
         # A path that exists is no pattern.
-        ("part-1.h5", ["part-1.h5"]),
-        ("who?.h5", ["who?.h5"]),
-        ("y]z.h5", ["y]z.h5"]),
-        ("[x].h5", ["[x].h5"]),
         ("hdf5://[x].h5?locking=false", ["[x].h5"]),
         ("ü#%20/d[1].h5", ["ü#%20/d[1].h5"]),
         ("star/*.h5", ["star/*.h5"]),
         ("ü#%20/d[[]1].h5", ["ü#%20/d[1].h5"]),
-        ("ü#%20/d[1]*.h5", ["ü#%20/d1.h5"]),
         ("ü#%20/[ac]*.h5", ["ü#%20/a b.h5", "ü#%20/c?locking=x.h5"]),
     ],
 )
@@ -242,6 +229,10 @@ def test_options_reach_every_store(tmp_path: Path) -> None:
     assert numbers_of(storeds.open_backend(urls, readahead=True)) == [0, 1]
     with pytest.raises(ConfigError, match="'readahead' is given in the URL and as a keyword"):
         storeds.open_backend(f"lmdb://{tmp_path}/*?readahead=true", readahead=True)
+    with pytest.raises(ConfigError, match=rf"write lmdb://{tmp_path}/\*\.lmdb\?readahead=true"):
+        storeds.open_backend(f"{tmp_path}/*.lmdb?readahead=true")
+    with pytest.raises(ConfigError, match=r"options need a scheme: write lmdb://.*b\.lmdb\?readahead=true"):
+        storeds.open_writer(f"{tmp_path}/b.lmdb?readahead=true", FIELDS)
 
 
 # What is refused
@@ -250,18 +241,13 @@ def test_options_reach_every_store(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("urls", "error", "reported"),
     [
-        ("hdf5://{}/*.hdf5", StoreNotFoundError, r"no file matches .*/\*\.hdf5: .* holds .*a\.h5"),
         ("{}/*.hdf5", StoreNotFoundError, r"no file matches .*/\*\.hdf5: .* holds .*a\.h5"),
         ("{}/nowhere/[0-9].h5", StoreNotFoundError, r"nowhere is not there; .* holds .*a\.h5"),
         ("hdf5://{}/*.h5", FormatError, r"b\.h5"),
-        ("hdf5://{}/[ac].h5", FormatError, r"c\.h5"),
         ("{}/[an]*", FormatError, "notes"),
-        (["{}/a.h5", "{}/b.h5"], FormatError, r"b\.h5"),
         (["{}/a.h5", "{}/z.h5"], StoreNotFoundError, r"z\.h5"),
         ("hdf5://{}/*?locking=maybe", ConfigError, "locking.*'best-effort'"),
         ([], ConfigError, "empty"),
-        ((), ConfigError, "empty"),
-        ([["a.h5"]], ConfigError, "not list"),
         ([None], ConfigError, "not NoneType"),
     ],
     ids=str,
@@ -308,18 +294,13 @@ BOXES = {"kind": "array", "dtype": "f4", "shape": [None, 4], "role": "boxes", "f
         (FIELDS, {**FIELDS, "label": "float"}, r"'label' is int in \S*a\.h5, and 'label' is float in \S*b\.h5"),
         (
             FIELDS,
-            {"image": "image", "label": "int"},
-            r"'text' is str in \S*a\.h5, and there is no further field in \S*b\.h5",
-        ),
-        (
-            FIELDS,
             {**FIELDS, "box": {**BOXES, "role": None, "format": None}},
             r"no further field in .*, and 'box' is array <f4 \[None, 4\] in",
         ),
         (FIELDS, dict(reversed(FIELDS.items())), r"'image' is image in \S*a\.h5, and 'text' is str in"),
         ({"box": BOXES}, {"box": {**BOXES, "format": "xywh"}}, r"\(boxes xyxy\) in .*\(boxes xywh\) in"),
     ],
-    ids=["kind", "absent", "more", "order", "role"],
+    ids=["kind", "more", "order", "role"],
 )
 def test_fields_must_be_the_same_in_the_same_order(tmp_path: Path, fields: Any, others: Any, reported: str) -> None:
     for name, each in (("a.h5", fields), ("b.h5", others)):
@@ -341,22 +322,17 @@ def test_attrs_that_are_equal_are_kept_and_other_classes_refused(tmp_path: Path)
         storeds.open_backend(f"hdf5://{tmp_path}/*.h5")
 
 
-def test_streams_and_sums_of_stores_with_other_classes_are_refused(tmp_path: Path) -> None:
-    urls = []
-    for name, classes in (("a", ["cat", "dog"]), ("b", ["dog", "eel"])):
-        urls.append(f"lmdb://{tmp_path}/{name}.lmdb")
-        with storeds.open_writer(urls[-1], {"x": "int", "label": "int"}) as writer:
-            writer.append([{"x": 1, "label": 0}])
-            writer.publish({"classes": classes})
-    several = r'a\.lmdb and .*b\.lmdb have different class names.*\["cat", "dog"\] and \["dog", "eel"\]'
-    with pytest.raises(ConfigError, match=several):
-        StoreIterable(urls, reader="array")
-    cats, dogs = (StoreDataset(url, reader="array") for url in urls)
-    with pytest.raises(ConfigError, match=several):
-        cats + dogs
+def test_streams_and_sums_of_stores_with_other_classes_are_refused() -> None:
+    urls = [f"memory://many-{secrets.token_hex(8)}" for _ in range(2)]
+    for url, classes in zip(urls, (["cat", "dog"], ["dog", "eel"]), strict=True):
+        write(url, [0], {"classes": classes})
+    cats, dogs = (StoreDataset(url, decode="bytes") for url in urls)
+    for join in (lambda: StoreIterable(urls, decode="bytes"), lambda: cats + dogs):
+        with pytest.raises(ConfigError, match=r'different class names.*\["cat", "dog"\] and \["dog", "eel"\]'):
+            join()
     # Without the label, nothing depends on the names.
-    only_x = [StoreDataset(url, reader="array", fields=["x"]) for url in urls]
-    assert len(only_x[0] + only_x[1]) == len(list(StoreIterable(only_x[0] + only_x[1]))) == 2
+    texts = [StoreDataset(url, reader="array", fields=["text"]) for url in urls]
+    assert len(texts[0] + texts[1]) == len(list(StoreIterable(texts[0] + texts[1]))) == 2
 
 
 def test_only_one_store_can_be_written(tmp_path: Path) -> None:
@@ -391,18 +367,14 @@ def test_meta_is_made_of_the_members(tmp_path: Path) -> None:
     assert again.build != hdf5.build
 
 
-def test_it_is_shown_short_and_without_secrets(tmp_path: Path, mongodb_database: str) -> None:
+def test_it_is_shown_short_and_without_secrets(tmp_path: Path) -> None:
     write(tmp_path / "a.h5", [1])
-    b = write(f"{mongodb_database}/b", [2])
-    secret = b.replace("mongodb://", "mongodb://user:hush@")
-    files = [tmp_path / "a.h5"] * 5
+    files: list[Any] = [tmp_path / "a.h5"] * 5
     with storeds.open_backend(files) as backend:
         assert backend.url == f"[hdf5://{tmp_path}/a.h5, hdf5://{tmp_path}/a.h5, 3 more]"
         assert repr(backend) == f"ConcatenatedBackend({backend.url!r}, count=5, members=5)"
-    with storeds.open_backend(f"hdf5://{tmp_path}/*.h5?locking=false") as backend:
-        assert backend.url == f"hdf5://{tmp_path}/*.h5"
-    with pytest.raises(Exception, match=r"user:\*\*\*@") as caught:
-        storeds.open_backend([tmp_path / "a.h5", secret + "?serverSelectionTimeoutMS=500"])
+    with pytest.raises(UnavailableError, match=r"user:\*\*\*@") as caught:
+        storeds.open_backend([*files, "mongodb://user:hush@127.0.0.1:1/db/b?serverSelectionTimeoutMS=50"])
     assert "hush" not in str(caught.value)
 
 
@@ -428,23 +400,14 @@ def test_a_bad_record_is_named_in_both_counts(tmp_path: Path) -> None:
         StoreDataset(tmp_path / "*.h5", decode="bytes")[:]
 
 
-@pytest.mark.parametrize("how", ["replaced", "removed"])
-def test_a_store_that_goes_is_an_error(tmp_path: Path, how: str) -> None:
+def test_a_store_that_goes_is_an_error_and_closing_closes_all(tmp_path: Path) -> None:
     for number in range(2):
         write(tmp_path / f"{number}.h5", [number])
-    backend = storeds.open_backend(tmp_path / "*.h5")
-    (tmp_path / "1.h5").unlink()
-    if how == "replaced":
-        write(tmp_path / "1.h5", [7])
-    assert numbers_of(backend, [0]) == [0]
-    for _ in range(2):
+    with storeds.open_backend(tmp_path / "*.h5") as gone:
+        write(tmp_path / "1.h5", [1], overwrite=True)
+        assert numbers_of(gone, [0]) == [0]
         with pytest.raises(UnavailableError, match=r"1\.h5"):
-            backend.get_many([0, 1])
-
-
-def test_closing(tmp_path: Path) -> None:
-    for number in range(2):
-        write(tmp_path / f"{number}.h5", [number])
+            gone.get_many([0, 1])
     backend = storeds.open_backend(tmp_path / "*.h5")
     assert isinstance(backend, ConcatenatedBackend)
     assert not open_below(tmp_path)
@@ -535,6 +498,26 @@ def test_descriptors_are_bounded_in_parent_and_worker(tmp_path: Path, monkeypatc
     assert descriptors() <= before
 
 
+def test_threads_that_need_more_handles_than_the_pool_keeps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No handle is closed under a reader, and closed ones are opened again."""
+    for pool in (Hdf5Backend.pool, LmdbBackend.pool):
+        monkeypatch.setattr(pool, "_limit", 2)
+    urls = [write(tmp_path / f"{number}.{'h5' if number % 2 else 'lmdb'}", range(50)) for number in range(12)]
+
+    def read(first: int) -> None:
+        for at in range(40):
+            with storeds.open_backend(urls[(first * 3 + at * (first + 1)) % len(urls)]) as backend:
+                assert numbers_of(backend, [at, 3]) == [at, 3]
+                Hdf5Backend.pool.close_all()
+                assert numbers_of(backend, [at, 3]) == [at, 3]
+
+    before = descriptors()
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(read, range(4)))
+    gc.collect()
+    assert descriptors() <= before
+
+
 def test_thousands_of_members_pickle_small() -> None:
     url = write(f"memory://many-{secrets.token_hex(8)}", [5], {"classes": [f"class {n}" for n in range(1000)]})
     with ConcatenatedBackend(Renamed(url, number) for number in range(2_000)) as backend:
@@ -557,16 +540,12 @@ class Renamed(MemoryBackend):
 # Operations
 
 
-def test_convert_and_pack_merge(tmp_path: Path) -> None:
+def test_convert_merges(tmp_path: Path) -> None:
     for number in range(3):
         write(tmp_path / f"{number}.h5", range(number * 3, number * 3 + 3), {"classes": ["a"]})
     write(whole := f"memory://many-{secrets.token_hex(8)}", range(9), {"classes": ["a"]})
     copy = storeds.convert(f"hdf5://{tmp_path}/*.h5", f"lmdb://{tmp_path}/copy.lmdb")
     assert copy.id == storeds.info(whole).id
-    storeds.pack(storeds.open_backend(f"{tmp_path}/*.h5"), f"{tmp_path}/packed.lmdb", on_bad="keep")
-    for name in ("copy", "packed"):
-        with storeds.open_backend(tmp_path / f"{name}.lmdb") as backend:
-            assert numbers_of(backend) == list(range(9))
 
 
 def test_info_and_verify(tmp_path: Path) -> None:

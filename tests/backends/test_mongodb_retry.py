@@ -12,7 +12,6 @@ from pymongo.errors import (
     AutoReconnect,
     ConfigurationError,
     NetworkTimeout,
-    NotPrimaryError,
     OperationFailure,
     PyMongoError,
     ServerSelectionTimeoutError,
@@ -74,11 +73,8 @@ def no_lookup() -> PyMongoError:
     [
         AutoReconnect("connection closed"),
         NetworkTimeout("timed out"),
-        NotPrimaryError("not primary"),
         ServerSelectionTimeoutError("No primary available"),
         OperationFailure("cursor id not found", 43),
-        OperationFailure("No keys found for HMAC", 211),
-        OperationFailure("operation was interrupted", 11602),
         OperationFailure("operation exceeded time limit", 50),
         no_lookup(),
     ],
@@ -98,7 +94,7 @@ def test_temporary_failures_are_retried_and_logged(
     assert "hunter2" not in caplog.text
 
 
-@pytest.mark.parametrize("code", [13, 18, 59, 11000, 14031, 361])
+@pytest.mark.parametrize("code", [13, 11000, 14031])
 def test_what_stays_is_an_error_at_once(code: int) -> None:
     server = Server(OperationFailure("no", code))
     with pytest.raises(UnavailableError):

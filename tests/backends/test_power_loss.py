@@ -20,10 +20,9 @@ from typing import Any
 import pytest
 
 import storeds
-from _writing import fork
+from _writing import content, fork
 from photographs import jpeg
 from shares import FULL, SEED
-from storeds import errors
 
 MOMENTS = 150 if FULL else 12
 SIZE = 48 << 20
@@ -42,17 +41,6 @@ def write(url: str, label: int, *, overwrite: bool, resume: bool = False) -> str
         for first in range(writer.count, COUNT, 8):
             writer.append(everything[first : first + 8])
         return writer.publish().id
-
-
-def content(url: str) -> str | None:
-    """Return the id of the store at `url` after reading all of it, or None when nothing is there."""
-    try:
-        with storeds.open_backend(url) as backend:
-            for record in backend.get_many(range(len(backend))):
-                assert not isinstance(record, errors.RecordError), record
-            return backend.meta.id
-    except errors.StoreNotFoundError:
-        return None
 
 
 @contextmanager

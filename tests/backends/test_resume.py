@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import storeds
+from make_store import make_store
 from storeds import errors
 from storeds.backends import staging
 
@@ -58,6 +61,24 @@ def test_a_batch_saves_its_state_once(tmp_path: Path, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr("storeds.backends.hdf5.sink.replace_file", save)
     label = {"kind": "int", "role": "label"}
-    with storeds.open_writer(f"hdf5://{tmp_path}/x.h5", {"label": label}, commit_every=2) as writer:
-        writer.append({"label": n} for n in range(6))
+    make_store({"label": label}, ({"label": n} for n in range(6)), f"hdf5://{tmp_path}/x.h5", commit_every=2)
     assert len(saved) == 1 + 3  # when it begins, and with each batch
+
+
+@pytest.mark.parametrize("engine", ENGINES[:3])
+@pytest.mark.parametrize("owner", ["__main__", "os"])
+def test_a_writer_left_open_at_exit_says_nothing_and_can_be_resumed(
+    make_engine_url: MakeUrl, engine: str, owner: str
+) -> None:
+    url = make_engine_url(engine)
+    script = f"""
+import {owner}, storeds
+{owner}.writer = storeds.open_writer({url!r}, {FIELDS!r}, commit_every=2)
+{owner}.writer.append([{{"x": n}} for n in range(5)])
+"""
+    done = subprocess.run([sys.executable, "-W", "error", "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    with pytest.raises(errors.StoreNotFoundError):
+        storeds.open_backend(url)
+    with storeds.open_writer(url, FIELDS, resume=True) as writer:
+        assert writer.count == 4

@@ -15,6 +15,7 @@ import pytest
 
 import storeds
 from _writing import FIELDS, WriterProcess, die_at_command, fork, leftovers_in
+from make_store import make_store
 from shares import FULL, SEED, share
 from storeds import errors
 
@@ -134,8 +135,7 @@ def test_whatever_two_writers_do_one_job_is_published_whole_and_nothing_is_left(
         schedule = Schedule(url, seed)
         schedule.run(14)
         failed += schedule.failed
-        with storeds.open_writer(url, FIELDS, overwrite=True) as last:
-            last.append({"job": "last", "at": n} for n in range(4))
+        make_store(FIELDS, ({"job": "last", "at": n} for n in range(4)), url, overwrite=True)
         assert job_of(url) == "last"
         assert storeds.verify(url).ok
         assert storeds.info(url).leftovers is None
@@ -210,15 +210,6 @@ def test_info_names_a_writer_at_work(make_engine_url: MakeUrl, engine: str) -> N
     assert "partial" in str(storeds.info(url).leftovers)
 
 
-def test_info_names_who_wrote_last_to_a_collection_that_is_no_store_yet(make_engine_url: MakeUrl) -> None:
-    url = make_engine_url("mongodb")
-    write(url, "old")
-    other = WriterProcess(url)
-    other.ask("begin", "new", overwrite=True)
-    assert f"last written by process {other.pid} on {socket.gethostname()}" in str(storeds.info(url).leftovers)
-    other.kill()
-
-
 @pytest.mark.parametrize("how", ["resume", "overwrite"])
 @pytest.mark.parametrize("action", ["append", "flush", "publish"])
 def test_a_writer_that_lost_its_write_can_neither_add_to_it_nor_publish(
@@ -263,24 +254,6 @@ def test_of_two_writers_that_begin_at_once_each_has_records_of_its_own(
         assert isinstance(reply, errors.StoreExistsError)
         assert "appeared while it was being written" in str(reply)
         assert job_of(url) == "a"
-    for each in (first, second):
-        each.kill()
-
-
-def test_of_two_writers_that_resume_at_once_one_is_refused(make_engine_url: MakeUrl) -> None:
-    url = make_engine_url("mongodb")
-    with pytest.raises(KeyboardInterrupt), storeds.open_writer(url, FIELDS, plan="a", commit_every=3) as writer:
-        writer.append({"job": "a", "at": n} for n in range(6))
-        raise KeyboardInterrupt
-    first, second = WriterProcess(url), WriterProcess(url)
-    first.tell("begin", "a", stop_at=4, resume=True)  # it has found the interrupted write
-    assert first.is_stopped()
-    assert second.ask("begin", "a", resume=True) == (6, None)
-    first.resume()
-    reply = first.reply()
-    assert isinstance(reply, errors.StoredsError)
-    assert LOST in str(reply)
-    assert second.ask("publish", "a")[0] == 6
     for each in (first, second):
         each.kill()
 

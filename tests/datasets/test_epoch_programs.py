@@ -18,7 +18,7 @@ import pytest
 from torch.utils.data import DataLoader
 
 import storeds
-from _traps_epochs import jittered
+from _jittered import jittered
 from shares import FULL
 from storeds import EpochSampler, StoreDataset, StoreLoader, ThreadLoader
 

@@ -11,8 +11,8 @@ import torch
 from torch.utils.data import DataLoader, Subset
 
 import storeds
+from _jittered import jittered, jittered_dataset, numbered_store
 from _processes import end_workers
-from _traps_epochs import jittered, jittered_dataset, numbered_store
 from storeds import StoreDataset
 
 REPEATED = r"sample \d+ of lmdb://.* was made again in epoch 0, .*call dataset.set_epoch\(epoch\) before each pass"

@@ -14,10 +14,11 @@ import pymongo
 
 from conftest import with_path
 
-__all__ = ["GIVEN", "GIVEN_READONLY", "KINDS", "Place", "login_of"]
+__all__ = ["GIVEN", "GIVEN_READONLY", "KINDS", "SLACK", "Place", "login_of"]
 
 GIVEN = os.environ.get("STOREDS_TEST_MONGODB_URI")
 GIVEN_READONLY = os.environ.get("STOREDS_TEST_MONGODB_READONLY_URI")
+SLACK = 10.0  # seconds beyond a deadline, for a busy machine; PyMongo itself waits 30
 KINDS = ("given",) if GIVEN else ("standalone", "replica_set", "secure")
 
 

@@ -33,14 +33,14 @@ def standalone(own_servers: None, tmp_path_factory: pytest.TempPathFactory) -> I
 @pytest.fixture(scope="package")
 def replica_set(own_servers: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReplicaSet]:
     """Three nodes with users; a test that harms one requests `harmed_set`."""
-    with run_replica_set(tmp_path_factory.mktemp("replica_set"), auth=True) as found:
+    with run_replica_set(tmp_path_factory.mktemp("replica_set")) as found:
         yield found
 
 
 @pytest.fixture(scope="package")
 def secure(own_servers: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReplicaSet]:
     """One node with TLS and users."""
-    with run_replica_set(tmp_path_factory.mktemp("secure"), 1, auth=True, tls=True) as found:
+    with run_replica_set(tmp_path_factory.mktemp("secure"), 1, tls=True) as found:
         yield found
 
 

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import multiprocessing
 import random
-import shutil
-import subprocess
 import threading
 import time
 import traceback
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,15 +14,13 @@ import pytest
 import storeds
 from _writing import FIELDS, WriterProcess
 from integration._epochs import BATCH, Rows, run_epoch
-from integration._places import Place
-from integration._refusals import SLACK
+from integration._places import SLACK, Place
 from photographs import jpeg
-from replica_set import Member, ReplicaSet, run_replica_set
+from replica_set import Member, ReplicaSet
 from shares import FULL
 from storeds import errors
 from storeds.ops import Progress
 from storeds.plugins import redact
-from storeds.testing import find_mongod
 
 EPOCHS = 20 if FULL else 3
 ROWS = Rows(2000, 1024)
@@ -41,8 +36,7 @@ def filled(harmed_set: ReplicaSet, set_place: Place) -> Place:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("preference", ["primary"])
-def test_epochs_are_the_same_while_primaries_die(harmed_set: ReplicaSet, filled: Place, preference: str) -> None:
+def test_epochs_are_the_same_while_primaries_die(harmed_set: ReplicaSet, filled: Place) -> None:
     others = set(multiprocessing.active_children())  # workers that earlier tests of this process left
     chance, killed = random.Random(5), list[Member]()
 
@@ -57,7 +51,7 @@ def test_epochs_are_the_same_while_primaries_die(harmed_set: ReplicaSet, filled:
         killed.append(harmed_set.wait_for_primary())
         killed[-1].kill()
 
-    url = filled.url(user="reader", timeoutMS=30_000, readPreference=preference)
+    url = filled.url(user="reader", timeoutMS=30_000, readPreference="primary")
     for _ in range(EPOCHS):
         moments = chance.sample(range(ROWS.count // BATCH), k=2)
         assert run_epoch(url, dict.fromkeys(moments, harm)) == ROWS.digest
@@ -133,49 +127,3 @@ def test_a_killed_writer_is_resumed_on_another_primary(
             assert resumed.count == (699 if resume else 0)
             resumed.append({"job": "a", "at": n} for n in range(resumed.count, 1000))
     assert storeds.info(set_place.url(user="reader")).id == storeds.info(local).id
-
-
-FULL_DISK = """#!/bin/sh
-# The first node's data lie on a small disk of its own, which is gone when the node is.
-case "$*" in
-    */0/db*) exec unshare --mount sh -c 'mount -t tmpfs -o size=400m storeds "$0" && exec "$@"' {folder}/0/db {mongod} "$@" ;;
-    *) exec {mongod} "$@" ;;
-esac
-"""
-
-
-@pytest.fixture
-def small_disk(own_servers: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ReplicaSet]:
-    """A replica set whose first node, its primary, has a disk of 400 MB."""
-    may = subprocess.run(["unshare", "--mount", "mount", "-t", "tmpfs", "storeds", tmp_path], check=False)
-    if may.returncode:
-        pytest.skip("a small disk is a tmpfs, and this user may not mount one")
-    script = tmp_path / "mongod"
-    script.write_text(FULL_DISK.format(folder=tmp_path / "set", mongod=find_mongod()))
-    script.chmod(0o755)
-    monkeypatch.setenv("STOREDS_MONGOD", str(script))
-    with run_replica_set(tmp_path / "set", auth=True) as found:
-        yield found
-
-
-def fill_disk(member: Member) -> None:
-    # Only the node's own mounts have it.
-    folder = Path(f"/proc/{member.pid}/root{member.folder}/db")
-    with open(folder / "filler", "wb", buffering=0) as filler:
-        filler.write(bytes(shutil.disk_usage(folder).free))
-    assert shutil.disk_usage(folder).free < 1 << 20
-
-
-def test_a_primary_whose_disk_is_full(small_disk: ReplicaSet) -> None:
-    place = Place.at(small_disk.uri("writer"), small_disk.uri("reader"))
-    ROWS.write(place.url())
-    primary, more = small_disk.wait_for_primary(), place.url("more", timeoutMS=20_000)
-    assert primary is small_disk.members[0]
-
-    def fill_and_write() -> None:
-        fill_disk(primary)
-        with pytest.raises(errors.UnavailableError, match="No space left on device") as raised:
-            ROWS.write(more)
-        assert redact(more) in str(raised.value)
-
-    assert run_epoch(place.url(user="reader", timeoutMS=20_000), {MID_EPOCH: fill_and_write}) == ROWS.digest

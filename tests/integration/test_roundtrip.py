@@ -11,6 +11,7 @@ from _processes import loader, open_rows
 from _stores import TRUTH, read_all, record, write
 from integration._epochs import Rows
 from integration._places import KINDS, Place
+from make_store import make_store
 from storeds.testing import FIELDS, frozen, kept, make_records
 
 MEBIBYTE = 1 << 20
@@ -20,8 +21,7 @@ RECORDS = make_records(40)
 def test_every_kind_of_value_comes_back_and_the_id_is_that_of_a_file(place: Place, tmp_path: Path) -> None:
     local = f"lmdb://{tmp_path}/same.lmdb"
     for url in (local, place.url()):
-        with storeds.open_writer(url, FIELDS) as writer:
-            writer.append(RECORDS)
+        make_store(FIELDS, RECORDS, url)
     for preference in ("primary", "secondaryPreferred"):
         # A secondary may lag behind the publish, unless the read waits for the majority.
         url = place.url(user="reader", readPreference=preference, readConcernLevel="majority")

@@ -58,11 +58,6 @@ def test_a_changed_byte_of_a_png_is_always_damage(name: str) -> None:
         assert not examine(changed).is_whole, at
 
 
-@pytest.mark.parametrize("name", ["PNG", "PNG, animated", "GIF", "WebP", "BMP", "JPEG 2000"])
-def test_bytes_after_a_picture_are_not_damage(name: str) -> None:
-    assert examine(encode(name) + b"<!-- cached -->").is_whole
-
-
 @pytest.mark.parametrize("name", ["GIF", "TIFF, LZW", "WebP", "AVIF", "JPEG 2000"])
 def test_wrong_bytes_that_pillow_refuses_are_corrupt_data(name: str, capfd: pytest.CaptureFixture[str]) -> None:
     whole = encode(name)
@@ -70,22 +65,6 @@ def test_wrong_bytes_that_pillow_refuses_are_corrupt_data(name: str, capfd: pyte
         blob = whole[:at] + bytes(4) + whole[at + 4 :]
         assert examine(blob).is_whole == (first_frame(blob) is not None)
     capfd.readouterr()
-
-
-@pytest.mark.parametrize(
-    "blob",
-    [
-        b"",
-        b"\0" * 600,
-        b"<html>404</html>",
-        b"BMW is a make of cars, not a bitmap",
-        b"\x89PNG",
-        b"II*",
-        b"\n\xff\xd8\xff",
-    ],
-)
-def test_other_bytes_are_not_jpeg(blob: bytes) -> None:
-    assert examine(blob) == Verdict("not_jpeg", 0.0)
 
 
 def test_formats_are_named() -> None:
@@ -116,7 +95,6 @@ def test_a_process_that_loads_cut_images_is_warned_once(
 
 
 def test_the_files_of_other_packages_are_intact() -> None:
-    """Many programs wrote these. Pillow cannot open one of them, a TIFF of floating-point colours."""
     matplotlib = pytest.importorskip("matplotlib")
     folders = (Path(skimage.__file__).parent / "data", Path(matplotlib.__file__).parent / "mpl-data")
     suffixes = (".png", ".gif", ".webp", ".tif", ".tiff", ".bmp")

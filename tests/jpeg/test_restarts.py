@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import random
 import re
 import shutil
 import stat
@@ -22,7 +21,7 @@ from jpeg_encodings import ENCODINGS, RARE, encode, exif_with_thumbnail, sampled
 from jpeg_truth import anatomy
 from photographs import by_pillow, jpeg, photograph
 from storeds import errors
-from storeds.jpeg import RestartMarker, Verdict, examine, is_ready, restart_intervals
+from storeds.jpeg import RestartMarker, Verdict, examine, is_ready
 
 ADDED, HAD = "added", "had them"
 MARKERS = bytes(range(0xD0, 0xD8))
@@ -135,10 +134,8 @@ LARGE_PROGRESSIVE = jpeg(0, (448, 240), progressive=True)
     [
         (encode("two pictures (MPO)"), "several pictures in one file"),
         (encode("4:4:4"), "too small"),
-        (encode("progressive"), "too small"),
         (jpeg(0, (448, 240), restart_marker_blocks=4), HAD),
         (jpeg(0, (448, 240), restart_marker_rows=1), ADDED),
-        (jpeg(0, (448, 240), restart_marker_rows=3), ADDED),
         (LARGE + b"more of the file", ADDED),
         # Coded again it would look whole, because jpegtran does not notice that a scan is missing.
         (LARGE_PROGRESSIVE[: anatomy(LARGE_PROGRESSIVE).scans[-2].stop] + b"\xff\xd9", "damaged"),
@@ -171,18 +168,6 @@ def test_damaged_pictures_and_other_formats_are_kept(marker: RestartMarker) -> N
             assert kept.outcome in ("damaged", "no JPEG")
 
 
-def test_flips_never_change_what_is_decoded(marker: RestartMarker) -> None:
-    whole, chance = bytearray(jpeg(1, (448, 240))), random.Random(18)
-    for _ in range(40):
-        blob = bytearray(whole)
-        blob[chance.randrange(2, len(blob))] ^= 1 << chance.randrange(8)
-        marked = marker.mark(bytes(blob), None)
-        if marked.outcome == ADDED:
-            assert np.array_equal(by_pillow(marked.blob), by_pillow(bytes(blob)))
-        else:
-            assert marked.blob == blob
-
-
 def test_markers_out_of_order_make_no_picture_ready() -> None:
     blob = jpeg(0, (448, 240), restart_marker_blocks=4)
     at = blob.index(b"\xff\xd1", next(part for part in anatomy(blob).parts if part.kind == "data").start)
@@ -197,20 +182,7 @@ def test_markers_out_of_order_make_no_picture_ready() -> None:
     assert is_ready(bytes(no_factors)) is False
 
 
-def test_intervals_divide_the_row_and_begin_near_a_sixteenth() -> None:
-    assert restart_intervals(32) == (2, 4, 8, 16, 32)
-    assert restart_intervals(125) == (5, 25, 125)
-    assert restart_intervals(31) == (1, 31)
-    assert restart_intervals(1) == (1,)
-    for columns in range(1, 600):
-        found = restart_intervals(columns)
-        assert list(found) == sorted(found)
-        assert found[-1] == columns
-        assert all(columns % each == 0 for each in found)
-
-
-@pytest.mark.parametrize("size", [(500, 375), (375, 500), (496, 496), (1984, 1488)])
-@pytest.mark.parametrize("quality", [40, 75, 88, 95])
+@pytest.mark.parametrize(("size", "quality"), [((500, 375), 40), ((375, 500), 88), ((1984, 1488), 75)])
 def test_pictures_grow_little(marker: RestartMarker, size: tuple[int, int], quality: int) -> None:
     blob = save(photograph(2, (300, 225)).resize(size), quality=quality)
     marked, outcome = mark(marker, blob)
@@ -236,9 +208,8 @@ def test_a_program_that_cannot_be_used_is_an_error(
         RestartMarker.find()
 
 
-@pytest.mark.parametrize("body", ["kill -9 $$", "kill -15 $$"])
-def test_a_killed_program_is_an_error_and_not_a_reason(tmp_path: Path, body: str) -> None:
-    killed = RestartMarker(f"{script(tmp_path, body)}/jpegtran")
+def test_a_killed_program_is_an_error_and_not_a_reason(tmp_path: Path) -> None:
+    killed = RestartMarker(f"{script(tmp_path, 'kill -9 $$')}/jpegtran")
     with pytest.raises(errors.StoredsError, match=r"was ended by signal \d+; resume=True"):
         killed.mark(LARGE, None)
 

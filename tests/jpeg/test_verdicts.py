@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import struct
 import sys
@@ -15,18 +14,17 @@ import simplejpeg
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import jpeg_oracle
-from jpeg_corpus import Sample, cases, groups
+from jpeg_corpus import Sample, random_corpus
 from jpeg_encodings import ENCODINGS, OTHERS, RARE, encode, stored, with_jfif
-from jpeg_truth import anatomy, mcus_there
+from jpeg_truth import anatomy, by_djpeg, mcus_there
 from photographs import by_pillow, jpeg, photograph
-from shares import examples
+from shares import FULL as EVERY
+from shares import SEED, examples
 from storeds.jpeg import Verdict, examine, repair
 
 EOI = b"\xff\xd9"
 ALL = (*ENCODINGS, *RARE)
 DEADLINE = 5.0  # seconds for one picture: a hang, or an allocation that a header asked for, not a slow machine
-GROUPS = groups(ALL)
 FINDINGS = {"intact", "trailing_data", "missing_eoi", "truncated_scan", "truncated_header", "corrupt_data", "not_jpeg"}
 
 
@@ -91,23 +89,10 @@ def test_the_finding_of_a_file(name: str) -> None:
         assert repair(blob) == repair(HALF)
 
 
-def test_a_share_is_rounded_down() -> None:
-    assert [Verdict("truncated_scan", share).share for share in (0.0, 0.6249, 0.9999)] == ["0 %", "62.4 %", "99.9 %"]
-
-
-def test_equal_bytes_have_an_equal_reason() -> None:
-    whole = encode("4:2:0")
-    frame = whole.index(b"\xff\xc0")
-    blob = whole[: frame + 11] + b"\x44" + whole[frame + 12 :]  # factors of a kind that only Pillow may decode
-    assert examine(blob) == Verdict("corrupt_data", 0.0)
-    assert "object at 0x" not in examine(blob).reason
-
-
-@pytest.mark.share(120)
-@pytest.mark.parametrize(("encoding", "damage"), GROUPS, ids=[" - ".join(group) for group in GROUPS])
-def test_no_damage_that_a_decoder_sees_is_silent(encoding: str, damage: str) -> None:
-    wrong = [f"{sample.name}: {each}" for sample in cases(encoding, damage) for each in complaints(sample)]
-    assert not wrong, f"{len(wrong)} complaints:\n" + "\n".join(wrong[:40])
+def test_no_damage_that_a_decoder_sees_is_silent() -> None:
+    samples = [sample for sample in random_corpus(SEED, 12_000 if EVERY else 1_000) if sample.is_jpeg and sample.damage]
+    wrong = [f"{sample.name}: {each}" for sample in samples for each in complaints(sample)]
+    assert not wrong, f"{len(wrong)} complaints about {len(samples)}, seed {SEED}:\n" + "\n".join(wrong[:40])
 
 
 def complaints(sample: Sample) -> Iterator[str]:
@@ -125,8 +110,8 @@ def complaints(sample: Sample) -> Iterator[str]:
     about = anatomy(sample.whole)
     # This `djpeg` reads no lossless file, and takes minutes for a frame of 65,500 × 65,500.
     is_readable = about.process != "lossless" and sample.damage != "a huge frame" and not is_refused(sample.blob)
-    if is_readable and verdict.finding == "intact" and jpeg_oracle.examine(sample.blob).is_damaged:
-        yield f"intact, but libjpeg says: {', '.join(jpeg_oracle.examine(sample.blob).complaints)}"
+    if is_readable and verdict.finding == "intact" and by_djpeg(sample.blob).is_damaged:
+        yield f"intact, but libjpeg says: {', '.join(by_djpeg(sample.blob).complaints)}"
     if sample.damage.startswith(("cut", "zero-filled")) and sample.cut is not None and 2 <= sample.cut < about.end:
         yield from of_cut(sample, sample.cut, verdict)
     yield from of_repair(sample, verdict)
@@ -237,7 +222,7 @@ def test_bytes_missing_in_the_middle_are_corrupt_data_and_never_repaired(encodin
     for size in (1, 3):
         at = (scan.start + scan.stop) // 2
         blob = whole[:at] + whole[at + size :]
-        if jpeg_oracle.examine(blob).is_damaged:
+        if by_djpeg(blob).is_damaged:
             assert examine(blob) == Verdict("corrupt_data", 0.0)
             assert repair(blob) is blob
 
@@ -253,20 +238,6 @@ def test_a_missing_end_marker_is_restored(encoding: str) -> None:
     for blob in (whole[:-1], whole[:-2], memoryview(whole[:-2]), bytearray(whole[:-2])):
         assert repair(blob) == whole  # type: ignore[arg-type]
     assert examine(whole[:-2]) == examine(whole[:-1]) == Verdict("missing_eoi", 1.0)
-
-
-def test_a_segment_cut_between_scans_does_not_swallow_the_marker() -> None:
-    whole = jpeg(0, progressive=True)
-    table = whole.rindex(b"\xff\xc4")  # the Huffman table of the last scan
-    for cut in range(table + 1, table + 12):
-        assert repair(whole[:cut]) == whole[:table] + EOI
-
-
-def test_what_is_no_cut_jpeg_stays_as_it_is() -> None:
-    png = io.BytesIO()
-    photograph().save(png, "PNG")
-    for blob in (b"", b"\xff", b"\xff\xd8", jpeg(0)[:200], b"<html>", png.getvalue()[:-4]):
-        assert repair(blob) is blob
 
 
 # --- Any bytes ---
@@ -314,11 +285,9 @@ def repeated(piece: bytes, before: int = 0) -> Callable[[int], bytes]:
 HOSTILE: dict[str, Callable[[int], bytes]] = {
     "pictures after an index": lambda size: encode("two pictures (MPO)") + b"\xff\xd8\xff\xd9" * (size // 4),
     "zeros": repeated(b"\x00", 14),
-    "stuffed ff": repeated(b"\xff\x00", 14),
     "ff": repeated(b"\xff", 14),
     "restart markers without an interval": repeated(b"\x01\xff\xd0", 14),
     "stray markers": repeated(b"\x01\xff\xdc\x00\x02", 14),
-    "codes": repeated(bytes(range(1, 250)), 14),
     "junk between segments": repeated(b"\xff\x00\x01"),
     "scans": lambda size: jpeg(0)[:-2] + jpeg(0)[jpeg(0).index(b"\xff\xda") :][:14] * (size // 14) + EOI,
     "comments": lambda size: b"\xff\xd8" + b"\xff\xfe\x00\x02" * (size // 4) + jpeg(0)[2:],

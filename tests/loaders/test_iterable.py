@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch.utils.data import ChainDataset, DataLoader, Subset
 
 import storeds
-from _traps_epochs import jittered
+from _jittered import jittered
 from photographs import jpeg
 from shares import examples
 from storeds import EpochSampler, StoreDataset, StoreIterable, StoreLoader, errors

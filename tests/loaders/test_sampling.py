@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
 
 import storeds
-from _traps_epochs import COUNT, numbered_store
+from _jittered import COUNT, numbered_store
 from shares import examples
 from storeds import EpochSampler, StoreDataset, StoreLoader, ThreadLoader
 from storeds.errors import ConfigError

@@ -17,8 +17,8 @@ from PIL import Image
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 import storeds
+from _packing import photos
 from _rows import Source
-from _traps_pack import photos
 from photographs import jpeg, photograph
 from storeds.errors import ConfigError
 from storeds.protocols import Field

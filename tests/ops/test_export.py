@@ -14,8 +14,8 @@ from pycocotools.coco import COCO
 from typer.testing import CliRunner
 
 import storeds
+from make_store import make_store
 from photographs import jpeg
-from picture_stores import memory_store
 from storeds.cli import app
 from storeds.errors import ConfigError, StoredsError, StoreExistsError
 
@@ -239,7 +239,7 @@ def test_coco_of_every_form_of_a_role(tmp_path: Path) -> None:
         "weather": "rain",
         "score": float("nan"),
     }
-    url = memory_store(fields, [record], keypoint_names=["head", "tail"])
+    url = make_store(fields, [record], attrs={"keypoint_names": ["head", "tail"]})
     done = storeds.export(url, tmp_path / "out", format="coco")
     assert list(done.left_out) == ["depth"]
     assert done.notes == ("1 number that is NaN or infinite became null, as JSON has none",)
@@ -271,7 +271,7 @@ def test_masks_without_boxes_get_the_boxes_around_them(tmp_path: Path) -> None:
         "masks": {"kind": "json", "role": "mask", "format": "coco", "relative": True},
     }
     square = [[0.25, 0.25, 0.5, 0.25, 0.5, 0.5, 0.25, 0.5]]
-    url = memory_store(fields, [{"image": jpeg(0), "masks": [square, []]}])
+    url = make_store(fields, [{"image": jpeg(0), "masks": [square, []]}])
     storeds.export(url, tmp_path / "out", format="coco")
     one, none = truth_of(tmp_path / "out").loadAnns([1, 2])
     assert one["segmentation"] == [[24, 16, 48, 16, 48, 32, 24, 32]]
@@ -282,7 +282,7 @@ def test_masks_without_boxes_get_the_boxes_around_them(tmp_path: Path) -> None:
 
 def test_a_store_of_captions_becomes_annotations_with_captions(tmp_path: Path) -> None:
     records: list[dict[str, Any]] = [{"image": jpeg(0), "texts": ["a cat", "a dog"]}, {"image": jpeg(1), "texts": []}]
-    url = memory_store({"image": "image", "texts": {"kind": "json", "role": "text"}}, records)
+    url = make_store({"image": "image", "texts": {"kind": "json", "role": "text"}}, records)
     storeds.export(url, tmp_path / "out", format="coco")
     said = truth_of(tmp_path / "out").loadAnns([1, 2])
     assert [(each["image_id"], each["caption"]) for each in said] == [(1, "a cat"), (1, "a dog")]
@@ -303,7 +303,7 @@ def test_formats_without_room_for_damage_say_so(tmp_path: Path, format: str) -> 
     objects = {"boxes": np.array([[1, 2, 9, 9]], np.float32), "labels": np.array([0])}
     blobs = (jpeg(0), jpeg(1)[: len(jpeg(1)) // 2])
     fields = {name: FIELDS[name] for name in ("image", "boxes", "labels")}
-    url = memory_store(fields, [{"image": blob, **objects} for blob in blobs], classes=["cat"])
+    url = make_store(fields, [{"image": blob, **objects} for blob in blobs], attrs={"classes": ["cat"]})
     done = storeds.export(url, tmp_path / "out", format=format)
     assert [note for note in done.notes if "1 picture of the store is damaged or repaired" in note]
 

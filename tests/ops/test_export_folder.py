@@ -12,9 +12,9 @@ import pytest
 import storeds
 from _damaged import PICTURES
 from _damaged import write as write_damaged
+from make_store import make_store
 from mask_files import mask, write
 from photographs import jpeg
-from picture_stores import memory_store
 from storeds.errors import FormatError, RecordError
 from storeds.ops.packing.sources import open_source
 
@@ -174,7 +174,7 @@ def test_keys_that_are_no_names_of_files(tmp_path: Path) -> None:
 )
 def test_classes_that_are_no_names_of_folders(classes: list[str], folders: list[str], tmp_path: Path) -> None:
     records = [{"image": jpeg(number), "label": number} for number in range(3)]
-    url = memory_store({"image": "image", "label": "int"}, records, classes=classes)
+    url = make_store({"image": "image", "label": "int"}, records, attrs={"classes": classes})
     storeds.export(url, tmp_path / "out", format="folder")
     names = [f"{folder}/{number:08}.jpg" for number, folder in enumerate(folders)]
     assert [row["file_name"] for row in rows(tmp_path / "out")] == names

@@ -20,7 +20,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 import storeds
-from _traps_pack import stored_records
+from _packing import stored_records
 from photographs import jpeg, photograph
 from storeds import errors, open_backend
 from storeds.cli import app

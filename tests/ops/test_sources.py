@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import storeds
-from _traps_pack import stored_records, storeds_command
+from _packing import stored_records, storeds_command
 from _verdicts import declared
 from mask_files import encode_mask, mask, write
 from photographs import jpeg

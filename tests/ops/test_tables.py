@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import storeds
+from _packing import stored_records, storeds_command
 from _rows import Source
-from _traps_pack import stored_records, storeds_command
 from photographs import jpeg
 from storeds.errors import ConfigError, FormatError, MissingDependencyError
 

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import functools
 import io
-import pickle
 import random
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +22,12 @@ from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
 import storeds
-from jpeg_corpus import cases, groups
+from jpeg_corpus import random_corpus
 from jpeg_encodings import ENCODINGS, encode
 from photographs import jpeg, photograph, saved
 from picture_stores import exif, foreign, hidden, picture_store
 from shares import FULL, SEED, examples
-from storeds import StoreDataset, StoreLoader
-from storeds.errors import ConfigError
+from storeds import StoreDataset
 from storeds.jpeg import JpegCutter, read_header
 from storeds.protocols import CropRequest
 from storeds.readers import ImageReader, decode_fast, decode_tensor, decode_windows
@@ -44,7 +41,6 @@ from storeds.transforms import (
     Resize,
     ToTensor,
     Views,
-    build_transform,
 )
 
 SAMPLINGS = ["444", "422", "420", "440", "411", "Gray"]
@@ -232,11 +228,11 @@ def test_every_encoding_gives_the_samples_that_whole_pictures_give(encoding: str
     assert_same(picture_store(blobs), Compose([ANY, RandomHorizontalFlip()]), mode=mode)
 
 
-@pytest.mark.share(60)
-@pytest.mark.parametrize(("encoding", "damage"), groups())
-def test_damaged_pictures_are_repaired_or_rejected_as_whole_ones(encoding: str, damage: str) -> None:
-    blobs = [case.blob for case in cases(encoding, damage)][:40]
-    assert_same(picture_store([*blobs, jpeg(0)]), ANY, min_recovered=0.5)  # a batch of bad ones only is an error
+def test_damaged_pictures_are_repaired_or_rejected_as_whole_ones() -> None:
+    samples = random_corpus(SEED, 12_000 if FULL else 1_000)
+    blobs = [sample.blob for sample in samples if sample.is_jpeg and sample.damage]
+    for start in range(0, len(blobs), 40):  # a batch of bad ones only is an error
+        assert_same(picture_store([*blobs[start : start + 40], jpeg(0)]), ANY, min_recovered=0.5)
 
 
 @pytest.mark.parametrize("seed", [1, None])
@@ -263,18 +259,6 @@ def test_crops_of_rotated_pictures(orientation: int, decode: str) -> None:
         assert (pixels_of(whole) == np.asarray(ImageOps.exif_transpose(image))).all()
 
 
-@pytest.mark.parametrize("orientation", range(1, 9))
-def test_fast_crops_of_rotated_pictures_at_a_smaller_scale(orientation: int) -> None:
-    blob = saved(photograph(1, (400, 304)), "JPEG", quality=90, exif=exif(orientation))
-    url = picture_store([with_restarts(blob, "1B")])
-    options: Any = {"seed": 2, "transform": RandomResizedCrop(24, scale=(0.1, 0.4)), "reader_options": {"orient": True}}
-    exact, fast = (StoreDataset(url, decode=decode, **options) for decode in ("tensor", "fast"))
-    for epoch in range(10):
-        exact.set_epoch(epoch)
-        fast.set_epoch(epoch)
-        assert (exact[0][0].float() - fast[0][0].float()).abs().mean() < 12
-
-
 @pytest.mark.parametrize("orient", [False, True])
 def test_a_dataset_decodes_only_the_part_that_a_crop_needs(monkeypatch: pytest.MonkeyPatch, orient: bool) -> None:
     blob = with_restarts(saved(photograph(1, (480, 368)), "JPEG", quality=90, exif=exif(6)), "2B")
@@ -292,15 +276,6 @@ def test_a_dataset_decodes_only_the_part_that_a_crop_needs(monkeypatch: pytest.M
     assert sizes[0] < 0.4 * len(blob)
 
 
-def test_views_of_whole_gray_pictures_share_no_memory() -> None:
-    url = picture_store([picture(number, (160, 120), "Gray") for number in range(2)])
-    whole = Crop(0, 0, 120, 160)
-    same_size = RandomResizedCrop((120, 160), scale=(1, 1), ratio=(1.33, 1.34))
-    centre = Views([whole, whole, CenterCrop((50, 160))])
-    for transform in (Crop(10, 0, 30, 160), centre, Views([same_size, same_size])):
-        assert_same(url, transform, reader_options={"mode": "L"})
-
-
 # --- What else sees the image ---
 
 
@@ -312,21 +287,6 @@ class Halved(ImageReader):
         return made[:, ::2] if isinstance(made, torch.Tensor) else made
 
 
-class Backwards(Compose):
-    """A composition that does something else with its transforms."""
-
-    def __call__(self, value: Any, generator: Any = None) -> Any:
-        assert isinstance(value, torch.Tensor)
-        return super().__call__(value.flip(-1), generator)
-
-
-class LastRow(RandomResizedCrop):
-    """A crop of a third party."""
-
-    def __call__(self, image: Any, generator: torch.Generator | None = None) -> Any:
-        return image[:, -1:].clone()
-
-
 def half(blob: bytes, mode: str) -> torch.Tensor:
     return decode_tensor(blob, mode)[:, ::2, ::2].contiguous()
 
@@ -336,8 +296,6 @@ def half(blob: bytes, mode: str) -> torch.Tensor:
     [
         (Compose([ANY, torch.clone]), {}),
         (Compose([ANY, lambda image: image.permute(0, 2, 1), ToTensor()]), {}),
-        (LastRow(8), {}),
-        (Backwards([ANY]), {}),
         (ANY, {"reader": Halved(decode="tensor", min_recovered=0.0), "decode": None, "min_recovered": 0.5}),
         (ANY, {"decode": half}),
         (ANY, {"decode": "half_of_test_crops"}),
@@ -346,19 +304,6 @@ def half(blob: bytes, mode: str) -> torch.Tensor:
 def test_what_else_sees_the_image_sees_all_of_it(transform: Any, options: dict[str, Any]) -> None:
     storeds.register_decoder("half_of_test_crops", half, clobber=True)
     assert_same(picture_store([jpeg(number, (64, 96)) for number in range(4)]), transform, **options)
-
-
-def test_draws_work_after_a_first_draw_in_inference_mode() -> None:
-    code = """
-import sys, torch
-from storeds.transforms import Normalize, RandomResizedCrop, ToTensor
-image = torch.zeros(3, 8, 8, dtype=torch.uint8)
-with torch.inference_mode():
-    Normalize([0.5], [0.5])(ToTensor()(RandomResizedCrop(4)(image)))
-made = Normalize([0.5], [0.5])(ToTensor()(RandomResizedCrop(4)(image)).requires_grad_())
-made.sum().backward()
-"""
-    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)
 
 
 def test_without_a_seed_the_global_generator_is_drawn_from_alike() -> None:
@@ -428,47 +373,3 @@ def test_lying_markers_and_flipped_bits_give_the_pixels_of_the_whole_picture(
         blobs = [lie(picture(number, (160, 120), "420", "2B")) for number in range(4)]
     blobs += BLOBS
     assert_same(picture_store(blobs) if judged else foreign(tmp_path, blobs), CROP, fields=["image"])
-
-
-# --- Views ---
-
-
-def test_views_collate_into_one_batch_for_each() -> None:
-    steps: list[Any] = [CROP, ToTensor()]
-    dataset = StoreDataset(picture_store(BLOBS), decode="tensor", transform=Views([steps, steps]), seed=0)
-    (first, second), labels = next(iter(StoreLoader(dataset, batch_size=4)))
-    assert first.shape == second.shape == (4, 3, 24, 24)
-    assert not torch.equal(first, second)
-    assert labels.tolist() == [0, 1, 2, 3]
-
-
-def test_views_and_crops_are_built_from_a_config() -> None:
-    spec = {
-        "name": "Views",
-        "transforms": [
-            [{"name": "RandomResizedCrop", "size": 24}, "RandomHorizontalFlip"],
-            {"name": "CenterCrop", "size": 9},
-        ],
-    }
-    built = build_transform(spec)
-    assert isinstance(built, Views)
-    assert repr(pickle.loads(pickle.dumps(built))) == repr(built)
-    image = torch.arange(3 * 40 * 50, dtype=torch.uint8).reshape(3, 40, 50)
-    assert [tuple(each.shape) for each in built(image)] == [(3, 24, 24), (3, 9, 9)]
-    fixed = build_transform({"name": "Crop", "top": 1, "left": 2, "height": 3, "width": 4})
-    assert fixed is not None
-    assert torch.equal(fixed(image), image[:, 1:4, 2:6])
-
-
-@pytest.mark.parametrize(
-    ("build", "reason"),
-    [
-        (lambda: Views([]), "a list with a transform for each view"),
-        (lambda: Views([3]), r"transforms\[0\] is not callable"),
-        (lambda: Crop(0, 0, 0, 5), "Crop: height=0"),
-        (lambda: Crop(0.5, 0, 1, 5), "Crop: top=0.5"),  # type: ignore[arg-type]
-    ],
-)
-def test_invalid_views_and_crops_are_refused(build: Any, reason: str) -> None:
-    with pytest.raises(ConfigError, match=reason):
-        build()

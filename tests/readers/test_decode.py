@@ -5,7 +5,6 @@ from __future__ import annotations
 import struct
 import tracemalloc
 import warnings
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +16,6 @@ from photographs import by_pillow, jpeg, photograph, saved
 from picture_stores import exif, picture_store
 from storeds import StoreDataset
 from storeds.errors import DecodeError
-from storeds.jpeg import repair
 from storeds.readers import decode_pil, decode_tensor
 from storeds.registry import DECODERS
 
@@ -42,16 +40,6 @@ def test_every_decoder_gives_the_pixels_that_pillow_gives(name: str, mode: str) 
     assert (pixels.permute(1, 2, 0).numpy().reshape(truth.shape) == truth).all()
 
 
-@pytest.mark.parametrize("options", [{}, {"progressive": True}, {"restart_marker_blocks": 2}, {"subsampling": 0}])
-def test_a_repaired_picture_shows_no_earlier_one(options: dict[str, Any]) -> None:
-    other, whole = jpeg(3, (192, 128)), jpeg(0, (192, 128), **options)
-    for cut in range(len(whole) // 3, len(whole), 211):
-        repaired = repair(whole[:cut])
-        decode_tensor(other, "RGB")  # leaves its pixels in memory that the next picture gets
-        found = decode_tensor(repaired, "RGB").permute(1, 2, 0).numpy()
-        assert (found == by_pillow(repaired, "RGB")).all()
-
-
 def test_16_bits_keep_their_upper_8_or_all_if_unchanged() -> None:
     values = np.arange(0, 65536, 257, dtype=np.uint16).reshape(16, 16)
     blob = saved(Image.fromarray(values), "PNG")
@@ -70,12 +58,6 @@ def test_a_palette_gives_its_colours_or_if_unchanged_its_indices() -> None:
         blob = saved(image, "PNG", **options)
         assert decode_pil(blob, "RGB").getpixel((1, 0)) == (40, 50, 60)
         assert decode_tensor(blob, "unchanged").tolist() == [[[0, 1, 0, 1], [1, 0, 1, 0]]]
-
-
-def test_alpha_is_dropped_or_if_unchanged_kept() -> None:
-    blob = saved(Image.new("RGBA", (3, 2), (1, 2, 3, 4)), "PNG")
-    assert decode_pil(blob, "RGB").getpixel((0, 0)) == (1, 2, 3)
-    assert decode_tensor(blob, "unchanged").shape == (4, 2, 3)
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))

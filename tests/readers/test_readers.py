@@ -11,9 +11,19 @@ import pytest
 import torch
 from PIL import Image
 
-from photographs import by_pillow, jpeg
-from picture_stores import memory_store
-from storeds import Backend, SampleContext, StoreDataset, errors, open_backend, register_decoder
+from make_store import make_store
+from photographs import by_pillow, jpeg, saved
+from picture_stores import picture_store
+from storeds import (
+    Backend,
+    SampleContext,
+    StoreDataset,
+    StoreLoader,
+    build_dataset,
+    errors,
+    open_backend,
+    register_decoder,
+)
 from storeds.protocols import Field
 from storeds.readers import ArrayReader, ImageReader
 from storeds.registry import DECODERS
@@ -35,7 +45,7 @@ def record(number: int) -> dict[str, Any]:
 
 @pytest.fixture
 def backend() -> Iterator[Backend]:
-    with open_backend(memory_store(FIELDS, [record(number) for number in range(6)])) as opened:
+    with open_backend(make_store(FIELDS, [record(number) for number in range(6)])) as opened:
         yield opened
 
 
@@ -52,13 +62,6 @@ def test_by_default_a_sample_is_the_image_and_the_label(backend: Backend) -> Non
     assert sample["image"].mode == "RGB"
     assert (np.asarray(sample["image"]) == by_pillow(jpeg(4))).all()
     assert sample["label"] == 1
-
-
-def test_elements_have_the_requested_order(backend: Backend) -> None:
-    sample, _ = build(ImageReader(("index", "key", "mask")), backend, 2)
-    assert list(sample) == ["index", "key", "mask"]
-    assert (sample["index"], sample["key"]) == (2, "k2")
-    assert (np.asarray(sample["mask"]) == by_pillow(jpeg(3))).all()
 
 
 @pytest.mark.parametrize(
@@ -79,7 +82,7 @@ def test_invalid_options_are_named(make: Any, says: str, backend: Backend) -> No
 
 def test_a_store_without_images_is_rejected_with_its_fields() -> None:
     with pytest.raises(errors.ConfigError, match=r"x \(float\).*'array'"):
-        StoreDataset(memory_store({"x": "float"}, [{"x": 1.0}]), reader="image")
+        StoreDataset(make_store({"x": "float"}, [{"x": 1.0}]), reader="image")
 
 
 def test_a_registered_decoder_is_used(backend: Backend) -> None:
@@ -124,7 +127,7 @@ class BindsItself(ArrayReader):
 
 
 def test_a_plug_in_reader_may_name_its_options_freely() -> None:
-    url = memory_store({"x": "int"}, [{"x": 5}, {"x": 6}])
+    url = make_store({"x": "int"}, [{"x": 5}, {"x": 6}])
     options = {"mode": "val", "strided": "yes"}
     dataset = StoreDataset(url, reader=cast("Any", BindsItself), reader_options=options)
     assert dataset[:] == [(5, 0), (6, 1)]
@@ -135,7 +138,7 @@ def test_a_plug_in_reader_may_name_its_options_freely() -> None:
 def test_arrays_that_are_declared_as_images_are_images_for_every_decoder() -> None:
     pixels = np.random.default_rng(1).integers(0, 256, (4, 12, 10, 3), np.uint8)
     fields = {"images": {"kind": "array", "dtype": "uint8", "shape": [12, 10, 3], "role": "image"}, "labels": "int"}
-    url = memory_store(fields, [{"images": pixels[at], "labels": at} for at in range(4)])
+    url = make_store(fields, [{"images": pixels[at], "labels": at} for at in range(4)])
     for mode in ("RGB", "L"):
         for at, expected in enumerate(Image.fromarray(each).convert(mode) for each in pixels):
             rows = np.asarray(expected).reshape(12, 10, -1)
@@ -148,8 +151,85 @@ def test_arrays_that_are_declared_as_images_are_images_for_every_decoder() -> No
     assert (dataset[2][0].permute(1, 2, 0).numpy() == pixels[2, 3:9, 2:8]).all()
 
 
-def test_an_array_that_is_no_image_is_a_bad_sample() -> None:
-    fields = {"image": {"kind": "array", "dtype": "uint8", "shape": [None, None, None, 3], "role": "image"}}
-    url = memory_store(fields, [{"image": np.zeros((2, 4, 4, 3), np.uint8)}])
-    with pytest.raises(errors.DecodeError, match="is no image of 1, 3 or 4 channels; reader='array' reads it"):
-        StoreDataset(url)[0]
+# The channels of arrays lie first or last
+
+SHAPES = [(64, 48, 3), (3, 64, 48), (64, 64, 4), (48, 64, 1), (64, 48), (5, 64, 48, 3), (5, 3, 64, 48)]
+MIRROR = [{"name": "RandomHorizontalFlip", "p": 1}]
+
+
+def array_store(shape: tuple[int | None, ...], arrays: Any) -> str:
+    return make_store({"x": {"kind": "array", "dtype": "uint8", "shape": shape}}, [{"x": each} for each in arrays])
+
+
+def planes(array: np.ndarray[Any, Any], shape: tuple[int, ...]) -> torch.Tensor:
+    """Return an array image as a tensor with the channels first, by the test's own knowledge of its shape."""
+    tensor = torch.from_numpy(array)
+    if len(shape) == 2:
+        return tensor[None]
+    return tensor if shape[-3] in (1, 3, 4) else tensor.movedim(-1, -3)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_transforms_of_arrays_move_rows_and_columns_in_both_channel_orders(shape: tuple[int, ...]) -> None:
+    images = np.random.default_rng(0).integers(0, 200, (4, *shape), np.uint8)
+    url = array_store(shape, images)
+    crop = StoreDataset(url, reader="array", transform=[{"name": "CenterCrop", "size": [16, 24]}])
+    mirrored = StoreDataset(url, reader="array", transform=MIRROR)
+    plain = StoreDataset(url, reader="array", decode="tensor")
+    for number, image in enumerate(images):
+        expected = planes(image, shape)
+        top, left = (expected.shape[-2] - 16) // 2, (expected.shape[-1] - 24) // 2
+        assert torch.equal(crop[number][0], expected[..., top : top + 16, left : left + 24])
+        assert torch.equal(mirrored[number][0], expected.flip(-1))
+        assert torch.equal(plain[number][0], expected)
+        assert torch.equal(StoreDataset(url, reader="array")[number][0], torch.from_numpy(image))
+    for loader in (StoreLoader(plain, batch_size=4), torch.utils.data.DataLoader(plain, batch_size=4)):
+        ((batch,),) = list(loader)
+        assert torch.equal(batch, torch.stack([planes(image, shape) for image in images]))
+        assert batch.is_contiguous()
+
+
+@pytest.mark.parametrize("shape", [(3, 64, 3), (64, 64, 64), (None, None, None), (64, 2, 64)], ids=str)
+def test_an_ambiguous_channel_axis_is_an_error_that_asks_for_channels(shape: tuple[int | None, ...]) -> None:
+    image = np.random.default_rng(0).integers(0, 200, [edge or 32 for edge in shape], np.uint8)
+    url = array_store(shape, [image])
+    for arguments in ({"transform": MIRROR}, {"decode": "tensor"}):
+        with pytest.raises(errors.ConfigError, match=r"'x' holds arrays of shape .*channels='last'.*channels='first'"):
+            StoreDataset(url, reader="array", **arguments)
+    expected = {"last": torch.from_numpy(image).permute(2, 0, 1).flip(-1), "first": torch.from_numpy(image).flip(-1)}
+    for channels, pixels in expected.items():
+        table = {"url": url, "reader": "array", "channels": channels, "transform": MIRROR}
+        assert torch.equal(build_dataset({"dataset": table})[0][0], pixels)
+
+
+def test_settings_that_a_reader_would_ignore_are_refused() -> None:
+    url = make_store({"x": "float", "image": "image"}, [{"x": 1.0, "image": jpeg(0)}])
+    for ignored in ({"mode": "L"}, {"decode": "pil"}, {"transform": ["ToTensor"], "channels": "last"}):
+        with pytest.raises(errors.ConfigError, match=r"mode|decode|channels"):
+            StoreDataset(url, reader="array", fields=["x"], **ignored)
+    with pytest.raises(errors.ConfigError, match="takes no channels"):
+        StoreDataset(url, channels="last")
+
+
+# Values that no colour mode holds
+
+
+def test_values_that_would_clip_are_refused_and_class_numbers_stay() -> None:
+    arrays = [np.full((8, 8), 0.5, np.float32), np.full((8, 8), 70_000, np.int32), np.full((8, 8), 200, np.float32)]
+    url = picture_store([saved(Image.fromarray(array), "TIFF") for array in arrays])
+    for at, mode in enumerate(("F", "I")):
+        with pytest.raises(errors.DecodeError, match=rf"values from .* would clip to 0 … 255.*mode='{mode}'"):
+            StoreDataset(url)[at]
+    assert np.asarray(StoreDataset(url)[2][0]).max() == 200
+    unchanged = StoreDataset(url, mode="unchanged")
+    assert all(np.array_equal(unchanged[at][0], array) for at, array in enumerate(arrays))
+    ids = Image.fromarray(np.full((64, 96), 3, np.uint8), "P")
+    ids.putpalette([7 * each % 256 for each in range(768)])
+    url = make_store({"image": "image", "mask": "image"}, [{"image": jpeg(0), "mask": saved(ids)}])
+    small = {"name": "Resize", "size": [8, 8], "interpolation": "nearest"}
+    for decode, transform in (("pil", None), ("tensor", None), ("pil", {"image": small, "mask": small})):
+        dataset = StoreDataset(url, fields=["mask", "image"], decode=decode, mode="L", transform=transform)
+        assert np.unique(np.asarray(dataset[0][0])).tolist() == [3]
+    assert StoreDataset(url, fields=["image", "mask"], mode={"mask": "RGB"})[0][1].mode == "RGB"
+    with pytest.raises(errors.ConfigError, match="'mask' would mix class numbers.*'nearest'"):
+        StoreDataset(url, fields=["image", "mask"], transform={"mask": {"name": "Resize", "size": [8, 8]}})

@@ -7,7 +7,6 @@ import io
 import json
 import pickle
 import secrets
-import struct
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,12 +15,12 @@ import torch
 from PIL import Image
 from torch.utils.data import Subset
 
+from make_store import make_store
 from mask_files import FORMS, as_grey, encode_mask
 from photographs import by_pillow, saved
-from picture_stores import exif, memory_store
+from picture_stores import exif
 from storeds import Backend, Skipped, StoreDataset, StoreLoader, open_backend, open_writer
 from storeds.errors import ConfigError, DecodeError, RecordError
-from storeds.loaders.tf import elements_of
 from storeds.readers import SampleReader, decode_windows
 from storeds.testing import ReaderTests
 
@@ -29,7 +28,6 @@ PHOTOGRAPH = {"kind": "image", "role": "image"}
 MASK = {"kind": "image", "role": "mask"}
 BOXES = {"kind": "array", "dtype": "float32", "shape": [None, 4], "role": "boxes", "format": "xyxy"}
 LABELS = {"kind": "array", "dtype": "int64", "shape": [None], "role": "labels"}
-POINTS = {"kind": "array", "dtype": "float32", "shape": [None, 17, 3], "role": "keypoints"}
 RNG = np.random.default_rng(7)
 
 
@@ -53,7 +51,7 @@ def test_the_default_elements_are_those_with_a_role() -> None:
         "boxes": np.array([[1, 2, 3, 4]], np.float32),
         "other": 5,
     }
-    dataset = StoreDataset(memory_store(fields, [record], classes=["cat", "dog"]), as_dict=True)
+    dataset = StoreDataset(make_store(fields, [record], attrs={"classes": ["cat", "dog"]}), as_dict=True)
     sample = dataset[0]
     assert list(sample) == ["image", "mask", "boxes", "labels"]
     assert sample["image"].shape == (3, 30, 40)
@@ -66,7 +64,7 @@ def test_the_default_elements_are_those_with_a_role() -> None:
 
 
 def test_elements_can_be_renamed_and_one_field_can_be_two_elements() -> None:
-    url = memory_store({"image": "image", "label": "int"}, [{"image": photograph(), "label": 3}])
+    url = make_store({"image": "image", "label": "int"}, [{"image": photograph(), "label": 3}])
     dataset = StoreDataset(url, fields={"pixel_values": "image", "labels": "label", "again": "label"}, as_dict=True)
     assert dataset.reader.fields == ("pixel_values", "labels", "again")
     assert dataset.reader.stored == ("image", "label", "image_finding", "image_recovered")
@@ -75,26 +73,9 @@ def test_elements_can_be_renamed_and_one_field_can_be_two_elements() -> None:
     assert dataset.targets == [3]
 
 
-def test_arrays_renamed_twice_share_no_memory() -> None:
-    url = memory_store({"tokens": {"kind": "array", "dtype": "int64", "shape": [4]}}, [{"tokens": np.arange(4)}] * 2)
-    for fields in (
-        {"input_ids": "tokens", "labels": "tokens"},
-        {"at": "index", "input_ids": "tokens", "labels": "tokens"},
-    ):
-        dataset = StoreDataset(url, reader="array", fields=fields, as_dict=True)
-        for sample in (dataset[0], dataset[:][1]):
-            sample["labels"][0] = -100
-            assert sample["input_ids"].tolist() == [0, 1, 2, 3]
-    image = {"kind": "array", "dtype": "uint8", "shape": [3, 5, 7], "role": "image"}
-    url = memory_store({"image": image}, [{"image": np.zeros((3, 5, 7), np.uint8)}])
-    first, second = StoreDataset(url, reader="sample", fields={"first": "image", "second": "image"})[0]
-    first.fill_(7)
-    assert not second.any()
-
-
 def mask_of(blob: Any, kind: Any = MASK, image: bytes | None = None, **settings: Any) -> Any:
     """Return the element of a mask that is stored beside a photograph of 40 × 30."""
-    url = memory_store({"image": PHOTOGRAPH, "mask": kind}, [{"image": image or photograph(), "mask": blob}])
+    url = make_store({"image": PHOTOGRAPH, "mask": kind}, [{"image": image or photograph(), "mask": blob}])
     return StoreDataset(url, **{"fields": ["image", "mask"], **settings})[0][1]
 
 
@@ -105,21 +86,13 @@ def grey_png(values: np.ndarray[Any, Any], bits: int) -> bytes:
     return as_grey(saved(image, bits=bits), bits)
 
 
-def grey_tiff(values: np.ndarray[Any, Any], bits: int) -> bytes:
-    digits = np.unpackbits(values[..., None], axis=2)[..., -bits:]
-    data = np.packbits(digits.reshape(30, -1), axis=1).tobytes()
-    tags = {256: 40, 257: 30, 258: bits, 259: 1, 262: 1, 273: 8, 278: 30, 279: len(data)}
-    directory = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
-    return b"II*\0" + struct.pack("<I", 8 + len(data)) + data + struct.pack("<H", len(tags)) + directory + bytes(4)
-
-
 @pytest.mark.parametrize(
     ("encode", "most"),
     [
         *((functools.partial(encode_mask, form=form), {"1": 2, "I;16": 60_000}.get(form, 200)) for form in FORMS),
-        *((functools.partial(write, bits=bits), 1 << bits) for write in (grey_png, grey_tiff) for bits in (2, 4)),
+        *((functools.partial(write, bits=bits), 1 << bits) for write in (grey_png,) for bits in (2, 4)),
     ],
-    ids=[*FORMS, "PNG 2", "PNG 4", "TIFF 2", "TIFF 4"],
+    ids=[*FORMS, "PNG 2", "PNG 4"],
 )
 def test_masks_keep_their_class_ids(encode: Any, most: int) -> None:
     values = RNG.integers(0, most, (30, 40)).astype(np.uint16 if most > 256 else np.uint8)
@@ -135,7 +108,7 @@ def test_boxes_are_in_pixels_and_kept_in_their_format() -> None:
     boxes = {**BOXES, "format": "cxcywh", "relative": True}
     rows = np.full((1, 4), 0.5, np.float32)
     records = [{"image": photograph(), "boxes": each} for each in (rows, rows[:0])]
-    url = memory_store({"image": PHOTOGRAPH, "boxes": boxes}, records)
+    url = make_store({"image": PHOTOGRAPH, "boxes": boxes}, records)
     dataset, other = (
         StoreDataset(url, reader="sample", reader_options={"box_format": each}) for each in (None, "xyxy")
     )
@@ -151,7 +124,7 @@ PATHS = {"image": "image", "boxes": "objects[].bbox", "labels": "objects[].categ
 
 def nested(objects: Any = OBJECTS, size: Any = None) -> str:
     record = {"image": photograph(), "objects": objects, "size": size or {"width": 40}}
-    return memory_store({"image": "image", "objects": "json", "size": "json"}, [record])
+    return make_store({"image": "image", "objects": "json", "size": "json"}, [record])
 
 
 def test_paths_lead_into_json() -> None:
@@ -175,7 +148,7 @@ def test_paths_lead_into_json() -> None:
 )
 def test_bad_rows_name_record_field_and_reason(role: Any, value: Any, says: str) -> None:
     record = {"image": photograph(), "boxes": np.zeros((1, 4), np.float32), "rows": value}
-    url = memory_store({"image": PHOTOGRAPH, "boxes": BOXES, "rows": "json"}, [record], classes=["cat", "dog"])
+    url = make_store({"image": PHOTOGRAPH, "boxes": BOXES, "rows": "json"}, [record], attrs={"classes": ["cat", "dog"]})
     with pytest.raises(RecordError, match=f"^record 0 of {url}: field 'rows': .*{says}"):
         StoreDataset(url, fields=["image", "boxes", "rows"], roles={"rows": role})[0]
 
@@ -186,10 +159,7 @@ def test_bad_rows_name_record_field_and_reason(role: Any, value: Any, says: str)
         ([{"bbox": [1, 2, 3, -4], "category": "cat"}], "negative height"),
         ([{"bbox": [1, 2, 3, 4], "category": "cow"}], "'cow' is no class.*the classes are cat, dog"),
         ([{"bbox": [1, 2, 3, 4]}], r"path 'objects\[\].category, item 0': there is no 'category'"),
-        ([{"bbox": [1, 2, 3], "category": "cat"}], "boxes are rows of 4 numbers"),
-        ([{"bbox": [50, 2, 3, 4], "category": "cat"}], "lies outside the image of 40 × 30"),
         ({"bbox": 1}, r"\[\] needs a list in {'bbox': 1}"),
-        ("text", r"\[\] needs a list in 'text'"),
     ],
 )
 def test_bad_values_name_record_field_and_reason(objects: Any, says: str) -> None:
@@ -202,18 +172,13 @@ def test_bad_values_name_record_field_and_reason(objects: Any, says: str) -> Non
     ("settings", "says"),
     [
         ({"fields": {"boxes": "objcts[].bbox"}}, "has no field 'objcts.*did you mean"),
-        ({"fields": {"boxes": "objects[.bbox"}}, "is not a path"),
         ({"fields": {"boxes": "image.bbox"}}, "of kind image: only values of kind json have parts"),
         ({"roles": {"boxs": "boxes"}}, "roles names 'boxs', which is no element of a sample"),
         ({"decode": "bytes", "transforms": ["RandomHorizontalFlip"]}, "decode it, which decode='bytes' does not"),
-        ({"roles": ["image"]}, "roles is a mapping from elements to roles"),
         ({"roles": {"image": "picture"}}, "'image' has an unknown role 'picture'"),
-        ({"roles": {"image": {"classes": ["cat"]}}}, "'image' has classes, which are for the roles label and labels"),
-        ({"roles": {"image": {"roles": "image"}}}, "unknown key 'roles'; did you mean 'role'"),
         ({"roles": {"image": "boxes"}}, "role 'boxes' needs kind array, json, not image"),
         ({"reader": "array", "roles": {"size": "text"}}, "reader 'array' takes no roles"),
         ({"reader": "array", "transforms": ["RandomHorizontalFlip"]}, "transforms is for whole samples"),
-        ({"transforms": ["RandomHorizontalFlipp"]}, "transforms.*did you mean 'RandomHorizontalFlip'"),
     ],
 )
 def test_bad_settings_are_explained(settings: dict[str, Any], says: str) -> None:
@@ -250,18 +215,10 @@ def test_a_mask_that_lacks_pixels_is_not_repaired() -> None:
     assert np.array_equal(only_the_end_marker_is_missing, np.asarray(Image.open(io.BytesIO(whole))))
 
 
-def test_a_mask_in_a_tiff_in_which_0_is_white_is_inverted() -> None:
-    stored = ids(most=4)
-    blob = saved(Image.fromarray(255 - stored), "TIFF", tiffinfo={262: 0})
-    assert blob.count(stored.tobytes()) == 1  # Pillow inverts what it writes too
-    assert np.array_equal(mask_of(blob), 255 - stored)
-
-
 @pytest.mark.parametrize("orientation", range(1, 9))
-@pytest.mark.parametrize("form", ["JPEG", "PNG"])
-def test_orientation_turns_everything(orientation: int, form: str) -> None:
+def test_orientation_turns_everything(orientation: int) -> None:
     """The mask, stored as an array, marks the pixels of the box; afterwards it still does."""
-    blob = photograph(form=form, exif=exif(orientation))
+    blob = photograph(form="PNG" if orientation % 2 else "JPEG", exif=exif(orientation))
     mask = np.zeros((30, 40), np.uint8)
     mask[4:10, 5:25] = 1
     fields = {
@@ -270,12 +227,12 @@ def test_orientation_turns_everything(orientation: int, form: str) -> None:
         "boxes": BOXES,
     }
     record = {"image": blob, "mask": mask, "boxes": np.array([[5, 4, 25, 10]], np.float32)}
-    dataset = StoreDataset(memory_store(fields, [record]), reader="sample", reader_options={"orient": True})
+    dataset = StoreDataset(make_store(fields, [record]), reader="sample", reader_options={"orient": True})
     image, turned, boxes = dataset[0]
     assert image.shape[1:] == turned.shape == ((40, 30) if orientation > 4 else (30, 40))
     rows, columns = np.nonzero(np.asarray(turned))
     assert boxes.tolist() == [[columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]]
-    whole = StoreDataset(memory_store(fields, [{**record, "boxes": np.zeros((0, 4), np.float32)}]))[0]
+    whole = StoreDataset(make_store(fields, [{**record, "boxes": np.zeros((0, 4), np.float32)}]))[0]
     assert whole[0].shape == (3, 30, 40)
 
 
@@ -295,7 +252,7 @@ def test_a_crop_drawn_before_decoding_gives_the_same(decode: str, monkeypatch: p
     records = [{"image": photograph(320, 240), "other": photograph(320, 240), **record} for _ in range(4)]
     png = {**records[0], "other": photograph(320, 240, "PNG")}
     another = {**records[1], "other": photograph(240, 320)}
-    url = memory_store(fields, [*records, png])
+    url = make_store(fields, [*records, png])
     crop = {"name": "RandomResizedCrop", "size": 60, "scale": [0.1, 0.5]}
     drawn = StoreDataset(url, decode=decode, transforms=[crop], seed=3)[:]
     assert len(windows) == (8 if decode == "tensor" else 0)
@@ -305,31 +262,18 @@ def test_a_crop_drawn_before_decoding_gives_the_same(decode: str, monkeypatch: p
         for element, expected in zip(one, other, strict=True):
             assert np.array_equal(np.asarray(element), np.asarray(expected))
     with pytest.raises(RecordError, match="record 0 .*'other' has 240 × 320 pixels"):
-        StoreDataset(memory_store(fields, [another]), decode=decode, transforms=[crop], seed=3)[0]
+        StoreDataset(make_store(fields, [another]), decode=decode, transforms=[crop], seed=3)[0]
 
 
 def nothing(sample: dict[str, Any], generator: torch.Generator | None = None) -> dict[str, Any]:
     return sample
 
 
-def test_classes_may_share_a_name_and_numbers_may_have_gaps() -> None:
-    fields = {"image": PHOTOGRAPH, "labels": LABELS, "boxes": BOXES}
-    boxes = np.array([[1, 2, 3, 4]] * 3, np.float32)
-    record = {"image": photograph(), "labels": np.array([2, 0, 1]), "boxes": boxes}
-    url = memory_store(fields, [record], classes=["crane", "dog", "crane"])
-    settings: dict[str, Any] = {"fields": ["image", "boxes", "labels"]}
-    assert StoreDataset(url, **settings)[0][2].tolist() == [2, 0, 1]
-    roles = {"labels": {"classes": [0, 1, 2][::-1]}}
-    assert StoreDataset(url, **settings, roles=roles)[0][2].tolist() == [0, 2, 1]
-    with pytest.raises(RecordError, match="class 1 has no name: the 2 classes are 0, 2"):
-        StoreDataset(url, **settings, roles={"labels": {"classes": [0, 2]}})[0]
-
-
 @pytest.mark.parametrize("target", ["species", "colour"])
 def test_classes_are_those_of_the_target(target: str) -> None:
     names = {"species": ["cat", "dog"], "colour": ["blue", "green", "red"]}
     record: dict[str, Any] = {"image": photograph(), "species": "dog", "colour": "red"}
-    url = memory_store({"image": "image", "species": "str", "colour": "str"}, [record], classes=names)
+    url = make_store({"image": "image", "species": "str", "colour": "str"}, [record], attrs={"classes": names})
     for classes, given in ((names[target], {}), (names[target][::-1], {"classes": names[target][::-1]})):
         roles = {"label": {"role": "label", **given}}
         dataset = StoreDataset(url, fields={"image": "image", "label": target}, roles=roles)
@@ -343,7 +287,7 @@ def test_decoders_of_single_elements() -> None:
     colours = np.zeros((30, 40, 3), np.uint8)
     colours[:, 20:] = (0, 255, 0)
     record = {"image": photograph(), "mask": saved(Image.fromarray(colours)), "raw": photograph()}
-    url = memory_store({"image": PHOTOGRAPH, "mask": "image", "raw": PHOTOGRAPH}, [record])
+    url = make_store({"image": PHOTOGRAPH, "mask": "image", "raw": PHOTOGRAPH}, [record])
     settings: dict[str, Any] = {"fields": ["image", "mask", "raw"], "roles": {"mask": "mask"}}
     image, mask, raw = StoreDataset(url, **settings, decode={"image": "pil", "mask": is_green, "raw": "bytes"})[0]
     assert isinstance(image, Image.Image)
@@ -357,28 +301,10 @@ def is_green(blob: bytes, mode: str) -> np.ndarray[Any, Any]:
     return by_pillow(blob)[..., 1] // 255
 
 
-def test_elements_for_tensorflow_have_the_dimensions_that_their_roles_leave_open() -> None:
-    fields = {"image": PHOTOGRAPH, "mask": MASK, "boxes": BOXES, "labels": LABELS}
-    record = {
-        "image": photograph(),
-        "mask": saved(Image.fromarray(ids())),
-        "boxes": np.array([[1, 2, 3, 4]], np.float32),
-        "labels": np.array([1]),
-    }
-    dataset = StoreDataset(memory_store(fields, [record] * 2))
-    found = {each.name: (each.shape, str(each.dtype)) for each in elements_of(dataset, {}, True)}
-    assert found == {
-        "image": ((None, None, 3), "uint8"),
-        "mask": ((None, None), "uint8"),
-        "boxes": ((None, 4), "float32"),
-        "labels": ((None,), "int64"),
-    }
-
-
 def test_images_of_kind_array() -> None:
     pixels = RNG.integers(0, 255, (30, 40, 3)).astype(np.uint8)
     fields = {"x": {"kind": "array", "dtype": "uint8", "shape": [None, None, 3]}}
-    url = memory_store(fields, [{"x": pixels}])
+    url = make_store(fields, [{"x": pixels}])
     with pytest.raises(ConfigError, match=r"none is of kind image: it has x \(array\)\. .*roles=\{'x': 'image'\}"):
         StoreDataset(url, transforms=["RandomHorizontalFlip"])
     flip = {"name": "RandomHorizontalFlip", "p": 1}
@@ -402,12 +328,12 @@ def test_writers_and_readers_have_one_limit_of_coordinates(name: str, rows: Any)
             writer.append([{**good, name: rows}])
     half = {"kind": "json", "role": "keypoints", "relative": True}
     fractions = [[1e29, 0]]  # times the size of the largest image, a float32
-    share = memory_store({"image": PHOTOGRAPH, "points": half}, [{"image": good["image"], "points": fractions}])
+    share = make_store({"image": PHOTOGRAPH, "points": half}, [{"image": good["image"], "points": fractions}])
     assert torch.isfinite(StoreDataset(share)[0][1]).all()
     with pytest.raises(RecordError, match="too large"):
-        memory_store({"image": PHOTOGRAPH, "points": half}, [{"image": good["image"], "points": [[1e31, 0]]}])
+        make_store({"image": PHOTOGRAPH, "points": half}, [{"image": good["image"], "points": [[1e31, 0]]}])
     assert StoreDataset(url)[0][1].tolist() == torch.tensor(good["boxes"]).tolist()
-    url = memory_store(fields, [good, {**good, name: rows}])
+    url = make_store(fields, [good, {**good, name: rows}])
     dataset = StoreDataset(url, roles=roles, fields=list(fields))
     assert dataset[0][2].tolist() == torch.tensor(good["points"]).tolist()
     with pytest.raises(RecordError, match=fault):
@@ -418,8 +344,6 @@ HUGE = 10**400
 POLYGONS = {"role": "mask", "format": "coco"}
 HUGE_NUMBERS: dict[str, tuple[Any, Any, Any]] = {  # role, a good value and a bad one
     "polygon": (POLYGONS, [[[1, 1, 5, 5, 3, 9]]], [[[1, 1, HUGE, 5, 3, 9]]]),
-    "polygon whose numbers sum to little": (POLYGONS, [[[1, 1, 5, 5, 3, 9]]], [[[1, 1, HUGE, 5, -HUGE, 9]]]),
-    "polygon of floats": (POLYGONS, [[[1, 1, 5, 5, 3, 9]]], [[[1, 1, 1e308, 1e308, 1e308, 9]]]),
     "infinities": (POLYGONS, [[[1, 1, 5, 5, 3, 9]]], [[[1, 1, float("inf"), 5, float("-inf"), 9]]]),
     "size": (POLYGONS, [{"size": [16, 16], "counts": [256]}], [{"size": [HUGE, 16], "counts": [256]}]),
     "counts": (POLYGONS, [{"size": [16, 16], "counts": [256]}], [{"size": [16, 16], "counts": [HUGE]}]),
@@ -433,7 +357,7 @@ HUGE_NUMBERS: dict[str, tuple[Any, Any, Any]] = {  # role, a good value and a ba
 def test_a_number_that_no_float_can_hold_makes_one_sample_bad(role: Any, good: Any, bad: Any) -> None:
     image = saved(Image.new("RGB", (16, 16)), "PNG")
     fields = {"image": "image", "rows": "str"}
-    url = memory_store(fields, [{"image": image, "rows": json.dumps(value)} for value in (good, bad, good)])
+    url = make_store(fields, [{"image": image, "rows": json.dumps(value)} for value in (good, bad, good)])
     settings: dict[str, Any] = {"reader": "sample", "fields": list(fields), "roles": {"rows": role}}
     assert [isinstance(sample, Skipped) for sample in StoreDataset(url, on_error="skip", **settings)[:]] == [
         False,
@@ -454,7 +378,7 @@ def test_keypoints_in_json_go_with_their_boxes() -> None:
     points = [[[box[0], box[1], 2], [20, 15, 1]] for box in boxes]
     image = photograph()
     records = [(boxes, points), (boxes, points[0]), ([], []), (boxes, [])]
-    url = memory_store(fields, [{"image": image, "boxes": each, "points": its} for each, its in records])
+    url = make_store(fields, [{"image": image, "boxes": each, "points": its} for each, its in records])
     dataset = StoreDataset(url, transforms=[{"name": "CenterCrop", "size": [10, 20]}], as_dict=True)
     assert dataset[0]["boxes"].tolist() == [[0, 0, 20, 10]]
     assert dataset[0]["points"].tolist() == [[[0, 0, 2], [10, 5, 1]]]
@@ -466,7 +390,7 @@ def test_keypoints_in_json_go_with_their_boxes() -> None:
     (batch,) = StoreLoader(Subset(without, [0, 2]), batch_size=2)
     assert batch[2].values.shape == (2, 0, 2, 3)
     with pytest.raises(RecordError, match="field 'points' has 2 rows, and field 'boxes' has 3 boxes"):
-        memory_store(fields, [{"image": image, "boxes": boxes, "points": points[:2]}])
+        make_store(fields, [{"image": image, "boxes": boxes, "points": points[:2]}])
 
 
 class TestKit(ReaderTests):
@@ -481,7 +405,7 @@ class TestKit(ReaderTests):
     @pytest.fixture
     def backend(self) -> Backend:
         record = {"image": photograph(), "mask": saved(Image.fromarray(ids())), "key": "a"}
-        return open_backend(memory_store({"image": PHOTOGRAPH, "mask": MASK, "key": "str"}, [record] * 3))
+        return open_backend(make_store({"image": PHOTOGRAPH, "mask": MASK, "key": "str"}, [record] * 3))
 
     def comparable(self, sample: Any) -> Any:
         return {name: np.asarray(value).tolist() for name, value in sample.values.items()}, sample.size

@@ -17,8 +17,9 @@ from PIL import Image
 from torch.utils.data import DataLoader
 
 import storeds
+from make_store import make_store
 from photographs import jpeg
-from storeds import StoreDataset, collate, errors, open_backend, open_writer, pack
+from storeds import StoreDataset, collate, errors, open_backend, pack
 from storeds.backends.hdf5 import Hdf5Backend
 from storeds.ops.packing.sources import open_source
 from storeds.readers import ClipPlan, VideoReader
@@ -64,8 +65,7 @@ def records(lengths: Sequence[int] = LENGTHS) -> list[dict[str, Any]]:
 
 def store(path: Path, content: list[dict[str, Any]], fields: dict[str, Any] | None = None) -> str:
     url = f"hdf5://{path}"
-    with open_writer(url, fields or FIELDS, overwrite=True) as writer:
-        writer.append(content)
+    make_store(fields or FIELDS, content, url, overwrite=True)
     return url
 
 
@@ -132,19 +132,6 @@ def test_pillow_images_come_as_lists_and_several_clips_have_a_dimension_of_their
         assert clip.equal(torch.stack([pixels(3, number) for number in row]))
 
 
-def test_the_transform_gets_the_clip(url: str) -> None:
-    shapes: list[Any] = []
-
-    def note(clip: torch.Tensor) -> torch.Tensor:
-        shapes.append(clip.shape)
-        return clip
-
-    videos(url, transform=note)[0]
-    assert shapes == [(5, 3, 12, 16)]
-    crop = [{"name": "RandomResizedCrop", "size": 8}]  # one crop for all frames
-    assert videos(url, transform=crop, seed=1)[3][0].shape == (20, 3, 8, 8)
-
-
 def test_clips_of_different_lengths_are_padded_with_a_mask(url: str) -> None:
     padded, labels = collate(videos(url)[:])
     assert padded.values.shape == (4, 20, 3, 12, 16)
@@ -169,11 +156,6 @@ def test_runs_end_where_the_video_changes_or_the_frame_number_falls(tmp_path: Pa
     named = store(tmp_path / "named.h5", rows, fields)
     clips = StoreDataset(named, reader=VideoReader(by="name"))[:]
     assert [len(clip) for (clip,) in clips] == [2, 3, 1]
-
-
-def test_where_takes_whole_videos(url: str) -> None:
-    dataset = videos(url, where={"label": 1}, fields=["image", "video"])
-    assert [(len(clip), video) for clip, video in dataset[:]] == [(1, 1), (20, 3)]
 
 
 def test_a_pickle_is_small_and_needs_no_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,15 +209,6 @@ def test_random_clips_depend_on_seed_epoch_and_index_alone(url: str) -> None:
     assert len(starts) > 8
 
 
-def test_without_a_seed_clips_are_drawn_from_torchs_generator(url: str) -> None:
-    dataset = videos(url, frames=4, fields=["frame"])
-    torch.manual_seed(1)
-    once = [dataset[3][0].tolist() for _ in range(8)]
-    torch.manual_seed(1)
-    assert [dataset[3][0].tolist() for _ in range(8)] == once
-    assert len(set(map(tuple, once))) > 1
-
-
 def _listed(batch: list[Any]) -> list[Any]:
     return batch
 
@@ -269,23 +242,6 @@ def test_a_damaged_frame_is_repaired_and_reported(tmp_path: Path, caplog: pytest
         videos(url, repair=False)[0]
 
 
-def test_a_repaired_frame_is_reported_with_the_drawn_clip(tmp_path: Path) -> None:
-    content = records((200,))
-    for record in content:
-        record["image"] = frame(0, 0)[:-2]
-    dataset = videos(store(tmp_path / "cut.h5", content), frames=1, fields=["image", "frame"])
-    for _ in range(5):
-        _, (number,) = dataset[0]
-        assert dataset.report().last[-1].position == number
-
-
-def test_frames_of_different_sizes_are_an_error(tmp_path: Path) -> None:
-    content = records()
-    content[3]["image"] = frame(0, 3, (20, 12))
-    with pytest.raises(errors.DecodeError, match=r"frame 3 of video 0 has shape \(3, 12, 20\)"):
-        videos(store(tmp_path / "mixed.h5", content))[0]
-
-
 def test_short_videos_follow_the_option(url: str) -> None:
     fields = ["frame"]
     assert videos(url, frames=4, stride=2, fields=fields)[0][0].tolist() == [0, 2, 4, 4]
@@ -299,15 +255,10 @@ def test_short_videos_follow_the_option(url: str) -> None:
     ("options", "reason"),
     [
         ({"frames": 0}, "frames must be an int"),
-        ({"frames": 2, "stride": 0}, "stride must be an int"),
         ({"frames": 2, "sampling": "randm"}, "'random'"),
-        ({"frames": 2, "short": "loop"}, "unknown short"),
         ({"frames": 2, "sampling": "all"}, "takes every frame"),
-        ({"sampling": "uniform"}, "needs frames"),
-        ({"clips": 2}, "one clip"),
         ({"frames": 2, "sampling": "uniform", "stride": 2}, "do not pass stride"),
         ({"frames": 2, "clips": 2, "short": "pad"}, "use 'repeat'"),
-        ({"per_frame": "frame"}, "sequence of names"),
         ({"by": "vido"}, "'video'"),
         ({"by": "time"}, "of kind float"),
         ({"_runs": 3}, "no option '_runs'; .*he options are (?!.*(_runs|strided|fields|made))"),
@@ -388,20 +339,10 @@ def test_a_folder_of_frames_is_a_video_in_the_order_of_their_numbers(folders: Pa
     assert len({(row["key"], row["split"]) for row in rows}) == 3  # type: ignore[index]  # a split keeps a video together
 
 
-def test_a_frame_without_an_image_leaves_a_gap(folders: Path, tmp_path: Path) -> None:
-    (folders / "cats/one/img3.jpg").write_bytes(b"")
-    with pytest.raises(errors.RecordError, match=r"cats/one/img3.jpg: is empty"):
-        pack(folders, f"hdf5://{tmp_path}/out.h5", kind="frames")
-    pack(folders, f"hdf5://{tmp_path}/out.h5", kind="frames", on_bad="skip")
-    clip = StoreDataset(f"hdf5://{tmp_path}/out.h5", reader=VideoReader(("frame",)))[0][0]
-    assert clip.tolist() == [0, 1, 2, 4, 5, 6, 7, 8, 9, 10, 11]
-
-
 @pytest.mark.parametrize(
     ("name", "more", "options", "error", "message"),
     [
         ("cats/one", None, {}, errors.ConfigError, "folders of images, one per video"),
-        ("nowhere", None, {}, errors.StoreNotFoundError, "no folder at"),
         (".", "birds", {}, errors.ConfigError, r"no videos in birds; .* \(--option allow_empty=true\)"),
         (".", "loose/0.jpg", {"allow_empty": True}, errors.ConfigError, "label=False"),
     ],
@@ -414,13 +355,3 @@ def test_a_folder_that_holds_no_videos_is_an_error(
         (folders / more).write_bytes(frame(0, 0)) if "." in more else (folders / more).mkdir()
     with pytest.raises(error, match=message):
         open_source(folders / name, kind="frames", **options)
-
-
-def test_classes_are_the_folders_of_videos(folders: Path) -> None:
-    plain = ["image", "video", "frame", "key"]
-    assert list(open_source(folders / "cats", kind="frames").fields) == plain
-    assert list(open_source(folders, kind="frames", label=False).fields) == plain
-    (folders / "birds").mkdir()
-    rows = open_source(folders, kind="frames", allow_empty=True)
-    assert rows.attrs == {"classes": ["birds", "cats", "dogs"]}
-    assert [row.name for row in rows.items(11)][:2] == ["cats/one/img11.jpg", "cats/two/img0.jpg"]

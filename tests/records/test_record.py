@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import json
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -17,22 +16,9 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from storeds.errors import ConfigError
-from storeds.protocols import Field
 from storeds.records.codec import RecordCodec, checksum
-from storeds.records.fields import canonical_json, fields_from_json, fields_to_json, parse_fields
+from storeds.records.fields import canonical_json, parse_fields
 from storeds.records.seals import Seals
-
-
-class Colour(str, enum.Enum):  # noqa: UP042  # StrEnum prints its value; the older idiom prints the member's name
-    RED = "red"
-
-
-class Level(enum.IntEnum):
-    HIGH = 7
-
-
-class Blob(bytes):
-    """As bson.Binary is: bytes of another type."""
 
 
 class Rude:
@@ -111,49 +97,6 @@ def opened_all(codec: RecordCodec, stored: Sequence[bytes | bytearray]) -> list[
 # What comes back. The kit of every engine tests more, see storeds.testing
 
 
-@pytest.mark.parametrize(
-    ("spec", "value", "expected"),
-    [
-        ("bytes", memoryview(b"abcd")[::2], b"ac"),
-        ("bytes", np.bytes_(b"a\0b"), b"a\0b"),
-        ("image", Blob(b"x"), b"x"),
-        ("str", Colour.RED, "red"),
-        ("int", np.uint64(2**63 - 1), 2**63 - 1),
-        ("int", torch.tensor(5), 5),
-        ("int", Level.HIGH, 7),
-        ("float", np.float32(0.1), float(np.float32(0.1))),
-        ("float", torch.tensor(0.5, dtype=torch.bfloat16), 0.5),
-        ("float", 2**53, 2.0**53),
-        ("bool", torch.tensor(True), True),
-    ],
-    ids=lambda value: "memoryview" if isinstance(value, memoryview) else repr(value),
-)
-def test_lookalikes_become_the_plain_type(spec: str, value: Any, expected: Any) -> None:
-    stored = codec(spec).canonical({"f": value})["f"]
-    assert stored == expected
-    assert type(stored) is type(expected)
-    assert codec(spec).unpack(codec(spec).pack({"f": stored}))["f"] == expected
-
-
-@pytest.mark.parametrize(
-    ("spec", "value"),
-    [
-        (array(">i2", None, 2), np.arange(24, dtype=">i2").reshape(4, 6)[::2, ::3]),
-        (array("<f8", None, None), np.zeros((3, 0))),
-        (array("complex128"), np.array(1 + 2j)),
-    ],
-)
-def test_arrays_are_stored_as_little_endian_copies_in_c_order(spec: Any, value: Any) -> None:
-    made, before = codec(spec), value.copy()
-    stored = made.canonical({"f": value})
-    value[...] = 7
-    back = made.unpack(made.pack(stored))["f"]
-    assert back.dtype == before.dtype.newbyteorder("<")
-    assert back.flags.c_contiguous
-    assert back.shape == before.shape
-    np.testing.assert_array_equal(back, before)
-
-
 # What is refused
 
 
@@ -163,18 +106,14 @@ def test_arrays_are_stored_as_little_endian_copies_in_c_order(spec: Any, value: 
         ("image", Image.new("L", (2, 2)), "expected bytes, the content of an image file; encode pixels"),
         ("str", "ab\ud800", "lone surrogate at character 2"),
         ("int", 10**5000, "int64"),
-        ("int", np.array([3]), "expected int"),
         ("int", torch.tensor(3.0), "expected int"),
         (array("<f4", 2, None), np.zeros(2, "<f4"), "expected shape (2, None)"),
         ("json", {"\udfff": 1}, "lone surrogate"),
         ("json", nested(100_000), "nested deeper than 100"),
         ("json", LOOP, "nested deeper than 100"),
-        ("json", [{1, 2}], "not set"),
         ("json", [Rude()], "not Rude"),
         ("json", 10**5000, "digits"),
-        ("int", Rude(), "expected int"),
         ("int", "x" * 10**7, "expected int"),
-        ("int", {"a": list(range(10**5))}, "expected int"),
         ("str", {"a": Rude()}, "expected str"),
     ],
     ids=lambda value: type(value).__name__,
@@ -220,12 +159,6 @@ def test_the_checksum_is_xxh3_of_the_plain_msgpack_map(record: dict[str, Any]) -
         assert back["grid"].flags.owndata
 
 
-def test_the_encoding_is_pinned() -> None:
-    made = RecordCodec(parse_fields({"image": "image", "label": "int"}))
-    packed = made.pack(made.canonical({"label": 7, "image": b"\xff\xd8"}))
-    assert packed.hex() == "82a5696d616765c402ffd8a56c6162656c07"
-
-
 def test_every_flipped_bit_and_every_cut_of_a_sealed_record_is_noticed() -> None:
     made = RecordCodec(parse_fields(EVERY))
     values = (b"\xff\xd8\xff\xd9", b"", "ä", -5, 0.5, True, np.ones((2, 1), "<f4"), {"a": [1]})
@@ -242,38 +175,12 @@ def _damaged(sealed: bytes) -> Iterator[bytes]:
             yield sealed[:at] + bytes((sealed[at] ^ 1 << bit,)) + sealed[at + 1 :]
 
 
-def test_a_wrong_record_among_many_is_noticed() -> None:
-    made = RecordCodec(parse_fields({"image": "image", "label": "int"}))
-    packed = [made.pack({"image": bytes([label]) * 300, "label": label}) for label in range(3)]
-    stored = [sealed(each, number) for number, each in enumerate(packed)]
-    flipped = stored[1][:100] + bytes([stored[1][100] ^ 1]) + stored[1][101:]
-    other = packed[1] + Seals().seal(checksum(packed[1]), 1)
-    for wrong, says in (
-        ([stored[0], flipped, stored[2]], "checksum does not match"),
-        ([stored[1], stored[0], stored[2]], "the record there belongs to position 1"),
-        ([stored[0], other, stored[2]], "or it belongs to another store"),
-    ):
-        with pytest.raises(ValueError, match=says):
-            opened_all(made, wrong)
-    with pytest.raises(ValueError, match="or it belongs to another store"):
-        opened(made, packed[1] + Seals().seal(checksum(packed[1]), 0))
-
-
-@given(st.binary(max_size=200) | st.sampled_from([b"\xdf\xff\xff\xff\xff", b"\xdd\xff\xff\xff\xff", b"\x91" * 99_999]))
-def test_arbitrary_bytes_never_make_a_record(data: bytes) -> None:
-    with pytest.raises(ValueError, match=r"."):
-        opened(codec("image"), data)
-
-
 @pytest.mark.parametrize(
     ("spec", "value", "says"),
     [
         (array("<f4", 2), ["|O", [1], b"12345678"], "dtype"),
-        (array("<f4", 2), ["<f8", [1], b"12345678"], "dtype"),
         (array("<f4", 2), ["<f4", [9], b"12345678"], "array does not unpack"),
-        (array("<f4", 2), ["<f4", "x", b"12345678"], "array does not unpack"),
         (array("<f4", 2), 3, "array does not unpack"),
-        ("json", "{", "JSON does not parse"),
         ("json", "[" * 99_999, "JSON does not parse"),
         ("json", 3, "JSON does not parse"),
     ],
@@ -283,15 +190,6 @@ def test_checksums_of_invalid_values_raise_value_error(spec: Any, value: Any, sa
     packed = msgspec.msgpack.encode({"f": value})
     with pytest.raises(ValueError, match=says):
         opened(codec(spec), sealed(packed))
-
-
-def test_blobs_and_whole_records_are_read_whole_so_that_their_checksum_holds() -> None:
-    made = RecordCodec(parse_fields({"image": "image", "label": "int", "name": "str"}))
-    assert made.needs_whole(("image",))
-    assert not made.needs_whole(("label", "name"))
-    scalars = RecordCodec(parse_fields({"label": "int", "name": "str"}))
-    assert scalars.needs_whole(("label", "name"))
-    assert not scalars.needs_whole(("label", "label"))
 
 
 # Canonical JSON
@@ -306,37 +204,10 @@ def test_canonical_json_gives_the_value_back(value: Any) -> None:
         assert canonical_json(dict(reversed(value.items()))) == text
 
 
-def test_canonical_json_tells_types_apart() -> None:
-    assert [canonical_json(value) for value in (1, 1.0, True, "1", -0.0, 1e300)] == [
-        "1",
-        "1.0",
-        "true",
-        '"1"',
-        "-0.0",
-        "1e+300",
-    ]
-    assert json.loads(canonical_json(nested(100))) == nested(100)
-
-
 # Declarations
 
 
-def test_parse_fields_keeps_order_and_fills_in() -> None:
-    fields = parse_fields({"z": "int", "a": array(">f4", 3, None), "i": Field("image"), "k": {"kind": "str"}})
-    assert isinstance(fields["a"].shape, tuple)
-    assert fields == {
-        "z": Field("int"),
-        "a": Field("array", "<f4", (3, None)),
-        "i": Field("image"),
-        "k": Field("str"),
-    }
-    assert list(fields) == ["z", "a", "i", "k"]
-    assert fields_from_json(json.loads(json.dumps(fields_to_json(fields)))) == fields
-
-
-@pytest.mark.parametrize(
-    "name", ["_mine", "__f", "_xxh3", "", "A", "aB", "1a", "a-b", "a b", "ä", "a.b", "a$", "a\n", 3, None, b"a"]
-)
+@pytest.mark.parametrize("name", ["_mine", "", "aB", "1a", "a-b", "ä", "a.b", "a\n", 3, None])
 def test_bad_names_are_refused(name: Any) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_fields({name: "int"})
@@ -351,20 +222,14 @@ def test_bad_names_are_refused(name: Any) -> None:
 @pytest.mark.parametrize(
     ("spec", "says"),
     [
-        *((spec, "unknown kind") for spec in ("", 3, None, ["int"], {"kind": "x"}, {"kind": ["x"]})),
+        *((spec, "unknown kind") for spec in ("", None, {"kind": ["x"]})),
         ({"kind": "array", "dtype": "f4"}, "needs its dtype and shape"),
         ({"kind": "int", "dtype": "f4"}, "only an array has a dtype"),
         ({"kind": "int", "size": 3}, "expected kind, dtype and shape"),
         (array("object", 2), "cannot be stored"),
-        (array("longdouble", 2), "cannot be stored"),
-        (array("U5", 2), "cannot be stored"),
-        (array("M8[s]", 2), "cannot be stored"),
         (array("f4,i4", 2), "cannot be stored"),
         (array("float33", 2), "is not a NumPy dtype"),
-        (array("(2,", 2), "is not a NumPy dtype"),
         ({"kind": "array", "dtype": "f4", "shape": 3}, "must be a list of sizes or None"),
-        ({"kind": "array", "dtype": "f4", "shape": [-1]}, "must be a list of sizes or None"),
-        ({"kind": "array", "dtype": "f4", "shape": [2.0]}, "must be a list of sizes or None"),
         ({"kind": "array", "dtype": "f4", "shape": [True]}, "must be a list of sizes or None"),
     ],
     ids=str,

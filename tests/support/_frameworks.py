@@ -1,7 +1,7 @@
 """Train for three epochs with each framework that takes a DataLoader, and log every batch.
 
 A script: ``python _frameworks.py FRAMEWORK URL`` prints, for each way twice: its name, the seed, and the numbers given, which
-are those of `_traps_epochs.jittered`. The ways are ``loader``, for a loader of storeds, and ``sampler``, for PyTorch's own over
+are those of `_jittered.jittered`. The ways are ``loader``, for a loader of storeds, and ``sampler``, for PyTorch's own over
 an `EpochSampler`, with a worker. Accelerate and transformers set the epoch of a dataset in their own loaders, too.
 """
 
@@ -18,8 +18,8 @@ import torch
 from torch.utils.data import DataLoader
 
 import storeds
+from _jittered import jittered_dataset
 from _torchvision import enable_torchvision
-from _traps_epochs import jittered_dataset
 
 __all__ = ["FRAMEWORKS"]
 

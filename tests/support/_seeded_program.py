@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 import storeds
+from make_store import make_store
 from photographs import jpeg
 from storeds import errors
 from storeds.backends.mongodb import MongodbBackend  # noqa: F401  # before run_mongod asks its server whether it is ready
@@ -32,8 +33,7 @@ def drawn_next() -> tuple[float, float, float]:
 
 def use(url: str, copy: str) -> None:
     """Write, convert, verify and read a store in every way that takes a seed."""
-    with storeds.open_writer(url, {"image": "image", "label": "int"}) as writer:
-        writer.append({"image": jpeg(n), "label": n} for n in range(8))
+    make_store({"image": "image", "label": "int"}, ({"image": jpeg(n), "label": n} for n in range(8)), url)
     storeds.convert(url, copy)
     assert storeds.verify(copy).ok
     crop = {"name": "RandomResizedCrop", "size": 8}
@@ -48,8 +48,7 @@ def lose_a_node(folder: Path) -> None:
     """Read from a MongoDB server that goes away, which is tried again after random pauses."""
     with run_mongod(folder) as uri:
         url = f"{uri}/db/lost?timeoutMS=3000"
-        with storeds.open_writer(url, {"x": "int"}) as writer:
-            writer.append([{"x": 1}])
+        make_store({"x": "int"}, [{"x": 1}], url)
         backend = storeds.open_backend(url)
         assert backend.get_many([0]) == [{"x": 1}]
     try:

@@ -14,7 +14,7 @@ import torch
 import torch.distributed
 
 import storeds
-from _traps_epochs import jittered_dataset
+from _jittered import jittered_dataset
 
 
 def make_loaders(url: str) -> list[Any]:

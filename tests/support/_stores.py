@@ -13,9 +13,9 @@ import h5py
 import numpy as np
 import pymongo
 
-import storeds
 from _processes import Row, row
 from conftest import with_path
+from make_store import make_store
 from storeds import StoreDataset
 from storeds.backends import HandleBackend
 from storeds.backends.mongodb import parse_location
@@ -70,8 +70,7 @@ def written(mongodb: str, folder: Path) -> Iterator[dict[str, str]]:
 
 
 def write(url: str, records: Sequence[dict[str, Any]]) -> None:
-    with storeds.open_writer(url, {"image": "image", "label": "int"}) as writer:
-        writer.append(records)
+    make_store({"image": "image", "label": "int"}, records, url)
 
 
 def _rewrite_chunked(source: Path, target: Path) -> None:

@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Callable
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import pymongo
@@ -22,11 +23,13 @@ import storeds
 __all__ = [
     "DEADLINE",
     "WriterProcess",
+    "content",
     "die_at_command",
     "die_at_file_operation",
     "fork",
     "in_fork",
     "leftovers_in",
+    "server_pids",
     "wait_for",
 ]
 
@@ -188,3 +191,28 @@ def leftovers_in(client: pymongo.MongoClient[Any], database: str, name: str) -> 
                 used |= {f"part/{row['_id']:016x}/{field}/{number}" for number in range(value["_parts"])}
     found += [f"document {id}" for id in db[name].find({"_id": {"$type": "string"}}).distinct("_id") if id not in used]
     return found
+
+
+def server_pids(data: Path) -> list[int]:
+    """Return the servers whose data lie below `data`."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (process / "cmdline").read_bytes()
+        except OSError:
+            continue
+        if str(data).encode() in command and b"mongod\0" in command:
+            found.append(int(process.name))
+    return found
+
+
+def content(url: str) -> str | None:
+    """Return the id of the store at `url` after reading all of it, or None when nothing is there."""
+    try:
+        with storeds.open_backend(url) as backend:
+            for record in backend.get_many(range(len(backend))):
+                if isinstance(record, storeds.errors.RecordError):
+                    raise record
+            return backend.meta.id
+    except storeds.errors.StoreNotFoundError:
+        return None

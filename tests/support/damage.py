@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-import multiprocessing
+import functools
 import os
 import resource
+import signal
 import struct
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import storeds
+from _writing import fork
+from make_store import make_store
 from storeds.errors import ConfigError, RecordError, StoredsError
-from storeds.protocols import Array, Backend
+from storeds.protocols import Array, Backend, SupportsBatchArrays
 
-DEADLINE = 20.0  # seconds per damage; longer means a hang, not a slow machine
+DEADLINE = 20  # seconds per damage; longer means a hang, not a slow machine
 _MEMORY = 1 << 30  # extra memory beyond this means an allocation of a damaged length
 
 KINDS: dict[str, Any] = {
@@ -36,10 +39,10 @@ KINDS: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Damage:
-    """Cut a file to `at` bytes, or flip bit `bit` of byte `at`."""
+    """What becomes of the bytes of a file, and its name."""
 
-    at: int
-    bit: int | None = None
+    name: str
+    apply: Callable[[bytes], bytes]
 
 
 @dataclass(frozen=True)
@@ -70,9 +73,7 @@ def records(count: int, size: int) -> Iterator[dict[str, Any]]:
 
 def build(url: str, count: int, size: int) -> Truth:
     """Write a store, and return the contents that it must have from now on."""
-    with storeds.open_writer(url, KINDS) as writer:
-        writer.append(records(count, size))
-        writer.publish({"classes": ["cat", "dog"]})
+    make_store(KINDS, records(count, size), url, attrs={"classes": ["cat", "dog"]})
     with storeds.open_backend(url) as backend:
         return Truth(backend.meta, list(map(value_of, read(backend))), columns(backend))
 
@@ -141,88 +142,115 @@ def _judge_values(found: list[Any], columns: dict[str, Any], truth: Truth) -> st
     return "some records" if bad else "some columns" if refused else "intact"
 
 
-def survey(scheme: str, path: Path, truth: Truth, damages: Sequence[Damage], *, workers: int = 2) -> dict[str, int]:
-    """Judge every damage in child processes; return outcome → count. Fail on any wrong outcome or crash."""
-    context = multiprocessing.get_context("fork")
-    running = []
-    for number in range(workers):
-        ours, theirs = context.Pipe(duplex=False)
-        share = damages[number::workers]
-        child = context.Process(target=_work, args=(theirs, scheme, path, truth, share, number), daemon=True)
-        child.start()
-        theirs.close()
-        running.append((child, ours, share))
-    outcomes: dict[str, int] = {}
-    wrong: list[str] = []
-    for child, pipe, share in running:
-        _collect(child, pipe, share, outcomes, wrong)
+def judge_in_parts(url: str, truth: Truth) -> str:
+    """Do what `judge` does, and read some fields, arrays, targets and a selection, each with a handle of its own.
+
+    So no way of reading profits from what another one checked.
+    """
+    for name, is_right in _PARTS.items():
+        try:
+            with storeds.open_backend(url) as backend:
+                if not is_right(backend, truth):
+                    return f"WRONG {name}"
+        except StoredsError:
+            pass
+        except BaseException as error:
+            return f"WRONG exception {type(error).__name__} of {name}: {error}"
+    return judge(url, truth)
+
+
+def _has_fields(backend: Backend, truth: Truth, *, names: list[str]) -> bool:
+    found = backend.get_many(range(len(backend)), names)
+    return all(
+        isinstance(one, RecordError) or value_of(one) == {name: truth.records[at][name] for name in names}
+        for at, one in enumerate(found)
+    )
+
+
+def _labels(truth: Truth) -> Array:
+    dtype, _, data = truth.columns["label"]
+    return np.frombuffer(data, dtype)
+
+
+def _has_arrays(backend: Backend, truth: Truth) -> bool:
+    if not isinstance(backend, SupportsBatchArrays):
+        return True
+    found = backend.get_arrays(range(0, len(backend), 7), ["label"])
+    return bool(np.array_equal(found["label"], _labels(truth)[::7]))
+
+
+def _has_targets(backend: Backend, truth: Truth) -> bool:
+    return bool(list(storeds.StoreDataset(backend, decode="bytes").targets) == _labels(truth).tolist())
+
+
+def _selects(backend: Backend, truth: Truth) -> bool:
+    wanted = _labels(truth)[[7, -9]].tolist()
+    dataset = storeds.StoreDataset(backend, fields=["label"], reader="array", where={"label": wanted})
+    return bool([int(label) for (label,) in dataset[:]] == wanted)
+
+
+_PARTS: dict[str, Callable[[Backend, Truth], bool]] = {
+    **{
+        str(names): functools.partial(_has_fields, names=names)
+        for names in (["label"], ["name", "weight"], ["note"], ["fixed", "good"])
+    },
+    "arrays": _has_arrays,
+    "targets": _has_targets,
+    "where": _selects,
+}
+
+
+def survey(
+    scheme: str,
+    path: Path,
+    truth: Truth,
+    damages: Sequence[Damage],
+    how: Callable[[str, Truth], str] = judge,
+    may_die_of: Sequence[int] = (),
+) -> Counter[str]:
+    """Judge every damage in two child processes; return outcome → count. Fail on any wrong outcome or other death."""
+    outcomes, wrong, started = Counter[str](), list[str](), []
+    for number in range(2):
+        said, rest = path.with_name(f"{path.name}.outcomes{number}"), damages[number::2]
+        judge_rest = functools.partial(_judge_all, said, scheme, path, truth, how)
+        started.append((fork(functools.partial(judge_rest, rest)), said, rest, judge_rest))
+    for child, said, rest, judge_rest in started:
+        while rest:
+            status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+            lines = said.read_text().splitlines()
+            outcomes.update(line.partition(":")[0] for line in lines)
+            wrong += [f"{rest[at].name}: {line}" for at, line in enumerate(lines) if line.startswith("WRONG")]
+            rest = rest[len(lines) :]
+            if rest:
+                outcomes["died"] += 1
+                wrong += [f"{rest[0].name}: the process ended with {status}"] if status not in may_die_of else []
+                rest = rest[1:]
+                child = fork(functools.partial(judge_rest, rest)) if rest else child
     assert not wrong, "\n".join([f"{len(wrong)} damages ended badly", *wrong[:40]])
     assert sum(outcomes.values()) == len(damages)
     return outcomes
 
 
-def _collect(child: Any, pipe: Connection, share: Sequence[Damage], outcomes: dict[str, int], wrong: list[str]) -> None:
-    for damage in share:
-        try:
-            if not pipe.poll(DEADLINE):
-                child.kill()
-                wrong.append(f"{damage}: no answer within {DEADLINE} seconds")
-                break
-            outcome = pipe.recv()
-        except EOFError:
-            child.join()
-            wrong.append(f"{damage}: the process died, exit code {child.exitcode}")
-            break
-        outcomes[outcome.partition(":")[0]] = outcomes.get(outcome.partition(":")[0], 0) + 1
-        if outcome.startswith("WRONG"):
-            wrong.append(f"{damage}: {outcome[:300]}")
-    child.join()
-    pipe.close()
-
-
-def _work(pipe: Connection, scheme: str, path: Path, truth: Truth, damages: Sequence[Damage], number: int) -> None:
+def _judge_all(
+    said: Path,
+    scheme: str,
+    path: Path,
+    truth: Truth,
+    how: Callable[[str, Truth], str],
+    damages: Sequence[Damage],
+) -> None:
+    said.write_text("")
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # pytest-timeout has a handler
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + _MEMORY, used + _MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     data = path.read_bytes()
-    victim = path.with_name(f"{path.name}.damaged{number}")
-    victim.write_bytes(data)
-    for damage in damages:
-        apply = _cut if damage.bit is None else _flip
-        with apply(victim, data, damage):
-            pipe.send(judge(f"{scheme}://{victim}", truth))
-    pipe.close()
-    os._exit(0)
-
-
-class _cut:  # noqa: N801  # used as a function
-    """Shorten the file. It stays short, so cuts come longest first."""
-
-    def __init__(self, victim: Path, data: bytes, damage: Damage) -> None:
-        os.truncate(victim, damage.at)
-
-    def __enter__(self) -> None: ...
-    def __exit__(self, *error: object) -> None: ...
-
-
-class _flip:  # noqa: N801
-    """Flip one bit of the file, and flip it back afterwards."""
-
-    def __init__(self, victim: Path, data: bytes, damage: Damage) -> None:
-        self.victim, self.at = victim, damage.at
-        self.byte = data[damage.at]
-        self.damaged = self.byte ^ 1 << (damage.bit or 0)
-
-    def __enter__(self) -> None:
-        self._write(self.damaged)
-
-    def __exit__(self, *error: object) -> None:
-        self._write(self.byte)
-
-    def _write(self, byte: int) -> None:
-        with open(self.victim, "r+b") as file:
-            file.seek(self.at)
-            file.write(bytes((byte,)))
-
-
-Survey = Callable[..., dict[str, int]]
+    with said.open("a", buffering=1) as lines:
+        for number, damage in enumerate(damages):
+            # A path for each: positions that `where=` found are kept by path.
+            victim = said.with_suffix(f".{os.getpid()}-{number}")
+            victim.write_bytes(damage.apply(data))
+            signal.alarm(DEADLINE)
+            lines.write(how(f"{scheme}://{victim}", truth).replace("\n", " ")[:300] + "\n")
+            victim.unlink()
+        signal.alarm(0)

@@ -1,6 +1,6 @@
-"""Photographs in many JPEG encodings with many damages, and the facts about each.
+"""A random corpus of pictures in many encodings and formats, whole and damaged, with the facts about each damage.
 
-Nothing here uses `storeds`.
+`random_corpus` depends only on its seed. Nothing here uses `storeds`.
 """
 
 from __future__ import annotations
@@ -11,18 +11,17 @@ import itertools
 import random
 import re
 import struct
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from PIL import Image
 
-import jpeg_oracle
-from jpeg_encodings import ENCODINGS, RARE, encode, without
-from jpeg_truth import EOI, FRAMES, Part, anatomy, mcus_there
-from photographs import by_pillow, jpeg
+from jpeg_encodings import ENCODINGS, OTHERS, RARE, stored, without
+from jpeg_truth import EOI, FRAMES, Part, all_by_djpeg, anatomy, by_djpeg, mcus_there
+from photographs import by_pillow, jpeg, photograph
 
-__all__ = ["DAMAGES", "Sample", "cases", "groups"]
+__all__ = ["Sample", "random_corpus"]
 
 _RESTART = re.compile(rb"\xff+[\xd0-\xd7]")
 
@@ -64,7 +63,7 @@ class Sample:
             return self.encoding.startswith("PNG") or is_cut or not _decodes(self.blob)
         about = anatomy(self.whole)
         # This `djpeg` cannot read lossless files.
-        if about.process != "lossless" and jpeg_oracle.examine(self.blob).is_damaged:
+        if about.process != "lossless" and by_djpeg(self.blob).is_damaged:
             return True
         # libjpeg does not notice missing scans, and arithmetic codes that end early cannot be detected.
         return self.cut is not None and not about.arithmetic and not self._has_same_pixels()
@@ -296,15 +295,84 @@ DAMAGES: dict[str, Damage] = {
     "": _followed,
 }
 
+_OFTEN = {
+    "cut in a scan": 4,
+    "ended early": 4,
+    "bit flip in a scan": 2,
+    "zero-filled tail": 2,
+    "a huge frame": 0,
+    "": 1,
+}
+_RARE_PERCENT = 5
+_CRASHING = ("PNG, animated", "lossless, grayscale")  # Pillow 13, where LOAD_TRUNCATED_IMAGES is set
+
+
+# --- The random corpus ---
+
+
+def _cut_file(whole: bytes, chance: random.Random) -> Damaged:
+    at = chance.choice((chance.randrange(len(whole)), len(whole) - chance.randrange(1, 12)))
+    return f"cut at {at}", whole[:at], at
+
+
+def _zeroed_file(whole: bytes, chance: random.Random) -> Damaged:
+    at = chance.randrange(len(whole) // 4, len(whole))
+    return f"zeros from {at}", whole[:at] + bytes(len(whole) - at), None
+
+
+def _flip_in_file(whole: bytes, chance: random.Random) -> Damaged:
+    at = chance.randrange(8, len(whole))
+    return f"byte {at}", whole[:at] + bytes((whole[at] ^ 1 << chance.randrange(8),)) + whole[at + 1 :], None
+
+
+def _without_a_chunk(whole: bytes, chance: random.Random) -> Damaged:
+    kind, kept, at = chance.choice((b"IDAT", b"IEND")), [whole[:8]], 8
+    while at < len(whole):
+        end = at + 12 + int.from_bytes(whole[at : at + 4])
+        kept += [whole[at:end]] if whole[at + 4 : at + 8] != kind else []
+        at = end
+    return kind.decode(), b"".join(kept), None
+
+
+def _jpeg_sample(chance: random.Random) -> Sample:
+    encoders = RARE if chance.randrange(100) < _RARE_PERCENT else ENCODINGS
+    encoding = chance.choice([name for name in encoders if name not in _CRASHING])
+    whole = encoders[encoding](_photograph(chance))
+    if chance.random() < 0.26:
+        return Sample(encoding, "", whole, "", whole)
+    (damage,) = chance.choices(list(DAMAGES), [_OFTEN.get(name, 1) for name in DAMAGES])
+    found = list(DAMAGES[damage](whole, chance))
+    return Sample(encoding, damage, whole, *chance.choice(found)) if found else _jpeg_sample(chance)
+
+
+def _other_sample(chance: random.Random) -> Sample:
+    encoding = chance.choice([name for name in OTHERS if name not in _CRASHING])
+    whole = OTHERS[encoding](_photograph(chance))
+    damages: dict[str, Callable[[bytes, random.Random], Damaged]] = {"cut": _cut_file, "bit flip": _flip_in_file}
+    damages["zeros to the end"] = _zeroed_file
+    if encoding.startswith("PNG"):
+        damages["a chunk is missing"] = _without_a_chunk
+    damage = chance.choice(["", "", "cut", *damages])
+    if not damage:
+        return Sample(encoding, "", whole, "", whole)
+    return Sample(encoding, damage, whole, *damages[damage](whole, chance))
+
+
+def _photograph(chance: random.Random) -> Image.Image:
+    edge = chance.choice((40, 100, 160, 230))
+    return photograph(chance.randrange(400), (chance.randrange(24, edge + 1), chance.randrange(24, min(edge, 190) + 1)))
+
+
+def _no_picture(chance: random.Random) -> Sample:
+    blobs = (b"", bytes(100), b"<!DOCTYPE html><html><body>404", b"Not Found", b"\x80" + chance.randbytes(50))
+    return Sample("none", "no picture", jpeg(0), "", chance.choice((*blobs, stored("jpeg-ls"))))
+
 
 @functools.cache
-def cases(encoding: str, damage: str) -> tuple[Sample, ...]:
-    """Return the cases of an encoding and a damage, in a random order; none if it does not apply."""
-    whole, chance = encode(encoding), random.Random(f"{encoding} {damage}")
-    found = [Sample(encoding, damage, whole, *damaged) for damaged in DAMAGES[damage](whole, chance)]
-    return tuple(chance.sample(found, min(len(found), 12 if len(whole) > 50_000 else 200)))
-
-
-def groups(encodings: Iterable[str] = tuple(ENCODINGS)) -> list[tuple[str, str]]:
-    """Return all pairs of encoding and damage that have cases."""
-    return [pair for pair in itertools.product(encodings, DAMAGES) if cases(*pair)]
+def random_corpus(seed: int, count: int = 4000) -> list[Sample]:
+    """Return the first `count` samples of a seed, about a quarter of them whole."""
+    chance = random.Random(seed)
+    makers: Sequence[Callable[[random.Random], Sample]] = (_jpeg_sample, _other_sample, _no_picture)
+    samples = [chance.choices(makers, (84, 14, 2))[0](chance) for _ in range(count)]
+    all_by_djpeg(sample.blob for sample in samples if sample.is_jpeg and sample.damage)
+    return samples

@@ -2,35 +2,23 @@
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import lmdb
 from PIL import Image
 
-from storeds import open_writer
+from make_store import make_store
 from storeds.transforms import Compose
 
-__all__ = ["exif", "foreign", "hidden", "memory_store", "picture_store"]
-
-
-def memory_store(
-    fields: Mapping[str, Any], records: Sequence[Mapping[str, Any]], *, check: bool = True, **attrs: Any
-) -> str:
-    """Return the URL of a new store; without `check` its pictures have no verdicts, as those of another tool."""
-    url = f"memory://store-{secrets.token_hex(8)}"
-    with open_writer(url, fields, check=check) as writer:
-        writer.append(map(dict, records))
-        writer.publish(attrs=attrs)
-    return url
+__all__ = ["exif", "foreign", "hidden", "picture_store"]
 
 
 def picture_store(blobs: Sequence[bytes], *, check: bool = True) -> str:
     """Return the URL of a store of pictures, each with its position as its label."""
     records = [{"image": blob, "label": at} for at, blob in enumerate(blobs)]
-    return memory_store({"image": "image", "label": "int"}, records, check=check)
+    return make_store({"image": "image", "label": "int"}, records, check=check)
 
 
 def foreign(folder: Path, blobs: Sequence[bytes]) -> str:

@@ -39,7 +39,6 @@ Row = dict[str, Any]  # stored values: JSON is text, an array is [dtype, shape, 
 
 ENGINES = ("lmdb", "hdf5", "mongodb")
 ATTRS: dict[str, Any] = {"classes": ["cat", "dög"], "made by": {"z": None, "a": [1.5, True]}}
-META = ("attrs", "build", "check", "count", "fields", "id", "layout", "salt")
 SALT = 0x1234567890ABCDEF
 SCALARS = {"int": "<i8", "float": "<f8", "bool": "?"}
 
@@ -118,20 +117,6 @@ def meta_of(rows: list[Row], fields: list[Row], **extra: Any) -> Row:
 
 def check(body: Row) -> str:
     return xxhash.xxh3_64_hexdigest(canonical({key: body[key] for key in body if key != "check"}).encode())
-
-
-def parsed_meta(row: Any) -> Row:
-    body = {name: row[name] for name in META}
-    return {
-        **body,
-        "attrs": json.loads(body["attrs"]),
-        "fields": json.loads(body["fields"]),
-        "count": int(body["count"]),
-    }
-
-
-def flat_meta(body: Row) -> Row:
-    return {**body, "attrs": canonical(body["attrs"]), "fields": canonical(body["fields"])}
 
 
 @contextmanager

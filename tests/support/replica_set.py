@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import secrets
 import signal
@@ -27,6 +26,7 @@ __all__ = ["Certificates", "Member", "ReplicaSet", "make_certificates", "run_rep
 
 _STARTS = 3  # another process may take the free port first
 _PORT_TAKEN = 48  # status with which mongod exits then
+_DEADLINE = 60.0  # seconds within which a node must answer, and within which a primary must be elected
 
 
 class Member:
@@ -42,12 +42,11 @@ class Member:
         Whether `freeze` stopped it, and neither `thaw` nor `kill` followed.
     """
 
-    def __init__(self, folder: Path, arguments: Sequence[str], deadline: float) -> None:
+    def __init__(self, folder: Path, arguments: Sequence[str]) -> None:
         (folder / "db").mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self.is_frozen = False
         self._arguments = arguments
-        self._deadline = deadline
         self._executable = require_mongod()
         for _ in range(_STARTS):
             self.port = _steady_port()
@@ -96,16 +95,14 @@ class Member:
         return launch_mongod(self._executable, self.folder, self.port, self._arguments, signal.SIGKILL)
 
     def _listens(self) -> bool:
-        end = time.monotonic() + self._deadline
+        end = time.monotonic() + _DEADLINE
         while self._process.poll() is None:
             try:
                 socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
             except OSError:
                 if time.monotonic() > end:
                     self.kill()
-                    raise UnavailableError(
-                        f"mongod did not listen on port {self.port} within {self._deadline} s"
-                    ) from None
+                    raise UnavailableError(f"mongod did not listen on port {self.port} within {_DEADLINE} s") from None
                 time.sleep(0.02)
             else:
                 return True
@@ -179,17 +176,18 @@ class ReplicaSet:
     members : tuple of Member
         Its nodes.
     database : str
-        Database that the users ``writer`` and ``reader`` may access.
+        Database that the users ``writer`` and ``reader`` may access: storeds.
     certificates : Certificates or None
         Certificates for TLS.
     """
 
-    def __init__(self, members: Sequence[Member], database: str, auth: bool, certificates: Certificates | None) -> None:
+    database = "storeds"
+
+    def __init__(self, members: Sequence[Member], certificates: Certificates | None) -> None:
         self.members = tuple(members)
-        self.database = database
         self.certificates = certificates
         # Characters that a URL must escape: tests search output for both forms of a password.
-        self._passwords = {user: f"{secrets.token_hex(8)}/@:%" for user in _ROLES} if auth else {}
+        self._passwords = {user: f"{secrets.token_hex(8)}/@:%" for user in _ROLES}
 
     def password(self, user: str) -> str:
         """Return the password of ``root``, ``writer`` or ``reader``, not encoded for a URL."""
@@ -211,12 +209,12 @@ class ReplicaSet:
         # An isolated former primary still reports it for a moment.
         return max(claiming, key=lambda member: states[member]["electionId"], default=None)
 
-    def wait_for_primary(self, seconds: float = 30) -> Member:
-        """Return the primary as soon as one is elected; raise UnavailableError after `seconds`."""
-        found: Member = _wait(self.primary, seconds, "no primary was elected")
+    def wait_for_primary(self) -> Member:
+        """Return the primary as soon as one is elected; raise UnavailableError if none is."""
+        found: Member = _wait(self.primary, "no primary was elected")
         return found
 
-    def wait_until_whole(self, seconds: float = 30) -> None:
+    def wait_until_whole(self) -> None:
         """Wait until one node is the primary and all others are secondaries."""
 
         def is_whole() -> bool:
@@ -224,16 +222,16 @@ class ReplicaSet:
             primaries = sum(bool(state.get("isWritablePrimary")) for state in states)
             return primaries == 1 and sum(bool(state.get("secondary")) for state in states) == len(states) - 1
 
-        _wait(is_whole, seconds, "not every node is back")
+        _wait(is_whole, "not every node is back")
 
-    def heal(self, seconds: float = 30) -> None:
+    def heal(self) -> None:
         """Thaw frozen nodes, restart killed ones, and wait until the set is whole."""
         for member in self.members:
             if member.is_running:
                 member.thaw()
             else:
                 member.restart()
-        self.wait_until_whole(seconds)
+        self.wait_until_whole()
 
     def step_down(self) -> None:
         """Make the primary step down for three seconds; another node is elected meanwhile."""
@@ -243,13 +241,10 @@ class ReplicaSet:
             client.admin.command({"replSetStepDown": 3, "secondaryCatchUpPeriodSecs": 2})
 
     def _uri(self, hosts: str, user: str, options: dict[str, str]) -> str:
-        given = dict(options)
-        login = ""
-        if self._passwords:
-            login = f"{user}:{quote(self._passwords[user], safe='')}@"
-            given["authSource"] = "admin"
+        given = {**options, "authSource": "admin"}
         if self.certificates is not None:
             given |= {"tls": "true", "tlsCAFile": quote(str(self.certificates.authority), safe="/")}
+        login = f"{user}:{quote(self._passwords[user], safe='')}@"
         return f"mongodb://{login}{hosts}/?{'&'.join(f'{name}={value}' for name, value in given.items())}"
 
     def _direct(self, member: Member, timeout_ms: int | None = None) -> pymongo.MongoClient[Any]:
@@ -272,14 +267,13 @@ class ReplicaSet:
         except PyMongoError:
             return {}
 
-    def _initiate(self, deadline: float) -> None:
+    def _initiate(self) -> None:
         hosts = [{"_id": n, "host": f"127.0.0.1:{member.port}"} for n, member in enumerate(self.members)]
         with self._direct(self.members[0]) as client:
             client.admin.command("replSetInitiate", {"_id": _NAME, "members": hosts, "settings": _SETTINGS})
-        primary = self.wait_for_primary(deadline)
-        if self._passwords:
-            self._create_users(primary)
-        self.wait_until_whole(deadline)
+        primary = self.wait_for_primary()
+        self._create_users(primary)
+        self.wait_until_whole()
 
     def _create_users(self, primary: Member) -> None:
         everywhere = {"w": len(self.members), "wtimeout": 60_000}  # every member must know the users
@@ -296,72 +290,51 @@ class ReplicaSet:
 
 
 @contextmanager
-def run_replica_set(
-    folder: str | os.PathLike[str],
-    members: int = 3,
-    *,
-    auth: bool = False,
-    tls: bool = False,
-    database: str = "storeds",
-    deadline: float = 60,
-) -> Iterator[ReplicaSet]:
-    """Run a replica set on free ports of the loopback interface, and kill it afterwards.
+def run_replica_set(folder: Path, members: int = 3, *, tls: bool = False) -> Iterator[ReplicaSet]:
+    """Run a replica set with users on free ports of the loopback interface, and kill it afterwards.
+
+    ``root`` may do everything, ``writer`` may write `database`, ``reader`` may read it.
 
     Parameters
     ----------
-    folder : path
+    folder : pathlib.Path
         New folder for data, logs and keys, created if missing.
     members : int
         Number of nodes. One is enough for a server with users and TLS.
-    auth : bool
-        Require a password (SCRAM). ``root`` may do everything, ``writer`` may write `database`, ``reader`` may read it.
     tls : bool
         Accept TLS only, with new certificates.
-    database : str
-        Database that ``writer`` and ``reader`` may access.
-    deadline : float
-        Seconds within which a node must answer, and within which a primary must be elected.
 
     Yields
     ------
     ReplicaSet
         With one primary; all other nodes are secondaries.
 
-    Raises
-    ------
-    MissingDependencyError
-        mongod is missing. The message says what to install.
-    UnavailableError
-        A node exited, or the set did not start in time.
-
     Notes
     -----
     Call it, and restart nodes, from a thread that lives as long as they are needed, such as the main thread. The kernel
     kills the nodes, frozen ones too, when that thread ends.
     """
-    folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     certificates = make_certificates(folder / "certificates") if tls else None
     arguments = [*_ARGUMENTS, *(certificates.server_arguments() if certificates else ())]
-    if auth:
-        key = folder / "key"
-        key.touch(mode=0o600)
-        key.write_text(secrets.token_hex(64))
-        arguments += ["--keyFile", str(key)]
+    key = folder / "key"
+    key.touch(mode=0o600)
+    key.write_text(secrets.token_hex(64))
+    arguments += ["--keyFile", str(key)]
     with ExitStack() as stack:
         running = []
         for number in range(members):
-            running.append(Member(folder / str(number), arguments, deadline))
+            running.append(Member(folder / str(number), arguments))
             stack.callback(running[-1].kill)
-        found = ReplicaSet(running, database, auth, certificates)
-        found._initiate(deadline)
+        found = ReplicaSet(running, certificates)
+        found._initiate()
         yield found
 
 
-def _wait(probe: Callable[[], Any], seconds: float, otherwise: str) -> Any:
-    end = time.monotonic() + seconds
+def _wait(probe: Callable[[], Any], otherwise: str) -> Any:
+    end = time.monotonic() + _DEADLINE
     while not (found := probe()):
         if time.monotonic() > end:
-            raise UnavailableError(f"{otherwise} within {seconds} s")
+            raise UnavailableError(f"{otherwise} within {_DEADLINE} s")
         time.sleep(0.05)
     return found

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 import storeds
+from make_store import make_store
 
 __all__ = ["COUNT", "jittered", "jittered_dataset", "numbered_store", "one_pass"]
 
@@ -25,8 +26,7 @@ def jittered(value: Any, generator: torch.Generator | None = None) -> float:
 
 def numbered_store(folder: Path, count: int = COUNT) -> str:
     url = f"lmdb://{folder}/numbered.lmdb"
-    with storeds.open_writer(url, {"x": "int"}, overwrite=True) as writer:
-        writer.append({"x": number} for number in range(count))
+    make_store({"x": "int"}, ({"x": number} for number in range(count)), url, overwrite=True)
     return url
 
 

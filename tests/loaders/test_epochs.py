@@ -1,0 +1,124 @@
+"""Each pass has a new order and new random numbers, whatever makes it; no one else's random numbers change."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import storeds
+from _jittered import jittered_dataset, numbered_store, one_pass
+
+SUPPORT = Path(__file__).parents[1] / "support"
+WORKERS: dict[str, Any] = {"num_workers": 2, "multiprocessing_context": "fork"}
+PERSISTENT: dict[str, Any] = {"num_workers": 1, "persistent_workers": True}
+LOADERS: dict[str, tuple[type[storeds.StoreLoader], dict[str, Any]]] = {
+    "main process": (storeds.StoreLoader, {}),
+    "workers": (storeds.StoreLoader, WORKERS),
+    "persistent": (storeds.StoreLoader, {**PERSISTENT, "num_workers": 2}),
+    "spawned": (storeds.StoreLoader, {**PERSISTENT, "multiprocessing_context": "spawn"}),
+    "threads": (storeds.ThreadLoader, {"num_workers": 2}),
+}
+
+
+def make_loader(how: str, dataset: storeds.StoreDataset) -> storeds.StoreLoader:
+    kind, arguments = LOADERS[how]
+    return kind(dataset, batch_size=4, shuffle=True, **arguments)
+
+
+@pytest.mark.share(4)
+@pytest.mark.parametrize(
+    ("how", "seed"), [*((how, 7) for how in LOADERS), *((how, None) for how in LOADERS if how != "spawned")]
+)
+def test_each_pass_has_a_new_order_and_new_pixels_and_a_run_can_be_repeated(
+    tmp_path: Path, how: str, seed: int | None
+) -> None:
+    url, runs = numbered_store(tmp_path), []
+    for manual_seed in (3, 3, 4):
+        torch.manual_seed(manual_seed)
+        loader = make_loader(how, jittered_dataset(url, seed))
+        runs.append([one_pass(loader) for _ in range(3)])
+    orders = [[int(value) for value in epoch] for epoch in runs[0]]
+    assert [sorted(order) for order in orders] == [list(range(12))] * 3
+    assert len(set(map(tuple, orders))) == 3
+    assert len({value for epoch in runs[0] for value in epoch}) == 3 * 12
+    assert runs[0] == runs[1]
+    assert (runs[0] == runs[2]) == (seed is not None)
+
+
+@pytest.mark.parametrize("how", ["main process", "workers", "threads"])
+def test_loaders_iterated_side_by_side_keep_their_own_epochs(tmp_path: Path, how: str) -> None:
+    dataset = jittered_dataset(numbered_store(tmp_path), 7)
+    one, other = (make_loader(how, dataset) for _ in range(2))
+    expected = [one_pass(one) for _ in range(4)]
+    one.set_epoch(1)
+    other.set_epoch(3)
+    side_by_side = list(zip(one, other, strict=True))
+    assert one_pass(batch for batch, _ in side_by_side) == expected[1]
+    assert one_pass(batch for _, batch in side_by_side) == expected[3]
+
+
+@pytest.mark.slow
+@pytest.mark.share(1)
+@pytest.mark.parametrize("framework", ["lightning", "accelerate", "fastai", "transformers"])
+def test_every_framework_gets_a_new_order_and_new_pixels_in_each_epoch(tmp_path: Path, framework: str) -> None:
+    command = [sys.executable, "-W", "ignore", str(SUPPORT / "_frameworks.py"), framework, numbered_store(tmp_path)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    fits = [json.loads(line) for line in ended.stdout.splitlines() if line.startswith("[")]
+    assert len(fits) == 6, ended.stderr
+    for (what, seed, given), again in zip(fits[::2], fits[1::2], strict=True):
+        orders = {tuple(map(int, given[at : at + 12])) for at in range(0, 36, 12)}
+        assert [sorted(order) for order in orders] == [list(range(12))] * 3, (what, seed)
+        assert len(set(given)) == 36, (what, seed)
+        assert again == [what, seed, given]
+
+
+def test_ranks_without_a_seed_agree_on_one_order(tmp_path: Path) -> None:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    program = [str(SUPPORT / "_seedless_ranks.py"), numbered_store(tmp_path), str(tmp_path)]
+    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    subprocess.run([*torchrun, *program], env=environment, timeout=200, check=True)
+    runs = list(zip(*(json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)), strict=True))
+    for one, other in zip(*runs[0], strict=True):  # the loader's epochs, and the stream's
+        epochs = [mine + theirs for mine, theirs in zip(one, other, strict=True)]
+        assert [sorted(epoch) for epoch in epochs] == [list(range(12))] * 3
+        assert len(set(map(tuple, epochs))) == 3
+    assert runs[1] == runs[0]  # each rank had called torch.manual_seed
+
+
+@pytest.mark.parametrize("what", ["use", "lose_a_node"])
+def test_nothing_draws_from_the_global_generators(
+    what: str, make_engine_url: Callable[[str], str], tmp_path: Path
+) -> None:
+    arguments = [make_engine_url("memory"), make_engine_url("hdf5")] if what == "use" else [str(tmp_path / "server")]
+    program = [sys.executable, str(SUPPORT / "_seeded_program.py"), what, *arguments]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.share(2)
+@pytest.mark.parametrize(
+    "reading",
+    [
+        "iter(storeds.StoreIterable(url, reader='array', fields=['x']))",
+        "iter(storeds.ThreadLoader(dataset, num_workers=2, batch_size=2))",
+        "iter(storeds.StoreLoader(dataset, num_workers=1, batch_size=2))",
+    ],
+)
+def test_an_epoch_left_unfinished_at_exit_says_nothing(tmp_path: Path, reading: str) -> None:
+    script = f"""
+import os, storeds
+url = {numbered_store(tmp_path)!r}
+dataset = storeds.StoreDataset(url, reader="array", fields=["x"])
+os.epoch = {reading}
+next(os.epoch)
+"""
+    done = subprocess.run([sys.executable, "-W", "error", "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
