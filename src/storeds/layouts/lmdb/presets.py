@@ -210,9 +210,8 @@ def _fits(layout: str, value: memoryview) -> bool:
         content = CODECS[PRESETS[layout].codec](value)
     except CodecError:
         return False
-    if (
-        layout == "caffe"
-    ):  # a few bytes may be a message by chance, but not one with an image or the right number of pixels
+    if layout == "caffe":
+        # A few bytes may be a message by chance, but not one with an image or the right number of pixels.
         data, _ = content
         return sniff(data) == "image" if isinstance(data, bytes) else data.size > 0
     return layout in ("npz", "pickled") or (isinstance(content, (dict, list)) and bool(content))
