@@ -80,7 +80,9 @@ def _resize(image: ImageT, size: tuple[int, int], interpolation: str) -> ImageT:
         raise TypeError(f"interpolation {interpolation!r} is for Pillow images; tensors support {', '.join(_OF_TORCH)}")
     dtype = image.dtype
     # torch resizes these dtypes natively. Other dtypes are converted to a float that represents all their values.
-    native = dtype in (torch.float32, torch.float64) or (dtype == torch.uint8 and image.device.type == "cpu")
+    # For one pixel of uint8, torch 2.13 writes beyond the end of its result.
+    is_native_uint8 = dtype == torch.uint8 and image.device.type == "cpu" and size[1] > 1
+    native = dtype in (torch.float32, torch.float64) or is_native_uint8
     work = dtype if native else torch.float32 if dtype.is_floating_point or dtype == torch.uint8 else torch.float64
     batch = image if image.ndim == 4 else image.reshape(-1, *image.shape[-3:])
     out = _interpolate(batch.to(work), size, interpolation)
@@ -96,8 +98,8 @@ def _interpolate(batch: torch.Tensor, size: tuple[int, int], mode: str) -> torch
         return torch.nn.functional.interpolate(batch, size=size, mode=mode)
     height = batch.shape[-2]
     if size[1] == 1 and height > 1:
-        # For a width of one pixel, torch 2.13 computes wrong values or, for uint8, fails an internal assertion. The
-        # transposed image, resized in one direction at a time, gives the right result.
+        # For a width of one pixel, torch 2.13 computes wrong values. The transposed image, resized in one direction at a
+        # time, gives the right result.
         return _interpolate(_interpolate(batch.mT, (1, height), mode), (1, size[0]), mode).mT
     return torch.nn.functional.interpolate(batch, size=size, mode=mode, align_corners=False, antialias=True)
 
