@@ -346,23 +346,27 @@ def test_a_worker_that_may_not_open_the_memory_sends_batches_as_pytorch_does(mon
     assert [(float(values.unique()), int(label)) for values, label in loader(numbered)] == [(n, n) for n in range(24)]
 
 
-def test_a_file_that_got_the_number_of_the_memory_is_never_written_to(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("what", ["file", "memory of another batch"])
+def test_what_got_the_number_of_the_memory_is_never_written_to(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    other = tmp_path / "checkpoint"
-    other.write_bytes(b"weights")
-    acquire = SlotPool.acquire
-    with other.open("r+b") as file:
-        path = f"/proc/{os.getpid()}/fd/{file.fileno()}"
+    acquire, opened = SlotPool.acquire, list[int]()
 
-        def elsewhere(pool: SlotPool) -> Any:
-            name = acquire(pool)
-            return name and name._replace(path=path)
+    def elsewhere(pool: SlotPool) -> Any:
+        name = acquire(pool)
+        assert name is not None
+        is_file = what == "file"
+        other = os.open(tmp_path / "other", os.O_RDWR | os.O_CREAT) if is_file else os.memfd_create(f"{name.label}0")
+        os.pwrite(other, b"weights", 0)
+        opened.append(other)
+        return name._replace(path=f"/proc/{os.getpid()}/fd/{other}")
 
-        monkeypatch.setattr(SlotPool, "acquire", elsewhere)
-        found = [(float(values.unique()), int(label)) for values, label in loader(numbered)]
+    monkeypatch.setattr(SlotPool, "acquire", elsewhere)
+    found = [(float(values.unique()), int(label)) for values, label in loader(numbered)]
     assert found == [(n, n) for n in range(24)]
-    assert other.read_bytes() == b"weights"
+    assert {os.pread(other, 100, 0) for other in opened} == {b"weights"}
+    for other in opened:
+        os.close(other)
 
 
 @pytest.fixture

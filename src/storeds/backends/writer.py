@@ -191,9 +191,7 @@ class StoreWriter:
         self._seals = Seals()
         self._columns = ColumnCollector(self.fields)
         # Each class with the position of the first record that has it.
-        self._classes: dict[str, dict[int | str, int]] = {}
-        if has_roles:
-            self._classes = {name: {} for name in class_fields(self.fields)}
+        self._classes: dict[str, dict[int | str, int]] = {name: {} for name in class_fields(self.fields)}
         self._content = ContentHash()
         self._batch: list[bytes] = []
         self._batch_bytes = self._durable = 0
@@ -390,7 +388,7 @@ class StoreWriter:
             canonical_json(attrs)
         except (ValueError, RecursionError) as error:
             raise ConfigError(f"attrs of {self.url} must be JSON: {error}. {_KEPT}") from None
-        unnamed = unnamed_class(self._classes, attrs.get("classes")) if self._classes else None
+        unnamed = unnamed_class(self._classes, attrs.get("classes"))
         if unnamed is not None:
             position, fault = unnamed
             raise RecordError.at(self.url, position, f"{fault}. {_KEPT}")

@@ -396,7 +396,7 @@ def _open(name: SlotName) -> int:
         be written to.
     """
     file = os.open(name.path, os.O_RDWR)
-    if name.label in os.readlink(f"/proc/self/fd/{file}"):
+    if os.readlink(f"/proc/self/fd/{file}").partition(" ")[0] == f"/memfd:{name.label}":  # " (deleted)" follows
         return file
     os.close(file)
     raise FileNotFoundError(f"{name.path} is not the memory of a batch")

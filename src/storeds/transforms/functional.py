@@ -80,7 +80,7 @@ def _resize(image: ImageT, size: tuple[int, int], interpolation: str) -> ImageT:
         raise TypeError(f"interpolation {interpolation!r} is for Pillow images; tensors support {', '.join(_OF_TORCH)}")
     dtype = image.dtype
     # torch resizes these dtypes natively. Other dtypes are converted to a float that represents all their values.
-    # For one pixel of uint8, torch 2.13 writes beyond the end of its result.
+    # For a width of one pixel of uint8, torch 2.13 fails, or writes beyond the end of its result.
     is_native_uint8 = dtype == torch.uint8 and image.device.type == "cpu" and size[1] > 1
     native = dtype in (torch.float32, torch.float64) or is_native_uint8
     work = dtype if native else torch.float32 if dtype.is_floating_point or dtype == torch.uint8 else torch.float64
