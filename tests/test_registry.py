@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import storeds
+from mask_files import write
 from storeds.backends import MemoryBackend
 from storeds.errors import ConfigError, MissingDependencyError
 from storeds.registry import BACKENDS, DECODERS, LAYOUTS, READERS, Registry
@@ -152,87 +153,76 @@ POINTS = """
 @pytest.fixture
 def site(tmp_path: Path) -> Path:
     """A folder with an installed distribution, as pip leaves it."""
-    package, info = tmp_path / "third_party", tmp_path / "third_party-1.0.dist-info"
-    package.mkdir()
-    info.mkdir()
-    (package / "__init__.py").touch()
-    (package / "good.py").write_text(textwrap.dedent(GOOD))
-    (package / "raises.py").write_text("raise RuntimeError('cannot start')\n")
-    (package / "needs_more.py").write_text("import no_such_engine\n")
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: third-party\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(textwrap.dedent(POINTS))
-    return tmp_path
+    return write(
+        tmp_path,
+        {
+            "third_party/__init__.py": "",
+            "third_party/good.py": textwrap.dedent(GOOD),
+            "third_party/raises.py": "raise RuntimeError('cannot start')\n",
+            "third_party/needs_more.py": "import no_such_engine\n",
+            "third_party-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: third-party\nVersion: 1.0\n",
+            "third_party-1.0.dist-info/entry_points.txt": textwrap.dedent(POINTS),
+        },
+    )
 
 
-def run(site: Path, code: str) -> Any:
-    """Run `code` with `site` on the path; return the JSON it prints."""
-    prelude = f"import sys, json, warnings; sys.path.insert(0, {str(site)!r})\n"
+PROGRAM = """
+    import json, sys, warnings
+    import storeds
+    from storeds.registry import BACKENDS, DECODERS, READERS
+
+    loaded = [module for module in sys.modules if "third_party" in module]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with storeds.open_backend("good://x") as backend:
+            records = backend.get_many([1, 0])
+        with storeds.open_backend("memory://good", layout="theirs") as backend:
+            count = len(backend)
+        storeds.open_writer("memory://other", {"a": "int"}).abort()
+    errors = {}
+    for scheme in ("raises", "missing", "nameless"):
+        try:
+            storeds.open_backend(f"{scheme}://x")
+        except storeds.errors.StoredsError as error:
+            errors[scheme] = [type(error).__name__, str(error)]
+    print(json.dumps({
+        "loaded by import": loaded,
+        "records": records,
+        "count": count,
+        "said": [str(each.message) for each in caught if each.category is RuntimeWarning],
+        "errors": errors,
+        "lmdb": BACKENDS.get("lmdb").__module__,
+        "others": [READERS.get("good")(), DECODERS.get("good")(b"", "RGB")],
+        "rows": {row["name"]: row for row in BACKENDS.describe()},
+    }))
+"""
+
+
+def test_good_plug_ins_work_and_broken_ones_only_warn_and_importing_loads_none(site: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", prelude + textwrap.dedent(code)], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(site)!r})\n{textwrap.dedent(PROGRAM)}"],
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
-
-
-def test_the_good_plug_in_works_and_the_broken_ones_only_warn(site: Path) -> None:
-    found = run(
-        site,
-        """
-        import storeds
-        from storeds.registry import READERS, DECODERS
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            with storeds.open_backend("good://x") as backend:
-                records = backend.get_many([1, 0])
-            with storeds.open_backend("memory://good", layout="theirs") as backend:
-                count = len(backend)
-            storeds.open_writer("memory://other", {"a": "int"}).abort()
-        said = [str(each.message) for each in caught if each.category is RuntimeWarning]
-        errors = {}
-        for scheme in ("raises", "missing", "nameless"):
-            try:
-                storeds.open_backend(f"{scheme}://x")
-            except storeds.errors.StoredsError as error:
-                errors[scheme] = [type(error).__name__, str(error)]
-        from storeds.backends.lmdb import LmdbBackend
-        from storeds.registry import BACKENDS
-        print(json.dumps({
-            "records": records, "count": count, "said": said, "errors": errors,
-            "lmdb is ours": BACKENDS.get("lmdb") is LmdbBackend,
-            "reader": READERS.get("good")(), "decoder": DECODERS.get("good")(b"", "RGB"),
-            "loaded": "third_party.raises" in sys.modules,
-        }))
-        """,
-    )
-    assert found["records"] == [{"a": 42}, {"a": 41}]
-    assert found["count"] == 2
+    found = json.loads(done.stdout)
+    assert found["loaded by import"] == []
+    assert (found["records"], found["count"]) == ([{"a": 42}, {"a": 41}], 2)
     assert found["said"] == ["backend 'lmdb' of third-party is ignored: built in has that name"]
+    nameless = found["errors"].pop("nameless")
     assert found["errors"] == {
         "raises": ["ConfigError", "backend 'raises' (third-party) cannot be loaded: RuntimeError: cannot start"],
         "missing": [
             "MissingDependencyError",
             "backend 'missing' (third-party) cannot be imported: No module named 'no_such_engine'; install third-party",
         ],
-        "nameless": ["MissingDependencyError", found["errors"]["nameless"][1]],
     }
-    assert "NoSuchName" in found["errors"]["nameless"][1]
-    assert found["lmdb is ours"]
-    assert (found["reader"], found["decoder"]) == ("good reader", "good decoder")
-    assert not found["loaded"]
-
-
-def test_every_plug_in_is_described_broken_or_not_and_importing_loads_none(site: Path) -> None:
-    rows, loaded = run(
-        site,
-        """
-        warnings.simplefilter("ignore")
-        import storeds
-        loaded = [module for module in sys.modules if "third_party" in module]
-        from storeds.registry import BACKENDS
-        print(json.dumps([{row["name"]: row for row in BACKENDS.describe()}, loaded]))
-        """,
-    )
-    assert loaded == []
+    assert nameless[0] == "MissingDependencyError"
+    assert "NoSuchName" in nameless[1]
+    assert found["lmdb"] == "storeds.backends.lmdb.backend"
+    assert found["others"] == ["good reader", "good decoder"]
+    rows = found["rows"]
     assert rows["good"] == {"name": "good", "origin": "third-party", "needs": "third-party", "state": "ok"}
     assert rows["lmdb"] == {"name": "lmdb", "origin": "built in", "needs": "lmdb", "state": "ok"}
     assert "cannot start" in rows["raises"]["state"]

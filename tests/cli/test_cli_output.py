@@ -12,22 +12,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 import storeds
+from _packing import storeds_command, storeds_json
 from photographs import jpeg
-from storeds.cli import app
 
 SPECIAL = ["[/b]", "[red]x", "[link=y]z[/link]", "\\[b]", ":smile:", "a  b", "0x1f 'quoted' /a/path"]
 """What rich reads as markup or as emoji codes, or colours."""
 
 STOREDS = str(Path(sys.executable).with_name("storeds"))
-
-
-def run(*arguments: object, code: int = 0) -> str:
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
-    assert result.exit_code == code, result.output
-    return result.output
 
 
 def row(shown: str, first: str) -> str:
@@ -50,14 +43,16 @@ def special_store(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 def test_text_is_printed_as_it_is(special_store: str, tmp_path: Path) -> None:
-    shown = run("info", special_store)
+    shown = storeds_command("info", special_store)
     assert row(shown, "url") == special_store
     assert json.loads(row(shown, "attrs")) == {"classes": SPECIAL}
-    shown = run("verify", special_store, "--workers", 1, code=1)
+    shown = storeds_command("verify", special_store, "--workers", 1, code=1)
     assert row(shown, "1").startswith("[/b]:smile: ")
     assert f"\n{special_store}: 2 records" in shown
     missing = f"{tmp_path}/[red]::smile:.lmdb"
-    assert all(missing in run(command, f"lmdb://{missing}", code=3) for command in ("info", "verify", "bench"))
+    assert all(
+        missing in storeds_command(command, f"lmdb://{missing}", code=3) for command in ("info", "verify", "bench")
+    )
 
 
 @pytest.mark.parametrize("as_json", [True, False])
@@ -70,10 +65,10 @@ def test_no_control_character_reaches_the_terminal(tmp_path: Path, as_json: bool
         writer.publish({"classes": [f"cat{name}31m"], "note": name})
     flags = ["--json"] if as_json else []
     for arguments, code in ((["info", url], 0), (["info", f"{url}{name}"], 3), (["verify", url], 0)):
-        shown = run(*arguments, *flags, code=code)
+        shown = storeds_command(*arguments, *flags, code=code)
         assert all(character.isprintable() or character == "\n" for character in shown)
     if as_json:
-        assert json.loads(run("info", url, "--json"))["attrs"]["note"] == name
+        assert storeds_json("info", url)["attrs"]["note"] == name
 
 
 @pytest.fixture

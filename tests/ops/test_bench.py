@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 import time
 from collections.abc import Callable, Sequence
@@ -12,15 +11,15 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
-from typer.testing import CliRunner
 
 import storeds
 from _damaged import PICTURES, write
 from _foreign_lmdb import put
+from _packing import storeds_command, storeds_json
+from make_store import make_store
 from photographs import jpeg
 from storeds import errors
 from storeds.backends import MemoryBackend
-from storeds.cli import app
 from storeds.datasets.stages import STAGES
 from storeds.ops import Progress, bench
 from storeds.ops.benchmarking import Measurement, _best
@@ -33,15 +32,9 @@ SLOW = 0.004  # seconds a sample, more than everything else together takes
 
 
 def images(url: str, count: int = COUNT) -> str:
-    with storeds.open_writer(url, {"image": "image", "label": "int"}) as writer:
-        writer.append({"image": jpeg(n % 4), "label": n % 3} for n in range(count))
-    return url
-
-
-def run(*arguments: object, code: int = 0) -> str:
-    result = CliRunner().invoke(app, ["bench", *map(str, arguments)])
-    assert result.exit_code == code, result.output
-    return result.output
+    return make_store(
+        {"image": "image", "label": "int"}, ({"image": jpeg(n % 4), "label": n % 3} for n in range(count)), url
+    )
 
 
 def test_a_store_is_measured_by_number_of_workers(make_engine_url: MakeUrl) -> None:
@@ -143,7 +136,7 @@ def test_a_foreign_store_with_options_is_measured(tmp_path: Path) -> None:
     put(tmp_path / "foreign", [(str(n).encode(), jpeg(n)) for n in range(4)], database=b"pictures")
     url = f"lmdb://{tmp_path}/foreign"
     how = ["--layout", "keyed", "--option", "database=pictures", "--workers", 0, "--seconds", BRIEF, "--batch-size", 4]
-    found = json.loads(run(url, *how, "--json"))
+    found = storeds_json("bench", url, *how)
     assert (found["layout"], found["count"]) == ("keyed", 4)
 
 
@@ -183,7 +176,7 @@ def test_invalid_arguments_raise(make_engine_url: MakeUrl, wrong: dict[str, Any]
         wrong["config"]["dataset"]["url"] = url
     with pytest.raises(errors.ConfigError, match=message):
         bench(**{"url": url, **wrong})
-    assert "takes numbers separated by commas" in run(url, "--workers", "two", code=2)
+    assert "takes numbers separated by commas" in storeds_command("bench", url, "--workers", "two", code=2)
 
 
 # The command
@@ -192,14 +185,14 @@ def test_invalid_arguments_raise(make_engine_url: MakeUrl, wrong: dict[str, Any]
 def test_the_table_shows_stages_and_json_has_everything(make_engine_url: MakeUrl) -> None:
     url = images(make_engine_url("lmdb"))
     how = [url, "--workers", "0,1", "--seconds", BRIEF, "--batch-size", 8]
-    shown = run(*how)
+    shown = storeds_command("bench", *how)
     rows = [line.split() for line in shown.splitlines() if line]
     assert " ".join(rows[0]) == "workers samples/s start s read µs decode µs transform µs collate µs waiting µs"
     assert [row[0] for row in rows[2:4]] == ["0", "1"]
     assert f"{url}: {COUNT} samples, batches of 8" in shown
     assert "advice: num_workers = " in shown
 
-    found = json.loads(run(*how, "--json"))
+    found = storeds_json("bench", *how)
     assert found["url"] == url
     assert found["workers"] in (0, 1)
     assert found["advice"]

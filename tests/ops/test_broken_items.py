@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import tarfile
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,102 +12,60 @@ from typing import Any
 import pytest
 
 import storeds
+from _packing import records_of
+from _source_files import jsonl, tar
+from mask_files import write
 from photographs import jpeg
 from storeds.ops.packing.rows import Bad
 
 COUNT, GOOD = 30, 45
 
 
-def _empty(path: Path) -> None:
-    path.touch()
+def without_scan() -> bytes:
+    return jpeg(2)[: jpeg(2).index(b"\xff\xda")]
 
 
-def _text(path: Path) -> None:
-    path.write_text("<html>404</html>")
-
-
-def _header(path: Path) -> None:
-    path.write_bytes(jpeg(1)[:100])
-
-
-def _zeros(path: Path) -> None:
-    path.write_bytes(bytes(5000))
-
-
-def _without_scan(path: Path) -> None:
-    data = jpeg(2)
-    path.write_bytes(data[: data.index(b"\xff\xda")])
-
-
-def _dangling(path: Path) -> None:
-    path.symlink_to("nowhere.jpg")
-
-
-def _loop(path: Path) -> None:
-    path.symlink_to(path.name)
-
-
-def _outside(path: Path) -> None:
-    path.symlink_to("/etc/hostname")
-
-
-def _fifo(path: Path) -> None:
-    os.mkfifo(path)
-
-
-def _not_utf8(path: Path) -> None:
+def name_not_utf8(path: Path) -> None:
     (path.parent / os.fsdecode(path.stem.encode() + b"\xff.jpg")).write_bytes(jpeg(1))
 
 
-BREAK: dict[str, tuple[Callable[[Path], None], str]] = {
-    "empty": (_empty, "is empty (0 bytes)"),
-    "text": (_text, "cannot be read as an image"),
-    "header": (_header, "cannot be read as an image"),
-    "zeros": (_zeros, "cannot be read as an image"),
-    "scanless": (_without_scan, "cannot be read as an image"),
-    "dangling": (_dangling, "cannot be read: No such file or directory"),
-    "loop": (_loop, "cannot be "),
-    "outside": (_outside, "is a link to /etc/hostname, outside"),
-    "fifo": (_fifo, "is not a regular file"),
-    "bytes": (_not_utf8, "its name is not valid UTF-8"),
+BREAK: dict[str, tuple[Callable[[Path], object], str]] = {
+    "empty": (lambda path: path.touch(), "is empty (0 bytes)"),
+    "text": (lambda path: path.write_text("<html>404</html>"), "cannot be read as an image"),
+    "header": (lambda path: path.write_bytes(jpeg(1)[:100]), "cannot be read as an image"),
+    "zeros": (lambda path: path.write_bytes(bytes(5000)), "cannot be read as an image"),
+    "scanless": (lambda path: path.write_bytes(without_scan()), "cannot be read as an image"),
+    "dangling": (lambda path: path.symlink_to("nowhere.jpg"), "cannot be read: No such file or directory"),
+    "loop": (lambda path: path.symlink_to(path.name), "cannot be "),
+    "outside": (lambda path: path.symlink_to("/etc/hostname"), "is a link to /etc/hostname, outside"),
+    "fifo": (os.mkfifo, "is not a regular file"),
+    "bytes": (name_not_utf8, "its name is not valid UTF-8"),
 }
+KEPT = {"empty", "text", "header", "zeros", "scanless"}  # the others have no bytes
 
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    root = tmp_path / "tree"
-    for number in range(GOOD):
-        path = root / f"c{number % 3}/good{number:02}.jpg"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(jpeg(number % 12))
+    root = write(tmp_path / "tree", {f"c{n % 3}/good{n:02}.jpg": n % 12 for n in range(GOOD)})
     for name, (damage, _) in BREAK.items():
         for number in range(COUNT):
             damage(root / f"c{number % 3}/{name}{number:02}.jpg")
     return root
 
 
-def names_and_reasons(problems: list[Bad], packed: storeds.ops.Packed) -> dict[str, list[str]]:
-    """Return the reasons by kind of damage."""
-    found: dict[str, list[str]] = {name: [] for name in BREAK}
-    for problem in problems:
-        kind = next(kind for kind in BREAK if kind in Path(problem.name.split(" ", 3)[-1].strip("()")).name)
-        found[kind].append(problem.reason)
-    assert packed.count == GOOD
-    assert packed.left_out == len(problems) == COUNT * len(BREAK)
-    return found
-
-
 def test_of_a_folder(tree: Path, tmp_path: Path) -> None:
     problems: list[Bad] = []
     packed = storeds.pack(tree, f"lmdb://{tmp_path}/store", on_bad="skip", on_problem=problems.append)
-    for name, reasons in names_and_reasons(problems, packed).items():
-        assert len(reasons) == COUNT, name
-        assert all(reason.startswith(BREAK[name][1]) for reason in reasons), reasons[0]
-    with storeds.open_backend(f"lmdb://{tmp_path}/store") as backend:
-        records: list[Any] = list(backend.get_many(range(GOOD), ["key"]))
-        assert [record["key"] for record in records] == [
-            f"c{label}/good{number:02}.jpg" for label in range(3) for number in range(label, GOOD, 3)
-        ]
+    assert (packed.count, packed.left_out) == (GOOD, COUNT * len(BREAK))
+    found = Counter[str]()
+    for problem in problems:
+        name = next(name for name in BREAK if Path(problem.name).name.startswith(name))
+        assert problem.reason.startswith(BREAK[name][1])
+        found[name] += 1
+    assert found == dict.fromkeys(BREAK, COUNT)
+    assert records_of(tmp_path / "store", "key") == [
+        {"key": f"c{label}/good{number:02}.jpg"} for label in range(3) for number in range(label, GOOD, 3)
+    ]
     with pytest.raises(storeds.errors.RecordError, match="300 of 345 items cannot be packed") as raised:
         storeds.pack(tree, f"lmdb://{tmp_path}/none")
     assert len(str(raised.value).splitlines()) == 1 + COUNT * len(BREAK)
@@ -118,7 +76,7 @@ def test_keep_says_what_it_kept(tree: Path, tmp_path: Path) -> None:
     problems: list[Bad] = []
     packed = storeds.pack(tree, f"lmdb://{tmp_path}/store", on_bad="keep", on_problem=problems.append)
     kept = {kind for kind in BREAK for problem in problems if problem.kept and f"/{kind}" in problem.name}
-    assert kept == {"empty", "text", "header", "zeros", "scanless"}  # the others have no bytes
+    assert kept == KEPT
     assert packed.count == GOOD + len(kept) * COUNT
     assert packed.left_out == (len(BREAK) - len(kept)) * COUNT
 
@@ -130,8 +88,7 @@ def as_csv(tree: Path, paths: list[str]) -> tuple[Path, dict[str, Any]]:
 
 
 def as_jsonl(tree: Path, paths: list[str]) -> tuple[Path, dict[str, Any]]:
-    rows = (json.dumps({"path": path, "label": int(path[1])}) for path in paths)
-    (tree / "list.jsonl").write_text("\n".join(rows))
+    (tree / "list.jsonl").write_text(jsonl(*({"path": path, "label": int(path[1])} for path in paths)))
     return tree / "list.jsonl", {}
 
 
@@ -157,16 +114,14 @@ def test_of_lists_of_the_same_files(
 
 
 def test_of_tar_members(tree: Path, tmp_path: Path) -> None:
-    kinds = ("empty", "text", "header", "zeros", "scanless")
-    with tarfile.open(tmp_path / "shard.tar", "w") as shard:
-        for path in sorted(tree.glob("*/*")):
-            if path.name.startswith(("good", *kinds)):
-                label = tmp_path / "label"
-                label.write_text(path.parent.name[1])
-                shard.add(path, f"{path.parent.name}/{path.stem}.jpg")
-                shard.add(label, f"{path.parent.name}/{path.stem}.cls")
+    members: dict[str, bytes] = {}
+    for path in sorted(tree.glob("*/*")):
+        if path.name.startswith(("good", *KEPT)):
+            name = f"{path.parent.name}/{path.stem}"
+            members |= {f"{name}.jpg": path.read_bytes(), f"{name}.cls": path.parent.name[1].encode()}
+    write(tmp_path, {"shard.tar": tar(members)})
     problems: list[Bad] = []
     target = f"lmdb://{tmp_path}/store"
     packed = storeds.pack(tmp_path / "shard.tar", target, on_bad="skip", on_problem=problems.append)
     assert packed.count == GOOD
-    assert len({problem.name for problem in problems}) == len(problems) == COUNT * len(kinds)
+    assert len({problem.name for problem in problems}) == len(problems) == COUNT * len(KEPT)

@@ -14,18 +14,14 @@ from typer.testing import CliRunner
 
 import storeds
 from _damaged import PICTURES, write
+from _packing import storeds_command, storeds_json
+from make_store import make_store
 from photographs import jpeg, photograph
 from storeds.cli import app
 from storeds.ops import ContactSheet, Finding
 
 # What a sheet looks like: pixels of a tile, of the gap and of a line below it, and tiles in a row.
 _SIDE, _GAP, _LINE, _HEADING, _COLUMNS = 160, 12, 15, 30, 10
-
-
-def run(*arguments: object, code: int = 0) -> str:
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
-    assert result.exit_code == code, result.output
-    return result.output
 
 
 def tiles(path: Path, *sections: int) -> list[tuple[Any, Any]]:
@@ -49,7 +45,7 @@ def tiles(path: Path, *sections: int) -> list[tuple[Any, Any]]:
 def test_the_sheet_shows_damaged_pictures_repaired_the_most_frequent_kind_first(tmp_path: Path) -> None:
     url, path = f"hdf5://{tmp_path}/a.h5", tmp_path / "sheet.png"
     write(url)
-    shown = run("verify", url, "--contact-sheet", path, code=1)
+    shown = storeds_command("verify", url, "--contact-sheet", path, code=1)
     assert f"{path}: 4 pictures" in shown
     kinds = {"truncated_scan": 4, "not_jpeg": 2, "corrupt_data": 2, "missing_eoi": 1, "truncated_header": 1}
     drawn = dict(zip(("no pixel", "filled up", "half", "coarse"), tiles(path, 4), strict=True))
@@ -66,8 +62,7 @@ def test_the_sheet_shows_damaged_pictures_repaired_the_most_frequent_kind_first(
 
 def test_the_worst_thirty_of_a_kind_are_shown_worst_first(tmp_path: Path) -> None:
     url, path = f"lmdb://{tmp_path}/a.lmdb", tmp_path / "sheet.png"
-    with storeds.open_writer(url, {"image": "image"}) as writer:
-        writer.append({"image": jpeg(n, (40, 40))[:-2]} for n in range(8))
+    make_store({"image": "image"}, ({"image": jpeg(n, (40, 40))[:-2]} for n in range(8)), url)
     findings = [Finding("truncated_scan", "", n % 8, f"{n}", "image", (n + 1) / 101) for n in range(100)]
     crashes = [Finding("crash", "a reason " * 90, n, "0.jpg") for n in range(5000)]
     assert ContactSheet(path).draw(url, [*findings[::-1], *crashes]) == 30
@@ -80,18 +75,17 @@ def test_the_worst_thirty_of_a_kind_are_shown_worst_first(tmp_path: Path) -> Non
 def test_names_in_any_script_and_of_any_length_fit(tmp_path: Path) -> None:
     url, path = f"lmdb://{tmp_path}/a.lmdb", tmp_path / "sheet.png"
     keys = ["名前/é.jpg", "x" * 10_000, "tab\tline\nnul\0", ""]
-    with storeds.open_writer(url, {"key": "str", "image": "image"}) as writer:
-        writer.append({"key": key, "image": jpeg(0)[:-2]} for key in keys)
+    make_store({"key": "str", "image": "image"}, ({"key": key, "image": jpeg(0)[:-2]} for key in keys), url)
     ContactSheet(path).draw(url, storeds.verify(url).findings)
     assert len({text.tobytes() for _, text in tiles(path, len(keys))}) == len(keys)
-    assert r"tab\tline\nnul\x00" in run("verify", url, code=1)
+    assert r"tab\tline\nnul\x00" in storeds_command("verify", url, code=1)
 
 
 def test_a_store_without_damage_gets_a_sheet_that_says_so(tmp_path: Path) -> None:
     url, path = f"lmdb://{tmp_path}/a.lmdb", tmp_path / "sheet.png"
     write(url, {"whole": PICTURES["whole"]})
     path.write_bytes(b"an older one")
-    run("verify", url, "--contact-sheet", path)
+    storeds_command("verify", url, "--contact-sheet", path)
     with Image.open(path) as sheet:
         assert np.asarray(sheet).min() < 100
     assert sorted(os.listdir(tmp_path)) == ["a.lmdb", "sheet.png"]
@@ -100,7 +94,7 @@ def test_a_store_without_damage_gets_a_sheet_that_says_so(tmp_path: Path) -> Non
 @pytest.mark.parametrize("name", ["nowhere/sheet.png", "folder.png", "sheet.jpg"])
 def test_an_unwritable_sheet_raises_before_checking(tmp_path: Path, name: str) -> None:
     (tmp_path / "folder.png").mkdir()
-    error = json.loads(run("verify", "/nowhere.lmdb", "--contact-sheet", tmp_path / name, "--json", code=2))["error"]
+    error = storeds_json("verify", "/nowhere.lmdb", "--contact-sheet", tmp_path / name, code=2)["error"]
     assert error["type"] == "ConfigError"
     assert name in error["message"]
     assert os.listdir(tmp_path) == ["folder.png"]

@@ -17,8 +17,8 @@ from PIL import Image
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 import storeds
-from _packing import photos
 from _rows import Source
+from mask_files import write
 from photographs import jpeg, photograph
 from storeds.errors import ConfigError
 from storeds.protocols import Field
@@ -71,7 +71,7 @@ def test_tensors_and_arrays_become_arrays() -> None:
 
 
 def test_an_unchanged_pil_image_is_stored_as_its_file(tmp_path: Path) -> None:
-    path = photos(tmp_path, "0.jpg") / "0.jpg"
+    path = write(tmp_path, {"0.jpg": 0}) / "0.jpg"
     loaded, smaller, drawn = Image.open(path), Image.open(path), Image.open(path)
     loaded.load()
     smaller.thumbnail((20, 20))
@@ -203,7 +203,10 @@ def test_unsupported_datasets_raise(dataset: Any, options: Any, message: str) ->
 
 def test_an_imagefolder_is_packed_as_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     datasets = pytest.importorskip("torchvision.datasets")
-    tree = photos(tmp_path / "tree", *(f"{kind}/{n}.jpg" for kind in ("cat", "dog", "emu") for n in range(5)))
+    tree = write(
+        tmp_path / "tree",
+        {f"{kind}/{n}.jpg": 5 * at + n for at, kind in enumerate(("cat", "dog", "emu")) for n in range(5)},
+    )
     wanted = storeds.pack(tree, "memory://folder", overwrite=True)
     plain = datasets.ImageFolder(str(tree))
     cropped = datasets.ImageFolder(str(tree), transform=lambda image: image.resize((2, 2)))
@@ -238,7 +241,9 @@ def test_an_imagefolder_is_packed_as_its_folder(tmp_path: Path, monkeypatch: pyt
 
 def test_a_dataset_of_a_store_is_packed_as_its_records(tmp_path: Path) -> None:
     url = f"lmdb://{tmp_path}/a.lmdb"
-    tree = photos(tmp_path / "tree", *(f"{kind}/{n}.jpg" for kind in ("cat", "dog") for n in range(5)))
+    tree = write(
+        tmp_path / "tree", {f"{kind}/{n}.jpg": 5 * at + n for at, kind in enumerate(("cat", "dog")) for n in range(5)}
+    )
     stored = storeds.pack(tree, url, split={"train": 0.8, "val": 0.2})
     everything = storeds.StoreDataset(url, decode="tensor")
     assert storeds.pack(everything, "memory://copy", overwrite=True).id == stored.id

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 from pycocotools.coco import COCO
-from typer.testing import CliRunner
 
 import storeds
+from _packing import interrupt, storeds_command, storeds_json
 from make_store import make_store
+from mask_files import mask, write
 from photographs import jpeg
-from storeds.cli import app
-from storeds.errors import ConfigError, StoredsError, StoreExistsError
+from storeds.errors import ConfigError, RecordError, StoredsError, StoreExistsError
 
 FIELDS: dict[str, Any] = {
     "image": {"kind": "image", "role": "image"},
@@ -27,7 +27,6 @@ FIELDS: dict[str, Any] = {
     "thumbnail": "bytes",
     "weather": "str",
 }
-RUNNER = CliRunner()
 
 
 def store(url: str, keys: list[str], fields: dict[str, Any] | None = None, **values: Any) -> str:
@@ -41,6 +40,7 @@ def store(url: str, keys: list[str], fields: dict[str, Any] | None = None, **val
                 "key": key,
                 "thumbnail": b"x",
                 "weather": "rain",
+                "mask": mask(number),
                 **values,
             }
             writer.append([{name: record[name] for name in declared}])
@@ -48,9 +48,13 @@ def store(url: str, keys: list[str], fields: dict[str, Any] | None = None, **val
     return url
 
 
-@pytest.mark.parametrize("engine", ["lmdb", "hdf5", "mongodb"])
-def test_coco_of_a_store_with_roles(engine: str, make_engine_url: Any, tmp_path: Path) -> None:
-    url = store(make_engine_url(engine), ["a.jpg", "sub/b.jpg", "c"])
+def truth_of(out: Path) -> COCO:
+    with contextlib.redirect_stdout(io.StringIO()):
+        return COCO(str(out / "annotations.json"))
+
+
+def test_coco_of_a_store_with_roles(tmp_path: Path) -> None:
+    url = store(f"lmdb://{tmp_path}/a.lmdb", ["a.jpg", "sub/b.jpg", "c"])
     done = storeds.export(url, tmp_path / "out", format="coco")
     assert done.count == 3
     assert done.files == 4
@@ -68,33 +72,24 @@ def test_coco_of_a_store_with_roles(engine: str, make_engine_url: Any, tmp_path:
     }
 
 
-@pytest.mark.parametrize(
-    "key",
-    ["../../evil.jpg", "/etc/evil.jpg", "..", "", "a\0b.jpg", "x" * 300, "a/" * 3000 + "x.jpg"],
-    ids=lambda key: repr(key[:16]),
-)
-def test_no_key_leaves_the_folder(key: str, tmp_path: Path) -> None:
-    url = store(f"lmdb://{tmp_path}/a.lmdb", [key, "a.jpg"])
-    done = storeds.export(url, tmp_path / "out", format="coco")
-    there = sorted(path.relative_to(tmp_path / "out") for path in (tmp_path / "out").rglob("*") if path.is_file())
-    assert len(there) == 4
-    assert {path.name for path in tmp_path.iterdir()} == {"a.lmdb", "out"}
-    assert "1 key is no usable name" in done.notes[0]
-
-
 @pytest.mark.parametrize("format", ["coco", "folder", "yolo"])
 @pytest.mark.parametrize(
     "keys",
     [
         ["a-00000002.jpg", "a.jpg", "a.jpg", "./a.jpg", "b", "b/c.jpg", "b.jpg"],
         ["a.jpg", "a-00000002.jpg", "a.png", "../a.jpg", "images/a.jpg"],  # YOLO has one label file for a.jpg and a.png
+        ["../../x.jpg", "/etc/x.jpg", "..", "", ".", "a\0b.jpg", "x" * 300, "a/" * 3000 + "x.jpg", "é\x1b[31m.png"],
     ],
+    ids=["equal", "alike", "hostile"],
 )
-def test_equal_names_stay_apart(keys: list[str], format: str, tmp_path: Path) -> None:
-    url, out = store(f"lmdb://{tmp_path}/a.lmdb", keys), tmp_path / "out"
+def test_equal_names_stay_apart_and_none_leaves_the_folder(keys: list[str], format: str, tmp_path: Path) -> None:
+    mask_field = {"mask": {"kind": "image", "role": "mask"}} if format == "folder" else {}
+    url, out = store(f"lmdb://{tmp_path}/a.lmdb", keys, {**FIELDS, **mask_field}), tmp_path / "out"
     done = storeds.export(url, out, format=format)
+    assert {path.name for path in tmp_path.iterdir()} == {"a.lmdb", "out"}
     pictures = [path.read_bytes() for path in out.rglob("*") if path.suffix in (".jpg", ".png")]
-    assert sorted(pictures) == sorted(jpeg(number) for number in range(len(keys)))
+    masks = [mask(number) for number in range(len(keys)) if mask_field]
+    assert sorted(pictures) == sorted([*(jpeg(number) for number in range(len(keys))), *masks])
     assert any(" no usable name for a file, or another file has it" in note for note in done.notes)
     if format == "coco":
         images = json.loads((out / "annotations.json").read_text())["images"]
@@ -102,25 +97,23 @@ def test_equal_names_stay_apart(keys: list[str], format: str, tmp_path: Path) ->
             assert (out / "images" / image["file_name"]).read_bytes() == jpeg(number)
     if format == "yolo":
         assert len(list((out / "labels").rglob("*.txt"))) == len(keys)
+    if format == "folder":
+        assert storeds.pack(out, f"lmdb://{tmp_path}/b.lmdb").id == storeds.info(url).id
 
 
 @pytest.mark.parametrize("same", [True, False])
 def test_ids_that_repeat_in_several_stores_stay_apart(same: bool, tmp_path: Path) -> None:
     picture = {"file_name": "a.jpg", "width": 96, "height": 64}
     for number in range(2):
-        folder = tmp_path / f"{number}"
-        folder.mkdir()
-        (folder / "a.jpg").write_bytes(jpeg(number))
         rows = [{"id": 5 + row, "image_id": 1, "category_id": 3, "bbox": [number, row, 9, 9]} for row in range(2)]
         categories = [{"id": 3, "name": "cat"}]
         file: dict[str, Any] = {"images": [{"id": 1, **picture}], "annotations": rows, "categories": categories}
         file |= {} if same else {"info": {"number": number}}
-        (folder / "a.json").write_text(json.dumps(file))
+        folder = write(tmp_path / f"{number}", {"a.jpg": number, "a.json": json.dumps(file)})
         storeds.pack(folder / "a.json", f"lmdb://{tmp_path}/{number}.lmdb")
     urls = [f"lmdb://{tmp_path}/{number}.lmdb" for number in range(2)]
     done = storeds.export(urls, tmp_path / "out", format="coco")
-    with contextlib.redirect_stdout(io.StringIO()):
-        read = COCO(str(tmp_path / "out/annotations.json"))
+    read = truth_of(tmp_path / "out")
     assert (len(read.imgs), len(read.anns)) == (2, 4)
     boxes = [[each["bbox"] for each in read.imgToAnns[number]] for number in read.imgs]
     assert boxes == [[[number, 0, 9, 9], [number, 1, 9, 9]] for number in range(2)]
@@ -172,10 +165,6 @@ def test_a_failed_export_leaves_nothing(tmp_path: Path) -> None:
             storeds.export(url, tmp_path / "out", format=format)
     with pytest.raises(StoredsError, match="create"):
         storeds.export(url, tmp_path / "no/such/out", format="coco")
-
-    def interrupt(_: object) -> None:
-        raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
         storeds.export(url, tmp_path / "out", format="folder", progress=interrupt)
     assert {path.name for path in tmp_path.iterdir()} == {"a.lmdb"}
@@ -185,26 +174,13 @@ def test_a_failed_export_leaves_nothing(tmp_path: Path) -> None:
 def test_the_command_exports_what_pack_reads(format: str, source: str, tmp_path: Path) -> None:
     url, out = store(f"lmdb://{tmp_path}/a.lmdb", ["a.jpg"]), tmp_path / "out"
 
-    def run(*arguments: str) -> Any:
-        return RUNNER.invoke(app, [*arguments])
-
-    command = ("export", url, str(out), "--format", format)
-    done = run(*command)
-    assert done.exit_code == 0, done.output
-    assert f"1 record as {format}, " in done.output.replace("\n", " ")
-    assert ("thumbnail is not in the export" in done.output.replace("\n", " ")) == (format != "folder")
-    assert run(*command, "--json").exit_code == 3
-    replaced = run(*command, "--overwrite", "--json")
-    assert replaced.exit_code == 0
-    assert json.loads(replaced.stdout)["count"] == 1
-    packed = run("pack", str(out / source), f"{tmp_path}/b.lmdb", "--json")
-    assert packed.exit_code == 0, packed.output
-    assert json.loads(packed.stdout)["count"] == 1
-
-
-def truth_of(out: Path) -> COCO:
-    with contextlib.redirect_stdout(io.StringIO()):
-        return COCO(str(out / "annotations.json"))
+    command = ("export", url, out, "--format", format)
+    shown = storeds_command(*command).replace("\n", " ")
+    assert f"1 record as {format}, " in shown
+    assert ("thumbnail is not in the export" in shown) == (format != "folder")
+    storeds_command(*command, code=3)
+    assert storeds_json(*command, "--overwrite")["count"] == 1
+    assert storeds_json("pack", out / source, f"{tmp_path}/b.lmdb")["count"] == 1
 
 
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # of pycocotools
@@ -289,16 +265,6 @@ def test_a_store_of_captions_becomes_annotations_with_captions(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("format", ["coco", "yolo"])
-def test_other_numbers_of_labels_than_masks_are_an_error(format: str, tmp_path: Path) -> None:
-    fields = {"image": FIELDS["image"], "masks": {"kind": "json", "role": "mask", "format": "coco"}}
-    fields |= {"labels": FIELDS["labels"], "key": "str"}
-    url = store(f"lmdb://{tmp_path}/a.lmdb", ["a.jpg"], fields, masks=[[[1, 1, 9, 1, 9, 9]]])
-    with pytest.raises(StoredsError, match=r"record 0 .*'labels' describes 2 objects, and the record has 1"):
-        storeds.export(url, tmp_path / "out", format=format)
-    assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize("format", ["coco", "yolo"])
 def test_formats_without_room_for_damage_say_so(tmp_path: Path, format: str) -> None:
     objects = {"boxes": np.array([[1, 2, 9, 9]], np.float32), "labels": np.array([0])}
     blobs = (jpeg(0), jpeg(1)[: len(jpeg(1)) // 2])
@@ -308,11 +274,29 @@ def test_formats_without_room_for_damage_say_so(tmp_path: Path, format: str) -> 
     assert [note for note in done.notes if "1 picture of the store is damaged or repaired" in note]
 
 
+PLAIN = {"image": "image", "weather": "str"}
+MASKED = {
+    "image": FIELDS["image"],
+    "masks": {"kind": "json", "role": "mask", "format": "coco"},
+    "labels": FIELDS["labels"],
+}
+UNEQUAL = "record 0 .*'labels' describes 2 objects, and the record has 1"
+
+
 @pytest.mark.parametrize(
-    ("format", "message"),
-    [("koko", "the formats are coco"), ("coco", "role boxes.* --role"), ("yolo", "role boxes.* --role")],
+    ("format", "fields", "error", "message"),
+    [
+        ("koko", PLAIN, ConfigError, "the formats are coco"),
+        ("coco", PLAIN, ConfigError, "role boxes.* --role"),
+        ("yolo", PLAIN, ConfigError, "role boxes.* --role"),
+        ("coco", MASKED, RecordError, UNEQUAL),
+        ("yolo", MASKED, RecordError, UNEQUAL),
+    ],
 )
-def test_stores_that_do_not_fit_a_format(format: str, message: str, tmp_path: Path) -> None:
-    url = store(f"lmdb://{tmp_path}/a.lmdb", ["a.jpg"], {"image": "image", "weather": "str"})
-    with pytest.raises(ConfigError, match=message):
+def test_stores_that_do_not_fit_a_format(
+    format: str, fields: dict[str, Any], error: type[Exception], message: str, tmp_path: Path
+) -> None:
+    url = store(f"lmdb://{tmp_path}/a.lmdb", ["a.jpg"], fields, masks=[[[1, 1, 9, 1, 9, 9]]])
+    with pytest.raises(error, match=message):
         storeds.export(url, tmp_path / "out", format=format)
+    assert not (tmp_path / "out").exists()

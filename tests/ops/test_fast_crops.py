@@ -1,13 +1,9 @@
-"""``pack --fast-crops`` and ``convert --fast-crops``: the same bytes in every engine, counted, resumable, never silent."""
+"""``pack --fast-crops`` and ``convert --fast-crops``: the same bytes in every engine, counted, never silent."""
 
 from __future__ import annotations
 
-import io
 import json
 import os
-import signal
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -16,25 +12,18 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
-from PIL import Image
-from typer.testing import CliRunner
 
 import storeds
-from _packing import stored_records
-from photographs import jpeg, photograph
+from _packing import records_of, stored_records, storeds_command, storeds_json
+from make_store import make_store
+from mask_files import write
+from photographs import by_pillow, jpeg, photograph, saved
 from storeds import errors, open_backend
-from storeds.cli import app
 from storeds.ops import info
 from storeds.transforms import Compose, RandomHorizontalFlip, RandomResizedCrop
 
 MakeUrl = Callable[[str], str]
 ENGINES = ("lmdb", "hdf5", "mongodb")
-
-
-def png() -> bytes:
-    buffer = io.BytesIO()
-    photograph(3, (448, 240)).save(buffer, "PNG")
-    return buffer.getvalue()
 
 
 FILES = {
@@ -43,17 +32,14 @@ FILES = {
     "progressive": jpeg(2, (448, 240), quality=60, progressive=True),
     "half": jpeg(1, (448, 240))[:4000],
     "small": jpeg(1, (64, 48)),
-    "other": png(),
+    "other": saved(photograph(3, (448, 240))),
 }
 OUTCOMES = {"had them": 1, "damaged": 1, "too small": 1, "no JPEG": 1}
 
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    (tmp_path / "tree").mkdir()
-    for key, blob in FILES.items():
-        (tmp_path / "tree" / f"{key}.jpg").write_bytes(blob)
-    return tmp_path / "tree"
+    return write(tmp_path / "tree", {f"{key}.jpg": blob for key, blob in FILES.items()})
 
 
 def pack(source: Any, url: str, **options: Any) -> Any:
@@ -62,20 +48,8 @@ def pack(source: Any, url: str, **options: Any) -> Any:
 
 def stored(url: str) -> dict[str, tuple[bytes, str]]:
     """Return key → picture and verdict."""
-    with open_backend(url) as backend:
-        found: list[Any] = backend.get_many(range(len(backend)), ("key", "image", "image_finding"))
-    return {record["key"].removesuffix(".jpg"): (record["image"], record["image_finding"]) for record in found}
-
-
-def pixels(blob: bytes) -> Any:
-    with Image.open(io.BytesIO(blob)) as image:
-        return np.asarray(image)
-
-
-def run(*arguments: object, code: int = 0) -> str:
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
-    assert result.exit_code == code, result.output
-    return result.output
+    found = records_of(url, "key", "image", "image_finding")
+    return {row["key"].removesuffix(".jpg"): (row["image"], row["image_finding"]) for row in found}
 
 
 def test_pack_marks_what_gains_and_reports_the_rest(tree: Path, tmp_path: Path) -> None:
@@ -89,7 +63,7 @@ def test_pack_marks_what_gains_and_reports_the_rest(tree: Path, tmp_path: Path) 
         key = record["key"].removesuffix(".jpg")
         if record["image"] != FILES[key]:
             changed += 1
-            assert np.array_equal(pixels(record["image"]), pixels(FILES[key]))
+            assert np.array_equal(by_pillow(record["image"]), by_pillow(FILES[key]))
             assert b"\xff\xdd\x00\x04" in record["image"]
             assert record["image_finding"] == "intact"
     assert changed == packed.restarts["added"]
@@ -131,40 +105,6 @@ def test_without_the_option_nothing_changes_but_the_ready_are_counted(tree: Path
     assert {key: blob for key, (blob, _) in stored(f"lmdb://{tmp_path}/b.lmdb").items()} == FILES
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("command", ["pack", "convert"])
-def test_a_killed_run_resumes_to_the_same_store_but_not_without_the_option(
-    make_engine_url: MakeUrl, engine: str, command: str, tree: Path, tmp_path: Path
-) -> None:
-    plain = f"lmdb://{tmp_path}/plain.lmdb"
-    storeds.pack(tree, plain, kind="flat")
-    whole = pack(tree, f"lmdb://{tmp_path}/whole.lmdb")
-    url = make_engine_url(engine)
-    call = f"{str(tree)!r}, {url!r}, kind='flat'" if command == "pack" else f"{plain!r}, {url!r}"
-    code = (
-        "import os, signal, storeds\n"
-        "from storeds.ops import common\n"
-        "from storeds.ops.packing import prepare\n"
-        "prepare._CHUNK_ITEMS = common._BATCH = 2\n"
-        "def kill(state):\n"
-        "    if state.done > 9: os.kill(os.getpid(), signal.SIGKILL)\n"
-        f"storeds.{command}({call}, fast_crops=True, commit_every=3, progress=kill)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True)
-    assert done.returncode == -signal.SIGKILL, done.stderr
-
-    def again(**options: Any) -> Any:
-        if command == "pack":
-            return pack(tree, url, resume=True, **options)
-        return storeds.convert(plain, url, **{"fast_crops": True, "resume": True, **options})
-
-    with pytest.raises(errors.ConfigError, match="fast_crops was true and is false"):
-        again(fast_crops=False)
-    found = again()
-    assert (found.id, found.fast_crops, found.restarts) == (whole.id, whole.fast_crops, whole.restarts)
-    assert stored(url) == stored(f"lmdb://{tmp_path}/whole.lmdb")
-
-
 @pytest.mark.parametrize("command", ["pack", "convert"])
 def test_a_missing_program_is_an_error_before_anything_is_written(
     tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
@@ -174,7 +114,7 @@ def test_a_missing_program_is_an_error_before_anything_is_written(
     before = sorted(os.listdir(tmp_path))
     monkeypatch.setenv("PATH", "/nowhere")
     source = tree if command == "pack" else plain
-    said = run(command, source, f"lmdb://{tmp_path}/new.lmdb", "--fast-crops", code=2)
+    said = storeds_command(command, source, f"lmdb://{tmp_path}/new.lmdb", "--fast-crops", code=2)
     assert "apt install libjpeg-turbo-progs" in said
     assert sorted(os.listdir(tmp_path)) == before
 
@@ -199,17 +139,16 @@ def test_a_program_that_dies_stops_the_pack_which_resumes(
 
 
 def test_the_commands_report_the_outcomes(tree: Path, tmp_path: Path) -> None:
-    said = run("pack", tree, tmp_path / "a.lmdb", "--kind", "flat", "--fast-crops")
+    said = storeds_command("pack", tree, tmp_path / "a.lmdb", "--kind", "flat", "--fast-crops")
     assert "fast crops: 13 pictures got restart markers, 1 had them, 3 kept unchanged (" in said
-    assert "14 of 17 pictures ready" in run("info", tmp_path / "a.lmdb")
-    assert json.loads(run("info", tmp_path / "a.lmdb", "--json"))["fast_crops"] == 14
-    found = json.loads(run("convert", tmp_path / "a.lmdb", tmp_path / "b.h5", "--fast-crops", "--json"))
+    assert "14 of 17 pictures ready" in storeds_command("info", tmp_path / "a.lmdb")
+    assert storeds_json("info", tmp_path / "a.lmdb")["fast_crops"] == 14
+    found = storeds_json("convert", tmp_path / "a.lmdb", tmp_path / "b.h5", "--fast-crops")
     assert found["restarts"] == {"had them": 14, "damaged": 1, "no JPEG": 1, "too small": 1}
 
 
 def test_stores_that_do_not_say_have_no_count(tree: Path, tmp_path: Path) -> None:
-    with storeds.open_writer(f"hdf5://{tmp_path}/a.h5", {"image": "image"}) as writer:
-        writer.append({"image": blob} for blob in FILES.values())
+    make_store({"image": "image"}, ({"image": blob} for blob in FILES.values()), f"hdf5://{tmp_path}/a.h5")
     assert info(f"hdf5://{tmp_path}/a.h5").fast_crops is None
     storeds.pack(tree, f"hdf5://{tmp_path}/b.h5", kind="flat")
     with h5py.File(tmp_path / "b.h5") as file:
@@ -222,12 +161,12 @@ def test_stores_that_do_not_say_have_no_count(tree: Path, tmp_path: Path) -> Non
 
 def test_all_fields_of_a_record_are_marked(tmp_path: Path) -> None:
     fields = {"left": "image", "right": "image", "label": "int"}
-    with storeds.open_writer(f"lmdb://{tmp_path}/a.lmdb", fields) as writer:
-        writer.append({"left": FILES["photo-00"], "right": FILES["small"], "label": at} for at in range(3))
+    records = ({"left": FILES["photo-00"], "right": FILES["small"], "label": at} for at in range(3))
+    make_store(fields, records, f"lmdb://{tmp_path}/a.lmdb")
     copy = storeds.convert(f"lmdb://{tmp_path}/a.lmdb", f"hdf5://{tmp_path}/b.h5", fast_crops=True)
     assert copy.restarts == Counter({"added": 3, "too small": 3})
     assert copy.fast_crops == 3
-    said = run("info", f"hdf5://{tmp_path}/b.h5")
+    said = storeds_command("info", f"hdf5://{tmp_path}/b.h5")
     assert "3 of 6 pictures ready" in said
 
 

@@ -13,22 +13,20 @@ import numpy as np
 import pymongo
 import pytest
 from torch.utils.data import ConcatDataset, Dataset, Subset
-from typer.testing import CliRunner
 
 import storeds
+from _packing import storeds_command
+from make_store import make_store
 from photographs import jpeg
 from storeds import StoreDataset, errors
-from storeds.cli import app
 
 MakeUrl = Callable[[str], str]
 REFUSED = "itself, which writing would replace"
-COUNT = 4
 OPERATIONS = (storeds.pack, storeds.convert, storeds.repair)
 
 
 def write(url: str) -> str:
-    with storeds.open_writer(url, {"image": "image", "label": "int"}) as writer:
-        writer.append([{"image": jpeg(n), "label": n % 2} for n in range(COUNT)])
+    make_store({"image": "image", "label": "int"}, ({"image": jpeg(n), "label": n % 2} for n in range(4)), url)
     return storeds.info(url).build
 
 
@@ -88,8 +86,8 @@ def test_a_link_to_the_source_is_the_source(tmp_path: Path) -> None:
     os.link(tmp_path / "a.lmdb", tmp_path / "hard.h5")
     commands = (["pack", "--max-side", "16"], ["convert"], ["repair"])
     for target, (command, *options) in itertools.product(("link.lmdb", "folder/a.lmdb", "hard.h5"), commands):
-        result = CliRunner().invoke(app, [command, url, str(tmp_path / target), "--overwrite", *options])
-        assert (result.exit_code, REFUSED in " ".join(result.output.split())) == (2, True)
+        shown = storeds_command(command, url, tmp_path / target, "--overwrite", *options, code=2)
+        assert REFUSED in " ".join(shown.split())
     assert storeds.info(url).build == build
 
 

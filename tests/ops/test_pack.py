@@ -1,9 +1,8 @@
-"""Packing: bad items by policy, splits, re-encoding, workers, and going on after an interrupt."""
+"""Packing: bad items by policy, splits, re-encoding and workers; `test_resuming` has interrupts."""
 
 from __future__ import annotations
 
 import io
-import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -13,14 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from typer.testing import CliRunner
 
 import storeds
-from _verdicts import unjudged
-from photographs import jpeg, photograph
+from _packing import records_of, storeds_command, storeds_json
+from mask_files import write
+from photographs import jpeg, photograph, saved
+from picture_stores import exif
 from shares import examples
 from storeds import errors
-from storeds.cli import app
 from storeds.ops import Progress
 from storeds.ops.packing import make_split
 from storeds.ops.packing.rows import Bad as Problem
@@ -31,13 +30,6 @@ GOOD = {f"{'cat' if n % 2 else 'dog'}/{n}.jpg": jpeg(n) for n in range(8)}
 BAD = {"cat/empty.jpg": b"", "dog/page.jpg": b"<html>404</html>", "dog/cut.jpg": jpeg(1)[:60]}
 
 
-def write(root: Path, files: dict[str, bytes]) -> Path:
-    for name, data in files.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_bytes(data)
-    return root
-
-
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
     return write(tmp_path / "tree", GOOD)
@@ -46,11 +38,6 @@ def tree(tmp_path: Path) -> Path:
 @pytest.fixture
 def spoilt(tree: Path) -> Path:
     return write(tree, BAD)
-
-
-def records(url: str) -> list[Any]:
-    with storeds.open_backend(url) as backend:
-        return unjudged(backend.get_many(range(len(backend))))
 
 
 def test_by_default_every_bad_item_is_listed_and_nothing_is_published(spoilt: Path, tmp_path: Path) -> None:
@@ -68,9 +55,10 @@ def test_skip_leaves_bad_items_out_and_reports_them(spoilt: Path, tmp_path: Path
     seen: list[Progress] = []
     url = f"hdf5://{tmp_path}/a.h5"
     meta = storeds.pack(spoilt, url, on_bad="skip", on_problem=reported.append, progress=seen.append)
-    assert {record["key"]: record["image"] for record in records(url)} == GOOD
+    assert {record["key"]: record["image"] for record in records_of(url)} == GOOD
     assert sorted(problem.name for problem in reported) == sorted(BAD)
-    assert (seen[-1].done, seen[-1].bad) == (11, 3)
+    assert (seen[-1].done, seen[-1].total, seen[-1].bad) == (11, 11, 3)
+    assert seen[-1].bytes == sum(map(len, GOOD.values()))
     assert meta.attrs["classes"] == ["cat", "dog"]
 
 
@@ -91,8 +79,8 @@ def test_a_split_goes_by_the_key_alone(tree: Path, tmp_path: Path) -> None:
     for name in list(GOOD)[:3]:
         (tree / name).unlink()
     storeds.pack(tree, "memory://split-rest", split=shares, split_by="key", overwrite=True)
-    everything = {record["key"]: record["split"] for record in records("memory://split-all")}
-    rest = {record["key"]: record["split"] for record in records("memory://split-rest")}
+    everything = {record["key"]: record["split"] for record in records_of("memory://split-all")}
+    rest = {record["key"]: record["split"] for record in records_of("memory://split-rest")}
     assert rest.items() <= everything.items()
     assert set(everything.values()) <= set(shares)
 
@@ -152,21 +140,11 @@ def test_classes_too_small_for_every_split_are_divided_together(tmp_path: Path) 
     assert note.startswith("100 classes have too few records for every split (0, 1, 2, 3, …)")
 
 
-def test_a_split_by_label_resumes_and_needs_a_label(tree: Path, tmp_path: Path) -> None:
-    def interrupt(_: Progress) -> None:
-        raise KeyboardInterrupt
-
-    options: dict[str, Any] = {"split": {"a": 0.5, "b": 0.5}, "commit_every": 2}
-    whole = storeds.pack(tree, f"lmdb://{tmp_path}/whole.lmdb", **options)
-    url = f"lmdb://{tmp_path}/cut.lmdb"
-    with pytest.raises(KeyboardInterrupt):
-        storeds.pack(tree, url, progress=interrupt, **options)
-    with pytest.raises(errors.ConfigError, match="cannot be resumed"):
-        storeds.pack(tree, url, resume=True, split_by="key", **options)
-    assert storeds.pack(tree, url, resume=True, **options).id == whole.id
+def test_a_split_by_label_needs_a_label(tree: Path) -> None:
+    options: dict[str, Any] = {"kind": "flat", "split": {"a": 0.5, "b": 0.5}, "overwrite": True}
     with pytest.raises(errors.ConfigError, match="records have no label; pass split_by='key'"):
-        storeds.pack(tree, url, kind="flat", overwrite=True, split_by="label", **options)
-    storeds.pack(tree, url, kind="flat", overwrite=True, **options)
+        storeds.pack(tree, "memory://no-label", split_by="label", **options)
+    storeds.pack(tree, "memory://no-label", **options)
 
 
 def test_larger_images_are_scaled_and_smaller_ones_left_alone(tmp_path: Path) -> None:
@@ -174,7 +152,7 @@ def test_larger_images_are_scaled_and_smaller_ones_left_alone(tmp_path: Path) ->
     files = {"large": jpeg(0, (200, 100)), "small": jpeg(1, (50, 40)), "small_cut": cut}
     root = write(tmp_path / "tree", {f"a/{name}.jpg": blob for name, blob in files.items()})
     storeds.pack(root, "memory://scaled", max_side=80, overwrite=True)
-    large, *small = (record["image"] for record in records("memory://scaled"))
+    large, *small = (record["image"] for record in records_of("memory://scaled"))
     with Image.open(io.BytesIO(large)) as image:
         assert (image.format, image.size) == ("JPEG", (80, 40))
         reference = photograph(0, (200, 100)).resize((80, 40), Image.Resampling.LANCZOS)
@@ -186,13 +164,12 @@ HALF = jpeg(2, (200, 100))[:1500]
 
 
 @pytest.mark.parametrize("options", [{"max_side": 80}, {"quality": 90}])
-def test_encoding_again_does_not_hide_damage(tmp_path: Path, options: dict[str, Any]) -> None:
+def test_encoding_again_without_a_verdict_does_not_hide_damage(tmp_path: Path, options: dict[str, Any]) -> None:
     whole = jpeg(0, (200, 100))
     zeros = whole[: len(whole) // 2].ljust(len(whole), b"\0")
     root = write(
         tmp_path / "tree", {"a/half.jpg": HALF, "a/zeros.jpg": zeros, "a/end.jpg": whole[:-2], "a/1.jpg": whole}
     )
-    # Without a verdict beside it.
     with pytest.raises(errors.RecordError) as caught:
         storeds.pack(root, "memory://lossy", overwrite=True, check=False, **options)
     assert all(part in str(caught.value) for part in ("half.jpg", "zeros.jpg", "is damaged", "--no-check"))
@@ -200,24 +177,16 @@ def test_encoding_again_does_not_hide_damage(tmp_path: Path, options: dict[str, 
     assert storeds.pack(root, "memory://lossy", overwrite=True, check=False, on_bad="skip", **options).count == 2
     # Or as it came, so that readers repair or refuse it, and report it.
     storeds.pack(root, "memory://lossy", overwrite=True, check=False, on_bad="keep", **options)
-    kept = {record["key"]: record["image"] for record in records("memory://lossy")}
+    kept = {record["key"]: record["image"] for record in records_of("memory://lossy")}
     assert (kept["a/half.jpg"], kept["a/zeros.jpg"]) == (HALF, zeros)
-    # Or encoded again with the verdict on what it was.
-    packed = storeds.pack(root, "memory://lossy", overwrite=True, **options)
-    assert packed.findings == {"truncated_scan": 2, "intact": 1, "missing_eoi": 1}
 
 
 def test_quality_encodes_every_image_upright(tmp_path: Path) -> None:
-    turned = io.BytesIO()
-    exif = Image.Exif()
-    exif[0x0112] = 6  # the camera was held upright
-    photograph(0, (60, 40)).save(turned, "JPEG", exif=exif)
-    png = io.BytesIO()
-    photograph(1, (60, 40)).convert("RGBA").save(png, "PNG")
-    root = write(tmp_path / "tree", {"a/1.jpg": turned.getvalue(), "a/2.png": png.getvalue()})
+    turned = saved(photograph(0, (60, 40)), "JPEG", exif=exif(6))  # the camera was held upright
+    root = write(tmp_path / "tree", {"a/1.jpg": turned, "a/2.png": saved(photograph(1, (60, 40)).convert("RGBA"))})
     storeds.pack(root, "memory://encoded", quality=80, overwrite=True)
     sizes = []
-    for record in records("memory://encoded"):
+    for record in records_of("memory://encoded"):
         with Image.open(io.BytesIO(record["image"])) as image:
             assert image.format == "JPEG"
             sizes.append(image.size)
@@ -245,55 +214,15 @@ def test_a_wrong_option_is_named(tree: Path, tmp_path: Path, options: dict[str, 
         storeds.pack(tree, f"lmdb://{tmp_path}/a.lmdb", **options)
 
 
-@pytest.mark.parametrize("on_bad", ["skip", "keep", "raise"])
-def test_an_interrupted_pack_with_bad_items_resumes_to_the_same_id(spoilt: Path, tmp_path: Path, on_bad: Any) -> None:
-    url = f"lmdb://{tmp_path}/cut.lmdb"
-
-    def interrupt(_: Progress) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        storeds.pack(spoilt, url, on_bad=on_bad, commit_every=2, progress=interrupt)
-    if on_bad == "raise":
-        with pytest.raises(errors.RecordError, match="3 of 11 items"):
-            storeds.pack(spoilt, url, commit_every=2, resume=True)
-        return
-    whole = storeds.pack(spoilt, f"lmdb://{tmp_path}/whole.lmdb", on_bad=on_bad)
-    packed = storeds.pack(spoilt, url, on_bad=on_bad, commit_every=3, resume=True)
-    assert (packed.id, packed.left_out, packed.reasons) == (whole.id, whole.left_out, whole.reasons)
-
-
-def test_a_pack_resumes_only_from_the_same_source_and_options(tree: Path, tmp_path: Path) -> None:
-    url = f"lmdb://{tmp_path}/cut.lmdb"
-
-    def interrupt(_: Progress) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        storeds.pack(tree, url, commit_every=2, progress=interrupt)
-    with pytest.raises(errors.ConfigError, match="cannot be resumed"):
-        storeds.pack(tree, url, quality=50, workers=0, resume=True)
-    write(tree, {"cat/new.jpg": jpeg(9)})
-    with pytest.raises(errors.ConfigError, match="cannot be resumed"):
-        storeds.pack(tree, url, resume=True)
-
-
 def test_the_command_packs_a_manifest_and_prints_problems(tree: Path, tmp_path: Path) -> None:
     rows = ["path,label,weight", *(f"{name},{name[:3]},{n / 2}" for n, name in enumerate(GOOD)), "none.jpg,cat,1"]
     (tree / "list.csv").write_text("\n".join(rows) + "\n")
     url = f"lmdb://{tmp_path}/a.lmdb"
-    arguments = ["pack", str(tree / "list.csv"), url, "--on-bad", "skip", "--split", "train=0.5,val=0.5"]
-    result = CliRunner().invoke(app, [*arguments, "--json"])
-    assert result.exit_code == 0, result.output
-    shown = json.loads(result.output)
+    command = ("pack", tree / "list.csv", url)
+    shown = storeds_json(*command, "--on-bad", "skip", "--split", "train=0.5,val=0.5")
     assert shown["count"] == 8
     (problem,) = shown["problems"]
     assert "none.jpg" in problem["name"] + problem["reason"]
-    assert list(records(url)[0]) == ["image", "label", "key", "weight", "split"]
-    for wrong, message in (
-        (["--split", "train"], "must have the form"),
-        (["--on-bad", "stop"], "'stop' is not one of"),
-    ):
-        result = CliRunner().invoke(app, [*arguments[:3], *wrong])
-        assert result.exit_code == 2
-        assert message in result.output
+    assert list(records_of(url)[0]) == ["image", "label", "key", "weight", "split"]
+    assert "must have the form" in storeds_command(*command, "--split", "train", code=2)
+    assert "'stop' is not one of" in storeds_command(*command, "--on-bad", "stop", code=2)

@@ -16,7 +16,8 @@ import lmdb
 import pytest
 
 import storeds
-from photographs import jpeg
+from _packing import records_of
+from mask_files import write
 from storeds import errors
 from storeds.ops.packing.rows import Bad, File, Row, Rows, from_start
 from storeds.protocols import Field
@@ -33,11 +34,6 @@ def make_records(count: int, sizes: tuple[int, ...]) -> list[dict[str, Any]]:
         {"label": at, "key": f"№ {at}", "image": chance.randbytes(sizes[at % len(sizes)]), "blob": chance.randbytes(9)}
         for at in range(count)
     ]
-
-
-def read_all(url: str) -> list[Any]:
-    with storeds.open_backend(url) as backend:
-        return list(backend.get_many(range(len(backend))))
 
 
 def test_a_file_that_says_it_is_empty_is_read_whole() -> None:
@@ -73,10 +69,7 @@ def test_hardly_a_page_of_a_published_lmdb_file_is_free(
 
 @pytest.mark.parametrize("workers", [0, 1, 3])
 def test_files_are_read_and_examined_in_threads_that_end_with_the_pack(tmp_path: Path, workers: int) -> None:
-    for at in range(900):
-        path = tmp_path / f"tree/class{at % 2}/{at:03}.jpg"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(jpeg(at % 12))
+    write(tmp_path / "tree", {f"class{at % 2}/{at:03}.jpg": at % 12 for at in range(900)})
     before = threading.active_count()
     seen: list[int] = []
 
@@ -105,8 +98,7 @@ def letters(folder: Path) -> Rows:
 
 
 def test_a_source_of_ones_own_yields_rows(tmp_path: Path) -> None:
-    for name in "abd":
-        (tmp_path / name).write_text(name * 5)
+    write(tmp_path, {name: name * 5 for name in "abd"})
     problems: list[Bad] = []
     target = f"lmdb://{tmp_path}/store"
     packed = storeds.pack(letters(tmp_path), target, on_bad="skip", on_problem=problems.append)
@@ -115,7 +107,7 @@ def test_a_source_of_ones_own_yields_rows(tmp_path: Path) -> None:
         ("c", "cannot be read: No such file or directory"),
     ]
     assert (packed.count, packed.left_out, packed.attrs) == (6, 2, {"kind": "letters"})
-    assert [(each["key"], each["blob"]) for each in read_all(target)][:3] == [
+    assert [(each["key"], each["blob"]) for each in records_of(target)][:3] == [
         ("a", b"aaaaa"),
         ("aa", b"x"),
         ("b", b"bbbbb"),
@@ -127,8 +119,7 @@ def test_a_registered_source_is_found_by_its_kind_and_by_its_detection(tmp_path:
         rows = letters(Path(path))
         return replace(rows, attrs={"upper": upper})
 
-    for name in "abcd":
-        (tmp_path / name).write_text(name)
+    write(tmp_path, {name: name for name in "abcd"})
     storeds.register_source("letters", source)
     try:
         with pytest.raises(errors.ConfigError, match="no option 'uper'; did you mean 'upper'"):
@@ -174,5 +165,5 @@ def test_lmdb_with_pages_of_another_size_has_room_for_what_it_writes(tmp_path: P
         writer.append(records)
     with lmdb.open(str(tmp_path / "store"), subdir=False, lock=False, readonly=True) as env:
         assert env.stat()["psize"] == 1 << 14
-    assert read_all(url) == records
+    assert records_of(url) == records
     assert storeds.verify(url).ok

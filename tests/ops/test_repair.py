@@ -2,45 +2,23 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 import storeds
 from _damaged import PICTURES, write
 from _foreign_lmdb import put
+from _packing import records_of, storeds_command, storeds_json, verdicts_of
 from photographs import jpeg
 from storeds import StoreDataset
-from storeds.cli import app
 from storeds.ops import Progress, repair
 
 MakeUrl = Callable[[str], str]
 REPAIRED = [key for key, picture in PICTURES.items() if picture.repaired]
 BEYOND = [key for key, picture in PICTURES.items() if not picture.is_readable]
 WHOLE = {"whole": PICTURES["whole"], "png": PICTURES["png"], "trailing": PICTURES["trailing"]}
-
-
-def records(url: str) -> dict[str, Any]:
-    with storeds.open_backend(url) as backend:
-        found: list[Any] = backend.get_many(range(len(backend)))
-    return {record["key"]: record for record in found}
-
-
-def verdicts(url: str) -> dict[str, tuple[str, float]]:
-    """Return the kind and the share that are stored with each picture."""
-    with storeds.open_backend(url) as backend:
-        found: list[Any] = backend.get_many(range(len(backend)), ("key", "image_finding", "image_recovered"))
-    return {record["key"]: (record["image_finding"], record["image_recovered"]) for record in found}
-
-
-def run(*arguments: object, code: int = 0) -> str:
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
-    assert result.exit_code == code, result.output
-    return result.output
 
 
 @pytest.fixture
@@ -56,17 +34,17 @@ def source(tmp_path: Path) -> str:
 def test_the_copy_has_repaired_pictures_and_their_findings(make_engine_url: MakeUrl, before: str, after: str) -> None:
     src, dst = make_engine_url(before), make_engine_url(after)
     meta = write(src)
-    old = records(src)
+    old = {row["key"]: row for row in records_of(src)}
     seen: list[Progress] = []
     report = repair(src, dst, progress=seen.append)
-    new, found = records(dst), verdicts(dst)
-    assert found == verdicts(src)
+    new, found = {row["key"]: row for row in records_of(dst)}, verdicts_of(dst)
+    assert found == verdicts_of(src)
     with storeds.open_backend(dst) as copy:
         assert list(copy.meta.fields) == ["key", "image", "label", "image_finding", "image_recovered"]
         assert (copy.meta.attrs, copy.meta.id, copy.meta.build) == (meta.attrs, report.id, report.build)
     assert list(new) == list(PICTURES)
     for key, picture in PICTURES.items():
-        record, (kind, share) = new[key], found[key]
+        record, kind, share = new[key], found[key][0], float(found[key][1])
         assert record["label"] == old[key]["label"]
         assert kind == picture.finding
         assert (record["image"] == picture.blob) == (not picture.repaired), key
@@ -80,7 +58,7 @@ def test_the_copy_has_repaired_pictures_and_their_findings(make_engine_url: Make
     assert report.beyond == {"corrupt_data": 3, "not_jpeg": 2, "truncated_scan": 1, "truncated_header": 1}
     assert not report.ok
     assert (seen[-1].done, seen[-1].bad) == (len(PICTURES), len(BEYOND))
-    assert records(src) == old
+    assert {row["key"]: row for row in records_of(src)} == old
 
 
 def test_a_foreign_store_is_repaired_into_a_native_one(tmp_path: Path) -> None:
@@ -88,10 +66,10 @@ def test_a_foreign_store_is_repaired_into_a_native_one(tmp_path: Path) -> None:
     put(tmp_path / "foreign", ((name.encode(), PICTURES[name].blob) for name in names), database=b"pictures")
     target = f"hdf5://{tmp_path}/repaired.h5"
     how = ("--layout", "keyed", "--option", "database=pictures")
-    report = json.loads(run("repair", f"lmdb://{tmp_path}/foreign", target, *how, "--json"))
+    report = storeds_json("repair", f"lmdb://{tmp_path}/foreign", target, *how)
     assert (report["count"], report["repaired"]) == (3, 1)
-    assert verdicts(target) == {name: (PICTURES[name].finding, 1.0) for name in names}
-    assert records(target)["no end"]["image"] == jpeg(1)
+    assert verdicts_of(target) == {name: (PICTURES[name].finding, "1.0") for name in names}
+    assert records_of(target, "image")[names.index("no end")] == {"image": jpeg(1)}
 
 
 def test_verify_reports_repaired_pictures_as_the_damage_they_were(source: str, tmp_path: Path) -> None:
@@ -115,7 +93,7 @@ def test_readers_report_damage_in_a_repaired_store(tmp_path: Path, decoder: str,
     src, url = f"lmdb://{tmp_path}/a.lmdb", f"hdf5://{tmp_path}/b.h5"
     write(src, damaged, check=check)
     repair(src, url)
-    shares = [share for _, share in verdicts(url).values()]
+    shares = [float(share) for _, share in verdicts_of(url).values()]
     for least in (0.0, 0.4, 1.0):
         dataset = StoreDataset(url, decode=decoder, min_recovered=least, on_error="skip", repair=True)
         dataset[:]
@@ -135,13 +113,13 @@ def test_repairing_twice_changes_nothing(source: str, tmp_path: Path) -> None:
 
 def test_the_command_exits_with_1_if_a_picture_is_beyond_repair(source: str, tmp_path: Path) -> None:
     url = f"hdf5://{tmp_path}/b.h5"
-    shown = run("repair", source, url, code=1)
+    shown = storeds_command("repair", source, url, code=1)
     rows = {line.split()[0]: line.split()[1:] for line in shown.splitlines() if len(line.split()) == 4}
     assert rows["truncated_scan"] == ["4", "3", "1"]
     assert rows["intact"] == ["2", "0", "0"]
     assert rows["not_jpeg"] == ["2", "0", "2"]
     assert f"{len(PICTURES)} records, id " in shown
-    found = json.loads(run("repair", source, url, "--overwrite", "--json", code=1))
+    found = storeds_json("repair", source, url, "--overwrite", code=1)
     assert (found["ok"], found["id"], found["repaired"]) == (False, storeds.info(url).id, len(REPAIRED))
-    assert "--overwrite" in run("repair", source, url, code=3)
-    assert "itself, which writing would replace" in run("repair", source, source, code=2)
+    assert "--overwrite" in storeds_command("repair", source, url, code=3)
+    assert "itself, which writing would replace" in storeds_command("repair", source, source, code=2)

@@ -1,31 +1,98 @@
-"""pack → convert or repair → export → pack: one id in every engine, for every kind of data set, and the same files."""
+"""A store → its copy in another engine → an export → a store of that: one id, for every kind of value and of damage."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 
 import storeds
 from _damaged import PICTURES
 from mask_files import mask, write
+from photographs import jpeg
 
-ENGINES = ("lmdb", "hdf5", "mongodb")
+ENGINES = ("lmdb", "hdf5", "mongodb", "memory")
 DAMAGED = {f"{key}.jpg": picture for key, picture in PICTURES.items() if picture.is_readable}
 SUFFIXES = (".jpg", ".png")
 
 
-def coco() -> str:
-    """Return annotations with boxes, crowds, keypoints, and keys that storeds does not know."""
+EVERYTHING: dict[str, Any] = {
+    "label": {"kind": "int", "role": "label"},
+    "left": {"kind": "image", "role": "image"},
+    "right": "image",
+    "mask": {"kind": "image", "role": "mask"},
+    "boxes": {
+        "kind": "array",
+        "dtype": "float64",
+        "shape": [None, 4],
+        "role": "boxes",
+        "format": "cxcywh",
+        "relative": True,
+    },
+    "labels": {"kind": "array", "dtype": "int64", "shape": [None], "role": "labels"},
+    "points": {"kind": "array", "dtype": "float32", "shape": [None, 17, 3], "role": "keypoints"},
+    "area": {"kind": "array", "dtype": "float16", "shape": [None], "of": "boxes"},
+    "crowd": {"kind": "array", "dtype": "bool", "shape": [None], "of": "boxes"},
+    "instances": {"kind": "json", "role": "mask", "format": "coco"},
+    "depth": {"kind": "array", "dtype": "float32", "shape": [None, None]},
+    "phase": {"kind": "array", "dtype": "complex64", "shape": [2]},
+    "file_name": "str",
+    "images": "bytes",
+    "score": "float",
+    "flag": "bool",
+    "note": "json",
+    "key": "str",
+}
+
+
+def everything(number: int) -> dict[str, Any]:
+    """Return a record with a value of every kind; `number` boxes."""
+    rng = np.random.default_rng(number)
+    size = rng.uniform(0.1, 0.5, (number, 2))
+    return {
+        "label": number - 1,
+        "left": jpeg(number),
+        "right": jpeg(number + 1),
+        "mask": mask(number, "P"),
+        "boxes": np.concatenate([rng.uniform(0.3, 0.6, (number, 2)), size], axis=1),
+        "labels": np.arange(number),
+        "points": rng.normal(20, 9, (number, 17, 3)).astype("f4"),
+        "area": rng.normal(20, 9, number).astype("f2"),
+        "crowd": np.arange(number) == 1,
+        "instances": [[[0.1, 0, 9, 0, 9, 9.3]]] * number,
+        "depth": np.full((number, 3), np.nan, "f4"),
+        "phase": np.array([1j, number], "c8"),
+        "file_name": f"“{number}”\n",
+        "images": bytes([number, 0, 255]),
+        "score": [float("nan"), -0.0, float("inf"), 1e-300][number],
+        "flag": bool(number % 2),
+        "note": {"é": [1, None, 2**60, 0.1]},
+        "key": f"a/{number}.jpg",
+    }
+
+
+def write_everything(root: Path, url: str) -> storeds.Meta:
+    """Write records of every kind of field, with the files of their pictures below `root`."""
+    records = [everything(number) for number in range(4)]
+    for number, record in enumerate(records):
+        write(root, {f"{name}{number}.jpg": record[name] for name in ("left", "right", "mask")})
+    with storeds.open_writer(url, EVERYTHING) as writer:
+        writer.append(records)
+        return writer.publish({"licence": "CC0", "nested": {"a": [1, 2.5, None]}})
+
+
+def write_annotations(root: Path, url: str) -> storeds.Meta:
+    """Pack photographs and annotations with boxes, crowds, keypoints, and keys that storeds does not know."""
     size = {"width": 96, "height": 64}
     common = {"iscrowd": 0, "category_id": 7, "image_id": 42}
     points = {"keypoints": [41, 6, 2, 50.5, 20, 1], "num_keypoints": 2}
     crowd = {"size": [64, 96], "counts": [100, 50, 64 * 96 - 150]}
-    return json.dumps(
+    document = json.dumps(
         {
             "info": {"year": 2026},
             "images": [
@@ -39,63 +106,67 @@ def coco() -> str:
             "categories": [{"id": 7, "name": "person", "keypoints": ["head", "tail"]}],
         }
     )
+    write(root, {"a.jpg": 0, "b.jpg": 1, "annotations.json": document})
+    return storeds.pack(root / "annotations.json", url)
+
+
+def write_damaged(root: Path, url: str) -> storeds.Meta:
+    """Pack whole and damaged pictures."""
+    write(root, {name: picture.blob for name, picture in DAMAGED.items()})
+    packed = storeds.pack(root, url, kind="flat")
+    assert packed.findings == Counter(picture.finding for picture in DAMAGED.values())
+    return packed
 
 
 class Case(NamedTuple):
-    """The files of a data set, what of them is packed, how the store is copied, and the formats that keep all of it."""
+    """What writes a store, how it is copied, and the formats that keep all of it."""
 
-    files: Mapping[str, bytes | int | str]
-    source: str = ""
-    options: Mapping[str, Any] = {}
+    write: Callable[[Path, str], storeds.Meta]
     copy: Callable[[str, str], Any] = storeds.convert
     formats: tuple[str, ...] = ("folder",)
 
 
-CAPTIONS = [{"image": f"{n}.jpg", "captions": ["Ü", f"{n}\n\u2028"]} for n in range(2)]
 CASES = {
-    "classes": Case({f"{name}/{n}.jpg": n for name in ("cat", "dog") for n in range(3)}),
-    "masks": Case(
-        {**{f"images/train/{n}.jpg": n for n in range(3)}, **{f"masks/train/{n}.png": mask(n) for n in range(3)}},
-        options={"kind": "masks", "classes": list("abcd")},
-    ),
-    "boxes and keypoints": Case(
-        {"a.jpg": 0, "b.jpg": 1, "annotations.json": coco()}, "annotations.json", formats=("folder", "coco")
-    ),
-    "captions": Case(
-        {"0.jpg": 0, "1.jpg": 1, "list.jsonl": "\n".join(map(json.dumps, CAPTIONS))},
-        "list.jsonl",
-        {"caption_columns": ["captions"]},
-    ),
-    "damaged": Case({name: picture.blob for name, picture in DAMAGED.items()}, options={"kind": "flat"}),
-    "repaired": Case(
-        {name: picture.blob for name, picture in DAMAGED.items()}, options={"kind": "flat"}, copy=storeds.repair
-    ),
+    "everything": Case(write_everything),
+    "annotations": Case(write_annotations, formats=("folder", "coco")),
+    "damaged": Case(write_damaged),
+    "repaired": Case(write_damaged, storeds.repair),
 }
 
 
+def files_of(folder: Path) -> dict[str, bytes]:
+    """Return the files below a folder, without those of storeds alone."""
+    found = (path for path in folder.rglob("*") if path.is_file() and path.name[0] != ".")
+    return {str(path.relative_to(folder)): path.read_bytes() for path in found}
+
+
 def pictures(folder: Path) -> list[bytes]:
-    return sorted(path.read_bytes() for path in folder.rglob("*") if path.suffix in SUFFIXES)
+    return sorted(blob for name, blob in files_of(folder).items() if name.endswith(SUFFIXES))
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 @pytest.mark.parametrize("engine", ENGINES)
-def test_packing_the_export_of_a_copy_gives_the_same_id(
+def test_the_store_of_an_export_of_a_copy_has_the_same_id(
     engine: str, case: Case, make_engine_url: Callable[[str], str], tmp_path: Path
 ) -> None:
-    root = write(tmp_path / "files", case.files)
     start = ENGINES.index(engine)
-    first, second, third = (make_engine_url(each) for each in (*ENGINES[start:], *ENGINES[:start]))
-    packed = storeds.pack(root / case.source, first, **case.options)
+    first, second, third, fourth = (make_engine_url(each) for each in (*ENGINES[start:], *ENGINES[:start]))
+    meta = case.write(tmp_path / "files", first)
     copied = case.copy(first, second)
     is_repaired = case.copy is storeds.repair
-    assert (copied.id != packed.id) == is_repaired
+    assert (copied.id != meta.id) == is_repaired
+    assert (copied.count, storeds.info(second).attrs) == (meta.count, meta.attrs)
+    report = storeds.verify(second)
+    assert (report.count, report.id) == (meta.count, copied.id)
+    assert {finding.kind for finding in report.findings} <= {picture.finding for picture in DAMAGED.values()}
     for format in case.formats:
-        done = storeds.export(second, tmp_path / format, format=format)
+        out = tmp_path / format
+        done = storeds.export(second, out, format=format)
         assert (dict(done.left_out), done.notes) == ({}, ())
-        assert (pictures(tmp_path / format) != pictures(root)) == is_repaired
-        source = tmp_path / format / ("annotations.json" if format == "coco" else "")
-        again = storeds.pack(source, third, overwrite=True)
-        assert (again.id, again.fields, again.attrs) == (copied.id, packed.fields, packed.attrs)
-        assert again.findings == packed.findings
-        if case.options.get("kind") == "flat":
-            assert again.findings == Counter(picture.finding for picture in DAMAGED.values())
+        assert (pictures(out) != pictures(tmp_path / "files")) == is_repaired
+        again = storeds.pack(out / ("annotations.json" if format == "coco" else ""), third, overwrite=True)
+        assert (again.id, again.fields, again.attrs) == (copied.id, meta.fields, meta.attrs)
+        assert again.findings == getattr(meta, "findings", again.findings)
+        storeds.export(third, tmp_path / f"{format} again", format=format)
+        assert files_of(tmp_path / f"{format} again") == files_of(out)
+    assert storeds.convert(third, fourth).id == copied.id

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import datetime
 import io
 import json
 import os
 import tarfile
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from csv import QUOTE_ALL, QUOTE_MINIMAL
 from csv import writer as csv_writer
 from pathlib import Path
@@ -20,6 +21,7 @@ from hypothesis import strategies as st
 
 import storeds
 from _packing import stored_records, storeds_command
+from _source_files import NAMES, jsonl, table, tar, thing, voc, yolo
 from _verdicts import declared
 from mask_files import encode_mask, mask, write
 from photographs import jpeg
@@ -28,7 +30,6 @@ from storeds import errors
 from storeds.ops.packing.rows import Bad
 from storeds.protocols import Field
 
-MakeUrl = Callable[[str], str]
 IMAGE, MASK, PLAIN = Field("image", role="image"), Field("image", role="mask"), Field("image")
 INT, STR, FLOAT, JSON = Field("int"), Field("str"), Field("float"), Field("json")
 LABEL, TEXT, TEXTS = Field("int", role="label"), Field("str", role="text"), Field("json", role="text")
@@ -72,10 +73,6 @@ class SourceCase(NamedTuple):
 PHOTOS = {f"{n}.jpg": n for n in range(4)}
 MASKS = {f"m/{n}.png": n for n in range(4)}
 FOLDER = {"image": PLAIN, "label": INT, "key": STR}
-
-
-def jsonl(*rows: Mapping[str, Any]) -> str:
-    return "".join(f"{json.dumps(row)}\n" for row in rows)
 
 
 def csv(text: str, fields: dict[str, Field], records: dict[str, list[Any]], **more: Any) -> SourceCase:
@@ -334,16 +331,7 @@ LISTS = {
 }  # fmt: skip
 
 
-def tar(members: Mapping[str, bytes], form: int = tarfile.PAX_FORMAT) -> bytes:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w", format=form) as file:
-        for name, data in members.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            file.addfile(info, io.BytesIO(data))
-    return buffer.getvalue()
-
-
+OUTSIDE = ("/abs.jpg", "../up.jpg", "a/../../up.jpg")
 LONG = "l" * 90 + "/" + "m" * 90
 MEMBERS = {
     **{"./0.jpg": jpeg(0), "./0.cls": b"3\n", "./0.json": b'{"a": [1, null]}', "0.txt": "Größe".encode(), "0.seg.png": jpeg(2)},
@@ -372,7 +360,7 @@ TARS = {
     "shards, and what is wrong in them": SourceCase(
         {
             "x-08.tar": tar({"0.jpg": jpeg(0), "0.cls": b"1", "1.jpg": jpeg(1), "2.cls": b"3", "__MACOSX/._1.jpg": b""}),
-            "x-09.tar": tar({"0.jpg": jpeg(0), "0.cls": b"1", "3.jpg": jpeg(2), "3.cls": b"cat", "/abs.jpg": b"", "../up.jpg": b"", "plain": b""}),
+            "x-09.tar": tar({"0.jpg": jpeg(0), "0.cls": b"1", "3.jpg": jpeg(2), "3.cls": b"cat", **dict.fromkeys((*OUTSIDE, "plain", "end."), b"")}),
             "x-10.tar": tar({"4.jpg": jpeg(3), "4.cls": b"7", "4.PNG": b""}),
             "x-11.tar": tar({"5.jpg": jpeg(3)})[:700],
             "x-12.tar": b"\x1f\x8b" + bytes(900),
@@ -381,8 +369,8 @@ TARS = {
         {"image": [jpeg(0), jpeg(3)], "label": [1, 7], "key": ["0", "4"]},
         source="x-{08..12}.tar",
         bad=(
-            *(f"x-09.tar: {name}: its name is absolute or leads out of the archive" for name in ("/abs.jpg", "../up.jpg")),
-            "x-09.tar: plain: its name has no extension such as 0001.jpg, so it belongs to no sample",
+            *(f"x-09.tar: {name}: its name is absolute or leads out of the archive" for name in OUTSIDE),
+            *(f"x-09.tar: {name}: its name has no extension such as 0001.jpg, so it belongs to no sample" for name in ("plain", "end.")),
             "x-10.tar: 4.PNG: is the second member of its sample for the field image",
             "x-11.tar: is damaged, cut short or not a tar file: no valid member at byte 0 (the file ends within '5.jpg')",
             "x-12.tar: is compressed; decompress it",
@@ -392,6 +380,13 @@ TARS = {
             "x-09.tar: 3: its .cls contains 'cat'; expected an integer",
         ),
         notes=("left out 1 hidden file (__MACOSX/._1.jpg)",),
+    ),
+    "keys with their shard": SourceCase(
+        {f"x{n}.tar": tar({"0.jpg": jpeg(n), "0.cls": b"%d" % n}) for n in (1, 2)},
+        FOLDER,
+        {"image": [jpeg(1), jpeg(2)], "label": [1, 2], "key": ["x1/0", "x2/0"]},
+        source="x{1..2}.tar",
+        options={"key_with_shard": True},
     ),
     "members that cannot be parsed": SourceCase(
         {"a.tar": tar({f"{n}.{end}": data for n, text in enumerate((b"{}", b"\xff", b"[NaN]", b"[" * 100_000)) for end, data in (("jpg", jpeg(n)), ("json", text))})},
@@ -408,19 +403,22 @@ TARS = {
 }  # fmt: skip
 
 
-def table(**columns: Any) -> bytes:
-    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    buffer = io.BytesIO()
-    rows = len(next(iter(columns.values())))
-    parquet.write_table(pyarrow.table({"image": [jpeg(n) for n in range(rows)], **columns}), buffer, row_group_size=2)
-    return buffer.getvalue()
-
-
 TABLES = {
     "Parquet": SourceCase(
-        {"a.parquet": table(label=["dog", "cat", None], count=[1, None, 3], vector=[[1.0, 2.0]] * 3, words=[["a"], [], None])},
-        {**{"image": PLAIN, "label": INT, "count": JSON}, "vector": Field("array", "<f8", (None,)), "words": JSON},
-        {"image": [jpeg(0), jpeg(1)], "label": [1, 0], "count": [1, None], "vector": [[1, 2]] * 2, "words": [["a"], []]},
+        {
+            "a.parquet": table(
+                **{"label": ["dog", "cat", None], "count": [1, None, 3], "vector": [[1.0, 2.0]] * 3, "words": [["a"], [], None]},
+                **{"score": [1.5, 2, 3], "nothing": [None] * 3, "day": [datetime.date(2020, 1, n + 1) for n in range(3)]},
+            )
+        },
+        {
+            **{"image": PLAIN, "label": INT, "count": JSON, "vector": Field("array", "<f8", (None,)), "words": JSON},
+            **{"score": FLOAT, "day": STR},
+        },
+        {
+            **{"image": [jpeg(0), jpeg(1)], "label": [1, 0], "count": [1, None], "vector": [[1, 2]] * 2, "words": [["a"], []]},
+            **{"score": [1.5, 2], "day": ["2020-01-01", "2020-01-02"]},
+        },
         source="a.parquet",
         bad=("row 2: its label None is not one of the 2 classes; --no-label packs without labels",),
         attrs={"classes": ["cat", "dog"]},
@@ -432,18 +430,6 @@ TABLES = {
     ),
 }  # fmt: skip
 BOXES = Field("array", "<f8", (None, 4), "boxes", "cxcywh", relative=True)
-NAMES = "names: [cat, dog]\n"
-
-
-def yolo(labels: Mapping[str, str | None], yaml: str = "", **more: Any) -> dict[str, Any]:
-    """Return the files of a data set with one photograph for each label file."""
-    files: dict[str, Any] = {"data.yaml": f"{yaml or 'train: images/train'}\n{NAMES}"}
-    for number, (name, text) in enumerate(labels.items()):
-        files[f"images/{name}.jpg"] = number % 5
-        files |= {} if text is None else {f"labels/{name}.txt": text}
-    return {**files, **more}
-
-
 YOLO = {
     "boxes": SourceCase(
         yolo(
@@ -535,19 +521,6 @@ YOLO = {
         attrs={"classes": ["cat", "dog"]},
     ),
 }  # fmt: skip
-
-
-def voc(*objects: str, size: str = "<width>96</width><height>64</height>") -> str:
-    return (
-        f"<annotation><folder>VOC</folder><filename>x.jpg</filename><size>{size}</size>{''.join(objects)}</annotation>"
-    )
-
-
-def thing(
-    name: str, *sides: str, more: str = "<pose>Left</pose><truncated>1</truncated><difficult>0</difficult>"
-) -> str:
-    box = "".join(f"<{side}>{at}</{side}>" for side, at in zip(("xmin", "ymin", "xmax", "ymax"), sides, strict=True))
-    return f"<object><name>{name}</name>{more}<bndbox>{box}</bndbox></object>"
 
 
 CAT, DOG = thing("cat", "1", "1", "96", "64"), thing("dog", "10", "20.5", "30", "40")
@@ -646,7 +619,7 @@ def plain(value: Any, field: Field) -> Any:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_source_gives_its_records_notes_and_bad_items(name: str, tmp_path: Path, make_engine_url: MakeUrl) -> None:
+def test_a_source_gives_its_records_notes_and_bad_items_and_comes_back(name: str, tmp_path: Path) -> None:
     case = CASES[name]
     root, target, bad = write(tmp_path / "set", case.files), f"lmdb://{tmp_path}/a.lmdb", list[str]()
     meta = storeds.pack(
@@ -665,29 +638,50 @@ def test_a_source_gives_its_records_notes_and_bad_items(name: str, tmp_path: Pat
         assert all(line.startswith(start) for line, start in zip(lines, starts, strict=True)), lines
     assert meta.left_out == len(case.bad)
     assert {key: meta.attrs.get(key) for key in case.attrs} == case.attrs
-    again = storeds.pack(root / case.source, make_engine_url("hdf5"), on_bad="skip", workers=2, **case.options)
-    assert again.id == meta.id
+    again = storeds.pack(root / case.source, "memory://again", overwrite=True, on_bad="skip", workers=2, **case.options)
+    assert storeds.convert("memory://again", f"hdf5://{tmp_path}/a.h5").id == again.id == meta.id
+    assert not storeds.export(f"hdf5://{tmp_path}/a.h5", tmp_path / "out", format="folder").left_out
+    last = storeds.pack(tmp_path / "out", "memory://again", overwrite=True)
+    assert (last.id, last.fields, last.attrs) == (meta.id, meta.fields, meta.attrs)
 
 
-@pytest.mark.parametrize(
-    ("text", "options", "labels", "classes"),
-    [
-        ("3,1,-2", {}, [3, 1, -2], None),
-        ("3.0,1.0,2.0", {}, [3, 1, 2], None),
-        ("b,a ,b", {}, [1, 0, 1], ["a", "b"]),
-        ("1,0,1", {"classes": ["x", "y"]}, [1, 0, 1], ["x", "y"]),
-        ("10,9,a", {"classes": ["a", "9", "10"]}, [2, 1, 0], ["a", "9", "10"]),
-        ("7,8,7", {"classes": ["7", "8"]}, [0, 1, 0], ["7", "8"]),
-    ],
-)
-def test_labels_are_integers_or_names(
-    text: str, options: dict[str, Any], labels: list[int], classes: list[str] | None, tmp_path: Path
+# The text of a CSV file, options of `pack`, and columns of the store, or its classes.
+SPOKEN: list[tuple[str | bytes, dict[str, Any], dict[str, list[Any]]]] = [
+    ("path;label\n0.jpg;a\n1.jpg;b\n", {"delimiter": ";"}, {"label": [0, 1]}),
+    ("path\tlabel\n0.jpg\ta\n1.jpg\tb\n", {"delimiter": "\\t"}, {"label": [0, 1]}),
+    ("label, path\na, 0.jpg\nb, 1.jpg\n", {"skipinitialspace": True}, {"label": [0, 1]}),
+    ("0.jpg,a\n1.jpg,b\n", {"columns": "path, label"}, {"label": [0, 1]}),
+    ("\ufeff\r\npath,label\r\n\r\n0.jpg,a\r\n\r\n1.jpg,b\r\n\r\n", {}, {"label": [0, 1]}),
+    ("path,label\r0.jpg,a\r1.jpg,b", {}, {"label": [0, 1]}),
+    ("path,label\n0.jpg,à\n1.jpg,é\n".encode("cp1252"), {"encoding": "cp1252"}, {"classes": ["à", "é"]}),
+    ("IMG,Class\n0.jpg,a\n1.jpg,b\n", {}, {"label": [0, 1]}),
+    ("x,where,what\n,0.jpg,a\n,1.jpg,b\n", {"path_column": "where", "label_column": "what"}, {"label": [0, 1]}),
+    # Labels are integers or names.
+    ("path,label\n0.jpg,3\n1.jpg,-2\n", {}, {"label": [3, -2], "classes": []}),
+    ("path,label\n0.jpg,3.0\n1.jpg,1.0\n", {}, {"label": [3, 1], "classes": []}),
+    ("path,label\n0.jpg,b\n1.jpg,a \n", {}, {"label": [1, 0], "classes": ["a", "b"]}),
+    ("path,label\n0.jpg,1\n1.jpg,0\n", {"classes": ["x", "y"]}, {"label": [1, 0], "classes": ["x", "y"]}),
+    ("path,label\n0.jpg,10\n1.jpg,9\n", {"classes": ["a", "9", "10"]}, {"label": [2, 1]}),
+    ("path,label\n0.jpg,7\n1.jpg,8\n", {"classes": ["7", "8"]}, {"label": [0, 1]}),
+    # A column is numeric only if no character is lost.
+    *(
+        (f"path,x\n0.jpg,{first}\n1.jpg,{second}\n", {"label": False}, {"x": [first, second]})
+        for first, second in (("1", "1_0"), ("1", " 2"), ("1", ""), ("1", "٣"), ("1", "01"), ("9" * 19, "1.5"))
+    ),
+]
+
+
+@pytest.mark.parametrize(("text", "options", "expected"), SPOKEN)
+def test_what_a_csv_file_says(
+    text: str | bytes, options: dict[str, Any], expected: dict[str, list[Any]], tmp_path: Path
 ) -> None:
-    rows = "".join(f"{n}.jpg,{label}\n" for n, label in enumerate(text.split(",")))
-    root = write(tmp_path, {**PHOTOS, "a.csv": f"path,label\n{rows}"})
-    meta = storeds.pack(root / "a.csv", f"lmdb://{tmp_path}/a.lmdb", **options)
-    assert [row["label"] for row in stored_records(tmp_path / "a.lmdb")] == labels
-    assert meta.attrs.get("classes") == classes
+    write(tmp_path, {**PHOTOS, "lists/a.csv": text})
+    meta = storeds.pack(tmp_path / "lists/a.csv", f"lmdb://{tmp_path}/a.lmdb", root=tmp_path, **options)
+    rows = stored_records(tmp_path / "a.lmdb")
+    found: dict[str, Any] = {name: [row[name] for row in rows] for name in meta.fields}
+    found["classes"] = meta.attrs.get("classes", [])
+    assert found["key"] == ["0.jpg", "1.jpg"]
+    assert {name: found[name] for name in expected} == expected
 
 
 @pytest.mark.parametrize(
@@ -710,34 +704,6 @@ def test_class_names_from_a_file(name: str, text: str, expected: Any, tmp_path: 
     else:
         meta = storeds.pack(root / "a.csv", f"lmdb://{tmp_path}/a.lmdb", classes=root / name)
         assert meta.attrs["classes"] == expected
-
-
-@pytest.mark.parametrize("cells", [["1", "1_0"], ["1", " 2"], ["1", ""], ["1", "٣"], ["1", "01"], ["9" * 19, "1.5"]])
-def test_a_column_is_numeric_only_if_no_character_is_lost(cells: list[str], tmp_path: Path) -> None:
-    rows = "".join(f"{n}.jpg,{cell}\n" for n, cell in enumerate(cells))
-    root = write(tmp_path, {**PHOTOS, "a.csv": f"path,x\n{rows}"})
-    storeds.pack(root / "a.csv", f"lmdb://{tmp_path}/a.lmdb", label=False)
-    assert [row["x"] for row in stored_records(tmp_path / "a.lmdb")] == cells
-
-
-@pytest.mark.parametrize(
-    ("text", "options"),
-    [
-        ("path;label\n0.jpg;a\n1.jpg;b\n", {"delimiter": ";"}),
-        ("path\tlabel\n0.jpg\ta\n1.jpg\tb\n", {"delimiter": "\\t"}),
-        ("label, path\na, 0.jpg\nb, 1.jpg\n", {"skipinitialspace": True}),
-        ("0.jpg,a\n1.jpg,b\n", {"columns": "path, label"}),
-        ("\ufeff\r\npath,label\r\n\r\n0.jpg,a\r\n\r\n1.jpg,b\r\n\r\n", {}),
-        ("path,label\r0.jpg,a\r1.jpg,b", {}),
-        ("path,label\n0.jpg,à\n1.jpg,é\n".encode("cp1252"), {"encoding": "cp1252"}),
-        ("IMG,Class\n0.jpg,a\n1.jpg,b\n", {}),
-        ("x,where,what\n,0.jpg,a\n,1.jpg,b\n", {"path_column": "where", "label_column": "what"}),
-    ],
-)
-def test_dialects_of_csv(text: str | bytes, options: dict[str, Any], tmp_path: Path) -> None:
-    write(tmp_path, {**PHOTOS, "lists/a.csv": text})
-    storeds.pack(tmp_path / "lists/a.csv", f"lmdb://{tmp_path}/a.lmdb", root=tmp_path, **options)
-    assert [(row["key"], row["label"]) for row in stored_records(tmp_path / "a.lmdb")] == [("0.jpg", 0), ("1.jpg", 1)]
 
 
 CELLS = st.text(st.characters(codec="utf-8", exclude_characters="\0\r"), max_size=8)

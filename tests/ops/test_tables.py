@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import builtins
-import datetime
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,8 @@ import pytest
 import storeds
 from _packing import stored_records, storeds_command
 from _rows import Source
+from _source_files import table
+from mask_files import write
 from photographs import jpeg
 from storeds.errors import ConfigError, FormatError, MissingDependencyError
 
@@ -22,46 +23,14 @@ pq = pytest.importorskip("pyarrow.parquet")
 datasets = pytest.importorskip("datasets")
 
 
-def table(path: Path, rows: int = 4, **columns: Any) -> Path:
-    """Write a Parquet file with an image column of plain bytes, as pandas and others do."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(pa.table({"image": [jpeg(n) for n in range(rows)], **columns}), path, row_group_size=2)
-    return path
-
-
-def test_a_plain_parquet_file_is_read_by_its_types(tmp_path: Path) -> None:
-    file = table(
-        tmp_path / "a.parquet",
-        label=["dog", "cat", "dog", "emu"],
-        score=pa.array([1.5, None, 2, 3], pa.float32()),
-        count=pa.array([1, None, 3, 4]),
-        vector=pa.array([[1.0, 2.0]] * 4, pa.list_(pa.float64(), 2)),
-        words=[["a"], [], ["b", "c"], None],
-        nothing=pa.nulls(4),
-        kind=pa.array(["x", "y", "x", "y"]).dictionary_encode(),
-        day=[datetime.date(2020, 1, n + 1) for n in range(4)],
-    )
-    source = Source(file)
-    assert source.kinds == {
-        "image": "image",
-        "label": "int",
-        "score": "float",
-        "count": "json",
-        "vector": "array",
-        "words": "json",
-        "kind": "str",
-        "day": "str",
-    }
-    assert source.bad == []
+def test_a_table_is_read_from_any_row_and_what_arrow_alone_has_is_converted(tmp_path: Path) -> None:
+    columns = {"score": pa.array([1.5, None, 2, 3], pa.float32()), "kind": pa.array(list("xyxy")).dictionary_encode()}
+    write(tmp_path, {"a.parquet": table(label=[1, 0, 1, 2], nothing=pa.nulls(4), **columns)})
+    source = Source(tmp_path / "a.parquet")
+    assert source.kinds == {"image": "image", "label": "int", "score": "float", "kind": "str"}
     assert source.rows.columns["nothing"] is None
-    assert source.rows.attrs == {"classes": ["cat", "dog", "emu"], "source": {"kind": "table"}}
-    assert source.column("label") == [1, 0, 1, 2]
-    assert source.column("image") == [jpeg(n) for n in range(4)]
     assert np.isnan(source.column("score")[1])
-    assert source.column("count") == [1, None, 3, 4]
-    assert source.column("vector")[0].tolist() == [1, 2]
     assert source.column("kind") == ["x", "y", "x", "y"]
-    assert source.column("day")[2] == "2020-01-03"
     assert [row.values for row in source.rows.strata()] == [{"label": label} for label in (1, 0, 1, 2)]  # type: ignore[misc, union-attr]
     for start in range(5):
         assert [row.name for row in source.rows.items(start)] == [f"row {n}" for n in range(start, 4)]
@@ -101,12 +70,8 @@ def test_rows_without_an_image_or_a_label_are_bad_items(tmp_path: Path) -> None:
         "row 2: its image is not in the table but at '/elsewhere/x.jpg'; pass allow_outside=True (--option "
         "allow_outside=true) to read it there",
     ]
-    assert (
-        Source(tmp_path / "a.parquet", allow_outside=True).bad[2]
-        == "row 2: image cannot be read: No such file or directory"
-    )
-    file = table(tmp_path / "b.parquet", label=["a", None, "b", "a"])
-    assert Source(file).bad == ["row 1: its label None is not one of the 2 classes; --no-label packs without labels"]
+    outside = Source(tmp_path / "a.parquet", allow_outside=True)
+    assert outside.bad[2] == "row 2: image cannot be read: No such file or directory"
 
 
 def labelled_pictures(count: int) -> Any:
@@ -140,20 +105,29 @@ def test_a_folder_that_save_to_disk_wrote_is_packed(tmp_path: Path) -> None:
     assert storeds.pack(tmp_path / "saved/test", f"hdf5://{tmp_path}/d.h5").count == 2
 
 
-def test_folders_of_several_datasets_raise(tmp_path: Path) -> None:
-    for config in ("large", "small"):
-        table(tmp_path / f"configs/{config}/train-00000-of-00001.parquet", label=[0] * 4)
-    with pytest.raises(ConfigError, match="several datasets, each with a split 'train': large, small; pass one"):
-        Source(tmp_path / "configs")
-    assert len(Source(tmp_path / "configs/large").records) == 4
-    table(tmp_path / "mixed/train.parquet", label=[0] * 4)
-    table(tmp_path / "mixed/other.parquet", label=[0] * 4)
-    with pytest.raises(ConfigError, match=r"other.parquet names no split, and others name train"):
-        Source(tmp_path / "mixed")
-    table(tmp_path / "unlike/train.parquet", label=[0] * 4)
-    table(tmp_path / "unlike/test.parquet", label=["x"] * 4)
-    with pytest.raises(ConfigError, match="test.parquet has other columns than .*train.parquet; pack them separately"):
-        Source(tmp_path / "unlike")
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        (
+            {f"{name}/train-00000-of-00001.parquet": table(label=[0]) for name in ("large", "small")},
+            "several datasets, each with a split 'train': large, small; pass one",
+        ),
+        (
+            {f"{name}.parquet": table(label=[0]) for name in ("train", "other")},
+            r"other.parquet names no split, and others name train",
+        ),
+        (
+            {"train.parquet": table(label=[0]), "test.parquet": table(label=["x"])},
+            "test.parquet has other columns than .*train.parquet; pack them separately",
+        ),
+    ],
+    ids=["configs", "a file without a split", "other columns"],
+)
+def test_folders_of_several_datasets_raise(files: dict[str, bytes], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Source(write(tmp_path, files))
+    (first, *_) = files
+    assert len(Source(tmp_path / first).records) == 1
 
 
 def test_an_incomplete_saved_folder_raises(tmp_path: Path) -> None:
@@ -177,12 +151,8 @@ def test_an_incomplete_saved_folder_raises(tmp_path: Path) -> None:
         Source(saved)
 
 
-def test_a_dataset_object_gives_its_files_in_any_format(tmp_path: Path) -> None:
-    features = datasets.Features(
-        {"img": datasets.Image(), "fine": datasets.ClassLabel(names=["a", "b"]), "n": datasets.Value("int32")}
-    )
-    rows = [{"img": {"bytes": jpeg(n), "path": None}, "fine": n % 2, "n": n} for n in range(4)]
-    dataset = datasets.Dataset.from_list(rows, features=features)
+def test_a_dataset_object_gives_its_files_in_any_format() -> None:
+    dataset = labelled_pictures(4).rename_column("label", "fine").remove_columns("box").add_column("n", range(4))
     shuffled = dataset.shuffle(seed=1)
     source = Source(shuffled.with_transform(lambda batch: {"n": batch["n"]}))
     order = source.column("n")
@@ -193,23 +163,17 @@ def test_a_dataset_object_gives_its_files_in_any_format(tmp_path: Path) -> None:
     assert list(Source(dataset, columns=["img"]).kinds) == ["image"]
     samples = Source(dataset, fields=["img", "n"])  # row by row, and yet with the files of the images
     assert samples.records == [{"img": jpeg(n), "n": n} for n in range(4)]
-    assert samples.rows.attrs["classes"] == ["a", "b"]
+    assert samples.rows.attrs["classes"] == ["cat", "dog"]
     with pytest.raises(ConfigError, match="columns: not supported for samples of a Dataset; only fields= is"):
         Source(dataset, fields=["img"], columns=["img"])
 
 
 def test_without_pyarrow_the_error_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = table(tmp_path / "a.parquet")
-    original = builtins.__import__
-
-    def without(name: str, *arguments: Any, **options: Any) -> Any:
-        if name.startswith("pyarrow"):
-            raise ImportError(f"No module named {name!r}")
-        return original(name, *arguments, **options)
-
-    monkeypatch.setattr(builtins, "__import__", without)
+    write(tmp_path, {"a.parquet": table(label=[0])})
+    for module in [name for name in sys.modules if name.partition(".")[0] == "pyarrow"]:
+        monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(MissingDependencyError, match=r"pip install 'storeds\[hf\]'"):
-        Source(file)
+        Source(tmp_path / "a.parquet")
 
 
 def test_sound_is_refused_unless_other_columns_are_chosen(tmp_path: Path) -> None:

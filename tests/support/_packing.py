@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,8 @@ import lmdb
 import msgspec
 from typer.testing import CliRunner
 
-from photographs import jpeg
+import storeds
+from _verdicts import unjudged
 from storeds.cli import app
 
 
@@ -21,6 +23,31 @@ def storeds_command(*arguments: object, code: int = 0) -> str:
     return result.output
 
 
+def storeds_json(*arguments: object, code: int = 0) -> Any:
+    """Run the command line with ``--json``; return what it prints as an object."""
+    result = CliRunner().invoke(app, [*map(str, arguments), "--json"])
+    assert result.exit_code == code, result.output
+    return json.loads(result.stdout)
+
+
+def interrupt(*_: object) -> None:
+    """Press Ctrl-C: a `progress=` that ends an operation."""
+    raise KeyboardInterrupt
+
+
+def records_of(url: str | Path, *fields: str) -> list[Any]:
+    """Return the records of a store, with these fields, or with all that its user declared."""
+    with storeds.open_backend(url) as backend:
+        records = backend.get_many(range(len(backend)), fields or None)
+    return records if fields else unjudged(records)
+
+
+def verdicts_of(url: str | Path) -> dict[str, tuple[str, str]]:
+    """Return key → the finding and the share that are stored with a picture; the share as text, so that NaN is equal."""
+    found = records_of(url, "key", "image_finding", "image_recovered")
+    return {row["key"]: (row["image_finding"], str(row["image_recovered"])) for row in found}
+
+
 def stored_records(path: Path) -> list[dict[str, Any]]:
     """Return the records of a native LMDB store, read without storeds."""
     # A copy, because this process may have the store itself open.
@@ -29,11 +56,3 @@ def stored_records(path: Path) -> list[dict[str, Any]]:
         records = environment.open_db(b"records", create=False)
         with environment.begin(records) as transaction:
             return [msgspec.msgpack.decode(value[:-8]) for _, value in transaction.cursor()]  # a seal ends each
-
-
-def photos(root: Path, *names: str) -> Path:
-    """Write a photograph for each name, no two alike."""
-    for number, name in enumerate(names):
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_bytes(jpeg(number))
-    return root

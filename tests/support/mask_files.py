@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,7 +12,7 @@ from PIL import Image
 
 from photographs import jpeg, photograph, saved
 
-__all__ = ["FORMS", "as_grey", "class_ids", "encode_mask", "mask", "pixels_of", "write"]
+__all__ = ["FORMS", "as_grey", "class_ids", "encode_mask", "mask", "write"]
 
 FORMS = ("L", "P", "I;16", "1")
 """Modes of Pillow that hold class ids."""
@@ -43,12 +42,6 @@ def encode_mask(ids: np.ndarray[Any, Any], form: str = "L", format: str = "PNG",
 def mask(number: int, form: str = "L", size: tuple[int, int] = (96, 64), classes: int = 4) -> bytes:
     """Return a mask of a photograph of `photographs` as a PNG."""
     return encode_mask(class_ids(number, size, classes), form)
-
-
-def pixels_of(blob: bytes) -> np.ndarray[Any, Any]:
-    """Return what Pillow decodes, without conversion."""
-    with Image.open(io.BytesIO(blob)) as image:
-        return np.asarray(image)
 
 
 def write(root: Path, files: Mapping[str, bytes | int | str]) -> Path:
