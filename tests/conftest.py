@@ -52,7 +52,6 @@ PROCESS_FILES = frozenset(
         "repeats",
         "samples_equal",
         "sampling",
-        "seeds",
         "sending",
         "shared_memory",
         "two_writers",

@@ -1,20 +1,20 @@
-"""Run the examples: each trains in its own process and prints whether a resumed training ends with the same weights."""
+"""Run the examples: frameworks that resume to the same weights, and the programs of seeds, with warnings as errors."""
 
 from __future__ import annotations
 
-import functools
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 STEPS = 57
 """Steps of an epoch in one process."""
+ONCE = "seen without a stop: [1797, 1797]"  # each sample once an epoch
 
 
 def run(folder: Path, script: str, *arguments: object, ranks: int = 0) -> str:
@@ -27,52 +27,28 @@ def run(folder: Path, script: str, *arguments: object, ranks: int = 0) -> str:
     return done.stdout
 
 
-def weights(printed: str) -> list[str]:
-    return re.findall(r"weights ([0-9a-f]{16})", printed)
+class Resume(NamedTuple):
+    """An example, what it needs, and the steps of each training that it prints; the first has no stop, the last resumes."""
+
+    needs: str
+    script: str
+    stop: int | None
+    steps: list[int]
+    ranks: int = 0
+    prints: str = "the same weights\n"
 
 
-def stateful_dataloader_resumes(folder: Path) -> None:
-    pytest.importorskip("torchdata")
-    printed = run(folder, "resume_stateful.py", "--stop", STEPS + 13)
-    assert f"go on after step {STEPS + 13}" in printed
-    whole, resumed = weights(printed)
-    assert whole == resumed
-    assert printed.endswith("the same weights\n")
-
-
-def lightning_resumes(folder: Path, *, stop: int) -> None:
-    pytest.importorskip("lightning")
-    printed = run(folder, "train_lightning.py", "--stop", stop)
-    whole, stopped, resumed = weights(printed)
-    assert stopped != whole == resumed
-    assert re.findall(r"(\d+) steps", printed) == [str(2 * STEPS), str(stop), str(2 * STEPS)]
-    assert printed.endswith("the same weights\n")
-
-
-def accelerate_resumes(folder: Path, *, ranks: int, steps: int, stop: int) -> None:
-    pytest.importorskip("accelerate")
-    printed = run(folder, "train_accelerate.py", "--stop", stop, ranks=ranks)
-    whole, resumed = weights(printed)
-    assert whole == resumed
-    assert re.findall(r"(\d+) steps", printed) == [str(2 * steps), str(2 * steps - stop)]
-    assert "seen without a stop: [1797, 1797]" in printed  # each sample once an epoch
-    assert printed.endswith("the same weights\n")
-
-
-def trainer_resumes(folder: Path) -> None:
-    pytest.importorskip("transformers")
-    whole, stopped, resumed = weights(printed := run(folder, "train_transformers.py"))
-    assert stopped != whole == resumed
-    assert re.findall(r"(\d+) steps", printed) == [str(2 * STEPS), str(STEPS), str(2 * STEPS)]
-
-
-RESUMES: dict[str, Callable[[Path], None]] = {
-    "StatefulDataLoader": stateful_dataloader_resumes,
-    "Lightning, in the second epoch": functools.partial(lightning_resumes, stop=STEPS + 13),
-    "Lightning, after the first epoch": functools.partial(lightning_resumes, stop=STEPS),
-    "Trainer, after the first epoch": trainer_resumes,
-    "Accelerate, one process": functools.partial(accelerate_resumes, ranks=0, steps=STEPS, stop=STEPS),
-    "Accelerate, two processes": functools.partial(accelerate_resumes, ranks=2, steps=29, stop=40),
+RESUMES = {
+    "StatefulDataLoader": Resume("torchdata", "resume_stateful.py", STEPS + 13, [], prints="go on after step 70"),
+    "Lightning, in the second epoch": Resume(
+        "lightning", "train_lightning.py", STEPS + 13, [2 * STEPS, STEPS + 13, 2 * STEPS]
+    ),
+    "Lightning, after the first epoch": Resume("lightning", "train_lightning.py", STEPS, [2 * STEPS, STEPS, 2 * STEPS]),
+    "Trainer, after the first epoch": Resume(
+        "transformers", "train_transformers.py", None, [2 * STEPS, STEPS, 2 * STEPS], prints=""
+    ),
+    "Accelerate, one process": Resume("accelerate", "train_accelerate.py", STEPS, [2 * STEPS, STEPS], prints=ONCE),
+    "Accelerate, two processes": Resume("accelerate", "train_accelerate.py", 40, [2 * 29, 18], ranks=2, prints=ONCE),
 }
 
 
@@ -80,4 +56,27 @@ RESUMES: dict[str, Callable[[Path], None]] = {
 @pytest.mark.parametrize("name", RESUMES)
 def test_a_framework_resumes_to_the_same_weights(tmp_path: Path, name: str) -> None:
     pytest.importorskip("sklearn")
-    RESUMES[name](tmp_path)
+    needs, script, stop, steps, ranks, prints = RESUMES[name]
+    pytest.importorskip(needs)
+    printed = run(tmp_path, script, *(() if stop is None else ("--stop", stop)), ranks=ranks)
+    whole, *stopped, resumed = re.findall(r"weights ([0-9a-f]{16})", printed)
+    assert whole == resumed
+    assert whole not in stopped
+    assert [int(number) for number in re.findall(r"(\d+) steps", printed)] == steps or not steps
+    assert prints in printed
+    assert printed.endswith("the same weights\n") == (needs != "transformers")
+
+
+SEEDS = sorted((EXAMPLES / "seeds").glob("*.py"))
+
+
+def test_there_are_five_seeds() -> None:
+    assert len(SEEDS) == 5
+
+
+@pytest.mark.parametrize("program", SEEDS, ids=lambda program: program.stem)
+def test_a_seed_runs_from_nothing(program: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-W", "error", str(program)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +18,9 @@ from _packing import storeds_command, storeds_json
 from make_store import make_store
 from photographs import jpeg
 from storeds import errors
-from storeds.backends import MemoryBackend
 from storeds.datasets.stages import STAGES
 from storeds.ops import Progress, bench
 from storeds.ops.benchmarking import Measurement, _best
-from storeds.protocols import Record
 
 MakeUrl = Callable[[str], str]
 BRIEF = 0.05  # seconds: these tests are about what is measured, not about how fast it is
@@ -57,19 +54,6 @@ def test_a_store_is_measured_by_number_of_workers(make_engine_url: MakeUrl) -> N
     assert report.workers in (0, 2)
 
 
-class SlowBackend(MemoryBackend):
-    """A store whose every record takes its time."""
-
-    def _read(self, positions: list[int], fields: tuple[str, ...]) -> list[Record | errors.RecordError]:
-        time.sleep(SLOW * len(positions))
-        return super()._read(positions, fields)
-
-
-def slow_decoder(blob: bytes, mode: str) -> Image.Image:
-    time.sleep(SLOW)
-    return Image.new(mode, (8, 8))
-
-
 def slow_transform(image: Image.Image) -> torch.Tensor:
     time.sleep(SLOW)
     return torch.zeros(3)
@@ -79,30 +63,12 @@ def quick_transform(image: Image.Image) -> torch.Tensor:
     return torch.zeros(3)
 
 
-def slow_collate(samples: Sequence[Any]) -> Any:
-    time.sleep(SLOW * len(samples))
-    return storeds.collate(samples)
-
-
-@pytest.mark.parametrize("stage", STAGES)
-def test_the_slow_stage_is_the_bottleneck(make_engine_url: MakeUrl, stage: str) -> None:
-    url = images(make_engine_url("memory"))
-    if stage == "read":
-        name = f"slow{secrets.token_hex(4)}"
-        storeds.register_backend(name, SlowBackend)
-        url = url.replace("memory", name, 1)
-    config: dict[str, Any] = {"dataset": {"url": url}, "loader": {"batch_size": 8}}
-    if stage == "collate":
-        config["loader"]["collate"] = f"{__name__}.slow_collate"
-    if stage == "decode":
-        storeds.register_decoder("slow", slow_decoder, clobber=True)
-        config["dataset"]["decode"] = "slow"
-    transform = slow_transform if stage == "transform" else quick_transform
-    report = bench(config=config, transform=transform, workers=[1], seconds=0.2)
-    assert report.bottleneck == stage
-    assert report.measurements[0].shares[stage] > 0.5
-    assert report.measurements[0].stages[stage] >= SLOW
-    assert report.advice[1].startswith(f"{stage} limits: ")
+def test_the_stage_that_limits_is_the_bottleneck_and_the_loader_says_why(make_engine_url: MakeUrl) -> None:
+    report = bench(images(make_engine_url("memory")), transform=slow_transform, workers=[1], batch_size=8, seconds=0.2)
+    assert report.bottleneck == "transform"
+    assert report.measurements[0].shares["transform"] > 0.5
+    assert report.measurements[0].stages["transform"] >= SLOW
+    assert report.advice[1].startswith("transform limits: ")
 
 
 def test_a_slow_training_loop_makes_workers_wait(make_engine_url: MakeUrl) -> None:

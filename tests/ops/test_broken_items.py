@@ -7,7 +7,6 @@ import os
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,6 +15,7 @@ from _packing import records_of
 from _source_files import jsonl, tar
 from mask_files import write
 from photographs import jpeg
+from storeds.ops import Progress
 from storeds.ops.packing.rows import Bad
 
 COUNT, GOOD = 30, 45
@@ -55,7 +55,11 @@ def tree(tmp_path: Path) -> Path:
 
 def test_of_a_folder(tree: Path, tmp_path: Path) -> None:
     problems: list[Bad] = []
-    packed = storeds.pack(tree, f"lmdb://{tmp_path}/store", on_bad="skip", on_problem=problems.append)
+    seen: list[Progress] = []
+    target, listen = f"lmdb://{tmp_path}/store", {"on_problem": problems.append, "progress": seen.append}
+    packed = storeds.pack(tree, target, on_bad="skip", **listen)
+    assert (seen[-1].done, seen[-1].total, seen[-1].bad) == (345, 345, 300)
+    assert seen[-1].bytes == sum(path.stat().st_size for path in tree.glob("*/good*"))
     assert (packed.count, packed.left_out) == (GOOD, COUNT * len(BREAK))
     found = Counter[str]()
     for problem in problems:
@@ -68,7 +72,10 @@ def test_of_a_folder(tree: Path, tmp_path: Path) -> None:
     ]
     with pytest.raises(storeds.errors.RecordError, match="300 of 345 items cannot be packed") as raised:
         storeds.pack(tree, f"lmdb://{tmp_path}/none")
-    assert len(str(raised.value).splitlines()) == 1 + COUNT * len(BREAK)
+    first, *lines = str(raised.value).splitlines()
+    assert "so nothing was published" in first
+    assert "--on-bad skip" in first
+    assert [line.strip() for line in lines] == [str(problem) for problem in problems]
     assert not (tmp_path / "none").exists()
 
 
@@ -81,47 +88,38 @@ def test_keep_says_what_it_kept(tree: Path, tmp_path: Path) -> None:
     assert packed.left_out == (len(BREAK) - len(kept)) * COUNT
 
 
-def as_csv(tree: Path, paths: list[str]) -> tuple[Path, dict[str, Any]]:
-    text = "path,label\n" + "".join(f"{path},{path[1]}\n" for path in paths)
-    (tree / "list.csv").write_text(text, encoding="utf-8", errors="surrogateescape")
-    return tree / "list.csv", {}
+def as_csv(paths: list[str], tree: Path) -> dict[str, bytes | str]:
+    return {"list.csv": "path,label\n" + "".join(f"{path},{path[1]}\n" for path in paths)}
 
 
-def as_jsonl(tree: Path, paths: list[str]) -> tuple[Path, dict[str, Any]]:
-    (tree / "list.jsonl").write_text(jsonl(*({"path": path, "label": int(path[1])} for path in paths)))
-    return tree / "list.jsonl", {}
+def as_jsonl(paths: list[str], tree: Path) -> dict[str, bytes | str]:
+    return {"list.jsonl": jsonl(*({"path": path, "label": int(path[1])} for path in paths))}
 
 
-def as_coco(tree: Path, paths: list[str]) -> tuple[Path, dict[str, Any]]:
+def as_coco(paths: list[str], tree: Path) -> dict[str, bytes | str]:
     images = [{"id": at, "file_name": path} for at, path in enumerate(paths)]
-    top = {"images": images, "annotations": [], "categories": []}
-    (tree / "coco.json").write_text(json.dumps(top))
-    return tree / "coco.json", {"root": str(tree)}
+    return {"coco.json": json.dumps({"images": images, "annotations": [], "categories": []})}
 
 
-@pytest.mark.parametrize("write", [as_csv, as_jsonl, as_coco])
-def test_of_lists_of_the_same_files(
-    tree: Path, tmp_path: Path, write: Callable[[Path, list[str]], tuple[Path, dict[str, Any]]]
+def as_tar(paths: list[str], tree: Path) -> dict[str, bytes | str]:
+    files = {path: (tree / path).read_bytes() for path in paths}
+    labels = {f"{path.removesuffix('.jpg')}.cls": path[1].encode() for path in paths}
+    return {"shard.tar": tar({**files, **labels})}
+
+
+@pytest.mark.parametrize("form", [as_csv, as_jsonl, as_coco, as_tar])
+def test_of_lists_and_shards_of_the_same_files(
+    tree: Path, tmp_path: Path, form: Callable[[list[str], Path], dict[str, bytes | str]]
 ) -> None:
     paths = sorted(os.path.relpath(path, tree) for path in tree.glob("*/*"))
-    readable = [path for path in paths if path.isprintable() or write is as_jsonl]
-    source, options = write(tree, readable)
+    if form is as_tar:
+        paths = [path for path in paths if Path(path).name.startswith(("good", *KEPT))]
+    elif form is not as_jsonl:
+        paths = [path for path in paths if path.isprintable()]
+    (source,) = (tree / name for name in form(paths, tree))
+    write(tree, form(paths, tree))
     problems: list[Bad] = []
-    packed = storeds.pack(source, f"lmdb://{tmp_path}/store", on_bad="skip", on_problem=problems.append, **options)
+    packed = storeds.pack(source, f"lmdb://{tmp_path}/store", on_bad="skip", on_problem=problems.append)
     assert packed.count == GOOD
-    assert len({problem.name for problem in problems}) == len(problems) == len(readable) - GOOD
+    assert len({problem.name for problem in problems}) == len(problems) == len(paths) - GOOD
     assert all(problem.reason for problem in problems)
-
-
-def test_of_tar_members(tree: Path, tmp_path: Path) -> None:
-    members: dict[str, bytes] = {}
-    for path in sorted(tree.glob("*/*")):
-        if path.name.startswith(("good", *KEPT)):
-            name = f"{path.parent.name}/{path.stem}"
-            members |= {f"{name}.jpg": path.read_bytes(), f"{name}.cls": path.parent.name[1].encode()}
-    write(tmp_path, {"shard.tar": tar(members)})
-    problems: list[Bad] = []
-    target = f"lmdb://{tmp_path}/store"
-    packed = storeds.pack(tmp_path / "shard.tar", target, on_bad="skip", on_problem=problems.append)
-    assert packed.count == GOOD
-    assert len({problem.name for problem in problems}) == len(problems) == COUNT * len(KEPT)

@@ -20,7 +20,6 @@ from mask_files import write
 from photographs import by_pillow, jpeg, photograph, saved
 from storeds import errors, open_backend
 from storeds.ops import info
-from storeds.transforms import Compose, RandomHorizontalFlip, RandomResizedCrop
 
 MakeUrl = Callable[[str], str]
 ENGINES = ("lmdb", "hdf5", "mongodb")
@@ -168,18 +167,3 @@ def test_all_fields_of_a_record_are_marked(tmp_path: Path) -> None:
     assert copy.fast_crops == 3
     said = storeds_command("info", f"hdf5://{tmp_path}/b.h5")
     assert "3 of 6 pictures ready" in said
-
-
-@pytest.mark.parametrize("decode", ["tensor", "pil"])
-def test_crops_of_marked_pictures_equal_those_of_the_originals(tree: Path, tmp_path: Path, decode: str) -> None:
-    packed = storeds.pack(tree, f"lmdb://{tmp_path}/plain.lmdb", kind="flat")
-    assert pack(tree, f"hdf5://{tmp_path}/marked.h5").id != packed.id
-    crop = Compose([RandomResizedCrop(48, scale=(0.05, 1.0)), RandomHorizontalFlip()])
-    options: dict[str, Any] = {"decode": decode, "transform": crop, "seed": 3, "min_recovered": 0.0}
-    plain = storeds.StoreDataset(f"lmdb://{tmp_path}/plain.lmdb", **options)
-    marked = storeds.StoreDataset(f"hdf5://{tmp_path}/marked.h5", **options)
-    for epoch in range(3):
-        plain.set_epoch(epoch)
-        marked.set_epoch(epoch)
-        for one, other in zip(plain[:], marked[:], strict=True):
-            assert np.array_equal(np.asarray(one[0]), np.asarray(other[0]))

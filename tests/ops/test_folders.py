@@ -1,4 +1,4 @@
-"""Folders and stores as sources of `pack`, and how `pack` finds out what a source is."""
+"""Folders of images and of masks, and stores, as sources of `pack`, and how `pack` finds out what a source is."""
 
 from __future__ import annotations
 
@@ -8,12 +8,17 @@ import tarfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import storeds
+from _packing import records_of
 from _rows import Source
-from photographs import jpeg
-from storeds.errors import ConfigError, StoreNotFoundError
+from make_store import make_store
+from mask_files import FORMS, as_grey, class_ids, encode_mask, mask, write
+from photographs import jpeg, photograph, saved
+from picture_stores import exif
+from storeds.errors import ConfigError, RecordError
 from storeds.ops.packing.sources import open_source
 
 
@@ -94,11 +99,9 @@ def test_unusual_file_names(tmp_path: Path) -> None:
 
 
 def write_store(root: Path) -> str:
-    url = f"lmdb://{root}/a.lmdb"
-    with storeds.open_writer(url, {"image": "image", "label": "int"}) as writer:
-        writer.append([{"image": jpeg(n), "label": n + 3} for n in range(100)])
-        writer.publish({"classes": list("abcdefgh") + [str(n) for n in range(100)]})
-    return url
+    records = ({"image": jpeg(n), "label": n + 3} for n in range(100))
+    attrs = {"classes": list("abcdefgh") + [str(n) for n in range(100)]}
+    return make_store({"image": "image", "label": "int"}, records, f"lmdb://{root}/a.lmdb", attrs=attrs)
 
 
 def test_a_bad_record_of_a_store_is_a_bad_item(tmp_path: Path) -> None:
@@ -150,45 +153,19 @@ def test_content_counts_more_than_the_file_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "options", "error", "message"),
+    ("source", "options", "message"),
     [
-        ("none", {}, StoreNotFoundError, "nothing exists at none: .* holds "),
-        ("both", {}, ConfigError, r"both contains 1 image \(x.jpg\) and 1 folder \(a\); pass kind='imagefolder' .* kind='flat'"),
-        ("empty", {}, ConfigError, r"empty has no sub-folders and no images \(.jpg .*\), nothing"),
-        ("texts", {}, ConfigError, "no images .*, only a.csv, b.txt; pass one of these files"),
-        ("texts/b.txt", {}, ConfigError, "b.txt ends in none of .csv, .* and it is not a store, a tar file .*; pass kind="),
-        ("pipe.csv", {}, ConfigError, "pipe.csv is neither a folder nor a regular file"),
-        ("a\0b", {}, ConfigError, "expected a path, and no path holds a NUL"),
-        ("a\0b", {"kind": "coco"}, ConfigError, "is no path: it has a NUL character"),
-        ("texts/a.csv", {"kind": "cvs"}, ConfigError, "unknown source 'cvs'; did you mean 'csv'"),
-        ("both", {"kind": "imgfolder"}, ConfigError, "unknown source 'imgfolder'; did you mean 'imagefolder'"),
-        ("both", {"kind": "flat", "delimiter": ";"}, ConfigError, "a source of kind flat has no option 'delimiter'; the options are"),
-        (["a.jpg", "b.jpg"], {}, ConfigError, "a list of paths is a source only if all are .tar files"),
-        (7, {}, ConfigError, "a int is not a source: expected a path, a URL, or a dataset"),
-        ({"a": 1}, {}, ConfigError, "a dict is not a source"),
-        ([1], {"kind": "csv"}, ConfigError, "kind='csv' needs a path, not a list"),
-        ("gopher://x/y", {}, ConfigError, "unknown backend 'gopher'"),
+        (["a.jpg", "b.jpg"], {}, "a list of paths is a source only if all are .tar files"),
+        (7, {}, "a int is not a source: expected a path, a URL, or a dataset"),
+        ({"a": 1}, {}, "a dict is not a source"),
+        ([1], {"kind": "csv"}, "kind='csv' needs a path, not a list"),
+        ("gopher://x/y", {}, "unknown backend 'gopher'"),
+        ("/dev/null", {}, "/dev/null is neither a folder nor a regular file"),
     ],
-)  # fmt: skip
-def test_invalid_sources(
-    source: Any,
-    options: dict[str, Any],
-    error: type[Exception],
-    message: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    put(tmp_path, "both/a/1.jpg", "both/x.jpg")
-    Path("empty").mkdir()
-    Path("texts").mkdir()
-    Path("texts/a.csv").write_text("path\n1.jpg\n")
-    Path("texts/b.txt").write_text("hello")
-    os.mkfifo("pipe.csv")
-    with pytest.raises(error, match=message):
+)
+def test_what_is_no_source(source: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         open_source(source, **options)
-    assert len(Source("both", kind="flat").records) == 2
-    assert len(Source("both", kind="imagefolder").records) == 1
 
 
 def test_exponentially_many_link_paths_are_bounded(tmp_path: Path) -> None:
@@ -200,3 +177,42 @@ def test_exponentially_many_link_paths_are_bounded(tmp_path: Path) -> None:
     source = Source(tmp_path, kind="flat")
     assert len(source.records) <= 64
     assert "is a folder that 64 other paths lead to already; more are left out" in source.bad[0]
+
+
+# Masks
+
+IDS = class_ids(1)
+DEEP = IDS.astype(np.uint16)
+DEEP[0, 0] = 300
+# Masks of one photograph: the file, its suffix, and the class ids that it holds.
+MASKS: dict[str, tuple[bytes, str, Any]] = {
+    **{form: (encode_mask(IDS, form), "png", IDS > 0 if form == "1" else IDS) for form in FORMS},
+    **{f"grey of {bits} bits": (as_grey(encode_mask(IDS, "P", bits=bits), bits), "png", IDS) for bits in (2, 4)},
+    "GIF": (encode_mask(IDS, "P", "GIF"), "gif", IDS),
+    "class ids beyond 255": (encode_mask(DEEP, "I;16"), "png", DEEP),
+}
+
+
+def pack_masks(root: Path, files: dict[str, bytes], **options: Any) -> Any:
+    """Pack these files, and the first photographs, as images and masks."""
+    tree = write(root / "tree", {"images/0.jpg": 0, "images/1.jpg": 1, "masks/0.png": 0, **files})
+    return storeds.pack(tree, f"lmdb://{root}/a.lmdb", kind="masks", overwrite=True, **options)
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_masks_keep_their_bytes_and_their_class_ids_are_compared_exactly(name: str, tmp_path: Path) -> None:
+    blob, suffix, ids = MASKS[name]
+    most = int(ids.max())
+    files = {f"masks/1.{suffix}": blob}
+    assert pack_masks(tmp_path, files, classes=[f"c{n}" for n in range(max(most, 3) + 1)]).notes == ()
+    assert records_of(tmp_path / "a.lmdb")[1]["mask"] == blob
+    np.testing.assert_array_equal(storeds.StoreDataset(tmp_path / "a.lmdb", reader="sample")[1][1], ids)
+    if most > 1:
+        with pytest.raises(RecordError, match=rf"images/1.jpg.*without a name: {most};"):
+            pack_masks(tmp_path, files, classes=[f"c{n}" for n in range(most)], ignore_index=most + 1)
+
+
+def test_a_mask_of_the_size_that_exif_gives_the_image_is_refused(tmp_path: Path) -> None:
+    turned = saved(photograph(1), "JPEG", exif=exif(6))
+    with pytest.raises(RecordError, match="64 × 96"):
+        pack_masks(tmp_path, {"images/1.jpg": turned, "masks/1.png": mask(1, size=(64, 96))})

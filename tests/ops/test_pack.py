@@ -20,9 +20,7 @@ from photographs import jpeg, photograph, saved
 from picture_stores import exif
 from shares import examples
 from storeds import errors
-from storeds.ops import Progress
 from storeds.ops.packing import make_split
-from storeds.ops.packing.rows import Bad as Problem
 from storeds.ops.packing.rows import Listing, Row, Rows, from_start
 from storeds.protocols import Field
 
@@ -38,28 +36,6 @@ def tree(tmp_path: Path) -> Path:
 @pytest.fixture
 def spoilt(tree: Path) -> Path:
     return write(tree, BAD)
-
-
-def test_by_default_every_bad_item_is_listed_and_nothing_is_published(spoilt: Path, tmp_path: Path) -> None:
-    with pytest.raises(errors.RecordError) as raised:
-        storeds.pack(spoilt, f"lmdb://{tmp_path}/a.lmdb")
-    first, *lines = str(raised.value).splitlines()
-    assert first.startswith("3 of 11 items cannot be packed, so nothing was published")
-    assert "--on-bad skip" in first
-    assert [line.split(": ")[0].strip() for line in lines[:3]] == sorted(BAD)
-    assert [path.name for path in tmp_path.iterdir()] == ["tree"]
-
-
-def test_skip_leaves_bad_items_out_and_reports_them(spoilt: Path, tmp_path: Path) -> None:
-    reported: list[Problem] = []
-    seen: list[Progress] = []
-    url = f"hdf5://{tmp_path}/a.h5"
-    meta = storeds.pack(spoilt, url, on_bad="skip", on_problem=reported.append, progress=seen.append)
-    assert {record["key"]: record["image"] for record in records_of(url)} == GOOD
-    assert sorted(problem.name for problem in reported) == sorted(BAD)
-    assert (seen[-1].done, seen[-1].total, seen[-1].bad) == (11, 11, 3)
-    assert seen[-1].bytes == sum(map(len, GOOD.values()))
-    assert meta.attrs["classes"] == ["cat", "dog"]
 
 
 @pytest.mark.parametrize("options", [{}, {"max_side": 40}, {"quality": 50, "split": {"a": 0.5, "b": 0.5}}])

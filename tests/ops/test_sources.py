@@ -430,13 +430,15 @@ TABLES = {
     ),
 }  # fmt: skip
 BOXES = Field("array", "<f8", (None, 4), "boxes", "cxcywh", relative=True)
+OF_YOLO = {"image": IMAGE, "boxes": BOXES, "labels": LABELS, "key": STR}
+YOLO_SPLITS = {"image": IMAGE, "boxes": BOXES, "labels": LABELS, "split": STR, "key": STR}
 YOLO = {
     "boxes": SourceCase(
         yolo(
             {"train/a": "0 0.5 0.50 0.25 0.125\n1 0.12345678 .3 1e-1 0.2\n0 0.5 .5 0.25 0.125", "train/b": None, "val/a": "1 1 1 1e-3 .5\r\n\r\n"},
             "train: images/train\nvalidation: images/val\ntest: images/none",
         ),
-        {"image": IMAGE, "boxes": BOXES, "labels": LABELS, "split": STR, "key": STR},
+        YOLO_SPLITS,
         {
             **{"key": ["images/train/a.jpg", "images/train/b.jpg", "images/val/a.jpg"], "split": ["train", "train", "val"]},
             **{"labels": [[0, 1], [], [1]], "boxes": [[[0.5, 0.5, 0.25, 0.125], [0.12345678, 0.3, 0.1, 0.2]], [], [[1, 1, 0.001, 0.5]]]},
@@ -447,21 +449,19 @@ YOLO = {
             "1 image has no label file, and so no objects",
             "1 repeated line is left out of label files, such as labels/train/a.txt",
         ),
-        attrs={"classes": ["cat", "dog"]},
     ),
     "polygons": SourceCase(
         yolo({"train/a": "0 0 0 1 0 1 1 0 1\n", "train/b": "0 0.5 0.5 0.2 0.2"}),
         {"image": IMAGE, "boxes": BOXES, "labels": LABELS, "masks": Field("json", role="mask", format="coco", relative=True), "key": STR},
         {"masks": [[[[0, 0, 1, 0, 1, 1, 0, 1]]]], "boxes": [[[0.5, 0.5, 1, 1]]], "labels": [[0]]},
         bad=("images/train/b.jpg: a line has 5 values; the first line of the data set is a polygon, of a class and three or more points",),
-        attrs={"classes": ["cat", "dog"]},
     ),
     "poses": SourceCase(
         yolo({"train/a": "0 0.5 0.5 0.2 0.2 0.1 0.2 2 0 0 0", "train/b": "0 0.5 0.5 0.2 0.2 0.1"}, "train: images/train\nkpt_shape: [2, 3]\nflip_idx: [1, 0]"),
         {"image": IMAGE, "boxes": BOXES, "labels": LABELS, "keypoints": Field("array", "<f8", (None, 2, 3), "keypoints", relative=True), "key": STR},
         {"keypoints": [[[[0.1, 0.2, 2], [0, 0, 0]]]]},
         bad=("images/train/b.jpg: a line has 6 values; kpt_shape asks for a box of 5, and 3 for each of 2 keypoints (labels/train/b.txt",),
-        attrs={"classes": ["cat", "dog"], "flip_idx": [1, 0]},
+        attrs={"flip_idx": [1, 0]},
     ),
     "everything wrong": SourceCase(
         yolo(
@@ -472,7 +472,7 @@ YOLO = {
             "",
             **{"labels/train/9.txt": "", "labels/train/classes.txt": "cat", "images/train/8.jpg": 1, "labels/train/8.txt": b"0 \xff"},
         ),
-        {"image": IMAGE, "boxes": BOXES, "labels": LABELS, "key": STR},
+        OF_YOLO,
         {"key": ["images/train/0.jpg"]},
         bad=(
             "images/train/1.jpg: a line has 4 values; the first line of the data set is a box, of 5: class, x, y",
@@ -485,18 +485,16 @@ YOLO = {
             "images/train/8.jpg: its label file is not text: byte 2 is not UTF-8 (labels/train/8.txt)",
             "labels/train/9.txt: no image has this label file",
         ),
-        attrs={"classes": ["cat", "dog"]},
     ),
     "lists of images": SourceCase(
         yolo(
             dict.fromkeys(("train/a", "train/b", "val/a"), "0 0.5 0.5 0.2 0.2"), "train: train.txt\nval: [lists/val.txt, images/train]",
             **{"train.txt": "\ufeffimages/train/a.jpg\n\nnotes.md\n", "lists/val.txt": "images/val/a.jpg\n../images/val/b.jpg\n"},
         ),
-        {"image": IMAGE, "boxes": BOXES, "labels": LABELS, "split": STR, "key": STR},
+        YOLO_SPLITS,
         {"key": ["images/train/a.jpg", "images/val/a.jpg", "images/train/b.jpg"], "split": ["train", "val", "val"]},
         bad=("train.txt line 3 (notes.md): ends in none of .jpg", "lists/val.txt line 2 (../images/val/b.jpg): the path leads out of "),
         notes=("1 image is in train and in val, and packed once, in train",),
-        attrs={"classes": ["cat", "dog"]},
     ),
     # As Roboflow writes it, with paths that lead out of the folder, and as supervision writes it, without splits.
     "Roboflow": SourceCase(
@@ -504,21 +502,18 @@ YOLO = {
             **{f"{part}/images/a.jpg": 0 for part in ("train", "valid")}, **{f"{part}/labels/a.txt": "1 0.5 0.5 0.1 0.1" for part in ("train", "valid")},
             "data.yaml": f"train: ../train/images\nval: ../valid/images\nnc: 2\n{NAMES}",
         },
-        {"image": IMAGE, "boxes": BOXES, "labels": LABELS, "split": STR, "key": STR},
+        YOLO_SPLITS,
         {"key": ["train/images/a.jpg", "valid/images/a.jpg"], "split": ["train", "val"], "labels": [[1], [1]]},
-        attrs={"classes": ["cat", "dog"]},
     ),
     "supervision": SourceCase(
         {**yolo({"train/a": "1 0.5 0.5 0.1 0.1", "val/a": ""}), "data.yaml": f"nc: 2\n{NAMES}"},
-        {"image": IMAGE, "boxes": BOXES, "labels": LABELS, "split": STR, "key": STR},
+        YOLO_SPLITS,
         {"split": ["train", "val"], "labels": [[1], []]},
-        attrs={"classes": ["cat", "dog"]},
     ),
     "folders and classes.txt": SourceCase(
         {**yolo({"a": "1 0.5 0.5 0.1 0.1"}), "data.yaml": "{}", "classes.txt": "cat\ndog\n\n"},
-        {"image": IMAGE, "boxes": BOXES, "labels": LABELS, "key": STR},
+        OF_YOLO,
         {"labels": [[1]]},
-        attrs={"classes": ["cat", "dog"]},
     ),
 }  # fmt: skip
 
@@ -637,7 +632,8 @@ def test_a_source_gives_its_records_notes_and_bad_items_and_comes_back(name: str
         assert len(lines) == len(starts), lines
         assert all(line.startswith(start) for line, start in zip(lines, starts, strict=True)), lines
     assert meta.left_out == len(case.bad)
-    assert {key: meta.attrs.get(key) for key in case.attrs} == case.attrs
+    attrs = {"classes": ["cat", "dog"], **case.attrs} if name.startswith("YOLO") else case.attrs
+    assert {key: meta.attrs.get(key) for key in attrs} == attrs
     again = storeds.pack(root / case.source, "memory://again", overwrite=True, on_bad="skip", workers=2, **case.options)
     assert storeds.convert("memory://again", f"hdf5://{tmp_path}/a.h5").id == again.id == meta.id
     assert not storeds.export(f"hdf5://{tmp_path}/a.h5", tmp_path / "out", format="folder").left_out
@@ -729,7 +725,18 @@ def test_files_of_the_csv_module_round_trip(rows: list[tuple[str, str]], delimit
 # Files, what is packed below them, options, and the error.
 PAIR = {"images/0.jpg": 0, "masks/0.png": 0}
 ROWS = "path,label\n0.jpg,a\n"
+BOTH = {"a/1.jpg": 0, "x.jpg": 1}
 REFUSED: list[tuple[dict[str, Any], str, dict[str, Any], str]] = [
+    ({"a.csv": ROWS}, "none", {}, "nothing exists at .*none: .* holds a.csv"),
+    (BOTH, ".", {}, r"contains 1 image \(x.jpg\) and 1 folder \(a\); pass kind='imagefolder' .* kind='flat'"),
+    (BOTH, ".", {"kind": "imgfolder"}, "unknown source 'imgfolder'; did you mean 'imagefolder'"),
+    (BOTH, ".", {"kind": "flat", "delimiter": ";"}, "a source of kind flat has no option 'delimiter'; the options are"),
+    ({}, ".", {}, r"has no sub-folders and no images \(.jpg .*\), nothing"),
+    ({"a.csv": "", "b.txt": ""}, ".", {}, "no images .*, only a.csv, b.txt; pass one of these files"),
+    ({"b.txt": "hello"}, "b.txt", {}, "b.txt ends in none of .csv, .* and it is not a store, a tar file .*; pass kind="),
+    ({}, "a\0b", {}, "expected a path, and no path holds a NUL"),
+    ({}, "a\0b", {"kind": "coco"}, "is no path: it has a NUL character"),
+    ({"a.csv": ROWS}, "a.csv", {"kind": "cvs"}, "unknown source 'cvs'; did you mean 'csv'"),
     ({}, "none", {"kind": "imagefolder"}, "no folder at .*none: No such file"),
     ({}, "none", {"kind": "voc"}, "no folder at .*none"),
     ({"a.jpg": 0}, "a.jpg", {"kind": "flat"}, "a.jpg is a file; expected a folder"),

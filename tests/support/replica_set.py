@@ -10,9 +10,8 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 import pymongo
@@ -126,31 +125,15 @@ def _steady_port() -> int:
             return port
 
 
-@dataclass(frozen=True)
-class Certificates:
-    """Paths of the certificates that a server and its clients use.
-
-    Attributes
-    ----------
-    authority : pathlib.Path
-        Certificate of the authority that clients trust.
-    server : pathlib.Path
-        Certificate and private key of the server, for 127.0.0.1 and localhost.
-    """
+class Certificates(NamedTuple):
+    """Paths of the certificate of an authority that clients trust, and of a server's certificate and private key."""
 
     authority: Path
     server: Path
 
-    def server_arguments(self) -> tuple[str, ...]:
-        """Return mongod's arguments: accept TLS connections only, with or without a client certificate."""
-        return (
-            *("--tlsMode", "requireTLS", "--tlsCertificateKeyFile", str(self.server)),
-            *("--tlsCAFile", str(self.authority), "--tlsAllowConnectionsWithoutCertificates"),
-        )
-
 
 def make_certificates(folder: Path) -> Certificates:
-    """Write the certificates of a new authority and of a server that it signed into `folder`."""
+    """Write the certificates of a new authority and of a server on 127.0.0.1 that it signed into `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     authority = trustme.CA()
     found = Certificates(folder / "authority.pem", folder / "server.pem")
@@ -316,7 +299,10 @@ def run_replica_set(folder: Path, members: int = 3, *, tls: bool = False) -> Ite
     """
     folder.mkdir(parents=True, exist_ok=True)
     certificates = make_certificates(folder / "certificates") if tls else None
-    arguments = [*_ARGUMENTS, *(certificates.server_arguments() if certificates else ())]
+    arguments = [*_ARGUMENTS]
+    if certificates:  # accept TLS only, with or without a certificate of the client
+        arguments += ["--tlsMode", "requireTLS", "--tlsCertificateKeyFile", str(certificates.server)]
+        arguments += ["--tlsCAFile", str(certificates.authority), "--tlsAllowConnectionsWithoutCertificates"]
     key = folder / "key"
     key.touch(mode=0o600)
     key.write_text(secrets.token_hex(64))

@@ -27,6 +27,7 @@ PRINTABLE = "".join(sorted(set(string.printable) - set(string.whitespace)))
 PASSWORDS = st.text(PRINTABLE, min_size=4)
 SECRET = "Sec:ret/Wo@rd?&%#+"  # every character that a URL gives a meaning
 ENCODED = quote_plus(SECRET)
+DIGITS = "9" * 5000  # more than int() reads
 PIECES = ["mongodb:/", "://", ":/", "/", "user", ":", "@", "?pass=", "&token=", ";", ",", "'", " ", "***", "C:\\", "="]
 
 
@@ -280,6 +281,7 @@ def test_options_are_split_and_decoded() -> None:
         ("lmdb:///x?readahead=perhaps", {}, "readahead"),
         ("lmdb:///x?readahead=true", {"readahead": True}, "given in the URL and as a keyword"),
         ("hdf5:///x?cache_bytes=-1", {}, "cache_bytes"),
+        (f"hdf5:///x?cache_bytes={DIGITS}", {}, "cache_bytes"),
         ("hdf5:///x", {"readahead": True}, "unknown option 'readahead'"),
         ("memory://x", {"a": 1}, "unknown option 'a'"),
         ("memory://x?a=1", {}, "without options"),
@@ -322,6 +324,8 @@ BAD_TAILS = [
     ("host/db/a%00b", "cannot be the name of a collection"),
     ("host/d%2Fb/c", "cannot be the name of a database"),
     ("host:99999/db/c", "Port"),
+    (f"host:{DIGITS}/db/c", ""),
+    (f"host/db/c?timeoutMS={DIGITS}", ""),
     ("[::1/db/c", "IPv6"),
     ("host,/db/c", ""),
     ("host/db/c?maxPoolsSize=3", "Unknown option"),
