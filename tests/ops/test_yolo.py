@@ -10,6 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import storeds
+from _packing import records_of
 from _rows import Source
 from _source_files import yolo
 from mask_files import write
@@ -99,13 +101,18 @@ def label_files(draw: st.DrawFn) -> str:
 
 @settings(max_examples=examples(200))
 @given(text=label_files())
-def test_random_label_files_read_as_plain_python_reads_them(
+def test_random_label_files_are_read_as_plain_python_reads_them_and_come_back(
     text: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    (record,) = read(write(tmp_path_factory.mktemp("set"), yolo({"train/a": text})))
+    root = write(tmp_path_factory.mktemp("set"), yolo({"train/a": text}))
+    storeds.pack(root, "memory://yolo", overwrite=True)
+    storeds.export("memory://yolo", root / "out", format="yolo")
+    (record,) = records_of("memory://yolo")
     rows = [list(map(float, line.split())) for line in text.splitlines() if line.strip()]
     assert record["labels"].tolist() == [row[0] for row in rows]
     if rows and len(rows[0]) > 5:
         assert record["masks"] == [[row[1:]] for row in rows]
     else:
         assert record["boxes"].tolist() == [row[1:] for row in rows]
+    lines = (root / "out/labels/train/a.txt").read_text().splitlines()
+    assert [list(map(float, line.split())) for line in lines] == rows
