@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-import storeds
 from _packing import storeds_command, storeds_json
+from make_store import make_store
 from photographs import jpeg
 
 SPECIAL = ["[/b]", "[red]x", "[link=y]z[/link]", "\\[b]", ":smile:", "a  b", "0x1f 'quoted' /a/path"]
@@ -34,9 +34,8 @@ def special_store(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """Write a store, with keys, attrs and a path that look like markup; its second image is broken."""
     engine = request.param
     plain, special = tmp_path / "plain", tmp_path / "b[1]" / f"x[red]y::smile:.{engine}"
-    with storeds.open_writer(f"{engine}://{plain}", {"key": "str", "image": "image"}) as writer:
-        writer.append([{"key": "good", "image": jpeg(0)}, {"key": "[/b]:smile:", "image": b"<html>"}])
-        writer.publish({"classes": SPECIAL})
+    records = [{"key": "good", "image": jpeg(0)}, {"key": "[/b]:smile:", "image": b"<html>"}]
+    make_store({"key": "str", "image": "image"}, records, f"{engine}://{plain}", attrs={"classes": SPECIAL})
     special.parent.mkdir()
     plain.rename(special)
     return f"{engine}://{special}"
@@ -60,9 +59,7 @@ def test_no_control_character_reaches_the_terminal(tmp_path: Path, as_json: bool
     """U+009B begins an escape sequence as ESC [ does, and JSON allows it in a text."""
     name = "".join(map(chr, [0x1B, 0x7F, 0x80, 0x9B, 0x9D, 0x2028, 0x202E]))
     url = f"lmdb://{tmp_path}/a.lmdb"
-    with storeds.open_writer(url, {"label": "int"}) as writer:
-        writer.append([{"label": 0}])
-        writer.publish({"classes": [f"cat{name}31m"], "note": name})
+    make_store({"label": "int"}, [{"label": 0}], url, attrs={"classes": [f"cat{name}31m"], "note": name})
     flags = ["--json"] if as_json else []
     for arguments, code in ((["info", url], 0), (["info", f"{url}{name}"], 3), (["verify", url], 0)):
         shown = storeds_command(*arguments, *flags, code=code)

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 import storeds
 from _rows import Source
+from make_store import make_store
 from mask_files import write
 from photographs import jpeg
 from shares import examples
@@ -164,9 +165,8 @@ def rewritten(source: str, target: str, change: Callable[[Any], Any], *, without
         meta, records = backend.meta, backend.get_many(range(len(backend)))
     change(records[0])
     kept = [name for name in meta.fields if name != without]
-    with storeds.open_writer(target, {name: meta.fields[name] for name in kept}) as writer:
-        writer.append([{name: record[name] for name in kept} for record in records])  # type: ignore[index]
-        writer.publish({**meta.attrs, **attrs})
+    rows = ({name: record[name] for name in kept} for record in records)  # type: ignore[index]
+    make_store({name: meta.fields[name] for name in kept}, rows, target, attrs={**meta.attrs, **attrs})
     return records[0]
 
 

@@ -17,6 +17,7 @@ from PIL import Image
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 import storeds
+from _packing import records_of
 from _rows import Source
 from mask_files import write
 from photographs import jpeg, photograph
@@ -119,12 +120,10 @@ def test_samples_are_read_by_the_calling_thread_and_may_share_their_memory(tmp_p
     packed = storeds.pack(canvas, f"lmdb://{tmp_path}/a.lmdb", workers=3)
     assert canvas.readers == {threading.get_ident()}
     assert re.search(r"so each is stored without loss, as PNG, .* pass quality=90", packed.notes[0])
-    with storeds.open_backend(tmp_path / "a.lmdb") as backend:
-        for position, record in enumerate(backend.get_many(range(600))):
-            assert isinstance(record, dict)
-            with Image.open(io.BytesIO(record["image"])) as image:
-                assert (image.format, image.getpixel((4, 4))) == ("PNG", (position % 256, position // 256, 7))
-            assert record["field2"].tolist() == [position] * 3
+    for position, record in enumerate(records_of(tmp_path / "a.lmdb")):
+        with Image.open(io.BytesIO(record["image"])) as image:
+            assert (image.format, image.getpixel((4, 4))) == ("PNG", (position % 256, position // 256, 7))
+        assert record["field2"].tolist() == [position] * 3
 
 
 class Broken(Sequence[Any]):
@@ -247,9 +246,8 @@ def test_a_dataset_of_a_store_is_packed_as_its_records(tmp_path: Path) -> None:
     stored = storeds.pack(tree, url, split={"train": 0.8, "val": 0.2})
     everything = storeds.StoreDataset(url, decode="tensor")
     assert storeds.pack(everything, "memory://copy", overwrite=True).id == stored.id
-    with storeds.open_backend(url) as backend:
-        original = backend.get_many(range(10))
-        chosen = [each for each in original if isinstance(each, dict) and each["split"] == "val"]
+    original = records_of(url, *stored.fields)
+    chosen = [each for each in original if each["split"] == "val"]
     assert Source(storeds.StoreDataset(url, where={"split": "val"})).records == chosen
     parts: ConcatDataset[Any] = ConcatDataset(
         [Subset(everything, [9, 0, -3]), everything, Subset(Subset(everything, [4, 5]), [1, 1])]

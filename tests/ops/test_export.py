@@ -31,21 +31,21 @@ FIELDS: dict[str, Any] = {
 
 def store(url: str, keys: list[str], fields: dict[str, Any] | None = None, **values: Any) -> str:
     declared = FIELDS if fields is None else fields
-    with storeds.open_writer(url, declared) as writer:
-        for number, key in enumerate(keys):
-            record = {
-                "image": jpeg(number),
-                "boxes": np.array([[1, 2, 30, 40], [5.5, 6, 50, 60]], np.float32),
-                "labels": np.array([1, 0]),
-                "key": key,
-                "thumbnail": b"x",
-                "weather": "rain",
-                "mask": mask(number),
-                **values,
-            }
-            writer.append([{name: record[name] for name in declared}])
-        writer.publish({"classes": ["cat", "dog"]})
-    return url
+    records = [
+        {
+            "image": jpeg(number),
+            "boxes": np.array([[1, 2, 30, 40], [5.5, 6, 50, 60]], np.float32),
+            "labels": np.array([1, 0]),
+            "key": key,
+            "thumbnail": b"x",
+            "weather": "rain",
+            "mask": mask(number),
+            **values,
+        }
+        for number, key in enumerate(keys)
+    ]
+    kept = ({name: record[name] for name in declared} for record in records)
+    return make_store(declared, kept, url, attrs={"classes": ["cat", "dog"]})
 
 
 def truth_of(out: Path) -> COCO:

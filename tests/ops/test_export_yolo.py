@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import yaml
 import storeds
 from _packing import records_of
 from _source_files import sides_of, turned_picture, yolo
+from make_store import make_store
 from mask_files import mask, write
 from photographs import jpeg
 
@@ -23,12 +24,10 @@ LABELS = {"kind": "array", "dtype": "int64", "shape": [None], "role": "labels"}
 MASKS = {"kind": "json", "role": "mask", "format": "coco"}
 
 
-def store(url: str, fields: Mapping[str, Any], records: Sequence[Mapping[str, Any]], **attrs: Any) -> str:
+def store(url: str | None, fields: Mapping[str, Any], records: Iterable[Mapping[str, Any]], **attrs: Any) -> str:
     """Write a store of photographs with these further values."""
-    with storeds.open_writer(url, {"image": IMAGE, **fields}, overwrite=url.startswith("memory://")) as writer:
-        writer.append([{"image": jpeg(number), **record} for number, record in enumerate(records)])
-        writer.publish({"classes": ["cat", "dog"], **attrs})
-    return url
+    records = ({"image": jpeg(number), **record} for number, record in enumerate(records))
+    return make_store({"image": IMAGE, **fields}, records, url, attrs={"classes": ["cat", "dog"], **attrs})
 
 
 def read(folder: Path) -> dict[str, list[list[float]]]:
@@ -218,7 +217,7 @@ def test_labels_without_names_and_text_labels(tmp_path: Path) -> None:
     one = np.array([[0, 0, 9, 9.0]])
     records = [{"boxes": one, "labels": ["bird"]}, {"boxes": one, "labels": ["cat"]}]
     for classes, names, numbers in ((None, ["bird", "cat"], [0, 1]), (["cat", "dog", "bird"],) * 2 + ([2, 0],)):
-        url = store("memory://text labels", fields, records, classes=classes)
+        url = store(None, fields, records, classes=classes)
         storeds.export(url, tmp_path / "out", format="yolo", overwrite=True)
         assert yaml.safe_load((tmp_path / "out/data.yaml").read_text())["names"] == dict(enumerate(names))
         assert [rows[0][0] for rows in read(tmp_path / "out").values()] == numbers
