@@ -154,7 +154,7 @@ BREAKS = [Break(*row) for row in (
     ("25: a damaged record of LMDB spoils no other, in training and verify", "datasets/test_bad_records.py -k 'bad_lmdb or lmdbs'", "backends/lmdb/backend.py",
      "_read_one(handle, position", "_fault(position, 'it is damaged'"),
     ("25: repr of a config hides passwords in keys", "config/test_config.py -k 'password or repr'", "_utils/settings.py", "shown_key(key) if isinstance(key, str) else key:", "key:"),
-    ("25: JSON output escapes U+009B", "cli/test_cli_output.py -k control", "cli/app.py", "if not text.isprintable():", "if False:"),
+    ("25: JSON output escapes U+009B", "cli/test_cli.py -k control", "cli/app.py", "if not text.isprintable():", "if False:"),
     ("25: backends of one file with other options share it", "backends/test_bad_stores.py -k 'live_backends'", "backends/base.py",
      "return status.st_dev, status.st_ino\n", "return status.st_dev, status.st_ino, self.settings\n"),
     ("25: a polygon of 400 digits is a bad record", "records/test_segmentations.py readers/test_sample_reader.py -k 'float_can_hold or refuse_the_same'", "records/segmentations.py",

@@ -1,10 +1,11 @@
-"""Where a test's collections lie, and who may do what to them."""
+"""Where a test's collections lie, who may do what to them, and what lies in them."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,8 +14,9 @@ from urllib.parse import urlsplit
 import pymongo
 
 from conftest import with_path
+from make_store import make_store
 
-__all__ = ["GIVEN", "GIVEN_READONLY", "KINDS", "SLACK", "Place", "login_of"]
+__all__ = ["GIVEN", "GIVEN_READONLY", "KINDS", "SLACK", "Place", "login_of", "rows", "write_rows"]
 
 GIVEN = os.environ.get("STOREDS_TEST_MONGODB_URI")
 GIVEN_READONLY = os.environ.get("STOREDS_TEST_MONGODB_READONLY_URI")
@@ -69,3 +71,13 @@ class Place:
 def login_of(uri: str) -> str:
     """Return ``user:password`` of a URI, or nothing."""
     return urlsplit(uri).netloc.rpartition("@")[0]
+
+
+def rows(count: int, size: int) -> list[dict[str, Any]]:
+    """Return records, no two alike: an image of `size` bytes and a label."""
+    images = (hashlib.shake_128(f"{number}".encode()).digest(size) for number in range(count))
+    return [{"image": image, "label": number * 7 % 13} for number, image in enumerate(images)]
+
+
+def write_rows(records: Sequence[dict[str, Any]], url: str) -> str:
+    return make_store({"image": "image", "label": "int"}, records, url)

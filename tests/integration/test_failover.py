@@ -7,14 +7,17 @@ import random
 import threading
 import time
 import traceback
+from collections.abc import Callable, Mapping
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 import storeds
+from _processes import digest, loader, open_rows, row
 from _writing import FIELDS, WriterProcess
-from integration._epochs import BATCH, Rows, run_epoch
-from integration._places import SLACK, Place
+from integration._places import SLACK, Place, rows, write_rows
+from mask_files import write
 from photographs import jpeg
 from replica_set import Member, ReplicaSet
 from shares import FULL
@@ -23,7 +26,8 @@ from storeds.ops import Progress
 from storeds.plugins import redact
 
 EPOCHS = 20 if FULL else 3
-ROWS = Rows(2000, 1024)
+BATCH = 20
+ROWS = rows(2000, 1024)
 MID_EPOCH, LATER = 20, 80  # of 100 batches
 FROZEN = 10.0  # seconds
 
@@ -31,8 +35,26 @@ FROZEN = 10.0  # seconds
 @pytest.fixture
 def filled(harmed_set: ReplicaSet, set_place: Place) -> Place:
     """The replica set, whole, with a store of `ROWS`."""
-    ROWS.write(set_place.url())
+    write_rows(ROWS, set_place.url())
     return set_place
+
+
+DIGEST = digest(row((each["image"], each["label"], number)) for number, each in enumerate(ROWS))
+"""What `run_epoch` returns when every record came out once, as it went in."""
+
+
+def run_epoch(url: str, events: Mapping[int, Callable[[], object]]) -> str:
+    """Read all of a store with two forked workers; return the digest of the records.
+
+    `events` maps the number of a batch to what is called before that batch is taken. The workers go on meanwhile.
+    """
+    found = []
+    with closing(open_rows(url)) as dataset:
+        for number, (_, batch) in enumerate(loader(dataset, "fork", batch_size=BATCH)):
+            if number in events:
+                events[number]()
+            found += batch
+    return digest(found)
 
 
 @pytest.mark.timeout(600)
@@ -53,8 +75,8 @@ def test_epochs_are_the_same_while_primaries_die(harmed_set: ReplicaSet, filled:
 
     url = filled.url(user="reader", timeoutMS=30_000, readPreference="primary")
     for _ in range(EPOCHS):
-        moments = chance.sample(range(ROWS.count // BATCH), k=2)
-        assert run_epoch(url, dict.fromkeys(moments, harm)) == ROWS.digest
+        moments = chance.sample(range(len(ROWS) // BATCH), k=2)
+        assert run_epoch(url, dict.fromkeys(moments, harm)) == DIGEST
     assert len(killed) == EPOCHS
     assert set(multiprocessing.active_children()) <= others
 
@@ -69,7 +91,7 @@ def test_a_primary_frozen_in_mid_epoch_and_thawed_later(harmed_set: ReplicaSet, 
 
     # The last batches are read when a node is back that for a moment still thinks it is the primary.
     events = {MID_EPOCH: freeze, LATER: thawing.join}
-    assert run_epoch(filled.url(user="reader", timeoutMS=30_000), events) == ROWS.digest
+    assert run_epoch(filled.url(user="reader", timeoutMS=30_000), events) == DIGEST
 
 
 def test_too_few_nodes_are_one_error_within_the_deadline(harmed_set: ReplicaSet, filled: Place) -> None:
@@ -92,10 +114,7 @@ def test_too_few_nodes_are_one_error_within_the_deadline(harmed_set: ReplicaSet,
 
 
 def test_a_primary_that_steps_down_while_packing(harmed_set: ReplicaSet, set_place: Place, tmp_path: Path) -> None:
-    for number in range(60):
-        file = tmp_path / "tree" / f"class{number % 3}" / f"{number:03d}.jpg"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(jpeg(number % 12) + bytes([number]))
+    files = {f"class{n % 3}/{n:03d}.jpg": jpeg(n % 12) + bytes([n]) for n in range(60)}
     deposed: list[Member] = []
 
     def step_down(progress: Progress) -> None:
@@ -103,7 +122,7 @@ def test_a_primary_that_steps_down_while_packing(harmed_set: ReplicaSet, set_pla
             deposed.append(harmed_set.wait_for_primary())
             harmed_set.step_down()
 
-    local = storeds.pack(tmp_path / "tree", f"lmdb://{tmp_path}/local.lmdb")
+    local = storeds.pack(write(tmp_path / "tree", files), f"lmdb://{tmp_path}/local.lmdb")
     packed = storeds.pack(tmp_path / "tree", set_place.url(), commit_every=5, progress=step_down)
     assert deposed
     assert packed.id == local.id

@@ -9,8 +9,7 @@ import pytest
 import storeds
 from _processes import loader, open_rows
 from _stores import TRUTH, read_all, record, write
-from integration._epochs import Rows
-from integration._places import KINDS, Place
+from integration._places import KINDS, Place, rows, write_rows
 from make_store import make_store
 from storeds.testing import FIELDS, frozen, kept, make_records
 
@@ -33,12 +32,12 @@ def test_every_kind_of_value_comes_back_and_the_id_is_that_of_a_file(place: Plac
 
 @pytest.mark.parametrize("place", KINDS[-1:], indirect=True)  # the others read by the same queries
 def test_a_batch_of_many_replies_comes_back_whole(place: Place) -> None:
-    rows = Rows(200, MEBIBYTE)
-    rows.write(place.url())
+    records = rows(200, MEBIBYTE)
+    write_rows(records, place.url())
     with storeds.open_backend(place.url(user="reader")) as backend:
         found = backend.get_many(range(199, -1, -1), ["image", "label"])
     # Not one comparison of it all, whose failure pytest would print.
-    assert [each == rows[199 - at] for at, each in enumerate(found)] == [True] * 200
+    assert [each == records[199 - at] for at, each in enumerate(found)] == [True] * 200
 
 
 # Spawned workers import torch again, which takes seconds.

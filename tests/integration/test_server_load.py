@@ -13,8 +13,7 @@ import pytest
 import storeds
 from _processes import loader, open_rows
 from conftest import with_path
-from integration._epochs import Rows
-from integration._places import Place
+from integration._places import Place, rows, write_rows
 from replica_set import ReplicaSet
 
 WORKERS = 4
@@ -51,7 +50,7 @@ def settled(nodes: list[Client], name: str, expected: list[int]) -> list[int]:
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")  # on machines of two CPUs
 def test_a_process_has_two_monitors_a_node_and_one_connection_to_read(nodes: list[Client], set_place: Place) -> None:
-    Rows(400, 1024).write(set_place.url())
+    write_rows(rows(400, 1024), set_place.url())
     name = set_place.prefix  # nothing else has it
     with closing(open_rows(set_place.url(user="reader", appName=name))) as dataset:
         # The parent has read the meta, and let go.
@@ -68,9 +67,9 @@ class Profile:
     """A store on a server that keeps every query it was asked while it is profiled."""
 
     def __init__(self, place: Place, database: Any) -> None:
-        self.rows, self.url = Rows(300, 1024), place.url()
+        self.rows, self.url = rows(300, 1024), place.url()
         self._database, self._name = database, f"{place.prefix}_store"
-        self.rows.write(self.url)
+        write_rows(self.rows, self.url)
 
     def start(self) -> None:
         self._database.command("profile", 2)
@@ -92,9 +91,9 @@ def profile(standalone: str) -> Iterator[Profile]:
 def test_where_reads_one_column_and_no_blob(profile: Profile) -> None:
     profile.start()
     dataset = storeds.StoreDataset(profile.url, reader="array", where={"label": 10})
-    assert len(dataset) == sum(number * 7 % 13 == 10 for number in range(profile.rows.count)) > 0
+    assert len(dataset) == sum(number * 7 % 13 == 10 for number in range(len(profile.rows))) > 0
     asked = [query for query in profile.queries() if query["nreturned"] > 1]
-    assert sum(query["nreturned"] for query in asked) == profile.rows.count + 1  # the build comes with the page
+    assert sum(query["nreturned"] for query in asked) == len(profile.rows) + 1  # the build comes with the page
     assert {name for query in asked for name in query["command"]["projection"]} == {"label", "_build"}
 
 

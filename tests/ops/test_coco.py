@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import storeds
-from _rows import Source
+from _packing import Source
 from make_store import make_store
 from mask_files import write
 from photographs import jpeg

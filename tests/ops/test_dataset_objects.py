@@ -17,8 +17,7 @@ from PIL import Image
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 import storeds
-from _packing import records_of
-from _rows import Source
+from _packing import Source, records_of
 from mask_files import write
 from photographs import jpeg, photograph
 from storeds.errors import ConfigError

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 import pytest
 
@@ -102,6 +100,11 @@ def test_without_the_option_nothing_changes_but_the_ready_are_counted(tree: Path
     copy = storeds.convert(f"hdf5://{tmp_path}/a.h5", f"lmdb://{tmp_path}/b.lmdb")
     assert (copy.id, copy.fast_crops, copy.restarts) == (packed.id, 1, {})
     assert {key: blob for key, (blob, _) in stored(f"lmdb://{tmp_path}/b.lmdb").items()} == FILES
+    with open_backend([f"hdf5://{tmp_path}/a.h5"] * 2) as both:
+        assert both.meta.fast_crops == 2
+    unsaid = make_store({"image": "image"}, ({"image": blob} for blob in FILES.values()))
+    assert info(unsaid).fast_crops is None
+    assert storeds.convert(unsaid, f"lmdb://{tmp_path}/c.lmdb").fast_crops == 1
 
 
 @pytest.mark.parametrize("command", ["pack", "convert"])
@@ -144,18 +147,6 @@ def test_the_commands_report_the_outcomes(tree: Path, tmp_path: Path) -> None:
     assert storeds_json("info", tmp_path / "a.lmdb")["fast_crops"] == 14
     found = storeds_json("convert", tmp_path / "a.lmdb", tmp_path / "b.h5", "--fast-crops")
     assert found["restarts"] == {"had them": 14, "damaged": 1, "no JPEG": 1, "too small": 1}
-
-
-def test_stores_that_do_not_say_have_no_count(tree: Path, tmp_path: Path) -> None:
-    make_store({"image": "image"}, ({"image": blob} for blob in FILES.values()), f"hdf5://{tmp_path}/a.h5")
-    assert info(f"hdf5://{tmp_path}/a.h5").fast_crops is None
-    storeds.pack(tree, f"hdf5://{tmp_path}/b.h5", kind="flat")
-    with h5py.File(tmp_path / "b.h5") as file:
-        assert json.loads(file.attrs["meta"])["fast_crops"] == 1
-    with open_backend([f"hdf5://{tmp_path}/b.h5", f"hdf5://{tmp_path}/b.h5"]) as both:
-        assert both.meta.fast_crops == 2
-    copy = storeds.convert(f"hdf5://{tmp_path}/a.h5", f"lmdb://{tmp_path}/c.lmdb")
-    assert copy.fast_crops == 1
 
 
 def test_all_fields_of_a_record_are_marked(tmp_path: Path) -> None:

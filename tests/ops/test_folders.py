@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 import storeds
-from _packing import records_of
-from _rows import Source
+from _packing import Source, records_of
 from make_store import make_store
 from mask_files import FORMS, as_grey, class_ids, encode_mask, mask, write
 from photographs import jpeg, photograph, saved

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import storeds
-from _packing import records_of, storeds_command, storeds_json
+from _packing import records_of
 from mask_files import write
 from photographs import jpeg, photograph, saved
 from picture_stores import exif
@@ -188,17 +188,3 @@ def test_quality_encodes_every_image_upright(tmp_path: Path) -> None:
 def test_a_wrong_option_is_named(tree: Path, tmp_path: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(errors.ConfigError, match=message):
         storeds.pack(tree, f"lmdb://{tmp_path}/a.lmdb", **options)
-
-
-def test_the_command_packs_a_manifest_and_prints_problems(tree: Path, tmp_path: Path) -> None:
-    rows = ["path,label,weight", *(f"{name},{name[:3]},{n / 2}" for n, name in enumerate(GOOD)), "none.jpg,cat,1"]
-    (tree / "list.csv").write_text("\n".join(rows) + "\n")
-    url = f"lmdb://{tmp_path}/a.lmdb"
-    command = ("pack", tree / "list.csv", url)
-    shown = storeds_json(*command, "--on-bad", "skip", "--split", "train=0.5,val=0.5")
-    assert shown["count"] == 8
-    (problem,) = shown["problems"]
-    assert "none.jpg" in problem["name"] + problem["reason"]
-    assert list(records_of(url)[0]) == ["image", "label", "key", "weight", "split"]
-    assert "must have the form" in storeds_command(*command, "--split", "train", code=2)
-    assert "'stop' is not one of" in storeds_command(*command, "--on-bad", "stop", code=2)

@@ -119,15 +119,17 @@ def write_damaged(root: Path, url: str) -> storeds.Meta:
 
 
 class Case(NamedTuple):
-    """What writes a store, how it is copied, and the formats that keep all of it."""
+    """What writes a store, how it is copied, the formats that keep all of it, and the folders in an export as a folder."""
 
     write: Callable[[Path, str], storeds.Meta]
     copy: Callable[[str, str], Any] = storeds.convert
     formats: tuple[str, ...] = ("folder",)
+    folders: frozenset[str] = frozenset()
 
 
 CASES = {
-    "everything": Case(write_everything),
+    # Pictures, bytes, and arrays that JSON cannot hold; the other arrays are in metadata.jsonl.
+    "everything": Case(write_everything, folders=frozenset(("left", "right", "masks", "depth", "phase", "images"))),
     "annotations": Case(write_annotations, formats=("folder", "coco")),
     "damaged": Case(write_damaged),
     "repaired": Case(write_damaged, storeds.repair),
@@ -163,6 +165,7 @@ def test_the_store_of_an_export_of_a_copy_has_the_same_id(
         out = tmp_path / format
         done = storeds.export(second, out, format=format)
         assert (dict(done.left_out), done.notes) == ({}, ())
+        assert case.folders in (frozenset(), {path.name for path in out.iterdir() if path.is_dir()})
         assert (pictures(out) != pictures(tmp_path / "files")) == is_repaired
         again = storeds.pack(out / ("annotations.json" if format == "coco" else ""), third, overwrite=True)
         assert (again.id, again.fields, again.attrs) == (copied.id, meta.fields, meta.attrs)

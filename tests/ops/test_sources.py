@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import storeds
-from _packing import stored_records, storeds_command
+from _packing import stored_records, storeds_command, storeds_json
 from _source_files import NAMES, jsonl, table, tar, thing, voc, yolo
 from _verdicts import declared
 from mask_files import encode_mask, mask, write
@@ -860,17 +860,20 @@ def test_boxes_of_a_list_get_their_role_when_read_or_in_a_copy(tmp_path: Path) -
         assert (boxes.tolist(), labels.tolist()) == (row["boxes"], [0, 1])
 
 
-def test_options_of_a_source_on_the_command_line(tmp_path: Path) -> None:
-    files: dict[str, Any] = {
-        **PHOTOS,
-        **MASKS,
-        "names.txt": "b\na\nc\n",
-        "a.csv": "left,right,say,tags\n0.jpg,1.jpg,x,a\n2.jpg,3.jpg,y,\n",
-    }
-    root = write(tmp_path / "set", files)
+def test_the_command_takes_options_of_a_source_and_prints_problems(tmp_path: Path) -> None:
+    text = "left,right,say,tags\n0.jpg,1.jpg,x,a\n2.jpg,3.jpg,y,\nnone.jpg,3.jpg,y,\n"
+    root = write(tmp_path / "set", {**PHOTOS, "names.txt": "b\na\nc\n", "a.csv": text})
     options = ["image_columns=left, right", 'caption_columns=["say"]', "label_column=tags", "label_separator=|"]
-    command = ["pack", root / "a.csv", tmp_path / "a.lmdb", "--classes", root / "names.txt"]
-    shown = storeds_command(*command, *(text for option in options for text in ("--option", option)))
-    assert "tags → labels" in shown
-    assert [plain(row["labels"], LABELS) for row in stored_records(tmp_path / "a.lmdb")] == [[1], []]
+    command = ["pack", root / "a.csv", tmp_path / "a.lmdb", "--classes", root / "names.txt", "--on-bad", "skip"]
+    command += [text for option in options for text in ("--option", option)]
+    assert "tags → labels" in storeds_command(*command)
+    shown = storeds_json(*command, "--overwrite", "--split", "train=0.5,val=0.5")
+    assert shown["count"] == 2
+    (problem,) = shown["problems"]
+    assert "none.jpg" in problem["name"] + problem["reason"]
+    rows = stored_records(tmp_path / "a.lmdb")
+    assert [plain(row["labels"], LABELS) for row in rows] == [[1], []]
+    assert {row["split"] for row in rows} <= {"train", "val"}
     assert storeds.info(f"{tmp_path}/a.lmdb").attrs["classes"] == ["b", "a", "c"]
+    assert "must have the form" in storeds_command(*command, "--split", "train", code=2)
+    assert "'stop' is not one of" in storeds_command(*command, "--on-bad", "stop", code=2)

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 import storeds
-from _packing import stored_records, storeds_command
-from _rows import Source
+from _packing import Source, stored_records, storeds_command
 from _source_files import table
 from mask_files import write
 from photographs import jpeg

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from _rows import Source
+from _packing import Source
 from _source_files import tar
 from mask_files import write
 from photographs import jpeg

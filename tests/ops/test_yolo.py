@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import storeds
-from _packing import records_of
-from _rows import Source
+from _packing import Source, records_of
 from _source_files import yolo
 from mask_files import write
 from shares import examples

@@ -14,6 +14,9 @@ from typer.testing import CliRunner
 import storeds
 from _verdicts import unjudged
 from storeds.cli import app
+from storeds.ops.packing.rows import Bad, BadItem, Row, Rows
+from storeds.ops.packing.sources import open_source
+from storeds.protocols import Record
 
 
 def storeds_command(*arguments: object, code: int = 0) -> str:
@@ -56,3 +59,43 @@ def stored_records(path: Path) -> list[dict[str, Any]]:
         records = environment.open_db(b"records", create=False)
         with environment.begin(records) as transaction:
             return [msgspec.msgpack.decode(value[:-8]) for _, value in transaction.cursor()]  # a seal ends each
+
+
+class Source:
+    """Everything that a source of `pack` gives, read as `pack` reads it, without a store.
+
+    Parameters
+    ----------
+    source, **options
+        As for `open_source`.
+
+    Attributes
+    ----------
+    rows : Rows
+    records : list of dict
+        The good ones.
+    bad : list of str
+        The others, as `pack` reports them.
+    """
+
+    def __init__(self, source: Any, **options: Any) -> None:
+        self.rows: Rows = open_source(source, **options)
+        self.records: list[Record] = []
+        self.bad: list[str] = []
+        for item in self.rows.items(0):
+            if isinstance(item, Row):
+                try:
+                    self.records.append(self.rows.read(item))
+                except BadItem as error:
+                    self.bad.append(str(Bad(item.name, str(error))))
+            else:
+                self.bad.append(str(item))
+
+    @property
+    def kinds(self) -> dict[str, str]:
+        """The kind of each field."""
+        return {name: field.kind for name, field in self.rows.fields.items()}
+
+    def column(self, name: str) -> list[Any]:
+        """Return one field of all good records."""
+        return [record[name] for record in self.records]

@@ -245,15 +245,25 @@ def test_a_path_that_looks_like_a_url_is_opened_with_a_dot_or_when_it_exists(
             assert len(backend) == 1
 
 
-def test_relative_absolute_and_home_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+@pytest.mark.parametrize(
+    ("url", "path", "options"),
+    [
+        ("lmdb://data/x.lmdb", "/here/data/x.lmdb", {}),
+        ("lmdb:///data/x.lmdb", "/data/x.lmdb", {}),
+        ("lmdb://../x.lmdb", "/x.lmdb", {}),
+        ("hdf5://~/x.h5", "/home/me/x.h5", {}),
+        ("data//x.h5", "/here/data/x.h5", {}),
+        (file_url("lmdb", "/a b/ü%20.lmdb"), "/a b/ü%20.lmdb", {}),
+        ("lmdb:///x?a=1&b=c%26d&e=", "/x", {"a": "1", "b": "c&d", "e": ""}),
+        ("/x?a=1", "/x?a=1", {}),  # a bare path is a path
+    ],
+)
+def test_paths_and_options_of_a_file(
+    url: str, path: str, options: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.getcwd", lambda: "/here")
     monkeypatch.setenv("HOME", "/home/me")
-    assert file_path("lmdb://data/x.lmdb") == (f"{tmp_path}/data/x.lmdb", {})
-    assert file_path("lmdb:///data/x.lmdb") == ("/data/x.lmdb", {})
-    assert file_path("lmdb://../x.lmdb") == (f"{tmp_path.parent}/x.lmdb", {})
-    assert file_path("hdf5://~/x.h5") == ("/home/me/x.h5", {})
-    assert file_path("data//x.h5") == (f"{tmp_path}/data/x.h5", {})
-    assert file_path(file_url("lmdb", "/a b/ü%20.lmdb")) == ("/a b/ü%20.lmdb", {})
+    assert file_path(url) == (path, options)
 
 
 def test_a_relative_url_means_the_same_file_after_chdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,11 +273,6 @@ def test_a_relative_url_means_the_same_file_after_chdir(tmp_path: Path, monkeypa
     monkeypatch.chdir("/")
     with backend, pickle.loads(pickle.dumps(backend)) as copy:
         assert backend.get_many([0]) == copy.get_many([0]) == [{"a": 3}]
-
-
-def test_options_are_split_and_decoded() -> None:
-    assert file_path("lmdb:///x?a=1&b=c%26d&e=") == ("/x", {"a": "1", "b": "c&d", "e": ""})
-    assert file_path("/x?a=1") == ("/x?a=1", {})  # a bare path is a path
 
 
 @pytest.mark.parametrize(
