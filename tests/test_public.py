@@ -38,11 +38,6 @@ def test_what_is_promised_is_exported() -> None:
     assert storeds.__all__ == sorted(storeds.__all__) == dir(storeds)
 
 
-@pytest.mark.parametrize("name", storeds.__all__)
-def test_every_exported_name_can_be_imported(name: str) -> None:
-    assert getattr(importlib.import_module("storeds"), name) is not None
-
-
 def test_every_lazy_name_is_exported_and_a_wrong_one_is_an_attribute_error() -> None:
     assert set(storeds._LAZY) <= set(storeds.__all__)
     with pytest.raises(AttributeError, match="module 'storeds' has no attribute 'StoreDataSet'"):

@@ -16,7 +16,7 @@ import storeds
 from mask_files import write
 from storeds.backends import MemoryBackend
 from storeds.errors import ConfigError, MissingDependencyError
-from storeds.registry import BACKENDS, DECODERS, LAYOUTS, READERS, Registry
+from storeds.registry import BACKENDS, DECODERS, LAYOUTS, READERS
 
 ALL = (BACKENDS, LAYOUTS, READERS, DECODERS)
 
@@ -29,14 +29,6 @@ def clean() -> Iterator[None]:
     for each, known in zip(ALL, before, strict=True):
         each._known.clear()
         each._known.update(known)
-
-
-BUILT_IN = [(each, name) for each in ALL for name, known in each._known.items() if known.origin == "built in"]
-
-
-@pytest.mark.parametrize(("names", "name"), BUILT_IN, ids=[f"{each.what}-{name}" for each, name in BUILT_IN])
-def test_every_built_in_name_resolves(names: Registry, name: str) -> None:
-    assert callable(names.get(name))
 
 
 def test_an_unknown_name_lists_what_exists_and_the_nearest() -> None:

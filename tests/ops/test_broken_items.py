@@ -56,8 +56,9 @@ def tree(tmp_path: Path) -> Path:
 def test_of_a_folder(tree: Path, tmp_path: Path) -> None:
     problems: list[Bad] = []
     seen: list[Progress] = []
-    target, listen = f"lmdb://{tmp_path}/store", {"on_problem": problems.append, "progress": seen.append}
-    packed = storeds.pack(tree, target, on_bad="skip", **listen)
+    packed = storeds.pack(
+        tree, f"lmdb://{tmp_path}/store", on_bad="skip", on_problem=problems.append, progress=seen.append
+    )
     assert (seen[-1].done, seen[-1].total, seen[-1].bad) == (345, 345, 300)
     assert seen[-1].bytes == sum(path.stat().st_size for path in tree.glob("*/good*"))
     assert (packed.count, packed.left_out) == (GOOD, COUNT * len(BREAK))

@@ -848,18 +848,6 @@ def test_paths_of_a_list_stay_below_its_folder_and_name_regular_files(tmp_path: 
         storeds.pack(root / "pipe.csv", target, kind="csv")
 
 
-def test_boxes_of_a_list_get_their_role_when_read_or_in_a_copy(tmp_path: Path) -> None:
-    row = {"path": "0.jpg", "boxes": [[1, 2, 30, 40], [5.5, 6, 7, 8]], "labels": ["cat", "dog"]}
-    root = write(tmp_path / "set", {**PHOTOS, "a.jsonl": jsonl(row)})
-    storeds.pack(root / "a.jsonl", f"lmdb://{tmp_path}/a.lmdb")
-    role = {"role": "boxes", "format": "xyxy"}
-    storeds.convert(f"lmdb://{tmp_path}/a.lmdb", f"hdf5://{tmp_path}/b.h5", roles={"boxes": role})
-    for url, roles in ((f"lmdb://{tmp_path}/a.lmdb", {"boxes": role}), (f"hdf5://{tmp_path}/b.h5", None)):
-        dataset = storeds.StoreDataset(url, fields=["image", "boxes", "labels"], roles=roles, reader="sample")
-        _, boxes, labels = dataset[0]
-        assert (boxes.tolist(), labels.tolist()) == (row["boxes"], [0, 1])
-
-
 def test_the_command_takes_options_of_a_source_and_prints_problems(tmp_path: Path) -> None:
     text = "left,right,say,tags\n0.jpg,1.jpg,x,a\n2.jpg,3.jpg,y,\nnone.jpg,3.jpg,y,\n"
     root = write(tmp_path / "set", {**PHOTOS, "names.txt": "b\na\nc\n", "a.csv": text})

@@ -162,8 +162,8 @@ def misspelt_urls(draw: st.DrawFn) -> tuple[str, str]:
     hypothesis.assume(scheme not in ("", "lmdb://", "hdf5://") or not before.startswith(("/", "\\")))
     hypothesis.assume(not re.match(r"\.{0,2}/(?!/)|~", scheme + "user"))
     hypothesis.assume(not scheme or "//" in scheme or ":/" in scheme)
-    encode = draw(st.sampled_from([str, quote_plus, lambda text: quote(text, safe="")]))
-    password = encode(f"{before}{secret}{behind}")
+    password = f"{before}{secret}{behind}"
+    password = draw(st.sampled_from([password, quote_plus(password), quote(password, safe="")]))
     return f"{scheme}user:{password}@host.invalid/db/c?serverSelectionTimeoutMS=1", secret
 
 
