@@ -92,7 +92,7 @@ def many(url: str, copies: int = 6) -> str:
     return url
 
 
-@pytest.mark.share(24)
+@pytest.mark.share(30)
 @pytest.mark.parametrize("end", ENDS)
 @pytest.mark.parametrize("name", RUNS)
 @pytest.mark.parametrize("engine", ["lmdb", "hdf5", "mongodb"])
@@ -116,7 +116,7 @@ def test_a_run_that_ends_early_resumes_to_the_same_store_and_report(
         operation(source if is_of_folder else many(make_engine_url("memory"), 7), url, resume=True, **options)
     (tree / "cat/new.jpg").unlink()
     resumed = operation(source, url, resume=True, progress=seen.append, **options)
-    assert len(seen) < seen[-1].done // 10  # it goes on, and does not begin again
+    assert seen[0].done > 20  # it goes on, and does not begin again
     for field in REPORTED:
         assert getattr(resumed, field, None) == getattr(whole, field, None), field
 
