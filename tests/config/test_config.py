@@ -116,6 +116,17 @@ def test_pad_without_our_batches_is_refused(url: str, loader: dict[str, Any], re
         build_loader(config)
 
 
+def test_a_function_of_the_loader_is_named_by_its_path(url: str) -> None:
+    def loader(collate: str) -> Any:
+        config = {"dataset": {"url": url, "fields": ["label"]}, "loader": {"batch_size": 12, "collate": collate}}
+        return build_loader(config)
+
+    assert list(loader("builtins.len")) == [12]
+    for collate, says in (("no_such.module", "cannot be imported"), ("string.digits", "not a function but a str")):
+        with pytest.raises(errors.ConfigError, match=says):
+            loader(collate)
+
+
 DIGITS = "9" * 5000  # more than int() reads
 # A mapping, and words of the error.
 WRONG_MAPPINGS: list[tuple[Any, str]] = [
