@@ -22,7 +22,6 @@ def module_of(path: Path) -> str:
 
 
 MODULES = {module_of(path): path for path in FILES}
-IDS = list(MODULES)
 
 # What the design promises to export; `storeds.__all__` may have more.
 PROMISED = """

@@ -23,8 +23,6 @@ from storeds.ops.packing.rows import Bad, File, Row, Rows, from_start
 from storeds.protocols import Field
 
 FIELDS = {"label": "int", "key": "str", "image": "bytes", "blob": "bytes"}
-SCHEMES = ("lmdb", "hdf5")
-MIB = 1 << 20
 
 
 def make_records(count: int, sizes: tuple[int, ...]) -> list[dict[str, Any]]:

@@ -18,7 +18,6 @@ from storeds.ops import Progress, repair
 MakeUrl = Callable[[str], str]
 REPAIRED = [key for key, picture in PICTURES.items() if picture.repaired]
 BEYOND = [key for key, picture in PICTURES.items() if not picture.is_readable]
-WHOLE = {"whole": PICTURES["whole"], "png": PICTURES["png"], "trailing": PICTURES["trailing"]}
 
 
 @pytest.fixture
