@@ -32,7 +32,7 @@ from torch.utils.data import get_worker_info
 
 from storeds.errors import ConfigError
 from storeds.protocols import Array
-from storeds.transforms.functional import DeferredImage
+from storeds.transforms.operations import DeferredImage
 
 __all__ = [
     "BufferPool",
