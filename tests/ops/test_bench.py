@@ -21,7 +21,7 @@ from photographs import jpeg
 from storeds import errors
 from storeds.backends import MemoryBackend
 from storeds.cli import app
-from storeds.datasets.stages import STAGES
+from storeds.datasets.epoch import STAGES
 from storeds.ops import Progress, bench
 from storeds.ops.benchmarking import Measurement, _best
 from storeds.protocols import Record
