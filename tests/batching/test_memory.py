@@ -411,12 +411,18 @@ def test_nothing_is_left_of_a_process_that_is_killed(url: str, kind: str, who: s
 # --- Where memory is short, or may not be shared ---
 
 
-def test_a_worker_that_may_not_open_the_memory_sends_batches_as_pytorch_does(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("kind", "opens"),
+    [(loader, "storeds.batching.memory.SlotMemory.__init__"), (plain, "storeds.batching.memory._locked")],
+)
+def test_a_worker_that_may_not_open_the_memory_sends_batches_as_pytorch_does(
+    kind: Any, opens: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(*_: Any) -> Any:
         raise PermissionError
 
-    monkeypatch.setattr("storeds.batching.memory.SlotMemory.__init__", refuse)
-    assert [(float(values.unique()), int(label)) for values, label in loader(numbered)] == [(n, n) for n in range(24)]
+    monkeypatch.setattr(opens, refuse)
+    assert [(float(values.unique()), int(label)) for values, label in kind(numbered)] == [(n, n) for n in range(24)]
 
 
 @pytest.mark.parametrize("what", ["file", "memory of another batch"])

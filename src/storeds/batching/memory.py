@@ -251,27 +251,31 @@ class SharedPool:
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """Return an uninitialised tensor in memory that no process uses."""
         size = math.prod(shape) * dtype.itemsize
-        if size < _SMALLEST_SHARED:
+        found = self._acquire(size) if size >= _SMALLEST_SHARED else None
+        if found is None:
             return torch.empty(tuple(shape), dtype=dtype, device="cpu")
-        lease, memory = self._acquire(size)
+        lease, memory = found
         array = memory[:size]
         self._leases[array.ctypes.data] = lease
         weakref.finalize(array, self._release, array.ctypes.data).atexit = False
         return _as_tensor(array, shape, dtype)
 
-    def _acquire(self, size: int) -> tuple[int, Array]:
-        for file, memory in self._buffers:
-            lease = _locked(file) if size <= len(memory) <= 2 * size else None
-            if lease is not None:
-                return lease, memory
-        file = os.memfd_create("storeds-buffer")
-        memory = _grown(file, size)
-        weakref.finalize(memory, os.close, file).atexit = False
-        # Where a process holds the oldest one, its memory stays.
-        self._buffers = [*self._buffers[1 - _MAX_BUFFERS :], (file, memory)]
-        lease = _locked(file)
-        assert lease is not None
-        return lease, memory
+    def _acquire(self, size: int) -> tuple[int, Array] | None:
+        """Return a locked descriptor and memory of at least so many bytes; None where files cannot be opened."""
+        try:
+            for file, memory in self._buffers:
+                lease = _locked(file) if size <= len(memory) <= 2 * size else None
+                if lease is not None:
+                    return lease, memory
+            file = os.memfd_create("storeds-buffer")
+            memory = _grown(file, size)
+            weakref.finalize(memory, os.close, file).atexit = False
+            # Where a process holds the oldest one, its memory stays.
+            self._buffers = [*self._buffers[1 - _MAX_BUFFERS :], (file, memory)]
+            lease = _locked(file)
+        except OSError:  # no /proc, or too many open files
+            return None
+        return None if lease is None else (lease, memory)
 
     def _release(self, address: int) -> None:
         os.close(self._leases.pop(address))
