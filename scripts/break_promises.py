@@ -77,10 +77,10 @@ BREAKS = [Break(*row) for row in (
     ("2: a child keeps the batch that it inherited", "batching/test_memory.py -k training_process_keeps", "batching/memory.py", "        pool.retire_leased()\n", "        pass\n"),
     # 3. Records are verified and bound to their place; atomic publishing; resuming; two writers.
     ("3: a batch is compared with its seals", "records/test_record.py", "records/codec.py", 'if not seals.match(b"".join(digests), b"".join(found), positions):', "if False:"),
-    ("3: a record of another store is refused", "backends/test_seals.py -k grafted", "records/seals.py", "return _MISMATCH", "return None"),
+    ("3: a record of another store is refused", "backends/test_seals.py -k grafted", "records/codec.py", "return _MISMATCH", "return None"),
     ("3: HDF5 compares seals", "backends/test_seals.py -k 'changed or swapped'", "backends/hdf5/backend.py", "return handle.seals.match(digests, seals.tobytes(), positions)", "return True"),
     ("3: MongoDB compares seals", "backends/test_seals.py -k changed", "backends/mongodb/backend.py", "if fault is not None:", "if False:"),
-    ("3: a column read alone is compared", "ops/test_ops.py backends/test_seals.py -k 'columns_with or changed_label'", "records/seals.py", "if column_checksum(data) != expected:", "if False:"),
+    ("3: a column read alone is compared", "ops/test_ops.py backends/test_seals.py -k 'columns_with or changed_label'", "records/codec.py", "if column_checksum(data) != expected:", "if False:"),
     ("3: a target that appears meanwhile stays", "backends/test_staging.py -k appears_meanwhile", "backends/staging.py", "        if replace:\n", "        if True:\n"),
     ("3: two writers never mix: files", "backends/test_staging.py -k second_writer", "backends/staging.py", "            _take(descriptor)\n", ""),
     ("3: two writers never mix: MongoDB", "backends/test_two_writers.py -k 'lost_its_write'", "backends/mongodb/sink.py", '{"$set": values}).matched_count:', '{"$set": values}, upsert=True):'),
@@ -89,7 +89,7 @@ BREAKS = [Break(*row) for row in (
     # 4. No damaged picture is silent; whole ones are untouched; policies.
     ("4: a picture without verdict is decoded strictly", "readers/test_verdict_reading.py -k 'untouched'", "readers/decoders.py",
      "fastdct=shortcuts, fastupsample=shortcuts, strict=True\n    )", "fastdct=shortcuts, fastupsample=shortcuts, strict=False\n    )"),
-    ("4: less than min_recovered is refused", "readers/test_verdict_reading.py ops/test_repair.py -k 'report_damage or was_repaired or looks'", "readers/pictures.py",
+    ("4: less than min_recovered is refused", "readers/test_verdict_reading.py ops/test_repair.py -k 'report_damage or was_repaired or looks'", "readers/image.py",
      "not damage.recovered >= self.min_recovered", "False"),
     ("4: bytes missing inside are never repaired", "jpeg/test_verdicts.py -k missing_in_the_middle", "jpeg/verdict.py",
      'return Verdict("corrupt_data", 0.0, problem)\n', 'return Verdict("truncated_scan", 0.998, problem)\n'),
@@ -103,8 +103,8 @@ BREAKS = [Break(*row) for row in (
     # 5. Exact crops decode only what they need.
     ("5: a part has the pixels that smoothing reads", "readers/test_crops.py -k every_pixel", "jpeg/cuts.py", "_MARGIN = 4", "_MARGIN = 0"),
     ("5: lying restart markers are noticed", "jpeg/test_restarts.py -k out_of_order", "jpeg/cuts.py", "codes[:-1] != _restart_codes(count - 1)", "False"),
-    ("5: a crop decodes only a part", "readers/test_crops.py -k decodes_only", "readers/pictures.py", "        if windows is not None:\n", "        if False:\n"),
-    ("5: only a picture known to be whole is decoded in part", "readers/test_crops.py jpeg/test_never_silent.py -k 'damaged_pictures or foreign or hides_no'", "readers/pictures.py",
+    ("5: a crop decodes only a part", "readers/test_crops.py -k decodes_only", "readers/image.py", "        if windows is not None:\n", "        if False:\n"),
+    ("5: only a picture known to be whole is decoded in part", "readers/test_crops.py jpeg/test_never_silent.py -k 'damaged_pictures or foreign or hides_no'", "readers/image.py",
      "not examine(blob).is_whole", "False"),
     # 6. A sample depends on (seed, epoch, index) alone; resuming on any number of ranks.
     ("6: randomness depends on the epoch", "datasets/test_dataset.py -k function_of_seed", "protocols.py", "{self.seed}/{self.epoch}/{self.index}", "{self.seed}/{self.index}"),
@@ -225,6 +225,7 @@ BREAKS = [Break(*row) for row in (
     ("28: joined datasets of different seeds have a seed", "loaders/test_sampling.py -k different_seeds", "loaders/sampler.py",
      "return seeds[0] if len(set(seeds)) == 1 else xxhash", "return seeds[0] if len(set(seeds)) == 1 else None and xxhash"),
     ("28: a default device does not matter", "transforms/test_joint.py -k default_device", "transforms/images.py", 'return torch.empty(1, device="cpu").uniform_', "return torch.empty(1).uniform_"),
+    ("28: a worker does not write to memory that is held", "batching/test_memory.py -k 'refers_to_a_part and plain'", "batching/memory.py", "fcntl.LOCK_EX | fcntl.LOCK_NB", "fcntl.LOCK_SH | fcntl.LOCK_NB"),
     ("28: a slot is not used while its batch is held", "batching/test_memory.py -k 'refers_to_a_part'", "batching/memory.py", "        weakref.finalize(array, _hold, self).atexit = False\n", ""),
     ("28: loaders side by side keep their epochs", "loaders/test_epochs.py -k side_by_side", "datasets/epoch.py", "        if _context.request is not None:\n", "        if False:\n"),
     ("28: collate_detection names fields= of the dataset", "batching/test_samples.py -k detection_says", "batching/detection.py", "(StoreDataset(…, fields=[…])), rename", "(fields=[…]), rename"),

@@ -1,7 +1,8 @@
-"""Count the files of storeds that one training, one foreign read and one pack execute.
+"""Count the files of storeds that one training, one batch, one foreign read and one pack execute.
 
 Run ``python scripts/count_files.py``. A profile function notes the file of each Python call, also in forked workers. Files
-that are only imported do not count. ``--list`` prints their names.
+that are only imported do not count. ``--list`` prints their names, and the functions of one batch in the order in which
+it reaches them.
 """
 
 import argparse
@@ -23,33 +24,46 @@ import numpy as np
 from PIL import Image
 
 import storeds
+from storeds.loaders.loader import BatchFetcher
 
 SOURCE = str(Path(storeds.__file__).parent) + os.sep
 
 
 class Files:
-    """The files executed in this process and, through `folder`, in its forked children."""
+    """The functions executed in this process and, through `folder`, in its forked children; in order, once each.
+
+    `of_batch` narrows it to one batch: in a worker, to the request of this epoch and number.
+    """
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.seen = folder, set[str]()
+        self.folder, self.seen = folder, dict[str, None]()
+        self.of_batch: tuple[int, int] | None = None
         # Not os.register_at_fork: a child clears its finalizers after those hooks.
         multiprocessing.util.register_after_fork(self, Files._begin_in_child)
 
     def _note(self, frame: FrameType, event: str, _: object) -> None:
         code = frame.f_code
-        if event == "call" and code.co_name != "<module>" and code.co_filename.startswith(SOURCE):
-            self.seen.add(code.co_filename.removeprefix(SOURCE))
+        if code.co_name == "<module>" or not code.co_filename.startswith(SOURCE):
+            return
+        if event == "call":
+            if self.of_batch and code is BatchFetcher.__getitem__.__code__:
+                self.seen = {}
+            self.seen[f"{code.co_filename.removeprefix(SOURCE)}:{code.co_qualname}"] = None
+        elif event == "return" and code is BatchFetcher.__getitem__.__code__:
+            asked = frame.f_locals["request"].batch
+            if (asked.epoch, asked.number) == self.of_batch:
+                sys.setprofile(None)
 
     def _begin_in_child(self) -> None:
-        self.seen = set()
+        self.seen = {}
         multiprocessing.util.Finalize(None, self._save, exitpriority=100)
 
     def _save(self) -> None:
         (self.folder / str(os.getpid())).write_text("\n".join(self.seen))
 
-    def of(self, job: Callable[[], object]) -> set[str]:
-        """Return the files that `job` executes."""
-        self.seen = set()
+    def of(self, job: Callable[[], object]) -> list[str]:
+        """Return the functions that `job` executes."""
+        self.seen = {}
         for file in self.folder.iterdir():
             file.unlink()
         sys.setprofile(self._note)
@@ -59,7 +73,24 @@ class Files:
         finally:
             sys.setprofile(None)
             threading.setprofile(None)  # type: ignore[arg-type]  # None ends it, as the documentation says
-        return self.seen.union(*(file.read_text().split() for file in self.folder.iterdir()))
+        return [*self.seen, *(line for file in self.folder.iterdir() for line in file.read_text().splitlines())]
+
+    def second_batch(self, url: str) -> None:
+        """Make the second batch of the second epoch, and forget what was executed before."""
+        transform = ["RandomHorizontalFlip", "ToTensor"]
+        dataset = storeds.StoreDataset(
+            url, decode="tensor", transform=[{"name": "RandomResizedCrop", "size": 32}, *transform]
+        )
+        self.of_batch = 1, 1
+        loader = storeds.StoreLoader(dataset, batch_size=4, num_workers=1, persistent_workers=True, shuffle=True)
+        for _ in loader:
+            pass
+        batches = iter(loader)
+        next(batches)
+        self.seen = {}
+        next(batches)
+        sys.setprofile(None)
+        self.of_batch = None
 
 
 def jpeg(seed: int) -> bytes:
@@ -80,17 +111,17 @@ def main() -> None:
             if not module.name.endswith("__main__"):
                 importlib.import_module(module.name)
     with tempfile.TemporaryDirectory() as root:
-        trips = _trips(Path(root))
         (Path(root) / "seen").mkdir()
         files = Files(Path(root) / "seen")
-        for name, job in trips.items():
-            found = files.of(job)
+        for name, job in _trips(Path(root), files).items():
+            functions = files.of(job)
+            found = sorted({function.partition(":")[0] for function in functions})
             print(f"{len(found):3} files: {name}")
-            for file in sorted(found) if wanted else ():
-                print(f"      {file}")
+            for line in (functions if name == "one batch" else found) if wanted else ():
+                print(f"      {line}")
 
 
-def _trips(root: Path) -> dict[str, Callable[[], object]]:
+def _trips(root: Path, files: Files) -> dict[str, Callable[[], object]]:
     folder = root / "photos"
     for at in range(20):
         (folder / f"class{at % 2}").mkdir(parents=True, exist_ok=True)
@@ -115,6 +146,7 @@ def _trips(root: Path) -> dict[str, Callable[[], object]]:
     crop = [{"name": "RandomResizedCrop", "size": 32}, "ToTensor"]
     return {
         "config, native LMDB, training loop, one worker": train(store, decode="tensor", transform=crop),
+        "one batch": lambda: files.second_batch(store),
         "foreign HDF5 with JPEGs": train(f"hdf5://{root}/foreign.h5", decode="tensor", transform=crop),
         "foreign HDF5 with gzip arrays": train(f"hdf5://{root}/arrays.h5", reader="array"),
         "pack a folder": lambda: storeds.pack(folder, f"lmdb://{root}/packed.lmdb"),

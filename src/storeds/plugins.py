@@ -5,10 +5,9 @@ from storeds.backends.base import BackendOptions, HandleBackend, StoreBackend, p
 from storeds.backends.handles import HandlePool, Opener
 from storeds.backends.writer import Sink, appeared
 from storeds.readers.base import RecordReader
-from storeds.records.codec import checksum
+from storeds.records.codec import Seals, checksum
 from storeds.records.columns import check_where, column_from_records
 from storeds.records.fields import fields_from_json, fields_to_json, meta_from_text, meta_to_text, parse_fields
-from storeds.records.seals import Seals
 
 __all__ = [
     "BackendOptions",

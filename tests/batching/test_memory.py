@@ -70,6 +70,11 @@ def loader(make: Callable[[int], Any], **arguments: Any) -> StoreLoader:
     return StoreLoader(Whole(make), **{"batch_size": 1, "collate_fn": only, "num_workers": 2, **arguments})
 
 
+def plain(make: Callable[[int], Any], **arguments: Any) -> Any:
+    """Return PyTorch's DataLoader, whose workers own the memory."""
+    return DataLoader(Whole(make), **{"batch_size": 1, "collate_fn": storeds.collate, "num_workers": 2, **arguments})
+
+
 def numbered(number: int) -> Any:
     return torch.full((100_000,), float(number)), torch.tensor([number])
 
@@ -171,12 +176,13 @@ HOLD: dict[str, Callable[[torch.Tensor], Any]] = {
 
 
 @pytest.mark.parametrize("how", HOLD)
+@pytest.mark.parametrize("kind", [loader, plain])
 @pytest.mark.parametrize("start_method", ["fork", "spawn"])
-def test_memory_is_kept_for_anything_that_refers_to_a_part_of_it(how: str, start_method: str) -> None:
+def test_memory_is_kept_for_anything_that_refers_to_a_part_of_it(kind: Any, how: str, start_method: str) -> None:
     if start_method == "spawn" and how not in ("itself", "numpy"):
         pytest.skip("the training process does the same")
     held: list[Any] = []
-    made = loader(numbered, persistent_workers=True, multiprocessing_context=start_method)
+    made = kind(numbered, persistent_workers=True, multiprocessing_context=start_method)
     for _ in range(4):
         for number, (values, label) in enumerate(made):
             assert int(label) == number
@@ -189,9 +195,11 @@ def test_memory_is_kept_for_anything_that_refers_to_a_part_of_it(how: str, start
         assert (torch.as_tensor(kept) == number).all()
 
 
-def test_all_batches_may_be_held_more_than_there_are_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", [loader, plain])
+def test_all_batches_may_be_held_more_than_memory_is_reused(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("storeds.batching.memory._MAX_SLOTS", 3)
-    batches = list(loader(numbered))
+    monkeypatch.setattr("storeds.batching.memory._MAX_BUFFERS", 3)
+    batches = list(kind(numbered))
     assert [(float(values.unique()), int(label)) for values, label in batches] == [(n, n) for n in range(24)]
 
 
@@ -199,11 +207,12 @@ def growing(number: int) -> torch.Tensor:
     return torch.full((30_000 * number, 2), float(number))
 
 
-def test_a_slot_grows_with_its_batches_and_may_hold_nothing() -> None:
-    made = loader(growing, num_workers=1, persistent_workers=True)
+@pytest.mark.parametrize("kind", [loader, plain])
+def test_memory_grows_with_its_batches_and_may_hold_nothing(kind: Any) -> None:
+    made = kind(growing, num_workers=1, persistent_workers=True)
     for _ in range(3):
         for number, batch in enumerate(made):
-            assert batch.shape == (30_000 * number, 2)
+            assert batch.view(-1, 2).shape == (30_000 * number, 2)
             assert (batch == number).all()
 
 
@@ -220,13 +229,26 @@ def test_few_slots_serve_many_batches_and_passes_that_are_broken_off() -> None:
     assert _shared_mib(worker.pid for worker in made._iterator._workers) < most
 
 
+def numbers_of_files(_: int) -> Any:
+    """Return values in which storeds.collate puts no pixel, and the files of batches that this worker has."""
+    return torch.zeros(100_000), torch.tensor([len(shared_files())])
+
+
+def test_a_worker_of_a_plain_dataloader_uses_its_memory_again() -> None:
+    made = plain(numbers_of_files, num_workers=1, persistent_workers=True, prefetch_factor=2)
+    most = max(int(files) for _ in range(4) for _, files in made)
+    # Of five batches: a file, what locks it (here, and on the way), and a mapping.
+    assert 0 < most <= 5 * 4
+
+
 def _shared_mib(pids: Iterable[int]) -> float:
     lines = [line for pid in pids for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()]
     return sum(int(line.split()[1]) for line in lines if line.startswith("Pss_Shmem")) / 1024
 
 
-def test_a_child_of_the_training_process_keeps_the_batch_that_it_inherited() -> None:
-    made = loader(numbered, persistent_workers=True)
+@pytest.mark.parametrize("kind", [loader, plain])
+def test_a_child_of_the_training_process_keeps_the_batch_that_it_inherited(kind: Any) -> None:
+    made = kind(numbered, persistent_workers=True)
     batches = iter(made)
     held: list[Any] = [next(batches)[0].numpy()]  # torch's threads do not exist in the child
     next(batches)  # the iterator refers to the batch that it gave last
@@ -242,6 +264,48 @@ def test_a_child_of_the_training_process_keeps_the_batch_that_it_inherited() -> 
     os.close(read_end)
     os.close(write_end)
     assert os.waitpid(child, 0)[1] == 0
+
+
+def check_late(received: Any, gate: Any, result: Any) -> None:
+    values, label = received.get()
+    gate.wait()
+    result.put(bool((values == label).all()))
+
+
+def test_another_process_that_receives_a_batch_of_a_plain_dataloader_keeps_it() -> None:
+    context = torch.multiprocessing.get_context("spawn")
+    received, gate, result = context.Queue(), context.Event(), context.Queue()
+    other = context.Process(target=check_late, args=(received, gate, result))
+    other.start()
+    made = plain(numbered, persistent_workers=True)
+    for number, batch in enumerate(made):
+        if number == 3:
+            received.put(batch)
+    for _ in range(3):
+        assert [int(label) for _, label in made] == list(range(24))
+    gate.set()
+    assert result.get(timeout=120)
+    other.join()
+
+
+kept_in_worker: list[Any] = []
+
+
+def changed(samples: list[Any]) -> Any:
+    """Keep, change and wrap a batch of storeds.collate."""
+    values, label = storeds.collate(samples)
+    kept_in_worker.append((values, int(label)))
+    values[0, 0] = -1
+    assert all((values[0, 1:] == number).all() for values, number in kept_in_worker)
+    return {"part": values[0, 1:], "whole": [values], "label": label}
+
+
+def test_a_collate_function_may_keep_change_and_wrap_a_batch() -> None:
+    for _ in range(2):
+        for number, batch in enumerate(plain(numbered, collate_fn=changed)):
+            assert int(batch["label"]) == number
+            assert batch["whole"][0][0, 0] == -1
+            assert (batch["part"] == number).all()
 
 
 def test_children_cost_no_slots_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -266,14 +330,15 @@ def shared_files() -> list[str]:
         if os.path.lexists(f"/proc/self/fd/{fd}")
     ]
     mapped = [line.split(maxsplit=5)[-1] for line in Path("/proc/self/maps").read_text().splitlines()]
-    return [name for name in opened + mapped if "storeds-batch" in name]
+    return [name for name in opened + mapped if "memfd:storeds" in name]
 
 
-def test_memory_goes_with_the_iterator() -> None:
+@pytest.mark.parametrize("kind", [loader, plain])
+def test_memory_goes_with_the_iterator(kind: Any) -> None:
     before = len(shared_files())
     for _ in range(3):
-        assert len(list(loader(numbered))) == 24
-        abandoned = iter(loader(numbered))
+        assert len(list(kind(numbered))) == 24
+        abandoned = iter(kind(numbered))
         batch = next(abandoned)
         del abandoned
     gc.collect()
@@ -288,8 +353,8 @@ def test_memory_goes_with_the_iterator() -> None:
 
 _TRAINING = """
 import os, signal, sys, torch
-from torch.utils.data import Dataset
-from storeds import StoreDataset, StoreLoader
+from torch.utils.data import DataLoader
+from storeds import StoreDataset, StoreLoader, collate
 
 gate, key = os.pipe()
 
@@ -301,7 +366,10 @@ class Dies(StoreDataset):
             os.kill(os.getpid(), signal.SIGKILL)
         return super().__getitems__(indices)
 
-loader = StoreLoader(Dies(sys.argv[1], decode="tensor"), batch_size=1, num_workers=1, persistent_workers=True)
+kind = {"StoreLoader": StoreLoader, "DataLoader": DataLoader}[sys.argv[3]]
+loader = kind(
+    Dies(sys.argv[1], decode="tensor"), batch_size=1, num_workers=1, persistent_workers=True, collate_fn=collate
+)
 batches = iter(loader)
 held = next(batches)
 before = held[0].clone()
@@ -321,29 +389,40 @@ print(sum(int(labels) for _, labels in StoreLoader(StoreDataset(sys.argv[1], dec
 
 
 @pytest.mark.parametrize("who", ["training", "worker"])
-def test_nothing_is_left_of_a_process_that_is_killed(url: str, who: str) -> None:
+@pytest.mark.parametrize("kind", ["StoreLoader", "DataLoader"])
+def test_nothing_is_left_of_a_process_that_is_killed(url: str, kind: str, who: str) -> None:
     before = set(os.listdir("/dev/shm"))
+
+    def left() -> set[str]:  # semaphores are those of other programs
+        return {name for name in set(os.listdir("/dev/shm")) - before if not name.startswith("sem.")}
+
     # In a process of its own: torch raises the worker's death wherever the training process is just then.
     ended = subprocess.run(
-        [sys.executable, "-c", _TRAINING, url, who], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", _TRAINING, url, who, kind], capture_output=True, text=True, timeout=120, check=False
     )
     assert ended.returncode == (-signal.SIGKILL if who == "training" else 0), ended.stderr
     assert ended.stdout.strip() == ("True" if who == "training" else str(sum(range(COUNT))))
     deadline = time.monotonic() + 30
-    while not set(os.listdir("/dev/shm")) <= before:  # other processes have files there for a moment
-        assert time.monotonic() < deadline, sorted(set(os.listdir("/dev/shm")) - before)
+    while left():  # other processes have files there for a moment
+        assert time.monotonic() < deadline, sorted(left())
         time.sleep(0.1)
 
 
 # --- Where memory is short, or may not be shared ---
 
 
-def test_a_worker_that_may_not_open_the_memory_sends_batches_as_pytorch_does(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("kind", "opens"),
+    [(loader, "storeds.batching.memory.SlotMemory.__init__"), (plain, "storeds.batching.memory._locked")],
+)
+def test_a_worker_that_may_not_open_the_memory_sends_batches_as_pytorch_does(
+    kind: Any, opens: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(*_: Any) -> Any:
         raise PermissionError
 
-    monkeypatch.setattr("storeds.batching.memory.SlotMemory.__init__", refuse)
-    assert [(float(values.unique()), int(label)) for values, label in loader(numbered)] == [(n, n) for n in range(24)]
+    monkeypatch.setattr(opens, refuse)
+    assert [(float(values.unique()), int(label)) for values, label in kind(numbered)] == [(n, n) for n in range(24)]
 
 
 @pytest.mark.parametrize("what", ["file", "memory of another batch"])
@@ -376,20 +455,13 @@ def full(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     with monkeypatch.context() as patch:
         patch.setattr("os.posix_fallocate", refuse)
-        patch.setattr("storeds.batching.memory._free_bytes", lambda: 4096)
         yield
 
 
-@pytest.mark.parametrize(
-    ("kind", "message"),
-    [
-        (StoreLoader, "no memory is left for a batch of .*No space left"),
-        (DataLoader, "/dev/shm is full: a batch needs"),
-    ],
-)
-def test_too_little_memory_is_an_error_that_says_so(url: str, full: None, kind: Any, message: str) -> None:
+@pytest.mark.parametrize("kind", [StoreLoader, DataLoader])
+def test_too_little_memory_is_an_error_that_says_so(url: str, full: None, kind: Any) -> None:
     made = kind(dataset(url), batch_size=16, num_workers=1, collate_fn=storeds.collate)
-    with pytest.raises(RuntimeError, match=message) as raised:
+    with pytest.raises(RuntimeError, match="no memory is left for a batch of .*No space left") as raised:
         list(made)
     end_workers(raised)
 

@@ -185,7 +185,7 @@ def test_later_epochs_of_a_foreign_store_draw_the_crop_first_and_give_the_same(
         calls.append(args)
         return decode_windows(*args, **options)
 
-    monkeypatch.setattr("storeds.readers.pictures.decode_windows", counted)
+    monkeypatch.setattr("storeds.readers.image.decode_windows", counted)
     blobs = [jpeg(number, (80, 120)) for number in range(6)]
     crop = RandomResizedCrop(
         60, scale=(0.2, 0.6)

@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from storeds.errors import ConfigError
-from storeds.records.codec import RecordCodec, checksum
+from storeds.records.codec import RecordCodec, Seals, checksum
 from storeds.records.fields import canonical_json, parse_fields
-from storeds.records.seals import Seals
 
 
 class Rude:

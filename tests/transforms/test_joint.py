@@ -44,7 +44,7 @@ from storeds.transforms import (
     build_transform,
 )
 from storeds.transforms.alignment import check_roles
-from storeds.transforms.functional import DeferredImage
+from storeds.transforms.operations import DeferredImage
 
 FIELDS = {
     "image": Field("image", role="image"),

@@ -22,8 +22,7 @@ from storeds._utils.settings import Settings
 from storeds.backends.handles import HandlePool, HandleRef, Lease, Opener, OpenStore
 from storeds.errors import ConfigError, RecordError, UnavailableError, suggest
 from storeds.protocols import JSON, Array, Field, Meta, Record
-from storeds.records.codec import RecordCodec
-from storeds.records.seals import Seals
+from storeds.records.codec import RecordCodec, Seals
 
 __all__ = [
     "BackendOptions",

@@ -26,7 +26,7 @@ from storeds.errors import (
     UnavailableError,
 )
 from storeds.protocols import JSON, Array, Field, Meta, Record
-from storeds.records.codec import ContentHash, RecordCodec, checksum
+from storeds.records.codec import ContentHash, RecordCodec, Seals, checksum, column_checksum
 from storeds.records.columns import ColumnCollector
 from storeds.records.fields import (
     NATIVE,
@@ -41,7 +41,6 @@ from storeds.records.fields import (
     verdict_fields,
     with_verdicts,
 )
-from storeds.records.seals import Seals, column_checksum
 
 __all__ = ["Sink", "StoreWriter", "appeared"]
 

@@ -16,7 +16,7 @@ from storeds.batching.memory import empty_batch, in_one_memory, is_plain, is_tv_
 from storeds.batching.padding import Padded, check_channels, padded
 from storeds.errors import BadSamplesError, ConfigError, suggest
 from storeds.protocols import Array
-from storeds.transforms.functional import DeferredImage
+from storeds.transforms.operations import DeferredImage
 
 __all__ = [
     "Ragged",

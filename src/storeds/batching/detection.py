@@ -13,7 +13,7 @@ from storeds.batching.memory import TensorLike, in_one_memory, is_tv_tensor, pla
 from storeds.errors import ConfigError, suggest
 from storeds.records.roles import BOX_FORMATS
 from storeds.transforms.coordinates import to_corners
-from storeds.transforms.functional import DeferredImage
+from storeds.transforms.operations import DeferredImage
 
 __all__ = ["collate_detection"]
 

@@ -7,6 +7,8 @@ docs/decisions/0045-the-batch-is-the-message.md says why, and how long it takes.
 
 from __future__ import annotations
 
+import fcntl
+import functools
 import itertools
 import math
 import mmap
@@ -19,15 +21,18 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from multiprocessing.reduction import DupFd, ForkingPickler
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import torch
+from torch.multiprocessing import get_sharing_strategy
+from torch.multiprocessing.reductions import rebuild_storage_fd, reduce_storage
 from torch.utils.data import get_worker_info
 
 from storeds.errors import ConfigError
 from storeds.protocols import Array
-from storeds.transforms.functional import DeferredImage
+from storeds.transforms.operations import DeferredImage
 
 __all__ = [
     "BufferPool",
@@ -74,40 +79,14 @@ def use_memory(memory: BatchMemory | None) -> Iterator[None]:
 def empty_batch(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     """Return an uninitialised tensor in the memory of this thread's batch.
 
-    In a worker of a plain DataLoader, it is in PyTorch's own shared memory, as with ``default_collate``.
+    In a worker of a plain DataLoader, other processes may map it, so PyTorch sends it without a copy.
     """
     memory: BatchMemory | None = getattr(_thread, "memory", None)
-    if memory is not None:
-        return memory.empty(shape, dtype)
-    if get_worker_info() is None:
+    if memory is None and get_worker_info() is not None:
+        memory = _shared_pool()
+    if memory is None:
         return torch.empty(tuple(shape), dtype=dtype, device="cpu")
-    size = math.prod(shape) * dtype.itemsize
-    _check_shared_memory(size)
-    storage = torch.UntypedStorage._new_shared(size)  # type: ignore[no-untyped-call]  # torch leaves it without types
-    strides = torch.empty(tuple(shape), device="meta").stride()
-    return torch.empty(0, dtype=dtype, device="cpu").set_(storage, 0, tuple(shape), strides)
-
-
-_SHM = "/dev/shm"  # noqa: S108  # no file is made there
-
-
-def _check_shared_memory(size: int) -> None:
-    """Raise RuntimeError where PyTorch's shared memory is too small: writing beyond it ends the process by SIGBUS."""
-    if size < 1 << 20:
-        return
-    left = _free_bytes()
-    if left is not None and left < size:
-        raise RuntimeError(
-            f"{_SHM} is full: a batch needs {size:,} bytes of shared memory, and {left:,} are left. Use "
-            "storeds.StoreLoader, which needs none there; or start the container with a larger --shm-size"
-        )
-
-
-def _free_bytes() -> int | None:
-    if not os.path.isdir(_SHM):
-        return None
-    found = os.statvfs(_SHM)
-    return found.f_bavail * found.f_frsize
+    return memory.empty(shape, dtype)
 
 
 # --- What batches are made of ---
@@ -248,6 +227,100 @@ class ScaledInPool:
 
 
 _MAX_SAMPLES = 64  # a usual batch
+
+
+# --- Memory that a worker of a plain DataLoader reuses ---
+
+_MAX_BUFFERS = 32  # of one worker
+_SMALLEST_SHARED = 1 << 16  # bytes; PyTorch sends smaller tensors by a copy
+
+
+class SharedPool:
+    """Makes the tensors of a worker in anonymous memory, which PyTorch sends without a copy, and which is used again.
+
+    Each use of a buffer opens its file once more and locks it. PyTorch sends that descriptor with the tensor, and keeps
+    it open as long as the tensor lives. Only when all processes have closed it, also those that were forked or killed,
+    the kernel drops the lock, and the buffer can be locked again. In no process does another hold the memory.
+    """
+
+    def __init__(self) -> None:
+        self._buffers: list[tuple[int, Array]] = []  # file and memory
+        self._leases: dict[int, int] = {}  # address → descriptor, of tensors that this process holds
+        ForkingPickler.register(torch.UntypedStorage, self._reduced)
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """Return an uninitialised tensor in memory that no process uses."""
+        size = math.prod(shape) * dtype.itemsize
+        found = self._acquire(size) if size >= _SMALLEST_SHARED else None
+        if found is None:
+            return torch.empty(tuple(shape), dtype=dtype, device="cpu")
+        lease, memory = found
+        array = memory[:size]
+        self._leases[array.ctypes.data] = lease
+        weakref.finalize(array, self._release, array.ctypes.data).atexit = False
+        return _as_tensor(array, shape, dtype)
+
+    def _acquire(self, size: int) -> tuple[int, Array] | None:
+        """Return a locked descriptor and memory of at least so many bytes; None where files cannot be opened."""
+        try:
+            for file, memory in self._buffers:
+                lease = _locked(file) if size <= len(memory) <= 2 * size else None
+                if lease is not None:
+                    return lease, memory
+            file = os.memfd_create("storeds-buffer")
+            memory = _grown(file, size)
+            weakref.finalize(memory, os.close, file).atexit = False
+            # Where a process holds the oldest one, its memory stays.
+            self._buffers = [*self._buffers[1 - _MAX_BUFFERS :], (file, memory)]
+            lease = _locked(file)
+        except OSError:  # no /proc, or too many open files
+            return None
+        return None if lease is None else (lease, memory)
+
+    def _release(self, address: int) -> None:
+        os.close(self._leases.pop(address))
+
+    def _reduced(self, storage: torch.UntypedStorage) -> tuple[Any, ...]:
+        """Return what PyTorch sends: the descriptor of a tensor in a buffer; of other memory what it always sends."""
+        lease = self._leases.get(storage.data_ptr())
+        if lease is None or get_sharing_strategy() != "file_descriptor":  # type: ignore[no-untyped-call]
+            return reduce_storage(storage)  # type: ignore[no-any-return, no-untyped-call]  # torch leaves it without types
+        return rebuild_storage_fd, (type(storage), DupFd(lease), storage.nbytes())
+
+
+@functools.cache
+def _shared_pool() -> SharedPool:
+    return SharedPool()
+
+
+def _locked(file: int) -> int | None:
+    """Return a new descriptor of a file, which it locks; None if another one has the lock."""
+    lease = os.open(f"/proc/self/fd/{file}", os.O_RDWR)
+    try:
+        fcntl.flock(lease, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lease)
+        return None
+    return lease
+
+
+def _grown(file: int, size: int) -> Array:
+    """Return the memory of a file, at least so many bytes."""
+    try:
+        held = os.fstat(file).st_size
+        if held < size:
+            held = -(-size // _PAGES) * _PAGES
+            os.posix_fallocate(file, 0, held)  # fails here, where writing would end the process
+        return _map(file, held)
+    except OSError as error:
+        raise RuntimeError(
+            f"no memory is left for a batch of {size:,} bytes, which a worker shares with the training process "
+            f"({error}): use smaller batches, fewer workers or a smaller prefetch_factor, or raise the memory limit"
+        ) from error
+
+
+def _map(file: int, size: int) -> Array:
+    return np.frombuffer(mmap.mmap(file, size), np.uint8) if size else np.empty(0, np.uint8)
 
 
 # --- Slots: the training process ---
@@ -402,10 +475,6 @@ def _open(name: SlotName) -> int:
     raise FileNotFoundError(f"{name.path} is not the memory of a batch")
 
 
-def _map(file: int, size: int) -> Array:
-    return np.frombuffer(mmap.mmap(file, size), np.uint8) if size else np.empty(0, np.uint8)
-
-
 class SlotMemory:
     """The memory of one batch in a worker: its tensors lie one behind the other in a slot.
 
@@ -446,16 +515,7 @@ class SlotMemory:
     def _extended(self, size: int) -> Array:
         file = _open(self.name)
         try:
-            held = os.fstat(file).st_size
-            if held < size:
-                held = -(-size // _PAGES) * _PAGES
-                os.posix_fallocate(file, 0, held)  # fails here, where writing would end the process
-            memory = _map(file, held)
-        except OSError as error:
-            raise RuntimeError(
-                f"no memory is left for a batch of {size:,} bytes, which a worker shares with the training process "
-                f"({error}): use smaller batches, fewer workers or a smaller prefetch_factor, or raise the memory limit"
-            ) from error
+            memory = _grown(file, size)
         finally:
             os.close(file)
         _opened[self.name.place] = self.name, memory

@@ -217,7 +217,7 @@ def _number(text: str) -> int:
 
 
 def _show_bench(report: BenchReport) -> None:
-    from storeds.datasets.stages import STAGES
+    from storeds.datasets.epoch import STAGES
 
     stages = (*STAGES, "waiting")
     rows = []

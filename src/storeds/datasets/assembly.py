@@ -20,7 +20,7 @@ from storeds.registry import READERS
 from storeds.transforms import BoundTransform, JointTransform, build_transform
 from storeds.transforms.alignment import check_roles, check_spatial, takes_images
 from storeds.transforms.binding import first_crop, takes_strided
-from storeds.transforms.functional import in_order
+from storeds.transforms.operations import in_order
 
 __all__ = [
     "Transforms",

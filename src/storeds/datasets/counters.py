@@ -1,4 +1,4 @@
-"""Counts the samples that were bad, repaired, skipped or replaced.
+"""Counts the samples that were bad, repaired, skipped or replaced; and the batches of a loader, with what they took.
 
 What happens to the samples of a batch travels with it as a `BatchEvents`, and the training process counts it.
 """
@@ -12,7 +12,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from multiprocessing.context import get_spawning_popen
 from typing import Any, NamedTuple
 
@@ -21,10 +21,20 @@ from torch.utils.data import get_worker_info
 
 from storeds._utils.arguments import check_share
 from storeds._utils.text import counted
-from storeds.datasets.epoch import SharedTable, collected_events
+from storeds.datasets.epoch import SharedTable, Work, collected_events, no_time
 from storeds.errors import BadSamplesError, ConfigError, suggest
 
-__all__ = ["FAULTS", "BatchEvents", "Event", "Policy", "SampleCounters", "SampleReport", "count_events"]
+__all__ = [
+    "FAULTS",
+    "BatchEvents",
+    "Event",
+    "LoaderStats",
+    "Policy",
+    "SampleCounters",
+    "SampleReport",
+    "StageTotals",
+    "count_events",
+]
 
 _LOG = logging.getLogger("storeds")
 
@@ -335,3 +345,99 @@ class SampleReport:
             ]
         lines += [f"  {event.text}" for event in self.last]
         return "\n".join(lines)
+
+
+# --- Batches ---
+
+
+@dataclass
+class StageTotals:
+    """The batches that a training loop received so far, of all workers or of one.
+
+    Attributes
+    ----------
+    batches, samples, bytes, cold_bytes : int
+    seconds : dict
+        Stage → seconds that workers spent on these batches, added up.
+    """
+
+    batches: int = 0
+    samples: int = 0
+    bytes: int = 0
+    cold_bytes: int = 0
+    seconds: dict[str, float] = field(default_factory=no_time)
+
+    def add(self, samples: int, work: Work) -> None:
+        """Add a batch."""
+        self.batches += 1
+        self.samples += samples
+        self.bytes += work.bytes
+        self.cold_bytes += work.cold_bytes
+        for stage, spent in work.seconds.items():
+            self.seconds[stage] += spent
+
+
+@dataclass
+class LoaderStats:
+    """The work behind the batches that a training loop received so far.
+
+    Attributes
+    ----------
+    totals : StageTotals
+        Of all workers.
+    workers : dict
+        Worker → its totals; 0 without workers.
+    starting, waiting, training : float
+        Seconds of the training loop: until the first batch of a pass, until later ones, and between them.
+    waits : int
+        Batches that were waited for, apart from the first of each pass.
+    bad, repaired : int
+        Samples.
+    """
+
+    totals: StageTotals = field(default_factory=StageTotals)
+    workers: dict[int, StageTotals] = field(default_factory=dict)
+    starting: float = 0.0
+    waiting: float = 0.0
+    training: float = 0.0
+    waits: int = 0
+    bad: int = 0
+    repaired: int = 0
+
+    def wait(self, seconds: float, *, is_first: bool) -> None:
+        """Add what the training loop waited for a batch."""
+        if is_first:
+            self.starting += seconds
+        else:
+            self.waiting += seconds
+            self.waits += 1
+
+    def add(self, worker: int, size: int, work: Work, events: Sequence[BatchEvents]) -> None:
+        """Add a batch that the training loop received."""
+        for totals in (self.totals, self.workers.setdefault(worker, StageTotals())):
+            totals.add(size, work)
+        repaired = [event.repaired for message in events for event in message.events]
+        self.repaired += sum(repaired)
+        self.bad += len(repaired) - sum(repaired)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain numbers: seconds and bytes."""
+        loop = {"starting": self.starting, "waiting": self.waiting, "training": self.training}
+        totals = _numbers(self.totals)
+        return {
+            **totals,
+            "seconds": {**loop, **totals["seconds"]},
+            "bad": self.bad,
+            "repaired": self.repaired,
+            "workers": {worker: _numbers(each) for worker, each in sorted(self.workers.items())},
+        }
+
+
+def _numbers(totals: StageTotals) -> dict[str, Any]:
+    return {
+        "batches": totals.batches,
+        "samples": totals.samples,
+        "bytes": totals.bytes,
+        "cold_bytes": totals.cold_bytes,
+        "seconds": dict(totals.seconds),
+    }

@@ -1,14 +1,16 @@
-"""The epoch and the seed of samples, and the request that a thread works on."""
+"""The epoch and the seed of samples; and the batch that a thread makes: its request, its events and its times."""
 
 from __future__ import annotations
 
 import mmap
+import resource
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from multiprocessing.context import get_spawning_popen
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -23,11 +25,17 @@ if TYPE_CHECKING:
 
 __all__ = [
     "MAX_EPOCH",
+    "STAGES",
     "SharedEpoch",
     "SharedTable",
+    "Work",
+    "add_bytes",
+    "add_time",
     "agreed_seed",
     "collected_events",
     "draw_seed",
+    "no_time",
+    "take_work",
     "use_epoch",
     "world_size",
 ]
@@ -69,11 +77,23 @@ class EpochListener(Protocol):
     def _request_epoch(self, epoch: int) -> None: ...
 
 
+STAGES = ("read", "decode", "transform", "collate")
+
+
+def no_time() -> dict[str, float]:
+    """Return zero seconds of each stage."""
+    return dict.fromkeys(STAGES, 0.0)
+
+
 class _Context(threading.local):
-    """The request that this thread works on."""
+    """The batch that this thread makes: its request, and what it took so far."""
 
     request: tuple[int, int | None] | None = None  # epoch and seed
     events: list[BatchEvents] | None = None
+    bytes = blocks = 0
+
+    def __init__(self) -> None:
+        self.seconds = no_time()
 
 
 _context = _Context()
@@ -96,6 +116,57 @@ def use_epoch(epoch: int, seed: int | None, events: list[BatchEvents] | None = N
 def collected_events() -> list[BatchEvents] | None:
     """Return the list for the events of the batch that this thread makes; None outside of a request."""
     return _context.events
+
+
+class Work(NamedTuple):
+    """What making a batch took.
+
+    Attributes
+    ----------
+    seconds : dict
+        Stage → seconds.
+    bytes : int
+        Of the records.
+    cold_bytes : int
+        Read from a disk, because the page cache did not hold them.
+    """
+
+    seconds: dict[str, float]
+    bytes: int
+    cold_bytes: int
+
+
+def add_time(stage: str, since: float, within: str | None = None) -> float:
+    """Add the time since `since`, a value of `time.perf_counter`, to a stage of this thread; return the present time.
+
+    With `within`, that stage goes on, and the caller adds all of its time later: so this part is taken off now.
+    """
+    now, seconds = perf_counter(), _context.seconds
+    seconds[stage] += now - since
+    if within is not None:
+        seconds[within] -= now - since
+    return now
+
+
+def add_bytes(records: Iterable[Any]) -> None:
+    """Add the bytes and arrays of some records, or the arrays of a batch."""
+    total = 0
+    for record in records:
+        if isinstance(record, Mapping):
+            for value in record.values():
+                if type(value) is bytes:
+                    total += len(value)
+                elif isinstance(value, np.ndarray):
+                    total += value.nbytes
+    _context.bytes += total
+
+
+def take_work() -> Work:
+    """Return what this thread did since the last call."""
+    blocks = resource.getrusage(resource.RUSAGE_THREAD).ru_inblock
+    work = Work(_context.seconds, _context.bytes, (blocks - _context.blocks) * 512)
+    _context.seconds, _context.bytes, _context.blocks = no_time(), 0, blocks
+    return work
 
 
 class SharedEpoch(SharedTable):

@@ -34,10 +34,9 @@ from storeds.datasets.assembly import (
     transforms_by_element,
 )
 from storeds.datasets.counters import Policy, SampleCounters, SampleReport
-from storeds.datasets.epoch import MAX_EPOCH, SharedEpoch
+from storeds.datasets.epoch import MAX_EPOCH, SharedEpoch, add_bytes, add_time
 from storeds.datasets.pipeline import SamplePipeline
 from storeds.datasets.source import Source
-from storeds.datasets.stages import add_bytes, add_time
 from storeds.errors import RecordError
 from storeds.protocols import Array, Backend, Field, Reader, SampleContext, Transform
 from storeds.readers import ArrayReader, SampleReader

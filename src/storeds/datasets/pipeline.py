@@ -17,7 +17,7 @@ from storeds.backends.selection import Selection
 from storeds.batching.collate import Skipped
 from storeds.batching.memory import ScaledInPool
 from storeds.datasets.counters import Event, SampleCounters
-from storeds.datasets.stages import add_bytes, add_time
+from storeds.datasets.epoch import add_bytes, add_time
 from storeds.errors import (
     BadSamplesError,
     DecodeError,

@@ -1,4 +1,4 @@
-"""What a loader did, and why it is slow: the stages of its batches, the limiting one, and what to change."""
+"""Why a loader is slow: the stage of its batches that limits it, and what to change."""
 
 from __future__ import annotations
 
@@ -7,13 +7,11 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from storeds._utils.locations import file_system_advice
-from storeds.datasets.counters import BatchEvents
-from storeds.datasets.stages import StageTotals, Work
+from storeds.datasets.counters import LoaderStats, StageTotals
 from storeds.protocols import SampleContext
 from storeds.readers import SampleReader
 from storeds.transforms import BoundTransform, JointTransform
@@ -21,76 +19,10 @@ from storeds.transforms import BoundTransform, JointTransform
 if TYPE_CHECKING:
     from storeds.datasets.map_dataset import StoreDataset
 
-__all__ = ["LoaderStats", "explain"]
+__all__ = ["explain"]
 
 _LITTLE = 0.1  # of its time: a training loop that waits less is itself the limit
 _TRIED = 4  # samples whose transforms are timed one by one
-
-
-@dataclass
-class LoaderStats:
-    """The work behind the batches that a training loop received so far.
-
-    Attributes
-    ----------
-    totals : StageTotals
-        Of all workers.
-    workers : dict
-        Worker → its totals; 0 without workers.
-    starting, waiting, training : float
-        Seconds of the training loop: until the first batch of a pass, until later ones, and between them.
-    waits : int
-        Batches that were waited for, apart from the first of each pass.
-    bad, repaired : int
-        Samples.
-    """
-
-    totals: StageTotals = field(default_factory=StageTotals)
-    workers: dict[int, StageTotals] = field(default_factory=dict)
-    starting: float = 0.0
-    waiting: float = 0.0
-    training: float = 0.0
-    waits: int = 0
-    bad: int = 0
-    repaired: int = 0
-
-    def wait(self, seconds: float, *, is_first: bool) -> None:
-        """Add what the training loop waited for a batch."""
-        if is_first:
-            self.starting += seconds
-        else:
-            self.waiting += seconds
-            self.waits += 1
-
-    def add(self, worker: int, size: int, work: Work, events: Sequence[BatchEvents]) -> None:
-        """Add a batch that the training loop received."""
-        for totals in (self.totals, self.workers.setdefault(worker, StageTotals())):
-            totals.add(size, work)
-        repaired = [event.repaired for message in events for event in message.events]
-        self.repaired += sum(repaired)
-        self.bad += len(repaired) - sum(repaired)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain numbers: seconds and bytes."""
-        loop = {"starting": self.starting, "waiting": self.waiting, "training": self.training}
-        totals = _numbers(self.totals)
-        return {
-            **totals,
-            "seconds": {**loop, **totals["seconds"]},
-            "bad": self.bad,
-            "repaired": self.repaired,
-            "workers": {worker: _numbers(each) for worker, each in sorted(self.workers.items())},
-        }
-
-
-def _numbers(totals: StageTotals) -> dict[str, Any]:
-    return {
-        "batches": totals.batches,
-        "samples": totals.samples,
-        "bytes": totals.bytes,
-        "cold_bytes": totals.cold_bytes,
-        "seconds": dict(totals.seconds),
-    }
 
 
 def explain(stats: LoaderStats, stores: Sequence[StoreDataset], workers: int) -> str:

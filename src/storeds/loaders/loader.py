@@ -22,12 +22,11 @@ from storeds.batching.collate import collate, collate_columns
 from storeds.batching.memory import BufferPool, PackedBatch, SlotMemory, SlotName, SlotPool, use_memory
 from storeds.batching.roles import fit_collate, is_collate
 from storeds.datasets.assembly import declared_elements
-from storeds.datasets.counters import BatchEvents, count_events
-from storeds.datasets.epoch import use_epoch
+from storeds.datasets.counters import BatchEvents, LoaderStats, count_events
+from storeds.datasets.epoch import Work, add_time, take_work, use_epoch
 from storeds.datasets.map_dataset import StoreDataset
-from storeds.datasets.stages import Work, add_time, take_work
 from storeds.errors import ConfigError, suggest
-from storeds.loaders.advice import LoaderStats, explain
+from storeds.loaders.advice import explain
 from storeds.loaders.sampler import BatchRequest, EpochSampler
 from storeds.protocols import Field
 from storeds.readers import SampleReader

@@ -18,8 +18,8 @@ from storeds._utils.locations import redact
 from storeds.backends.base import StoreBackend
 from storeds.backends.opening import open_backend
 from storeds.config import Config, Split, build_loader, load_config
+from storeds.datasets.epoch import STAGES
 from storeds.datasets.source import Source
-from storeds.datasets.stages import STAGES
 from storeds.errors import ConfigError
 from storeds.ops.common import Progress, ProgressHook
 from storeds.protocols import JSON

@@ -1,7 +1,7 @@
 """Readers build samples from records: `ImageReader`, `SampleReader`, `ArrayReader`, and `VideoReader` for clips.
 
-Start with ``base.py``, then read ``image.py`` and ``sample.py``. ``pictures.py`` judges, repairs and decodes one picture, and
-``decoders.py`` turns its bytes into pixels. ``annotations.py`` turns boxes, keypoints, labels and masks into tensors.
+Start with ``base.py``, then read ``image.py``, which also judges and repairs a picture, and ``sample.py``. ``decoders.py``
+turns the bytes of a picture into pixels. ``annotations.py`` turns boxes, keypoints, labels and masks into tensors.
 """
 
 from storeds.readers.base import ArrayReader, RecordReader

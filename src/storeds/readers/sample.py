@@ -26,8 +26,7 @@ from storeds.readers.annotations import (
 from storeds.readers.base import channels_first, channels_of, check_channels, repeated
 from storeds.readers.decoders import UNCHANGED, orientation_of, refused
 from storeds.readers.elements import JsonPath, split_path, value_at, with_given_role
-from storeds.readers.image import ImageReader
-from storeds.readers.pictures import Picture, PictureDecoder, draw_crops
+from storeds.readers.image import ImageReader, Picture, PictureDecoder, draw_crops
 from storeds.records.fields import NATIVE, Channels, Layout, is_mask
 from storeds.records.roles import (
     BOX_FORMATS,

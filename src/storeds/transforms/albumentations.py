@@ -16,7 +16,7 @@ from storeds.errors import ConfigError
 from storeds.protocols import Array
 from storeds.transforms.coordinates import Coordinates
 from storeds.transforms.elements import Elements, check_exact
-from storeds.transforms.functional import extent
+from storeds.transforms.operations import extent
 
 __all__ = ["Albumentations", "JointAlbumentations", "wrap_albumentations"]
 

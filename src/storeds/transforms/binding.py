@@ -20,7 +20,6 @@ from storeds.errors import ConfigError
 from storeds.protocols import Cropped, Cropper, CropRequest, SampleContext, Transform
 from storeds.transforms.albumentations import wrap_albumentations
 from storeds.transforms.arguments import is_list
-from storeds.transforms.functional import ToNormalized, crop, size_of
 from storeds.transforms.images import (
     CenterCrop,
     Crop,
@@ -32,6 +31,7 @@ from storeds.transforms.images import (
     Resize,
     ToTensor,
 )
+from storeds.transforms.operations import ToNormalized, crop, size_of
 
 __all__ = [
     "TAKES_STRIDED",

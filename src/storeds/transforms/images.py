@@ -29,8 +29,7 @@ from storeds.transforms.arguments import (
     Pixels,
     Probability,
 )
-from storeds.transforms.functional import ImageT, normalize, size_of, to_tensor
-from storeds.transforms.operations import Cut, Flip, Operation
+from storeds.transforms.operations import Cut, Flip, ImageT, Operation, normalize, size_of, to_tensor
 
 __all__ = [
     "CenterCrop",

@@ -25,9 +25,8 @@ from storeds.transforms.binding import BoundTransform, Compose, Views
 from storeds.transforms.building import build_transform
 from storeds.transforms.coordinates import Coordinates, from_corners, to_corners
 from storeds.transforms.elements import Elements, check_exact, is_of_torchvision, tv_tensors, unwrapped, wrapped
-from storeds.transforms.functional import extent, in_order
 from storeds.transforms.images import FilterBoxes, Normalize, Spatial, ToTensor
-from storeds.transforms.operations import Operation, Orient
+from storeds.transforms.operations import Operation, Orient, extent, in_order
 
 __all__ = ["JointTransform"]
 

@@ -22,10 +22,9 @@ from storeds.backends.hdf5.rows import LibraryRows, Rows, gather, open_rows
 from storeds.backends.hdf5.stamp import check_hdf5_file, open_hdf5_file
 from storeds.errors import FormatError, RecordError, StoredsError, UnavailableError
 from storeds.protocols import JSON, Array, Field, Meta, Record
-from storeds.records.codec import checksum, encode
+from storeds.records.codec import SEAL, Seals, check_column, checksum, encode
 from storeds.records.columns import SCALARS, column_from_records, stack_records, stackable, text_column
 from storeds.records.fields import WRITTEN_BY, meta_from_text
-from storeds.records.seals import SEAL, Seals, check_column
 
 if TYPE_CHECKING:
     from storeds.backends.hdf5.sink import Hdf5Sink

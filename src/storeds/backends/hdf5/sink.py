@@ -23,9 +23,9 @@ from storeds.backends.hdf5.columns import OFFSET, Datasets, datasets_of
 from storeds.backends.hdf5.stamp import metadata_ranges, stamp
 from storeds.backends.staging import Staging, replace_file
 from storeds.protocols import Array, Field
+from storeds.records.codec import SEAL
 from storeds.records.columns import text_offsets
 from storeds.records.fields import NATIVE, canonical_json, meta_from_text
-from storeds.records.seals import SEAL
 
 __all__ = ["Hdf5Sink"]
 

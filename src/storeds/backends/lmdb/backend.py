@@ -17,9 +17,9 @@ from storeds.backends.handles import HandlePool, OpenStore
 from storeds.backends.lmdb.files import check_length, lmdb_errors, open_environment, page_ranges
 from storeds.errors import FormatError, RecordError
 from storeds.protocols import JSON, Array, Field, Meta, Record
+from storeds.records.codec import Seals, check_column
 from storeds.records.columns import SCALARS, column_from_records, text_column, text_offsets
 from storeds.records.fields import WRITTEN_BY, meta_from_text
-from storeds.records.seals import Seals, check_column
 
 if TYPE_CHECKING:
     from storeds.backends.lmdb.sink import LmdbSink

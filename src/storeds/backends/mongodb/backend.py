@@ -35,10 +35,9 @@ from storeds.backends.mongodb.retry import on_database
 from storeds.backends.mongodb.sink import MongodbSink
 from storeds.errors import FormatError, RecordError, StoredsError, StoreNotFoundError, UnavailableError
 from storeds.protocols import JSON, Array, Field, Meta, Record
-from storeds.records.codec import checksum, encode
+from storeds.records.codec import Seals, check_column, checksum, encode
 from storeds.records.columns import column_from_records, column_of, text_offsets
 from storeds.records.fields import WRITTEN_BY, meta_from_text
-from storeds.records.seals import Seals, check_column
 
 __all__ = ["MongodbBackend"]
 

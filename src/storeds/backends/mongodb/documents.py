@@ -14,8 +14,7 @@ import msgspec
 from bson import Int64
 
 from storeds.protocols import Field
-from storeds.records.codec import encode
-from storeds.records.seals import SEAL
+from storeds.records.codec import SEAL, encode
 
 __all__ = [
     "BUILD",

@@ -18,7 +18,7 @@ from storeds.layouts.mongodb.gridfs import GridfsLayout
 from storeds.layouts.mongodb.named import NamedLayout
 from storeds.layouts.mongodb.query import QueryLayout, holds_data
 from storeds.protocols import Backend
-from storeds.records.seals import SEAL
+from storeds.records.codec import SEAL
 
 __all__ = ["PRESETS", "open_foreign"]
 
