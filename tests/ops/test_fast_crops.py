@@ -143,9 +143,8 @@ def test_a_killed_run_resumes_to_the_same_store_but_not_without_the_option(
     call = f"{str(tree)!r}, {url!r}, kind='flat'" if command == "pack" else f"{plain!r}, {url!r}"
     code = (
         "import os, signal, storeds\n"
-        "from storeds.ops import common\n"
-        "from storeds.ops.packing import prepare\n"
-        "prepare._CHUNK_ITEMS = common._BATCH = 2\n"
+        "from storeds.ops import common, packing\n"
+        "packing._CHUNK_ITEMS = common._BATCH = 2\n"
         "def kill(state):\n"
         "    if state.done > 9: os.kill(os.getpid(), signal.SIGKILL)\n"
         f"storeds.{command}({call}, fast_crops=True, commit_every=3, progress=kill)\n"

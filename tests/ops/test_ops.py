@@ -97,7 +97,7 @@ def test_an_interrupted_run_resumes_to_the_same_id_and_report(
     engine: str, operation: Any, error: BaseException, make_engine_url: MakeUrl, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("storeds.ops.common._BATCH", 10)
-    monkeypatch.setattr("storeds.ops.packing.prepare._CHUNK_ITEMS", 10)
+    monkeypatch.setattr("storeds.ops.packing._CHUNK_ITEMS", 10)
     source, url = many(make_engine_url("memory")), make_engine_url(engine)
     whole, seen = operation(source, make_engine_url(engine)), list[Progress]()
 

@@ -22,9 +22,9 @@ from shares import examples
 from storeds import errors
 from storeds.cli import app
 from storeds.ops import Progress
-from storeds.ops.packing import make_split
 from storeds.ops.packing.rows import Bad as Problem
 from storeds.ops.packing.rows import Listing, Row, Rows, from_start
+from storeds.ops.packing.splits import make_split
 from storeds.protocols import Field
 
 GOOD = {f"{'cat' if n % 2 else 'dog'}/{n}.jpg": jpeg(n) for n in range(8)}

@@ -170,8 +170,8 @@ def test_a_killed_pack_resumes_to_the_same_id_but_not_without_the_check(tree: Pa
     url = f"lmdb://{tmp_path}/cut.lmdb"
     code = (
         "import os, signal, storeds\n"
-        "from storeds.ops.packing import prepare\n"
-        "prepare._CHUNK_ITEMS = 2\n"
+        "from storeds.ops import packing\n"
+        "packing._CHUNK_ITEMS = 2\n"
         "def kill(state):\n"
         "    if state.done > 6: os.kill(os.getpid(), signal.SIGKILL)\n"
         f"storeds.pack({str(tree)!r}, {url!r}, kind='flat', on_bad='keep', commit_every=3, progress=kill)\n"
@@ -190,7 +190,7 @@ def test_a_picture_is_examined_only_once(tree: Path, tmp_path: Path, monkeypatch
     def refuse(blob: bytes) -> Any:
         raise AssertionError("examined again")
 
-    for module in ("storeds.ops.packing.prepare", "storeds.ops.copying", "storeds.jpeg"):
+    for module in ("storeds.ops.packing", "storeds.ops.copying", "storeds.jpeg"):
         monkeypatch.setattr(f"{module}.examine", refuse)
     assert pack(Path(f"{tmp_path}/a.lmdb"), f"hdf5://{tmp_path}/b.h5", kind="store").id == first.id
     assert storeds.convert(f"lmdb://{tmp_path}/a.lmdb", f"hdf5://{tmp_path}/c.h5").id == first.id

@@ -126,8 +126,6 @@ def _say_what_became_of_pictures(findings: Mapping[str, int], restarts: Mapping[
 
 def _report(packed: Packed, problems: list[Bad]) -> None:
     """Print on stderr how columns were interpreted, and which items are bad and why."""
-    from storeds.ops.packing import reasons, reasons_line
-
     if packed.columns:
         say_error("columns: ", ", ".join(f"{name} → {field or 'left out'}" for name, field in packed.columns.items()))
         if not {"label", "labels"} & set(packed.fields):
@@ -137,11 +135,9 @@ def _report(packed: Packed, problems: list[Bad]) -> None:
     if len(problems) > _SHOWN:
         say_error("", f"… and {len(problems) - _SHOWN:,} more; --json lists all of them")
     if packed.reasons:
-        bad, items = sum(packed.reasons.values()), packed.count + packed.left_out
-        line = (
-            f"{bad:,} of {counted(items, 'item')} bad, {packed.left_out:,} left out: {reasons_line(reasons(problems))}"
-        )
-        say_error("", line)
+        bad, items = sum(packed.reasons.values()), counted(packed.count + packed.left_out, "item")
+        why = "; ".join(f"{counted(count, 'item')}: {brief}" for brief, count in packed.reasons.items())
+        say_error("", f"{bad:,} of {items} bad, {packed.left_out:,} left out: {why}")
 
 
 def _names(text: str) -> list[str]:
