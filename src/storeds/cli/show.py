@@ -228,7 +228,6 @@ def _show_bench(report: BenchReport) -> None:
     print_table(dict.fromkeys(headings, "right"), rows)
     OUT.print()
     say(f"{report.url}: {counted(report.count, 'sample')}, batches of {report.batch_size}")
-    say(f"on {report.machine['cpu']}, {report.machine['cpus']} CPUs, load {report.machine['load_average']}")
     for advice in report.advice:
         say(f"advice: {advice}")
 

@@ -116,12 +116,12 @@ def pack(
 
 
 def _say_what_became_of_pictures(findings: Mapping[str, int], restarts: Mapping[str, int]) -> None:
-    from storeds.ops.common import brief_counts, restarts_line
+    from storeds.ops.common import brief_counts, listed
 
     if findings:
         say(f"pictures: {brief_counts(findings)}")
     if restarts:
-        say(f"fast crops: {restarts_line(restarts)}")
+        say(f"restart markers: {listed(restarts)}")
 
 
 def _report(packed: Packed, problems: list[Bad]) -> None:
