@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -55,7 +56,7 @@ def test_pack_convert_verify_info(tree: Path, tmp_path: Path) -> None:
 def test_the_text_of_commands(tree: Path, tmp_path: Path) -> None:
     url, damaged = f"hdf5://{tmp_path}/a.h5", f"lmdb://{tmp_path}/b.lmdb"
     assert "6 records, id " in run("pack", tree, url)
-    assert "image: image, label: int, key: str" in run("info", url)
+    assert re.search(r"image +image\n +label +int\n +key +str", run("info", url))
     assert "6 records, 6 images that decode (0 examined): no findings" in run("verify", url)
     assert "--overwrite" in run("pack", tree, url, code=3)
     run("pack", tree, url, "--overwrite")
@@ -85,7 +86,7 @@ def test_info_shows_roles(tmp_path: Path) -> None:
     assert declared["areas"] == {"kind": "json", "of": "boxes"}
     wrong = CliRunner().invoke(app, ["convert", source, f"{url}2", "--role", "boxes={role: boxes}"])
     assert wrong.exit_code == 2
-    assert "{role: boxes} is not JSON" in wrong.output
+    assert "unknown role '{role: boxes}'" in wrong.output
     wrong = CliRunner().invoke(app, ["convert", source, f"{url}2", "--role", "boxes=masks"])
     assert wrong.exit_code == 2
     assert "did you mean 'mask'" in wrong.output

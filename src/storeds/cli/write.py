@@ -165,16 +165,6 @@ def _shares(text: str | None) -> dict[str, float] | None:
         ) from None
 
 
-def _parse_role(text: str) -> tuple[str, Any]:
-    """Return the field of ``field=role``, and its role or the keys of a declaration."""
-    name, role = parse_option(text)
-    if isinstance(role, str) and role.startswith("{"):
-        raise ConfigError(
-            f"""--role {text!r}: {role} is not JSON, which is like {{"role": "boxes", "format": "xywh"}}"""
-        )
-    return name, role
-
-
 @app.command()
 @command
 def convert(
@@ -203,7 +193,7 @@ def convert(
             commit_every=commit_every,
             check=check,
             fast_crops=fast_crops,
-            roles=dict(map(_parse_role, role or [])),
+            roles=dict(map(parse_option, role or [])),
             layout=layout,
             options=options,
             progress=hook,
