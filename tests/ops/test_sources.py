@@ -168,6 +168,7 @@ OF_MASKS = {
         },
         SEGMENTED,
         {"image": [jpeg(1)] * 2, "mask": [mask(1)] * 2, "split": ["training", "validation"]},
+        options={"kind": "masks"},
         attrs={"classes": ["other", "wall", "sky", "sea"]},
     ),
     "in each split": SourceCase(

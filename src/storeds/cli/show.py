@@ -179,7 +179,7 @@ def bench(
     as_json: AsJson = False,
 ) -> None:
     """Measure how fast a store gives batches, and which stage takes most of the time."""
-    with progress("bench", quiet=as_json, rates=False) as hook:
+    with progress("bench", quiet=as_json) as hook:
         report = ops.bench(
             url,
             config=config,
@@ -270,12 +270,11 @@ def demo(
     mongodb: Annotated[
         str | None, typer.Option(help="The URL of a MongoDB server; by default the demo starts one.")
     ] = None,
-    as_json: AsJson = False,
 ) -> None:
     """Pack real images, train from a config, and read the same samples from all three engines."""
     from storeds.cli.demo import run_demo
 
-    if not run_demo(mongodb, as_json=as_json):
+    if not run_demo(mongodb):
         raise typer.Exit(1)
 
 
