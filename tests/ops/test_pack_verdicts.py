@@ -161,8 +161,9 @@ def test_without_check_there_are_no_verdicts_and_damage_is_not_hidden(tree: Path
     assert set(verdicts(url).values()) == {("", "nan")}
     shown = run("pack", tree, url, "--kind", "flat", "--on-bad", "keep", "--no-check", "--overwrite")
     assert f"pictures: {len(PICTURES)} not examined" in shown.stdout
-    with pytest.raises(errors.RecordError, match="half.jpg: is damaged: .*--no-check"):
-        pack(tree, url, check=False, quality=80, overwrite=True, on_bad="raise")
+    encoded = [pack(tree, url, check=check, quality=80, overwrite=True) for check in (False, True)]
+    assert encoded[0].findings == encoded[1].findings
+    assert encoded[0].id == encoded[1].id
 
 
 def test_a_killed_pack_resumes_to_the_same_id_but_not_without_the_check(tree: Path, tmp_path: Path) -> None:

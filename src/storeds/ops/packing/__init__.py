@@ -136,8 +136,8 @@ def pack(
     check : bool
         Examine every picture once while packing, and store the verdict with it (see `storeds.jpeg.examine`). Readers
         then know which pictures are damaged without examining them. With False, readers examine every picture they
-        read, and a damaged picture that would be encoded again is a bad item, because it would look whole. Verdicts of
-        a source store are kept either way.
+        read. With `max_side` or `quality`, every picture is examined either way: encoded again, a damaged one looks whole.
+        Verdicts of a source store are kept.
     fast_crops : bool
         Put restart markers into each JPEG that gains from them, with the program ``jpegtran``. Readers then decode only
         the part of a picture that a crop needs. No coefficient changes, and each picture must decode to the same pixels,
@@ -326,7 +326,7 @@ class _Preparer:
     split : Split, optional
         Gives the value of the field ``split``.
     check : bool
-        Examine each picture unless the source has a verdict on it.
+        Examine each picture unless the source has a verdict on it; pictures that may be encoded again are always examined.
     marker : RestartMarker, optional
         Puts restart markers into each JPEG.
     roles : RoleChecker, optional
@@ -387,15 +387,15 @@ class _Preparer:
         """Put field `image` of `record` into its final form and add its verdict; return why it is bad."""
         blob = record[image]
         verdict = Verdict.of(record, image)
-        if verdict is None and self.check:
+        if verdict is None and (self.check or self.encodes):
             verdict = examine(blob)
         reason = _unreadable(blob, verdict)
-        if reason is None and self.encodes:
+        if reason is None and verdict is not None and self.encodes:
             record[image], verdict, reason = self._encoded(blob, verdict)
         set_verdict(record, image, verdict)
         return reason
 
-    def _encoded(self, blob: bytes, verdict: Verdict | None) -> tuple[bytes, Verdict | None, str | None]:
+    def _encoded(self, blob: bytes, verdict: Verdict) -> tuple[bytes, Verdict, str | None]:
         """Return the picture to store, its verdict, and why it is bad.
 
         A damaged picture keeps the verdict on its original bytes, because the new ones look whole.
@@ -406,17 +406,10 @@ class _Preparer:
                 large = self.max_side is not None and max(image.size) > self.max_side
             if not large and self.quality is None:
                 return blob, verdict, None
-            found = verdict or examine(blob)
-            if verdict is None and not found.is_whole and found.finding != "missing_eoi":
-                reason = (
-                    f"is damaged: {found.reason}; encoded again it would look whole, so remove check=False (--no-check), "
-                    "which stores no verdict, or pack it without max_side and quality"
-                )
-                return blob, None, reason
-            encoded = self._encode(blob if found.is_whole else repair(blob))
+            encoded = self._encode(blob if verdict.is_whole else repair(blob))
         except Exception as error:  # decoders raise any exception on damaged bytes
             return blob, verdict, _unreadable_image(blob, decode_reason(error))
-        return encoded, Verdict("intact", 1.0) if verdict is not None and verdict.is_whole else verdict, None
+        return encoded, Verdict("intact", 1.0) if verdict.is_whole else verdict, None
 
     def _encode(self, blob: bytes) -> bytes:
         with Image.open(io.BytesIO(blob)) as opened:
