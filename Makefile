@@ -67,7 +67,7 @@ lint: $(READY) ## check rules, format, types, the order of the packages, Markdow
 types: $(READY) ## check with pyright that every public name declares its type
 	$(BIN)/python scripts/check_types.py
 
-bench: server ## measure reading, opening, packing and loading; tables here, JSON in build/bench
+bench: server ## measure reading, packing and loading; tables here, JSON in build/bench
 	COLUMNS=150 $(BIN)/python -m benchmarks all
 
 bench-peers: server ## compare storeds with its peers on the same photographs; benchmarks/README.md says how to install them

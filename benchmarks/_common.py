@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import platform
 import statistics
 import subprocess
 import sys
@@ -12,6 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -190,8 +193,6 @@ def entry(name: str, title: str, needs: str = "") -> Callable[[Measure], Measure
 
 def run_entry(name: str, run: Run, out: Path) -> bool:
     """Run one entry, print its table, write its JSON, and return whether every target was met."""
-    from storeds.ops.benchmarking import machine, versions
-
     found = ENTRIES[name]
     results = list(found.measure(run))
     table = Table(title=f"{name}: {found.title}", title_justify="left")
@@ -204,8 +205,8 @@ def run_entry(name: str, run: Run, out: Path) -> bool:
     body: Mapping[str, Any] = {
         "name": name,
         "when": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": machine(),
-        "versions": versions(),
+        "machine": {"cpus": len(os.sched_getaffinity(0)), "load": os.getloadavg()[0], "kernel": platform.release()},
+        "versions": {name: version(name) for name in ("storeds", "torch", "numpy", "lmdb", "h5py", "pymongo")},
         "setup": {"scale": run.scale, "rounds": run.rounds, **run.options, **run.setup},
         "results": [{**asdict(result), "met": result.met} for result in results],
     }

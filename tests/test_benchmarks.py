@@ -85,7 +85,7 @@ def test_the_command_lists_and_runs_entries(tmp_path: Path, monkeypatch: pytest.
     assert all(row["figure"]["median"] > 0 for row in results)
 
 
-@pytest.mark.parametrize("name", ["reading", "opening", "packing", "crops"])
+@pytest.mark.parametrize("name", ["reading", "packing", "crops"])
 def test_entries_that_nobody_runs_daily_still_run(name: str, tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
     command.load()

@@ -27,17 +27,15 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     request = json.loads(sys.stdin.readline())
-    output, module, is_written = request.pop("output"), request.pop("module"), request.pop("is_written", False)
+    output, module = request.pop("output"), request.pop("module")
     job = Job(**{**request, "photos": Path(request["photos"]), "work": Path(request["work"])})
     means = np.load(job.photos.parent / "means.npy")
     try:
         peer: Peer = importlib.import_module(f"benchmarks.peers.{module}")
-        if not is_written:
-            job.work.mkdir(parents=True)
-            peer.prepare(job)
+        job.work.mkdir(parents=True)
+        peer.prepare(job)
         epoch = peer.epochs(job)
-        if not is_written:
-            check(epoch, output, means)
+        check(epoch, output, means)
         size = sum(path.stat().st_size for path in job.work.rglob("*") if path.is_file())
         print(json.dumps({"bytes_written": size}), file=answers, flush=True)
         for _ in sys.stdin:

@@ -18,7 +18,6 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks._common import ROOT, Result, Run, entry, figure, ratio
-from benchmarks.cold import evict
 from benchmarks.peers.entrants import ENTRANTS, RATIOS, Entrant
 from benchmarks.photos import make_photos
 
@@ -44,7 +43,7 @@ class Process:
     """
 
     def __init__(self, python: str, job: dict[str, Any], log: Path) -> None:
-        self._python, self._job, self._log = python, job, log
+        self._log = log
         temporary = Path(job["work"]).parent / "tmp"  # libraries leave files there, which go with the folder
         temporary.mkdir(exist_ok=True)
         with open(log, "wb") as errors:
@@ -69,10 +68,6 @@ class Process:
         """Run an epoch, and return its seconds and the processor seconds of the entrant and its workers."""
         before = self._processor()
         return self._ask("epoch")["seconds"], self._processor() - before
-
-    def again(self) -> Process:
-        """Return another process of this entrant, which reads what this one wrote."""
-        return Process(self._python, {**self._job, "is_written": True}, self._log)
 
     def close(self) -> None:
         if self._process.returncode is not None:
@@ -150,9 +145,6 @@ def peers(run: Run) -> Iterator[Result]:
     with ExitStack() as stack:
         job["mongodb"] = stack.enter_context(run_mongod(run.folder / "mongod"))
         running = dict(started(run, job, stack))
-        if run.options.get("cold"):
-            yield from cold_against_warm(run, running, count)
-            return
         for number in range(run.rounds):
             order = list(running)
             random.Random(number).shuffle(order)
@@ -171,32 +163,6 @@ def peers(run: Run) -> Iterator[Result]:
         detail = f"{statistics.median(processor[entrant]):.2f} ms of processor time a photo"
         yield figure(entrant.name, "images/s", [count / each for each in seconds[entrant]], detail=detail)
     yield from ratios(seconds)
-
-
-def cold_against_warm(run: Run, running: dict[Entrant, Process], count: int) -> Iterator[Result]:
-    """Yield what an epoch takes longer when its files are out of the page cache.
-
-    Each epoch is the first of a new process, so that nothing is mapped and no library keeps anything: what starting costs
-    is in both times. MongoDB is left out, because its server has a cache of its own.
-    """
-    for process in running.values():
-        process.close()
-    added: dict[Entrant, list[float]] = {}
-    for number in range(run.rounds):
-        order = [entrant for entrant in running if entrant.options.get("engine") != "mongodb"]
-        random.Random(number).shuffle(order)
-        for entrant in order:
-            seconds = []
-            for is_cold in (True, False):
-                if is_cold:
-                    evict(run.folder)
-                process = running[entrant].again()
-                seconds.append(process.epoch()[0])
-                process.close()
-            added.setdefault(entrant, []).append(1e6 * (seconds[0] - seconds[1]) / count)
-        _CONSOLE.print(f"round {number + 1} of {run.rounds}")
-    for entrant, amounts in added.items():
-        yield figure(entrant.name, "µs a photo, added by a cold read", amounts)
 
 
 def ratios(seconds: dict[Entrant, list[float]]) -> Iterator[Result]:

@@ -1,7 +1,8 @@
 """Re-exports the base classes and helpers for third-party backends and layouts; see ``docs/extending.md``."""
 
 from storeds._utils.locations import StoreURL, file_path, file_url, redact, redact_message
-from storeds.backends.base import BackendOptions, HandleBackend, StoreBackend, parse_options
+from storeds._utils.settings import parse_options
+from storeds.backends.base import BackendOptions, HandleBackend, StoreBackend
 from storeds.backends.handles import HandlePool, Opener
 from storeds.backends.writer import Sink, appeared
 from storeds.readers.base import RecordReader

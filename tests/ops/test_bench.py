@@ -11,7 +11,6 @@ import pytest
 import torch
 from PIL import Image
 
-import storeds
 from _damaged import PICTURES, write
 from _foreign_lmdb import put
 from _packing import storeds_command, storeds_json
@@ -162,8 +161,6 @@ def test_the_table_shows_stages_and_json_has_everything(make_engine_url: MakeUrl
     assert found["url"] == url
     assert found["workers"] in (0, 1)
     assert found["advice"]
-    assert found["machine"]["cpus"] > 0
-    assert found["versions"]["storeds"] == storeds.__version__
     assert [measured["workers"] for measured in found["measurements"]] == [0, 1]
     assert found["measurements"][0]["samples_per_second"] > 0
     assert sum(found["measurements"][0]["shares"].values()) == pytest.approx(1)

@@ -147,7 +147,7 @@ def test_what_has_no_place_is_listed(tmp_path: Path) -> None:
     }
     url = store(f"lmdb://{tmp_path}/s.lmdb", fields, [record])
     done = storeds.export(url, tmp_path / "out", format="yolo")
-    assert done.left_out == {"weather": "YOLO has no place for it", "scene": "YOLO has no masks except polygons"}
+    assert done.left_out == {"weather": "YOLO has no place for it", "scene": "YOLO has no place for it"}
     notes = " ".join(done.notes)
     for says in (
         "1 crowd regions are left out",
@@ -186,7 +186,7 @@ def test_keypoints_in_pixels(tmp_path: Path) -> None:
     done = storeds.export(url, tmp_path / "out", format="yolo")
     (rows,) = read(tmp_path / "out").values()
     assert rows == [[0, 0.5, 0.5, 1, 1, 0.25, 0.25, 2, 0, 0, 0]]
-    assert done.left_out == {"masks": "YOLO has no masks beside keypoints"}
+    assert done.left_out == {"masks": "YOLO has no place for it"}
     assert "1 keypoints lay outside the picture" in " ".join(done.notes)
     data = yaml.safe_load((tmp_path / "out/data.yaml").read_text())
     assert (data["kpt_shape"], data["flip_idx"]) == ([2, 3], [1, 0])

@@ -167,17 +167,6 @@ def test_what_is_no_source(source: Any, options: dict[str, Any], message: str) -
         open_source(source, **options)
 
 
-def test_exponentially_many_link_paths_are_bounded(tmp_path: Path) -> None:
-    for level in range(30):
-        (tmp_path / "levels" / str(level)).mkdir(parents=True)
-        for name in ("left", "right"):
-            (tmp_path / "levels" / str(level) / name).symlink_to(f"../{level + 1}")
-    put(tmp_path / "levels", "30/1.jpg")
-    source = Source(tmp_path, kind="flat")
-    assert len(source.records) <= 64
-    assert "is a folder that 64 other paths lead to already; more are left out" in source.bad[0]
-
-
 # Masks
 
 IDS = class_ids(1)

@@ -110,6 +110,6 @@ def test_a_collection_of_another_tool_is_not_replaced_either(mongodb_database: s
         things.insert_many([{"label": n} for n in range(3)])
         before = list(things.find())
         for operation in (storeds.pack, storeds.convert):
-            with pytest.raises(errors.ConfigError, match=REFUSED):
+            with pytest.raises(errors.StoreExistsError, match="no store"):
                 operation(url, url, overwrite=True, layout="query")
         assert list(things.find()) == before

@@ -123,8 +123,9 @@ def test_without_check_there_are_no_verdicts_and_damage_is_not_hidden(tree: Path
     assert set(verdicts_of(url).values()) == {("", "nan")}
     shown = storeds_command("pack", tree, url, "--kind", "flat", "--on-bad", "keep", "--no-check", "--overwrite")
     assert f"pictures: {len(PICTURES)} not examined" in shown
-    with pytest.raises(errors.RecordError, match="half.jpg: is damaged: .*--no-check"):
-        pack(tree, url, check=False, quality=80, overwrite=True, on_bad="raise")
+    encoded = [pack(tree, url, check=check, quality=80, overwrite=True) for check in (False, True)]
+    assert encoded[0].findings == encoded[1].findings
+    assert encoded[0].id == encoded[1].id
 
 
 def test_a_picture_is_examined_only_once(tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,7 +134,7 @@ def test_a_picture_is_examined_only_once(tree: Path, tmp_path: Path, monkeypatch
     def refuse(blob: bytes) -> Any:
         raise AssertionError("examined again")
 
-    for module in ("storeds.ops.packing.prepare", "storeds.ops.copying", "storeds.jpeg"):
+    for module in ("storeds.ops.packing", "storeds.ops.copying", "storeds.jpeg"):
         monkeypatch.setattr(f"{module}.examine", refuse)
     assert pack(Path(f"{tmp_path}/a.lmdb"), f"hdf5://{tmp_path}/b.h5", kind="store").id == first.id
     assert storeds.convert(f"lmdb://{tmp_path}/a.lmdb", f"hdf5://{tmp_path}/c.h5").id == first.id

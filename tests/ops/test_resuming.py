@@ -100,7 +100,7 @@ def test_a_run_that_ends_early_resumes_to_the_same_store_and_report(
     engine: str, name: str, end: str, make_engine_url: MakeUrl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("storeds.ops.common._BATCH", 10)
-    monkeypatch.setattr("storeds.ops.packing.prepare._CHUNK_ITEMS", 10)
+    monkeypatch.setattr("storeds.ops.packing._CHUNK_ITEMS", 10)
     operation, is_of_folder, options, others, reason = RUNS[name]
     tree = write(tmp_path / "tree", {**FILES, **BAD})
     source, url = tree if is_of_folder else many(make_engine_url("memory")), make_engine_url(engine)

@@ -165,6 +165,7 @@ OF_MASKS = {
         },
         SEGMENTED,
         {"image": [jpeg(1)] * 2, "mask": [mask(1)] * 2, "split": ["training", "validation"]},
+        options={"kind": "masks"},
         attrs={"classes": ["other", "wall", "sky", "sea"]},
     ),
     "in each split": SourceCase(
@@ -258,20 +259,12 @@ LISTS = {
         {"image": IMAGE, "key": STR, "caption": TEXT, "year": INT},
         {"caption": ["A cat, asleep", ""], "year": [2001, 2002]},
     ),
-    "captions of one image in several rows": csv(
+    "one image in two rows": csv(
         "name| caption\n0.jpg| a\n1.jpg| b\n./0.jpg| c\n",
-        {"image": IMAGE, "key": STR, "caption": TEXTS},
-        {"key": ["0.jpg", "1.jpg"], "caption": [["a", "c"], ["b"]]},
+        {"image": IMAGE, "key": STR, "caption": TEXT},
+        {"key": ["0.jpg", "1.jpg"], "caption": ["a", "b"]},
         options={"delimiter": "|", "skipinitialspace": True, "caption_columns": "caption", "path_column": "name"},
-        notes=("joined the captions of 1 row to those of earlier rows with the same path",),
-    ),
-    "rows that differ in more than captions": csv(
-        "path,label,caption\n0.jpg,cat,a\n0.jpg,dog,b\n",
-        {"image": IMAGE, "label": LABEL, "key": STR, "caption": TEXT},
-        {"label": [0], "caption": ["a"]},
-        options={"caption_columns": ["caption"]},
-        bad=("a.csv line 3 (0.jpg): the path is already listed at a.csv line 2, with another 'label'; only rows that differ",),
-        attrs={"classes": ["cat"]},
+        bad=("a.csv line 4 (./0.jpg): the path is already listed at a.csv line 2",),
     ),
     "several labels in a cell": csv(
         "image,tags\n0.jpg,dog;cat\n1.jpg, cat \n2.jpg,\n3.jpg,emu;\n",

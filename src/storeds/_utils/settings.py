@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Literal, Self, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, Self, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from storeds._utils.locations import redact, redact_message
+from storeds._utils.locations import StoreURL, redact, redact_message
 from storeds.errors import ConfigError, is_like_url, suggest
 
-__all__ = ["Settings", "in_words", "shown_key"]
+__all__ = ["Settings", "in_words", "parse_options", "shown_key"]
 
 _ERROR = re.compile(r"(?P<what>.*?)(?: - at `(?P<place>\$.*)`)?", re.DOTALL)
 _TYPES = {
@@ -80,6 +80,17 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def __repr__(self) -> str:
         shown = (f"{name}={_hidden(getattr(self, name))!r}" for name in self.__struct_fields__)
         return f"{type(self).__name__}({', '.join(shown)})"
+
+
+S = TypeVar("S", bound=Settings)
+
+
+def parse_options(cls: type[S], in_url: Mapping[str, str], keywords: Mapping[str, Any], url: str | StoreURL) -> S:
+    """Validate the options of a URL and of a call together; raises ConfigError without showing any value."""
+    shown = redact(str(url))
+    for name in in_url.keys() & keywords.keys():
+        raise ConfigError(f"{shown}: option {name!r} is given in the URL and as a keyword; give it once")
+    return cls.validated({**in_url, **keywords}, shown, "option")
 
 
 def _unchanged(expected: type, value: Any) -> Any:

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 
 import numpy as np
 
-from storeds._utils.locations import StoreURL, file_system, file_system_advice, file_url, redact, staging_folder
+from storeds._utils.locations import file_system, file_system_advice, file_url, staging_folder
 from storeds._utils.settings import Settings
 from storeds.backends.handles import HandlePool, HandleRef, Lease, Opener, OpenStore
 from storeds.errors import ConfigError, RecordError, UnavailableError, suggest
@@ -35,7 +35,6 @@ __all__ = [
     "bounded",
     "check_most_is_read",
     "log_unread",
-    "parse_options",
 ]
 
 
@@ -47,14 +46,6 @@ class BackendOptions(Settings, frozen=True, kw_only=True):
 
 
 Opts = TypeVar("Opts", bound=BackendOptions)
-
-
-def parse_options(cls: type[Opts], in_url: Mapping[str, str], keywords: Mapping[str, Any], url: str | StoreURL) -> Opts:
-    """Validate the options of a URL and of a call together; raises ConfigError without showing any value."""
-    shown = redact(str(url))
-    for name in in_url.keys() & keywords.keys():
-        raise ConfigError(f"{shown}: option {name!r} is given in the URL and as a keyword; give it once")
-    return cls.validated({**in_url, **keywords}, shown, "option")
 
 
 _INT64, _UINT64 = np.dtype(np.int64), np.dtype(np.uint64)

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from storeds._utils.locations import StoreURL, redact
-from storeds.backends.base import BackendOptions, StoreBackend, parse_options
+from storeds._utils.settings import parse_options
+from storeds.backends.base import BackendOptions, StoreBackend
 from storeds.backends.writer import appeared
 from storeds.errors import ClosedError, ConfigError, RecordError, StoreExistsError, StoreNotFoundError, UnavailableError
 from storeds.protocols import Array, Field, Meta, Record

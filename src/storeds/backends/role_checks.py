@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from storeds.errors import suggest
 from storeds.protocols import JSON, Field, Record
 from storeds.records.fields import layout_of
-from storeds.records.roles import check_labels, check_mask, check_mask_mode, check_values
+from storeds.records.roles import check_mask, check_mask_mode, check_values, class_fields, classes_in, unnamed_class
 
 if TYPE_CHECKING:
     from storeds.jpeg import PictureHeader
 
-__all__ = ["LOSSY", "RoleChecker", "class_fields", "classes_in", "unnamed_class"]
+__all__ = ["LOSSY", "RoleChecker"]
 
-_USUAL = ("label", "labels")
 LOSSY = "its JPEG compression changes class ids at the edges of objects; store masks as PNG"
 """Why a mask should not be a JPEG."""
 
@@ -96,57 +94,3 @@ def _header_of(value: Any) -> PictureHeader | None:
     from storeds.jpeg import read_picture_header  # a writer without images needs no decoder
 
     return read_picture_header(bytes(value)) if isinstance(value, (bytes, bytearray, memoryview)) else None
-
-
-def class_fields(fields: Mapping[str, Field]) -> dict[str, Field]:
-    """Return the fields whose values are classes: ids or names."""
-    return {
-        name: field
-        for name, field in fields.items()
-        if field.role == "labels" or (field.role == "label" and field.kind in ("int", "str"))
-    }
-
-
-def classes_in(field: Field, value: Any) -> list[int | str]:
-    """Return the classes in one value of such a field."""
-    if field.role == "label":
-        return [value]
-    return [*np.asarray(check_labels("", value)).tolist()]
-
-
-def unnamed_class(found: Mapping[str, Mapping[int | str, int]], classes: JSON) -> tuple[int, str] | None:
-    """Return the position and the fault of a record with a class that `classes` lacks, or None.
-
-    Parameters
-    ----------
-    found : mapping
-        Field of classes → each of its classes, with the position of the first record that has it.
-    classes : JSON
-        ``classes`` of the attributes: a list of names, or a mapping from a field to its names. Other values name none. With
-        several fields of classes, a list is for those called ``label`` and ``labels``.
-    """
-    for name, positions in found.items():
-        names = classes.get(name) if isinstance(classes, Mapping) else classes
-        if not isinstance(names, (list, tuple)):
-            continue
-        if names is classes and len(found) > 1 and name not in _USUAL:
-            continue  # the list may name the classes of another field
-        listed = {each for each in names if isinstance(each, str)}
-        for value, position in positions.items():
-            if value not in listed if isinstance(value, str) else not 0 <= value < len(names):
-                return position, _unnamed_fault(name, value, names)
-    return None
-
-
-def _unnamed_fault(name: str, value: Any, names: Sequence[Any]) -> str:
-    if isinstance(value, str):
-        hint = suggest(value, [each for each in names if isinstance(each, str)], "classes")
-        return (
-            f"field {name!r} has class {value[:80]!r}, which attrs['classes'] does not name: {hint}; add the missing name, "
-            "correct the label, or declare the field without a role"
-        )
-    given = f"names the ids 0 to {len(names) - 1}" if names else "is empty"
-    return (
-        f"field {name!r} has class id {value}, which has no name: attrs['classes'] {given}; add the missing names, correct "
-        "the id, or declare the field without a role"
-    )

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self
 
-from storeds.backends.role_checks import LOSSY, RoleChecker, class_fields, classes_in, unnamed_class
+from storeds.backends.role_checks import LOSSY, RoleChecker
 from storeds.errors import (
     ClosedError,
     ConfigError,
@@ -41,6 +41,7 @@ from storeds.records.fields import (
     verdict_fields,
     with_verdicts,
 )
+from storeds.records.roles import class_fields, classes_in, unnamed_class
 
 __all__ = ["Sink", "StoreWriter", "appeared"]
 

@@ -172,17 +172,13 @@ def print_table(columns: Mapping[str, str], rows: Iterable[tuple[str, ...]], *, 
 
 
 @contextmanager
-def progress(what: str, *, quiet: bool, rates: bool = True) -> Iterator[ProgressHook | None]:
-    """Show a progress bar on stderr while the body runs. Gives a hook to call with each `Progress`.
-
-    `rates` adds items and bytes per second.
-    """
+def progress(what: str, *, quiet: bool) -> Iterator[ProgressHook | None]:
+    """Show a progress bar on stderr while the body runs. Gives a hook to call with each `Progress`."""
     if quiet:
         yield None
         return
-    rate = (TextColumn("{task.fields[rate]}"),) if rates else ()
     columns = (
-        *(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), *rate),
+        *(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}")),
         *(TimeElapsedColumn(), TimeRemainingColumn()),
     )
     # This thread draws: a drawing thread could hold a lock while workers are forked.
@@ -193,7 +189,7 @@ def progress(what: str, *, quiet: bool, rates: bool = True) -> Iterator[Progress
         def show(state: Progress) -> None:
             nonlocal drawn
             seconds = max(bar.tasks[0].elapsed or 0.0, 1e-9)
-            rate = f"{state.done / seconds:,.0f}/s {state.bytes / seconds / 1e6:,.1f} MB/s"
+            rate = f"{state.done / seconds:,.0f}/s {state.bytes / seconds / 1e6:,.1f} MB/s" if state.bytes else ""
             rate += f" {state.bad} bad" if state.bad else ""
             rate += f" {state.damaged} damaged" if state.damaged else ""
             bar.update(task, completed=state.done, total=state.total, rate=rate)

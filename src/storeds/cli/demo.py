@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import runpy
-import sys
 import tempfile
 import time
-from contextlib import ExitStack, redirect_stdout
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import torch
 from PIL import Image
 
 from storeds import ops
-from storeds.cli.app import ERR, OUT, print_json, print_table
+from storeds.cli.app import OUT, print_table
 from storeds.config import build_loader, load_config
 from storeds.errors import ConfigError, MissingDependencyError
 
@@ -53,17 +52,14 @@ shuffle = false
 """
 
 
-def run_demo(mongodb: str | None, *, as_json: bool = False) -> bool:
+def run_demo(mongodb: str | None) -> bool:
     """Run the demo in a temporary folder and return whether all its checks pass.
 
     Parameters
     ----------
     mongodb : str or None
         ``mongodb://host:port`` of a server; by default the demo starts one on a free port of 127.0.0.1 and stops it.
-    as_json : bool
-        Print one JSON object instead of text.
     """
-    console = ERR if as_json else OUT
     with ExitStack() as stack:
         folder = Path(
             stack.enter_context(tempfile.TemporaryDirectory(prefix="storeds-demo-", ignore_cleanup_errors=True))
@@ -84,33 +80,27 @@ def run_demo(mongodb: str | None, *, as_json: bool = False) -> bool:
             target = urls["lmdb"].replace("{split}", split)
             meta = ops.pack(folder / "images" / split, target)
             report = ops.verify(target)
-            console.print(f"packed {meta.count} JPEGs into {target}: {len(report.findings)} findings")
+            OUT.print(f"packed {meta.count} JPEGs into {target}: {len(report.findings)} findings")
             if not report.ok:
                 raise ConfigError(f"{target} is damaged: {report.findings[:3]}")
-        console.print(f"training on lmdb.toml for {EPOCHS} epochs")
-        with redirect_stdout(sys.stderr if as_json else sys.stdout):
-            accuracy: float = runpy.run_path(str(_train_example()))["train"](str(folder / "lmdb.toml"), EPOCHS)
+        OUT.print(f"training on lmdb.toml for {EPOCHS} epochs")
+        accuracy: float = runpy.run_path(str(_train_example()))["train"](str(folder / "lmdb.toml"), EPOCHS)
         for before, after in (("lmdb", "hdf5"), ("hdf5", "mongodb")):
             for split in SPLITS:
                 source, target = (urls[name].replace("{split}", split) for name in (before, after))
                 copied = ops.convert(source, target, overwrite=True)
-                console.print(f"converted {split}: {before} → {after}, {copied.count} records, id {copied.id}")
+                OUT.print(f"converted {split}: {before} → {after}, {copied.count} records, id {copied.id}")
         rows = [_read_back(name, url, folder / f"{name}.toml") for name, url in urls.items()]
     same_ids, same_samples = (len({str(row[key]) for row in rows}) == 1 for key in ("ids", "digest"))
-    ok = same_ids and same_samples and accuracy >= MIN_ACCURACY
-    if as_json:
-        verdict = {"ok": ok, "accuracy": accuracy, "same_ids": same_ids, "same_samples": same_samples}
-        print_json({**verdict, "backends": rows})
-        return ok
     headings = ("backend", "samples", "samples/s", "id of train", "digest of the first epoch")
     shown = (
         (each["backend"], f"{each['samples']:,}", f"{each['samples_per_s']:,.0f}", each["ids"][0], each["digest"][:32])
         for each in rows
     )
     print_table(dict.fromkeys(headings, "left"), shown)
-    console.print(f"validation accuracy {accuracy:.2%} (required: {MIN_ACCURACY:.0%})")
-    console.print(f"ids {'all equal' if same_ids else 'DIFFER'}, samples {'all equal' if same_samples else 'DIFFER'}")
-    return ok
+    OUT.print(f"validation accuracy {accuracy:.2%} (required: {MIN_ACCURACY:.0%})")
+    OUT.print(f"ids {'all equal' if same_ids else 'DIFFER'}, samples {'all equal' if same_samples else 'DIFFER'}")
+    return same_ids and same_samples and accuracy >= MIN_ACCURACY
 
 
 def _write_images(images: Path) -> None:

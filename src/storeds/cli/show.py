@@ -60,9 +60,6 @@ def info(
     from storeds.records.roles import role_text
 
     fields = {row.pop("name"): Field(**row) for row in found.pop("fields")}
-    roles = {name: role_text(field) for name, field in fields.items()}
-    has_roles = any(roles.values())
-    found["fields"] = None if has_roles else ", ".join(f"{name}: {_kind(field)}" for name, field in fields.items())
     found["attrs"] = json.dumps(found.pop("attrs"), ensure_ascii=False)
     found["handle"] = ", ".join(f"{name}={value}" for name, value in found.pop("handle").items())
     for name in ("classes", "splits"):
@@ -73,22 +70,15 @@ def info(
     unread = found.pop("unread")
     found["advice"] = "; ".join(found.pop("advice")) or "none"
     rows = [(name, _brief(value)) for name, value in found.items() if value is not None]
-    if has_roles:
-        rows += _listed("fields", _field_lines(fields, roles))
-    rows += _listed("unread", unread)
+    widths = max(map(len, fields)), max(len(_kind(field)) for field in fields.values())
+    lines = [f"{name:{widths[0]}}  {_kind(field):{widths[1]}}  {role_text(field)}" for name, field in fields.items()]
+    rows += [*_listed("fields", lines), *_listed("unread", unread)]
     print_table({"what": "left", "value": "left"}, rows, head=False)
 
 
 def _listed(what: str, lines: list[str]) -> list[tuple[str, str]]:
     """Return rows of a table with the heading in the first of them."""
     return [("" if number else what, line) for number, line in enumerate(lines)]
-
-
-def _field_lines(fields: Mapping[str, Field], roles: Mapping[str, str]) -> list[str]:
-    """Return a line for each field: its name, its kind, and what its values mean."""
-    kinds = {name: _kind(field) for name, field in fields.items()}
-    widths = max(map(len, kinds)), max(map(len, kinds.values()))
-    return [f"{name:{widths[0]}}  {kind:{widths[1]}}  {roles[name]}".rstrip() for name, kind in kinds.items()]
 
 
 def _brief_counts(counts: dict[str, int]) -> str:
@@ -189,7 +179,7 @@ def bench(
     as_json: AsJson = False,
 ) -> None:
     """Measure how fast a store gives batches, and which stage takes most of the time."""
-    with progress("bench", quiet=as_json, rates=False) as hook:
+    with progress("bench", quiet=as_json) as hook:
         report = ops.bench(
             url,
             config=config,
@@ -228,7 +218,6 @@ def _show_bench(report: BenchReport) -> None:
     print_table(dict.fromkeys(headings, "right"), rows)
     OUT.print()
     say(f"{report.url}: {counted(report.count, 'sample')}, batches of {report.batch_size}")
-    say(f"on {report.machine['cpu']}, {report.machine['cpus']} CPUs, load {report.machine['load_average']}")
     for advice in report.advice:
         say(f"advice: {advice}")
 
@@ -281,12 +270,11 @@ def demo(
     mongodb: Annotated[
         str | None, typer.Option(help="The URL of a MongoDB server; by default the demo starts one.")
     ] = None,
-    as_json: AsJson = False,
 ) -> None:
     """Pack real images, train from a config, and read the same samples from all three engines."""
     from storeds.cli.demo import run_demo
 
-    if not run_demo(mongodb, as_json=as_json):
+    if not run_demo(mongodb):
         raise typer.Exit(1)
 
 

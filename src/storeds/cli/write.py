@@ -116,18 +116,16 @@ def pack(
 
 
 def _say_what_became_of_pictures(findings: Mapping[str, int], restarts: Mapping[str, int]) -> None:
-    from storeds.ops.common import brief_counts, restarts_line
+    from storeds.ops.common import brief_counts, listed
 
     if findings:
         say(f"pictures: {brief_counts(findings)}")
     if restarts:
-        say(f"fast crops: {restarts_line(restarts)}")
+        say(f"restart markers: {listed(restarts)}")
 
 
 def _report(packed: Packed, problems: list[Bad]) -> None:
     """Print on stderr how columns were interpreted, and which items are bad and why."""
-    from storeds.ops.packing import reasons, reasons_line
-
     if packed.columns:
         say_error("columns: ", ", ".join(f"{name} → {field or 'left out'}" for name, field in packed.columns.items()))
         if not {"label", "labels"} & set(packed.fields):
@@ -137,11 +135,9 @@ def _report(packed: Packed, problems: list[Bad]) -> None:
     if len(problems) > _SHOWN:
         say_error("", f"… and {len(problems) - _SHOWN:,} more; --json lists all of them")
     if packed.reasons:
-        bad, items = sum(packed.reasons.values()), packed.count + packed.left_out
-        line = (
-            f"{bad:,} of {counted(items, 'item')} bad, {packed.left_out:,} left out: {reasons_line(reasons(problems))}"
-        )
-        say_error("", line)
+        bad, items = sum(packed.reasons.values()), counted(packed.count + packed.left_out, "item")
+        why = "; ".join(f"{counted(count, 'item')}: {brief}" for brief, count in packed.reasons.items())
+        say_error("", f"{bad:,} of {items} bad, {packed.left_out:,} left out: {why}")
 
 
 def _names(text: str) -> list[str]:
@@ -167,16 +163,6 @@ def _shares(text: str | None) -> dict[str, float] | None:
         raise ConfigError(
             f"--split {text!r} must have the form name=share,name=share, as in train=0.9,val=0.1"
         ) from None
-
-
-def _parse_role(text: str) -> tuple[str, Any]:
-    """Return the field of ``field=role``, and its role or the keys of a declaration."""
-    name, role = parse_option(text)
-    if isinstance(role, str) and role.startswith("{"):
-        raise ConfigError(
-            f"""--role {text!r}: {role} is not JSON, which is like {{"role": "boxes", "format": "xywh"}}"""
-        )
-    return name, role
 
 
 @app.command()
@@ -207,7 +193,7 @@ def convert(
             commit_every=commit_every,
             check=check,
             fast_crops=fast_crops,
-            roles=dict(map(_parse_role, role or [])),
+            roles=dict(map(parse_option, role or [])),
             layout=layout,
             options=options,
             progress=hook,

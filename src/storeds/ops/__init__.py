@@ -6,8 +6,9 @@ first, which they share. Each name loads its module on first use, so that `store
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from storeds.registry import export_lazily
 
 if TYPE_CHECKING:
     from storeds.ops.benchmarking import BenchReport, Measurement, bench
@@ -46,20 +47,16 @@ ExportFormat: TypeAlias = Literal["coco", "folder", "yolo"]
 OnBad: TypeAlias = Literal["raise", "skip", "keep"]
 SplitBy: TypeAlias = Literal["label", "key"]
 
-_MODULES = {
-    "benchmarking": ("BenchReport", "Measurement", "bench"),
-    "common": ("Progress", "ProgressHook"),
-    "copying": ("Converted", "RepairReport", "convert", "repair"),
-    "exporting": ("Exported", "export"),
-    "inspecting": ("Info", "info"),
-    "packing": ("Packed", "pack"),
-    "verifying": ("Finding", "Report", "verify"),
-    "verifying.contact_sheet": ("ContactSheet",),
-}
-
-
-def __getattr__(name: str) -> Any:
-    for module, names in _MODULES.items():
-        if name in names:
-            return getattr(importlib.import_module(f"storeds.ops.{module}"), name)
-    raise AttributeError(f"module 'storeds.ops' has no attribute {name!r}")
+__getattr__ = export_lazily(
+    __name__,
+    {
+        "benchmarking": ("BenchReport", "Measurement", "bench"),
+        "common": ("Progress", "ProgressHook"),
+        "copying": ("Converted", "RepairReport", "convert", "repair"),
+        "exporting": ("Exported", "export"),
+        "inspecting": ("Info", "info"),
+        "packing": ("Packed", "pack"),
+        "verifying": ("Finding", "Report", "verify"),
+        "verifying.contact_sheet": ("ContactSheet",),
+    },
+)

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import os
-import platform
 import time
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 from msgspec import structs
@@ -22,17 +19,15 @@ from storeds.datasets.epoch import STAGES
 from storeds.datasets.source import Source
 from storeds.errors import ConfigError
 from storeds.ops.common import Progress, ProgressHook
-from storeds.protocols import JSON
 
 if TYPE_CHECKING:
     from storeds.datasets.map_dataset import StoreDataset
     from storeds.loaders.loader import StoreLoader
 
-__all__ = ["BenchReport", "Measurement", "bench", "machine", "versions"]
+__all__ = ["BenchReport", "Measurement", "bench"]
 
 _TRANSFORM = [{"name": "RandomResizedCrop", "size": 224}, "RandomHorizontalFlip", "ToTensor"]
 _ENOUGH = 0.9  # of the best rate; more workers add little
-_PACKAGES = ("storeds", "torch", "numpy", "Pillow", "simplejpeg", "av", "lmdb", "h5py", "pymongo", "msgspec", "xxhash")
 
 
 @dataclass(frozen=True)
@@ -99,8 +94,6 @@ class BenchReport:
         The stage that takes most of the time with that number of workers.
     advice : list of str
         What to change; with the most workers, what `StoreLoader.why_slow` says.
-    machine, versions : dict
-        The environment of the measurements.
     """
 
     url: str
@@ -112,8 +105,6 @@ class BenchReport:
     workers: int
     bottleneck: str
     advice: list[str] = field(default_factory=list)
-    machine: dict[str, JSON] = field(default_factory=dict)
-    versions: dict[str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON."""
@@ -222,8 +213,6 @@ def bench(
         workers=best.workers,
         bottleneck=max(best.stages, key=lambda stage: best.stages[stage]),
         advice=[f"num_workers = {best.workers} gives {best.rate:,.0f} samples/s{more}", *advice],
-        machine=machine(),
-        versions=versions(),
     )
 
 
@@ -301,37 +290,3 @@ def _best(measurements: Sequence[Measurement]) -> Measurement:
     """Return the measurement with the fewest workers that reach 90 % of the best rate."""
     least = _ENOUGH * max(measured.rate for measured in measurements)
     return next(measured for measured in measurements if measured.rate >= least)
-
-
-def machine() -> dict[str, JSON]:
-    """Describe the machine and its load. `torch_threads` are those of this process; a worker has one."""
-    import torch
-
-    found: dict[str, JSON] = {
-        "cpu": _processor(),
-        "cpus": len(os.sched_getaffinity(0)),
-        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
-        "load_average": round(os.getloadavg()[0], 2),
-        "kernel": platform.release(),
-        "torch_threads": torch.get_num_threads(),
-    }
-    if torch.cuda.is_available():
-        found["accelerator"] = torch.cuda.get_device_name()
-    return found
-
-
-def _processor() -> str:
-    with suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as file:
-        for line in file:
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
-
-
-def versions() -> dict[str, str]:
-    """Return the versions of Python and of the installed packages."""
-    found = {"python": platform.python_version()}
-    for package in _PACKAGES:
-        with suppress(PackageNotFoundError):
-            found[package] = version(package)
-    return found

@@ -10,9 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TypeAlias, TypeVar
-from urllib.parse import unquote
 
-from storeds._utils.locations import StoreURL, file_path, redact
+from storeds._utils.locations import file_path, redact
 from storeds._utils.prefetch import ReadAhead
 from storeds._utils.text import counted
 from storeds.backends.concatenated import ConcatenatedBackend
@@ -20,7 +19,7 @@ from storeds.backends.opening import open_backend, scheme_of
 from storeds.backends.selection import Selection
 from storeds.errors import ConfigError, FormatError, RecordError, StoreNotFoundError
 from storeds.jpeg import Verdict, is_ready
-from storeds.jpeg.restarts import ADDED, HAD, RestartMarker
+from storeds.jpeg.restarts import RestartMarker
 from storeds.protocols import Backend, Meta, Record, Writer
 from storeds.records.columns import read_column
 from storeds.records.fields import pictures, verdict_fields
@@ -39,9 +38,9 @@ __all__ = [
     "images_of",
     "in_order",
     "is_fast",
+    "listed",
     "mark_picture",
     "read_batches",
-    "restarts_line",
     "resumable",
     "sigint_blocked",
 ]
@@ -128,25 +127,14 @@ def brief_counts(kinds: Mapping[str, int]) -> str:
     whole = sum(kinds.values()) - broken - unknown
     parts = [f"{whole:,} whole"] if whole or not unknown else []
     if broken:
-        parts.append(f"{broken:,} damaged ({_listed(found)})")
+        parts.append(f"{broken:,} damaged ({listed(found)})")
     if unknown:
         parts.append(f"{unknown:,} {NOT_EXAMINED}")
     return ", ".join(parts)
 
 
-def restarts_line(restarts: Mapping[str, int]) -> str:
-    """Return the outcomes of `RestartMarker.mark` in one line: ``3 got restart markers, 1 kept (too small 1)``."""
-    added, had = restarts.get(ADDED, 0), restarts.get(HAD, 0)
-    kept = {outcome: count for outcome, count in restarts.items() if outcome not in (ADDED, HAD)}
-    parts = [f"{counted(added, 'picture')} got restart markers"]
-    if had:
-        parts.append(f"{had:,} had them")
-    if kept:
-        parts.append(f"{sum(kept.values()):,} kept unchanged ({_listed(kept)})")
-    return ", ".join(parts)
-
-
-def _listed(kinds: Mapping[str, int]) -> str:
+def listed(kinds: Mapping[str, int]) -> str:
+    """Return kinds with their counts: ``truncated_scan 2, corrupt_data 1``."""
     return ", ".join(f"{kind} {n:,}" for kind, n in kinds.items())
 
 
@@ -158,7 +146,7 @@ def damage_note(kinds: Mapping[str, int], meta: Meta) -> str | None:
     where = {finding: "intact" for finding, _ in pictures(meta.fields).values()}
     selects = f"where={where} reads only whole ones, " if where else ""
     return (
-        f"{sum(found.values()):,} of {counted(sum(kinds.values()), 'picture')} are damaged ({_listed(found)}) and stored "
+        f"{sum(found.values()):,} of {counted(sum(kinds.values()), 'picture')} are damaged ({listed(found)}) and stored "
         f"unchanged; readers apply min_recovered=, {selects}storeds verify lists the damaged ones, and storeds repair "
         "writes a copy in which every program can read what is left of them"
     )
@@ -259,23 +247,10 @@ def _is_same(source: Backend, dst_url: str) -> bool:
     try:
         if scheme_of(source.url, writing=False) in _FILES and scheme_of(dst_url, writing=True) in _FILES:
             return os.path.samefile(file_path(source.url)[0], file_path(dst_url)[0])
-        if _is_same_collection(source.url, dst_url):  # perhaps not a native one, which has no build
-            return True
         with open_backend(dst_url, layout="native") as target:
             return target.meta.build == source.meta.build
     except (OSError, StoreNotFoundError, FormatError, ConfigError):  # there is none, or the writer will refuse the URL
         return False
-
-
-def _is_same_collection(one: str, other: str) -> bool:
-    """Return whether two URLs name one collection of MongoDB, and a host in common."""
-    places = []
-    for url in map(StoreURL.parse, (one, other)):
-        listed, _, name = url.path.partition("?")[0].rpartition("@")[2].partition("/")
-        hosts = {host if ":" in host else f"{host}:27017" for host in listed.split(",")}
-        places.append((url.scheme, unquote(name), hosts))
-    (scheme, name, hosts), (other_scheme, other_name, others) = places
-    return scheme == other_scheme == "mongodb" and name == other_name and not hosts.isdisjoint(others)
 
 
 @contextmanager

@@ -62,7 +62,7 @@ class ColumnCollector:
     """Collects the fields of kind int, float, bool and str of all records of a store, 8 bytes for each number."""
 
     def __init__(self, fields: Mapping[str, Field]) -> None:
-        self._numbers = {name: array.array(_CODES[f.kind]) for name, f in fields.items() if f.is_scalar}
+        self._numbers = {name: array.array(_CODES[f.kind]) for name, f in fields.items() if f.kind in _CODES}
         self._dtypes = {name: SCALARS[fields[name].kind] for name in self._numbers}
         self._texts = {name: (bytearray(), array.array("q", [0])) for name, f in fields.items() if f.kind == "str"}
 

@@ -1,10 +1,8 @@
-"""Conformance of writing: accepted and rejected records, metadata, publishing, resuming and overwriting."""
+"""Conformance of writing: metadata, publishing, resuming and overwriting. What records a writer takes is no matter of engines."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import pytest
@@ -26,73 +24,8 @@ from storeds.testing.kit import (
 __all__ = ["PublishTests", "WriteTests"]
 
 
-_REFUSED: dict[str, list[Any]] = {
-    "raw": [None, [1, 2]],
-    "text": [b"bytes", "lone \ud800 surrogate"],
-    "number": [True, 1.0, 2**63, np.uint64(2**64 - 1)],
-    "real": [True, "1.0", 2**53 + 1],
-    "flag": [1, "true"],
-    "doc": [math.nan, (1, 2), {"a": {1: "key"}}, np.int64(1)],
-    "box": [np.zeros((2, 3), "f4"), np.zeros((3, 2), "f8"), np.zeros((2, 3), object), [[0.0] * 3] * 2],
-    "pixels": [np.zeros((2, 2, 4), "u1"), np.zeros((2, 2), "u1")],
-}
-_DECLARATIONS: list[dict[str, Any]] = [
-    {},
-    {"_x": "int"},
-    {"Label": "int"},
-    {"a": "integer"},
-    {"a": {"kind": "array", "dtype": "object", "shape": []}},
-    {"a": {"kind": "int", "dtype": "i8", "shape": []}},
-]
-
-
 class WriteTests(Kit):
     """Contract of `storeds.Writer.append` and `storeds.Meta`."""
-
-    @pytest.mark.parametrize("name", _REFUSED)
-    def test_invalid_values_are_rejected(self, make_url: MakeUrl, name: str) -> None:
-        good = [{name: record[name]} for record in make_records(2)]
-        url = make_url()
-        with self.writer(url, {name: FIELDS[name]}) as writer:
-            writer.append(good[:1])
-            for value in _REFUSED[name]:
-                with pytest.raises(RecordError, match=rf"record 1 of .*'{name}'") as caught:
-                    writer.append([{name: value}])
-                assert caught.value.position == 1
-                assert caught.value.url == writer.url
-            assert writer.append(good[1:]) == 1
-        with self.open(url) as backend:
-            assert_same(backend.get_many([0, 1]), kept(good))
-
-    def test_every_record_has_every_field_and_no_other(self, make_url: MakeUrl) -> None:
-        good = small_records(1)[0]
-        with self.writer(make_url(), SMALL) as writer:
-            for bad in ({**good, "extra": 1}, {"blob": b"", "label": 1}, {}, [1, 2, 3], "label"):
-                with pytest.raises(RecordError, match="record 0 of"):
-                    writer.append([bad])  # type: ignore[list-item]  # the wrong type is the point
-            assert writer.count == 0
-
-    def test_numpy_scalars_and_buffers_become_plain_values(self, make_url: MakeUrl) -> None:
-        url = make_url()
-        given = {
-            "raw": bytearray(b"ab"),
-            "text": np.str_("t"),
-            "number": np.uint8(7),
-            "real": np.float32(0.5),
-            "flag": np.bool_(1),
-        }
-        self.write(url, {name: FIELDS[name] for name in given}, [given, {**given, "real": 3, "raw": memoryview(b"c")}])
-        with self.open(url) as backend:
-            plain = {"raw": b"ab", "text": "t", "number": 7, "real": 0.5, "flag": True}
-            assert_same(backend.get_many([0, 1]), [plain, {**plain, "real": 3.0, "raw": b"c"}])
-
-    def test_the_caller_may_reuse_its_buffers(self, make_url: MakeUrl) -> None:
-        url, box, raw = make_url(), np.zeros((2, 3)), bytearray(b"first")
-        with self.writer(url, {"box": FIELDS["box"], "raw": "bytes"}) as writer:
-            writer.append([{"box": box, "raw": raw}])
-            box[:], raw[:] = 9, b"other"
-        with self.open(url) as backend:
-            assert_same(backend.get_many([0]), [{"box": np.zeros((2, 3)), "raw": b"first"}])
 
     def test_append_counts_records_and_keeps_those_before_an_error(self, make_url: MakeUrl) -> None:
         def failing() -> Iterator[Record]:
@@ -143,47 +76,6 @@ class WriteTests(Kit):
             assert_same(backend.get_many(range(3)), records)
         found = meta.fields
         assert (found["boxes"].role, found["boxes"].format, found["labels"].of) == ("boxes", "xywh", "boxes")
-
-    def test_id_depends_on_content_and_build_on_publication(self, make_url: MakeUrl) -> None:
-        records = make_records(7)
-        metas = [self.write(make_url(), FIELDS, records, commit_every=every, attrs={"a": 1}) for every in (1, 3, 1000)]
-        assert {meta.id for meta in metas} == {reference_id(FIELDS, records, {"a": 1})}
-        assert len({meta.build for meta in metas}) == 3
-        first, *rest = small_records(4)
-        renamed = {"blob": "bytes", "label": "int", "txt": "str"}
-        others: list[tuple[Any, list[Record], Any]] = [
-            (SMALL, [first, *rest], {"classes": ["a"]}),
-            (SMALL, [first, *rest], {"classes": ["b"]}),
-            (SMALL, [first, *rest], None),
-            (SMALL, [{**first, "blob": b"2"}, *rest], None),
-            (SMALL, [*rest, first], None),
-            (SMALL, rest, None),
-            (dict(reversed(SMALL.items())), [first, *rest], None),
-            ({**SMALL, "blob": "image"}, [first, *rest], None),
-            (renamed, [dict(zip(renamed, record.values(), strict=True)) for record in (first, *rest)], None),
-        ]
-        ids = {self.write(make_url(), fields, rows, attrs=attrs).id for fields, rows, attrs in others}
-        assert len(ids) == len(others)
-
-    def test_attrs_other_than_json_are_rejected_and_nothing_is_lost(self, make_url: MakeUrl) -> None:
-        url = make_url()
-        with pytest.raises(ConfigError, match="attrs"), self.writer(url, SMALL) as writer:
-            writer.append(small_records(2))
-            writer.publish({"classes": ("cat", "dog")})
-        writer = self.writer(url, SMALL, resume=True)
-        for attrs in ({"a": math.nan}, {1: 2}, {"a": np.int64(1)}):
-            with pytest.raises(ConfigError, match="attrs"):
-                writer.publish(attrs)  # type: ignore[arg-type]  # the wrong type is the point
-        assert writer.publish({"a": 1}).count == 2
-
-    def test_an_invalid_declaration_is_rejected_and_leaves_nothing(self, make_url: MakeUrl) -> None:
-        url = make_url()
-        wrong: list[tuple[Any, dict[str, Any]]] = [(fields, {}) for fields in _DECLARATIONS]
-        wrong += [(SMALL, {"commit_every": every}) for every in (0, True, 1.5)]
-        for fields, how in wrong:
-            with pytest.raises(ConfigError, match="commit_every" if how else "field"):
-                self.writer(url, fields, **how)
-        self.write(url, SMALL, [])
 
 
 class PublishTests(Kit):

@@ -15,7 +15,8 @@ import xxhash
 from msgspec import structs
 
 from storeds._utils.locations import StoreURL, file_path
-from storeds.backends.base import BackendOptions, FileBackend, FileOpener, parse_options
+from storeds._utils.settings import parse_options
+from storeds.backends.base import BackendOptions, FileBackend, FileOpener
 from storeds.backends.handles import HandlePool, OpenStore
 from storeds.backends.hdf5.columns import OFFSET, Column, datasets_of, fixed_values, steps
 from storeds.backends.hdf5.rows import LibraryRows, Rows, gather, open_rows

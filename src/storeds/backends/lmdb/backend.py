@@ -12,9 +12,10 @@ import numpy as np
 
 from storeds._utils.locations import StoreURL, file_path
 from storeds._utils.prefetch import blocks_read, will_need
-from storeds.backends.base import BackendOptions, FileBackend, FileOpener, parse_options
+from storeds._utils.settings import parse_options
+from storeds.backends.base import BackendOptions, FileBackend, FileOpener
 from storeds.backends.handles import HandlePool, OpenStore
-from storeds.backends.lmdb.files import check_length, lmdb_errors, open_environment, page_ranges
+from storeds.backends.lmdb.files import check_length, lmdb_errors, open_environment
 from storeds.errors import FormatError, RecordError
 from storeds.protocols import JSON, Array, Field, Meta, Record
 from storeds.records.codec import Seals, check_column
@@ -24,10 +25,11 @@ from storeds.records.fields import WRITTEN_BY, meta_from_text
 if TYPE_CHECKING:
     from storeds.backends.lmdb.sink import LmdbSink
 
-__all__ = ["COLUMNS", "META", "PAGES", "RECORDS", "LmdbBackend", "LmdbOptions", "position_key"]
+__all__ = ["COLUMNS", "COUNT_BITS", "META", "PAGES", "RECORDS", "LmdbBackend", "LmdbOptions", "position_key"]
 
 RECORDS, COLUMNS, META = b"records", b"columns", b"meta"
-PAGES = b"_pages"  # among the columns: where the values lie in the file
+PAGES = b"_pages"  # among the columns: where the values lie in the file, as first page << COUNT_BITS | number of pages
+COUNT_BITS = 24  # more than the pages of the largest value
 
 
 class LmdbOptions(BackendOptions, frozen=True):
@@ -55,7 +57,7 @@ class LmdbHandle:
     Attributes
     ----------
     pages : array or None
-        Where each record lies, see `storeds.backends.lmdb.files.value_pages`: a view of the map.
+        Where each record lies, see `PAGES`: a view of the map.
     is_cold : bool
         Whether the last batch was read from the disk.
     """
@@ -75,7 +77,9 @@ class LmdbHandle:
         if self.pages is not None:
             # py-lmdb does not tell its descriptor; to keep another one would double the open files of a pool.
             with contextlib.suppress(OSError), open(self.env.path(), "rb", buffering=0) as file:
-                will_need(file.fileno(), *page_ranges(self.pages[positions], self.page_size))
+                pages = self.pages[positions]
+                starts = (pages >> COUNT_BITS) * self.page_size
+                will_need(file.fileno(), starts, starts + (pages & (1 << COUNT_BITS) - 1) * self.page_size)
 
     def close(self) -> None:
         """Close the environment."""

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import array
 import contextlib
 import os
+import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import lmdb
+import numpy as np
 
 from storeds._utils.locations import StoreURL, file_path, file_url
-from storeds.backends.base import parse_options
-from storeds.backends.lmdb.backend import COLUMNS, META, PAGES, RECORDS, LmdbOptions, position_key
-from storeds.backends.lmdb.files import value_pages
+from storeds._utils.settings import parse_options
+from storeds.backends.lmdb.backend import COLUMNS, COUNT_BITS, META, PAGES, RECORDS, LmdbOptions, position_key
 from storeds.backends.staging import Staging, replace_file, sync_path
 from storeds.protocols import Array
 
@@ -21,6 +23,11 @@ __all__ = ["LmdbSink"]
 
 _NOTE = b"note"  # beside the meta, until the store is published
 _FIRST_MAP = 1 << 26  # bytes of addresses; the file is as long as what is in it
+_PAGE = struct.Struct("<10xHH2x")  # flags, end of the list of nodes
+# Low and high half of a size, flags, size of the key. In branches, the first three number a page.
+_NODE = struct.Struct("<HHHH")
+_BRANCH = _BIG = 1  # flags of a page, and of a node whose value has pages of its own
+_TREE = struct.Struct("<40xQ")  # root page of a named database
 _HEAP = (32 << 20) - (1 << 13)  # just below the largest block that glibc learns from
 
 
@@ -128,7 +135,7 @@ class LmdbSink:
             replace_file(self._note_file, note)
         page_size = self._env.stat()["psize"]
         with self._env.begin() as txn, self._file.open("rb") as file:
-            pages = value_pages(file.fileno(), page_size, txn.get(RECORDS))
+            pages = _value_pages(file.fileno(), page_size, txn.get(RECORDS))
 
         def write(txn: lmdb.Transaction) -> None:
             for name, column in columns.items():
@@ -166,3 +173,40 @@ class LmdbSink:
 def _open_environment(file: Path) -> Any:
     size = max(_FIRST_MAP, 2 * file.stat().st_size if file.exists() else 0)
     return lmdb.open(str(file), subdir=False, lock=False, meminit=False, max_dbs=3, map_size=size)
+
+
+def _value_pages(descriptor: int, page_size: int, tree: bytes) -> Array:
+    """Return the pages of each value in an LMDB file, in order of the keys, as int64.
+
+    Parameters
+    ----------
+    descriptor, page_size : int
+        Of the file.
+    tree : bytes
+        What the main database holds under the name of the database.
+
+    Returns
+    -------
+    array
+        First page × 2**24 + number of pages. Small values share one.
+    """
+    found = array.array("q")
+
+    def walk(number: int) -> None:
+        page = os.pread(descriptor, page_size, number * page_size)
+        flags, end = _PAGE.unpack_from(page)
+        for at in struct.unpack_from(f"<{end // 2 - _PAGE.size // 2}H", page, _PAGE.size):
+            low, high, kind, key_size = _NODE.unpack_from(page, at)
+            if flags & _BRANCH:
+                walk(low | high << 16 | kind << 32)
+            elif kind & _BIG:
+                first = int.from_bytes(page[at + _NODE.size + key_size :][:8], "little")
+                size = _PAGE.size + (low | high << 16)
+                found.append(first << COUNT_BITS | -(-size // page_size))
+            else:
+                found.append(number << COUNT_BITS | 1)
+
+    (root,) = _TREE.unpack(tree)
+    if root < 1 << 63:  # otherwise the database is empty
+        walk(root)
+    return np.frombuffer(found, "<i8")

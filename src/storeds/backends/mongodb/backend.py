@@ -13,8 +13,9 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 
 from storeds._utils.locations import StoreURL
+from storeds._utils.settings import parse_options
 from storeds._utils.text import some
-from storeds.backends.base import BackendOptions, HandleBackend, parse_options
+from storeds.backends.base import BackendOptions, HandleBackend
 from storeds.backends.handles import HandlePool, OpenStore
 from storeds.backends.mongodb.client import CLIENTS, ClientFactory, ClientOpener, leased_database, parse_location
 from storeds.backends.mongodb.documents import (

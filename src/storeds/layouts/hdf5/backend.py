@@ -12,7 +12,8 @@ import xxhash
 from msgspec import structs
 
 from storeds._utils.locations import StoreURL, file_path
-from storeds.backends.base import FileBackend, FileOpener, NativeStoreError, bounded, parse_options
+from storeds._utils.settings import parse_options
+from storeds.backends.base import FileBackend, FileOpener, NativeStoreError, bounded
 from storeds.backends.handles import HandlePool, OpenStore
 from storeds.errors import FormatError, RecordError, StoredsError
 from storeds.layouts.explain import Preset, Reading, undecided

@@ -14,7 +14,8 @@ import numpy as np
 import xxhash
 
 from storeds._utils.locations import StoreURL, file_path
-from storeds.backends.base import FileBackend, NativeStoreError, bounded, parse_options
+from storeds._utils.settings import parse_options
+from storeds.backends.base import FileBackend, NativeStoreError, bounded
 from storeds.backends.handles import HandlePool, OpenStore
 from storeds.backends.lmdb.backend import LmdbBackend
 from storeds.backends.lmdb.files import lmdb_errors

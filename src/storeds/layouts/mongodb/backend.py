@@ -14,8 +14,9 @@ import numpy as np
 import xxhash
 from bson import Int64
 
+from storeds._utils.settings import parse_options
 from storeds._utils.text import counted
-from storeds.backends.base import BackendOptions, StoreBackend, bounded, parse_options
+from storeds.backends.base import BackendOptions, StoreBackend, bounded
 from storeds.backends.mongodb.client import ClientFactory, Location, parse_location
 from storeds.backends.mongodb.retry import with_retries
 from storeds.errors import ClosedError, RecordError, UnavailableError

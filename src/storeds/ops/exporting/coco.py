@@ -45,11 +45,8 @@ __all__ = ["CocoExporter"]
 _FORMAT = "coco"
 _FILE = "annotations.json"
 _IMAGE_KEYS = ("id", "file_name", "width", "height")
-_NO_PLACE = {
-    "image": "COCO has one picture per image",
-    "bytes": "COCO has no place for bytes",
-    "array": "COCO has no place for an array",
-}
+_NO_PLACE = ("image", "bytes", "array")  # kinds that JSON does not hold
+_WHY = "COCO has no place for it"
 _CHANGED = f"if you changed them, write the store without {REST!r}, and the export follows its fields"
 _FLAGS = ("iscrowd", "area", "annotation_ids")
 _FINITE = ("bbox", "segmentation", "keypoints")  # checked before
@@ -165,7 +162,7 @@ class _FromCoco:
             if name in COCO_FIELDS:
                 continue
             if declared.kind in _NO_PLACE:
-                self.left_out[name] = _NO_PLACE[declared.kind]
+                self.left_out[name] = _WHY
             else:
                 self._added.append(name)
 
@@ -241,18 +238,12 @@ class _FromRoles:
                 self.left_out[name] = (
                     "the stores come from different COCO files, so annotations follow the other fields"
                 )
-            elif declared.role == "keypoints":
-                self.left_out[name] = (
-                    "COCO has a row of keypoints for each box or mask, of shape (objects, points, 2 or 3)"
-                )
-            elif declared.role == "mask":
-                self.left_out[name] = "COCO has masks of instances only; format 'folder' keeps masks of whole images"
             elif name in (_ANNOTATION_KEYS if self._is_of_rows(name) else _IMAGE_KEYS):
                 self.left_out[name] = "COCO uses this name for something else"
-            elif self._is_of_rows(name):
+            elif declared.role not in ("keypoints", "mask") and self._is_of_rows(name):
                 rows.append(name)
-            elif declared.kind in _NO_PLACE:
-                self.left_out[name] = _NO_PLACE[declared.kind]
+            elif declared.role in ("keypoints", "mask") or declared.kind in _NO_PLACE:
+                self.left_out[name] = _WHY
             else:
                 image.append(name)
         return rows, image

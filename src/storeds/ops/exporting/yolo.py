@@ -94,20 +94,10 @@ class YoloExporter:
         self._crowd = "iscrowd" if "iscrowd" in meta.fields and boxes_of("iscrowd", meta.fields) else None
         self._names = stored_classes(meta.attrs, self._labels) or []
         self._counts: Counter[str] = Counter()
-        self._missing = self._left_out(meta)
-
-    def _left_out(self, meta: Meta) -> dict[str, str]:
         used = {self._image, self._boxes, self._labels, self._keypoints, self._crowd, "key"}
         used |= {"split"} if self._has_splits else set()
         used |= {self._masks} if self._keypoints is None else set()
-        left_out = {name: "YOLO has no place for it" for name in meta.fields if name not in used}
-        for name in left_out:
-            if meta.fields[name].role == "mask":
-                what = "beside keypoints" if name == self._masks else "except polygons"
-                left_out[name] = f"YOLO has no masks {what}"
-            elif meta.fields[name].role == "keypoints":
-                left_out[name] = "YOLO has one row of keypoints for each box, of shape (boxes, points, 2 or 3)"
-        return left_out
+        self._missing = {name: "YOLO has no place for it" for name in meta.fields if name not in used}
 
     def add(self, position: int, record: Record) -> None:
         """Write the picture of a record, and its label file."""

@@ -1,11 +1,12 @@
 """Packs a source of images or records into a store: in parallel, in order and resumable.
 
-`pack` is the entry point. Read this file first, then `rows` (what a source gives), `prepare` (threads) and a source.
+`pack` is the entry point. Read this file first, then `rows` (what a source gives) and a source.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import io
 import logging
 import math
 import os
@@ -15,29 +16,40 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, get_args
 
+from PIL import Image, ImageOps
+
 from storeds._utils.locations import redact
-from storeds._utils.text import counted, printable, some
+from storeds._utils.text import counted, printable
 from storeds.backends.opening import COMMIT_EVERY, open_writer
+from storeds.backends.role_checks import RoleChecker
 from storeds.errors import ConfigError, RecordError, suggest
+from storeds.jpeg import Verdict, examine, repair, set_verdict
+from storeds.jpeg.formats import decode_reason
 from storeds.jpeg.restarts import RestartMarker
 from storeds.ops import OnBad, SplitBy
 from storeds.ops.common import (
+    NOT_EXAMINED,
     Progress,
     ProgressHook,
     check_distinct,
     damage_note,
     damaged_kinds,
+    in_order,
+    is_fast,
+    mark_picture,
     resumable,
 )
-from storeds.ops.packing.prepare import Prepared, Preparer, prepared_chunks
-from storeds.ops.packing.rows import Bad, Listing, Rows
+from storeds.ops.packing.rows import Bad, BadItem, Listing, Row, Rows
 from storeds.ops.packing.sources import open_source
-from storeds.ops.packing.splits import choose_split, divides_by_label, make_split
+from storeds.ops.packing.splits import Split, divides_by_label, make_split
 from storeds.protocols import JSON, Field, Meta, Record
 
-__all__ = ["Packed", "choose_split", "make_split", "pack", "reasons", "reasons_line"]
+__all__ = ["Packed", "pack"]
 
-_EXAMPLES = 3
+_CHUNK_ITEMS = 256
+_AHEAD_BYTES = 4 << 20  # that all threads together read ahead: as much as an engine writes at once
+_MIN_CHUNK_BYTES = 256 << 10
+_QUALITY = 90
 _MAX_NOTED = 1000  # problems kept in a resumable note
 _LOG = logging.getLogger("storeds")
 
@@ -124,8 +136,8 @@ def pack(
     check : bool
         Examine every picture once while packing, and store the verdict with it (see `storeds.jpeg.examine`). Readers
         then know which pictures are damaged without examining them. With False, readers examine every picture they
-        read, and a damaged picture that would be encoded again is a bad item, because it would look whole. Verdicts of
-        a source store are kept either way.
+        read. With `max_side` or `quality`, every picture is examined either way: encoded again, a damaged one looks whole.
+        Verdicts of a source store are kept.
     fast_crops : bool
         Put restart markers into each JPEG that gains from them, with the program ``jpegtran``. Readers then decode only
         the part of a picture that a crop needs. No coefficient changes, and each picture must decode to the same pixels,
@@ -185,8 +197,11 @@ def pack(
     state = _State.of(writer.note)
     with resumable(writer):
         scaled = (None, None) if rows.is_encoded else (max_side, quality)
-        preparer = Preparer(rows, *scaled, divided, check, marker, writer.roles)
-        for numbers, items, prepared in prepared_chunks(preparer, listing, state.next, workers):
+        preparer = _Preparer(rows, *scaled, divided, check, marker, writer.roles)
+        # Reading alone takes less time than handing the bytes to other threads.
+        threads = max(workers or 1, 1) if workers is not None or not preparer.is_busy else len(os.sched_getaffinity(0))
+        chunks = listing.chunks(state.next, max(_AHEAD_BYTES // threads, _MIN_CHUNK_BYTES), _CHUNK_ITEMS)
+        for (numbers, items), prepared in in_order(chunks, preparer.prepare_all, threads):
             taken = (state.take(item.name, one, on_bad, on_problem) for item, one in zip(items, prepared, strict=True))
             records = [record for record in taken if record is not None]
             state.next = numbers.stop
@@ -208,7 +223,7 @@ def pack(
         columns=rows.columns,
         notes=(*notes, *later),
         left_out=listing.count - meta.count,
-        reasons={brief: count for brief, (count, _) in reasons(state.problems).items()},
+        reasons=_reasons(state.problems),
         findings=findings,
         restarts=dict(state.restarts.most_common()),
     )
@@ -269,6 +284,163 @@ def _log_notes(source: Any, notes: Sequence[str], columns: Mapping[str, str | No
         _LOG.info("%s: %s", where, ", ".join(f"{name} is {field}" for name, field in columns.items()))
 
 
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """The result for one item of a source.
+
+    Attributes
+    ----------
+    record : dict or None
+        The record with the verdicts on its pictures; None if there is nothing to store.
+    reason : str or None
+        What is wrong with it.
+    damaged : bool
+        Whether part of one of its pictures is missing or wrong.
+    kinds : list of str
+        The kind of the verdict on each of its pictures.
+    fast_crops : int
+        How many of its pictures are ready for fast crops.
+    restarts : list of str
+        For each of its pictures, the outcome of `RestartMarker.mark`, if that was called.
+    """
+
+    record: Record | None
+    reason: str | None = None
+    damaged: bool = False
+    kinds: Sequence[str] = ()
+    fast_crops: int = 0
+    restarts: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class _Preparer:
+    """Turns items of a source into records. Thread-safe.
+
+    Parameters
+    ----------
+    rows : Rows
+    max_side : int or None
+        Scale larger images down to this many pixels on their longer side, and encode them again.
+    quality : int or None
+        Encode every image as JPEG of this quality.
+    split : Split, optional
+        Gives the value of the field ``split``.
+    check : bool
+        Examine each picture unless the source has a verdict on it; pictures that may be encoded again are always examined.
+    marker : RestartMarker, optional
+        Puts restart markers into each JPEG.
+    roles : RoleChecker, optional
+        That of the writer, which then does not check records again.
+    """
+
+    rows: Rows
+    max_side: int | None = None
+    quality: int | None = None
+    split: Split | None = None
+    check: bool = True
+    marker: RestartMarker | None = None
+    roles: RoleChecker | None = None
+
+    def prepare_all(self, chunk: tuple[range, Sequence[Row | Bad]]) -> list[_Prepared]:
+        """Read and finish numbered items."""
+        return [self.prepare(index, item) for index, item in zip(*chunk, strict=True)]
+
+    def prepare(self, index: int, item: Row | Bad) -> _Prepared:
+        """Read and finish item `index`; a bad item gives a reason instead of an error."""
+        if isinstance(item, Bad):
+            return _Prepared(None, item.reason)
+        try:
+            record = dict(self.rows.read(item))
+        except BadItem as error:
+            return _Prepared(None, str(error))
+        if self.split is not None:
+            record["split"] = self.split.of(index, record)
+        reasons, kinds, damaged, fast_crops, outcomes = [], list[str](), False, 0, []
+        pictures = {name: declared for name, declared in self.rows.fields.items() if declared.kind == "image"}
+        for name, declared in pictures.items():
+            reason = self._finish_picture(record, name)
+            if reason is not None:
+                reasons.append(reason if len(pictures) == 1 else f"field {name!r} {reason}")
+            if self.marker is not None and declared.role != "mask":  # masks are decoded whole
+                outcomes.append(mark_picture(self.marker, record, name))
+            verdict = Verdict.of(record, name)
+            kinds.append(NOT_EXAMINED if verdict is None else verdict.finding)
+            damaged = damaged or not (verdict is None or verdict.is_whole)
+            fast_crops += is_fast(record, name)
+        if self.roles is not None:
+            fault = next(self.roles.faults(record, self.rows.attrs.get("classes")), None)
+            if fault is not None:
+                return _Prepared(None, fault)
+        return _Prepared(record, "; ".join(reasons) or None, damaged, kinds, fast_crops, outcomes)
+
+    @property
+    def encodes(self) -> bool:
+        """Whether images may be encoded again."""
+        return self.max_side is not None or self.quality is not None
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether preparing takes much more time than reading."""
+        return self.check or self.encodes or self.marker is not None
+
+    def _finish_picture(self, record: Record, image: str) -> str | None:
+        """Put field `image` of `record` into its final form and add its verdict; return why it is bad."""
+        blob = record[image]
+        verdict = Verdict.of(record, image)
+        if verdict is None and (self.check or self.encodes):
+            verdict = examine(blob)
+        reason = _unreadable(blob, verdict)
+        if reason is None and verdict is not None and self.encodes:
+            record[image], verdict, reason = self._encoded(blob, verdict)
+        set_verdict(record, image, verdict)
+        return reason
+
+    def _encoded(self, blob: bytes, verdict: Verdict) -> tuple[bytes, Verdict, str | None]:
+        """Return the picture to store, its verdict, and why it is bad.
+
+        A damaged picture keeps the verdict on its original bytes, because the new ones look whole.
+        """
+        try:
+            # Pillow reads only the header here.
+            with Image.open(io.BytesIO(blob)) as image:
+                large = self.max_side is not None and max(image.size) > self.max_side
+            if not large and self.quality is None:
+                return blob, verdict, None
+            encoded = self._encode(blob if verdict.is_whole else repair(blob))
+        except Exception as error:  # decoders raise any exception on damaged bytes
+            return blob, verdict, _unreadable_image(blob, decode_reason(error))
+        return encoded, Verdict("intact", 1.0) if verdict.is_whole else verdict, None
+
+    def _encode(self, blob: bytes) -> bytes:
+        with Image.open(io.BytesIO(blob)) as opened:
+            image = ImageOps.exif_transpose(opened)
+            profile = opened.info.get("icc_profile")
+            if self.max_side is not None:
+                image.thumbnail((self.max_side, self.max_side), Image.Resampling.LANCZOS)
+            if image.mode not in ("L", "RGB", "CMYK"):
+                image = image.convert("RGB")
+            buffer = io.BytesIO()
+            image.save(buffer, "JPEG", quality=self.quality or _QUALITY, icc_profile=profile)
+        return buffer.getvalue()
+
+
+def _unreadable(blob: bytes, verdict: Verdict | None) -> str | None:
+    """Return why nothing of a picture can be read: from its verdict or, without one, from opening it with Pillow."""
+    if not blob:
+        return "is empty (0 bytes)"
+    if verdict is not None:
+        return None if verdict.recovered else _unreadable_image(blob, verdict.reason or verdict.finding)
+    try:
+        with Image.open(io.BytesIO(blob)):
+            return None
+    except Exception as error:  # decoders raise whatever they like on damaged bytes
+        return _unreadable_image(blob, decode_reason(error))
+
+
+def _unreadable_image(blob: bytes, why: str) -> str:
+    return f"cannot be read as an image ({counted(len(blob), 'byte')} beginning {blob[:4].hex(' ')}): {why}"
+
+
 @dataclass
 class _State:
     """How far a pack is and what it found: the note that the writer keeps with the records, to resume from."""
@@ -302,7 +474,7 @@ class _State:
         }
 
     def take(
-        self, name: str, prepared: Prepared, on_bad: OnBad, on_problem: Callable[[Bad], None] | None
+        self, name: str, prepared: _Prepared, on_bad: OnBad, on_problem: Callable[[Bad], None] | None
     ) -> Record | None:
         """Count an item; return the record to store, or None."""
         self.damaged += prepared.damaged
@@ -332,20 +504,11 @@ class _State:
         )
 
 
-def reasons(problems: Iterable[Bad]) -> dict[str, tuple[int, str]]:
-    """Return why items are bad: reason → how many, and the names of the first. The most frequent reason comes first."""
-    names: dict[str, list[str]] = {}
+def _reasons(problems: Iterable[Bad]) -> dict[str, int]:
+    """Return why items are bad: reason → how many, the most frequent first."""
     counts: Counter[str] = Counter()
     for problem in problems:
         # Text in brackets or after a colon differs from item to item, and so do quoted values and numbers.
         brief = re.split(r" \(|: ", problem.reason, maxsplit=1)[0]
-        brief = re.sub(r"'[^']*'|\b\d+\b", "…", brief)
-        counts[brief] += 1
-        if len(names.setdefault(brief, [])) <= _EXAMPLES:
-            names[brief].append(problem.name)
-    return {brief: (count, some(names[brief], _EXAMPLES)) for brief, count in counts.most_common()}
-
-
-def reasons_line(found: Mapping[str, tuple[int, str]]) -> str:
-    """Return the reasons in one line."""
-    return "; ".join(f"{counted(count, 'item')}: {brief} ({names})" for brief, (count, names) in found.items())
+        counts[re.sub(r"'[^']*'|\b\d+\b", "…", brief)] += 1
+    return dict(counts.most_common())

@@ -249,7 +249,7 @@ def _detect_masks(path: str, folders: list[str]) -> str | None:
     from storeds.ops.packing.sources.masks import find_mask_folders
 
     found = find_mask_folders(path)
-    if found is None or found.known_as:
+    if found is None or found.mask_suffix:  # those of Cityscapes
         return None if found is None else "masks"
     _, images, masks = found.pairs[0]
     raise ConfigError(

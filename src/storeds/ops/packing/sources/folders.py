@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import posixpath
 import re
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
@@ -40,7 +39,6 @@ IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tif
 
 VIDEO_SUFFIXES = (".mp4", ".m4v", ".mov", ".avi", ".mkv", ".webm", ".mpg", ".mpeg", ".wmv", ".flv")
 
-_MAX_PATHS = 64  # to one folder: links can give exponentially many paths without forming a loop
 _ALLOW = "pass allow_outside=True (--option allow_outside=true) to read it anyway"
 _ANNOTATIONS = (".csv", ".json", ".jsonl", ".txt", ".xml")
 
@@ -204,7 +202,7 @@ class Walk:
         The order is that of ``sorted(os.walk(top, followlinks=True))``: folders by path, then files by name, both in
         plain string order. Then come files and folders that cannot be read.
         """
-        problems, seen = list[Bad](), Counter[tuple[int, int]]()
+        problems = list[Bad]()
         found: list[tuple[str, str, File]] = []
         status = os.stat(self._root.path)
         pending: list[tuple[str, tuple[tuple[int, int], ...]]] = [
@@ -213,7 +211,7 @@ class Walk:
         while pending:
             folder, above = pending.pop()
             try:
-                inside = (*above, self._enter(folder, above, seen))
+                inside = (*above, self._enter(folder, above))
                 for path, file in self._list(folder, problems):
                     if file is None:
                         pending.append((path, inside))
@@ -244,7 +242,7 @@ class Walk:
                 except OSError as error:
                     problems.append(Bad(show(path), f"cannot be inspected: {error.strerror}"))
 
-    def _enter(self, path: str, above: Sequence[tuple[int, int]], seen: Counter[tuple[int, int]]) -> tuple[int, int]:
+    def _enter(self, path: str, above: Sequence[tuple[int, int]]) -> tuple[int, int]:
         """Return the identity of a folder; raise `BadItem` if it must not be listed."""
         whole = os.path.join(self._root.path, path)
         if not is_text(path):
@@ -255,9 +253,6 @@ class Walk:
         identity = status.st_dev, status.st_ino
         if identity in above:
             raise BadItem("links back to a folder that contains it; the loop is left out")
-        seen[identity] += 1
-        if seen[identity] > _MAX_PATHS:
-            raise BadItem(f"is a folder that {_MAX_PATHS} other paths lead to already; more are left out")
         return identity
 
     def _file(self, entry: os.DirEntry[str], path: str) -> File | None:

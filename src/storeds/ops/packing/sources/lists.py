@@ -12,7 +12,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-from storeds._utils.text import counted
 from storeds.errors import ConfigError, StoreNotFoundError
 from storeds.ops.packing.rows import Bad, BadItem, Row, Rows, from_start
 from storeds.ops.packing.sources.class_names import unique_classes
@@ -53,7 +52,7 @@ def rows_of_list(
     encoding: str = "utf-8-sig",
     allow_outside: bool = False,
 ) -> Rows:
-    r"""Rows of a CSV or JSONL file with one line per image, or per caption of an image.
+    r"""Rows of a CSV or JSONL file with one line per image.
 
     Parameters
     ----------
@@ -75,8 +74,7 @@ def rows_of_list(
         The class id in masks that needs no name, 255 by default. It goes to ``attrs["ignore_index"]``.
     caption_columns : sequence of str, optional
         Columns of text that get the role ``text``: a caption, or in JSONL a list of captions. The default is those named
-        ``caption``, ``text`` or ``description``, if no column looks like labels. If they are given and a path
-        repeats, rows of one image that agree in all other columns become one record, and every record has a list.
+        ``caption``, ``text`` or ``description``, if no column looks like labels.
     label_column : str, optional
         The default is the first of ``LABEL_COLUMNS`` that exists, or the only one of ``LESS_CERTAIN``.
     label : bool
@@ -148,7 +146,6 @@ def rows_of_list(
         Root(os.path.dirname(os.path.abspath(file)) if root is None else root, allow_outside=allow_outside),
         (len(given) if names_masks and given else None, ignore_index),
         label_separator,
-        joins=caption_columns is not None,
     )
     fields = listed.read(lines, text_column if kind == "csv" else json_column, given)
     named = given if names_masks else listed.classes
@@ -159,7 +156,7 @@ def rows_of_list(
         attrs={**attrs, "source": {"kind": kind, "file": where}},
         items=from_start(listed.items),
         columns=listed.columns,
-        notes=[*listed.notes(), *notes],
+        notes=[*class_notes(listed.classes or ()), *notes],
     )
 
 
@@ -183,8 +180,6 @@ class _List:
         The number of classes that masks name, and the id that needs no name.
     separator : str or None
         What separates several labels.
-    joins : bool
-        Lines of one image that differ only in captions become one item.
 
     Attributes
     ----------
@@ -202,11 +197,9 @@ class _List:
         root: Root,
         masks: tuple[int | None, int | None],
         separator: str | None,
-        *,
-        joins: bool,
     ) -> None:
         self._where, self._purposes, self._root = where, purposes, root
-        self._masks, self._separator, self._joins = masks, separator, joins
+        self._masks, self._separator = masks, separator
         self._at = {name: at for at, name in enumerate(names)}
         self._label = next(iter(self._of("label")), None)
         if separator is not None and not (separator and self._label):
@@ -216,8 +209,7 @@ class _List:
         self.classes: list[str] | None = None
         self._order: list[str | None] = []  # of the fields; None is the key
         self._items: list[Bad | tuple[int, list[Any]]] = []
-        self._seen: dict[str, tuple[int, list[Any]]] = {}
-        self._joined = 0
+        self._seen: dict[str, int] = {}  # paths → the line that has them
 
     def _of(self, purpose: str) -> list[str]:
         return [name for name, held in self._purposes.items() if held == purpose]
@@ -267,15 +259,13 @@ class _List:
         try:
             self._check(cells)
             identity = "\0".join(_normal(cells[self._at[name]]) for name in self._of("image"))
-            first = self._seen.get(identity)
-            if first is not None:
-                self._join(first, cells)
+            if identity in self._seen:
+                raise BadItem(f"the path is already listed at {self._where} line {self._seen[identity]}")
         except BadItem as error:
             self._items.append(Bad(self._name(line, cells), str(error)))
             return
-        if first is None:
-            self._seen[identity] = (line, cells)
-            self._items.append(self._seen[identity])
+        self._seen[identity] = line
+        self._items.append((line, cells))
 
     def _name(self, line: int, cells: Sequence[Any]) -> str:
         path = cells[self._key]
@@ -307,25 +297,6 @@ class _List:
             )
         return [sys.intern(str(label)) for label in cell]
 
-    def _join(self, first: tuple[int, list[Any]], cells: Sequence[Any]) -> None:
-        """Add the captions of a line to those of an earlier one with the same paths."""
-        line, before = first
-        captions = self._of("text")
-        fault = f"the path is already listed at {self._where} line {line}"
-        if not self._joins:
-            hint = f"; caption_columns= (--option caption_columns={','.join(captions)}) joins the captions of one image"
-            raise BadItem(fault + (hint if captions else ""))
-        alike = {*captions, *self._of("image")}
-        differing = [repr(name) for name, at in self._at.items() if name not in alike and before[at] != cells[at]]
-        if differing:
-            raise BadItem(
-                f"{fault}, with another {' and '.join(differing)}; only rows that differ in captions are joined"
-            )
-        self._joined += 1
-        for name in captions:
-            at = self._at[name]
-            before[at] = [*_as_list(before[at]), *_as_list(cells[at])]
-
     def _convert(self, convert: Any, classes: list[str] | None) -> dict[str, Field]:
         """Convert all columns of the good items, and return the fields."""
         good = [item for item in self._items if not isinstance(item, Bad)]
@@ -340,7 +311,6 @@ class _List:
                 case "image" | "mask" as purpose:
                     declared[name] = Field("image", role=None if is_plain else purpose)
                 case "text":
-                    values = list(map(_as_list, values)) if self._joined else values
                     are_text = all(isinstance(each, str) for each in values)
                     declared[name] = Field("str" if are_text else "json", role="text")
                 case "label":
@@ -395,17 +365,8 @@ class _List:
                 return field, MaskFile(self._root.file(cell), cell, *self._masks)
         return field, cell
 
-    def notes(self) -> list[str]:
-        """Return warnings about class names and captions, after `read`."""
-        joined = f"joined the captions of {counted(self._joined, 'row')} to those of earlier rows with the same path"
-        return [*class_notes(self.classes or ()), *([joined] if self._joined else ())]
-
 
 def _normal(path: str) -> str:
     """Return a path without ``.`` and ``..``: the same string if it has none, which saves memory in lists of millions."""
     normal = posixpath.normpath(path)
     return path if normal == path else normal
-
-
-def _as_list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value]

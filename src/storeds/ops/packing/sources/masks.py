@@ -1,4 +1,4 @@
-"""The source for folders of images beside folders of masks: Cityscapes, ADE20K, and ``images`` beside ``masks``."""
+"""The source for folders of images beside folders of masks: Cityscapes, and ``images`` beside ``masks``."""
 
 from __future__ import annotations
 
@@ -27,7 +27,6 @@ _FILES = {"masks": _SUFFIXES}
 _IMAGE_FOLDERS = ("images", "image", "imgs", "img")
 _MASK_FOLDERS = ("masks", "mask", "annotations", "labels")
 _CITYSCAPES = ("leftImg8bit", ("gtFine", "gtCoarse"))
-_ADE20K = ("training", "validation")
 _SPLITS = {"train", "training", "val", "valid", "validation", "test", "testing", "dev", "trainval", "train_extra"}
 _UNNAMED = 255  # marks pixels without a class in most data sets with masks of 8 bits
 
@@ -39,14 +38,11 @@ class MaskFolders(NamedTuple):
     ----------
     pairs : tuple of (str, str, str)
         What keys begin with, the folder of the images, and that of the masks, both relative to the root.
-    known_as : str
-        The data set whose folders have these names; empty for others.
     image_suffix, mask_suffix : str
         How the stems of the images and of the masks end. What is before it is equal for an image and its mask.
     """
 
     pairs: tuple[tuple[str, str, str], ...]
-    known_as: str = ""
     image_suffix: str = ""
     mask_suffix: str = ""
 
@@ -63,12 +59,10 @@ def find_mask_folders(root: str) -> MaskFolders | None:
     images, masks = _CITYSCAPES
     for name in masks:
         if images in names and name in names:
-            return MaskFolders((("", images, name),), "Cityscapes", f"_{images}", f"_{name}_labelIds")
+            return MaskFolders((("", images, name),), f"_{images}", f"_{name}_labelIds")
     pair = _pair_in(root)
     if pair is not None:
-        inside = folders_in(os.path.join(root, pair[1]))
-        is_ade = pair == ("images", "annotations") and all(name in inside for name in _ADE20K)
-        return MaskFolders((("", *pair),), "ADE20K" if is_ade else "")
+        return MaskFolders((("", *pair),))
     pairs = []
     for name in names:
         pair = _pair_in(os.path.join(root, name))
@@ -130,8 +124,8 @@ def masks(
     path : path
         The folder that contains both.
     image_folder, mask_folder : str, optional
-        The folders of images and masks below `path`. By default those of Cityscapes (``leftImg8bit``, ``gtFine``), of
-        ADE20K, or ``images`` beside ``masks``, ``annotations`` or ``labels``, in `path` or in each of its sub-folders.
+        The folders of images and masks below `path`. By default those of Cityscapes (``leftImg8bit``, ``gtFine``), or
+        ``images`` beside ``masks``, ``annotations`` or ``labels``, in `path` or in each of its sub-folders.
     image_suffix, mask_suffix : str, optional
         What follows the common part of the names, before the file suffix: ``mask_suffix="_mask"`` pairs ``a.jpg`` with
         ``a_mask.png``. Other files are ignored, and a note counts them.
