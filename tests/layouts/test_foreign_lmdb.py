@@ -25,6 +25,7 @@ from _foreign_lmdb import (
     JPEGS,
     LMDB,
     Raw,
+    Runs,
     aselmdb,
     atoms,
     basicsr,
@@ -70,16 +71,6 @@ def faults(url: Any, **options: Any) -> dict[int, str]:
     with storeds.open_backend(url, **options) as backend:
         found = backend.get_many(range(len(backend)))
     return {at: item.reason for at, item in enumerate(found) if isinstance(item, RecordError)}
-
-
-class Runs:
-    """Pickles as a call."""
-
-    def __init__(self, function: Any, *given: Any) -> None:
-        self.call = function, given
-
-    def __reduce__(self) -> Any:
-        return self.call
 
 
 # Patterns.

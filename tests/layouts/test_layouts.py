@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import pickle
 import random
-from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pymongo
 import pytest
 from torch.utils.data import DataLoader, Dataset
 
@@ -44,18 +42,14 @@ def write(case: LayoutCase, folder: Path) -> tuple[str, Truth]:
 
 
 @pytest.fixture
-def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A case, what to open, and its records."""
     case = CASES[request.param]
     if request.param in FILES:
-        yield case, *write(case, tmp_path)
-        return
+        return case, *write(case, tmp_path)
     monkeypatch.chdir(tmp_path)  # the index has a relative path
-    url = request.getfixturevalue("mongodb_database")
-    client: pymongo.MongoClient[Any] = pymongo.MongoClient(request.getfixturevalue("mongodb"))
-    with client:
-        truth = case.write(client[url.rpartition("/")[2].partition("?")[0]], tmp_path)
-        yield case, with_path(url, case.url), truth
+    truth = case.write(request.getfixturevalue("database"), tmp_path)
+    return case, with_path(request.getfixturevalue("mongodb_database"), case.url), truth
 
 
 def disorder(count: int) -> list[int]:

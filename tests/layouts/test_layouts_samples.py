@@ -11,13 +11,13 @@ from typing import Any
 
 import h5py
 import numpy as np
-import pymongo
 import pytest
 import torch
 from PIL import Image
 
 import storeds
 from _foreign_lmdb import numbered
+from conftest import with_path
 from photographs import saved
 from storeds import StoreDataset, errors
 
@@ -47,21 +47,16 @@ Case = tuple[Any, dict[str, Any]]
 
 
 def documents(tmp_path: Path, request: pytest.FixtureRequest) -> Case:
-    url = request.getfixturevalue("mongodb_database")
-    client: pymongo.MongoClient[Any] = pymongo.MongoClient(request.getfixturevalue("mongodb"))
-    with client:
-        collection = client[url.rpartition("/")[2].partition("?")[0]]["photos"]
-        collection.insert_many(
-            {
-                "_id": number,
-                "file": {"data": PICTURES[number], "mask": saved(Image.fromarray(MASKS[number]))},
-                "objects": objects(number),
-            }
-            for number in range(COUNT)
-        )
-    before, mark, after = url.partition("?")
+    request.getfixturevalue("database")["photos"].insert_many(
+        {
+            "_id": number,
+            "file": {"data": PICTURES[number], "mask": saved(Image.fromarray(MASKS[number]))},
+            "objects": objects(number),
+        }
+        for number in range(COUNT)
+    )
     columns = {"photo": "file.data", "seg": "file.mask", "objects": "objects"}
-    return f"{before}/photos{mark}{after}", {
+    return with_path(request.getfixturevalue("mongodb_database"), "photos"), {
         "layout": "query",
         "options": {"columns": columns},
         "fields": {"image": "photo", "mask": "seg", "boxes": "objects[].bbox", "labels": "objects[].category"},

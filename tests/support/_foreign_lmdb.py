@@ -29,6 +29,8 @@ __all__ = [
     "JPEGS",
     "LMDB",
     "Raw",
+    "Runs",
+    "archive",
     "aselmdb",
     "atoms",
     "basicsr",
@@ -66,6 +68,16 @@ def encoded(number: int, form: str = "JPEG") -> bytes:
     out = io.BytesIO()
     Image.fromarray(pixels).save(out, form)
     return out.getvalue()
+
+
+class Runs:
+    """Pickles as a call."""
+
+    def __init__(self, function: Any, *given: Any) -> None:
+        self.call = function, given
+
+    def __reduce__(self) -> Any:
+        return self.call
 
 
 class Raw(bytes):

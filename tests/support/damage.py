@@ -6,7 +6,6 @@ import functools
 import os
 import resource
 import signal
-import struct
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from _writing import fork
 from make_store import make_store
 from storeds.errors import ConfigError, RecordError, StoredsError
 from storeds.protocols import Array, Backend, SupportsBatchArrays
+from storeds.testing import frozen
 
 DEADLINE = 20  # seconds per damage; longer means a hang, not a slow machine
 _MEMORY = 1 << 30  # extra memory beyond this means an allocation of a damaged length
@@ -95,21 +95,10 @@ def columns(backend: Any) -> dict[str, Any]:
 
 
 def value_of(value: Any) -> Any:
-    """Return a form that compares equal exactly for equal types and bits."""
-    if isinstance(value, np.ndarray):
-        return _array(value)
-    if isinstance(value, dict):
-        return {key: value_of(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [value_of(item) for item in value]
-    if isinstance(value, float):
-        return struct.pack("<d", value)
-    return value if isinstance(value, StoredsError) else (type(value).__name__, value)
-
-
-def _array(array: Array) -> Any:
-    values = array.tolist() if array.dtype == np.dtypes.StringDType() else array.tobytes()
-    return array.dtype.str, array.shape, values
+    """Return a form that compares equal exactly for equal types and bits; an error as it is."""
+    if isinstance(value, np.ndarray) and value.dtype == np.dtypes.StringDType():
+        value = value.tolist()
+    return value if isinstance(value, StoredsError) else frozen(value)
 
 
 def judge(url: str, truth: Truth) -> str:
@@ -161,14 +150,12 @@ def judge_in_parts(url: str, truth: Truth) -> str:
 
 def _has_fields(backend: Backend, truth: Truth, *, names: list[str]) -> bool:
     found = backend.get_many(range(len(backend)), names)
-    return all(
-        isinstance(one, RecordError) or value_of(one) == {name: truth.records[at][name] for name in names}
-        for at, one in enumerate(found)
-    )
+    expected = [("dict", [pair for pair in record[1] if pair[0] in names]) for record in truth.records]
+    return all(isinstance(one, RecordError) or value_of(one) == expected[at] for at, one in enumerate(found))
 
 
 def _labels(truth: Truth) -> Array:
-    dtype, _, data = truth.columns["label"]
+    _, dtype, _, _, data = truth.columns["label"]
     return np.frombuffer(data, dtype)
 
 
