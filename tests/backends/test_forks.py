@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import gc
 import multiprocessing
 import os
 import random
@@ -18,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from _processes import Row, loader, open_rows, read_until_told
-from _stores import CHUNKED, COUNT, ENGINES, START_METHODS, TRUTH, read_all, record, write, written
+from _processes import Row, open_rows, read_until_told
+from _stores import CHUNKED, COUNT, ENGINES, TRUTH, read_all, record, write, written
 from _writing import DEADLINE, in_fork, server_pids, wait_for
 from shares import FULL, SEED
 from storeds import StoreDataset, errors
@@ -254,19 +253,6 @@ def answer(pipe: Any) -> Any:
 class TestDescriptors:
     """A dataset that is gone holds nothing: no file, no socket, no thread."""
 
-    @pytest.mark.share(2)
-    @pytest.mark.parametrize("start_method", START_METHODS)
-    @pytest.mark.parametrize("engine", ENGINES)
-    def test_none_is_left_after_a_loader(self, stores: dict[str, str], engine: str, start_method: str) -> None:
-        list(loader(range(8), start_method, collate_fn=None))  # type: ignore[arg-type]  # starts multiprocessing's servers
-        with leaving_nothing_open():
-            dataset = open_rows(stores[engine])
-            dataset[0]
-            batches = loader(dataset, start_method, persistent_workers=True)
-            for _ in range(2):
-                assert len(list(batches)) == COUNT // 4
-            del dataset, batches
-
     @pytest.mark.parametrize("engine", ["lmdb", "hdf5", CHUNKED])
     def test_a_child_holds_none_of_its_parents_files(self, stores: dict[str, str], engine: str) -> None:
         before = descriptors()
@@ -277,19 +263,6 @@ class TestDescriptors:
             assert descriptors() <= before
 
         in_fork(check)
-
-
-@contextlib.contextmanager
-def leaving_nothing_open() -> Iterator[None]:
-    """Fail if the body leaves a descriptor open."""
-    gc.collect()
-    threads, before = set(threading.enumerate()), descriptors()
-    yield
-    gc.collect()
-    for thread in set(threading.enumerate()) - threads:  # PyMongo's close their sockets as they end
-        thread.join(DEADLINE)
-        assert not thread.is_alive(), f"{thread} lives on"
-    assert descriptors() <= before
 
 
 def descriptors() -> set[tuple[str, str]]:

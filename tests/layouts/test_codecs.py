@@ -283,15 +283,6 @@ def test_places_in_the_memo_of_honest_pickles_are_read() -> None:
     assert unpickle(pickle.dumps([str(n) for n in range(120_000)], 0))[-1] == "119999"
 
 
-@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
-def test_strided_arrays_of_every_protocol(protocol: int) -> None:
-    array = np.arange(2 * 30 * 40, dtype=">f4").reshape(2, 30, 40)
-    for strided in (array.transpose(1, 2, 0), array.T, array[::-1, :, ::2], array.transpose(2, 0, 1)):
-        found = unpickle(pickle.dumps(strided, protocol))
-        assert found.shape == strided.shape
-        assert (found == strided).all()
-
-
 @pytest.mark.parametrize(
     ("decode", "value", "why"),
     [

@@ -20,7 +20,7 @@ from bson import Binary, Int64, ObjectId
 from pymongo import monitoring
 
 import storeds
-from _foreign_lmdb import grey_video, records_of
+from _foreign_lmdb import records_of
 from _foreign_mongodb import COUNT, IMAGES, MONGODB, NAMES, bucket, named, write_index
 from _layout_case import lines_of
 from conftest import with_path
@@ -188,25 +188,6 @@ def test_kinds_are_inferred_and_each_value_is_checked(database: Any, at: Callabl
             backend.column("n")
 
 
-LABELS: list[tuple[list[Any], str, list[Any]]] = [
-    (["cat", "dog"], "str", ["cat", "dog"]),
-    ([1.5, 2], "float", [1.5, 2.0]),
-    ([True, False], "bool", [True, False]),
-    ([[1, 2], [3, 4]], "array", [[1, 2], [3, 4]]),
-    ([{"a": 1}, None], "json", [{"a": 1}, None]),
-]
-
-
-@pytest.mark.parametrize(("labels", "kind", "expected"), LABELS)
-def test_labels_of_other_kinds(
-    labels: list[Any], kind: str, expected: list[Any], database: Any, at: Callable[[str], str], tmp_path: Path
-) -> None:
-    named(database, tmp_path)
-    with NamedLayout(at("named"), index=write_index(tmp_path / "i.json", NAMES[:2], labels)) as backend:
-        assert backend.meta.fields["label"].kind == kind
-        assert labels_of(backend) == expected
-
-
 def labels_of(backend: Any) -> list[Any]:
     found = [record["label"] for record in backend.get_many(range(len(backend)), ["label"])]
     return [label.tolist() if isinstance(label, np.ndarray) else label for label in found]
@@ -292,12 +273,6 @@ def test_gridfs_files_with_labels_in_another_collection(by: str, database: Any, 
     with pytest.raises(errors.FormatError, match="1 of 5 files have no label .*: '0.jpg'; add them, or select"):
         storeds.open_backend(at("fs"), **labels)
     assert len(records_of(at("fs"), query={"filename": {"$ne": "0.jpg"}}, **labels)) == 4
-
-
-def test_videos_in_gridfs_are_decoded(database: Any, at: Callable[[str], str]) -> None:
-    gridfs.GridFSBucket(database).upload_from_stream("a.mp4", grey_video([50, 100, 150]))
-    (clip,) = StoreDataset(at("fs"), reader="video", fields=["video"])[0]
-    assert np.allclose(clip.float().mean((1, 2, 3)), [50, 100, 150], atol=5)
 
 
 # What is missing or damaged.

@@ -19,10 +19,7 @@ from _foreign_mongodb import MONGODB
 from _layout_case import LayoutCase, Truth, lines_of
 from _verdicts import unjudged
 from conftest import with_path
-from storeds.layouts.hdf5 import ForeignHdf5
-from storeds.layouts.lmdb import ForeignLmdb
 from storeds.protocols import SupportsKeys
-from storeds.registry import LAYOUTS
 from storeds.testing import assert_same, fingerprint
 
 FILES = {f"{engine} {name}": case for engine, table in (("hdf5", HDF5), ("lmdb", LMDB)) for name, case in table.items()}
@@ -122,8 +119,3 @@ def test_that_is_not_certain_names_lines_that_work(name: str, tmp_path: Path) ->
     with pytest.raises(storeds.errors.ConfigError) as raised:
         storeds.open_backend(min(tmp_path.glob(case.url or case.file)))
     assert lines_of(raised.value)
-
-
-def test_presets_are_the_registered_layouts() -> None:
-    presets = {f"hdf5/{name}" for name in ForeignHdf5.presets} | {f"lmdb/{name}" for name in ForeignLmdb.presets}
-    assert presets == {name for name in LAYOUTS.names() if not name.startswith("mongodb")}

@@ -17,7 +17,6 @@ import lmdb
 import lz4.frame
 import msgspec
 import numpy as np
-import pytest
 import torch
 from PIL import Image
 
@@ -37,7 +36,6 @@ __all__ = [
     "caffe",
     "datum",
     "encoded",
-    "grey_video",
     "numbered",
     "numpy_to_msgpack",
     "ocr",
@@ -207,20 +205,6 @@ def stylegan2(path: Path, images: Mapping[int, Sequence[bytes]]) -> str:
     return f"lmdb://{path}"
 
 
-def grey_video(brightness: Sequence[int]) -> bytes:
-    """Return an MP4 of grey frames; skip the test where PyAV is missing."""
-    av: Any = pytest.importorskip("av")
-    with io.BytesIO() as out:
-        with av.open(out, "w", format="mp4") as container:
-            stream = container.add_stream("mpeg4", rate=10)
-            stream.width, stream.height, stream.pix_fmt = 32, 24, "yuv420p"
-            for value in brightness:
-                frame = av.VideoFrame.from_ndarray(np.full((24, 32, 3), value, np.uint8), format="rgb24")
-                container.mux(stream.encode(frame))
-            container.mux(stream.encode())
-        return out.getvalue()
-
-
 def records_of(url: str, **options: Any) -> list[dict[str, Any]]:
     """Return every record of a store; raises the error of one that is bad."""
     with storeds.open_backend(url, **options) as backend:
@@ -327,8 +311,10 @@ LMDB: dict[str, LayoutCase] = {
     "tuples": _case("pickled", lambda path: pickled(path, [(JPEGS[n], n) for n in NUMBERS]), _labelled),
     "old-pickles-in-one-file": _case(
         "pickled",
-        lambda path: pickled(path, [(JPEGS[n], float(n), f"é{n}", b"") for n in NUMBERS], protocol=2, folder=False),
-        lambda n: {"image": JPEGS[n], "value": float(n), "text": f"é{n}", "bytes": b""},
+        lambda path: pickled(
+            path, [(JPEGS[n], float(n), f"é{n}", b"", MP4) for n in NUMBERS], protocol=2, folder=False
+        ),
+        lambda n: {"image": JPEGS[n], "value": float(n), "text": f"é{n}", "bytes": b"", "video": MP4},
     ),
     "tuples-of-arrays": _case(
         "pickled",
