@@ -22,7 +22,7 @@ import pytest
 
 import storeds
 from _writing import in_fork
-from damage import Damage, Truth, build, columns, judge_in_parts, read, survey, value_of
+from damage import Damage, Truth, build, columns, judge_in_parts, lmdb_nodes, read, survey, value_of
 from shares import FULL, SEED, share
 from storeds.errors import ConfigError, FormatError, RecordError, StoredsError, StoreNotFoundError, UnavailableError
 from storeds.records.fields import meta_from_text, meta_to_text
@@ -81,12 +81,12 @@ def everything(path: Path) -> tuple[list[Any], dict[str, Any]]:
 # survey() fails on wrong data, on exceptions that are not ours, on a crash and on a hang
 
 
-def flipped(data: bytes, at: int) -> bytes:
-    return data[:at] + bytes((data[at] ^ 1 << at % 8,)) + data[at + 1 :]
+def flipped(data: bytes, at: int, bit: int) -> bytes:
+    return data[:at] + bytes((data[at] ^ 1 << bit,)) + data[at + 1 :]
 
 
 def flips(at: Iterable[int]) -> list[Damage]:
-    return [Damage(f"a flip of byte {each}", partial(flipped, at=each)) for each in share(at, FEW)]
+    return [Damage(f"a flip of byte {each}", partial(flipped, at=each, bit=each % 8)) for each in share(at, FEW)]
 
 
 def metadata_flips(path: Path) -> list[Damage]:
@@ -118,6 +118,15 @@ def cuts(path: Path) -> list[Damage]:
 
 def ranges(path: Path) -> list[Damage]:
     return [Damage(f"ranges {seed}", partial(spoilt, seed=seed)) for seed in range(SEED, SEED + COPIES)]
+
+
+def page_numbers(path: Path) -> list[Damage]:
+    """Flip bits of page numbers that lead to records of an LMDB file, and of the heads of its pages."""
+    data, chance = path.read_bytes(), random.Random(9)
+    bits = [8 * at + bit for _, _, at in lmdb_nodes(data) if at is not None for bit in range(48)]
+    heads = [8 * start + chance.randrange(128) for start in range(0, len(data), 4096)]
+    chosen = chance.sample(bits, 60) + chance.sample(heads, 40)
+    return [Damage(f"a flip of bit {bit}", partial(flipped, at=bit // 8, bit=bit % 8)) for bit in chosen]
 
 
 def spoilt(data: bytes, seed: int) -> bytes:
@@ -164,15 +173,20 @@ def test_damage_of_any_byte_and_length_is_noticed(
     assert outcomes.get("intact", 0) <= intact
 
 
+# LMDB maps its file, so damage of its inner pages may end the process by a signal.
+SIGNALS = [-signal.SIGSEGV, -signal.SIGBUS, -signal.SIGABRT]
+
+
 @pytest.mark.parametrize(
-    # LMDB maps its file, so damage of its inner pages may end the process by a signal.
-    ("engine", "may_die_of"),
-    [("hdf5", []), ("lmdb", [-signal.SIGSEGV, -signal.SIGBUS, -signal.SIGABRT])],
+    ("engine", "size", "damage", "may_die_of"),
+    [("hdf5", 20, ranges, []), ("lmdb", 20, ranges, SIGNALS), ("lmdb", 5000, page_numbers, SIGNALS)],
 )
-def test_damaged_ranges_are_an_error_or_harm_nothing(engine: str, may_die_of: list[int], tmp_path: Path) -> None:
+def test_damage_of_several_places_is_an_error_or_harms_nothing(
+    engine: str, size: int, damage: Callable[[Path], list[Damage]], may_die_of: list[int], tmp_path: Path
+) -> None:
     path = tmp_path / "whole"
-    truth = build(f"{engine}://{path}", 400, 20)
-    print(survey(engine, path, truth, ranges(path), judge_in_parts, may_die_of))
+    truth = build(f"{engine}://{path}", 400, size)
+    print(survey(engine, path, truth, damage(path), judge_in_parts, may_die_of))
 
 
 # Paths that are not stores

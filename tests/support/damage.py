@@ -6,6 +6,7 @@ import functools
 import os
 import resource
 import signal
+import struct
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -69,6 +70,20 @@ def records(count: int, size: int) -> Iterator[dict[str, Any]]:
             "ragged": noise.integers(0, 2**16, (at % 4, 2), np.uint16),
             "note": {"at": at, "tags": ["ä", None, 1.5]},
         }
+
+
+def lmdb_nodes(data: bytes | bytearray) -> Iterator[tuple[int, bytes, int | None]]:
+    """Yield of each node of an LMDB file the place of its entry, its key, and the place of the page number in it."""
+    page, branch, leaf, large = 4096, 1, 2, 1
+    for start in range(2 * page, len(data), page):
+        number, _, kind, lower, _ = struct.unpack_from("<QHHHH", data, start)
+        if number * page != start or kind not in (branch, leaf):
+            continue
+        for entry in range(start + 16, start + lower, 2):
+            node = start + struct.unpack_from("<H", data, entry)[0]
+            flags, size = struct.unpack_from("<HH", data, node + 4)
+            value = node + 8 + size
+            yield entry, bytes(data[node + 8 : value]), node if kind == branch else value if flags & large else None
 
 
 def build(url: str, count: int, size: int) -> Truth:
@@ -154,6 +169,11 @@ def _has_fields(backend: Backend, truth: Truth, *, names: list[str]) -> bool:
     return all(isinstance(one, RecordError) or value_of(one) == expected[at] for at, one in enumerate(found))
 
 
+def _has_each(backend: Backend, truth: Truth) -> bool:
+    found = [backend.get_many([at])[0] for at in range(len(backend))]
+    return all(isinstance(one, RecordError) or value_of(one) == truth.records[at] for at, one in enumerate(found))
+
+
 def _labels(truth: Truth) -> Array:
     _, dtype, _, _, data = truth.columns["label"]
     return np.frombuffer(data, dtype)
@@ -181,6 +201,7 @@ _PARTS: dict[str, Callable[[Backend, Truth], bool]] = {
         str(names): functools.partial(_has_fields, names=names)
         for names in (["label"], ["name", "weight"], ["note"], ["fixed", "good"])
     },
+    "one by one": _has_each,
     "arrays": _has_arrays,
     "targets": _has_targets,
     "where": _selects,
