@@ -19,7 +19,7 @@ import lmdb
 import pytest
 
 import storeds
-from _writing import die_at_file_operation, fork, in_fork, wait_for
+from _writing import die_at_file_operation
 from make_store import make_store
 from shares import FULL, SEED
 from storeds import errors
@@ -219,28 +219,6 @@ def test_after_a_death_at_any_file_operation_a_writer_can_resume_or_begin_again(
         write(3, overwrite=True)
     assert status == 0
     assert number > 15
-
-
-@pytest.mark.parametrize("resume", [True, False])
-@pytest.mark.parametrize("written", [1, 4096, 6000])
-def test_an_lmdb_writer_killed_while_its_file_is_created_can_be_resumed_or_restarted(
-    tmp_path: Path, written: int, resume: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    url, create = f"lmdb://{tmp_path}/store", lmdb.open
-
-    def die(path: str, **options: Any) -> None:
-        create(path, **options).close()
-        os.truncate(path, written)  # the kernel has written this much when the signal arrives
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    def write(**options: Any) -> None:
-        make_store(FIELDS, [{"x": 1}], url, **options)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(lmdb, "open", die)
-        assert wait_for(fork(write)) == -signal.SIGKILL
-    in_fork(lambda: write(resume=resume, overwrite=not resume))  # reading half a page may end the process
-    assert storeds.info(url).count == 1
 
 
 def edit_records(edit: Callable[[Any], object]) -> Callable[[Path], None]:

@@ -31,7 +31,6 @@ from _foreign_lmdb import (
     basicsr,
     caffe,
     datum,
-    encoded,
     numbered,
     numpy_to_msgpack,
     ocr,
@@ -39,7 +38,6 @@ from _foreign_lmdb import (
     pickled,
     put,
     records_of,
-    stylegan2,
     tensorpack,
 )
 from _layout_case import Refusal, lines_of
@@ -276,12 +274,6 @@ def test_graphs_of_open_catalyst_are_read_by_the_example(
             assert all(np.array_equal(found[name], np.asarray(value)) for name, value in truth.items())
     with pytest.raises(KeyError, match="system"):
         example["entries_of"](pickle.dumps({"x": Runs(os.system, "touch harmed")}))
-
-
-def test_one_size_of_several_is_a_pattern(tmp_path: Path) -> None:
-    url = stylegan2(tmp_path / "ffhq", {size: [encoded(size + n) for n in range(3)] for size in (128, 256)})
-    expected = [{"image": encoded(256 + n), "key": f"{n:05}"} for n in range(3)]
-    assert records_of(url, columns={"image": "256-{}"}) == expected
 
 
 # Stores that do not open, and the lines of their errors.

@@ -22,6 +22,7 @@ from PIL import Image
 
 import storeds
 from _layout_case import LayoutCase, Truth
+from photographs import saved
 
 __all__ = [
     "COUNT",
@@ -43,7 +44,6 @@ __all__ = [
     "pickled",
     "put",
     "records_of",
-    "stylegan2",
     "tensorpack",
 ]
 
@@ -63,9 +63,7 @@ def put(
 def encoded(number: int, form: str = "JPEG") -> bytes:
     """Return a small image that depends on `number`."""
     pixels = np.random.default_rng(number).integers(0, 256, (8 + number % 5, 9, 3), np.uint8)
-    out = io.BytesIO()
-    Image.fromarray(pixels).save(out, form)
-    return out.getvalue()
+    return saved(Image.fromarray(pixels), form)
 
 
 class Runs:
@@ -195,13 +193,6 @@ def aselmdb(path: Path, rows: Sequence[Mapping[str, Any]]) -> str:
     entries = {str(number): packed(row) for number, row in enumerate(rows, 1)}
     more = {"nextid": packed(len(rows) + 1), "deleted_ids": packed([]), "metadata": packed({"title": "atoms"})}
     put(path, [(key.encode(), value) for key, value in {**entries, **more}.items()], folder=False)
-    return f"lmdb://{path}"
-
-
-def stylegan2(path: Path, images: Mapping[int, Sequence[bytes]]) -> str:
-    """Write what rosinality's ``prepare_data.py`` does: each image in several sizes, and how many there are."""
-    entries = [(b"%d-%05d" % (size, n), blob) for size, blobs in images.items() for n, blob in enumerate(blobs)]
-    put(path, [*entries, (b"length", str(len(next(iter(images.values())))).encode())])
     return f"lmdb://{path}"
 
 
