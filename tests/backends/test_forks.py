@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import multiprocessing
 import os
 import random
 import signal
@@ -13,15 +12,14 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from _processes import Row, open_rows, read_until_told
-from _stores import CHUNKED, COUNT, ENGINES, TRUTH, read_all, record, write, written
+from _processes import Row, open_rows
+from _stores import CHUNKED, COUNT, TRUTH, read_all, record, write, written
 from _writing import DEADLINE, in_fork, server_pids, wait_for
 from shares import FULL, SEED
-from storeds import StoreDataset, errors
+from storeds import StoreDataset
 from storeds.testing import run_mongod
 
 
@@ -48,29 +46,6 @@ class TestForks:
             [sys.executable, "-c", _C_FORK, stores[engine]], capture_output=True, text=True, timeout=DEADLINE
         )
         assert (done.stdout, done.returncode) == ("1 parent\n1 child\n1 parent\n", 0), done.stderr
-
-    @pytest.mark.parametrize("engine", [*ENGINES, CHUNKED])
-    def test_children_read_on_when_their_parent_closes(self, stores: dict[str, str], engine: str) -> None:
-        dataset = open_rows(stores[engine])
-        dataset[0]
-        context = multiprocessing.get_context("fork")
-        ours, theirs = zip(*(context.Pipe() for _ in range(3)), strict=True)
-        children = [context.Process(target=read_until_told, args=(pipe, dataset, TRUTH)) for pipe in theirs]
-        for child in children:
-            child.start()
-        assert [answer(pipe) for pipe in ours] == ["reading"] * 3
-        dataset.close()
-        for pipe in ours:
-            pipe.send("stop")
-        assert [answer(pipe) for pipe in ours] == [True] * 3
-        for child in children:
-            child.join(DEADLINE)
-            assert child.exitcode == 0
-            child.close()
-        for pipe in (*ours, *theirs):
-            pipe.close()
-        with pytest.raises(errors.ClosedError):
-            dataset[0]
 
     @pytest.mark.parametrize("opening", [False, True], ids=["in-a-read", "in-an-open"])
     def test_a_server_that_does_not_answer_holds_up_no_fork(
@@ -243,11 +218,6 @@ def running(targets: Sequence[Callable[[], None]]) -> Iterator[list[int]]:
             assert not thread.is_alive()
     for failure in failures:
         raise failure
-
-
-def answer(pipe: Any) -> Any:
-    assert pipe.poll(DEADLINE), f"no answer from a child within {DEADLINE} s"
-    return pipe.recv()
 
 
 class TestDescriptors:
