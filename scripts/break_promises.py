@@ -64,7 +64,7 @@ BREAKS = [Break(*row) for row in (
     # 1. The same samples, bit for bit, from every engine, in every mode of a DataLoader; equal ids.
     ("1: records come in the order asked for", "backends/test_backends.py -k 'TestMemory and order_of'", "backends/base.py", "list(map(by_position.__getitem__, positions))", "list(by_position.values())"),
     ("1: a record asked for twice is two copies", "backends/test_backends.py -k 'TestMemory and results_own'", "backends/base.py", "record = copy.deepcopy(record)", "pass"),
-    ("1: the id is of the content, not of the store", "backends/test_interop.py -k keeps_its_id", "backends/writer.py",
+    ("1: the id is of the content, not of the store", "backends/test_interop.py -k libraries_read", "backends/writer.py",
      "self._content.update(digest)", "self._content.update(self._seals.seal(digest, position))"),
     ("1: tensors of a batch do not overlap in a slot", "batching/test_memory.py -k one_process_makes", "batching/memory.py", "self.size += -(-size // _ALIGNMENT) * _ALIGNMENT", "self.size += size // 2"),
     ("1: a StoreLoader over a Subset gives its rows", "datasets/test_dataset.py -k nested_subsets", "loaders/loader.py", "[dataset.indices[at] for at in indices], read)", "indices, read)"),

@@ -137,9 +137,15 @@ def mongodb_database(mongodb: str) -> Iterator[str]:
     """URL of a new database, dropped after the test; append ``/name`` for a collection."""
     name = f"storeds_test_{secrets.token_hex(6)}"
     yield with_path(mongodb, name)
-    client: pymongo.MongoClient[Any] = pymongo.MongoClient(mongodb)
-    with client:
+    with pymongo.MongoClient[Any](mongodb) as client:
         client.drop_database(name)
+
+
+@pytest.fixture
+def database(mongodb_database: str) -> Iterator[Any]:
+    """The database of `mongodb_database`, as PyMongo sees it."""
+    with pymongo.MongoClient[Any](mongodb_database) as client:
+        yield client.get_default_database()
 
 
 def with_path(uri: str, path: str) -> str:

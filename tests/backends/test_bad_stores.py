@@ -22,7 +22,7 @@ import pytest
 
 import storeds
 from _writing import in_fork
-from damage import Damage, Truth, build, columns, judge_in_parts, read, survey, value_of
+from damage import Damage, Truth, build, columns, judge_in_parts, lmdb_nodes, read, survey, value_of
 from shares import FULL, SEED, share
 from storeds.errors import ConfigError, FormatError, RecordError, StoredsError, StoreNotFoundError, UnavailableError
 from storeds.records.fields import meta_from_text, meta_to_text
@@ -81,12 +81,12 @@ def everything(path: Path) -> tuple[list[Any], dict[str, Any]]:
 # survey() fails on wrong data, on exceptions that are not ours, on a crash and on a hang
 
 
-def flipped(data: bytes, at: int) -> bytes:
-    return data[:at] + bytes((data[at] ^ 1 << at % 8,)) + data[at + 1 :]
+def flipped(data: bytes, at: int, bit: int) -> bytes:
+    return data[:at] + bytes((data[at] ^ 1 << bit,)) + data[at + 1 :]
 
 
 def flips(at: Iterable[int]) -> list[Damage]:
-    return [Damage(f"a flip of byte {each}", partial(flipped, at=each)) for each in share(at, FEW)]
+    return [Damage(f"a flip of byte {each}", partial(flipped, at=each, bit=each % 8)) for each in share(at, FEW)]
 
 
 def metadata_flips(path: Path) -> list[Damage]:
@@ -118,6 +118,15 @@ def cuts(path: Path) -> list[Damage]:
 
 def ranges(path: Path) -> list[Damage]:
     return [Damage(f"ranges {seed}", partial(spoilt, seed=seed)) for seed in range(SEED, SEED + COPIES)]
+
+
+def page_numbers(path: Path) -> list[Damage]:
+    """Flip bits of page numbers that lead to records of an LMDB file, and of the heads of its pages."""
+    data, chance = path.read_bytes(), random.Random(9)
+    bits = [8 * at + bit for _, _, at in lmdb_nodes(data) if at is not None for bit in range(48)]
+    heads = [8 * start + chance.randrange(128) for start in range(0, len(data), 4096)]
+    chosen = chance.sample(bits, 60) + chance.sample(heads, 40)
+    return [Damage(f"a flip of bit {bit}", partial(flipped, at=bit // 8, bit=bit % 8)) for bit in chosen]
 
 
 def spoilt(data: bytes, seed: int) -> bytes:
@@ -164,15 +173,20 @@ def test_damage_of_any_byte_and_length_is_noticed(
     assert outcomes.get("intact", 0) <= intact
 
 
+# LMDB maps its file, so damage of its inner pages may end the process by a signal.
+SIGNALS = [-signal.SIGSEGV, -signal.SIGBUS, -signal.SIGABRT]
+
+
 @pytest.mark.parametrize(
-    # LMDB maps its file, so damage of its inner pages may end the process by a signal.
-    ("engine", "may_die_of"),
-    [("hdf5", []), ("lmdb", [-signal.SIGSEGV, -signal.SIGBUS, -signal.SIGABRT])],
+    ("engine", "size", "damage", "may_die_of"),
+    [("hdf5", 20, ranges, []), ("lmdb", 20, ranges, SIGNALS), ("lmdb", 5000, page_numbers, SIGNALS)],
 )
-def test_damaged_ranges_are_an_error_or_harm_nothing(engine: str, may_die_of: list[int], tmp_path: Path) -> None:
+def test_damage_of_several_places_is_an_error_or_harms_nothing(
+    engine: str, size: int, damage: Callable[[Path], list[Damage]], may_die_of: list[int], tmp_path: Path
+) -> None:
     path = tmp_path / "whole"
-    truth = build(f"{engine}://{path}", 400, 20)
-    print(survey(engine, path, truth, ranges(path), judge_in_parts, may_die_of))
+    truth = build(f"{engine}://{path}", 400, size)
+    print(survey(engine, path, truth, damage(path), judge_in_parts, may_die_of))
 
 
 # Paths that are not stores
@@ -180,23 +194,16 @@ def test_damaged_ranges_are_an_error_or_harm_nothing(engine: str, may_die_of: li
 
 @pytest.mark.parametrize("prefix", ["lmdb://", ""])
 def test_a_missing_path_names_what_is_there(tmp_path: Path, prefix: str) -> None:
-    data = tmp_path / "data"
-    data.mkdir()
-    for name in ("train.lmdb", "val.lmdb"):
-        (data / name).touch()
-    (data / "link.h5").symlink_to(tmp_path / "nowhere.h5")
     (tmp_path / "empty").mkdir()
     (tmp_path / "full").mkdir()
     for at in range(20):
         (tmp_path / "full" / f"{at:02}").touch()
     for missing, says in {
-        "data/test.lmdb": f"{data} holds link.h5, train.lmdb, val.lmdb$",
-        "data/link.h5": f"{data} holds link.h5",
-        "dta/deep/er/test.lmdb": f"{tmp_path}/dta is not there; {tmp_path} holds data, empty, full$",
-        "data/val.lmdb/test.lmdb": f"{data}/val.lmdb is no folder; {data} holds",
-        f"{'x' * 300}.lmdb": "name too long",
+        "full/x.h5": f"{tmp_path}/full holds 00, 01, 02, 03, 04, 05, 06, 07, …$",
         "empty/x.h5": "/empty is empty$",
-        "full/x.h5": "holds 00, 01, 02, 03, 04, 05, 06, 07, …$",
+        "fll/deep/er/x.h5": f"{tmp_path}/fll is not there; {tmp_path} holds empty, full$",
+        "full/00/x.h5": f"{tmp_path}/full/00 is no folder; {tmp_path}/full holds",
+        f"{'x' * 300}.lmdb": "name too long",
     }.items():
         with pytest.raises(StoreNotFoundError, match=says):
             storeds.open_backend(f"{prefix}{tmp_path}/{missing}")
@@ -456,20 +463,15 @@ def test_an_hdf5_tool_that_adds_something_takes_the_stamp_away(copied: Copied) -
     assert everything(path) == (truth.records, truth.columns)
 
 
-def test_a_damaged_chunk_costs_the_records_that_lie_in_it(copied: Copied, tmp_path: Path) -> None:
-    source, truth = copied("hdf5")
-    path = tmp_path / "rewritten.h5"
-    with h5py.File(source) as old, h5py.File(path, "w") as new:  # as another tool chunks and compresses it
-
-        def rewrite(name: str, thing: Any) -> None:
-            if isinstance(thing, h5py.Dataset) and thing.size:
-                chunk = (min(len(thing), 256 if name.endswith("/data") else 4), *thing.shape[1:])
-                new.create_dataset(name, data=thing[:], chunks=chunk, compression="gzip", fletcher32=True)
-
-        new.attrs.update(old.attrs)
-        old.visititems(rewrite)
-        starts = old["records/image/offsets"][:]
-        spoilt = [new["records/image/data"].id.get_chunk_info(3), new["records/label"].id.get_chunk_info(0)]
+def test_a_damaged_chunk_costs_the_records_that_lie_in_it(copied: Copied) -> None:
+    path, truth = copied("hdf5")
+    with h5py.File(path, "r+") as file:  # as another tool chunks and compresses it
+        starts = file["records/image/offsets"][:]
+        for name, size in (("image/data", 256), ("label", 4), ("fixed", 4)):
+            data = file.pop(f"records/{name}")[:]
+            how = {"compression": "gzip", "fletcher32": True, "chunks": (size, *data.shape[1:])}
+            file.create_dataset(f"records/{name}", data=data, **how)
+        spoilt = [file["records/image/data"].id.get_chunk_info(3), file["records/label"].id.get_chunk_info(0)]
     assert everything(path) == (truth.records, truth.columns)
     with open(path, "r+b") as raw:
         for chunk in spoilt:

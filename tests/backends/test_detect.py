@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import pickle
 import re
 from pathlib import Path
@@ -13,7 +12,6 @@ import h5py
 import pytest
 
 import storeds
-from _foreign_lmdb import encoded, put
 from storeds import errors, registry
 from storeds.backends import MemoryBackend, StoreBackend, bounded, check_most_is_read
 
@@ -115,48 +113,3 @@ def test_an_option_that_the_native_layout_lacks_may_be_the_foreign_ones(tmp_path
 def test_asking_for_the_native_layout_tries_no_other(tmp_path: Path) -> None:
     with pytest.raises(errors.FormatError, match="not a native store"):
         storeds.open_backend(foreign(tmp_path / "red.h5"), layout="storeds/1")
-
-
-def keyed(path: Path, **how: Any) -> str:
-    return f"lmdb://{put(path, [(b'a', encoded(1)), (b'b', encoded(2))], **how)}"
-
-
-def test_an_error_suggests_the_nearest_option(tmp_path: Path) -> None:
-    url = keyed(tmp_path / "s", database=b"train")
-    for given, options in ((url, {"databse": "train"}), (f"{url}?databse=train", {})):
-        with pytest.raises(errors.ConfigError, match=r"unknown option 'databse'; did you mean 'database'\?"):
-            storeds.open_backend(given, **options)
-    assert len(storeds.open_backend(f"{url}?database=train")) == 2
-
-
-def test_an_environment_of_named_databases_says_which_there_are(tmp_path: Path) -> None:
-    url = keyed(tmp_path / "s", database=b"val")
-    keyed(tmp_path / "s", database=b"train")
-    for options in ({}, {"layout": "keyed"}):
-        with pytest.raises(errors.StoredsError, match=r"named databases; .*: database='train', database='val'"):
-            storeds.open_backend(url, **options)
-    with pytest.raises(errors.ConfigError, match="no database 'test'; its main database holds 'train', 'val'"):
-        storeds.open_backend(url, database="test")
-    assert len(storeds.open_backend(url, database="val")) == 2
-
-
-def test_a_count_that_would_run_a_command_is_reported_as_unread(tmp_path: Path) -> None:
-    entries = [(b"0", pickle.dumps(1)), (b"__len__", pickle.dumps(RunsACommand()))]
-    with storeds.open_backend(f"lmdb://{put(tmp_path / 's', entries)}") as backend:
-        assert len(backend) == 1
-        assert any("'__len__'" in each for each in storeds.info(backend.url).unread)
-    assert not Path("harmed").exists()
-
-
-class RunsACommand:
-    def __reduce__(self) -> Any:
-        return os.system, ("touch harmed",)
-
-
-@pytest.mark.parametrize("engine", ["lmdb", "hdf5"])
-def test_a_native_store_reports_an_option_of_foreign_ones(tmp_path: Path, engine: str) -> None:
-    url = f"{engine}://{tmp_path}/native"
-    with storeds.open_writer(url, {"x": "int"}) as writer:
-        writer.append([{"x": 1}])
-    with pytest.raises(errors.ConfigError, match="unknown option 'columns'"):
-        storeds.open_backend(url, columns={"x": "x[]"})

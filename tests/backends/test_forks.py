@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import gc
-import multiprocessing
 import os
 import random
 import signal
@@ -14,15 +12,14 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from _processes import Row, loader, open_rows, read_until_told
-from _stores import CHUNKED, COUNT, ENGINES, START_METHODS, TRUTH, read_all, record, write, written
+from _processes import Row, open_rows
+from _stores import CHUNKED, COUNT, TRUTH, read_all, record, write, written
 from _writing import DEADLINE, in_fork, server_pids, wait_for
 from shares import FULL, SEED
-from storeds import StoreDataset, errors
+from storeds import StoreDataset
 from storeds.testing import run_mongod
 
 
@@ -49,29 +46,6 @@ class TestForks:
             [sys.executable, "-c", _C_FORK, stores[engine]], capture_output=True, text=True, timeout=DEADLINE
         )
         assert (done.stdout, done.returncode) == ("1 parent\n1 child\n1 parent\n", 0), done.stderr
-
-    @pytest.mark.parametrize("engine", [*ENGINES, CHUNKED])
-    def test_children_read_on_when_their_parent_closes(self, stores: dict[str, str], engine: str) -> None:
-        dataset = open_rows(stores[engine])
-        dataset[0]
-        context = multiprocessing.get_context("fork")
-        ours, theirs = zip(*(context.Pipe() for _ in range(3)), strict=True)
-        children = [context.Process(target=read_until_told, args=(pipe, dataset, TRUTH)) for pipe in theirs]
-        for child in children:
-            child.start()
-        assert [answer(pipe) for pipe in ours] == ["reading"] * 3
-        dataset.close()
-        for pipe in ours:
-            pipe.send("stop")
-        assert [answer(pipe) for pipe in ours] == [True] * 3
-        for child in children:
-            child.join(DEADLINE)
-            assert child.exitcode == 0
-            child.close()
-        for pipe in (*ours, *theirs):
-            pipe.close()
-        with pytest.raises(errors.ClosedError):
-            dataset[0]
 
     @pytest.mark.parametrize("opening", [False, True], ids=["in-a-read", "in-an-open"])
     def test_a_server_that_does_not_answer_holds_up_no_fork(
@@ -246,26 +220,8 @@ def running(targets: Sequence[Callable[[], None]]) -> Iterator[list[int]]:
         raise failure
 
 
-def answer(pipe: Any) -> Any:
-    assert pipe.poll(DEADLINE), f"no answer from a child within {DEADLINE} s"
-    return pipe.recv()
-
-
 class TestDescriptors:
     """A dataset that is gone holds nothing: no file, no socket, no thread."""
-
-    @pytest.mark.share(2)
-    @pytest.mark.parametrize("start_method", START_METHODS)
-    @pytest.mark.parametrize("engine", ENGINES)
-    def test_none_is_left_after_a_loader(self, stores: dict[str, str], engine: str, start_method: str) -> None:
-        list(loader(range(8), start_method, collate_fn=None))  # type: ignore[arg-type]  # starts multiprocessing's servers
-        with leaving_nothing_open():
-            dataset = open_rows(stores[engine])
-            dataset[0]
-            batches = loader(dataset, start_method, persistent_workers=True)
-            for _ in range(2):
-                assert len(list(batches)) == COUNT // 4
-            del dataset, batches
 
     @pytest.mark.parametrize("engine", ["lmdb", "hdf5", CHUNKED])
     def test_a_child_holds_none_of_its_parents_files(self, stores: dict[str, str], engine: str) -> None:
@@ -277,19 +233,6 @@ class TestDescriptors:
             assert descriptors() <= before
 
         in_fork(check)
-
-
-@contextlib.contextmanager
-def leaving_nothing_open() -> Iterator[None]:
-    """Fail if the body leaves a descriptor open."""
-    gc.collect()
-    threads, before = set(threading.enumerate()), descriptors()
-    yield
-    gc.collect()
-    for thread in set(threading.enumerate()) - threads:  # PyMongo's close their sockets as they end
-        thread.join(DEADLINE)
-        assert not thread.is_alive(), f"{thread} lives on"
-    assert descriptors() <= before
 
 
 def descriptors() -> set[tuple[str, str]]:

@@ -67,19 +67,6 @@ def assert_equal_backends(got: Backend, expected: Backend) -> None:
         assert got.column(name).tolist() == expected.column(name).tolist()  # type: ignore[attr-defined]
 
 
-def test_content_keeps_its_id_through_every_engine(make_engine_url: MakeEngineUrl) -> None:
-    records: list[Any] = make_records(12)
-    ids = set()
-    for engine in ("memory", *ENGINES, "lmdb", "memory"):
-        url = make_engine_url(engine)
-        writer = open_writer(url, FIELDS)
-        writer.append(records)
-        ids.add(writer.publish(ATTRS).id)
-        with open_backend(url) as backend:
-            records = backend.get_many(range(12))
-    assert len(ids) == 1
-
-
 def test_a_user_queries_mongodb_by_label(make_engine_url: MakeEngineUrl) -> None:
     url = make_engine_url("mongodb")
     with open_writer(url, {"image": "image", "label": "int", "score": "float", "good": "bool"}) as writer:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +31,6 @@ LARGE = {"x": 3, "text": "ä" * 1500, "b": b"?" * 5000}  # more than `small_part
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Split records above 2000 bytes, instead of those above 15 MiB."""
     monkeypatch.setattr("storeds.backends.mongodb.documents._LARGE", 2000)
-
-
-@pytest.fixture
-def database(mongodb_database: str) -> Iterator[Any]:
-    """The test's database, as PyMongo sees it."""
-    with pymongo.MongoClient[Any](mongodb_database) as client:
-        yield client.get_default_database()
 
 
 @pytest.fixture
@@ -166,6 +160,56 @@ def test_losing_the_server_ends_an_epoch_of_a_thread_loader_within_the_deadline(
         list(epoch)
     assert time.monotonic() - start < 9.5  # each thread once spent the deadline a second time
     dataset.close()
+
+
+# Failures that pass, and failures that stay.
+
+
+@pytest.fixture(scope="module")
+def fragile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of a store on a server whose queries fail on request."""
+    with run_mongod(tmp_path_factory.mktemp("fragile"), "--setParameter", "enableTestCommands=1") as uri:
+        write(f"{uri}/db/store")
+        yield f"{uri}/db/store"
+
+
+@contextmanager
+def failing(url: str, mode: Any, **failure: Any) -> Iterator[None]:
+    """Let queries fail: so many times, or always."""
+    with pymongo.MongoClient[Any](url.removesuffix("/db/store")) as client:
+        point = {"configureFailPoint": "failCommand", "data": {"failCommands": ["find"], **failure}}
+        client.admin.command({**point, "mode": mode})
+        yield
+        client.admin.command({**point, "mode": "off"})
+
+
+@pytest.mark.parametrize("deadline", [10_000, 0])
+@pytest.mark.parametrize("failure", [{"errorCode": 43}, {"errorCode": 50}, {"closeConnection": True}], ids=str)
+def test_failures_that_pass_are_waited_out_and_logged(
+    fragile: str, failure: dict[str, Any], deadline: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    with storeds.open_backend(f"{fragile}?timeoutMS={deadline}") as backend:
+        with failing(fragile, {"times": 2}, **failure):
+            assert backend.get_many([1]) == [{"x": 1, "text": "1", "b": b"?"}]
+        expected = 2 if "errorCode" in failure else len(caplog.messages)  # PyMongo itself connects again
+        assert ["trying again in" in message for message in caplog.messages] == [True] * expected
+
+
+@pytest.mark.parametrize("code", [13, 11000, 14031])
+def test_what_stays_is_an_error_at_once(fragile: str, code: int, caplog: pytest.LogCaptureFixture) -> None:
+    with storeds.open_backend(fragile) as backend, failing(fragile, "alwaysOn", errorCode=code):
+        with pytest.raises(errors.UnavailableError):
+            backend.get_many([1])
+        assert caplog.messages == []
+
+
+def test_what_does_not_pass_in_time_names_the_place_the_attempts_and_the_deadline(fragile: str) -> None:
+    says = rf"^{fragile}.* \(tried: \d+ attempts within [\d.]+ s; the deadline is timeoutMS=1000\)"
+    with storeds.open_backend(f"{fragile}?timeoutMS=1000") as backend, failing(fragile, "alwaysOn", errorCode=43):
+        start = time.monotonic()
+        with pytest.raises(errors.UnavailableError, match=says):
+            backend.get_many([1])
+        assert 0.3 < time.monotonic() - start < 9.5
 
 
 # Names that name servers resolve.

@@ -6,11 +6,9 @@ import errno
 import fcntl
 import os
 import random
-import socket
 from collections.abc import Callable
 from typing import Any
 
-import pymongo
 import pytest
 
 import storeds
@@ -23,11 +21,6 @@ MakeUrl = Callable[[str], str]
 TRIALS = {"lmdb": 2, "hdf5": 2, "mongodb": 4}
 STEP = 1 if FULL else 5  # from one command at which a writer dies to the next
 LOST = "another writer has taken over or dropped this write"
-
-
-def split(url: str) -> tuple[str, str, str]:
-    uri, database, name = url.rsplit("/", 2)
-    return uri, database, name
 
 
 def job_of(url: str) -> str | None:
@@ -126,7 +119,7 @@ class Schedule:
 @pytest.mark.share(2)
 @pytest.mark.parametrize("engine", ["lmdb", "hdf5", "mongodb"])
 def test_whatever_two_writers_do_one_job_is_published_whole_and_nothing_is_left(
-    make_engine_url: MakeUrl, engine: str
+    make_engine_url: MakeUrl, engine: str, request: pytest.FixtureRequest
 ) -> None:
     failed = 0
     seeds = range(200 if engine == "mongodb" else 100)
@@ -140,10 +133,7 @@ def test_whatever_two_writers_do_one_job_is_published_whole_and_nothing_is_left(
         assert storeds.verify(url).ok
         assert storeds.info(url).leftovers is None
         if engine == "mongodb":
-            uri, database, name = split(url)
-            with pymongo.MongoClient[Any](uri) as client:
-                others = {f"store{n}" for n in range(number)}
-                assert [one for one in leftovers_in(client, database, name) if one.split(".")[0] not in others] == []
+            assert leftovers_in(request.getfixturevalue("database"), f"store{number}") == []
     assert failed > 0
 
 
@@ -155,24 +145,22 @@ def write(url: str, job: str, **options: Any) -> None:
 
 @pytest.mark.parametrize("resume", [True, False])
 def test_a_writer_killed_before_any_command_leaves_nothing_for_ever(
-    make_engine_url: MakeUrl, monkeypatch: pytest.MonkeyPatch, resume: bool
+    make_engine_url: MakeUrl, database: Any, monkeypatch: pytest.MonkeyPatch, resume: bool
 ) -> None:
     monkeypatch.setattr("storeds.backends.mongodb.documents._LARGE", 2000)
     url = make_engine_url("mongodb")
-    uri, database, name = split(url)
     write(url, "old")
     number, status = SEED % STEP + 1 - STEP, -9
-    with pymongo.MongoClient[Any](uri) as client:
-        while status == -9:
-            number += STEP
-            status = die_at_command(lambda: write(url, "new", overwrite=True), number)
-            assert job_of(url) in ("old", "new")
-            left = leftovers_in(client, database, name)
-            assert (storeds.info(url).leftovers is None) == (not left), left
-            write(url, "new" if resume else "old", overwrite=True, resume=resume)
-            assert leftovers_in(client, database, name) == []
-            write(url, "old", overwrite=True)
-            assert leftovers_in(client, database, name) == []
+    while status == -9:
+        number += STEP
+        status = die_at_command(lambda: write(url, "new", overwrite=True), number)
+        assert job_of(url) in ("old", "new")
+        left = leftovers_in(database, "store0")
+        assert (storeds.info(url).leftovers is None) == (not left), left
+        write(url, "new" if resume else "old", overwrite=True, resume=resume)
+        assert leftovers_in(database, "store0") == []
+        write(url, "old", overwrite=True)
+        assert leftovers_in(database, "store0") == []
     assert status == 0
     assert number > 15
 
@@ -191,23 +179,6 @@ def test_a_forked_child_can_neither_use_nor_end_its_parents_writer(make_engine_u
         assert os.waitstatus_to_exitcode(os.waitpid(fork(meddle), 0)[1]) == 0
         writer.append([{"job": "a", "at": 1}])
     assert job_of(url) == "a"
-
-
-@pytest.mark.parametrize("engine", ["lmdb", "hdf5"])
-def test_info_names_a_writer_at_work(make_engine_url: MakeUrl, engine: str) -> None:
-    url = make_engine_url(engine)
-    write(url, "old")
-    assert storeds.info(url).writer is None
-    other = WriterProcess(url)
-    other.ask("begin", "new", overwrite=True)
-    found = storeds.info(url)
-    assert (str(found.writer).partition(",")[0], found.leftovers) == (
-        f"process {other.pid} on {socket.gethostname()}",
-        None,
-    )
-    other.kill()
-    assert storeds.info(url).writer is None
-    assert "partial" in str(storeds.info(url).leftovers)
 
 
 @pytest.mark.parametrize("how", ["resume", "overwrite"])

@@ -20,43 +20,9 @@ ENGINES = ("lmdb", "hdf5", "mongodb", "memory")
 FIELDS = {"image": "image", "label": "int"}
 
 
-def column(store: Any, name: str) -> Any:
-    return store.column(name)
-
-
-def named(store: Any, positions: Any, name: str) -> list[Any]:
-    return [record[name] for record in store.get_many(positions, (name,))]
-
-
-def verdict(record: Any) -> dict[str, Any]:
-    return {name: record[name] for name in ("image_finding", "image_recovered")}
-
-
 def records() -> list[dict[str, Any]]:
     whole = [jpeg(seed) for seed in range(10)]
     return [{"image": blob if at % 3 else blob[:-40], "label": at} for at, blob in enumerate(whole)]
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-def test_a_writer_examines_each_picture(make_engine_url: MakeEngineUrl, engine: str) -> None:
-    url = make_engine_url(engine)
-    with open_writer(url, FIELDS) as writer:
-        writer.append(records())  # in threads
-        writer.append(iter(records()))
-    with open_backend(url) as store:
-        assert list(store.meta.fields) == ["image", "label", "image_finding", "image_recovered"]
-        one, other = store.get_many([0, 11])
-        assert (one, other) == ({**records()[0], **verdict(one)}, {**records()[1], **verdict(other)})
-        found = named(store, range(20), "image_finding")
-        assert found == ["intact" if at % 10 % 3 else "truncated_scan" for at in range(20)]
-        shares = column(store, "image_recovered")
-        assert [share == 1.0 for share in shares.tolist()] == [kind == "intact" for kind in found]
-        assert named(store, [3], "image_recovered") == [shares[3]]
-    assert [len(sample) for sample in StoreDataset(url, decode="bytes")[:2]] == [
-        2,
-        2,
-    ]  # samples are as without verdicts
-    assert len(StoreDataset(url, reader="array")[1]) == 2
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -67,21 +67,6 @@ def test_wrong_bytes_that_pillow_refuses_are_corrupt_data(name: str, capfd: pyte
     capfd.readouterr()
 
 
-def test_formats_are_named() -> None:
-    named = {
-        "HTML": (b"<!DOCTYPE html><html><body>404", b"\n  <HTML lang=en>", b"\xef\xbb\xbf<!doctype html>"),
-        "JSON": (b'{"error": "not found"}', b' \n{"a": [1, 2]}'),
-        "text": (b"Not Found", "Bild fehlt: Größe\r\n".encode()),
-        "empty": (b"",),
-        "zeros": (b"\0", bytes(4096)),
-        "unknown": (b"\x80\x01\x02",),
-    }
-    for name, blobs in named.items():
-        for blob in blobs:
-            assert sniff(blob) == name
-            assert f"not a JPEG but {name}" in examine(blob).reason
-
-
 def test_a_process_that_loads_cut_images_is_warned_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -18,7 +18,6 @@ from typing import Any
 
 import h5py
 import numpy as np
-import pymongo
 import pytest
 
 import _foreign_lmdb
@@ -62,12 +61,6 @@ def write_vlen(path: Path, samples: list[Sample]) -> None:
         images = file.create_dataset("image", (len(samples),), h5py.vlen_dtype("u1"))
         for at, sample in enumerate(samples):
             images[at] = np.frombuffer(sample.blob, "u1")
-
-
-def write_documents(uri: str, database: str, name: str, samples: list[Sample]) -> None:
-    client: pymongo.MongoClient[Any] = pymongo.MongoClient(uri)
-    with client:
-        client[database][name].insert_many({"_id": at, "image": sample.blob} for at, sample in enumerate(samples))
 
 
 @pytest.fixture(scope="module")
@@ -129,19 +122,15 @@ def test_a_crop_that_is_drawn_before_decoding_hides_no_damage(
 
 
 @pytest.mark.parametrize("kind", ["native", "foreign"])
-def test_no_damaged_picture_of_a_server_is_silent(corpus: list[Sample], mongodb: str, kind: str) -> None:
-    database, name = f"storeds_silence_{os.getpid()}", kind
-    store = Store(with_path(with_path(mongodb, database), name), FEW)
-    client: pymongo.MongoClient[Any] = pymongo.MongoClient(mongodb)
-    with client:
-        try:
-            if kind == "native":
-                write_native(store.url, corpus[:FEW])
-            else:
-                write_documents(mongodb, database, name, corpus[:FEW])
-            assert_none_is_silent(corpus, store, decode="tensor", min_recovered=0.0)
-        finally:
-            client.drop_database(database)
+def test_no_damaged_picture_of_a_server_is_silent(
+    corpus: list[Sample], database: Any, mongodb_database: str, kind: str
+) -> None:
+    store = Store(with_path(mongodb_database, kind), FEW)
+    if kind == "native":
+        write_native(store.url, corpus[:FEW])
+    else:
+        database[kind].insert_many({"_id": at, "image": sample.blob} for at, sample in enumerate(corpus[:FEW]))
+    assert_none_is_silent(corpus, store, decode="tensor", min_recovered=0.0)
 
 
 @pytest.mark.parametrize("options", [{}, {"check": False}])

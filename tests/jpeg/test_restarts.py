@@ -74,20 +74,13 @@ def metadata(blob: bytes) -> tuple[Any, ...]:
 
 def is_cuttable(blob: bytes) -> bool:
     """Whether the restart markers are complete, in order, and at the same places in each row."""
-    frames = [part for part in anatomy(blob).parts if part.kind == "segment" and part.marker in (0xC0, 0xC1, 0xC2)]
-    scans = [part for part in anatomy(blob).parts if part.kind == "data"]
-    if len(frames) != 1 or len(scans) != 1 or frames[0].marker == 0xC2:
+    about = anatomy(blob)
+    if about.process not in ("baseline", "extended") or len(about.scans) != 1:
         return False
-    frame = blob[frames[0].start + 4 : frames[0].stop]
-    height, width, count = int.from_bytes(frame[1:3]), int.from_bytes(frame[3:5]), frame[5]
-    factors = frame[7::3]
-    across, down = max(each >> 4 for each in factors), max(each & 15 for each in factors)
-    columns, rows = -(-width // (8 * across)), -(-height // (8 * down))
-    if count == 1:
-        columns, rows = -(-width // 8), -(-height // 8)
-    (restart,) = (part for part in anatomy(blob).parts if part.marker == 0xDD)
+    (columns, rows), scan = about.mcus, about.scans[0]
+    (restart,) = (part for part in about.parts if part.marker == 0xDD)
     interval = int.from_bytes(blob[restart.stop - 2 : restart.stop])
-    found = bytes(each[1] for each in re.findall(rb"\xff[\xd0-\xd7]", blob[scans[0].start : scans[0].stop]))
+    found = bytes(each[1] for each in re.findall(rb"\xff[\xd0-\xd7]", blob[scan.start : scan.stop]))
     expected = -(-columns * rows // interval) - 1
     return columns % interval == 0 and found == (MARKERS * (expected // 8 + 1))[:expected]
 

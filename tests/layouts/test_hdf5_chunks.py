@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from storeds import open_backend
 from storeds.backends.hdf5.rows import Rows
 from storeds.errors import FormatError, RecordError, UnavailableError
-from storeds.layouts.hdf5.chunks import _GzipSlices, _Slices
+from storeds.layouts.hdf5.chunks import _GzipSlices
 from storeds.layouts.hdf5.files import ForeignOptions, Hdf5Files
 from storeds.layouts.hdf5.values import raw_rows
 
@@ -40,25 +40,6 @@ DTYPES = ["u1", "<i2", ">i4", "<f4", ">f8", "<c16", "?", "S5", "V3", [("n", ">i2
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "a.h5"
-
-
-@pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """The ranges of rows that are read from the file."""
-    ranges: list[tuple[int, int]] = []
-
-    def watch(slices: type[_Slices]) -> None:
-        read = slices.read
-
-        def note(self: _Slices, start: int, stop: int) -> Any:
-            ranges.append((start, stop))
-            return read(self, start, stop)
-
-        monkeypatch.setattr(slices, "read", note)
-
-    watch(_Slices)
-    watch(_GzipSlices)
-    return ranges
 
 
 @contextlib.contextmanager
@@ -213,13 +194,19 @@ class TestDamage:
 class TestCache:
     """A batch decompresses each chunk once, and not again while it is kept."""
 
-    def test_chunks_of_videos_are_kept_too(self, path: Path, asked: list[tuple[int, int]]) -> None:
+    def test_chunks_of_videos_are_kept_too(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         data = noise(8, 20_000)
         with h5py.File(path, "w") as file:
             for name in ("a", "b"):
                 file.create_dataset(f"{name}/frames", data=data, chunks=(4, 20_000), compression="gzip")
+        asked, read = list[tuple[int, int]](), _GzipSlices.read
+
+        def note(self: _GzipSlices, start: int, stop: int) -> Any:
+            asked.append((start, stop))
+            return read(self, start, stop)
+
         with open_backend(path) as backend:
-            asked.clear()
+            monkeypatch.setattr(_GzipSlices, "read", note)
             for at in (0, 9, 1, 10, 3):
                 assert np.array_equal(backend.get_many([at])[0]["array"], data[at % 8])  # type: ignore[index]
         assert asked == [(0, 4), (0, 4)]

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import pickle
 import random
-from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pymongo
 import pytest
 from torch.utils.data import DataLoader, Dataset
 
@@ -21,10 +19,7 @@ from _foreign_mongodb import MONGODB
 from _layout_case import LayoutCase, Truth, lines_of
 from _verdicts import unjudged
 from conftest import with_path
-from storeds.layouts.hdf5 import ForeignHdf5
-from storeds.layouts.lmdb import ForeignLmdb
 from storeds.protocols import SupportsKeys
-from storeds.registry import LAYOUTS
 from storeds.testing import assert_same, fingerprint
 
 FILES = {f"{engine} {name}": case for engine, table in (("hdf5", HDF5), ("lmdb", LMDB)) for name, case in table.items()}
@@ -44,18 +39,14 @@ def write(case: LayoutCase, folder: Path) -> tuple[str, Truth]:
 
 
 @pytest.fixture
-def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A case, what to open, and its records."""
     case = CASES[request.param]
     if request.param in FILES:
-        yield case, *write(case, tmp_path)
-        return
+        return case, *write(case, tmp_path)
     monkeypatch.chdir(tmp_path)  # the index has a relative path
-    url = request.getfixturevalue("mongodb_database")
-    client: pymongo.MongoClient[Any] = pymongo.MongoClient(request.getfixturevalue("mongodb"))
-    with client:
-        truth = case.write(client[url.rpartition("/")[2].partition("?")[0]], tmp_path)
-        yield case, with_path(url, case.url), truth
+    truth = case.write(request.getfixturevalue("database"), tmp_path)
+    return case, with_path(request.getfixturevalue("mongodb_database"), case.url), truth
 
 
 def disorder(count: int) -> list[int]:
@@ -128,8 +119,3 @@ def test_that_is_not_certain_names_lines_that_work(name: str, tmp_path: Path) ->
     with pytest.raises(storeds.errors.ConfigError) as raised:
         storeds.open_backend(min(tmp_path.glob(case.url or case.file)))
     assert lines_of(raised.value)
-
-
-def test_presets_are_the_registered_layouts() -> None:
-    presets = {f"hdf5/{name}" for name in ForeignHdf5.presets} | {f"lmdb/{name}" for name in ForeignLmdb.presets}
-    assert presets == {name for name in LAYOUTS.names() if not name.startswith("mongodb")}

@@ -5,19 +5,20 @@ from __future__ import annotations
 import io
 import json
 import pickle
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import h5py
-import lmdb
 import numpy as np
-import pymongo
 import pytest
 import torch
 from PIL import Image
 
 import storeds
+from _foreign_lmdb import numbered
+from conftest import with_path
+from photographs import saved
 from storeds import StoreDataset, errors
 
 COUNT = 8
@@ -26,17 +27,11 @@ RNG = np.random.default_rng(4)
 HEIGHT, WIDTH = 30, 40
 
 
-def encoded(pixels: Any, form: str = "PNG") -> bytes:
-    file = io.BytesIO()
-    Image.fromarray(pixels).save(file, form)
-    return file.getvalue()
-
-
 IMAGES = [RNG.integers(0, 255, (HEIGHT, WIDTH, 3)).astype(np.uint8) for _ in range(COUNT)]
 MASKS = [RNG.integers(0, 9, (HEIGHT, WIDTH)).astype(np.uint8) for _ in range(COUNT)]
 BOXES = [RNG.integers(1, 15, (number, 4)).astype(np.float32) for number in range(COUNT)]  # xywh
 LABELS = [RNG.integers(0, 2, number) for number in range(COUNT)]
-PICTURES = [encoded(each) for each in IMAGES]  # lossless, so that files of pixels hold the same
+PICTURES = [saved(Image.fromarray(each)) for each in IMAGES]  # lossless, so that files of pixels hold the same
 TRANSFORMS = [{"name": "RandomResizedCrop", "size": 24}, "RandomHorizontalFlip"]
 BOXES_ROLE = {"role": "boxes", "format": "xywh"}
 NAMES_ROLE = {"role": "labels", "classes": CLASSES}
@@ -47,33 +42,21 @@ def objects(number: int) -> list[dict[str, Any]]:
     return [{"bbox": box.tolist(), "category": CLASSES[label], "iscrowd": 0} for box, label in pairs]
 
 
-def put(path: Path, entries: Mapping[str, bytes]) -> str:
-    with lmdb.open(str(path), map_size=1 << 24) as env, env.begin(write=True) as txn:
-        for key, value in entries.items():
-            txn.put(key.encode(), value)
-    return f"lmdb://{path}"
-
-
 Case = tuple[Any, dict[str, Any]]
 """What to open, and the arguments of StoreDataset."""
 
 
 def documents(tmp_path: Path, request: pytest.FixtureRequest) -> Case:
-    url = request.getfixturevalue("mongodb_database")
-    client: pymongo.MongoClient[Any] = pymongo.MongoClient(request.getfixturevalue("mongodb"))
-    with client:
-        collection = client[url.rpartition("/")[2].partition("?")[0]]["photos"]
-        collection.insert_many(
-            {
-                "_id": number,
-                "file": {"data": PICTURES[number], "mask": encoded(MASKS[number])},
-                "objects": objects(number),
-            }
-            for number in range(COUNT)
-        )
-    before, mark, after = url.partition("?")
+    request.getfixturevalue("database")["photos"].insert_many(
+        {
+            "_id": number,
+            "file": {"data": PICTURES[number], "mask": saved(Image.fromarray(MASKS[number]))},
+            "objects": objects(number),
+        }
+        for number in range(COUNT)
+    )
     columns = {"photo": "file.data", "seg": "file.mask", "objects": "objects"}
-    return f"{before}/photos{mark}{after}", {
+    return with_path(request.getfixturevalue("mongodb_database"), "photos"), {
         "layout": "query",
         "options": {"columns": columns},
         "fields": {"image": "photo", "mask": "seg", "boxes": "objects[].bbox", "labels": "objects[].category"},
@@ -82,12 +65,11 @@ def documents(tmp_path: Path, request: pytest.FixtureRequest) -> Case:
 
 
 def pickled(tmp_path: Path, request: pytest.FixtureRequest) -> Case:
-    values = (
+    values = [
         {"img": PICTURES[n], "seg": MASKS[n], "bbox": BOXES[n].tolist(), "cls": LABELS[n].tolist()}
         for n in range(COUNT)
-    )
-    url = put(tmp_path / "pickled", {f"{number}": pickle.dumps(value) for number, value in enumerate(values)})
-    return url, {
+    ]
+    return numbered(tmp_path / "pickled", [*map(pickle.dumps, values)]), {
         "fields": {"image": "img", "mask": "seg", "boxes": "bbox", "labels": "cls"},
         "roles": {"mask": "mask", "boxes": BOXES_ROLE, "labels": NAMES_ROLE},
     }
@@ -124,7 +106,7 @@ def native() -> str:
     }
     with storeds.open_writer("memory://layouts-native", fields, overwrite=True) as writer:
         for number in range(COUNT):
-            masked = {"image": PICTURES[number], "mask": encoded(MASKS[number])}
+            masked = {"image": PICTURES[number], "mask": saved(Image.fromarray(MASKS[number]))}
             writer.append([{**masked, "boxes": BOXES[number], "labels": LABELS[number]}])
         writer.publish(attrs={"classes": CLASSES})
     return "memory://layouts-native"
@@ -146,16 +128,6 @@ def test_samples_are_those_of_a_native_store(
             assert torch.equal(value.as_subclass(torch.Tensor), wanted.as_subclass(torch.Tensor))
 
 
-@pytest.mark.parametrize("name", ["pickled", "groups of pixels"])
-def test_a_config_gives_roles(name: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    source, settings = CASES[name](tmp_path, request)
-    config = storeds.load_config({"dataset": {"url": source, **settings, "transforms": TRANSFORMS, "seed": 2}})
-    image, mask, boxes, labels = storeds.build_dataset(config)[5]
-    assert image.shape == (3, 24, 24)
-    assert mask.shape == (24, 24)
-    assert len(boxes) == len(labels)
-
-
 @pytest.mark.parametrize(
     ("value", "says"),
     [
@@ -168,23 +140,18 @@ def test_a_config_gives_roles(name: str, tmp_path: Path, request: pytest.Fixture
     ],
 )
 def test_rows_of_an_unclear_form_are_refused(value: Any, says: str, tmp_path: Path) -> None:
-    entries = {f"{number}": pickle.dumps({"img": PICTURES[number], "rows": value}) for number in range(3)}
-    dataset = StoreDataset(
-        put(tmp_path / "unclear", entries), fields={"image": "img", "boxes": "rows"}, roles={"boxes": "boxes"}
-    )
     with pytest.raises(errors.RecordError, match=rf"record 1 .*: field 'boxes'.*{says}"):
-        dataset[1]
+        with_rows(tmp_path / "unclear", value)[1]
+
+
+def with_rows(path: Path, value: Any) -> StoreDataset:
+    """Return the pictures and the boxes of a store whose rows are all `value`."""
+    url = numbered(path, [pickle.dumps({"img": PICTURES[number], "rows": value}) for number in range(3)])
+    return StoreDataset(url, fields={"image": "img", "boxes": "rows"}, roles={"boxes": BOXES_ROLE})
 
 
 def test_rows_may_be_json_text_or_npy_files(tmp_path: Path) -> None:
     npy = io.BytesIO()
     np.save(npy, BOXES[4])
-    for value in (json.dumps(BOXES[4].tolist()), npy.getvalue(), BOXES[4].ravel(), BOXES[4].ravel().tolist()):
-        entries = {f"{number}": pickle.dumps({"img": PICTURES[number], "rows": value}) for number in range(3)}
-        path = tmp_path / f"rows{len(list(tmp_path.iterdir()))}"
-        dataset = StoreDataset(
-            put(path, entries),
-            fields={"image": "img", "boxes": "rows"},
-            roles={"boxes": {"role": "boxes", "format": "xywh"}},
-        )
-        assert np.array_equal(dataset[0][1].numpy(), BOXES[4])
+    for number, value in enumerate((json.dumps(BOXES[4].tolist()), npy.getvalue(), BOXES[4].ravel())):
+        assert np.array_equal(with_rows(tmp_path / f"{number}", value)[0][1].numpy(), BOXES[4])

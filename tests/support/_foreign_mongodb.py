@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,9 +9,9 @@ from typing import Any
 
 import gridfs
 import numpy as np
-from PIL import Image
 
 from _layout_case import LayoutCase, Truth
+from photographs import jpeg
 
 __all__ = ["COUNT", "IMAGES", "MONGODB", "NAMES", "bucket", "named", "query", "write_index"]
 
@@ -20,14 +19,7 @@ COUNT = 24
 NAMES = [f"фото/{n:03}.jpg" for n in range(COUNT)]
 
 
-def image(number: int) -> bytes:
-    pixels = np.random.default_rng(number).integers(0, 255, (12, 10 + number, 3), np.uint8)
-    file = io.BytesIO()
-    Image.fromarray(pixels).save(file, "JPEG")
-    return file.getvalue()
-
-
-IMAGES = [image(number) for number in range(COUNT)]
+IMAGES = [jpeg(number, (24, 16)) for number in range(COUNT)]
 
 
 def write_index(path: Path, names: Sequence[Any], labels: Sequence[Any]) -> str:

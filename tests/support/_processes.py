@@ -10,8 +10,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Iterable, Sequence
-from multiprocessing.connection import Connection
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -29,7 +28,6 @@ __all__ = [
     "loader",
     "numbers",
     "open_rows",
-    "read_until_told",
     "refuse_squares",
     "row",
     "rows",
@@ -65,16 +63,6 @@ def loader(dataset: Dataset[Any], start_method: str, **arguments: Any) -> DataLo
     """Return a shuffling loader with two workers."""
     given = {"batch_size": 4, "shuffle": True, "num_workers": 2, "collate_fn": rows}
     return DataLoader(dataset, multiprocessing_context=start_method, **{**given, **arguments})
-
-
-def read_until_told(pipe: Connection, dataset: StoreDataset, truth: Sequence[Row]) -> None:
-    """Read and compare in a loop; send ``"reading"`` at the start, and at the end whether every sample was right."""
-    right = [row(sample) for sample in dataset[:]] == truth
-    pipe.send("reading")
-    while not pipe.poll():
-        right = right and [row(sample) for sample in dataset[:]] == truth
-    pipe.recv()
-    pipe.send(right)
 
 
 def take_number(image: bytes, generator: torch.Generator) -> int:

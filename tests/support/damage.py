@@ -20,6 +20,7 @@ from _writing import fork
 from make_store import make_store
 from storeds.errors import ConfigError, RecordError, StoredsError
 from storeds.protocols import Array, Backend, SupportsBatchArrays
+from storeds.testing import frozen
 
 DEADLINE = 20  # seconds per damage; longer means a hang, not a slow machine
 _MEMORY = 1 << 30  # extra memory beyond this means an allocation of a damaged length
@@ -71,6 +72,20 @@ def records(count: int, size: int) -> Iterator[dict[str, Any]]:
         }
 
 
+def lmdb_nodes(data: bytes | bytearray) -> Iterator[tuple[int, bytes, int | None]]:
+    """Yield of each node of an LMDB file the place of its entry, its key, and the place of the page number in it."""
+    page, branch, leaf, large = 4096, 1, 2, 1
+    for start in range(2 * page, len(data), page):
+        number, _, kind, lower, _ = struct.unpack_from("<QHHHH", data, start)
+        if number * page != start or kind not in (branch, leaf):
+            continue
+        for entry in range(start + 16, start + lower, 2):
+            node = start + struct.unpack_from("<H", data, entry)[0]
+            flags, size = struct.unpack_from("<HH", data, node + 4)
+            value = node + 8 + size
+            yield entry, bytes(data[node + 8 : value]), node if kind == branch else value if flags & large else None
+
+
 def build(url: str, count: int, size: int) -> Truth:
     """Write a store, and return the contents that it must have from now on."""
     make_store(KINDS, records(count, size), url, attrs={"classes": ["cat", "dog"]})
@@ -95,21 +110,10 @@ def columns(backend: Any) -> dict[str, Any]:
 
 
 def value_of(value: Any) -> Any:
-    """Return a form that compares equal exactly for equal types and bits."""
-    if isinstance(value, np.ndarray):
-        return _array(value)
-    if isinstance(value, dict):
-        return {key: value_of(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [value_of(item) for item in value]
-    if isinstance(value, float):
-        return struct.pack("<d", value)
-    return value if isinstance(value, StoredsError) else (type(value).__name__, value)
-
-
-def _array(array: Array) -> Any:
-    values = array.tolist() if array.dtype == np.dtypes.StringDType() else array.tobytes()
-    return array.dtype.str, array.shape, values
+    """Return a form that compares equal exactly for equal types and bits; an error as it is."""
+    if isinstance(value, np.ndarray) and value.dtype == np.dtypes.StringDType():
+        value = value.tolist()
+    return value if isinstance(value, StoredsError) else frozen(value)
 
 
 def judge(url: str, truth: Truth) -> str:
@@ -161,14 +165,17 @@ def judge_in_parts(url: str, truth: Truth) -> str:
 
 def _has_fields(backend: Backend, truth: Truth, *, names: list[str]) -> bool:
     found = backend.get_many(range(len(backend)), names)
-    return all(
-        isinstance(one, RecordError) or value_of(one) == {name: truth.records[at][name] for name in names}
-        for at, one in enumerate(found)
-    )
+    expected = [("dict", [pair for pair in record[1] if pair[0] in names]) for record in truth.records]
+    return all(isinstance(one, RecordError) or value_of(one) == expected[at] for at, one in enumerate(found))
+
+
+def _has_each(backend: Backend, truth: Truth) -> bool:
+    found = [backend.get_many([at])[0] for at in range(len(backend))]
+    return all(isinstance(one, RecordError) or value_of(one) == truth.records[at] for at, one in enumerate(found))
 
 
 def _labels(truth: Truth) -> Array:
-    dtype, _, data = truth.columns["label"]
+    _, dtype, _, _, data = truth.columns["label"]
     return np.frombuffer(data, dtype)
 
 
@@ -194,6 +201,7 @@ _PARTS: dict[str, Callable[[Backend, Truth], bool]] = {
         str(names): functools.partial(_has_fields, names=names)
         for names in (["label"], ["name", "weight"], ["note"], ["fixed", "good"])
     },
+    "one by one": _has_each,
     "arrays": _has_arrays,
     "targets": _has_targets,
     "where": _selects,
