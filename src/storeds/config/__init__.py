@@ -262,18 +262,18 @@ def build_loader(
     import torch
 
     from storeds.loaders.loader import StoreLoader
+    from storeds.loaders.planning import PLAN_SETTINGS
     from storeds.loaders.sampler import EpochSampler
 
     config = _loaded(config)
     dataset, settings = build_dataset(config, split), config.loader_for(split)
     workers = _cpus_of_this_rank() if settings.num_workers is None else settings.num_workers
     pin = torch.cuda.is_available() if settings.pin_memory is None else settings.pin_memory
+    plan = {name: getattr(settings, name) for name in PLAN_SETTINGS}
+    if not settings.shuffle:
+        plan |= {"block_size": None, "window": None}
     sampler = EpochSampler(
-        dataset,
-        shuffle=settings.shuffle,
-        drop_last=settings.drop_last,
-        block_size=settings.block_size if settings.shuffle else None,
-        window=settings.window if settings.shuffle else None,
+        dataset, shuffle=settings.shuffle, drop_last=settings.drop_last, batch_size=settings.batch_size, **plan
     )
     _LOG.info("loader: %d workers, pin_memory=%s, rank %d of %d", workers, pin, sampler.rank, sampler.num_replicas)
     arguments: dict[str, Any] = {

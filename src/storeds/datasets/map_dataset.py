@@ -288,10 +288,21 @@ class StoreDataset(Dataset[Any]):
         """The labels of all samples, read as one column without touching an image."""
         if self.reader.target is None:
             raise AttributeError(f"the samples of {self.url} have no label")
-        # A sample of several records has one label too.
-        column = getattr(self.reader, "column", read_column)
-        targets: list[Any] = column(self._view, self.reader.target).tolist()
+        targets: list[Any] = self.column(self.reader.target).tolist()
         return targets
+
+    def column(self, field: str) -> Array:
+        """Return an element, or another stored field, of every sample, read as one column without touching an image.
+
+        Raises
+        ------
+        ConfigError
+            The field does not exist, or is not of kind int, float, bool or str.
+        """
+        # A sample of several records has one value too.
+        column = getattr(self.reader, "column", read_column)
+        values: Array = column(self._view, field)
+        return values
 
     @property
     def epoch(self) -> int:
