@@ -25,6 +25,7 @@ from storeds.datasets.assembly import declared_elements
 from storeds.datasets.counters import BatchEvents, count_events
 from storeds.datasets.epoch import use_epoch
 from storeds.datasets.map_dataset import StoreDataset
+from storeds.datasets.mixture import StoreMixture
 from storeds.datasets.stages import Work, add_time, take_work
 from storeds.errors import ConfigError, suggest
 from storeds.loaders.advice import LoaderStats, explain
@@ -189,7 +190,7 @@ def _stores_below(dataset: Any) -> list[StoreDataset | None]:
     """Return the StoreDatasets whose samples a dataset passes on unchanged, and None for each other dataset."""
     if type(dataset) is Subset:
         return _stores_below(dataset.dataset)
-    if type(dataset) is ConcatDataset:
+    if type(dataset) in (ConcatDataset, StoreMixture):
         return [store for part in dataset.datasets for store in _stores_below(part)]
     return [dataset if type(dataset) is StoreDataset else None]
 
@@ -204,7 +205,7 @@ def read_by_dataset(dataset: Any, indices: list[int], read: Callable[[Any, list[
     """Return samples in the order of their indices: `read` is called once for each dataset in a Subset or ConcatDataset."""
     if type(dataset) is Subset:
         return read_by_dataset(dataset.dataset, [dataset.indices[at] for at in indices], read)
-    if type(dataset) is not ConcatDataset:
+    if type(dataset) not in (ConcatDataset, StoreMixture):
         return read(dataset, indices)
     ends = dataset.cumulative_sizes
     parts: dict[int, list[int]] = {}  # dataset → places in the batch

@@ -382,7 +382,8 @@ class EpochSampler(Sampler[Any]):
     def state_at(self, epoch: int, position: int) -> dict[str, Any]:
         """Return the state of a sampler that is at a position of an epoch."""
         agreed = {name: getattr(self, name) for name in _AGREED}
-        return {"version": _VERSION, **agreed, "plan": self.plan.key, "epoch": epoch, "position": position}
+        plan = {"plan": self.plan.key} if self.plan.key else {}
+        return {"version": _VERSION, **agreed, **plan, "epoch": epoch, "position": position}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume where `state_dict` was called, with any number of replicas, and with its seed if none was given here.
