@@ -140,8 +140,8 @@ class Config(Settings, frozen=True):
         """Return the dataset settings for one split; no I/O.
 
         ``[splits.NAME.dataset]`` overrides ``[dataset]``, and the split's name replaces ``{split}`` in the URL. If the
-        URL has no ``{split}`` and the table has no ``url`` or ``where``, the split selects the records whose field
-        ``split`` equals its name.
+        URL has no ``{split}`` and the table has no ``url``, ``where``, ``fold`` or ``keys``, the split selects the records
+        whose field ``split`` equals its name.
 
         Parameters
         ----------
@@ -165,7 +165,7 @@ class Config(Settings, frozen=True):
         if any(_PLACEHOLDER in each for each in ([url] if isinstance(url, str) else url)):
             named = [each.replace(_PLACEHOLDER, split) for each in ([url] if isinstance(url, str) else url)]
             changes["url"] = named[0] if isinstance(url, str) else named
-        elif "url" not in changes and "where" not in changes:
+        elif changes.keys().isdisjoint(("url", "where", "fold", "keys")):
             value = split_value(split, fields)
             if value is not None:
                 changes["where"] = with_split(self.dataset.where, value)

@@ -423,7 +423,9 @@ class EpochSampler(Sampler[Any]):
             if saved != own and not unknown:  # digests of where= say nothing to a reader
                 is_digest = name == "where"
                 differing.append(
-                    "another where= selected the records" if is_digest else f"{name} was {saved!r} and is {own!r}"
+                    "another where=, fold or keys selected the records"
+                    if is_digest
+                    else f"{name} was {saved!r} and is {own!r}"
                 )
         if state.get("plan", "") != self.plan.key:
             differing.append("another plan of its epochs: other weights, classes, sources, groups or buckets")
@@ -563,8 +565,11 @@ def _store_id(data: Any) -> str | None:
 
 
 def _where_digest(data: Any) -> str | None:
-    where = getattr(data, "where", None)
-    return xxhash.xxh3_64_hexdigest(repr(sorted(where.items())).encode()) if isinstance(where, Mapping) else None
+    where, subsets = getattr(data, "where", None), getattr(getattr(data, "view", None), "subsets", None)
+    if not isinstance(where, Mapping) and subsets is None:
+        return None
+    selected = repr(sorted((where or {}).items())) + (subsets or "")
+    return xxhash.xxh3_64_hexdigest(selected.encode())
 
 
 def epoch_takers(data: Any) -> list[Any]:
