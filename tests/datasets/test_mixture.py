@@ -119,6 +119,7 @@ class TestConfig:
             assert seen == {"a": 40 - small, "b": small}
         mixture: Any = loader.dataset
         assert {name: report.seen for name, report in mixture.report().items()} == {"a": 50, "b": 30}
+        assert loader.stats()["sources"] == {"a": 50, "b": 30}
 
     def test_splits_apply_to_each_source(self, table: dict[str, Any], tmp_path: Path) -> None:
         for name in ("a", "b"):

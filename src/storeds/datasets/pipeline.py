@@ -151,10 +151,10 @@ class SamplePipeline:
 
     def make(self, contexts: Sequence[SampleContext], known: RecordError | None = None) -> Iterator[_Result]:
         """Yield the result for each context, whatever the policy; reads all records at once, without the `known` bad one."""
-        located = [self.reader.locate(context.index, context) for context in contexts]
         if isinstance(self.reader, SequenceReader):
-            yield from self._windows(self.reader, located, contexts)
+            yield from self._windows(self.reader, contexts)
             return
+        located = [self.reader.locate(context.index, context) for context in contexts]
         flat = [position for positions in located for position in positions]
         began = time.perf_counter()
         bad = known and {position for position in flat if self._in_store(position) == known.position}
@@ -169,16 +169,14 @@ class SamplePipeline:
             yield _Result(self._sample([next(records) for _ in positions], positions, context), positions)
         add_time("decode", began)
 
-    def _windows(
-        self, reader: SequenceReader, located: Sequence[Sequence[int]], contexts: Sequence[SampleContext]
-    ) -> Iterator[_Result]:
+    def _windows(self, reader: SequenceReader, contexts: Sequence[SampleContext]) -> Iterator[_Result]:
         """Yield the results of a reader that reads other rows of each field."""
         began = time.perf_counter()
-        windows = reader.read_windows(self.view, [context.index for context in contexts])
+        windows, steps = reader.read_windows(self.view, [context.index for context in contexts])
         began = add_time("read", began)
         add_bytes(window for sample in windows for window in sample)
-        for sample, positions, context in zip(windows, located, contexts, strict=True):
-            yield _Result(self._sample(sample, positions, context), positions)
+        for sample, step, context in zip(windows, steps, contexts, strict=True):
+            yield _Result(self._sample(sample, [step], context), [step])
         add_time("decode", began)
 
     def _sample(self, records: list[Record | RecordError], positions: Sequence[int], context: SampleContext) -> Any:

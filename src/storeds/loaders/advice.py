@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -43,6 +44,8 @@ class LoaderStats:
         Batches that were waited for, apart from the first of each pass.
     bad, repaired : int
         Samples.
+    seen : Counter
+        The key of a dataset's counters → the samples that were requested from it.
     """
 
     totals: StageTotals = field(default_factory=StageTotals)
@@ -53,6 +56,7 @@ class LoaderStats:
     waits: int = 0
     bad: int = 0
     repaired: int = 0
+    seen: Counter[str] = field(default_factory=Counter)
 
     def wait(self, seconds: float, *, is_first: bool) -> None:
         """Add what the training loop waited for a batch."""
@@ -66,6 +70,8 @@ class LoaderStats:
         """Add a batch that the training loop received."""
         for totals in (self.totals, self.workers.setdefault(worker, StageTotals())):
             totals.add(size, work)
+        for message in events:
+            self.seen[message.counters] += message.seen
         repaired = [event.repaired for message in events for event in message.events]
         self.repaired += sum(repaired)
         self.bad += len(repaired) - sum(repaired)

@@ -391,9 +391,15 @@ class StoreLoader(DataLoader[Any]):
             ``batches``, ``samples``, ``bytes`` of the records, ``cold_bytes`` that came from a disk, ``bad`` and
             ``repaired`` samples; ``seconds`` by stage: of the training loop ``starting`` (until the first batch of a
             pass), ``waiting`` and ``training``, and of the workers ``read``, ``decode``, ``transform`` and ``collate``,
-            added up; and ``workers``, the same for each worker by number.
+            added up; and ``workers``, the same for each worker by number. Of a mixture also ``sources``: the requested
+            samples of each.
         """
-        return self._stats.to_dict()
+        numbers = self._stats.to_dict()
+        if isinstance(self.dataset, StoreMixture):
+            parts: list[Any] = self.dataset.datasets
+            keys = {name: part._counters.key for name, part in zip(self.dataset.names, parts, strict=True)}
+            numbers["sources"] = {name: self._stats.seen[key] for name, key in keys.items()}
+        return numbers
 
     def reset_stats(self) -> None:
         """Count from here on, as after a warm-up."""

@@ -87,6 +87,7 @@ class SequenceReader(ImageReader):
     ends: str = "pad"
     by: str | None = None
     channels: Mapping[str, Channels] | None = None
+    _windows: Mapping[str, tuple[int, ...]] = field(init=False, repr=False, compare=False)
     _runs: Runs | None = field(default=None, repr=False, compare=False)
     _rows: tuple[Rows, ...] = field(default=(), repr=False, compare=False)
 
@@ -105,6 +106,8 @@ class SequenceReader(ImageReader):
             )
         offsets = {name: _offsets(name, given) for name, given in self.windows.items()}
         object.__setattr__(self, "windows", offsets)
+        steps = {name: tuple(offset * self.stride for offset in each) for name, each in offsets.items()}
+        object.__setattr__(self, "_windows", steps)
 
     def bind(self, backend: Backend, /) -> Self:
         # docstring inherited
@@ -149,7 +152,7 @@ class SequenceReader(ImageReader):
 
     def _window(self, name: str) -> tuple[int, ...]:
         """Return the offsets of an element, in steps."""
-        return tuple(int(offset) * self.stride for offset in self.windows.get(name, _NOW))
+        return self._windows.get(name, _NOW)
 
     def _reach(self) -> tuple[int, int]:
         """Return how many steps before and after a sample's own its windows have."""
@@ -187,12 +190,11 @@ class SequenceReader(ImageReader):
 
     def locate(self, index: int, context: SampleContext, /) -> Sequence[int]:
         # docstring inherited
-        steps, start, stop = self._steps([index])
-        wanted = {int(np.clip(steps[0] + at, start[0], stop[0] - 1)) for rows in self._rows for at in rows.offsets}
-        return sorted(wanted)
+        steps, start, stop = (int(each[0]) for each in self._steps([index]))
+        return sorted({min(max(steps + at, start), stop - 1) for rows in self._rows for at in rows.offsets})
 
-    def read_windows(self, view: Backend, indices: Sequence[int]) -> list[list[Record | RecordError]]:
-        """Return for each sample the windows that `build` takes: field → an array or a list of its rows."""
+    def read_windows(self, view: Backend, indices: Sequence[int]) -> tuple[list[list[Record | RecordError]], list[int]]:
+        """Return for each sample the windows that `build` takes, field → an array or a list of its rows, and its own step."""
         steps, starts, stops = self._steps(indices)
         windows: list[list[Record | RecordError]] = [[] for _ in indices]
         for rows in self._rows:
@@ -203,7 +205,7 @@ class SequenceReader(ImageReader):
             found = _read(view, positions.tolist(), places.reshape(inside.shape), rows.fields)
             for sample, window, padded in zip(windows, found, outside, strict=True):
                 sample.append(window if isinstance(window, RecordError) else {**window, PADDED: padded})
-        return windows
+        return windows, steps.tolist()
 
     def build(self, records: Sequence[Record], context: SampleContext, /) -> dict[str, Any]:
         # docstring inherited
