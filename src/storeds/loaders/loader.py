@@ -283,7 +283,7 @@ class StoreLoader(DataLoader[Any]):
         self,
         dataset: Any,
         *,
-        sampler: Sampler[Any] | None = None,
+        sampler: Any = None,
         shuffle: bool = False,
         seed: int | None = None,
         log_every: float | None = None,
