@@ -322,6 +322,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"budget": 40}, "for bucket_by"),
     ({"block_size": 4, "balance": "label"}, "block_size is for epochs of each sample once"),
     ({"samples_per_epoch": 0}, "samples_per_epoch"),
+    ({"samples_per_epoch": 91, "repeat": False}, "an epoch has 91 samples of part all, and there are 90"),
+    ({"balance": "label", "repeat": False}, "30 samples of label dog, and there are 25"),
+    ({"weights": "weight", "repeat": False}, "largest weight would come more than once"),
 ]
 
 
@@ -377,6 +380,9 @@ class TestSamplersOfPyTorch:
         wrapped: DistributedSampler[Any] = DistributedSampler(EpochSampler(plain), num_replicas=2, rank=0)  # type: ignore[arg-type]
         with pytest.raises(ConfigError, match="samples would be lost.*use_distributed_sampler=False"):
             StoreLoader(plain, sampler=wrapped, batch_size=7)
+        ours = StoreLoader(plain, sampler=EpochSampler(plain, num_replicas=2, rank=0), batch_size=7)
+        with pytest.raises(ConfigError, match="divides the batches of a loader.*do not prepare"):
+            list(ours.batch_sampler or ())  # as Accelerate's BatchSamplerShard does
         for arguments in ({"shuffle": True}, {"balance": "label"}):
             with pytest.raises(ConfigError, match="is for the sampler that the loader makes itself"):
                 StoreLoader(plain, sampler=SequentialSampler(plain), **arguments)

@@ -46,6 +46,9 @@ class Loader(Settings, frozen=True):
     samples_per_epoch: Annotated[
         Annotated[int, msgspec.Meta(ge=1)] | None, msgspec.Meta(description="By default as many as there are.")
     ] = None
+    repeat: Annotated[
+        bool, msgspec.Meta(description="Whether a sample may come more than once in an epoch; an error otherwise.")
+    ] = True
     per_batch: Annotated[
         bool, msgspec.Meta(description="Each batch has the shares of balance, weights or sources too.")
     ] = False

@@ -15,7 +15,16 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from torch._utils import ExceptionWrapper
-from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Sampler, Subset, get_worker_info
+from torch.utils.data import (
+    BatchSampler,
+    ConcatDataset,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    Sampler,
+    Subset,
+    get_worker_info,
+)
 
 from storeds._utils.text import some
 from storeds.batching.collate import collate, collate_columns
@@ -251,7 +260,7 @@ class StoreLoader(DataLoader[Any]):
     seed : int, optional
         Without a `sampler`: the seed of the order. By default the dataset's. If that has none, the sampler draws one
         from torch's default generator at the first pass.
-    balance, weights, samples_per_epoch, per_batch, group_by, bucket_by, buckets, budget
+    balance, weights, samples_per_epoch, repeat, per_batch, group_by, bucket_by, buckets, budget
         Without a `sampler`: what an epoch has, as for `EpochSampler`.
     log_every : float, optional
         Log `why_slow` every so many seconds, at level INFO.
@@ -290,7 +299,8 @@ class StoreLoader(DataLoader[Any]):
         **arguments: Any,
     ) -> None:
         name = type(self).__name__
-        plan = {key: arguments.pop(key) for key in PLAN_SETTINGS if arguments.get(key) is not None}
+        asked = {key: arguments.pop(key, None) for key in PLAN_SETTINGS}
+        plan = {key: value for key, value in asked.items() if value is not None}
         _check_names(name, arguments)
         if isinstance(dataset, IterableDataset):
             raise ConfigError(f"{name} is for datasets with indices; pass a stream to torch.utils.data.DataLoader")
@@ -315,6 +325,8 @@ class StoreLoader(DataLoader[Any]):
         self._order: EpochSampler | OtherSampler
         if isinstance(sampler, EpochSampler):
             self._order = sampler
+            if self.batch_sampler is not None:  # a DataLoader refuses that this is set
+                self.__dict__["batch_sampler"] = _Undivided(sampler, self.batch_size or 1, self.drop_last)
         else:
             self._order = OtherSampler(given, dataset, is_batched=batches is not None)
         self._stats = LoaderStats()
@@ -480,6 +492,18 @@ def _check_names(loader: str, arguments: Mapping[str, Any]) -> None:
     for name in arguments:
         if name not in known:
             raise ConfigError(f"{loader} has no argument {name!r}; {suggest(name, list(known)[2:], 'arguments')}")
+
+
+class _Undivided(BatchSampler):
+    """The batch sampler of a loader that makes its own requests: only frameworks that divide an epoch again iterate it."""
+
+    def __iter__(self) -> Iterator[list[int]]:
+        if getattr(self.sampler, "num_replicas", 1) > 1:
+            raise ConfigError(
+                "a framework divides the batches of a loader, whose EpochSampler has already divided them among the ranks: "
+                "samples would be lost. With Accelerate, do not prepare the loader: loop over it"
+            )
+        return super().__iter__()
 
 
 class _Requests(Sampler[Request]):

@@ -131,18 +131,18 @@ class Quotas(Plan):
         self.drop_last = drop_last
         self.is_batched = batch_size is not None
         self._since = sorted(shares)
-        self._quotas = [_divided(count, shares[epoch]) for epoch in self._since]
-        numbers = [strata.sizes, *(quota for quota in self._quotas), np.array([*self._since, batch_size or 0])]
+        self.quotas_by_epoch = [_divided(count, shares[epoch]) for epoch in self._since]
+        numbers = [strata.sizes, *self.quotas_by_epoch, np.array([*self._since, batch_size or 0])]
         self.key = _digest("quotas", *numbers, *([] if strata.members is None else [strata.members]))
 
     def quotas(self, epoch: int) -> Array:
         """Return how many samples of each stratum an epoch has."""
-        return self._quotas[bisect_right(self._since, epoch) - 1]
+        return self.quotas_by_epoch[bisect_right(self._since, epoch) - 1]
 
     def used(self, epoch: int) -> Uints:
         """Return how many samples each stratum has given before an epoch."""
         used = np.zeros(len(self.strata.sizes), np.uint64)
-        for quota, since, until in zip(self._quotas, self._since, [*self._since[1:], epoch], strict=True):
+        for quota, since, until in zip(self.quotas_by_epoch, self._since, [*self._since[1:], epoch], strict=True):
             used += quota.astype(np.uint64) * np.uint64(max(min(until, epoch) - since, 0))
         return used
 

@@ -23,6 +23,7 @@ PLAN_SETTINGS = (
     "balance",
     "weights",
     "samples_per_epoch",
+    "repeat",
     "per_batch",
     "group_by",
     "bucket_by",
@@ -51,6 +52,7 @@ class PlanSettings:
     weights: Any = None
     per_batch: bool = False
     samples_per_epoch: int | None = None
+    repeat: bool = True
     group_by: str | None = None
     bucket_by: str | Sequence[str] | None = None
     buckets: int | None = None
@@ -116,6 +118,8 @@ def make_plan(data: Any, count: int, settings: PlanSettings) -> Plan:
         groups, _ = Strata.of(_values(data, settings.group_by, "group_by"), None)
         return Grouped(groups, settings.group_by, settings.batch_size or count, shuffle=settings.shuffle)
     drawn = _drawn(data, count, settings)
+    if not settings.repeat:
+        _check_unrepeated(drawn)
     return drawn if settings.bucket_by is None else _bucketed(drawn, data, settings)
 
 
@@ -138,6 +142,22 @@ def _drawn(data: Any, count: int, settings: PlanSettings) -> Plan:
         everything = Strata(["all"], np.array([count], np.uint64), None)
         return Quotas(everything, {0: np.ones(1)}, samples, "part")
     return Shuffled(count, settings.shuffle, settings.block_size, settings.window)
+
+
+def _check_unrepeated(plan: Plan) -> None:
+    """Raise ConfigError if a sample comes more than once in an epoch."""
+    if isinstance(plan, Quotas):
+        for quotas in plan.quotas_by_epoch:
+            for name, quota, size in zip(plan.strata.names, quotas.tolist(), plan.strata.sizes.tolist(), strict=True):
+                if quota > size:
+                    raise ConfigError(
+                        f"repeat=False: an epoch has {quota:,} samples of {plan.what} {name}, and there are {size:,}; reduce "
+                        "samples_per_epoch, or let samples repeat"
+                    )
+    elif isinstance(plan, Weighted) and float(plan.weights.max()) * plan.count > plan.sums[-1]:
+        raise ConfigError(
+            "repeat=False: the sample with the largest weight would come more than once; reduce samples_per_epoch"
+        )
 
 
 def _classes(data: Any, field: str, weights: Mapping[Any, float] | None) -> tuple[Strata, Array]:

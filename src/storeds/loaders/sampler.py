@@ -120,6 +120,8 @@ class EpochSampler(Sampler[Any]):
         of `balance` (by default of ``label``), or of class names, to their shares: ``{"cat": 3, "dog": 1}``.
     samples_per_epoch : int, optional
         By default as many as there are; of a mixture see `StoreMixture`.
+    repeat : bool
+        Whether a sample may come more than once in an epoch, where quotas or weights ask for it; an error otherwise.
     per_batch : bool
         Each batch has the shares of `balance` too, or those of a mixture, within one sample.
     group_by : str, optional
@@ -161,7 +163,7 @@ class EpochSampler(Sampler[Any]):
 
     *StatefulDataLoader* loads its state when the loop begins; an epoch that `set_epoch` set before then applies.
 
-    *Lightning and Accelerate* shard a rank's samples again, and samples are lost. Turn that off with
+    *Lightning and Accelerate* shard a rank's samples again, which a `StoreLoader` refuses. Turn that off with
     ``Trainer(use_distributed_sampler=False)``, and do not pass the loader to ``Accelerator.prepare``.
 
     *Processes and threads*: use it in the main process, where DataLoader draws indices. A pickle or copy begins where
@@ -195,6 +197,7 @@ class EpochSampler(Sampler[Any]):
         balance: str | None = None,
         weights: Any = None,
         samples_per_epoch: int | None = None,
+        repeat: bool = True,
         per_batch: bool = False,
         group_by: str | None = None,
         bucket_by: str | Sequence[str] | None = None,
@@ -217,6 +220,7 @@ class EpochSampler(Sampler[Any]):
             balance=balance,
             weights=weights,
             samples_per_epoch=samples_per_epoch,
+            repeat=repeat,
             per_batch=per_batch,
             group_by=group_by,
             bucket_by=bucket_by,
