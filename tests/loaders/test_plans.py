@@ -115,6 +115,20 @@ class TestQuotas:
                 uses = [times[int(index)] for index in np.flatnonzero(label == LABELS)]
                 assert max(uses) - min(uses) <= 1
 
+    @pytest.mark.parametrize("per_batch", [False, True])
+    def test_a_sample_comes_once_before_any_of_its_class_comes_again(
+        self, plain: StoreDataset, per_batch: bool
+    ) -> None:
+        sampler = EpochSampler(plain, balance="label", samples_per_epoch=100, per_batch=per_batch, batch_size=7)
+        sequence = [index for _ in range(8) for index in drawn(sampler)]
+        for label in range(3):
+            members = [int(at) for at in np.flatnonzero(label == LABELS)]
+            of_label = [index for index in sequence if LABELS[index] == label]
+            passes = [of_label[at : at + len(members)] for at in range(0, len(of_label), len(members))]
+            for each in passes[:-1]:
+                assert sorted(each) == members
+            assert len(members) < 4 or passes[0] != passes[1]
+
     def test_balance_means_equal_shares(self, dataset: StoreDataset) -> None:
         sampler = EpochSampler(dataset, balance="label")
         assert np.bincount(LABELS[drawn(sampler)]).tolist() == [30, 30, 30]

@@ -11,6 +11,7 @@ to be gathered from workers. `planning.make_plan` chooses one of these:
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
@@ -100,7 +101,7 @@ class Strata:
 class Quotas(Plan):
     """Takes an exact number of samples from each stratum.
 
-    A stratum gives each of its samples once before any of them comes again, across epochs.
+    A stratum gives each of its samples once before any of them comes again, across epochs, and each time in another order.
 
     Parameters
     ----------
@@ -158,82 +159,123 @@ class Quotas(Plan):
         return f"{self.count:,} samples by {self.what}: {some(parts, 20)}{batches}"
 
 
+_GOLDEN = (5**0.5 - 1) / 2  # multiples of it spread over [0, 1) evenly
+_BLOCK_OF_PLACES = 64  # where no batch is to have the shares
+
+
 class _QuotaOrder(Order):
-    """The places of an epoch are shuffled. Then each stratum has as many of them as its quota."""
+    """Blocks of places, each with the shares within one sample; a block is a batch, or 64 places.
+
+    Each block takes the whole part of a stratum's share. Of the strata that are due a fraction of a sample, it takes one
+    more from those at which a pointer's steps of 1 hit the line of all fractions (systematic sampling). The pointer begins
+    at another of equal steps in each block, so over an epoch a stratum is hit as often as its fractions add up to, within
+    one. The begins are visited in jumps near the golden ratio, so that the hits spread over the epoch, and how many come
+    before a block is a sum of floors (see `_floor_sum`). The last block, which may be short, takes what is missing.
+
+    Strata are shuffled within a block, and a stratum's samples come in the order of its pass.
+    """
 
     def __init__(self, plan: Quotas, seed: int, epoch: int) -> None:
-        self.count, self._strata = plan.count, plan.strata
-        self._quotas, self._used = plan.quotas(epoch).astype(np.uint64), plan.used(epoch)
+        self._samples, self._strata = plan.count, plan.strata
+        self._size = plan.batch_size or min(_BLOCK_OF_PLACES, plan.count)
+        self._quotas, self._used = plan.quotas(epoch), plan.used(epoch)
         self._starts = np.cumsum(plan.strata.sizes) - plan.strata.sizes
         self._keys = round_keys("storeds.plan", 1, seed, epoch)
         self._within = round_keys("storeds.plan.stratum", 1, seed)  # passes go on from epoch to epoch
+        self.count = self._samples
+        self._whole = self._samples // self._size
+        due = self._quotas * self._size
+        self._sure = due // self._samples
+        # The ends of the fractions on their line, as whole numbers and parts of `samples`.
+        self._ends, parts = np.divmod(np.cumsum(due - self._sure * self._samples), self._samples)
+        self._hit_from = -(
+            (parts - self._samples) * self._whole // self._samples
+        )  # the first begin that hits once more
+        self._jump = _coprime_near(int(self._whole * _GOLDEN), self._whole)
+        self._first = int(self._keys[0] % np.uint64(max(self._whole, 1)))
 
-    def at(self, places: Uints) -> list[Any]:
-        shuffled = permute(places, self.count, self._keys)
-        ends = np.cumsum(self._quotas)
-        strata = np.searchsorted(ends, shuffled, "right")
-        indices: list[Any] = self.taken(strata, shuffled - (ends - self._quotas)[strata]).tolist()
-        return indices
+    def _before(self, blocks: Array) -> Array:
+        """Return how many samples of each stratum come before each of these whole blocks."""
+        number, many = self._whole, blocks[:, None]
+        reached = _floor_sum(many, number, self._jump, self._first + number - self._hit_from)
+        hits = self._ends * many + reached - _floor_sum(many, number, self._jump, np.array([self._first]))
+        before: Array = self._sure * many + np.diff(hits, axis=1, prepend=0)
+        return before
 
-    def taken(self, strata: Array, uses: Uints) -> Array:
+    def _block(self, blocks: Array) -> tuple[Array, Array, Array, Array]:
+        """Return for each place of these blocks its block's row, its slot there, its stratum and which use of it."""
+        is_whole = (blocks < self._whole)[:, None]
+        before = self._before(np.minimum(blocks, self._whole))
+        after = np.where(is_whole, self._before(np.minimum(blocks + 1, self._whole)), self._quotas)
+        runs = (after - before).ravel()
+        lengths = (after - before).sum(axis=1)
+        strata = np.repeat(np.tile(np.arange(len(self._quotas)), len(blocks)), runs)
+        uses = np.repeat(before.ravel() - (np.cumsum(runs) - runs), runs) + np.arange(len(strata))
+        rows = np.repeat(np.arange(len(blocks)), lengths)
+        places = (np.arange(len(strata)) - (np.cumsum(lengths) - lengths)[rows]).astype(np.uint64)
+        slots = permute(places, lengths[rows].astype(np.uint64), self._keys, blocks[rows].astype(np.uint64)).astype(
+            np.intp
+        )
+        in_order = np.lexsort((slots, strata, rows))  # the uses of a stratum ascend with the slots
+        return rows, slots[in_order], strata, uses
+
+    def _taken(self, strata: Array, uses: Array) -> Array:
         """Return the index of the sample that a stratum gives at its n-th use of this epoch."""
         sizes = self._strata.sizes[strata]
-        passes, places = np.divmod(uses + self._used[strata], sizes)
+        passes, places = np.divmod(uses.astype(np.uint64) + self._used[strata], sizes)
         tweak = passes * np.uint64(len(self._strata.sizes)) + strata.astype(np.uint64)
         at = self._starts[strata] + permute(places, sizes, self._within, tweak)
         members = self._strata.members
         return at if members is None else members[at]
 
+    def at(self, places: Uints) -> list[Any]:
+        blocks, wanted_rows = np.unique(places.astype(np.int64) // self._size, return_inverse=True)
+        rows, slots, strata, uses = self._block(blocks)
+        of_place = np.empty((len(blocks), self._size), np.intp)
+        of_place[rows, slots] = np.arange(len(rows))
+        wanted = of_place[wanted_rows, places.astype(np.int64) % self._size]
+        indices: list[Any] = self._taken(strata[wanted], uses[wanted]).tolist()
+        return indices
+
 
 class _QuotaBatches(_QuotaOrder):
-    """Every batch has the whole part of each stratum's share, and the rest goes round.
-
-    Of the strata that are due a fraction f of a sample, a batch takes one more from those at which a pointer's steps of 1
-    hit the line of all fractions (systematic sampling). The pointer begins at another of `batches` equal steps in each
-    batch. So over the epoch a stratum is hit as often as its fractions add up to, within one.
-    """
+    """The same blocks as batches."""
 
     _at_once = 64
 
     def __init__(self, plan: Quotas, seed: int, epoch: int) -> None:
         super().__init__(plan, seed, epoch)
-        assert plan.batch_size is not None
-        self._size, self._whole = plan.batch_size, plan.count // plan.batch_size
-        self._samples = plan.count
-        self.count = self._whole if plan.drop_last else -(-plan.count // plan.batch_size)
-        due = self._quotas.astype(np.int64) * self._size
-        self._sure = due // max(self._samples, 1)
-        # The line of fractions, in units of 1 / samples: a + b / samples at the end of each stratum.
-        self._line, part = np.divmod(np.cumsum(due - self._sure * self._samples), max(self._samples, 1))
-        self._hit_from = -((part - self._samples) * self._whole // max(self._samples, 1))
-
-    def _before(self, batches: Array) -> Array:
-        """Return how many samples of each stratum come before each of these whole batches, in the order of pointers."""
-        hits = self._line * batches[:, None] + np.maximum(batches[:, None] - self._hit_from, 0)
-        before: Array = self._sure * batches[:, None] + np.diff(hits, axis=1, prepend=0)
-        return before
+        self.count = self._whole if plan.drop_last else -(-self._samples // self._size)
 
     def at(self, places: Uints) -> list[Any]:
-        is_whole = places < self._whole
-        batches = places.copy()
-        batches[is_whole] = permute(places[is_whole], self._whole, self._keys)
-        numbers = batches.astype(np.int64)
-        before = self._before(numbers)
-        after = np.where(is_whole[:, None], self._before(numbers + 1), self._quotas.astype(np.int64))
-        takes = after - before
-        lengths = takes.sum(axis=1)
-        # One row for each sample: its batch, its stratum, and which use of the stratum it is.
-        runs = takes.ravel()
-        strata = np.repeat(np.tile(np.arange(takes.shape[1]), len(takes)), runs)
-        uses = np.repeat(before.ravel() - (np.cumsum(runs) - runs), runs) + np.arange(len(strata))
-        indices = self.taken(strata, uses.astype(np.uint64))
-        starts = np.cumsum(lengths) - lengths
-        rows = np.repeat(np.arange(len(takes)), lengths)
-        within = (np.arange(len(strata)) - starts[rows]).astype(np.uint64)
-        mixed = permute(within, lengths[rows].astype(np.uint64), self._keys, batches[rows])
-        result = np.empty_like(indices)
-        result[starts[rows] + mixed.astype(np.int64)] = indices
-        return [part.tolist() for part in np.split(result, starts[1:])]
+        rows, slots, strata, uses = self._block(places.astype(np.int64))
+        indices = self._taken(strata, uses)
+        lengths = np.bincount(rows, minlength=len(places))
+        ends = np.cumsum(lengths)
+        batches = np.empty_like(indices)
+        batches[(ends - lengths)[rows] + slots] = indices
+        return [batch.tolist() for batch in np.split(batches, ends[:-1])]
+
+
+def _coprime_near(number: int, modulus: int) -> int:
+    """Return the number next to `number` without a common divisor with `modulus`; 1 if that is 0 or 1."""
+    return next(each for each in range(max(number, 1), number + modulus + 2) if math.gcd(each, max(modulus, 1)) == 1)
+
+
+def _floor_sum(count: Array, modulus: int, factor: int, summand: Array) -> Array:
+    """Return the sum of ``(factor * i + summand) // modulus`` over all i below `count`, as the AtCoder Library does."""
+    count, summand = np.broadcast_arrays(count, summand)
+    total = np.zeros(count.shape, np.int64)
+    if not modulus:
+        return total
+    while True:
+        total += count * (count - 1) // 2 * (factor // modulus) + count * (summand // modulus)
+        factor, summand = factor % modulus, summand % modulus
+        highest = factor * count + summand
+        if not (highest >= modulus).any():
+            return total
+        count, summand = highest // modulus, highest % modulus
+        modulus, factor = factor, modulus
 
 
 # --- By weight ---
@@ -268,9 +310,6 @@ class Weighted(Plan):
             f"{self.count:,} samples by weight, of {len(self.weights):,}; the largest weight is "
             f"{float(self.weights.max()) * len(self.weights) / self.sums[-1]:.3g} times the mean"
         )
-
-
-_GOLDEN = (5**0.5 - 1) / 2  # multiples of it spread over [0, 1) evenly
 
 
 class _WeightedOrder(Order):
