@@ -231,6 +231,23 @@ BREAKS = [Break(*row) for row in (
     ("28: collate_detection names fields= of the dataset", "batching/test_samples.py -k detection_says", "batching/detection.py", "(StoreDataset(…, fields=[…])), rename", "(fields=[…]), rename"),
     ("28: the hint for boxes without a role is boxes", "transforms/test_joint.py -k 'would_not_move'", "transforms/alignment.py", 'likely = "boxes" if is_boxes else', 'likely = "mask" if is_boxes else'),
     ("28: a record known to be bad is not read again", "backends/test_batch_arrays.py -k known_to_be_bad", "datasets/map_dataset.py", "                known = error\n", "                pass\n"),
+    # What to train on: quotas, weights, batches, folds and windows.
+    ("plan: a stratum goes on where the last epoch ended", "loaders/test_plans.py -k early", "loaders/plan.py", "np.divmod(uses.astype(np.uint64) + self._used[strata], sizes)", "np.divmod(uses.astype(np.uint64), sizes)"),
+    ("plan: each batch has the shares", "loaders/test_plans.py -k early", "loaders/plan.py", "        self._ends, parts = np.divmod(", "        self._ends, parts = np.divmod(0 * "),
+    ("plan: a sample comes once before any comes again", "loaders/test_plans.py -k before_any", "loaders/plan.py", "return rows, slots[in_order], strata, uses", "return rows, slots, strata, uses"),
+    ("plan: quotas are rounded by largest remainder", "loaders/test_plans.py -k early", "loaders/plan.py", "np.argsort(parts - exact, kind=\"stable\")", "np.argsort(exact - parts, kind=\"stable\")"),
+    ("plan: a weight of 0 never comes", "loaders/test_plans.py -k share_rounded", "loaders/plan.py", "(line <= rest[:, None])", "(line < 0.9 * rest[:, None])"),
+    ("plan: a group is not divided", "loaders/test_plans.py -k groups_stay", "loaders/plan.py", 'self.batch_size, "right") - 1]', 'self.batch_size, "right") - 1] - 1'),
+    ("plan: a batch keeps its budget", "loaders/test_plans.py -k budget_limits", "loaders/planning.py", "np.maximum.at(largest, codes,", "np.minimum.at(largest, codes,"),
+    ("plan: a state belongs to its plan", "loaders/test_plans.py -k belongs_to_its_plan", "loaders/sampler.py", 'if state.get("plan", "") != self.plan.key:', "if False:"),
+    ("plan: a framework does not divide again", "loaders/test_plans.py -k around_ours", "loaders/sampler.py", "return any(isinstance(each, EpochSampler)", "return any(False"),
+    ("plan: each pass of a source has another order", "datasets/test_mixture.py -k 200_epochs", "loaders/plan.py", "passes * np.uint64(len(self._strata.sizes)) + strata.astype(np.uint64)", "passes * np.uint64(0)"),
+    ("plan: sources have one schema", "datasets/test_mixture.py -k wrong_sources", "datasets/mixture.py", "if list(columns[0].items()) != list(columns[1].items()):", "if False:"),
+    ("plan: a fold keeps groups together", "datasets/test_folds.py -k divide_the_records", "backends/subsets.py", "folds: Array = fold_of[groups]", "folds: Array = fold_of[groups - groups % 2]"),
+    ("plan: folds have an index of their own", "datasets/test_folds.py -k divide_the_records", "backends/selection.py", "repr(self.where), *subsets)", "repr(self.where))"),
+    ("plan: splits by folds share no record", "datasets/test_folds.py -k splits_of_a_config", "config/splits.py", "if all(each.fold is None and each.keys is None for each in (one, other)):", "if True:"),
+    ("plan: a window stays in its episode", "readers/test_sequence.py -k slices", "readers/sequence.py", "inside = np.clip(wanted, starts[:, None], stops[:, None] - 1)", "inside = np.clip(wanted, 0, self._bounds[-1] - 1)"),
+    ("plan: padded rows are marked", "readers/test_sequence.py -k slices", "readers/sequence.py", "outside = wanted != inside", "outside = wanted > inside"),
 )]
 # fmt: on
 

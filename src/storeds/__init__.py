@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from storeds.config import build_loader as build_loader
     from storeds.config import load_config as load_config
     from storeds.datasets.map_dataset import StoreDataset as StoreDataset
+    from storeds.datasets.mixture import StoreMixture as StoreMixture
     from storeds.datasets.source import Source as Source
     from storeds.loaders.device import to_device as to_device
     from storeds.loaders.iterable import StoreIterable as StoreIterable
@@ -46,6 +47,7 @@ _LAZY = {
     "StoreDataset": "storeds.datasets.map_dataset",
     "StoreIterable": "storeds.loaders.iterable",
     "StoreLoader": "storeds.loaders.loader",
+    "StoreMixture": "storeds.datasets.mixture",
     "ThreadLoader": "storeds.loaders.threaded",
     "build_dataset": "storeds.config",
     "build_loader": "storeds.config",
@@ -78,6 +80,7 @@ __all__ = [
     "StoreDataset",
     "StoreIterable",
     "StoreLoader",
+    "StoreMixture",
     "ThreadLoader",
     "Writer",
     "build_dataset",

@@ -202,6 +202,7 @@ _READERS = (
     ("array", "base:ArrayReader", ""),
     ("sample", "sample:SampleReader", ""),
     ("video", "video:VideoReader", ""),
+    ("sequence", "sequence:SequenceReader", ""),
 )
 _DECODERS = (
     ("bytes", "decoders:decode_bytes", ""),

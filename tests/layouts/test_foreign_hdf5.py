@@ -124,8 +124,8 @@ class TestDatasets:
             open_backend(f"{path}?columns=x:train/x[]"),
             open_backend(path, columns="x:x[]", group="train"),
             StoreDataset(path, columns={"x": "train/x[]"}, reader="array").backend,
-            storeds.build_dataset(
-                {"dataset": {"url": str(path), "reader": "array", "columns": {"x": "train/x[]"}}}
+            storeds.StoreDataset(
+                storeds.Source.parse({"url": str(path), "reader": "array", "columns": {"x": "train/x[]"}})
             ).backend,
         ]
         assert [store.column("x").tolist() for store in stores] == [[0, 1, 2, 3, 4]] * 4

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, default_collate
+from torch.utils.data import DataLoader, default_collate
 
 import storeds
 from photographs import jpeg
@@ -147,19 +147,6 @@ def test_a_loader_made_by_hand_needs_no_sampler(url: str, kind: type[StoreLoader
     assert ids(by_hand) == ids(StoreLoader(dataset, batch_size=4, sampler=sampler))
     assert ids(by_hand) == list(sampler)  # each in its second epoch
     assert ids(kind(dataset, batch_size=4)) == list(range(COUNT))
-
-
-@pytest.mark.parametrize("kind", [StoreLoader, ThreadLoader])
-def test_samplers_that_do_not_know_where_the_loop_is_are_refused(url: str, kind: type[StoreLoader]) -> None:
-    dataset = StoreDataset(url, reader="array", fields=["x"])
-    given: list[tuple[dict[str, Any], str]] = [
-        ({"sampler": SequentialSampler(dataset)}, f"{kind.__name__} needs an EpochSampler.*SequentialSampler"),
-        ({"batch_sampler": BatchSampler(EpochSampler(dataset), 2, False)}, "pass batch_size, not batch_sampler"),
-        ({"sampler": EpochSampler(dataset), "shuffle": True}, "shuffle is for the sampler"),
-    ]
-    for arguments, says in given:
-        with pytest.raises(errors.ConfigError, match=says):
-            kind(dataset, **arguments)
 
 
 def test_an_error_lists_the_values_that_exist_for_one_that_no_record_has(url: str) -> None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import xxhash
 
-__all__ = ["MAX_COUNT", "EpochOrder", "permute", "round_keys"]
+__all__ = ["MAX_COUNT", "EpochOrder", "Order", "Uints", "permute", "round_keys"]
 
 Uints: TypeAlias = np.ndarray[tuple[int], np.dtype[np.uint64]]
 
@@ -22,6 +23,7 @@ _CHUNK = 4096
 _RANKED = 64
 _MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 _SHIFTS = (np.uint64(30), np.uint64(27), np.uint64(31))
+_POWERS = np.uint64(1) << np.arange(63, dtype=np.uint64)  # how many are at most n: the bits of n
 
 
 def round_keys(*key: object) -> Uints:
@@ -30,15 +32,17 @@ def round_keys(*key: object) -> Uints:
     return np.array([xxhash.xxh3_64_intdigest(f"{text}/{at}".encode()) for at in range(_ROUNDS)], dtype=np.uint64)
 
 
-def permute(values: Uints, count: int, keys: Uints, tweak: Uints | None = None, *, inverse: bool = False) -> Uints:
+def permute(
+    values: Uints, count: int | Uints, keys: Uints, tweak: Uints | None = None, *, inverse: bool = False
+) -> Uints:
     """Map `values`, all in ``[0, count)``, through a bijection of that range.
 
     Parameters
     ----------
     values : uint64 array
         Values of the range, in any order; each is mapped independently.
-    count : int
-        At most ``2**62``.
+    count : int or uint64 array
+        At most ``2**62``. An array has the range of each value, and values of one tweak have one range.
     keys : uint64 array
         From `round_keys`; selects the bijection.
     tweak : uint64 array, optional
@@ -51,15 +55,27 @@ def permute(values: Uints, count: int, keys: Uints, tweak: Uints | None = None, 
     A Feistel network over the smallest power of two that is at least `count`, with splitmix64's finaliser as its round
     function. Results outside the range are mapped again until inside (cycle walking, Black and Rogaway 2002).
     """
-    if count < 2 or not values.size:
+    if not values.size:
         return values
     tweak = np.zeros_like(values) if tweak is None else _mix(tweak)
-    if count <= _RANKED:
+    if not isinstance(count, np.ndarray):
+        return _permute(values, np.uint64(count), keys, tweak, inverse)
+    out = np.empty_like(values)
+    for at in np.flatnonzero(count <= _RANKED), np.flatnonzero(count > _RANKED):
+        if at.size:
+            out[at] = _permute(values[at], count[at], keys, tweak[at], inverse)
+    return out
+
+
+def _permute(values: Uints, count: Uints | np.uint64, keys: Uints, tweak: Uints, inverse: bool) -> Uints:
+    """Map values of one range, or of ranges that are all ordered by hash or all not."""
+    if np.max(count) <= _RANKED:
         return _rank(values, count, keys, tweak, inverse)
-    bits = (count - 1).bit_length()
+    bits = np.searchsorted(_POWERS, count - np.uint64(1), "right").astype(np.uint64)
     out = _feistel(values, bits, keys, tweak, inverse)
-    while (outside := np.flatnonzero(out >= np.uint64(count))).size:
-        out[outside] = _feistel(out[outside], bits, keys, tweak[outside], inverse)
+    while (outside := np.flatnonzero(out >= count)).size:
+        part = bits[outside] if isinstance(bits, np.ndarray) else bits
+        out[outside] = _feistel(out[outside], part, keys, tweak[outside], inverse)
     return out
 
 
@@ -70,22 +86,23 @@ def _mix(values: Uints) -> Uints:
     return values ^ (values >> _SHIFTS[2])
 
 
-def _rank(values: Uints, count: int, keys: Uints, tweak: Uints, inverse: bool) -> Uints:
-    """Map each value to the rank of its hash within the range; the hash is a bijection, so there are no ties."""
-    everything = np.arange(count, dtype=np.uint64)
-    hashes = _mix(_mix((everything ^ tweak[:, None]) + keys[0]) + keys[1])
-    rows, at = np.arange(len(values)), values.astype(np.intp)
-    if inverse:
-        ranked: Uints = np.argsort(hashes, axis=1)[rows, at].astype(np.uint64)
-    else:
-        ranked = (hashes < hashes[rows, at][:, None]).sum(axis=1, dtype=np.uint64)
+def _rank(values: Uints, count: Uints | np.uint64, keys: Uints, tweak: Uints, inverse: bool) -> Uints:
+    """Map each value to the rank of its hash within its range; the hash is a bijection, so there are no ties."""
+    everything = np.arange(np.max(count), dtype=np.uint64)
+    tweaks, first, rows = np.unique(tweak, return_index=True, return_inverse=True)
+    hashes = _mix(_mix((everything ^ tweaks[:, None]) + keys[0]) + keys[1])
+    if isinstance(count, np.ndarray):  # what is outside of a range comes last
+        hashes[everything >= count[first, None]] = ~np.uint64(0)
+    order = np.argsort(hashes, axis=1)
+    ranked: Uints = (order if inverse else np.argsort(order, axis=1))[rows, values.astype(np.intp)].astype(np.uint64)
     return ranked
 
 
-def _feistel(values: Uints, bits: int, keys: Uints, tweak: Uints, inverse: bool) -> Uints:
-    """Apply a bijection of ``[0, 2**bits)``; the halves alternate, so they may differ in width."""
-    low = np.uint64(bits // 2)
-    low_mask, high_mask = np.uint64(2 ** (bits // 2) - 1), np.uint64(2 ** (bits - bits // 2) - 1)
+def _feistel(values: Uints, bits: Uints | np.uint64, keys: Uints, tweak: Uints, inverse: bool) -> Uints:
+    """Apply a bijection of ``[0, 2**bits)`` to each value; the halves alternate, so they may differ in width."""
+    one = np.uint64(1)
+    low = bits >> one
+    low_mask, high_mask = (one << low) - one, (one << (bits - low)) - one
     left, right = values >> low, values & low_mask
     for at in reversed(range(_ROUNDS)) if inverse else range(_ROUNDS):
         if at % 2:
@@ -95,8 +112,25 @@ def _feistel(values: Uints, bits: int, keys: Uints, tweak: Uints, inverse: bool)
     return (left << low) | right
 
 
+class Order(ABC):
+    """The order of one epoch: what comes at each place of `count`."""
+
+    count: int
+    _at_once = _CHUNK
+
+    @abstractmethod
+    def at(self, places: Uints) -> list[Any]:
+        """Return what comes at places in ``[0, count)``: indices, or lists of them, which are batches."""
+
+    def walk(self, first: int, stride: int, steps: int) -> Iterator[Any]:
+        """Yield what comes at every `stride`-th place from `first`, wrapping around at the end."""
+        for done in range(0, steps, self._at_once):
+            step = np.arange(done, min(done + self._at_once, steps), dtype=np.uint64)
+            yield from self.at((step * np.uint64(stride) + np.uint64(first)) % np.uint64(self.count))
+
+
 @dataclass(frozen=True)
-class EpochOrder:
+class EpochOrder(Order):
     """The order of one epoch: position in the epoch → index of a sample, a bijection of ``[0, count)``.
 
     Parameters
@@ -133,12 +167,9 @@ class EpochOrder:
             return self._in_blocks.indices(positions)
         return permute(positions, self.count, self._keys)
 
-    def walk(self, first: int, stride: int, steps: int) -> Iterator[int]:
-        """Yield the index at every `stride`-th position from `first`, wrapping around at the end."""
-        for done in range(0, steps, _CHUNK):
-            step = np.arange(done, min(done + _CHUNK, steps), dtype=np.uint64)
-            positions = (step * np.uint64(stride) + np.uint64(first)) % np.uint64(self.count)
-            yield from self.indices(positions).tolist()
+    def at(self, places: Uints) -> list[int]:
+        """Return the index at each place."""
+        return self.indices(places).tolist()
 
 
 class _Blocks:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
+import xxhash
 
 from storeds._utils.text import counted
+from storeds.backends.subsets import Fold, listed_keys
 from storeds.errors import ConfigError, RecordError
 from storeds.protocols import Array, Backend, Meta, Record
 from storeds.records.columns import (
@@ -35,8 +38,12 @@ class Selection:
     ----------
     backend : Backend
         Closing the selection closes it too.
-    where : mapping
+    where : mapping, optional
         Field → the value, or list of accepted values.
+    fold : Fold, optional
+        Of the records that `where` selects, those in some folds of the store.
+    keys : str, optional
+        Of these, those whose keys this file lists.
 
     Notes
     -----
@@ -44,21 +51,33 @@ class Selection:
     store, except ``count``.
     """
 
-    def __init__(self, backend: Backend, where: Mapping[str, Any]) -> None:
-        if not where:
+    def __init__(
+        self,
+        backend: Backend,
+        where: Mapping[str, Any] | None = None,
+        *,
+        fold: Fold | None = None,
+        keys: str | None = None,
+    ) -> None:
+        if where is not None and not where:
             raise ConfigError("where: an empty mapping selects nothing; leave it out to read every record")
-        self.backend = backend
+        self.backend, self._fold, self._keys = backend, fold, keys
         self.where: dict[str, list[Any]] = {
             name: sorted(values, key=repr)
-            for name, values in check_where(where, backend.meta.fields, backend.url).items()
+            for name, values in check_where(where or {}, backend.meta.fields, backend.url).items()
         }
-        self._index = index_path(backend.url, backend.meta.build, repr(self.where))  # JSON has no infinities
+        subsets = ([] if fold is None else [repr(fold)]) + ([] if keys is None else [_digest(keys)])
+        self.subsets: str | None = " ".join(subsets) or None
+        """What selects besides `where`, as a text that is equal for equal selections."""
+        self._index = index_path(backend.url, backend.meta.build, repr(self.where), *subsets)  # JSON has no infinities
         self._positions: Array | None = None
         self.meta: Meta = replace(backend.meta, count=Count(len(self.positions)))
         if not self.meta.count and backend.meta.count:
-            _LOG.warning(
-                "where=%r selects none of the %s of %s", self.where, counted(backend.meta.count, "record"), self.url
-            )
+            _LOG.warning("%s selects none of the %s of %s", self, counted(backend.meta.count, "record"), self.url)
+
+    def __str__(self) -> str:
+        parts = {"where": self.where or None, "fold": self._fold, "keys": self._keys}
+        return ", ".join(f"{name}={value!r}" for name, value in parts.items() if value is not None)
 
     @property
     def url(self) -> str:
@@ -71,9 +90,17 @@ class Selection:
         if self._positions is None:
             found = load_index(self._index)
             if found is None:
-                found = save_index(self._index, matching_positions(self.backend, self.where))
+                found = save_index(self._index, self._matching())
             self._positions = found
         return self._positions
+
+    def _matching(self) -> Array:
+        found = matching_positions(self.backend, self.where) if self.where else np.arange(len(self.backend))
+        if self._fold is not None:
+            found = found[self._fold.mask(self.backend)[found]]
+        if self._keys is not None:
+            found = found[listed_keys(self._keys, self.backend)[found]]
+        return found
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_positions": None}
@@ -82,7 +109,7 @@ class Selection:
         return self.meta.count
 
     def __repr__(self) -> str:
-        return f"Selection({self.backend!r}, where={self.where!r}, count={self.meta.count})"
+        return f"Selection({self.backend!r}, {self}, count={self.meta.count})"
 
     def get_many(self, positions: Sequence[int], /, fields: Sequence[str] | None = None) -> list[Record | RecordError]:
         # docstring inherited
@@ -112,3 +139,11 @@ class Selection:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _digest(path: str) -> str:
+    """Return a digest of a file's content; of one that does not exist, which raises an error when it is read, its path."""
+    try:
+        return xxhash.xxh3_64_hexdigest(Path(path).read_bytes())
+    except OSError:
+        return path

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 
 import msgspec
 from msgspec import structs
@@ -26,6 +26,7 @@ from storeds.records.columns import read_column
 
 if TYPE_CHECKING:
     from storeds.datasets.map_dataset import StoreDataset
+    from storeds.datasets.mixture import StoreMixture
     from storeds.loaders.loader import StoreLoader
 
 __all__ = ["Config", "Loader", "build_dataset", "build_loader", "config_schema", "load_config"]
@@ -49,12 +50,34 @@ class Split(Settings, frozen=True):
     loader: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
+class Mixing(Settings, frozen=True):
+    """What ``[dataset]`` says about a mixture, beside its ``sources``."""
+
+    temperature: Annotated[
+        Annotated[float, msgspec.Meta(gt=0)] | None,
+        msgspec.Meta(description="Instead of weights: above 1, small sources come more often than their size says."),
+    ] = None
+    stop: Annotated[
+        Literal["first", "last"] | None,
+        msgspec.Meta(description="An epoch ends when the first or the last source has come once."),
+    ] = None
+
+
+class MixedSource(NamedTuple):
+    """A source of a mixture: its name, its weight, and the config of its dataset."""
+
+    name: str
+    weight: Any
+    config: Config
+
+
 class Config(Settings, frozen=True):
     """A whole config: ``[dataset]``, ``[loader]``, and ``[splits.NAME.dataset]`` or ``[splits.NAME.loader]`` over them.
 
     Attributes
     ----------
     dataset : Source
+        Of a mixture, its first source.
     loader : Loader
     splits : dict
         Split name → settings that differ for this split.
@@ -70,23 +93,55 @@ class Config(Settings, frozen=True):
     allow_overlap: Annotated[
         bool, msgspec.Meta(description="Allow two splits to share records, which is an error otherwise.")
     ] = False
+    sources: tuple[MixedSource, ...] = ()
+    mixing: Mixing = Mixing()
 
     @classmethod
     def parse(cls, mapping: Any) -> Config:
         """Expand variables and validate a mapping of the tables; raises ConfigError with the wrong key or value."""
         if not isinstance(mapping, Mapping):
             raise ConfigError(f"config: expected a mapping of keys to values, got {type(mapping).__name__}")
-        tables = expand(mapping)
+        return cls._of_tables(expand(mapping))
+
+    @classmethod
+    def _of_tables(cls, tables: dict[str, Any]) -> Config:
+        for name in ("sources", "mixing"):
+            if name in tables:
+                raise ConfigError(f"config: {name!r} is a key of [dataset], not a table of its own")
+        shared = tables.get("dataset")
+        if isinstance(shared, Mapping) and "sources" in shared:
+            return cls._mixed(tables, dict(shared))
         if isinstance(tables.get("dataset"), Mapping):
             tables["dataset"] = Source.of_table(tables["dataset"], "config: dataset")
         return cls.validated(tables, "config")
+
+    @classmethod
+    def _mixed(cls, tables: dict[str, Any], shared: dict[str, Any]) -> Config:
+        """Return the config of a mixture: each source has the keys of ``[dataset]`` and its own over them."""
+        entries = shared.pop("sources")
+        mixing = {name: shared.pop(name) for name in Mixing.__struct_fields__ if name in shared}
+        if not isinstance(entries, (list, tuple)) or not entries or not all(isinstance(e, Mapping) for e in entries):
+            raise ConfigError("config: dataset.sources: expected a list of tables, each with a url")
+        parts = []
+        for place, entry in enumerate(entries):
+            own = dict(entry)
+            name, weight = str(own.pop("name", place)), own.pop("weight", None)
+            try:
+                parts.append(MixedSource(name, weight, cls._of_tables({**tables, "dataset": {**shared, **own}})))
+            except ConfigError as error:
+                raise ConfigError(f"config: source {name!r} of the mixture: {error}") from None
+        names = [part.name for part in parts]
+        if len(set(names)) < len(names):
+            raise ConfigError(f"config: sources of a mixture have different names, and these have {', '.join(names)}")
+        settings = Mixing.validated(mixing, "config: dataset")
+        return structs.replace(parts[0].config, sources=tuple(parts), mixing=settings)
 
     def source_for(self, split: str | int | None, fields: Mapping[str, StoreField] | None = None) -> Source:
         """Return the dataset settings for one split; no I/O.
 
         ``[splits.NAME.dataset]`` overrides ``[dataset]``, and the split's name replaces ``{split}`` in the URL. If the
-        URL has no ``{split}`` and the table has no ``url`` or ``where``, the split selects the records whose field
-        ``split`` equals its name.
+        URL has no ``{split}`` and the table has no ``url``, ``where``, ``fold`` or ``keys``, the split selects the records
+        whose field ``split`` equals its name.
 
         Parameters
         ----------
@@ -110,7 +165,7 @@ class Config(Settings, frozen=True):
         if any(_PLACEHOLDER in each for each in ([url] if isinstance(url, str) else url)):
             named = [each.replace(_PLACEHOLDER, split) for each in ([url] if isinstance(url, str) else url)]
             changes["url"] = named[0] if isinstance(url, str) else named
-        elif "url" not in changes and "where" not in changes:
+        elif changes.keys().isdisjoint(("url", "where", "fold", "keys")):
             value = split_value(split, fields)
             if value is not None:
                 changes["where"] = with_split(self.dataset.where, value)
@@ -173,13 +228,27 @@ def config_schema() -> dict[str, Any]:
     """Return the JSON Schema of a config, for editors and checks."""
     schema = msgspec.json.schema(Config)
     definitions = schema["$defs"]
-    return {**definitions.pop("Config"), "$defs": definitions}
+    whole = definitions.pop("Config")
+    for name in ("sources", "mixing"):  # these are written in [dataset]
+        del whole["properties"][name]
+    del definitions["MixedSource"]
+    dataset = definitions["Source"]
+    source = {
+        "type": "object",
+        "description": "The keys of a dataset, and a name and a weight: a number, or a table of epoch → number.",
+    }
+    dataset["properties"] |= {
+        "sources": {"type": "array", "items": source, "description": "Several datasets, mixed by their weights."},
+        **definitions.pop("Mixing")["properties"],
+    }
+    dataset["anyOf"] = [{"required": [name]} for name in (*dataset.pop("required"), "sources")]
+    return {**whole, "$defs": definitions}
 
 
 def build_dataset(
     config: Config | str | os.PathLike[str] | Mapping[str, Any], split: str | int | None = None
-) -> StoreDataset:
-    """Build the dataset that a config describes.
+) -> StoreDataset | StoreMixture:
+    """Build the dataset that a config describes: a `StoreMixture` of its ``sources``, if it has these.
 
     Parameters
     ----------
@@ -194,10 +263,26 @@ def build_dataset(
         No record has the split or another value in `where`; the message lists the existing values. Or another split
         selects some of the same records, and ``allow_overlap`` is not true.
     """
+    config = _loaded(config)
+    if config.sources:
+        return _build_mixture(config, split)
+    return _build_one(config, split)
+
+
+def _build_mixture(config: Config, split: str | int | None) -> StoreMixture:
+    from storeds.datasets.mixture import StoreMixture
+
+    sources = {part.name: _build_one(part.config, split, part.name) for part in config.sources}
+    weights = {part.name: part.weight for part in config.sources if part.weight is not None}
+    return StoreMixture(sources, weights or None, temperature=config.mixing.temperature, stop=config.mixing.stop)
+
+
+def _build_one(config: Config, split: str | int | None, name: str | None = None) -> StoreDataset:
+    """Build the dataset of a config without sources; `name` is that of a source, which its samples may have as a field."""
     from storeds.datasets.assembly import open_source
     from storeds.datasets.map_dataset import StoreDataset
+    from storeds.datasets.mixture import SOURCE, Tagged
 
-    config = _loaded(config)
     unlimited = config.source_for(split)
     if split is None:
         _check_unsplit(config)
@@ -206,6 +291,10 @@ def build_dataset(
     if split is not None and not config.allow_overlap:
         _check_overlap(config, str(split), source, backend)
     arguments = {**source.arguments(), "layout": None, "options": None}  # the open backend already has these
+    if name is not None and SOURCE in (
+        source.fields.values() if isinstance(source.fields, dict) else source.fields or ()
+    ):
+        backend = Tagged(backend, SOURCE, name)
     dataset = StoreDataset(backend, **arguments)
     if not len(dataset):
         for name, wanted in (dataset.where or {}).items():
@@ -261,19 +350,20 @@ def build_loader(
     """
     import torch
 
+    from storeds.datasets.map_dataset import StoreDataset
     from storeds.loaders.loader import StoreLoader
+    from storeds.loaders.planning import PLAN_SETTINGS
     from storeds.loaders.sampler import EpochSampler
 
     config = _loaded(config)
     dataset, settings = build_dataset(config, split), config.loader_for(split)
     workers = _cpus_of_this_rank() if settings.num_workers is None else settings.num_workers
     pin = torch.cuda.is_available() if settings.pin_memory is None else settings.pin_memory
+    plan = {name: getattr(settings, name) for name in PLAN_SETTINGS}
+    if not settings.shuffle:
+        plan |= {"block_size": None, "window": None}
     sampler = EpochSampler(
-        dataset,
-        shuffle=settings.shuffle,
-        drop_last=settings.drop_last,
-        block_size=settings.block_size if settings.shuffle else None,
-        window=settings.window if settings.shuffle else None,
+        dataset, shuffle=settings.shuffle, drop_last=settings.drop_last, batch_size=settings.batch_size, **plan
     )
     _LOG.info("loader: %d workers, pin_memory=%s, rank %d of %d", workers, pin, sampler.rank, sampler.num_replicas)
     arguments: dict[str, Any] = {
@@ -301,7 +391,7 @@ def build_loader(
             in_order=settings.in_order,
             worker_init_fn=settings.function("worker_init_fn"),
         )
-    if not len(dataset.backend):
+    if isinstance(dataset, StoreDataset) and not len(dataset.backend):
         _LOG.warning("there is no batch to load: %s holds no records", dataset.url)
     elif len(dataset) and not len(loader):  # a dataset without samples has warned about that
         _LOG.warning(

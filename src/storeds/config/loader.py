@@ -36,6 +36,36 @@ class Loader(Settings, frozen=True):
         Annotated[int, msgspec.Meta(ge=1)] | None,
         msgspec.Meta(description="Blocks whose samples are mixed; 8 by default."),
     ] = None
+    balance: Annotated[
+        str | None, msgspec.Meta(description="A field, such as label: all of its values come equally often.")
+    ] = None
+    weights: Annotated[
+        str | dict[str, float] | None,
+        msgspec.Meta(description="A field of numbers: how often each sample comes; or a table of class → share."),
+    ] = None
+    samples_per_epoch: Annotated[
+        Annotated[int, msgspec.Meta(ge=1)] | None, msgspec.Meta(description="By default as many as there are.")
+    ] = None
+    repeat: Annotated[
+        bool, msgspec.Meta(description="Whether a sample may come more than once in an epoch; an error otherwise.")
+    ] = True
+    per_batch: Annotated[
+        bool, msgspec.Meta(description="Each batch has the shares of balance, weights or sources too.")
+    ] = False
+    group_by: Annotated[
+        str | None, msgspec.Meta(description="A field; the samples of one value come in one batch.")
+    ] = None
+    bucket_by: Annotated[
+        str | list[str] | None,
+        msgspec.Meta(description="A field, or two such as width and height: batches have samples of like size."),
+    ] = None
+    buckets: Annotated[
+        Annotated[int, msgspec.Meta(ge=1)] | None, msgspec.Meta(description="How many sizes; 8 by default.")
+    ] = None
+    budget: Annotated[
+        Annotated[int, msgspec.Meta(ge=1)] | None,
+        msgspec.Meta(description="Limits samples × largest size of a bucket in a batch of bucket_by."),
+    ] = None
     drop_last: Annotated[
         bool, msgspec.Meta(description="Drop a short last batch, and samples that would leave ranks unequal.")
     ] = False

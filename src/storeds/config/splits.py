@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from storeds._utils.text import counted
 from storeds.backends.concatenated import ConcatenatedBackend
 from storeds.backends.opening import open_backend
+from storeds.backends.selection import Selection
 from storeds.errors import ConfigError, RecordError, StoredsError
-from storeds.protocols import Backend, Field
+from storeds.protocols import Array, Backend, Field
 from storeds.records.columns import check_where, matching_positions
 from storeds.records.fields import NATIVE
 
@@ -64,13 +67,25 @@ def shared_records(one: Source, backend: Backend, other: Source) -> str | None:
         if condition is None:
             return None
         for same in _same_stores(one, backend, other):
-            positions = matching_positions(same, condition) if condition else range(len(same))
+            positions = _positions(same, one, other, condition)
             if len(positions):
                 place = f"the first at position {positions[0]}{_key(same, int(positions[0]))}"
                 return f"{counted(len(positions), 'record')} of {same.url} ({place})"
     except StoredsError:  # the other's store is not there yet, or its table is wrong: it says so when it is built
         pass
     return None
+
+
+def _positions(store: Backend, one: Source, other: Source, condition: dict[str, Any]) -> Sequence[int] | Array:
+    """Return the positions that both select; `condition` is what their ``where`` says together."""
+    if all(each.fold is None and each.keys is None for each in (one, other)):
+        return matching_positions(store, condition) if condition else range(len(store))
+    from storeds.datasets.assembly import select
+
+    views = [select(store, each.where, each.fold, each.keys) for each in (one, other)]
+    mine, theirs = (view.positions if isinstance(view, Selection) else np.arange(len(store)) for view in views)
+    shared: Array = np.intersect1d(mine, theirs, assume_unique=True)
+    return shared
 
 
 def _both(one: Mapping[str, Any] | None, other: Mapping[str, Any] | None, backend: Backend) -> dict[str, Any] | None:

@@ -13,6 +13,7 @@ from storeds.registry import export_lazily
 if TYPE_CHECKING:
     from storeds.datasets.counters import Event, Policy, SampleReport
     from storeds.datasets.map_dataset import StoreDataset
+    from storeds.datasets.mixture import StoreMixture
     from storeds.datasets.source import Source
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "SampleReport",
     "Source",
     "StoreDataset",
+    "StoreMixture",
 ]
 
 __getattr__ = export_lazily(
@@ -28,6 +30,7 @@ __getattr__ = export_lazily(
     {
         "counters": ("Event", "Policy", "SampleReport"),
         "map_dataset": ("StoreDataset",),
+        "mixture": ("StoreMixture",),
         "source": ("Source",),
     },
 )

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias, cast
 
 from storeds.backends.opening import open_backend
 from storeds.backends.selection import Selection
+from storeds.backends.subsets import Fold
 from storeds.datasets.source import Source
 from storeds.errors import ConfigError, suggest
 from storeds.protocols import Backend, Field, Reader, Transform
@@ -69,16 +70,22 @@ def open_source(source: Any, layout: str | None, options: Mapping[str, Any] | No
     return source
 
 
-def select(backend: Backend, where: Mapping[str, Any] | None) -> Backend:
-    """Return the records that `where` selects; a label may be given by its class name.
+def select(
+    backend: Backend, where: Mapping[str, Any] | None, fold: Any = None, keys: str | os.PathLike[str] | None = None
+) -> Backend:
+    """Return the records that `where`, a fold and a file of keys select; a label may be given by its class name.
 
     Raises
     ------
     ConfigError
         A field or a class is unknown, or a value cannot be compared.
     """
-    if where is None:
+    if where is None and fold is None and keys is None:
         return backend
+    more: dict[str, Any] = {"fold": None if fold is None else Fold.parse(fold)}
+    more["keys"] = None if keys is None else os.path.abspath(keys)
+    if where is None:
+        return Selection(backend, **more)
     fields, attrs = backend.meta.fields, backend.meta.attrs
     named: dict[str, Any] = {}
     for name, wanted in where.items():
@@ -87,7 +94,7 @@ def select(backend: Backend, where: Mapping[str, Any] | None) -> Backend:
         several = isinstance(wanted, (list, tuple, set, frozenset))
         values = [_label(name, value, classes or ()) for value in (wanted if several else [wanted])]
         named[name] = values if several else values[0]
-    return Selection(backend, named)
+    return Selection(backend, named, **more)
 
 
 def _label(name: str, value: Any, classes: Sequence[str]) -> Any:

@@ -10,7 +10,7 @@ import os
 import secrets
 import threading
 import weakref
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from multiprocessing.context import get_spawning_popen
@@ -393,6 +393,8 @@ class LoaderStats:
         Batches that were waited for, apart from the first of each pass.
     bad, repaired : int
         Samples.
+    seen : Counter
+        The key of a dataset's counters → the samples that were requested from it.
     """
 
     totals: StageTotals = field(default_factory=StageTotals)
@@ -403,6 +405,7 @@ class LoaderStats:
     waits: int = 0
     bad: int = 0
     repaired: int = 0
+    seen: Counter[str] = field(default_factory=Counter)
 
     def wait(self, seconds: float, *, is_first: bool) -> None:
         """Add what the training loop waited for a batch."""
@@ -416,6 +419,8 @@ class LoaderStats:
         """Add a batch that the training loop received."""
         for totals in (self.totals, self.workers.setdefault(worker, StageTotals())):
             totals.add(size, work)
+        for message in events:
+            self.seen[message.counters] += message.seen
         repaired = [event.repaired for message in events for event in message.events]
         self.repaired += sum(repaired)
         self.bad += len(repaired) - sum(repaired)

@@ -120,6 +120,12 @@ class StoreDataset(Dataset[Any]):
     where : mapping, optional
         Select the records whose fields have these values: ``{"split": "train"}``; a list means any of its values, and a
         label may be the name of its class.
+    fold : mapping, optional
+        Of these, take some folds of the store: ``{"of": 5, "take": 0}``, or ``"without": 0`` for the others. Further keys
+        are ``group_by``, a field whose values each stay in one fold; ``stratify_by``, a field whose values all folds share
+        alike; and ``seed``, for another division.
+    keys : str or path, optional
+        Of these, take those whose field ``key`` is a line of this text file.
     seed : int, optional
         Makes a sample's randomness a function of (seed, epoch, index) alone, the same with any number of workers.
     layout, options
@@ -166,6 +172,8 @@ class StoreDataset(Dataset[Any]):
         max_bad: int | None = None,
         max_bad_fraction: float | None = None,
         where: Mapping[str, Any] | None = None,
+        fold: Mapping[str, Any] | None = None,
+        keys: str | os.PathLike[str] | None = None,
         seed: int | None = None,
         layout: str | None = None,
         options: Mapping[str, Any] | None = None,
@@ -185,7 +193,7 @@ class StoreDataset(Dataset[Any]):
         self._as_dict: bool = settings.as_dict
         self.seed: int | None = check_seed(settings.seed)
         self.backend: Backend = open_source(settings.url, settings.layout, settings.options)
-        self._view: Backend = select(self.backend, settings.where)
+        self._view: Backend = select(self.backend, settings.where, settings.fold, settings.keys)
         self._bound: Reader[Any] = make_reader(settings, self._view.meta.fields).bind(self._view)
         # Shared with workers, so that set_epoch reaches persistent ones (pytorch#97326).
         self._epoch = SharedEpoch()
@@ -265,7 +273,7 @@ class StoreDataset(Dataset[Any]):
     @property
     def where(self) -> dict[str, list[Any]] | None:
         """The selection: field → values, any of which matches; None if there is no selection."""
-        return self._view.where if isinstance(self._view, Selection) else None
+        return self._view.where or None if isinstance(self._view, Selection) else None
 
     @property
     def classes(self) -> list[str]:
@@ -287,10 +295,21 @@ class StoreDataset(Dataset[Any]):
         """The labels of all samples, read as one column without touching an image."""
         if self.reader.target is None:
             raise AttributeError(f"the samples of {self.url} have no label")
-        # A sample of several records has one label too.
-        column = getattr(self.reader, "column", read_column)
-        targets: list[Any] = column(self._view, self.reader.target).tolist()
+        targets: list[Any] = self.column(self.reader.target).tolist()
         return targets
+
+    def column(self, field: str) -> Array:
+        """Return an element, or another stored field, of every sample, read as one column without touching an image.
+
+        Raises
+        ------
+        ConfigError
+            The field does not exist, or is not of kind int, float, bool or str.
+        """
+        # A sample of several records has one value too.
+        column = getattr(self.reader, "column", read_column)
+        values: Array = column(self._view, field)
+        return values
 
     @property
     def epoch(self) -> int:
@@ -434,7 +453,7 @@ class StoreDataset(Dataset[Any]):
         self.backend.close()
 
     def __repr__(self) -> str:
-        where = f", where={self._view.where!r}" if isinstance(self._view, Selection) else ""
+        where = f", {self._view}" if isinstance(self._view, Selection) else ""
         reader = f"fields={self.reader.fields}, reader={type(self.reader).__name__}"
         return f"StoreDataset({self.url!r}{where}, count={len(self)}, {reader})"
 

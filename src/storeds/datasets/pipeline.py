@@ -26,6 +26,7 @@ from storeds.errors import (
     TransformError,
 )
 from storeds.protocols import Backend, Reader, Record, SampleContext
+from storeds.readers import SequenceReader
 from storeds.records.roles import Sample
 from storeds.transforms import BoundTransform
 
@@ -150,6 +151,9 @@ class SamplePipeline:
 
     def make(self, contexts: Sequence[SampleContext], known: RecordError | None = None) -> Iterator[_Result]:
         """Yield the result for each context, whatever the policy; reads all records at once, without the `known` bad one."""
+        if isinstance(self.reader, SequenceReader):
+            yield from self._windows(self.reader, contexts)
+            return
         located = [self.reader.locate(context.index, context) for context in contexts]
         flat = [position for positions in located for position in positions]
         began = time.perf_counter()
@@ -163,6 +167,16 @@ class SamplePipeline:
             records = iter([known if at in bad else next(others) for at in flat])
         for positions, context in zip(located, contexts, strict=True):
             yield _Result(self._sample([next(records) for _ in positions], positions, context), positions)
+        add_time("decode", began)
+
+    def _windows(self, reader: SequenceReader, contexts: Sequence[SampleContext]) -> Iterator[_Result]:
+        """Yield the results of a reader that reads other rows of each field."""
+        began = time.perf_counter()
+        windows, steps = reader.read_windows(self.view, [context.index for context in contexts])
+        began = add_time("read", began)
+        add_bytes(window for sample in windows for window in sample)
+        for sample, step, context in zip(windows, steps, contexts, strict=True):
+            yield _Result(self._sample(sample, [step], context), [step])
         add_time("decode", began)
 
     def _sample(self, records: list[Record | RecordError], positions: Sequence[int], context: SampleContext) -> Any:

@@ -91,6 +91,15 @@ class Source(Settings, frozen=True):
     where: Annotated[
         dict[str, Any] | None, msgspec.Meta(description="Field → the value, or list of values, to select.")
     ] = None
+    fold: Annotated[
+        dict[str, Any] | None,
+        msgspec.Meta(
+            description="A table with of (how many folds), take or without (their numbers), group_by and stratify_by."
+        ),
+    ] = None
+    keys: Annotated[
+        str | None, msgspec.Meta(description="A text file; only records whose field key is one of its lines.")
+    ] = None
     seed: Annotated[
         int | None, msgspec.Meta(description="Makes a sample's randomness depend only on (seed, epoch, index).")
     ] = None

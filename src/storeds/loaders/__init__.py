@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from storeds._utils.permutation import EpochOrder, permute, round_keys
+from storeds._utils.permutation import EpochOrder, Order, permute, round_keys
 from storeds.registry import export_lazily
 
 if TYPE_CHECKING:
     from storeds.loaders.device import to_device
     from storeds.loaders.iterable import Remainder, StoreIterable
     from storeds.loaders.loader import StoreLoader
+    from storeds.loaders.plan import Plan
     from storeds.loaders.sampler import EpochSampler
     from storeds.loaders.tf import to_tf_dataset
     from storeds.loaders.threaded import ThreadLoader
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 __all__ = [
     "EpochOrder",
     "EpochSampler",
+    "Order",
+    "Plan",
     "Remainder",
     "StoreIterable",
     "StoreLoader",
@@ -39,6 +42,7 @@ __getattr__ = export_lazily(
         "device": ("to_device",),
         "iterable": ("Remainder", "StoreIterable"),
         "loader": ("StoreLoader",),
+        "plan": ("Plan",),
         "sampler": ("EpochSampler",),
         "tf": ("to_tf_dataset",),
         "threaded": ("ThreadLoader",),

@@ -15,7 +15,16 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from torch._utils import ExceptionWrapper
-from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Sampler, Subset, get_worker_info
+from torch.utils.data import (
+    BatchSampler,
+    ConcatDataset,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    Sampler,
+    Subset,
+    get_worker_info,
+)
 
 from storeds._utils.text import some
 from storeds.batching.collate import collate, collate_columns
@@ -25,9 +34,12 @@ from storeds.datasets.assembly import declared_elements
 from storeds.datasets.counters import BatchEvents, LoaderStats, count_events
 from storeds.datasets.epoch import Work, add_time, take_work, use_epoch
 from storeds.datasets.map_dataset import StoreDataset
+from storeds.datasets.mixture import StoreMixture
 from storeds.errors import ConfigError, suggest
 from storeds.loaders.advice import explain
-from storeds.loaders.sampler import BatchRequest, EpochSampler
+from storeds.loaders.plan import Plan
+from storeds.loaders.planning import PLAN_SETTINGS
+from storeds.loaders.sampler import BatchRequest, EpochSampler, OtherSampler, holds_epoch_sampler
 from storeds.protocols import Field
 from storeds.readers import SampleReader
 
@@ -186,7 +198,7 @@ def _stores_below(dataset: Any) -> list[StoreDataset | None]:
     """Return the StoreDatasets whose samples a dataset passes on unchanged, and None for each other dataset."""
     if type(dataset) is Subset:
         return _stores_below(dataset.dataset)
-    if type(dataset) is ConcatDataset:
+    if type(dataset) in (ConcatDataset, StoreMixture):
         return [store for part in dataset.datasets for store in _stores_below(part)]
     return [dataset if type(dataset) is StoreDataset else None]
 
@@ -201,7 +213,7 @@ def read_by_dataset(dataset: Any, indices: list[int], read: Callable[[Any, list[
     """Return samples in the order of their indices: `read` is called once for each dataset in a Subset or ConcatDataset."""
     if type(dataset) is Subset:
         return read_by_dataset(dataset.dataset, [dataset.indices[at] for at in indices], read)
-    if type(dataset) is not ConcatDataset:
+    if type(dataset) not in (ConcatDataset, StoreMixture):
         return read(dataset, indices)
     ends = dataset.cumulative_sizes
     parts: dict[int, list[int]] = {}  # dataset → places in the batch
@@ -237,13 +249,18 @@ class StoreLoader(DataLoader[Any]):
     ----------
     dataset : Dataset
         Map-style.
-    sampler : EpochSampler, optional
-        By default one over all of `dataset`, with `shuffle` and `seed`.
+    sampler : Sampler, optional
+        By default an `EpochSampler` over all of `dataset`, with `shuffle` and `seed`. Other samplers of PyTorch work too,
+        but then the loader has no state to resume from.
+    batch_sampler : Sampler, optional
+        Yields lists of indices, instead of `sampler` and ``batch_size``.
     shuffle : bool
         Without a `sampler`: use a new order each epoch.
     seed : int, optional
         Without a `sampler`: the seed of the order. By default the dataset's. If that has none, the sampler draws one
         from torch's default generator at the first pass.
+    balance, weights, samples_per_epoch, repeat, per_batch, group_by, bucket_by, buckets, budget
+        Without a `sampler`: what an epoch has, as for `EpochSampler`.
     log_every : float, optional
         Log `why_slow` every so many seconds, at level INFO.
     **arguments
@@ -268,37 +285,49 @@ class StoreLoader(DataLoader[Any]):
     *Workers* receive the epoch with each batch, so loaders that are read side by side do not disturb each other.
     """
 
-    sampler: EpochSampler
+    sampler: Any
 
     def __init__(
         self,
         dataset: Any,
         *,
-        sampler: EpochSampler | None = None,
+        sampler: Any = None,
         shuffle: bool = False,
         seed: int | None = None,
         log_every: float | None = None,
         **arguments: Any,
     ) -> None:
         name = type(self).__name__
+        asked = {key: arguments.pop(key, None) for key in PLAN_SETTINGS}
+        plan = {key: value for key, value in asked.items() if value is not None}
         _check_names(name, arguments)
         if isinstance(dataset, IterableDataset):
             raise ConfigError(f"{name} is for datasets with indices; pass a stream to torch.utils.data.DataLoader")
-        if arguments.get("batch_sampler") is not None:
-            raise ConfigError(f"{name} makes batches of its sampler's indices: pass batch_size, not batch_sampler")
-        if sampler is not None and shuffle:
-            raise ConfigError(f"{name}: shuffle is for the sampler that the loader makes itself; pass one of the two")
-        if sampler is None:
-            sampler = EpochSampler(dataset, shuffle=shuffle, seed=seed)
-        if not isinstance(sampler, EpochSampler):
+        batches = arguments.get("batch_sampler")
+        given = sampler if batches is None else batches
+        for setting in ({"shuffle": shuffle} if shuffle else {}) | plan if given is not None else ():
             raise ConfigError(
-                f"{name} needs an EpochSampler, which shards an epoch between ranks, and received {sampler!r}. Pass other "
-                "samplers to torch.utils.data.DataLoader, with the same dataset; with Lightning, pass "
-                "use_distributed_sampler=False to the Trainer"
+                f"{name}: {setting} is for the sampler that the loader makes itself, and one is passed; leave out one of them"
             )
+        if holds_epoch_sampler(given):
+            raise ConfigError(
+                f"{name} received {given!r}, which divides what its EpochSampler has already divided among the ranks: samples "
+                "would be lost. With Lightning, pass use_distributed_sampler=False to the Trainer"
+            )
+        if given is None:
+            if plan:
+                plan |= {"batch_size": arguments.get("batch_size", 1), "drop_last": arguments.get("drop_last", False)}
+            sampler = EpochSampler(dataset, shuffle=shuffle, seed=seed, **plan)
         arguments.setdefault("collate_fn", collate if arguments.get("batch_size", 1) is not None else None)
         fitted_collate(arguments["collate_fn"], dataset)  # raises an error for names that no element has
         super().__init__(dataset, sampler=sampler, **arguments)
+        self._order: EpochSampler | OtherSampler
+        if isinstance(sampler, EpochSampler):
+            self._order = sampler
+            if self.batch_sampler is not None:  # a DataLoader refuses that this is set
+                self.__dict__["batch_sampler"] = _Undivided(sampler, self.batch_size or 1, self.drop_last)
+        else:
+            self._order = OtherSampler(given, dataset, is_batched=batches is not None)
         self._stats = LoaderStats()
         if log_every is not None and not log_every > 0:
             raise ConfigError(f"{name}: log_every is a number of seconds above 0, got {log_every!r}")
@@ -353,7 +382,7 @@ class StoreLoader(DataLoader[Any]):
             batch = result.batch
             if isinstance(batch, ExceptionWrapper):
                 batch.reraise()  # type: ignore[no-untyped-call]  # torch leaves it without types
-            self.sampler.receive(result.progress, result.number, result.size)
+            self._order.receive(result.progress, result.number, result.size)
             del result
             if self._log_every is not None and time.monotonic() - self._logged >= self._log_every:
                 self._logged = time.monotonic()
@@ -373,9 +402,15 @@ class StoreLoader(DataLoader[Any]):
             ``batches``, ``samples``, ``bytes`` of the records, ``cold_bytes`` that came from a disk, ``bad`` and
             ``repaired`` samples; ``seconds`` by stage: of the training loop ``starting`` (until the first batch of a
             pass), ``waiting`` and ``training``, and of the workers ``read``, ``decode``, ``transform`` and ``collate``,
-            added up; and ``workers``, the same for each worker by number.
+            added up; and ``workers``, the same for each worker by number. Of a mixture also ``sources``: the requested
+            samples of each.
         """
-        return self._stats.to_dict()
+        numbers = self._stats.to_dict()
+        if isinstance(self.dataset, StoreMixture):
+            parts: list[Any] = self.dataset.datasets
+            keys = {name: part._counters.key for name, part in zip(self.dataset.names, parts, strict=True)}
+            numbers["sources"] = {name: self._stats.seen[key] for name, key in keys.items()}
+        return numbers
 
     def reset_stats(self) -> None:
         """Count from here on, as after a warm-up."""
@@ -400,11 +435,27 @@ class StoreLoader(DataLoader[Any]):
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next pass, for the order and the random transforms; later passes count from there."""
-        self.sampler.set_epoch(epoch)
+        self._order.set_epoch(epoch)
+
+    @property
+    def plan(self) -> Plan:
+        """What an epoch has; ``loader.plan.describe()`` says it in a line."""
+        return self._resumable.plan
+
+    @property
+    def _resumable(self) -> EpochSampler:
+        if isinstance(self._order, EpochSampler):
+            return self._order
+        raise ConfigError(f"a loader with {self._order.sampler!r} has no position or plan: leave out the sampler")
+
+    def __len__(self) -> int:
+        if isinstance(self._order, EpochSampler) and self._order.plan.is_batched:
+            return len(self._order)
+        return super().__len__()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position of the training loop: batches that it received count, prefetched ones do not."""
-        return {**self.sampler.state_dict(), "batch_size": self.batch_size}
+        return {**self._resumable.state_dict(), "batch_size": self.batch_size}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume at a state with the next pass, with any number of ranks and workers; the next epoch follows.
@@ -430,9 +481,9 @@ class StoreLoader(DataLoader[Any]):
             raise ConfigError(
                 f"the state belongs to another loader: batch_size is {batch_size} there and {self.batch_size} here"
             )
-        self.sampler.load_state_dict(state)
+        self._resumable.load_state_dict(state)
         if self.drop_last:
-            self.sampler.skip_incomplete_batch(self.batch_size or 1)
+            self._resumable.skip_incomplete_batch(self.batch_size or 1)
 
 
 def _check_names(loader: str, arguments: Mapping[str, Any]) -> None:
@@ -442,11 +493,23 @@ def _check_names(loader: str, arguments: Mapping[str, Any]) -> None:
             raise ConfigError(f"{loader} has no argument {name!r}; {suggest(name, list(known)[2:], 'arguments')}")
 
 
+class _Undivided(BatchSampler):
+    """The batch sampler of a loader that makes its own requests: only frameworks that divide an epoch again iterate it."""
+
+    def __iter__(self) -> Iterator[list[int]]:
+        if getattr(self.sampler, "num_replicas", 1) > 1:
+            raise ConfigError(
+                "a framework divides the batches of a loader, whose EpochSampler has already divided them among the ranks: "
+                "samples would be lost. With Accelerate, do not prepare the loader: loop over it"
+            )
+        return super().__iter__()
+
+
 class _Requests(Sampler[Request]):
     """The requests of a loader; each iteration is a pass. Owns the slots, which live as long as the workers."""
 
     def __init__(self, loader: StoreLoader, slots: SlotPool | None) -> None:
-        self._sampler, self._batch_size, self._drop_last = loader.sampler, loader.batch_size, loader.drop_last
+        self._sampler, self._batch_size, self._drop_last = loader._order, loader.batch_size, loader.drop_last
         self._slots = slots
 
     def __iter__(self) -> Iterator[Request]:

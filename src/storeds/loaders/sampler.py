@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence, Sized, ValuesView
+from itertools import islice
 from typing import Any, NamedTuple
 
 import xxhash
 from torch.utils.data import Dataset, Sampler
 
 from storeds._utils.arguments import integer, ranks
-from storeds._utils.permutation import MAX_COUNT, EpochOrder
+from storeds._utils.permutation import MAX_COUNT, Order
 from storeds.datasets.epoch import MAX_EPOCH, SharedEpoch, agreed_seed, draw_seed, world_size
 from storeds.errors import ConfigError
+from storeds.loaders.plan import Plan
+from storeds.loaders.planning import PlanSettings, make_plan
 
-__all__ = ["BatchRequest", "EpochProgress", "EpochSampler", "epoch_takers"]
+__all__ = ["BatchRequest", "EpochProgress", "EpochSampler", "OtherSampler", "epoch_takers", "holds_epoch_sampler"]
 
 _VERSION = 1
-_WINDOW = 8
+_WINDOW = 8  # blocks
 # Two runs must agree on these for a position to mean the same in both.
 _AGREED = ("count", "store", "where", "seed", "shuffle", "block_size", "window", "drop_last")
 _OPTIONAL = ("store", "where")  # compared where both know them: without where=, the count is enough
@@ -50,7 +53,7 @@ class BatchRequest(NamedTuple):
 class EpochProgress:
     """How far a pass through an epoch is: what was drawn and, if a loader of ours draws, what the training loop received.
 
-    Counts this rank's samples.
+    Counts this rank's samples or, where the plan makes the batches, its batches.
     """
 
     def __init__(self, number: int, epoch: int, start: int, steps: int) -> None:
@@ -61,7 +64,7 @@ class EpochProgress:
         self._next, self._received = 0, 0  # the first batch that is missing, and the samples before it
         self._early: dict[int, int] = {}  # batches behind a missing one, and their sizes
 
-    def draw(self, indices: Iterator[int]) -> int:
+    def draw(self, indices: Iterator[Any]) -> Any:
         index = next(indices)
         self.drawn += 1
         return index
@@ -84,10 +87,10 @@ class EpochProgress:
         return self.consumed == self.steps or (self.batches is not None and self._next >= self.batches)
 
 
-class EpochSampler(Sampler[int]):
-    """Yields every index once an epoch, in an order that it computes on the fly and can resume anywhere.
+class EpochSampler(Sampler[Any]):
+    """Yields the indices of an epoch in an order that it computes on the fly and can resume anywhere.
 
-    Each pass is the next epoch, without any call.
+    Each pass is the next epoch, without any call. By default an epoch has every index once; `plan` says what it has.
 
     Parameters
     ----------
@@ -109,16 +112,41 @@ class EpochSampler(Sampler[int]):
         blocks. The epoch reads each block once, within ``block_size * window`` samples. Needs no more memory.
     window : int, optional
         How many blocks are mixed; 8 by default.
+    balance : str, optional
+        A field, such as ``"label"``: all of its values come equally often. Always shuffled. A value's samples each come
+        once before any of them comes again, across epochs.
+    weights : str, array or mapping, optional
+        A field, or an array with one number for each sample: samples come in proportion to it. Or a mapping of the values
+        of `balance` (by default of ``label``), or of class names, to their shares: ``{"cat": 3, "dog": 1}``.
+    samples_per_epoch : int, optional
+        By default as many as there are; of a mixture see `StoreMixture`.
+    repeat : bool
+        Whether a sample may come more than once in an epoch, where quotas or weights ask for it; an error otherwise.
+    per_batch : bool
+        Each batch has the shares of `balance` too, or those of a mixture, within one sample.
+    group_by : str, optional
+        A field; the samples of one value come in one batch, which may be smaller than `batch_size`.
+    bucket_by : str or (str, str), optional
+        A field of numbers, such as a length; batches have samples of like size. Of two fields, such as width and height,
+        their ratio counts.
+    buckets : int
+        How many sizes there are; 8 by default.
+    budget : int, optional
+        Limits each batch of `bucket_by`: its samples times the largest size of its bucket (of two fields, their product).
+    batch_size : int, optional
+        For `per_batch`, `group_by` and `bucket_by`, which make the batches. The sampler then yields lists of indices: pass
+        it as ``batch_sampler`` to a plain DataLoader. `drop_last` leaves out short batches too.
 
     Raises
     ------
     ConfigError
-        An argument is malformed or contradicts another. From the first pass without a seed: the ranks cannot agree on one.
+        An argument is malformed or contradicts another, a field does not exist, or a group is larger than a batch. From the
+        first pass without a seed: the ranks cannot agree on one.
 
     Notes
     -----
-    *Ranks*: all ranks share one order; from position p on, rank r of w takes p + r, p + r + w, …. Without a seed, all
-    take rank 0's from the store of torch.distributed's process group: one draw serves all samplers of the run.
+    *Ranks*: all ranks share one order; from position p on, rank r of w takes p + r, p + r + w, …, which are whole batches
+    where the plan makes them. Without a seed, all take rank 0's from the store of torch.distributed's process group: one draw serves all samplers of the run.
 
     *Epochs*: a pass begins with its first index; ``iter()`` alone changes nothing. The first pass is epoch 0. Each later
     pass is the epoch after the pass that began last, even if that was broken off: ``next(iter(loader))`` twice makes two
@@ -135,7 +163,7 @@ class EpochSampler(Sampler[int]):
 
     *StatefulDataLoader* loads its state when the loop begins; an epoch that `set_epoch` set before then applies.
 
-    *Lightning and Accelerate* shard a rank's samples again, and samples are lost. Turn that off with
+    *Lightning and Accelerate* shard a rank's samples again, which a `StoreLoader` refuses. Turn that off with
     ``Trainer(use_distributed_sampler=False)``, and do not pass the loader to ``Accelerator.prepare``.
 
     *Processes and threads*: use it in the main process, where DataLoader draws indices. A pickle or copy begins where
@@ -152,6 +180,8 @@ class EpochSampler(Sampler[int]):
     window: int | None
     num_replicas: int
     rank: int
+    plan: Plan
+    """What an epoch has; its method ``describe`` says it in a line."""
 
     def __init__(
         self,
@@ -164,6 +194,16 @@ class EpochSampler(Sampler[int]):
         drop_last: bool = False,
         block_size: int | None = None,
         window: int | None = None,
+        balance: str | None = None,
+        weights: Any = None,
+        samples_per_epoch: int | None = None,
+        repeat: bool = True,
+        per_batch: bool = False,
+        group_by: str | None = None,
+        bucket_by: str | Sequence[str] | None = None,
+        buckets: int | None = None,
+        budget: int | None = None,
+        batch_size: int | None = None,
     ) -> None:
         self.count, self.store, self.where = _count(data), _store_id(data), _where_digest(data)
         datasets = epoch_takers(data)
@@ -173,18 +213,32 @@ class EpochSampler(Sampler[int]):
         self.seed = _seed_of(datasets) if seed is None else integer("seed", seed)
         self._draws = self.seed is None
         self.shuffle, self.drop_last = bool(shuffle), bool(drop_last)
-        if block_size is None and window is not None:
-            raise ConfigError("window counts blocks, and there are none without block_size: pass block_size too")
-        if block_size is not None and not shuffle:
-            raise ConfigError("block_size has an effect on shuffling only, and shuffle is False: leave out one of them")
-        self.block_size = None if block_size is None else integer("block_size", block_size, 1)
-        self.window = None if block_size is None else integer("window", _WINDOW if window is None else window, 1)
+        settings = PlanSettings(
+            shuffle=self.shuffle,
+            block_size=block_size,
+            window=window if block_size is None or window is not None else _WINDOW,
+            balance=balance,
+            weights=weights,
+            samples_per_epoch=samples_per_epoch,
+            repeat=repeat,
+            per_batch=per_batch,
+            group_by=group_by,
+            bucket_by=bucket_by,
+            buckets=buckets,
+            budget=budget,
+            batch_size=batch_size,
+            drop_last=self.drop_last,
+            has_sources=hasattr(data, "shares"),
+        )
+        self.block_size, self.window = settings.block_size, settings.window
+        self.plan = make_plan(data, self.count, settings)
         self.num_replicas, self.rank = ranks(num_replicas, rank)
         self._shares = self.num_replicas > 1 if num_replicas is not None else None
         # The place of the pass that began last or, if none has begun since an epoch was set or loaded, of the next one.
         self._epoch, self._start = 0, 0
         self._pass: EpochProgress | None = None
         self._passes = 0
+        self._order: tuple[tuple[int, int], Order] | None = None  # the last one, by seed and epoch
         # The next pass is one of `_epoch`, because that was set, as long as `_pass` has consumed fewer samples than this.
         self._requested_until: float = 0
         self._overridden: int | None = None  # the epoch that was set before a state was loaded
@@ -201,12 +255,13 @@ class EpochSampler(Sampler[int]):
 
     @property
     def position(self) -> int:
-        """How many samples of the epoch's order all ranks consumed; at the end, the count."""
+        """How many samples of the epoch's order all ranks consumed, or batches of a plan that makes them."""
         return self._start if self._pass is None else self._position_after(self._pass, self._pass.consumed)
 
     def _position_after(self, progress: EpochProgress, consumed: int) -> int:
-        """Return the position after so many samples of each rank; at the end, padding and remainders are past."""
-        return self.count if consumed == progress.steps else progress.start + consumed * self.num_replicas
+        """Return the position after so many places of each rank; at the end, padding and remainders are past."""
+        at_end = consumed == progress.steps
+        return self._places(progress.epoch) if at_end else progress.start + consumed * self.num_replicas
 
     def set_epoch(self, epoch: int) -> None:
         """Start the next pass at `epoch`: at its beginning or, for the epoch of a loaded state, at the loaded position.
@@ -232,14 +287,14 @@ class EpochSampler(Sampler[int]):
             dataset.set_epoch(epoch)
 
     def __len__(self) -> int:
-        return self._steps(0)
+        return self._steps(self.epoch, 0)
 
     def _next(self) -> tuple[int, int]:
         """Return the epoch and the first position of the next pass."""
         begun, start = self._pass, self._start
         if self._is_requested:
             return self._epoch, 0 if begun is not None and begun.finished else start
-        is_over = start > 0 and not self._steps(start)
+        is_over = start > 0 and not self._steps(self._epoch, start)
         return (self._epoch, start) if begun is None and not is_over else (self._epoch + 1, 0)
 
     @property
@@ -247,30 +302,34 @@ class EpochSampler(Sampler[int]):
         """Whether an epoch was set for the next pass, and not for one that had just begun and went on."""
         return self._requested_until > (0 if self._pass is None else self._pass.consumed)
 
-    def _steps(self, start: int) -> int:
-        rest = self.count - start
+    def _places(self, epoch: int) -> int:
+        """Return how many places an epoch has, over all ranks: samples, or batches of a plan that makes them."""
+        return self.order(epoch).count
+
+    def _steps(self, epoch: int, start: int) -> int:
+        rest = self._places(epoch) - start
         return rest // self.num_replicas if self.drop_last else -(-rest // self.num_replicas)
 
-    def __iter__(self) -> Iterator[int]:
+    def __iter__(self) -> Iterator[Any]:
         return _PassIterator(self)
 
-    def _begin(self, epoch: int, start: int) -> tuple[EpochProgress, Iterator[int]]:
+    def _begin(self, epoch: int, start: int) -> tuple[EpochProgress, Iterator[Any]]:
         """Begin a pass at an epoch and a position; return its progress and its indices."""
         self.fix_seed()
-        order, steps = self.order(epoch), self._steps(start)
+        order, steps = self.order(epoch), self._steps(epoch, start)
         self._passes += 1
         self._epoch, self._start, self._pass = epoch, start, EpochProgress(self._passes, epoch, start, steps)
         self._requested_until, self._overridden = 0, None
         self._enter(epoch)
         return self._pass, order.walk(start + self.rank, self.num_replicas, steps)
 
-    def _resume(self, state: Mapping[str, Any]) -> tuple[EpochProgress, Iterator[int]]:
+    def _resume(self, state: Mapping[str, Any]) -> tuple[EpochProgress, Iterator[Any]]:
         """Begin the pass that StatefulDataLoader goes on with.
 
         It loads when the loop begins, which is after the loop called set_epoch.
         """
         self.load_state_dict(state)
-        requested, was_over = self._overridden, self._start == self.count
+        requested, was_over = self._overridden, self._start == self._places(self._epoch)
         if requested is not None:
             self.set_epoch(requested)
         progress, indices = self._begin(self._epoch, self._start)
@@ -286,25 +345,30 @@ class EpochSampler(Sampler[int]):
         With ``batch_size=None``, a request is for a single sample.
         """
         progress, indices = self._begin(*self._next())
-        steps, size = progress.steps, batch_size or 1
+        steps, size = progress.steps, 1 if self.plan.is_batched else batch_size or 1
         batches = progress.batches = steps // size if drop_last else -(-steps // size)
         for number in range(batches):
             drawn = [progress.draw(indices) for _ in range(min(size, steps - number * size))]
-            yield BatchRequest(progress.number, number, progress.epoch, drawn[0] if batch_size is None else drawn, seed)
+            if batch_size is None or self.plan.is_batched:
+                (drawn,) = drawn
+            yield BatchRequest(progress.number, number, progress.epoch, drawn, seed)
 
     def receive(self, progress: int, number: int, size: int) -> None:
         """Count a batch that the training loop receives, unless another pass has begun since."""
         if self._pass is not None and self._pass.number == progress:
-            self._pass.receive(number, size)
+            self._pass.receive(number, 1 if self.plan.is_batched else size)
 
     def skip_incomplete_batch(self, batch_size: int) -> None:
         """Start the next pass at the next epoch if less than a batch is left of this one."""
-        if self._steps(self.position) < batch_size:
-            self._start, self._pass = self.count, None
+        if not self.plan.is_batched and self._steps(self._epoch, self.position) < batch_size:
+            self._start, self._pass = self._places(self._epoch), None
 
-    def order(self, epoch: int) -> EpochOrder:
+    def order(self, epoch: int) -> Order:
         """Return the order of an epoch, which all ranks share."""
-        return EpochOrder(self.count, self.seed or 0, epoch, self.shuffle, self.block_size, self.window)
+        key = self.seed or 0, epoch
+        if self._order is None or self._order[0] != key:
+            self._order = key, self.plan.order(*key)
+        return self._order[1]
 
     def fix_seed(self) -> None:
         """Draw the seed of the order now, if it needs one and has none."""
@@ -317,12 +381,13 @@ class EpochSampler(Sampler[int]):
         position = self.position
         # A finished pass is over, even if a loader dropped its last samples.
         over = self._pass is not None and self._pass.finished
-        return self.state_at(self._epoch, self.count if over else position)
+        return self.state_at(self._epoch, self._places(self._epoch) if over else position)
 
     def state_at(self, epoch: int, position: int) -> dict[str, Any]:
         """Return the state of a sampler that is at a position of an epoch."""
         agreed = {name: getattr(self, name) for name in _AGREED}
-        return {"version": _VERSION, **agreed, "epoch": epoch, "position": position}
+        plan = {"plan": self.plan.key} if self.plan.key else {}
+        return {"version": _VERSION, **agreed, **plan, "epoch": epoch, "position": position}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume where `state_dict` was called, with any number of replicas, and with its seed if none was given here.
@@ -362,18 +427,26 @@ class EpochSampler(Sampler[int]):
             if saved != own and not unknown:  # digests of where= say nothing to a reader
                 is_digest = name == "where"
                 differing.append(
-                    "another where= selected the records" if is_digest else f"{name} was {saved!r} and is {own!r}"
+                    "another where=, fold or keys selected the records"
+                    if is_digest
+                    else f"{name} was {saved!r} and is {own!r}"
                 )
+        if state.get("plan", "") != self.plan.key:
+            differing.append("another plan of its epochs: other weights, classes, sources, groups or buckets")
         if differing:
             raise ConfigError(f"the state belongs to another sampler: {'; '.join(differing)}")
         if state["seed"] is not None:
             integer("seed", state["seed"])
-        return integer("epoch", state["epoch"], 0, MAX_EPOCH), integer("position", state["position"], 0, self.count)
+        epoch = integer("epoch", state["epoch"], 0, MAX_EPOCH)
+        # The seed of a state is not in use yet, and the number of batches may depend on it.
+        most = MAX_COUNT if self.plan.is_batched else self._places(epoch)
+        return epoch, integer("position", state["position"], 0, most)
 
     def __getstate__(self) -> dict[str, Any]:
         epoch, start = self._next()
         until = math.inf if self._is_requested else 0
-        return {**self.__dict__, "_epoch": epoch, "_start": start, "_pass": None, "_requested_until": until}
+        changed = {"_epoch": epoch, "_start": start, "_pass": None, "_requested_until": until, "_order": None}
+        return {**self.__dict__, **changed}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -384,11 +457,12 @@ class EpochSampler(Sampler[int]):
         blocks = f", block_size={self.block_size}, window={self.window}" if self.block_size else ""
         return (
             f"EpochSampler({self.count}, shuffle={self.shuffle}, seed={self.seed}, rank={self.rank} of "
-            f"{self.num_replicas}, drop_last={self.drop_last}{blocks}, position={self.position} of epoch {self._epoch})"
+            f"{self.num_replicas}, drop_last={self.drop_last}{blocks}, position={self.position} of epoch {self._epoch}"
+            f"{f', {self.plan.describe(self._epoch)}' if self.plan.key else ''})"
         )
 
 
-class _PassIterator(Iterator[int]):
+class _PassIterator(Iterator[Any]):
     """Yields this rank's indices; its state counts the yielded ones, which is what StatefulDataLoader saves.
 
     A pass begins at the first index, not at ``iter()``, which DataLoader calls without drawing too.
@@ -397,9 +471,9 @@ class _PassIterator(Iterator[int]):
     def __init__(self, sampler: EpochSampler) -> None:
         self._sampler = sampler
         self._pass: EpochProgress | None = None
-        self._indices: Iterator[int] = iter(())
+        self._indices: Iterator[Any] = iter(())
 
-    def __next__(self) -> int:
+    def __next__(self) -> Any:
         if self._pass is None:
             self._pass, self._indices = self._sampler._begin(*self._sampler._next())
         return self._pass.draw(self._indices)
@@ -412,6 +486,72 @@ class _PassIterator(Iterator[int]):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._pass, self._indices = self._sampler._resume(state)
+
+
+class OtherSampler:
+    """Lets a loader of ours draw from a sampler of another class: it counts the passes, and has no position.
+
+    Parameters
+    ----------
+    sampler : Sampler
+        Yields indices, or lists of them if `is_batched`.
+    data : Any
+        The dataset, whose epoch follows the passes.
+    """
+
+    def __init__(self, sampler: Any, data: Any, *, is_batched: bool) -> None:
+        self.sampler, self._is_batched = sampler, is_batched
+        self._next = 0
+        self._told: int | None = getattr(sampler, "epoch", None)  # a DistributedSampler's
+        cells = [getattr(each, "_epoch", None) for each in epoch_takers(data)]
+        self._cells = [cell for cell in cells if isinstance(cell, SharedEpoch)]
+        for cell in self._cells:
+            cell.listen(self)
+            self._next = self._next if cell.requested is None else cell.requested
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch of the next pass, for the random transforms and, if it takes one, for the sampler."""
+        self._request_epoch(integer("epoch", epoch, 0, MAX_EPOCH))
+
+    def _request_epoch(self, epoch: int) -> None:
+        self._next = epoch
+
+    def batch_requests(
+        self, batch_size: int | None, drop_last: bool, seed: int | None = None
+    ) -> Iterator[BatchRequest]:
+        """Yield the batches of the next pass, as those of an `EpochSampler`."""
+        own = getattr(self.sampler, "epoch", None)
+        epoch = own if isinstance(own, int) and own != self._told else self._next
+        if callable(getattr(self.sampler, "set_epoch", None)):
+            self.sampler.set_epoch(epoch)
+        self._told, self._next = epoch, epoch + 1
+        for cell in self._cells:
+            cell.enter(epoch)
+        indices = iter(self.sampler)
+        number = 0
+        while True:
+            if self._is_batched or batch_size is None:
+                drawn = next(indices, None)
+            else:
+                drawn = list(islice(indices, batch_size))
+                if drop_last and len(drawn) < batch_size:
+                    return
+            if drawn is None or (batch_size is not None and not drawn):
+                return
+            wanted = list(drawn) if self._is_batched or batch_size is not None else int(drawn)
+            yield BatchRequest(0, number, epoch, wanted, seed)
+            number += 1
+
+    def receive(self, progress: int, number: int, size: int) -> None:
+        """Do nothing: there is no position."""
+
+
+def holds_epoch_sampler(sampler: Any, depth: int = 3) -> bool:
+    """Return whether a sampler draws from an `EpochSampler`, as those do that frameworks put around one."""
+    if sampler is None or isinstance(sampler, EpochSampler) or not hasattr(sampler, "__dict__"):
+        return False
+    inner = vars(sampler).values()
+    return any(isinstance(each, EpochSampler) or (depth and holds_epoch_sampler(each, depth - 1)) for each in inner)
 
 
 def _count(data: Any) -> int:
@@ -429,8 +569,11 @@ def _store_id(data: Any) -> str | None:
 
 
 def _where_digest(data: Any) -> str | None:
-    where = getattr(data, "where", None)
-    return xxhash.xxh3_64_hexdigest(repr(sorted(where.items())).encode()) if isinstance(where, Mapping) else None
+    where, subsets = getattr(data, "where", None), getattr(getattr(data, "view", None), "subsets", None)
+    if not isinstance(where, Mapping) and subsets is None:
+        return None
+    selected = repr(sorted((where or {}).items())) + (subsets or "")
+    return xxhash.xxh3_64_hexdigest(selected.encode())
 
 
 def epoch_takers(data: Any) -> list[Any]:

@@ -127,9 +127,10 @@ def to_tf_dataset(
         )
     elements = elements_of(source, {} if shapes is None else shapes, ragged)
     part: dict[str, Any] = {"num_replicas": num_replicas, "rank": rank}
+    sampler = EpochSampler(source, shuffle=shuffle, seed=seed, block_size=block_size, window=window, **part)
     loader = ThreadLoader(
         source,
-        sampler=EpochSampler(source, shuffle=shuffle, seed=seed, block_size=block_size, window=window, **part),
+        sampler=sampler,
         batch_size=integer("read_batch", read_batch, 1) if batch_size is None else integer("batch_size", batch_size, 1),
         drop_last=drop_remainder,
         collate_fn=_Columns(elements),
@@ -145,7 +146,7 @@ def to_tf_dataset(
         lambda: map(arranged, _passed(loader, elements, None if batch_size is None else tensorflow)),
         output_signature=arranged(specs),
     )
-    count = len(loader.sampler) if batch_size is None else len(loader)
+    count = len(sampler) if batch_size is None else len(loader)
     return made if skips else made.apply(tensorflow.data.experimental.assert_cardinality(count))
 
 

@@ -1,4 +1,4 @@
-"""Readers build samples from records: `ImageReader`, `SampleReader`, `ArrayReader`, and `VideoReader` for clips.
+"""Readers build samples from records: `ImageReader`, `SampleReader`, `ArrayReader`, `VideoReader` and `SequenceReader`.
 
 Start with ``base.py``, then read ``image.py``, which also judges and repairs a picture, and ``sample.py``. ``decoders.py``
 turns the bytes of a picture into pixels. ``annotations.py`` turns boxes, keypoints, labels and masks into tensors.
@@ -9,6 +9,7 @@ from storeds.readers.clips import ClipPlan
 from storeds.readers.decoders import decode_bytes, decode_fast, decode_pil, decode_tensor, decode_windows
 from storeds.readers.image import ImageReader
 from storeds.readers.sample import SampleReader
+from storeds.readers.sequence import SequenceReader
 from storeds.readers.video import VideoReader
 from storeds.records.segmentations import rasterised
 
@@ -18,6 +19,7 @@ __all__ = [
     "ImageReader",
     "RecordReader",
     "SampleReader",
+    "SequenceReader",
     "VideoReader",
     "decode_bytes",
     "decode_fast",

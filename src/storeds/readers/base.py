@@ -73,11 +73,11 @@ class RecordReader(ABC):
         return {name: self._field(name) for name, _ in self.elements()}
 
     def stored_as(self, name: str) -> str:
-        """Return the stored field of an element."""
-        return self.sources[self.fields.index(name)] if self.sources else name
+        """Return the stored field of an element; other names are fields themselves."""
+        return self.sources[self.fields.index(name)] if self.sources and name in self.fields else name
 
     def column(self, view: Backend, name: str, /) -> Array:
-        """Return element `name` of all samples, as `storeds.records.columns.read_column` does."""
+        """Return an element, or another stored field, of all samples, as `storeds.records.columns.read_column` does."""
         return read_column(view, self.stored_as(name))
 
     def elements(self) -> list[tuple[str, str]]:

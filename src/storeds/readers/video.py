@@ -48,8 +48,9 @@ class Runs:
 
     def __init__(self, view: Backend, by: str, frame: str | None) -> None:
         self._view, self._by, self._frame = view, by, frame
-        where = getattr(view, "where", None)  # a selection has the url and build of its store
-        self._index = index_path(view.url, view.meta.build, repr(where), "runs", by, frame)
+        # A selection has the url and build of its store.
+        selected = repr((getattr(view, "where", None), getattr(view, "subsets", None)))
+        self._index = index_path(view.url, view.meta.build, selected, "runs", by, frame)
         self._bounds: Array | None = None
         self._count = len(self.bounds) - 1
 

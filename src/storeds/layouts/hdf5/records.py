@@ -27,6 +27,7 @@ __all__ = ["Contents", "contents_of"]
 
 _VERSION = 4
 _OPEN = 4  # datasets of a field
+_FLAT = 1 << 14  # datasets of a field that are contiguous in their file
 _Many = Callable[[Sequence[int]], list[bytes]]
 """Returns the names of the records or sequences at ascending numbers."""
 
@@ -202,7 +203,7 @@ def _part_reader(place: int, value: Callable[[str], Any]) -> Callable[[str, int]
     return lambda path, _: value(path.split("/")[place])
 
 
-def _located(bounds: Array, positions: Sequence[int]) -> tuple[Array, Array]:
+def _located(bounds: Array, positions: Sequence[int] | Array) -> tuple[Array, Array]:
     """Return the numbers of the sequences of records, and of the records in them."""
     wanted = np.asarray(positions, np.int64)
     sequences: Array = np.searchsorted(bounds, wanted, "right") - 1
@@ -233,7 +234,37 @@ class _SequenceRows(Values):
         self.field, self.count, self._bounds = field, int(bounds[-1]), bounds
         self._url, self._paths = files.url, paths
         # The datasets used last keep their decompressed chunks. It does not refer to `self`, so they go with it.
-        self._open = functools.lru_cache(_OPEN)(functools.partial(_rows_of, files, column, field))
+        self._opened = functools.lru_cache(_OPEN)(functools.partial(_rows_of, files, column, field))
+        self._flat: dict[str, Values] = {}
+
+    def _open(self, path: str) -> Values:
+        """Return the rows of a dataset. Those that are a place in a file take little memory, and many of them are kept."""
+        values = self._flat.get(path)
+        if values is None:
+            values = self._opened(path)
+            if values.is_flat and len(self._flat) < _FLAT:
+                self._flat[path] = values
+        return values
+
+    def stacked(self, positions: Array) -> Array | None:
+        # docstring inherited
+        sequences, rows = _located(self._bounds, positions)
+        unique, places = np.unique(sequences, return_inverse=True)
+        out: Array | None = None
+        try:
+            for number, path in enumerate(self._paths(unique.tolist())):
+                at = np.flatnonzero(places == number)
+                found = self._open(path).stacked(rows[at])
+                if found is None:
+                    return None
+                if out is None:
+                    out = np.empty((len(positions), *found.shape[1:]), found.dtype)
+                out[at] = found
+        except UnavailableError:
+            raise
+        except (StoredsError, OSError, RuntimeError, KeyError, TypeError, ValueError):
+            return None  # reading the records one by one says why
+        return out
 
     def read(self, positions: Sequence[int]) -> list[Any]:
         # docstring inherited

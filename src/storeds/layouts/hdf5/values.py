@@ -140,6 +140,8 @@ class Values(ABC):
 
     field: Field
     count: int
+    is_flat = False
+    """Whether reading needs no object of HDF5, because the values are contiguous in a file."""
 
     @abstractmethod
     def read(self, positions: Sequence[int]) -> list[Any]:
@@ -169,6 +171,7 @@ class Fixed(Values):
     def __init__(self, rows: Rows, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
         self._rows, self._dtype, self._shape = rows, dtype, shape
         self.field, self.count = _numeric_field(dtype, shape), rows.count
+        self.is_flat = isinstance(rows, FlatRows)
 
     def read(self, positions: Sequence[int]) -> list[Any]:
         # docstring inherited

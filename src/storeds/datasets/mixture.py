@@ -1,0 +1,231 @@
+"""`StoreMixture`: several datasets as one, whose samples a loader mixes by exact shares."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal, Self
+
+import numpy as np
+from torch.utils.data import ConcatDataset
+
+from storeds.backends.concatenated import check_same_classes
+from storeds.datasets.assembly import declared_elements
+from storeds.datasets.counters import SampleReport
+from storeds.datasets.map_dataset import StoreDataset
+from storeds.errors import ConfigError, RecordError, suggest
+from storeds.protocols import Array, Backend, Field, Meta, Record
+from storeds.records.columns import TEXT, read_arrays, read_column
+
+__all__ = ["SOURCE", "StoreMixture", "Tagged"]
+
+SOURCE = "source"
+"""The field with the name of a sample's source."""
+
+
+class StoreMixture(ConcatDataset[Any]):
+    """Several datasets as one. A loader of storeds takes the samples of each by its share.
+
+    The sources keep their own transforms and policies. Each goes through its own samples, pass after pass: none comes
+    again before all others of its source have come, also across epochs.
+
+    Parameters
+    ----------
+    sources : mapping of str to StoreDataset
+        Name → dataset. They have the same elements, of one kind and role, and the same classes.
+    weights : mapping, optional
+        Name → weight; shares are in proportion. A mapping ``{0: 0.9, 10: 0.5}`` has the weight from each of these epochs
+        on. By default the weights are the numbers of samples.
+    temperature : float, optional
+        Without `weights`: they are the numbers of samples to the power of 1 / temperature, so a larger one brings small
+        sources forward.
+    stop : str, optional
+        How many samples an epoch has: ``"first"`` and ``"last"`` end it when the first or the last source has come once,
+        by the shares of epoch 0. By default as many as there are, or what the loader's `samples_per_epoch` says.
+
+    Attributes
+    ----------
+    names : list of str
+    shares : dict
+        Epoch → array with the weight of each source from then on.
+    samples_per_epoch : int
+
+    Raises
+    ------
+    ConfigError
+        The sources differ in their elements, a weight is no weight, or a name is unknown.
+    """
+
+    def __init__(
+        self,
+        sources: Mapping[str, StoreDataset],
+        weights: Mapping[str, float | Mapping[int, float]] | None = None,
+        *,
+        temperature: float | None = None,
+        stop: Literal["first", "last"] | None = None,
+    ) -> None:
+        if not sources:
+            raise ConfigError("a mixture has at least one source")
+        self.names, parts = list(sources), list(sources.values())
+        for name, part in sources.items():
+            if not len(part):
+                raise ConfigError(f"source {name!r} has no samples: {part.url}")
+            _check_alike(self.names[0], parts[0], name, part)
+        super().__init__(parts)
+        sizes = np.array([len(part) for part in parts], np.float64)
+        if temperature is not None and (weights is not None or not temperature > 0):
+            raise ConfigError("temperature is a number above 0, and takes the place of weights")
+        self.shares = {0: sizes ** (1 / (temperature or 1))} if weights is None else _schedule(self.names, weights)
+        self.samples_per_epoch = int(sizes.sum())
+        if stop is not None:
+            with np.errstate(divide="ignore"):
+                epochs = sizes / (self.shares[0] / self.shares[0].sum())
+            self.samples_per_epoch = int(
+                epochs.min() if stop == "first" else np.ceil(epochs[np.isfinite(epochs)].max())
+            )
+
+    @property
+    def url(self) -> str:
+        """The URLs of all sources, with secrets removed."""
+        return ", ".join(part.url for part in self.datasets)  # type: ignore[attr-defined]  # typed as any dataset
+
+    @property
+    def classes(self) -> list[str]:
+        """The class names, which all sources share."""
+        first: StoreDataset = self.datasets[0]  # type: ignore[assignment]  # typed as any dataset
+        return first.classes
+
+    def report(self) -> dict[str, SampleReport]:
+        """Return the report of each source by its name."""
+        return {name: part.report() for name, part in zip(self.names, self.datasets, strict=True)}  # type: ignore[attr-defined]  # typed as any dataset
+
+    def __getitems__(self, indices: Iterable[int]) -> list[Any]:
+        """Return the samples of `indices`, read in one storage call a source."""
+        count = len(self)
+        wanted = [index + count if index < 0 else index for index in indices]
+        places: dict[int, list[int]] = {}
+        for place, index in enumerate(wanted):
+            places.setdefault(bisect_right(self.cumulative_sizes, index), []).append(place)
+        samples: dict[int, Any] = {}
+        for number, of_source in places.items():
+            first = self.cumulative_sizes[number - 1] if number else 0
+            part: StoreDataset = self.datasets[number]  # type: ignore[assignment]  # typed as any dataset
+            samples |= zip(of_source, part.__getitems__([wanted[place] - first for place in of_source]), strict=True)
+        return [samples[place] for place in range(len(wanted))]
+
+    def __repr__(self) -> str:
+        sources = ", ".join(f"{name!r}: {part!r}" for name, part in zip(self.names, self.datasets, strict=True))
+        return f"StoreMixture({{{sources}}}, samples_per_epoch={self.samples_per_epoch})"
+
+
+def _schedule(names: Sequence[str], weights: Mapping[str, float | Mapping[int, float]]) -> dict[int, Array]:
+    """Return epoch → the weights of all sources from then on."""
+    for name in weights:
+        if name not in names:
+            raise ConfigError(f"weights: there is no source {name!r}; {suggest(str(name), names, 'sources')}")
+    for name in names:
+        if name not in weights:
+            raise ConfigError(f"weights: source {name!r} has none; give each source a weight, or none of them")
+    tables = [_by_epoch(name, weights[name]) for name in names]
+    epochs = sorted({epoch for table in tables for epoch in table})
+    schedule = {
+        epoch: np.array([table[max(since for since in table if since <= epoch)] for table in tables])
+        for epoch in epochs
+    }
+    for epoch, shares in schedule.items():
+        if not shares.any():
+            raise ConfigError(f"the weights of all sources are 0 from epoch {epoch} on, so no sample would come")
+    return schedule
+
+
+def _by_epoch(name: str, weight: Any) -> dict[int, float]:
+    table = weight if isinstance(weight, Mapping) else {0: weight}
+    try:
+        found = {int(epoch): float(value) for epoch, value in table.items()}
+    except (TypeError, ValueError):
+        raise ConfigError(f"source {name!r}: a weight is a number, or a table of epoch → number") from None
+    if 0 not in found or min(found) < 0:
+        raise ConfigError(f"source {name!r}: weights by epoch begin with epoch 0, and have {sorted(found)}")
+    for value in found.values():
+        if not 0 <= value < float("inf"):
+            raise ConfigError(f"source {name!r}: a weight is a finite number of at least 0, got {value}")
+    return found
+
+
+def _check_alike(name: str, one: StoreDataset, other_name: str, other: StoreDataset) -> None:
+    """Raise ConfigError where the samples of two sources have different elements, or their labels different classes."""
+    if one.as_dict != other.as_dict:
+        raise ConfigError(f"sources {name!r} and {other_name!r}: as_dict is set for one of them only")
+    columns = [
+        {element: _described(declared.get(element)) for element in each.reader.fields}
+        for each in (one, other)
+        for declared in [declared_elements(each.reader, each.backend.meta.fields)]
+    ]
+    if list(columns[0].items()) != list(columns[1].items()):
+        shown = [", ".join(f"{element} ({what})" for element, what in column.items()) for column in columns]
+        raise ConfigError(
+            f"the samples of sources differ: {name!r} has {shown[0]}; {other_name!r} has {shown[1]}. Use fields={{element: "
+            "stored field}}, in the same order for each source"
+        )
+    if one.reader.target is not None:
+        check_same_classes(one.backend, other.backend)
+
+
+def _described(field: Field | None) -> str:
+    if field is None:
+        return "computed"
+    kind = f"{field.kind} {field.dtype}" if field.kind == "array" else field.kind
+    return f"{kind}, {field.role}" if field.role else kind
+
+
+class Tagged:
+    """The records of a backend with one more field, of the same text in each.
+
+    Parameters
+    ----------
+    backend : Backend
+        Closing this one closes it too.
+    name, value : str
+        The field and its text.
+    """
+
+    def __init__(self, backend: Backend, name: str, value: str) -> None:
+        if name in backend.meta.fields:
+            raise ConfigError(f"{backend.url} has a field {name!r} already, so it cannot name the source")
+        self.backend, self._name, self._value = backend, name, value
+        self.meta: Meta = replace(backend.meta, fields={**backend.meta.fields, name: Field("str")})
+
+    @property
+    def url(self) -> str:
+        """The store's URL."""
+        return self.backend.url
+
+    def __len__(self) -> int:
+        return len(self.backend)
+
+    def get_many(self, positions: Sequence[int], /, fields: Sequence[str] | None = None) -> list[Record | RecordError]:
+        # docstring inherited
+        inner = None if fields is None else [name for name in fields if name != self._name]
+        found = self.backend.get_many(positions, inner)
+        if fields is not None and len(inner or ()) == len(fields):
+            return found
+        return [each if isinstance(each, RecordError) else {**each, self._name: self._value} for each in found]
+
+    def get_arrays(self, positions: Sequence[int], /, fields: Sequence[str] | None = None) -> dict[str, Array]:
+        """Return fields of many records as arrays; see `storeds.protocols.SupportsBatchArrays`."""
+        return read_arrays(self.backend, positions, fields)
+
+    def column(self, name: str, /) -> Array:
+        # docstring inherited
+        return np.full(len(self), self._value, TEXT) if name == self._name else read_column(self.backend, name)
+
+    def close(self) -> None:
+        # docstring inherited
+        self.backend.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

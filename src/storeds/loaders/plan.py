@@ -1,0 +1,467 @@
+"""The plan of an epoch: which samples come, how often, in which batches, and in what order.
+
+A plan is a pure function of seed, epoch and place. So ranks take every n-th place, a position is a number, and nothing has
+to be gathered from workers. `planning.make_plan` chooses one of these:
+
+- `Shuffled`: each sample once.
+- `Quotas`: classes, or the sources of a mixture, come by exact shares; each goes through its own samples, pass after pass.
+- `Weighted`: each sample comes in proportion to its weight.
+- `Grouped` and `Bucketed`: whole batches, of samples that belong together or are of like size.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from storeds._utils.permutation import EpochOrder, Order, Uints, permute, round_keys
+from storeds._utils.text import some
+from storeds.errors import ConfigError
+from storeds.protocols import Array
+
+__all__ = ["Bucketed", "Grouped", "Plan", "Quotas", "Shuffled", "Strata", "Weighted"]
+
+
+class Plan(ABC):
+    """Says what comes at each place of each epoch.
+
+    Attributes
+    ----------
+    key : str
+        A digest of what two runs must agree on, for a position to mean the same in both. Empty if the sampler's other
+        settings say all.
+    is_batched : bool
+        Whether a place holds a batch, which no rank divides, and not a sample.
+    """
+
+    key = ""
+    is_batched = False
+
+    @abstractmethod
+    def order(self, seed: int, epoch: int) -> Order:
+        """Return the order of an epoch, which all ranks share."""
+
+    @abstractmethod
+    def describe(self, epoch: int = 0) -> str:
+        """Return one line about an epoch, for people."""
+
+
+@dataclass(frozen=True)
+class Shuffled(Plan):
+    """Each sample once: in order, shuffled, or shuffled in blocks; see `EpochOrder`."""
+
+    count: int
+    shuffle: bool = True
+    block_size: int | None = None
+    window: int | None = None
+
+    def order(self, seed: int, epoch: int) -> EpochOrder:
+        return EpochOrder(self.count, seed, epoch, self.shuffle, self.block_size, self.window)
+
+    def describe(self, epoch: int = 0) -> str:
+        blocks = f" in blocks of {self.block_size:,}" if self.block_size else ""
+        return f"{self.count:,} samples, each once, {'shuffled' + blocks if self.shuffle else 'in order'}"
+
+
+# --- By class or source ---
+
+
+@dataclass(frozen=True)
+class Strata:
+    """Disjoint parts of the samples: classes, or the sources of a mixture.
+
+    Attributes
+    ----------
+    names : sequence of str
+    sizes : array, shape (n,), uint64
+        Their numbers of samples, all above 0.
+    members : array or None
+        The indices of the samples, stratum after stratum. None if the indices themselves are in that order.
+    """
+
+    names: Sequence[str]
+    sizes: Uints
+    members: Array | None
+
+    @classmethod
+    def of(cls, values: Array, names: Sequence[str] | None) -> tuple[Strata, Array]:
+        """Return the strata of equal values, and these values; `names` has the class names of integers."""
+        found, codes, sizes = np.unique(values, return_inverse=True, return_counts=True)
+        members = np.argsort(codes, kind="stable").astype(np.uint32 if len(values) < 2**32 else np.int64)
+        return cls(_named(found, names), sizes.astype(np.uint64), members), found
+
+
+class Quotas(Plan):
+    """Takes an exact number of samples from each stratum.
+
+    A stratum gives each of its samples once before any of them comes again, across epochs, and each time in another order.
+
+    Parameters
+    ----------
+    strata : Strata
+    shares : mapping of int to array
+        The shares of the strata, from that epoch on; numbers of at least 0. There are shares from epoch 0.
+    count : int
+        The samples of an epoch. Quotas are the shares of it, rounded by largest remainder.
+    what : str
+        What the strata are, for messages.
+    batch_size : int, optional
+        Make batches, each of which has the shares too, within one sample.
+    drop_last : bool
+        Leave out a short last batch.
+    """
+
+    def __init__(
+        self,
+        strata: Strata,
+        shares: Mapping[int, Array],
+        count: int,
+        what: str,
+        batch_size: int | None = None,
+        *,
+        drop_last: bool = False,
+    ) -> None:
+        self.strata, self.count, self.what, self.batch_size = strata, count, what, batch_size
+        self.drop_last = drop_last
+        self.is_batched = batch_size is not None
+        self._since = sorted(shares)
+        self.quotas_by_epoch = [_divided(count, shares[epoch]) for epoch in self._since]
+        numbers = [strata.sizes, *self.quotas_by_epoch, np.array([*self._since, batch_size or 0])]
+        self.key = _digest("quotas", *numbers, *([] if strata.members is None else [strata.members]))
+
+    def quotas(self, epoch: int) -> Array:
+        """Return how many samples of each stratum an epoch has."""
+        return self.quotas_by_epoch[bisect_right(self._since, epoch) - 1]
+
+    def used(self, epoch: int) -> Uints:
+        """Return how many samples each stratum has given before an epoch."""
+        used = np.zeros(len(self.strata.sizes), np.uint64)
+        for quota, since, until in zip(self.quotas_by_epoch, self._since, [*self._since[1:], epoch], strict=True):
+            used += quota.astype(np.uint64) * np.uint64(max(min(until, epoch) - since, 0))
+        return used
+
+    def order(self, seed: int, epoch: int) -> Order:
+        return (_QuotaOrder if self.batch_size is None else _QuotaBatches)(self, seed, epoch)
+
+    def describe(self, epoch: int = 0) -> str:
+        parts = [
+            f"{name} {quota:,} ({quota / max(self.count, 1):.1%})"
+            for name, quota in zip(self.strata.names, self.quotas(epoch).tolist(), strict=True)
+        ]
+        batches = "" if self.batch_size is None else f", and each batch of {self.batch_size} has these shares"
+        return f"{self.count:,} samples by {self.what}: {some(parts, 20)}{batches}"
+
+
+_GOLDEN = (5**0.5 - 1) / 2  # multiples of it spread over [0, 1) evenly
+_BLOCK_OF_PLACES = 64  # where no batch is to have the shares
+
+
+class _QuotaOrder(Order):
+    """Blocks of places, each with the shares within one sample; a block is a batch, or 64 places.
+
+    Each block takes the whole part of a stratum's share. Of the strata that are due a fraction of a sample, it takes one
+    more from those at which a pointer's steps of 1 hit the line of all fractions (systematic sampling). The pointer begins
+    at another of equal steps in each block, so over an epoch a stratum is hit as often as its fractions add up to, within
+    one. The begins are visited in jumps near the golden ratio, so that the hits spread over the epoch, and how many come
+    before a block is a sum of floors (see `_floor_sum`). The last block, which may be short, takes what is missing.
+
+    Strata are shuffled within a block, and a stratum's samples come in the order of its pass.
+    """
+
+    def __init__(self, plan: Quotas, seed: int, epoch: int) -> None:
+        self._samples, self._strata = plan.count, plan.strata
+        self._size = plan.batch_size or min(_BLOCK_OF_PLACES, plan.count)
+        self._quotas, self._used = plan.quotas(epoch), plan.used(epoch)
+        self._starts = np.cumsum(plan.strata.sizes) - plan.strata.sizes
+        self._keys = round_keys("storeds.plan", 1, seed, epoch)
+        self._within = round_keys("storeds.plan.stratum", 1, seed)  # passes go on from epoch to epoch
+        self.count = self._samples
+        self._whole = self._samples // self._size
+        due = self._quotas * self._size
+        self._sure = due // self._samples
+        # The ends of the fractions on their line, as whole numbers and parts of `samples`.
+        self._ends, parts = np.divmod(np.cumsum(due - self._sure * self._samples), self._samples)
+        self._hit_from = -(
+            (parts - self._samples) * self._whole // self._samples
+        )  # the first begin that hits once more
+        self._jump = _coprime_near(int(self._whole * _GOLDEN), self._whole)
+        self._first = int(self._keys[0] % np.uint64(max(self._whole, 1)))
+
+    def _before(self, blocks: Array) -> Array:
+        """Return how many samples of each stratum come before each of these whole blocks."""
+        number, many = self._whole, blocks[:, None]
+        reached = _floor_sum(many, number, self._jump, self._first + number - self._hit_from)
+        hits = self._ends * many + reached - _floor_sum(many, number, self._jump, np.array([self._first]))
+        before: Array = self._sure * many + np.diff(hits, axis=1, prepend=0)
+        return before
+
+    def _block(self, blocks: Array) -> tuple[Array, Array, Array, Array]:
+        """Return for each place of these blocks its block's row, its slot there, its stratum and which use of it."""
+        is_whole = (blocks < self._whole)[:, None]
+        before = self._before(np.minimum(blocks, self._whole))
+        after = np.where(is_whole, self._before(np.minimum(blocks + 1, self._whole)), self._quotas)
+        runs = (after - before).ravel()
+        lengths = (after - before).sum(axis=1)
+        strata = np.repeat(np.tile(np.arange(len(self._quotas)), len(blocks)), runs)
+        uses = np.repeat(before.ravel() - (np.cumsum(runs) - runs), runs) + np.arange(len(strata))
+        rows = np.repeat(np.arange(len(blocks)), lengths)
+        places = (np.arange(len(strata)) - (np.cumsum(lengths) - lengths)[rows]).astype(np.uint64)
+        slots = permute(places, lengths[rows].astype(np.uint64), self._keys, blocks[rows].astype(np.uint64)).astype(
+            np.intp
+        )
+        in_order = np.lexsort((slots, strata, rows))  # the uses of a stratum ascend with the slots
+        return rows, slots[in_order], strata, uses
+
+    def _taken(self, strata: Array, uses: Array) -> Array:
+        """Return the index of the sample that a stratum gives at its n-th use of this epoch."""
+        sizes = self._strata.sizes[strata]
+        passes, places = np.divmod(uses.astype(np.uint64) + self._used[strata], sizes)
+        tweak = passes * np.uint64(len(self._strata.sizes)) + strata.astype(np.uint64)
+        at = self._starts[strata] + permute(places, sizes, self._within, tweak)
+        members = self._strata.members
+        return at if members is None else members[at]
+
+    def at(self, places: Uints) -> list[Any]:
+        blocks, wanted_rows = np.unique(places.astype(np.int64) // self._size, return_inverse=True)
+        rows, slots, strata, uses = self._block(blocks)
+        of_place = np.empty((len(blocks), self._size), np.intp)
+        of_place[rows, slots] = np.arange(len(rows))
+        wanted = of_place[wanted_rows, places.astype(np.int64) % self._size]
+        indices: list[Any] = self._taken(strata[wanted], uses[wanted]).tolist()
+        return indices
+
+
+class _QuotaBatches(_QuotaOrder):
+    """The same blocks as batches."""
+
+    _at_once = 64
+
+    def __init__(self, plan: Quotas, seed: int, epoch: int) -> None:
+        super().__init__(plan, seed, epoch)
+        self.count = self._whole if plan.drop_last else -(-self._samples // self._size)
+
+    def at(self, places: Uints) -> list[Any]:
+        rows, slots, strata, uses = self._block(places.astype(np.int64))
+        indices = self._taken(strata, uses)
+        lengths = np.bincount(rows, minlength=len(places))
+        ends = np.cumsum(lengths)
+        batches = np.empty_like(indices)
+        batches[(ends - lengths)[rows] + slots] = indices
+        return [batch.tolist() for batch in np.split(batches, ends[:-1])]
+
+
+def _coprime_near(number: int, modulus: int) -> int:
+    """Return the number next to `number` without a common divisor with `modulus`; 1 if that is 0 or 1."""
+    return next(each for each in range(max(number, 1), number + modulus + 2) if math.gcd(each, max(modulus, 1)) == 1)
+
+
+def _floor_sum(count: Array, modulus: int, factor: int, summand: Array) -> Array:
+    """Return the sum of ``(factor * i + summand) // modulus`` over all i below `count`, as the AtCoder Library does."""
+    count, summand = np.broadcast_arrays(count, summand)
+    total = np.zeros(count.shape, np.int64)
+    if not modulus:
+        return total
+    while True:
+        total += count * (count - 1) // 2 * (factor // modulus) + count * (summand // modulus)
+        factor, summand = factor % modulus, summand % modulus
+        highest = factor * count + summand
+        if not (highest >= modulus).any():
+            return total
+        count, summand = highest // modulus, highest % modulus
+        modulus, factor = factor, modulus
+
+
+# --- By weight ---
+
+_BLOCK = 16  # weights whose sum is kept
+
+
+class Weighted(Plan):
+    """Takes each sample in proportion to its weight: its share of an epoch, rounded up or down.
+
+    Systematic sampling (Madow 1949): equal steps along the line of all weights, which begins elsewhere in each epoch.
+    Memory is half a byte a sample beyond the weights, which stay as they are.
+
+    Parameters
+    ----------
+    weights : array, shape (n,)
+        Numbers of at least 0, not all 0.
+    count : int
+        The samples of an epoch.
+    """
+
+    def __init__(self, weights: Array, count: int) -> None:
+        self.weights, self.count = weights, count
+        self.sums = np.cumsum(np.add.reduceat(weights, np.arange(0, len(weights), _BLOCK), dtype=np.float64))
+        self.key = _digest("weighted", weights, np.array([count]))
+
+    def order(self, seed: int, epoch: int) -> Order:
+        return _WeightedOrder(self, seed, epoch)
+
+    def describe(self, epoch: int = 0) -> str:
+        return (
+            f"{self.count:,} samples by weight, of {len(self.weights):,}; the largest weight is "
+            f"{float(self.weights.max()) * len(self.weights) / self.sums[-1]:.3g} times the mean"
+        )
+
+
+class _WeightedOrder(Order):
+    def __init__(self, plan: Weighted, seed: int, epoch: int) -> None:
+        self.count, self._plan = plan.count, plan
+        self._keys = round_keys("storeds.plan", 1, seed, epoch)
+        self._offset = float(round_keys("storeds.plan.offset", 1, seed)[0]) / 2**64 + epoch * _GOLDEN
+
+    def at(self, places: Uints) -> list[Any]:
+        weights, sums = self._plan.weights, self._plan.sums
+        steps = permute(places, self.count, self._keys).astype(np.float64) + self._offset % 1.0
+        points = steps * (sums[-1] / self.count)
+        blocks = np.minimum(np.searchsorted(sums, points, "right"), len(sums) - 1)
+        rest = points - np.where(blocks, sums[blocks - 1], 0.0)
+        at = blocks[:, None] * _BLOCK + np.arange(_BLOCK)
+        inside = np.where(at < len(weights), weights[np.minimum(at, len(weights) - 1)], 0.0)
+        line = np.cumsum(inside, axis=1, dtype=np.float64)
+        # Rounding may put a point behind the last weight of its block: then that weight is meant.
+        column = np.minimum((line <= rest[:, None]).sum(axis=1), np.argmax(line, axis=1))
+        indices: list[Any] = (blocks * _BLOCK + column).tolist()
+        return indices
+
+
+# --- Batches ---
+
+
+class _Batches(Order):
+    """Batches that were computed for the epoch: `flat` has their indices, `bounds` where each begins and ends.
+
+    `turn` says which of them come, in which order.
+    """
+
+    def __init__(self, flat: Array, bounds: Array, turn: Array) -> None:
+        self.count, self._flat, self._bounds, self._turn = len(turn), flat, bounds, turn
+
+    def at(self, places: Uints) -> list[Any]:
+        batches = self._turn[places.astype(np.intp)].tolist()
+        return [self._flat[self._bounds[batch] : self._bounds[batch + 1]].tolist() for batch in batches]
+
+
+class Grouped(Plan):
+    """Keeps the samples of a group in one batch.
+
+    Groups are shuffled, and a batch takes groups as long as it has room.
+
+    Parameters
+    ----------
+    groups : Strata
+    batch_size : int
+        The largest batch.
+    """
+
+    is_batched = True
+
+    def __init__(self, groups: Strata, what: str, batch_size: int, *, shuffle: bool) -> None:
+        largest = int(np.argmax(groups.sizes))
+        if groups.sizes[largest] > batch_size:
+            raise ConfigError(
+                f"group_by={what!r}: the group {groups.names[largest]} has {groups.sizes[largest]:,} samples, and a batch "
+                f"has room for {batch_size:,}; raise batch_size"
+            )
+        self.groups, self.what, self.batch_size, self.shuffle = groups, what, batch_size, shuffle
+        assert groups.members is not None
+        self.key = _digest("grouped", groups.members, groups.sizes, np.array([batch_size]))
+
+    def order(self, seed: int, epoch: int) -> Order:
+        sizes, count = self.groups.sizes.astype(np.int64), len(self.groups.sizes)
+        turn = np.arange(count, dtype=np.uint64)
+        if self.shuffle:
+            turn = permute(turn, count, round_keys("storeds.plan", 1, seed, epoch))
+        ends = np.cumsum(sizes[turn])
+        firsts = (np.cumsum(sizes) - sizes)[turn] - (ends - sizes[turn])
+        assert self.groups.members is not None
+        flat = self.groups.members[np.repeat(firsts, sizes[turn]) + np.arange(int(ends[-1]))]
+        bounds = [0]
+        while bounds[-1] < ends[-1]:
+            bounds.append(int(ends[np.searchsorted(ends, bounds[-1] + self.batch_size, "right") - 1]))
+        return _Batches(flat, np.array(bounds), np.arange(len(bounds) - 1))
+
+    def describe(self, epoch: int = 0) -> str:
+        sizes = self.groups.sizes
+        return (
+            f"{int(sizes.sum()):,} samples in {len(sizes):,} groups by {self.what}, of {int(sizes.min())} to "
+            f"{int(sizes.max())}; a group lies in one batch of at most {self.batch_size}"
+        )
+
+
+class Bucketed(Plan):
+    """Makes batches of samples of like size, so that few values are padded.
+
+    Parameters
+    ----------
+    drawn : Plan
+        Which samples come, in which order.
+    codes : array, shape (n,)
+        The bucket of each sample.
+    capacities : array
+        The batch size of each bucket.
+    """
+
+    is_batched = True
+
+    def __init__(
+        self, drawn: Plan, codes: Array, capacities: Array, text: str, *, shuffle: bool, drop_last: bool
+    ) -> None:
+        self.drawn, self.codes, self.capacities, self.text = drawn, codes, capacities, text
+        self.shuffle, self.drop_last = shuffle, drop_last
+        self.key = _digest("bucketed", drawn.key, codes, capacities)
+
+    def order(self, seed: int, epoch: int) -> Order:
+        drawn = self.drawn.order(seed, epoch)
+        samples = np.array(list(drawn.walk(0, 1, drawn.count)), dtype=np.int64)
+        codes = self.codes[samples]
+        by_bucket = np.argsort(codes, kind="stable")
+        flat, codes = samples[by_bucket], codes[by_bucket]
+        counts = np.bincount(codes, minlength=len(self.capacities))
+        place = np.arange(len(flat)) - (np.cumsum(counts) - counts)[codes]
+        starts = np.flatnonzero(place % self.capacities[codes] == 0)
+        bounds = np.append(starts, len(flat))
+        batches = np.arange(len(starts))
+        if self.drop_last:
+            batches = batches[np.diff(bounds) == self.capacities[codes[starts]]]
+        if self.shuffle:
+            places = np.arange(len(batches), dtype=np.uint64)
+            turn = permute(places, len(batches), round_keys("storeds.plan.batches", 1, seed, epoch)).astype(np.intp)
+        else:
+            turn = np.argsort(by_bucket[starts[batches]], kind="stable")
+        return _Batches(flat, bounds, batches[turn])
+
+    def describe(self, epoch: int = 0) -> str:
+        return f"{self.drawn.describe(epoch)}; {self.text}"
+
+
+def _named(values: Array, names: Sequence[str] | None) -> list[str]:
+    """Return the name of each value; class names where the values number them."""
+    if names is not None and values.dtype.kind in "iu" and values.size and values[0] >= 0 and values[-1] < len(names):
+        return [names[value] for value in values.tolist()]
+    return [str(value) for value in values.tolist()]
+
+
+def _divided(count: int, shares: Array) -> Array:
+    """Divide a count by largest remainder."""
+    exact = shares / shares.sum() * count
+    parts = np.floor(exact).astype(np.int64)
+    most = np.argsort(parts - exact, kind="stable")[: count - int(parts.sum())]
+    parts[most] += 1
+    divided: Array = parts
+    return divided
+
+
+def _digest(kind: str, *parts: Any) -> str:
+    digest = xxhash.xxh3_64(kind.encode())
+    for part in parts:
+        digest.update(part.encode() if isinstance(part, str) else np.ascontiguousarray(part).data.cast("B"))
+    return digest.hexdigest()

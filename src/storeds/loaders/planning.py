@@ -1,0 +1,266 @@
+"""Chooses the plan of the epochs of a dataset by settings, and reads the fields that these name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from torch.utils.data import ConcatDataset, Subset
+
+from storeds._utils.arguments import integer
+from storeds.errors import ConfigError, suggest
+from storeds.loaders.plan import Bucketed, Grouped, Plan, Quotas, Shuffled, Strata, Weighted
+from storeds.protocols import Array
+from storeds.records.roles import stored_classes
+
+__all__ = ["PLAN_SETTINGS", "PlanSettings", "make_plan"]
+
+PLAN_SETTINGS = (
+    "block_size",
+    "window",
+    "balance",
+    "weights",
+    "samples_per_epoch",
+    "repeat",
+    "per_batch",
+    "group_by",
+    "bucket_by",
+    "buckets",
+    "budget",
+)
+"""What a loader passes to its `EpochSampler`, besides `shuffle` and its own batch size."""
+
+_BUCKETS = 8
+
+
+@dataclass(frozen=True)
+class PlanSettings:
+    """Which samples an epoch has, in which batches; `EpochSampler` explains each.
+
+    Attributes
+    ----------
+    has_sources : bool
+        Whether the dataset is a mixture, which has shares of its own.
+    """
+
+    shuffle: bool = True
+    block_size: int | None = None
+    window: int | None = None
+    balance: str | None = None
+    weights: Any = None
+    per_batch: bool = False
+    samples_per_epoch: int | None = None
+    repeat: bool = True
+    group_by: str | None = None
+    bucket_by: str | Sequence[str] | None = None
+    buckets: int | None = None
+    budget: int | None = None
+    batch_size: int | None = None
+    drop_last: bool = False
+    has_sources: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("block_size", "window", "samples_per_epoch", "buckets", "budget", "batch_size"):
+            if getattr(self, name) is not None:
+                integer(name, getattr(self, name), 1)
+        if self.block_size is None and self.window is not None:
+            raise ConfigError("window counts blocks, and there are none without block_size: pass block_size too")
+        if self.block_size is not None and not self.shuffle:
+            raise ConfigError("block_size has an effect on shuffling only, and shuffle is False: leave out one of them")
+        ways = [
+            name
+            for name, is_set in {
+                "sources": self.has_sources,
+                "balance": self.by_class,
+                "weights": self.weights is not None and not isinstance(self.weights, Mapping),
+                "group_by": self.group_by is not None,
+            }.items()
+            if is_set
+        ]
+        if len(ways) > 1:
+            raise ConfigError(f"{ways[0]} and {ways[1]} both say which samples come: leave out one of them")
+        if self.block_size is not None and (ways or self.samples_per_epoch is not None):
+            name = (*ways, "samples_per_epoch")[0]
+            raise ConfigError(f"block_size is for epochs of each sample once, and {name} is set: leave out one of them")
+        self._check_batches()
+
+    def _check_batches(self) -> None:
+        if self.per_batch and not (self.has_sources or self.by_class):
+            raise ConfigError("per_batch holds the shares of balance, or of sources, in each batch, and neither is set")
+        makers = {"per_batch": self.per_batch, "group_by": self.group_by, "bucket_by": self.bucket_by}
+        names = [name for name, value in makers.items() if value]
+        if len(names) > 1:
+            raise ConfigError(f"{names[0]} and {names[1]} both make the batches: leave out one of them")
+        if names and self.batch_size is None:
+            raise ConfigError(f"{names[0]} makes batches: pass batch_size too")
+        if self.bucket_by is None and (self.buckets is not None or self.budget is not None):
+            raise ConfigError("buckets and budget are for bucket_by, which is not set")
+
+    @property
+    def by_class(self) -> bool:
+        """Whether the samples come by classes."""
+        return self.balance is not None or isinstance(self.weights, Mapping)
+
+
+def make_plan(data: Any, count: int, settings: PlanSettings) -> Plan:
+    """Return the plan of the epochs of a dataset, which has `count` samples.
+
+    Raises
+    ------
+    ConfigError
+        A field does not exist, weights are no weights, or samples do not fit into batches.
+    """
+    if not count:
+        return Shuffled(0, settings.shuffle)
+    if settings.group_by is not None:
+        groups, _ = Strata.of(_values(data, settings.group_by, "group_by"), None)
+        return Grouped(groups, settings.group_by, settings.batch_size or count, shuffle=settings.shuffle)
+    drawn = _drawn(data, count, settings)
+    if not settings.repeat:
+        _check_unrepeated(drawn)
+    return drawn if settings.bucket_by is None else _bucketed(drawn, data, settings)
+
+
+def _drawn(data: Any, count: int, settings: PlanSettings) -> Plan:
+    """Return the plan that says which samples come, whatever their batches."""
+    batches: dict[str, Any] = {"drop_last": settings.drop_last}
+    if settings.per_batch:
+        batches["batch_size"] = settings.batch_size
+    if settings.has_sources:
+        lengths = np.array([len(dataset) for dataset in data.datasets], np.uint64)
+        samples = settings.samples_per_epoch or data.samples_per_epoch
+        return Quotas(Strata(data.names, lengths, None), data.shares, samples, "source", **batches)
+    samples = settings.samples_per_epoch or count
+    if settings.by_class:
+        strata, shares = _classes(data, settings.balance or "label", settings.weights)
+        return Quotas(strata, {0: shares}, samples, settings.balance or "label", **batches)
+    if settings.weights is not None:
+        return Weighted(_weights(data, settings.weights, count), samples)
+    if settings.samples_per_epoch is not None:
+        everything = Strata(["all"], np.array([count], np.uint64), None)
+        return Quotas(everything, {0: np.ones(1)}, samples, "part")
+    return Shuffled(count, settings.shuffle, settings.block_size, settings.window)
+
+
+def _check_unrepeated(plan: Plan) -> None:
+    """Raise ConfigError if a sample comes more than once in an epoch."""
+    if isinstance(plan, Quotas):
+        for quotas in plan.quotas_by_epoch:
+            for name, quota, size in zip(plan.strata.names, quotas.tolist(), plan.strata.sizes.tolist(), strict=True):
+                if quota > size:
+                    raise ConfigError(
+                        f"repeat=False: an epoch has {quota:,} samples of {plan.what} {name}, and there are {size:,}; reduce "
+                        "samples_per_epoch, or let samples repeat"
+                    )
+    elif isinstance(plan, Weighted) and float(plan.weights.max()) * plan.count > plan.sums[-1]:
+        raise ConfigError(
+            "repeat=False: the sample with the largest weight would come more than once; reduce samples_per_epoch"
+        )
+
+
+def _classes(data: Any, field: str, weights: Mapping[Any, float] | None) -> tuple[Strata, Array]:
+    """Return the samples by class, and the share of each class."""
+    strata, values = Strata.of(_values(data, field, "balance"), _class_names(data, field))
+    if weights is None:
+        return strata, np.ones(len(values))
+    places = {str(value): at for at, value in enumerate(values.tolist())}
+    places |= {name: at for at, name in enumerate(strata.names)}
+    shares = np.zeros(len(values))
+    for name, weight in weights.items():
+        if str(name) not in places:
+            raise ConfigError(
+                f"weights: no sample has the {field} {name!r}; {suggest(str(name), strata.names, 'values')}"
+            )
+        shares[places[str(name)]] = weight
+    return strata, _checked(shares)
+
+
+def _weights(data: Any, weights: Any, count: int) -> Array:
+    found = _values(data, weights, "weights") if isinstance(weights, str) else np.asarray(weights)
+    if found.shape != (count,):
+        raise ConfigError(
+            f"weights has the shape {found.shape}, and there are {count:,} samples: pass one number for each"
+        )
+    if found.dtype.kind not in "iufb":
+        raise ConfigError(f"weights are numbers, and these are {found.dtype}")
+    return _checked(found)
+
+
+def _checked(weights: Array) -> Array:
+    """Return weights unchanged; raise ConfigError if they are no weights."""
+    for start in range(0, len(weights), 1 << 20):  # without a second array of that size
+        part = weights[start : start + (1 << 20)]
+        bad = np.flatnonzero(~(np.isfinite(part) & (part >= 0)))
+        if bad.size:
+            raise ConfigError(
+                f"weights are finite numbers of at least 0, and number {start + bad[0]} is {part[bad[0]]}"
+            )
+    if not weights.any():
+        raise ConfigError("weights are all 0, so no sample would come")
+    return weights
+
+
+def _bucketed(drawn: Plan, data: Any, settings: PlanSettings) -> Plan:
+    assert settings.bucket_by is not None
+    fields = [settings.bucket_by] if isinstance(settings.bucket_by, str) else list(settings.bucket_by)
+    columns = [_values(data, field, "bucket_by") for field in fields]
+    if len(columns) not in (1, 2) or any(column.dtype.kind not in "iuf" for column in columns):
+        raise ConfigError(
+            f"bucket_by is a field of numbers, or two such as width and height, and got {settings.bucket_by!r}"
+        )
+    keys = columns[0] if len(columns) == 1 else columns[0] / np.maximum(columns[1], 1)
+    number = settings.buckets or _BUCKETS
+    values, codes = np.unique(keys, return_inverse=True)
+    if len(values) > number:
+        edges = np.unique(np.quantile(keys, np.linspace(0, 1, number + 1)[1:-1]))
+        values, codes = np.unique(np.searchsorted(edges, keys, "right"), return_inverse=True)
+    capacities = np.full(len(values), settings.batch_size)
+    if settings.budget is not None:
+        largest = np.zeros(len(values))
+        np.maximum.at(largest, codes, np.prod([column.astype(np.float64) for column in columns], axis=0))
+        if largest.max() > settings.budget:
+            raise ConfigError(
+                f"budget={settings.budget:,} has no room for the largest sample, whose size is {largest.max():,.0f}"
+            )
+        capacities = np.minimum(capacities, (settings.budget // np.maximum(largest, 1)).astype(np.int64))
+    text = (
+        f"batches of {int(capacities.min())} to {int(capacities.max())} samples, from {len(values)} buckets by "
+        + " and ".join(fields)
+    )
+    return Bucketed(drawn, codes, capacities, text, shuffle=settings.shuffle, drop_last=settings.drop_last)
+
+
+def _values(data: Any, field: str, what: str) -> Array:
+    """Return a stored field of each sample of a dataset, also below Subset and ConcatDataset; no picture is read."""
+    if isinstance(data, Subset):
+        return _values(data.dataset, field, what)[np.asarray(data.indices, np.intp)]
+    if isinstance(data, ConcatDataset):
+        return np.concatenate([_values(each, field, what) for each in data.datasets])
+    column = getattr(data, "column", None)
+    if column is None:
+        raise ConfigError(
+            f"{what}={field!r} names a field of a StoreDataset, and this is a {type(data).__name__}; pass weights as an "
+            "array with a number for each sample"
+        )
+    values: Array = column(field)
+    return values
+
+
+def _class_names(data: Any, field: str) -> Sequence[str] | None:
+    for each in _parts(data):
+        meta = getattr(getattr(each, "backend", None), "meta", None)
+        if meta is not None:
+            is_label = field == "label" or isinstance(meta.attrs.get("classes"), Mapping)
+            return stored_classes(meta.attrs, field) if is_label else None
+    return None
+
+
+def _parts(data: Any) -> Iterator[Any]:
+    inner = [data.dataset] if isinstance(data, Subset) else data.datasets if isinstance(data, ConcatDataset) else None
+    if inner is None:
+        yield data
+    else:
+        for each in inner:
+            yield from _parts(each)

@@ -1,0 +1,402 @@
+"""What an epoch has: quotas, weights, groups and buckets are exact, whatever the ranks, the workers and the engine."""
+
+from __future__ import annotations
+
+import secrets
+from collections import Counter
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import (
+    BatchSampler,
+    ConcatDataset,
+    DataLoader,
+    DistributedSampler,
+    SequentialSampler,
+    Subset,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+
+import storeds
+from conftest import with_path
+from make_store import make_store
+from shares import examples
+from storeds import EpochSampler, StoreDataset, StoreLoader, ThreadLoader
+from storeds.errors import ConfigError
+
+COUNT = 90
+FIELDS = {"label": "int", "weight": "float", "patient": "str", "length": "int", "width": "int", "height": "int"}
+_rng = np.random.default_rng(0)
+LABELS = np.sort(_rng.choice(3, COUNT, p=[0.7, 0.25, 0.05]))
+WEIGHTS = np.round(_rng.random(COUNT) * (_rng.random(COUNT) > 0.2), 3)
+PATIENTS = np.array([f"p{number}" for number in _rng.integers(0, 25, COUNT)])
+LENGTHS = _rng.integers(1, 60, COUNT)
+RECORDS: list[dict[str, Any]] = [
+    {
+        "label": int(LABELS[at]),
+        "weight": float(WEIGHTS[at]),
+        "patient": str(PATIENTS[at]),
+        "length": int(LENGTHS[at]),
+        "width": int(100 + at),
+        "height": int(100 + at * 7 % 100),
+    }
+    for at in range(COUNT)
+]
+
+
+@pytest.fixture(scope="module", params=["lmdb", "hdf5", "mongodb", "memory"])
+def dataset(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> StoreDataset:
+    name = f"storeds_test_{secrets.token_hex(6)}"
+    url = f"{request.param}://{tmp_path_factory.mktemp('plans')}/{name}"
+    if request.param == "mongodb":
+        url = with_path(with_path(request.getfixturevalue("mongodb"), name), "plans")
+    make_store(FIELDS, RECORDS, url, attrs={"classes": ["cat", "dog", "emu"]})
+    return StoreDataset(url, reader="array", fields=["index", "label"], seed=5)
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> StoreDataset:
+    url = f"lmdb://{tmp_path_factory.mktemp('plans')}/plain.lmdb"
+    make_store(FIELDS, RECORDS, url, attrs={"classes": ["cat", "dog", "emu"]})
+    return StoreDataset(url, reader="array", fields=["index", "label"], seed=5)
+
+
+def drawn(sampler: EpochSampler) -> list[int]:
+    """Return the indices of a pass, one after another."""
+    return [index for place in sampler for index in (place if isinstance(place, list) else [place])]
+
+
+def exact_quotas(count: int, shares: list[float]) -> list[int]:
+    """Divide by largest remainder, in fractions."""
+    whole = [Fraction(share) * count / sum(map(Fraction, shares)) for share in shares]
+    quotas = [int(each) for each in whole]
+    for at in sorted(range(len(shares)), key=lambda at: quotas[at] - whole[at])[: count - sum(quotas)]:
+        quotas[at] += 1
+    return quotas
+
+
+class TestQuotas:
+    @given(
+        st.integers(1, 400), st.lists(st.sampled_from([0, 1, 2, 7, 0.3]), min_size=3, max_size=3), st.integers(1, 40)
+    )
+    @settings(max_examples=examples(60))
+    def test_epochs_and_batches_have_the_shares_and_no_sample_comes_again_early(
+        self, plain: StoreDataset, samples: int, shares: list[float], size: int
+    ) -> None:
+        if not any(shares):
+            shares[1] = 1
+        weights = dict(zip(["cat", "dog", "emu"], shares, strict=True))
+        times: Counter[int] = Counter()
+        for per_batch in (False, True):
+            sampler = EpochSampler(
+                plain, weights=weights, samples_per_epoch=samples, per_batch=per_batch, batch_size=size
+            )
+            quotas = exact_quotas(samples, shares)
+            times.clear()
+            for _ in range(4):
+                places = list(sampler)
+                batches = places if per_batch else [places]
+                indices = [index for batch in batches for index in batch]
+                assert np.bincount(LABELS[indices], minlength=3).tolist() == quotas
+                times.update(indices)
+                for batch in batches:
+                    expected = np.array(quotas) * len(batch) / samples
+                    assert (abs(np.bincount(LABELS[batch], minlength=3) - expected) < 1).all()
+                if per_batch:
+                    assert {len(batch) for batch in batches[:-1]} <= {size} | {samples % size}
+            for label in range(3):
+                uses = [times[int(index)] for index in np.flatnonzero(label == LABELS)]
+                assert max(uses) - min(uses) <= 1
+
+    @pytest.mark.parametrize("per_batch", [False, True])
+    def test_a_sample_comes_once_before_any_of_its_class_comes_again(
+        self, plain: StoreDataset, per_batch: bool
+    ) -> None:
+        sampler = EpochSampler(plain, balance="label", samples_per_epoch=100, per_batch=per_batch, batch_size=7)
+        sequence = [index for _ in range(8) for index in drawn(sampler)]
+        for label in range(3):
+            members = [int(at) for at in np.flatnonzero(label == LABELS)]
+            of_label = [index for index in sequence if LABELS[index] == label]
+            passes = [of_label[at : at + len(members)] for at in range(0, len(of_label), len(members))]
+            for each in passes[:-1]:
+                assert sorted(each) == members
+            assert len(members) < 4 or passes[0] != passes[1]
+
+    def test_balance_means_equal_shares(self, dataset: StoreDataset) -> None:
+        sampler = EpochSampler(dataset, balance="label")
+        assert np.bincount(LABELS[drawn(sampler)]).tolist() == [30, 30, 30]
+        assert sampler.plan.describe() == "90 samples by label: cat 30 (33.3%), dog 30 (33.3%), emu 30 (33.3%)"
+        assert drawn(sampler) != drawn(sampler)
+        assert "cat 30" in repr(sampler)
+
+    def test_a_subset_and_joined_datasets_have_their_own_classes(self, plain: StoreDataset) -> None:
+        dogs = [int(index) for index in np.flatnonzero(LABELS == 1)]
+        part = Subset(plain, [0, *dogs])
+        times = Counter(drawn(EpochSampler(part, balance="label", samples_per_epoch=10)))
+        assert times[0] == 5
+        joined = EpochSampler(ConcatDataset([plain, part]), balance="label")
+        labels = np.concatenate([LABELS, LABELS[[0, *dogs]]])
+        assert set(np.bincount(labels[drawn(joined)])) <= {len(labels) // 3, len(labels) // 3 + 1}
+
+    def test_more_samples_an_epoch_than_there_are(self, plain: StoreDataset) -> None:
+        sampler = EpochSampler(plain, samples_per_epoch=COUNT * 2 + 10)
+        assert sorted(set(Counter(drawn(sampler)).values())) == [2, 3]
+
+
+class TestWeights:
+    @given(st.integers(1, 500), st.integers(0, 2**40))
+    @settings(max_examples=examples(60))
+    def test_each_sample_comes_by_its_share_rounded(self, plain: StoreDataset, samples: int, seed: int) -> None:
+        sampler = EpochSampler(plain, weights="weight", samples_per_epoch=samples, seed=seed)
+        shares = WEIGHTS / WEIGHTS.sum() * samples
+        for _ in range(3):
+            times = np.bincount(drawn(sampler), minlength=COUNT)
+            assert ((times >= np.floor(shares - 1e-9)) & (times <= np.ceil(shares + 1e-9))).all()
+
+    def test_an_array_is_the_same_as_a_field(self, dataset: StoreDataset) -> None:
+        assert drawn(EpochSampler(dataset, weights=WEIGHTS)) == drawn(EpochSampler(dataset, weights="weight"))
+
+    def test_over_epochs_the_small_shares_come_too(self, plain: StoreDataset) -> None:
+        sampler = EpochSampler(plain, weights="weight", samples_per_epoch=20)
+        times = sum(np.bincount(drawn(sampler), minlength=COUNT) for _ in range(100))
+        assert np.abs(times - WEIGHTS / WEIGHTS.sum() * 2000).max() < 4
+
+    def test_a_worker_receives_none_of_it(self, plain: StoreDataset) -> None:
+        """A request has the indices of a batch, and the fetcher that workers receive has no sampler."""
+        loader = StoreLoader(plain, batch_size=9, weights=np.ones(COUNT), num_workers=2)
+        assert sorted(int(i) for index, _ in loader for i in index) == list(range(COUNT))
+
+
+class TestBatches:
+    def test_groups_stay_together(self, dataset: StoreDataset) -> None:
+        sampler = EpochSampler(dataset, group_by="patient", batch_size=12)
+        for _ in range(3):
+            batches = list(sampler)
+            assert sorted(index for batch in batches for index in batch) == list(range(COUNT))
+            assert max(map(len, batches)) <= 12
+            of = [set(PATIENTS[batch]) for batch in batches]
+            assert sum(map(len, of)) == len(set(PATIENTS))
+
+    @pytest.mark.parametrize("drop_last", [False, True])
+    def test_buckets_hold_like_sizes(self, dataset: StoreDataset, drop_last: bool) -> None:
+        sampler = EpochSampler(dataset, bucket_by="length", buckets=4, batch_size=8, drop_last=drop_last)
+        batches = list(sampler)
+        indices = [index for batch in batches for index in batch]
+        assert len(set(indices)) == len(indices)
+        assert {len(batch) for batch in batches} == {8} if drop_last else len(indices) == COUNT
+        padded = sum(LENGTHS[batch].max() * len(batch) for batch in batches)
+        shuffled = [indices[at : at + 8] for at in range(0, len(indices), 8)]
+        unsorted = sum(LENGTHS.max() * len(batch) for batch in shuffled)
+        assert padded < 0.75 * unsorted
+
+    def test_a_budget_limits_the_padded_size(self, plain: StoreDataset) -> None:
+        sampler = EpochSampler(plain, bucket_by="length", batch_size=64, budget=200)
+        batches = list(sampler)
+        assert sorted(index for batch in batches for index in batch) == list(range(COUNT))
+        assert all(LENGTHS[batch].max() * len(batch) <= 200 for batch in batches)
+        assert len({len(batch) for batch in batches}) > 2
+
+    def test_two_fields_are_a_ratio(self, plain: StoreDataset) -> None:
+        ratios = np.array([record["width"] / record["height"] for record in RECORDS])
+        batches = list(EpochSampler(plain, bucket_by=["width", "height"], buckets=5, batch_size=6))
+        edges = sorted((ratios[batch].min(), ratios[batch].max()) for batch in batches)
+        spans = {
+            np.searchsorted(np.quantile(ratios, [0.2, 0.4, 0.6, 0.8]), edge, "right") for pair in edges for edge in pair
+        }
+        assert len(spans) == 5
+        assert all(high / low < 1.8 for low, high in edges)
+
+    def test_buckets_of_weighted_samples(self, plain: StoreDataset) -> None:
+        sampler = EpochSampler(plain, weights="weight", bucket_by="length", batch_size=8)
+        alone = EpochSampler(plain, weights="weight")
+        assert Counter(drawn(sampler)) == Counter(drawn(alone))
+
+    def test_in_order_without_shuffling(self, plain: StoreDataset) -> None:
+        sampler = EpochSampler(plain, shuffle=False, bucket_by="length", buckets=3, batch_size=8)
+        firsts = [batch[0] for batch in sampler]
+        assert firsts == sorted(firsts)
+
+    def test_a_plain_loader_takes_the_sampler_as_batch_sampler(self, plain: StoreDataset) -> None:
+        sampler = EpochSampler(plain, bucket_by="length", batch_size=8)
+        expected = list(EpochSampler(plain, bucket_by="length", batch_size=8))
+        loader = DataLoader(plain, batch_sampler=sampler, collate_fn=storeds.collate)
+        assert [index.tolist() for index, _ in loader] == expected
+
+
+class Setting(NamedTuple):
+    arguments: dict[str, Any]
+    batched: bool
+
+
+SETTINGS = st.one_of(
+    st.builds(
+        lambda samples, per_batch: Setting(
+            {"balance": "label", "samples_per_epoch": samples, "per_batch": per_batch}, per_batch
+        ),
+        st.integers(1, 200),
+        st.booleans(),
+    ),
+    st.builds(lambda samples: Setting({"weights": "weight", "samples_per_epoch": samples}, False), st.integers(1, 200)),
+    st.just(Setting({"group_by": "patient"}, True)),
+    st.builds(
+        lambda buckets, weights: Setting({"bucket_by": "length", "buckets": buckets, "weights": weights}, True),
+        st.integers(1, 9),
+        st.sampled_from([None, "weight"]),
+    ),
+    st.builds(lambda samples: Setting({"samples_per_epoch": samples}, False), st.integers(1, 200)),
+)
+
+
+@given(SETTINGS, st.integers(1, 5), st.integers(1, 5), st.integers(9, 15), st.integers(0, 10**9), st.data())
+@settings(max_examples=examples(200))
+def test_ranks_divide_one_plan_and_others_take_over_anywhere(
+    plain: StoreDataset, setting: Setting, ranks: int, others: int, size: int, seed: int, data: st.DataObject
+) -> None:
+    arguments = {**setting.arguments, "batch_size": size, "seed": seed}
+    whole = list(EpochSampler(plain, num_replicas=1, rank=0, **arguments))
+    parts = [list(EpochSampler(plain, num_replicas=ranks, rank=rank, **arguments)) for rank in range(ranks)]
+    assert {len(part) for part in parts} == {-(-len(whole) // ranks)}
+    united = [place for step in zip(*parts, strict=True) for place in step]
+    assert united == (whole * ranks)[: len(united)]
+
+    loaders = [
+        StoreLoader(plain, sampler=EpochSampler(plain, num_replicas=ranks, rank=rank, **arguments), batch_size=size)
+        for rank in range(ranks)
+    ]
+    stop = data.draw(st.integers(0, len(loaders[0])))
+    seen: list[int] = []
+    passes = [iter(loader) for loader in loaders]
+    for _ in range(stop):
+        for each in passes:
+            seen += next(each)[0].tolist()
+    state = loaders[0].state_dict()
+    assert all(loader.state_dict()["position"] == state["position"] for loader in loaders)
+    rest: list[list[Any]] = []
+    for rank in range(others):
+        sampler = EpochSampler(plain, num_replicas=others, rank=rank, **arguments)
+        loader = StoreLoader(plain, sampler=sampler, batch_size=size)
+        loader.load_state_dict(state)
+        rest.append([batch[0].tolist() for batch in loader] if sampler.epoch == 0 else [])
+    everything = [index for place in whole for index in (place if setting.batched else [place])]
+    remaining = [index for part in rest for batch in part for index in batch]
+    missing = Counter(everything) - Counter(seen)
+    assert not missing - Counter(remaining)
+    if state["position"] < len(whole):  # the ranks repeat a few to have equal steps
+        most = size if setting.batched else 1
+        assert len(remaining) - missing.total() <= others * most
+
+
+@pytest.mark.parametrize("way", ["fork", "spawn", "thread", "none"])
+def test_every_loader_has_the_same_batches(plain: StoreDataset, way: str) -> None:
+    for arguments in ({"balance": "label", "per_batch": True}, {"bucket_by": "length"}, {"weights": "weight"}):
+        expected = [index.tolist() for index, _ in StoreLoader(plain, batch_size=8, **arguments)]
+        workers: dict[str, Any] = {"num_workers": 0 if way == "none" else 2}
+        if way in ("fork", "spawn"):
+            workers["multiprocessing_context"] = way
+        loader = (ThreadLoader if way == "thread" else StoreLoader)(plain, batch_size=8, **arguments, **workers)
+        assert [index.tolist() for index, _ in loader] == expected
+        assert len(loader) == len(expected)
+
+
+def test_a_config_says_it(plain: StoreDataset, tmp_path: Path) -> None:
+    table = {"balance": "label", "weights": {"cat": 3, "dog": 1}, "per_batch": True, "batch_size": 8, "num_workers": 0}
+    dataset = {"url": plain.url, "reader": "array", "fields": ["index", "label"], "seed": 5}
+    loader = storeds.build_loader({"dataset": dataset, "loader": table})
+    assert loader.plan.describe().endswith("dog 22 (24.4%), emu 0 (0.0%), and each batch of 8 has these shares")
+    for index, label in loader:
+        assert LABELS[index].tolist() == label.tolist()
+        assert abs(int((label == 0).sum()) - len(label) * 68 / 90) < 1
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"weights": np.full(COUNT, -1.0)}, "at least 0, and number 0 is -1.0"),
+    ({"weights": np.r_[np.ones(COUNT - 1), np.nan]}, "number 89 is nan"),
+    ({"weights": np.zeros(COUNT)}, "all 0"),
+    ({"weights": np.ones(3)}, r"shape \(3,\), and there are 90 samples"),
+    ({"weights": ["a"] * COUNT}, "weights are numbers"),
+    ({"weights": {"cow": 1}}, "no sample has the label 'cow'; .*cat"),
+    ({"weights": {"cat": -1}}, "at least 0"),
+    ({"weights": "wieght"}, "no field 'wieght'; did you mean 'weight'"),
+    ({"balance": "lable"}, "no field 'lable'"),
+    ({"balance": "label", "weights": "weight"}, "balance and weights both say which samples come"),
+    ({"balance": "label", "group_by": "patient"}, "balance and group_by both say"),
+    ({"balance": "label", "per_batch": True}, "pass batch_size"),
+    ({"per_batch": True, "batch_size": 4}, "neither is set"),
+    ({"group_by": "patient", "batch_size": 3}, "group_by='patient': the group p.* raise batch_size"),
+    ({"group_by": "patient", "bucket_by": "length", "batch_size": 9}, "both make the batches"),
+    ({"bucket_by": "patient", "batch_size": 9}, "a field of numbers"),
+    ({"bucket_by": "length", "batch_size": 9, "budget": 40}, "no room for the largest sample"),
+    ({"budget": 40}, "for bucket_by"),
+    ({"block_size": 4, "balance": "label"}, "block_size is for epochs of each sample once"),
+    ({"samples_per_epoch": 0}, "samples_per_epoch"),
+    ({"samples_per_epoch": 91, "repeat": False}, "an epoch has 91 samples of part all, and there are 90"),
+    ({"balance": "label", "repeat": False}, "30 samples of label dog, and there are 25"),
+    ({"weights": "weight", "repeat": False}, "largest weight would come more than once"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "says"), REFUSED, ids=[says for _, says in REFUSED])
+def test_settings_that_make_no_plan_are_refused(plain: StoreDataset, arguments: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        EpochSampler(plain, **arguments)
+
+
+def test_a_state_belongs_to_its_plan(plain: StoreDataset) -> None:
+    state = EpochSampler(plain, balance="label").state_dict()
+    EpochSampler(plain, balance="label").load_state_dict(state)
+    for other in ({}, {"weights": "weight"}, {"weights": {"cat": 2, "dog": 1}}):
+        with pytest.raises(ConfigError, match="another plan of its epochs"):
+            EpochSampler(plain, **other).load_state_dict(state)
+
+
+class TestSamplersOfPyTorch:
+    """They work in our loaders, which then have no position."""
+
+    @pytest.mark.parametrize("kind", [StoreLoader, ThreadLoader])
+    def test_the_loader_draws_what_they_yield(self, plain: StoreDataset, kind: type[StoreLoader]) -> None:
+        def generator() -> torch.Generator:
+            return torch.Generator().manual_seed(3)
+
+        def samplers() -> list[Any]:
+            return [
+                SequentialSampler(plain),
+                SubsetRandomSampler(range(10, 40), generator=generator()),
+                WeightedRandomSampler(WEIGHTS.tolist(), 33, generator=generator()),
+                DistributedSampler(plain, num_replicas=3, rank=1, seed=4),
+            ]
+
+        for ours, theirs in zip(samplers(), samplers(), strict=True):
+            for drop_last in (False, True):
+                loader = kind(plain, sampler=ours, batch_size=7, drop_last=drop_last, num_workers=2)
+                expected = list(BatchSampler(theirs, 7, drop_last))
+                assert [index.tolist() for index, _ in loader] == expected
+                assert len(loader) == len(expected)
+                if hasattr(theirs, "set_epoch"):  # the loader counts its passes
+                    theirs.set_epoch(1)
+                    assert [index.tolist() for index, _ in loader] == list(BatchSampler(theirs, 7, drop_last))
+                    break
+        batches = BatchSampler(SequentialSampler(plain), 4, drop_last=True)
+        assert [index.tolist() for index, _ in kind(plain, batch_sampler=batches)] == list(batches)
+
+    def test_they_have_no_position(self, plain: StoreDataset) -> None:
+        loader = StoreLoader(plain, sampler=SequentialSampler(plain), batch_size=7)
+        with pytest.raises(ConfigError, match="no position or plan"):
+            loader.state_dict()
+
+    def test_one_around_ours_would_lose_samples(self, plain: StoreDataset) -> None:
+        wrapped: DistributedSampler[Any] = DistributedSampler(EpochSampler(plain), num_replicas=2, rank=0)  # type: ignore[arg-type]
+        with pytest.raises(ConfigError, match="samples would be lost.*use_distributed_sampler=False"):
+            StoreLoader(plain, sampler=wrapped, batch_size=7)
+        ours = StoreLoader(plain, sampler=EpochSampler(plain, num_replicas=2, rank=0), batch_size=7)
+        with pytest.raises(ConfigError, match="divides the batches of a loader.*do not prepare"):
+            list(ours.batch_sampler or ())  # as Accelerate's BatchSamplerShard does
+        for arguments in ({"shuffle": True}, {"balance": "label"}):
+            with pytest.raises(ConfigError, match="is for the sampler that the loader makes itself"):
+                StoreLoader(plain, sampler=SequentialSampler(plain), **arguments)
