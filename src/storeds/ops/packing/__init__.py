@@ -100,6 +100,7 @@ def pack(
     quality: int | None = None,
     check: bool = True,
     fast_crops: bool = False,
+    sizes: bool = False,
     workers: int | None = None,
     overwrite: bool = False,
     resume: bool = False,
@@ -142,6 +143,9 @@ def pack(
         Put restart markers into each JPEG that gains from them, with the program ``jpegtran``. Readers then decode only
         the part of a picture that a crop needs. No coefficient changes, and each picture must decode to the same pixels,
         but its bytes change, and so does `Meta.id`. A picture that would grow by more than 2 or 3 % is kept.
+    sizes : bool
+        Add fields ``width`` and ``height``: the pixels of the first picture that is no mask, as stored. Batches of
+        pictures of like shape need them: ``bucket_by=["width", "height"]``.
     workers : int, optional
         Threads that read, examine and encode; one per CPU by default, and 0 means one. A dataset object is read in the
         calling thread. The result does not depend on it.
@@ -175,14 +179,14 @@ def pack(
     rows = open_source(source, kind=kind, max_side=max_side, quality=quality, **source_options)
     for store in rows.stores:
         check_distinct(store, url)
-    fields = _fields(rows, has_split=bool(shares), encodes=max_side is not None or quality is not None)
+    fields = _fields(rows, has_split=bool(shares), encodes=max_side is not None or quality is not None, has_sizes=sizes)
     by_label = bool(shares) and divides_by_label(fields, split_by)
     listing = Listing(rows, strata=by_label)
     divided = make_split(listing, shares, by_label=by_label) if shares else None
     notes = [*rows.notes, *rows.late_notes(), *(divided.notes if divided is not None else ())]
     _log_notes(source, notes, rows.columns)
     options: dict[str, JSON] = {"on_bad": on_bad, "split": dict(shares), "max_side": max_side, "quality": quality}
-    options["check"], options["fast_crops"] = check, fast_crops
+    options["check"], options["fast_crops"], options["sizes"] = check, fast_crops, sizes
     if shares:
         options["split_by"] = "label" if by_label else "key"
     writer = open_writer(
@@ -197,7 +201,7 @@ def pack(
     state = _State.of(writer.note)
     with resumable(writer):
         scaled = (None, None) if rows.is_encoded else (max_side, quality)
-        preparer = _Preparer(rows, *scaled, divided, check, marker, writer.roles)
+        preparer = _Preparer(rows, *scaled, divided, check, marker, writer.roles, _sized(fields) if sizes else None)
         # Reading alone takes less time than handing the bytes to other threads.
         threads = max(workers or 1, 1) if workers is not None or not preparer.is_busy else len(os.sched_getaffinity(0))
         chunks = listing.chunks(state.next, max(_AHEAD_BYTES // threads, _MIN_CHUNK_BYTES), _CHUNK_ITEMS)
@@ -260,17 +264,28 @@ def _check(
     return tuple(shares.items())
 
 
-def _fields(rows: Rows, *, has_split: bool, encodes: bool) -> dict[str, Field]:
+def _fields(rows: Rows, *, has_split: bool, encodes: bool, has_sizes: bool) -> dict[str, Field]:
     """Return the fields of the store; raise ConfigError if options do not fit those of the source."""
-    if has_split and "split" in rows.fields:
-        raise ConfigError("the source already has a field 'split'; remove split=")
+    added = {"split": Field("str")} if has_split else {}
+    added |= {"width": Field("int"), "height": Field("int")} if has_sizes else {}
+    for name in added:
+        if name in rows.fields:
+            option = "split" if name == "split" else "sizes"
+            raise ConfigError(f"the source already has a field {name!r}; remove {option}=")
+    if has_sizes and _sized(rows.fields) is None:
+        raise ConfigError("sizes are those of a picture, and the records of this source have none; remove sizes=")
     bound = [name for name, each in rows.fields.items() if each.role in ("mask", "boxes", "keypoints")]
     if encodes and bound:
         raise ConfigError(
             f"max_side and quality (--max-side, --quality) scale and turn images, but not {', '.join(bound)}; pack without "
             "them, and resize when reading with transforms="
         )
-    return {**rows.fields, "split": Field("str")} if has_split else dict(rows.fields)
+    return {**rows.fields, **added}
+
+
+def _sized(fields: Mapping[str, Field]) -> str | None:
+    """Return the picture whose size is stored."""
+    return next((name for name, each in fields.items() if each.kind == "image" and each.role != "mask"), None)
 
 
 def _log_notes(source: Any, notes: Sequence[str], columns: Mapping[str, str | None]) -> None:
@@ -331,6 +346,8 @@ class _Preparer:
         Puts restart markers into each JPEG.
     roles : RoleChecker, optional
         That of the writer, which then does not check records again.
+    sized : str, optional
+        The picture whose width and height become fields.
     """
 
     rows: Rows
@@ -340,6 +357,7 @@ class _Preparer:
     check: bool = True
     marker: RestartMarker | None = None
     roles: RoleChecker | None = None
+    sized: str | None = None
 
     def prepare_all(self, chunk: tuple[range, Sequence[Row | Bad]]) -> list[_Prepared]:
         """Read and finish numbered items."""
@@ -367,6 +385,8 @@ class _Preparer:
             kinds.append(NOT_EXAMINED if verdict is None else verdict.finding)
             damaged = damaged or not (verdict is None or verdict.is_whole)
             fast_crops += is_fast(record, name)
+        if self.sized is not None:
+            record["width"], record["height"] = _size_of(record[self.sized])
         if self.roles is not None:
             fault = next(self.roles.faults(record, self.rows.attrs.get("classes")), None)
             if fault is not None:
@@ -435,6 +455,15 @@ def _unreadable(blob: bytes, verdict: Verdict | None) -> str | None:
             return None
     except Exception as error:  # decoders raise whatever they like on damaged bytes
         return _unreadable_image(blob, decode_reason(error))
+
+
+def _size_of(blob: bytes) -> tuple[int, int]:
+    """Return the width and the height of a picture; 0 of one that cannot be read."""
+    try:
+        with Image.open(io.BytesIO(blob)) as image:  # reads only the header
+            return image.size
+    except Exception:  # decoders raise whatever they like on damaged bytes
+        return 0, 0
 
 
 def _unreadable_image(blob: bytes, why: str) -> str:
