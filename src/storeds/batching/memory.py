@@ -1,4 +1,4 @@
-"""Memory for the tensors of batches: reused within a process (`BufferPool`), or slots that the training process owns.
+"""Memory for the tensors of batches, and the slots of the training process, in which workers write them.
 
 The training process names a free slot in each request. The worker writes the tensors of the batch into it and sends
 their places. When nothing in the training process refers to a tensor of the batch any more, the slot is free again.
@@ -7,11 +7,8 @@ docs/decisions/0045-the-batch-is-the-message.md says why, and how long it takes.
 
 from __future__ import annotations
 
-import fcntl
-import functools
 import itertools
 import math
-import mmap
 import os
 import resource
 import secrets
@@ -21,23 +18,19 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from multiprocessing.reduction import DupFd, ForkingPickler
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import torch
-from torch.multiprocessing import get_sharing_strategy
-from torch.multiprocessing.reductions import rebuild_storage_fd, reduce_storage
 from torch.utils.data import get_worker_info
 
+from storeds.batching.buffers import as_tensor, grown, map_file, shared_pool, tensor_at
 from storeds.errors import ConfigError
 from storeds.protocols import Array
 from storeds.transforms.operations import DeferredImage
 
 __all__ = [
-    "BufferPool",
     "PackedBatch",
-    "ScaledInPool",
     "SlotMemory",
     "SlotName",
     "SlotPool",
@@ -83,7 +76,7 @@ def empty_batch(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     """
     memory: BatchMemory | None = getattr(_thread, "memory", None)
     if memory is None and get_worker_info() is not None:
-        memory = _shared_pool()
+        memory = shared_pool()
     if memory is None:
         return torch.empty(tuple(shape), dtype=dtype, device="cpu")
     return memory.empty(shape, dtype)
@@ -140,193 +133,9 @@ def in_one_memory(values: Sequence[TensorLike]) -> list[torch.Tensor]:
     return tensors
 
 
-def _tensor_at(memory: Array, start: int, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """Return a tensor in a memory; it and every view of it refer to one array, which is made here."""
-    return _as_tensor(memory[start : start + math.prod(shape) * dtype.itemsize], shape, dtype)
-
-
-def _as_tensor(array: Array, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """Return the tensor whose bytes are those of an array."""
-    if not len(array):  # NumPy's stride of nothing may be 0, which torch does not view as another dtype
-        return torch.empty(tuple(shape), dtype=dtype, device="cpu")
-    return torch.from_numpy(array).view(dtype).view(tuple(shape))
-
-
-# --- Memory that one process reuses ---
-
-
-def _references(arrays: Sequence[Array], at: int) -> int:
-    return sys.getrefcount(arrays[at])
-
-
-_UNUSED = _references([np.empty(1, np.uint8)], 0)
-
-
-class BufferPool:
-    """Makes tensors from a few arrays, and reuses an array when nothing refers to its tensor any more. Thread-safe.
-
-    A tensor made from an array refers to it, and so does every view of that tensor. So the array's reference count shows
-    whether anything can still see it. A pickle or copy of the pool is empty.
-
-    Parameters
-    ----------
-    limit : int
-        The number of arrays to keep. Tensors that are kept beyond that get memory of their own.
-    smallest : int
-        Bytes from which memory is reused.
-    """
-
-    def __init__(self, limit: int, smallest: int = 1 << 20) -> None:
-        self._limit, self._smallest = limit, smallest
-        self._arrays: list[Array] = []
-        self._lock = threading.Lock()
-
-    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """Return an uninitialised tensor in memory that nothing else uses."""
-        size = math.prod(shape) * dtype.itemsize
-        array = self._acquire(size) if size >= self._smallest else None
-        if array is None:
-            return torch.empty(tuple(shape), dtype=dtype, device="cpu")
-        return _tensor_at(array, 0, shape, dtype)
-
-    def _acquire(self, size: int) -> Array | None:
-        # Never wait: a fork may have copied the lock while another thread held it.
-        if not self._lock.acquire(blocking=False):
-            return None
-        try:
-            return self._unused(size)
-        finally:
-            self._lock.release()
-
-    def _unused(self, size: int) -> Array | None:
-        for at in range(len(self._arrays)):
-            if _references(self._arrays, at) == _UNUSED:
-                if not size <= len(self._arrays[at]) <= 2 * size:
-                    self._arrays[at] = np.empty(size, np.uint8)
-                return self._arrays[at]
-        if len(self._arrays) < self._limit:
-            self._arrays.append(np.empty(size, np.uint8))
-            return self._arrays[-1]
-        return None
-
-    def __reduce__(self) -> tuple[type[BufferPool], tuple[int, int]]:
-        return BufferPool, (self._limit, self._smallest)
-
-
-class ScaledInPool:
-    """Scales deferred images in memory that the process reuses; returns other values unchanged.
-
-    Fresh memory for every image costs a worker of a plain DataLoader about as much as resizing it.
-    """
-
-    def __init__(self) -> None:
-        self._pool = BufferPool(limit=_MAX_SAMPLES, smallest=1 << 18)
-
-    def __call__(self, value: Any) -> Any:
-        return value.scaled(self._pool.empty) if isinstance(value, DeferredImage) else value
-
-
-_MAX_SAMPLES = 64  # a usual batch
-
-
-# --- Memory that a worker of a plain DataLoader reuses ---
-
-_MAX_BUFFERS = 32  # of one worker
-_SMALLEST_SHARED = 1 << 16  # bytes; PyTorch sends smaller tensors by a copy
-
-
-class SharedPool:
-    """Makes the tensors of a worker in anonymous memory, which PyTorch sends without a copy, and which is used again.
-
-    Each use of a buffer opens its file once more and locks it. PyTorch sends that descriptor with the tensor, and keeps
-    it open as long as the tensor lives. Only when all processes have closed it, also those that were forked or killed,
-    the kernel drops the lock, and the buffer can be locked again. In no process does another hold the memory.
-    """
-
-    def __init__(self) -> None:
-        self._buffers: list[tuple[int, Array]] = []  # file and memory
-        self._leases: dict[int, int] = {}  # address → descriptor, of tensors that this process holds
-        ForkingPickler.register(torch.UntypedStorage, self._reduced)
-
-    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """Return an uninitialised tensor in memory that no process uses."""
-        size = math.prod(shape) * dtype.itemsize
-        found = self._acquire(size) if size >= _SMALLEST_SHARED else None
-        if found is None:
-            return torch.empty(tuple(shape), dtype=dtype, device="cpu")
-        lease, memory = found
-        array = memory[:size]
-        self._leases[array.ctypes.data] = lease
-        weakref.finalize(array, self._release, array.ctypes.data).atexit = False
-        return _as_tensor(array, shape, dtype)
-
-    def _acquire(self, size: int) -> tuple[int, Array] | None:
-        """Return a locked descriptor and memory of at least so many bytes; None where files cannot be opened."""
-        try:
-            for file, memory in self._buffers:
-                lease = _locked(file) if size <= len(memory) <= 2 * size else None
-                if lease is not None:
-                    return lease, memory
-            file = os.memfd_create("storeds-buffer")
-            memory = _grown(file, size)
-            weakref.finalize(memory, os.close, file).atexit = False
-            # Where a process holds the oldest one, its memory stays.
-            self._buffers = [*self._buffers[1 - _MAX_BUFFERS :], (file, memory)]
-            lease = _locked(file)
-        except OSError:  # no /proc, or too many open files
-            return None
-        return None if lease is None else (lease, memory)
-
-    def _release(self, address: int) -> None:
-        os.close(self._leases.pop(address))
-
-    def _reduced(self, storage: torch.UntypedStorage) -> tuple[Any, ...]:
-        """Return what PyTorch sends: the descriptor of a tensor in a buffer; of other memory what it always sends."""
-        lease = self._leases.get(storage.data_ptr())
-        if lease is None or get_sharing_strategy() != "file_descriptor":  # type: ignore[no-untyped-call]
-            return reduce_storage(storage)  # type: ignore[no-any-return, no-untyped-call]  # torch leaves it without types
-        return rebuild_storage_fd, (type(storage), DupFd(lease), storage.nbytes())
-
-
-@functools.cache
-def _shared_pool() -> SharedPool:
-    return SharedPool()
-
-
-def _locked(file: int) -> int | None:
-    """Return a new descriptor of a file, which it locks; None if another one has the lock."""
-    lease = os.open(f"/proc/self/fd/{file}", os.O_RDWR)
-    try:
-        fcntl.flock(lease, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(lease)
-        return None
-    return lease
-
-
-def _grown(file: int, size: int) -> Array:
-    """Return the memory of a file, at least so many bytes."""
-    try:
-        held = os.fstat(file).st_size
-        if held < size:
-            held = -(-size // _PAGES) * _PAGES
-            os.posix_fallocate(file, 0, held)  # fails here, where writing would end the process
-        return _map(file, held)
-    except OSError as error:
-        raise RuntimeError(
-            f"no memory is left for a batch of {size:,} bytes, which a worker shares with the training process "
-            f"({error}): use smaller batches, fewer workers or a smaller prefetch_factor, or raise the memory limit"
-        ) from error
-
-
-def _map(file: int, size: int) -> Array:
-    return np.frombuffer(mmap.mmap(file, size), np.uint8) if size else np.empty(0, np.uint8)
-
-
 # --- Slots: the training process ---
 
 _MAX_SLOTS = 256  # each takes two file descriptors
-_PAGES = 1 << 16  # a slot grows in steps of so many bytes
 
 
 class SlotName(NamedTuple):
@@ -370,7 +179,7 @@ class _Slot:
     def mapped(self, size: int) -> Array:
         """Return at least so much of the memory."""
         if len(self.memory) < size:
-            self.memory = _map(self.file, os.fstat(self.file).st_size)
+            self.memory = map_file(self.file, os.fstat(self.file).st_size)
         return self.memory
 
 
@@ -433,7 +242,7 @@ class _Lease:
         array = self._memory[start : start + math.prod(shape) * dtype.itemsize]
         # Not at exit: then no worker uses the slot again.
         weakref.finalize(array, _hold, self).atexit = False
-        return _as_tensor(array, shape, dtype)
+        return as_tensor(array, shape, dtype)
 
     def __del__(self) -> None:
         pool = self._pool()
@@ -500,7 +309,7 @@ class SlotMemory:
         if len(self._mappings[-1]) < self.size:
             # Tensors that were made before stay in the old mapping, which is the same memory.
             self._mappings.append(self._extended(self.size))
-        return _tensor_at(self._mappings[-1], start, shape, dtype)
+        return tensor_at(self._mappings[-1], start, shape, dtype)
 
     def place(self, tensor: torch.Tensor) -> _Place:
         """Return where a contiguous tensor lies in the slot; copies it there if it was made elsewhere."""
@@ -515,7 +324,7 @@ class SlotMemory:
     def _extended(self, size: int) -> Array:
         file = _open(self.name)
         try:
-            memory = _grown(file, size)
+            memory = grown(file, size)
         finally:
             os.close(file)
         _opened[self.name.place] = self.name, memory
@@ -599,7 +408,7 @@ def _unpacked(slot: SlotName | None, size: int, content: Any) -> Any:
         if isinstance(leaf, _Place):
             assert lease is not None
             return lease.tensor(*leaf)
-        return _tensor_at(np.frombuffer(bytearray(leaf.values), np.uint8), 0, leaf.shape, leaf.dtype)
+        return tensor_at(np.frombuffer(bytearray(leaf.values), np.uint8), 0, leaf.shape, leaf.dtype)
 
     return _map_leaves(content, (_Place, _Inline), tensor)
 

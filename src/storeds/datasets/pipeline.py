@@ -14,8 +14,8 @@ import torch
 from storeds._utils.permutation import permute, round_keys
 from storeds.backends.concatenated import ConcatenatedBackend
 from storeds.backends.selection import Selection
+from storeds.batching.buffers import ScaledInPool
 from storeds.batching.collate import Skipped
-from storeds.batching.memory import ScaledInPool
 from storeds.datasets.counters import Event, SampleCounters
 from storeds.datasets.epoch import add_bytes, add_time
 from storeds.errors import (

@@ -27,8 +27,9 @@ from torch.utils.data import (
 )
 
 from storeds._utils.text import some
+from storeds.batching.buffers import BufferPool
 from storeds.batching.collate import collate, collate_columns
-from storeds.batching.memory import BufferPool, PackedBatch, SlotMemory, SlotName, SlotPool, use_memory
+from storeds.batching.memory import PackedBatch, SlotMemory, SlotName, SlotPool, use_memory
 from storeds.batching.roles import fit_collate, is_collate
 from storeds.datasets.assembly import declared_elements
 from storeds.datasets.counters import BatchEvents, LoaderStats, count_events

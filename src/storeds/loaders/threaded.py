@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from storeds._utils.prefetch import ReadAhead
-from storeds.batching.memory import BufferPool
+from storeds.batching.buffers import BufferPool
 from storeds.datasets.epoch import draw_seed
 from storeds.errors import ConfigError
 from storeds.loaders.device import map_tensors
