@@ -59,6 +59,7 @@ class Setup:
             return ThreadLoader(dataset, num_workers=2, **arguments)
         if self.has_workers:
             arguments |= {"num_workers": 2, "multiprocessing_context": "fork"}
+            arguments |= {"persistent_workers": True, "prefetch_factor": 4} if "persistent" in self.kind else {}
         if self.is_plain:
             return DataLoader(dataset, collate_fn=storeds.collate, **arguments)
         return StoreLoader(dataset, **arguments)
@@ -284,7 +285,7 @@ def random_setup(chance: random.Random, kinds: list[str]) -> Setup:
 
 @pytest.mark.parametrize(
     ("kinds", "programs"),
-    [(["store", "threads", "plain"], PROGRAMS), (["store with workers"], PROGRAMS // 20)],
+    [(["store", "threads", "plain"], PROGRAMS), (["store with workers", "store with persistent workers"], PROGRAMS // 15)],
     ids=["one-process", "workers"],
 )
 def test_any_program_gives_the_epochs_that_the_rules_say(kinds: list[str], programs: int) -> None:
