@@ -132,7 +132,7 @@ BREAKS = [Break(*row) for row in (
      '[f"{member.path} ({describe(member.dataset)})" for member in missed] + skipped', "skipped"),
     ("9: unread entries of LMDB are reported", "layouts/test_foreign_lmdb.py -k 'reported or unread'", "layouts/lmdb/backend.py", "unread_entries(reader, entries), *left", "left"),
     # 10. Speed, as far as a count shows it.
-    ("10: a batch is one storage call", "datasets/test_dataset.py -k one_storage_call_a_batch", "datasets/pipeline.py",
+    ("10: a batch is one storage call", "datasets/test_modes.py -k 'one_storage_call_a_batch and memory'", "datasets/pipeline.py",
      "self.view.get_many([at for at in flat if at not in bad] if bad else flat, self.reader.stored)", "[self.view.get_many([at], self.reader.stored)[0] for at in flat]"),
     ("10: importing storeds loads no engine and not torch", "test_public.py -k loads_no", "__init__.py", "import importlib\n", "import importlib\n\nimport torch\n"),
     ("10: arrays skip samples only without settings of collate", "batching/test_batching.py -k fixed_shape", "loaders/loader.py", "columns = is_whole and self.collate_fn is collate", "columns = is_whole"),

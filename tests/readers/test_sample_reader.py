@@ -139,6 +139,7 @@ def test_paths_lead_into_json() -> None:
 @pytest.mark.parametrize(
     ("role", "value", "says"),
     [
+        ({"of": "boxes"}, ["a", "b"], "has 2 rows, and field 'boxes' has 1 boxes"),
         ({"of": "boxes"}, None, "one row for each box is a list, not NoneType"),
         ("keypoints", [[1, 2, 2, 3, 4, 2], None], "keypoints are x, y and perhaps a visibility"),
         ("labels", ["cow"], "'cow' is no class"),
@@ -149,7 +150,7 @@ def test_paths_lead_into_json() -> None:
 def test_bad_rows_name_record_field_and_reason(role: Any, value: Any, says: str) -> None:
     record = {"image": photograph(), "boxes": np.zeros((1, 4), np.float32), "rows": value}
     url = make_store({"image": PHOTOGRAPH, "boxes": BOXES, "rows": "json"}, [record], attrs={"classes": ["cat", "dog"]})
-    with pytest.raises(RecordError, match=f"^record 0 of {url}: field 'rows': .*{says}"):
+    with pytest.raises(RecordError, match=f"^record 0 of {url}: field 'rows'.*{says}"):
         StoreDataset(url, fields=["image", "boxes", "rows"], roles={"rows": role})[0]
 
 
@@ -157,6 +158,7 @@ def test_bad_rows_name_record_field_and_reason(role: Any, value: Any, says: str)
     ("objects", "says"),
     [
         ([{"bbox": [1, 2, 3, -4], "category": "cat"}], "negative height"),
+        ([{"bbox": [900, 2, 3, 4], "category": "cat"}], "outside the image"),
         ([{"bbox": [1, 2, 3, 4], "category": "cow"}], "'cow' is no class.*the classes are cat, dog"),
         ([{"bbox": [1, 2, 3, 4]}], r"path 'objects\[\].category, item 0': there is no 'category'"),
         ({"bbox": 1}, r"\[\] needs a list in {'bbox': 1}"),

@@ -15,7 +15,6 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import pytest
-import torch
 import xxhash
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, get_worker_info
 
@@ -27,13 +26,11 @@ __all__ = [
     "digest",
     "end_workers",
     "loader",
-    "numbers",
     "open_rows",
     "read_until_told",
     "refuse_squares",
     "row",
     "rows",
-    "take_number",
 ]
 
 Row = tuple[int, str, int]
@@ -75,16 +72,6 @@ def read_until_told(pipe: Connection, dataset: StoreDataset, truth: Sequence[Row
         right = right and [row(sample) for sample in dataset[:]] == truth
     pipe.recv()
     pipe.send(right)
-
-
-def take_number(image: bytes, generator: torch.Generator) -> int:
-    """Stand for a random transform: return a number drawn from the sample's generator."""
-    return int(torch.randint(2**40, (), generator=generator))
-
-
-def numbers(samples: Iterable[tuple[int, int, int]]) -> list[tuple[int, int]]:
-    """Collate: the index of each sample, and the number that `take_number` drew for it."""
-    return [(index, number) for number, _, index in samples]
 
 
 def refuse_squares(image: Any) -> Any:
