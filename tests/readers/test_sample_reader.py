@@ -238,8 +238,16 @@ def test_orientation_turns_everything(orientation: int) -> None:
     assert whole[0].shape == (3, 30, 40)
 
 
+CROPS: list[Any] = [
+    {"name": "RandomResizedCrop", "size": 60, "scale": [0.1, 0.5]},
+    {"name": "RandomCrop", "size": [40, 64], "padding": 3},
+    {"name": "CenterCrop", "size": [50, 30]},
+]
+
+
 @pytest.mark.parametrize("decode", ["tensor", "pil"])
-def test_a_crop_drawn_before_decoding_gives_the_same(decode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("crop", CROPS, ids=lambda crop: crop["name"])
+def test_a_crop_drawn_before_decoding_gives_the_same(crop: Any, decode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A first transform that does nothing keeps the reader from drawing the crop."""
     windows = []
 
@@ -255,7 +263,6 @@ def test_a_crop_drawn_before_decoding_gives_the_same(decode: str, monkeypatch: p
     png = {**records[0], "other": photograph(320, 240, "PNG")}
     another = {**records[1], "other": photograph(240, 320)}
     url = make_store(fields, [*records, png])
-    crop = {"name": "RandomResizedCrop", "size": 60, "scale": [0.1, 0.5]}
     drawn = StoreDataset(url, decode=decode, transforms=[crop], seed=3)[:]
     assert len(windows) == (8 if decode == "tensor" else 0)
     whole = StoreDataset(url, decode=decode, transforms=[nothing, crop], seed=3)
