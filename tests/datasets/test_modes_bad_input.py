@@ -17,6 +17,7 @@ from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, Subset
 import storeds
 from _modes import plain, raise_awkwardly
 from _stores import START_METHODS
+from make_store import make_store
 from photographs import jpeg
 from storeds import StoreDataset, errors
 
@@ -37,9 +38,8 @@ def store(make_engine_url: Callable[[str], str]) -> Url:
 
     def write(count: int = COUNT, engine: str = "lmdb") -> str:
         url = make_engine_url(engine)
-        with storeds.open_writer(url, {"key": "str", "image": "image", "label": "int"}) as writer:
-            writer.append({"key": f"p/{n}", "image": jpeg(n, (24, 16)), "label": n} for n in range(count))
-        return url
+        records = ({"key": f"p/{n}", "image": jpeg(n, (24, 16)), "label": n} for n in range(count))
+        return make_store({"key": "str", "image": "image", "label": "int"}, records, url)
 
     return write
 

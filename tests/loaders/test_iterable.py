@@ -37,10 +37,7 @@ def urls(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """Three stores, one of them empty, whose records number 0 to 25 in all."""
     folder = tmp_path_factory.mktemp("stream")
     places = [(f"lmdb://{folder}/0.lmdb", 0, 7), (f"memory://{folder.name}", 7, 7), (f"hdf5://{folder}/2.h5", 7, COUNT)]
-    for url, first, last in places:
-        with storeds.open_writer(url, {"x": "int"}) as writer:
-            writer.append({"x": number} for number in range(first, last))
-    return [url for url, *_ in places]
+    return [make_store({"x": "int"}, ({"x": n} for n in range(first, last)), url) for url, first, last in places]
 
 
 def stream(sources: Any, **arguments: Any) -> StoreIterable:

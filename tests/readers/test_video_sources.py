@@ -20,7 +20,8 @@ import torch
 from PIL import Image
 
 from _verdicts import unjudged
-from storeds import StoreDataset, errors, open_backend, open_writer, pack
+from make_store import make_store
+from storeds import StoreDataset, errors, open_backend, pack
 from storeds.ops.packing.rows import Bad, Listing
 from storeds.ops.packing.sources import open_source
 
@@ -234,9 +235,8 @@ def files(tmp_path: Path) -> str:
         at = [packet.pos for packet in container.demux(video=0) if packet.size][14]
     damaged = bytearray(path.read_bytes())
     damaged[at + 1000 : at + 1100] = bytes(range(100))
-    with open_writer("memory://video-files", {"film": "bytes", "label": "int"}, overwrite=True) as writer:
-        writer.append({"film": blob, "label": n} for n, blob in enumerate([*blobs, bytes(damaged), b"no video"]))
-    return "memory://video-files"
+    films = enumerate([*blobs, bytes(damaged), b"no video"])
+    return make_store({"film": "bytes", "label": "int"}, ({"film": blob, "label": n} for n, blob in films))
 
 
 def films(url: str, **arguments: Any) -> StoreDataset:
