@@ -157,7 +157,7 @@ BREAKS = [Break(*row) for row in (
     ("25: JSON output escapes U+009B", "cli/test_cli_output.py -k control", "cli/app.py", "if not text.isprintable():", "if False:"),
     ("25: backends of one file with other options share it", "backends/test_bad_stores.py -k 'live_backends'", "backends/base.py",
      "return status.st_dev, status.st_ino\n", "return status.st_dev, status.st_ino, self.settings\n"),
-    ("25: a polygon of 400 digits is a bad record", "records/test_segmentations.py readers/test_sample_reader.py -k 'float_can_hold or refuse_the_same'", "records/segmentations.py",
+    ("25: a polygon of 400 digits is a bad record", "records/test_segmentations.py readers/test_sample_reader.py -k 'bad_rows or refuse_the_same'", "records/segmentations.py",
      'None and numbers.dtype.kind in "iuf" and numbers.ndim == 1', "None"),
     ("25: opening parses the meta once", "backends/test_bad_stores.py -k parses_the_meta", "backends/base.py", "None if self._is_stale(handle) else self._probe(handle)", "None"),
     ("25: a batch saves the writer's state once", "backends/test_resume.py", "backends/writer.py",

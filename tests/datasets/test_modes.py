@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import io
 import itertools
-import secrets
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -22,8 +21,8 @@ from torch.utils.data import DataLoader
 
 import storeds
 from _modes import WRAPPERS, Case, Counted, all_cases, jitter, mark, pairwise, plain, product_of_modes
-from _stores import START_METHODS, collection, write
-from conftest import with_path
+from _stores import START_METHODS, written
+from make_store import make_store
 from photographs import jpeg
 from shares import FULL
 from storeds import StoreDataset
@@ -60,14 +59,8 @@ def selected() -> list[Case]:
 @pytest.fixture(scope="module")
 def stores(mongodb: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """Engine → URL of a store that holds `RECORDS`."""
-    name, folder = f"storeds_test_{secrets.token_hex(6)}", tmp_path_factory.mktemp("modes")
-    urls = {engine: f"{engine}://{folder}/store.{engine}" for engine in ("lmdb", "hdf5")}
-    urls |= {"memory": f"memory://{name}", "mongodb": with_path(with_path(mongodb, name), "store")}
-    for url in urls.values():
-        write(url, RECORDS)
-    yield urls
-    with collection(urls["mongodb"]) as found:
-        found.database.client.drop_database(name)
+    with written(mongodb, tmp_path_factory.mktemp("modes"), RECORDS) as urls:
+        yield {**urls, "memory": make_store({"image": "image", "label": "int"}, RECORDS)}
 
 
 @pytest.mark.parametrize("case", selected(), ids=str)
