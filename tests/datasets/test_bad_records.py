@@ -68,7 +68,7 @@ def test_bad_lmdb_records_are_errors_in_their_places(path: Path) -> None:
 @pytest.mark.parametrize("batch", [1, 7, 400])
 @pytest.mark.parametrize("foreign", [False, True])
 def test_a_damaged_page_of_lmdbs_spoils_its_own_record_alone(tmp_path: Path, foreign: bool, batch: int) -> None:
-    records = [{"image": encoded(at) + bytes([at % 251]) * 9000, "label": at} for at in range(400)]
+    records: list[Any] = [{"image": encoded(at) + bytes([at % 251]) * 9000, "label": at} for at in range(400)]
     path = tmp_path / "store"
     if foreign:
         pickled(path, [(record["image"], record["label"]) for record in records])

@@ -195,7 +195,7 @@ def brightest(image: Any) -> int:
 
 
 def test_transforms_apply_to_the_image_and_to_the_label(url: str) -> None:
-    changed = {"transform": brightest, "target_transform": lambda label: label * 10}
+    changed: dict[str, Any] = {"transform": brightest, "target_transform": lambda label: label * 10}
     dataset = StoreDataset(url, fields=["label", "image"], **changed)
     assert dataset[4] == (10, brightest(StoreDataset(url)[4][0]))
 
