@@ -214,7 +214,6 @@ def only_even(number: int) -> int:
 class TestSkippedSamples:
     """PyTorch's default_collate cannot leave out what was skipped; it says what can, wherever in the batch that is."""
 
-    @pytest.mark.share(4)
     @pytest.mark.parametrize("place", [None, "fork"])
     @pytest.mark.parametrize("order", [[1, 0, 2], [0, 2, 1], [0, 3, 1]], ids=["first", "last", "two"])
     @pytest.mark.parametrize("as_dict", [False, True], ids=["tuples", "dicts"])

@@ -130,6 +130,16 @@ def test_samples_are_equal_to_the_last_bit(
     assert digests(storeds.build_dataset({"dataset": described})[:]) == truth[0]
 
 
+def test_roles_of_a_dataset_are_as_good_as_those_of_its_store(truth: Any) -> None:
+    fields, roles = dict[str, Any](), dict[str, Any]()
+    for name, field in FIELDS.items():
+        parts = {"kind": field} if isinstance(field, str) else field
+        fields[name] = {key: value for key, value in parts.items() if key in ("kind", "dtype", "shape")}
+        roles[name] = {key: value for key, value in parts.items() if key in ("role", "format", "of")}
+    url = make_store(fields, RECORDS, attrs=CLASSES)
+    assert digests(opened(url, roles={name: role for name, role in roles.items() if role})[:]) == truth[0]
+
+
 def test_transform_and_target_transform_follow_transforms(make_engine_url: Callable[[str], str]) -> None:
     crop = [{"name": "CenterCrop", "size": 32}]
     settings: dict[str, Any] = {"transforms": crop, "fields": ["image", "boxes", "labels"], "as_dict": False}
