@@ -37,7 +37,6 @@ PROCESS_FILES = frozenset(
     f"test_{name}.py"
     for name in [
         "crashes",
-        "connections",
         "distributed",
         "examples",
         "failover",
@@ -48,12 +47,9 @@ PROCESS_FILES = frozenset(
         "mongod",
         "plugin_example",
         "processes",
-        "random_failover",
         "repeats",
         "samples_equal",
         "sampling",
-        "sending",
-        "shared_memory",
         "two_writers",
         "verify_damage",
     ]

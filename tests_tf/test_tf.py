@@ -376,11 +376,6 @@ def test_an_engine_that_is_gone_is_reported(tmp_path: Path) -> None:
         list(made)
 
 
-def test_differing_shapes_make_no_dense_batch_and_the_error_says_what_to_do(urls: dict[str, str]) -> None:
-    with pytest.raises(tf.errors.OpError, match="pass ragged=True"):
-        list(to_tf_dataset(urls["lmdb"], batch_size=8))
-
-
 def test_a_pass_that_is_left_ends_its_threads(urls: dict[str, str]) -> None:
     for _ in range(3):
         for _ in to_tf_dataset(urls["lmdb"], read_batch=2).take(3):

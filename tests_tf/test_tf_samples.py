@@ -12,7 +12,6 @@ from PIL import Image
 
 import storeds
 from storeds import StoreDataset
-from storeds.errors import ConfigError
 from storeds.loaders import to_tf_dataset
 
 COUNT, BATCH = 12, 4
@@ -100,8 +99,3 @@ def test_what_a_transform_makes_of_labels_has_its_own_shape(url: str) -> None:
     made = to_tf_dataset(counted, batch_size=BATCH, ragged=["boxes"])
     assert made.element_spec["labels"] == tf.TensorSpec((None, 5), tf.int64)
     assert sum(batch["labels"].numpy().sum() for batch in made) == sum(len(record(at)["labels"]) for at in range(COUNT))
-
-
-def test_an_unknown_element_is_named(url: str) -> None:
-    with pytest.raises(ConfigError, match="did you mean 'boxes'"):
-        to_tf_dataset(dataset(url), batch_size=BATCH, ragged=["box"])

@@ -11,6 +11,7 @@ import torch
 from torch.utils.data import DataLoader, default_collate
 
 import storeds
+from make_store import make_store
 from photographs import photograph
 from storeds import Skipped, collate, errors
 from storeds.batching import Padded
@@ -119,11 +120,8 @@ def test_a_worker_sends_batches_as_they_are() -> None:
 
 def test_settings_apply_to_arrays_of_fixed_shape() -> None:
     fields: Any = {"x": {"kind": "array", "dtype": "<f4", "shape": [2]}}
-    with storeds.open_writer("memory://fixed", fields, overwrite=True) as writer:
-        writer.append({"x": np.full(2, at, np.float32)} for at in range(3))
-    dataset = storeds.StoreDataset("memory://fixed", reader="array", as_dict=True)
-    (batch,) = storeds.StoreLoader(
-        dataset, batch_size=3, collate_fn=functools.partial(storeds.collate, ragged={"x": "list"})
-    )
+    url = make_store(fields, ({"x": np.full(2, at, np.float32)} for at in range(3)))
+    dataset = storeds.StoreDataset(url, reader="array", as_dict=True)
+    (batch,) = storeds.StoreLoader(dataset, batch_size=3, collate_fn=functools.partial(collate, ragged={"x": "list"}))
     assert [x.tolist() for x in batch["x"]] == [[at, at] for at in range(3)]
     assert type(batch["x"]) is list

@@ -22,8 +22,9 @@ from torch.utils.data import DataLoader, Dataset, Subset
 
 import storeds
 from _processes import end_workers
+from make_store import make_store
 from photographs import jpeg
-from storeds import EpochSampler, StoreDataset, StoreLoader, errors, open_writer
+from storeds import EpochSampler, StoreDataset, StoreLoader, errors
 from storeds.batching.memory import SlotPool
 from storeds.transforms import Compose, build_transform
 
@@ -34,10 +35,9 @@ FLOAT = [*CROP, {"name": "ToTensor"}, {"name": "Normalize", "mean": [0.5], "std"
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> str:
-    path: Path = tmp_path_factory.mktemp("shared") / "photos.lmdb"
-    with open_writer(f"lmdb://{path}", {"image": "image", "label": "int"}) as writer:
-        writer.append({"image": jpeg(at % 4, (90 + at, 120)), "label": at} for at in range(COUNT))
-    return f"lmdb://{path}"
+    records = ({"image": jpeg(at % 4, (90 + at, 120)), "label": at} for at in range(COUNT))
+    url = f"lmdb://{tmp_path_factory.mktemp('shared')}/photos.lmdb"
+    return make_store({"image": "image", "label": "int"}, records, url)
 
 
 def dataset(url: str, transform: Any = FLOAT, **options: Any) -> StoreDataset:
@@ -198,7 +198,7 @@ def test_memory_is_kept_for_anything_that_refers_to_a_part_of_it(kind: Any, how:
 @pytest.mark.parametrize("kind", [loader, plain])
 def test_all_batches_may_be_held_more_than_memory_is_reused(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("storeds.batching.memory._MAX_SLOTS", 3)
-    monkeypatch.setattr("storeds.batching.memory._MAX_BUFFERS", 3)
+    monkeypatch.setattr("storeds.batching.buffers._MAX_BUFFERS", 3)
     batches = list(kind(numbered))
     assert [(float(values.unique()), int(label)) for values, label in batches] == [(n, n) for n in range(24)]
 

@@ -14,6 +14,7 @@ import torch
 from torch.utils.data import DataLoader, Subset
 
 import storeds
+from make_store import make_store
 from photographs import jpeg
 from storeds import StoreDataset, StoreLoader, ThreadLoader, errors
 from storeds.transforms import CenterCrop, Compose, Normalize, RandomResizedCrop, Resize, ToTensor
@@ -33,12 +34,9 @@ def inverted(sample: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.fixture
 def url(tmp_path: Path) -> str:
-    url = f"lmdb://{tmp_path}/a.lmdb"
     fields = {"image": "image", "label": "int", "vector": {"kind": "array", "dtype": "float32", "shape": [2]}}
     records = [{"image": jpeg(n), "label": n, "vector": np.array([n, 1], np.float32)} for n in range(COUNT)]
-    with storeds.open_writer(url, fields) as writer:
-        writer.append(records)
-    return url
+    return make_store(fields, records, f"lmdb://{tmp_path}/a.lmdb")
 
 
 def same(one: Any, other: Any) -> bool:

@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader
 
 import storeds
 from _jittered import jittered
+from make_store import make_store
 from shares import FULL
 from storeds import EpochSampler, StoreDataset, StoreLoader, ThreadLoader
 
@@ -29,8 +30,9 @@ COUNTS = (1, 2, 7, 12, 20, 33)
 @pytest.fixture(scope="module", autouse=True)
 def _stores() -> Iterator[None]:
     for count in COUNTS:
-        with storeds.open_writer(f"memory://programs-{count}", {"x": "int"}, overwrite=True) as writer:
-            writer.append({"x": number} for number in range(count))
+        make_store(
+            {"x": "int"}, ({"x": number} for number in range(count)), f"memory://programs-{count}", overwrite=True
+        )
     yield
     whole.cache_clear()
     samples.cache_clear()
@@ -59,6 +61,7 @@ class Setup:
             return ThreadLoader(dataset, num_workers=2, **arguments)
         if self.has_workers:
             arguments |= {"num_workers": 2, "multiprocessing_context": "fork"}
+            arguments |= {"persistent_workers": True, "prefetch_factor": 4} if "persistent" in self.kind else {}
         if self.is_plain:
             return DataLoader(dataset, collate_fn=storeds.collate, **arguments)
         return StoreLoader(dataset, **arguments)
@@ -284,7 +287,10 @@ def random_setup(chance: random.Random, kinds: list[str]) -> Setup:
 
 @pytest.mark.parametrize(
     ("kinds", "programs"),
-    [(["store", "threads", "plain"], PROGRAMS), (["store with workers"], PROGRAMS // 20)],
+    [
+        (["store", "threads", "plain"], PROGRAMS),
+        (["store with workers", "store with persistent workers"], PROGRAMS // 15),
+    ],
     ids=["one-process", "workers"],
 )
 def test_any_program_gives_the_epochs_that_the_rules_say(kinds: list[str], programs: int) -> None:

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import io
 import itertools
-import random
-import secrets
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -20,12 +18,11 @@ import pytest
 import torch
 from PIL import Image
 from torch.utils.data import DataLoader
-from torch.utils.data._utils.pin_memory import pin_memory
 
 import storeds
-from _modes import WRAPPERS, Batch, Case, Counted, all_cases, jitter, mark, pairwise, plain, product_of_modes
-from _stores import START_METHODS, collection, write
-from conftest import with_path
+from _modes import WRAPPERS, Case, Counted, all_cases, jitter, mark, pairwise, plain, product_of_modes
+from _stores import START_METHODS, written
+from make_store import make_store
 from photographs import jpeg
 from shares import FULL
 from storeds import StoreDataset
@@ -62,14 +59,8 @@ def selected() -> list[Case]:
 @pytest.fixture(scope="module")
 def stores(mongodb: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """Engine → URL of a store that holds `RECORDS`."""
-    name, folder = f"storeds_test_{secrets.token_hex(6)}", tmp_path_factory.mktemp("modes")
-    urls = {engine: f"{engine}://{folder}/store.{engine}" for engine in ("lmdb", "hdf5")}
-    urls |= {"memory": f"memory://{name}", "mongodb": with_path(with_path(mongodb, name), "store")}
-    for url in urls.values():
-        write(url, RECORDS)
-    yield urls
-    with collection(urls["mongodb"]) as found:
-        found.database.client.drop_database(name)
+    with written(mongodb, tmp_path_factory.mktemp("modes"), RECORDS) as urls:
+        yield {**urls, "memory": make_store({"image": "image", "label": "int"}, RECORDS)}
 
 
 @pytest.mark.parametrize("case", selected(), ids=str)
@@ -98,21 +89,6 @@ def test_the_cases_pair_every_two_values_that_go_together() -> None:
     for one, other in itertools.combinations(range(len(Case._fields)), 2):
         assert {(case[one], case[other]) for case in taken} == {(case[one], case[other]) for case in cases}
     assert len(taken) < 100
-
-
-class TestPinning:
-    """Batches are pinned; one of a user's own type pins itself."""
-
-    @pytest.mark.parametrize("workers", [0, 1])
-    def test_a_batch_of_ones_own_type_reaches_its_pin_memory(self, stores: dict[str, str], workers: int) -> None:
-        dataset = StoreDataset(stores["lmdb"], fields=FIELDS, decode="tensor")
-        loader = DataLoader(dataset, 5, collate_fn=Batch, num_workers=workers, pin_memory=True)
-        # What the loader does itself, where there is an accelerator.
-        batches = [pin_memory(batch) for batch in loader]  # type: ignore[no-untyped-call]
-        assert [batch.was_pinned for batch in batches] == [True] * 5
-        assert torch.equal(
-            torch.cat([batch.images for batch in batches]), torch.stack([image for image, *_ in TRUTH["tensor"]])
-        )
 
 
 AUGMENT = [{"name": "RandomResizedCrop", "size": 8}, "RandomHorizontalFlip", "ToTensor", jitter]
@@ -166,15 +142,3 @@ class TestRandomness:
         expected = two_epochs(augmented(stores["memory"]), batch_size=7)
         found = two_epochs(augmented(stores["hdf5"]), batch_size=4, num_workers=2, multiprocessing_context="fork")
         assert found == expected
-
-    def test_another_seed_gives_other_samples(self, stores: dict[str, str]) -> None:
-        one, other = (StoreDataset(stores["lmdb"], fields=FIELDS, transform=AUGMENT, seed=seed) for seed in (11, 12))
-        assert not {image for image, *_ in plain(one[:])} & {image for image, *_ in plain(other[:])}
-
-    def test_the_global_generators_of_the_main_process_stay_as_they_were(self, stores: dict[str, str]) -> None:
-        def states() -> tuple[Any, ...]:
-            return torch.get_rng_state().tolist(), repr(np.random.get_state()), random.getstate()
-
-        before = states()
-        two_epochs(augmented(stores["lmdb"]), batch_size=5, generator=torch.Generator())
-        assert states() == before

@@ -1,10 +1,9 @@
-"""What can go wrong between a dataset and a DataLoader: hardly any samples, unusual indices, transforms, dying workers."""
+"""What can go wrong between a dataset and a DataLoader: hardly any samples, unusual indices, transforms."""
 
 from __future__ import annotations
 
 import copy
 import operator
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, cast
@@ -16,8 +15,9 @@ from test_processes import failure
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, Subset
 
 import storeds
-from _modes import exit_at_once, plain, raise_awkwardly
-from _stores import DEADLINE, START_METHODS
+from _modes import plain, raise_awkwardly
+from _stores import START_METHODS
+from make_store import make_store
 from photographs import jpeg
 from storeds import StoreDataset, errors
 
@@ -38,9 +38,8 @@ def store(make_engine_url: Callable[[str], str]) -> Url:
 
     def write(count: int = COUNT, engine: str = "lmdb") -> str:
         url = make_engine_url(engine)
-        with storeds.open_writer(url, {"key": "str", "image": "image", "label": "int"}) as writer:
-            writer.append({"key": f"p/{n}", "image": jpeg(n, (24, 16)), "label": n} for n in range(count))
-        return url
+        records = ({"key": f"p/{n}", "image": jpeg(n, (24, 16)), "label": n} for n in range(count))
+        return make_store({"key": "str", "image": "image", "label": "int"}, records, url)
 
     return write
 
@@ -82,13 +81,6 @@ class TestHardlyAnySamples:
         if count:  # PyTorch's own shuffling refuses to shuffle nothing
             assert list(load(batch_size=COUNT, shuffle=True, collate_fn=sorted)) == in_one_batch
 
-    @pytest.mark.parametrize("count", [0, 1, 2])
-    def test_a_configured_loader_takes_them_too(self, store: Callable[..., str], count: int) -> None:
-        table = {"batch_size": COUNT, "shuffle": True, "num_workers": 3, "start_method": "fork"}
-        config = storeds.load_config({"dataset": {"url": store(count), "fields": list(FIELDS)}, "loader": table})
-        found = [batch[1].tolist() for batch in storeds.build_loader(config)]
-        assert [sorted(batch) for batch in found] == ([list(range(count))] if count else [])
-
 
 class Given(list[Any]):
     """A sampler, or a batch sampler, that yields what it was given."""
@@ -121,12 +113,6 @@ class TestOddIndices:
         assert indices(in_place(dataset, place, batch_sampler=batches)) == expected
         assert indices(in_place(dataset, place, sampler=batches, batch_size=None)) == expected
 
-    @pytest.mark.parametrize("place", [None, "fork"])
-    def test_negative_ones_count_from_the_end(self, store: Url, place: str | None) -> None:
-        dataset = StoreDataset(store(COUNT), fields=FIELDS)
-        sampler = Given([-1, np.int64(-2), torch.tensor(-COUNT)])
-        assert indices(in_place(dataset, place, sampler=sampler, batch_size=3)) == [[7, 6, 0]]
-
     @pytest.mark.parametrize(
         ("wrong", "place"),
         [
@@ -143,12 +129,6 @@ class TestOddIndices:
         reported = failure(lambda: list(in_place(dataset, place, sampler=Given([0, wrong]), batch_size=2)))
         assert reported[0] is IndexError
         assert f"index {int(wrong)} is outside [0, {COUNT}) of {url}" in reported[1]
-
-    def test_what_is_no_integer_is_a_type_error(self, store: Url) -> None:
-        dataset = StoreDataset(store(COUNT), fields=FIELDS)
-        for wrong in (1.0, "1", None, torch.tensor(1.0), np.float64(1)):
-            with pytest.raises(TypeError):
-                list(in_place(dataset, None, sampler=Given([wrong]), batch_size=1))
 
 
 def unpicklable() -> dict[str, Any]:
@@ -226,16 +206,6 @@ class TestTransformsThatFail:
         assert "record 1 " in message
         assert indices([next(batches)]) == [[2, 4]]
 
-    @pytest.mark.parametrize("method", START_METHODS)
-    def test_a_worker_that_dies_is_an_error_within_seconds(self, store: Url, method: str) -> None:
-        dataset = StoreDataset(store(COUNT), transform=exit_at_once)
-        began = time.monotonic()
-        kind, message = failure(lambda: list(in_place(dataset, method)))
-        assert kind is RuntimeError
-        assert "DataLoader worker" in message
-        assert "exit" in message
-        assert time.monotonic() - began < DEADLINE
-
 
 def only_even(number: int) -> int:
     return operator.index(number) if number % 2 == 0 else number // 0
@@ -244,7 +214,6 @@ def only_even(number: int) -> int:
 class TestSkippedSamples:
     """PyTorch's default_collate cannot leave out what was skipped; it says what can, wherever in the batch that is."""
 
-    @pytest.mark.share(4)
     @pytest.mark.parametrize("place", [None, "fork"])
     @pytest.mark.parametrize("order", [[1, 0, 2], [0, 2, 1], [0, 3, 1]], ids=["first", "last", "two"])
     @pytest.mark.parametrize("as_dict", [False, True], ids=["tuples", "dicts"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 import gc
 import json
 import multiprocessing
@@ -11,10 +10,10 @@ import pickle
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import pytest
 import torch
@@ -22,8 +21,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
 
-import storeds
 from _jittered import COUNT, numbered_store
+from make_store import make_store
 from shares import examples
 from storeds import EpochSampler, StoreDataset, StoreLoader, ThreadLoader
 from storeds.errors import ConfigError
@@ -48,23 +47,38 @@ class Numbers(Dataset[int]):
         return index
 
 
-def load(drawn: EpochSampler, **arguments: Any) -> DataLoader[Any]:
-    """Return a loader over the sampler's indices themselves."""
-    if arguments.get("num_workers"):
-        arguments = {"multiprocessing_context": "fork", **arguments}
-    if not {"batch_size", "batch_sampler"} & set(arguments):
-        arguments["batch_size"] = 4
-    if "batch_sampler" not in arguments:
-        arguments["sampler"] = arguments.get("sampler", drawn)
-    return DataLoader(**{"dataset": Numbers(drawn.count), **arguments})
-
-
 def numbers(batch: Any) -> list[int]:
     return [int(number) for number in batch]
 
 
-def flat(batches: Sequence[list[int]]) -> list[int]:
-    return [number for batch in batches for number in batch]
+def flat(batches: Iterable[Any]) -> list[int]:
+    return [number for batch in batches for number in numbers(batch)]
+
+
+KINDS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "no-workers": (StoreLoader, {}),
+    "workers": (StoreLoader, {"num_workers": 2}),
+    "read-ahead": (StoreLoader, {"num_workers": 2, "prefetch_factor": 5}),
+    "persistent": (StoreLoader, {"num_workers": 2, "persistent_workers": True}),
+    "threads": (ThreadLoader, {"num_workers": 2}),
+    "plain": (DataLoader, {}),
+    "plain-workers": (DataLoader, {"num_workers": 2}),
+}
+ours = pytest.mark.parametrize("kind", [kind for kind in KINDS if not kind.startswith("plain")])
+
+
+def load(sampler: EpochSampler, kind: str, *, bad: int | None = None, **arguments: Any) -> Any:
+    """Return a loader over the sampler's indices themselves."""
+    make, given = KINDS[kind]
+    if given.get("num_workers") and make is not ThreadLoader:
+        given = {"multiprocessing_context": "fork", **given}
+    return make(Numbers(sampler.count, bad), sampler=sampler, **{"batch_size": 4, **given, **arguments})
+
+
+def stores(*counts: int) -> list[StoreDataset]:
+    """Return a dataset of so many numbers for each count."""
+    urls = [make_store({"x": "int", "label": "int"}, ({"x": n, "label": n % 2} for n in range(c))) for c in counts]
+    return [StoreDataset(url, reader="array", fields=("x",)) for url in urls]
 
 
 def whole(count: int, epoch: int = 0, **arguments: Any) -> list[int]:
@@ -74,45 +88,7 @@ def whole(count: int, epoch: int = 0, **arguments: Any) -> list[int]:
     return list(sampler)
 
 
-def resumed(state: dict[str, Any], **arguments: Any) -> EpochSampler:
-    """Return a sampler that went through a checkpoint."""
-    kept = {name: state[name] for name in ("seed", "shuffle", "block_size", "window", "drop_last")}
-    sampler = seeded(state["count"], **{**kept, **arguments})
-    sampler.load_state_dict(json.loads(json.dumps(state)))
-    return sampler
-
-
-def store_loader(sampler: EpochSampler, **arguments: Any) -> StoreLoader:
-    """Return a StoreLoader over the sampler's indices themselves."""
-    if arguments.get("num_workers"):
-        arguments = {"multiprocessing_context": "fork", **arguments}
-    dataset = arguments.pop("dataset", None) or Numbers(sampler.count)
-    return StoreLoader(dataset, sampler=sampler, **{"batch_size": 4, **arguments})
-
-
-def thread_loader(sampler: EpochSampler, **arguments: Any) -> StoreLoader:
-    dataset = arguments.pop("dataset", None) or Numbers(sampler.count)
-    return ThreadLoader(dataset, sampler=sampler, **{"batch_size": 4, **arguments})
-
-
-Make: TypeAlias = Callable[..., StoreLoader]
-LOADERS: dict[str, Make] = {
-    "no-workers": store_loader,
-    "workers": functools.partial(store_loader, num_workers=2),
-    "read-ahead": functools.partial(store_loader, num_workers=2, prefetch_factor=5),
-    "persistent": functools.partial(store_loader, num_workers=2, persistent_workers=True),
-    "threads": functools.partial(thread_loader, num_workers=2),
-}
-all_loaders = pytest.mark.parametrize("make", LOADERS.values(), ids=LOADERS)
-
-
 class TestOrder:
-    def test_without_shuffling_indices_ascend(self) -> None:
-        assert whole(7, 5, shuffle=False) == list(range(7))
-
-    def test_indices_are_ints(self) -> None:
-        assert {type(index) for index in seeded(5)} == {int}
-
     def test_the_largest_count_takes_no_time(self) -> None:
         assert len(list(islice(seeded(2**62, block_size=1000), 10))) == 10
 
@@ -128,6 +104,8 @@ class TestOrder:
         samplers = [seeded(count, num_replicas=world, rank=r, drop_last=drop_last, **how) for r in range(world)]
         drawn = [list(sampler) for sampler in samplers]
         order = whole(count, **how)
+        assert all(type(index) is int for index in order)
+        assert order == list(range(count)) or how != {"shuffle": False}
         steps = count // world if drop_last else -(-count // world)
         padded = (order * world)[: steps * world]  # the order, and again from its beginning
         assert drawn == [padded[rank::world] for rank in range(world)]
@@ -170,59 +148,19 @@ class TestOrder:
             seeded(10).set_epoch(epoch)
 
 
-@pytest.fixture
-def stores() -> Iterator[Callable[[int], StoreDataset]]:
-    """Return a function that makes a dataset of so many samples."""
-    made: list[StoreDataset] = []
-
-    def make(count: int) -> StoreDataset:
-        url = f"memory://sampling-{len(made)}"
-        with storeds.open_writer(url, {"x": "int"}, overwrite=True) as writer:
-            writer.append({"x": number} for number in range(count))
-        made.append(StoreDataset(url, reader="array", fields=("x",)))
-        return made[-1]
-
-    yield make
-    for dataset in made:
-        dataset.close()
-
-
 class TestEpochs:
-    @pytest.mark.parametrize("on_dataset", [False, True])
-    def test_an_epoch_that_is_set_while_its_pass_begins_is_not_made_twice(
-        self, stores: Callable[[int], StoreDataset], on_dataset: bool
-    ) -> None:
-        """As Lightning does: it calls ``iter()`` first and ``set_epoch`` then."""
-        dataset = stores(12)
-        sampler = seeded(dataset)
-        loader = StoreLoader(dataset, sampler=sampler, batch_size=4, num_workers=1, multiprocessing_context="fork")
-        found = []
-        for epoch in range(3):
-            batches = iter(loader)
-            (dataset if on_dataset else sampler).set_epoch(epoch)
-            found.append(flat([numbers(batch) for (batch,) in batches]))
-        assert found == [whole(12, epoch) for epoch in range(3)]
-
-    def test_an_epoch_set_on_the_dataset_is_that_of_the_next_pass(self, stores: Callable[[int], StoreDataset]) -> None:
-        dataset = stores(6)
-        samplers = [seeded(dataset), seeded(Subset(dataset, range(6)))]
-        for epoch in (0, 4):
-            dataset.set_epoch(epoch)
-            for sampler in samplers:
-                assert list(sampler) == whole(6, epoch)
-        samplers[0].set_epoch(2)
-        assert [list(sampler) for sampler in samplers] == [whole(6, 2), whole(6, 5)]
-        dataset.set_epoch(7)
-        state = samplers[0].state_dict()
-        assert (state["epoch"], state["position"]) == (7, 0)
-
-    @pytest.mark.parametrize("copied", [lambda it: it, copy.deepcopy, lambda it: pickle.loads(pickle.dumps(it))])
-    def test_a_sampler_that_is_made_later_begins_with_the_epoch_set_on_its_dataset(
-        self, stores: Callable[[int], StoreDataset], copied: Callable[[StoreDataset], StoreDataset]
-    ) -> None:
-        dataset = stores(6)
-        dataset.set_epoch(3)
-        assert list(seeded(copied(dataset))) == whole(6, 3)
+    def test_samplers_and_datasets_tell_each_other_their_epoch(self) -> None:
+        one, other = stores(6, 7)
+        joined = ConcatDataset[Any]([Subset(one, [1]), other])
+        samplers = [seeded(one), seeded(Subset(one, range(6)))]
+        one.set_epoch(4)
+        copies = [one, copy.deepcopy(one), pickle.loads(pickle.dumps(one))]
+        for sampler in [*samplers, *map(seeded, copies)]:  # also those that are made later
+            assert list(sampler) == whole(6, 4)
+        seeded(joined).set_epoch(5)
+        assert (one.epoch, other.epoch) == (5, 5)
+        samplers[0].load_state_dict({**samplers[0].state_dict(), "epoch": 7})
+        assert one.epoch == 7
 
     def test_a_sampler_sent_to_another_process_follows_its_dataset(self, tmp_path: Path) -> None:
         dataset = StoreDataset(numbered_store(tmp_path), reader="array", seed=0)
@@ -249,13 +187,6 @@ class TestEpochs:
         assert [list(again), list(again)] == runs[0]
         assert len({tuple(order) for run in runs for order in run}) == 4
 
-    def test_with_a_seed_nothing_is_drawn_from_torchs_generator(self) -> None:
-        torch.manual_seed(1)
-        before = torch.get_rng_state()
-        list(seeded(50))
-        list(EpochSampler(50, shuffle=False))
-        assert torch.equal(torch.get_rng_state(), before)
-
     def test_a_drawn_seed_is_part_of_the_state(self) -> None:
         sampler = EpochSampler(50)
         begun = list(islice(sampler, 20))
@@ -272,48 +203,32 @@ class TestEpochs:
             next(iter(EpochSampler(5, num_replicas=2, rank=0)))
         assert list(EpochSampler(4, shuffle=False, num_replicas=2, rank=1)) == [1, 3]
 
-    def test_the_seed_of_the_dataset_is_that_of_the_order(self) -> None:
-        with storeds.open_writer("memory://sampling-seed", {"x": "int"}, overwrite=True) as writer:
-            writer.append({"x": number} for number in range(50))
-        dataset = StoreDataset("memory://sampling-seed", reader="array", seed=4)
-        assert list(EpochSampler(dataset)) == list(EpochSampler(Subset(dataset, range(50)))) == whole(50, seed=4)
-
-    def test_joined_datasets_of_different_seeds_have_an_order_of_their_own(self) -> None:
-        with storeds.open_writer("memory://sampling-seeds", {"x": "int"}, overwrite=True) as writer:
-            writer.append({"x": number} for number in range(20))
+    def test_the_seed_of_the_order_is_that_of_the_datasets(self) -> None:
+        url = make_store({"x": "int"}, ({"x": number} for number in range(20)))
 
         def order(*seeds: int | None) -> list[int]:
-            parts = [StoreDataset("memory://sampling-seeds", reader="array", seed=seed) for seed in seeds]
-            return list(EpochSampler(ConcatDataset(parts)))
+            parts = [StoreDataset(url, reader="array", seed=seed) for seed in seeds]
+            return list(EpochSampler(ConcatDataset(parts) if len(parts) > 1 else Subset(parts[0], range(20))))
 
-        assert order(1, 2) == order(1, 2) != order(2, 1)
+        assert order(4) == whole(20, seed=4)
         assert order(4, 4) == whole(40, seed=4)
+        assert order(1, 2) == order(1, 2) != order(2, 1)  # different seeds have an order of their own
         assert order(1, None) != order(1, None)
-
-    def test_one_call_sets_the_dataset_too(self, stores: Callable[[int], StoreDataset]) -> None:
-        one, other = stores(5), stores(6)
-        seeded(one).set_epoch(3)
-        assert one.epoch == 3
-        seeded(ConcatDataset[Any]([Subset(one, [1]), other])).set_epoch(4)
-        assert (one.epoch, other.epoch) == (4, 4)
-        sampler = seeded(one)
-        sampler.load_state_dict({**sampler.state_dict(), "epoch": 7})
-        assert one.epoch == 7
 
     def test_the_length_is_that_of_a_whole_epoch_wherever_it_is(self) -> None:
         """Schedules are planned with it, and a resumed run's must be the plan of the run before."""
         for rank, drop_last, steps in ((0, False, 4), (2, False, 4), (0, True, 3)):
             sampler = seeded(10, num_replicas=3, rank=rank, drop_last=drop_last)
             sampler.load_state_dict({**sampler.state_dict(), "position": 6})
-            loader = load(sampler, batch_size=2, num_workers=0)
+            loader = load(sampler, "plain", batch_size=2)
             assert (len(sampler), len(loader)) == (steps, 2)
             assert len(list(loader)) == 1
             assert (len(sampler), len(loader)) == (steps, 2)
 
 
 class TestState:
-    def test_is_small_json_and_says_what_it_is_of(self, stores: Callable[[int], StoreDataset]) -> None:
-        dataset = stores(5)
+    def test_is_small_json_and_says_what_it_is_of(self) -> None:
+        (dataset,) = stores(5)
         sampler = seeded(dataset, seed=2**63, block_size=3)
         list(islice(sampler, 2))
         assert sampler.state_dict() == {
@@ -331,8 +246,8 @@ class TestState:
         }
         assert len(json.dumps(seeded(2**62, seed=2**63).state_dict())) < 1024
 
-    def test_of_another_sampler_is_refused_with_both_values(self, stores: Callable[[int], StoreDataset]) -> None:
-        five, six = stores(5), stores(6)
+    def test_of_another_sampler_is_refused_with_both_values(self) -> None:
+        five, six = stores(5, 6)
         state = seeded(five, seed=1, block_size=2, window=3, drop_last=True).state_dict()
         with pytest.raises(ConfigError) as caught:
             seeded(six, shuffle=False).load_state_dict(state)
@@ -341,24 +256,20 @@ class TestState:
             f"store was {five.backend.meta.id!r} and is {six.backend.meta.id!r}; seed was 1 and is 0; shuffle was True "
             "and is False; block_size was 2 and is None; window was 3 and is None; drop_last was True and is False"
         )
+        seeded(5).load_state_dict(seeded(five).state_dict())  # the store is compared where both know it
 
     def test_of_other_records_of_the_same_store_is_refused(self) -> None:
-        with storeds.open_writer("memory://sampling-where", {"x": "int", "label": "int"}, overwrite=True) as writer:
-            writer.append({"x": n, "label": n % 2} for n in range(10))
+        (dataset,) = stores(10)
 
         def sampler(label: Any) -> EpochSampler:
             where = None if label is None else {"label": label}
-            return seeded(StoreDataset("memory://sampling-where", reader="array", where=where))
+            return seeded(StoreDataset(dataset.url, reader="array", where=where))
 
         state = sampler(0).state_dict()
         with pytest.raises(ConfigError, match="another where= selected the records"):
             sampler(1).load_state_dict(state)
         sampler([0]).load_state_dict(state)
         sampler([1, 0]).load_state_dict(sampler(None).state_dict())  # which are all
-
-    def test_the_store_is_compared_where_both_know_it(self, stores: Callable[[int], StoreDataset]) -> None:
-        state = seeded(stores(5)).state_dict()
-        seeded(5).load_state_dict(state)
 
     @pytest.mark.parametrize(
         ("change", "message"),
@@ -367,29 +278,20 @@ class TestState:
             ({"epoch": -1}, "epoch must be from 0 to"),
             ({"position": 11}, "position must be from 0 to 10, got 11"),
             ({"position": None}, "position must be an int"),
+            (None, "version is None"),
+            ([1], r"version is \[1\]"),
+            ({"version": 1, "count": ...}, "lacks"),
         ],
+        ids=str,
     )
-    def test_a_malformed_one_is_refused_and_changes_nothing(self, change: dict[str, Any], message: str) -> None:
+    def test_a_malformed_one_is_refused_and_changes_nothing(self, change: Any, message: str) -> None:
         sampler = seeded(10)
+        state = {**sampler.state_dict(), "epoch": 1, **change} if isinstance(change, dict) else change
+        if isinstance(change, dict) and change.get("count") is ...:
+            del state["count"]
         with pytest.raises(ConfigError, match=message):
-            sampler.load_state_dict({**sampler.state_dict(), "epoch": 1, **change})
+            sampler.load_state_dict(state)
         assert (sampler.epoch, sampler.position) == (0, 0)
-
-    @pytest.mark.parametrize("state", [{}, None, {"version": 1}, [1]])
-    def test_what_is_no_state_is_refused(self, state: Any) -> None:
-        with pytest.raises(ConfigError, match=r"version is None|lacks|version is \[1\]"):
-            seeded(10).load_state_dict(state)
-
-    @pytest.mark.parametrize("copied", [copy.deepcopy, lambda it: pickle.loads(pickle.dumps(it))])
-    def test_a_copy_begins_where_the_next_pass_would(self, copied: Callable[[EpochSampler], EpochSampler]) -> None:
-        sampler = resumed({**seeded(10).state_dict(), "epoch": 1, "position": 6})
-        loader = load(sampler, num_workers=0, batch_size=3)
-        assert list(copied(sampler)) == whole(10, 1)[6:]
-        next(iter(loader))
-        assert list(copied(sampler)) == whole(10, 2)
-        sampler.set_epoch(1)
-        assert list(copied(sampler)) == whole(10, 1)[6:]
-        assert flat([numbers(batch) for batch in loader]) == whole(10, 1)[6:]
 
     def test_repr_says_where_it_is(self) -> None:
         assert repr(seeded(10, num_replicas=4, rank=1, block_size=2)) == (
@@ -406,8 +308,7 @@ def drawn(state: dict[str, Any] | None, count: int, world: int, batch: int, stop
         if state is not None:
             sampler.load_state_dict(state)
             sampler.set_epoch(state["epoch"])  # its rest, which may be nothing
-        batches = islice(load(sampler, batch_size=batch), stop)
-        seen.append(flat([numbers(each) for each in batches]))
+        seen.append(flat(islice(load(sampler, "plain", batch_size=batch), stop)))
         after = sampler.state_dict()
     return seen, after
 
@@ -441,67 +342,38 @@ class TestResume:
         expected.update(order[at % count] for at in range(padding))
         assert Counter(seen + rest) == expected
 
-    @settings(max_examples=examples(40))
-    @given(st.integers(0, 60), st.integers(1, 5), st.integers(1, 5), st.integers(0, 20))
-    def test_with_drop_last_nothing_is_seen_twice(self, count: int, before: int, after: int, stop: int) -> None:
-        seen, state = drawn(None, count, before, 1, stop, drop_last=True)
-        rest, end = drawn(state, count, after, 1, None, drop_last=True)
-        assert max(Counter(flat(seen) + flat(rest)).values(), default=1) == 1
-        assert end["position"] == count
-        if state["position"] < count:  # and left out is only what does not go round
-            assert count - len(flat(seen) + flat(rest)) < after
-        assert len({len(each) for each in rest}) == 1
-
 
 class TestPosition:
     """A state of our loaders counts what the training loop received, however far ahead the workers are."""
 
-    @all_loaders
-    def test_a_loop_that_breaks_off_resumes_where_it_was(self, make: Make) -> None:
-        loader = make(seeded(30))
-        found: list[int] = []
-        for batch in loader:
-            found += numbers(batch)
-            if len(found) == 12:
-                break
-        del batch
-        state = loader.state_dict()
-        assert state["position"] == 12
-        again = make(seeded(30))
-        again.load_state_dict(state)
-        assert found + flat([numbers(batch) for batch in again]) == whole(30)
-        assert again.sampler.position == 30
-        assert flat([numbers(batch) for batch in again]) == whole(30, 1)
-        assert flat([numbers(batch) for batch in loader]) == whole(30, 1)
-
-    @all_loaders
-    def test_single_samples_count_one_by_one(self, make: Make) -> None:
-        loader = make(seeded(10), batch_size=None)
+    @ours
+    def test_single_samples_count_one_by_one(self, kind: str) -> None:
+        loader = load(seeded(10), kind, batch_size=None)
         found = [(int(each), loader.sampler.position) for each in loader]
         assert found == list(zip(whole(10), range(1, 11), strict=True))
 
-    @all_loaders
-    def test_a_batch_that_raised_was_not_received(self, make: Make) -> None:
-        loader = make(seeded(12), dataset=Numbers(12, bad=whole(12)[5]), batch_size=3)
-        batches = iter(loader)
-        next(batches)
-        with pytest.raises(LookupError):
+    @ours
+    def test_a_batch_that_raised_was_not_received_and_workers_end(self, kind: str) -> None:
+        before = set(multiprocessing.active_children())  # an earlier test's workers may still be ending
+        loader = load(seeded(12), kind, bad=whole(12)[5], batch_size=3)
+        gc.disable()  # reference counts must do, as with any sampler; PyTorch's error refers to itself
+        try:
+            batches = iter(loader)
             next(batches)
-        assert loader.sampler.position == 3
-
-    @pytest.mark.parametrize("start_method", ["spawn", "forkserver"])
-    def test_start_methods_make_no_difference(self, start_method: str) -> None:
-        sampler = seeded(12, num_replicas=2, rank=1)
-        batches = iter(store_loader(sampler, num_workers=1, multiprocessing_context=start_method, batch_size=2))
-        assert numbers(next(batches)) == whole(12)[1:4:2]
-        assert sampler.position == 4
+            with pytest.raises(LookupError):
+                next(batches)
+            assert loader.sampler.position == 3
+            del batches, loader
+            assert not any(worker.is_alive() for worker in set(multiprocessing.active_children()) - before)
+        finally:
+            gc.enable()
 
     def test_the_workers_end_with_the_loop(self) -> None:
         sampler = seeded(30)
-        before = set(multiprocessing.active_children())  # an earlier test's workers may still be ending
-        gc.disable()  # reference counts must do, as with any sampler
+        before = set(multiprocessing.active_children())
+        gc.disable()
         try:
-            batches: Any = iter(store_loader(sampler, num_workers=2))
+            batches: Any = iter(load(sampler, "workers"))
             next(batches)
             workers = set(multiprocessing.active_children()) - before
             assert len(workers) == 2
@@ -511,32 +383,20 @@ class TestPosition:
             gc.enable()
         assert sampler.position == 4
 
-    def test_the_workers_end_with_an_error(self) -> None:
-        before = set(multiprocessing.active_children())
-        loader = store_loader(seeded(12), dataset=Numbers(12, bad=5), num_workers=2)
-        gc.disable()  # PyTorch's error refers to itself
-        try:
-            with pytest.raises(LookupError):
-                list(loader)
-            assert not any(worker.is_alive() for worker in set(multiprocessing.active_children()) - before)
-        finally:
-            gc.enable()
-
     def test_batches_that_overtake_others_leave_no_gap(self) -> None:
         sampler = seeded(12)
-        batches: Any = iter(store_loader(sampler, num_workers=2, batch_size=2, in_order=False))
         seen: set[int] = set()
-        for batch in batches:
+        for batch in load(sampler, "workers", batch_size=2, in_order=False):
             seen.update(numbers(batch))
             assert set(whole(12)[: sampler.position]) <= seen
         assert sampler.position == 12
 
-    @pytest.mark.parametrize("workers", [0, 2])
-    def test_a_sampler_in_a_plain_loader_counts_what_it_yielded(self, workers: int) -> None:
+    @pytest.mark.parametrize(("kind", "position"), [("plain", 4), ("plain-workers", 20)])  # two are two batches ahead
+    def test_a_sampler_in_a_plain_loader_counts_what_it_yielded(self, kind: str, position: int) -> None:
         sampler = seeded(30)
-        batches = iter(load(sampler, num_workers=workers))
+        batches = iter(load(sampler, kind))
         next(batches)
-        assert sampler.position == (4 if workers == 0 else 20)  # two workers are two batches ahead, each
+        assert sampler.position == position
         assert len(list(batches)) == 7
         assert (sampler.position, sampler.epoch) == (30, 1)
 
@@ -550,60 +410,40 @@ class TestStatefulDataLoader:
         stateful = pytest.importorskip("torchdata.stateful_dataloader")
         if arguments.get("num_workers"):
             arguments["multiprocessing_context"] = "fork"
-        return stateful.StatefulDataLoader(
-            Numbers(sampler.count), sampler=sampler, **{"batch_size": 4, "collate_fn": list, **arguments}
-        )
+        return stateful.StatefulDataLoader(Numbers(sampler.count), sampler=sampler, **{"batch_size": 4, **arguments})
 
-    @pytest.mark.share(4)
+    @pytest.mark.share(6)
     @pytest.mark.parametrize("arguments", [{}, {"drop_last": True}, {"snapshot_every_n_steps": 3}], ids=str)
-    @pytest.mark.parametrize(
-        ("workers", "persistent", "how"), [(0, False, "set"), (2, False, "counted"), (2, True, "set")]
-    )
-    def test_resumes_to_the_sample(self, workers: int, persistent: bool, how: str, arguments: dict[str, Any]) -> None:
+    @pytest.mark.parametrize(("workers", "persistent"), [(0, False), (2, False), (2, True)])
+    @pytest.mark.parametrize("stop", [0, 2, 7, 99])  # 7 are all, with drop_last
+    def test_resumes_to_the_sample(self, stop: int, workers: int, persistent: bool, arguments: dict[str, Any]) -> None:
         arguments = {**arguments, "num_workers": workers, "persistent_workers": persistent}
-        order = [whole(30, epoch) for epoch in (2, 3)]
         end = 28 if "drop_last" in arguments else 30
-        for stop in (0, 2, 7):  # 7 are all, with drop_last
-            sampler = seeded(30)
-            sampler.set_epoch(2)
-            loader = self.load(sampler, **arguments)
-            found = flat(list(islice(loader, stop)))
-            state = loader.state_dict()
-            del loader
-            again = seeded(30)
-            loader = self.load(again, **arguments)
-            loader.load_state_dict(state)
-            for batch in loader:
-                found += batch
-            assert found == order[0][:end]
-            assert again.epoch == 3
-            if how == "set":
-                again.set_epoch(3)
-            assert flat(list(loader)) == order[1][:end]
-
-    @pytest.mark.parametrize("workers", [0, 2])
-    @pytest.mark.parametrize("drop_last", [False, True])
-    def test_after_the_end_comes_a_whole_epoch_which_set_epoch_may_choose(self, workers: int, drop_last: bool) -> None:
-        arguments = {"num_workers": workers, "drop_last": drop_last}
-        end = 28 if drop_last else 30
-        loader = self.load(seeded(30), **arguments)
-        list(loader)
+        sampler = seeded(30)
+        sampler.set_epoch(2)
+        loader = self.load(sampler, **arguments)
+        seen = flat(islice(loader, stop))
         state = loader.state_dict()
-        # The sampler cannot see that workers dropped the last batch: then epoch 0, set again, has nothing left.
-        for epoch in (None, 1, 4) if drop_last and workers else (None, 0, 1, 4):
+        del loader
+        for chosen in (None, 5):  # counted, and set
             again = seeded(30)
             loader = self.load(again, **arguments)
             loader.load_state_dict(state)
-            if epoch is not None:
-                again.set_epoch(epoch)
-            assert flat(list(loader)) == whole(30, 1 if epoch is None else epoch)[:end]
-            assert flat(list(loader)) == whole(30, 2 if epoch is None else epoch + 1)[:end]
+            following = 3
+            if stop < 99:
+                assert seen + flat(loader) == whole(30, 2)[:end]
+                assert again.epoch == 3
+            if chosen is not None:
+                again.set_epoch(chosen)
+                following = chosen
+            assert flat(loader) == whole(30, following)[:end]
+            assert flat(loader) == whole(30, following + 1)[:end]
 
     @pytest.mark.parametrize("workers", [0, 2])
     def test_resumes_without_batches_in_another_world(self, workers: int) -> None:
-        loader = self.load(seeded(20, num_replicas=2, rank=0), num_workers=workers, batch_size=None, collate_fn=None)
+        loader = self.load(seeded(20, num_replicas=2, rank=0), num_workers=workers, batch_size=None)
         assert list(islice(loader, 3)) == whole(20)[:6:2]
         state = loader.state_dict()
-        again = self.load(seeded(20), num_workers=workers, batch_size=None, collate_fn=None)
+        again = self.load(seeded(20), num_workers=workers, batch_size=None)
         again.load_state_dict(state)
         assert list(again) == whole(20)[6:]

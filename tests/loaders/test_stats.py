@@ -10,9 +10,12 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
-import torch
+from PIL import Image
 
 import storeds
+from _modes import Counted
+from make_store import make_store
+from photographs import saved
 from storeds import EpochSampler, StoreDataset, StoreLoader, ThreadLoader, errors
 from storeds.readers import ArrayReader
 
@@ -29,10 +32,14 @@ WAYS: dict[str, tuple[Any, dict[str, Any]]] = {
 
 @pytest.fixture
 def url(tmp_path: Path) -> str:
-    url = f"lmdb://{tmp_path}/x.lmdb"
-    with storeds.open_writer(url, {"x": "int", "blob": "bytes"}) as writer:
-        writer.append({"x": number, "blob": bytes(1000)} for number in range(COUNT))
-    return url
+    records = ({"x": number, "blob": bytes(1000)} for number in range(COUNT))
+    return make_store({"x": "int", "blob": "bytes"}, records, f"lmdb://{tmp_path}/x.lmdb")
+
+
+class SlowBackend(Counted):
+    def get_many(self, positions: Any, /, fields: Any = None) -> Any:
+        time.sleep(DELAY * len(positions))
+        return super().get_many(positions, fields)
 
 
 class SlowReader(ArrayReader):
@@ -55,34 +62,6 @@ class Plain:
 def slow_collate(samples: Any) -> Any:
     time.sleep(DELAY * len(samples))
     return storeds.collate(samples)
-
-
-class SlowBackend:
-    """Wraps a backend, and reads slowly."""
-
-    def __init__(self, backend: Any) -> None:
-        self._backend = backend
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name == "_backend":
-            raise AttributeError(name)
-        return getattr(self._backend, name)
-
-    def __len__(self) -> int:
-        return len(self._backend)
-
-    def __enter__(self) -> Any:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._backend.close()
-
-    def close(self) -> None:
-        self._backend.close()
-
-    def get_many(self, positions: Any, /, fields: Any = None) -> Any:
-        time.sleep(DELAY * len(positions))
-        return self._backend.get_many(positions, fields)
 
 
 def made(url: str, stage: str, way: str, **more: Any) -> Any:
@@ -119,26 +98,15 @@ def test_a_delay_is_named_by_its_stage(url: str, stage: str, way: str) -> None:
     assert sum(each["samples"] for each in stats["workers"].values()) == count
 
 
-def test_bytes_and_bad_samples_are_counted(tmp_path: Path) -> None:
-    url = f"lmdb://{tmp_path}/bad.lmdb"
-    with storeds.open_writer(url, {"image": "image"}) as writer:
-        writer.append({"image": b"no picture"} if at % 4 == 0 else {"image": _png()} for at in range(COUNT))
+def test_bytes_and_bad_samples_are_counted() -> None:
+    png = saved(Image.new("RGB", (9, 9)))
+    url = make_store({"image": "image"}, ({"image": png if at % 4 else b"no picture"} for at in range(COUNT)))
     loader = StoreLoader(StoreDataset(url, decode="tensor", on_error="skip"), batch_size=4, num_workers=2)
     list(loader)
     stats = loader.stats()
     assert (stats["bad"], stats["repaired"]) == (COUNT // 4, 0)
-    assert stats["bytes"] == COUNT // 4 * (len(b"no picture") + 3 * len(_png()))
+    assert stats["bytes"] == COUNT // 4 * (len(b"no picture") + 3 * len(png))
     assert set(stats["workers"]) == {0, 1}
-
-
-def _png() -> bytes:
-    import io
-
-    from PIL import Image
-
-    file = io.BytesIO()
-    Image.new("RGB", (9, 9)).save(file, "PNG")
-    return file.getvalue()
 
 
 def test_chunks_that_decompress_more_than_they_return_are_named(tmp_path: Path) -> None:
@@ -172,11 +140,3 @@ def test_a_loader_shows_what_it_is_and_refuses_unknown_arguments(url: str) -> No
     for kind in (StoreLoader, ThreadLoader):
         with pytest.raises(errors.ConfigError, match=r"no argument 'batchsize'; did you mean 'batch_size'"):
             kind(dataset, batchsize=2)
-
-
-def test_timing_leaves_the_batches_as_they_are(url: str) -> None:
-    loader = made(url, "none", "alone")
-    before = [batch[0] for batch in loader]
-    loader.why_slow()
-    loader.set_epoch(0)
-    assert torch.equal(torch.cat(before), torch.cat([batch[0] for batch in loader]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import io
 import json
@@ -137,26 +138,10 @@ def test_paths_lead_into_json() -> None:
 
 
 @pytest.mark.parametrize(
-    ("role", "value", "says"),
-    [
-        ({"of": "boxes"}, None, "one row for each box is a list, not NoneType"),
-        ("keypoints", [[1, 2, 2, 3, 4, 2], None], "keypoints are x, y and perhaps a visibility"),
-        ("labels", ["cow"], "'cow' is no class"),
-        ("labels", [2], "class 2 has no name: the 2 classes are cat, dog"),
-    ],
-    ids=str,
-)
-def test_bad_rows_name_record_field_and_reason(role: Any, value: Any, says: str) -> None:
-    record = {"image": photograph(), "boxes": np.zeros((1, 4), np.float32), "rows": value}
-    url = make_store({"image": PHOTOGRAPH, "boxes": BOXES, "rows": "json"}, [record], attrs={"classes": ["cat", "dog"]})
-    with pytest.raises(RecordError, match=f"^record 0 of {url}: field 'rows': .*{says}"):
-        StoreDataset(url, fields=["image", "boxes", "rows"], roles={"rows": role})[0]
-
-
-@pytest.mark.parametrize(
     ("objects", "says"),
     [
         ([{"bbox": [1, 2, 3, -4], "category": "cat"}], "negative height"),
+        ([{"bbox": [900, 2, 3, 4], "category": "cat"}], "outside the image"),
         ([{"bbox": [1, 2, 3, 4], "category": "cow"}], "'cow' is no class.*the classes are cat, dog"),
         ([{"bbox": [1, 2, 3, 4]}], r"path 'objects\[\].category, item 0': there is no 'category'"),
         ({"bbox": 1}, r"\[\] needs a list in {'bbox': 1}"),
@@ -236,8 +221,16 @@ def test_orientation_turns_everything(orientation: int) -> None:
     assert whole[0].shape == (3, 30, 40)
 
 
+CROPS: list[Any] = [
+    {"name": "RandomResizedCrop", "size": 60, "scale": [0.1, 0.5]},
+    {"name": "RandomCrop", "size": [40, 64], "padding": 3},
+    {"name": "CenterCrop", "size": [50, 30]},
+]
+
+
 @pytest.mark.parametrize("decode", ["tensor", "pil"])
-def test_a_crop_drawn_before_decoding_gives_the_same(decode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("crop", CROPS, ids=lambda crop: crop["name"])
+def test_a_crop_drawn_before_decoding_gives_the_same(crop: Any, decode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A first transform that does nothing keeps the reader from drawing the crop."""
     windows = []
 
@@ -253,7 +246,6 @@ def test_a_crop_drawn_before_decoding_gives_the_same(decode: str, monkeypatch: p
     png = {**records[0], "other": photograph(320, 240, "PNG")}
     another = {**records[1], "other": photograph(240, 320)}
     url = make_store(fields, [*records, png])
-    crop = {"name": "RandomResizedCrop", "size": 60, "scale": [0.1, 0.5]}
     drawn = StoreDataset(url, decode=decode, transforms=[crop], seed=3)[:]
     assert len(windows) == (8 if decode == "tensor" else 0)
     whole = StoreDataset(url, decode=decode, transforms=[nothing, crop], seed=3)
@@ -340,31 +332,39 @@ def test_writers_and_readers_have_one_limit_of_coordinates(name: str, rows: Any)
         dataset[1]
 
 
-HUGE = 10**400
+HUGE = 10**400  # which no float can hold
+TRIANGLE, EVERYTHING = [[1, 1, 5, 5, 3, 9]], {"size": [16, 16], "counts": [256]}
 POLYGONS = {"role": "mask", "format": "coco"}
-HUGE_NUMBERS: dict[str, tuple[Any, Any, Any]] = {  # role, a good value and a bad one
-    "polygon": (POLYGONS, [[[1, 1, 5, 5, 3, 9]]], [[[1, 1, HUGE, 5, 3, 9]]]),
-    "infinities": (POLYGONS, [[[1, 1, 5, 5, 3, 9]]], [[[1, 1, float("inf"), 5, float("-inf"), 9]]]),
-    "size": (POLYGONS, [{"size": [16, 16], "counts": [256]}], [{"size": [HUGE, 16], "counts": [256]}]),
-    "counts": (POLYGONS, [{"size": [16, 16], "counts": [256]}], [{"size": [16, 16], "counts": [HUGE]}]),
-    "box": ("boxes", [[1, 1, 5, 5]], [[1, 1, HUGE, 5]]),
-    "keypoint": ("keypoints", [[1, 1, 2]], [[1, HUGE, 2]]),
-    "label": ("labels", [1], [HUGE]),
-}
+BAD_ROWS: dict[str, tuple[Any, Any, Any, str]] = {  # a role, a good value, a bad one, and the reason
+    "no list": ({"of": "boxes"}, ["a"], None, ": .*one row for each box is a list, not NoneType"),
+    "two rows of one box": ({"of": "boxes"}, ["a"], ["a", "b"], " has 2 rows, and field 'boxes' has 1 boxes"),
+    "no points": ("keypoints", [[1, 1, 2]], [[1, 2, 2, 3, 4, 2], None], ": .*keypoints are x, y and perhaps a visibility"),
+    "class": ("labels", ["cat"], ["cow"], ": .*'cow' is no class"),
+    "number of a class": ("labels", [1], [2], ": .*class 2 has no name: the 2 classes are cat, dog"),
+    "huge label": ("labels", [1], [HUGE], ""),
+    "huge polygon": (POLYGONS, [TRIANGLE], [[[1, 1, HUGE, 5, 3, 9]]], ""),
+    "infinities": (POLYGONS, [TRIANGLE], [[[1, 1, float("inf"), 5, float("-inf"), 9]]], ""),
+    "huge size": (POLYGONS, [EVERYTHING], [{**EVERYTHING, "size": [HUGE, 16]}], ""),
+    "huge counts": (POLYGONS, [EVERYTHING], [{**EVERYTHING, "counts": [HUGE]}], ""),
+    "huge box": ("boxes", [[1, 1, 5, 5]], [[1, 1, HUGE, 5]], ""),
+    "huge keypoint": ("keypoints", [[1, 1, 2]], [[1, HUGE, 2]], ""),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(("role", "good", "bad"), HUGE_NUMBERS.values(), ids=HUGE_NUMBERS)
-def test_a_number_that_no_float_can_hold_makes_one_sample_bad(role: Any, good: Any, bad: Any) -> None:
-    image = saved(Image.new("RGB", (16, 16)), "PNG")
-    fields = {"image": "image", "rows": "str"}
-    url = make_store(fields, [{"image": image, "rows": json.dumps(value)} for value in (good, bad, good)])
-    settings: dict[str, Any] = {"reader": "sample", "fields": list(fields), "roles": {"rows": role}}
-    assert [isinstance(sample, Skipped) for sample in StoreDataset(url, on_error="skip", **settings)[:]] == [
-        False,
-        True,
-        False,
-    ]
-    with pytest.raises(RecordError, match="record 1 of .*'rows'"):
+@pytest.mark.parametrize(("role", "good", "bad", "says"), BAD_ROWS.values(), ids=BAD_ROWS)
+def test_bad_rows_make_one_sample_bad_and_name_record_field_and_reason(
+    role: Any, good: Any, bad: Any, says: str
+) -> None:
+    image, box = saved(Image.new("RGB", (16, 16))), np.array([[1, 1, 5, 5]], np.float32)
+    kind, stored = ("json", copy.copy) if role == {"of": "boxes"} else ("str", json.dumps)
+    records = [{"image": image, "boxes": box, "rows": stored(value)} for value in (good, bad, good)]
+    fields = {"image": "image", "boxes": BOXES, "rows": kind}
+    url = make_store(fields, records, attrs={"classes": ["cat", "dog"]})
+    elements = ["image", "rows"] if role == "boxes" else list(fields)
+    settings: dict[str, Any] = {"reader": "sample", "fields": elements, "roles": {"rows": role}}
+    skipping = StoreDataset(url, on_error="skip", **settings)
+    assert [isinstance(sample, Skipped) for sample in skipping[:]] == [False, True, False]
+    with pytest.raises(RecordError, match=f"^record 1 of {url}: field 'rows'{says}"):
         StoreDataset(url, **settings)[1]
 
 

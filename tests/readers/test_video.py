@@ -20,7 +20,7 @@ import storeds
 from make_store import make_store
 from photographs import jpeg
 from storeds import StoreDataset, collate, errors, open_backend, pack
-from storeds.backends.hdf5 import Hdf5Backend
+from storeds.backends.hdf5 import Hdf5Backend, Hdf5Opener
 from storeds.ops.packing.sources import open_source
 from storeds.readers import ClipPlan, VideoReader
 from storeds.testing import ReaderTests
@@ -178,25 +178,34 @@ def test_a_pickle_is_small_and_needs_no_cache(tmp_path: Path, monkeypatch: pytes
 # Reading
 
 
-def test_only_frames_of_the_clip_are_read_in_one_call(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[int] = []
-    get_many = Hdf5Backend.get_many
+def test_only_frames_of_the_clip_are_read_in_one_call_and_the_file_stays_open(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[Any] = []
+    open_file, get_many = Hdf5Opener.open, Hdf5Backend.get_many
+
+    def counted_open(self: Hdf5Opener, *shared: Any) -> Any:
+        calls.append("open")
+        return open_file(self, *shared)
 
     def counted(self: Hdf5Backend, positions: Sequence[int], /, fields: Any = None) -> Any:
         calls.append(len(positions))
         return get_many(self, positions, fields)
 
-    dataset = videos(url, frames=3, stride=2, seed=1)
+    dataset = pickle.loads(pickle.dumps(videos(url, frames=3, stride=2, seed=1)))
+    monkeypatch.setattr(Hdf5Opener, "open", counted_open)
     monkeypatch.setattr(Hdf5Backend, "get_many", counted)
-    dataset[[3, 0, 2, 3]]
-    assert calls == [4 * 3]
+    for _ in range(3):
+        dataset[[3, 0, 2, 3]]
+    assert calls.count("open") <= 1
+    assert [call for call in calls if call != "open"] == [4 * 3] * 3
 
 
 def test_random_clips_depend_on_seed_epoch_and_index_alone(url: str) -> None:
     dataset = videos(url, frames=4, fields=["image", "frame"], seed=5)
 
     def drawn(workers: int) -> list[list[int]]:
-        loader = DataLoader(dataset, batch_size=2, num_workers=workers, collate_fn=_listed)
+        loader = DataLoader(dataset, batch_size=2, num_workers=workers, collate_fn=list)
         return [numbers.tolist() for batch in loader for _, numbers in batch]
 
     first = drawn(0)
@@ -207,10 +216,6 @@ def test_random_clips_depend_on_seed_epoch_and_index_alone(url: str) -> None:
         dataset.set_epoch(epoch)
         starts.add(dataset[3][1][0].item())
     assert len(starts) > 8
-
-
-def _listed(batch: list[Any]) -> list[Any]:
-    return batch
 
 
 # What goes wrong
@@ -230,11 +235,8 @@ def test_an_undecodable_frame_is_named_and_handled_by_the_policy(tmp_path: Path)
 
 
 def test_a_damaged_frame_is_repaired_and_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    content = records()
-    content[2]["image"] = jpeg(2, (64, 48))[:-200]
-    sizes = {n: jpeg(n, (64, 48)) for n in (0, 1, 3, 4)}
-    for n, blob in sizes.items():
-        content[n]["image"] = blob
+    content = [{**row, "image": jpeg(n, (64, 48))} for n, row in enumerate(records([5]))]
+    content[2]["image"] = content[2]["image"][:-200]
     url = store(tmp_path / "cut.h5", content)
     assert videos(url, min_recovered=0.0)[0][0].shape == (5, 3, 48, 64)
     assert "frame 2 of video 0: a damaged picture was repaired" in caplog.text

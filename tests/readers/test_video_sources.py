@@ -18,15 +18,12 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import DataLoader
 
 from _verdicts import unjudged
-from photographs import jpeg
-from storeds import StoreDataset, StoreIterable, errors, open_backend, open_writer, pack
-from storeds.backends.hdf5 import Hdf5Backend, Hdf5Opener
+from make_store import make_store
+from storeds import StoreDataset, errors, open_backend, pack
 from storeds.ops.packing.rows import Bad, Listing
 from storeds.ops.packing.sources import open_source
-from storeds.readers import VideoReader
 
 av = pytest.importorskip("av")
 
@@ -238,9 +235,8 @@ def files(tmp_path: Path) -> str:
         at = [packet.pos for packet in container.demux(video=0) if packet.size][14]
     damaged = bytearray(path.read_bytes())
     damaged[at + 1000 : at + 1100] = bytes(range(100))
-    with open_writer("memory://video-files", {"film": "bytes", "label": "int"}, overwrite=True) as writer:
-        writer.append({"film": blob, "label": n} for n, blob in enumerate([*blobs, bytes(damaged), b"no video"]))
-    return "memory://video-files"
+    films = enumerate([*blobs, bytes(damaged), b"no video"])
+    return make_store({"film": "bytes", "label": "int"}, ({"film": blob, "label": n} for n, blob in films))
 
 
 def films(url: str, **arguments: Any) -> StoreDataset:
@@ -311,70 +307,6 @@ def videos(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / Path(name).stem).mkdir()
         shutil.copy(Path(found.origin).parent / "datasets/data" / name, folder / Path(name).stem / name)
     return folder
-
-
-def listed(batch: list[Any]) -> list[Any]:
-    return batch
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_an_epoch_opens_each_file_once_a_worker_and_reads_the_frames_it_needs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int
-) -> None:
-    clips = [f"hdf5://{tmp_path}/clips-{number}.h5" for number in range(4)]
-    for url in clips:
-        with open_writer(url, {"image": "image", "label": "int", "video": "int", "frame": "int"}) as writer:
-            for video in range(20):
-                frames = range(8 + video % 5)
-                row = {"image": jpeg(video, (16, 12)), "label": video % 3, "video": video}
-                writer.append({**row, "frame": frame} for frame in frames)
-    log = tmp_path / "log"
-    opens, read = Hdf5Opener.open, Hdf5Backend._read
-
-    def note(line: str) -> None:  # short lines are appended whole
-        with log.open("a") as file:
-            file.write(f"{os.getpid()} {line}\n")
-
-    def counted_open(self: Hdf5Opener, *shared: Any) -> Any:
-        note(f"open {self.path}")
-        return opens(self, *shared)
-
-    def counted_read(self: Hdf5Backend, positions: list[int], fields: tuple[str, ...]) -> Any:
-        note(f"read {len(positions)}")
-        return read(self, positions, fields)
-
-    monkeypatch.setattr(Hdf5Opener, "open", counted_open)
-    monkeypatch.setattr(Hdf5Backend, "_read", counted_read)
-    stream = StoreIterable(
-        clips,
-        reader=VideoReader,
-        decode="tensor",
-        reader_options={"frames": 4, "stride": 2},
-        fields=["image", "label", "frame"],
-        shuffle=True,
-        block_size=8,
-        seed=3,
-    )
-    loader = DataLoader(
-        stream,
-        batch_size=8,
-        num_workers=workers,
-        collate_fn=listed,
-        multiprocessing_context="fork" if workers else None,
-    )
-    log.unlink()
-    samples = [sample for batch in loader for sample in batch]
-    assert len(samples) == 80
-    assert all(image.shape[:2] == (4, 3) and image.dtype == torch.uint8 for image, _, _ in samples)
-    order = [label for _, label, _ in samples]
-    assert order != sorted(order)
-    lines = [line.split() for line in log.read_text().splitlines()]
-    opened = Counter((pid, path) for pid, what, path in lines if what == "open")
-    assert set(opened.values()) <= {1}  # each file once, in each process
-    assert len({pid for pid, what, _ in lines if what == "read"}) == max(workers, 1)
-    if workers:  # without, this process may hold the files open since it looked at them
-        assert {path for _, path in opened} == {url.removeprefix("hdf5://") for url in clips}
-    assert sum(int(count) for _, what, count in lines if what == "read") == 80 * 4
 
 
 def test_the_example_runs(videos: Path, tmp_path: Path) -> None:

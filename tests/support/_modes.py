@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 import multiprocessing
 import operator
-import os
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
@@ -38,11 +37,9 @@ import storeds
 __all__ = [
     "INDICES",
     "WRAPPERS",
-    "Batch",
     "Case",
     "Counted",
     "all_cases",
-    "exit_at_once",
     "jitter",
     "mark",
     "pairwise",
@@ -251,20 +248,6 @@ def plain(value: Any) -> Any:
     return type(value)(map(plain, value)) if isinstance(value, (list, tuple)) else value
 
 
-class Batch:
-    """A user's own batch type, which knows how to pin itself."""
-
-    def __init__(self, samples: Sequence[tuple[torch.Tensor, int, int]]) -> None:
-        self.images = torch.stack([image for image, _, _ in samples])
-        self.was_pinned = False
-
-    def pin_memory(self) -> Batch:
-        if torch.accelerator.is_available():
-            self.images = self.images.pin_memory()
-        self.was_pinned = True
-        return self
-
-
 def mark(began: torch.Tensor, worker: int) -> None:
     """Stand for a worker_init_fn: note that this worker called it."""
     began[worker] += 1
@@ -273,11 +256,6 @@ def mark(began: torch.Tensor, worker: int) -> None:
 def jitter(image: torch.Tensor) -> torch.Tensor:
     """Stand for a foreign transform: draws from all three global generators."""
     return image * torch.rand(()) + float(np.random.rand()) + random.random()
-
-
-def exit_at_once(image: Any) -> Any:
-    """Stand for a transform that takes its process along."""
-    os._exit(3)
 
 
 class TwoArgumentsError(Exception):

@@ -14,7 +14,6 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
-import torch
 import xxhash
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, get_worker_info
 
@@ -26,12 +25,10 @@ __all__ = [
     "digest",
     "end_workers",
     "loader",
-    "numbers",
     "open_rows",
     "refuse_squares",
     "row",
     "rows",
-    "take_number",
 ]
 
 Row = tuple[int, str, int]
@@ -63,16 +60,6 @@ def loader(dataset: Dataset[Any], start_method: str, **arguments: Any) -> DataLo
     """Return a shuffling loader with two workers."""
     given = {"batch_size": 4, "shuffle": True, "num_workers": 2, "collate_fn": rows}
     return DataLoader(dataset, multiprocessing_context=start_method, **{**given, **arguments})
-
-
-def take_number(image: bytes, generator: torch.Generator) -> int:
-    """Stand for a random transform: return a number drawn from the sample's generator."""
-    return int(torch.randint(2**40, (), generator=generator))
-
-
-def numbers(samples: Iterable[tuple[int, int, int]]) -> list[tuple[int, int]]:
-    """Collate: the index of each sample, and the number that `take_number` drew for it."""
-    return [(index, number) for number, _, index in samples]
 
 
 def refuse_squares(image: Any) -> Any:

@@ -50,16 +50,17 @@ def record(number: int) -> dict[str, Any]:
     return {"image": np.random.default_rng(number).bytes(size), "label": number * 7 % 13}
 
 
-TRUTH = [row((record(number)["image"], record(number)["label"], number)) for number in range(COUNT)]
+RECORDS = [record(number) for number in range(COUNT)]
+TRUTH = [row((each["image"], each["label"], number)) for number, each in enumerate(RECORDS)]
 
 
 @contextmanager
-def written(mongodb: str, folder: Path) -> Iterator[dict[str, str]]:
-    """Write a store that holds `TRUTH` in each engine; gives engine → URL."""
+def written(mongodb: str, folder: Path, records: Sequence[dict[str, Any]] = RECORDS) -> Iterator[dict[str, str]]:
+    """Write a store of records, by default those of `TRUTH`, in each engine; gives engine → URL."""
     urls = {engine: f"{engine}://{folder}/store.{engine}" for engine in ("lmdb", "hdf5")}
     urls["mongodb"] = with_path(with_path(mongodb, f"storeds_test_{secrets.token_hex(6)}"), "store")
     for url in urls.values():
-        write(url, [record(number) for number in range(COUNT)])
+        write(url, records)
     urls[CHUNKED] = f"hdf5://{folder}/chunked.hdf5"
     _rewrite_chunked(folder / "store.hdf5", folder / "chunked.hdf5")
     try:

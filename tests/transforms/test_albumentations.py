@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -77,12 +76,3 @@ def test_a_transform_that_fails_leaves_the_next_call_as_it_would_be() -> None:
     with pytest.raises(Exception, match="crop|Crop|smaller"):
         crop(torch.zeros(3, 4, 4, dtype=torch.uint8), context())
     assert torch.equal(crop(torch.from_numpy(pixels(3, 20, 30)), context()), expected)
-
-
-def test_threads_draw_each_for_their_own_sample() -> None:
-    bound = BoundTransform(albumentations.Compose([CROP, albumentations.ColorJitter(p=1)]))
-    image = torch.from_numpy(pixels(3, 20, 30))
-    expected = [bound(image, context(at)) for at in range(40)]
-    with ThreadPoolExecutor(4) as threads:
-        made = list(threads.map(lambda at: bound(image, context(at)), range(40)))
-    assert all(map(torch.equal, made, expected))

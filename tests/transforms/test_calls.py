@@ -87,32 +87,15 @@ def test_global_states_come_back_when_a_transform_raises(transform: Any, states:
         apply(transform, 0, SampleContext(1, seed=0))
 
 
-class Drawing(torch.utils.data.Dataset[list[float]]):
-    """Draws by a foreign transform; in a worker, nothing gives the global generators back."""
-
-    def __len__(self) -> int:
-        return 6
-
-    def __getitem__(self, index: int) -> list[float]:
-        return [*BoundTransform(draw_all)(0, SampleContext(index, epoch=1, seed=7)), *draw_all(0)]
-
-
-def test_workers_draw_the_numbers_of_the_training_process() -> None:
-    inside = [BoundTransform(draw_all)(0, SampleContext(index, epoch=1, seed=7)) for index in range(6)]
-    loader = torch.utils.data.DataLoader(Drawing(), batch_size=None, num_workers=2)
-    assert [drawn[:3] for drawn in loader] == inside
-
-
 def test_without_a_seed_foreign_transforms_are_just_called() -> None:
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(5)
-        np.random.seed(5)
-        random.seed(5)
-        expected = draw_all(0)
-        torch.manual_seed(5)
-        np.random.seed(5)
-        random.seed(5)
-        assert apply(draw_all, 0, SampleContext(9)) == expected
+        drawn = []
+        for call in (draw_all, lambda value: apply(draw_all, value, SampleContext(9))):
+            for seed in (torch.manual_seed, np.random.seed, random.seed):
+                seed(5)
+            drawn.append(call(0))
+        expected = drawn[0]
+        assert drawn == [expected, expected]
         assert apply(Compose([draw_more]), [], SampleContext(9)) not in ([], expected)
 
 

@@ -20,11 +20,11 @@ import torch
 from PIL import ExifTags, Image, ImageOps
 
 from photographs import jpeg
+from picture_stores import picture_store
 from shares import share
-from storeds import StoreDataset, open_writer
+from storeds import StoreDataset
 from storeds.errors import ConfigError, RecordError, TransformError
 from storeds.protocols import Array, Field, SampleContext
-from storeds.readers.decoders import decode_tensor
 from storeds.records.roles import Sample
 from storeds.transforms import (
     BoundTransform,
@@ -436,21 +436,24 @@ def test_a_compose_of_albumentations_keeps_its_limits_and_colours_leave_coordina
     assert np.array_equal(made["keypoints"], case.points)
 
 
-@pytest.mark.parametrize("dtype", ["<u2", "<u8"])
-def test_torchvision_flips_masks_of_unsigned_integers(dtype: str) -> None:
-    stored = np.arange(12, dtype=dtype).reshape(3, 4) * 1000
-    fields = {"image": Field("image", role="image"), "mask": Field("array", dtype, (None, None), role="mask")}
-    values = {"image": torch.zeros(3, 3, 4, dtype=torch.uint8), "mask": torch.from_numpy(stored)}
-    made = run({"name": V2 + "RandomVerticalFlip", "p": 1}, Sample(values, fields, (3, 4)))
-    assert made["mask"].dtype == (torch.int32 if dtype == "<u2" else torch.int64)
+MASKS: dict[str, tuple[Any, torch.dtype, Any, int]] = {  # dtype stored, dtype made, transform, orientation of the image
+    "of 16 bits": (np.uint16, torch.int32, {"name": V2 + "RandomVerticalFlip", "p": 1}, 1),
+    "of 64 bits": (np.uint64, torch.int64, {"name": V2 + "RandomVerticalFlip", "p": 1}, 1),
+    "flipped": (np.int64, torch.int64, RandomVerticalFlip(1), 1),
+    "turned": (np.int64, torch.int64, RandomHorizontalFlip(1), 3),
+}
+
+
+@pytest.mark.parametrize("case", MASKS)
+@pytest.mark.parametrize("rows", [1, 3])
+def test_masks_of_every_integer_and_of_one_row_flip(case: str, rows: int) -> None:
+    dtype, made_dtype, transform, orientation = MASKS[case]
+    stored = np.arange(4 * rows, dtype=dtype).reshape(rows, 4) * 1000
+    fields = {"image": FIELDS["image"], "mask": Field("array", stored.dtype.str, (None, None), role="mask")}
+    values = {"image": torch.zeros(3, rows, 4, dtype=torch.uint8), "mask": torch.from_numpy(stored)}
+    made = run(transform, Sample(values, fields, (rows, 4), orientation=orientation))
+    assert made["mask"].dtype == made_dtype
     assert made["mask"].tolist() == stored[::-1].tolist()
-
-
-def test_masks_of_one_row_flip_and_turn() -> None:
-    fields = {name: FIELDS[name] for name in ("image", "mask")}
-    values = {"image": torch.zeros(3, 1, 4, dtype=torch.uint8), "mask": torch.tensor([[1, 2, 3, 4]])}
-    assert run(RandomVerticalFlip(1), Sample(values, fields, (1, 4)))["mask"].tolist() == [[1, 2, 3, 4]]
-    assert run(None, Sample(values, fields, (1, 4), orientation=3))["mask"].tolist() == [[4, 3, 2, 1]]
 
 
 def recolour(sample: dict[str, Any], generator: torch.Generator) -> dict[str, Any]:
@@ -547,58 +550,17 @@ def test_transforms_that_would_not_move_all_elements_are_refused(fields: Any, sp
         check_roles(build_transform(spec), fields)
 
 
-EARLY: list[Any] = [RandomResizedCrop(32), RandomCrop((40, 64), padding=3), CenterCrop((50, 30))]
-
-
-@pytest.fixture(scope="module")
-def store() -> tuple[str, dict[str, Field], list[dict[str, Any]]]:
-    """URL, fields and records of a store, of whose pictures the last is too small for a crop of 40 pixels."""
-    fields = {
-        "image": Field("image", role="image"),
-        "mask": Field("array", "<i4", (None, None), role="mask"),
-        "boxes": Field("array", "<f4", (None, 4), role="boxes", format="xywh"),
-        "labels": LABELS,
-    }
-    records: list[dict[str, Any]] = []
-    for number in range(6):
-        width, height = (80 + 9 * number, 20 if number == 5 else 120 - 7 * number)
-        mask = np.arange(height * width, dtype=np.int32).reshape(height, width)
-        boxes = np.array([[width / 4, height / 4, width / 2, height / 2], [0, 0, width, 9]], np.float32)
-        blob = jpeg(number, (width, height))
-        records.append({"image": blob, "mask": mask, "boxes": boxes, "labels": np.array([3, 4])})
-    with open_writer("memory://joint-crops", fields, overwrite=True) as writer:
-        writer.append(records)
-    return "memory://joint-crops", fields, records
-
-
-@pytest.mark.parametrize("crop", EARLY, ids=repr)
-def test_a_dataset_that_decodes_crops_gives_the_same_as_decoding_whole_pictures(store: Any, crop: Any) -> None:
-    url, fields, records = store
-    steps: list[Any] = [crop, RandomHorizontalFlip(), ToTensor()]
-    dataset = StoreDataset(url, transforms=steps, seed=4, as_dict=True)
-    alone = StoreDataset(url, reader="image", fields=["image"], decode="tensor", transform=steps, seed=4)
-    for _ in range(2):  # in the second pass the pictures are known to be whole, and only windows are decoded
-        for number, record in enumerate(records[:5]):
-            values = {name: torch.from_numpy(record[name].copy()) for name in ("mask", "boxes", "labels")}
-            values = {"image": decode_tensor(record["image"], "RGB"), **values}
-            sample = Sample(values, fields, (values["image"].shape[1], values["image"].shape[2]))
-            truth = JointTransform(steps)(sample, SampleContext(number, 0, 4))
-            made = dataset[number]
-            for name in truth:
-                assert torch.equal(made[name], truth[name]), name
-            assert torch.equal(alone[number][0], torch.Tensor(truth["image"]))
-
-
 @pytest.mark.parametrize("is_views", [False, True])
-def test_an_image_that_is_too_small_for_a_crop_is_a_bad_sample(store: Any, is_views: bool) -> None:
+def test_an_image_that_is_too_small_for_a_crop_is_a_bad_sample(is_views: bool) -> None:
+    url = picture_store([jpeg(0, (80, 120)), jpeg(1, (125, 20))])
     crop: Any = {"name": "RandomCrop", "size": 40}
     transform = {"name": "Views", "transforms": [{"name": "CenterCrop", "size": 32}, crop]} if is_views else crop
     options: dict[str, Any] = {"reader": "image", "fields": ["image"], "decode": "tensor", "transform": transform}
-    for dataset in (StoreDataset(store[0], seed=5, **options), StoreDataset(store[0], transforms=crop, seed=5)):
-        assert dataset[1]
+    for dataset in (StoreDataset(url, seed=5, **options), StoreDataset(url, transforms=crop, seed=5)):
+        assert dataset[0]
         with pytest.raises(TransformError, match="40 high and 40 wide does not fit into an image 20 high and 125 wide"):
-            dataset[5]
-    assert StoreDataset(store[0], seed=5, on_error="replace", **options)[5]
+            dataset[1]
+    assert StoreDataset(url, seed=5, on_error="replace", **options)[1]
 
 
 _WITHOUT_TORCHVISION = """

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import torch
 
+from make_store import make_store
 from photographs import jpeg
-from storeds import StoreDataset, open_writer
+from storeds import StoreDataset
 from storeds.errors import ConfigError
 from storeds.protocols import Field
 from storeds.records.fields import is_mask, is_spatial, layout_of
@@ -19,14 +20,13 @@ v1 = pytest.importorskip("torchvision.transforms")
 v2 = pytest.importorskip("torchvision.transforms.v2")
 
 IMAGE = Field("image")
+PAIR = ("image", "mask", "other")
 
 
 @pytest.fixture(scope="module")
 def pair() -> str:
     """URL of a store with an image, its mask and another image."""
-    with open_writer("memory://pair", {"image": "image", "mask": "image", "other": "image"}, overwrite=True) as writer:
-        writer.append([{"image": jpeg(0), "mask": jpeg(1), "other": jpeg(2)}])
-    return "memory://pair"
+    return make_store(dict.fromkeys(PAIR, "image"), [{name: jpeg(n) for n, name in enumerate(PAIR)}])
 
 
 def moves(pair: str, transform: Any) -> str:

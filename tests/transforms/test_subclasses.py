@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from typing import Any
 
 import numpy as np
@@ -10,14 +9,10 @@ import pytest
 import torch
 from PIL import Image
 
-from storeds import StoreDataset, StoreLoader, open_writer
-from storeds.transforms import (
-    Normalize,
-    RandomHorizontalFlip,
-    RandomVerticalFlip,
-    Resize,
-    ToTensor,
-)
+from make_store import make_store
+from photographs import saved
+from storeds import StoreDataset, StoreLoader
+from storeds.transforms import Normalize, RandomHorizontalFlip, RandomVerticalFlip, Resize, ToTensor
 
 PIXELS = np.random.default_rng(5).integers(0, 256, (3, 6, 8, 3), dtype=np.uint8)
 MASKS = np.random.default_rng(6).integers(0, 9, (3, 6, 8), dtype=np.uint8)
@@ -43,26 +38,14 @@ OF_IMAGES = {
 }
 
 
-def png(pixels: Any) -> bytes:
-    buffer = io.BytesIO()
-    Image.fromarray(pixels).save(buffer, "PNG")
-    return buffer.getvalue()
-
-
 @pytest.fixture
-def url(tmp_path: Any) -> str:
-    url = f"lmdb://{tmp_path}/a.lmdb"
+def url() -> str:
     fields = {"image": "image", "mask": {"kind": "image", "role": "mask"}}
-    with open_writer(url, fields) as writer:
-        writer.append([{"image": png(p), "mask": png(m)} for p, m in zip(PIXELS, MASKS, strict=True)])
-    return url
+    pairs = zip(map(Image.fromarray, PIXELS), map(Image.fromarray, MASKS), strict=True)
+    return make_store(fields, [{"image": saved(image), "mask": saved(mask)} for image, mask in pairs])
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{"reader": "image", "decode": "tensor"}, {"reader": "sample"}],
-    ids=str,
-)
+@pytest.mark.parametrize("options", [{"reader": "image", "decode": "tensor"}, {"reader": "sample"}], ids=str)
 @pytest.mark.parametrize("case", OF_IMAGES)
 def test_its_call_decides_about_images(url: str, case: str, options: dict[str, Any]) -> None:
     steps, expected = OF_IMAGES[case]
