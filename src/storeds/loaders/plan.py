@@ -188,9 +188,8 @@ class _QuotaOrder(Order):
         self._sure = due // self._samples
         # The ends of the fractions on their line, as whole numbers and parts of `samples`.
         self._ends, parts = np.divmod(np.cumsum(due - self._sure * self._samples), self._samples)
-        self._hit_from = -(
-            (parts - self._samples) * self._whole // self._samples
-        )  # the first begin that hits once more
+        # The first begin from which a stratum's end is hit once more.
+        self._hit_from = -((parts - self._samples) * self._whole // self._samples)
         self._jump = _coprime_near(int(self._whole * _GOLDEN), self._whole)
         self._first = int(self._keys[0] % np.uint64(max(self._whole, 1)))
 
@@ -213,9 +212,8 @@ class _QuotaOrder(Order):
         uses = np.repeat(before.ravel() - (np.cumsum(runs) - runs), runs) + np.arange(len(strata))
         rows = np.repeat(np.arange(len(blocks)), lengths)
         places = (np.arange(len(strata)) - (np.cumsum(lengths) - lengths)[rows]).astype(np.uint64)
-        slots = permute(places, lengths[rows].astype(np.uint64), self._keys, blocks[rows].astype(np.uint64)).astype(
-            np.intp
-        )
+        of_block, number = lengths[rows].astype(np.uint64), blocks[rows].astype(np.uint64)
+        slots = permute(places, of_block, self._keys, number).astype(np.intp)
         in_order = np.lexsort((slots, strata, rows))  # the uses of a stratum ascend with the slots
         return rows, slots[in_order], strata, uses
 
