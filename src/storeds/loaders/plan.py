@@ -201,13 +201,19 @@ class _QuotaOrder(Order):
         before: Array = self._sure * many + np.diff(hits, axis=1, prepend=0)
         return before
 
+    def _takes(self, blocks: Array, before: Array) -> Array:
+        """Return how many samples each of these blocks takes of each stratum."""
+        begins = (blocks * self._jump + self._first) % max(self._whole, 1)
+        hits = self._ends + (begins[:, None] >= self._hit_from)
+        is_whole = (blocks < self._whole)[:, None]
+        takes: Array = np.where(is_whole, self._sure + np.diff(hits, axis=1, prepend=0), self._quotas - before)
+        return takes
+
     def _block(self, blocks: Array) -> tuple[Array, Array, Array, Array]:
         """Return for each place of these blocks its block's row, its slot there, its stratum and which use of it."""
-        is_whole = (blocks < self._whole)[:, None]
-        before = self._before(np.minimum(blocks, self._whole))
-        after = np.where(is_whole, self._before(np.minimum(blocks + 1, self._whole)), self._quotas)
-        runs = (after - before).ravel()
-        lengths = (after - before).sum(axis=1)
+        before = self._before(blocks)
+        takes = self._takes(blocks, before)
+        runs, lengths = takes.ravel(), takes.sum(axis=1)
         strata = np.repeat(np.tile(np.arange(len(self._quotas)), len(blocks)), runs)
         uses = np.repeat(before.ravel() - (np.cumsum(runs) - runs), runs) + np.arange(len(strata))
         rows = np.repeat(np.arange(len(blocks)), lengths)
