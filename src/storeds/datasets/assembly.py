@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias, cast
@@ -16,10 +17,12 @@ from storeds.errors import ConfigError, suggest
 from storeds.protocols import Backend, Field, Reader, Transform
 from storeds.readers import ArrayReader, ImageReader, RecordReader, SampleReader
 from storeds.readers.elements import split_path
+from storeds.records.columns import load_json, stats_path
 from storeds.records.roles import stored_classes
 from storeds.registry import READERS
 from storeds.transforms import BoundTransform, JointTransform, build_transform
 from storeds.transforms.alignment import check_roles, check_spatial, takes_images
+from storeds.transforms.arguments import is_list
 from storeds.transforms.binding import first_crop, takes_strided
 from storeds.transforms.operations import in_order
 
@@ -35,6 +38,7 @@ __all__ = [
     "open_source",
     "select",
     "transforms_by_element",
+    "with_stats",
 ]
 
 
@@ -192,6 +196,66 @@ def _is_internal(name: str, target: Any) -> bool:
     of_class = vars(target) if isinstance(target, type) else {}
     own = {} if "internal" in of_class else of_class.get("__annotations__", {})
     return name.startswith("_") or (name in getattr(target, "internal", ()) and name not in own)
+
+
+def with_stats(spec: Any, settings: Source, reader: Reader[Any], backend: Backend) -> Any:
+    """Return a description of transforms with numbers for each ``{"name": "Normalize", "from": "stats"}`` in it.
+
+    They describe the whole store, whatever `where` selects, so that all of its splits get the same. ``of`` in the
+    description names another store.
+
+    Parameters
+    ----------
+    spec : any
+        As for `build_transforms`.
+    settings : Source
+        Of the dataset.
+    reader : Reader
+        Bound.
+    backend : Backend
+        The store of the dataset.
+
+    Raises
+    ------
+    ConfigError
+        `storeds.ops.stats` has not measured the store in the mode of the dataset.
+    """
+
+    def resolved(part: Any, element: str) -> Any:
+        if is_list(part) and not callable(part):
+            return [resolved(each, element) for each in part]
+        if not isinstance(part, Mapping):
+            return part
+        if "name" not in part:
+            return {name: resolved(each, str(name)) for name, each in part.items()}
+        if part["name"] == "Normalize" and "from" in part:
+            return _normalize(part, element)
+        return {name: resolved(value, element) if name == "transforms" else value for name, value in part.items()}
+
+    def _normalize(part: Mapping[str, Any], element: str) -> dict[str, Any]:
+        if part["from"] != "stats" or "mean" in part or "std" in part:
+            raise ConfigError(f"transform: Normalize takes mean and std, or from = 'stats' instead, not {dict(part)!r}")
+        field = reader.stored_as(element) if isinstance(reader, RecordReader) else element
+        mode = settings.mode.get(element, "RGB") if isinstance(settings.mode, Mapping) else settings.mode
+        url, meta = backend.url, backend.meta
+        if "of" in part:
+            with open_backend(part["of"]) as other:
+                url, meta = other.url, other.meta
+        found = load_json(stats_path(meta, field, mode))
+        if found is None:
+            more = "".join(
+                f" --{name} {value}"
+                for name, value, usual in (("field", field, "image"), ("mode", mode, "RGB"))
+                if value != usual
+            )
+            raise ConfigError(
+                f"transform: Normalize from stats: the mean and deviation of {url} are not known here yet; run: "
+                f"storeds stats {shlex.quote(url)}{more}"
+            )
+        rest = {name: value for name, value in part.items() if name not in ("from", "of")}
+        return {**rest, "mean": found["mean"], "std": found["std"]}
+
+    return resolved(spec, reader.data or "image")
 
 
 def build_transforms(spec: Any) -> Transforms:

@@ -32,6 +32,7 @@ from storeds.datasets.assembly import (
     open_source,
     select,
     transforms_by_element,
+    with_stats,
 )
 from storeds.datasets.counters import Policy, SampleCounters, SampleReport
 from storeds.datasets.epoch import MAX_EPOCH, SharedEpoch, add_bytes, add_time
@@ -187,14 +188,17 @@ class StoreDataset(Dataset[Any]):
         arguments["options"] = Source.store_options(options, store_options)
         settings = Source.unchecked(url, **arguments)
         policy = Policy(settings.on_error, settings.max_bad, settings.max_bad_fraction)
-        self._transforms: Transform | None = build_transform(settings.transforms, "transforms")
-        self._transform: Transforms = build_transforms(settings.transform)
-        self._target_transform: Transform | None = _target_transform(settings.target_transform)
         self._as_dict: bool = settings.as_dict
         self.seed: int | None = check_seed(settings.seed)
         self.backend: Backend = open_source(settings.url, settings.layout, settings.options)
         self._view: Backend = select(self.backend, settings.where, settings.fold, settings.keys)
         self._bound: Reader[Any] = make_reader(settings, self._view.meta.fields).bind(self._view)
+        joint, transform = (
+            with_stats(each, settings, self._bound, self.backend) for each in (settings.transforms, settings.transform)
+        )
+        self._transforms: Transform | None = build_transform(joint, "transforms")
+        self._transform: Transforms = build_transforms(transform)
+        self._target_transform: Transform | None = _target_transform(settings.target_transform)
         # Shared with workers, so that set_epoch reaches persistent ones (pytorch#97326).
         self._epoch = SharedEpoch()
         self._counters = SampleCounters(policy, len(self._bound))

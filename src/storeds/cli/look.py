@@ -1,0 +1,228 @@
+"""The commands that look at records: stats, head, get."""
+
+from __future__ import annotations
+
+import json
+import sys
+from bisect import bisect_left
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from storeds import ops
+from storeds._utils.text import byte_size, counted
+from storeds.cli.app import (
+    AsJson,
+    Layout,
+    Options,
+    StoreArgument,
+    app,
+    command,
+    parse_option,
+    print_json,
+    print_table,
+    progress,
+    say,
+)
+from storeds.errors import ConfigError, RecordError, suggest
+
+if TYPE_CHECKING:
+    from storeds.ops.statistics import Stats
+    from storeds.protocols import Backend, Field, Record
+
+__all__ = ["get", "head", "stats"]
+
+_MAX_TEXT = 60  # characters of a value in a table
+_COMPARED = 1000  # keys
+
+
+@app.command()
+@command
+def stats(
+    url: StoreArgument,
+    examine_all: Annotated[bool, typer.Option("--all", help="Examine every picture: exact.")] = False,
+    sample: Annotated[int, typer.Option(help="Otherwise so many, drawn at random.")] = 2000,
+    where: Annotated[list[str] | None, typer.Option(help="Only records with this value: field=value.")] = None,
+    field: Annotated[str | None, typer.Option(help="The field of the pictures.")] = None,
+    mode: Annotated[str, typer.Option(help="RGB or L, as the config says.")] = "RGB",
+    workers: Annotated[int | None, typer.Option(help="Threads; one per CPU by default.")] = None,
+    layout: Layout = None,
+    option: Options = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure the pictures of a store: mean and deviation for Normalize, sizes, classes, duplicates, damage."""
+    with progress("stats", quiet=as_json) as hook:
+        found = ops.stats(
+            url,
+            where=dict(map(parse_option, where)) if where else None,
+            field=field,
+            mode=mode,
+            all=examine_all,
+            sample=sample,
+            workers=workers,
+            layout=layout,
+            options=dict(map(parse_option, option or [])),
+            progress=hook,
+        )
+    if as_json:
+        print_json(found.to_json())
+    else:
+        _show_stats(found)
+
+
+def _show_stats(found: Stats) -> None:
+    columns = {"": "left"} | dict.fromkeys(("min", "5 %", "median", "95 %", "max", "mean"), "right")
+    rows = [
+        (name.replace("_", " "), *(f"{value:,.{2 if name == 'aspect_ratio' else 0}f}" for value in spread.values()))
+        for name in ("width", "height", "aspect_ratio", "bytes")
+        if (spread := getattr(found, name))
+    ]
+    print_table(columns, rows)
+    for name, count in (found.classes or {}).items():
+        say(f"label {name}: {count:,}")
+    damaged = sum(found.damaged.values())
+    kinds = ", ".join(f"{kind} {count:,}" for kind, count in found.damaged.items())
+    say(f"damaged: {damaged:,} of {found.judged:,}" + (f" ({kinds})" if kinds else ""))
+    say(f"exact duplicates: {found.duplicates:,}")
+    for name, values, errors in (("mean", found.mean, found.mean_error), ("std", found.std, found.std_error)):
+        shown = ", ".join(
+            f"{value:.4f}" + ("" if found.is_exact else f" ± {error:.4f}")
+            for value, error in zip(values, errors, strict=True)
+        )
+        say(f"{name}: {shown}")
+    say(
+        f"{found.url}: {found.examined:,} of {counted(found.count, 'record')} examined"
+        + ("" if found.is_exact else "; --all is exact")
+    )
+
+
+@app.command()
+@command
+def head(
+    url: StoreArgument,
+    count: Annotated[int, typer.Option("-n", min=1, help="How many.")] = 5,
+    layout: Layout = None,
+    option: Options = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the first records: values as they are, and what is in pictures, bytes and arrays."""
+    from storeds.backends.opening import open_backend
+    from storeds.records.fields import without_verdicts
+
+    with open_backend(url, layout=layout, **dict(map(parse_option, option or []))) as backend:
+        fields = without_verdicts(backend.meta.fields)
+        records = backend.get_many(range(min(count, len(backend))))
+    described = [_described(record, fields) for record in records]
+    if as_json:
+        print_json({"records": described})
+        return
+    columns = {name: "right" if field.is_scalar else "left" for name, field in fields.items()}
+    rows = []
+    for number, record in enumerate(described):
+        cells = (_brief(record[name], field.kind) if name in record else "" for name, field in fields.items())
+        rows.append((str(number), *cells))
+    print_table({"record": "right", **columns}, rows)
+    for number, record in enumerate(described):
+        if "error" in record:
+            say(f"record {number} cannot be read: {record['error']}")
+
+
+@app.command()
+@command
+def get(
+    url: StoreArgument,
+    key: Annotated[str, typer.Argument(help="The key of a record, or its position where records have no field key.")],
+    output: Annotated[str | None, typer.Option("-o", "--output", help="The file to write, or - for stdout.")] = None,
+    field: Annotated[str | None, typer.Option(help="The field to write; by default the first picture.")] = None,
+    layout: Layout = None,
+    option: Options = None,
+) -> None:
+    """Write a picture, or bytes, of one record as they are stored. Without -o, print the record as JSON."""
+    from storeds.backends.opening import open_backend
+    from storeds.records.fields import without_verdicts
+
+    with open_backend(url, layout=layout, **dict(map(parse_option, option or []))) as backend:
+        fields = without_verdicts(backend.meta.fields)
+        if output is not None:
+            field = _field_to_write(field, fields, backend.url)
+        (record,) = backend.get_many([_position(backend, key)], None if output is None else [field or ""])
+    if isinstance(record, RecordError):
+        raise record
+    if output is None:
+        print_json(_described(record, fields))
+    elif output == "-":
+        sys.stdout.buffer.write(record[field or ""])
+    else:
+        try:
+            Path(output).write_bytes(record[field or ""])
+        except OSError as error:
+            raise ConfigError(f"{output} cannot be written: {error.strerror}") from None
+
+
+def _field_to_write(name: str | None, fields: dict[str, Field], url: str) -> str:
+    kinds = ("image", "bytes")
+    known = [each for kind in kinds for each, declared in fields.items() if declared.kind == kind]
+    if name is None and known:
+        return known[0]
+    if name not in known:
+        raise ConfigError(f"{url} has no picture or bytes {name!r}; {suggest(name, known, 'fields of these kinds')}")
+    return name
+
+
+def _position(backend: Backend, key: str) -> int:
+    """Return the position of the record with this key; raises ConfigError without one."""
+    from storeds.records.columns import matching_positions, read_column
+
+    declared = backend.meta.fields.get("key")
+    if declared is None or declared.kind != "str":
+        if not key.isdecimal() or int(key) >= len(backend):
+            raise ConfigError(
+                f"{backend.url} has no field key, so name a position, 0 to {len(backend) - 1}, not {key!r}"
+            )
+        return int(key)
+    found = matching_positions(backend, {"key": [key]})
+    if not len(found):
+        keys = sorted(read_column(backend, "key").tolist())
+        at = bisect_left(keys, key)
+        near, what = (keys, "keys") if len(keys) <= _COMPARED else (keys[max(at - 10, 0) : at + 10], "keys next to it")
+        raise ConfigError(f"{backend.url} has no record with key {key!r}; {suggest(key, near, what)}")
+    return int(found[0])
+
+
+def _described(record: Record | RecordError, fields: dict[str, Field]) -> dict[str, Any]:
+    """Return a record as JSON, with the properties of pictures, bytes and arrays in place of them."""
+    if isinstance(record, RecordError):
+        return {"error": record.reason or str(record)}
+    return {name: _value(record, name, declared) for name, declared in fields.items()}
+
+
+def _value(record: Record, name: str, declared: Field) -> Any:
+    value = record[name]
+    if declared.kind == "array":
+        return {"dtype": str(value.dtype), "shape": list(value.shape)}
+    if declared.kind == "image":
+        from storeds.jpeg import Verdict, read_picture_header, sniff
+
+        header, verdict = read_picture_header(value), Verdict.of(record, name)
+        size = {} if header is None else {"width": header.width, "height": header.height}
+        finding = "not examined" if verdict is None else verdict.finding
+        return {"format": header.format if header else sniff(value), **size, "bytes": len(value), "finding": finding}
+    return {"bytes": len(value)} if declared.kind == "bytes" else value
+
+
+def _brief(value: Any, kind: str) -> str:
+    """Return a described value in few words: ``JPEG 640 × 480, 41.0 kB, intact``."""
+    if kind == "image":
+        size = f" {value['width']} × {value['height']}" if "width" in value else ""
+        return f"{value['format']}{size}, {_size(value['bytes'])}, {value['finding']}"
+    if kind == "bytes":
+        return _size(value["bytes"])
+    if kind == "array":
+        return f"{value['dtype']} {value['shape']}"
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}…"
+
+
+def _size(count: int) -> str:
+    return byte_size(count).partition(" (")[0]
