@@ -25,6 +25,7 @@ from storeds.cli.app import (
     progress,
     say,
 )
+from storeds.cli.show import _brief_counts
 from storeds.errors import ConfigError, RecordError, suggest
 
 if TYPE_CHECKING:
@@ -72,6 +73,8 @@ def stats(
 
 
 def _show_stats(found: Stats) -> None:
+    from storeds.ops.common import listed
+
     columns = {"": "left"} | dict.fromkeys(("min", "5 %", "median", "95 %", "max", "mean"), "right")
     rows = [
         (name.replace("_", " "), *(f"{value:,.{2 if name == 'aspect_ratio' else 0}f}" for value in spread.values()))
@@ -79,11 +82,10 @@ def _show_stats(found: Stats) -> None:
         if (spread := getattr(found, name))
     ]
     print_table(columns, rows)
-    for name, count in (found.classes or {}).items():
-        say(f"label {name}: {count:,}")
+    if found.classes is not None:
+        say(f"classes: {_brief_counts(found.classes)}")
     damaged = sum(found.damaged.values())
-    kinds = ", ".join(f"{kind} {count:,}" for kind, count in found.damaged.items())
-    say(f"damaged: {damaged:,} of {found.judged:,}" + (f" ({kinds})" if kinds else ""))
+    say(f"damaged: {damaged:,} of {found.judged:,}" + (f" ({listed(found.damaged)})" if damaged else ""))
     say(f"exact duplicates: {found.duplicates:,}")
     for name, values, errors in (("mean", found.mean, found.mean_error), ("std", found.std, found.std_error)):
         shown = ", ".join(
@@ -118,14 +120,11 @@ def head(
         print_json({"records": described})
         return
     columns = {name: "right" if field.is_scalar else "left" for name, field in fields.items()}
-    rows = []
-    for number, record in enumerate(described):
-        cells = (_brief(record[name], field.kind) if name in record else "" for name, field in fields.items())
-        rows.append((str(number), *cells))
+    rows = ((str(at), *(_brief(each.get(name, "")) for name in fields)) for at, each in enumerate(described))
     print_table({"record": "right", **columns}, rows)
-    for number, record in enumerate(described):
-        if "error" in record:
-            say(f"record {number} cannot be read: {record['error']}")
+    for record in records:
+        if isinstance(record, RecordError):
+            say(str(record))
 
 
 @app.command()
@@ -191,38 +190,29 @@ def _position(backend: Backend, key: str) -> int:
 
 
 def _described(record: Record | RecordError, fields: dict[str, Field]) -> dict[str, Any]:
-    """Return a record as JSON, with the properties of pictures, bytes and arrays in place of them."""
+    """Return a record as JSON, in which pictures, bytes and arrays are described in words."""
     if isinstance(record, RecordError):
         return {"error": record.reason or str(record)}
     return {name: _value(record, name, declared) for name, declared in fields.items()}
 
 
 def _value(record: Record, name: str, declared: Field) -> Any:
+    """Return a value as JSON; for a picture, for example ``JPEG 640 × 480, 41.0 kB, intact``."""
     value = record[name]
     if declared.kind == "array":
-        return {"dtype": str(value.dtype), "shape": list(value.shape)}
-    if declared.kind == "image":
-        from storeds.jpeg import Verdict, read_picture_header, sniff
+        return f"{value.dtype} {list(value.shape)}"
+    if declared.kind not in ("image", "bytes"):
+        return value
+    size = byte_size(len(value)).partition(" (")[0]
+    if declared.kind == "bytes":
+        return size
+    from storeds.jpeg import Verdict, read_picture_header, sniff
 
-        header, verdict = read_picture_header(value), Verdict.of(record, name)
-        size = {} if header is None else {"width": header.width, "height": header.height}
-        finding = "not examined" if verdict is None else verdict.finding
-        return {"format": header.format if header else sniff(value), **size, "bytes": len(value), "finding": finding}
-    return {"bytes": len(value)} if declared.kind == "bytes" else value
+    header, verdict = read_picture_header(value), Verdict.of(record, name)
+    what = sniff(value) if header is None else f"{header.format} {header.width} × {header.height}"
+    return f"{what}, {size}, {'not examined' if verdict is None else verdict.finding}"
 
 
-def _brief(value: Any, kind: str) -> str:
-    """Return a described value in few words: ``JPEG 640 × 480, 41.0 kB, intact``."""
-    if kind == "image":
-        size = f" {value['width']} × {value['height']}" if "width" in value else ""
-        return f"{value['format']}{size}, {_size(value['bytes'])}, {value['finding']}"
-    if kind == "bytes":
-        return _size(value["bytes"])
-    if kind == "array":
-        return f"{value['dtype']} {value['shape']}"
+def _brief(value: Any) -> str:
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}…"
-
-
-def _size(count: int) -> str:
-    return byte_size(count).partition(" (")[0]
