@@ -248,6 +248,14 @@ BREAKS = [Break(*row) for row in (
     ("plan: splits by folds share no record", "datasets/test_folds.py -k splits_of_a_config", "config/splits.py", "if all(each.fold is None and each.keys is None for each in (one, other)):", "if True:"),
     ("plan: a window stays in its episode", "readers/test_sequence.py -k slices", "readers/sequence.py", "inside = np.clip(wanted, starts[:, None], stops[:, None] - 1)", "inside = np.clip(wanted, 0, self._bounds[-1] - 1)"),
     ("plan: padded rows are marked", "readers/test_sequence.py -k slices", "readers/sequence.py", "outside = wanted != inside", "outside = wanted > inside"),
+    # Statistics of pictures.
+    ("stats: the unit of a sample is a picture of its size", "ops/test_statistics.py -k two_standard", "ops/statistics.py", "from_mean = values - mean * size", "from_mean = values - mean * size.mean()"),
+    ("stats: the error of the deviation", "ops/test_statistics.py -k two_standard", "ops/statistics.py", "(mean * mean - variance) * size", "(mean * mean) * size"),
+    ("stats: a damaged picture gives no pixels", "ops/test_statistics.py -k no_pixels", "ops/statistics.py", "repair=False", "repair=True"),
+    ("stats: a picture without a verdict is judged by decoding it", "ops/test_statistics.py -k no_pixels", "ops/statistics.py", "return None if UNCHECKED in kinds else", "return"),
+    ("stats: another seed is another sample", "ops/test_statistics.py -k until_the_store", "ops/statistics.py", "(known.examined, known.seed) == (sample, seed)", "known.examined == sample"),
+    ("stats: a replaced store is measured again", "ops/test_statistics.py -k until_the_store", "records/columns.py", "meta.id, meta.build, field", 'field, "", ""'),
+    ("stats: Normalize takes the numbers of its mode", "ops/test_statistics.py -k with_these_numbers", "datasets/assembly.py", 'isinstance(settings.mode, Mapping) else settings.mode', 'isinstance(settings.mode, Mapping) else "RGB"'),
 )]
 # fmt: on
 
