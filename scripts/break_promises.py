@@ -210,7 +210,7 @@ BREAKS = [Break(*row) for row in (
     ("27: VOC takes boxes as stored, as masks", "ops/test_voc.py -k 'taken_as_stored'", "ops/packing/sources/voc.py", "        is_turned = tells and size == swapped\n", "        is_turned = orientation > 1\n"),
     ("27: masks may be GIF", "ops/test_folders.py -k gif", "ops/packing/sources/masks.py", '_SUFFIXES = (*IMAGE_SUFFIXES, ".gif")', "_SUFFIXES = IMAGE_SUFFIXES"),
     # 28. Repairs: loading and transforms.
-    ("28: an assigned transform holds", "datasets/test_assigned.py -k 'next_sample'", "datasets/map_dataset.py", "_change(_transform=build_transforms(value)", "_transform = build_transforms(value"),
+    ("28: an assigned transform holds", "datasets/test_assigned.py -k 'next_sample'", "datasets/map_dataset.py", "_change(_transform=build_transforms(self._with_stats(value))", "_transform = build_transforms(self._with_stats(value)"),
     ("28: a wrong argument of a loader has a suggestion", "loaders/test_stats.py -k refuses", "loaders/loader.py", "        _check_names(name, arguments)\n", ""),
     ("28: where takes class names", "datasets/test_dataset.py -k class_names", "datasets/assembly.py", "values = [_label(name, value, classes or ()) for value in", "values = [value for value in"),
     ("28: a function is no value of where", "datasets/test_dataset.py -k class_names", "datasets/assembly.py", "    if callable(value):\n", "    if False:\n"),
@@ -255,7 +255,7 @@ BREAKS = [Break(*row) for row in (
     ("stats: a picture without a verdict is judged by decoding it", "ops/test_statistics.py -k no_pixels", "ops/statistics.py", "return None if UNCHECKED in kinds else", "return"),
     ("stats: another seed is another sample", "ops/test_statistics.py -k until_the_store", "ops/statistics.py", "(known.examined, known.seed) == (sample, seed)", "known.examined == sample"),
     ("stats: a replaced store is measured again", "ops/test_statistics.py -k until_the_store", "records/columns.py", "meta.id, meta.build, field", 'field, "", ""'),
-    ("stats: Normalize takes the numbers of its mode", "ops/test_statistics.py -k with_these_numbers", "datasets/assembly.py", 'isinstance(settings.mode, Mapping) else settings.mode', 'isinstance(settings.mode, Mapping) else "RGB"'),
+    ("stats: Normalize takes the numbers of its mode", "ops/test_statistics.py -k with_these_numbers", "datasets/assembly.py", 'isinstance(of_reader, Mapping) else of_reader', 'isinstance(of_reader, Mapping) else "RGB"'),
 )]
 # fmt: on
 

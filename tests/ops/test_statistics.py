@@ -21,6 +21,7 @@ from picture_stores import foreign
 from storeds import ops
 from storeds.errors import ConfigError
 from storeds.ops import Stats
+from storeds.readers import ImageReader
 
 EXACT = 1e-6
 BLOBS = [jpeg(n, (20 + 7 * n, 90 - 5 * n)) for n in range(12)] + [jpeg(0, (20, 90)), saved(Image.new("L", (5, 3), 40))]
@@ -203,6 +204,11 @@ def test_normalize_from_stats_equals_normalize_with_these_numbers(tmp_path: Path
     found = ops.stats(url, mode=mode)
     numbers = {"name": "Normalize", "mean": found.mean, "std": found.std}
     assert torch.equal(batch(url, FROM_STATS, mode=mode), batch(url, numbers, mode=mode))
+    image = storeds.StoreDataset(url, reader=ImageReader(mode=mode), transform=["ToTensor", FROM_STATS])[3][0]
+    assert torch.equal(image, storeds.StoreDataset(url, mode=mode, transform=["ToTensor", numbers])[3][0])
+    dataset = storeds.StoreDataset(url, mode=mode)
+    dataset.transform = ["ToTensor", FROM_STATS]
+    assert torch.equal(image, dataset[3][0])
     # All records of the store count for a part of it.
     part: dict[str, Any] = {"mode": mode, "where": {"label": "dog"}}
     assert torch.equal(batch(url, FROM_STATS, **part), batch(url, numbers, **part))

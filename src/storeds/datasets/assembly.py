@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias, cast
 
+from storeds._utils.arguments import plain
 from storeds.backends.opening import open_backend
 from storeds.backends.selection import Selection
 from storeds.backends.subsets import Fold
@@ -198,7 +199,7 @@ def _is_internal(name: str, target: Any) -> bool:
     return name.startswith("_") or (name in getattr(target, "internal", ()) and name not in own)
 
 
-def with_stats(spec: Any, settings: Source, reader: Reader[Any], backend: Backend) -> Any:
+def with_stats(spec: Any, reader: Reader[Any], backend: Backend) -> Any:
     """Return a description of transforms with numbers for each ``{"name": "Normalize", "from": "stats"}`` in it.
 
     They describe the whole store, whatever `where` selects, so that all of its splits get the same. ``of`` in the
@@ -208,8 +209,6 @@ def with_stats(spec: Any, settings: Source, reader: Reader[Any], backend: Backen
     ----------
     spec : any
         As for `build_transforms`.
-    settings : Source
-        Of the dataset.
     reader : Reader
         Bound.
     backend : Backend
@@ -218,7 +217,7 @@ def with_stats(spec: Any, settings: Source, reader: Reader[Any], backend: Backen
     Raises
     ------
     ConfigError
-        `storeds.ops.stats` has not measured the store in the mode of the dataset.
+        `storeds.ops.stats` has not measured the store in the mode of the reader.
     """
 
     def resolved(part: Any, element: str) -> Any:
@@ -229,33 +228,36 @@ def with_stats(spec: Any, settings: Source, reader: Reader[Any], backend: Backen
         if "name" not in part:
             return {name: resolved(each, str(name)) for name, each in part.items()}
         if part["name"] == "Normalize" and "from" in part:
-            return _normalize(part, element)
+            return _measured(part, element, reader, backend)
         return {name: resolved(value, element) if name == "transforms" else value for name, value in part.items()}
 
-    def _normalize(part: Mapping[str, Any], element: str) -> dict[str, Any]:
-        if part["from"] != "stats" or "mean" in part or "std" in part:
-            raise ConfigError(f"transform: Normalize takes mean and std, or from = 'stats' instead, not {dict(part)!r}")
-        field = reader.stored_as(element) if isinstance(reader, RecordReader) else element
-        mode = settings.mode.get(element, "RGB") if isinstance(settings.mode, Mapping) else settings.mode
-        url, meta = backend.url, backend.meta
-        if "of" in part:
-            with open_backend(part["of"]) as other:
-                url, meta = other.url, other.meta
-        found = load_json(stats_path(meta, field, mode))
-        if found is None:
-            more = "".join(
-                f" --{name} {value}"
-                for name, value, usual in (("field", field, "image"), ("mode", mode, "RGB"))
-                if value != usual
-            )
-            raise ConfigError(
-                f"transform: Normalize from stats: the mean and deviation of {url} are not known here yet; run: "
-                f"storeds stats {shlex.quote(url)}{more}"
-            )
-        rest = {name: value for name, value in part.items() if name not in ("from", "of")}
-        return {**rest, "mean": found["mean"], "std": found["std"]}
+    return resolved(plain(spec), reader.data or "image")
 
-    return resolved(spec, reader.data or "image")
+
+def _measured(part: Mapping[str, Any], element: str, reader: Reader[Any], backend: Backend) -> dict[str, Any]:
+    """Return a ``Normalize`` from stats with its numbers for one element."""
+    if part["from"] != "stats" or "mean" in part or "std" in part:
+        raise ConfigError(f"transform: Normalize takes mean and std, or from = 'stats' instead, not {dict(part)!r}")
+    field = reader.stored_as(element) if isinstance(reader, RecordReader) else element
+    of_reader: Any = getattr(reader, "mode", "RGB")
+    mode: str = of_reader.get(element, "RGB") if isinstance(of_reader, Mapping) else of_reader
+    url, meta = backend.url, backend.meta
+    if "of" in part:
+        with open_backend(part["of"]) as other:
+            url, meta = other.url, other.meta
+    found = load_json(stats_path(meta, field, mode))
+    if found is None:
+        more = "".join(
+            f" --{name} {value}"
+            for name, value, usual in (("field", field, "image"), ("mode", mode, "RGB"))
+            if value != usual
+        )
+        raise ConfigError(
+            f"transform: Normalize from stats: the mean and deviation of {url} are not known here yet; run: "
+            f"storeds stats {shlex.quote(url)}{more}"
+        )
+    rest = {name: value for name, value in part.items() if name not in ("from", "of")}
+    return {**rest, "mean": found["mean"], "std": found["std"]}
 
 
 def build_transforms(spec: Any) -> Transforms:

@@ -193,11 +193,8 @@ class StoreDataset(Dataset[Any]):
         self.backend: Backend = open_source(settings.url, settings.layout, settings.options)
         self._view: Backend = select(self.backend, settings.where, settings.fold, settings.keys)
         self._bound: Reader[Any] = make_reader(settings, self._view.meta.fields).bind(self._view)
-        joint, transform = (
-            with_stats(each, settings, self._bound, self.backend) for each in (settings.transforms, settings.transform)
-        )
-        self._transforms: Transform | None = build_transform(joint, "transforms")
-        self._transform: Transforms = build_transforms(transform)
+        self._transforms: Transform | None = build_transform(self._with_stats(settings.transforms), "transforms")
+        self._transform: Transforms = build_transforms(self._with_stats(settings.transform))
         self._target_transform: Transform | None = _target_transform(settings.target_transform)
         # Shared with workers, so that set_epoch reaches persistent ones (pytorch#97326).
         self._epoch = SharedEpoch()
@@ -221,6 +218,9 @@ class StoreDataset(Dataset[Any]):
         is_random = self.seed is not None and (transforms or self._transforms or hasattr(self.reader, "sampling"))
         self._trials = _TRIALS if is_random else 0
 
+    def _with_stats(self, spec: Any) -> Any:
+        return with_stats(spec, self._bound, self.backend)
+
     def _change(self, **settings: Any) -> None:
         """Use other settings from the next sample on; an error leaves the dataset as it was."""
         changed = copy.copy(self)
@@ -235,7 +235,7 @@ class StoreDataset(Dataset[Any]):
 
     @transforms.setter
     def transforms(self, value: Any) -> None:
-        self._change(_transforms=build_transform(value, "transforms"))
+        self._change(_transforms=build_transform(self._with_stats(value), "transforms"))
 
     @property
     def transform(self) -> Transforms:
@@ -244,7 +244,7 @@ class StoreDataset(Dataset[Any]):
 
     @transform.setter
     def transform(self, value: Any) -> None:
-        self._change(_transform=build_transforms(value))
+        self._change(_transform=build_transforms(self._with_stats(value)))
 
     @property
     def target_transform(self) -> Transform | None:
