@@ -37,11 +37,12 @@ def test_stats_as_text_and_as_json(url: str) -> None:
     assert found["mean"] == pytest.approx(pixels.mean(0), abs=1e-6)
     assert (found["classes"], found["damaged"]) == ({"cat": 3, "dog": 2}, {"missing_eoi": 1})
     lines = storeds_command("stats", url).splitlines()
-    assert lines[-7].split()[:2] == ["bytes", f"{min(map(len, BLOBS)):,}"]
-    assert lines[-6:] == [
+    assert lines[-8].split()[:2] == ["bytes", f"{min(map(len, BLOBS)):,}"]
+    assert lines[-7:] == [
         *("classes: 2: cat 3, dog 2", "damaged: 1 of 5 (missing_eoi 1)", "exact duplicates: 0"),
         f"mean: {', '.join(f'{value:.4f}' for value in pixels.mean(0))}",
         f"std: {', '.join(f'{value:.4f}' for value in pixels.std(0))}",
+        "mean and std are of the 4 that decode in mode RGB",
         f"{url}: 5 of 5 records examined",
     ]
     sampled = storeds_command("stats", url, "--sample", 2, "--mode", "L")

@@ -58,10 +58,14 @@ def test_every_engine_gives_what_numpy_gives_over_all_pixels(
     found = ops.stats(write(make_engine_url(engine)), all=True)
     assert is_true(found, BLOBS)
     sizes = [by_pillow(blob).shape[:2] for blob in BLOBS]
-    assert found.width == pytest.approx(spread([width for _, width in sizes]))
-    assert found.height == pytest.approx(spread([height for height, _ in sizes]))
-    assert found.aspect_ratio == pytest.approx(spread([width / height for height, width in sizes]))
-    assert found.bytes == pytest.approx(spread(list(map(len, BLOBS))))
+    columns = {
+        "width": [width for _, width in sizes],
+        "height": [height for height, _ in sizes],
+        "aspect_ratio": [width / height for height, width in sizes],
+        "bytes": list(map(len, BLOBS)),
+    }
+    assert found.sizes.keys() == columns.keys()
+    assert all(found.sizes[name] == pytest.approx(spread(values)) for name, values in columns.items())
     assert found.classes == {"cat": 5, "dog": 5, "fox": 4}
     assert (found.duplicates, found.judged, found.damaged) == (1, len(BLOBS), {})
     assert (found.count, found.examined, found.is_exact) == (len(BLOBS), len(BLOBS), True)
@@ -118,15 +122,22 @@ def test_damaged_pictures_are_counted_and_have_no_pixels(tmp_path: Path) -> None
         write_damaged(url, check=checked)
         found = ops.stats(url)
         assert is_true(found, whole)
-        assert found.judged == len(PICTURES)
+        assert (found.decoded, found.judged) == (len(whole), len(PICTURES))
         assert sum(found.damaged.values()) == len(PICTURES) - len(whole)
         assert found.damaged["truncated_scan"] == 4
 
 
+def test_pictures_that_the_mode_cannot_hold_are_not_counted_in_silence() -> None:
+    depths = saved(Image.fromarray(np.full((4, 4), 3000.0, np.float32)), "TIFF")
+    found = ops.stats(write(blobs=[*BLOBS, depths]))
+    assert is_true(found, BLOBS)
+    assert (found.examined, found.decoded, found.damaged) == (len(BLOBS) + 1, len(BLOBS), {})
+
+
 def test_a_store_without_a_whole_picture_has_no_mean() -> None:
-    for blobs in ([], [b"<html>"]):
-        found = ops.stats(write(blobs=blobs))
-        assert (found.mean, found.std, found.width, found.damaged) == ([], [], {}, {"not_jpeg": 1} if blobs else {})
+    nothing, page = (ops.stats(write(blobs=blobs)) for blobs in ([], [b"<html>"]))
+    assert (nothing.mean, nothing.std, nothing.sizes, nothing.damaged) == ([], [], {}, {})
+    assert (page.mean, page.std, list(page.sizes), page.damaged) == ([], [], ["bytes"], {"not_jpeg": 1})
 
 
 def test_a_foreign_store(tmp_path: Path) -> None:

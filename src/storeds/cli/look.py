@@ -76,11 +76,10 @@ def _show_stats(found: Stats) -> None:
     from storeds.ops.common import listed
 
     columns = {"": "left"} | dict.fromkeys(("min", "5 %", "median", "95 %", "max", "mean"), "right")
-    rows = [
-        (name.replace("_", " "), *(f"{value:,.{2 if name == 'aspect_ratio' else 0}f}" for value in spread.values()))
-        for name in ("width", "height", "aspect_ratio", "bytes")
-        if (spread := getattr(found, name))
-    ]
+    rows = []
+    for name, spread in found.sizes.items():
+        digits = 2 if name == "aspect_ratio" else 0
+        rows.append((name.replace("_", " "), *(f"{value:,.{digits}f}" for value in spread.values())))
     print_table(columns, rows)
     if found.classes is not None:
         say(f"classes: {_brief_counts(found.classes)}")
@@ -93,10 +92,10 @@ def _show_stats(found: Stats) -> None:
             for value, error in zip(values, errors, strict=True)
         )
         say(f"{name}: {shown}")
-    say(
-        f"{found.url}: {found.examined:,} of {counted(found.count, 'record')} examined"
-        + ("" if found.is_exact else "; --all is exact")
-    )
+    if found.decoded < found.examined:
+        say(f"mean and std are of the {found.decoded:,} that decode in mode {found.mode}")
+    more = "" if found.is_exact else "; --all is exact"
+    say(f"{found.url}: {found.examined:,} of {counted(found.count, 'record')} examined{more}")
 
 
 @app.command()

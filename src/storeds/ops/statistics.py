@@ -47,15 +47,17 @@ class Stats:
         Records of the store, or of the selection.
     examined : int
         Records that were read: all of them, or a random sample.
+    decoded : int
+        Those of them whose pixels count: the others are damaged, or `mode` cannot hold them.
     seed : int
         Of the sample.
     mean, std : list of float
         Of each channel, over all pixels, where 1 is white. Empty if no picture decodes.
     mean_error, std_error : list of float
         The standard error of each; 0 if every record was examined.
-    width, height, aspect_ratio, bytes : dict
-        ``min``, ``p5``, ``median``, ``p95``, ``max`` and ``mean`` over the examined pictures, as stored. Empty without a
-        picture.
+    sizes : dict
+        ``width``, ``height``, ``aspect_ratio`` and ``bytes``, each with ``min``, ``p5``, ``median``, ``p95``, ``max`` and
+        ``mean`` over the examined pictures, as stored. Empty without a picture.
     classes : dict or None
         Records per label, by class name if there are names. None without a field ``label``.
     duplicates : int
@@ -63,7 +65,7 @@ class Stats:
     judged : int
         Pictures of which it is known whether they are damaged: all if the store has verdicts, else the examined ones.
     damaged : dict
-        Kind of damage → how many of `judged`. Damaged pictures count in no mean or deviation.
+        Kind of damage → how many of `judged`.
     """
 
     url: str
@@ -72,15 +74,13 @@ class Stats:
     where: str | None
     count: int
     examined: int
+    decoded: int
     seed: int
     mean: list[float]
     std: list[float]
     mean_error: list[float]
     std_error: list[float]
-    width: dict[str, float]
-    height: dict[str, float]
-    aspect_ratio: dict[str, float]
-    bytes: dict[str, float]
+    sizes: dict[str, dict[str, float]]
     classes: dict[str, int] | None
     duplicates: int
     judged: int
@@ -168,7 +168,6 @@ def stats(
         mean, std, mean_error, std_error = _moments(
             [part.sums for part in parts], 1 - len(positions) / (len(view) or 1)
         )
-        height, width, aspect_ratio, volume = map(_spread, _columns(sizes))
         found = Stats(
             url=backend.url,
             field=name,
@@ -176,15 +175,13 @@ def stats(
             where=condition,
             count=len(view),
             examined=len(positions),
+            decoded=len(positions) - kinds.total(),
             seed=seed,
             mean=mean,
             std=std,
             mean_error=mean_error,
             std_error=std_error,
-            width=width,
-            height=height,
-            aspect_ratio=aspect_ratio,
-            bytes=volume,
+            sizes=_spreads(sizes),
             classes=class_counts(view),
             duplicates=len(sizes) - len(np.unique(sizes[:, 3])),
             judged=judged,
@@ -302,18 +299,17 @@ def _moments(parts: list[Array], left_out: float) -> list[list[float]]:
     return [[channel[number] for channel in found] for number in range(4)]
 
 
-def _columns(sizes: Array) -> tuple[Array, Array, Array, Array]:
-    """Return heights, widths and aspect ratios of the pictures whose size is known, and the bytes of all."""
+def _spreads(sizes: Array) -> dict[str, dict[str, float]]:
     height, width, volume = (sizes[:, column].astype(float) for column in range(3))
     known = (height > 0) & (width > 0)
-    return height[known], width[known], width[known] / height[known], volume
+    height, width = height[known], width[known]
+    columns = {"width": width, "height": height, "aspect_ratio": width / height, "bytes": volume}
+    return {name: _spread(values) for name, values in columns.items() if len(values)}
 
 
 def _spread(values: Array) -> dict[str, float]:
-    if not len(values):
-        return {}
-    points = dict(zip(("min", "p5", "median", "p95", "max"), np.percentile(values, (0, 5, 50, 95, 100)), strict=True))
-    return {name: float(value) for name, value in {**points, "mean": values.mean()}.items()}
+    points = np.percentile(values, (0, 5, 50, 95, 100)).tolist()
+    return dict(zip(("min", "p5", "median", "p95", "max", "mean"), (*points, float(values.mean())), strict=True))
 
 
 def _verdicts(view: Backend, name: str) -> tuple[int, dict[str, int]] | None:
