@@ -1,4 +1,4 @@
-"""Operations on whole stores: pack, convert, export, verify, repair, info, bench.
+"""Operations on whole stores: pack, convert, export, verify, repair, info, stats, bench.
 
 Each has its own module or package, named with a gerund because `storeds.ops.verify` is the function. Read `common`
 first, which they share. Each name loads its module on first use, so that `storeds --help` is quick.
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from storeds.ops.exporting import Exported, export
     from storeds.ops.inspecting import Info, info
     from storeds.ops.packing import Packed, pack
+    from storeds.ops.statistics import Stats, stats
     from storeds.ops.verifying import Finding, Report, verify
     from storeds.ops.verifying.contact_sheet import ContactSheet
 
@@ -33,12 +34,14 @@ __all__ = [
     "ProgressHook",
     "RepairReport",
     "Report",
+    "Stats",
     "bench",
     "convert",
     "export",
     "info",
     "pack",
     "repair",
+    "stats",
     "verify",
 ]
 
@@ -56,6 +59,7 @@ __getattr__ = export_lazily(
         "exporting": ("Exported", "export"),
         "inspecting": ("Info", "info"),
         "packing": ("Packed", "pack"),
+        "statistics": ("Stats", "stats"),
         "verifying": ("Finding", "Report", "verify"),
         "verifying.contact_sheet": ("ContactSheet",),
     },
