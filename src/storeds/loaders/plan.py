@@ -285,6 +285,7 @@ def _floor_sum(count: Array, modulus: int, factor: int, summand: Array) -> Array
 # --- By weight ---
 
 _BLOCK = 16  # weights whose sum is kept
+_PART = 1 << 20
 
 
 class Weighted(Plan):
@@ -303,7 +304,10 @@ class Weighted(Plan):
 
     def __init__(self, weights: Array, count: int) -> None:
         self.weights, self.count = weights, count
-        self.sums = np.cumsum(np.add.reduceat(weights, np.arange(0, len(weights), _BLOCK), dtype=np.float64))
+        # In parts, because a sum in float64 copies what it adds.
+        parts = (weights[start : start + _PART] for start in range(0, len(weights), _PART))
+        blocks = [np.add.reduceat(part, np.arange(0, len(part), _BLOCK), dtype=np.float64) for part in parts]
+        self.sums = np.cumsum(np.concatenate(blocks))
         self.key = _digest("weighted", weights, np.array([count]))
 
     def order(self, seed: int, epoch: int) -> Order:
