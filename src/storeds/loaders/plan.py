@@ -304,10 +304,12 @@ class Weighted(Plan):
 
     def __init__(self, weights: Array, count: int) -> None:
         self.weights, self.count = weights, count
-        # In parts, because a sum in float64 copies what it adds.
-        parts = (weights[start : start + _PART] for start in range(0, len(weights), _PART))
-        blocks = [np.add.reduceat(part, np.arange(0, len(part), _BLOCK), dtype=np.float64) for part in parts]
-        self.sums = np.cumsum(np.concatenate(blocks))
+        self.sums = np.empty(-(-len(weights) // _BLOCK))
+        for start in range(0, len(weights), _PART):  # a sum in float64 copies what it adds
+            part = weights[start : start + _PART]
+            blocks = np.arange(0, len(part), _BLOCK)
+            np.add.reduceat(part, blocks, dtype=np.float64, out=self.sums[start // _BLOCK :][: len(blocks)])
+        np.cumsum(self.sums, out=self.sums)
         self.key = _digest("weighted", weights, np.array([count]))
 
     def order(self, seed: int, epoch: int) -> Order:
