@@ -1,4 +1,4 @@
-"""The commands that read: info, verify, bench, backends, layouts, config schema, demo."""
+"""The commands that read: info, show, verify, bench, backends, layouts, config schema, demo."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from storeds.ops.verifying import Report
     from storeds.protocols import Field
 
-__all__ = ["backends", "bench", "demo", "info", "root", "schema", "verify"]
+__all__ = ["backends", "bench", "demo", "info", "root", "schema", "show", "verify"]
 
 _MAX_NAMED = 30  # classes
 _MAX_NOTES = 20  # lines; there may be a note for every record
@@ -105,10 +105,48 @@ def _kind(field: Field) -> str:
 
 @app.command()
 @command
+def show(
+    source: Annotated[str, typer.Argument(metavar="URL", help="The store: a URL or a file; or a training config.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="A .html page, or a .png picture.")] = Path(
+        "page.html"
+    ),
+    count: Annotated[int, typer.Option("-n", "--count", min=1, help="At most so many records.")] = 200,
+    where: Annotated[list[str] | None, typer.Option(help="Only records with this value: field=value.")] = None,
+    keys: Annotated[Path | None, typer.Option(help="Only records whose key is a line of this file.")] = None,
+    worst: Annotated[bool, typer.Option("--worst", help="Damaged records first, then unusual numbers.")] = False,
+    as_trained: Annotated[
+        Path | None, typer.Option(help="A training config: show its transforms in four epochs too.")
+    ] = None,
+    split: Annotated[str | None, typer.Option(help="A split of the config.")] = None,
+    layout: Layout = None,
+    option: Options = None,
+) -> None:
+    """Show records of a store in one file: pictures, masks, boxes, captions, damage and counts."""
+    from storeds.ops.showing import check_target
+
+    check_target(output)
+    page = ops.show(
+        source,
+        count=count,
+        where=dict(map(parse_option, where or [])) or None,
+        keys=keys,
+        worst_first=worst,
+        config=as_trained,
+        split=split,
+        layout=layout,
+        options=dict(map(parse_option, option or [])),
+    )
+    page.save(output)
+    say(f"{output}: {page.title}")
+
+
+@app.command()
+@command
 def verify(
     url: StoreArgument,
     contact_sheet: Annotated[
-        Path | None, typer.Option(help="Draw the damaged pictures, repaired as far as possible, into this .png file.")
+        Path | None,
+        typer.Option(help="Show the damaged records, repaired as far as possible, in this .png or .html file."),
     ] = None,
     workers: Annotated[int | None, typer.Option(help="Processes that check; one per CPU by default.")] = None,
     layout: Layout = None,
@@ -116,7 +154,10 @@ def verify(
     as_json: AsJson = False,
 ) -> None:
     """Check every record, image and column of a store. The exit code is 1 if something is wrong."""
-    sheet = None if contact_sheet is None else ops.ContactSheet(contact_sheet)
+    from storeds.ops.showing import check_target
+
+    if contact_sheet is not None:
+        check_target(contact_sheet)
     options = dict(map(parse_option, option or []))
     with progress("verify", quiet=as_json) as hook:
         report = ops.verify(url, workers=workers, layout=layout, options=options, progress=hook)
@@ -124,17 +165,17 @@ def verify(
         print_json(report.to_json())
     else:
         _show_report(report)
-    if sheet is not None:
+    if contact_sheet is not None:
         try:
-            drawn = sheet.draw(url, report.findings, layout=layout, options=options)
+            page = ops.show(url, report.worst(), layout=layout, options=options)
+            page.save(contact_sheet)
         except Exception as error:  # the report above took much longer than a sheet, and scripts need its exit code
-            say_error(
-                "error: ", f"the contact sheet {sheet.path} was not drawn: {redact_message(str(error))}", "bold red"
-            )
+            reason = f"the contact sheet {contact_sheet} was not drawn: {redact_message(str(error))}"
+            say_error("error: ", reason, "bold red")
             raise typer.Exit(2 if report.ok else 1) from None
         else:
             if not as_json:
-                say(f"{sheet.path}: {counted(drawn, 'picture')}")
+                say(f"{contact_sheet}: {counted(len(page.records), 'damaged record')}")
     if not report.ok:
         raise typer.Exit(1)
 
