@@ -15,7 +15,7 @@ import os
 import secrets
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,11 +25,11 @@ import numpy as np
 from storeds._utils.locations import redact
 from storeds._utils.text import counted
 from storeds.backends.opening import open_backend
-from storeds.datasets.assembly import select
-from storeds.errors import ConfigError
+from storeds.errors import ConfigError, RecordError
 from storeds.ops.showing.panels import draw_parts, panel_of_pixels
-from storeds.ops.showing.records import Collector, Shown, cut, spread, worst
-from storeds.protocols import Array, SampleContext
+from storeds.ops.showing.records import Collector, Shown, cut, is_picture, spread
+from storeds.protocols import Array, Backend, SampleContext
+from storeds.readers import RecordReader
 
 if TYPE_CHECKING:
     from storeds.datasets.map_dataset import StoreDataset
@@ -158,13 +158,12 @@ def show(
     StoredsError
         The store cannot be opened.
     """
-    from storeds.datasets.map_dataset import StoreDataset
-
-    if isinstance(source, StoreDataset):
-        return _show_dataset(source, indices, count, worst_first, as_trained=False)
+    if not isinstance(source, (str, os.PathLike)):
+        return _page_of_dataset(source, indices, count, worst_first, as_trained=False)
     is_config = os.fspath(source).endswith(_CONFIGS)
     if is_config or config is not None:
         from storeds.config import build_dataset, load_config
+        from storeds.datasets.map_dataset import StoreDataset
 
         given = {"url": None if is_config else os.fspath(source), "where": where, "keys": keys and os.fspath(keys)}
         overrides = [f"dataset.{name}={json.dumps(value)}" for name, value in given.items() if value is not None]
@@ -172,110 +171,99 @@ def show(
         if not isinstance(dataset, StoreDataset):
             raise ConfigError(f"{config or source} mixes several sources; show one of them by its URL")
         with dataset.backend:
-            return _show_dataset(dataset, indices, count, worst_first, as_trained=config is not None)
+            return _page_of_dataset(dataset, indices, count, worst_first, as_trained=config is not None)
     if split is not None:
         raise ConfigError("--split names a split of a config; of a store, select with --where split=NAME")
     if indices is not None and not len(indices):  # the store may be one that cannot be opened
         return Page(f"{redact(os.fspath(source))}: no records", [], {}, {})
     with open_backend(source, layout=layout, **(options or {})) as backend:
-        return _collected(Collector(select(backend, where, None, keys)), indices, count, worst_first)
+        view: Backend = backend
+        if where is not None or keys is not None:
+            from storeds.datasets.assembly import select  # imports torch, which takes longer than all the rest
+
+            view = select(backend, where, None, keys)
+        collector = Collector(view)
+        return _page(collector, collector.choose(count, worst_first=worst_first) if indices is None else indices)
 
 
-def _collected(collector: Collector, indices: Sequence[int] | None, count: int, worst_first: bool) -> Page:
-    total, columns = len(collector.view), collector.columns()
-    if indices is None and worst_first:
-        indices = worst(collector, columns, count)
-    elif indices is None:
-        by = [columns[name] for name in dict.fromkeys((collector.label, "split")) if name in columns]
-        indices = spread(total, count, by)
-    records = list(collector.collect(indices))
-    _tag_duplicates(records)
-    counts = {}
-    for what, name, shown in (
-        ("classes", collector.label, [each.label for each in records]),
-        ("splits", "split", [each.split for each in records]),
-    ):
-        found = Counter(columns[name].tolist() if name in columns else filter(None, shown)).most_common(_MOST_COUNTS)
-        named = collector.class_name if what == "classes" and name in columns else lambda value: cut(str(value))
-        counts[what] = {named(value): number for value, number in found}
-    sizes = np.array(
-        [each.panels[0].size for each in records if each.panels and any(each.panels[0].size)], float
-    ).reshape(-1, 2)
-    numbers = {"width of the shown": sizes[:, 1], "height of the shown": sizes[:, 0]}
-    numbers |= {name: each for name, each in columns.items() if each.dtype.kind in "if" and name != collector.label}
-    histograms = {name: bins for name, each in numbers.items() if (bins := _histogram(each)) is not None}
-    title = f"{collector.view.url}: {len(records):,} of {counted(total, 'record')}"
-    return Page(title, records, counts, dict([*histograms.items()][:_MOST_HISTOGRAMS]))
-
-
-def _tag_duplicates(records: Sequence[Shown]) -> None:
+def _page(collector: Collector, positions: Sequence[int]) -> Page:
+    records = list(collector.collect(positions))
     seen = Counter(record.checksum for record in records if record.checksum)
     for record in records:
         if seen[record.checksum] > 1:
             record.tags.append("duplicate")
             record.notes.append(f"{seen[record.checksum]} of the shown records have exactly this picture")
+    columns = collector.columns
+    counts = {}
+    for what, name, shown in (("classes", collector.label, "label"), ("splits", "split", "split")):
+        if name in columns:
+            found = Counter(columns[name].tolist()).most_common(_MOST_COUNTS)
+            counts[what] = {collector.name_of(name, value): number for value, number in found}
+        else:
+            counts[what] = dict(Counter(filter(None, (getattr(each, shown) for each in records))))
+    sizes = np.array([each.panels[0].size for each in records if each.panels], np.float64).reshape(-1, 2)
+    numbers = {"height of the shown": sizes[:, 0], "width of the shown": sizes[:, 1]}
+    numbers = {name: each[each > 0] for name, each in numbers.items()}
+    numbers |= {name: each for name, each in columns.items() if each.dtype.kind in "if" and name != collector.label}
+    histograms = {name: _histogram(each[np.isfinite(each)]) for name, each in [*numbers.items()][:_MOST_HISTOGRAMS]}
+    title = f"{collector.view.url}: {len(records):,} of {counted(len(collector.view), 'record')}"
+    return Page(title, records, counts, {name: bins for name, bins in histograms.items() if bins is not None})
 
 
-def _histogram(values: Array) -> tuple[float, float, list[int]] | None:
-    numbers = values[np.isfinite(values)]
+def _histogram(numbers: Array) -> tuple[float, float, list[int]] | None:
     if not len(numbers):
         return None
     low, high = float(numbers.min()), float(numbers.max())
-    if low == high:
-        return low, high, [len(numbers)]
-    return low, high, np.histogram(numbers.astype(np.float64), _BINS, (low, high))[0].tolist()
+    bins = _BINS if low < high else 1
+    return low, high, np.histogram(numbers.astype(np.float64), bins, (low, high))[0].tolist()
 
 
-def _show_dataset(
+def _page_of_dataset(
     dataset: StoreDataset, indices: Sequence[int] | None, count: int, worst_first: bool, *, as_trained: bool
 ) -> Page:
-    """Show records of a dataset; of clips and windows, and as trained, what its samples hold."""
-    plain = copy.copy(dataset)
-    plain.transforms = plain.transform = plain.target_transform = None
-    plain.as_dict = True
+    """Show records of a dataset; as trained, and where a sample has many records, with what its samples hold."""
     collector = Collector(dataset.view, dataset.reader)
+    is_record = len(dataset) == len(dataset.view)
     if indices is not None:
         indices = [range(len(dataset))[index] for index in indices]
-    if not as_trained and len(dataset) == len(dataset.view):
-        return _collected(collector, indices, count, worst_first)
-    if indices is None:
+    elif is_record:
+        indices = collector.choose(count, worst_first=worst_first)
+    else:
         indices = spread(len(dataset), count, [])
-    firsts = [int(dataset.reader.locate(index, SampleContext(index, 0, dataset.seed))[0]) for index in indices]
-    page = _collected(collector, firsts, count, worst_first=False)
-    varied = copy.copy(dataset)
-    varied.as_dict = True
+    contexts = (SampleContext(index, 0, dataset.seed) for index in indices)
+    page = _page(collector, [int(dataset.reader.locate(context.index, context)[0]) for context in contexts])
+    if is_record and not as_trained:
+        return page
+    made = copy.copy(dataset)
+    made.as_dict = True
+    if not as_trained:
+        made.transforms = made.transform = made.target_transform = None
     for record, index in zip(page.records, indices, strict=True):
-        record.panels = [] if len(dataset) != len(dataset.view) else record.panels
-        for epoch in range(_EPOCHS) if as_trained else (None,):
-            if epoch is not None:
-                varied.set_epoch(epoch)
-            _add_sample(record, varied if as_trained else plain, index, "" if epoch is None else f", epoch {epoch}")
+        record.panels = record.panels if is_record else []
+        for epoch in range(_EPOCHS if as_trained else 1):
+            if as_trained:
+                made.set_epoch(epoch)
+            _add_sample(record, made, index, f", epoch {epoch}" if as_trained else "")
     return page
 
 
 def _add_sample(record: Shown, dataset: StoreDataset, index: int, when: str) -> None:
-    """Add what a sample holds to a record: its pictures and clips, with what lies over them."""
-    from storeds.errors import RecordError
-    from storeds.readers import SampleReader
-
+    """Add the pictures and clips of a sample to a record, with what lies over the first of them."""
     try:
         sample = dataset[index]
     except RecordError as error:
         record.notes.append(cut(f"sample{when}: {error}"))
         return
     reader = dataset.reader
-    declared = reader.declared() if isinstance(reader, SampleReader) else {}
-    parts = {name: (each, sample[name]) for name, each in declared.items() if name in sample}
-    images = [name for name, value in sample.items() if _is_picture(value, declared.get(name))]
-    panels = [panel_of_pixels(f"{name}{when}", sample[name]) for name in images]
-    if panels and parts:
-        over = ("mask", "boxes", "keypoints", "labels")
-        draw_parts(panels[0], {n: part for n, part in parts.items() if part[0].role in over}, None)
+    declared = reader.declared() if isinstance(reader, RecordReader) else {}
+    panels = [
+        panel_of_pixels(f"{name}{when}", value)
+        for name, value in sample.items()
+        if hasattr(value, "convert")
+        or (getattr(value, "ndim", 0) > 2 and (name not in declared or is_picture(name, declared[name])))
+    ]
+    if panels:
+        box_format = getattr(reader, "box_format", None)
+        formats = {name: replace(each, format=box_format or each.format) for name, each in declared.items()}
+        draw_parts(panels[0], {name: (each, sample[name]) for name, each in formats.items() if name in sample}, None)
     record.panels += panels
-
-
-def _is_picture(value: Any, declared: Any) -> bool:
-    if declared is not None and declared.role is not None:
-        return bool(declared.role == "image")
-    shape = getattr(value, "shape", ())
-    return hasattr(value, "convert") or (len(shape) > 2 and min(shape[-2:]) > 1)

@@ -21,10 +21,9 @@ from storeds.protocols import Array, Field
 from storeds.readers.decoders import check_pixels
 from storeds.records.roles import box_edges, boxes_of
 
-__all__ = ["COLOURS", "SIDE", "Panel", "data_uri", "draw_parts", "panel_of_file", "panel_of_pixels"]
+__all__ = ["COLOURS", "Panel", "class_name", "draw_parts", "panel_of_file", "panel_of_pixels"]
 
-SIDE = 192
-"""Pixels of the longer side of a small picture."""
+_SIDE = 192  # pixels of the longer side of a small picture
 
 COLOURS = ("#e6194b", "#3cb44b", "#ffe119", "#4363d8", "#f58231", "#42d4f4", "#f032e6", "#bfef45", "#9a6324", "#469990")
 _PALETTE = np.array([[int(text[at : at + 2], 16) for at in (1, 3, 5)] + [140] for text in COLOURS], np.uint8)
@@ -67,13 +66,13 @@ class Panel:
         """Return the panel as JSON, with its pictures as data URIs."""
         found: dict[str, Any] = {"name": self.name, "note": self.note, "size": self.size[::-1]}
         if self.image is not None:
-            masks = [{"name": name, "src": data_uri(mask, "PNG")} for name, mask in self.masks.items()]
-            found |= {"src": data_uri(self.image, "JPEG"), "shown": self.image.size, "masks": masks}
+            masks = [{"name": name, "src": _data_uri(mask, "PNG")} for name, mask in self.masks.items()]
+            found |= {"src": _data_uri(self.image, "JPEG"), "shown": self.image.size, "masks": masks}
             found |= {"boxes": self.boxes, "points": self.points}
         return found
 
 
-def data_uri(image: Image.Image, form: str) -> str:
+def _data_uri(image: Image.Image, form: str) -> str:
     """Return a picture as a ``data:`` URI."""
     file = io.BytesIO()
     image.save(file, form, quality=82, subsampling=0)  # colours of thin lines stay where they are
@@ -87,7 +86,7 @@ def panel_of_file(name: str, blob: bytes) -> Panel:
             size = image.height, image.width
             check_pixels(*image.size, MAX_PIXELS)
             kind = f"{image.format} {image.mode}"
-            image.draft("RGB", (SIDE, SIDE))
+            image.draft("RGB", (_SIDE, _SIDE))
             panel = _panel_of_image(name, image)
     except Exception as error:  # decoders raise any exception on damaged bytes
         return Panel(name, note=decode_reason(error))
@@ -113,12 +112,12 @@ def panel_of_pixels(name: str, values: Any) -> Panel:
     channels = 3 if frames.shape[1] >= 3 else 1
     if frames.shape[1] not in (1, 3):
         notes.append(f"the first {channels} of {frames.shape[1]} channels")
-    step = max(max(size) // (4 * SIDE), 1)
+    step = max(max(size) // (4 * _SIDE), 1)
     chosen, note = _stretched(chosen[:, :channels, ::step, ::step])
     notes += [note] if note else []
     if len(frames) > 1:
         notes.append(f"{len(chosen)} of {len(frames)} frames")
-    side = SIDE if len(chosen) == 1 else SIDE // 2
+    side = _SIDE if len(chosen) == 1 else _SIDE // 2
     small = [_small(Image.fromarray(_channels_last(frame)).convert("RGB"), side) for frame in chosen]
     strip = np.concatenate([np.asarray(each) for each in small], axis=1)
     return Panel(name, Image.fromarray(strip), size, ", ".join(notes))
@@ -142,7 +141,7 @@ def draw_parts(panel: Panel, parts: Mapping[str, tuple[Field, Any]], classes: Se
         elif each.role == "boxes":
             start, _, stop = box_edges(np.asarray(value, np.float64).reshape(-1, 4), each.format or "xyxy")
             rows = [other for other, e in declared.items() if e.role == "labels" and boxes_of(other, declared) == name]
-            labels = [_class_name(label, classes) for label in list(parts[rows[0]][1])] if rows else []
+            labels = [class_name(label, classes) for label in list(parts[rows[0]][1])] if rows else []
             labels += [""] * (len(start) - len(labels))
             corners = np.concatenate([start, stop], axis=1)[:_MOST].round(2).tolist()
             panel.boxes += [(*corner, label) for corner, label in zip(corners, labels, strict=False)]
@@ -162,8 +161,9 @@ def _note_most(panel: Panel, count: int, one: str, many: str) -> None:
         panel.note += f", the first {_MOST} of {counted(count, one, many)}"
 
 
-def _class_name(label: Any, classes: Sequence[str] | None) -> str:
-    number = label if isinstance(label, str) else int(label)
+def class_name(label: Any, classes: Sequence[str] | None) -> str:
+    """Return the name of a class, or its number if it has none."""
+    number = label.item() if hasattr(label, "item") else label
     return classes[number] if classes and isinstance(number, int) and 0 <= number < len(classes) else str(number)
 
 
@@ -175,7 +175,7 @@ def _coloured(ids: Array) -> Image.Image:
     pixels[ids == _IGNORED] = (128, 128, 128, 140)
     pixels[ids == 0] = 0
     small = Image.fromarray(pixels)
-    small.thumbnail((SIDE, SIDE), Image.Resampling.NEAREST)
+    small.thumbnail((_SIDE, _SIDE), Image.Resampling.NEAREST)
     return small
 
 
@@ -187,7 +187,7 @@ def _panel_of_image(name: str, image: Image.Image) -> Panel:
         over = image.convert("RGBA")
         image, note = Image.new("RGB", image.size, "white"), "on white"
         image.paste(over, mask=over)
-    return Panel(name, _small(image.convert("RGB"), SIDE), size, note)
+    return Panel(name, _small(image.convert("RGB"), _SIDE), size, note)
 
 
 def _small(image: Image.Image, side: int) -> Image.Image:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import itertools
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,7 +19,7 @@ from storeds._utils.text import byte_size, counted, printable
 from storeds.backends.selection import Selection
 from storeds.errors import ConfigError, RecordError, StoredsError
 from storeds.jpeg import Verdict, examine, repair
-from storeds.ops.showing.panels import Panel, draw_parts, panel_of_file, panel_of_pixels
+from storeds.ops.showing.panels import Panel, class_name, draw_parts, panel_of_file, panel_of_pixels
 from storeds.protocols import Array, Backend, Field, Record, Role
 from storeds.readers import SampleReader
 from storeds.readers.annotations import class_ids, coordinates_tensor, mask_tensor, plain_rows
@@ -30,10 +31,11 @@ from storeds.records.columns import read_column
 from storeds.records.fields import NATIVE, is_image_like, is_mask, layout_of, pictures, without_verdicts
 from storeds.records.roles import stored_classes
 
-__all__ = ["Collector", "Shown", "cut", "spread", "worst"]
+__all__ = ["Collector", "Shown", "cut", "is_picture", "spread"]
 
 _LONG = 2000  # characters of a text
 _BATCH = 32  # records
+_TABLE = 8  # a smaller array of bytes is no picture
 _OVER = ("mask", "boxes", "keypoints", "labels")
 
 
@@ -115,24 +117,48 @@ class Collector:
             self._elements = {name: (path, reader.declared()[name]) for name, path in paths.items()} | kept
         labels = [name for name, each in fields.items() if each.role == "label"] or [*label_of(fields)]
         self.label: str | None = labels[0] if labels else None
-        self.classes: list[str] | None = stored_classes(view.meta.attrs, self.label)
-
-    def columns(self) -> dict[str, Array]:
-        """Return the label, the split, verdicts and numbers of all records; nothing where that takes reading records."""
-        if self.view.meta.layout != NATIVE:
-            return {}
-        found = {}
-        verdicts = {name for pair in pictures(self.view.meta.fields).values() for name in pair}
-        for name, each in self.view.meta.fields.items():
-            if each.kind in ("int", "float") or (each.kind == "str" and name in {self.label, "split", *verdicts}):
+        self._classes = stored_classes(view.meta.attrs, self.label)
+        self._verdicts = pictures(view.meta.fields).values()
+        self.columns: dict[str, Array] = {}
+        """The label, the split, verdicts and numbers of all records, where engines store them as columns."""
+        texts = {self.label, "split", *itertools.chain(*self._verdicts)}
+        for name, each in view.meta.fields.items() if view.meta.layout == NATIVE else ():
+            if each.kind in ("int", "float") or (each.kind == "str" and name in texts):
                 with suppress(RecordError):  # a damaged column, which `verify` reports
-                    found[name] = read_column(self.view, name)
-        return found
+                    self.columns[name] = read_column(view, name)
 
-    def class_name(self, label: Any) -> str:
-        """Return the name of a class, or its number."""
-        known = isinstance(label, int) and self.classes is not None and 0 <= label < len(self.classes)
-        return cut(str(self.classes[label] if known and self.classes else label))
+    def name_of(self, field: str, value: Any) -> str:
+        """Return a value of the label or the split as text: a class by its name."""
+        classes = self._classes if field == self.label else None
+        return cut(class_name(value, classes))
+
+    def choose(self, most: int, *, worst_first: bool) -> list[int]:
+        """Return positions spread over classes and splits; or `worst_first`."""
+        if worst_first:
+            return self._worst(most)
+        by = [self.columns[name] for name in dict.fromkeys((self.label, "split")) if name in self.columns]
+        return spread(len(self.view), most, by)
+
+    def _worst(self, most: int) -> list[int]:
+        """Return the damaged records, those of which least is left first, and then those with the most unusual numbers."""
+        score, shares = np.zeros(len(self.view)), {share for _, share in self._verdicts}
+        for name, column in self.columns.items():
+            if column.dtype.kind in "if" and name not in {self.label, *shares}:
+                numbers = column.astype(np.float64)
+                distance = np.abs(numbers - np.nanmedian(numbers)) / (np.nanstd(numbers) or 1)
+                score = np.fmax(score, distance / (1 + distance))
+        for finding, share in self._verdicts:
+            if finding in self.columns and share in self.columns:
+                kinds = self.columns[finding].tolist()
+                damaged = [kind not in ("", "intact", "trailing_data") for kind in kinds]
+                score = np.fmax(score, np.where(damaged, 2 - np.nan_to_num(self.columns[share]), 0))
+        if not score.any():
+            raise ConfigError(
+                f"--worst: {self.view.url} has no verdicts on pictures and no numbers that differ; `storeds verify "
+                "--contact-sheet` examines every picture"
+            )
+        chosen: list[int] = np.argsort(-score, kind="stable")[:most].tolist()
+        return chosen
 
     def collect(self, chosen: Sequence[int]) -> Iterator[Shown]:
         """Yield what is shown of the records at these positions, read in batches."""
@@ -150,8 +176,8 @@ class Collector:
         shown.fields = {name: _text_of(value) for name, value in record.items()}
         shown.key = shown.fields["key"] if isinstance(record.get("key"), str) else ""
         shown.exact = shown.key != "" and shown.key == record["key"]
-        shown.split = cut(str(record["split"])) if "split" in record else ""
-        shown.label = self.class_name(record[self.label]) if self.label else ""
+        shown.split = self.name_of("split", record["split"]) if "split" in record else ""
+        shown.label = self.name_of(self.label, record[self.label]) if self.label else ""
         self._add_elements(shown, record)
         shown.notes, shown.tags = [*dict.fromkeys(map(cut, shown.notes))], [*dict.fromkeys(shown.tags)]
         return shown
@@ -181,7 +207,7 @@ class Collector:
             if not shown.panels and masks:
                 shown.panels.append(Panel("mask", Image.new("RGB", masks[0].shape[::-1][:2]), masks[0].shape[-2:]))
             if shown.panels:
-                draw_parts(shown.panels[0], parts, self.classes)
+                draw_parts(shown.panels[0], parts, self._classes)
 
     def _panels(
         self, shown: Shown, name: str, stored: str, declared: Field, value: Any, record: Record
@@ -212,11 +238,20 @@ class Collector:
             yield panel
 
 
+def is_picture(name: str, declared: Field) -> bool:
+    """Return whether an element is a picture, by its declaration or its name."""
+    return _role(name, declared) == "image"
+
+
 def _role(name: str, declared: Field) -> Role | None:
     """Return what an element is, also where its declaration does not say it."""
     if declared.role is None and declared.kind == "image":
         return "mask" if is_mask(name) else "image"
-    return "image" if declared.role is None and declared.kind == "array" and is_image_like(declared) else declared.role
+    if declared.role is None and declared.kind == "array":
+        sides = declared.shape or ()
+        is_grey = declared.dtype == "|u1" and len(sides) == 2 and all(side is None or side > _TABLE for side in sides)
+        return "image" if is_grey or is_image_like(declared) else None
+    return declared.role
 
 
 def _in_pixels(name: str, value: Any, declared: Field, size: tuple[int, int] | None) -> Any:
@@ -248,27 +283,3 @@ def spread(count: int, most: int, columns: Iterable[Array]) -> list[int]:
         quota = min(len(members), (most - len(found)) // max(len(groups) - number, 1))
         found += [members[at] for at in np.linspace(0, len(members) - 1, quota).astype(int)]
     return sorted(found)
-
-
-def worst(collector: Collector, columns: Mapping[str, Array], most: int) -> list[int]:
-    """Return the damaged records, those of which least is left first, and then those with the most unusual numbers."""
-    score = np.zeros(len(collector.view))
-    pairs = pictures(collector.view.meta.fields).values()
-    recovered = {name for _, name in pairs}
-    for name, column in columns.items():
-        if column.dtype.kind in "if" and name not in {collector.label, *recovered}:
-            numbers = column.astype(np.float64)
-            distance = np.abs(numbers - np.nanmedian(numbers)) / (np.nanstd(numbers) or 1)
-            score = np.fmax(score, distance / (1 + distance))
-    for finding, left in pairs:
-        if finding in columns and left in columns:
-            kinds = columns[finding].tolist()
-            damaged = np.array([kind != "" and not Verdict(kind, 0.0).is_whole for kind in kinds], bool)
-            score = np.fmax(score, np.where(damaged, 2 - np.nan_to_num(columns[left]), 0))
-    if not score.any():
-        raise ConfigError(
-            f"--worst: {collector.view.url} has no verdicts on pictures and no numbers that differ; `storeds verify "
-            "--contact-sheet` examines every picture"
-        )
-    chosen: list[int] = np.argsort(-score, kind="stable")[:most].tolist()
-    return chosen
