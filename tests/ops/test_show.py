@@ -357,7 +357,7 @@ def test_elements_of_a_dataset_have_the_roles_that_it_gives() -> None:
     names = {"image": "photo", "boxes": "notes.objects[].bbox", "caption": "notes.text"}
     (shown,) = storeds.StoreDataset(url, fields=names, roles=roles).show().records
     assert [panel.name for panel in shown.panels] == ["image"]
-    assert shown.panels[0].boxes == [(20, 10, 60, 40, "")]
+    assert shown.panels[0].boxes == [(20, 10, 60, 40, "", "#e6194b")]
     assert shown.texts == ["a cup"]
 
 
@@ -381,3 +381,9 @@ def test_a_bad_record_and_a_bad_value_are_shown_as_such(tmp_path: Path) -> None:
     page = ops.show(url)
     assert [each.tags for each in page.records] == [[], ["unreadable"], []]
     assert "checksum" in page.records[1].notes[0]
+    boxes = {"role": "boxes", "format": "xywh"}
+    other = make_store({"image": "image", "rows": "json"}, [{"image": jpeg(0), "rows": [[500, 0, 10, 10]]}])
+    (shown,) = storeds.StoreDataset(other, fields=["image", "rows"], roles={"rows": boxes}).show().records
+    assert shown.tags == ["value"]
+    assert "lies outside the image of 96 × 64 pixels" in shown.notes[0]
+    assert shown.panels[0].image is not None

@@ -2,7 +2,6 @@
 const data = JSON.parse(document.getElementById("data").textContent);
 const at = (id) => document.getElementById(id);
 const SVG = "http://www.w3.org/2000/svg";
-const COLOURS = ["#e6194b", "#3cb44b", "#ffe119", "#4363d8", "#f58231", "#42d4f4", "#f032e6", "#bfef45", "#9a6324", "#469990"];
 const TINY = 96; // pixels: smaller pictures are enlarged
 
 // Every text of a store reaches the page here, as text.
@@ -26,14 +25,8 @@ function overlay(panel, kind, shapes) {
   return drawing("svg", { class: `over ${kind}`, viewBox: `0 0 ${width} ${height}`, preserveAspectRatio: "none" }, shapes);
 }
 
-function boxes(panel) {
-  const classes = [...new Set(panel.boxes.map((box) => box[4]))];
-  return panel.boxes.map(([left, top, right, bottom, label]) => {
-    const title = drawing("title", {});
-    title.textContent = label;
-    const stroke = COLOURS[classes.indexOf(label) % COLOURS.length];
-    return drawing("rect", { x: left, y: top, width: right - left, height: bottom - top, stroke }, [title]);
-  });
+function boxOf([left, top, right, bottom, label, stroke]) {
+  return drawing("rect", { x: left, y: top, width: right - left, height: bottom - top, stroke }, [drawing("title", {}, [label])]);
 }
 
 function pictureOf(panel) {
@@ -45,7 +38,7 @@ function pictureOf(panel) {
   picture.style.aspectRatio = `${width} / ${height}`;
   picture.append(element("img", { src: panel.src, alt: panel.name }));
   for (const mask of panel.masks) picture.append(element("img", { src: mask.src, alt: mask.name, className: "over mask" }));
-  if (panel.boxes.length) picture.append(overlay(panel, "boxes", boxes(panel)));
+  if (panel.boxes.length) picture.append(overlay(panel, "boxes", panel.boxes.map(boxOf)));
   const points = panel.points.map(([x, y]) => drawing("path", { d: `M${x},${y}h0` }));
   if (points.length) picture.append(overlay(panel, "keypoints", points));
   return picture;

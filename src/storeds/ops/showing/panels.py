@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import io
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,19 +15,29 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from storeds._utils.text import counted
 from storeds.jpeg import MAX_PIXELS
 from storeds.jpeg.formats import decode_reason
 from storeds.protocols import Array, Field
 from storeds.readers.decoders import check_pixels
 from storeds.records.roles import box_edges, boxes_of
 
-__all__ = ["COLOURS", "Panel", "class_name", "draw_parts", "panel_of_file", "panel_of_pixels"]
+__all__ = ["Panel", "class_name", "draw_parts", "panel_of_file", "panel_of_pixels"]
 
 _SIDE = 192  # pixels of the longer side of a small picture
 
-COLOURS = ("#e6194b", "#3cb44b", "#ffe119", "#4363d8", "#f58231", "#42d4f4", "#f032e6", "#bfef45", "#9a6324", "#469990")
-_PALETTE = np.array([[int(text[at : at + 2], 16) for at in (1, 3, 5)] + [140] for text in COLOURS], np.uint8)
+_COLOURS = [
+    "#e6194b",
+    "#3cb44b",
+    "#ffe119",
+    "#4363d8",
+    "#f58231",
+    "#42d4f4",
+    "#f032e6",
+    "#bfef45",
+    "#9a6324",
+    "#469990",
+]
+_PALETTE = np.array([[int(text[at : at + 2], 16) for at in (1, 3, 5)] + [140] for text in _COLOURS], np.uint8)
 _IGNORED = 255  # the usual class id of pixels without a class
 _FRAMES = 8
 _MOST = 300  # boxes or points
@@ -49,7 +60,7 @@ class Panel:
     masks : dict
         Element → class colours of mode RGBA, transparent where the class is 0.
     boxes : list
-        Left, top, right, bottom and class of each.
+        Left, top, right, bottom, class and colour of each.
     points : list
         x and y of each, from the edge of the picture.
     """
@@ -59,8 +70,8 @@ class Panel:
     size: tuple[int, int] = (0, 0)
     note: str = ""
     masks: dict[str, Image.Image] = field(default_factory=dict)
-    boxes: list[tuple[float, float, float, float, str]] = field(default_factory=list)
-    points: list[tuple[float, float]] = field(default_factory=list)
+    boxes: list[tuple[Any, ...]] = field(default_factory=list)
+    points: list[list[float]] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
         """Return the panel as JSON, with its pictures as data URIs."""
@@ -113,12 +124,13 @@ def panel_of_pixels(name: str, values: Any) -> Panel:
     if frames.shape[1] not in (1, 3):
         notes.append(f"the first {channels} of {frames.shape[1]} channels")
     step = max(max(size) // (4 * _SIDE), 1)
-    chosen, note = _stretched(chosen[:, :channels, ::step, ::step])
+    chosen, note = _stretched(np.moveaxis(chosen[:, :channels, ::step, ::step], 1, -1))
+    height, width = chosen.shape[1:3]
     notes += [note] if note else []
     if len(frames) > 1:
         notes.append(f"{len(chosen)} of {len(frames)} frames")
     side = _SIDE if len(chosen) == 1 else _SIDE // 2
-    small = [_small(Image.fromarray(_channels_last(frame)).convert("RGB"), side) for frame in chosen]
+    small = [_small(Image.fromarray(np.broadcast_to(frame, (height, width, 3))), side) for frame in chosen]
     strip = np.concatenate([np.asarray(each) for each in small], axis=1)
     return Panel(name, Image.fromarray(strip), size, ", ".join(notes))
 
@@ -141,24 +153,24 @@ def draw_parts(panel: Panel, parts: Mapping[str, tuple[Field, Any]], classes: Se
         elif each.role == "boxes":
             start, _, stop = box_edges(np.asarray(value, np.float64).reshape(-1, 4), each.format or "xyxy")
             rows = [other for other, e in declared.items() if e.role == "labels" and boxes_of(other, declared) == name]
-            labels = [class_name(label, classes) for label in list(parts[rows[0]][1])] if rows else []
-            labels += [""] * (len(start) - len(labels))
-            corners = np.concatenate([start, stop], axis=1)[:_MOST].round(2).tolist()
-            panel.boxes += [(*corner, label) for corner, label in zip(corners, labels, strict=False)]
-            _note_most(panel, len(start), "box", "boxes")
+            labels = [class_name(label, classes) for label in parts[rows[0]][1]] if rows else [""] * len(start)
+            colours = dict(zip(dict.fromkeys(labels), itertools.cycle(_COLOURS), strict=False))
+            corners = _most(panel, np.concatenate([start, stop], axis=1), name)
+            panel.boxes += [(*box, label, colours[label]) for box, label in zip(corners, labels, strict=False)]
         elif each.role == "keypoints":
             points = np.asarray(value, np.float64)
             points = points.reshape(-1, points.shape[-1])
             if points.shape[-1] == 3:
                 points = points[points[:, 2] > 0]
             # A point (0, 0) is the centre of the first pixel, and a box (0, 0, 1, 1) is all of it.
-            panel.points += map(tuple, (points[:_MOST, :2] + 0.5).round(2).tolist())
-            _note_most(panel, len(points), "point", "points")
+            panel.points += _most(panel, points[:, :2] + 0.5, name)
 
 
-def _note_most(panel: Panel, count: int, one: str, many: str) -> None:
-    if count > _MOST:
-        panel.note += f", the first {_MOST} of {counted(count, one, many)}"
+def _most(panel: Panel, rows: Array, name: str) -> list[list[float]]:
+    """Return the first rows, as JSON takes them, and note if there are more."""
+    if len(rows) > _MOST:
+        panel.note += f", the first {_MOST:,} of {len(rows):,} {name}"
+    return np.nan_to_num(rows[:_MOST]).round(2).tolist()  # type: ignore[no-any-return]  # ndarray.tolist
 
 
 def class_name(label: Any, classes: Sequence[str] | None) -> str:
@@ -193,10 +205,6 @@ def _panel_of_image(name: str, image: Image.Image) -> Panel:
 def _small(image: Image.Image, side: int) -> Image.Image:
     image.thumbnail((side, side))
     return image
-
-
-def _channels_last(frame: Array) -> Array:
-    return frame[0] if len(frame) == 1 else np.ascontiguousarray(np.moveaxis(frame, 0, -1))
 
 
 def _stretched(pixels: Array) -> tuple[Array, str]:

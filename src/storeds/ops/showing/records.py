@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import io
 import itertools
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -29,7 +28,7 @@ from storeds.readers.image import label_of
 from storeds.records.codec import checksum
 from storeds.records.columns import read_column
 from storeds.records.fields import NATIVE, is_image_like, is_mask, layout_of, pictures, without_verdicts
-from storeds.records.roles import stored_classes
+from storeds.records.roles import check_row_counts, check_values, stored_classes
 
 __all__ = ["Collector", "Shown", "cut", "is_picture", "spread"]
 
@@ -49,7 +48,7 @@ class Shown:
     key, label, split : str
         Empty if it has none.
     exact : bool
-        Whether `key` is the whole key, without escapes.
+        Whether `key` is the whole key, without escapes, and one line.
     panels : list of Panel
     texts : list of str
         Captions.
@@ -115,9 +114,13 @@ class Collector:
             replaced = {path.field for path in paths.values() if not path.steps}
             kept = {name: each for name, each in self._elements.items() if name not in replaced}
             self._elements = {name: (path, reader.declared()[name]) for name, path in paths.items()} | kept
+        roles = {name: (path, replace(each, role=_role(name, each))) for name, (path, each) in self._elements.items()}
+        self._declared = {name: each for name, (_, each) in roles.items()}
+        # Pictures come first: their size scales what lies over them.
+        self._elements = dict(sorted(roles.items(), key=lambda element: element[1][1].role in _OVER))
         labels = [name for name, each in fields.items() if each.role == "label"] or [*label_of(fields)]
         self.label: str | None = labels[0] if labels else None
-        self._classes = stored_classes(view.meta.attrs, self.label)
+        self._classes = [cut(name) for name in stored_classes(view.meta.attrs, self.label) or ()]
         self._verdicts = pictures(view.meta.fields).values()
         self.columns: dict[str, Array] = {}
         """The label, the split, verdicts and numbers of all records, where engines store them as columns."""
@@ -175,7 +178,7 @@ class Collector:
         shown = Shown(position)
         shown.fields = {name: _text_of(value) for name, value in record.items()}
         shown.key = shown.fields["key"] if isinstance(record.get("key"), str) else ""
-        shown.exact = shown.key != "" and shown.key == record["key"]
+        shown.exact = shown.key != "" and shown.key == record["key"] and "\n" not in shown.key
         shown.split = self.name_of("split", record["split"]) if "split" in record else ""
         shown.label = self.name_of(self.label, record[self.label]) if self.label else ""
         self._add_elements(shown, record)
@@ -185,28 +188,22 @@ class Collector:
     def _add_elements(self, shown: Shown, record: Record) -> None:
         size: tuple[int, int] | None = None
         parts: dict[str, tuple[Field, Any]] = {}
-        for name, (path, declared) in sorted(
-            self._elements.items(), key=lambda item: _role(item[0], item[1][1]) in _OVER
-        ):
-            role = _role(name, declared)
-            try:
+        for name, (path, declared) in self._elements.items():
+            with _noted(shown, name):
                 value = value_at(record[path.field], path.steps, name)
-                if role == "text":
+                if declared.role == "text":
                     shown.texts.append(_text_of(value))
-                elif role == "image":
+                elif declared.role == "image":
                     shown.panels += self._panels(shown, name, path.field, declared, value, record)
-                    size = size or shown.panels[0].size
-                elif role in _OVER:
-                    declared = dataclasses.replace(declared, role=role)
+                    size = size or next((panel.size for panel in shown.panels if any(panel.size)), None)
+                elif declared.role in _OVER:
                     parts[name] = declared, _in_pixels(name, value, declared, size)
-            except (StoredsError, ValueError, TypeError, KeyError) as error:
-                shown.notes.append(f"{name}: {error}")
-                shown.tags.append("value")
-        if parts:
-            masks = [np.asarray(value) for each, value in parts.values() if each.role == "mask"]
-            if not shown.panels and masks:
-                shown.panels.append(Panel("mask", Image.new("RGB", masks[0].shape[::-1][:2]), masks[0].shape[-2:]))
-            if shown.panels:
+        masks = [value for declared, value in parts.values() if declared.role == "mask"]
+        if masks and not shown.panels:
+            shown.panels.append(panel_of_pixels("mask", np.zeros(masks[0].shape[-2:], np.uint8)))
+        if parts and shown.panels:
+            with _noted(shown, "boxes"):
+                check_row_counts({name: value for name, (_, value) in parts.items()}, self._declared)
                 draw_parts(shown.panels[0], parts, self._classes)
 
     def _panels(
@@ -238,6 +235,16 @@ class Collector:
             yield panel
 
 
+@contextmanager
+def _noted(shown: Shown, name: str) -> Iterator[None]:
+    """Note a value that does not fit its role, and go on."""
+    try:
+        yield
+    except (StoredsError, ValueError, TypeError, LookupError) as error:
+        shown.notes.append(f"{name}: {error}")
+        shown.tags.append("value")
+
+
 def is_picture(name: str, declared: Field) -> bool:
     """Return whether an element is a picture, by its declaration or its name."""
     return _role(name, declared) == "image"
@@ -257,7 +264,9 @@ def _role(name: str, declared: Field) -> Role | None:
 def _in_pixels(name: str, value: Any, declared: Field, size: tuple[int, int] | None) -> Any:
     """Return class ids, coordinates in pixels, or labels."""
     if declared.role in ("boxes", "keypoints"):
-        return coordinates_tensor(name, plain_rows(name, value, declared.role), declared, size)
+        rows = plain_rows(name, value, declared.role)
+        check_values({name: rows}, {name: declared}, size)
+        return coordinates_tensor(name, rows, declared, size)
     if declared.role != "mask":
         return value
     if declared.kind != "image":

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from PIL import Image, ImageDraw, ImageFont
 
-from storeds.ops.showing.panels import COLOURS, Panel
+from storeds.ops.showing.panels import Panel
 from storeds.ops.showing.records import Shown
 
 __all__ = ["draw_sheet"]
@@ -52,9 +52,7 @@ def _tile(panel: Panel, image: Image.Image) -> Image.Image:
     tile.thumbnail((_SIDE, _SIDE))
     pen, (height, width) = ImageDraw.Draw(tile), panel.size
     across, down = tile.width / max(width, 1), tile.height / max(height, 1)
-    classes = list(dict.fromkeys(label for *_, label in panel.boxes))
-    for left, top, right, bottom, label in panel.boxes:
-        colour = COLOURS[classes.index(label) % len(COLOURS)]
+    for left, top, right, bottom, _, colour in panel.boxes:
         pen.rectangle((left * across, top * down, right * across, bottom * down), outline=colour, width=2)
     for x, y in panel.points:
         pen.ellipse((x * across - 2, y * down - 2, x * across + 2, y * down + 2), _POINT)
