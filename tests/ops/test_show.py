@@ -368,6 +368,13 @@ def test_elements_of_a_dataset_have_the_roles_that_it_gives() -> None:
     assert shown.texts == ["a cup"]
 
 
+def test_records_without_pictures_are_texts(tmp_path: Path) -> None:
+    page = ops.show(make_store({"x": "float", "y": "json"}, [{"x": 0.5 * n, "y": {"n": [n]}} for n in range(3)]))
+    page.save(tmp_path / "sheet.png")
+    assert page.records[1].texts == ["x: 0.5", 'y: {"n": [1]}']
+    assert page.histograms["x"][:2] == (0, 1)
+
+
 def test_windows_of_a_dataset_are_strips() -> None:
     records = [{"frame": jpeg(n), "video": n // 6} for n in range(12)]
     url = make_store({"frame": "image", "video": "int"}, records)

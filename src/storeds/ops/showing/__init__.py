@@ -50,7 +50,7 @@ class Page:
     ----------
     title : str
         The store, and how many of its records are shown.
-    records : list of Shown
+    records : list
     counts : dict
         ``classes`` and ``splits`` → value → number of records.
     histograms : dict
@@ -64,7 +64,7 @@ class Page:
 
     @property
     def html(self) -> str:
-        """The page: one document without network access, in which every name and value is text."""
+        """One document that loads nothing, in which every name and value is text."""
         counts = {name: [*found.items()] for name, found in self.counts.items()}
         histograms = [(name, *each) for name, each in self.histograms.items()]
         records = [record.to_json() for record in self.records]

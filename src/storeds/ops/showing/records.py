@@ -34,6 +34,7 @@ __all__ = ["Collector", "Shown", "cut", "is_picture", "spread"]
 
 _LONG = 2000  # characters of a text
 _BATCH = 32  # records
+_ROWS = 6  # fields of a record without pictures
 _TABLE = 8  # a smaller array of bytes is no picture
 _OVER = ("mask", "boxes", "keypoints", "labels")
 
@@ -182,6 +183,8 @@ class Collector:
         shown.split = self.name_of("split", record["split"]) if "split" in record else ""
         shown.label = self.name_of(self.label, record[self.label]) if self.label else ""
         self._add_elements(shown, record)
+        if not shown.panels and not shown.texts:
+            shown.texts = [cut(f"{name}: {text}") for name, text in shown.fields.items()][:_ROWS]
         shown.notes, shown.tags = [*dict.fromkeys(map(cut, shown.notes))], [*dict.fromkeys(shown.tags)]
         return shown
 
