@@ -214,7 +214,7 @@ BREAKS = [Break(*row) for row in (
     ("27: VOC takes boxes as stored, as masks", "ops/test_voc.py -k 'taken_as_stored'", "ops/packing/sources/voc.py", "        is_turned = tells and size == swapped\n", "        is_turned = orientation > 1\n"),
     ("27: masks may be GIF", "ops/test_folders.py -k gif", "ops/packing/sources/masks.py", '_SUFFIXES = (*IMAGE_SUFFIXES, ".gif")', "_SUFFIXES = IMAGE_SUFFIXES"),
     # 28. Repairs: loading and transforms.
-    ("28: an assigned transform holds", "datasets/test_assigned.py -k 'next_sample'", "datasets/map_dataset.py", "_change(_transform=build_transforms(value)", "_transform = build_transforms(value"),
+    ("28: an assigned transform holds", "datasets/test_assigned.py -k 'next_sample'", "datasets/map_dataset.py", "_change(_transform=build_transforms(self._with_stats(value))", "_transform = build_transforms(self._with_stats(value)"),
     ("28: a wrong argument of a loader has a suggestion", "loaders/test_stats.py -k refuses", "loaders/loader.py", "        _check_names(name, arguments)\n", ""),
     ("28: where takes class names", "datasets/test_dataset.py -k class_names", "datasets/assembly.py", "values = [_label(name, value, classes or ()) for value in", "values = [value for value in"),
     ("28: a function is no value of where", "datasets/test_dataset.py -k class_names", "datasets/assembly.py", "    if callable(value):\n", "    if False:\n"),
@@ -252,6 +252,14 @@ BREAKS = [Break(*row) for row in (
     ("plan: splits by folds share no record", "datasets/test_folds.py -k splits_of_a_config", "config/splits.py", "if all(each.fold is None and each.keys is None for each in (one, other)):", "if True:"),
     ("plan: a window stays in its episode", "readers/test_sequence.py -k slices", "readers/sequence.py", "inside = np.clip(wanted, starts[:, None], stops[:, None] - 1)", "inside = np.clip(wanted, 0, self._bounds[-1] - 1)"),
     ("plan: padded rows are marked", "readers/test_sequence.py -k slices", "readers/sequence.py", "outside = wanted != inside", "outside = wanted > inside"),
+    # Statistics of pictures.
+    ("stats: the unit of a sample is a picture of its size", "ops/test_statistics.py -k two_standard", "ops/statistics.py", "from_mean = values - mean * size", "from_mean = values - mean * size.mean()"),
+    ("stats: the error of the deviation", "ops/test_statistics.py -k two_standard", "ops/statistics.py", "(mean * mean - variance) * size", "(mean * mean) * size"),
+    ("stats: a damaged picture gives no pixels", "ops/test_statistics.py -k no_pixels", "ops/statistics.py", "repair=False", "repair=True"),
+    ("stats: a picture without a verdict is judged by decoding it", "ops/test_statistics.py -k no_pixels", "ops/statistics.py", "return None if UNCHECKED in kinds else", "return"),
+    ("stats: another seed is another sample", "ops/test_statistics.py -k until_the_store", "ops/statistics.py", "(known.examined, known.seed) == (sample, seed)", "known.examined == sample"),
+    ("stats: a replaced store is measured again", "ops/test_statistics.py -k until_the_store", "records/columns.py", "meta.id, meta.build, field", 'field, "", ""'),
+    ("stats: Normalize takes the numbers of its mode", "ops/test_statistics.py -k with_these_numbers", "datasets/assembly.py", 'isinstance(of_reader, Mapping) else of_reader', 'isinstance(of_reader, Mapping) else "RGB"'),
 )]
 # fmt: on
 

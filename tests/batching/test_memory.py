@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -324,17 +325,17 @@ def test_children_cost_no_slots_for_ever(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def shared_files() -> list[str]:
     """Return the slots that this process has open or mapped."""
-    opened = [
-        os.readlink(f"/proc/self/fd/{fd}")
-        for fd in os.listdir("/proc/self/fd")
-        if os.path.lexists(f"/proc/self/fd/{fd}")
-    ]
+    opened = []
+    for fd in os.listdir("/proc/self/fd"):
+        with suppress(FileNotFoundError):  # another thread has closed it
+            opened.append(os.readlink(f"/proc/self/fd/{fd}"))
     mapped = [line.split(maxsplit=5)[-1] for line in Path("/proc/self/maps").read_text().splitlines()]
     return [name for name in opened + mapped if "memfd:storeds" in name]
 
 
 @pytest.mark.parametrize("kind", [loader, plain])
 def test_memory_goes_with_the_iterator(kind: Any) -> None:
+    gc.collect()
     before = len(shared_files())
     for _ in range(3):
         assert len(list(kind(numbered))) == 24
@@ -346,7 +347,7 @@ def test_memory_goes_with_the_iterator(kind: Any) -> None:
     assert (batch[0] == 0).all()
     del batch
     gc.collect()
-    assert len(shared_files()) == before
+    assert len(shared_files()) <= before
 
 
 # --- Processes that end ---
@@ -413,7 +414,7 @@ def test_nothing_is_left_of_a_process_that_is_killed(url: str, kind: str, who: s
 
 @pytest.mark.parametrize(
     ("kind", "opens"),
-    [(loader, "storeds.batching.memory.SlotMemory.__init__"), (plain, "storeds.batching.memory._locked")],
+    [(loader, "storeds.batching.memory.SlotMemory.__init__"), (plain, "storeds.batching.buffers._locked")],
 )
 def test_a_worker_that_may_not_open_the_memory_sends_batches_as_pytorch_does(
     kind: Any, opens: str, monkeypatch: pytest.MonkeyPatch

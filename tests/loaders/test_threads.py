@@ -129,7 +129,7 @@ def test_each_thread_computes_alone_and_others_as_before(url: str) -> None:
         ({"multiprocessing_context": "fork"}, "multiprocessing_context"),
         ({"num_workers": -1}, "0 or more"),
         ({"prefetch_factor": 0}, "1 or more"),
-        ({"shuffle": True, "sampler": storeds.EpochSampler(COUNT)}, "one of the two"),
+        ({"shuffle": True, "sampler": storeds.EpochSampler(COUNT)}, "leave out one of them"),
     ],
 )
 def test_what_is_for_processes_alone_is_refused(url: str, arguments: dict[str, Any], message: str) -> None:

@@ -150,6 +150,20 @@ def test_encoding_again_without_a_verdict_does_not_hide_damage(tmp_path: Path, o
     assert packed.findings == {"truncated_scan": 2, "intact": 1, "missing_eoi": 1}
 
 
+def test_sizes_are_those_of_the_stored_pictures(tmp_path: Path) -> None:
+    sizes = {"a/wide.jpg": (300, 40), "a/high.jpg": (50, 120), "b/turned.jpg": (64, 48)}
+    files = {name: jpeg(at, size) for at, (name, size) in enumerate(sizes.items())}
+    files["b/turned.jpg"] = saved(photograph(3, (64, 48)), "JPEG", exif=exif(6))  # as stored, not upright
+    root, url = write(tmp_path / "tree", {**files, "b/page.jpg": b"<html>"}), f"lmdb://{tmp_path}/a.lmdb"
+    storeds.pack(root, url, sizes=True, on_bad="keep", max_side=200)
+    found = {record["key"]: (record["width"], record["height"]) for record in records_of(url)}
+    assert found == {**sizes, "a/wide.jpg": (200, 27), "b/page.jpg": (0, 0)}
+    batches = storeds.EpochSampler(storeds.StoreDataset(url), bucket_by=["width", "height"], batch_size=2)
+    assert sorted(index for batch in batches for index in batch) == [0, 1, 2, 3]
+    with pytest.raises(errors.ConfigError, match="already has a field 'width'"):
+        storeds.pack(url, f"lmdb://{tmp_path}/b.lmdb", sizes=True)
+
+
 def test_quality_encodes_every_image_upright(tmp_path: Path) -> None:
     turned = saved(photograph(0, (60, 40)), "JPEG", exif=exif(6))  # the camera was held upright
     root = write(tmp_path / "tree", {"a/1.jpg": turned, "a/2.png": saved(photograph(1, (60, 40)).convert("RGBA"))})

@@ -1,4 +1,4 @@
-"""The commands that read: info, show, verify, bench, backends, layouts, config schema, demo."""
+"""The commands that read: info, verify, bench, backends, layouts, config schema, demo."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from storeds.ops.verifying import Report
     from storeds.protocols import Field
 
-__all__ = ["backends", "bench", "demo", "info", "root", "schema", "show", "verify"]
+__all__ = ["backends", "bench", "demo", "info", "root", "schema", "verify"]
 
 _MAX_NAMED = 30  # classes
 _MAX_NOTES = 20  # lines; there may be a note for every record
@@ -101,43 +101,6 @@ def _kind(field: Field) -> str:
     if field.kind != "array":
         return field.kind
     return f"array {field.dtype} [{', '.join('*' if size is None else str(size) for size in field.shape or ())}]"
-
-
-@app.command()
-@command
-def show(
-    source: Annotated[str, typer.Argument(metavar="URL", help="The store: a URL or a file; or a training config.")],
-    output: Annotated[Path, typer.Option("-o", "--output", help="A .html page, or a .png picture.")] = Path(
-        "page.html"
-    ),
-    count: Annotated[int, typer.Option("-n", "--count", min=1, help="At most so many records.")] = 200,
-    where: Annotated[list[str] | None, typer.Option(help="Only records with this value: field=value.")] = None,
-    keys: Annotated[Path | None, typer.Option(help="Only records whose key is a line of this file.")] = None,
-    worst: Annotated[bool, typer.Option("--worst", help="Damaged records first, then unusual numbers.")] = False,
-    as_trained: Annotated[
-        Path | None, typer.Option(help="A training config: show its transforms in four epochs too.")
-    ] = None,
-    split: Annotated[str | None, typer.Option(help="A split of the config.")] = None,
-    layout: Layout = None,
-    option: Options = None,
-) -> None:
-    """Show records of a store in one file: pictures, masks, boxes, captions, damage and counts."""
-    from storeds.ops.showing import check_target
-
-    check_target(output)
-    page = ops.show(
-        source,
-        count=count,
-        where=dict(map(parse_option, where or [])) or None,
-        keys=keys,
-        worst_first=worst,
-        config=as_trained,
-        split=split,
-        layout=layout,
-        options=dict(map(parse_option, option or [])),
-    )
-    page.save(output)
-    say(f"{output}: {page.title}")
 
 
 @app.command()

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import inspect
 import os
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias, cast
 
+from storeds._utils.arguments import plain
 from storeds.backends.opening import open_backend
 from storeds.backends.selection import Selection
 from storeds.backends.subsets import Fold
@@ -16,10 +18,12 @@ from storeds.errors import ConfigError, suggest
 from storeds.protocols import Backend, Field, Reader, Transform
 from storeds.readers import ArrayReader, ImageReader, RecordReader, SampleReader
 from storeds.readers.elements import split_path
+from storeds.records.columns import load_json, stats_path
 from storeds.records.roles import stored_classes
 from storeds.registry import READERS
 from storeds.transforms import BoundTransform, JointTransform, build_transform
 from storeds.transforms.alignment import check_roles, check_spatial, takes_images
+from storeds.transforms.arguments import is_list
 from storeds.transforms.binding import first_crop, takes_strided
 from storeds.transforms.operations import in_order
 
@@ -35,6 +39,7 @@ __all__ = [
     "open_source",
     "select",
     "transforms_by_element",
+    "with_stats",
 ]
 
 
@@ -192,6 +197,67 @@ def _is_internal(name: str, target: Any) -> bool:
     of_class = vars(target) if isinstance(target, type) else {}
     own = {} if "internal" in of_class else of_class.get("__annotations__", {})
     return name.startswith("_") or (name in getattr(target, "internal", ()) and name not in own)
+
+
+def with_stats(spec: Any, reader: Reader[Any], backend: Backend) -> Any:
+    """Return a description of transforms with numbers for each ``{"name": "Normalize", "from": "stats"}`` in it.
+
+    They describe the whole store, whatever `where` selects, so that all of its splits get the same. ``of`` in the
+    description names another store.
+
+    Parameters
+    ----------
+    spec : any
+        As for `build_transforms`.
+    reader : Reader
+        Bound.
+    backend : Backend
+        The store of the dataset.
+
+    Raises
+    ------
+    ConfigError
+        `storeds.ops.stats` has not measured the store in the mode of the reader.
+    """
+
+    def resolved(part: Any, element: str) -> Any:
+        if is_list(part) and not callable(part):
+            return [resolved(each, element) for each in part]
+        if not isinstance(part, Mapping):
+            return part
+        if "name" not in part:
+            return {name: resolved(each, str(name)) for name, each in part.items()}
+        if part["name"] == "Normalize" and "from" in part:
+            return _measured(part, element, reader, backend)
+        return {name: resolved(value, element) if name == "transforms" else value for name, value in part.items()}
+
+    return resolved(plain(spec), reader.data or "image")
+
+
+def _measured(part: Mapping[str, Any], element: str, reader: Reader[Any], backend: Backend) -> dict[str, Any]:
+    """Return a ``Normalize`` from stats with its numbers for one element."""
+    if part["from"] != "stats" or "mean" in part or "std" in part:
+        raise ConfigError(f"transform: Normalize takes mean and std, or from = 'stats' instead, not {dict(part)!r}")
+    field = reader.stored_as(element) if isinstance(reader, RecordReader) else element
+    of_reader: Any = getattr(reader, "mode", "RGB")
+    mode: str = of_reader.get(element, "RGB") if isinstance(of_reader, Mapping) else of_reader
+    url, meta = backend.url, backend.meta
+    if "of" in part:
+        with open_backend(part["of"]) as other:
+            url, meta = other.url, other.meta
+    found = load_json(stats_path(meta, field, mode))
+    if found is None:
+        more = "".join(
+            f" --{name} {value}"
+            for name, value, usual in (("field", field, "image"), ("mode", mode, "RGB"))
+            if value != usual
+        )
+        raise ConfigError(
+            f"transform: Normalize from stats: the mean and deviation of {url} are not known here yet; run: "
+            f"storeds stats {shlex.quote(url)}{more}"
+        )
+    rest = {name: value for name, value in part.items() if name not in ("from", "of")}
+    return {**rest, "mean": found["mean"], "std": found["std"]}
 
 
 def build_transforms(spec: Any) -> Transforms:

@@ -32,6 +32,7 @@ from storeds.datasets.assembly import (
     open_source,
     select,
     transforms_by_element,
+    with_stats,
 )
 from storeds.datasets.counters import Policy, SampleCounters, SampleReport
 from storeds.datasets.epoch import MAX_EPOCH, SharedEpoch, add_bytes, add_time
@@ -193,14 +194,14 @@ class StoreDataset(Dataset[Any]):
         arguments["options"] = Source.store_options(options, store_options)
         settings = Source.unchecked(url, **arguments)
         policy = Policy(settings.on_error, settings.max_bad, settings.max_bad_fraction)
-        self._transforms: Transform | None = build_transform(settings.transforms, "transforms")
-        self._transform: Transforms = build_transforms(settings.transform)
-        self._target_transform: Transform | None = _target_transform(settings.target_transform)
         self._as_dict: bool = settings.as_dict
         self.seed: int | None = check_seed(settings.seed)
         self.backend: Backend = open_source(settings.url, settings.layout, settings.options)
         self._view: Backend = select(self.backend, settings.where, settings.fold, settings.keys)
         self._bound: Reader[Any] = make_reader(settings, self._view.meta.fields).bind(self._view)
+        self._transforms: Transform | None = build_transform(self._with_stats(settings.transforms), "transforms")
+        self._transform: Transforms = build_transforms(self._with_stats(settings.transform))
+        self._target_transform: Transform | None = _target_transform(settings.target_transform)
         # Shared with workers, so that set_epoch reaches persistent ones (pytorch#97326).
         self._epoch = SharedEpoch()
         self._counters = SampleCounters(policy, len(self._bound))
@@ -223,6 +224,9 @@ class StoreDataset(Dataset[Any]):
         is_random = self.seed is not None and (transforms or self._transforms or hasattr(self.reader, "sampling"))
         self._trials = _TRIALS if is_random else 0
 
+    def _with_stats(self, spec: Any) -> Any:
+        return with_stats(spec, self._bound, self.backend)
+
     def _change(self, **settings: Any) -> None:
         """Use other settings from the next sample on; an error leaves the dataset as it was."""
         changed = copy.copy(self)
@@ -237,7 +241,7 @@ class StoreDataset(Dataset[Any]):
 
     @transforms.setter
     def transforms(self, value: Any) -> None:
-        self._change(_transforms=build_transform(value, "transforms"))
+        self._change(_transforms=build_transform(self._with_stats(value), "transforms"))
 
     @property
     def transform(self) -> Transforms:
@@ -246,7 +250,7 @@ class StoreDataset(Dataset[Any]):
 
     @transform.setter
     def transform(self, value: Any) -> None:
-        self._change(_transform=build_transforms(value))
+        self._change(_transform=build_transforms(self._with_stats(value)))
 
     @property
     def target_transform(self) -> Transform | None:

@@ -188,9 +188,8 @@ class _QuotaOrder(Order):
         self._sure = due // self._samples
         # The ends of the fractions on their line, as whole numbers and parts of `samples`.
         self._ends, parts = np.divmod(np.cumsum(due - self._sure * self._samples), self._samples)
-        self._hit_from = -(
-            (parts - self._samples) * self._whole // self._samples
-        )  # the first begin that hits once more
+        # The first begin from which a stratum's end is hit once more.
+        self._hit_from = -((parts - self._samples) * self._whole // self._samples)
         self._jump = _coprime_near(int(self._whole * _GOLDEN), self._whole)
         self._first = int(self._keys[0] % np.uint64(max(self._whole, 1)))
 
@@ -202,20 +201,25 @@ class _QuotaOrder(Order):
         before: Array = self._sure * many + np.diff(hits, axis=1, prepend=0)
         return before
 
+    def _takes(self, blocks: Array, before: Array) -> Array:
+        """Return how many samples each of these blocks takes of each stratum."""
+        begins = (blocks * self._jump + self._first) % max(self._whole, 1)
+        hits = self._ends + (begins[:, None] >= self._hit_from)
+        is_whole = (blocks < self._whole)[:, None]
+        takes: Array = np.where(is_whole, self._sure + np.diff(hits, axis=1, prepend=0), self._quotas - before)
+        return takes
+
     def _block(self, blocks: Array) -> tuple[Array, Array, Array, Array]:
         """Return for each place of these blocks its block's row, its slot there, its stratum and which use of it."""
-        is_whole = (blocks < self._whole)[:, None]
-        before = self._before(np.minimum(blocks, self._whole))
-        after = np.where(is_whole, self._before(np.minimum(blocks + 1, self._whole)), self._quotas)
-        runs = (after - before).ravel()
-        lengths = (after - before).sum(axis=1)
+        before = self._before(blocks)
+        takes = self._takes(blocks, before)
+        runs, lengths = takes.ravel(), takes.sum(axis=1)
         strata = np.repeat(np.tile(np.arange(len(self._quotas)), len(blocks)), runs)
         uses = np.repeat(before.ravel() - (np.cumsum(runs) - runs), runs) + np.arange(len(strata))
         rows = np.repeat(np.arange(len(blocks)), lengths)
         places = (np.arange(len(strata)) - (np.cumsum(lengths) - lengths)[rows]).astype(np.uint64)
-        slots = permute(places, lengths[rows].astype(np.uint64), self._keys, blocks[rows].astype(np.uint64)).astype(
-            np.intp
-        )
+        of_block, number = lengths[rows].astype(np.uint64), blocks[rows].astype(np.uint64)
+        slots = permute(places, of_block, self._keys, number).astype(np.intp)
         in_order = np.lexsort((slots, strata, rows))  # the uses of a stratum ascend with the slots
         return rows, slots[in_order], strata, uses
 
@@ -281,6 +285,7 @@ def _floor_sum(count: Array, modulus: int, factor: int, summand: Array) -> Array
 # --- By weight ---
 
 _BLOCK = 16  # weights whose sum is kept
+_PART = 1 << 20
 
 
 class Weighted(Plan):
@@ -299,7 +304,10 @@ class Weighted(Plan):
 
     def __init__(self, weights: Array, count: int) -> None:
         self.weights, self.count = weights, count
-        self.sums = np.cumsum(np.add.reduceat(weights, np.arange(0, len(weights), _BLOCK), dtype=np.float64))
+        # In parts, because a sum in float64 copies what it adds.
+        parts = (weights[start : start + _PART] for start in range(0, len(weights), _PART))
+        blocks = [np.add.reduceat(part, np.arange(0, len(part), _BLOCK), dtype=np.float64) for part in parts]
+        self.sums = np.cumsum(np.concatenate(blocks))
         self.key = _digest("weighted", weights, np.array([count]))
 
     def order(self, seed: int, epoch: int) -> Order:

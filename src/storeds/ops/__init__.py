@@ -1,4 +1,4 @@
-"""Operations on whole stores: pack, convert, export, verify, repair, show, info, bench.
+"""Operations on whole stores: pack, convert, export, verify, repair, info, stats, show, bench.
 
 Each has its own module or package, named with a gerund because `storeds.ops.verify` is the function. Read `common`
 first, which they share. Each name loads its module on first use, so that `storeds --help` is quick.
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from storeds.ops.inspecting import Info, info
     from storeds.ops.packing import Packed, pack
     from storeds.ops.showing import Page, show
+    from storeds.ops.statistics import Stats, stats
     from storeds.ops.verifying import Finding, Report, verify
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "ProgressHook",
     "RepairReport",
     "Report",
+    "Stats",
     "bench",
     "convert",
     "export",
@@ -40,6 +42,7 @@ __all__ = [
     "pack",
     "repair",
     "show",
+    "stats",
     "verify",
 ]
 
@@ -58,6 +61,7 @@ __getattr__ = export_lazily(
         "inspecting": ("Info", "info"),
         "packing": ("Packed", "pack"),
         "showing": ("Page", "show"),
+        "statistics": ("Stats", "stats"),
         "verifying": ("Finding", "Report", "verify"),
     },
 )

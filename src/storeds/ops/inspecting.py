@@ -17,7 +17,7 @@ from storeds.protocols import JSON, Backend
 from storeds.records.columns import read_column
 from storeds.records.fields import NATIVE, fields_to_json
 
-__all__ = ["Info", "info"]
+__all__ = ["Info", "class_counts", "info"]
 
 
 @dataclass(frozen=True)
@@ -97,6 +97,7 @@ def info(url: str, *, layout: str | None = None, options: Mapping[str, Any] | No
     with open_backend(url, layout=layout, **(options or {})) as backend:
         meta = backend.meta
         own = backend if isinstance(backend, StoreBackend) else None
+        has_columns = meta.layout == NATIVE
         return Info(
             url=backend.url,
             backend=StoreURL.parse(backend.url).scheme or meta.layout,
@@ -107,8 +108,8 @@ def info(url: str, *, layout: str | None = None, options: Mapping[str, Any] | No
             count=meta.count,
             fields=fields_to_json(meta.fields),
             attrs=dict(meta.attrs),
-            classes=_class_counts(backend),
-            splits=_counts(backend, "split", ("str",)),
+            classes=class_counts(backend) if has_columns else None,
+            splits=_counts(backend, "split", ("str",)) if has_columns else None,
             pictures=_pictures(backend),
             fast_crops=meta.fast_crops if images_of(backend) else None,
             bytes=own.stored_bytes() if own else None,
@@ -127,7 +128,8 @@ def _pictures(backend: Backend) -> dict[str, int] | None:
         return None
 
 
-def _class_counts(backend: Backend) -> dict[str, int] | None:
+def class_counts(backend: Backend) -> dict[str, int] | None:
+    """Return how many records have each value of the field ``label``, by class name if the store has names."""
     counts = _counts(backend, "label", ("int", "str", "bool"))
     classes = backend.meta.attrs.get("classes")
     if counts is None or not isinstance(classes, list) or backend.meta.fields["label"].kind != "int":
@@ -140,9 +142,9 @@ def _class_counts(backend: Backend) -> dict[str, int] | None:
 
 
 def _counts(backend: Backend, name: str, kinds: tuple[str, ...]) -> dict[str, int] | None:
-    """Return how many records have each value of a field; None without the field, or if no column stores it."""
+    """Return how many records have each value of a field; None without such a field, or if it cannot be read."""
     declared = backend.meta.fields.get(name)
-    if backend.meta.layout != NATIVE or declared is None or declared.kind not in kinds:
+    if declared is None or declared.kind not in kinds:
         return None
     try:
         values, counts = np.unique(read_column(backend, name), return_counts=True)

@@ -5,18 +5,19 @@ from __future__ import annotations
 import array
 import contextlib
 import itertools
+import json
 import os
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import xxhash
 
 from storeds.errors import ConfigError, RecordError, suggest
-from storeds.protocols import JSON, Array, Backend, Field, Record, SupportsColumns, SupportsWhere
+from storeds.protocols import JSON, Array, Backend, Field, Meta, Record, SupportsColumns, SupportsWhere
 from storeds.records.codec import canonical_value, preview
 from storeds.records.fields import canonical_json
 
@@ -30,13 +31,16 @@ __all__ = [
     "column_of",
     "index_path",
     "load_index",
+    "load_json",
     "matching_positions",
     "positions_by_columns",
     "read_arrays",
     "read_column",
     "save_index",
+    "save_json",
     "stack_records",
     "stackable",
+    "stats_path",
     "text_column",
     "text_offsets",
 ]
@@ -246,20 +250,46 @@ def save_index(path: Path, positions: Array) -> Array:
     Removes files of the folder that were not used for 30 days, because their stores may have changed.
     """
     with contextlib.suppress(OSError):
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor, fresh = tempfile.mkstemp(dir=path.parent, suffix=".fresh")
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                np.save(file, positions, allow_pickle=False)
-            os.replace(fresh, path)
-        except BaseException:
-            os.unlink(fresh)
-            raise
+        _replace(path, lambda file: np.save(file, positions, allow_pickle=False))
         _remove_unused(path.parent)
         mapped = load_index(path)
         if mapped is not None:
             return mapped
     return positions
+
+
+def _replace(path: Path, write: Callable[[IO[bytes]], object]) -> None:
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    descriptor, fresh = tempfile.mkstemp(dir=path.parent, suffix=".fresh")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            write(file)
+        os.replace(fresh, path)
+    except BaseException:
+        os.unlink(fresh)
+        raise
+
+
+def stats_path(meta: Meta, field: str, mode: str, where: str | None = None) -> Path:
+    """Return the cache file for the statistics of the pictures in `field`, see `storeds.ops.stats`."""
+    return index_path("stats", 1, meta.id, meta.build, field, mode, where).with_suffix(".json")
+
+
+def load_json(path: Path) -> Any:
+    """Return the value in `path`, or None if the file is missing or damaged."""
+    try:
+        return json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+
+
+def save_json(path: Path, value: JSON) -> bool:
+    """Write `value` to `path` in one step; return whether that was possible. The file is small and kept for ever."""
+    try:
+        _replace(path, lambda file: file.write(json.dumps(value).encode()))
+    except OSError:
+        return False
+    return True
 
 
 def _remove_unused(folder: Path) -> None:

@@ -1,0 +1,254 @@
+"""The commands that look at records: stats, head, get, show."""
+
+from __future__ import annotations
+
+import json
+import sys
+from bisect import bisect_left
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from storeds import ops
+from storeds._utils.text import byte_size, counted
+from storeds.cli.app import (
+    AsJson,
+    Layout,
+    Options,
+    StoreArgument,
+    app,
+    command,
+    parse_option,
+    print_json,
+    print_table,
+    progress,
+    say,
+)
+from storeds.cli.show import _brief_counts
+from storeds.errors import ConfigError, RecordError, suggest
+
+if TYPE_CHECKING:
+    from storeds.ops.statistics import Stats
+    from storeds.protocols import Backend, Field, Record
+
+__all__ = ["get", "head", "show", "stats"]
+
+_MAX_TEXT = 60  # characters of a value in a table
+_COMPARED = 1000  # keys
+
+
+@app.command()
+@command
+def stats(
+    url: StoreArgument,
+    examine_all: Annotated[bool, typer.Option("--all", help="Examine every picture: exact.")] = False,
+    sample: Annotated[int, typer.Option(help="Otherwise so many, drawn at random.")] = 2000,
+    where: Annotated[list[str] | None, typer.Option(help="Only records with this value: field=value.")] = None,
+    field: Annotated[str | None, typer.Option(help="The field of the pictures.")] = None,
+    mode: Annotated[str, typer.Option(help="RGB or L, as the config says.")] = "RGB",
+    workers: Annotated[int | None, typer.Option(help="Threads; one per CPU by default.")] = None,
+    layout: Layout = None,
+    option: Options = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure the pictures of a store: mean and deviation for Normalize, sizes, classes, duplicates, damage."""
+    with progress("stats", quiet=as_json) as hook:
+        found = ops.stats(
+            url,
+            where=dict(map(parse_option, where)) if where else None,
+            field=field,
+            mode=mode,
+            all=examine_all,
+            sample=sample,
+            workers=workers,
+            layout=layout,
+            options=dict(map(parse_option, option or [])),
+            progress=hook,
+        )
+    if as_json:
+        print_json(found.to_json())
+    else:
+        _show_stats(found)
+
+
+def _show_stats(found: Stats) -> None:
+    from storeds.ops.common import listed
+
+    columns = {"": "left"} | dict.fromkeys(("min", "5 %", "median", "95 %", "max", "mean"), "right")
+    rows = []
+    for name, spread in found.sizes.items():
+        digits = 2 if name == "aspect_ratio" else 0
+        rows.append((name.replace("_", " "), *(f"{value:,.{digits}f}" for value in spread.values())))
+    print_table(columns, rows)
+    if found.classes is not None:
+        say(f"classes: {_brief_counts(found.classes)}")
+    damaged = sum(found.damaged.values())
+    say(f"damaged: {damaged:,} of {found.judged:,}" + (f" ({listed(found.damaged)})" if damaged else ""))
+    say(f"exact duplicates: {found.duplicates:,}")
+    for name, values, errors in (("mean", found.mean, found.mean_error), ("std", found.std, found.std_error)):
+        shown = ", ".join(
+            f"{value:.4f}" + ("" if found.is_exact else f" ± {error:.4f}")
+            for value, error in zip(values, errors, strict=True)
+        )
+        say(f"{name}: {shown}")
+    if found.decoded < found.examined:
+        say(f"mean and std are of the {found.decoded:,} that decode in mode {found.mode}")
+    more = "" if found.is_exact else "; --all is exact"
+    say(f"{found.url}: {found.examined:,} of {counted(found.count, 'record')} examined{more}")
+
+
+@app.command()
+@command
+def head(
+    url: StoreArgument,
+    count: Annotated[int, typer.Option("-n", min=1, help="How many.")] = 5,
+    layout: Layout = None,
+    option: Options = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the first records: values as they are, and what is in pictures, bytes and arrays."""
+    from storeds.backends.opening import open_backend
+    from storeds.records.fields import without_verdicts
+
+    with open_backend(url, layout=layout, **dict(map(parse_option, option or []))) as backend:
+        fields = without_verdicts(backend.meta.fields)
+        records = backend.get_many(range(min(count, len(backend))))
+    described = [_described(record, fields) for record in records]
+    if as_json:
+        print_json({"records": described})
+        return
+    columns = {name: "right" if field.is_scalar else "left" for name, field in fields.items()}
+    rows = ((str(at), *(_brief(each.get(name, "")) for name in fields)) for at, each in enumerate(described))
+    print_table({"record": "right", **columns}, rows)
+    for record in records:
+        if isinstance(record, RecordError):
+            say(str(record))
+
+
+@app.command()
+@command
+def get(
+    url: StoreArgument,
+    key: Annotated[str, typer.Argument(help="The key of a record, or its position where records have no field key.")],
+    output: Annotated[str | None, typer.Option("-o", "--output", help="The file to write, or - for stdout.")] = None,
+    field: Annotated[str | None, typer.Option(help="The field to write; by default the first picture.")] = None,
+    layout: Layout = None,
+    option: Options = None,
+) -> None:
+    """Write a picture, or bytes, of one record as they are stored. Without -o, print the record as JSON."""
+    from storeds.backends.opening import open_backend
+    from storeds.records.fields import without_verdicts
+
+    with open_backend(url, layout=layout, **dict(map(parse_option, option or []))) as backend:
+        fields = without_verdicts(backend.meta.fields)
+        if output is not None:
+            field = _field_to_write(field, fields, backend.url)
+        (record,) = backend.get_many([_position(backend, key)], None if output is None else [field or ""])
+    if isinstance(record, RecordError):
+        raise record
+    if output is None:
+        print_json(_described(record, fields))
+    elif output == "-":
+        sys.stdout.buffer.write(record[field or ""])
+    else:
+        try:
+            Path(output).write_bytes(record[field or ""])
+        except OSError as error:
+            raise ConfigError(f"{output} cannot be written: {error.strerror}") from None
+
+
+def _field_to_write(name: str | None, fields: dict[str, Field], url: str) -> str:
+    kinds = ("image", "bytes")
+    known = [each for kind in kinds for each, declared in fields.items() if declared.kind == kind]
+    if name is None and known:
+        return known[0]
+    if name not in known:
+        raise ConfigError(f"{url} has no picture or bytes {name!r}; {suggest(name, known, 'fields of these kinds')}")
+    return name
+
+
+def _position(backend: Backend, key: str) -> int:
+    """Return the position of the record with this key; raises ConfigError without one."""
+    from storeds.records.columns import matching_positions, read_column
+
+    declared = backend.meta.fields.get("key")
+    if declared is None or declared.kind != "str":
+        if not key.isdecimal() or int(key) >= len(backend):
+            raise ConfigError(
+                f"{backend.url} has no field key, so name a position, 0 to {len(backend) - 1}, not {key!r}"
+            )
+        return int(key)
+    found = matching_positions(backend, {"key": [key]})
+    if not len(found):
+        keys = sorted(read_column(backend, "key").tolist())
+        at = bisect_left(keys, key)
+        near, what = (keys, "keys") if len(keys) <= _COMPARED else (keys[max(at - 10, 0) : at + 10], "keys next to it")
+        raise ConfigError(f"{backend.url} has no record with key {key!r}; {suggest(key, near, what)}")
+    return int(found[0])
+
+
+def _described(record: Record | RecordError, fields: dict[str, Field]) -> dict[str, Any]:
+    """Return a record as JSON, in which pictures, bytes and arrays are described in words."""
+    if isinstance(record, RecordError):
+        return {"error": record.reason or str(record)}
+    return {name: _value(record, name, declared) for name, declared in fields.items()}
+
+
+def _value(record: Record, name: str, declared: Field) -> Any:
+    """Return a value as JSON; for a picture, for example ``JPEG 640 × 480, 41.0 kB, intact``."""
+    value = record[name]
+    if declared.kind == "array":
+        return f"{value.dtype} {list(value.shape)}"
+    if declared.kind not in ("image", "bytes"):
+        return value
+    size = byte_size(len(value)).partition(" (")[0]
+    if declared.kind == "bytes":
+        return size
+    from storeds.jpeg import Verdict, read_picture_header, sniff
+
+    header, verdict = read_picture_header(value), Verdict.of(record, name)
+    what = sniff(value) if header is None else f"{header.format} {header.width} × {header.height}"
+    return f"{what}, {size}, {'not examined' if verdict is None else verdict.finding}"
+
+
+def _brief(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}…"
+
+
+@app.command()
+@command
+def show(
+    source: Annotated[str, typer.Argument(metavar="URL", help="The store: a URL or a file; or a training config.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="A .html page, or a .png picture.")] = Path(
+        "page.html"
+    ),
+    count: Annotated[int, typer.Option("-n", "--count", min=1, help="At most so many records.")] = 200,
+    where: Annotated[list[str] | None, typer.Option(help="Only records with this value: field=value.")] = None,
+    keys: Annotated[Path | None, typer.Option(help="Only records whose key is a line of this file.")] = None,
+    worst: Annotated[bool, typer.Option("--worst", help="Damaged records first, then unusual numbers.")] = False,
+    as_trained: Annotated[
+        Path | None, typer.Option(help="A training config: show its transforms in four epochs too.")
+    ] = None,
+    split: Annotated[str | None, typer.Option(help="A split of the config.")] = None,
+    layout: Layout = None,
+    option: Options = None,
+) -> None:
+    """Show records of a store in one file: pictures, masks, boxes, captions, damage and counts."""
+    from storeds.ops.showing import check_target
+
+    check_target(output)
+    page = ops.show(
+        source,
+        count=count,
+        where=dict(map(parse_option, where or [])) or None,
+        keys=keys,
+        worst_first=worst,
+        config=as_trained,
+        split=split,
+        layout=layout,
+        options=dict(map(parse_option, option or [])),
+    )
+    page.save(output)
+    say(f"{output}: {page.title}")
