@@ -18,65 +18,54 @@ from _packing import storeds_command, storeds_json
 from make_store import make_store
 from photographs import jpeg, photograph
 from storeds.cli import app
-from storeds.ops import ContactSheet, Finding
+from storeds.ops import Finding, Report, show
 
 # What a sheet looks like: pixels of a tile, of the gap and of a line below it, and tiles in a row.
 _SIDE, _GAP, _LINE, _HEADING, _COLUMNS = 160, 12, 15, 30, 10
 
 
-def tiles(path: Path, *sections: int) -> list[tuple[Any, Any]]:
-    """Return (picture, text below it) of each tile, as arrays; `sections` says how many each kind of damage has."""
+def tiles(path: Path, count: int) -> list[tuple[Any, Any]]:
+    """Return (picture, text below it) of each tile, as arrays."""
     with Image.open(path) as image:
         assert (image.format, image.mode) == ("PNG", "RGB")
         sheet = np.asarray(image)
     across, down = _SIDE + _GAP, _SIDE + 2 * _LINE + _GAP
     found = []
-    top = _GAP + _HEADING
-    for count in sections:
-        top += _HEADING
-        for number in range(count):
-            left, upper = _GAP + number % _COLUMNS * across, top + number // _COLUMNS * down
-            tile = sheet[upper : upper + down, left : left + _SIDE]
-            found.append((tile[:_SIDE], tile[_SIDE : _SIDE + 2 * _LINE]))
-        top += -(-count // _COLUMNS) * down
+    for number in range(count):
+        left, upper = _GAP + number % _COLUMNS * across, _GAP + _HEADING + number // _COLUMNS * down
+        tile = sheet[upper : upper + down, left : left + _SIDE]
+        found.append((tile[:_SIDE], tile[_SIDE : _SIDE + 2 * _LINE]))
     return found
 
 
 def test_the_sheet_shows_damaged_pictures_repaired_the_most_frequent_kind_first(tmp_path: Path) -> None:
     url, path = f"hdf5://{tmp_path}/a.h5", tmp_path / "sheet.png"
     write(url)
-    shown = storeds_command("verify", url, "--contact-sheet", path, code=1)
-    assert f"{path}: 4 pictures" in shown
-    kinds = {"truncated_scan": 4, "not_jpeg": 2, "corrupt_data": 2, "missing_eoi": 1, "truncated_header": 1}
-    drawn = dict(zip(("no pixel", "filled up", "half", "coarse"), tiles(path, 4), strict=True))
-    assert len({text.tobytes() for _, text in drawn.values()}) == 4
-    colours = {key: len(np.unique(picture.reshape(-1, 3), axis=0)) for key, (picture, _) in drawn.items()}
-    assert [count > 300 for count in colours.values()] == [False, True, True, True]  # the first has text only
+    assert f"{path}: 11 damaged records" in storeds_command("verify", url, "--contact-sheet", path, code=1)
+    names = ("no pixel", "filled up", "half", "coarse")  # all are truncated_scan, and other kinds have two at most
+    assert sorted(list(PICTURES)[position] for position in storeds.verify(url).worst()[:4]) == sorted(names)
+    drawn = tiles(path, 11)
+    assert len({text.tobytes() for _, text in drawn}) == 11
+    colours = [len(np.unique(picture.reshape(-1, 3), axis=0)) for picture, _ in drawn[:4]]
+    assert [count > 300 for count in colours] == [False, True, True, True]  # the first has text only
     # "no end", of 96 x 64, in the middle of its tile: every pixel of the photograph is there.
-    report = storeds.verify(url)
-    assert {kind: report.kinds[kind] for kind in kinds} == kinds
-    ContactSheet(path).draw(url, [each for each in report.findings if each.kind == "missing_eoi"])
+    show(url, [list(PICTURES).index("no end")]).save(path)
     ((picture, _),) = tiles(path, 1)
     assert np.abs(picture[48:112, 32:128].astype(int) - np.asarray(photograph(1), int)).mean() < 8
 
 
-def test_the_worst_thirty_of_a_kind_are_shown_worst_first(tmp_path: Path) -> None:
-    url, path = f"lmdb://{tmp_path}/a.lmdb", tmp_path / "sheet.png"
-    make_store({"image": "image"}, ({"image": jpeg(n, (40, 40))[:-2]} for n in range(8)), url)
-    findings = [Finding("truncated_scan", "", n % 8, f"{n}", "image", (n + 1) / 101) for n in range(100)]
-    crashes = [Finding("crash", "a reason " * 90, n, "0.jpg") for n in range(5000)]
-    assert ContactSheet(path).draw(url, [*findings[::-1], *crashes]) == 30
-    texts = [text.tobytes() for _, text in tiles(path, 30, 30)[30:]]
-    for place in (0, 29):
-        ContactSheet(path).draw(url, [findings[place]])
-        assert tiles(path, 1)[0][1].tobytes() == texts[place]
+def test_the_worst_thirty_of_a_kind_are_shown_and_no_record_that_ended_a_process() -> None:
+    cuts = [Finding("truncated_scan", "", n, f"{n}", "image", (n + 1) / 101) for n in range(100)]
+    rare, crashes = [Finding("record", "", 200)], [Finding("crash", "", n) for n in range(300, 500)]
+    findings = [*rare, *crashes, *cuts[::-1], Finding("column", "", 250), Finding("id", "")]
+    assert Report("", "", 500, findings=findings).worst() == [*range(30), 200]
 
 
 def test_names_in_any_script_and_of_any_length_fit(tmp_path: Path) -> None:
     url, path = f"lmdb://{tmp_path}/a.lmdb", tmp_path / "sheet.png"
     keys = ["名前/é.jpg", "x" * 10_000, "tab\tline\nnul\0", ""]
     make_store({"key": "str", "image": "image"}, ({"key": key, "image": jpeg(0)[:-2]} for key in keys), url)
-    ContactSheet(path).draw(url, storeds.verify(url).findings)
+    show(url, storeds.verify(url).worst()).save(path)
     assert len({text.tobytes() for _, text in tiles(path, len(keys))}) == len(keys)
     assert r"tab\tline\nnul\x00" in storeds_command("verify", url, code=1)
 

@@ -1,4 +1,4 @@
-"""The commands that look at records: stats, head, get."""
+"""The commands that look at records: stats, head, get, show."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from storeds.ops.statistics import Stats
     from storeds.protocols import Backend, Field, Record
 
-__all__ = ["get", "head", "stats"]
+__all__ = ["get", "head", "show", "stats"]
 
 _MAX_TEXT = 60  # characters of a value in a table
 _COMPARED = 1000  # keys
@@ -215,3 +215,40 @@ def _value(record: Record, name: str, declared: Field) -> Any:
 def _brief(value: Any) -> str:
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}…"
+
+
+@app.command()
+@command
+def show(
+    source: Annotated[str, typer.Argument(metavar="URL", help="The store: a URL or a file; or a training config.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="A .html page, or a .png picture.")] = Path(
+        "page.html"
+    ),
+    count: Annotated[int, typer.Option("-n", "--count", min=1, help="At most so many records.")] = 200,
+    where: Annotated[list[str] | None, typer.Option(help="Only records with this value: field=value.")] = None,
+    keys: Annotated[Path | None, typer.Option(help="Only records whose key is a line of this file.")] = None,
+    worst: Annotated[bool, typer.Option("--worst", help="Damaged records first, then unusual numbers.")] = False,
+    as_trained: Annotated[
+        Path | None, typer.Option(help="A training config: show its transforms in four epochs too.")
+    ] = None,
+    split: Annotated[str | None, typer.Option(help="A split of the config.")] = None,
+    layout: Layout = None,
+    option: Options = None,
+) -> None:
+    """Show records of a store in one file: pictures, masks, boxes, captions, damage and counts."""
+    from storeds.ops.showing import check_target
+
+    check_target(output)
+    page = ops.show(
+        source,
+        count=count,
+        where=dict(map(parse_option, where or [])) or None,
+        keys=keys,
+        worst_first=worst,
+        config=as_trained,
+        split=split,
+        layout=layout,
+        options=dict(map(parse_option, option or [])),
+    )
+    page.save(output)
+    say(f"{output}: {page.title}")

@@ -108,7 +108,8 @@ def _kind(field: Field) -> str:
 def verify(
     url: StoreArgument,
     contact_sheet: Annotated[
-        Path | None, typer.Option(help="Draw the damaged pictures, repaired as far as possible, into this .png file.")
+        Path | None,
+        typer.Option(help="Show the damaged records, repaired as far as possible, in this .png or .html file."),
     ] = None,
     workers: Annotated[int | None, typer.Option(help="Processes that check; one per CPU by default.")] = None,
     layout: Layout = None,
@@ -116,7 +117,10 @@ def verify(
     as_json: AsJson = False,
 ) -> None:
     """Check every record, image and column of a store. The exit code is 1 if something is wrong."""
-    sheet = None if contact_sheet is None else ops.ContactSheet(contact_sheet)
+    from storeds.ops.showing import check_target
+
+    if contact_sheet is not None:
+        check_target(contact_sheet)
     options = dict(map(parse_option, option or []))
     with progress("verify", quiet=as_json) as hook:
         report = ops.verify(url, workers=workers, layout=layout, options=options, progress=hook)
@@ -124,17 +128,17 @@ def verify(
         print_json(report.to_json())
     else:
         _show_report(report)
-    if sheet is not None:
+    if contact_sheet is not None:
         try:
-            drawn = sheet.draw(url, report.findings, layout=layout, options=options)
+            page = ops.show(url, report.worst(), layout=layout, options=options)
+            page.save(contact_sheet)
         except Exception as error:  # the report above took much longer than a sheet, and scripts need its exit code
-            say_error(
-                "error: ", f"the contact sheet {sheet.path} was not drawn: {redact_message(str(error))}", "bold red"
-            )
+            reason = f"the contact sheet {contact_sheet} was not drawn: {redact_message(str(error))}"
+            say_error("error: ", reason, "bold red")
             raise typer.Exit(2 if report.ok else 1) from None
         else:
             if not as_json:
-                say(f"{sheet.path}: {counted(drawn, 'picture')}")
+                say(f"{contact_sheet}: {counted(len(page.records), 'damaged record')}")
     if not report.ok:
         raise typer.Exit(1)
 

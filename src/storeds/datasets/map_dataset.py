@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from multiprocessing.context import get_spawning_popen
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -43,8 +43,12 @@ from storeds.protocols import Array, Backend, Field, Reader, SampleContext, Tran
 from storeds.readers import ArrayReader, SampleReader
 from storeds.records.columns import read_arrays, read_column
 from storeds.records.roles import stored_classes
+from storeds.registry import import_object
 from storeds.transforms import build_transform
 from storeds.transforms.binding import check_picklable
+
+if TYPE_CHECKING:
+    from storeds.ops.showing import Page
 
 __all__ = ["StoreDataset"]
 
@@ -63,6 +67,8 @@ def _freeze_inherited() -> None:
 
 # A worker that makes an earlier pass again looks for random numbers in so many samples, in so many epochs of each.
 _TRIALS, _EPOCHS = 3, 8
+
+_SHOW, _IN_NOTEBOOK = "storeds.ops.showing:show", 24  # what shows samples, loaded on use, and how many a notebook shows
 
 _NO_MASK = "a mask is not a list of indices; use where= or mask.nonzero()"
 
@@ -445,6 +451,18 @@ class StoreDataset(Dataset[Any]):
     def report(self) -> SampleReport:
         """Return how many samples were requested, repaired and bad so far, in this process and its workers."""
         return self._counters.report(self.url)
+
+    def show(self, indices: Iterable[int] | None = None) -> Page:
+        """Return samples to look at, by default some of every class: a notebook displays them, ``save(path)`` writes them.
+
+        See `storeds.ops.show`. Transforms are left out.
+        """
+        page: Page = import_object(_SHOW)(self, None if indices is None else list(indices))
+        return page
+
+    def _repr_html_(self) -> str:
+        html: str = import_object(_SHOW)(self, count=_IN_NOTEBOOK)._repr_html_()
+        return html
 
     def __getstate__(self) -> dict[str, Any]:
         if get_spawning_popen() is not None:  # copies in this process may hold what cannot be pickled

@@ -1,4 +1,4 @@
-"""Operations on whole stores: pack, convert, export, verify, repair, info, stats, bench.
+"""Operations on whole stores: pack, convert, export, verify, repair, info, stats, show, bench.
 
 Each has its own module or package, named with a gerund because `storeds.ops.verify` is the function. Read `common`
 first, which they share. Each name loads its module on first use, so that `storeds --help` is quick.
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
     from storeds.ops.exporting import Exported, export
     from storeds.ops.inspecting import Info, info
     from storeds.ops.packing import Packed, pack
+    from storeds.ops.showing import Page, show
     from storeds.ops.statistics import Stats, stats
     from storeds.ops.verifying import Finding, Report, verify
-    from storeds.ops.verifying.contact_sheet import ContactSheet
 
 __all__ = [
     "BenchReport",
-    "ContactSheet",
     "Converted",
     "Exported",
     "Finding",
     "Info",
     "Measurement",
     "Packed",
+    "Page",
     "Progress",
     "ProgressHook",
     "RepairReport",
@@ -41,6 +41,7 @@ __all__ = [
     "info",
     "pack",
     "repair",
+    "show",
     "stats",
     "verify",
 ]
@@ -59,8 +60,8 @@ __getattr__ = export_lazily(
         "exporting": ("Exported", "export"),
         "inspecting": ("Info", "info"),
         "packing": ("Packed", "pack"),
+        "showing": ("Page", "show"),
         "statistics": ("Stats", "stats"),
         "verifying": ("Finding", "Report", "verify"),
-        "verifying.contact_sheet": ("ContactSheet",),
     },
 )

@@ -64,6 +64,19 @@ class Report:
         """Kind → how many findings and notes, the most frequent first."""
         return dict(Counter(finding.kind for finding in (*self.findings, *self.notes)).most_common())
 
+    def worst(self, of_a_kind: int = 30) -> list[int]:
+        """Return the positions of damaged records: of the most frequent kind first, and those of which least is left.
+
+        Records that ended the checking process are left out, because reading them may end this one.
+        """
+        kinds: dict[str, list[Finding]] = {}
+        for finding in self.findings:
+            if finding.position is not None and finding.kind not in ("column", "crash"):
+                kinds.setdefault(finding.kind, []).append(finding)
+        frequent = sorted(kinds.values(), key=len, reverse=True)
+        chosen = (sorted(found, key=lambda each: each.recovered or 0.0)[:of_a_kind] for found in frequent)
+        return list(dict.fromkeys(each.position for found in chosen for each in found if each.position is not None))
+
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON."""
         findings = [finding.to_json() for finding in self.findings]

@@ -1,0 +1,269 @@
+"""Shows records of a store: on one HTML page that needs nothing else, or on one picture.
+
+`show` is the entry point. `records` chooses and reads records, `panels` makes their small pictures, `page.html` shows them
+in a browser, and `sheet` draws them.
+"""
+
+from __future__ import annotations
+
+import base64
+import copy
+import hashlib
+import html
+import json
+import os
+import secrets
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from storeds._utils.locations import redact
+from storeds._utils.text import counted
+from storeds.backends.opening import open_backend
+from storeds.errors import ConfigError, RecordError
+from storeds.ops.showing.panels import draw_parts, panel_of_pixels
+from storeds.ops.showing.records import Collector, Shown, cut, is_picture, spread
+from storeds.protocols import Array, Backend, SampleContext
+from storeds.readers import RecordReader
+
+if TYPE_CHECKING:
+    from storeds.datasets.map_dataset import StoreDataset
+
+__all__ = ["Page", "check_target", "show"]
+
+_CONFIGS = (".toml", ".yaml", ".yml", ".json")
+_EPOCHS = 4
+_BINS = 24
+_MOST_COUNTS, _MOST_HISTOGRAMS = 200, 12
+
+
+@dataclass
+class Page:
+    """Records to look at, as a page or as a picture. In a notebook, it displays itself.
+
+    Attributes
+    ----------
+    title : str
+        The store, and how many of its records are shown.
+    records : list
+    counts : dict
+        ``classes`` and ``splits`` → value → number of records.
+    histograms : dict
+        Name → least value, greatest value and how many values each bin has.
+    """
+
+    title: str
+    records: list[Shown]
+    counts: dict[str, dict[str, int]]
+    histograms: dict[str, tuple[float, float, list[int]]]
+
+    @property
+    def html(self) -> str:
+        """One document that loads nothing, in which every name and value is text."""
+        counts = {name: [*found.items()] for name, found in self.counts.items()}
+        histograms = [(name, *each) for name, each in self.histograms.items()]
+        records = [record.to_json() for record in self.records]
+        data = json.dumps({"title": self.title, "counts": counts, "histograms": histograms, "records": records})
+        for letter in "<>&":  # no value ends the script; JSON of ASCII has no line separators
+            data = data.replace(letter, f"\\u{ord(letter):04x}")
+        folder = files(__package__)
+        style, script = (folder.joinpath(f"page.{end}").read_text(encoding="utf-8") for end in ("css", "js"))
+        digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+        page = folder.joinpath("page.html").read_text(encoding="utf-8")
+        for name, text in (("digest", digest), ("style", style), ("script", script), ("data", data)):
+            page = page.replace(f"{{{{ {name} }}}}", text)
+        return page
+
+    def _repr_html_(self) -> str:
+        frame = 'sandbox="allow-scripts" style="width:100%;height:40rem;border:0" title="records"'
+        return f'<iframe {frame} srcdoc="{html.escape(self.html)}"></iframe>'
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a page (.html) or a picture (.png). An existing file is replaced atomically.
+
+        Raises
+        ------
+        ConfigError
+            The file has another ending, or its folder is missing or read-only.
+        OSError
+            It cannot be written.
+        """
+        target = check_target(path)
+        aside = target.with_name(f".{target.name}.{secrets.token_hex(4)}.partial")
+        try:
+            if target.suffix.lower() == ".html":
+                aside.write_text(self.html, encoding="utf-8")
+            else:
+                from storeds.ops.showing.sheet import draw_sheet
+
+                draw_sheet(self.title, self.records).save(aside, "PNG")
+            os.replace(aside, target)
+        finally:
+            aside.unlink(missing_ok=True)
+
+
+def check_target(path: str | os.PathLike[str]) -> Path:
+    """Return a path that can be written; raise ConfigError, before work that takes hours."""
+    target = Path(path)
+    if target.suffix.lower() not in (".html", ".png") or target.is_dir():
+        raise ConfigError(f"records are shown in a file that ends in .html or .png, not {os.fspath(path)!r}")
+    if not os.access(target.absolute().parent, os.W_OK):
+        raise ConfigError(f"{target} cannot be written: its folder is missing or read-only")
+    return target
+
+
+def show(
+    source: str | os.PathLike[str] | StoreDataset,
+    indices: Sequence[int] | None = None,
+    *,
+    count: int = 200,
+    where: Mapping[str, Any] | None = None,
+    keys: str | os.PathLike[str] | None = None,
+    worst_first: bool = False,
+    config: str | os.PathLike[str] | None = None,
+    split: str | None = None,
+    layout: str | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Page:
+    """Collect records to look at: small pictures with masks, boxes and keypoints, texts, damage, and counts.
+
+    Parameters
+    ----------
+    source : str, path or StoreDataset
+        A store, a training config, or a dataset.
+    indices : sequence of int, optional
+        The records. By default `count` of them, spread over classes and splits.
+    count : int
+        At most so many records.
+    where, keys : mapping, str, optional
+        As for `StoreDataset`.
+    worst_first : bool
+        The damaged records, those of which least is left first, and then those with the most unusual numbers.
+    config : str or path, optional
+        A training config: each record is followed by what its transforms make of it in four epochs.
+    split : str, optional
+        A split of the config.
+    layout, options
+        As for `open_backend`.
+
+    Raises
+    ------
+    ConfigError
+        An argument does not fit; see `StoreDataset`.
+    StoredsError
+        The store cannot be opened.
+    """
+    if not isinstance(source, (str, os.PathLike)):
+        return _page_of_dataset(source, indices, count, worst_first, as_trained=False)
+    is_config = os.fspath(source).endswith(_CONFIGS)
+    if is_config or config is not None:
+        from storeds.config import build_dataset, load_config
+        from storeds.datasets.map_dataset import StoreDataset
+
+        given = {"url": None if is_config else os.fspath(source), "where": where, "keys": keys and os.fspath(keys)}
+        overrides = [f"dataset.{name}={json.dumps(value)}" for name, value in given.items() if value is not None]
+        dataset = build_dataset(load_config(config or source, overrides=overrides), split)
+        if not isinstance(dataset, StoreDataset):
+            raise ConfigError(f"{config or source} mixes several sources; show one of them by its URL")
+        with dataset.backend:
+            return _page_of_dataset(dataset, indices, count, worst_first, as_trained=config is not None)
+    if split is not None:
+        raise ConfigError("--split names a split of a config; of a store, select with --where split=NAME")
+    if indices is not None and not len(indices):  # the store may be one that cannot be opened
+        return Page(f"{redact(os.fspath(source))}: no records", [], {}, {})
+    with open_backend(source, layout=layout, **(options or {})) as backend:
+        view: Backend = backend
+        if where is not None or keys is not None:
+            from storeds.datasets.assembly import select  # imports torch, which takes longer than all the rest
+
+            view = select(backend, where, None, keys)
+        collector = Collector(view)
+        return _page(collector, collector.choose(count, worst_first=worst_first) if indices is None else indices)
+
+
+def _page(collector: Collector, positions: Sequence[int]) -> Page:
+    records = list(collector.collect(positions))
+    seen = Counter(record.checksum for record in records if record.checksum)
+    for record in records:
+        if seen[record.checksum] > 1:
+            record.tags.append("duplicate")
+            record.notes.append(f"{seen[record.checksum]} of the shown records have exactly this picture")
+    columns = collector.columns
+    counts = {}
+    for what, name, shown in (("classes", collector.label, "label"), ("splits", "split", "split")):
+        if name in columns:
+            found = Counter(columns[name].tolist()).most_common(_MOST_COUNTS)
+            counts[what] = {collector.name_of(name, value): number for value, number in found}
+        else:
+            counts[what] = dict(Counter(filter(None, (getattr(each, shown) for each in records))))
+    sizes = np.array([each.panels[0].size for each in records if each.panels], np.float64).reshape(-1, 2)
+    numbers = {"height of the shown": sizes[:, 0], "width of the shown": sizes[:, 1]}
+    numbers = {name: each[each > 0] for name, each in numbers.items()}
+    numbers |= {name: each for name, each in columns.items() if each.dtype.kind in "if" and name != collector.label}
+    histograms = {name: _histogram(each[np.isfinite(each)]) for name, each in [*numbers.items()][:_MOST_HISTOGRAMS]}
+    title = f"{collector.view.url}: {len(records):,} of {counted(len(collector.view), 'record')}"
+    return Page(title, records, counts, {name: bins for name, bins in histograms.items() if bins is not None})
+
+
+def _histogram(numbers: Array) -> tuple[float, float, list[int]] | None:
+    if not len(numbers):
+        return None
+    low, high = float(numbers.min()), float(numbers.max())
+    bins = _BINS if low < high else 1
+    return low, high, np.histogram(numbers.astype(np.float64), bins, (low, high))[0].tolist()
+
+
+def _page_of_dataset(
+    dataset: StoreDataset, indices: Sequence[int] | None, count: int, worst_first: bool, *, as_trained: bool
+) -> Page:
+    """Show records of a dataset; as trained, and where a sample has many records, with what its samples hold."""
+    collector = Collector(dataset.view, dataset.reader)
+    is_record = len(dataset) == len(dataset.view)
+    if indices is not None:
+        indices = [range(len(dataset))[index] for index in indices]
+    elif is_record:
+        indices = collector.choose(count, worst_first=worst_first)
+    else:
+        indices = spread(len(dataset), count, [])
+    contexts = (SampleContext(index, 0, dataset.seed) for index in indices)
+    page = _page(collector, [int(dataset.reader.locate(context.index, context)[0]) for context in contexts])
+    if is_record and not as_trained:
+        return page
+    made = copy.copy(dataset)
+    made.as_dict = True
+    if not as_trained:
+        made.transforms = made.transform = made.target_transform = None
+    for record, index in zip(page.records, indices, strict=True):
+        record.panels = record.panels if is_record else []
+        for epoch in range(_EPOCHS if as_trained else 1):
+            if as_trained:
+                made.set_epoch(epoch)
+            _add_sample(record, made, index, f", epoch {epoch}" if as_trained else "")
+    return page
+
+
+def _add_sample(record: Shown, dataset: StoreDataset, index: int, when: str) -> None:
+    """Add the pictures and clips of a sample to a record, with what lies over the first of them."""
+    try:
+        sample = dataset[index]
+    except RecordError as error:
+        record.notes.append(cut(f"sample{when}: {error}"))
+        return
+    reader = dataset.reader
+    declared = reader.declared() if isinstance(reader, RecordReader) else {}
+    panels = [
+        panel_of_pixels(f"{name}{when}", value)
+        for name, value in sample.items()
+        if hasattr(value, "convert")
+        or (getattr(value, "ndim", 0) > 2 and (name not in declared or is_picture(name, declared[name])))
+    ]
+    if panels:
+        box_format = getattr(reader, "box_format", None)
+        formats = {name: replace(each, format=box_format or each.format) for name, each in declared.items()}
+        draw_parts(panels[0], {name: (each, sample[name]) for name, each in formats.items() if name in sample}, None)
+    record.panels += panels

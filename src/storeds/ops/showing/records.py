@@ -1,0 +1,297 @@
+"""Chooses records, and collects what is shown of each: its panels, texts, and what is wrong with it."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from storeds._utils.text import byte_size, counted, printable
+from storeds.backends.selection import Selection
+from storeds.errors import ConfigError, RecordError, StoredsError
+from storeds.jpeg import Verdict, examine, repair
+from storeds.ops.showing.panels import Panel, class_name, draw_parts, panel_of_file, panel_of_pixels
+from storeds.protocols import Array, Backend, Field, Record, Role
+from storeds.readers import SampleReader
+from storeds.readers.annotations import class_ids, coordinates_tensor, mask_tensor, plain_rows
+from storeds.readers.base import channels_first
+from storeds.readers.elements import JsonPath, split_path, value_at
+from storeds.readers.image import label_of
+from storeds.records.codec import checksum
+from storeds.records.columns import read_column
+from storeds.records.fields import NATIVE, is_image_like, is_mask, layout_of, pictures, without_verdicts
+from storeds.records.roles import check_row_counts, check_values, stored_classes
+
+__all__ = ["Collector", "Shown", "cut", "is_picture", "spread"]
+
+_LONG = 2000  # characters of a text
+_BATCH = 32  # records
+_ROWS = 6  # fields of a record without pictures
+_TABLE = 8  # a smaller array of bytes is no picture
+_OVER = ("mask", "boxes", "keypoints", "labels")
+
+
+@dataclass
+class Shown:
+    """What is shown of a record.
+
+    Attributes
+    ----------
+    position : int
+    key, label, split : str
+        Empty if it has none.
+    exact : bool
+        Whether `key` is the whole key, without escapes, and one line.
+    panels : list of Panel
+    texts : list of str
+        Captions.
+    fields : dict
+        Field → its value as text.
+    tags : list of str
+        The kinds of its findings, ``unreadable`` or ``duplicate``.
+    notes : list of str
+        What is wrong with it, in words.
+    """
+
+    position: int
+    key: str = ""
+    label: str = ""
+    split: str = ""
+    exact: bool = False
+    panels: list[Panel] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    fields: dict[str, str] = field(default_factory=dict)
+    tags: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    checksum: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the record as JSON."""
+        return {**vars(self), "panels": [panel.to_json() for panel in self.panels]}
+
+
+def cut(text: str) -> str:
+    """Return a text of at most 2,000 characters, with control characters escaped."""
+    short = printable(text[:_LONG], "\n\t")
+    return short if len(text) <= _LONG else f"{short} … ({counted(len(text), 'character')})"
+
+
+def _text_of(value: Any) -> str:
+    if isinstance(value, bytes):
+        return f"{byte_size(len(value))}, checksum {checksum(value).hex()}"
+    if isinstance(value, np.ndarray):
+        numbers = np.array2string(value, threshold=64, edgeitems=2, separator=", ")
+        return cut(f"{value.dtype} of shape {value.shape}: {numbers}")
+    return cut(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str))
+
+
+class Collector:
+    """Reads records of a store, or of a dataset with its elements and roles.
+
+    Parameters
+    ----------
+    view : Backend
+        The records.
+    reader : Reader, optional
+        That of a dataset. A `SampleReader` says what the elements of samples are.
+    """
+
+    def __init__(self, view: Backend, reader: Any = None) -> None:
+        self.view = view
+        self._stored = view.positions if isinstance(view, Selection) else range(len(view))
+        fields = without_verdicts(view.meta.fields)
+        self._elements = {name: (JsonPath(name), each) for name, each in fields.items()}
+        if isinstance(reader, SampleReader):
+            named = {name: split_path(source, fields) for name, source in reader.elements()}
+            paths = {name: path for name, path in named.items() if path is not None}
+            replaced = {path.field for path in paths.values() if not path.steps}
+            kept = {name: each for name, each in self._elements.items() if name not in replaced}
+            self._elements = {name: (path, reader.declared()[name]) for name, path in paths.items()} | kept
+        roles = {name: (path, replace(each, role=_role(name, each))) for name, (path, each) in self._elements.items()}
+        self._declared = {name: each for name, (_, each) in roles.items()}
+        # Pictures come first: their size scales what lies over them.
+        self._elements = dict(sorted(roles.items(), key=lambda element: element[1][1].role in _OVER))
+        labels = [name for name, each in fields.items() if each.role == "label"] or [*label_of(fields)]
+        self.label: str | None = labels[0] if labels else None
+        self._classes = [cut(name) for name in stored_classes(view.meta.attrs, self.label) or ()]
+        self._verdicts = pictures(view.meta.fields).values()
+        self.columns: dict[str, Array] = {}
+        """The label, the split, verdicts and numbers of all records, where engines store them as columns."""
+        texts = {self.label, "split", *itertools.chain(*self._verdicts)}
+        for name, each in view.meta.fields.items() if view.meta.layout == NATIVE else ():
+            if each.kind in ("int", "float") or (each.kind == "str" and name in texts):
+                with suppress(RecordError):  # a damaged column, which `verify` reports
+                    self.columns[name] = read_column(view, name)
+
+    def name_of(self, field: str, value: Any) -> str:
+        """Return a value of the label or the split as text: a class by its name."""
+        classes = self._classes if field == self.label else None
+        return cut(class_name(value, classes))
+
+    def choose(self, most: int, *, worst_first: bool) -> list[int]:
+        """Return positions spread over classes and splits; or `worst_first`."""
+        if worst_first:
+            return self._worst(most)
+        by = [self.columns[name] for name in dict.fromkeys((self.label, "split")) if name in self.columns]
+        return spread(len(self.view), most, by)
+
+    def _worst(self, most: int) -> list[int]:
+        """Return the damaged records, those of which least is left first, and then those with the most unusual numbers."""
+        score, shares = np.zeros(len(self.view)), {share for _, share in self._verdicts}
+        for name, column in self.columns.items():
+            if column.dtype.kind in "if" and name not in {self.label, *shares}:
+                numbers = column.astype(np.float64)
+                distance = np.abs(numbers - np.nanmedian(numbers)) / (np.nanstd(numbers) or 1)
+                score = np.fmax(score, distance / (1 + distance))
+        for finding, share in self._verdicts:
+            if finding in self.columns and share in self.columns:
+                kinds = self.columns[finding].tolist()
+                damaged = [kind not in ("", "intact", "trailing_data") for kind in kinds]
+                score = np.fmax(score, np.where(damaged, 2 - np.nan_to_num(self.columns[share]), 0))
+        if not score.any():
+            raise ConfigError(
+                f"--worst: {self.view.url} has no verdicts on pictures and no numbers that differ; `storeds verify "
+                "--contact-sheet` examines every picture"
+            )
+        chosen: list[int] = np.argsort(-score, kind="stable")[:most].tolist()
+        return chosen
+
+    def collect(self, chosen: Sequence[int]) -> Iterator[Shown]:
+        """Yield what is shown of the records at these positions, read in batches."""
+        for start in range(0, len(chosen), _BATCH):
+            batch = chosen[start : start + _BATCH]
+            for position, record in zip(batch, self.view.get_many(batch), strict=True):
+                yield self._shown(int(self._stored[position]), record)
+
+    def _shown(self, position: int, record: Record | RecordError) -> Shown:
+        if isinstance(record, RecordError):
+            reason = cut(record.reason or str(record))
+            panel = Panel("record", note=reason)
+            return Shown(position, cut(record.key or ""), panels=[panel], tags=["unreadable"], notes=[reason])
+        shown = Shown(position)
+        shown.fields = {name: _text_of(value) for name, value in record.items()}
+        shown.key = shown.fields["key"] if isinstance(record.get("key"), str) else ""
+        shown.exact = shown.key != "" and shown.key == record["key"] and "\n" not in shown.key
+        shown.split = self.name_of("split", record["split"]) if "split" in record else ""
+        shown.label = self.name_of(self.label, record[self.label]) if self.label else ""
+        self._add_elements(shown, record)
+        if not shown.panels and not shown.texts:
+            shown.texts = [cut(f"{name}: {text}") for name, text in shown.fields.items()][:_ROWS]
+        shown.notes, shown.tags = [*dict.fromkeys(map(cut, shown.notes))], [*dict.fromkeys(shown.tags)]
+        return shown
+
+    def _add_elements(self, shown: Shown, record: Record) -> None:
+        size: tuple[int, int] | None = None
+        parts: dict[str, tuple[Field, Any]] = {}
+        for name, (path, declared) in self._elements.items():
+            with _noted(shown, name):
+                value = value_at(record[path.field], path.steps, name)
+                if declared.role == "text":
+                    shown.texts.append(_text_of(value))
+                elif declared.role == "image":
+                    shown.panels += self._panels(shown, name, path.field, declared, value, record)
+                    size = size or next((panel.size for panel in shown.panels if any(panel.size)), None)
+                elif declared.role in _OVER:
+                    parts[name] = declared, _in_pixels(name, value, declared, size)
+        masks = [value for declared, value in parts.values() if declared.role == "mask"]
+        if masks and not shown.panels:
+            shown.panels.append(panel_of_pixels("mask", np.zeros(masks[0].shape[-2:], np.uint8)))
+        if parts and shown.panels:
+            with _noted(shown, "boxes"):
+                check_row_counts({name: value for name, (_, value) in parts.items()}, self._declared)
+                draw_parts(shown.panels[0], parts, self._classes)
+
+    def _panels(
+        self, shown: Shown, name: str, stored: str, declared: Field, value: Any, record: Record
+    ) -> Iterator[Panel]:
+        """Yield the panel of a picture; of a damaged one, what is left after its repair, and as it is."""
+        shown.checksum = shown.checksum or checksum(value if isinstance(value, bytes) else value.tobytes()).hex()
+        if declared.kind != "image":
+            yield panel_of_pixels(name, channels_first(value, layout_of(value.shape)))
+            return
+        panel = panel_of_file(name, value)
+        verdict = Verdict.of(record, stored) or examine(value)
+        if verdict.is_whole:
+            yield panel
+            return
+        reason = f": {verdict.reason}" if verdict.reason else ""
+        shown.tags.append(verdict.finding)
+        shown.notes.append(f"{name} is damaged, {verdict.finding}{reason}; {verdict.share} is left")
+        mended = repair(value)
+        if verdict.recovered == 0.0 and verdict.finding != "corrupt_data":  # decoders would fill all of it
+            yield Panel(name, None, panel.size, f"nothing of it is left: {verdict.finding}{reason}")
+        elif mended is value:
+            yield panel
+        else:
+            after = panel_of_file(name, mended)
+            after.note += f", repaired: {verdict.share} is left"
+            yield after
+            panel.name = f"{name}, before repair"
+            yield panel
+
+
+@contextmanager
+def _noted(shown: Shown, name: str) -> Iterator[None]:
+    """Note a value that does not fit its role, and go on."""
+    try:
+        yield
+    except (StoredsError, ValueError, TypeError, LookupError) as error:
+        shown.notes.append(f"{name}: {error}")
+        shown.tags.append("value")
+
+
+def is_picture(name: str, declared: Field) -> bool:
+    """Return whether an element is a picture, by its declaration or its name."""
+    return _role(name, declared) == "image"
+
+
+def _role(name: str, declared: Field) -> Role | None:
+    """Return what an element is, also where its declaration does not say it."""
+    if declared.role is None and declared.kind == "image":
+        return "mask" if is_mask(name) else "image"
+    if declared.role is None and declared.kind == "array":
+        sides = declared.shape or ()
+        is_grey = declared.dtype == "|u1" and len(sides) == 2 and all(side is None or side > _TABLE for side in sides)
+        return "image" if is_grey or is_image_like(declared) else None
+    return declared.role
+
+
+def _in_pixels(name: str, value: Any, declared: Field, size: tuple[int, int] | None) -> Any:
+    """Return class ids, coordinates in pixels, or labels."""
+    if declared.role in ("boxes", "keypoints"):
+        rows = plain_rows(name, value, declared.role)
+        check_values({name: rows}, {name: declared}, size)
+        return coordinates_tensor(name, rows, declared, size)
+    if declared.role != "mask":
+        return value
+    if declared.kind != "image":
+        return mask_tensor(name, value, declared, size)
+    with Image.open(io.BytesIO(value)) as image:
+        return class_ids(name, image, value)
+
+
+# --- Choosing ---
+
+
+def spread(count: int, most: int, columns: Iterable[Array]) -> list[int]:
+    """Return positions spread over all values of the columns, as evenly as their numbers allow, in ascending order."""
+    if most >= count:
+        return list(range(count))
+    rows = list(zip(*(column.tolist() for column in columns), strict=True))
+    groups: dict[Any, list[int]] = defaultdict(list)
+    for position, values in enumerate(rows):
+        groups[values].append(position)
+    found: list[int] = []
+    members: Sequence[int]
+    for number, members in enumerate(sorted(groups.values(), key=len) or [range(count)]):
+        quota = min(len(members), (most - len(found)) // max(len(groups) - number, 1))
+        found += [members[at] for at in np.linspace(0, len(members) - 1, quota).astype(int)]
+    return sorted(found)
