@@ -83,6 +83,9 @@ def main(forks: int, epochs: int, urls: Sequence[str]) -> None:
     sys.setswitchinterval(1e-4)  # threads take turns often, so that forks meet them at more places
     torch.set_num_threads(1)
     datasets, stop, failures = open_stores(urls), threading.Event(), list[BaseException]()
+    for dataset in datasets:
+        # The first call of an operation of PyTorch initialises it under a lock, which a fork may copy locked.
+        check(dataset, random.Random(0))
 
     def read(number: int) -> None:
         draw = random.Random(number)
