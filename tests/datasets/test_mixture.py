@@ -158,6 +158,16 @@ class TestConfig:
             storeds.build_dataset(table)
 
 
+def test_a_stream_has_the_shares_and_no_other_dataset_hides_them(urls: dict[str, str]) -> None:
+    mixture = StoreMixture(sources(urls), {"large": 1, "small": 1}, stop="first")
+    stream = storeds.StoreIterable(mixture, seed=1, shuffle=True)
+    values = [x for (x,) in stream]
+    assert len(stream) == len(values) == 2 * SMALL
+    assert sum(x < 0 for x in values) == SMALL
+    with pytest.raises(ConfigError, match="would lose its shares"):
+        StoreLoader(torch.utils.data.Subset(mixture, range(10)))
+
+
 def test_different_classes_are_refused(urls: dict[str, str], tmp_path: Path) -> None:
     other = make_store(FIELDS, [{"x": 0, "label": 0}], f"lmdb://{tmp_path}/o.lmdb", attrs={"classes": ["dog", "cat"]})
     parts = sources({"a": urls["large"], "b": other}, fields=["x", "label"])

@@ -336,6 +336,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"budget": 40}, "for bucket_by"),
     ({"block_size": 4, "balance": "label"}, "block_size is for epochs of each sample once"),
     ({"samples_per_epoch": 0}, "samples_per_epoch"),
+    (
+        {"samples_per_epoch": 2**40, "batch_size": 1, "balance": "label", "per_batch": True},
+        "too long to keep exact shares",
+    ),
+    ({"group_by": "patient", "batch_size": 20, "samples_per_epoch": 9}, "group_by has each sample once"),
     ({"samples_per_epoch": 91, "repeat": False}, "an epoch has 91 samples of part all, and there are 90"),
     ({"balance": "label", "repeat": False}, "30 samples of label dog, and there are 25"),
     ({"weights": "weight", "repeat": False}, "largest weight would come more than once"),

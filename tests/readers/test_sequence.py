@@ -132,6 +132,41 @@ def test_pictures_in_every_engine(engine: str, make_engine_url: Callable[[str], 
     assert mask.tolist() == [False, False]
 
 
+class Noted:
+    """A backend that notes the fields and the positions of each storage call."""
+
+    def __init__(self, backend: Any) -> None:
+        self.backend, self.calls = backend, list[tuple[tuple[str, ...], list[int]]]()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.backend, name)
+
+    def __len__(self) -> int:
+        return len(self.backend)
+
+    def get_many(self, positions: Any, /, fields: Any = None) -> Any:
+        self.calls.append((tuple(fields), sorted(positions)))
+        return self.backend.get_many(positions, fields)
+
+    def get_arrays(self, positions: Any, /, fields: Any = None) -> Any:
+        self.calls.append((tuple(fields), sorted(positions)))
+        return self.backend.get_arrays(positions, fields)
+
+
+def test_a_batch_is_one_storage_call_a_window_and_reads_only_its_rows(demonstrations: Path) -> None:
+    noted: Any = Noted(storeds.open_backend(demonstrations))
+    windows = {"obs_view_image": [-1, 0], "actions": "0:3"}
+    fields = ["obs_view_image", "actions", "rewards"]
+    dataset = StoreDataset(noted, reader="sequence", fields=fields, reader_options={"windows": windows})
+    noted.calls.clear()
+    dataset.__getitems__([1, 9, 10])  # steps of the first episode, of seven, and of the third, which begins at 8
+    assert sorted(noted.calls) == [
+        (("actions",), [1, 2, 3, 9, 10, 11, 12]),
+        (("obs_view_image",), [0, 1, 8, 9, 10]),
+        (("rewards",), [1, 9, 10]),
+    ]
+
+
 @pytest.mark.parametrize("kind", [StoreLoader, ThreadLoader])
 def test_loaders_stack_windows(demonstrations: Path, kind: type[StoreLoader]) -> None:
     dataset = StoreDataset(

@@ -166,7 +166,7 @@ class SharedPool:
     def _reduced(self, storage: torch.UntypedStorage) -> tuple[Any, ...]:
         """Return what PyTorch sends: the descriptor of a tensor in a buffer; of other memory what it always sends."""
         lease = self._leases.get(storage.data_ptr())
-        if lease is None or get_sharing_strategy() != "file_descriptor":  # type: ignore[no-untyped-call]
+        if lease is None or get_sharing_strategy() != "file_descriptor":  # type: ignore[no-untyped-call]  # torch leaves it without types
             return reduce_storage(storage)  # type: ignore[no-any-return, no-untyped-call]  # torch leaves it without types
         return rebuild_storage_fd, (type(storage), DupFd(lease), storage.nbytes())
 

@@ -142,9 +142,14 @@ class StoreIterable(IterableDataset[Any]):
         """Return the number of samples of this rank over all of its workers in a whole epoch, skipped ones included."""
         return self._steps(0)
 
+    @property
+    def _places(self) -> int:
+        """The samples of an epoch, over all ranks."""
+        return self.sampler.order(self.epoch).count
+
     def _steps(self, start: int) -> int:
         """Return the number of this rank's samples from a position of the order on."""
-        rest, ranks = self.sampler.count - start, self.sampler.num_replicas
+        rest, ranks = self._places - start, self.sampler.num_replicas
         extra = {"keep": ranks - 1 - self.sampler.rank, "drop": 0, "pad": ranks - 1}
         return (rest + extra[self.remainder]) // ranks
 
@@ -201,7 +206,7 @@ class StoreIterable(IterableDataset[Any]):
         place = self._place if self._place.epoch == epoch else _Place(epoch)
         if part["num_workers"] > 1:
             return {**self.sampler.state_at(epoch, place.start), "taken": place.taken, "part": part}
-        position = min(place.start + place.taken * part["num_replicas"], self.sampler.count)
+        position = min(place.start + place.taken * part["num_replicas"], self._places)
         return {**self.sampler.state_at(epoch, position), "taken": 0, "part": None}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -131,6 +131,9 @@ class Quotas(Plan):
         self.strata, self.count, self.what, self.batch_size = strata, count, what, batch_size
         self.drop_last = drop_last
         self.is_batched = batch_size is not None
+        blocks = count // (batch_size or _BLOCK_OF_PLACES) + 1
+        if count * blocks >= 2**62:  # sums over the blocks of an epoch have 64 bits
+            raise ConfigError(f"an epoch of {count:,} samples in {blocks:,} batches is too long to keep exact shares")
         self._since = sorted(shares)
         self.quotas_by_epoch = [_divided(count, shares[epoch]) for epoch in self._since]
         numbers = [strata.sizes, *self.quotas_by_epoch, np.array([*self._since, batch_size or 0])]

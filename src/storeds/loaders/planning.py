@@ -3,34 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 from torch.utils.data import ConcatDataset, Subset
 
 from storeds._utils.arguments import integer
+from storeds.datasets.mixture import StoreMixture
 from storeds.errors import ConfigError, suggest
 from storeds.loaders.plan import Bucketed, Grouped, Plan, Quotas, Shuffled, Strata, Weighted
 from storeds.protocols import Array
 from storeds.records.roles import stored_classes
 
 __all__ = ["PLAN_SETTINGS", "PlanSettings", "make_plan"]
-
-PLAN_SETTINGS = (
-    "block_size",
-    "window",
-    "balance",
-    "weights",
-    "samples_per_epoch",
-    "repeat",
-    "per_batch",
-    "group_by",
-    "bucket_by",
-    "buckets",
-    "budget",
-)
-"""What a loader passes to its `EpochSampler`, besides `shuffle` and its own batch size."""
 
 _BUCKETS = 8
 
@@ -84,6 +70,8 @@ class PlanSettings:
         if self.block_size is not None and (ways or self.samples_per_epoch is not None):
             name = (*ways, "samples_per_epoch")[0]
             raise ConfigError(f"block_size is for epochs of each sample once, and {name} is set: leave out one of them")
+        if self.group_by is not None and (self.samples_per_epoch is not None or not self.repeat):
+            raise ConfigError("group_by has each sample once: leave out samples_per_epoch and repeat")
         self._check_batches()
 
     def _check_batches(self) -> None:
@@ -104,6 +92,11 @@ class PlanSettings:
         return self.balance is not None or isinstance(self.weights, Mapping)
 
 
+_OF_LOADERS = ("shuffle", "batch_size", "drop_last", "has_sources")
+PLAN_SETTINGS = tuple(field.name for field in fields(PlanSettings) if field.name not in _OF_LOADERS)
+"""What a loader passes to its `EpochSampler` besides what it has itself."""
+
+
 def make_plan(data: Any, count: int, settings: PlanSettings) -> Plan:
     """Return the plan of the epochs of a dataset, which has `count` samples.
 
@@ -112,6 +105,11 @@ def make_plan(data: Any, count: int, settings: PlanSettings) -> Plan:
     ConfigError
         A field does not exist, weights are no weights, or samples do not fit into batches.
     """
+    if not settings.has_sources and any(isinstance(part, StoreMixture) for part in _nested(data)):
+        raise ConfigError(
+            "a mixture inside of another dataset would lose its shares: select records in its sources, with where=, fold= or "
+            "keys="
+        )
     if not count:
         return Shuffled(0, settings.shuffle)
     if settings.group_by is not None:
@@ -204,8 +202,8 @@ def _checked(weights: Array) -> Array:
 
 def _bucketed(drawn: Plan, data: Any, settings: PlanSettings) -> Plan:
     assert settings.bucket_by is not None
-    fields = [settings.bucket_by] if isinstance(settings.bucket_by, str) else list(settings.bucket_by)
-    columns = [_values(data, field, "bucket_by") for field in fields]
+    names = [settings.bucket_by] if isinstance(settings.bucket_by, str) else list(settings.bucket_by)
+    columns = [_values(data, name, "bucket_by") for name in names]
     if len(columns) not in (1, 2) or any(column.dtype.kind not in "iuf" for column in columns):
         raise ConfigError(
             f"bucket_by is a field of numbers, or two such as width and height, and got {settings.bucket_by!r}"
@@ -227,7 +225,7 @@ def _bucketed(drawn: Plan, data: Any, settings: PlanSettings) -> Plan:
         capacities = np.minimum(capacities, (settings.budget // np.maximum(largest, 1)).astype(np.int64))
     text = (
         f"batches of {int(capacities.min())} to {int(capacities.max())} samples, from {len(values)} buckets by "
-        + " and ".join(fields)
+        + " and ".join(names)
     )
     return Bucketed(drawn, codes, capacities, text, shuffle=settings.shuffle, drop_last=settings.drop_last)
 
@@ -249,7 +247,7 @@ def _values(data: Any, field: str, what: str) -> Array:
 
 
 def _class_names(data: Any, field: str) -> Sequence[str] | None:
-    for each in _parts(data):
+    for each in _nested(data):
         meta = getattr(getattr(each, "backend", None), "meta", None)
         if meta is not None:
             is_label = field == "label" or isinstance(meta.attrs.get("classes"), Mapping)
@@ -257,10 +255,9 @@ def _class_names(data: Any, field: str) -> Sequence[str] | None:
     return None
 
 
-def _parts(data: Any) -> Iterator[Any]:
-    inner = [data.dataset] if isinstance(data, Subset) else data.datasets if isinstance(data, ConcatDataset) else None
-    if inner is None:
-        yield data
-    else:
-        for each in inner:
-            yield from _parts(each)
+def _nested(data: Any) -> Iterator[Any]:
+    """Yield a dataset and those inside of it, through Subset and ConcatDataset."""
+    yield data
+    inner = [data.dataset] if isinstance(data, Subset) else data.datasets if isinstance(data, ConcatDataset) else ()
+    for each in inner:
+        yield from _nested(each)

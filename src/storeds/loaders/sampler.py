@@ -13,6 +13,7 @@ from torch.utils.data import Dataset, Sampler
 from storeds._utils.arguments import integer, ranks
 from storeds._utils.permutation import MAX_COUNT, Order
 from storeds.datasets.epoch import MAX_EPOCH, SharedEpoch, agreed_seed, draw_seed, world_size
+from storeds.datasets.mixture import StoreMixture
 from storeds.errors import ConfigError
 from storeds.loaders.plan import Plan
 from storeds.loaders.planning import PlanSettings, make_plan
@@ -113,8 +114,8 @@ class EpochSampler(Sampler[Any]):
     window : int, optional
         How many blocks are mixed; 8 by default.
     balance : str, optional
-        A field, such as ``"label"``: all of its values come equally often. Always shuffled. A value's samples each come
-        once before any of them comes again, across epochs.
+        A field, such as ``"label"``: all of its values come equally often. A value's samples each come once before any of
+        them comes again, across epochs. This, `weights`, `samples_per_epoch` and mixtures shuffle, whatever `shuffle` says.
     weights : str, array or mapping, optional
         A field, or an array with one number for each sample: samples come in proportion to it. Or a mapping of the values
         of `balance` (by default of ``label``), or of class names, to their shares: ``{"cat": 3, "dog": 1}``.
@@ -228,7 +229,7 @@ class EpochSampler(Sampler[Any]):
             budget=budget,
             batch_size=batch_size,
             drop_last=self.drop_last,
-            has_sources=hasattr(data, "shares"),
+            has_sources=isinstance(data, StoreMixture),
         )
         self.block_size, self.window = settings.block_size, settings.window
         self.plan = make_plan(data, self.count, settings)
@@ -502,7 +503,8 @@ class OtherSampler:
     def __init__(self, sampler: Any, data: Any, *, is_batched: bool) -> None:
         self.sampler, self._is_batched = sampler, is_batched
         self._next = 0
-        self._told: int | None = getattr(sampler, "epoch", None)  # a DistributedSampler's
+        # That of a DistributedSampler, as it was last: another one was set by the user.
+        self._seen: int | None = getattr(sampler, "epoch", None)
         cells = [getattr(each, "_epoch", None) for each in epoch_takers(data)]
         self._cells = [cell for cell in cells if isinstance(cell, SharedEpoch)]
         for cell in self._cells:
@@ -521,10 +523,10 @@ class OtherSampler:
     ) -> Iterator[BatchRequest]:
         """Yield the batches of the next pass, as those of an `EpochSampler`."""
         own = getattr(self.sampler, "epoch", None)
-        epoch = own if isinstance(own, int) and own != self._told else self._next
+        epoch = own if isinstance(own, int) and own != self._seen else self._next
         if callable(getattr(self.sampler, "set_epoch", None)):
             self.sampler.set_epoch(epoch)
-        self._told, self._next = epoch, epoch + 1
+        self._seen, self._next = epoch, epoch + 1
         for cell in self._cells:
             cell.enter(epoch)
         indices = iter(self.sampler)

@@ -128,7 +128,9 @@ class SequenceReader(ImageReader):
         for name, given in (self.channels or {}).items():
             if name not in bound.fields:
                 raise ConfigError(f"channels names {name!r}; {suggest(name, bound.fields, 'elements of a sample')}")
-            channels_of(name, bound._field(name), given, bound.fields)  # raises an error for what is no picture
+            channels_of(
+                name, bound._field(name), given, bound.fields
+            )  # raises ConfigError for arrays that are not pictures
         padded = [f"{name}{PADDED}" for name in self.windows] if self.ends == "pad" else []
         number = next((n for n in ("step", "frame") if n in declared and declared[n].kind == "int"), None)
         runs = Runs(backend, by, number)
@@ -179,9 +181,10 @@ class SequenceReader(ImageReader):
         if self.ends == "pad":
             steps, episodes = asked, np.searchsorted(bounds, asked, "right") - 1
         else:
-            ends = np.cumsum(self._whole())
+            counts = self._whole()
+            ends = np.cumsum(counts)
             episodes = np.searchsorted(ends, asked, "right")
-            steps = bounds[episodes] + self._reach()[0] + asked - (ends - self._whole())[episodes]
+            steps = bounds[episodes] + self._reach()[0] + asked - (ends - counts)[episodes]
         return steps, bounds[episodes], bounds[episodes + 1]
 
     def column(self, view: Backend, name: str, /) -> Array:

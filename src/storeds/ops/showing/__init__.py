@@ -234,16 +234,16 @@ def _page_of_dataset(
     page = _page(collector, [int(dataset.reader.locate(context.index, context)[0]) for context in contexts])
     if is_record and not as_trained:
         return page
-    made = copy.copy(dataset)
-    made.as_dict = True
+    trained = copy.copy(dataset)
+    trained.as_dict = True
     if not as_trained:
-        made.transforms = made.transform = made.target_transform = None
+        trained.transforms = trained.transform = trained.target_transform = None
     for record, index in zip(page.records, indices, strict=True):
         record.panels = record.panels if is_record else []
         for epoch in range(_EPOCHS if as_trained else 1):
             if as_trained:
-                made.set_epoch(epoch)
-            _add_sample(record, made, index, f", epoch {epoch}" if as_trained else "")
+                trained.set_epoch(epoch)
+            _add_sample(record, trained, index, f", epoch {epoch}" if as_trained else "")
     return page
 
 

@@ -35,7 +35,7 @@ __all__ = ["Collector", "Shown", "cut", "is_picture", "spread"]
 _LONG = 2000  # characters of a text
 _BATCH = 32  # records
 _ROWS = 6  # fields of a record without pictures
-_TABLE = 8  # a smaller array of bytes is no picture
+_TABLE = 8  # pixels: a smaller array of bytes is not taken for a picture
 _OVER = ("mask", "boxes", "keypoints", "labels")
 
 
@@ -225,13 +225,13 @@ class Collector:
         reason = f": {verdict.reason}" if verdict.reason else ""
         shown.tags.append(verdict.finding)
         shown.notes.append(f"{name} is damaged, {verdict.finding}{reason}; {verdict.share} is left")
-        mended = repair(value)
+        repaired = repair(value)
         if verdict.recovered == 0.0 and verdict.finding != "corrupt_data":  # decoders would fill all of it
             yield Panel(name, None, panel.size, f"nothing of it is left: {verdict.finding}{reason}")
-        elif mended is value:
+        elif repaired is value:
             yield panel
         else:
-            after = panel_of_file(name, mended)
+            after = panel_of_file(name, repaired)
             after.note += f", repaired: {verdict.share} is left"
             yield after
             panel.name = f"{name}, before repair"
