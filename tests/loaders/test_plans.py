@@ -75,7 +75,8 @@ def drawn(sampler: EpochSampler) -> list[int]:
 
 def exact_quotas(count: int, shares: list[float]) -> list[int]:
     """Divide by largest remainder, in fractions."""
-    whole = [Fraction(share) * count / sum(map(Fraction, shares)) for share in shares]
+    parts = [Fraction(str(share)) for share in shares]
+    whole = [part * count / sum(parts) for part in parts]
     quotas = [int(each) for each in whole]
     for at in sorted(range(len(shares)), key=lambda at: quotas[at] - whole[at])[: count - sum(quotas)]:
         quotas[at] += 1

@@ -464,10 +464,10 @@ def _named(values: Array, names: Sequence[str] | None) -> list[str]:
 
 
 def _divided(count: int, shares: Array) -> Array:
-    """Divide a count by largest remainder."""
+    """Divide a count by largest remainder; of equal ones, the first."""
     exact = shares / shares.sum() * count
     parts = np.floor(exact).astype(np.int64)
-    most = np.argsort(parts - exact, kind="stable")[: count - int(parts.sum())]
+    most = np.argsort(np.round(parts - exact, 6), kind="stable")[: count - int(parts.sum())]
     parts[most] += 1
     divided: Array = parts
     return divided
