@@ -301,9 +301,10 @@ def changed(samples: list[Any]) -> Any:
     return {"part": values[0, 1:], "whole": [values], "label": label}
 
 
-def test_a_collate_function_may_keep_change_and_wrap_a_batch() -> None:
+@pytest.mark.parametrize("kind", [loader, plain])
+def test_a_collate_function_may_keep_change_and_wrap_a_batch(kind: Any) -> None:
     for _ in range(2):
-        for number, batch in enumerate(plain(numbered, collate_fn=changed)):
+        for number, batch in enumerate(kind(numbered, collate_fn=changed)):
             assert int(batch["label"]) == number
             assert batch["whole"][0][0, 0] == -1
             assert (batch["part"] == number).all()

@@ -20,9 +20,8 @@ from torch.multiprocessing import get_sharing_strategy
 from torch.multiprocessing.reductions import rebuild_storage_fd, reduce_storage
 
 from storeds.protocols import Array
-from storeds.transforms.operations import DeferredImage
 
-__all__ = ["BufferPool", "ScaledInPool", "SharedPool", "as_tensor", "grown", "map_file", "shared_pool", "tensor_at"]
+__all__ = ["BufferPool", "SharedPool", "as_tensor", "grown", "map_file", "shared_pool", "tensor_at"]
 
 
 def tensor_at(memory: Array, start: int, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
@@ -93,22 +92,6 @@ class BufferPool:
 
     def __reduce__(self) -> tuple[type[BufferPool], tuple[int, int]]:
         return BufferPool, (self._limit, self._smallest)
-
-
-class ScaledInPool:
-    """Scales deferred images in memory that the process reuses; returns other values unchanged.
-
-    Fresh memory for every image costs a worker of a plain DataLoader about as much as resizing it.
-    """
-
-    def __init__(self) -> None:
-        self._pool = BufferPool(limit=_MAX_SAMPLES, smallest=1 << 18)
-
-    def __call__(self, value: Any) -> Any:
-        return value.scaled(self._pool.empty) if isinstance(value, DeferredImage) else value
-
-
-_MAX_SAMPLES = 64  # a usual batch
 
 
 # --- Memory that a worker of a plain DataLoader reuses ---

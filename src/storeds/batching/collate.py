@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn, TypeAlias, get_args
@@ -12,11 +13,10 @@ from PIL import Image
 from torch.utils.data._utils.collate import collate as torch_collate
 from torch.utils.data._utils.collate import default_collate_fn_map
 
-from storeds.batching.memory import empty_batch, in_one_memory, is_plain, is_tv_tensor, plain_tensor
+from storeds.batching.memory import Samples, empty_batch, is_plain, is_tv_tensor, plain_tensor
 from storeds.batching.padding import Padded, check_channels, padded
 from storeds.errors import BadSamplesError, ConfigError, suggest
 from storeds.protocols import Array
-from storeds.transforms.operations import DeferredImage
 
 __all__ = [
     "Ragged",
@@ -146,7 +146,11 @@ def collate(
         columns = dict(enumerate(zip(*samples, strict=True))) if isinstance(first, tuple) else {0: samples}
     ways = _ways(pad, ragged or {}, declared or {}, columns)
     fills = _fills(pad_images, columns)
-    made = {name: _collated(values, name, ways.get(name), fills.get(name)) for name, values in columns.items()}
+    joined = batch.joined if isinstance(batch, Samples) else {}
+    made = {
+        name: _collated(values, name, ways.get(name), fills.get(name), joined.get(name, (None, ())))
+        for name, values in columns.items()
+    }
     if isinstance(first, Mapping):
         return _with_masks(made)
     if isinstance(first, tuple):
@@ -220,7 +224,7 @@ def _fills(pad_images: _PadImages, columns: Mapping[_Key, Sequence[Any]]) -> Map
 
 def _is_image(value: Any, images_know: bool) -> bool:
     """Return whether ``pad_images=True`` pads an element."""
-    if isinstance(value, DeferredImage) or is_tv_tensor(value, "Image", "Mask"):
+    if is_tv_tensor(value, "Image", "Mask"):
         return True
     is_plain_tensor = type(value) is torch.Tensor and not images_know
     return is_plain_tensor and value.ndim == 3 and len(value) in (1, 2, 3, 4)
@@ -249,16 +253,23 @@ def _with_masks(made: Mapping[_Key, Any]) -> dict[_Key, Any]:
     return batch
 
 
-def _collated(values: Sequence[Any], name: _Key, way: str | None, fill: float | None) -> Any:
-    """Return one element of a batch: as a list, in a tensor, or padded. `fill` is that of an image."""
+def _collated(
+    values: Sequence[Any], name: _Key, way: str | None, fill: float | None, joined: tuple[Any, Sequence[torch.Tensor]]
+) -> Any:
+    """Return one element of a batch: as a list, in a tensor, or padded.
+
+    `fill` is that of an image, and `joined` a tensor with the values that it has already.
+    """
     if way == "list":
         return _listed(values)
     try:
         if way is not None or fill is not None:
-            tensors = [each if isinstance(each, DeferredImage) else _tensor_of(each) for each in values]
             rows = way is not None or (is_tv_tensor(values[0], "Mask") and values[0].ndim == 3)
-            made = padded(tensors, rows=rows, sizes=fill is not None, fill=fill or 0.0)
+            made = padded(list(map(_tensor_of, values)), rows=rows, sizes=fill is not None, fill=fill or 0.0)
             return made.values if way == "pad" else made
+        whole, parts = joined
+        if len(parts) == len(values) and all(map(operator.is_, parts, values)):
+            return whole
         return torch_collate(values, collate_fn_map=_MAP)
     except ConfigError as error:
         raise ConfigError(f"element {name!r}: {error}") from error
@@ -282,13 +293,11 @@ def _listed(values: Sequence[Any]) -> list[Any]:
         torch.as_tensor(value) if isinstance(value, np.ndarray) and value.dtype.kind not in "SUO" else value
         for value in values
     ]
-    if not all(isinstance(value, (torch.Tensor, DeferredImage)) for value in plain):
-        return [value.scaled() if isinstance(value, DeferredImage) else value for value in plain]
-    return in_one_memory([value if isinstance(value, DeferredImage) else plain_tensor(value) for value in plain])
+    return [plain_tensor(value) if isinstance(value, torch.Tensor) else value for value in plain]
 
 
-def _stack(values: Sequence[torch.Tensor | DeferredImage], *, collate_fn_map: Any = None) -> Any:
-    tensors = [value.scaled() if isinstance(value, DeferredImage) else plain_tensor(value) for value in values]
+def _stack(values: Sequence[torch.Tensor], *, collate_fn_map: Any = None) -> Any:
+    tensors = list(map(plain_tensor, values))
     if len({tensor.shape for tensor in tensors}) == 1:
         alike = len({tensor.dtype for tensor in tensors}) == 1 and all(map(is_plain, tensors))
         if alike:
@@ -296,17 +305,6 @@ def _stack(values: Sequence[torch.Tensor | DeferredImage], *, collate_fn_map: An
         return default_collate_fn_map[torch.Tensor](tensors, collate_fn_map=collate_fn_map)
     check_channels(tensors)
     return padded(tensors, rows=True, sizes=False)
-
-
-def _scale(images: Sequence[Any], *, collate_fn_map: Any = None) -> Any:
-    """Return float images in one tensor, in memory that the training process sees if this is a worker."""
-    shapes = {image.image.shape if isinstance(image, DeferredImage) else None for image in images}
-    if len(shapes) > 1:  # or some are floats already
-        return _stack(images, collate_fn_map=collate_fn_map)
-    batch = empty_batch((len(images), *images[0].image.shape), torch.float32)
-    for image, out in zip(images, batch, strict=True):
-        image.scale_into(image.image, out)
-    return batch
 
 
 def _stack_arrays(arrays: Sequence[np.ndarray[Any, Any]], *, collate_fn_map: Any = None) -> Any:
@@ -341,7 +339,6 @@ _MAP: _Map = {
     dict: _stack_dicts,
     list: _stack_lists,
     torch.Tensor: _stack,
-    DeferredImage: _scale,
     np.ndarray: _stack_arrays,
     Image.Image: _refuse_images,
 }

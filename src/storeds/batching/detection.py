@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from storeds.batching.collate import good_samples
-from storeds.batching.memory import TensorLike, in_one_memory, is_tv_tensor, plain_tensor
+from storeds.batching.memory import empty_batch, is_tv_tensor, plain_tensor, scaled_together
 from storeds.errors import ConfigError, suggest
 from storeds.records.roles import BOX_FORMATS
 from storeds.transforms.coordinates import to_corners
@@ -70,10 +70,10 @@ def collate_detection(
     if box_format not in BOX_FORMATS:
         raise ConfigError(f"unknown box_format {box_format!r}; {suggest(box_format, BOX_FORMATS, 'formats')}")
     samples = [_named(sample, fields) for sample in good_samples(batch)]
-    values: list[TensorLike] = []  # of all images and targets
+    pictures: list[torch.Tensor] = []
     targets: list[dict[str, Any]] = []
     for sample in samples:
-        values.append(_image(_element(sample, "images", images), images))
+        pictures.append(_image(_element(sample, "images", images), images))
         target: dict[str, Any] = {"boxes": _boxes(_element(sample, "boxes", boxes), boxes, box_format)}
         count = len(target["boxes"])
         if labels is None:
@@ -94,14 +94,7 @@ def collate_detection(
                 )
             target[name] = _other(sample[name])
         targets.append(target)
-    places = [(target, name) for target in targets for name in target if isinstance(target[name], _TENSORS)]
-    made = in_one_memory([*values, *(target[name] for target, name in places)])
-    for (target, name), tensor in zip(places, made[len(values) :], strict=True):
-        target[name] = tensor
-    return made[: len(values)], targets
-
-
-_TENSORS = (torch.Tensor, DeferredImage)
+    return _as_floats(pictures), targets
 
 
 def _named(sample: Any, fields: Sequence[str] | None) -> Mapping[str, Any]:
@@ -127,9 +120,7 @@ def _element(sample: Mapping[str, Any], argument: str, name: str) -> Any:
     return sample[name]
 
 
-def _image(value: Any, name: str) -> TensorLike:
-    if isinstance(value, DeferredImage):
-        return value
+def _image(value: Any, name: str) -> torch.Tensor:
     is_image = isinstance(value, torch.Tensor) and value.ndim == 3
     if not is_image or not (value.is_floating_point() or value.dtype == torch.uint8):
         what = f"{value.dtype} of shape {tuple(value.shape)}" if hasattr(value, "shape") else type(value).__name__
@@ -137,8 +128,14 @@ def _image(value: Any, name: str) -> TensorLike:
             f"collate_detection takes images as tensors (channels, height, width) of uint8 or floats, and {name!r} is {what}: "
             "use decode='tensor', or the transforms ToTensor or ToDtype"
         )
-    image = plain_tensor(value)
-    return DeferredImage(image, _scale_bytes) if image.dtype == torch.uint8 else image.to(torch.float32)
+    return plain_tensor(value)
+
+
+def _as_floats(pictures: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return images as float32, bytes scaled to 1 and in one memory."""
+    of_bytes = [DeferredImage(each, _scale_bytes) for each in pictures if each.dtype == torch.uint8]
+    _, scaled = scaled_together(of_bytes, empty_batch)
+    return [scaled.pop(0) if each.dtype == torch.uint8 else each.to(torch.float32) for each in pictures]
 
 
 def _scale_bytes(image: torch.Tensor, out: torch.Tensor) -> None:

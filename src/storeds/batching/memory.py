@@ -24,28 +24,28 @@ import numpy as np
 import torch
 from torch.utils.data import get_worker_info
 
-from storeds.batching.buffers import as_tensor, grown, map_file, shared_pool, tensor_at
+from storeds.batching.buffers import BufferPool, as_tensor, grown, map_file, shared_pool, tensor_at
 from storeds.errors import ConfigError
 from storeds.protocols import Array
 from storeds.transforms.operations import DeferredImage
 
 __all__ = [
     "PackedBatch",
+    "Samples",
     "SlotMemory",
     "SlotName",
     "SlotPool",
-    "TensorLike",
     "empty_batch",
-    "in_one_memory",
+    "finished",
+    "finished_apart",
     "is_plain",
     "is_tv_tensor",
-    "layout_of",
     "plain_tensor",
+    "scaled_together",
     "use_memory",
-    "write",
 ]
 
-TensorLike: TypeAlias = torch.Tensor | DeferredImage
+Empty: TypeAlias = Callable[[Sequence[int], torch.dtype], torch.Tensor]
 
 _ALIGNMENT = 64  # bytes: the start of each tensor in a slot
 
@@ -103,34 +103,63 @@ def is_plain(tensor: torch.Tensor) -> bool:
     return tensor.is_cpu and tensor.layout == torch.strided and not tensor.requires_grad
 
 
-def layout_of(value: TensorLike) -> tuple[tuple[int, ...], torch.dtype]:
-    """Return the shape and dtype of a value in a batch."""
-    if isinstance(value, DeferredImage):
-        return tuple(value.image.shape), torch.float32
-    return tuple(value.shape), value.dtype
+# --- Images that are scaled to floats in the memory of their batch ---
 
 
-def write(value: TensorLike, out: torch.Tensor) -> None:
-    """Copy a value to `out`, which has its shape; a deferred image is scaled there."""
-    if isinstance(value, DeferredImage):
-        value.scale_into(value.image, out)
-    else:
-        out.copy_(value)
+class Samples(list[Any]):
+    """The samples of one batch that nothing else refers to.
+
+    Attributes
+    ----------
+    joined : dict
+        Element → the tensor in which its images lie one behind the other, and these images, as the samples have them.
+    """
+
+    def __init__(self, samples: Sequence[Any]) -> None:
+        super().__init__(samples)
+        self.joined: dict[Any, tuple[torch.Tensor, list[torch.Tensor]]] = {}
 
 
-def in_one_memory(values: Sequence[TensorLike]) -> list[torch.Tensor]:
-    """Return values of any shapes as tensors; the deferred images among them are scaled into one memory."""
-    sizes = [value.image.numel() if isinstance(value, DeferredImage) else 0 for value in values]
-    whole = empty_batch((sum(sizes),), torch.float32)
-    tensors = []
-    for value, part in zip(values, torch.split(whole, sizes), strict=True):
-        if isinstance(value, DeferredImage):
-            part = part.view(value.image.shape)
-            value.scale_into(value.image, part)
-            tensors.append(part)
-        else:
-            tensors.append(value)
-    return tensors
+def scaled_together(images: Sequence[DeferredImage], empty: Empty) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """Return images of any sizes as floats that lie one behind the other in a flat tensor; and that tensor."""
+    whole = empty((sum(each.image.numel() for each in images),), torch.float32)
+    parts = torch.split(whole, [each.image.numel() for each in images])
+    return whole, [each.scaled(part.view(each.image.shape)) for each, part in zip(images, parts, strict=True)]
+
+
+def finished(samples: Sequence[Any], empty: Empty = empty_batch) -> Samples:
+    """Return samples without deferred images: those of an element are scaled in one memory, which `empty` makes."""
+    made = Samples(samples)
+    waiting: dict[Any, list[int]] = {}
+    for at, sample in enumerate(samples):
+        elements = sample.items() if isinstance(sample, dict) else enumerate(sample) if type(sample) is tuple else ()
+        for name, value in elements:
+            if isinstance(value, DeferredImage):
+                waiting.setdefault(name, []).append(at)
+    for name, places in waiting.items():
+        whole, parts = scaled_together([samples[at][name] for at in places], empty)
+        if len({part.shape for part in parts}) == 1:
+            made.joined[name] = whole.view(len(parts), *parts[0].shape), parts
+        for at, part in zip(places, parts, strict=True):
+            sample = made[at]
+            made[at] = (
+                {**sample, name: part} if isinstance(sample, dict) else (*sample[:name], part, *sample[name + 1 :])
+            )
+    return made
+
+
+def finished_apart(samples: Sequence[Any]) -> list[Any]:
+    """Return samples without deferred images, for a caller that may keep any of them.
+
+    A worker of a plain DataLoader sends or collates them together. Elsewhere each has memory of its own, which is used
+    again: fresh memory for every image costs about as much as resizing it.
+    """
+    if len(samples) > 1 and get_worker_info() is not None:
+        return finished(samples, shared_pool().empty)
+    return [sample for each in samples for sample in finished([each], _singles.empty)]
+
+
+_singles = BufferPool(limit=64, smallest=1 << 18)  # images of a usual batch
 
 
 # --- Slots: the training process ---

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from storeds.batching.memory import TensorLike, empty_batch, layout_of, write
+from storeds.batching.memory import empty_batch
 from storeds.errors import ConfigError
 
 __all__ = ["Padded", "check_channels", "padded"]
@@ -30,12 +30,12 @@ class Padded(NamedTuple):
     mask: torch.Tensor
 
 
-def padded(values: Sequence[TensorLike], *, rows: bool, sizes: bool, fill: float = 0) -> Padded:
+def padded(values: Sequence[torch.Tensor], *, rows: bool, sizes: bool, fill: float = 0) -> Padded:
     """Pad values to the largest of them, at the end of each dimension in which they may differ.
 
     Parameters
     ----------
-    values : sequence of torch.Tensor or DeferredImage
+    values : sequence of torch.Tensor
     rows : bool
         Whether they differ in their first dimension. It is padded with zeros, and the mask tells the rows.
     sizes : bool
@@ -45,7 +45,7 @@ def padded(values: Sequence[TensorLike], *, rows: bool, sizes: bool, fill: float
     """
     if not sizes:
         values = _with_shape_of_rows(values)
-    shapes = [layout_of(value)[0] for value in values]
+    shapes = [tuple(value.shape) for value in values]
     if not rows:
         check_channels(values)
     least = rows + 2 * sizes  # dimensions
@@ -58,7 +58,7 @@ def padded(values: Sequence[TensorLike], *, rows: bool, sizes: bool, fill: float
             "pad_images=True or name this element there, or pass a custom collate_fn"
         )
     largest = [max(edges) for edges in zip(*shapes, strict=True)]
-    dtype = functools.reduce(torch.promote_types, (layout_of(value)[1] for value in values))
+    dtype = functools.reduce(torch.promote_types, (value.dtype for value in values))
     batch = empty_batch((len(values), *largest), dtype)
     mask = empty_batch((len(values), *(largest[:1] if rows else largest[-2:])), torch.bool)
     mask.zero_()
@@ -72,24 +72,21 @@ def padded(values: Sequence[TensorLike], *, rows: bool, sizes: bool, fill: float
             out[..., shape[-2] :, :].fill_(fill)
             out[..., : shape[-2], shape[-1] :].fill_(fill)
             out = out[..., : shape[-2], : shape[-1]]
-        write(value, out)
+        out.copy_(value)
         there[tuple(map(slice, shape[:1] if rows else shape[-2:]))] = True
     return Padded(batch, mask)
 
 
-def _with_shape_of_rows(values: Sequence[TensorLike]) -> Sequence[TensorLike]:
+def _with_shape_of_rows(values: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
     """Return tensors of which those without rows have the shape of the others' rows: empty lists in JSON tell none."""
-    tensors = [value for value in values if isinstance(value, torch.Tensor)]
-    if len(tensors) < len(values):
-        return values
-    shape = max(tensors, key=lambda tensor: (tensor.numel() > 0, tensor.ndim)).shape[1:]
-    return [each.new_zeros((0, *shape)) if each.ndim and not len(each) else each for each in tensors]
+    shape = max(values, key=lambda tensor: (tensor.numel() > 0, tensor.ndim)).shape[1:]
+    return [each.new_zeros((0, *shape)) if each.ndim and not len(each) else each for each in values]
 
 
-def check_channels(images: Sequence[TensorLike]) -> None:
+def check_channels(images: Sequence[torch.Tensor]) -> None:
     """Refuse to pad images that differ in their channels: grey ones would lack green and blue."""
-    layouts = [layout_of(image) for image in images]
-    counts = {shape[0] for shape, dtype in layouts if len(shape) == 3 and dtype in (torch.uint8, torch.float32)}
+    pictures = [each for each in images if each.ndim == 3 and each.dtype in (torch.uint8, torch.float32)]
+    counts = {len(each) for each in pictures}
     if len(counts) > 1 and counts <= {1, 2, 3, 4}:
         raise ConfigError(
             f"images of {' and '.join(map(str, sorted(counts)))} channels make no batch: read them in one mode, mode='RGB' or "

@@ -21,6 +21,7 @@ from torch.utils.data import ConcatDataset, Dataset, get_worker_info
 from storeds._utils.arguments import integer
 from storeds.backends.concatenated import check_same_classes
 from storeds.backends.selection import Selection
+from storeds.batching.memory import finished_apart
 from storeds.datasets.assembly import (
     Transforms,
     bind_joint,
@@ -340,7 +341,7 @@ class StoreDataset(Dataset[Any]):
         if isinstance(index, (list, tuple, range)) or getattr(index, "ndim", None):
             return self.__getitems__(index)
         contexts = self._contexts(self._resolve([index]))
-        (sample,) = self._pipeline.samples(contexts, fill=False)
+        (sample,) = finished_apart(self._pipeline.samples(contexts, fill=False))
         self._warn_if_repeated(contexts[0])
         return sample
 
@@ -369,7 +370,7 @@ class StoreDataset(Dataset[Any]):
         resolved : list of int
             Indices, as `_resolve` returns them.
         defer : bool
-            Whether images of samples may be `DeferredImage`, which `storeds.collate` finishes.
+            Whether images of samples may be `DeferredImage`.
         columns : bool
             Whether there may be arrays. There are none where elements vary in shape or have transforms, and where a
             record is bad: then the pipeline applies the policy.
@@ -392,10 +393,10 @@ class StoreDataset(Dataset[Any]):
                 # What has no column is the index.
                 return {n: arrays[n] if n in arrays else np.array(resolved, np.int64) for n in self._column_fields}
         contexts = self._contexts(resolved)
-        samples = self._pipeline.samples(contexts, fill=fill, defer=defer, known=known)
+        samples = self._pipeline.samples(contexts, fill=fill, known=known)
         if contexts:
             self._warn_if_repeated(contexts[0])
-        return samples
+        return samples if defer else finished_apart(samples)
 
     def _warn_if_repeated(self, context: SampleContext) -> None:
         """Warn once where a plain DataLoader makes the random samples of an earlier pass again."""
@@ -405,7 +406,7 @@ class StoreDataset(Dataset[Any]):
 
         def trial(epoch: int) -> Any:
             (result,) = self._pipeline.make([replace(context, epoch=epoch, notes=[])])
-            return pickle.dumps(self._pipeline.finished(result.sample))
+            return pickle.dumps(finished_apart([result.sample]))
 
         made = trial(context.epoch)
         if all(trial(context.epoch + later) == made for later in range(1, _EPOCHS)):  # nothing in it is random

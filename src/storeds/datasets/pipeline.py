@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +14,6 @@ import torch
 from storeds._utils.permutation import permute, round_keys
 from storeds.backends.concatenated import ConcatenatedBackend
 from storeds.backends.selection import Selection
-from storeds.batching.buffers import ScaledInPool
 from storeds.batching.collate import Skipped
 from storeds.datasets.counters import Event, SampleCounters
 from storeds.datasets.epoch import add_bytes, add_time
@@ -73,24 +72,22 @@ class SamplePipeline:
     as_dict: bool
     counters: SampleCounters
     joint: Callable[[Sample, SampleContext], dict[str, Any]] | None = None
-    _finish: ScaledInPool = field(default_factory=ScaledInPool)
 
     def samples(
         self,
         contexts: Sequence[SampleContext],
         *,
         fill: bool,
-        defer: bool = False,
         known: RecordError | None = None,
     ) -> list[Any]:
         """Return the samples of `contexts`, with what the policy puts in the place of bad ones.
+
+        Images may be `DeferredImage`.
 
         Parameters
         ----------
         fill : bool
             Whether replacements make up a batch in which every sample would be skipped.
-        defer : bool
-            Whether images may be `DeferredImage`, which `storeds.collate` finishes.
         known : RecordError, optional
             Of a record that was read already, and is not read again.
 
@@ -107,12 +104,9 @@ class SamplePipeline:
             return []
         events: list[Event] = []
         try:
-            samples = self._good_samples(self.make(contexts, known), contexts, fill, events)
+            return self._good_samples(self.make(contexts, known), contexts, fill, events)
         finally:
             self.counters.add(contexts[0].epoch, len(contexts), events)
-        if not defer and (self.joint is not None or self.transforms):
-            samples = [self.finished(sample) for sample in samples]
-        return samples
 
     def _good_samples(
         self, results: Iterator[_Result], contexts: Sequence[SampleContext], fill: bool, events: list[Event]
@@ -142,12 +136,6 @@ class SamplePipeline:
         for at, sample in zip(bad, replacements, strict=True):
             samples[at] = sample
         return samples
-
-    def finished(self, sample: Any) -> Any:
-        """Return a sample without deferred images."""
-        if isinstance(sample, dict):
-            return {name: self._finish(value) for name, value in sample.items()}
-        return tuple(map(self._finish, sample)) if type(sample) is tuple else sample
 
     def make(self, contexts: Sequence[SampleContext], known: RecordError | None = None) -> Iterator[_Result]:
         """Yield the result for each context, whatever the policy; reads all records at once, without the `known` bad one."""

@@ -29,7 +29,7 @@ from torch.utils.data import (
 from storeds._utils.text import some
 from storeds.batching.buffers import BufferPool
 from storeds.batching.collate import collate, collate_columns
-from storeds.batching.memory import PackedBatch, SlotMemory, SlotName, SlotPool, use_memory
+from storeds.batching.memory import PackedBatch, SlotMemory, SlotName, SlotPool, finished, use_memory
 from storeds.batching.roles import fit_collate, is_collate
 from storeds.datasets.assembly import declared_elements
 from storeds.datasets.counters import BatchEvents, LoaderStats, count_events
@@ -119,7 +119,9 @@ class BatchFetcher(Dataset[Result]):
         memory = self._memory if worker is None else _opened(slot)
         take_work()  # of samples that this thread made outside of a batch
         try:
-            with use_epoch(asked.epoch, asked.seed, events), use_memory(memory):
+            # A function of the user may keep a batch that it made with `collate`, and the slot is used again.
+            own = memory if self._is_ours or worker is None else None
+            with use_epoch(asked.epoch, asked.seed, events), use_memory(own):
                 batch = self._batch(asked.indices)
             if worker is not None:
                 began = time.perf_counter()
@@ -145,7 +147,7 @@ class BatchFetcher(Dataset[Result]):
             add_time("collate", began)
             return batch
         try:
-            return self._collated(read)
+            return self._collated(finished(read) if self._is_ours else read)
         except ConfigError as error:
             if type(store) is not StoreDataset or store.as_dict:  # the message has the names, if there are any
                 raise

@@ -254,7 +254,7 @@ def _pillow_array(image: Image.Image) -> Array:
 
 @dataclass(frozen=True)
 class DeferredImage:
-    """A uint8 image and the function that scales it to floats when the batch is collated.
+    """A uint8 image and the function that scales it to floats when the other images of its batch are there.
 
     This saves a pass over memory: the floats go directly into the batch.
 
@@ -269,10 +269,10 @@ class DeferredImage:
     image: torch.Tensor
     scale_into: Callable[[torch.Tensor, torch.Tensor], Any]
 
-    def scaled(self, empty: Callable[[Sequence[int], torch.dtype], torch.Tensor] | None = None) -> torch.Tensor:
-        """Return the floats in a tensor that `empty` makes, or in a new one."""
-        shape = self.image.shape
-        out = torch.empty(shape, dtype=torch.float32, device="cpu") if empty is None else empty(shape, torch.float32)
+    def scaled(self, out: torch.Tensor | None = None) -> torch.Tensor:
+        """Return the floats in `out`, or in a new tensor."""
+        if out is None:
+            out = torch.empty(self.image.shape, dtype=torch.float32, device="cpu")
         self.scale_into(self.image, out)
         return out
 
