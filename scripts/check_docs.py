@@ -8,6 +8,8 @@ program, in an empty folder of its own:
   name the file (``# config.toml``), because neither Sphinx nor GitHub shows the mark;
 - under docs/, one marked exactly ``console``: what follows ``$`` is run by bash, and fails when its status is not 0.
 
+The folder also holds the programs of ``examples/``, and torchvision can be imported.
+
 Others, for example ``python notest``, do not run. A file's name behind ``notest`` says where the block is from.
 """
 
@@ -16,6 +18,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -25,6 +28,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent  # where the command `storeds` is
+VISION = ROOT / "scripts" / "torchvision"  # its sitecustomize.py makes torchvision importable
 SECONDS = 600  # a page that trains takes a minute on a machine with nothing else to do
 
 _FENCE = re.compile(r"^ *(`{3,}|~{3,})(.*)$")
@@ -138,11 +142,17 @@ def failed_examples(page: Path) -> str | None:
         program.write_text("\n".join(lines) + "\n")
         work = Path(folder, "work")
         work.mkdir()
+        for example in (ROOT / "examples").glob("*.py"):
+            shutil.copy(example, work)
         try:
             done = subprocess.run(  # noqa: S603  # it runs what this repository's own pages say
                 [sys.executable, "-W", "error", program],
                 cwd=work,
-                env={**os.environ, "PYTHONPATH": str(ROOT), "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"},
+                env={
+                    **os.environ,
+                    "PYTHONPATH": f"{ROOT}{os.pathsep}{VISION}",
+                    "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
+                },
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
