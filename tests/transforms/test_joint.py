@@ -522,6 +522,16 @@ def test_the_last_steps_wait_for_the_batch_and_give_the_same() -> None:
     assert torch.equal(single, torch.Tensor(made["image"]))
 
 
+@pytest.mark.parametrize("mode", ["RGB", "L", "LA", "CMYK", "1", "F"])
+def test_pillow_images_wait_for_the_batch_too(mode: str) -> None:
+    image = Image.fromarray(np.arange(48, dtype=np.uint8).reshape(6, 8) * 5).convert(mode)
+    last = Compose([ToTensor(), Normalize([0.5], [0.25])])
+    waiting = BoundTransform(last, may_wait=True)(image, SampleContext(0, 0, 1))
+    assert isinstance(waiting, DeferredImage) == (mode != "F")
+    expected = (ToTensor()(image) - 0.5) / 0.25
+    assert torch.equal(waiting.scaled() if isinstance(waiting, DeferredImage) else waiting, expected)
+
+
 NO_ROLE = {"image": FIELDS["image"], "mask": Field("image")}
 TWO_BOXES = {"image": FIELDS["image"], "faces": BOXES, "cars": BOXES}
 ALONE = {name: FIELDS[name] for name in ("boxes", "labels")}

@@ -297,11 +297,14 @@ class ToNormalized:
         return normalize(tensor, self.mean, self.std, inplace=self.inplace or own)
 
     def later(self, image: Any) -> Any:
-        """Return a `DeferredImage` if collating can scale the image, otherwise the result."""
-        if not isinstance(image, torch.Tensor) or image.dtype != torch.uint8 or image.ndim != 3 or image.is_cuda:
+        """Return a `DeferredImage` if the image can be scaled later, otherwise the result."""
+        values = image
+        if isinstance(image, Image.Image) and image.mode not in ("P", "PA"):
+            values = torch.from_numpy(_pillow_array(image)).permute(2, 0, 1)
+        if not isinstance(values, torch.Tensor) or values.dtype != torch.uint8 or values.ndim != 3 or values.is_cuda:
             return self(image)
-        _means_and_deviations(image, self.mean, self.std)
-        return DeferredImage(image, self.scale_into)
+        _means_and_deviations(values, self.mean, self.std)
+        return DeferredImage(values, self.scale_into)
 
     def scale_into(self, image: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         out.copy_(image).div_(255)
