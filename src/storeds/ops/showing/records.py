@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import json
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -28,9 +28,9 @@ from storeds.readers.image import label_of
 from storeds.records.codec import checksum
 from storeds.records.columns import read_column
 from storeds.records.fields import NATIVE, is_image_like, is_mask, layout_of, pictures, without_verdicts
-from storeds.records.roles import check_row_counts, check_values, stored_classes
+from storeds.records.roles import check_values, stored_classes
 
-__all__ = ["Collector", "Shown", "cut", "is_picture", "spread"]
+__all__ = ["Collector", "Shown", "cut", "is_picture", "noted", "spread"]
 
 _LONG = 2000  # characters of a text
 _BATCH = 32  # records
@@ -73,9 +73,16 @@ class Shown:
     notes: list[str] = field(default_factory=list)
     checksum: str = ""
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the record as JSON."""
-        return {**vars(self), "panels": [panel.to_json() for panel in self.panels]}
+    @property
+    def facts(self) -> dict[str, Any]:
+        """By what a page selects it, and what it copies."""
+        return {
+            "key": self.key,
+            "exact": self.exact,
+            "label": [self.label],
+            "split": [self.split],
+            "tags": self.tags,
+        }
 
 
 def cut(text: str) -> str:
@@ -116,7 +123,6 @@ class Collector:
             kept = {name: each for name, each in self._elements.items() if name not in replaced}
             self._elements = {name: (path, reader.declared()[name]) for name, path in paths.items()} | kept
         roles = {name: (path, replace(each, role=_role(name, each))) for name, (path, each) in self._elements.items()}
-        self._declared = {name: each for name, (_, each) in roles.items()}
         # Pictures come first: their size scales what lies over them.
         self._elements = dict(sorted(roles.items(), key=lambda element: element[1][1].role in _OVER))
         labels = [name for name, each in fields.items() if each.role == "label"] or [*label_of(fields)]
@@ -192,7 +198,7 @@ class Collector:
         size: tuple[int, int] | None = None
         parts: dict[str, tuple[Field, Any]] = {}
         for name, (path, declared) in self._elements.items():
-            with _noted(shown, name):
+            with noted(shown, name):
                 value = value_at(record[path.field], path.steps, name)
                 if declared.role == "text":
                     shown.texts.append(_text_of(value))
@@ -205,8 +211,7 @@ class Collector:
         if masks and not shown.panels:
             shown.panels.append(panel_of_pixels("mask", np.zeros(masks[0].shape[-2:], np.uint8)))
         if parts and shown.panels:
-            with _noted(shown, "boxes"):
-                check_row_counts({name: value for name, (_, value) in parts.items()}, self._declared)
+            with noted(shown, "boxes"):
                 draw_parts(shown.panels[0], parts, self._classes)
 
     def _panels(
@@ -239,12 +244,12 @@ class Collector:
 
 
 @contextmanager
-def _noted(shown: Shown, name: str) -> Iterator[None]:
+def noted(shown: Shown, name: str) -> Iterator[None]:
     """Note a value that does not fit its role, and go on."""
     try:
         yield
     except (StoredsError, ValueError, TypeError, LookupError) as error:
-        shown.notes.append(f"{name}: {error}")
+        shown.notes.append(cut(f"{name}: {error}"))
         shown.tags.append("value")
 
 
@@ -282,16 +287,13 @@ def _in_pixels(name: str, value: Any, declared: Field, size: tuple[int, int] | N
 
 
 def spread(count: int, most: int, columns: Iterable[Array]) -> list[int]:
-    """Return positions spread over all values of the columns, as evenly as their numbers allow, in ascending order."""
+    """Return positions drawn at random from all values of the columns in turn, in ascending order."""
     if most >= count:
         return list(range(count))
-    rows = list(zip(*(column.tolist() for column in columns), strict=True))
-    groups: dict[Any, list[int]] = defaultdict(list)
-    for position, values in enumerate(rows):
-        groups[values].append(position)
-    found: list[int] = []
-    members: Sequence[int]
-    for number, members in enumerate(sorted(groups.values(), key=len) or [range(count)]):
-        quota = min(len(members), (most - len(found)) // max(len(groups) - number, 1))
-        found += [members[at] for at in np.linspace(0, len(members) - 1, quota).astype(int)]
-    return sorted(found)
+    rows = [*zip(*(column.tolist() for column in columns), strict=True)] or [()] * count
+    seen: Counter[Any] = Counter()
+    ranked = []  # each position with its rank among those of its values
+    for position in np.random.default_rng(0).permutation(count).tolist():
+        ranked.append((seen[rows[position]], position))
+        seen[rows[position]] += 1
+    return sorted(position for _, position in sorted(ranked)[:most])
