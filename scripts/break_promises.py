@@ -253,7 +253,7 @@ BREAKS = [Break(*row) for row in (
     ("plan: a window stays in its episode", "readers/test_sequence.py -k slices", "readers/sequence.py", "inside = np.clip(wanted, starts[:, None], stops[:, None] - 1)", "inside = np.clip(wanted, 0, self._bounds[-1] - 1)"),
     ("plan: padded rows are marked", "readers/test_sequence.py -k slices", "readers/sequence.py", "outside = wanted != inside", "outside = wanted > inside"),
     # Statistics of pictures.
-    ("stats: the unit of a sample is a picture of its size", "ops/test_statistics.py -k two_standard", "ops/statistics.py", "from_mean = values - mean * size", "from_mean = values - mean * size.mean()"),
+    ("stats: the unit of a sample is a picture of its size", "ops/test_statistics.py -k two_standard", "ops/statistics.py", "from_mean = sums - mean * size", "from_mean = sums - mean * size.mean()"),
     ("stats: the error of the deviation", "ops/test_statistics.py -k two_standard", "ops/statistics.py", "(mean * mean - variance) * size", "(mean * mean) * size"),
     ("stats: a damaged picture gives no pixels", "ops/test_statistics.py -k no_pixels", "ops/statistics.py", "repair=False", "repair=True"),
     ("stats: a picture without a verdict is judged by decoding it", "ops/test_statistics.py -k no_pixels", "ops/statistics.py", "return None if UNCHECKED in kinds else", "return"),

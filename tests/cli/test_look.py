@@ -82,7 +82,7 @@ def test_get_without_a_file_prints_the_record(url: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("cat/9.jpg",), "did you mean 'cat/4.jpg'? The keys are cat/0.jpg, cat/1.jpg"),
+        (("cat/9.jpg",), "did you mean 'cat/4.jpg'? The keys next to it are cat/0.jpg, cat/1.jpg"),
         (("cat/1.jpg", "-o", "x", "--field", "label"), "has no picture or bytes 'label'"),
         (("cat/1.jpg", "-o", "/nowhere/x"), "/nowhere/x cannot be written: No such file or directory"),
     ],

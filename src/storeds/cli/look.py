@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from bisect import bisect_left
 from pathlib import Path
@@ -17,9 +16,10 @@ from storeds.cli.app import (
     Layout,
     Options,
     StoreArgument,
+    Where,
     app,
     command,
-    parse_option,
+    named_values,
     print_json,
     print_table,
     progress,
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 __all__ = ["get", "head", "show", "stats"]
 
 _MAX_TEXT = 60  # characters of a value in a table
-_COMPARED = 1000  # keys
 
 
 @app.command()
@@ -44,7 +43,7 @@ def stats(
     url: StoreArgument,
     examine_all: Annotated[bool, typer.Option("--all", help="Examine every picture: exact.")] = False,
     sample: Annotated[int, typer.Option(help="Otherwise so many, drawn at random.")] = 2000,
-    where: Annotated[list[str] | None, typer.Option(help="Only records with this value: field=value.")] = None,
+    where: Where = None,
     field: Annotated[str | None, typer.Option(help="The field of the pictures.")] = None,
     mode: Annotated[str, typer.Option(help="RGB or L, as the config says.")] = "RGB",
     workers: Annotated[int | None, typer.Option(help="Threads; one per CPU by default.")] = None,
@@ -56,14 +55,14 @@ def stats(
     with progress("stats", quiet=as_json) as hook:
         found = ops.stats(
             url,
-            where=dict(map(parse_option, where)) if where else None,
+            where=named_values(where) or None,
             field=field,
             mode=mode,
             all=examine_all,
             sample=sample,
             workers=workers,
             layout=layout,
-            options=dict(map(parse_option, option or [])),
+            options=named_values(option),
             progress=hook,
         )
     if as_json:
@@ -76,22 +75,22 @@ def _show_stats(found: Stats) -> None:
     from storeds.ops.common import listed
 
     columns = {"": "left"} | dict.fromkeys(("min", "5 %", "median", "95 %", "max", "mean"), "right")
-    rows = []
-    for name, spread in found.sizes.items():
-        digits = 2 if name == "aspect_ratio" else 0
-        rows.append((name.replace("_", " "), *(f"{value:,.{digits}f}" for value in spread.values())))
-    print_table(columns, rows)
+    digits = {"aspect_ratio": 2}
+    print_table(
+        columns,
+        (
+            (name.replace("_", " "), *(f"{value:,.{digits.get(name, 0)}f}" for value in spread.values()))
+            for name, spread in found.sizes.items()
+        ),
+    )
     if found.classes is not None:
         say(f"classes: {_brief_counts(found.classes)}")
     damaged = sum(found.damaged.values())
     say(f"damaged: {damaged:,} of {found.judged:,}" + (f" ({listed(found.damaged)})" if damaged else ""))
     say(f"exact duplicates: {found.duplicates:,}")
     for name, values, errors in (("mean", found.mean, found.mean_error), ("std", found.std, found.std_error)):
-        shown = ", ".join(
-            f"{value:.4f}" + ("" if found.is_exact else f" ± {error:.4f}")
-            for value, error in zip(values, errors, strict=True)
-        )
-        say(f"{name}: {shown}")
+        pairs = zip(values, errors, strict=True)
+        say(f"{name}: " + ", ".join(f"{value:.4f}" + (f" ± {error:.4f}" if error else "") for value, error in pairs))
     if found.decoded < found.examined:
         say(f"mean and std are of the {found.decoded:,} that decode in mode {found.mode}")
     more = "" if found.is_exact else "; --all is exact"
@@ -111,7 +110,7 @@ def head(
     from storeds.backends.opening import open_backend
     from storeds.records.fields import without_verdicts
 
-    with open_backend(url, layout=layout, **dict(map(parse_option, option or []))) as backend:
+    with open_backend(url, layout=layout, **named_values(option)) as backend:
         fields = without_verdicts(backend.meta.fields)
         records = backend.get_many(range(min(count, len(backend))))
     described = [_described(record, fields) for record in records]
@@ -119,8 +118,8 @@ def head(
         print_json({"records": described})
         return
     columns = {name: "right" if field.is_scalar else "left" for name, field in fields.items()}
-    rows = ((str(at), *(_brief(each.get(name, "")) for name in fields)) for at, each in enumerate(described))
-    print_table({"record": "right", **columns}, rows)
+    cells = ([_brief(each.get(name, "")) for name in fields] for each in described)
+    print_table({"record": "right", **columns}, ((str(at), *row) for at, row in enumerate(cells)))
     for record in records:
         if isinstance(record, RecordError):
             say(str(record))
@@ -140,7 +139,7 @@ def get(
     from storeds.backends.opening import open_backend
     from storeds.records.fields import without_verdicts
 
-    with open_backend(url, layout=layout, **dict(map(parse_option, option or []))) as backend:
+    with open_backend(url, layout=layout, **named_values(option)) as backend:
         fields = without_verdicts(backend.meta.fields)
         if output is not None:
             field = _field_to_write(field, fields, backend.url)
@@ -174,36 +173,34 @@ def _position(backend: Backend, key: str) -> int:
 
     declared = backend.meta.fields.get("key")
     if declared is None or declared.kind != "str":
-        if not key.isdecimal() or int(key) >= len(backend):
-            raise ConfigError(
-                f"{backend.url} has no field key, so name a position, 0 to {len(backend) - 1}, not {key!r}"
-            )
-        return int(key)
+        if key.isdecimal() and int(key) < len(backend):
+            return int(key)
+        raise ConfigError(f"{backend.url} has no field key, so name a position, 0 to {len(backend) - 1}, not {key!r}")
     found = matching_positions(backend, {"key": [key]})
-    if not len(found):
-        keys = sorted(read_column(backend, "key").tolist())
-        at = bisect_left(keys, key)
-        near, what = (keys, "keys") if len(keys) <= _COMPARED else (keys[max(at - 10, 0) : at + 10], "keys next to it")
-        raise ConfigError(f"{backend.url} has no record with key {key!r}; {suggest(key, near, what)}")
-    return int(found[0])
+    if len(found):
+        return int(found[0])
+    keys = sorted(read_column(backend, "key").tolist())
+    at = bisect_left(keys, key)
+    near = suggest(key, keys[max(at - 10, 0) : at + 10], "keys next to it")
+    raise ConfigError(f"{backend.url} has no record with key {key!r}; {near}")
 
 
 def _described(record: Record | RecordError, fields: dict[str, Field]) -> dict[str, Any]:
     """Return a record as JSON, in which pictures, bytes and arrays are described in words."""
     if isinstance(record, RecordError):
         return {"error": record.reason or str(record)}
-    return {name: _value(record, name, declared) for name, declared in fields.items()}
+    return {name: _value(record, name, declared.kind) for name, declared in fields.items()}
 
 
-def _value(record: Record, name: str, declared: Field) -> Any:
+def _value(record: Record, name: str, kind: str) -> Any:
     """Return a value as JSON; for a picture, for example ``JPEG 640 × 480, 41.0 kB, intact``."""
     value = record[name]
-    if declared.kind == "array":
+    if kind == "array":
         return f"{value.dtype} {list(value.shape)}"
-    if declared.kind not in ("image", "bytes"):
+    if kind not in ("image", "bytes"):
         return value
     size = byte_size(len(value)).partition(" (")[0]
-    if declared.kind == "bytes":
+    if kind == "bytes":
         return size
     from storeds.jpeg import Verdict, read_picture_header, sniff
 
@@ -225,7 +222,7 @@ def show(
         "page.html"
     ),
     count: Annotated[int, typer.Option("-n", "--count", min=1, help="At most so many records.")] = 200,
-    where: Annotated[list[str] | None, typer.Option(help="Only records with this value: field=value.")] = None,
+    where: Where = None,
     keys: Annotated[Path | None, typer.Option(help="Only records whose key is a line of this file.")] = None,
     worst: Annotated[bool, typer.Option("--worst", help="Damaged records first, then unusual numbers.")] = False,
     as_trained: Annotated[
@@ -242,13 +239,13 @@ def show(
     page = ops.show(
         source,
         count=count,
-        where=dict(map(parse_option, where or [])) or None,
+        where=named_values(where) or None,
         keys=keys,
         worst_first=worst,
         config=as_trained,
         split=split,
         layout=layout,
-        options=dict(map(parse_option, option or [])),
+        options=named_values(option),
     )
     page.save(output)
     say(f"{output}: {page.title}")
