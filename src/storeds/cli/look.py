@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from bisect import bisect_left
 from pathlib import Path

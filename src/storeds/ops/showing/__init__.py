@@ -29,7 +29,7 @@ from storeds._utils.text import counted
 from storeds.backends.opening import open_backend
 from storeds.backends.staging import replace_file
 from storeds.errors import ConfigError
-from storeds.ops.showing.panels import draw_parts, panel_of_pixels
+from storeds.ops.showing.panels import draw_parts, panel_of
 from storeds.ops.showing.records import Collector, Shown, is_picture, noted, spread
 from storeds.ops.showing.sheet import draw_sheet
 from storeds.protocols import Array, Backend, SampleContext
@@ -263,7 +263,7 @@ def _add_sample(record: Shown, dataset: StoreDataset, index: int, when: str) -> 
     sample, reader = dataset[index], dataset.reader
     declared = reader.declared() if isinstance(reader, RecordReader) else {}
     panels = [
-        panel_of_pixels(f"{name}{when}", value)
+        panel_of(f"{name}{when}", value)
         for name, value in sample.items()
         if hasattr(value, "convert")
         or (getattr(value, "ndim", 0) > 2 and (name not in declared or is_picture(name, declared[name])))

@@ -21,7 +21,7 @@ from storeds.protocols import Array, Field
 from storeds.readers.decoders import check_pixels
 from storeds.records.roles import box_edges, boxes_of, check_row_counts
 
-__all__ = ["Panel", "class_name", "draw_parts", "panel_of_file", "panel_of_pixels", "write"]
+__all__ = ["Panel", "class_name", "draw_parts", "panel_of", "write"]
 
 _SIDE, _TINY = 192, 96  # pixels of the longer side of a small picture; a smaller one is enlarged
 
@@ -71,50 +71,59 @@ class Panel:
     layers: dict[str, Image.Image] = field(default_factory=dict)
 
 
-def panel_of_file(name: str, blob: bytes) -> Panel:
-    """Return the panel of a picture file; of bytes that do not decode, one that says why. Raises nothing."""
-    try:
-        with Image.open(io.BytesIO(blob)) as image:
-            size = image.height, image.width
-            check_pixels(*image.size, MAX_PIXELS)
-            kind = f"{image.format} {image.mode}"
-            image.draft("RGB", (_SIDE, _SIDE))
-            panel = _panel_of_image(name, image)
-    except Exception as error:  # decoders raise any exception on damaged bytes
-        return Panel(name, note=decode_reason(error))
-    return Panel(name, panel.image, size, f"{kind}, {size[1]} × {size[0]}{panel.note and ', ' + panel.note}")
-
-
-def panel_of_pixels(name: str, values: Any) -> Panel:
-    """Return the panel of a Pillow image, or of an array or a tensor (…, channels, height, width).
+def panel_of(name: str, value: Any) -> Panel:
+    """Return the panel of a picture file, a Pillow image, or an array or a tensor (…, channels, height, width).
 
     Several frames are a strip of at most eight. Numbers other than uint8 are stretched from their least to their greatest;
-    floats from 0 to 1 are not.
+    floats from 0 to 1 are not. What cannot be shown gets a panel that says why. Raises nothing.
     """
-    if isinstance(values, Image.Image):
-        panel = _panel_of_image(name, values)
-        panel.note = f"{values.mode}, {values.width} × {values.height}{panel.note and ', ' + panel.note}"
-        return panel
-    pixels = np.asarray(values)
-    if pixels.ndim < 2 or not pixels.size:
-        return Panel(name, note=f"no pixels: {pixels.dtype} of shape {pixels.shape}")
-    frames = pixels.reshape(-1, *(pixels.shape[-3:] if pixels.ndim > 2 else (1, *pixels.shape)))
-    size, notes = (frames.shape[-2], frames.shape[-1]), [f"{pixels.dtype} {' × '.join(map(str, pixels.shape))}"]
-    chosen = frames[np.linspace(0, len(frames) - 1, min(len(frames), _FRAMES)).astype(int)]
-    channels = 3 if frames.shape[1] >= 3 else 1
-    if frames.shape[1] not in (1, 3):
-        notes.append(f"the first {channels} of {frames.shape[1]} channels")
-    step = max(max(size) // (4 * _SIDE), 1)
-    chosen, note = _stretched(np.moveaxis(chosen[:, :channels, ::step, ::step], 1, -1))
-    notes += [note] if note else []
-    if len(frames) > 1:
-        notes.append(f"{len(chosen)} of {len(frames)} frames")
-    side = _SIDE if len(chosen) == 1 else _SIDE // 2
-    small = [Image.fromarray(np.broadcast_to(frame, (*frame.shape[:2], 3))) for frame in chosen]
-    for each in small:
-        each.thumbnail((side, side))
-    strip = np.concatenate([np.asarray(each) for each in small], axis=1)
-    return Panel(name, _enlarged(Image.fromarray(strip)), size, ", ".join(notes))
+    try:
+        if isinstance(value, bytes):
+            value = Image.open(io.BytesIO(value))
+            check_pixels(value.width, value.height, MAX_PIXELS)
+        if isinstance(value, Image.Image):
+            size, pixels, notes = _of_image(value)
+        else:
+            value = np.asarray(value)
+            pixels = np.moveaxis(value.reshape(-1, *((1, 1, 1, *value.shape)[-3:])), 1, -1)
+            size, notes = pixels.shape[1:3], [f"{value.dtype} {' × '.join(map(str, value.shape))}"]
+        frames = pixels[np.linspace(0, len(pixels) - 1, min(len(pixels), _FRAMES)).astype(int)]
+        channels = 3 if frames.shape[-1] >= 3 else 1
+        if frames.shape[-1] not in (1, 3):
+            notes.append(f"the first {channels} of {frames.shape[-1]} channels")
+        step = max(max(size) // (4 * _SIDE), 1) if frames.dtype != np.uint8 else 1
+        frames, note = _stretched(frames[:, ::step, ::step, :channels])
+        notes += [note] if note else []
+        if len(pixels) > 1:
+            notes.append(f"{len(frames)} of {len(pixels)} frames")
+        image = Image.fromarray(np.concatenate([_small(frame, len(frames)) for frame in frames], axis=1))
+    except Exception as error:  # decoders raise any exception on damaged bytes
+        return Panel(name, note=decode_reason(error))
+    scale = max(_TINY // max(image.size), 1)
+    image = image.resize((scale * image.width, scale * image.height), Image.Resampling.NEAREST)
+    return Panel(name, image, size, ", ".join(notes))
+
+
+def _of_image(image: Image.Image) -> tuple[tuple[int, int], Array, list[str]]:
+    """Return the height and width of an image, its pixels as one frame, and notes."""
+    size = image.height, image.width
+    notes = [f"{image.format or ''} {image.mode}".strip(), f"{image.width} × {image.height}"]
+    image.draft("RGB", (_SIDE, _SIDE))
+    if image.mode[0] in "IF":  # 16 and 32 bits
+        return size, np.asarray(image)[None, ..., None], notes
+    if image.has_transparency_data:
+        over = image.convert("RGBA")
+        image = Image.new("RGB", image.size, "white")
+        image.paste(over, mask=over)
+        notes.append("on white")
+    return size, np.asarray(image.convert("RGB"))[None], notes
+
+
+def _small(frame: Array, count: int) -> Array:
+    """Return one of `count` frames, in RGB and small."""
+    image = Image.fromarray(np.broadcast_to(frame, (*frame.shape[:2], 3)))
+    image.thumbnail((_SIDE, _SIDE) if count == 1 else (_SIDE // 2, _SIDE // 2))
+    return np.asarray(image)
 
 
 def draw_parts(panel: Panel, parts: Mapping[str, tuple[Field, Any]], classes: Sequence[str] | None) -> None:
@@ -200,25 +209,6 @@ def _coloured(ids: Array) -> Image.Image:
     pixels[ids == _IGNORED] = (128, 128, 128, 140)
     pixels[ids == 0] = 0
     return Image.fromarray(pixels)
-
-
-def _panel_of_image(name: str, image: Image.Image) -> Panel:
-    if image.mode[0] in "IF":  # 16 and 32 bits
-        return panel_of_pixels(name, np.asarray(image))
-    size, note = (image.height, image.width), ""
-    if image.has_transparency_data:
-        over = image.convert("RGBA")
-        image, note = Image.new("RGB", image.size, "white"), "on white"
-        image.paste(over, mask=over)
-    small = image.convert("RGB")
-    small.thumbnail((_SIDE, _SIDE))
-    return Panel(name, _enlarged(small), size, note)
-
-
-def _enlarged(image: Image.Image) -> Image.Image:
-    """Return a picture of a few pixels at a size at which they can be seen, and drawn over."""
-    scale = max(_TINY // max(image.size), 1)
-    return image.resize((scale * image.width, scale * image.height), Image.Resampling.NEAREST)
 
 
 def _stretched(pixels: Array) -> tuple[Array, str]:

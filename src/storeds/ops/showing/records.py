@@ -18,7 +18,7 @@ from storeds._utils.text import byte_size, counted, printable
 from storeds.backends.selection import Selection
 from storeds.errors import ConfigError, RecordError, StoredsError
 from storeds.jpeg import Verdict, examine, repair
-from storeds.ops.showing.panels import Panel, class_name, draw_parts, panel_of_file, panel_of_pixels
+from storeds.ops.showing.panels import Panel, class_name, draw_parts, panel_of
 from storeds.protocols import Array, Backend, Field, Record, Role
 from storeds.readers import SampleReader
 from storeds.readers.annotations import class_ids, coordinates_tensor, mask_tensor, plain_rows
@@ -151,23 +151,21 @@ class Collector:
 
     def _worst(self, most: int) -> list[int]:
         """Return the damaged records, those of which least is left first, and then those with the most unusual numbers."""
-        score, shares = np.zeros(len(self.view)), {share for _, share in self._verdicts}
-        for name, column in self.columns.items():
-            if column.dtype.kind in "if" and name not in {self.label, *shares}:
-                numbers = column.astype(np.float64)
-                distance = np.abs(numbers - np.nanmedian(numbers)) / (np.nanstd(numbers) or 1)
-                score = np.fmax(score, distance / (1 + distance))
+        lost, unusual = np.zeros(len(self.view)), np.zeros(len(self.view))
         for finding, share in self._verdicts:
             if finding in self.columns and share in self.columns:
-                kinds = self.columns[finding].tolist()
-                damaged = [kind not in ("", "intact", "trailing_data") for kind in kinds]
-                score = np.fmax(score, np.where(damaged, 2 - np.nan_to_num(self.columns[share]), 0))
-        if not score.any():
+                whole = [kind in ("", "intact", "trailing_data") for kind in self.columns[finding].tolist()]
+                lost = np.fmax(lost, np.where(whole, 0, 2 - np.nan_to_num(self.columns[share])))
+        for name, numbers in self.columns.items():
+            if numbers.dtype.kind in "if" and name not in {self.label, *(share for _, share in self._verdicts)}:
+                distance = np.abs(numbers - np.nanmedian(numbers)) / (np.nanstd(numbers) or 1)
+                unusual = np.fmax(unusual, distance)
+        if not lost.any() and not unusual.any():
             raise ConfigError(
                 f"--worst: {self.view.url} has no verdicts on pictures and no numbers that differ; `storeds verify "
                 "--contact-sheet` examines every picture"
             )
-        chosen: list[int] = np.argsort(-score, kind="stable")[:most].tolist()
+        chosen: list[int] = np.lexsort((-unusual, -lost))[:most].tolist()
         return chosen
 
     def collect(self, chosen: Sequence[int]) -> Iterator[Shown]:
@@ -209,7 +207,7 @@ class Collector:
                     parts[name] = declared, _in_pixels(name, value, declared, size)
         masks = [value for declared, value in parts.values() if declared.role == "mask"]
         if masks and not shown.panels:
-            shown.panels.append(panel_of_pixels("mask", np.zeros(masks[0].shape[-2:], np.uint8)))
+            shown.panels.append(panel_of("mask", np.zeros(masks[0].shape[-2:], np.uint8)))
         if parts and shown.panels:
             with noted(shown, "boxes"):
                 draw_parts(shown.panels[0], parts, self._classes)
@@ -220,9 +218,9 @@ class Collector:
         """Yield the panel of a picture; of a damaged one, what is left after its repair, and as it is."""
         shown.checksum = shown.checksum or checksum(value if isinstance(value, bytes) else value.tobytes()).hex()
         if declared.kind != "image":
-            yield panel_of_pixels(name, channels_first(value, layout_of(value.shape)))
+            yield panel_of(name, channels_first(value, layout_of(value.shape)))
             return
-        panel = panel_of_file(name, value)
+        panel = panel_of(name, value)
         verdict = Verdict.of(record, stored) or examine(value)
         if verdict.is_whole:
             yield panel
@@ -236,7 +234,7 @@ class Collector:
         elif repaired is value:
             yield panel
         else:
-            after = panel_of_file(name, repaired)
+            after = panel_of(name, repaired)
             after.note += f", repaired: {verdict.share} is left"
             yield after
             panel.name = f"{name}, before repair"
