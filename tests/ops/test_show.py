@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import html
 import io
 import json
 import os
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from _packing import storeds_command
 from make_store import make_store
 from photographs import jpeg, photograph, saved
 from storeds import ops
+from storeds.errors import DecodeError
 
 FIELDS: dict[str, Any] = {
     "key": "str",
@@ -312,6 +315,37 @@ def test_a_record_is_shown_as_trained(tmp_path: Path) -> None:
     assert 0 < flipped < 16
 
 
+def test_a_mixture_shows_records_of_each_source(tmp_path: Path) -> None:
+    urls = [make_store(FIELDS, [record(n) for n in range(9)], f"lmdb://{tmp_path}/{name}.lmdb") for name in "ab"]
+    sources = [{"name": f"source {at}", "url": url} for at, url in enumerate(urls)]
+    config = {"dataset": {"fields": ["image", "label"], "transform": ["ToTensor"], "sources": sources}}
+    (tmp_path / "mixture.json").write_text(json.dumps(config))
+    page = ops.show(tmp_path / "mixture.json", count=8)
+    assert page.title == "; ".join(f"{url}: 4 of 9 records" for url in urls)
+    assert [counts for name, counts in page.counts.items() if name.startswith("splits")] == [{"train": 6, "val": 3}] * 2
+    assert len(page.records) == 8
+
+
+def test_reports_and_loaders_are_tables_of_text_in_a_notebook() -> None:
+    url, hostile = (
+        make_store({"key": "str", "image": "image"}, [{"key": HOSTILE[0], "image": jpeg(0)[:-60]}]),
+        HOSTILE[0],
+    )
+    loader = storeds.StoreLoader(storeds.StoreDataset(url, where={"key": hostile}, on_error="skip"))
+    dataset = storeds.StoreDataset(url, min_recovered=1.0)
+    with pytest.raises(DecodeError):
+        dataset[0]
+    for shown, row in (
+        (loader, ("batch_size", "1")),
+        (replace(dataset.report(), url=hostile), ("bad", "{'truncated_scan': 1}")),
+        (replace(storeds.verify(url), url=hostile), ("truncated_scan", "1")),
+    ):
+        table = shown._repr_html_()
+        assert "".join(f"<t{cell}>{html.escape(text)}</t{cell}>" for cell, text in zip("hd", row, strict=True)) in table
+        assert html.escape(hostile) in table
+        assert "<script" not in table
+
+
 class Counted:
     """A backend that counts the calls that read records."""
 
@@ -343,11 +377,11 @@ def test_a_dataset_shows_itself_in_a_notebook(browser: Browser, tmp_path: Path) 
     backend = Counted(storeds.open_backend(url))
     dataset = storeds.StoreDataset(backend, where={"split": "train"}, transform=[{"name": "ToTensor"}])
     began = time.process_time()
-    html = dataset._repr_html_()
+    shown = dataset._repr_html_()
     assert time.process_time() - began < 1
-    assert len(html) < 1_000_000
+    assert len(shown) < 1_000_000
     assert backend.calls == 1
-    (tmp_path / "notebook.html").write_text(f"<meta charset=utf-8>{html}")
+    (tmp_path / "notebook.html").write_text(f"<meta charset=utf-8>{shown}")
     tab, seen = opened(browser, tmp_path / "notebook.html")
     frame = tab.frame_locator("iframe")
     frame.locator(".open").nth(23).click()

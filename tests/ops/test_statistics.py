@@ -171,6 +171,23 @@ def test_the_result_is_kept_until_the_store_changes(tmp_path: Path, cache: Path)
     assert not list(cache.glob("*.fresh"))
 
 
+def test_an_interrupted_call_goes_on_where_it_was(tmp_path: Path) -> None:
+    blobs, done = [*BLOBS, jpeg(1)[:-2]] * 9, []
+    url = write(f"lmdb://{tmp_path}/a.lmdb", blobs)
+
+    def interrupt(state: ops.Progress) -> None:
+        done.append(state.done)
+        if len(done) == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        ops.stats(url, all=True, workers=0, progress=interrupt)
+    found = ops.stats(url, all=True, workers=0, progress=interrupt)
+    assert done == sorted(set(done))  # no batch is examined twice
+    assert is_true(found, BLOBS * 9)
+    assert (found.examined, found.damaged) == (len(blobs), {"missing_eoi": 9})
+
+
 def test_a_cache_that_cannot_be_written_is_reported(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

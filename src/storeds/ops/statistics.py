@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from storeds.ops.common import Progress, ProgressHook, damaged_kinds, in_order
 from storeds.ops.inspecting import class_counts
 from storeds.protocols import Array, Backend, SampleContext
 from storeds.readers import ImageReader
-from storeds.records.columns import load_json, read_column, save_json, stats_path
+from storeds.records.columns import load_index, load_json, read_column, save_index, save_json, stats_path
 from storeds.records.fields import UNCHECKED, pictures, verdict_fields
 
 __all__ = ["Stats", "stats"]
@@ -126,8 +127,8 @@ def stats(
     mode : str
         ``"RGB"`` or ``"L"``: the ``mode`` of the dataset.
     all : bool
-        Examine every picture. Then mean and deviation are exact, and the same in every engine. Takes 88 bytes of memory a
-        picture.
+        Examine every picture. Then mean and deviation are exact, and the same in every engine. Takes 112 bytes of memory a
+        picture. An interrupted call keeps what it examined, and the same call goes on from there.
     sample : int
         Otherwise examine so many pictures, drawn at random. The errors say how far the result may be off.
     seed : int
@@ -165,16 +166,10 @@ def stats(
         if sample < len(view) and not all:
             positions = np.sort(np.random.default_rng(seed).choice(len(view), sample, replace=False))
         threads = len(os.sched_getaffinity(0)) if workers is None else workers
-        rows, kinds = [_rows([], len(mode))], Counter[str]()
-        batches = np.split(positions, range(_BATCH, len(positions), _BATCH))
-        done = volume = 0
-        for batch, (of_batch, damaged) in in_order(batches, partial(_examine, view, reader), threads):
-            rows.append(of_batch)
-            kinds.update(damaged)
-            done, volume = done + len(batch), volume + int(of_batch["bytes"].sum())
-            if progress is not None:
-                progress(Progress(done, len(positions), volume))
-        examined = np.concatenate(rows)
+        unfinished = path.with_suffix(".npy") if len(positions) == len(view) else None
+        examined = _examine_all(view, reader, positions, threads, progress, unfinished)
+        read = examined[examined["checksum"] > 0]
+        kinds = Counter(kind.decode() for kind in examined["damage"].tolist() if kind)
         judged = _verdicts(view, name)
         mean, std, mean_error, std_error = _moments(examined, 1 - len(positions) / (len(view) or 1))
         found = Stats(
@@ -190,9 +185,9 @@ def stats(
             std=std,
             mean_error=mean_error,
             std_error=std_error,
-            sizes=_sizes(examined),
+            sizes=_sizes(read),
             classes=class_counts(view),
-            duplicates=len(examined) - len(np.unique(examined["checksum"])),
+            duplicates=len(read) - len(np.unique(read["checksum"])),
             judged=len(positions) if judged is None else len(view),
             damaged=dict(kinds.most_common()) if judged is None else judged,
         )
@@ -211,33 +206,63 @@ def _reader(view: Backend, field: str | None, mode: str) -> ImageReader:
 
 
 def _rows(values: list[tuple[Any, ...]], channels: int) -> Array:
-    """Return a row for each picture: its size, bytes and checksum as stored, and of its pixels the sums. 0 is unknown."""
+    """Return a row for each picture: size, bytes and checksum as stored, sums over its pixels, damage. 0 is unknown."""
     sums = [("pixels", np.uint64), ("sums", np.uint64, channels), ("squares", np.uint64, channels)]
-    return np.array(values, [(name, np.uint64) for name in ("height", "width", "bytes", "checksum")] + sums)
+    stored = [(name, np.uint64) for name in ("height", "width", "bytes", "checksum")]
+    return np.array(values, [*stored, *sums, ("damage", "S24")])
 
 
-def _examine(view: Backend, reader: ImageReader, positions: Array) -> tuple[Array, list[str]]:
-    """Return the rows of the records at `positions`, and the damage among them."""
+def _examine_all(
+    view: Backend,
+    reader: ImageReader,
+    positions: Array,
+    threads: int,
+    progress: ProgressHook | None,
+    unfinished: Path | None,
+) -> Array:
+    """Return the rows of the records at `positions`. After an interruption they are in the file `unfinished`."""
+    nothing = _rows([], len(reader.mode))
+    kept = None if unfinished is None else load_index(unfinished, nothing.dtype)
+    rows = [nothing if kept is None else kept]
+    done, volume = len(rows[0]), 0
+    batches = np.split(positions[done:], range(_BATCH, len(positions) - done, _BATCH))
+    try:
+        for _, of_batch in in_order(batches, partial(_examine, view, reader), threads):
+            rows.append(of_batch)
+            done, volume = done + len(of_batch), volume + int(of_batch["bytes"].sum())
+            if progress is not None:
+                progress(Progress(done, len(positions), volume))
+    except BaseException:  # Ctrl-C, or a lost server
+        if unfinished is not None:
+            save_index(unfinished, np.concatenate(rows))
+        raise
+    if unfinished is not None:
+        unfinished.unlink(missing_ok=True)
+    return np.concatenate(rows)
+
+
+def _examine(view: Backend, reader: ImageReader, positions: Array) -> Array:
+    """Return the rows of the records at `positions`."""
     (name,) = reader.fields
-    rows, damaged = [], []
+    rows = []
     for record in view.get_many(positions, reader.stored):  # type: ignore[arg-type]  # an array is a sequence
+        stored, levels, damage = (0, 0, 0, 0), np.zeros((len(reader.mode), 256), np.uint64), ""
         if isinstance(record, RecordError):
-            damaged.append(record.kind)
-            continue
-        blob, (height, width), levels = record[name], (0, 0), np.zeros((len(reader.mode), 256), np.uint64)
-        header = read_picture_header(blob) if isinstance(blob, bytes) else None
-        if header is not None:
-            height, width = header.height, header.width
-        try:
-            picture = reader.build([record], SampleContext(0))[name]
-        except DecodeError as error:
-            damaged.append(error.kind)
+            damage = record.kind
         else:
-            width, height = picture.size
-            levels = np.array(picture.histogram(), np.uint64).reshape(levels.shape)
-        stored = height, width, memoryview(blob).nbytes, xxhash.xxh3_64_intdigest(blob)
-        rows.append((*stored, levels[0].sum(), levels @ _LEVELS, levels @ (_LEVELS * _LEVELS)))
-    return _rows(rows, len(reader.mode)), damaged
+            blob = record[name]
+            header = read_picture_header(blob) if isinstance(blob, bytes) else None
+            size = (header.height, header.width) if header else (0, 0)
+            try:
+                picture = reader.build([record], SampleContext(0))[name]
+            except DecodeError as error:
+                damage = error.kind
+            else:
+                size = picture.height, picture.width
+                levels = np.array(picture.histogram(), np.uint64).reshape(levels.shape)
+            stored = (*size, memoryview(blob).nbytes, xxhash.xxh3_64_intdigest(blob))
+        rows.append((*stored, levels[0].sum(), levels @ _LEVELS, levels @ (_LEVELS * _LEVELS), damage))
+    return _rows(rows, len(reader.mode))
 
 
 def _moments(rows: Array, left_out: float) -> list[list[float]]:

@@ -178,11 +178,13 @@ def show(
 
         given = {"url": None if is_config else os.fspath(source), "where": where, "keys": keys and os.fspath(keys)}
         overrides = [f"dataset.{name}={json.dumps(value)}" for name, value in given.items() if value is not None]
-        dataset = build_dataset(load_config(config or source, overrides=overrides), split)
-        if not isinstance(dataset, StoreDataset):
-            raise ConfigError(f"{config or source} mixes several sources; show one of them by its URL")
-        with dataset.backend:
-            return _page_of_dataset(dataset, indices, count, worst_first, as_trained=config is not None)
+        built = build_dataset(load_config(config or source, overrides=overrides), split)
+        parts: list[Any] = [built] if isinstance(built, StoreDataset) else built.datasets
+        pages, most = [], -(-count // len(parts))
+        for dataset in parts:
+            with dataset.backend:
+                pages.append(_page_of_dataset(dataset, indices, most, worst_first, as_trained=config is not None))
+        return pages[0] if len(pages) == 1 else _joined(pages)
     if split is not None:
         raise ConfigError("--split names a split of a config; of a store, select with --where split=NAME")
     if indices is not None and not len(indices):  # the store may be one that cannot be opened
@@ -195,6 +197,12 @@ def show(
             view = select(backend, where, None, keys)
         collector = Collector(view)
         return _page(collector, collector.choose(count, worst_first=worst_first) if indices is None else indices)
+
+
+def _joined(pages: Sequence[Page]) -> Page:
+    """Return the records of all sources of a mixture, with the counts of each."""
+    counts = {f"{name} of {page.title}": each for page in pages for name, each in page.counts.items()}
+    return Page("; ".join(page.title for page in pages), [each for page in pages for each in page.records], counts)
 
 
 def _page(collector: Collector, positions: Sequence[int]) -> Page:
