@@ -226,8 +226,9 @@ def batch(url: str, normalize: dict[str, Any], split: str | None = None, **datas
 @pytest.mark.parametrize("mode", ["RGB", "L"])
 def test_normalize_from_stats_equals_normalize_with_these_numbers(tmp_path: Path, mode: str) -> None:
     url = write(f"lmdb://{tmp_path}/a.lmdb")
-    flag = "" if mode == "RGB" else " --mode L"
-    with pytest.raises(ConfigError, match=f"are not known here yet; run: storeds stats {url}{flag}$"):
+    with pytest.raises(
+        ConfigError, match=f"are not known here yet; run: storeds stats {url} --field image --mode {mode}$"
+    ):
         batch(url, FROM_STATS, mode=mode)
     found = ops.stats(url, mode=mode)
     numbers = {"name": "Normalize", "mean": found.mean, "std": found.std}

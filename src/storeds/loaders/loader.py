@@ -435,8 +435,8 @@ class StoreLoader(DataLoader[Any]):
         return f"{type(self).__name__}({self.dataset!r}, {arguments}, sampler={self.sampler!r})"
 
     def _repr_html_(self) -> str:
-        names = ("dataset", "batch_size", "num_workers", "drop_last", "sampler")
-        return html_table({"batches": len(self), **{name: getattr(self, name) for name in names}})
+        shown = {name: getattr(self, name) for name in ("dataset", "batch_size", "drop_last", "sampler")}
+        return html_table({**shown, "num_workers": self._hands, "batches": len(self)})
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next pass, for the order and the random transforms; later passes count from there."""

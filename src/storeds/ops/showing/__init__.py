@@ -68,23 +68,9 @@ class Page:
         """One document that loads nothing, in which every name and value is text."""
         folder = files(__package__)
         page, style, script = (folder.joinpath(f"page.{end}").read_text("utf-8") for end in ("html", "css", "js"))
-        all_facts = [record.facts for record in self.records]
-        return (
-            Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-            .from_string(page)
-            .render(
-                page=self,
-                facets={
-                    name: sorted({value for facts in all_facts for value in facts[name] if value})
-                    for name in ("label", "split", "tags")
-                },
-                layers=sorted({kind for record in self.records for panel in record.panels for kind in panel.layers}),
-                style=style,
-                script=script,
-                digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-                uri=_data_uri,
-            )
-        )
+        digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+        template = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(page)
+        return template.render(page=self, style=style, script=script, digest=digest, uri=_data_uri)
 
     def _repr_html_(self) -> str:
         frame = 'sandbox="allow-scripts" style="width:100%;height:40rem;border:0" title="records"'
