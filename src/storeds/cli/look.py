@@ -142,30 +142,23 @@ def get(
 
     with open_backend(url, layout=layout, **named_values(option)) as backend:
         fields = without_verdicts(backend.meta.fields)
-        if output is not None:
-            field = _field_to_write(field, fields, backend.url)
-        (record,) = backend.get_many([_position(backend, key)], None if output is None else [field or ""])
+        blobs = [name for kind in ("image", "bytes") for name, each in fields.items() if each.kind == kind]
+        wanted = field or next(iter(blobs), "")
+        if output is not None and wanted not in blobs:
+            near = suggest(wanted, blobs, "fields of these kinds")
+            raise ConfigError(f"{backend.url} has no picture or bytes {wanted!r}; {near}")
+        (record,) = backend.get_many([_position(backend, key)])
     if isinstance(record, RecordError):
         raise record
     if output is None:
         print_json(_described(record, fields))
     elif output == "-":
-        sys.stdout.buffer.write(record[field or ""])
+        sys.stdout.buffer.write(record[wanted])
     else:
         try:
-            Path(output).write_bytes(record[field or ""])
+            Path(output).write_bytes(record[wanted])
         except OSError as error:
             raise ConfigError(f"{output} cannot be written: {error.strerror}") from None
-
-
-def _field_to_write(name: str | None, fields: dict[str, Field], url: str) -> str:
-    kinds = ("image", "bytes")
-    known = [each for kind in kinds for each, declared in fields.items() if declared.kind == kind]
-    if name is None and known:
-        return known[0]
-    if name not in known:
-        raise ConfigError(f"{url} has no picture or bytes {name!r}; {suggest(name, known, 'fields of these kinds')}")
-    return name
 
 
 def _position(backend: Backend, key: str) -> int:

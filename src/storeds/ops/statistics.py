@@ -171,7 +171,6 @@ def stats(
         read = examined[examined["checksum"] > 0]
         kinds = Counter(kind.decode() for kind in examined["damage"].tolist() if kind)
         judged = _verdicts(view, name)
-        mean, std, mean_error, std_error = _moments(examined, 1 - len(positions) / (len(view) or 1))
         found = Stats(
             url=backend.url,
             field=name,
@@ -181,10 +180,7 @@ def stats(
             examined=len(positions),
             decoded=int((examined["pixels"] > 0).sum()),
             seed=seed,
-            mean=mean,
-            std=std,
-            mean_error=mean_error,
-            std_error=std_error,
+            **_moments(read[read["pixels"] > 0], 1 - len(positions) / (len(view) or 1)),
             sizes=_sizes(read),
             classes=class_counts(view),
             duplicates=len(read) - len(np.unique(read["checksum"])),
@@ -265,7 +261,7 @@ def _examine(view: Backend, reader: ImageReader, positions: Array) -> Array:
     return _rows(rows, len(reader.mode))
 
 
-def _moments(rows: Array, left_out: float) -> list[list[float]]:
+def _moments(rows: Array, left_out: float) -> dict[str, list[float]]:
     """Return mean, deviation, and their standard errors, each of every channel, for values in [0, 1].
 
     Pictures differ in size, and one is drawn with all its pixels. So each result is a ratio of two sums over pictures, and
@@ -274,25 +270,25 @@ def _moments(rows: Array, left_out: float) -> list[list[float]]:
     Parameters
     ----------
     rows : array
-        As `_rows` returns.
+        As `_rows` returns, of pictures that decode.
     left_out : float
         The share of the records that was not examined.
     """
-    decoded = rows[rows["pixels"] > 0]
-    if not len(decoded):
-        return [[], [], [], []]
-    size, sums, squares = decoded["pixels"][:, None].astype(float), decoded["sums"], decoded["squares"]
-    pixels = int(decoded["pixels"].sum())
+    size, sums, squares = rows["pixels"][:, None].astype(float), rows["sums"], rows["squares"]
+    pixels = int(rows["pixels"].sum())
+    if not pixels:
+        return {"mean": [], "std": [], "mean_error": [], "std_error": []}
     # Integers are added, so that the result does not depend on the order.
     mean = sums.sum(0) / pixels
     variance = np.maximum(squares.sum(0) / pixels - mean * mean, 0)
     deviation = np.sqrt(variance)
     from_mean = sums - mean * size
     from_variance = squares - 2 * mean * sums + (mean * mean - variance) * size
-    scale = math.sqrt(left_out * len(decoded) / max(len(decoded) - 1, 1)) / pixels
+    scale = math.sqrt(left_out * len(rows) / max(len(rows) - 1, 1)) / pixels
     mean_error, variance_error = (scale * np.linalg.norm(each, axis=0) for each in (from_mean, from_variance))
     deviation_error = variance_error / np.where(deviation > 0, 2 * deviation, np.inf)
-    return [(each / 255).tolist() for each in (mean, deviation, mean_error, deviation_error)]
+    found = {"mean": mean, "std": deviation, "mean_error": mean_error, "std_error": deviation_error}
+    return {name: (each / 255).tolist() for name, each in found.items()}
 
 
 def _sizes(rows: Array) -> dict[str, dict[str, float]]:

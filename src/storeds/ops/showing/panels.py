@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageColor, ImageDraw, ImageFont
 
 from storeds.jpeg import MAX_PIXELS
 from storeds.jpeg.formats import decode_reason
@@ -26,18 +26,18 @@ __all__ = ["Panel", "class_name", "draw_parts", "panel_of", "write"]
 _SIDE, _TINY = 192, 96  # pixels of the longer side of a small picture; a smaller one is enlarged
 
 _COLOURS = [
-    "#e6194b",
-    "#3cb44b",
-    "#ffe119",
-    "#4363d8",
-    "#f58231",
-    "#42d4f4",
-    "#f032e6",
-    "#bfef45",
-    "#9a6324",
-    "#469990",
+    "crimson",
+    "limegreen",
+    "gold",
+    "royalblue",
+    "darkorange",
+    "cyan",
+    "magenta",
+    "greenyellow",
+    "sienna",
+    "teal",
 ]
-_PALETTE = np.array([[int(text[at : at + 2], 16) for at in (1, 3, 5)] + [140] for text in _COLOURS], np.uint8)
+_PALETTE = np.array([(*ImageColor.getrgb(name), 140) for name in _COLOURS], np.uint8)
 _IGNORED = 255  # the usual class id of pixels without a class
 _FRAMES = 8
 _MOST = 300  # boxes or points

@@ -115,14 +115,13 @@ class Collector:
         self.view = view
         self._stored = view.positions if isinstance(view, Selection) else range(len(view))
         fields = without_verdicts(view.meta.fields)
-        self._elements = {name: (JsonPath(name), each) for name, each in fields.items()}
+        elements = {name: (JsonPath(name), each) for name, each in fields.items()}
         if isinstance(reader, SampleReader):
-            named = {name: split_path(source, fields) for name, source in reader.elements()}
-            paths = {name: path for name, path in named.items() if path is not None}
-            replaced = {path.field for path in paths.values() if not path.steps}
-            kept = {name: each for name, each in self._elements.items() if name not in replaced}
-            self._elements = {name: (path, reader.declared()[name]) for name, path in paths.items()} | kept
-        roles = {name: (path, replace(each, role=_role(name, each))) for name, (path, each) in self._elements.items()}
+            paths = {name: split_path(source, fields) for name, source in reader.elements()}
+            own = {name: (path, reader.declared()[name]) for name, path in paths.items() if path is not None}
+            replaced = {path.field for path, _ in own.values() if not path.steps}
+            elements = own | {name: each for name, each in elements.items() if name not in replaced}
+        roles = {name: (path, replace(each, role=_role(name, each))) for name, (path, each) in elements.items()}
         # Pictures come first: their size scales what lies over them.
         self._elements = dict(sorted(roles.items(), key=lambda element: element[1][1].role in _OVER))
         labels = [name for name, each in fields.items() if each.role == "label"] or [*label_of(fields)]
