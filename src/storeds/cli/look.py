@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from storeds import ops
-from storeds._utils.text import byte_size, counted
+from storeds._utils.text import counted
 from storeds.cli.app import (
     AsJson,
     Layout,
@@ -31,7 +31,7 @@ from storeds.errors import ConfigError, RecordError, suggest
 
 if TYPE_CHECKING:
     from storeds.ops.statistics import Stats
-    from storeds.protocols import Backend, Field, Record
+    from storeds.protocols import Backend
 
 __all__ = ["get", "head", "show", "stats"]
 
@@ -109,17 +109,21 @@ def head(
 ) -> None:
     """Show the first records: values as they are, and what is in pictures, bytes and arrays."""
     from storeds.backends.opening import open_backend
+    from storeds.ops.showing.records import described
     from storeds.records.fields import without_verdicts
 
     with open_backend(url, layout=layout, **named_values(option)) as backend:
         fields = without_verdicts(backend.meta.fields)
         records = backend.get_many(range(min(count, len(backend))))
-    described = [_described(record, fields) for record in records]
+    rows = [
+        {"error": each.reason or str(each)} if isinstance(each, RecordError) else described(each, fields)
+        for each in records
+    ]
     if as_json:
-        print_json({"records": described})
+        print_json({"records": rows})
         return
     columns = {name: "right" if field.is_scalar else "left" for name, field in fields.items()}
-    cells = ([_brief(each.get(name, "")) for name in fields] for each in described)
+    cells = ([_brief(each.get(name, "")) for name in fields] for each in rows)
     print_table({"record": "right", **columns}, ((str(at), *row) for at, row in enumerate(cells)))
     for record in records:
         if isinstance(record, RecordError):
@@ -138,6 +142,7 @@ def get(
 ) -> None:
     """Write a picture, or bytes, of one record as they are stored. Without -o, print the record as JSON."""
     from storeds.backends.opening import open_backend
+    from storeds.ops.showing.records import described
     from storeds.records.fields import without_verdicts
 
     with open_backend(url, layout=layout, **named_values(option)) as backend:
@@ -151,7 +156,7 @@ def get(
     if isinstance(record, RecordError):
         raise record
     if output is None:
-        print_json(_described(record, fields))
+        print_json(described(record, fields))
     elif output == "-":
         sys.stdout.buffer.write(record[wanted])
     else:
@@ -177,30 +182,6 @@ def _position(backend: Backend, key: str) -> int:
     at = bisect_left(keys, key)
     near = suggest(key, keys[max(at - 10, 0) : at + 10], "keys next to it")
     raise ConfigError(f"{backend.url} has no record with key {key!r}; {near}")
-
-
-def _described(record: Record | RecordError, fields: dict[str, Field]) -> dict[str, Any]:
-    """Return a record as JSON, in which pictures, bytes and arrays are described in words."""
-    if isinstance(record, RecordError):
-        return {"error": record.reason or str(record)}
-    return {name: _value(record, name, declared.kind) for name, declared in fields.items()}
-
-
-def _value(record: Record, name: str, kind: str) -> Any:
-    """Return a value as JSON; for a picture, for example ``JPEG 640 × 480, 41.0 kB, intact``."""
-    value = record[name]
-    if kind == "array":
-        return f"{value.dtype} {list(value.shape)}"
-    if kind not in ("image", "bytes"):
-        return value
-    size = byte_size(len(value)).partition(" (")[0]
-    if kind == "bytes":
-        return size
-    from storeds.jpeg import Verdict, read_picture_header, sniff
-
-    header, verdict = read_picture_header(value), Verdict.of(record, name)
-    what = sniff(value) if header is None else f"{header.format} {header.width} × {header.height}"
-    return f"{what}, {size}, {'not examined' if verdict is None else verdict.finding}"
 
 
 def _brief(value: Any) -> str:

@@ -6,7 +6,7 @@ import io
 import itertools
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -17,7 +17,7 @@ from PIL import Image
 from storeds._utils.text import byte_size, counted, printable
 from storeds.backends.selection import Selection
 from storeds.errors import ConfigError, RecordError, StoredsError
-from storeds.jpeg import Verdict, examine, repair
+from storeds.jpeg import Verdict, examine, read_picture_header, repair, sniff
 from storeds.ops.showing.panels import Panel, class_name, draw_parts, panel_of
 from storeds.protocols import Array, Backend, Field, Record, Role
 from storeds.readers import SampleReader
@@ -30,9 +30,10 @@ from storeds.records.columns import read_column
 from storeds.records.fields import NATIVE, is_image_like, is_mask, layout_of, pictures, without_verdicts
 from storeds.records.roles import check_values, stored_classes
 
-__all__ = ["Collector", "Shown", "cut", "is_picture", "noted", "spread"]
+__all__ = ["Collector", "Shown", "described", "is_picture", "noted", "spread"]
 
 _LONG = 2000  # characters of a text
+_FEW = 64  # numbers of an array that are shown
 _BATCH = 32  # records
 _ROWS = 6  # fields of a record without pictures
 _TABLE = 8  # pixels: a smaller array of bytes is not taken for a picture
@@ -85,19 +86,34 @@ class Shown:
         }
 
 
-def cut(text: str) -> str:
+def _cut(text: str) -> str:
     """Return a text of at most 2,000 characters, with control characters escaped."""
     short = printable(text[:_LONG], "\n\t")
     return short if len(text) <= _LONG else f"{short} … ({counted(len(text), 'character')})"
 
 
 def _text_of(value: Any) -> str:
-    if isinstance(value, bytes):
-        return f"{byte_size(len(value))}, checksum {checksum(value).hex()}"
-    if isinstance(value, np.ndarray):
-        numbers = np.array2string(value, threshold=64, edgeitems=2, separator=", ")
-        return cut(f"{value.dtype} of shape {value.shape}: {numbers}")
-    return cut(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str))
+    return _cut(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str))
+
+
+def described(record: Record, fields: Mapping[str, Field]) -> dict[str, Any]:
+    """Return a record as JSON, in which pictures, bytes and arrays are described in words.
+
+    A picture is for example ``JPEG 96 × 64, intact, 1.1 kB (1,090 bytes), checksum d516f18760feb6f9``.
+    """
+    found: dict[str, Any] = {}
+    for name, declared in fields.items():
+        value = record[name]
+        if isinstance(value, np.ndarray):
+            found[name] = f"{value.dtype} {list(value.shape)}" + (f": {value.tolist()}" if value.size <= _FEW else "")
+        elif isinstance(value, bytes):
+            header, verdict = read_picture_header(value), Verdict.of(record, name)
+            what = f"{header.format} {header.width} × {header.height}" if header else sniff(value)
+            about = f"{what}, {verdict.finding if verdict else 'not examined'}, " if declared.kind == "image" else ""
+            found[name] = f"{about}{byte_size(len(value))}, checksum {checksum(value).hex()}"
+        else:
+            found[name] = value
+    return found
 
 
 class Collector:
@@ -114,7 +130,7 @@ class Collector:
     def __init__(self, view: Backend, reader: Any = None) -> None:
         self.view = view
         self._stored = view.positions if isinstance(view, Selection) else range(len(view))
-        fields = without_verdicts(view.meta.fields)
+        self._fields = fields = without_verdicts(view.meta.fields)
         elements = {name: (JsonPath(name), each) for name, each in fields.items()}
         if isinstance(reader, SampleReader):
             paths = {name: split_path(source, fields) for name, source in reader.elements()}
@@ -126,7 +142,7 @@ class Collector:
         self._elements = dict(sorted(roles.items(), key=lambda element: element[1][1].role in _OVER))
         labels = [name for name, each in fields.items() if each.role == "label"] or [*label_of(fields)]
         self.label: str | None = labels[0] if labels else None
-        self._classes = [cut(name) for name in stored_classes(view.meta.attrs, self.label) or ()]
+        self._classes = [_cut(name) for name in stored_classes(view.meta.attrs, self.label) or ()]
         self._verdicts = pictures(view.meta.fields).values()
         self.columns: dict[str, Array] = {}
         """The label, the split, verdicts and numbers of all records, where engines store them as columns."""
@@ -139,7 +155,7 @@ class Collector:
     def name_of(self, field: str, value: Any) -> str:
         """Return a value of the label or the split as text: a class by its name."""
         classes = self._classes if field == self.label else None
-        return cut(class_name(value, classes))
+        return _cut(class_name(value, classes))
 
     def choose(self, most: int, *, worst_first: bool) -> list[int]:
         """Return positions spread over classes and splits; or `worst_first`."""
@@ -176,19 +192,19 @@ class Collector:
 
     def _shown(self, position: int, record: Record | RecordError) -> Shown:
         if isinstance(record, RecordError):
-            reason = cut(record.reason or str(record))
+            reason = _cut(record.reason or str(record))
             panel = Panel("record", note=reason)
-            return Shown(position, cut(record.key or ""), panels=[panel], tags=["unreadable"], notes=[reason])
+            return Shown(position, _cut(record.key or ""), panels=[panel], tags=["unreadable"], notes=[reason])
         shown = Shown(position)
-        shown.fields = {name: _text_of(value) for name, value in record.items()}
+        shown.fields = {name: _text_of(value) for name, value in described(record, self._fields).items()}
         shown.key = shown.fields["key"] if isinstance(record.get("key"), str) else ""
         shown.exact = shown.key != "" and shown.key == record["key"] and "\n" not in shown.key
         shown.split = self.name_of("split", record["split"]) if "split" in record else ""
         shown.label = self.name_of(self.label, record[self.label]) if self.label else ""
         self._add_elements(shown, record)
         if not shown.panels and not shown.texts:
-            shown.texts = [cut(f"{name}: {text}") for name, text in shown.fields.items()][:_ROWS]
-        shown.notes, shown.tags = [*dict.fromkeys(map(cut, shown.notes))], [*dict.fromkeys(shown.tags)]
+            shown.texts = [_cut(f"{name}: {text}") for name, text in shown.fields.items()][:_ROWS]
+        shown.notes, shown.tags = [*dict.fromkeys(map(_cut, shown.notes))], [*dict.fromkeys(shown.tags)]
         return shown
 
     def _add_elements(self, shown: Shown, record: Record) -> None:
@@ -246,7 +262,7 @@ def noted(shown: Shown, name: str) -> Iterator[None]:
     try:
         yield
     except (StoredsError, ValueError, TypeError, LookupError) as error:
-        shown.notes.append(cut(f"{name}: {error}"))
+        shown.notes.append(_cut(f"{name}: {error}"))
         shown.tags.append("value")
 
 
