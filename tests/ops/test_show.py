@@ -21,6 +21,7 @@ from playwright.sync_api import Page as Tab
 
 import storeds
 from _damaged import PICTURES
+from _modes import Counted
 from _packing import storeds_command
 from conftest import ENGINES
 from make_store import make_store
@@ -347,41 +348,22 @@ def test_reports_and_loaders_are_tables_of_text_in_a_notebook() -> None:
         assert "<script" not in table
 
 
-class Counted:
-    """A backend that counts the calls that read records."""
-
-    def __init__(self, backend: storeds.Backend) -> None:
-        self.backend, self.url, self.meta, self.calls = backend, backend.url, backend.meta, 0
-
-    def __len__(self) -> int:
-        return len(self.backend)
-
-    def get_many(self, positions: Sequence[int], fields: Sequence[str] | None = None, /) -> Any:
-        self.calls += len(positions) > 0
-        return self.backend.get_many(positions, fields)
+class CountedColumns(Counted):
+    """A backend that notes the calls that read records, and reads columns without them."""
 
     def column(self, name: str, /) -> Any:
         return self.backend.column(name)  # type: ignore[attr-defined]  # engines of storeds have columns
 
-    def close(self) -> None:
-        self.backend.close()
-
-    def __enter__(self) -> Any:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
 
 def test_a_dataset_shows_itself_in_a_notebook(browser: Browser, tmp_path: Path) -> None:
     url = store(tmp_path, [record(number, key=f"{number}-é") for number in range(100)])
-    backend = Counted(storeds.open_backend(url))
+    backend = CountedColumns(storeds.open_backend(url))
     dataset = storeds.StoreDataset(backend, where={"split": "train"}, transform=[{"name": "ToTensor"}])
     began = time.process_time()
     shown = dataset._repr_html_()
     assert time.process_time() - began < 1
     assert len(shown) < 1_000_000
-    assert backend.calls == 1
+    assert [size for size in backend.take_calls() if size] == [24]
     (tmp_path / "notebook.html").write_text(f"<meta charset=utf-8>{shown}")
     tab, seen = opened(browser, tmp_path / "notebook.html")
     frame = tab.frame_locator("iframe")
