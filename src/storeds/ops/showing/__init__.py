@@ -28,9 +28,9 @@ from storeds._utils.locations import redact
 from storeds._utils.text import counted
 from storeds.backends.opening import open_backend
 from storeds.backends.staging import replace_file
-from storeds.errors import ConfigError
+from storeds.errors import ConfigError, RecordError
 from storeds.ops.showing.panels import draw_parts, panel_of
-from storeds.ops.showing.records import Collector, Shown, is_picture, noted, spread
+from storeds.ops.showing.records import Collector, Shown, cut, is_picture, noted, spread
 from storeds.ops.showing.sheet import draw_sheet
 from storeds.protocols import Array, Backend, SampleContext
 from storeds.readers import RecordReader
@@ -247,14 +247,17 @@ def _page_of_dataset(
         for epoch in range(_EPOCHS if as_trained else 1):
             if as_trained:
                 trained.set_epoch(epoch)
-            with noted(record, "sample"):
-                _add_sample(record, trained, index, f", epoch {epoch}" if as_trained else "")
+            _add_sample(record, trained, index, f", epoch {epoch}" if as_trained else "", collector.classes)
     return page
 
 
-def _add_sample(record: Shown, dataset: StoreDataset, index: int, when: str) -> None:
+def _add_sample(record: Shown, dataset: StoreDataset, index: int, when: str, classes: Sequence[str]) -> None:
     """Add the pictures and clips of a sample to a record, with what lies over the first of them."""
-    sample, reader = dataset[index], dataset.reader
+    try:
+        sample, reader = dataset[index], dataset.reader
+    except RecordError as error:
+        record.notes.append(cut(f"sample{when}: {error}"))
+        return
     declared = reader.declared() if isinstance(reader, RecordReader) else {}
     panels = [
         panel_of(f"{name}{when}", value)
@@ -266,4 +269,6 @@ def _add_sample(record: Shown, dataset: StoreDataset, index: int, when: str) -> 
     if panels:
         box_format = getattr(reader, "box_format", None)
         formats = {name: replace(each, format=box_format or each.format) for name, each in declared.items()}
-        draw_parts(panels[0], {name: (each, sample[name]) for name, each in formats.items() if name in sample}, None)
+        parts = {name: (each, sample[name]) for name, each in formats.items() if name in sample}
+        with noted(record, panels[0].name):
+            draw_parts(panels[0], parts, classes)

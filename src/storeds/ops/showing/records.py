@@ -30,7 +30,7 @@ from storeds.records.columns import read_column
 from storeds.records.fields import NATIVE, is_image_like, is_mask, layout_of, pictures, without_verdicts
 from storeds.records.roles import check_values, stored_classes
 
-__all__ = ["Collector", "Shown", "described", "is_picture", "noted", "spread"]
+__all__ = ["Collector", "Shown", "cut", "described", "is_picture", "noted", "spread"]
 
 _LONG = 2000  # characters of a text
 _FEW = 64  # numbers of an array that are shown
@@ -86,14 +86,14 @@ class Shown:
         }
 
 
-def _cut(text: str) -> str:
+def cut(text: str) -> str:
     """Return a text of at most 2,000 characters, with control characters escaped."""
     short = printable(text[:_LONG], "\n\t")
     return short if len(text) <= _LONG else f"{short} … ({counted(len(text), 'character')})"
 
 
 def _text_of(value: Any) -> str:
-    return _cut(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str))
+    return cut(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str))
 
 
 def described(record: Record, fields: Mapping[str, Field]) -> dict[str, Any]:
@@ -142,7 +142,7 @@ class Collector:
         self._elements = dict(sorted(roles.items(), key=lambda element: element[1][1].role in _OVER))
         labels = [name for name, each in fields.items() if each.role == "label"] or [*label_of(fields)]
         self.label: str | None = labels[0] if labels else None
-        self._classes = [_cut(name) for name in stored_classes(view.meta.attrs, self.label) or ()]
+        self.classes = [cut(name) for name in stored_classes(view.meta.attrs, self.label) or ()]
         self._verdicts = pictures(view.meta.fields).values()
         self.columns: dict[str, Array] = {}
         """The label, the split, verdicts and numbers of all records, where engines store them as columns."""
@@ -154,8 +154,8 @@ class Collector:
 
     def name_of(self, field: str, value: Any) -> str:
         """Return a value of the label or the split as text: a class by its name."""
-        classes = self._classes if field == self.label else None
-        return _cut(class_name(value, classes))
+        classes = self.classes if field == self.label else None
+        return cut(class_name(value, classes))
 
     def choose(self, most: int, *, worst_first: bool) -> list[int]:
         """Return positions spread over classes and splits; or `worst_first`."""
@@ -192,9 +192,9 @@ class Collector:
 
     def _shown(self, position: int, record: Record | RecordError) -> Shown:
         if isinstance(record, RecordError):
-            reason = _cut(record.reason or str(record))
+            reason = cut(record.reason or str(record))
             panel = Panel("record", note=reason)
-            return Shown(position, _cut(record.key or ""), panels=[panel], tags=["unreadable"], notes=[reason])
+            return Shown(position, cut(record.key or ""), panels=[panel], tags=["unreadable"], notes=[reason])
         shown = Shown(position)
         shown.fields = {name: _text_of(value) for name, value in described(record, self._fields).items()}
         shown.key = shown.fields["key"] if isinstance(record.get("key"), str) else ""
@@ -203,8 +203,8 @@ class Collector:
         shown.label = self.name_of(self.label, record[self.label]) if self.label else ""
         self._add_elements(shown, record)
         if not shown.panels and not shown.texts:
-            shown.texts = [_cut(f"{name}: {text}") for name, text in shown.fields.items()][:_ROWS]
-        shown.notes, shown.tags = [*dict.fromkeys(map(_cut, shown.notes))], [*dict.fromkeys(shown.tags)]
+            shown.texts = [cut(f"{name}: {text}") for name, text in shown.fields.items()][:_ROWS]
+        shown.notes, shown.tags = [*dict.fromkeys(map(cut, shown.notes))], [*dict.fromkeys(shown.tags)]
         return shown
 
     def _add_elements(self, shown: Shown, record: Record) -> None:
@@ -225,7 +225,7 @@ class Collector:
             shown.panels.append(panel_of("mask", np.zeros(masks[0].shape[-2:], np.uint8)))
         if parts and shown.panels:
             with noted(shown, "boxes"):
-                draw_parts(shown.panels[0], parts, self._classes)
+                draw_parts(shown.panels[0], parts, self.classes)
 
     def _panels(
         self, shown: Shown, name: str, stored: str, declared: Field, value: Any, record: Record
@@ -262,7 +262,7 @@ def noted(shown: Shown, name: str) -> Iterator[None]:
     try:
         yield
     except (StoredsError, ValueError, TypeError, LookupError) as error:
-        shown.notes.append(_cut(f"{name}: {error}"))
+        shown.notes.append(cut(f"{name}: {error}"))
         shown.tags.append("value")
 
 
