@@ -40,7 +40,6 @@ _COLOURS = [
 _PALETTE = np.array([(*ImageColor.getrgb(name), 140) for name in _COLOURS], np.uint8)
 _IGNORED = 255  # the usual class id of pixels without a class
 _FRAMES = 8
-_MOST = 300  # boxes or points
 _POINT, _RADIUS = "#ff00ff", 3
 _font = functools.cache(ImageFont.load_default)
 _LAYERS = {"mask": "masks", "boxes": "boxes", "keypoints": "keypoints"}
@@ -154,7 +153,7 @@ def draw_parts(panel: Panel, parts: Mapping[str, tuple[Field, Any]], classes: Se
             rows = [other for other, e in declared.items() if e.role == "labels" and boxes_of(other, declared) == name]
             labels = [class_name(label, classes) for label in parts[rows[0]][1]] if rows else [""] * len(start)
             colours = dict(zip(dict.fromkeys(labels), itertools.cycle(_COLOURS), strict=False))
-            corners = _in_layer(panel, name, np.concatenate([start, stop], axis=1), np.tile(scale, 2))
+            corners = _in_layer(np.concatenate([start, stop], axis=1), np.tile(scale, 2))
             for (left, top, right, bottom), label in zip(corners, labels, strict=False):
                 pen.rectangle((left - 1, top - 1, right, bottom), outline=colours[label], width=2)
                 write(pen, (left + 3, top + 1), label[:_SIDE], colours[label], right - left, halo="#ffffff")
@@ -164,16 +163,13 @@ def draw_parts(panel: Panel, parts: Mapping[str, tuple[Field, Any]], classes: Se
             if points.shape[-1] == 3:
                 points = points[points[:, 2] > 0]
             # A point (0, 0) is the centre of the first pixel, and a box (0, 0, 1, 1) is all of it.
-            for x, y in _in_layer(panel, name, points[:, :2] + 0.5, scale):
+            for x, y in _in_layer(points[:, :2] + 0.5, scale):
                 pen.ellipse((x - _RADIUS, y - _RADIUS, x + _RADIUS - 1, y + _RADIUS - 1), _POINT)
 
 
-def _in_layer(panel: Panel, name: str, rows: Array, scale: Array) -> list[list[int]]:
-    """Return the first rows in pixels of a layer, and note if there are more."""
-    if len(rows) > _MOST:
-        panel.note += f", the first {_MOST:,} of {len(rows):,} {name}"
-    # What lies far outside, where no pen reaches, stays outside.
-    pixels = (np.nan_to_num(rows[:_MOST]) * scale).round().clip(-_SIDE, 10 * _SIDE)
+def _in_layer(rows: Array, scale: Array) -> list[list[int]]:
+    """Return coordinates in pixels of a layer. What lies far outside, where no pen reaches, stays outside."""
+    pixels = (np.nan_to_num(rows) * scale).round().clip(-_SIDE, 10 * _SIDE)
     return pixels.astype(int).tolist()  # type: ignore[no-any-return]  # ndarray.tolist
 
 
