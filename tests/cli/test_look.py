@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import xxhash
 from typer.testing import CliRunner
 
 from _packing import storeds_command, storeds_json
@@ -54,15 +55,22 @@ def test_stats_as_text_and_as_json(url: str) -> None:
 def test_head_describes_what_is_large_and_prints_the_rest_as_it_is(url: str) -> None:
     lines = storeds_command("head", url, "-n", 2).splitlines()
     assert len(lines) == 4
-    assert f"JPEG 96 × 64, {len(BLOBS[0]) / 1000:.1f} kB, intact" in lines[2]
+    assert f"JPEG 96 × 64, intact, {len(BLOBS[0]) / 1000:.1f} kB (" in lines[2]
     assert "cat/0.jpg" in lines[2]
     assert r"<b>[red]\x1b[31mxxx" in lines[2]
     assert "x" * 100 not in lines[2]
     records = storeds_json("head", url)["records"]
     assert [record["label"] for record in records] == [0, 1, 0, 1, 0]
+    size = len(BLOBS[4])
+    stored = f"{size / 1000:.1f} kB ({size:,} bytes), checksum {xxhash.xxh3_64_hexdigest(BLOBS[4])}"
     assert records[4] == {
-        **{"image": f"JPEG 96 × 64, {len(BLOBS[4]) / 1000:.1f} kB, missing_eoi", "label": 0, "key": "cat/4.jpg"},
-        **{"caption": HOSTILE, "raw": "5 bytes", "more": {"a": [1]}, "vector": "float32 [3]"},
+        "image": f"JPEG 96 × 64, missing_eoi, {stored}",
+        "label": 0,
+        "key": "cat/4.jpg",
+        "caption": HOSTILE,
+        "raw": f"5 bytes, checksum {xxhash.xxh3_64_hexdigest(b'12345')}",
+        "more": {"a": [1]},
+        "vector": "float32 [3]: [0.0, 0.0, 0.0]",
     }
 
 
@@ -82,7 +90,7 @@ def test_get_without_a_file_prints_the_record(url: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("cat/9.jpg",), "did you mean 'cat/4.jpg'? The keys are cat/0.jpg, cat/1.jpg"),
+        (("cat/9.jpg",), "did you mean 'cat/4.jpg'? The keys next to it are cat/0.jpg, cat/1.jpg"),
         (("cat/1.jpg", "-o", "x", "--field", "label"), "has no picture or bytes 'label'"),
         (("cat/1.jpg", "-o", "/nowhere/x"), "/nowhere/x cannot be written: No such file or directory"),
     ],

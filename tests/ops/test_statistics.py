@@ -85,14 +85,6 @@ def test_the_exact_result_does_not_depend_on_threads(workers: int) -> None:
     assert (found.mean, found.std) == (turned.mean, turned.std)
 
 
-def test_grey_pictures_have_one_channel_and_a_selection_counts_alone() -> None:
-    url = write("memory://grey")
-    assert is_true(ops.stats(url, mode="L"), BLOBS, "L")
-    dogs = ops.stats(url, where={"label": "dog"})
-    assert is_true(dogs, BLOBS[1::3])
-    assert (dogs.count, dogs.classes) == (5, {"cat": 0, "dog": 5, "fox": 0})
-
-
 def tiny(number: int) -> bytes:
     """Return a picture of random size, brightness and contrast; large ones are brighter."""
     rng = np.random.default_rng(number)
@@ -127,17 +119,33 @@ def test_damaged_pictures_are_counted_and_have_no_pixels(tmp_path: Path) -> None
         assert found.damaged["truncated_scan"] == 4
 
 
-def test_pictures_that_the_mode_cannot_hold_are_not_counted_in_silence() -> None:
-    depths = saved(Image.fromarray(np.full((4, 4), 3000.0, np.float32)), "TIFF")
-    found = ops.stats(write(blobs=[*BLOBS, depths]))
-    assert is_true(found, BLOBS)
-    assert (found.examined, found.decoded, found.damaged) == (len(BLOBS) + 1, len(BLOBS), {})
+DEEP = saved(Image.fromarray(np.full((4, 4), 3000.0, np.float32)), "TIFF")
+CASES: dict[str, tuple[list[bytes], dict[str, Any], list[bytes], dict[str, Any]]] = {
+    # The pictures, the arguments, those whose pixels count, and what else is found.
+    "grey": (BLOBS, {"mode": "L"}, BLOBS, {"decoded": len(BLOBS)}),
+    "a selection": (
+        BLOBS,
+        {"where": {"label": "dog"}},
+        BLOBS[1::3],
+        {"count": 5, "classes": {"cat": 0, "dog": 5, "fox": 0}},
+    ),
+    "too deep for the mode": (
+        [*BLOBS, DEEP],
+        {},
+        BLOBS,
+        {"examined": len(BLOBS) + 1, "decoded": len(BLOBS), "damaged": {}},
+    ),
+    "nothing": ([], {}, [], {"mean": [], "std": [], "sizes": {}, "damaged": {}}),
+    "a web page": ([b"<html>"], {}, [], {"mean": [], "std": [], "damaged": {"not_jpeg": 1}}),
+}
 
 
-def test_a_store_without_a_whole_picture_has_no_mean() -> None:
-    nothing, page = (ops.stats(write(blobs=blobs)) for blobs in ([], [b"<html>"]))
-    assert (nothing.mean, nothing.std, nothing.sizes, nothing.damaged) == ([], [], {}, {})
-    assert (page.mean, page.std, list(page.sizes), page.damaged) == ([], [], ["bytes"], {"not_jpeg": 1})
+@pytest.mark.parametrize("name", CASES)
+def test_pixels_that_count_and_pictures_that_do_not(name: str) -> None:
+    blobs, arguments, counted, wanted = CASES[name]
+    found = ops.stats(write(blobs=blobs), **arguments)
+    assert {attribute: getattr(found, attribute) for attribute in wanted} == wanted
+    assert not counted or is_true(found, counted, arguments.get("mode", "RGB"))
 
 
 def test_a_foreign_store(tmp_path: Path) -> None:
@@ -169,6 +177,23 @@ def test_the_result_is_kept_until_the_store_changes(tmp_path: Path, cache: Path)
     assert stats().count == len(blobs) - 1
     assert len(calls) > read
     assert not list(cache.glob("*.fresh"))
+
+
+def test_an_interrupted_call_goes_on_where_it_was(tmp_path: Path) -> None:
+    blobs, done = [*BLOBS, jpeg(1)[:-2]] * 9, []
+    url = write(f"lmdb://{tmp_path}/a.lmdb", blobs)
+
+    def interrupt(state: ops.Progress) -> None:
+        done.append(state.done)
+        if len(done) == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        ops.stats(url, all=True, workers=0, progress=interrupt)
+    found = ops.stats(url, all=True, workers=0, progress=interrupt)
+    assert done == sorted(set(done))  # no batch is examined twice
+    assert is_true(found, BLOBS * 9)
+    assert (found.examined, found.damaged) == (len(blobs), {"missing_eoi": 9})
 
 
 def test_a_cache_that_cannot_be_written_is_reported(
@@ -209,8 +234,9 @@ def batch(url: str, normalize: dict[str, Any], split: str | None = None, **datas
 @pytest.mark.parametrize("mode", ["RGB", "L"])
 def test_normalize_from_stats_equals_normalize_with_these_numbers(tmp_path: Path, mode: str) -> None:
     url = write(f"lmdb://{tmp_path}/a.lmdb")
-    flag = "" if mode == "RGB" else " --mode L"
-    with pytest.raises(ConfigError, match=f"are not known here yet; run: storeds stats {url}{flag}$"):
+    with pytest.raises(
+        ConfigError, match=f"are not known here yet; run: storeds stats {url} --field image --mode {mode}$"
+    ):
         batch(url, FROM_STATS, mode=mode)
     found = ops.stats(url, mode=mode)
     numbers = {"name": "Normalize", "mean": found.mean, "std": found.std}

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from html import escape
 
-__all__ = ["byte_size", "counted", "printable", "some"]
+__all__ = ["byte_size", "counted", "html_table", "printable", "some"]
 
 _UNITS = ("kB", "MB", "GB", "TB", "PB")
 
@@ -49,3 +50,9 @@ def some(names: Iterable[str], most: int = 4) -> str:
     """Return the first `most` names, made printable, with ``…`` if there are more."""
     listed = list(names)
     return ", ".join(map(printable, listed[:most])) + (", …" if len(listed) > most else "")
+
+
+def html_table(rows: Mapping[str, object]) -> str:
+    """Return a small table for notebooks, in which every name and value is text of at most 2,000 characters."""
+    cells = [[escape(printable(str(each)[:2000], "\n")) for each in row] for row in rows.items()]
+    return f"<table>{''.join(f'<tr><th>{name}</th><td>{value}</td></tr>' for name, value in cells)}</table>"

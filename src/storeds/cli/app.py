@@ -35,10 +35,12 @@ __all__ = [
     "Resume",
     "StoreArgument",
     "Target",
+    "Where",
     "app",
     "command",
     "config_app",
     "main",
+    "named_values",
     "print_json",
     "print_table",
     "progress",
@@ -74,6 +76,7 @@ StoreArgument = Annotated[str, typer.Argument(help="The store: a URL or a file."
 Target = Annotated[str, typer.Argument(help="The new store: lmdb://…, hdf5://…, mongodb://… or a path.")]
 Layout = Annotated[str | None, typer.Option(help="How another tool arranged the records: `storeds layouts`.")]
 Options = Annotated[list[str] | None, typer.Option("--option", help="An option of the store: name=value.")]
+Where = Annotated[list[str] | None, typer.Option(help="Only records with this value: field=value.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an existing store or unfinished work.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Continue interrupted work.")]
@@ -200,12 +203,15 @@ def progress(what: str, *, quiet: bool) -> Iterator[ProgressHook | None]:
         yield show
 
 
-def parse_option(text: str) -> tuple[str, Any]:
-    """Return the name and the value of ``name=value``. A value that is not JSON is text."""
-    name, sign, value = text.partition("=")
-    if not sign or not name:
-        raise ConfigError(f"an option has the form name=value, got {text!r}")
-    try:
-        return name, json.loads(value)
-    except ValueError:
-        return name, value
+def named_values(texts: list[str] | None) -> dict[str, Any]:
+    """Return the names and values of ``name=value``. A value that is not JSON is text."""
+    found: dict[str, Any] = {}
+    for text in texts or []:
+        name, sign, value = text.partition("=")
+        if not sign or not name:
+            raise ConfigError(f"an option has the form name=value, got {text!r}")
+        try:
+            found[name] = json.loads(value)
+        except ValueError:
+            found[name] = value
+    return found

@@ -11,15 +11,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from storeds import ops
-from storeds._utils.text import byte_size, counted
+from storeds._utils.text import counted
 from storeds.cli.app import (
     AsJson,
     Layout,
     Options,
     StoreArgument,
+    Where,
     app,
     command,
-    parse_option,
+    named_values,
     print_json,
     print_table,
     progress,
@@ -30,12 +31,11 @@ from storeds.errors import ConfigError, RecordError, suggest
 
 if TYPE_CHECKING:
     from storeds.ops.statistics import Stats
-    from storeds.protocols import Backend, Field, Record
+    from storeds.protocols import Backend
 
 __all__ = ["get", "head", "show", "stats"]
 
 _MAX_TEXT = 60  # characters of a value in a table
-_COMPARED = 1000  # keys
 
 
 @app.command()
@@ -44,7 +44,7 @@ def stats(
     url: StoreArgument,
     examine_all: Annotated[bool, typer.Option("--all", help="Examine every picture: exact.")] = False,
     sample: Annotated[int, typer.Option(help="Otherwise so many, drawn at random.")] = 2000,
-    where: Annotated[list[str] | None, typer.Option(help="Only records with this value: field=value.")] = None,
+    where: Where = None,
     field: Annotated[str | None, typer.Option(help="The field of the pictures.")] = None,
     mode: Annotated[str, typer.Option(help="RGB or L, as the config says.")] = "RGB",
     workers: Annotated[int | None, typer.Option(help="Threads; one per CPU by default.")] = None,
@@ -56,14 +56,14 @@ def stats(
     with progress("stats", quiet=as_json) as hook:
         found = ops.stats(
             url,
-            where=dict(map(parse_option, where)) if where else None,
+            where=named_values(where) or None,
             field=field,
             mode=mode,
             all=examine_all,
             sample=sample,
             workers=workers,
             layout=layout,
-            options=dict(map(parse_option, option or [])),
+            options=named_values(option),
             progress=hook,
         )
     if as_json:
@@ -76,22 +76,22 @@ def _show_stats(found: Stats) -> None:
     from storeds.ops.common import listed
 
     columns = {"": "left"} | dict.fromkeys(("min", "5 %", "median", "95 %", "max", "mean"), "right")
-    rows = []
-    for name, spread in found.sizes.items():
-        digits = 2 if name == "aspect_ratio" else 0
-        rows.append((name.replace("_", " "), *(f"{value:,.{digits}f}" for value in spread.values())))
-    print_table(columns, rows)
+    digits = {"aspect_ratio": 2}
+    print_table(
+        columns,
+        (
+            (name.replace("_", " "), *(f"{value:,.{digits.get(name, 0)}f}" for value in spread.values()))
+            for name, spread in found.sizes.items()
+        ),
+    )
     if found.classes is not None:
         say(f"classes: {_brief_counts(found.classes)}")
     damaged = sum(found.damaged.values())
     say(f"damaged: {damaged:,} of {found.judged:,}" + (f" ({listed(found.damaged)})" if damaged else ""))
     say(f"exact duplicates: {found.duplicates:,}")
     for name, values, errors in (("mean", found.mean, found.mean_error), ("std", found.std, found.std_error)):
-        shown = ", ".join(
-            f"{value:.4f}" + ("" if found.is_exact else f" ± {error:.4f}")
-            for value, error in zip(values, errors, strict=True)
-        )
-        say(f"{name}: {shown}")
+        pairs = zip(values, errors, strict=True)
+        say(f"{name}: " + ", ".join(f"{value:.4f}" + (f" ± {error:.4f}" if error else "") for value, error in pairs))
     if found.decoded < found.examined:
         say(f"mean and std are of the {found.decoded:,} that decode in mode {found.mode}")
     more = "" if found.is_exact else "; --all is exact"
@@ -109,18 +109,22 @@ def head(
 ) -> None:
     """Show the first records: values as they are, and what is in pictures, bytes and arrays."""
     from storeds.backends.opening import open_backend
+    from storeds.ops.showing.records import described
     from storeds.records.fields import without_verdicts
 
-    with open_backend(url, layout=layout, **dict(map(parse_option, option or []))) as backend:
+    with open_backend(url, layout=layout, **named_values(option)) as backend:
         fields = without_verdicts(backend.meta.fields)
         records = backend.get_many(range(min(count, len(backend))))
-    described = [_described(record, fields) for record in records]
+    rows = [
+        {"error": each.reason or str(each)} if isinstance(each, RecordError) else described(each, fields)
+        for each in records
+    ]
     if as_json:
-        print_json({"records": described})
+        print_json({"records": rows})
         return
     columns = {name: "right" if field.is_scalar else "left" for name, field in fields.items()}
-    rows = ((str(at), *(_brief(each.get(name, "")) for name in fields)) for at, each in enumerate(described))
-    print_table({"record": "right", **columns}, rows)
+    cells = ([_brief(each.get(name, "")) for name in fields] for each in rows)
+    print_table({"record": "right", **columns}, ((str(at), *row) for at, row in enumerate(cells)))
     for record in records:
         if isinstance(record, RecordError):
             say(str(record))
@@ -138,34 +142,28 @@ def get(
 ) -> None:
     """Write a picture, or bytes, of one record as they are stored. Without -o, print the record as JSON."""
     from storeds.backends.opening import open_backend
+    from storeds.ops.showing.records import described
     from storeds.records.fields import without_verdicts
 
-    with open_backend(url, layout=layout, **dict(map(parse_option, option or []))) as backend:
+    with open_backend(url, layout=layout, **named_values(option)) as backend:
         fields = without_verdicts(backend.meta.fields)
-        if output is not None:
-            field = _field_to_write(field, fields, backend.url)
-        (record,) = backend.get_many([_position(backend, key)], None if output is None else [field or ""])
+        blobs = [name for kind in ("image", "bytes") for name, each in fields.items() if each.kind == kind]
+        wanted = field or next(iter(blobs), "")
+        if output is not None and wanted not in blobs:
+            near = suggest(wanted, blobs, "fields of these kinds")
+            raise ConfigError(f"{backend.url} has no picture or bytes {wanted!r}; {near}")
+        (record,) = backend.get_many([_position(backend, key)])
     if isinstance(record, RecordError):
         raise record
     if output is None:
-        print_json(_described(record, fields))
+        print_json(described(record, fields))
     elif output == "-":
-        sys.stdout.buffer.write(record[field or ""])
+        sys.stdout.buffer.write(record[wanted])
     else:
         try:
-            Path(output).write_bytes(record[field or ""])
+            Path(output).write_bytes(record[wanted])
         except OSError as error:
             raise ConfigError(f"{output} cannot be written: {error.strerror}") from None
-
-
-def _field_to_write(name: str | None, fields: dict[str, Field], url: str) -> str:
-    kinds = ("image", "bytes")
-    known = [each for kind in kinds for each, declared in fields.items() if declared.kind == kind]
-    if name is None and known:
-        return known[0]
-    if name not in known:
-        raise ConfigError(f"{url} has no picture or bytes {name!r}; {suggest(name, known, 'fields of these kinds')}")
-    return name
 
 
 def _position(backend: Backend, key: str) -> int:
@@ -174,42 +172,16 @@ def _position(backend: Backend, key: str) -> int:
 
     declared = backend.meta.fields.get("key")
     if declared is None or declared.kind != "str":
-        if not key.isdecimal() or int(key) >= len(backend):
-            raise ConfigError(
-                f"{backend.url} has no field key, so name a position, 0 to {len(backend) - 1}, not {key!r}"
-            )
-        return int(key)
+        if key.isdecimal() and int(key) < len(backend):
+            return int(key)
+        raise ConfigError(f"{backend.url} has no field key, so name a position, 0 to {len(backend) - 1}, not {key!r}")
     found = matching_positions(backend, {"key": [key]})
-    if not len(found):
-        keys = sorted(read_column(backend, "key").tolist())
-        at = bisect_left(keys, key)
-        near, what = (keys, "keys") if len(keys) <= _COMPARED else (keys[max(at - 10, 0) : at + 10], "keys next to it")
-        raise ConfigError(f"{backend.url} has no record with key {key!r}; {suggest(key, near, what)}")
-    return int(found[0])
-
-
-def _described(record: Record | RecordError, fields: dict[str, Field]) -> dict[str, Any]:
-    """Return a record as JSON, in which pictures, bytes and arrays are described in words."""
-    if isinstance(record, RecordError):
-        return {"error": record.reason or str(record)}
-    return {name: _value(record, name, declared) for name, declared in fields.items()}
-
-
-def _value(record: Record, name: str, declared: Field) -> Any:
-    """Return a value as JSON; for a picture, for example ``JPEG 640 × 480, 41.0 kB, intact``."""
-    value = record[name]
-    if declared.kind == "array":
-        return f"{value.dtype} {list(value.shape)}"
-    if declared.kind not in ("image", "bytes"):
-        return value
-    size = byte_size(len(value)).partition(" (")[0]
-    if declared.kind == "bytes":
-        return size
-    from storeds.jpeg import Verdict, read_picture_header, sniff
-
-    header, verdict = read_picture_header(value), Verdict.of(record, name)
-    what = sniff(value) if header is None else f"{header.format} {header.width} × {header.height}"
-    return f"{what}, {size}, {'not examined' if verdict is None else verdict.finding}"
+    if len(found):
+        return int(found[0])
+    keys = sorted(read_column(backend, "key").tolist())
+    at = bisect_left(keys, key)
+    near = suggest(key, keys[max(at - 10, 0) : at + 10], "keys next to it")
+    raise ConfigError(f"{backend.url} has no record with key {key!r}; {near}")
 
 
 def _brief(value: Any) -> str:
@@ -225,7 +197,7 @@ def show(
         "page.html"
     ),
     count: Annotated[int, typer.Option("-n", "--count", min=1, help="At most so many records.")] = 200,
-    where: Annotated[list[str] | None, typer.Option(help="Only records with this value: field=value.")] = None,
+    where: Where = None,
     keys: Annotated[Path | None, typer.Option(help="Only records whose key is a line of this file.")] = None,
     worst: Annotated[bool, typer.Option("--worst", help="Damaged records first, then unusual numbers.")] = False,
     as_trained: Annotated[
@@ -242,13 +214,13 @@ def show(
     page = ops.show(
         source,
         count=count,
-        where=dict(map(parse_option, where or [])) or None,
+        where=named_values(where) or None,
         keys=keys,
         worst_first=worst,
         config=as_trained,
         split=split,
         layout=layout,
-        options=dict(map(parse_option, option or [])),
+        options=named_values(option),
     )
     page.save(output)
     say(f"{output}: {page.title}")

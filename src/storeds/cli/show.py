@@ -22,7 +22,7 @@ from storeds.cli.app import (
     app,
     command,
     config_app,
-    parse_option,
+    named_values,
     print_json,
     print_table,
     progress,
@@ -51,7 +51,7 @@ def info(
     as_json: AsJson = False,
 ) -> None:
     """Describe a store without reading blobs."""
-    found = ops.info(url, layout=layout, options=dict(map(parse_option, option or []))).to_json()
+    found = ops.info(url, layout=layout, options=named_values(option)).to_json()
     if as_json:
         print_json(found)
         return
@@ -121,7 +121,7 @@ def verify(
 
     if contact_sheet is not None:
         check_target(contact_sheet)
-    options = dict(map(parse_option, option or []))
+    options = named_values(option)
     with progress("verify", quiet=as_json) as hook:
         report = ops.verify(url, workers=workers, layout=layout, options=options, progress=hook)
     if as_json:
@@ -194,7 +194,7 @@ def bench(
             batch_size=batch_size,
             seconds=seconds,
             layout=layout,
-            options=dict(map(parse_option, option or [])),
+            options=named_values(option),
             progress=hook,
         )
     if as_json:

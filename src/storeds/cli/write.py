@@ -22,7 +22,7 @@ from storeds.cli.app import (
     Target,
     app,
     command,
-    parse_option,
+    named_values,
     print_json,
     print_table,
     progress,
@@ -72,7 +72,7 @@ def pack(
     as_json: AsJson = False,
 ) -> None:
     """Pack images, or another store, into a store."""
-    options = dict(map(parse_option, option or []))
+    options = named_values(option)
     if label is not None:
         options["label"] = label
     if classes is not None:
@@ -185,7 +185,7 @@ def convert(
     as_json: AsJson = False,
 ) -> None:
     """Copy a native or foreign store to another engine. A native one keeps its id unless the copy differs."""
-    options = dict(map(parse_option, option or []))
+    options = named_values(option)
     with progress("convert", quiet=as_json) as hook:
         meta = ops.convert(
             source,
@@ -195,7 +195,7 @@ def convert(
             commit_every=commit_every,
             check=check,
             fast_crops=fast_crops,
-            roles=dict(map(parse_option, role or [])),
+            roles=named_values(role),
             layout=layout,
             options=options,
             progress=hook,
@@ -219,7 +219,7 @@ def export(
     as_json: AsJson = False,
 ) -> None:
     """Write the pictures and annotations of a store as files, in a form that other programs read."""
-    options = dict(map(parse_option, option or []))
+    options = named_values(option)
     with progress("export", quiet=as_json) as hook:
         done = ops.export(
             source, path, format=format, overwrite=overwrite, layout=layout, options=options, progress=hook
@@ -244,7 +244,7 @@ def repair(
     as_json: AsJson = False,
 ) -> None:
     """Copy a store with every damaged JPEG repaired. The exit code is 1 if some are beyond repair."""
-    options = dict(map(parse_option, option or []))
+    options = named_values(option)
     with progress("repair", quiet=as_json) as hook:
         report = ops.repair(
             source,

@@ -247,14 +247,9 @@ def _measured(part: Mapping[str, Any], element: str, reader: Reader[Any], backen
             url, meta = other.url, other.meta
     found = load_json(stats_path(meta, field, mode))
     if found is None:
-        more = "".join(
-            f" --{name} {value}"
-            for name, value, usual in (("field", field, "image"), ("mode", mode, "RGB"))
-            if value != usual
-        )
         raise ConfigError(
             f"transform: Normalize from stats: the mean and deviation of {url} are not known here yet; run: "
-            f"storeds stats {shlex.quote(url)}{more}"
+            f"storeds stats {shlex.quote(url)} --field {shlex.quote(field)} --mode {mode}"
         )
     rest = {name: value for name, value in part.items() if name not in ("from", "of")}
     return {**rest, "mean": found["mean"], "std": found["std"]}

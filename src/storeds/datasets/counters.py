@@ -20,7 +20,7 @@ import numpy as np
 from torch.utils.data import get_worker_info
 
 from storeds._utils.arguments import check_share
-from storeds._utils.text import counted
+from storeds._utils.text import counted, html_table
 from storeds.datasets.epoch import SharedTable, Work, collected_events, no_time
 from storeds.errors import BadSamplesError, ConfigError, suggest
 
@@ -333,6 +333,9 @@ class SampleReport:
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON."""
         return asdict(self)
+
+    def _repr_html_(self) -> str:
+        return html_table({**vars(self), "first": len(self.first), "last": "\n".join(each.text for each in self.last)})
 
     def __str__(self) -> str:
         total = f"{sum(self.bad.values()):,} bad ({self.skipped:,} skipped, {self.replaced:,} replaced)"

@@ -26,7 +26,7 @@ from torch.utils.data import (
     get_worker_info,
 )
 
-from storeds._utils.text import some
+from storeds._utils.text import html_table, some
 from storeds.batching.buffers import BufferPool
 from storeds.batching.collate import collate, collate_columns
 from storeds.batching.memory import PackedBatch, SlotMemory, SlotName, SlotPool, finished, use_memory
@@ -435,6 +435,10 @@ class StoreLoader(DataLoader[Any]):
     def __repr__(self) -> str:
         arguments = f"batch_size={self.batch_size}, num_workers={self._hands}, drop_last={self.drop_last}"
         return f"{type(self).__name__}({self.dataset!r}, {arguments}, sampler={self.sampler!r})"
+
+    def _repr_html_(self) -> str:
+        shown = {name: getattr(self, name) for name in ("dataset", "batch_size", "drop_last", "sampler")}
+        return html_table({**shown, "num_workers": self._hands, "batches": len(self)})
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next pass, for the order and the random transforms; later passes count from there."""

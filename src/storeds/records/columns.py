@@ -218,6 +218,7 @@ def _equals_something(field: Field, value: Any) -> bool:
     return bool(stored == value)
 
 
+_POSITIONS = np.dtype(np.int64)
 _KEPT = 30 * 86_400  # seconds since the last use
 
 
@@ -233,15 +234,15 @@ def index_path(*key: JSON) -> Path:
     return cache_folder() / f"{xxhash.xxh3_128_hexdigest(canonical_json(list(key)).encode())}.npy"
 
 
-def load_index(path: Path) -> Array | None:
-    """Return the int64 positions in `path`, memory-mapped and read-only, or None if the file is missing or damaged."""
+def load_index(path: Path, dtype: np.dtype[Any] = _POSITIONS) -> Array | None:
+    """Return the positions, or other rows, in `path`, memory-mapped and read-only; None if it is missing or damaged."""
     try:
         positions = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError):
         return None
     with contextlib.suppress(OSError):
         os.utime(path)
-    return positions if positions.dtype == np.int64 and positions.ndim == 1 else None
+    return positions if positions.dtype == dtype and positions.ndim == 1 else None
 
 
 def save_index(path: Path, positions: Array) -> Array:

@@ -10,9 +10,9 @@ import base64
 import copy
 import hashlib
 import html
+import io
 import json
 import os
-import secrets
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,13 +21,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from jinja2 import Environment
+from PIL import Image
 
 from storeds._utils.locations import redact
 from storeds._utils.text import counted
 from storeds.backends.opening import open_backend
+from storeds.backends.staging import replace_file
 from storeds.errors import ConfigError, RecordError
-from storeds.ops.showing.panels import draw_parts, panel_of_pixels
-from storeds.ops.showing.records import Collector, Shown, cut, is_picture, spread
+from storeds.ops.showing.panels import draw_parts, panel_of
+from storeds.ops.showing.records import Collector, Shown, cut, is_picture, noted, spread
+from storeds.ops.showing.sheet import draw_sheet
 from storeds.protocols import Array, Backend, SampleContext
 from storeds.readers import RecordReader
 
@@ -38,7 +42,7 @@ __all__ = ["Page", "check_target", "show"]
 
 _CONFIGS = (".toml", ".yaml", ".yml", ".json")
 _EPOCHS = 4
-_BINS = 24
+_BINS = 12
 _MOST_COUNTS, _MOST_HISTOGRAMS = 200, 12
 
 
@@ -52,32 +56,21 @@ class Page:
         The store, and how many of its records are shown.
     records : list
     counts : dict
-        ``classes`` and ``splits`` → value → number of records.
-    histograms : dict
-        Name → least value, greatest value and how many values each bin has.
+        ``classes``, ``splits`` and the name of each number → value, or range of values → number of records.
     """
 
     title: str
     records: list[Shown]
     counts: dict[str, dict[str, int]]
-    histograms: dict[str, tuple[float, float, list[int]]]
 
     @property
     def html(self) -> str:
         """One document that loads nothing, in which every name and value is text."""
-        counts = {name: [*found.items()] for name, found in self.counts.items()}
-        histograms = [(name, *each) for name, each in self.histograms.items()]
-        records = [record.to_json() for record in self.records]
-        data = json.dumps({"title": self.title, "counts": counts, "histograms": histograms, "records": records})
-        for letter in "<>&":  # no value ends the script; JSON of ASCII has no line separators
-            data = data.replace(letter, f"\\u{ord(letter):04x}")
         folder = files(__package__)
-        style, script = (folder.joinpath(f"page.{end}").read_text(encoding="utf-8") for end in ("css", "js"))
+        page, style, script = (folder.joinpath(f"page.{end}").read_text("utf-8") for end in ("html", "css", "js"))
         digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-        page = folder.joinpath("page.html").read_text(encoding="utf-8")
-        for name, text in (("digest", digest), ("style", style), ("script", script), ("data", data)):
-            page = page.replace(f"{{{{ {name} }}}}", text)
-        return page
+        template = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(page)
+        return template.render(page=self, style=style, script=script, digest=digest, uri=_data_uri)
 
     def _repr_html_(self) -> str:
         frame = 'sandbox="allow-scripts" style="width:100%;height:40rem;border:0" title="records"'
@@ -94,17 +87,21 @@ class Page:
             It cannot be written.
         """
         target = check_target(path)
-        aside = target.with_name(f".{target.name}.{secrets.token_hex(4)}.partial")
-        try:
-            if target.suffix.lower() == ".html":
-                aside.write_text(self.html, encoding="utf-8")
-            else:
-                from storeds.ops.showing.sheet import draw_sheet
+        if target.suffix.lower() == ".html":
+            replace_file(target, self.html.encode())
+        else:
+            replace_file(target, _encoded(draw_sheet(self.title, self.records), "PNG"))
 
-                draw_sheet(self.title, self.records).save(aside, "PNG")
-            os.replace(aside, target)
-        finally:
-            aside.unlink(missing_ok=True)
+
+def _encoded(image: Image.Image, form: str) -> bytes:
+    file = io.BytesIO()
+    image.save(file, form, quality=82, subsampling=0)
+    return file.getvalue()
+
+
+def _data_uri(image: Image.Image, form: str) -> str:
+    """Return a picture as a ``data:`` URI."""
+    return f"data:image/{form.lower()};base64,{base64.b64encode(_encoded(image, form)).decode()}"
 
 
 def check_target(path: str | os.PathLike[str]) -> Path:
@@ -167,15 +164,17 @@ def show(
 
         given = {"url": None if is_config else os.fspath(source), "where": where, "keys": keys and os.fspath(keys)}
         overrides = [f"dataset.{name}={json.dumps(value)}" for name, value in given.items() if value is not None]
-        dataset = build_dataset(load_config(config or source, overrides=overrides), split)
-        if not isinstance(dataset, StoreDataset):
-            raise ConfigError(f"{config or source} mixes several sources; show one of them by its URL")
-        with dataset.backend:
-            return _page_of_dataset(dataset, indices, count, worst_first, as_trained=config is not None)
+        built = build_dataset(load_config(config or source, overrides=overrides), split)
+        parts: list[Any] = [built] if isinstance(built, StoreDataset) else built.datasets
+        pages, most = [], -(-count // len(parts))
+        for dataset in parts:
+            with dataset.backend:
+                pages.append(_page_of_dataset(dataset, indices, most, worst_first, as_trained=config is not None))
+        return pages[0] if len(pages) == 1 else _joined(pages)
     if split is not None:
         raise ConfigError("--split names a split of a config; of a store, select with --where split=NAME")
     if indices is not None and not len(indices):  # the store may be one that cannot be opened
-        return Page(f"{redact(os.fspath(source))}: no records", [], {}, {})
+        return Page(f"{redact(os.fspath(source))}: no records", [], {})
     with open_backend(source, layout=layout, **(options or {})) as backend:
         view: Backend = backend
         if where is not None or keys is not None:
@@ -184,6 +183,12 @@ def show(
             view = select(backend, where, None, keys)
         collector = Collector(view)
         return _page(collector, collector.choose(count, worst_first=worst_first) if indices is None else indices)
+
+
+def _joined(pages: Sequence[Page]) -> Page:
+    """Return the records of all sources of a mixture, with the counts of each."""
+    counts = {f"{name} of {page.title}": each for page in pages for name, each in page.counts.items()}
+    return Page("; ".join(page.title for page in pages), [each for page in pages for each in page.records], counts)
 
 
 def _page(collector: Collector, positions: Sequence[int]) -> Page:
@@ -195,27 +200,26 @@ def _page(collector: Collector, positions: Sequence[int]) -> Page:
             record.notes.append(f"{seen[record.checksum]} of the shown records have exactly this picture")
     columns = collector.columns
     counts = {}
-    for what, name, shown in (("classes", collector.label, "label"), ("splits", "split", "split")):
+    for what, name, attribute in (("classes", collector.label, "label"), ("splits", "split", "split")):
         if name in columns:
             found = Counter(columns[name].tolist()).most_common(_MOST_COUNTS)
             counts[what] = {collector.name_of(name, value): number for value, number in found}
         else:
-            counts[what] = dict(Counter(filter(None, (getattr(each, shown) for each in records))))
+            counts[what] = dict(Counter(filter(None, (getattr(each, attribute) for each in records))))
     sizes = np.array([each.panels[0].size for each in records if each.panels], np.float64).reshape(-1, 2)
+    sizes = sizes[sizes.all(axis=1)]
     numbers = {"height of the shown": sizes[:, 0], "width of the shown": sizes[:, 1]}
-    numbers = {name: each[each > 0] for name, each in numbers.items()}
     numbers |= {name: each for name, each in columns.items() if each.dtype.kind in "if" and name != collector.label}
-    histograms = {name: _histogram(each[np.isfinite(each)]) for name, each in [*numbers.items()][:_MOST_HISTOGRAMS]}
-    title = f"{collector.view.url}: {len(records):,} of {counted(len(collector.view), 'record')}"
-    return Page(title, records, counts, {name: bins for name, bins in histograms.items() if bins is not None})
+    counts |= {name: _histogram(each[np.isfinite(each)]) for name, each in [*numbers.items()][:_MOST_HISTOGRAMS]}
+    return Page(f"{collector.view.url}: {len(records):,} of {counted(len(collector.view), 'record')}", records, counts)
 
 
-def _histogram(numbers: Array) -> tuple[float, float, list[int]] | None:
-    if not len(numbers):
-        return None
-    low, high = float(numbers.min()), float(numbers.max())
-    bins = _BINS if low < high else 1
-    return low, high, np.histogram(numbers.astype(np.float64), bins, (low, high))[0].tolist()
+def _histogram(numbers: Array) -> dict[str, int]:
+    """Return range → how many numbers are in it; the number itself if there is one only."""
+    if len(np.unique(numbers)) < 2:
+        return {f"{number:g}": len(numbers) for number in numbers[:1]}
+    found, edges = np.histogram(numbers.astype(np.float64), _BINS)
+    return {f"{low:.4g} to {high:.4g}": n for low, high, n in zip(edges, edges[1:], found.tolist(), strict=False)}
 
 
 def _page_of_dataset(
@@ -243,27 +247,28 @@ def _page_of_dataset(
         for epoch in range(_EPOCHS if as_trained else 1):
             if as_trained:
                 trained.set_epoch(epoch)
-            _add_sample(record, trained, index, f", epoch {epoch}" if as_trained else "")
+            _add_sample(record, trained, index, f", epoch {epoch}" if as_trained else "", collector.classes)
     return page
 
 
-def _add_sample(record: Shown, dataset: StoreDataset, index: int, when: str) -> None:
+def _add_sample(record: Shown, dataset: StoreDataset, index: int, when: str, classes: Sequence[str]) -> None:
     """Add the pictures and clips of a sample to a record, with what lies over the first of them."""
     try:
-        sample = dataset[index]
+        sample, reader = dataset[index], dataset.reader
     except RecordError as error:
         record.notes.append(cut(f"sample{when}: {error}"))
         return
-    reader = dataset.reader
     declared = reader.declared() if isinstance(reader, RecordReader) else {}
     panels = [
-        panel_of_pixels(f"{name}{when}", value)
+        panel_of(f"{name}{when}", value)
         for name, value in sample.items()
         if hasattr(value, "convert")
         or (getattr(value, "ndim", 0) > 2 and (name not in declared or is_picture(name, declared[name])))
     ]
+    record.panels += panels
     if panels:
         box_format = getattr(reader, "box_format", None)
         formats = {name: replace(each, format=box_format or each.format) for name, each in declared.items()}
-        draw_parts(panels[0], {name: (each, sample[name]) for name, each in formats.items() if name in sample}, None)
-    record.panels += panels
+        parts = {name: (each, sample[name]) for name, each in formats.items() if name in sample}
+        with noted(record, panels[0].name):
+            draw_parts(panels[0], parts, classes)

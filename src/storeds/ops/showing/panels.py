@@ -5,7 +5,7 @@ A `Panel` is one picture of a record. It says in words what its pixels cannot sh
 
 from __future__ import annotations
 
-import base64
+import functools
 import io
 import itertools
 from collections.abc import Mapping, Sequence
@@ -13,34 +13,36 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageColor, ImageDraw, ImageFont
 
 from storeds.jpeg import MAX_PIXELS
 from storeds.jpeg.formats import decode_reason
 from storeds.protocols import Array, Field
 from storeds.readers.decoders import check_pixels
-from storeds.records.roles import box_edges, boxes_of
+from storeds.records.roles import box_edges, boxes_of, check_row_counts
 
-__all__ = ["Panel", "class_name", "draw_parts", "panel_of_file", "panel_of_pixels"]
+__all__ = ["Panel", "class_name", "draw_parts", "panel_of", "write"]
 
-_SIDE = 192  # pixels of the longer side of a small picture
+_SIDE, _TINY = 192, 96  # pixels of the longer side of a small picture; a smaller one is enlarged
 
 _COLOURS = [
-    "#e6194b",
-    "#3cb44b",
-    "#ffe119",
-    "#4363d8",
-    "#f58231",
-    "#42d4f4",
-    "#f032e6",
-    "#bfef45",
-    "#9a6324",
-    "#469990",
+    "crimson",
+    "limegreen",
+    "gold",
+    "royalblue",
+    "darkorange",
+    "cyan",
+    "magenta",
+    "greenyellow",
+    "sienna",
+    "teal",
 ]
-_PALETTE = np.array([[int(text[at : at + 2], 16) for at in (1, 3, 5)] + [140] for text in _COLOURS], np.uint8)
+_PALETTE = np.array([(*ImageColor.getrgb(name), 140) for name in _COLOURS], np.uint8)
 _IGNORED = 255  # the usual class id of pixels without a class
 _FRAMES = 8
-_MOST = 300  # boxes or points
+_POINT, _RADIUS = "#ff00ff", 3
+_font = functools.cache(ImageFont.load_default)
+_LAYERS = {"mask": "masks", "boxes": "boxes", "keypoints": "keypoints"}
 
 
 @dataclass
@@ -57,82 +59,70 @@ class Panel:
         Height and width of the original, in which coordinates are given.
     note : str
         What the picture does not show, or why there is none.
-    masks : dict
-        Element → class colours of mode RGBA, transparent where the class is 0.
-    boxes : list
-        Left, top, right, bottom, class and colour of each.
-    points : list
-        x and y of each, from the edge of the picture.
+    layers : dict
+        ``masks``, ``boxes`` and ``keypoints`` → a transparent picture of the size of `image`, which lies over it.
     """
 
     name: str
     image: Image.Image | None = None
     size: tuple[int, int] = (0, 0)
     note: str = ""
-    masks: dict[str, Image.Image] = field(default_factory=dict)
-    boxes: list[tuple[Any, ...]] = field(default_factory=list)
-    points: list[list[float]] = field(default_factory=list)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the panel as JSON, with its pictures as data URIs."""
-        found: dict[str, Any] = {"name": self.name, "note": self.note, "size": self.size[::-1]}
-        if self.image is not None:
-            masks = [{"name": name, "src": _data_uri(mask, "PNG")} for name, mask in self.masks.items()]
-            found |= {"src": _data_uri(self.image, "JPEG"), "shown": self.image.size, "masks": masks}
-            found |= {"boxes": self.boxes, "points": self.points}
-        return found
+    layers: dict[str, Image.Image] = field(default_factory=dict)
 
 
-def _data_uri(image: Image.Image, form: str) -> str:
-    """Return a picture as a ``data:`` URI."""
-    file = io.BytesIO()
-    image.save(file, form, quality=82, subsampling=0)  # colours of thin lines stay where they are
-    return f"data:image/{form.lower()};base64,{base64.b64encode(file.getvalue()).decode()}"
-
-
-def panel_of_file(name: str, blob: bytes) -> Panel:
-    """Return the panel of a picture file; of bytes that do not decode, one that says why. Raises nothing."""
-    try:
-        with Image.open(io.BytesIO(blob)) as image:
-            size = image.height, image.width
-            check_pixels(*image.size, MAX_PIXELS)
-            kind = f"{image.format} {image.mode}"
-            image.draft("RGB", (_SIDE, _SIDE))
-            panel = _panel_of_image(name, image)
-    except Exception as error:  # decoders raise any exception on damaged bytes
-        return Panel(name, note=decode_reason(error))
-    return Panel(name, panel.image, size, f"{kind}, {size[1]} × {size[0]}{panel.note and ', ' + panel.note}")
-
-
-def panel_of_pixels(name: str, values: Any) -> Panel:
-    """Return the panel of a Pillow image, or of an array or a tensor (…, channels, height, width).
+def panel_of(name: str, value: Any) -> Panel:
+    """Return the panel of a picture file, a Pillow image, or an array or a tensor (…, channels, height, width).
 
     Several frames are a strip of at most eight. Numbers other than uint8 are stretched from their least to their greatest;
-    floats from 0 to 1 are not.
+    floats from 0 to 1 are not. What cannot be shown gets a panel that says why. Raises nothing.
     """
-    if isinstance(values, Image.Image):
-        panel = _panel_of_image(name, values)
-        panel.note = f"{values.mode}, {values.width} × {values.height}{panel.note and ', ' + panel.note}"
-        return panel
-    pixels = np.asarray(values)
-    if pixels.ndim < 2 or not pixels.size:
-        return Panel(name, note=f"no pixels: {pixels.dtype} of shape {pixels.shape}")
-    frames = pixels.reshape(-1, *(pixels.shape[-3:] if pixels.ndim > 2 else (1, *pixels.shape)))
-    size, notes = (frames.shape[-2], frames.shape[-1]), [f"{pixels.dtype} {' × '.join(map(str, pixels.shape))}"]
-    chosen = frames[np.linspace(0, len(frames) - 1, min(len(frames), _FRAMES)).astype(int)]
-    channels = 3 if frames.shape[1] >= 3 else 1
-    if frames.shape[1] not in (1, 3):
-        notes.append(f"the first {channels} of {frames.shape[1]} channels")
-    step = max(max(size) // (4 * _SIDE), 1)
-    chosen, note = _stretched(np.moveaxis(chosen[:, :channels, ::step, ::step], 1, -1))
-    height, width = chosen.shape[1:3]
-    notes += [note] if note else []
-    if len(frames) > 1:
-        notes.append(f"{len(chosen)} of {len(frames)} frames")
-    side = _SIDE if len(chosen) == 1 else _SIDE // 2
-    small = [_small(Image.fromarray(np.broadcast_to(frame, (height, width, 3))), side) for frame in chosen]
-    strip = np.concatenate([np.asarray(each) for each in small], axis=1)
-    return Panel(name, Image.fromarray(strip), size, ", ".join(notes))
+    try:
+        if isinstance(value, bytes):
+            value = Image.open(io.BytesIO(value))
+            check_pixels(value.width, value.height, MAX_PIXELS)
+        if isinstance(value, Image.Image):
+            size, pixels, notes = _of_image(value)
+        else:
+            value = np.asarray(value)
+            pixels = np.moveaxis(value.reshape(-1, *((1, 1, 1, *value.shape)[-3:])), 1, -1)
+            size, notes = pixels.shape[1:3], [f"{value.dtype} {' × '.join(map(str, value.shape))}"]
+        frames = pixels[np.linspace(0, len(pixels) - 1, min(len(pixels), _FRAMES)).astype(int)]
+        channels = 3 if frames.shape[-1] >= 3 else 1
+        if frames.shape[-1] not in (1, 3):
+            notes.append(f"the first {channels} of {frames.shape[-1]} channels")
+        step = max(max(size) // (4 * _SIDE), 1) if frames.dtype != np.uint8 else 1
+        frames, note = _stretched(frames[:, ::step, ::step, :channels])
+        notes += [note] if note else []
+        if len(pixels) > 1:
+            notes.append(f"{len(frames)} of {len(pixels)} frames")
+        image = Image.fromarray(np.concatenate([_small(frame, len(frames)) for frame in frames], axis=1))
+    except Exception as error:  # decoders raise any exception on damaged bytes
+        return Panel(name, note=decode_reason(error))
+    scale = max(_TINY // max(image.size), 1)
+    image = image.resize((scale * image.width, scale * image.height), Image.Resampling.NEAREST)
+    return Panel(name, image, size, ", ".join(notes))
+
+
+def _of_image(image: Image.Image) -> tuple[tuple[int, int], Array, list[str]]:
+    """Return the height and width of an image, its pixels as one frame, and notes."""
+    size = image.height, image.width
+    notes = [f"{image.format or ''} {image.mode}".strip(), f"{image.width} × {image.height}"]
+    image.draft("RGB", (_SIDE, _SIDE))
+    if image.mode[0] in "IF":  # 16 and 32 bits
+        return size, np.asarray(image)[None, ..., None], notes
+    if image.has_transparency_data:
+        over = image.convert("RGBA")
+        image = Image.new("RGB", image.size, "white")
+        image.paste(over, mask=over)
+        notes.append("on white")
+    return size, np.asarray(image.convert("RGB"))[None], notes
+
+
+def _small(frame: Array, count: int) -> Array:
+    """Return one of `count` frames, in RGB and small."""
+    image = Image.fromarray(np.broadcast_to(frame, (*frame.shape[:2], 3)))
+    image.thumbnail((_SIDE, _SIDE) if count == 1 else (_SIDE // 2, _SIDE // 2))
+    return np.asarray(image)
 
 
 def draw_parts(panel: Panel, parts: Mapping[str, tuple[Field, Any]], classes: Sequence[str] | None) -> None:
@@ -147,30 +137,58 @@ def draw_parts(panel: Panel, parts: Mapping[str, tuple[Field, Any]], classes: Se
         The names of class ids.
     """
     declared = {name: each for name, (each, _) in parts.items()}
+    check_row_counts({name: value for name, (_, value) in parts.items()}, declared)
+    if panel.image is None:
+        return
+    scale = np.array(panel.image.size) / panel.size[::-1]
     for name, (each, value) in parts.items():
+        if each.role not in _LAYERS:
+            continue
+        layer = panel.layers.setdefault(_LAYERS[each.role], Image.new("RGBA", panel.image.size))
+        pen = ImageDraw.Draw(layer)
         if each.role == "mask":
-            panel.masks[name] = _coloured(np.asarray(value))
+            layer.alpha_composite(_coloured(np.asarray(value)).resize(layer.size, Image.Resampling.NEAREST))
         elif each.role == "boxes":
             start, _, stop = box_edges(np.asarray(value, np.float64).reshape(-1, 4), each.format or "xyxy")
             rows = [other for other, e in declared.items() if e.role == "labels" and boxes_of(other, declared) == name]
             labels = [class_name(label, classes) for label in parts[rows[0]][1]] if rows else [""] * len(start)
             colours = dict(zip(dict.fromkeys(labels), itertools.cycle(_COLOURS), strict=False))
-            corners = _most(panel, np.concatenate([start, stop], axis=1), name)
-            panel.boxes += [(*box, label, colours[label]) for box, label in zip(corners, labels, strict=False)]
-        elif each.role == "keypoints":
+            corners = _in_layer(np.concatenate([start, stop], axis=1), np.tile(scale, 2))
+            for (left, top, right, bottom), label in zip(corners, labels, strict=False):
+                pen.rectangle((left - 1, top - 1, right, bottom), outline=colours[label], width=2)
+                write(pen, (left + 3, top + 1), label[:_SIDE], colours[label], right - left, halo="#ffffff")
+        else:
             points = np.asarray(value, np.float64)
             points = points.reshape(-1, points.shape[-1])
             if points.shape[-1] == 3:
                 points = points[points[:, 2] > 0]
             # A point (0, 0) is the centre of the first pixel, and a box (0, 0, 1, 1) is all of it.
-            panel.points += _most(panel, points[:, :2] + 0.5, name)
+            for x, y in _in_layer(points[:, :2] + 0.5, scale):
+                pen.ellipse((x - _RADIUS, y - _RADIUS, x + _RADIUS - 1, y + _RADIUS - 1), _POINT)
 
 
-def _most(panel: Panel, rows: Array, name: str) -> list[list[float]]:
-    """Return the first rows, as JSON takes them, and note if there are more."""
-    if len(rows) > _MOST:
-        panel.note += f", the first {_MOST:,} of {len(rows):,} {name}"
-    return np.nan_to_num(rows[:_MOST]).round(2).tolist()  # type: ignore[no-any-return]  # ndarray.tolist
+def _in_layer(rows: Array, scale: Array) -> list[list[int]]:
+    """Return coordinates in pixels of a layer. What lies far outside, where no pen reaches, stays outside."""
+    pixels = (np.nan_to_num(rows) * scale).round().clip(-_SIDE, 10 * _SIDE)
+    return pixels.astype(int).tolist()  # type: ignore[no-any-return]  # ndarray.tolist
+
+
+def write(
+    pen: ImageDraw.ImageDraw,
+    at: tuple[int, int],
+    text: str,
+    colour: str,
+    width: int,
+    size: int = 11,
+    halo: str | None = None,
+) -> None:
+    """Write the end of a line that is wider than `width`, because paths differ at their ends."""
+    font = _font(size)
+    text = text.encode("latin-1", "replace").decode("latin-1")  # Pillow's own font has no other characters
+    text = "".join(letter if letter.isprintable() else "?" for letter in text[-max(width, 4) // 4 :])
+    while text and pen.textlength(text, font) > width:
+        text = f"..{text[3:]}" if len(text) > 3 else ""
+    pen.text(at, text, colour, font, stroke_width=0 if halo is None else 1, stroke_fill=halo)
 
 
 def class_name(label: Any, classes: Sequence[str] | None) -> str:
@@ -180,31 +198,13 @@ def class_name(label: Any, classes: Sequence[str] | None) -> str:
 
 
 def _coloured(ids: Array) -> Image.Image:
-    """Return a small picture of class ids, or of one mask for each instance."""
+    """Return a picture of class ids, or of one mask for each instance."""
     if ids.ndim == 3:
         ids = ((ids != 0) * np.arange(1, len(ids) + 1)[:, None, None]).max(axis=0, initial=0)
     pixels = _PALETTE[(ids.astype(np.int64) - 1) % len(_PALETTE)]
     pixels[ids == _IGNORED] = (128, 128, 128, 140)
     pixels[ids == 0] = 0
-    small = Image.fromarray(pixels)
-    small.thumbnail((_SIDE, _SIDE), Image.Resampling.NEAREST)
-    return small
-
-
-def _panel_of_image(name: str, image: Image.Image) -> Panel:
-    if image.mode[0] in "IF":  # 16 and 32 bits
-        return panel_of_pixels(name, np.asarray(image))
-    size, note = (image.height, image.width), ""
-    if image.has_transparency_data:
-        over = image.convert("RGBA")
-        image, note = Image.new("RGB", image.size, "white"), "on white"
-        image.paste(over, mask=over)
-    return Panel(name, _small(image.convert("RGB"), _SIDE), size, note)
-
-
-def _small(image: Image.Image, side: int) -> Image.Image:
-    image.thumbnail((side, side))
-    return image
+    return Image.fromarray(pixels)
 
 
 def _stretched(pixels: Array) -> tuple[Array, str]:

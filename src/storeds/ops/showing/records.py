@@ -5,8 +5,8 @@ from __future__ import annotations
 import io
 import itertools
 import json
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -17,8 +17,8 @@ from PIL import Image
 from storeds._utils.text import byte_size, counted, printable
 from storeds.backends.selection import Selection
 from storeds.errors import ConfigError, RecordError, StoredsError
-from storeds.jpeg import Verdict, examine, repair
-from storeds.ops.showing.panels import Panel, class_name, draw_parts, panel_of_file, panel_of_pixels
+from storeds.jpeg import Verdict, examine, read_picture_header, repair, sniff
+from storeds.ops.showing.panels import Panel, class_name, draw_parts, panel_of
 from storeds.protocols import Array, Backend, Field, Record, Role
 from storeds.readers import SampleReader
 from storeds.readers.annotations import class_ids, coordinates_tensor, mask_tensor, plain_rows
@@ -28,11 +28,12 @@ from storeds.readers.image import label_of
 from storeds.records.codec import checksum
 from storeds.records.columns import read_column
 from storeds.records.fields import NATIVE, is_image_like, is_mask, layout_of, pictures, without_verdicts
-from storeds.records.roles import check_row_counts, check_values, stored_classes
+from storeds.records.roles import check_values, stored_classes
 
-__all__ = ["Collector", "Shown", "cut", "is_picture", "spread"]
+__all__ = ["Collector", "Shown", "cut", "described", "is_picture", "noted", "spread"]
 
 _LONG = 2000  # characters of a text
+_FEW = 64  # numbers of an array that are shown
 _BATCH = 32  # records
 _ROWS = 6  # fields of a record without pictures
 _TABLE = 8  # pixels: a smaller array of bytes is not taken for a picture
@@ -73,9 +74,16 @@ class Shown:
     notes: list[str] = field(default_factory=list)
     checksum: str = ""
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the record as JSON."""
-        return {**vars(self), "panels": [panel.to_json() for panel in self.panels]}
+    @property
+    def facts(self) -> dict[str, Any]:
+        """By what a page selects it, and what it copies."""
+        return {
+            "key": self.key,
+            "exact": self.exact,
+            "label": [self.label],
+            "split": [self.split],
+            "tags": self.tags,
+        }
 
 
 def cut(text: str) -> str:
@@ -85,12 +93,27 @@ def cut(text: str) -> str:
 
 
 def _text_of(value: Any) -> str:
-    if isinstance(value, bytes):
-        return f"{byte_size(len(value))}, checksum {checksum(value).hex()}"
-    if isinstance(value, np.ndarray):
-        numbers = np.array2string(value, threshold=64, edgeitems=2, separator=", ")
-        return cut(f"{value.dtype} of shape {value.shape}: {numbers}")
     return cut(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str))
+
+
+def described(record: Record, fields: Mapping[str, Field]) -> dict[str, Any]:
+    """Return a record as JSON, in which pictures, bytes and arrays are described in words.
+
+    A picture is for example ``JPEG 96 × 64, intact, 1.1 kB (1,090 bytes), checksum d516f18760feb6f9``.
+    """
+    found: dict[str, Any] = {}
+    for name, declared in fields.items():
+        value = record[name]
+        if isinstance(value, np.ndarray):
+            found[name] = f"{value.dtype} {list(value.shape)}" + (f": {value.tolist()}" if value.size <= _FEW else "")
+        elif isinstance(value, bytes):
+            header, verdict = read_picture_header(value), Verdict.of(record, name)
+            what = f"{header.format} {header.width} × {header.height}" if header else sniff(value)
+            about = f"{what}, {verdict.finding if verdict else 'not examined'}, " if declared.kind == "image" else ""
+            found[name] = f"{about}{byte_size(len(value))}, checksum {checksum(value).hex()}"
+        else:
+            found[name] = value
+    return found
 
 
 class Collector:
@@ -107,21 +130,19 @@ class Collector:
     def __init__(self, view: Backend, reader: Any = None) -> None:
         self.view = view
         self._stored = view.positions if isinstance(view, Selection) else range(len(view))
-        fields = without_verdicts(view.meta.fields)
-        self._elements = {name: (JsonPath(name), each) for name, each in fields.items()}
+        self._fields = fields = without_verdicts(view.meta.fields)
+        elements = {name: (JsonPath(name), each) for name, each in fields.items()}
         if isinstance(reader, SampleReader):
-            named = {name: split_path(source, fields) for name, source in reader.elements()}
-            paths = {name: path for name, path in named.items() if path is not None}
-            replaced = {path.field for path in paths.values() if not path.steps}
-            kept = {name: each for name, each in self._elements.items() if name not in replaced}
-            self._elements = {name: (path, reader.declared()[name]) for name, path in paths.items()} | kept
-        roles = {name: (path, replace(each, role=_role(name, each))) for name, (path, each) in self._elements.items()}
-        self._declared = {name: each for name, (_, each) in roles.items()}
+            paths = {name: split_path(source, fields) for name, source in reader.elements()}
+            own = {name: (path, reader.declared()[name]) for name, path in paths.items() if path is not None}
+            replaced = {path.field for path, _ in own.values() if not path.steps}
+            elements = own | {name: each for name, each in elements.items() if name not in replaced}
+        roles = {name: (path, replace(each, role=_role(name, each))) for name, (path, each) in elements.items()}
         # Pictures come first: their size scales what lies over them.
         self._elements = dict(sorted(roles.items(), key=lambda element: element[1][1].role in _OVER))
         labels = [name for name, each in fields.items() if each.role == "label"] or [*label_of(fields)]
         self.label: str | None = labels[0] if labels else None
-        self._classes = [cut(name) for name in stored_classes(view.meta.attrs, self.label) or ()]
+        self.classes = [cut(name) for name in stored_classes(view.meta.attrs, self.label) or ()]
         self._verdicts = pictures(view.meta.fields).values()
         self.columns: dict[str, Array] = {}
         """The label, the split, verdicts and numbers of all records, where engines store them as columns."""
@@ -133,7 +154,7 @@ class Collector:
 
     def name_of(self, field: str, value: Any) -> str:
         """Return a value of the label or the split as text: a class by its name."""
-        classes = self._classes if field == self.label else None
+        classes = self.classes if field == self.label else None
         return cut(class_name(value, classes))
 
     def choose(self, most: int, *, worst_first: bool) -> list[int]:
@@ -145,23 +166,21 @@ class Collector:
 
     def _worst(self, most: int) -> list[int]:
         """Return the damaged records, those of which least is left first, and then those with the most unusual numbers."""
-        score, shares = np.zeros(len(self.view)), {share for _, share in self._verdicts}
-        for name, column in self.columns.items():
-            if column.dtype.kind in "if" and name not in {self.label, *shares}:
-                numbers = column.astype(np.float64)
-                distance = np.abs(numbers - np.nanmedian(numbers)) / (np.nanstd(numbers) or 1)
-                score = np.fmax(score, distance / (1 + distance))
+        lost, unusual = np.zeros(len(self.view)), np.zeros(len(self.view))
         for finding, share in self._verdicts:
             if finding in self.columns and share in self.columns:
-                kinds = self.columns[finding].tolist()
-                damaged = [kind not in ("", "intact", "trailing_data") for kind in kinds]
-                score = np.fmax(score, np.where(damaged, 2 - np.nan_to_num(self.columns[share]), 0))
-        if not score.any():
+                whole = [kind in ("", "intact", "trailing_data") for kind in self.columns[finding].tolist()]
+                lost = np.fmax(lost, np.where(whole, 0, 2 - np.nan_to_num(self.columns[share])))
+        for name, numbers in self.columns.items():
+            if numbers.dtype.kind in "if" and name not in {self.label, *(share for _, share in self._verdicts)}:
+                distance = np.abs(numbers - np.nanmedian(numbers)) / (np.nanstd(numbers) or 1)
+                unusual = np.fmax(unusual, distance)
+        if not lost.any() and not unusual.any():
             raise ConfigError(
                 f"--worst: {self.view.url} has no verdicts on pictures and no numbers that differ; `storeds verify "
                 "--contact-sheet` examines every picture"
             )
-        chosen: list[int] = np.argsort(-score, kind="stable")[:most].tolist()
+        chosen: list[int] = np.lexsort((-unusual, -lost))[:most].tolist()
         return chosen
 
     def collect(self, chosen: Sequence[int]) -> Iterator[Shown]:
@@ -177,7 +196,7 @@ class Collector:
             panel = Panel("record", note=reason)
             return Shown(position, cut(record.key or ""), panels=[panel], tags=["unreadable"], notes=[reason])
         shown = Shown(position)
-        shown.fields = {name: _text_of(value) for name, value in record.items()}
+        shown.fields = {name: _text_of(value) for name, value in described(record, self._fields).items()}
         shown.key = shown.fields["key"] if isinstance(record.get("key"), str) else ""
         shown.exact = shown.key != "" and shown.key == record["key"] and "\n" not in shown.key
         shown.split = self.name_of("split", record["split"]) if "split" in record else ""
@@ -192,7 +211,7 @@ class Collector:
         size: tuple[int, int] | None = None
         parts: dict[str, tuple[Field, Any]] = {}
         for name, (path, declared) in self._elements.items():
-            with _noted(shown, name):
+            with noted(shown, name):
                 value = value_at(record[path.field], path.steps, name)
                 if declared.role == "text":
                     shown.texts.append(_text_of(value))
@@ -203,11 +222,10 @@ class Collector:
                     parts[name] = declared, _in_pixels(name, value, declared, size)
         masks = [value for declared, value in parts.values() if declared.role == "mask"]
         if masks and not shown.panels:
-            shown.panels.append(panel_of_pixels("mask", np.zeros(masks[0].shape[-2:], np.uint8)))
+            shown.panels.append(panel_of("mask", np.zeros(masks[0].shape[-2:], np.uint8)))
         if parts and shown.panels:
-            with _noted(shown, "boxes"):
-                check_row_counts({name: value for name, (_, value) in parts.items()}, self._declared)
-                draw_parts(shown.panels[0], parts, self._classes)
+            with noted(shown, "boxes"):
+                draw_parts(shown.panels[0], parts, self.classes)
 
     def _panels(
         self, shown: Shown, name: str, stored: str, declared: Field, value: Any, record: Record
@@ -215,9 +233,9 @@ class Collector:
         """Yield the panel of a picture; of a damaged one, what is left after its repair, and as it is."""
         shown.checksum = shown.checksum or checksum(value if isinstance(value, bytes) else value.tobytes()).hex()
         if declared.kind != "image":
-            yield panel_of_pixels(name, channels_first(value, layout_of(value.shape)))
+            yield panel_of(name, channels_first(value, layout_of(value.shape)))
             return
-        panel = panel_of_file(name, value)
+        panel = panel_of(name, value)
         verdict = Verdict.of(record, stored) or examine(value)
         if verdict.is_whole:
             yield panel
@@ -231,7 +249,7 @@ class Collector:
         elif repaired is value:
             yield panel
         else:
-            after = panel_of_file(name, repaired)
+            after = panel_of(name, repaired)
             after.note += f", repaired: {verdict.share} is left"
             yield after
             panel.name = f"{name}, before repair"
@@ -239,12 +257,12 @@ class Collector:
 
 
 @contextmanager
-def _noted(shown: Shown, name: str) -> Iterator[None]:
+def noted(shown: Shown, name: str) -> Iterator[None]:
     """Note a value that does not fit its role, and go on."""
     try:
         yield
     except (StoredsError, ValueError, TypeError, LookupError) as error:
-        shown.notes.append(f"{name}: {error}")
+        shown.notes.append(cut(f"{name}: {error}"))
         shown.tags.append("value")
 
 
@@ -282,16 +300,13 @@ def _in_pixels(name: str, value: Any, declared: Field, size: tuple[int, int] | N
 
 
 def spread(count: int, most: int, columns: Iterable[Array]) -> list[int]:
-    """Return positions spread over all values of the columns, as evenly as their numbers allow, in ascending order."""
+    """Return positions drawn at random from all values of the columns in turn, in ascending order."""
     if most >= count:
         return list(range(count))
-    rows = list(zip(*(column.tolist() for column in columns), strict=True))
-    groups: dict[Any, list[int]] = defaultdict(list)
-    for position, values in enumerate(rows):
-        groups[values].append(position)
-    found: list[int] = []
-    members: Sequence[int]
-    for number, members in enumerate(sorted(groups.values(), key=len) or [range(count)]):
-        quota = min(len(members), (most - len(found)) // max(len(groups) - number, 1))
-        found += [members[at] for at in np.linspace(0, len(members) - 1, quota).astype(int)]
-    return sorted(found)
+    rows = [*zip(*(column.tolist() for column in columns), strict=True)] or [()] * count
+    seen: Counter[Any] = Counter()
+    ranked = []  # each position with its rank among those of its values
+    for position in np.random.default_rng(0).permutation(count).tolist():
+        ranked.append((seen[rows[position]], position))
+        seen[rows[position]] += 1
+    return sorted(position for _, position in sorted(ranked)[:most])

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from storeds._utils.locations import redact
+from storeds._utils.text import html_table
 from storeds.backends.opening import open_backend, scheme_of
 from storeds.errors import ConfigError
 from storeds.ops.common import Progress, ProgressHook
@@ -82,6 +83,10 @@ class Report:
         findings = [finding.to_json() for finding in self.findings]
         notes = [finding.to_json() for finding in self.notes]
         return {"ok": self.ok, **asdict(self), "findings": findings, "notes": notes, "kinds": self.kinds}
+
+    def _repr_html_(self) -> str:
+        counts = {"findings": len(self.findings), "notes": len(self.notes)}
+        return html_table({**vars(self), **counts, **self.kinds})
 
 
 def verify(
