@@ -221,7 +221,7 @@ def check_all(pipelines: list[Any], numbers: range, *, exact: bool = True, scale
 CHUNKS = [range(start, start + 500) for start in range(0, 10_000, 500)]
 
 
-@pytest.mark.parametrize("numbers", share(CHUNKS, 3), ids=str)
+@pytest.mark.parametrize("numbers", share(CHUNKS, 1), ids=str)
 def test_all_elements_move_as_their_image_does(numbers: range) -> None:
     """10,000 crops, flips and resizes."""
     assert check_all(BUILT_IN, numbers) > 440
