@@ -222,7 +222,7 @@ def output_of(program: str, folder: Path, *, before: tuple[str, ...] = ()) -> st
     (folder / "program.py").write_text(program)
     command = [*before, sys.executable, "-W", "always", "program.py"]
     done = subprocess.run(
-        command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=150, check=False
+        command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=500, check=False
     )
     return done.stdout
 

@@ -77,7 +77,6 @@ def run_until_killed(work: Callable[[bool], object], check: Callable[[], None]) 
 
 
 @pytest.mark.share(3)
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("operation", ["pack", "convert"])
 @pytest.mark.parametrize("engine", ENGINES)
 def test_killed_at_random_moments_the_target_is_as_before_or_whole(

@@ -283,7 +283,7 @@ def test_another_process_that_receives_a_batch_of_a_plain_dataloader_keeps_it() 
     for _ in range(3):
         assert [int(label) for _, label in made] == list(range(24))
     gate.set()
-    assert result.get(timeout=120)
+    assert result.get(timeout=500)
     other.join()
 
 
@@ -397,7 +397,7 @@ def test_nothing_is_left_of_a_process_that_is_killed(url: str, kind: str, who: s
 
     # In a process of its own: torch raises the worker's death wherever the training process is just then.
     ended = subprocess.run(
-        [sys.executable, "-c", _TRAINING, url, who, kind], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", _TRAINING, url, who, kind], capture_output=True, text=True, timeout=500, check=False
     )
     assert ended.returncode == (-signal.SIGKILL if who == "training" else 0), ended.stderr
     assert ended.stdout.strip() == ("True" if who == "training" else str(sum(range(COUNT))))

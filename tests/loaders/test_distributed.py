@@ -64,7 +64,7 @@ class Runs:
         script = Path(__file__).parents[1].joinpath("support", "_distributed.py")
         environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
         ended = subprocess.run(
-            [sys.executable, script, file], env=environment, capture_output=True, text=True, timeout=150, check=True
+            [sys.executable, script, file], env=environment, capture_output=True, text=True, timeout=500, check=True
         )
         return [json.loads(line) for line in ended.stdout.splitlines()]
 

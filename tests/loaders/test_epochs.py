@@ -69,7 +69,7 @@ def test_loaders_iterated_side_by_side_keep_their_own_epochs(tmp_path: Path, how
 @pytest.mark.parametrize("framework", ["lightning", "accelerate", "fastai", "transformers"])
 def test_every_framework_gets_a_new_order_and_new_pixels_in_each_epoch(tmp_path: Path, framework: str) -> None:
     command = [sys.executable, "-W", "ignore", str(SUPPORT / "_frameworks.py"), framework, numbered_store(tmp_path)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
     fits = [json.loads(line) for line in ended.stdout.splitlines() if line.startswith("[")]
     assert len(fits) == 6, ended.stderr
     for (what, seed, given), again in zip(fits[::2], fits[1::2], strict=True):
@@ -83,7 +83,7 @@ def test_ranks_without_a_seed_agree_on_one_order(tmp_path: Path) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     program = [str(SUPPORT / "_seedless_ranks.py"), numbered_store(tmp_path), str(tmp_path)]
     environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    subprocess.run([*torchrun, *program], env=environment, timeout=200, check=True)
+    subprocess.run([*torchrun, *program], env=environment, timeout=500, check=True)
     runs = list(zip(*(json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)), strict=True))
     for one, other in zip(*runs[0], strict=True):  # the loader's epochs, and the stream's
         epochs = [mine + theirs for mine, theirs in zip(one, other, strict=True)]
@@ -94,7 +94,7 @@ def test_ranks_without_a_seed_agree_on_one_order(tmp_path: Path) -> None:
 
 def test_nothing_draws_from_the_global_generators(tmp_path: Path) -> None:
     program = [sys.executable, str(SUPPORT / "_seeded_program.py"), str(tmp_path)]
-    done = subprocess.run(program, capture_output=True, text=True, timeout=150)
+    done = subprocess.run(program, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr
 
 

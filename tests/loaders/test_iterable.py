@@ -128,7 +128,11 @@ class TestOrder:
 
 def print_warnings(worker: int) -> None:
     """Let a forked worker print its warnings, which pytest would collect."""
-    warnings.showwarning = lambda message, *_: os.write(2, f"{message}\n".encode())
+
+    def show(message: Warning | str, *_: object) -> None:
+        os.write(2, f"{message}\n".encode())
+
+    warnings.showwarning = show
 
 
 class TestEpochs:

@@ -256,7 +256,7 @@ def stop(progress):
         os.kill(os.getpid(), signal.SIGKILL)
 storeds.verify({numbers!r}, workers=2, progress=stop)
 """)
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False, timeout=500)
     assert done.returncode == -signal.SIGKILL
     children = [int(pid) for pid in done.stdout.split()]
     assert len(children) == 2
