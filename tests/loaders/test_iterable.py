@@ -129,7 +129,7 @@ class TestOrder:
 def print_warnings(worker: int) -> None:
     """Let a forked worker print its warnings, which pytest would collect."""
 
-    def show(message: Warning | str, *_: object) -> None:
+    def show(message: Warning | str, *_: Any, **__: Any) -> None:
         os.write(2, f"{message}\n".encode())
 
     warnings.showwarning = show
