@@ -33,7 +33,8 @@ from xml.etree import ElementTree
 ROOT = Path(__file__).parent.parent
 COPIED = ("src", "tests", "examples", "scripts", "docs", "benchmarks", "pyproject.toml", "README.md", "CHANGELOG.md")
 PRELOADED = ("h5py", "lmdb", "mongomock", "PIL.Image", "pymongo", "pytest", "torch.utils.data", "typer.testing")
-OPTIONS = ["-x", "-q", "-p", "no:cacheprovider", "-o", "timeout=120", "-W", "ignore::pytest.PytestAssertRewriteWarning"]
+HANGS = ["-o", "timeout=120", "-o", "faulthandler_timeout=130"]  # the second ends what no signal does
+OPTIONS = ["-x", "-q", "-p", "no:cacheprovider", *HANGS, "-W", "ignore::pytest.PytestAssertRewriteWarning"]
 LIMIT = 400  # seconds for the tests of one row
 
 

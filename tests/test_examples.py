@@ -22,7 +22,7 @@ def run(folder: Path, script: str, *arguments: object, ranks: int = 0) -> str:
     torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks else []
     command = [sys.executable, *torchrun, str(EXAMPLES / script), str(folder), *map(str, arguments)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=150)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -77,6 +77,6 @@ def test_there_are_five_seeds() -> None:
 @pytest.mark.parametrize("program", SEEDS, ids=lambda program: program.stem)
 def test_a_seed_runs_from_nothing(program: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-W", "error", str(program)]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr
     assert done.stdout

@@ -25,7 +25,7 @@ def run(place: Path, *command: object, folder: Path) -> str:
     """Run a command that finds the packages at `place`; return what it printed."""
     environment = {**os.environ, "PYTHONPATH": str(place), "PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run(
-        [sys.executable, *map(str, command)], cwd=folder, env=environment, capture_output=True, text=True, timeout=150
+        [sys.executable, *map(str, command)], cwd=folder, env=environment, capture_output=True, text=True, timeout=500
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

@@ -441,6 +441,6 @@ def test_many_orders_of_small_blocks(urls: dict[str, str]) -> None:
 
 def test_the_example_of_videos_reads_them_with_tensorflow(tmp_path: Path) -> None:
     program = Path(__file__).parents[1] / "examples" / "seeds" / "hdf5_videos.py"
-    done = subprocess.run([sys.executable, str(program)], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, str(program)], cwd=tmp_path, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr
     assert "60 videos in 12 batches of TensorFlow's" in done.stdout

@@ -77,7 +77,6 @@ def run_until_killed(work: Callable[[bool], object], check: Callable[[], None]) 
 
 
 @pytest.mark.share(3)
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("operation", ["pack", "convert"])
 @pytest.mark.parametrize("engine", ENGINES)
 def test_killed_at_random_moments_the_target_is_as_before_or_whole(
@@ -153,7 +152,7 @@ def test_a_server_killed_in_the_middle_is_one_error_and_the_work_goes_on(
             os.kill(pid, signal.SIGKILL)
 
     with pytest.raises(errors.UnavailableError), run_mongod(data) as uri:
-        url = f"{uri}/db/store?serverSelectionTimeoutMS=500"
+        url = f"{uri}/db/store?serverSelectionTimeoutMS=500&timeoutMS=10000"
         make_store({"old": "int"}, [{"old": 1}], url)
         run(operation, tree, packed, url, progress=kill_server)
     with run_mongod(data) as uri:

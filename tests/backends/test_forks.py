@@ -34,7 +34,7 @@ class TestForks:
     """`os.fork` at any moment: the child reads, the parent goes on."""
 
     def test_and_epochs_while_threads_read(self, tmp_path: Path, mongodb_database: str) -> None:
-        forks, epochs = (3_000, 300) if FULL else (30, 3)
+        forks, epochs = (3_000, 300) if FULL else (20, 2)
         program = [sys.executable, "-W", "ignore", _FORK_LOOP, str(forks), str(epochs), str(tmp_path)]
         done = subprocess.run([*program, f"{mongodb_database}/forks"], capture_output=True, text=True, timeout=3_600)
         assert (done.stdout, done.returncode) == (f"{forks} children\n{epochs} epochs\n", 0), done.stderr

@@ -106,7 +106,7 @@ def test_a_file_cut_short_under_a_reader_is_an_error_and_no_crash(tmp_path: Path
         with h5py.File(path, "w") as file:
             file["x"], file["y"] = data, np.arange(count)
     command = [sys.executable, "-c", textwrap.dedent(CUT), str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500)
     assert (done.returncode, done.stderr) == (0, "")
 
 

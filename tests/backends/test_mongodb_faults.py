@@ -150,15 +150,15 @@ def test_a_store_that_mongodb_copies_is_the_same_store(database: Any, url: str) 
 
 def test_losing_the_server_ends_an_epoch_of_a_thread_loader_within_the_deadline(tmp_path: Path) -> None:
     with run_mongod(tmp_path / "server") as uri:
-        url = f"{uri}/db/lost?timeoutMS=5000"
+        url = f"{uri}/db/lost?timeoutMS=10000"
         make_store({"x": "int"}, ({"x": n} for n in range(1000)), url)
         dataset = storeds.StoreDataset(url, reader="array", fields=["x"])
         epoch = iter(storeds.ThreadLoader(dataset, batch_size=4, num_workers=4))
         next(epoch)
     start = time.monotonic()
-    with pytest.raises(errors.UnavailableError, match="timeoutMS=5000"):
+    with pytest.raises(errors.UnavailableError, match="timeoutMS=10000"):
         list(epoch)
-    assert time.monotonic() - start < 9.5  # each thread once spent the deadline a second time
+    assert time.monotonic() - start < 19.5  # each thread once spent the deadline a second time
     dataset.close()
 
 
@@ -209,7 +209,7 @@ def test_what_does_not_pass_in_time_names_the_place_the_attempts_and_the_deadlin
         start = time.monotonic()
         with pytest.raises(errors.UnavailableError, match=says):
             backend.get_many([1])
-        assert 0.3 < time.monotonic() - start < 9.5
+        assert 0.3 < time.monotonic() - start < 25  # PyMongo itself waits 30
 
 
 # Names that name servers resolve.

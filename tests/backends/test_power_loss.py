@@ -24,7 +24,7 @@ from _writing import content, fork
 from photographs import jpeg
 from shares import FULL, SEED
 
-MOMENTS = 150 if FULL else 12
+MOMENTS = 150 if FULL else 6
 SIZE = 48 << 20
 COUNT = 240
 FIELDS = {"image": "image", "label": "int", "key": "str"}

@@ -29,7 +29,7 @@ from storeds import EpochSampler, StoreDataset, StoreLoader, errors
 from storeds.batching.memory import SlotPool
 from storeds.transforms import Compose, build_transform
 
-COUNT = 96
+COUNT = 48
 CROP = [{"name": "RandomResizedCrop", "size": 160}]
 FLOAT = [*CROP, {"name": "ToTensor"}, {"name": "Normalize", "mean": [0.5], "std": [0.5]}]
 
@@ -90,9 +90,9 @@ def numbered(number: int) -> Any:
 def test_batches_are_those_that_one_process_makes(
     url: str, kind: Any, transform: Any, as_dict: bool, start_method: str
 ) -> None:
-    expected = flat(DataLoader(dataset(url, transform, as_dict=as_dict), batch_size=16))
+    expected = flat(DataLoader(dataset(url, transform, as_dict=as_dict), batch_size=8))
     part = Subset(dataset(url, transform, as_dict=as_dict), range(COUNT))
-    made = kind(part, batch_size=16, collate_fn=storeds.collate, num_workers=2, multiprocessing_context=start_method)
+    made = kind(part, batch_size=8, collate_fn=storeds.collate, num_workers=2, multiprocessing_context=start_method)
     for found, (images, labels) in zip(flat(list(made)), expected, strict=True):
         assert (found[0] == images).all()
         assert found[1] == labels
@@ -145,10 +145,11 @@ def test_a_transform_may_ask_another_dataset(url: str) -> None:
     floats = build_transform(FLOAT)
     assert floats is not None
     transform = Compose([floats, Pasted(dataset(url))])
-    expected = flat(DataLoader(dataset(url, transform), batch_size=16))
+    part = Subset(dataset(url, transform), range(12))
+    expected = flat(DataLoader(part, batch_size=4))
     for made in (
-        StoreLoader(dataset(url, transform), batch_size=16, num_workers=1),
-        storeds.ThreadLoader(dataset(url, transform), batch_size=16, num_workers=2),
+        StoreLoader(part, batch_size=4, num_workers=1),
+        storeds.ThreadLoader(part, batch_size=4, num_workers=2),
     ):
         for (images, labels), truth in zip(flat(made), expected, strict=True):
             assert (images == truth[0]).all()
@@ -167,29 +168,26 @@ class Pasted:
 
 # --- A slot is used again, and never too early ---
 
-HOLD: dict[str, Callable[[torch.Tensor], Any]] = {
-    "itself": lambda t: t,
-    "view": lambda t: t.view(2, -1).T,
-    "numpy": lambda t: t.numpy(),
-    "array of a view": lambda t: t[10:].numpy()[1:],
-    "storage": lambda t: t.untyped_storage(),
-}
+HOLD: list[Callable[[torch.Tensor], Any]] = [
+    lambda t: t,
+    lambda t: t.view(2, -1).T,
+    lambda t: t.numpy(),
+    lambda t: t[10:].numpy()[1:],
+    lambda t: t.untyped_storage(),
+]
 
 
-@pytest.mark.parametrize("how", HOLD)
 @pytest.mark.parametrize("kind", [loader, plain])
-@pytest.mark.parametrize("start_method", ["fork", "spawn"])
-def test_memory_is_kept_for_anything_that_refers_to_a_part_of_it(kind: Any, how: str, start_method: str) -> None:
-    if start_method == "spawn" and how not in ("itself", "numpy"):
-        pytest.skip("the training process does the same")
+@pytest.mark.parametrize(("start_method", "workers"), [("fork", 2), ("spawn", 1)])
+def test_memory_is_kept_for_anything_that_refers_to_a_part_of_it(kind: Any, start_method: str, workers: int) -> None:
     held: list[Any] = []
-    made = kind(numbered, persistent_workers=True, multiprocessing_context=start_method)
+    made = kind(numbered, num_workers=workers, persistent_workers=True, multiprocessing_context=start_method)
     for _ in range(4):
         for number, (values, label) in enumerate(made):
             assert int(label) == number
             assert (values == number).all()
             if number % 5 == 1:
-                held.append((number, HOLD[how](values)))
+                held.append((number, HOLD[number // 5](values)))
     for number, kept in held:
         if isinstance(kept, torch.UntypedStorage):
             kept = torch.empty(0).set_(kept)
@@ -285,7 +283,7 @@ def test_another_process_that_receives_a_batch_of_a_plain_dataloader_keeps_it() 
     for _ in range(3):
         assert [int(label) for _, label in made] == list(range(24))
     gate.set()
-    assert result.get(timeout=120)
+    assert result.get(timeout=500)
     other.join()
 
 
@@ -400,11 +398,11 @@ def test_nothing_is_left_of_a_process_that_is_killed(url: str, kind: str, who: s
 
     # In a process of its own: torch raises the worker's death wherever the training process is just then.
     ended = subprocess.run(
-        [sys.executable, "-c", _TRAINING, url, who, kind], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", _TRAINING, url, who, kind], capture_output=True, text=True, timeout=500, check=False
     )
     assert ended.returncode == (-signal.SIGKILL if who == "training" else 0), ended.stderr
     assert ended.stdout.strip() == ("True" if who == "training" else str(sum(range(COUNT))))
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while left():  # other processes have files there for a moment
         assert time.monotonic() < deadline, sorted(left())
         time.sleep(0.1)

@@ -220,7 +220,7 @@ def interrupt(server: socket.socket, command: str, *more: str) -> str:
         connection, _ = server.accept()
         with connection:
             process.send_signal(signal.SIGINT)
-            out, err = process.communicate(timeout=60)
+            out, err = process.communicate(timeout=500)
     finally:
         process.kill()
         process.wait()

@@ -57,7 +57,6 @@ def run_epoch(url: str, events: Mapping[int, Callable[[], object]]) -> str:
     return digest(found)
 
 
-@pytest.mark.timeout(600)
 def test_epochs_are_the_same_while_primaries_die(harmed_set: ReplicaSet, filled: Place) -> None:
     others = set(multiprocessing.active_children())  # workers that earlier tests of this process left
     chance, killed = random.Random(5), list[Member]()

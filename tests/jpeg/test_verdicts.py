@@ -24,7 +24,7 @@ from storeds.jpeg import Verdict, examine, repair
 
 EOI = b"\xff\xd9"
 ALL = (*ENCODINGS, *RARE)
-DEADLINE = 5.0  # seconds for one picture: a hang, or an allocation that a header asked for, not a slow machine
+DEADLINE = 60.0  # seconds for one picture: a hang, or an allocation that a header asked for, not a slow machine
 FINDINGS = {"intact", "trailing_data", "missing_eoi", "truncated_scan", "truncated_header", "corrupt_data", "not_jpeg"}
 
 

@@ -107,7 +107,7 @@ def test_workers_read_the_same(start: str, tmp_path_factory: pytest.TempPathFact
     stores = [storeds.open_backend(url, **FILES[name].arguments) for name, (url, _) in written.items()]
     for store in stores:
         store.get_many([0])  # used before the workers start
-    loader: Any = DataLoader(Batches(stores), batch_size=None, num_workers=2, multiprocessing_context=start)
+    loader: Any = DataLoader(Batches(stores), batch_size=None, num_workers=1, multiprocessing_context=start)
     expected = {name: fingerprint([truth[at] for at in disorder(len(truth))]) for name, (_, truth) in written.items()}
     assert dict(zip(written, loader, strict=True)) == expected
 

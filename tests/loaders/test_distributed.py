@@ -1,11 +1,13 @@
-"""Train in several processes: torchrun starts ranks over real stores, one dies, and another number of ranks continues.
+"""Train in several processes: ranks read real stores, one dies, and another number of ranks continues.
 
-Each run of torchrun takes seconds, so a few of them serve all tests.
+Starting ranks takes seconds, so a few runs serve all tests.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import signal
 import subprocess
 import sys
 from collections import Counter
@@ -18,7 +20,7 @@ import pytest
 from PIL import Image
 
 import storeds
-from _distributed import Job, Pair, Step, jobs_to_json, pairs, read_log, read_state
+from _distributed import Job, Pair, Run, Step, pairs, read_log, read_state, runs_to_json
 from make_store import make_store
 from photographs import saved
 from storeds.loaders import EpochSampler
@@ -43,6 +45,8 @@ class Runs:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        for world in WORLDS:
+            (folder / str(world)).mkdir()
         self.urls = {"good": write(f"lmdb://{folder}/good"), "bad": write(f"hdf5://{folder}/bad", BAD)}
 
     def config(self, store: str = "good", *, workers: int = 1, **dataset: Any) -> dict[str, Any]:
@@ -53,17 +57,16 @@ class Runs:
             "loader": {"batch_size": BATCH, "shuffle": True, "num_workers": workers},
         }
 
-    def launch(self, world: int, jobs: list[Job]) -> subprocess.CompletedProcess[str]:
-        """Run `jobs` on so many ranks; a hang is an error."""
-        folder = self.folder / str(world)
-        folder.mkdir(exist_ok=True)
-        file = folder / f"{jobs[0].name}.json"
-        file.write_text(jobs_to_json(jobs))
-        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}"]
+    def launch(self, runs: dict[int, list[Job]]) -> list[list[int]]:
+        """Run jobs on each number of ranks, one after another; return the ranks' exit codes."""
+        file = self.folder / "runs.json"
+        file.write_text(runs_to_json([Run(world, str(self.folder / str(world)), jobs) for world, jobs in runs.items()]))
         script = Path(__file__).parents[1].joinpath("support", "_distributed.py")
         environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-        command = [*torchrun, str(script), str(file)]
-        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=90)
+        ended = subprocess.run(
+            [sys.executable, script, file], env=environment, capture_output=True, text=True, timeout=500, check=True
+        )
+        return [json.loads(line) for line in ended.stdout.splitlines()]
 
     def logs(self, world: int, name: str) -> list[list[Step]]:
         return [read_log(self.folder / str(world), name, rank) for rank in range(world)]
@@ -88,13 +91,14 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
 @pytest.fixture(scope="module")
 def killed(runs: Runs) -> Runs:
     """Two ranks of which one died in its fourth step, and three of which one died after it kept its second."""
-    for world, job in (
-        (2, Job("killed", runs.config(), epochs=1, dies_at=4)),
-        (3, Job("killed", runs.config(workers=0), epochs=1, dies_at=2, dies_before_it=False)),
-    ):
-        ended = runs.launch(world, [job])
-        assert ended.returncode != 0
-        assert "SIGKILL" in ended.stderr
+    codes = runs.launch(
+        {
+            2: [Job("killed", runs.config(), epochs=1, dies_at=4)],
+            3: [Job("killed", runs.config(workers=0), epochs=1, dies_at=2, dies_before_it=False)],
+        }
+    )
+    assert [ranks[1] for ranks in codes] == [-signal.SIGKILL] * 2
+    assert 0 not in [code for ranks in codes for code in ranks]
     return runs
 
 
@@ -108,9 +112,7 @@ def trained(killed: Runs) -> Runs:
         Job("replace", runs.config("bad", on_error="replace")),
     ]
     rest = Job("rest", runs.config(), resume=str(runs.checkpoint(2, "killed", 0)))
-    for world in WORLDS:
-        ended = runs.launch(world, [*jobs, rest] if world == 3 else jobs)
-        assert ended.returncode == 0, ended.stderr
+    assert runs.launch({2: jobs, 3: [*jobs, rest]}) == [[0, 0], [0, 0, 0]]
     return runs
 
 

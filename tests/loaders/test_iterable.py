@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import warnings
 from collections.abc import Sequence
@@ -62,7 +63,7 @@ def whole(epoch: int = 0, seed: int = 2, shuffle: bool = False, **order: Any) ->
 
 class TestOrder:
     @pytest.mark.parametrize("order", ORDERS, ids=str)
-    @pytest.mark.parametrize(("workers", "method"), [(0, "fork"), (1, "fork"), (2, "fork"), (2, "spawn")])
+    @pytest.mark.parametrize(("workers", "method"), [(0, "fork"), (1, "fork"), (2, "fork"), (1, "spawn")])
     def test_batches_are_those_of_a_store_loader(
         self, urls: list[str], order: dict[str, Any], workers: int, method: str
     ) -> None:
@@ -125,13 +126,22 @@ class TestOrder:
         assert runs[0] == runs[2] != runs[1]
 
 
+def print_warnings(worker: int) -> None:
+    """Let a forked worker print its warnings, which pytest would collect."""
+
+    def show(message: Warning | str, *_: Any, **__: Any) -> None:
+        os.write(2, f"{message}\n".encode())
+
+    warnings.showwarning = show
+
+
 class TestEpochs:
     @pytest.mark.parametrize(("workers", "persistent"), [(0, False), (2, False), (2, True)])
     def test_a_pass_without_set_epoch_repeats_the_order_and_warns_once(
         self, urls: list[str], workers: int, persistent: bool, capfd: pytest.CaptureFixture[str]
     ) -> None:
         found = stream(urls, shuffle=True)
-        loader = load(found, workers, "spawn", persistent_workers=persistent)  # pytest would catch those of a fork
+        loader = load(found, workers, persistent_workers=persistent, worker_init_fn=print_warnings)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             assert [sum(loader, []) for _ in range(3)] == [whole(0, shuffle=True)] * 3
@@ -215,7 +225,7 @@ class TestState:
                     again = stream(urls, num_replicas=ranks, rank=rank, read_batch=3, **order)
                     again.load_state_dict(state)
                     assert again.epoch == 2
-                    rest.append(numbers(again) if position % 9 else sum(load(again, 2), []))
+                    rest.append(numbers(again) if position != 9 else sum(load(again, 2), []))
                     again.set_epoch(3)
                     assert len(numbers(again)) == len(again)
                 assert sorted(sum(rest, [])) == sorted(expected[position:])

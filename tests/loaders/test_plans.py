@@ -294,16 +294,18 @@ def test_ranks_divide_one_plan_and_others_take_over_anywhere(
         assert len(remaining) - missing.total() <= others * most
 
 
+@pytest.mark.parametrize(
+    "arguments", [{"balance": "label", "per_batch": True}, {"bucket_by": "length"}, {"weights": "weight"}], ids=str
+)
 @pytest.mark.parametrize("way", ["fork", "spawn", "thread", "none"])
-def test_every_loader_has_the_same_batches(plain: StoreDataset, way: str) -> None:
-    for arguments in ({"balance": "label", "per_batch": True}, {"bucket_by": "length"}, {"weights": "weight"}):
-        expected = [index.tolist() for index, _ in StoreLoader(plain, batch_size=8, **arguments)]
-        workers: dict[str, Any] = {"num_workers": 0 if way == "none" else 2}
-        if way in ("fork", "spawn"):
-            workers["multiprocessing_context"] = way
-        loader = (ThreadLoader if way == "thread" else StoreLoader)(plain, batch_size=8, **arguments, **workers)
-        assert [index.tolist() for index, _ in loader] == expected
-        assert len(loader) == len(expected)
+def test_every_loader_has_the_same_batches(plain: StoreDataset, way: str, arguments: dict[str, Any]) -> None:
+    expected = [index.tolist() for index, _ in StoreLoader(plain, batch_size=8, **arguments)]
+    workers: dict[str, Any] = {"num_workers": 0 if way == "none" else 2}
+    if way in ("fork", "spawn"):
+        workers["multiprocessing_context"] = way
+    loader = (ThreadLoader if way == "thread" else StoreLoader)(plain, batch_size=8, **arguments, **workers)
+    assert [index.tolist() for index, _ in loader] == expected
+    assert len(loader) == len(expected)
 
 
 def test_a_config_says_it(plain: StoreDataset, tmp_path: Path) -> None:

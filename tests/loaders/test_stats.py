@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import time
 from pathlib import Path
@@ -76,8 +77,13 @@ def made(url: str, stage: str, way: str, **more: Any) -> Any:
     return kind(dataset, batch_size=2, collate_fn=collate_fn, **arguments, **more)
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("stage", ["read", "decode", "transform", "collate", "training"])
+@pytest.mark.parametrize(
+    ("stage", "way"),
+    [
+        *itertools.product(["read", "decode", "transform", "collate", "training"], ["alone", "fork", "threads"]),
+        *(("read", way) for way in ("spawn", "rank 0 of 2", "rank 1 of 2")),
+    ],
+)
 def test_a_delay_is_named_by_its_stage(url: str, stage: str, way: str) -> None:
     loader = made(url, stage, way)
     for _ in loader:

@@ -82,7 +82,7 @@ def test_threads_end_with_the_epoch_with_a_break_and_with_an_error(url: str) -> 
         break
     for thread in threading.enumerate():  # which end by themselves
         if thread.name.startswith("storeds"):
-            thread.join(20)
+            thread.join(60)
     assert threads() == before
 
     def refuse(samples: list[Any]) -> Any:

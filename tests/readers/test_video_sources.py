@@ -316,7 +316,7 @@ def test_the_example_runs(videos: Path, tmp_path: Path) -> None:
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=500,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "the right video for" in done.stdout

@@ -1,11 +1,13 @@
-"""Train as one rank: log every batch, save checkpoints, and die at a given step.
+"""Train as several ranks: log every batch, save checkpoints, and die at a given step.
 
-A script for torchrun: ``python -m torch.distributed.run … _distributed.py JOBS.json``, where JOBS.json is a list of `Job`s.
+As a script, ``python _distributed.py RUNS.json`` forks the ranks of one `Run` after another, so that they share the import of
+torch, and prints their exit codes.
 """
 
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import signal
 import sys
@@ -20,7 +22,7 @@ import xxhash
 
 import storeds
 
-__all__ = ["Job", "Step", "jobs_to_json", "pairs", "read_log", "read_state"]
+__all__ = ["Job", "Run", "Step", "pairs", "read_log", "read_state", "runs_to_json"]
 
 Pair = tuple[int, str]
 """A sample's index, and the hash of its image, augmented as it is."""
@@ -49,8 +51,17 @@ class Step(NamedTuple):
     given: list[Pair]
 
 
-def jobs_to_json(jobs: list[Job]) -> str:
-    return json.dumps([asdict(job) for job in jobs])
+@dataclass(frozen=True)
+class Run:
+    """Jobs that `world` ranks do one after another; their files are in `folder`."""
+
+    world: int
+    folder: str
+    jobs: list[Job]
+
+
+def runs_to_json(runs: list[Run]) -> str:
+    return json.dumps([asdict(each) for each in runs])
 
 
 def pairs(batch: list[torch.Tensor]) -> list[Pair]:
@@ -111,9 +122,23 @@ def keep(file: Path, state: dict[str, Any]) -> None:
     fresh.replace(file)
 
 
-if __name__ == "__main__":
-    torch.distributed.init_process_group("gloo", timeout=timedelta(seconds=40))
-    jobs_file = Path(sys.argv[1])
-    for given in json.loads(jobs_file.read_text()):
-        run(Job(**given), jobs_file.parent)
+def run_rank(rank: int, world: int, folder: Path, jobs: list[Job]) -> None:
+    meeting = f"file://{folder}/{jobs[0].name}.ranks"
+    torch.distributed.init_process_group(
+        "gloo", init_method=meeting, rank=rank, world_size=world, timeout=timedelta(seconds=60)
+    )
+    for job in jobs:
+        run(job, folder)
     torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    for given in json.loads(Path(sys.argv[1]).read_text()):
+        folder, jobs = Path(given["folder"]), [Job(**job) for job in given["jobs"]]
+        start, world = multiprocessing.get_context("fork").Process, given["world"]
+        ranks = [start(target=run_rank, args=(rank, world, folder, jobs)) for rank in range(world)]
+        for each in ranks:
+            each.start()
+        for each in ranks:
+            each.join()
+        print(json.dumps([each.exitcode for each in ranks]))

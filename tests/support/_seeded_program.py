@@ -1,4 +1,4 @@
-"""Check in a separate process whether storeds draws from global generators: ``python _seeded_program.py WHAT ARGUMENT …``.
+"""Check in a separate process whether storeds draws from global generators: ``python _seeded_program.py FOLDER``.
 
 Logs at DEBUG, because PyMongo draws more random numbers then.
 """
@@ -63,8 +63,7 @@ def lose_a_node(folder: Path) -> None:
 if __name__ == "__main__":
     logging.basicConfig(level=logging.DEBUG, handlers=[logging.NullHandler()])
     before = drawn_next()
-    if sys.argv[1] == "use":
-        use(*sys.argv[2:])
-    else:
-        lose_a_node(Path(sys.argv[2]))
+    folder = Path(sys.argv[1])
+    use("memory://seeded", f"hdf5://{folder}/copy.h5")
+    lose_a_node(folder / "server")
     assert drawn_next() == before

@@ -39,7 +39,7 @@ ENGINES = ("lmdb", "hdf5", "mongodb")
 START_METHODS = ("fork", "spawn", "forkserver")
 CHUNKED = "hdf5-chunked"  # as h5repack leaves a store: read through a live libhdf5 file
 COUNT = 64
-DEADLINE = 60.0  # seconds: a hang, not a slow machine
+DEADLINE = 150.0  # seconds: a hang, not a slow machine
 
 # Each worker of a forkserver would import torch again, which takes longer than all of its reading.
 multiprocessing.set_forkserver_preload(["torch", "storeds.datasets.map_dataset", "_processes"])

@@ -32,7 +32,7 @@ __all__ = [
     "wait_for",
 ]
 
-DEADLINE = 60.0  # seconds: a hang, not a slow machine
+DEADLINE = 150.0  # seconds: a hang, not a slow machine
 
 FIELDS = {"job": "str", "at": "int"}
 

@@ -22,7 +22,7 @@ from storeds.errors import ConfigError, RecordError, StoredsError
 from storeds.protocols import Array, Backend, SupportsBatchArrays
 from storeds.testing import frozen
 
-DEADLINE = 20  # seconds per damage; longer means a hang, not a slow machine
+DEADLINE = 60  # seconds per damage; longer means a hang, not a slow machine
 _MEMORY = 1 << 30  # extra memory beyond this means an allocation of a damaged length
 
 KINDS: dict[str, Any] = {

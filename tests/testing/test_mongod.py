@@ -52,6 +52,13 @@ def test_it_answers_at_once_and_keeps_its_data(tmp_path: Path) -> None:
             assert client.db.things.count_documents({}) == 1
 
 
+def test_its_working_directory_is_its_own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server ends when somebody deletes its working directory."""
+    monkeypatch.chdir(tmp_path)
+    with run_mongod("server") as uri:
+        assert Path(f"/proc/{server_pid(uri)}/cwd").readlink() == tmp_path / "server"
+
+
 def test_it_does_not_outlive_a_killed_parent(tmp_path: Path) -> None:
     script = (
         "import sys\n"

@@ -173,14 +173,14 @@ def test_a_fork_while_a_thread_transforms_leaves_no_lock_behind() -> None:
 
     def slow(value: Any) -> None:
         inside.set()
-        done.wait(30)
+        done.wait(60)
 
     thread = threading.Thread(target=apply, args=(slow, 0, SampleContext(0, seed=0)))
     thread.start()
-    assert inside.wait(30)
+    assert inside.wait(60)
     child = os.fork()
     if child == 0:
-        signal.alarm(20)  # kills a child that waits for the lock
+        signal.alarm(60)  # kills a child that waits for the lock
         good = len(apply(draw_all, 0, SampleContext(1, seed=0))) == 3
         os._exit(0 if good else 1)
     status = os.waitpid(child, 0)[1]

@@ -146,6 +146,7 @@ def launch_mongod(
     at_parents_death : signal.Signals
         The kernel sends this to the server when the calling thread ends.
     """
+    folder = folder.absolute()
     command = [
         *(sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, str(os.getpid()), str(int(at_parents_death))),
         str(executable.resolve()),
@@ -155,9 +156,10 @@ def launch_mongod(
         *arguments,
     ]
     with open(folder / "out", "ab") as out:
-        # In its own session, Ctrl-C at a terminal reaches only the parent, which then stops the server.
+        # In its own session, Ctrl-C at a terminal reaches only the parent, which then stops the server. In a folder of its
+        # own, because mongod ends when somebody deletes its working directory.
         return subprocess.Popen(  # noqa: S603  # the command is ours
-            command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
+            command, cwd=folder, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
         )
 
 
