@@ -29,7 +29,7 @@ help: ## list these targets
 demo: server ## pack real JPEGs, train a small network, and read the same samples from LMDB, HDF5 and MongoDB
 	$(BIN)/storeds demo
 
-test: server ## run every test in three processes, with a share of the repeated cases: ten minutes
+test: server ## run every test in three processes, with a share of the repeated cases: eight minutes
 	@bash scripts/check_system.sh tools
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 

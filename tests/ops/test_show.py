@@ -306,6 +306,7 @@ def test_a_record_is_shown_as_trained(tmp_path: Path) -> None:
     options = ("--as-trained", tmp_path / "train.json", "--split", "val", "-o", tmp_path / "a.png")
     assert "1 of 1 record" in storeds_command("show", url, *options)
     assert storeds_command("show", url, "--split", "val", code=2)
+    assert "for a store" in storeds_command("show", url, *options, "--option", "readahead=true", code=2)
     flipped = 0
     for number, shown in enumerate(page.records):
         assert [panel.name for panel in shown.panels[1:]] == [f"image, epoch {epoch}" for epoch in range(4)]

@@ -230,7 +230,7 @@ def _show_bench(report: BenchReport) -> None:
 @command
 def backends(as_json: AsJson = False) -> None:
     """List all plug-ins: their origin, their requirements, and whether they load."""
-    known = (registry.BACKENDS, registry.LAYOUTS, registry.READERS, registry.DECODERS)
+    known = (registry.BACKENDS, registry.LAYOUTS, registry.READERS, registry.DECODERS, registry.SOURCES)
     rows = [{"sort": kind.what, **row} for kind in known for row in kind.describe()]
     if as_json:
         print_json({"plugins": rows})

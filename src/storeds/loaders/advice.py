@@ -39,14 +39,13 @@ def explain(stats: LoaderStats, stores: Sequence[StoreDataset], workers: int) ->
         )
     busy = sum(totals.seconds.values())
     stage = max(totals.seconds, key=lambda name: totals.seconds[name])
-    name = (_slowest_transform(stores) if stage == "transform" else None) or stage
+    slowest = _slowest_transform(stores) if stage == "transform" else None
+    part = f", most of it in {slowest}" if slowest else ""
     evidence = [f"the training loop waits {share:.0%} of its time"]
     if stage == "read":
         evidence += _about_reading(totals, stores)
     evidence.append(_about_workers(workers))
-    return (
-        f"{stage} limits: {totals.seconds[stage] / busy:.0%} of the time of workers is in {name}; {'; '.join(evidence)}"
-    )
+    return f"{stage} limits: {totals.seconds[stage] / busy:.0%} of the time of workers{part}; {'; '.join(evidence)}"
 
 
 def _about_workers(workers: int) -> str:

@@ -159,6 +159,8 @@ def show(
         return _page_of_dataset(source, indices, count, worst_first, as_trained=False)
     is_config = os.fspath(source).endswith(_CONFIGS)
     if is_config or config is not None:
+        if layout is not None or options:
+            raise ConfigError("--layout and --option are for a store; a config has them in its [dataset]")
         from storeds.config import build_dataset, load_config
         from storeds.datasets.map_dataset import StoreDataset
 
