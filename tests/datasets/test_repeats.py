@@ -66,6 +66,10 @@ def test_ordinary_use_is_not(url: str, name: str) -> None:
     ORDINARY[name](jittered_dataset(url, 7))
 
 
-@pytest.mark.parametrize(("transform", "seed"), [(float, 7), (None, 7), (jittered, None)])
+def filled(value: Any) -> torch.Tensor:
+    return torch.full((20_000,), float(value))
+
+
+@pytest.mark.parametrize(("transform", "seed"), [(float, 7), (filled, 7), (None, 7), (jittered, None)])
 def test_samples_that_are_not_random_or_differ_are_not(url: str, transform: Any, seed: int | None) -> None:
     run(StoreDataset(url, reader="array", transform=transform, seed=seed), 4)

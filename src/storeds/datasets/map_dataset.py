@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import io
 import operator
 import os
 import pickle
@@ -21,7 +22,7 @@ from torch.utils.data import ConcatDataset, Dataset, get_worker_info
 from storeds._utils.arguments import integer
 from storeds.backends.concatenated import check_same_classes
 from storeds.backends.selection import Selection
-from storeds.batching.memory import finished_apart
+from storeds.batching.memory import finished_apart, is_plain
 from storeds.datasets.assembly import (
     Transforms,
     bind_joint,
@@ -55,6 +56,15 @@ __all__ = ["StoreDataset"]
 
 
 _frozen_in = 0
+
+
+class _ByValue(pickle.Pickler):
+    """Pickles a tensor as its values; PyTorch would add the address of its memory."""
+
+    def reducer_override(self, value: Any) -> Any:
+        if not isinstance(value, torch.Tensor) or not is_plain(value):
+            return NotImplemented
+        return bytes, (value.resolve_conj().resolve_neg().contiguous().flatten().view(torch.uint8).numpy().tobytes(),)
 
 
 def _freeze_inherited() -> None:
@@ -406,7 +416,9 @@ class StoreDataset(Dataset[Any]):
 
         def trial(epoch: int) -> Any:
             (result,) = self._pipeline.make([replace(context, epoch=epoch, notes=[])])
-            return pickle.dumps(finished_apart([result.sample]))
+            file = io.BytesIO()
+            _ByValue(file).dump(finished_apart([result.sample]))
+            return file.getvalue()
 
         made = trial(context.epoch)
         if all(trial(context.epoch + later) == made for later in range(1, _EPOCHS)):  # nothing in it is random
