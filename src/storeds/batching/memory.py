@@ -107,7 +107,7 @@ def is_plain(tensor: torch.Tensor) -> bool:
 
 
 class Samples(list[Any]):
-    """The samples of one batch that nothing else refers to.
+    """The samples of one batch that nothing else refers to. In another process they are a list.
 
     Attributes
     ----------
@@ -118,6 +118,9 @@ class Samples(list[Any]):
     def __init__(self, samples: Sequence[Any]) -> None:
         super().__init__(samples)
         self.joined: dict[Any, tuple[torch.Tensor, list[torch.Tensor]]] = {}
+
+    def __reduce__(self) -> tuple[type[list[Any]], tuple[list[Any]]]:
+        return list, (list(self),)
 
 
 def scaled_together(images: Sequence[DeferredImage], empty: Empty) -> tuple[torch.Tensor, list[torch.Tensor]]:
@@ -149,10 +152,10 @@ def finished(samples: Sequence[Any], empty: Empty = empty_batch) -> Samples:
 
 
 def finished_apart(samples: Sequence[Any]) -> list[Any]:
-    """Return samples without deferred images, for a caller that may keep any of them.
+    """Return samples without deferred images, for a caller that may keep them.
 
-    A worker of a plain DataLoader sends or collates them together. Elsewhere each has memory of its own, which is used
-    again: fresh memory for every image costs about as much as resizing it.
+    In a worker, where samples become a batch, those of an element lie in one memory, which is held as long as one of them.
+    Elsewhere each has its own, which is used again: fresh memory for every image costs about as much as resizing it.
     """
     if len(samples) > 1 and get_worker_info() is not None:
         return finished(samples, shared_pool().empty)
