@@ -232,6 +232,7 @@ BREAKS = [Break(*row) for row in (
     ("28: a default device does not matter", "transforms/test_joint.py -k default_device", "transforms/images.py", 'return torch.empty(1, device="cpu").uniform_', "return torch.empty(1).uniform_"),
     ("28: a worker does not write to memory that is held", "batching/test_memory.py -k 'refers_to_a_part and plain'", "batching/buffers.py", "fcntl.LOCK_EX | fcntl.LOCK_NB", "fcntl.LOCK_SH | fcntl.LOCK_NB"),
     ("28: a slot is not used while a collate function keeps its batch", "batching/test_memory.py -k may_keep_change", "loaders/loader.py", "memory if self._is_ours or worker is None else None", "memory"),
+    ("28: samples without anything random are not reported as repeated", "datasets/test_repeats.py -k not_random", "datasets/map_dataset.py", "_ByValue(file).dump", "pickle.Pickler(file).dump"),
     ("28: a slot is not used while its batch is held", "batching/test_memory.py -k 'refers_to_a_part'", "batching/memory.py", "        weakref.finalize(array, _hold, self).atexit = False\n", ""),
     ("28: loaders side by side keep their epochs", "loaders/test_epochs.py -k side_by_side", "datasets/epoch.py", "        if _context.request is not None:\n", "        if False:\n"),
     ("28: collate_detection names fields= of the dataset", "batching/test_samples.py -k detection_says", "batching/detection.py", "(StoreDataset(…, fields=[…])), rename", "(fields=[…]), rename"),

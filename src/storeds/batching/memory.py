@@ -37,7 +37,7 @@ __all__ = [
     "SlotPool",
     "empty_batch",
     "finished",
-    "finished_apart",
+    "finished_for_caller",
     "is_plain",
     "is_tv_tensor",
     "plain_tensor",
@@ -151,7 +151,7 @@ def finished(samples: Sequence[Any], empty: Empty = empty_batch) -> Samples:
     return made
 
 
-def finished_apart(samples: Sequence[Any]) -> list[Any]:
+def finished_for_caller(samples: Sequence[Any]) -> list[Any]:
     """Return samples without deferred images, for a caller that may keep them.
 
     In a worker, where samples become a batch, those of an element lie in one memory, which is held as long as one of them.

@@ -22,7 +22,7 @@ from torch.utils.data import ConcatDataset, Dataset, get_worker_info
 from storeds._utils.arguments import integer
 from storeds.backends.concatenated import check_same_classes
 from storeds.backends.selection import Selection
-from storeds.batching.memory import finished_apart, is_plain
+from storeds.batching.memory import finished_for_caller, is_plain
 from storeds.datasets.assembly import (
     Transforms,
     bind_joint,
@@ -351,7 +351,7 @@ class StoreDataset(Dataset[Any]):
         if isinstance(index, (list, tuple, range)) or getattr(index, "ndim", None):
             return self.__getitems__(index)
         contexts = self._contexts(self._resolve([index]))
-        (sample,) = finished_apart(self._pipeline.samples(contexts, fill=False))
+        (sample,) = finished_for_caller(self._pipeline.samples(contexts, fill=False))
         self._warn_if_repeated(contexts[0])
         return sample
 
@@ -406,7 +406,7 @@ class StoreDataset(Dataset[Any]):
         samples = self._pipeline.samples(contexts, fill=fill, known=known)
         if contexts:
             self._warn_if_repeated(contexts[0])
-        return samples if defer else finished_apart(samples)
+        return samples if defer else finished_for_caller(samples)
 
     def _warn_if_repeated(self, context: SampleContext) -> None:
         """Warn once where a plain DataLoader makes the random samples of an earlier pass again."""
@@ -417,7 +417,7 @@ class StoreDataset(Dataset[Any]):
         def trial(epoch: int) -> Any:
             (result,) = self._pipeline.make([replace(context, epoch=epoch, notes=[])])
             file = io.BytesIO()
-            _ByValue(file).dump(finished_apart([result.sample]))
+            _ByValue(file).dump(finished_for_caller([result.sample]))
             return file.getvalue()
 
         made = trial(context.epoch)
