@@ -9,26 +9,31 @@ from typing import Any
 import h5py
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from benchmarks._common import Result, Run, entry
-from storeds import EpochSampler, StoreDataset, StoreLoader, ThreadLoader
+from storeds import StoreDataset, StoreLoader, ThreadLoader, collate, convert
 
 
 class Plain(Dataset[tuple[torch.Tensor, int]]):
-    """The Dataset of many training scripts: opens the file in each worker, and reads one item at a time."""
+    """The Dataset of a careful training script: opens the file once a worker, keeps its datasets, and reads an item.
+
+    Scripts that look both datasets up by name for each item are several times slower.
+    """
 
     def __init__(self, path: Path, count: int) -> None:
         self.path, self.count = path, count
-        self.file: Any = None
+        self.data: Any = None
+        self.labels: Any = None
 
     def __len__(self) -> int:
         return self.count
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        if self.file is None:
-            self.file = h5py.File(self.path)
-        return torch.from_numpy(self.file["data"][index]), int(self.file["label"][index])
+        if self.data is None:
+            file = h5py.File(self.path)
+            self.data, self.labels = file["data"], file["label"]
+        return torch.from_numpy(self.data[index]), int(self.labels[index])
 
 
 def check_epoch(name: str, loader: Any, count: int) -> None:
@@ -46,9 +51,23 @@ def epoch(loader: Any) -> Callable[[], int]:
     return lambda: sum(int(labels.sum()) for _, labels in loader)
 
 
+def write_both(path: Path, native: str, shape: tuple[int, ...], dtype: str, count: int) -> None:
+    """Write arrays that begin with their label modulo 251, as a contiguous HDF5 dataset and as a native store."""
+    with h5py.File(path, "w") as file:
+        numbers = (np.arange(count) % 251).reshape(-1, *[1] * len(shape))
+        file["data"] = np.broadcast_to(numbers, (count, *shape)).astype(dtype)
+        file["label"] = np.arange(count)
+    convert(str(path), native)
+
+
+def in_memory(path: Path) -> TensorDataset:
+    with h5py.File(path) as file:
+        return TensorDataset(torch.from_numpy(file["data"][:]), torch.from_numpy(file["label"][:]))
+
+
 @entry(
     "loaders",
-    "A shuffled epoch of small arrays of a contiguous HDF5 dataset, two workers: every loader against an h5py Dataset",
+    "A shuffled epoch of small arrays of a contiguous HDF5 dataset, two workers: loaders, against an h5py Dataset",
 )
 def loaders(run: Run) -> Iterator[Result]:
     for shape, dtype, batch, full in (
@@ -57,22 +76,31 @@ def loaders(run: Run) -> Iterator[Result]:
         ((64, 64, 3), "u1", 64, 10_000),
     ):
         count, path = run.count(full, 500), run.folder / f"{len(shape)}-{shape[0]}.h5"
-        with h5py.File(path, "w") as file:
-            numbers = (np.arange(count) % 251).reshape(-1, *[1] * len(shape))
-            file["data"] = np.broadcast_to(numbers, (count, *shape)).astype(dtype)
-            file["label"] = np.arange(count)
+        native = f"lmdb://{path}.lmdb"
+        write_both(path, native, shape, dtype, count)
         dataset: Any = StoreDataset(path, reader="array", fields=["data", "label"])
+        stored: Any = StoreDataset(native, reader="array", fields=["data", "label"])
         kept: dict[str, Any] = {"num_workers": 2, "persistent_workers": True}
-        sampler = EpochSampler(dataset, shuffle=True, seed=0)
+        threads: dict[str, Any] = {"batch_size": batch, "shuffle": True, "num_workers": 2}
         ways: dict[str, Any] = {
             "h5py Dataset": DataLoader(Plain(path, count), batch, shuffle=True, **kept),
-            "DataLoader": DataLoader(dataset, batch, shuffle=True, **kept),
-            "StoreLoader": StoreLoader(dataset, batch_size=batch, sampler=sampler, **kept),
-            "ThreadLoader": ThreadLoader(dataset, batch_size=batch, shuffle=True, num_workers=2),
+            "TensorDataset in memory": DataLoader(in_memory(path), batch, shuffle=True, **kept),
+            "DataLoader": DataLoader(dataset, batch, shuffle=True, collate_fn=collate, **kept),
+            "StoreLoader": StoreLoader(dataset, batch_size=batch, shuffle=True, **kept),
+            "ThreadLoader": ThreadLoader(dataset, **threads),
+            "StoreLoader, native LMDB": StoreLoader(stored, batch_size=batch, shuffle=True, **kept),
+            "ThreadLoader, native LMDB": ThreadLoader(stored, **threads),
         }
         for name, loader in ways.items():
             check_epoch(name, loader, count)
-        pairs = [(name, "h5py Dataset", 1.0) for name in list(ways)[1:]]
-        for name, other, least in (*pairs, ("ThreadLoader", "StoreLoader", None)):
+        pairs = [
+            ("DataLoader", "h5py Dataset", 1.0),
+            ("StoreLoader", "h5py Dataset", 1.0),
+            ("StoreLoader, native LMDB", "h5py Dataset", 1.0),
+            ("StoreLoader", "TensorDataset in memory", None),
+            ("ThreadLoader", "StoreLoader", None),
+            ("ThreadLoader, native LMDB", "StoreLoader, native LMDB", None),
+        ]
+        for name, other, least in pairs:
             title = f"{' × '.join(map(str, shape))} {dtype}, batches of {batch}: {name} ÷ {other}"
             yield run.compare(title, epoch(ways[name]), epoch(ways[other]), least=least, count=count, seconds=0)

@@ -81,11 +81,20 @@ def test_the_command_lists_and_runs_entries(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(sys, "argv", ["benchmarks", *how])
     assert command.main() == 0
     results = json.loads((tmp_path / "arrays.json").read_text())["results"]
-    assert len(results) == 18
+    assert len(results) == 36
     assert all(row["figure"]["median"] > 0 for row in results)
 
 
-@pytest.mark.parametrize("name", ["reading", "packing", "crops"])
+def test_an_entry_without_a_target_is_refused(entries: dict[str, Any], tmp_path: Path) -> None:
+    @entry("aimless", "A figure that nothing limits")
+    def aimless(run: Run) -> Iterator[Result]:
+        yield figure("size", "bytes", [2048])
+
+    with pytest.raises(AssertionError, match="aimless has no target"):
+        run_entry("aimless", Run(tmp_path), tmp_path / "out")
+
+
+@pytest.mark.parametrize("name", ["reading", "loaders", "packing", "crops"])
 def test_entries_that_nobody_runs_daily_still_run(name: str, tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
     command.load()
