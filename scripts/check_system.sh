@@ -67,8 +67,6 @@ check_server() {
 }
 
 check_tools() {
-    command -v h5dump >/dev/null || echo "note: h5dump is missing; the tests that use it need: apt-get install hdf5-tools"
-    command -v mdb_stat >/dev/null || echo "note: mdb_stat is missing; the tests that use it need: apt-get install lmdb-utils"
     command -v djpeg >/dev/null || echo "note: djpeg is missing; the tests of damaged pictures need: apt-get install libjpeg-turbo-progs"
     command -v chromium >/dev/null || echo "note: chromium is missing; the tests of pages need: apt-get install chromium"
 }
