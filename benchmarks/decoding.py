@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks._common import Result, Run, entry, figure
+from benchmarks._common import Result, Run, entry, figure, ratio
+from benchmarks.packing import in_turn, timed, write_tree
 from benchmarks.photos import jpegs
+from storeds import pack
 from storeds.jpeg import JpegCutter, RestartMarker, read_header
 from storeds.protocols import CropRequest
 from storeds.readers import decode_tensor, decode_windows
@@ -85,3 +87,17 @@ def crops(run: Run) -> Iterator[Result]:
         yield figure(f"{long} px: putting the small JPEG together", "µs a window", best["cut"].tolist())
         size = sum(map(len, marked)) / sum(map(len, blobs))
         yield figure(f"{long} px: size with markers ÷ without", "ratio", [size], most=growth)
+        yield packing_cost(run, len(blobs), long)
+
+
+def packing_cost(run: Run, count: int, long: int) -> Result:
+    """Return the time of a pack that adds markers, divided by that of one that does not."""
+    with run.subfolder() as folder:
+        write_tree(folder / "photos", count, long)
+        target = folder / "photos.lmdb"
+
+        def spent(fast_crops: bool) -> float:
+            return timed(lambda: pack(folder / "photos", f"lmdb://{target}", fast_crops=fast_crops), target)
+
+        times = in_turn(run, {"with": lambda: spent(True), "without": lambda: spent(False)})
+        return ratio(f"{long} px: packing with markers ÷ without", times["with"], times["without"])

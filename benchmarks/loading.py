@@ -104,3 +104,24 @@ def loaders(run: Run) -> Iterator[Result]:
         for name, other, least in pairs:
             title = f"{' × '.join(map(str, shape))} {dtype}, batches of {batch}: {name} ÷ {other}"
             yield run.compare(title, epoch(ways[name]), epoch(ways[other]), least=least, count=count, seconds=0)
+
+
+@entry(
+    "blocks",
+    "A shuffled epoch of a chunked, gzip'd HDF5 dataset in blocks of one chunk, against one that shuffles all rows",
+)
+def blocks(run: Run) -> Iterator[Result]:
+    count, chunk, path = run.count(8192, 256), 64, run.folder / "chunked.h5"
+    rng = np.random.default_rng(0)
+    with h5py.File(path, "w") as file:
+        data = rng.integers(0, 32, (count, 64, 64, 3), np.uint8)
+        data[:, 0, 0, 0] = np.arange(count) % 251
+        file.create_dataset("data", data=data, chunks=(chunk, 64, 64, 3), compression="gzip", compression_opts=1)
+        file["label"] = np.arange(count)
+    dataset: Any = StoreDataset(path, reader="array", fields=["data", "label"])
+    kept: dict[str, Any] = {"batch_size": 64, "shuffle": True, "num_workers": 2, "persistent_workers": True}
+    ways = {size: StoreLoader(dataset, block_size=size, **kept) for size in (1, chunk)}
+    for size, loader in ways.items():
+        check_epoch(f"block_size={size}", loader, count)
+    title = f"block_size={chunk} ÷ block_size=1"
+    yield run.compare(title, epoch(ways[chunk]), epoch(ways[1]), least=2.0, count=count, seconds=0)

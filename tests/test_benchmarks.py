@@ -94,7 +94,7 @@ def test_an_entry_without_a_target_is_refused(entries: dict[str, Any], tmp_path:
         run_entry("aimless", Run(tmp_path), tmp_path / "out")
 
 
-@pytest.mark.parametrize("name", ["reading", "loaders", "packing", "crops"])
+@pytest.mark.parametrize("name", ["reading", "loaders", "blocks", "packing", "crops"])
 def test_entries_that_nobody_runs_daily_still_run(name: str, tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
     command.load()

@@ -58,11 +58,12 @@ def store(engine: str, loader: str, decode: str, output: str = "float32") -> Ent
     return Entrant(name, "stores", tags(f"storeds {engine} {loader} {pixels} {output}"), output, options)
 
 
-def crops(output: str) -> Entrant:
+def crops(output: str, decode: str = "tensor") -> Entrant:
     """Return storeds' loader over an LMDB of photos with restart markers."""
-    name = f"storeds lmdb, StoreLoader, exact, fast crops, {output}"
-    options = {"engine": "lmdb", "loader": "StoreLoader", "decode": "tensor", "output": output, "fast_crops": True}
-    return Entrant(name, "stores", tags(f"storeds crops {output}"), output, options)
+    pixels = "shortcuts" if decode == "fast" else "exact"
+    name = f"storeds lmdb, StoreLoader, {pixels}, fast crops, {output}"
+    options = {"engine": "lmdb", "loader": "StoreLoader", "decode": decode, "output": output, "fast_crops": True}
+    return Entrant(name, "stores", tags(f"storeds crops crops-{pixels} {output}"), output, options)
 
 
 ENTRANTS = (
@@ -86,13 +87,15 @@ ENTRANTS = (
     ),
     crops("float32"),
     crops("uint8"),
+    crops("float32", "fast"),
 )
 
-_EXACT, _CROPS = tags("storeds float32 exact"), tags("storeds crops float32")
+_EXACT, _CROPS = tags("storeds float32 exact"), tags("crops-exact float32")
+_SHORT, _BOTH = tags("storeds float32 shortcuts"), tags("crops-shortcuts float32")
 
 RATIOS = (
     Ratio("exact pixels ÷ FFCV", _EXACT, tags("ffcv"), 1.2),
-    Ratio("shortcuts on ÷ FFCV", tags("storeds float32 shortcuts"), tags("ffcv"), 1.6),
+    Ratio("shortcuts on ÷ FFCV", _SHORT, tags("ffcv"), 1.2),
     Ratio("DataLoader, exact pixels ÷ FFCV", _EXACT | {"DataLoader"}, tags("ffcv"), 1.0),
     Ratio("exact pixels ÷ best of WebDataset, LitData, Streaming, HF", _EXACT, tags("formats"), 1.8),
     *(Ratio(f"exact pixels ÷ {each.name}", _EXACT, each.tags, 1.0) for each in ENTRANTS if "peer" in each.tags),
@@ -101,7 +104,9 @@ RATIOS = (
         Ratio(f"{each} ÷ lmdb", _EXACT | {each, "StoreLoader"}, _EXACT | {"lmdb", "StoreLoader"}, 0.9)
         for each in ENGINES[1:]
     ),
-    Ratio("fast crops ÷ FFCV", _CROPS, tags("ffcv"), 1.8),
+    Ratio("fast crops ÷ FFCV", _CROPS, tags("ffcv"), 1.2),
     Ratio("fast crops ÷ without", _CROPS, _EXACT | {"lmdb", "StoreLoader"}),
+    Ratio("fast crops with shortcuts ÷ fast crops", _BOTH, _CROPS),
+    Ratio("fast crops with shortcuts ÷ shortcuts", _BOTH, _SHORT),
     *(Ratio(f"fast crops ÷ {each.name}", _CROPS, each.tags) for each in ENTRANTS if "peer" in each.tags),
 )
