@@ -85,7 +85,7 @@ def test_ranks_without_a_seed_agree_on_one_order(tmp_path: Path) -> None:
     environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     subprocess.run([*torchrun, *program], env=environment, timeout=500, check=True)
     runs = list(zip(*(json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)), strict=True))
-    for one, other in zip(*runs[0], strict=True):  # the loader's epochs, and the stream's
+    for one, other in zip(*runs[0], strict=True):  # the epochs of each loader and stream
         epochs = [mine + theirs for mine, theirs in zip(one, other, strict=True)]
         assert [sorted(epoch) for epoch in epochs] == [list(range(12))] * 3
         assert len(set(map(tuple, epochs))) == 3

@@ -308,6 +308,92 @@ def test_every_loader_has_the_same_batches(plain: StoreDataset, way: str, argume
     assert len(loader) == len(expected)
 
 
+RANDOM: list[dict[str, Any]] = [
+    {"shuffle": True},
+    {"shuffle": True, "block_size": 2},
+    {"samples_per_epoch": 40},
+    {"balance": "label"},
+    {"balance": "label", "per_batch": True},
+    {"weights": "weight"},
+    {"weights": WEIGHTS},
+    {"weights": {"cat": 1, "emu": 2}},
+    {"group_by": "patient", "shuffle": True},
+    {"bucket_by": "length", "shuffle": True},
+    {"bucket_by": "length", "weights": "weight"},
+]
+
+
+class TestWithoutASeed:
+    """The order comes from torch's default generator, or from the one that is passed."""
+
+    @pytest.fixture
+    def seedless(self, plain: StoreDataset) -> StoreDataset:
+        return StoreDataset(plain.url, reader="array", fields=["index", "label"])
+
+    def order(self, kind: Any, dataset: Any, arguments: dict[str, Any], **more: Any) -> list[list[int]]:
+        """Return the batches of two epochs; checks that ``len()`` is their number, asked before the first of them."""
+        arguments = {"shuffle": False, **arguments}
+        if kind is EpochSampler:
+            sampler = EpochSampler(dataset, batch_size=12, **arguments, **more)
+            loader: Any = DataLoader(dataset, collate_fn=storeds.collate, **batches_of(sampler))
+        else:
+            loader = kind(dataset, batch_size=12, **arguments, **more)
+        count = len(loader)
+        passes = [[index.tolist() for index, _ in loader] for _ in range(2)]
+        assert len(passes[0]) == count
+        return passes[0] + passes[1]
+
+    @pytest.mark.parametrize("kind", [StoreLoader, ThreadLoader, EpochSampler])
+    @pytest.mark.parametrize("arguments", [*RANDOM, {}], ids=lambda each: "-".join(each) or "mixture")
+    def test_a_generator_orders(self, seedless: StoreDataset, kind: Any, arguments: dict[str, Any]) -> None:
+        dataset: Any = seedless if arguments else storeds.StoreMixture({"all": seedless})
+
+        def of_default(seed: int) -> list[list[int]]:
+            torch.manual_seed(seed)
+            return self.order(kind, dataset, arguments)
+
+        def of_generator(seed: int, kind: Any = kind) -> list[list[int]]:
+            return self.order(kind, dataset, arguments, generator=torch.Generator().manual_seed(seed))
+
+        assert of_default(1) == of_default(1)
+        orders = [of_default(1), of_default(2), of_generator(3), of_generator(4)]
+        assert len(set(map(str, orders))) == 4
+        assert of_generator(3) == of_generator(3, StoreLoader) == orders[2]
+
+    def test_a_generator_orders_a_dataset_that_has_a_seed(self, plain: StoreDataset) -> None:
+        def order(**arguments: Any) -> list[int]:
+            loader = StoreLoader(plain, batch_size=90, balance="label", **arguments)
+            return [int(each) for index, _ in loader for each in index]
+
+        orders = [order(), *(order(generator=torch.Generator().manual_seed(seed)) for seed in (1, 2))]
+        assert len(set(map(tuple, orders))) == 3
+        # The seed of the order leaves the generator to the workers.
+        assert order(seed=5, generator=torch.Generator().manual_seed(1)) == orders[0]
+
+    def test_a_state_brings_the_seed(self, seedless: StoreDataset) -> None:
+        loader = StoreLoader(seedless, batch_size=12, samples_per_epoch=90)
+        passed = iter(loader)
+        next(passed)
+        state = loader.state_dict()
+        expected = [index.tolist() for index, _ in passed]
+        resumed = StoreLoader(seedless, batch_size=12, samples_per_epoch=90)
+        resumed.load_state_dict(state)
+        assert [index.tolist() for index, _ in resumed] == expected
+
+    @pytest.mark.parametrize(
+        ("arguments", "says"),
+        [({"seed": 1, "generator": torch.Generator()}, "leave out one"), ({"generator": 3}, "torch.Generator")],
+        ids=["both", "int"],
+    )
+    def test_what_is_no_generator_is_refused(self, plain: StoreDataset, arguments: Any, says: str) -> None:
+        with pytest.raises(ConfigError, match=says):
+            EpochSampler(plain, **arguments)
+
+
+def batches_of(sampler: EpochSampler) -> dict[str, Any]:
+    return {"batch_sampler": sampler} if sampler.plan.is_batched else {"sampler": sampler, "batch_size": 12}
+
+
 def test_a_config_says_it(plain: StoreDataset, tmp_path: Path) -> None:
     table = {"balance": "label", "weights": {"cat": 3, "dog": 1}, "per_batch": True, "batch_size": 8, "num_workers": 0}
     dataset = {"url": plain.url, "reader": "array", "fields": ["index", "label"], "seed": 5}

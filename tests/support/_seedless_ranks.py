@@ -18,8 +18,17 @@ from _jittered import jittered_dataset
 
 
 def make_loaders(url: str) -> list[Any]:
-    stream = storeds.StoreIterable(url, reader="array", shuffle=True)
-    return [storeds.StoreLoader(jittered_dataset(url, None), batch_size=3, shuffle=True), stream]
+    """Return loaders and streams; the generator of one is in the same state on each rank."""
+    dataset = jittered_dataset(url, None)
+    orders: list[dict[str, Any]] = [
+        {"shuffle": True},
+        {"samples_per_epoch": 12},
+        {"shuffle": True, "generator": torch.Generator().manual_seed(4)},
+    ]
+    loaders = [storeds.StoreLoader(dataset, batch_size=3, **order) for order in orders]
+    mixture = storeds.StoreMixture({"all": storeds.StoreDataset(url, reader="array")})
+    streams = [storeds.StoreIterable(url, reader="array", shuffle=True), storeds.StoreIterable(mixture)]
+    return [*loaders, *streams]
 
 
 def numbers(samples: Any) -> list[int]:
@@ -35,13 +44,15 @@ if __name__ == "__main__":
         torch.manual_seed(100 + rank)
         if rank == 0:
             next(iter(make_loaders(url)[0]))
-        loader, stream = make_loaders(url)
-        epochs = [[int(x) for (batch,) in loader for x in batch] for _ in range(3)]
-        streamed = []
-        for epoch in range(3):
-            stream.set_epoch(epoch)
-            streamed.append(numbers(stream))
-        runs.append([epochs, streamed])
+        *loaders, first, second = make_loaders(url)
+        passes = [[[int(x) for (batch,) in loader for x in batch] for _ in range(3)] for loader in loaders]
+        for stream in (first, second):
+            streamed = []
+            for epoch in range(3):
+                stream.set_epoch(epoch)
+                streamed.append(numbers(stream))
+            passes.append(streamed)
+        runs.append(passes)
     (folder / f"{rank}.json").write_text(json.dumps(runs))
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()

@@ -251,9 +251,9 @@ def _copied(epoch: int | None, requested: int | None) -> SharedEpoch:
 # --- Seeds for runs without seed= ---
 
 
-def draw_seed() -> int:
-    """Draw a seed of 63 bits from torch's default generator, as `torch.utils.data.RandomSampler` does."""
-    return int(torch.empty((), dtype=torch.int64, device="cpu").random_().item())
+def draw_seed(generator: torch.Generator | None = None) -> int:
+    """Draw a seed of 63 bits from a generator, by default torch's, as `torch.utils.data.RandomSampler` does."""
+    return int(torch.empty((), dtype=torch.int64, device="cpu").random_(generator=generator).item())
 
 
 def world_size() -> int:

@@ -260,8 +260,8 @@ class StoreLoader(DataLoader[Any]):
     shuffle : bool
         Without a `sampler`: use a new order each epoch.
     seed : int, optional
-        Without a `sampler`: the seed of the order. By default the dataset's. If that has none, the sampler draws one
-        from torch's default generator at the first pass.
+        Without a `sampler`: the seed of the order. By default the sampler draws one from the `generator` at the first
+        pass. Without that, it is the dataset's or, if that has none, drawn from torch's default generator.
     balance, weights, samples_per_epoch, repeat, per_batch, group_by, bucket_by, buckets, budget
         Without a `sampler`: what an epoch has, as for `EpochSampler`.
     log_every : float, optional
@@ -320,7 +320,8 @@ class StoreLoader(DataLoader[Any]):
         if given is None:
             if plan:
                 plan |= {"batch_size": arguments.get("batch_size", 1), "drop_last": arguments.get("drop_last", False)}
-            sampler = EpochSampler(dataset, shuffle=shuffle, seed=seed, **plan)
+            generator = arguments.get("generator") if seed is None else None
+            sampler = EpochSampler(dataset, shuffle=shuffle, seed=seed, generator=generator, **plan)
         arguments.setdefault("collate_fn", collate if arguments.get("batch_size", 1) is not None else None)
         fitted_collate(arguments["collate_fn"], dataset)  # raises an error for names that no element has
         super().__init__(dataset, sampler=sampler, **arguments)
@@ -340,6 +341,7 @@ class StoreLoader(DataLoader[Any]):
 
     def _get_iterator(self) -> Any:
         """Return a DataLoader's iterator over results."""
+        self._order.fix_seed()  # before DataLoader draws from the same generator
         batches: DataLoader[Any] = DataLoader(
             BatchFetcher(self.dataset, self.collate_fn, self._memory),
             batch_size=None,  # a request is one item of the fetcher

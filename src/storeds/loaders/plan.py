@@ -39,10 +39,13 @@ class Plan(ABC):
         settings say all.
     is_batched : bool
         Whether a place holds a batch, which no rank divides, and not a sample.
+    is_random : bool
+        Whether the order depends on the seed.
     """
 
     key = ""
     is_batched = False
+    is_random = True
 
     @abstractmethod
     def order(self, seed: int, epoch: int) -> Order:
@@ -61,6 +64,10 @@ class Shuffled(Plan):
     shuffle: bool = True
     block_size: int | None = None
     window: int | None = None
+
+    @property
+    def is_random(self) -> bool:  # type: ignore[override]  # a read-only attribute
+        return self.shuffle
 
     def order(self, seed: int, epoch: int) -> EpochOrder:
         return EpochOrder(self.count, seed, epoch, self.shuffle, self.block_size, self.window)
@@ -385,6 +392,7 @@ class Grouped(Plan):
                 f"has room for {batch_size:,}; raise batch_size"
             )
         self.groups, self.what, self.batch_size, self.shuffle = groups, what, batch_size, shuffle
+        self.is_random = shuffle
         assert groups.members is not None
         self.key = _digest("grouped", groups.members, groups.sizes, np.array([batch_size]))
 
@@ -430,6 +438,7 @@ class Bucketed(Plan):
     ) -> None:
         self.drawn, self.codes, self.capacities, self.text = drawn, codes, capacities, text
         self.shuffle, self.drop_last = shuffle, drop_last
+        self.is_random = shuffle or drawn.is_random
         self.key = _digest("bucketed", drawn.key, codes, capacities)
 
     def order(self, seed: int, epoch: int) -> Order:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence, Sized, ValuesView
 from itertools import islice
 from typing import Any, NamedTuple
 
+import torch
 import xxhash
 from torch.utils.data import Dataset, Sampler
 
@@ -102,6 +103,8 @@ class EpochSampler(Sampler[Any]):
     seed : int, optional
         The seed of the order; the same on all ranks. By default the dataset's. If that has none, the sampler draws one
         from torch's default generator when the first pass begins: runs differ, and repeat after ``torch.manual_seed``.
+    generator : torch.Generator, optional
+        Where to draw the seed of the order instead; its state is the same on all ranks.
     num_replicas, rank : int, optional
         How many processes share the epoch, and which of them this is. By default those of torch.distributed if it is
         initialised, otherwise 1 and 0.
@@ -152,7 +155,8 @@ class EpochSampler(Sampler[Any]):
     *Epochs*: a pass begins with its first index; ``iter()`` alone changes nothing. The first pass is epoch 0. Each later
     pass is the epoch after the pass that began last, even if that was broken off: ``next(iter(loader))`` twice makes two
     passes. `set_epoch`, here or on the dataset, sets the epoch of the next pass, and counting continues from there. The
-    dataset's epoch follows the passes. ``len()`` is the number of indices of this rank in a whole epoch.
+    dataset's epoch follows the passes. ``len()`` is the number of indices of this rank in a whole epoch. Where the plan
+    makes the batches, their number may depend on the seed, so ``len()`` draws it too.
 
     *Position*: with `StoreLoader` and `ThreadLoader`, `position` counts the samples that the training loop received,
     over all ranks, so the state of any rank is valid for all. Batches that workers prefetched do not count.
@@ -190,6 +194,7 @@ class EpochSampler(Sampler[Any]):
         *,
         shuffle: bool = True,
         seed: int | None = None,
+        generator: torch.Generator | None = None,
         num_replicas: int | None = None,
         rank: int | None = None,
         drop_last: bool = False,
@@ -211,7 +216,15 @@ class EpochSampler(Sampler[Any]):
         cells = [getattr(each, "_epoch", None) for each in datasets]
         self._cells = [cell for cell in cells if isinstance(cell, SharedEpoch)]  # of datasets of storeds
         self._others = [each for each, cell in zip(datasets, cells, strict=True) if not isinstance(cell, SharedEpoch)]
-        self.seed = _seed_of(datasets) if seed is None else integer("seed", seed)
+        if generator is not None and seed is not None:
+            raise ConfigError("seed and generator both set the order: leave out one of them")
+        if generator is not None and not isinstance(generator, torch.Generator):
+            raise ConfigError(f"generator must be a torch.Generator, got {generator!r}")
+        self._generator = generator
+        if seed is not None:
+            self.seed = integer("seed", seed)
+        else:
+            self.seed = None if generator is not None else _seed_of(datasets)
         self._draws = self.seed is None
         self.shuffle, self.drop_last = bool(shuffle), bool(drop_last)
         settings = PlanSettings(
@@ -305,6 +318,8 @@ class EpochSampler(Sampler[Any]):
 
     def _places(self, epoch: int) -> int:
         """Return how many places an epoch has, over all ranks: samples, or batches of a plan that makes them."""
+        if self.plan.is_batched:  # how many there are may depend on the order
+            self.fix_seed()
         return self.order(epoch).count
 
     def _steps(self, epoch: int, start: int) -> int:
@@ -373,9 +388,13 @@ class EpochSampler(Sampler[Any]):
 
     def fix_seed(self) -> None:
         """Draw the seed of the order now, if it needs one and has none."""
-        if self.shuffle and self.seed is None:
-            shares = world_size() > 1 if self._shares is None else self._shares
-            self.seed = agreed_seed(f"{self.count}/{self.store}/{self.where}") if shares else draw_seed()
+        if not self.plan.is_random or self.seed is not None:
+            return
+        shares = world_size() > 1 if self._shares is None else self._shares
+        if shares and self._generator is None:
+            self.seed = agreed_seed(f"{self.count}/{self.store}/{self.where}")
+        else:
+            self.seed = draw_seed(self._generator)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the epoch and the position, as a small dict that JSON can hold."""
@@ -543,6 +562,9 @@ class OtherSampler:
             wanted = list(drawn) if self._is_batched or batch_size is not None else int(drawn)
             yield BatchRequest(0, number, epoch, wanted, seed)
             number += 1
+
+    def fix_seed(self) -> None:
+        """Do nothing: the sampler draws for itself."""
 
     def receive(self, progress: int, number: int, size: int) -> None:
         """Do nothing: there is no position."""

@@ -84,7 +84,9 @@ class ThreadLoader(StoreLoader):
         # A generator begins an epoch at its first batch, as that of StoreLoader does.
         # Threads draw from torch's generator in no fixed order, so samples without a seed share one that is drawn here.
         seedless = any(getattr(dataset, "seed", 0) is None for dataset in epoch_takers(self.dataset))
-        requests = self._order.batch_requests(self.batch_size, self.drop_last, draw_seed() if seedless else None)
+        self._order.fix_seed()
+        drawn = draw_seed(self.generator) if seedless else None
+        requests = self._order.batch_requests(self.batch_size, self.drop_last, drawn)
         fetcher = BatchFetcher(self.dataset, self.collate_fn, self._memory)
         batches: ReadAhead[Request, Result] = ReadAhead(
             partial(_fetch, fetcher, self.pin_memory and torch.cuda.is_available()),
