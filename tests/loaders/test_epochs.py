@@ -79,12 +79,33 @@ def test_every_framework_gets_a_new_order_and_new_pixels_in_each_epoch(tmp_path:
         assert again == [what, seed, given]
 
 
-def test_ranks_without_a_seed_agree_on_one_order(tmp_path: Path) -> None:
+def run_two_ranks(name: str, folder: Path) -> list[Any]:
+    """Run a program of `support` as two ranks; return what each of them wrote."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    program = [str(SUPPORT / "_seedless_ranks.py"), numbered_store(tmp_path), str(tmp_path)]
+    program = [str(SUPPORT / name), numbered_store(folder), str(folder)]
     environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     subprocess.run([*torchrun, *program], env=environment, timeout=500, check=True)
-    runs = list(zip(*(json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)), strict=True))
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
+
+
+def test_loaders_that_are_made_before_the_ranks_meet_divide_the_epoch(tmp_path: Path) -> None:
+    first, second = run_two_ranks("_late_ranks.py", tmp_path)
+    for name, (before, length, *epochs) in first["loaders"].items():
+        assert (before, length) == tuple(second["loaders"][name][:2]), name
+        assert before > length == len(epochs[0]), name
+        for mine, theirs in zip(epochs, second["loaders"][name][2:], strict=True):
+            assert len(mine) == len(theirs), name
+            given = [x for batches in (mine, theirs) for batch in batches for x in batch]
+            assert sorted(given) == list(range(12)), name
+    for refused in (first["refused"], second["refused"]):
+        assert "num_replicas is 3, and torch.distributed has 2 processes" in refused["num_replicas"]
+        assert "began with 1 processes of torch.distributed, and there are 2" in refused["interrupted"]
+        assert "Call set_epoch on the stream before each pass" in refused["unannounced"]
+    assert first["alone"] == second["alone"] == 4  # num_replicas=1, rank=0: each rank reads everything
+
+
+def test_ranks_without_a_seed_agree_on_one_order(tmp_path: Path) -> None:
+    runs = list(zip(*run_two_ranks("_seedless_ranks.py", tmp_path), strict=True))
     for one, other in zip(*runs[0], strict=True):  # the epochs of each loader and stream
         epochs = [mine + theirs for mine, theirs in zip(one, other, strict=True)]
         assert [sorted(epoch) for epoch in epochs] == [list(range(12))] * 3

@@ -73,14 +73,22 @@ def integer(name: str, value: Any, least: int | None = None, most: int | None = 
     return number
 
 
-def ranks(num_replicas: int | None, rank: int | None) -> tuple[int, int]:
-    """Return (number of processes, rank); by default those of torch.distributed if it is initialised, else (1, 0)."""
+def ranks(num_replicas: int | None, rank: int | None, otherwise: tuple[int, int] = (1, 0)) -> tuple[int, int]:
+    """Return (number of processes, rank); by default those of torch.distributed if it is initialised, else `otherwise`.
+
+    Raises
+    ------
+    ConfigError
+        A value is out of range, or `num_replicas` alone is given and is not the number of processes.
+    """
     import torch.distributed
 
     running = torch.distributed.is_available() and torch.distributed.is_initialized()
-    if num_replicas is None:
-        num_replicas = torch.distributed.get_world_size() if running else 1
-    if rank is None:
-        rank = torch.distributed.get_rank() if running else 0
-    replicas = integer("num_replicas", num_replicas, 1)
+    world, own = (torch.distributed.get_world_size(), torch.distributed.get_rank()) if running else otherwise
+    replicas = world if num_replicas is None else integer("num_replicas", num_replicas, 1)
+    if running and rank is None and replicas != world:
+        raise ConfigError(
+            f"num_replicas is {replicas}, and torch.distributed has {world} processes: leave it out, or pass rank too"
+        )
+    rank = own if rank is None else rank
     return replicas, integer("rank", rank, 0, replicas - 1)

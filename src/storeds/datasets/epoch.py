@@ -271,9 +271,16 @@ def agreed_seed(what: str) -> int:
     Raises
     ------
     ConfigError
-        torch.distributed is not initialised, or rank 0 draws nothing within the timeout of the process group.
+        torch.distributed is not initialised, this is a worker, or rank 0 draws nothing within the timeout of the process
+        group.
     """
     drawn = draw_seed()
+    if get_worker_info() is not None:
+        raise ConfigError(
+            "without seed= the ranks would shuffle differently: this stream drew its seed before torch.distributed was "
+            "initialised, and a worker cannot agree with other ranks. Call set_epoch on the stream before each pass, or pass "
+            "the same seed= on every rank"
+        )
     if world_size() == 1:
         raise ConfigError(
             "without seed= the ranks would shuffle differently: torch.distributed is not initialised, so they cannot agree "

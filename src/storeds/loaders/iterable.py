@@ -28,11 +28,12 @@ _WARNED = -1
 
 @dataclass
 class _Place:
-    """Where a pass is: it began at a position of the epoch's order, and this process has `taken` samples since."""
+    """Where a pass is: it began at a position of the epoch's order, and this process, which has a `part`, `taken` samples since."""
 
     epoch: int
     start: int = 0
     taken: int = 0
+    part: dict[str, int] | None = None
 
 
 class StoreIterable(IterableDataset[Any]):
@@ -135,6 +136,7 @@ class StoreIterable(IterableDataset[Any]):
 
         Passes of the epoch of a loaded state begin where the state was taken; passes of other epochs are whole.
         """
+        self.sampler.fix_seed()
         self.sampler.set_epoch(epoch)
         self._last.zero_()
 
@@ -155,9 +157,11 @@ class StoreIterable(IterableDataset[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         epoch, part = self.epoch, self._part()
+        self.sampler.fix_seed()
         self._warn_of_repeats(epoch)
         begin = self._loaded if self._loaded.epoch == epoch else _Place(epoch)
-        place = self._place = _Place(epoch, begin.start, begin.taken)
+        self._check_part(begin.part)
+        place = self._place = _Place(epoch, begin.start, begin.taken, part)
         size, workers = self.read_batch, part["num_workers"]
         done = place.taken // size * size * workers  # the rank's samples in earlier rounds of storage calls
         first, steps = place.start + part["rank"], self._steps(place.start)
@@ -202,8 +206,9 @@ class StoreIterable(IterableDataset[Any]):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the place of the pass that began last, as a small dict that JSON can hold."""
-        epoch, part = self.epoch, self._part()
+        epoch = self.epoch
         place = self._place if self._place.epoch == epoch else _Place(epoch)
+        part = place.part or self._part()
         if part["num_workers"] > 1:
             return {**self.sampler.state_at(epoch, place.start), "taken": place.taken, "part": part}
         position = min(place.start + place.taken * part["num_replicas"], self._places)
@@ -223,14 +228,16 @@ class StoreIterable(IterableDataset[Any]):
         if not isinstance(state, Mapping) or not {"taken", "part"} <= state.keys():
             raise ConfigError(f"not a state that a stream's state_dict() returned: {state!r}")
         epoch, start = self.sampler.place_in(state)
-        if state["part"] not in (None, self._part()):
-            raise ConfigError(
-                f"the state belongs to another worker: it is of {state['part']}, and this is {self._part()}"
-            )
-        self._loaded = _Place(epoch, start, integer("taken", state["taken"], 0))
+        self._check_part(state["part"])
+        self._loaded = _Place(epoch, start, integer("taken", state["taken"], 0), state["part"])
         self.sampler.load_seed(state)
         self.set_epoch(epoch)
         self._place = self._loaded
+
+    def _check_part(self, saved: Any) -> None:
+        """Raise ConfigError if the part of a state is not that of this process."""
+        if saved not in (None, self._part()):
+            raise ConfigError(f"the state belongs to another worker: it is of {saved}, and this is {self._part()}")
 
     def __repr__(self) -> str:
         return f"StoreIterable({self.dataset!r}, {self.sampler!r})"

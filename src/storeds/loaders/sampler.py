@@ -13,7 +13,7 @@ from torch.utils.data import Dataset, Sampler
 
 from storeds._utils.arguments import integer, ranks
 from storeds._utils.permutation import MAX_COUNT, Order
-from storeds.datasets.epoch import MAX_EPOCH, SharedEpoch, agreed_seed, draw_seed, world_size
+from storeds.datasets.epoch import MAX_EPOCH, SharedEpoch, agreed_seed, draw_seed
 from storeds.datasets.mixture import StoreMixture
 from storeds.errors import ConfigError
 from storeds.loaders.plan import Plan
@@ -58,8 +58,8 @@ class EpochProgress:
     Counts this rank's samples or, where the plan makes the batches, its batches.
     """
 
-    def __init__(self, number: int, epoch: int, start: int, steps: int) -> None:
-        self.number, self.epoch, self.start, self.steps = number, epoch, start, steps
+    def __init__(self, number: int, epoch: int, start: int, steps: int, num_replicas: int) -> None:
+        self.number, self.epoch, self.start, self.steps, self.num_replicas = number, epoch, start, steps, num_replicas
         self.drawn = 0
         self.batches: int | None = None
         """How many batches a loader of ours makes; None where another one draws the indices."""
@@ -107,7 +107,7 @@ class EpochSampler(Sampler[Any]):
         Where to draw the seed of the order instead; its state is the same on all ranks.
     num_replicas, rank : int, optional
         How many processes share the epoch, and which of them this is. By default those of torch.distributed if it is
-        initialised, otherwise 1 and 0.
+        initialised when a pass begins, otherwise 1 and 0.
     drop_last : bool
         How all ranks take equally many steps: leave out the end of the order that does not divide among them, or
         (False) repeat samples from the order's beginning.
@@ -145,7 +145,8 @@ class EpochSampler(Sampler[Any]):
     ------
     ConfigError
         An argument is malformed or contradicts another, a field does not exist, or a group is larger than a batch. From the
-        first pass without a seed: the ranks cannot agree on one.
+        first pass without a seed: the ranks cannot agree on one. From a pass: torch.distributed has not `num_replicas`
+        processes, or gets others during the pass.
 
     Notes
     -----
@@ -183,8 +184,6 @@ class EpochSampler(Sampler[Any]):
     drop_last: bool
     block_size: int | None
     window: int | None
-    num_replicas: int
-    rank: int
     plan: Plan
     """What an epoch has; its method ``describe`` says it in a line."""
 
@@ -246,8 +245,9 @@ class EpochSampler(Sampler[Any]):
         )
         self.block_size, self.window = settings.block_size, settings.window
         self.plan = make_plan(data, self.count, settings)
-        self.num_replicas, self.rank = ranks(num_replicas, rank)
-        self._shares = self.num_replicas > 1 if num_replicas is not None else None
+        self._given_ranks = num_replicas, rank
+        self._ranks = ranks(num_replicas, rank)
+        self._is_own_seed = False  # drawn while there were no other ranks
         # The place of the pass that began last or, if none has begun since an epoch was set or loaded, of the next one.
         self._epoch, self._start = 0, 0
         self._pass: EpochProgress | None = None
@@ -260,6 +260,24 @@ class EpochSampler(Sampler[Any]):
             cell.listen(self)
             if cell.requested is not None:
                 self._request_epoch(cell.requested)
+
+    @property
+    def num_replicas(self) -> int:
+        """How many processes share the epoch."""
+        return self._present_ranks()[0]
+
+    @property
+    def rank(self) -> int:
+        """Which of the processes this is."""
+        return self._present_ranks()[1]
+
+    def _present_ranks(self) -> tuple[int, int]:
+        """Return the number of processes and the rank, which torch.distributed knows only once it is initialised.
+
+        Afterwards, and in workers, those that were known last count.
+        """
+        self._ranks = ranks(*self._given_ranks, self._ranks)
+        return self._ranks
 
     @property
     def epoch(self) -> int:
@@ -275,7 +293,7 @@ class EpochSampler(Sampler[Any]):
     def _position_after(self, progress: EpochProgress, consumed: int) -> int:
         """Return the position after so many places of each rank; at the end, padding and remainders are past."""
         at_end = consumed == progress.steps
-        return self._places(progress.epoch) if at_end else progress.start + consumed * self.num_replicas
+        return self._places(progress.epoch) if at_end else progress.start + consumed * progress.num_replicas
 
     def set_epoch(self, epoch: int) -> None:
         """Start the next pass at `epoch`: at its beginning or, for the epoch of a loaded state, at the loaded position.
@@ -332,12 +350,12 @@ class EpochSampler(Sampler[Any]):
     def _begin(self, epoch: int, start: int) -> tuple[EpochProgress, Iterator[Any]]:
         """Begin a pass at an epoch and a position; return its progress and its indices."""
         self.fix_seed()
-        order, steps = self.order(epoch), self._steps(epoch, start)
+        order, steps, (replicas, rank) = self.order(epoch), self._steps(epoch, start), self._present_ranks()
         self._passes += 1
-        self._epoch, self._start, self._pass = epoch, start, EpochProgress(self._passes, epoch, start, steps)
+        self._epoch, self._start, self._pass = epoch, start, EpochProgress(self._passes, epoch, start, steps, replicas)
         self._requested_until, self._overridden = 0, None
         self._enter(epoch)
-        return self._pass, order.walk(start + self.rank, self.num_replicas, steps)
+        return self._pass, order.walk(start + rank, replicas, steps)
 
     def _resume(self, state: Mapping[str, Any]) -> tuple[EpochProgress, Iterator[Any]]:
         """Begin the pass that StatefulDataLoader goes on with.
@@ -364,6 +382,11 @@ class EpochSampler(Sampler[Any]):
         steps, size = progress.steps, 1 if self.plan.is_batched else batch_size or 1
         batches = progress.batches = steps // size if drop_last else -(-steps // size)
         for number in range(batches):
+            if self.num_replicas != progress.num_replicas:
+                raise ConfigError(
+                    f"this pass began with {progress.num_replicas} processes of torch.distributed, and there are "
+                    f"{self.num_replicas}: begin another pass"
+                )
             drawn = [progress.draw(indices) for _ in range(min(size, steps - number * size))]
             if batch_size is None or self.plan.is_batched:
                 (drawn,) = drawn
@@ -387,14 +410,16 @@ class EpochSampler(Sampler[Any]):
         return self._order[1]
 
     def fix_seed(self) -> None:
-        """Draw the seed of the order now, if it needs one and has none."""
-        if not self.plan.is_random or self.seed is not None:
+        """Draw the seed of the order now, if it needs one and has none, or one that other ranks do not share."""
+        if not self.plan.is_random:
             return
-        shares = world_size() > 1 if self._shares is None else self._shares
-        if shares and self._generator is None:
-            self.seed = agreed_seed(f"{self.count}/{self.store}/{self.where}")
+        is_alone = self.num_replicas == 1
+        if self.seed is not None and (is_alone or not self._is_own_seed):
+            return
+        if is_alone or self._generator is not None:
+            self.seed, self._is_own_seed = draw_seed(self._generator), self._generator is None
         else:
-            self.seed = draw_seed(self._generator)
+            self.seed, self._is_own_seed = agreed_seed(f"{self.count}/{self.store}/{self.where}"), False
 
     def state_dict(self) -> dict[str, Any]:
         """Return the epoch and the position, as a small dict that JSON can hold."""
@@ -430,7 +455,7 @@ class EpochSampler(Sampler[Any]):
     def load_seed(self, state: Mapping[str, Any]) -> None:
         """Use the seed of a state, if none was given here."""
         if self._draws:
-            self.seed = state["seed"]
+            self.seed, self._is_own_seed = state["seed"], False
 
     def place_in(self, state: Mapping[str, Any]) -> tuple[int, int]:
         """Return the epoch and the position in a state; raises ConfigError as `load_state_dict` does."""
@@ -463,7 +488,7 @@ class EpochSampler(Sampler[Any]):
         return epoch, integer("position", state["position"], 0, most)
 
     def __getstate__(self) -> dict[str, Any]:
-        epoch, start = self._next()
+        (epoch, start), self._ranks = self._next(), self._present_ranks()
         until = math.inf if self._is_requested else 0
         changed = {"_epoch": epoch, "_start": start, "_pass": None, "_requested_until": until, "_order": None}
         return {**self.__dict__, **changed}
