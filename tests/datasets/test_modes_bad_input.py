@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from test_processes import failure
-from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, Subset
+from torch.utils.data import BatchSampler, ConcatDataset, DataLoader, SequentialSampler, Subset
 
 import storeds
 from _modes import plain, raise_awkwardly
@@ -20,6 +20,7 @@ from _stores import START_METHODS
 from make_store import make_store
 from photographs import jpeg
 from storeds import StoreDataset, errors
+from storeds.backends import Selection
 
 # What PyTorch says of three workers on a machine with two processors.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
@@ -129,6 +130,62 @@ class TestOddIndices:
         reported = failure(lambda: list(in_place(dataset, place, sampler=Given([0, wrong]), batch_size=2)))
         assert reported[0] is IndexError
         assert f"index {int(wrong)} is outside [0, {COUNT}) of {url}" in reported[1]
+
+    @pytest.mark.parametrize(
+        "wrong", [COUNT, -COUNT - 1, np.int64(2**62), torch.tensor(COUNT), 1.0, True, np.bool_(True)], ids=repr
+    )
+    @pytest.mark.parametrize(
+        "joined", ["concatenated", "mixed", "part", "part of mixed", "part of concatenated", "parts"]
+    )
+    def test_no_index_wraps_around_the_end_of_joined_datasets(self, store: Url, joined: str, wrong: Any) -> None:
+        url = store(COUNT // 2)
+
+        def dataset() -> StoreDataset:
+            return StoreDataset(url, fields=FIELDS)
+
+        whole: dict[str, Any] = {
+            "concatenated": ConcatDataset([dataset(), dataset()]),
+            "mixed": storeds.StoreMixture({"a": dataset(), "b": dataset()}),
+            "part": Subset(StoreDataset([url, url], fields=FIELDS), range(COUNT)),
+        }
+        whole |= {
+            "part of mixed": Subset(whole["mixed"], [*range(COUNT)]),
+            "part of concatenated": Subset(whole["concatenated"], np.arange(COUNT)),  # type: ignore[arg-type]  # works
+            "parts": ConcatDataset([Subset(whole["part"], range(COUNT))]),
+        }
+        data = whole[joined]
+        asks: list[Callable[[], Any]] = [
+            partial(list, kind(data, sampler=Given([0, wrong]), batch_size=size, num_workers=workers))
+            for kind in (storeds.StoreLoader, storeds.ThreadLoader)
+            for size in (2, None)
+            for workers in (0, 1)
+        ]
+        asks += [partial(list, storeds.StoreLoader(data, batch_sampler=Given([[0], [wrong, 0]])))]
+        if joined == "mixed":
+            asks += [partial(data.__getitem__, wrong), partial(data.__getitems__, [0, wrong])]
+            asks += [partial(Subset(data, [0, wrong]).__getitems__, [0, 1])]
+        for ask in asks:
+            kind, text = failure(ask)
+            if isinstance(wrong, (float, bool, np.bool_)):
+                assert kind is TypeError
+            else:
+                assert kind is IndexError
+                assert f"index {int(wrong)} is outside [0, {COUNT})" in text
+
+    @pytest.mark.parametrize("wrong", [COUNT, -COUNT - 1, 1.0, True], ids=repr)
+    def test_no_plan_takes_the_column_of_a_part_that_reaches_beyond(self, store: Url, wrong: Any) -> None:
+        part: Any = Subset(StoreDataset(store(COUNT), fields=FIELDS), [0, wrong])
+        with pytest.raises(TypeError if isinstance(wrong, (float, bool)) else IndexError):
+            storeds.EpochSampler(part, balance="label")
+
+    @pytest.mark.parametrize("asked", [[1.7], [True], [0, True], np.array([True]), [[0, 1]]], ids=repr)
+    def test_positions_of_backends_and_selections_are_integers(self, store: Url, asked: Any) -> None:
+        backend = storeds.open_backend(store(COUNT))
+        for each in (backend, Selection(backend, {"label": list(range(COUNT))})):
+            with pytest.raises(TypeError, match="positions must be a sequence of integers"):
+                each.get_many(asked)
+            with pytest.raises(IndexError, match=rf"position {COUNT} is outside \[0, {COUNT}\)"):
+                each.get_many([COUNT])
 
 
 def unpicklable() -> dict[str, Any]:

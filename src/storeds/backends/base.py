@@ -34,6 +34,7 @@ __all__ = [
     "StoreBackend",
     "bounded",
     "check_most_is_read",
+    "check_positions",
     "log_unread",
 ]
 
@@ -100,7 +101,7 @@ class StoreBackend(ABC):
         if not positions:
             return []
         ascending = sorted(set(positions))
-        self._check_bounds(ascending[0], ascending[-1])
+        _check_bounds(ascending[0], ascending[-1], self.meta.count, self.url)
         found = self._read(ascending, wanted)
         if len(wanted) != len(self.meta.fields):
             found = [
@@ -159,23 +160,7 @@ class StoreBackend(ABC):
         return tuple(dict.fromkeys(fields))
 
     def _check_positions(self, positions: Sequence[int]) -> Array:
-        asked = np.asarray(positions)
-        if not asked.size:
-            return np.empty(0, np.int64)
-        # As an unsigned number, a negative one is greater than any count.
-        if asked.dtype is _INT64 and asked.ndim == 1 and int(np.maximum.reduce(asked.view(_UINT64))) < self.meta.count:
-            return asked
-        if asked.ndim == 1 and asked.dtype.kind in "fO" and all(isinstance(at, (int, np.integer)) for at in positions):
-            asked = np.array(positions, object)  # too large for NumPy's integer types, so out of range
-        elif asked.ndim != 1 or asked.dtype.kind not in "iu":
-            raise TypeError(f"positions must be a sequence of integers, got {asked.dtype} of shape {asked.shape}")
-        self._check_bounds(int(asked.min()), int(asked.max()))
-        return asked.astype(np.int64, copy=False)
-
-    def _check_bounds(self, low: int, high: int) -> None:
-        if low < 0 or high >= self.meta.count:
-            bad = low if low < 0 else high
-            raise IndexError(f"position {bad} is outside [0, {self.meta.count}) of {self.url}")
+        return check_positions(positions, self.meta.count, self.url)
 
     def _unsealed(self, position: int, sealed: memoryview | bytes | None, seals: Seals) -> Record | RecordError:
         """Return the record of a packed map followed by its seal, or its error; None means that the bytes are missing."""
@@ -367,6 +352,37 @@ def bounded(entries: Iterable[str], most: int = _MOST) -> list[str]:
         else:
             more += 1
     return [*out, f"and {more} more"] if more else out
+
+
+def check_positions(positions: Sequence[int], count: int, url: str) -> Array:
+    """Return positions of records as an int64 array.
+
+    Raises
+    ------
+    TypeError
+        They are not a sequence of integers.
+    IndexError
+        One lies outside ``[0, count)``.
+    """
+    asked = np.asarray(positions)
+    if not asked.size:
+        return np.empty(0, np.int64)
+    if isinstance(positions, (list, tuple)) and bool in map(type, positions):  # NumPy takes it for a number
+        raise TypeError("positions must be a sequence of integers, and one is a bool")
+    # As an unsigned number, a negative one is greater than any count.
+    if asked.dtype is _INT64 and asked.ndim == 1 and int(np.maximum.reduce(asked.view(_UINT64))) < count:
+        return asked
+    if asked.ndim == 1 and asked.dtype.kind in "fO" and all(isinstance(at, (int, np.integer)) for at in positions):
+        asked = np.array(positions, object)  # too large for NumPy's integer types, so out of range
+    elif asked.ndim != 1 or asked.dtype.kind not in "iu":
+        raise TypeError(f"positions must be a sequence of integers, got {asked.dtype} of shape {asked.shape}")
+    _check_bounds(int(asked.min()), int(asked.max()), count, url)
+    return asked.astype(np.int64, copy=False)
+
+
+def _check_bounds(low: int, high: int, count: int, url: str) -> None:
+    if low < 0 or high >= count:
+        raise IndexError(f"position {low if low < 0 else high} is outside [0, {count}) of {url}")
 
 
 def log_unread(url: str, unread: Sequence[str]) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import xxhash
 
 from storeds._utils.text import counted
+from storeds.backends.base import check_positions
 from storeds.backends.subsets import Fold, listed_keys
 from storeds.errors import ConfigError, RecordError
 from storeds.protocols import Array, Backend, Meta, Record
@@ -120,10 +121,7 @@ class Selection:
         return read_arrays(self.backend, self._in_store(positions), fields)  # type: ignore[arg-type]  # typed as a Sequence, which ndarray is not for mypy
 
     def _in_store(self, positions: Sequence[int]) -> Array:
-        asked = np.asarray(positions, dtype=np.int64)
-        if asked.size and (asked.min() < 0 or asked.max() >= len(self)):
-            raise IndexError(f"position outside [0, {len(self)}) of the selection from {self.url}")
-        found: Array = self.positions[asked]
+        found: Array = self.positions[check_positions(positions, len(self), f"the selection from {self.url}")]
         return found
 
     def column(self, name: str, /) -> Array:

@@ -52,7 +52,7 @@ from storeds.transforms.binding import check_picklable
 if TYPE_CHECKING:
     from storeds.ops.showing import Page
 
-__all__ = ["StoreDataset"]
+__all__ = ["StoreDataset", "as_index", "resolve_indices"]
 
 
 _frozen_in = 0
@@ -439,21 +439,7 @@ class StoreDataset(Dataset[Any]):
         return [SampleContext(index, epoch, seed) for index in resolved]
 
     def _resolve(self, indices: Iterable[Any]) -> list[int]:
-        """Return indices as ints from 0 to the last sample; raises IndexError, and TypeError for a mask."""
-        count = len(self)
-        if type(indices) is list and set(map(type, indices)) == {int} and min(indices) >= 0 and max(indices) < count:
-            return indices  # the usual case: indices of a sampler
-        if getattr(indices, "dtype", None) in (torch.bool, np.dtype(bool)):
-            raise TypeError(_NO_MASK)
-        resolved = []
-        for index in indices:
-            if isinstance(index, bool) or getattr(index, "dtype", None) is torch.bool:  # Python takes bools for ints
-                raise TypeError(_NO_MASK)
-            at = operator.index(index)
-            if not -count <= at < count:
-                raise IndexError(f"index {at} is outside [0, {count}) of {self.url}")
-            resolved.append(at + count if at < 0 else at)
-        return resolved
+        return resolve_indices(indices, len(self), self.url)
 
     def __add__(self, other: Dataset[Any]) -> ConcatDataset[Any]:
         """Return both datasets as one; raises ConfigError where a label would mean different classes."""
@@ -491,6 +477,36 @@ class StoreDataset(Dataset[Any]):
         where = f", {self._view}" if isinstance(self._view, Selection) else ""
         reader = f"fields={self.reader.fields}, reader={type(self.reader).__name__}"
         return f"StoreDataset({self.url!r}{where}, count={len(self)}, {reader})"
+
+
+def resolve_indices(indices: Iterable[Any], count: int, name: str) -> list[int]:
+    """Return indices as ints from 0 to the last of `count` samples; negative ones count from the end.
+
+    Raises
+    ------
+    IndexError
+        An index is outside ``[-count, count)``; `name` says of what.
+    TypeError
+        An index is no integer, or the indices are a mask.
+    """
+    if type(indices) is list and set(map(type, indices)) == {int} and min(indices) >= 0 and max(indices) < count:
+        return indices  # the usual case: indices of a sampler
+    if getattr(indices, "dtype", None) in (torch.bool, np.dtype(bool)):
+        raise TypeError(_NO_MASK)
+    resolved = []
+    for index in indices:
+        at = as_index(index)
+        if not -count <= at < count:
+            raise IndexError(f"index {at} is outside [0, {count}) of {name}")
+        resolved.append(at + count if at < 0 else at)
+    return resolved
+
+
+def as_index(index: Any) -> int:
+    """Return an integer of any type as an int; raises TypeError for other values, bools among them."""
+    if isinstance(index, bool) or getattr(index, "dtype", None) is torch.bool:  # Python takes bools for ints
+        raise TypeError(_NO_MASK)
+    return operator.index(index)
 
 
 def _target_transform(spec: Any) -> Transform | None:

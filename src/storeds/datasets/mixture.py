@@ -13,7 +13,7 @@ from torch.utils.data import ConcatDataset
 from storeds.backends.concatenated import check_same_classes
 from storeds.datasets.assembly import declared_elements
 from storeds.datasets.counters import SampleReport
-from storeds.datasets.map_dataset import StoreDataset
+from storeds.datasets.map_dataset import StoreDataset, resolve_indices
 from storeds.errors import ConfigError, RecordError, suggest
 from storeds.protocols import Array, Backend, Field, Meta, Record
 from storeds.records.columns import TEXT, read_arrays, read_column
@@ -100,10 +100,14 @@ class StoreMixture(ConcatDataset[Any]):
         """Return the report of each source by its name."""
         return {name: part.report() for name, part in zip(self.names, self.datasets, strict=True)}  # type: ignore[attr-defined]  # typed as any dataset
 
-    def __getitems__(self, indices: Iterable[int]) -> list[Any]:
-        """Return the samples of `indices`, read in one storage call a source."""
-        count = len(self)
-        wanted = [index + count if index < 0 else index for index in indices]
+    def __getitem__(self, index: Any) -> Any:
+        """Return one sample; raises as `__getitems__` does."""
+        (at,) = resolve_indices([index], len(self), "this mixture")
+        return super().__getitem__(at)  # type: ignore[no-untyped-call]  # torch leaves it without types
+
+    def __getitems__(self, indices: Iterable[Any]) -> list[Any]:
+        """Return the samples of `indices`, read in one storage call a source; raises as that of a `StoreDataset` does."""
+        wanted = resolve_indices(indices, len(self), "this mixture")
         places: dict[int, list[int]] = {}
         for place, index in enumerate(wanted):
             places.setdefault(bisect_right(self.cumulative_sizes, index), []).append(place)

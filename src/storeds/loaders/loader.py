@@ -34,7 +34,7 @@ from storeds.batching.roles import fit_collate, is_collate
 from storeds.datasets.assembly import declared_elements
 from storeds.datasets.counters import BatchEvents, LoaderStats, count_events
 from storeds.datasets.epoch import Work, add_time, take_work, use_epoch
-from storeds.datasets.map_dataset import StoreDataset
+from storeds.datasets.map_dataset import StoreDataset, resolve_indices
 from storeds.datasets.mixture import StoreMixture
 from storeds.errors import ConfigError, suggest
 from storeds.loaders.advice import explain
@@ -139,7 +139,8 @@ class BatchFetcher(Dataset[Result]):
 
     def _batch(self, indices: list[int] | int) -> Any:
         if isinstance(indices, int):
-            return self._collated(self.dataset[indices])
+            (sample,) = read_by_dataset(self.dataset, [indices], _one_by_one)
+            return self._collated(sample)
         read, store = read_by_dataset(self.dataset, indices, self._read), self._inner
         if isinstance(read, dict):
             began = time.perf_counter()
@@ -162,7 +163,7 @@ class BatchFetcher(Dataset[Result]):
             # The rest of the batch may be good where datasets are joined: then bad samples are skipped.
             return dataset._read(dataset._resolve(indices), defer=self._is_ours, columns=columns, fill=is_whole)
         many = getattr(dataset, "__getitems__", None) if is_whole else None
-        return many(indices) if many else [dataset[index] for index in indices]
+        return many(indices) if many else _one_by_one(dataset, indices)
 
     def _collated(self, samples: Any) -> Any:
         began = time.perf_counter()
@@ -213,21 +214,29 @@ def _below_subsets(dataset: Any) -> Any:
 
 
 def read_by_dataset(dataset: Any, indices: list[int], read: Callable[[Any, list[int]], Any]) -> Any:
-    """Return samples in the order of their indices: `read` is called once for each dataset in a Subset or ConcatDataset."""
+    """Return samples in the order of their indices: `read` is called once for each dataset in a Subset or ConcatDataset.
+
+    Raises IndexError for indices that lie outside of one of these.
+    """
+    if type(dataset) not in (Subset, ConcatDataset, StoreMixture):
+        return read(dataset, indices)
+    indices = resolve_indices(indices, len(dataset), f"this {type(dataset).__name__}")
     if type(dataset) is Subset:
         return read_by_dataset(dataset.dataset, [dataset.indices[at] for at in indices], read)
-    if type(dataset) not in (ConcatDataset, StoreMixture):
-        return read(dataset, indices)
     ends = dataset.cumulative_sizes
     parts: dict[int, list[int]] = {}  # dataset → places in the batch
     for place, index in enumerate(indices):
-        parts.setdefault(bisect_right(ends, index % ends[-1]), []).append(place)
+        parts.setdefault(bisect_right(ends, index), []).append(place)
     samples: dict[int, Any] = {}
     for number, places in parts.items():
         first = ends[number - 1] if number else 0
-        part = read_by_dataset(dataset.datasets[number], [indices[at] % ends[-1] - first for at in places], read)
+        part = read_by_dataset(dataset.datasets[number], [indices[at] - first for at in places], read)
         samples |= zip(places, part, strict=True)
     return [samples[place] for place in range(len(indices))]
+
+
+def _one_by_one(dataset: Any, indices: list[int]) -> list[Any]:
+    return [dataset[index] for index in indices]
 
 
 def _elements(store: StoreDataset) -> dict[str, Field]:

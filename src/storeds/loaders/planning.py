@@ -10,6 +10,7 @@ import numpy as np
 from torch.utils.data import ConcatDataset, Subset
 
 from storeds._utils.arguments import integer
+from storeds.datasets.map_dataset import resolve_indices
 from storeds.datasets.mixture import StoreMixture
 from storeds.errors import ConfigError, suggest
 from storeds.loaders.plan import Bucketed, Grouped, Plan, Quotas, Shuffled, Strata, Weighted
@@ -233,7 +234,8 @@ def _bucketed(drawn: Plan, data: Any, settings: PlanSettings) -> Plan:
 def _values(data: Any, field: str, what: str) -> Array:
     """Return a stored field of each sample of a dataset, also below Subset and ConcatDataset; no picture is read."""
     if isinstance(data, Subset):
-        return _values(data.dataset, field, what)[np.asarray(data.indices, np.intp)]
+        values: Array = _values(data.dataset, field, what)
+        return values[resolve_indices(data.indices, len(values), "what a Subset is of")]
     if isinstance(data, ConcatDataset):
         return np.concatenate([_values(each, field, what) for each in data.datasets])
     column = getattr(data, "column", None)
@@ -242,7 +244,7 @@ def _values(data: Any, field: str, what: str) -> Array:
             f"{what}={field!r} names a field of a StoreDataset, and this is a {type(data).__name__}; pass weights as an "
             "array with a number for each sample"
         )
-    values: Array = column(field)
+    values = column(field)
     return values
 
 

@@ -14,6 +14,7 @@ from torch.utils.data import Dataset, Sampler
 from storeds._utils.arguments import integer, ranks
 from storeds._utils.permutation import MAX_COUNT, Order
 from storeds.datasets.epoch import MAX_EPOCH, SharedEpoch, agreed_seed, draw_seed
+from storeds.datasets.map_dataset import as_index
 from storeds.datasets.mixture import StoreMixture
 from storeds.errors import ConfigError
 from storeds.loaders.plan import Plan
@@ -584,7 +585,7 @@ class OtherSampler:
                     return
             if drawn is None or (batch_size is not None and not drawn):
                 return
-            wanted = list(drawn) if self._is_batched or batch_size is not None else int(drawn)
+            wanted = list(drawn) if self._is_batched or batch_size is not None else as_index(drawn)
             yield BatchRequest(0, number, epoch, wanted, seed)
             number += 1
 

@@ -231,7 +231,7 @@ def _page_of_dataset(
     collector = Collector(dataset.view, dataset.reader)
     is_record = len(dataset) == len(dataset.view)
     if indices is not None:
-        indices = [range(len(dataset))[index] for index in indices]
+        indices = dataset._resolve(indices)
     elif is_record:
         indices = collector.choose(count, worst_first=worst_first)
     else:
