@@ -168,6 +168,34 @@ def test_a_batch_of_which_a_concatenation_skips_all_is_an_error_and_one_of_store
     assert len(batch[0]) == 2
 
 
+@pytest.mark.parametrize("kind", [storeds.StoreLoader, storeds.ThreadLoader, DataLoader])
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("joined", ["mixture", "concatenation", "part of a concatenation"])
+def test_replacements_fill_a_batch_of_joined_datasets_that_would_be_empty(
+    store: str, joined: str, workers: int, kind: Any
+) -> None:
+    sources = {name: StoreDataset(store, on_error="skip", seed=1, **OPTIONS) for name in ("a", "b")}
+    whole: Any = storeds.StoreMixture(sources) if joined == "mixture" else ConcatDataset(list(sources.values()))
+    data: Any = Subset(whole, range(2 * COUNT)) if joined.startswith("part") else whole
+    if kind is DataLoader and joined != "mixture":
+        return  # it asks for one sample at a time
+    first, second, *_ = BAD
+    batches = [[first, COUNT + second], [first, 0], [COUNT + 4]]
+    loader = kind(data, batch_sampler=batches, num_workers=workers, collate_fn=storeds.collate)
+    sizes = [len(labels) for _, labels in loader]
+    assert sizes == [2, 1, 1]
+    reports = [source.report() for source in sources.values()]
+    assert [(each.seen, each.replaced, each.skipped) for each in reports] == [(3, 1, 1), (2, 1, 0)]
+    assert [sum(each.bad.values()) for each in reports] == [2, 1]
+
+
+def test_a_config_of_sources_skips_to_the_end_of_the_epoch(store: str) -> None:
+    parts = [{"name": name, "url": store} for name in ("a", "b")]
+    table = {"on_error": "skip", "seed": 1, "sources": parts, **OPTIONS}
+    loader = storeds.build_loader({"dataset": table, "loader": {"batch_size": 1, "num_workers": 0}})
+    assert sum(len(images) for images, *_ in loader) == 2 * COUNT
+
+
 def test_a_replacement_depends_on_seed_epoch_and_index_alone(store: str) -> None:
     def of(index: int, epoch: int = 0, seed: int = 0, among: tuple[int, ...] = ()) -> int:
         dataset = StoreDataset(store, on_error="replace", seed=seed, **OPTIONS)

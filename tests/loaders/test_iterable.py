@@ -315,10 +315,22 @@ class TestBadSamples:
             rest = StoreIterable(photos, on_error="skip", read_batch=10)
             rest.load_state_dict(found.state_dict())
             labels = [label for _, label in rest]
-            assert labels[: len(expected) - taken] == expected[taken:]
+            assert labels == expected[taken:]
             next(samples, None)
         report = found.dataset.report()
         assert (report.seen, sum(report.bad.values())) == (10, 3)
+
+    @pytest.mark.parametrize("workers", [0, 2])
+    def test_batches_have_every_good_sample_once_and_no_other(self, photos: str, workers: int) -> None:
+        for size in (1, 2, 3):  # storage calls in which all samples are bad
+            found = StoreIterable([photos, photos], on_error="skip", read_batch=size)
+            labels = [label for _, label in DataLoader(found, batch_size=None, num_workers=workers)]
+            assert sorted(labels) == sorted([0, 1, 4, 5, 6, 7, 8] * 2)
+
+    def test_a_long_pass_without_a_good_sample_is_an_error(self) -> None:
+        with pytest.raises(errors.BadSamplesError, match="all 100 samples of this pass were skipped"):
+            list(StoreIterable(picture_store([b"no"] * 100), on_error="skip"))
+        assert list(StoreIterable(picture_store([b"no"] * 99), on_error="skip")) == []
 
     def test_replaced_samples_keep_the_count(self, photos: str) -> None:
         labels = [label for _, label in StoreIterable(photos, on_error="replace", seed=1)]

@@ -32,6 +32,7 @@ __all__ = [
     "add_bytes",
     "add_time",
     "agreed_seed",
+    "collect_events",
     "collected_events",
     "draw_seed",
     "no_time",
@@ -111,6 +112,16 @@ def use_epoch(epoch: int, seed: int | None, events: list[BatchEvents] | None = N
         yield
     finally:
         _context.request, _context.events = before
+
+
+@contextmanager
+def collect_events(events: list[BatchEvents]) -> Iterator[None]:
+    """Append what happens to the samples of this thread to `events`, whatever their epoch."""
+    before, _context.events = _context.events, events
+    try:
+        yield
+    finally:
+        _context.events = before
 
 
 def collected_events() -> list[BatchEvents] | None:

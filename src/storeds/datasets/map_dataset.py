@@ -10,7 +10,7 @@ import os
 import pickle
 import time
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from multiprocessing.context import get_spawning_popen
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ from torch.utils.data import ConcatDataset, Dataset, get_worker_info
 from storeds._utils.arguments import integer
 from storeds.backends.concatenated import check_same_classes
 from storeds.backends.selection import Selection
+from storeds.batching.collate import Skipped
 from storeds.batching.memory import finished_for_caller, is_plain
 from storeds.datasets.assembly import (
     Transforms,
@@ -36,8 +37,8 @@ from storeds.datasets.assembly import (
     transforms_by_element,
     with_stats,
 )
-from storeds.datasets.counters import Policy, SampleCounters, SampleReport
-from storeds.datasets.epoch import MAX_EPOCH, SharedEpoch, add_bytes, add_time
+from storeds.datasets.counters import BatchEvents, Policy, SampleCounters, SampleReport, count_events
+from storeds.datasets.epoch import MAX_EPOCH, SharedEpoch, add_bytes, add_time, collect_events, collected_events
 from storeds.datasets.pipeline import SamplePipeline
 from storeds.datasets.source import Source
 from storeds.errors import RecordError
@@ -52,7 +53,7 @@ from storeds.transforms.binding import check_picklable
 if TYPE_CHECKING:
     from storeds.ops.showing import Page
 
-__all__ = ["StoreDataset", "as_index", "resolve_indices"]
+__all__ = ["StoreDataset", "as_index", "fill_skipped", "read_samples", "resolve_indices"]
 
 
 _frozen_in = 0
@@ -367,7 +368,10 @@ class StoreDataset(Dataset[Any]):
         UnavailableError
             The engine cannot be reached.
         """
-        read = self._read(self._resolve(indices))
+        return self._samples(indices, fill=True)
+
+    def _samples(self, indices: Iterable[Any], *, fill: bool) -> list[Any]:
+        read = self._read(self._resolve(indices), fill=fill)
         return _split_columns(read, self._column_fields, self.as_dict) if isinstance(read, dict) else read
 
     def _read(
@@ -477,6 +481,41 @@ class StoreDataset(Dataset[Any]):
         where = f", {self._view}" if isinstance(self._view, Selection) else ""
         reader = f"fields={self.reader.fields}, reader={type(self.reader).__name__}"
         return f"StoreDataset({self.url!r}{where}, count={len(self)}, {reader})"
+
+
+def read_samples(dataset: Any, indices: list[int], *, fill: bool) -> list[Any]:
+    """Return samples of a dataset, read at once.
+
+    Parameters
+    ----------
+    fill : bool
+        Of a `StoreDataset`, whether replacements make up samples that would all be skipped.
+    """
+    if type(dataset).__getitems__ is StoreDataset.__getitems__:
+        return dataset._samples(indices, fill=fill)  # type: ignore[no-any-return]  # a StoreDataset's
+    samples: list[Any] = dataset.__getitems__(indices)
+    return samples
+
+
+def fill_skipped(read: Callable[[bool], Any]) -> Any:
+    """Return the batch that `read` takes from several datasets; its argument is `fill` of `read_samples`.
+
+    If all samples are skipped, it reads again, and replacements make up the batch. Bad samples count once.
+    """
+    events: list[BatchEvents] = []
+    try:
+        with collect_events(events):
+            samples = read(False)
+            if isinstance(samples, list) and samples and all(isinstance(sample, Skipped) for sample in samples):
+                events.clear()
+                samples = read(True)
+            return samples
+    finally:
+        outer = collected_events()
+        if outer is None:
+            count_events(events)
+        else:
+            outer += events
 
 
 def resolve_indices(indices: Iterable[Any], count: int, name: str) -> list[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -13,7 +14,7 @@ from torch.utils.data import ConcatDataset
 from storeds.backends.concatenated import check_same_classes
 from storeds.datasets.assembly import declared_elements
 from storeds.datasets.counters import SampleReport
-from storeds.datasets.map_dataset import StoreDataset, resolve_indices
+from storeds.datasets.map_dataset import StoreDataset, fill_skipped, read_samples, resolve_indices
 from storeds.errors import ConfigError, RecordError, suggest
 from storeds.protocols import Array, Backend, Field, Meta, Record
 from storeds.records.columns import TEXT, read_arrays, read_column
@@ -108,14 +109,18 @@ class StoreMixture(ConcatDataset[Any]):
     def __getitems__(self, indices: Iterable[Any]) -> list[Any]:
         """Return the samples of `indices`, read in one storage call a source; raises as that of a `StoreDataset` does."""
         wanted = resolve_indices(indices, len(self), "this mixture")
+        samples: list[Any] = fill_skipped(partial(self._by_source, wanted))
+        return samples
+
+    def _by_source(self, wanted: list[int], fill: bool) -> list[Any]:
         places: dict[int, list[int]] = {}
         for place, index in enumerate(wanted):
             places.setdefault(bisect_right(self.cumulative_sizes, index), []).append(place)
         samples: dict[int, Any] = {}
         for number, of_source in places.items():
             first = self.cumulative_sizes[number - 1] if number else 0
-            part: StoreDataset = self.datasets[number]  # type: ignore[assignment]  # typed as any dataset
-            samples |= zip(of_source, part.__getitems__([wanted[place] - first for place in of_source]), strict=True)
+            of_part = read_samples(self.datasets[number], [wanted[place] - first for place in of_source], fill=fill)
+            samples |= zip(of_source, of_part, strict=True)
         return [samples[place] for place in range(len(wanted))]
 
     def __repr__(self) -> str:

@@ -29,10 +29,10 @@ from storeds.readers import SequenceReader
 from storeds.records.roles import Sample
 from storeds.transforms import BoundTransform
 
-__all__ = ["SamplePipeline"]
+__all__ = ["MOST_IN_A_ROW", "SamplePipeline"]
 
 # A store in which so many samples in a row are bad is not worth training on.
-_ATTEMPTS = 100
+MOST_IN_A_ROW = 100
 
 
 class _Result(NamedTuple):
@@ -224,7 +224,7 @@ class SamplePipeline:
         orders = [_other_indices(context, count) for context in contexts]
         found: list[Any] = [None] * len(contexts)
         pending = list(range(len(contexts)))
-        tries = min(_ATTEMPTS, count - 1)
+        tries = min(MOST_IN_A_ROW, count - 1)
         for attempt in range(tries):
             tried = [replace(contexts[at], index=orders[at][attempt], notes=[]) for at in pending]
             for at, context, (sample, positions) in zip(pending, tried, self.make(tried), strict=True):
@@ -306,6 +306,6 @@ def _reason(error: Exception) -> str:
 def _other_indices(context: SampleContext, count: int) -> list[int]:
     """Return the first indices, without the context's own, of an order keyed by (seed, epoch, index)."""
     keys = round_keys("replace", context.seed or 0, context.epoch, context.index)
-    drawn = permute(np.arange(min(_ATTEMPTS + 1, count), dtype=np.uint64), count, keys)
+    drawn = permute(np.arange(min(MOST_IN_A_ROW + 1, count), dtype=np.uint64), count, keys)
     others: Iterable[int] = (int(index) for index in drawn if index != context.index)
-    return list(itertools.islice(others, _ATTEMPTS))
+    return list(itertools.islice(others, MOST_IN_A_ROW))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import mmap
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -14,8 +15,9 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from storeds._utils.arguments import integer
 from storeds.batching.collate import Skipped
-from storeds.datasets.map_dataset import StoreDataset
-from storeds.errors import ConfigError, suggest
+from storeds.datasets.map_dataset import StoreDataset, read_samples
+from storeds.datasets.pipeline import MOST_IN_A_ROW
+from storeds.errors import BadSamplesError, ConfigError, suggest
 from storeds.loaders.loader import read_by_dataset
 from storeds.loaders.sampler import EpochSampler, epoch_takers
 
@@ -80,7 +82,8 @@ class StoreIterable(IterableDataset[Any]):
     Notes
     -----
     *Shards*: all ranks share one order and take turns, as with `EpochSampler`. A rank's samples are dealt to its workers
-    `read_batch` at a time. With ``on_error="skip"`` bad samples are left out, unless all of a storage call are bad.
+    `read_batch` at a time. With ``on_error="skip"`` bad samples are left out. If these are all of 100 or more, the pass ends
+    with `BadSamplesError`.
 
     *Epochs*: the epoch is that of the dataset. Call `set_epoch` before each pass: PyTorch's DataLoader does not report
     passes. Shuffled passes that repeat an order warn once. Run one pass over a dataset at a time.
@@ -169,13 +172,16 @@ class StoreIterable(IterableDataset[Any]):
             first + done * part["num_replicas"], part["num_replicas"], max(steps - done, 0)
         )
         chunks = iter(lambda: list(islice(indices, size)), [])
-        skip = place.taken % size
+        skip, is_empty = place.taken % size, True
         for chunk in islice(chunks, part["worker"], None, workers):
-            for sample in read_by_dataset(self.dataset, chunk[skip:], _read):
+            for sample in read_by_dataset(self.dataset, chunk[skip:], partial(read_samples, fill=False)):
                 place.taken += 1
                 if not isinstance(sample, Skipped):
+                    is_empty = False
                     yield sample
             skip = 0
+        if is_empty and place.taken - begin.taken >= MOST_IN_A_ROW:
+            raise BadSamplesError(f"all {place.taken - begin.taken:,} samples of this pass were skipped; see report()")
 
     def _part(self) -> dict[str, int]:
         """Return which samples of an epoch this process yields."""
@@ -241,8 +247,3 @@ class StoreIterable(IterableDataset[Any]):
 
     def __repr__(self) -> str:
         return f"StoreIterable({self.dataset!r}, {self.sampler!r})"
-
-
-def _read(dataset: Any, indices: list[int]) -> Sequence[Any]:
-    samples: Sequence[Any] = dataset.__getitems__(indices)
-    return samples

@@ -12,6 +12,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 from torch._utils import ExceptionWrapper
@@ -34,7 +35,7 @@ from storeds.batching.roles import fit_collate, is_collate
 from storeds.datasets.assembly import declared_elements
 from storeds.datasets.counters import BatchEvents, LoaderStats, count_events
 from storeds.datasets.epoch import Work, add_time, take_work, use_epoch
-from storeds.datasets.map_dataset import StoreDataset, resolve_indices
+from storeds.datasets.map_dataset import StoreDataset, fill_skipped, resolve_indices
 from storeds.datasets.mixture import StoreMixture
 from storeds.errors import ConfigError, suggest
 from storeds.loaders.advice import explain
@@ -141,7 +142,7 @@ class BatchFetcher(Dataset[Result]):
         if isinstance(indices, int):
             (sample,) = read_by_dataset(self.dataset, [indices], _one_by_one)
             return self._collated(sample)
-        read, store = read_by_dataset(self.dataset, indices, self._read), self._inner
+        read, store = fill_skipped(partial(self._read, indices)), self._inner
         if isinstance(read, dict):
             began = time.perf_counter()
             batch = collate_columns(read, store.as_dict)
@@ -155,13 +156,18 @@ class BatchFetcher(Dataset[Result]):
             names = ", ".join(f"{place} {name!r}" for place, name in enumerate(store.reader.fields))
             raise ConfigError(f"{error}. The elements of these samples are {names}") from error
 
-    def _read(self, dataset: Any, indices: list[int]) -> Any:
+    def _read(self, indices: list[int], fill: bool) -> Any:
+        """Return samples or columns; `fill` is that of `read_samples`."""
+        return read_by_dataset(self.dataset, indices, partial(self._read_part, fill=fill))
+
+    def _read_part(self, dataset: Any, indices: list[int], *, fill: bool) -> Any:
         """Return samples or columns of the dataset, or samples of one that it joins."""
         is_whole = dataset is self._inner
         if type(dataset) is StoreDataset and (self._is_ours or not is_whole):
             columns = is_whole and self.collate_fn is collate
             # The rest of the batch may be good where datasets are joined: then bad samples are skipped.
-            return dataset._read(dataset._resolve(indices), defer=self._is_ours, columns=columns, fill=is_whole)
+            fill = fill or is_whole
+            return dataset._read(dataset._resolve(indices), defer=self._is_ours, columns=columns, fill=fill)
         many = getattr(dataset, "__getitems__", None) if is_whole else None
         return many(indices) if many else _one_by_one(dataset, indices)
 
