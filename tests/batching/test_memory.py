@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -228,6 +228,64 @@ def test_few_slots_serve_many_batches_and_passes_that_are_broken_off() -> None:
     assert _shared_mib(worker.pid for worker in made._iterator._workers) < most
 
 
+def numbered_until_20(number: int) -> Any:
+    if number == 20:
+        raise ValueError("number 20")
+    return numbered(number)
+
+
+def collated_until_20(samples: list[Any]) -> Any:
+    if samples[0][1] == 20:
+        raise errors.DecodeError("number 20")
+    return samples[0]
+
+
+def consumed(batches: StoreLoader) -> None:
+    for _ in batches:
+        pass
+
+
+def broken_off(batches: StoreLoader) -> None:
+    for number, _ in enumerate(batches):
+        if number == 3:
+            raise KeyError(number)
+
+
+def closed(batches: StoreLoader) -> None:
+    one_pass = iter(batches)
+    next(one_pass)
+    one_pass.close()
+
+
+def abandoned(batches: StoreLoader) -> None:
+    next(iter(batches))
+
+
+@pytest.mark.parametrize("persistent", [True, False])
+@pytest.mark.parametrize(
+    ("make", "end", "raised", "arguments"),
+    [
+        (numbered_until_20, consumed, ValueError, {}),
+        (numbered_until_20, consumed, ValueError, {"in_order": False}),
+        (numbered, consumed, errors.DecodeError, {"collate_fn": collated_until_20}),
+        (numbered, broken_off, KeyError, {}),
+        (numbered, closed, (), {}),
+        (numbered, abandoned, (), {}),
+    ],
+    ids=["sample", "in any order", "collate", "loop", "closed", "abandoned"],
+)
+def test_a_pass_gives_its_slots_back_however_it_ends(
+    make: Any, end: Callable[[Any], Any], raised: Any, arguments: dict[str, Any], persistent: bool
+) -> None:
+    made = loader(make, persistent_workers=persistent, prefetch_factor=2, **arguments)
+    for _ in range(8):
+        with pytest.raises(raised) if raised else nullcontext():
+            end(made)
+    gc.collect()
+    # Two that each worker is ahead, the loop's, the one before it, and one for the next request.
+    assert len(set(_open_slots())) <= (7 if persistent else 0)
+
+
 def numbers_of_files(_: int) -> Any:
     """Return values in which storeds.collate puts no pixel, and the files of batches that this worker has."""
     return torch.zeros(100_000), torch.tensor([len(shared_files())])
@@ -322,14 +380,19 @@ def test_children_cost_no_slots_for_ever(monkeypatch: pytest.MonkeyPatch) -> Non
     assert len(slots._places) + len(slots._free) >= 10
 
 
-def shared_files() -> list[str]:
-    """Return the slots that this process has open or mapped."""
+def _open_slots() -> list[str]:
+    """Return the slots that this process has open."""
     opened = []
     for fd in os.listdir("/proc/self/fd"):
         with suppress(FileNotFoundError):  # another thread has closed it
             opened.append(os.readlink(f"/proc/self/fd/{fd}"))
+    return [name for name in opened if "memfd:storeds" in name]
+
+
+def shared_files() -> list[str]:
+    """Return the slots that this process has open or mapped."""
     mapped = [line.split(maxsplit=5)[-1] for line in Path("/proc/self/maps").read_text().splitlines()]
-    return [name for name in opened + mapped if "memfd:storeds" in name]
+    return _open_slots() + [name for name in mapped if "memfd:storeds" in name]
 
 
 @pytest.mark.parametrize("kind", [loader, plain])

@@ -129,11 +129,11 @@ class BatchFetcher(Dataset[Result]):
                 batch = PackedBatch.of(batch, slot, memory if isinstance(memory, SlotMemory) else None)
                 add_time("collate", began)
         except Exception:
-            place = f"in DataLoader worker process {worker.id}" if worker is not None else "in the training process"
-            batch = ExceptionWrapper(where=place)  # type: ignore[no-untyped-call]  # torch leaves it without types
             if worker is None:
                 count_events(events)
                 raise
+            failure = ExceptionWrapper(where=f"in DataLoader worker process {worker.id}")  # type: ignore[no-untyped-call]  # torch leaves it without types
+            batch = PackedBatch(slot, 0, failure)  # its arrival makes the slot free
         size = 1 if isinstance(asked.indices, int) else len(asked.indices)
         at = 0 if worker is None else worker.id
         return Result(asked.progress, asked.number, size, batch, events, take_work(), at)
