@@ -174,8 +174,8 @@ class RecordError(StoredsError, ValueError):
 
     Notes
     -----
-    PyTorch re-raises a worker's exception as ``type(error)(message)``: then the attributes are None, and
-    the message contains everything.
+    A `StoreLoader` keeps the attributes of a worker's error. PyTorch's DataLoader raises ``type(error)(message)``: then
+    `url`, `position` and `key` are None, `reason` is empty, `kind` is that of the class, and the message contains everything.
     """
 
     url: str | None = None

@@ -138,6 +138,58 @@ def test_an_error_has_the_key_of_the_record_it_is_about(store: str) -> None:
     assert (caught.value.position, caught.value.key) == (13, "k13")
 
 
+def fail_at_9(index: int) -> int:
+    if index == 9:
+        raise KeyError(index)
+    return index
+
+
+@pytest.mark.share(3)
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+@pytest.mark.parametrize(
+    ("error", "arguments", "first"),
+    [
+        (errors.DecodeError, {}, (3, "k3", "truncated_header")),
+        (errors.DecodeError, {"where": {"key": ["k2", "k13"]}}, (13, "k13", "truncated_scan")),
+        (
+            errors.TransformError,
+            {"transform": {"index": fail_at_9}, "keys": "good.txt"},
+            (10, "k10", "transform"),
+        ),
+    ],
+    ids=["picture", "selection", "transform"],
+)
+def test_an_error_of_a_worker_has_the_attributes_of_its_record(
+    store: str, tmp_path: Path, method: str, error: type[errors.RecordError], arguments: dict[str, Any], first: Any
+) -> None:
+    if "keys" in arguments:
+        good = tmp_path / "good.txt"
+        good.write_text("\n".join(f"k{number}" for number in range(COUNT) if number not in BAD))
+        arguments = {**arguments, "keys": good}
+    dataset = StoreDataset(store, **OPTIONS, **arguments)
+    loader = storeds.StoreLoader(dataset, batch_size=4, num_workers=1, multiprocessing_context=method)
+    with pytest.raises(error) as caught:
+        list(loader)
+    found = caught.value
+    assert (found.url, found.position, found.key, found.kind) == (store, *first)
+    assert found.reason
+    assert found.reason in str(found)
+    assert "Traceback" in str(found)
+
+
+def fail_as_local(samples: Any) -> Any:
+    class LocalError(Exception):
+        pass
+
+    raise LocalError("no other process has this class")
+
+
+def test_an_error_whose_class_cannot_be_sent_is_raised_all_the_same(store: str) -> None:
+    loader = storeds.StoreLoader(StoreDataset(store), num_workers=1, collate_fn=fail_as_local, timeout=60)
+    with pytest.raises(RuntimeError, match="LocalError: no other process has this class"):
+        next(iter(loader))
+
+
 def test_a_skipped_sample_is_a_sentinel_that_says_why(store: str) -> None:
     skipped = StoreDataset(store, on_error="skip", **OPTIONS)[13]
     assert isinstance(skipped, Skipped)

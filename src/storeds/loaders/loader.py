@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
+import pickle
 import re
 import time
 import traceback
@@ -37,7 +38,7 @@ from storeds.datasets.counters import BatchEvents, LoaderStats, count_events
 from storeds.datasets.epoch import Work, add_time, take_work, use_epoch
 from storeds.datasets.map_dataset import StoreDataset, fill_skipped, resolve_indices
 from storeds.datasets.mixture import StoreMixture
-from storeds.errors import ConfigError, suggest
+from storeds.errors import ConfigError, RecordError, suggest
 from storeds.loaders.advice import explain
 from storeds.loaders.plan import Plan
 from storeds.loaders.planning import PLAN_SETTINGS
@@ -75,7 +76,7 @@ class Result(NamedTuple):
     size : int
         How many indices were requested.
     batch : Any
-        The result of the ``collate_fn``, or an `ExceptionWrapper` in its place.
+        The result of the ``collate_fn``, or the exception of a worker in its place.
     events : list of BatchEvents
         Of each dataset that took part.
     work : Work
@@ -90,6 +91,27 @@ class Result(NamedTuple):
     events: list[BatchEvents]
     work: Work
     worker: int
+
+
+class _Failure(ExceptionWrapper):
+    """The exception of a worker, for the training process to raise. A RecordError keeps its attributes."""
+
+    def __init__(self, error: Exception, worker: int) -> None:
+        super().__init__(where=f"in DataLoader worker process {worker}")  # type: ignore[no-untyped-call]  # torch leaves it without types
+        self.known: dict[str, Any] = {}
+        if isinstance(error, RecordError):
+            self.known = {name: getattr(error, name) for name in RecordError.__annotations__}
+        try:
+            pickle.dumps(self.exc_type)
+        except Exception:  # of a class inside a function: the queue would drop it, and the training loop wait for ever
+            self.exc_type = RuntimeError
+
+    def reraise(self) -> None:
+        try:
+            super().reraise()  # type: ignore[no-untyped-call]
+        except RecordError as error:
+            vars(error).update(self.known)
+            raise
 
 
 class BatchFetcher(Dataset[Result]):
@@ -128,12 +150,11 @@ class BatchFetcher(Dataset[Result]):
                 began = time.perf_counter()
                 batch = PackedBatch.of(batch, slot, memory if isinstance(memory, SlotMemory) else None)
                 add_time("collate", began)
-        except Exception:
+        except Exception as error:
             if worker is None:
                 count_events(events)
                 raise
-            failure = ExceptionWrapper(where=f"in DataLoader worker process {worker.id}")  # type: ignore[no-untyped-call]  # torch leaves it without types
-            batch = PackedBatch(slot, 0, failure)  # its arrival makes the slot free
+            batch = PackedBatch(slot, 0, _Failure(error, worker.id))  # its arrival makes the slot free
         size = 1 if isinstance(asked.indices, int) else len(asked.indices)
         at = 0 if worker is None else worker.id
         return Result(asked.progress, asked.number, size, batch, events, take_work(), at)
@@ -400,8 +421,8 @@ class StoreLoader(DataLoader[Any]):
             is_first = False
             count_events(result.events)
             batch = result.batch
-            if isinstance(batch, ExceptionWrapper):
-                batch.reraise()  # type: ignore[no-untyped-call]  # torch leaves it without types
+            if isinstance(batch, _Failure):
+                batch.reraise()
             self._order.receive(result.progress, result.number, result.size)
             del result
             if self._log_every is not None and time.monotonic() - self._logged >= self._log_every:
