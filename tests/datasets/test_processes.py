@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import pickle
 import re
+import signal
 import subprocess
 import sys
+import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from functools import partial
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
 import pytest
-from torch.utils.data import ConcatDataset
+from torch.utils.data import ConcatDataset, Dataset
 
 from _processes import KilledReader, digest, loader, open_rows, refuse_squares
 from _stores import (
@@ -30,7 +35,7 @@ from _stores import (
     written,
 )
 from photographs import jpeg
-from storeds import StoreDataset, errors
+from storeds import StoreDataset, StoreLoader, errors
 from storeds.plugins import file_path
 
 
@@ -87,6 +92,74 @@ class TestKilledWorkers:
         assert read_all(dataset) == TRUTH
         others = open_rows(stores[engine])
         assert sorted(each for _, batch in loader(others, "fork") for each in batch) == TRUTH
+
+
+class Pausing(Dataset[int]):
+    """Numbers, of which the worker that makes the last one waits for ever, after it has written a file."""
+
+    def __init__(self, paused: Path) -> None:
+        self.paused = paused
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> int:
+        if index == 3 and not self.paused.exists():
+            self.paused.touch()
+            signal.pause()
+        return index
+
+
+class TestWorkersKilledBetweenBatches:
+    """The next batch of a StoreLoader is an error at once, whatever the start method; the pass after it has other workers."""
+
+    @pytest.mark.share(3)
+    @pytest.mark.parametrize("start_method", START_METHODS)
+    @pytest.mark.parametrize("persistent", [True, False])
+    def test_while_the_loop_computes(self, tmp_path: Path, start_method: str, persistent: bool) -> None:
+        paused = tmp_path / "paused"
+        loader = store_loader(Pausing(paused), start_method, persistent_workers=persistent)
+        before = set(multiprocessing.active_children())
+        batches = iter(loader)
+        assert next(batches).tolist() == [0]
+        deadline = time.monotonic() + DEADLINE
+        while not paused.exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        number, worker = killed(set(multiprocessing.active_children()) - before, 1)
+        with pytest.raises(RuntimeError, match=rf"Worker {number} \(pid {worker}\) was killed by SIGKILL\."):
+            next(batches)
+        assert list(batches) == []
+        assert [batch.item() for batch in loader] == [0, 1, 2, 3]
+
+    @pytest.mark.share(2)
+    @pytest.mark.parametrize("start_method", START_METHODS)
+    def test_between_two_passes(self, tmp_path: Path, start_method: str) -> None:
+        paused = tmp_path / "paused"
+        paused.touch()
+        loader = store_loader(Pausing(paused), start_method, persistent_workers=True)
+        before = set(multiprocessing.active_children())
+        assert [batch.item() for batch in loader] == [0, 1, 2, 3]
+        number, worker = killed(set(multiprocessing.active_children()) - before, 0)
+        with pytest.raises(RuntimeError, match=rf"Worker {number} \(pid {worker}\) was killed by SIGKILL\."):
+            next(iter(loader))
+        for _ in range(2):
+            assert [batch.item() for batch in loader] == [0, 1, 2, 3]
+
+
+def store_loader(dataset: Any, start_method: str, **arguments: Any) -> StoreLoader:
+    return StoreLoader(dataset, num_workers=2, multiprocessing_context=start_method, **arguments)
+
+
+def killed(workers: Iterable[Any], number: int) -> tuple[int, int]:
+    """Kill one of the workers, and return its number and its process."""
+    worker = sorted(workers, key=lambda each: (len(each.name), each.name))[number]
+    with suppress(
+        RuntimeError
+    ):  # torch reports the death of a forked worker wherever the training process is just then
+        os.kill(worker.pid, signal.SIGKILL)
+        wait([worker.sentinel])
+    return number, worker.pid
 
 
 class TestPickles:

@@ -7,11 +7,12 @@ import inspect
 import logging
 import pickle
 import re
+import select
+import signal
 import time
 import traceback
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -398,17 +399,23 @@ class StoreLoader(DataLoader[Any]):
 
     def __iter__(self) -> Any:
         # A generator begins at the first batch: Lightning calls iter() first and set_epoch() then.
-        with explain_dead_workers(self.dataset):
+        results: Any = self._iterator  # with the persistent workers of an earlier pass
+        try:
+            _check_workers(results)
             results = super().__iter__()
-            try:
-                yield from self._received(results)
-            except Exception as error:
-                if self.num_workers:
-                    # PyTorch's error refers to itself, and so to the workers. Those that the garbage collector ends take 5
-                    # seconds each: it drops the queue that tells them to end.
-                    traceback.clear_frames(error.__traceback__)
-                del results
+            yield from self._received(results)
+        except Exception as error:
+            if self.num_workers:
+                # PyTorch's error refers to itself, and so to the workers. Those that the garbage collector ends take 5
+                # seconds each: it drops the queue that tells them to end.
+                traceback.clear_frames(error.__traceback__)
+            is_death = isinstance(error, RuntimeError) and _DEATH.search(str(error))
+            text = f"{error}{_ends(results)}{_advice(self.dataset)}" if is_death else ""
+            del results
+            if not is_death:
                 raise
+            self._iterator = None  # the next pass starts other workers
+            raise RuntimeError(text) from error
 
     def _received(self, results: Iterator[Result]) -> Iterator[Any]:
         """Yield the batches of results, after counting what these say."""
@@ -433,6 +440,7 @@ class StoreLoader(DataLoader[Any]):
             del batch
             began = time.perf_counter()
             self._stats.training += began - now
+            _check_workers(results)
 
     def stats(self) -> dict[str, Any]:
         """Return what the batches took that the training loop received so far, as plain numbers.
@@ -570,19 +578,40 @@ def _unchanged(batch: Any) -> Any:
 _DEATH = re.compile(r"DataLoader worker \(pid\(?s?\)? [\d, ]+\) (is killed by signal|exited unexpectedly)")
 
 
-@contextmanager
-def explain_dead_workers(dataset: Any) -> Iterator[None]:
-    """Add the stores, the probable cause and a remedy to PyTorch's error about a dead worker, which names the signal only."""
-    try:
-        yield
-    except RuntimeError as error:
-        if not _DEATH.search(str(error)):
-            raise
-        urls = list(dict.fromkeys(_urls(dataset)))
-        raise RuntimeError(f"{error}{_advice(urls)}") from error
+def _ended(results: Any) -> list[tuple[int, Any]]:
+    """Return the workers behind an iterator over results that have ended, each with its number."""
+    poll, workers = select.poll(), dict[int, tuple[int, Any]]()
+    for number, worker in enumerate(getattr(results, "_workers", ())):
+        poll.register(worker.sentinel, select.POLLIN)
+        workers[worker.sentinel] = number, worker
+    return [workers[sentinel] for sentinel, _ in poll.poll(0)]
 
 
-def _advice(urls: list[str]) -> str:
+def _check_workers(results: Any) -> None:
+    """Raise RuntimeError if a worker has ended.
+
+    PyTorch notices that while it waits for a batch, after 5 seconds; and at once of workers that it forked itself.
+    """
+    ended = _ended(results)
+    if ended:
+        pids = ", ".join(str(worker.pid) for _, worker in ended)
+        raise RuntimeError(f"DataLoader worker (pid(s) {pids}) exited unexpectedly")
+
+
+def _ends(results: Any) -> str:
+    """Return how each worker that has ended did so, in a line each."""
+    lines = []
+    for number, worker in _ended(results):
+        worker.join(5)  # its exit code may come after the end of its pipe
+        code = worker.exitcode or 0
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        lines.append(f"\nWorker {number} (pid {worker.pid}) {how}.")
+    return "".join(lines)
+
+
+def _advice(dataset: Any) -> str:
+    """Return the stores that a dead worker read, the probable cause of its end and a remedy."""
+    urls = list(dict.fromkeys(_urls(dataset)))
     files = [url for url in urls if url.startswith("lmdb://")]
     read = f"It read {some(urls)}." if urls else ""
     if not files:
