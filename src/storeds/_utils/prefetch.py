@@ -15,9 +15,9 @@ from typing import Generic, TypeVar
 from storeds.errors import ClosedError
 from storeds.protocols import Array
 
-__all__ = ["ReadAhead", "blocks_read", "will_need"]
+__all__ = ["ADVISED", "ReadAhead", "blocks_read", "will_need"]
 
-_ADVISED = 1 << 17  # bytes; kernels load no more than their read-ahead for one piece of advice, by default this much
+ADVISED = 1 << 17  # bytes; kernels load no more than their read-ahead for one piece of advice, by default this much
 
 
 def blocks_read() -> int:
@@ -39,12 +39,13 @@ def will_need(descriptor: int, starts: Array, stops: Array) -> None:
     descriptor : int
         Of the file.
     starts, stops : array of int
-        Begins and ends of the ranges. A range that is outside of the file has no effect.
+        Begins and ends of the ranges. A range that is outside of the file has no effect. The kernel is called once for each
+        `ADVISED` bytes, so sizes must come from a source that was verified.
     """
-    with suppress(OSError):  # a negative number, from a damaged file
-        for begin, end in zip(starts.tolist(), stops.tolist(), strict=True):
-            for at in range(begin, end, _ADVISED):
-                os.posix_fadvise(descriptor, at, min(_ADVISED, end - at), os.POSIX_FADV_WILLNEED)
+    for begin, end in zip(starts.tolist(), stops.tolist(), strict=True):
+        with suppress(OSError):  # a negative number, from a damaged file
+            for at in range(begin, end, ADVISED):
+                os.posix_fadvise(descriptor, at, min(ADVISED, end - at), os.POSIX_FADV_WILLNEED)
 
 
 J = TypeVar("J")

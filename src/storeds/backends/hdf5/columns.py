@@ -15,6 +15,8 @@ from storeds.records.columns import SCALARS, text_offsets
 __all__ = ["OFFSET", "Column", "Datasets", "datasets_of", "fixed_values", "steps"]
 
 _STEP = 1 << 20  # bytes
+_TRUSTED = 1 << 20  # bytes of a value that are read without a look at the offsets around its own
+_AROUND = 8  # offsets on each side of them
 _BYTE, OFFSET = np.dtype("u1"), np.dtype("<i8")
 
 
@@ -43,6 +45,12 @@ class Column:
         starts, stops = gather(self.offsets, positions, 2).view(OFFSET).T
         if not ((starts >= 0) & (starts <= stops) & (stops <= self.rows.count)).all():
             raise ValueError(UNREADABLE)
+        sizes = stops - starts
+        if sizes.sum() > self.rows.count:
+            raise ValueError(UNREADABLE)
+        for at in np.flatnonzero(sizes > _TRUSTED).tolist():
+            if not self._fits_between_others(int(positions[at]), starts[at], stops[at]):
+                raise ValueError(UNREADABLE)
         found: list[Any] = read_ranges(self.rows, starts, stops)
         if list(map(len, found)) != (stops - starts).tolist():
             raise ValueError(UNREADABLE)
@@ -52,6 +60,16 @@ class Column:
             return found
         shapes = gather(self.shapes, positions).view(OFFSET).tolist()
         return [[self.field.dtype, shape, data] for data, shape in zip(found, shapes, strict=True)]
+
+    def _fits_between_others(self, position: int, start: int, stop: int) -> bool:
+        """Whether few of the offsets around those of a record contradict them.
+
+        Offsets have no checksum: a damaged one may claim most of the file for one record.
+        """
+        assert self.offsets is not None
+        spans = (max(position - _AROUND, 0), position), (position + 2, min(position + 2 + _AROUND, self.offsets.count))
+        before, after = (np.frombuffer(each[: len(each) // 8 * 8], OFFSET) for each in self.offsets.read(spans))
+        return int((before > start).sum() + (after < stop).sum()) <= _AROUND // 2
 
 
 Datasets: TypeAlias = dict[str, tuple[np.dtype[Any], tuple[int | None, ...]]]

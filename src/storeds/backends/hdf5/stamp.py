@@ -18,7 +18,8 @@ __all__ = ["check_hdf5_file", "metadata_ranges", "open_hdf5_file", "stamp"]
 _MAGIC = b"storeds\x02"
 _RANGE = struct.Struct("<QQ")
 _FOOT = struct.Struct("<8sQ8s")
-_METADATA = 1 << 24  # bytes; a store's header takes tens of kilobytes
+_METADATA = 1 << 24  # bytes of a range; a store's header takes tens of kilobytes
+_ALL_METADATA = 1 << 28  # bytes
 _MOST = 1 << 16  # ranges; a field has at most three
 _CUT = re.compile(r"truncated file: eof = (\d+).*stored_eof = (\d+)")
 
@@ -76,8 +77,10 @@ def metadata_ranges(raw: Iterable[tuple[int, int]], size: int) -> list[tuple[int
 
 
 def _digest(descriptor: int, table: bytes) -> bytes:
-    hasher = xxhash.xxh3_64(table)
+    hasher, left = xxhash.xxh3_64(table), _ALL_METADATA
     for start, stop in _RANGE.iter_unpack(table):
-        if start < stop < 1 << 63:  # a damaged table may name any range
-            hasher.update(os.pread(descriptor, min(stop - start, _METADATA), start))
+        if start < stop < 1 << 63 and left > 0:  # a damaged table may name any range, and many
+            found = os.pread(descriptor, min(stop - start, _METADATA), start)
+            hasher.update(found)
+            left -= len(found)
     return hasher.digest()

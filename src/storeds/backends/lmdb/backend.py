@@ -11,7 +11,7 @@ import lmdb
 import numpy as np
 
 from storeds._utils.locations import StoreURL, file_path
-from storeds._utils.prefetch import blocks_read, will_need
+from storeds._utils.prefetch import ADVISED, blocks_read, will_need
 from storeds._utils.settings import parse_options
 from storeds.backends.base import BackendOptions, FileBackend, FileOpener
 from storeds.backends.handles import HandlePool, OpenStore
@@ -72,14 +72,19 @@ class LmdbHandle:
     pages: Array | None
     is_cold: bool = True
 
-    def prefetch(self, positions: list[int]) -> None:
-        """Have all these records loaded at once: LMDB would wait for one page of 4 KiB after the other."""
-        if self.pages is not None:
-            # py-lmdb does not tell its descriptor; to keep another one would double the open files of a pool.
-            with contextlib.suppress(OSError), open(self.env.path(), "rb", buffering=0) as file:
-                pages = self.pages[positions]
-                starts = (pages >> COUNT_BITS) * self.page_size
-                will_need(file.fileno(), starts, starts + (pages & (1 << COUNT_BITS) - 1) * self.page_size)
+    def prefetch(self, positions: list[int], first: int, stops: int | list[int]) -> None:
+        """Have bytes ``[first, stop)`` of all these records loaded at once: LMDB would wait for one page after the other.
+
+        A place has no checksum, so the caller bounds it: by one piece of advice until LMDB tells the size of each value.
+        """
+        if self.pages is None or not positions:
+            return
+        # py-lmdb does not tell its descriptor; to keep another one would double the open files of a pool.
+        with contextlib.suppress(OSError), open(self.env.path(), "rb", buffering=0) as file:
+            pages = self.pages[positions]
+            starts = (pages >> COUNT_BITS) * self.page_size
+            sizes = (pages & (1 << COUNT_BITS) - 1) * self.page_size
+            will_need(file.fileno(), starts + first, starts + np.minimum(sizes, stops))
 
     def close(self) -> None:
         """Close the environment."""
@@ -171,11 +176,15 @@ class LmdbBackend(FileBackend[LmdbHandle, LmdbOpener]):
         with self._lease() as handle:
             blocks = blocks_read()
             if handle.is_cold:
-                handle.prefetch(positions)
+                handle.prefetch(positions, 0, ADVISED)
             try:
                 with handle.env.begin(db=handle.records, buffers=True) as txn:
                     get: Callable[[bytes], Any] = txn.get
                     sealed = list(map(get, [position.to_bytes(8, "big") for position in positions]))
+                    if handle.is_cold:
+                        sizes = [len(each or b"") for each in sealed]
+                        large = {at: size for at, size in zip(positions, sizes, strict=True) if size > ADVISED}
+                        handle.prefetch([*large], ADVISED, [*large.values()])
                     return [*self._codec.open_all(sealed, positions, handle.seals)]
             except (ValueError, lmdb.Error):
                 return [self._read_one(handle, position) for position in positions]
@@ -194,20 +203,22 @@ class LmdbBackend(FileBackend[LmdbHandle, LmdbOpener]):
         if field.kind == "array":
             return column_from_records(self, name)
         with self._lease() as handle:
-            data = self._column_bytes(handle, name)
             if field.kind == "str":
-                offsets = np.frombuffer(self._column_bytes(handle, text_offsets(name)), "<i8")
-                column = text_column(data, offsets.tolist())
-            else:
-                column = np.frombuffer(bytearray(data), SCALARS[field.kind])
-        if len(column) != self.meta.count:
-            raise FormatError(f"{self.url}: column {name!r} has {len(column)} values for {self.meta.count} records")
-        return column
+                bounds = self._column_bytes(handle, text_offsets(name), 8 * (self.meta.count + 1))
+                offsets = np.frombuffer(bounds, "<i8").tolist()
+                return text_column(self._column_bytes(handle, name, offsets[-1]), offsets)
+            dtype = SCALARS[field.kind]
+            return np.frombuffer(bytearray(self._column_bytes(handle, name, dtype.itemsize * self.meta.count)), dtype)
 
-    def _column_bytes(self, handle: LmdbHandle, name: str) -> bytes:
-        with lmdb_errors(self.url), handle.env.begin(db=handle.columns) as txn:
-            data: bytes | None = txn.get(name.encode())
-        if data is None:
-            raise FormatError(f"{self.url}: column {name!r} is missing; copy it again")
+    def _column_bytes(self, handle: LmdbHandle, name: str, size: int) -> bytes:
+        with lmdb_errors(self.url), handle.env.begin(db=handle.columns, buffers=True) as txn:
+            found = txn.get(name.encode())
+            if found is None:
+                raise FormatError(f"{self.url}: column {name!r} is missing; copy it again")
+            if len(found) != size:
+                raise FormatError(
+                    f"{self.url}: column {name!r} has {len(found)} bytes, and its records have {size}; copy it again"
+                )
+            data = bytes(found)
         check_column(name, data, handle.checksums.get(name), self.url)
         return data

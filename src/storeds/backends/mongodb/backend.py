@@ -133,7 +133,9 @@ class MongodbBackend(HandleBackend[Any, ClientOpener]):
                 f"{location.url}: {count} documents are there, its meta says {meta.count}; write the store again"
             )
         self._seals = Seals.of(body.get("salt"), meta.count, location.url)
-        self._mean_bytes, self._checksums = int(found[MEAN_BYTES]), body.get("columns", {})
+        # No checksum covers the mean. It only divides batches into queries, so a store is read without it too.
+        mean = found.get(MEAN_BYTES)
+        self._mean_bytes, self._checksums = mean if isinstance(mean, int) else 0, body.get("columns", {})
         return meta
 
     @staticmethod

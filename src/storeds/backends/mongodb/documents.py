@@ -43,6 +43,7 @@ NOTE, COUNT, WRITER = "_note", "_count", "_writer"
 RECORDS = {"_id": {"$gte": 0}}  # a comparison with a number matches numbers only
 _PARTS, _TEXT, _DATA = "_parts", "_text", "_data"
 _LARGE = 15 << 20  # bytes of a document and of a part: below MongoDB's 16 MiB, with room for names
+_MOST_PARTS = (1 << 32) // _LARGE + 1  # of a value, which msgpack limits to 4 GiB
 _SEAL_BYTES = 8
 _UNSIGNED = (1 << 64) - 1
 _decode = msgspec.msgpack.Decoder(dict[str, Any]).decode
@@ -117,7 +118,7 @@ def part_ids(documents: Iterable[Mapping[str, Any]]) -> list[str]:
 
 def _large(document: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     for name, value in document.items():
-        if type(value) is dict and isinstance(value.get(_PARTS), int):
+        if type(value) is dict and isinstance(value.get(_PARTS), int) and 0 < value[_PARTS] <= _MOST_PARTS:
             yield name, value
 
 
@@ -129,7 +130,7 @@ def resolve(document: dict[str, Any], parts: Mapping[str, Mapping[str, Any]]) ->
         except KeyError as error:
             raise ValueError(f"a part of its field {name!r} is missing from the collection: {error}") from None
         if "dtype" in value:
-            document[name] = {"dtype": value["dtype"], "shape": value["shape"], "data": data}
+            document[name] = {"dtype": value["dtype"], "shape": value.get("shape"), "data": data}
         else:
             document[name] = data.decode() if _TEXT in value else data
 
