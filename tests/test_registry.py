@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
+import threading
+import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import storeds
+from _writing import in_fork
 from mask_files import write
 from storeds.backends import MemoryBackend
 from storeds.errors import ConfigError, MissingDependencyError
-from storeds.registry import BACKENDS, DECODERS, LAYOUTS, READERS
+from storeds.registry import BACKENDS, DECODERS, LAYOUTS, READERS, Registry
 
 ALL = (BACKENDS, LAYOUTS, READERS, DECODERS)
 
@@ -219,3 +223,49 @@ def test_good_plug_ins_work_and_broken_ones_only_warn_and_importing_loads_none(s
     assert rows["lmdb"] == {"name": "lmdb", "origin": "built in", "needs": "lmdb", "state": "ok"}
     assert "cannot start" in rows["raises"]["state"]
     assert "no_such_engine" in rows["missing"]["state"]
+
+
+# A scan of the entry points, which takes seconds on a network file system
+
+USES: dict[str, Callable[[Registry], object]] = {
+    "names": lambda registry: registry.names() == ["pytest"],
+    "get": lambda registry: registry.get("pytest"),
+    "add": lambda registry: registry.add("mine", dict),
+    "describe": lambda registry: [*registry.describe()],
+}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_a_child_and_other_threads_do_not_wait_for_a_scan(monkeypatch: pytest.MonkeyPatch, use: str) -> None:
+    registry = Registry("thing", "console_scripts")
+    started, may_end = threading.Event(), threading.Event()
+    real, failed = importlib.metadata.entry_points, list[BaseException]()
+
+    def slow(**group: str) -> Any:
+        if threading.current_thread() is thread:
+            started.set()
+            may_end.wait()
+        return real(**group).select(name="pytest")
+
+    def scan() -> None:
+        try:
+            assert registry.names()[-1] == "pytest"
+        except BaseException as error:
+            failed.append(error)
+
+    def in_child() -> None:
+        assert USES[use](registry) is not False
+
+    thread = threading.Thread(target=scan)
+    monkeypatch.setattr(importlib.metadata, "entry_points", slow)
+    thread.start()
+    started.wait()
+    try:
+        in_fork(in_child)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # no name is said to be taken by itself
+            assert USES[use](registry) is not False
+    finally:
+        may_end.set()
+        thread.join()
+    assert not failed

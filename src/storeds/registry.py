@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 import re
-import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -60,7 +59,6 @@ class Registry:
     group: str
     _known: dict[str, _Known] = field(default_factory=dict)
     _scanned: bool = False
-    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add(
         self, name: str, target: Any, *, needs: str = "", clobber: bool = False, origin: str = "registered"
@@ -122,11 +120,11 @@ class Registry:
             yield {"name": name, "origin": known.origin, "needs": known.needs, "state": state}
 
     def _all(self) -> dict[str, _Known]:
-        with self._lock:
-            faults = [] if self._scanned else list(self._scan())
-            self._scanned = True
+        # Without a lock, which a fork may copy locked: threads that scan at once register the same names.
+        faults = [] if self._scanned else list(self._scan())
+        is_first, self._scanned = not self._scanned, True
         # Warn after the scan: a warning filter may raise, which must not interrupt the scan.
-        for fault in faults:
+        for fault in faults if is_first else ():
             warnings.warn(fault, RuntimeWarning, stacklevel=4)
         return self._known
 
@@ -136,11 +134,10 @@ class Registry:
 
         for point in entry_points(group=self.group):
             origin = point.dist.name if point.dist else "entry point"
-            if point.name in self._known:
-                has_it = self._known[point.name].origin
-                yield f"{self.what} {point.name!r} of {origin} is ignored: {has_it} has that name"
-            else:
-                self._known[point.name] = _Known(point.value, origin, origin)
+            plugin = _Known(point.value, origin, origin)
+            known = self._known.setdefault(point.name, plugin)
+            if known != plugin:
+                yield f"{self.what} {point.name!r} of {origin} is ignored: {known.origin} has that name"
 
 
 def import_object(path: str) -> Any:
