@@ -27,6 +27,15 @@ def read(path: Path, **options: Any) -> list[Any]:
     return source.records
 
 
+def test_values_that_may_be_missing_are_counted(tmp_path: Path) -> None:
+    lines = {"train/a": "0 0.5 0.5 0 0.2 0 0 0.3 0.4\n0 0 0 0 0 0 0 0 0\n", "train/b": ""}
+    root = write(tmp_path / "set", yolo(lines, "train: images/train\nkpt_shape: [2, 2]"))
+    assert storeds.pack(root, f"lmdb://{tmp_path}/a.lmdb").notes == (
+        "2 boxes have no width or no height, such as in labels/train/a.txt",
+        "3 keypoints are 0 0, such as in labels/train/a.txt; without a visibility, nothing tells whether they are labelled",
+    )
+
+
 def test_files_that_do_not_belong_together_are_reported(tmp_path: Path) -> None:
     files = yolo(dict.fromkeys(("train/a", "train/b", "train/c", "train/d", "train/e"), LINE))
     more: dict[str, Any] = {

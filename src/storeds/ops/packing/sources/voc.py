@@ -18,7 +18,7 @@ from storeds.ops.packing.rows import Bad, BadItem, Row, Rows, from_start, read_f
 from storeds.ops.packing.sources.class_names import unique_classes
 from storeds.ops.packing.sources.folders import IMAGE_SUFFIXES, Root, Walk, folders_in, is_hidden, names_of, show
 from storeds.ops.packing.sources.masks import MaskFile, by_stem
-from storeds.ops.packing.sources.turned import inverse, turned_points
+from storeds.ops.packing.sources.turned import inverse, taken_as_stored, turned_points
 from storeds.protocols import JSON, Array, Field, Record
 from storeds.readers.decoders import orientation_of
 
@@ -100,12 +100,7 @@ def voc(
         return record
 
     def late_notes() -> Iterator[str]:
-        if unproven:
-            yield (
-                f"{counted(len(unproven), 'picture has', 'pictures have')} an EXIF orientation ({some(sorted(unproven))}), "
-                "and no size that tells whether the boxes refer to the picture as displayed: they are taken to refer to the "
-                "pixels as stored, as masks do"
-            )
+        yield from taken_as_stored(unproven)
 
     flags = Field("array", "|b1", (None,), of="boxes")
     return Rows(
@@ -260,14 +255,14 @@ def _record(values: Record, numbers: Mapping[str, int], *, zero_based: bool) -> 
     if header is not None:  # `pack` reports pictures that cannot be read
         stored, swapped = (header.height, header.width), (header.width, header.height)
         orientation = orientation_of(values["image"]) or 1
-        tells = orientation > 4 and stored != swapped and size is not None
         # As stored, like the mask, unless the size in the file is only that of the picture as displayed.
-        is_turned = tells and size == swapped
+        is_turned = orientation > 4 and stored != swapped == size
         shown = swapped if is_turned else stored
         if size not in (None, shown):
             sizes = f"{size[1]:g} x {size[0]:g} pixels, and it has {shown[1]} x {shown[0]}"
             raise BadItem(f"its annotation says that it has {sizes}")
-        is_proven = orientation == 1 or tells or not names
+        # Tools that show a picture turned may still write its size as stored.
+        is_proven = orientation == 1 or is_turned or not names
         _check_range(names, boxes, shown, 0 if zero_based else 1)
     if not zero_based:
         boxes[:, :2] -= 1
@@ -294,7 +289,7 @@ def _parse(blob: bytes) -> tuple[tuple[float, float] | None, list[str], Array, R
     """Return what an XML file says: height and width, the classes, the boxes as written, and other fields."""
     root = _tree(blob)
     size = None
-    if root.find("size") is not None:
+    if not {_text(root, "size/height"), _text(root, "size/width")} <= {"", "0"}:
         size = _number(root, "size/height", "it"), _number(root, "size/width", "it")
     names, boxes, flags, objects = [], [], dict[str, list[bool]](difficult=[], truncated=[]), []
     for number, element in enumerate(root.findall("object"), 1):

@@ -71,7 +71,8 @@ def yolo(
     listing = _Listing(data, below, Walk(below))
     labels = _LabelFile(listing.task(), len(data.classes), data.yaml.kpt_shape)
     has_splits = len({split for _, split, _ in listing.images}) > 1
-    repeated: dict[str, int] = {}  # key → lines left out of its label file
+    # Key → lines left out of its label file, boxes without an area, and keypoints that are perhaps not labelled.
+    repeated, flat, unplaced = dict[str, int](), dict[str, int](), dict[str, int]()
 
     def items() -> Iterator[Row | Bad]:
         for key, split, has_labels in listing.images:
@@ -81,9 +82,10 @@ def yolo(
 
     def finish(values: Record) -> Record:
         blob, split, key = values["image"], values["split"], str(values["key"])
-        objects, again = labels.parse(values["labels"], labels_of(key))
-        if again:
-            repeated[key] = again
+        objects, lines = labels.parse(values["labels"], labels_of(key))
+        for which, number in zip((repeated, flat, unplaced), lines, strict=True):
+            if number:
+                which[key] = number
         return {
             "image": blob,
             **_as_stored(objects, blob),
@@ -95,6 +97,15 @@ def yolo(
         if repeated:
             lines = counted(sum(repeated.values()), "repeated line is", "repeated lines are")
             yield f"{lines} left out of label files, such as {labels_of(min(repeated))}"
+        if flat:
+            boxes = counted(sum(flat.values()), "box has", "boxes have")
+            yield f"{boxes} no width or no height, such as in {labels_of(min(flat))}"
+        if unplaced:
+            points = counted(sum(unplaced.values()), "keypoint is", "keypoints are")
+            yield (
+                f"{points} 0 0, such as in {labels_of(min(unplaced))}; without a visibility, nothing tells whether they are "
+                "labelled"
+            )
 
     fields = {"image": Field("image", role="image"), **labels.fields, **({"split": Field("str")} if has_splits else {})}
     flips: dict[str, JSON] = {"flip_idx": data.yaml.flip_idx}
@@ -416,8 +427,12 @@ class _LabelFile:
             fields["keypoints"] = Field("array", "<f8", (None, *self.keypoints), role="keypoints", relative=True)
         return fields
 
-    def parse(self, blob: bytes, name: str) -> tuple[Record, int]:
-        """Return the objects in the bytes of file `name`, and how many lines were there before; raises `BadItem`."""
+    def parse(self, blob: bytes, name: str) -> tuple[Record, tuple[int, int, int]]:
+        """Return the objects in the bytes of file `name`; raises `BadItem`.
+
+        The numbers are those of lines that were there before, of boxes without an area, and of keypoints at 0 0 that have
+        no visibility.
+        """
         try:
             text = blob.decode("utf-8-sig")
         except UnicodeDecodeError as error:
@@ -432,7 +447,10 @@ class _LabelFile:
                     found[self._row(texts)] = None
                 except BadItem as fault:
                     raise BadItem(f"{fault} ({name} line {number})") from None
-        return self._record(list(found)), count - len(found)
+        record, unplaced = self._record(list(found)), 0
+        if self.keypoints is not None and self.keypoints[1] == 2:
+            unplaced = int((record["keypoints"] == 0).all(-1).sum())
+        return record, (count - len(found), int((record["boxes"][:, 2:] == 0).any(1).sum()), unplaced)
 
     def _row(self, texts: Sequence[str]) -> tuple[float, ...]:
         """Return the numbers of one line; raises `BadItem`."""
