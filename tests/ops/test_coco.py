@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 import storeds
 from _packing import Source
+from _source_files import sides_of, turned_picture
 from make_store import make_store
 from mask_files import write
 from photographs import jpeg
@@ -193,6 +194,85 @@ def test_changed_masks_names_and_pictures_are_not_exported_as_they_were(tmp_path
     assert (image["width"], image["height"]) == (32, 21)
 
 
+EMPTY: Any = (None, [], "", [[]], [[], []], [[0, 0, 0, 0, 0, 0]], {"size": [HEIGHT, WIDTH], "counts": []})
+
+
+@pytest.mark.parametrize("empty", EMPTY, ids=str)
+def test_an_empty_segmentation_is_a_missing_one(empty: Any, tmp_path: Path) -> None:
+    document, polygon = annotated(), [[10, 10, 30, 10, 20, 30]]
+    for annotation in document["annotations"]:
+        annotation["segmentation"] = empty
+    assert "masks" not in open_source(written(tmp_path, document)).fields
+    for name, masks in (("some", polygon), ("more", [*polygon, []])):
+        document["annotations"][0]["segmentation"] = masks
+        file, url = written(tmp_path / name, document), f"lmdb://{tmp_path}/{name}.lmdb"
+        assert open_source(file).notes[0].startswith("3 of 4 objects have no segmentation, and so an empty mask")
+        assert [record["masks"] for record in read(file)[0]] == [[polygon, []], [[], []], []]
+        storeds.pack(file, url)
+        assert exported(url, tmp_path / "out") == by_image(document)
+
+
+@pytest.mark.parametrize("box", [None, [], "", [0, 0, 0, 0], [None] * 4])
+def test_a_missing_box_is_that_around_its_mask(box: Any, tmp_path: Path) -> None:
+    document = annotated()
+    for annotation in document["annotations"][:3]:
+        annotation["bbox"] = box
+    file = written(tmp_path, document)
+    (first, second, _), bad = read(file)
+    assert bad == []
+    assert first["boxes"].tolist() == [[10.5, 10, 19.5, 20.25], [1, 1, 79, 44]]
+    assert second["boxes"].tolist()[0] == [1, 0, 2, HEIGHT]  # rows 36 to 63 of one column, and 0 to 21 of the next
+    storeds.pack(file, f"lmdb://{tmp_path}/a.lmdb")
+    assert exported(f"lmdb://{tmp_path}/a.lmdb", tmp_path / "out") == by_image(document)
+
+
+def test_other_empty_values_are_missing(tmp_path: Path) -> None:
+    document = annotated()
+    document["annotations"][0] |= {"keypoints": [], "area": "", "iscrowd": ""}
+    document["annotations"][1] |= {"keypoints": [0] * 9, "num_keypoints": 0}
+    document["annotations"][3]["bbox"] = [5, 5, 0, 0]
+    file = written(tmp_path, document)
+    assert "1 box has no width or no height" in open_source(file).notes
+    (first, *_), bad = read(file)
+    assert bad == []
+    assert "keypoints" not in first
+    assert first["area"].tolist()[0] == 19.5 * 20.25
+    assert first["iscrowd"].tolist()[0] is False
+
+
+def test_categories_of_one_name_are_one_class_or_an_error(tmp_path: Path) -> None:
+    document = annotated()
+    document["categories"].insert(0, {"id": 0, "name": "dog", "supercategory": "none"})  # as Roboflow writes it
+    file, url = written(tmp_path, document), f"lmdb://{tmp_path}/a.lmdb"
+    rows = open_source(file)
+    assert (rows.attrs["classes"], rows.attrs["category_ids"]) == (["dog", "person", "toothbrush"], [0, 1, 90])
+    assert rows.notes[0].startswith("categories 0 and 18 have one name, 'dog', and are one class")
+    assert read(file)[0][0]["labels"].tolist() == [0, 1]
+    storeds.pack(file, url)
+    assert exported(url, tmp_path / "out") == by_image(document)
+    document["annotations"][3]["category_id"] = 0
+    with pytest.raises(ConfigError, match="categories 0 and 18 have one name, 'dog', and each has objects; rename one"):
+        open_source(written(tmp_path, document))
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_a_picture_that_exif_turns_is_counted(orientation: int, tmp_path: Path) -> None:
+    picture, _, stored = turned_picture(orientation)
+    (height, width), url = stored.shape, f"lmdb://{tmp_path}/a.lmdb"
+    left, top, right, bottom = sides_of(stored)
+    box = {"id": 1, "image_id": 1, "category_id": 1, "bbox": [left, top, right - left, bottom - top]}
+    entry = {"id": 1, "file_name": "a.jpg", "width": width, "height": height}
+    document = {"images": [entry], "annotations": [box], "categories": [{"id": 1, "name": "x"}]}
+    write(tmp_path, {"a.jpg": picture})
+    meta = storeds.pack(written(tmp_path, document), url)
+    assert [note[:38] for note in meta.notes] == ["1 picture has an EXIF orientation (a.j"] * (orientation > 1)
+    box["bbox"] = [0, 0, height, width]  # fits the picture only as it is displayed
+    _, bad = read(written(tmp_path, document))
+    assert [("fit the picture as its EXIF orientation displays it" in line) for line in bad] == [True] * (
+        orientation > 4
+    )
+
+
 DELETED = object()
 # What is wrong → where in the document, what is there instead, and the reason; the first two parts name the bad item.
 BAD: dict[str, tuple[str, Any, str]] = {
@@ -214,7 +294,10 @@ BAD: dict[str, tuple[str, Any, str]] = {
     "half a character": ("annotations.0.caption", "\ud800", "it cannot be stored: text with a lone surrogate"),
     "box too large": ("annotations.0.bbox", [10**400, 0.5, 3, 4], "rows of 4 numbers"),
     "box outside": ("annotations.0.bbox", [96, 2, 3, 4], "lies outside the image"),
-    "null box": ("annotations.0.bbox", None, "no bbox"),
+    "null box": ("annotations.3.bbox", None, "no bbox"),
+    "image id is true": ("annotations.0.image_id", True, "its id and image_id are whole numbers or text"),
+    "side of a box is true": ("annotations.0.bbox", [1, 2, True, 4], "its bbox is 4 numbers"),
+    "crowd is text": ("annotations.0.iscrowd", "false", "its iscrowd is not 0 or 1: 'false'"),
     "short polygon": ("annotations.0.segmentation", [[1, 2, 3, 4]], "at least 6"),
     "RLE of another size": ("annotations.2.segmentation.size", [9, 9], "of the image"),
     "keypoints too few": ("annotations.1.keypoints", [1, 2, 2], "not a list of x, y and visibility of 3 points: [1, 2, 2]"),
@@ -297,7 +380,7 @@ def test_a_file_is_utf_8(encoding: str, byte: str | None, tmp_path: Path) -> Non
 def test_pictures_that_the_file_does_not_list_are_counted(tmp_path: Path) -> None:
     file = written(tmp_path, annotated())
     write(tmp_path, {"other.jpg": 0, "sub/more.png": 0, "notes.txt": ""})
-    (note,) = open_source(file).notes
+    note = open_source(file).notes[-1]
     assert note.startswith("2 image files are in ")
     assert note.endswith("but not in instances.json, and left out: other.jpg, sub/more.png")
 
@@ -371,7 +454,7 @@ POLYGON = st.lists(INSIDE, min_size=6, max_size=6)
 RLE = st.integers(0, HEIGHT * WIDTH).map(lambda run: {"size": [HEIGHT, WIDTH], "counts": [run, HEIGHT * WIDTH - run]})
 OPTIONAL: dict[str, st.SearchStrategy[Any]] = {
     "area": st.one_of(NUMBER, st.none(), st.just(10**400)),  # which no column holds
-    "iscrowd": st.one_of(st.sampled_from([0, 1, 2, True, False, None]), TEXT),
+    "iscrowd": st.sampled_from([0, 1, True, False, None, "", "0", "1"]),
     "segmentation": st.one_of(st.none(), st.lists(POLYGON, max_size=2), RLE),
     "keypoints": st.one_of(st.none(), st.lists(POINT, min_size=6, max_size=6)),
     "num_keypoints": st.integers(0, 2),

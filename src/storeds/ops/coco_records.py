@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from storeds.protocols import JSON, Array, Field, Meta, Record
+from storeds.records.segmentations import run_lengths_box
 
 __all__ = [
     "COCO_FIELDS",
@@ -22,11 +23,15 @@ __all__ = [
     "CocoLayout",
     "changed_fields",
     "class_attrs",
+    "class_index",
     "from_record",
+    "hull_of",
     "is_caption",
     "is_from_coco",
+    "is_missing",
     "is_number",
     "listed_size",
+    "mask_of",
     "to_record",
 ]
 
@@ -44,6 +49,15 @@ def is_number(value: object) -> bool:
         return math.isfinite(value)
     except OverflowError:  # no float64 is so large
         return False
+
+
+def is_missing(value: Any) -> bool:
+    """Whether a value of an annotation is absent or empty: null, ``""``, ``[]``, ``[[]]``, a run-length encoding without runs."""
+    if isinstance(value, list):
+        return all(map(is_missing, value))
+    if isinstance(value, Mapping) and "counts" in value:
+        return is_missing(value["counts"])
+    return value is None or value == "" or value == {}
 
 
 def is_caption(annotation: Mapping[str, Any]) -> bool:
@@ -85,7 +99,7 @@ class CocoLayout:
     def of(cls, meta: Meta) -> CocoLayout:
         """Return a layout with all fields that annotations of the store may have, whichever of them it still has."""
         rest: Any = meta.attrs[REST]
-        categories = {row["id"]: place for place, row in enumerate(rest.get("categories", []))}
+        categories = class_index(rest.get("categories", []))
         keys = frozenset(("bbox", "segmentation", "iscrowd", "area", "id", "caption"))
         if "keypoints" not in meta.fields:
             return cls(keys, categories)
@@ -140,7 +154,16 @@ def to_record(image: Mapping[str, Any], annotations: Sequence[Mapping[str, Any]]
 
 
 def _is_stored_mask(key: str, value: Any, annotation: Mapping[str, Any]) -> bool:
-    return key == "segmentation" and bool(value) and not is_caption(annotation)
+    return key == "segmentation" and bool(value) and not is_caption(annotation) and mask_of(value) == value
+
+
+def mask_of(segmentation: Any) -> Any:
+    """Return a mask without polygons that are empty or only zeros; ``[]`` if it is missing."""
+    if is_missing(segmentation):
+        return []
+    if isinstance(segmentation, list):
+        return [polygon for polygon in segmentation if not isinstance(polygon, list) or any(polygon)]
+    return segmentation
 
 
 def from_record(record: Record) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -150,7 +173,7 @@ def from_record(record: Record) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     annotations = [{"image_id": number, **each} for each in rest["annotations"]]
     masks: Sequence[Any] = record.get("masks", ())
     for row, mask in zip((each for each in annotations if not is_caption(each)), masks, strict=False):
-        if mask:
+        if mask and "segmentation" not in row:
             row["segmentation"] = mask
     return {"id": number, "file_name": record["key"], **rest["image"]}, annotations
 
@@ -179,14 +202,19 @@ def listed_size(entry: Mapping[str, Any]) -> tuple[int, int] | None:
     return (height, width) if is_size else None  # type: ignore[return-value]  # mypy does not follow all()
 
 
+def class_index(categories: Sequence[Mapping[str, Any]]) -> dict[Any, int]:
+    """Return category id → class number. Categories of one name are one class."""
+    numbers: dict[str, int] = {}
+    return {row["id"]: numbers.setdefault(row["name"], len(numbers)) for row in categories}
+
+
 def class_attrs(categories: Sequence[Mapping[str, Any]]) -> dict[str, JSON]:
     """Return the attributes of a store that describe its classes."""
     if not categories:
         return {}
-    attrs: dict[str, JSON] = {
-        "classes": [row["name"] for row in categories],
-        "category_ids": [row["id"] for row in categories],
-    }
+    ids = {row["name"]: row["id"] for row in reversed(categories)}  # the first id of each name
+    names = list(dict.fromkeys(row["name"] for row in categories))
+    attrs: dict[str, JSON] = {"classes": names, "category_ids": [ids[name] for name in names]}
     posed = [row for row in categories if isinstance(row.get("keypoints"), list)]
     most = max(posed, key=lambda row: len(row["keypoints"]), default={})
     if most.get("keypoints"):
@@ -208,15 +236,20 @@ def _array(values: list[Any], declared: Field) -> Array:
 
 
 def _box_of(row: Mapping[str, Any], layout: CocoLayout) -> list[float]:
-    box = row.get("bbox")
-    return list(map(float, box)) if box is not None else _hull_of(row.get("segmentation")) or [0.0] * 4
+    box: Any = row.get("bbox")
+    if is_missing(box) or not any(box):
+        return hull_of(row.get("segmentation")) or [0.0] * 4
+    return list(map(float, box))
 
 
-def _hull_of(segmentation: Any) -> list[float] | None:
-    """Return the box around polygons as left, top, width and height; None for anything else."""
-    if not isinstance(segmentation, list) or not any(segmentation):
+def hull_of(segmentation: Any) -> list[float] | None:
+    """Return the box around a mask as left, top, width and height; None for one that is missing or has no pixel."""
+    mask = mask_of(segmentation)
+    if isinstance(mask, Mapping):
+        return run_lengths_box(mask)
+    if not mask:
         return None
-    points = np.concatenate([np.array(polygon, np.float64).reshape(-1, 2) for polygon in segmentation])
+    points = np.concatenate([np.array(polygon, np.float64).reshape(-1, 2) for polygon in mask])
     start = points.min(0)
     return [*start.tolist(), *(points.max(0) - start).tolist()]
 
@@ -229,8 +262,8 @@ def _points_of(row: Mapping[str, Any], layout: CocoLayout) -> Array:
 
 
 def _area_of(row: Mapping[str, Any], layout: CocoLayout) -> float:
-    area = row.get("area")
-    if area is not None and is_number(area):
+    area: Any = row.get("area")
+    if is_number(area):
         return float(area)
     box = _box_of(row, layout)
     return box[2] * box[3]
@@ -245,9 +278,9 @@ def _id_of(row: Mapping[str, Any], layout: CocoLayout) -> int:
 _FIELDS: dict[str, Callable[[Mapping[str, Any], CocoLayout], Any]] = {
     "boxes": _box_of,
     "labels": lambda row, layout: layout.categories[row["category_id"]],
-    "masks": lambda row, layout: [] if row.get("segmentation") is None else row["segmentation"],
+    "masks": lambda row, layout: mask_of(row.get("segmentation")),
     "keypoints": _points_of,
-    "iscrowd": lambda row, layout: bool(row.get("iscrowd")) and row["iscrowd"] != "0",
+    "iscrowd": lambda row, layout: row.get("iscrowd") in (1, "1"),
     "area": _area_of,
     "annotation_ids": _id_of,
 }

@@ -14,7 +14,7 @@ import numpy as np
 from storeds.errors import MissingDependencyError
 from storeds.protocols import Array
 
-__all__ = ["array_of", "check_coco_masks", "in_pixels", "rasterised", "run_lengths", "short"]
+__all__ = ["array_of", "check_coco_masks", "in_pixels", "rasterised", "run_lengths", "run_lengths_box", "short"]
 
 _FAR = 100_000  # pixels outside the image: the memory for drawing a polygon grows with its perimeter
 _DIGITS = 7  # of one number in compressed counts: 35 bits
@@ -155,6 +155,20 @@ def run_lengths(counts: Any) -> Array:
     if not isinstance(counts, list) or not all(map(_is_count, counts)):
         raise ValueError("counts are a list of integers of 0 or more, or compressed text")
     return np.array(counts, np.int64)
+
+
+def run_lengths_box(mask: Mapping[str, Any]) -> list[float] | None:
+    """Return the box around the pixels of a run-length encoding: left, top, width, height; None if it has no pixel."""
+    height = mask["size"][0]
+    stops = run_lengths(mask["counts"]).cumsum()
+    starts, stops = stops[:-1:2], stops[1::2]
+    starts, stops = starts[stops > starts], stops[stops > starts]
+    if not len(starts):
+        return None
+    (first, top), (last, bottom) = np.divmod(starts, height), np.divmod(stops - 1, height)
+    is_high = (first < last).any()  # a run that goes on in the next column reaches the bottom and the top
+    low, high = (0, height - 1) if is_high else (top.min(), bottom.max())
+    return [float(side) for side in (first.min(), low, last.max() + 1 - first.min(), high + 1 - low)]
 
 
 def _is_count(value: object) -> bool:

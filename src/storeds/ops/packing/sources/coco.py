@@ -17,10 +17,24 @@ import msgspec
 from storeds._utils.text import counted, some
 from storeds.errors import ConfigError, StoreNotFoundError
 from storeds.jpeg import read_picture_header
-from storeds.ops.coco_records import REST, CocoLayout, class_attrs, is_caption, is_number, listed_size, to_record
+from storeds.ops.coco_records import (
+    REST,
+    CocoLayout,
+    class_attrs,
+    class_index,
+    hull_of,
+    is_caption,
+    is_missing,
+    is_number,
+    listed_size,
+    mask_of,
+    to_record,
+)
 from storeds.ops.packing.rows import Bad, BadItem, Row, Rows, from_start, read_file
 from storeds.ops.packing.sources.folders import IMAGE_SUFFIXES, Root, class_notes, is_hidden, show
+from storeds.ops.packing.sources.turned import taken_as_stored
 from storeds.protocols import Field, Record
+from storeds.readers.decoders import orientation_of
 from storeds.records.fields import canonical_json
 from storeds.records.roles import LARGEST, check_boxes, check_coco_masks, check_keypoints
 
@@ -29,6 +43,7 @@ __all__ = ["coco", "is_coco_file"]
 _LISTS = ("images", "annotations")
 _KEYS = ("bbox", "category_id", "segmentation", "keypoints", "iscrowd", "area", "id")
 _BOX = Field("array", "<f8", (None, 4), role="boxes", format="xywh")
+_ROUNDING = 1  # pixel
 _TRIED = 20  # images that are looked for in each folder that may be the root
 _LOOKED_AT = 1 << 20  # bytes at each end of a file; LVIS ends in 600 kB of categories
 _SIGNS = (rb'"images"\s*:\s*\[', rb'"annotations"\s*:\s*\[|"image_id"\s*:', rb'"categories"\s*:\s*\[')
@@ -63,7 +78,7 @@ def coco(
     StoreNotFoundError
         The file or `root` does not exist, or no picture is found.
     ConfigError
-        It is not a file of COCO, or two categories have one id.
+        It is not a file of COCO, two categories have one id, or two with objects have one name.
     """
     file = os.fspath(path)
     where = show(os.path.basename(file))
@@ -82,6 +97,7 @@ def coco(
     for number, raw in enumerate(annotations):
         listing.add_annotation(number, bytes(raw))
     layout = listing.layout()
+    same = list(_same_names(categories, listing.used, where))
     attrs = {**class_attrs(categories), REST: document, "source": {"kind": "coco", "file": where}}
     try:
         canonical_json(attrs)
@@ -99,23 +115,42 @@ def coco(
             blob = pictures.file(image.entry["file_name"])
             yield Row(image.name, {"image": blob, "entry": image.entry, "annotations": rows})
 
-    notes = [*class_notes([row["name"] for row in categories]), *_unlisted(listing.paths, folder, where)]
-    finish = partial(_finish, layout=layout, where=where)
-    return Rows(fields=layout.fields, attrs=attrs, items=from_start(items), finish=finish, notes=notes)
+    notes = [*class_notes([row["name"] for row in categories]), *same, *listing.notes()]
+    notes += _unlisted(listing.paths, folder, where)
+    turned: set[str] = set()
+    return Rows(
+        fields=layout.fields,
+        attrs=attrs,
+        items=from_start(items),
+        finish=partial(_finish, layout=layout, where=where, turned=turned),
+        notes=notes,
+        late_notes=partial(taken_as_stored, turned),
+    )
 
 
-def _finish(values: Record, *, layout: CocoLayout, where: str) -> Record:
-    """Return the record of an image; raises `BadItem`."""
+def _finish(values: Record, *, layout: CocoLayout, where: str, turned: set[str]) -> Record:
+    """Return the record of an image; raises `BadItem`. The key of one that EXIF turns goes to `turned`."""
     entry: Any = values["entry"]
     header, listed = read_picture_header(values["image"]), listed_size(entry)
     if header is not None and listed not in (None, (header.height, header.width)):
-        turned = listed == (header.width, header.height)
+        is_turned = listed == (header.width, header.height)
         why = "; if its EXIF orientation turns it, store it upright: its annotations are those of the turned picture"
         raise BadItem(
             f"the picture has another size than in {where}: {header.width} × {header.height} pixels (width × height), not "
-            f"{entry['width']} × {entry['height']}, so its annotations do not fit{why if turned else ''}"
+            f"{entry['width']} × {entry['height']}, so its annotations do not fit{why if is_turned else ''}"
         )
-    return {"image": values["image"], **to_record(entry, _decoded(values["annotations"])[0], layout)}
+    record = to_record(entry, _decoded(values["annotations"])[0], layout)
+    orientation = orientation_of(values["image"]) or 1
+    if header is not None and orientation > 1 and len(record.get("boxes", ())):
+        right, bottom = (record["boxes"][:, :2] + record["boxes"][:, 2:]).max(0) - _ROUNDING
+        is_beyond = right > header.width or bottom > header.height
+        if orientation > 4 and is_beyond and right <= header.height and bottom <= header.width:
+            raise BadItem(
+                f"its boxes fit the picture as its EXIF orientation displays it, {header.height} × {header.width} pixels (width "
+                f"× height), not as it is stored, {header.width} × {header.height}: store it upright"
+            )
+        turned.add(record["key"])
+    return {"image": values["image"], **record}
 
 
 def is_coco_file(path: str) -> bool:
@@ -223,7 +258,7 @@ def _unlisted(paths: Mapping[str, Any], root: str, where: str) -> Iterator[str]:
 
 def _read_categories(rows: Any, where: str) -> tuple[dict[Any, int], dict[Any, int]]:
     """Return the class index of each category by its id, and the number of its keypoints where it names them."""
-    index: dict[Any, int] = {}
+    index = dict[Any, str]()
     for row in rows if isinstance(rows, list) else [rows]:
         own, name = (row.get("id"), row.get("name")) if isinstance(row, dict) else (None, None)
         if type(own) not in (int, str) or not isinstance(name, str) or not name:
@@ -231,9 +266,25 @@ def _read_categories(rows: Any, where: str) -> tuple[dict[Any, int], dict[Any, i
                 f"{where}: a category has an id, a whole number or text, and a name, not {repr(row)[:80]}"
             )
         if own in index:
-            raise ConfigError(f"{where}: categories {rows[index[own]]['name']!r} and {name!r} have one id, {own!r}")
-        index[own] = len(index)
-    return index, {row["id"]: len(row["keypoints"]) for row in _posed(rows)}
+            raise ConfigError(f"{where}: categories {index[own]!r} and {name!r} have one id, {own!r}")
+        index[own] = name
+    return class_index(rows), {row["id"]: len(row["keypoints"]) for row in _posed(rows)}
+
+
+def _same_names(categories: Sequence[Mapping[str, Any]], used: set[Any], where: str) -> Iterator[str]:
+    """Yield a sentence for each name of several categories, of which at most one has objects; else raise ConfigError."""
+    by_name: dict[str, list[Any]] = {}
+    for row in categories:
+        by_name.setdefault(row["name"], []).append(row["id"])
+    for name, ids in by_name.items():
+        shown = " and ".join(map(repr, ids))
+        if len(used.intersection(ids)) > 1:
+            raise ConfigError(
+                f"{where}: categories {shown} have one name, {name!r}, and each has objects; rename one, or give all these "
+                "objects one category_id"
+            )
+        if len(ids) > 1:
+            yield f"categories {shown} have one name, {name!r}, and are one class; at most one of them has objects"
 
 
 def _posed(categories: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -266,6 +317,8 @@ class _Listing:
     items : list of _Image or Bad
     paths : dict
         The normalised path of each picture → the id of its image.
+    used : set
+        The ids of categories that good annotations have.
     """
 
     def __init__(self, where: str, root: Root, index: dict[Any, int], points: dict[Any, int]) -> None:
@@ -277,6 +330,8 @@ class _Listing:
         self._keys: set[str] = {"bbox", "category_id"} if index else set()
         self._ids: set[Any] = set()
         self._most_points = max(points.values(), default=0)
+        self.used: set[Any] = set()
+        self._objects = self._unmasked = self._flat = 0
 
     def layout(self) -> CocoLayout:
         """Return the fields that the good annotations need."""
@@ -316,7 +371,7 @@ class _Listing:
         """Add ``annotations[number]``, or report what is wrong with it."""
         annotation, fault = _decoded(raw)
         own, of = (annotation.get("id"), annotation.get("image_id")) if isinstance(annotation, dict) else (None, None)
-        is_known = isinstance(of, (int, str)) and of in self._images
+        is_known = type(of) in (int, str) and of in self._images
         image = self._images[of] if is_known else None
         if is_known and image is None:
             return  # the image was reported
@@ -331,16 +386,36 @@ class _Listing:
         if is_caption(annotation):
             self._keys.add("caption")
         else:
-            self._keys.update(("bbox", "category_id"))
-            self._keys.update(key for key in _KEYS if annotation.get(key) is not None)
-            self._most_points = max(self._most_points, len(annotation.get("keypoints") or ()) // 3)
+            self._add_keys(annotation)
         image.rows.append(raw)
+
+    def _add_keys(self, annotation: Mapping[str, Any]) -> None:
+        """Note which keys an annotation has. An empty value is a missing one, and keypoints that are all 0 are unknown."""
+        box: Any = annotation.get("bbox")
+        points, mask = annotation.get("keypoints"), mask_of(annotation.get("segmentation"))
+        given = {**annotation, "segmentation": mask, "keypoints": points if points and any(points) else None}
+        self._keys.update(key for key in _KEYS if not is_missing(given.get(key)))
+        self._most_points = max(self._most_points, len(points or ()) // 3)
+        self._objects += 1
+        self._unmasked += not mask
+        self._flat += not is_missing(box) and 0 in box[2:] and (any(box) or hull_of(mask) is None)
+        self.used.add(annotation["category_id"])
+
+    def notes(self) -> Iterator[str]:
+        """Yield sentences about values that the annotations lack."""
+        if "segmentation" in self._keys and self._unmasked:
+            yield (
+                f"{self._unmasked:,} of {counted(self._objects, 'object')} have no segmentation, and so an empty mask in the "
+                "field masks"
+            )
+        if self._flat:
+            yield f"{counted(self._flat, 'box has', 'boxes have')} no width or no height"
 
     def _annotation_fault(self, annotation: Any, image: _Image | None) -> str | None:
         if not isinstance(annotation, dict):
             return f"an annotation is an object, not {type(annotation).__name__}"
         own, of = annotation.get("id"), annotation.get("image_id")
-        if isinstance(own, (list, dict, float)) or isinstance(of, (list, dict, float)):
+        if isinstance(own, (list, dict, float, bool)) or isinstance(of, (list, dict, float, bool)):
             return "its id and image_id are whole numbers or text"
         if image is None:
             return "it has no image_id" if of is None else f"its image is not in the list of images: image_id {of!r}"
@@ -350,28 +425,38 @@ class _Listing:
             return "it belongs to panoptic segmentation, whose masks are pictures; pack these with kind='masks' (--kind masks)"
         if is_caption(annotation):
             return None if isinstance(annotation["caption"], str) else "its caption is not text"
-        category, area = annotation.get("category_id"), annotation.get("area")
+        category = annotation.get("category_id")
         if type(category) not in (int, str) or category not in self._index:
             return f"its category has no name in the list of categories: category_id {repr(category)[:40]}"
-        if area is not None and type(area) is not int and not is_number(area):
-            return f"its area is not a number: {repr(area)[:60]}"
         try:
+            _check_numbers(annotation)
             _check_shapes(annotation, listed_size(image.entry), self._points.get(category))
         except (ValueError, OverflowError) as error:
             return str(error).replace(", row 0:", ":", 1)
         return None
 
 
+def _check_numbers(annotation: Mapping[str, Any]) -> None:
+    """Raise ValueError for an area or a mark of crowds that is there, and cannot be read."""
+    area, crowd = annotation.get("area"), annotation.get("iscrowd")
+    if not is_missing(area) and type(area) is not int and not is_number(area):
+        raise ValueError(f"its area is not a number: {repr(area)[:60]}")
+    if not is_missing(crowd) and crowd not in (0, 1, "0", "1"):
+        raise ValueError(f"its iscrowd is not 0 or 1: {repr(crowd)[:60]}")
+
+
 def _check_shapes(annotation: Mapping[str, Any], size: tuple[int, int] | None, named: int | None) -> None:
     """Raise ValueError for a mask, a box or keypoints that cannot be stored; `named` is the number of points if it is known."""
-    mask, box, points = annotation.get("segmentation"), annotation.get("bbox"), annotation.get("keypoints")
-    if mask is not None:
-        check_coco_masks("segmentation", [mask], size)
-    if box is None and ("bbox" in annotation or not isinstance(mask, list) or not any(mask)):
-        raise ValueError("it has no bbox")
-    if box is not None and not _is_inside(box, size or (LARGEST, LARGEST)):
-        check_boxes("bbox", [box], _BOX, size)
-    if points is not None:
+    mask, box, points = mask_of(annotation.get("segmentation")), annotation.get("bbox"), annotation.get("keypoints")
+    check_coco_masks("segmentation", [mask], size)
+    if is_missing(box) and hull_of(mask) is None:
+        raise ValueError("it has no bbox, and no segmentation to take it from")
+    if not is_missing(box):
+        if not isinstance(box, list) or bool in map(type, box):
+            raise ValueError(f"its bbox is 4 numbers, not {repr(box)[:60]}")
+        if not _is_inside(box, size or (LARGEST, LARGEST)):
+            check_boxes("bbox", [box], _BOX, size)
+    if not is_missing(points):
         if not isinstance(points, list) or not points or len(points) != 3 * (named or len(points) // 3):
             count = f" of {named} points" if named else ""
             raise ValueError(f"its keypoints are not a list of x, y and visibility{count}: {repr(points)[:60]}")
