@@ -248,12 +248,20 @@ def test_masks_without_boxes_get_the_boxes_around_them(tmp_path: Path) -> None:
     }
     square = [[0.25, 0.25, 0.5, 0.25, 0.5, 0.5, 0.25, 0.5]]
     url = make_store(fields, [{"image": jpeg(0), "masks": [square, []]}])
-    storeds.export(url, tmp_path / "out", format="coco")
-    one, none = truth_of(tmp_path / "out").loadAnns([1, 2])
+    done = storeds.export(url, tmp_path / "out", format="coco")
+    (one,) = truth_of(tmp_path / "out").dataset["annotations"]
     assert one["segmentation"] == [[24, 16, 48, 16, 48, 32, 24, 32]]
     assert one["bbox"] == [24, 16, 24, 16]
-    assert none["bbox"] == [0, 0, 0, 0]
-    assert (one["area"], none["area"]) == (24 * 16, 0)
+    assert one["area"] == 24 * 16
+    assert done.notes == ("1 object with neither a box nor a mask left out",)
+
+
+def test_a_missing_mask_beside_a_box_is_not_exported_as_an_empty_one(tmp_path: Path) -> None:
+    masks = {"kind": "json", "role": "mask", "format": "coco"}
+    url = store(f"lmdb://{tmp_path}/a.lmdb", ["a.jpg"], {**FIELDS, "masks": masks}, masks=[[], [[0.0] * 6]])
+    storeds.export(url, tmp_path / "out", format="coco")
+    found = truth_of(tmp_path / "out").dataset["annotations"]
+    assert [("segmentation" in each, each["area"]) for each in found] == [(False, 29 * 38), (False, 44.5 * 54)]
 
 
 def test_a_store_of_captions_becomes_annotations_with_captions(tmp_path: Path) -> None:

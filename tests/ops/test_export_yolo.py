@@ -167,6 +167,32 @@ def test_what_has_no_place_is_listed(tmp_path: Path) -> None:
     assert np.max(rows[3][1:]) == 1
 
 
+@pytest.mark.parametrize("relative", [False, True])
+def test_masks_without_boxes_become_the_boxes_around_them(relative: bool, tmp_path: Path) -> None:
+    drawn = np.zeros((5, HEIGHT, WIDTH), np.uint8)
+    drawn[0, 10:20, 5:25] = drawn[1, :, 7] = drawn[2, 60:, 90:] = drawn[2, 0, 0] = 1
+    drawn[3] = 1
+    runs = [run_lengths_of(each) for each in drawn]  # the last has no pixel
+    fields = {"masks": {**MASKS, "relative": relative}}
+    url = store(f"lmdb://{tmp_path}/s.lmdb", fields, [{"masks": [*runs, [], [[0.0] * 6]]}], classes=None)
+    done = storeds.export(url, tmp_path / "out", format="yolo")
+    (rows,) = read(tmp_path / "out").values()
+    boxes = [(points.min(0), points.max(0)) for points in (np.reshape(row[1:], (-1, 2)) for row in rows)]
+    found = [[*(low * [WIDTH, HEIGHT]).round(6), *(high * [WIDTH, HEIGHT]).round(6)] for low, high in boxes]
+    assert found == [list(sides_of(each)) for each in drawn[:4]]
+    assert "3 objects with neither a box nor a mask are left out" in done.notes
+
+
+def run_lengths_of(pixels: Any) -> dict[str, Any]:
+    """Return the run-length encoding of a mask, by counting pixels one by one."""
+    counts, last = [0], 0
+    for pixel in pixels.T.ravel().tolist():
+        if pixel != last:
+            counts, last = [*counts, 0], pixel
+        counts[-1] += 1
+    return {"size": list(pixels.shape), "counts": counts}
+
+
 def area(ring: Any) -> float:
     """Return the area of a polygon by the shoelace formula."""
     x, y = ring[:, 0], ring[:, 1]

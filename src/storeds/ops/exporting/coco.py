@@ -22,6 +22,7 @@ from storeds.ops.coco_records import (
     from_record,
     is_from_coco,
     listed_size,
+    mask_of,
 )
 from storeds.ops.exporting.base import (
     HOW_TO_DECLARE,
@@ -95,7 +96,12 @@ class CocoExporter:
         for key, value in self._parts.rest().items():
             self._out.append(_FILE, b",\n" + msgspec.json.encode(key) + b":" + msgspec.json.encode(value))
         self._out.append(_FILE, b"}\n")
-        notes = (*self._names.notes(), *self._image_ids.notes("image"), *self._ids.notes("annotation"))
+        notes = (
+            *self._names.notes(),
+            *self._parts.notes(),
+            *self._image_ids.notes("image"),
+            *self._ids.notes("annotation"),
+        )
         if self._nulls:
             numbers = counted(self._nulls, "number that is", "numbers that are")
             notes += (f"{numbers} NaN or infinite became null, as JSON has none",)
@@ -180,6 +186,10 @@ class _FromCoco:
                 self.left_out[each] = f"images of the COCO file that was packed have a key {each!r}, which stays"
         return {**image, "file_name": name}, annotations
 
+    def notes(self) -> tuple[str, ...]:
+        """Return nothing: no object is left out."""
+        return ()
+
     def rest(self) -> dict[str, JSON]:
         """Return the other keys of the file."""
         kept: Any = self._meta.attrs[REST]
@@ -221,7 +231,7 @@ class _FromRoles:
         self._classes: dict[Any, int] = {}  # labels that attrs do not name → category
         self._names = stored_classes(meta.attrs, self._labels) or []
         self._ids = _category_ids(meta.attrs, len(self._names))
-        self._annotations = 0
+        self._annotations = self._nowhere = 0
         self.left_out: dict[str, str] = {}
         self._of_rows, self._of_image = self._split_rest()
 
@@ -257,24 +267,35 @@ class _FromRoles:
         number = record.get("image_id", position + 1)
         image = {"id": number, "file_name": name, "width": size[1], "height": size[0]}
         image.update({each: record[each] for each in self._of_image})
-        annotations = [{"id": 0, "image_id": number, **row} for row in self._rows(record, size)]
         ids = record.get("annotation_ids") if "annotation_ids" in self._meta.fields else None
-        for row, annotation in enumerate(annotations):
+        annotations: list[dict[str, Any]] = []
+        for row, annotation in self._rows(record, size):
             self._annotations += 1
-            annotation["id"] = self._annotations if ids is None else int(ids[row])
+            own = self._annotations if ids is None else int(ids[row])
+            annotations.append({"id": own, "image_id": number, **annotation})
         return image, annotations
 
-    def _rows(self, record: Record, size: tuple[int, int]) -> Iterator[dict[str, Any]]:
+    def notes(self) -> tuple[str, ...]:
+        """Return a sentence about objects that are left out, or nothing."""
+        if not self._nowhere:
+            return ()
+        return (f"{counted(self._nowhere, 'object')} with neither a box nor a mask left out",)
+
+    def _rows(self, record: Record, size: tuple[int, int]) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Yield the number of each object, or caption, and its annotation."""
         masks = [] if self._masks is None else _segmentations(record[self._masks], self._meta.fields[self._masks], size)
         points = self._points(record, size)
         boxes = self._xywh(record, size, masks)
         labels = [] if self._labels is None else record[self._labels]
         check_counts({self._labels: labels, self._masks: masks, self._keypoints: points}, len(boxes))
         for row, box in enumerate(boxes.tolist()):
-            area = _area_of(masks[row]) if masks else box[2] * box[3]
+            if math.isnan(box[0]):
+                self._nowhere += 1
+                continue
+            area = _area_of(masks[row]) if masks and masks[row] else box[2] * box[3]
             annotation: dict[str, Any] = {"bbox": box, "iscrowd": 0, "area": area}
             annotation["category_id"] = self._category("object" if self._labels is None else labels[row])
-            if masks:
+            if masks and masks[row]:
                 annotation["segmentation"] = masks[row]
             if points:
                 annotation["keypoints"] = points[row]
@@ -286,13 +307,13 @@ class _FromRoles:
             for name in self._of_rows:
                 value = record[name][row]
                 annotation[name] = value.tolist() if hasattr(value, "tolist") else value
-            yield annotation
+            yield row, annotation
         if self._captions is not None and not self._has_instances:
             texts = record[self._captions]
-            yield from ({"caption": text} for text in ([texts] if isinstance(texts, str) else texts))
+            yield from enumerate({"caption": text} for text in ([texts] if isinstance(texts, str) else texts))
 
     def _xywh(self, record: Record, size: tuple[int, int], masks: list[Any]) -> Array:
-        """Return the boxes, which are those around the masks in a store without boxes."""
+        """Return the boxes: in a store without boxes those around the masks, NaN for an empty mask."""
         if self._boxes is not None:
             return boxes_as("xywh", record[self._boxes], self._meta.fields[self._boxes], size)
         return np.array([_box_of(mask) for mask in rasterised(masks, *size)], np.float64).reshape(-1, 4)
@@ -353,8 +374,8 @@ def _segmentations(value: Any, declared: Field, size: tuple[int, int]) -> list[A
     if declared.format != "coco":
         return [_run_length_encoding(mask) for mask in value]
     if not declared.relative:
-        return list(value)
-    return [mask if isinstance(mask, Mapping) else in_pixels(mask, *size) for mask in value]
+        return [mask_of(mask) for mask in value]
+    return [mask if isinstance(mask, Mapping) else in_pixels(mask_of(mask), *size) for mask in value]
 
 
 def _run_length_encoding(mask: Array) -> dict[str, Any]:
@@ -375,10 +396,10 @@ def _area_of(mask: Any) -> float:
     return area
 
 
-def _box_of(mask: Array) -> list[int]:
-    """Return the box around the pixels of a mask: left, top, width, height."""
+def _box_of(mask: Array) -> list[float]:
+    """Return the box around the pixels of a mask: left, top, width, height; NaN without pixels."""
     rows, columns = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
     if not len(rows):
-        return [0, 0, 0, 0]
+        return [math.nan] * 4
     left, top = int(columns[0]), int(rows[0])
     return [left, top, int(columns[-1]) + 1 - left, int(rows[-1]) + 1 - top]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 
 from storeds._utils.text import some
 from storeds.errors import MissingDependencyError
+from storeds.ops.coco_records import mask_of
 from storeds.ops.exporting.base import (
     Differences,
     ExportFolder,
@@ -28,6 +29,7 @@ from storeds.protocols import JSON, Array, Meta, Record
 from storeds.readers.decoders import orientation_of
 from storeds.records.fields import without_verdicts
 from storeds.records.roles import boxes_of, stored_classes
+from storeds.records.segmentations import run_lengths_box
 
 __all__ = ["YoloExporter"]
 
@@ -38,6 +40,7 @@ _DIGITS = 15  # of coordinates that were computed as 1 - x
 _SAME = 1e-9
 _CUT = "reached over the edge of the picture, and were cut: YOLO has values from 0 to 1"
 _WHY = {
+    "nowhere": "objects with neither a box nor a mask are left out",
     "crowd": "crowd regions are left out: YOLO would take each as one object",
     "joined": "objects of several polygons became one polygon each, joined by lines without width",
     "corners": "objects without polygons, such as run-length encodings, became the corners of their boxes",
@@ -126,8 +129,8 @@ class YoloExporter:
         if orientation > 1:
             boxes = turned_centres(boxes, orientation).round(_DIGITS)
         for row, label in enumerate(labels):
-            if skip[row]:
-                self._counts["crowd"] += 1
+            if skip[row] or np.isnan(boxes[row]).any():
+                self._counts["crowd" if skip[row] else "nowhere"] += 1
                 continue
             if polygons is None:
                 values = self._cut_box(boxes[row])
@@ -146,10 +149,14 @@ class YoloExporter:
         ]
 
     def _centres(self, record: Record, size: tuple[int, int], polygons: list[list[Array]] | None) -> Array:
-        """Return the boxes, relative, in the format cxcywh."""
+        """Return the boxes, relative, in the format cxcywh; NaN for an object with neither a box nor a mask."""
         if self._boxes is None:
             assert polygons is not None
-            hulls = [_hull(np.concatenate(each)) if each else [0.0] * 4 for each in polygons]
+            assert self._masks is not None
+            hulls = [
+                _hull(np.concatenate(each)) if mask_of(mask) and each else _runs_hull(mask)
+                for each, mask in zip(polygons, record[self._masks], strict=True)
+            ]
             return np.array(hulls, np.float64).reshape(-1, 4)
         declared = self._fields[self._boxes]
         rows = boxes_as("cxcywh", record[self._boxes], declared, (1, 1))
@@ -263,6 +270,15 @@ def _text(value: float) -> str:
 def _hull(points: Array) -> list[float]:
     low, high = points.min(0), points.max(0)
     return [*((low + high) / 2).tolist(), *(high - low).tolist()]
+
+
+def _runs_hull(mask: Any) -> list[float]:
+    """Return the box around a run-length encoding as centre and size, relative; NaN without pixels, and for polygons."""
+    box = run_lengths_box(mask) if isinstance(mask, Mapping) else None
+    if box is None:
+        return [float("nan")] * 4
+    height, width = mask["size"]
+    return _hull(np.array([[box[0], box[1]], [box[0] + box[2], box[1] + box[3]]]) / [width, height])
 
 
 def _joined(polygons: list[Array]) -> Array:
