@@ -214,6 +214,33 @@ def test_frames_affected_by_damage_are_skipped(tmp_path: Path) -> None:
     assert all(record == whole[record["frame"]] for record in records)
 
 
+LISTED = """
+import sys
+from storeds.ops.packing.sources import open_source
+def peak():  # ru_maxrss would be that of the parent
+    return int(open("/proc/self/status").read().split("VmHWM:")[1].split()[0])
+open_source(sys.argv[1])
+before = peak()
+rows = open_source(sys.argv[2])
+print(rows.count, peak() - before)
+"""
+
+
+def test_listing_a_video_keeps_none_of_its_packets(tmp_path: Path) -> None:
+    small, large = clip_file(tmp_path / "small.mkv"), tmp_path / "large.mkv"
+    with av.open(str(large), "w") as container:
+        stream = container.add_stream("rawvideo", rate=25)
+        stream.width, stream.height, stream.pix_fmt = 640, 480, "yuv420p"
+        for _ in range(150):
+            container.mux(stream.encode(av.VideoFrame(640, 480, "yuv420p")))
+        container.mux(stream.encode())
+    assert large.stat().st_size > 60 << 20
+    command = [sys.executable, "-c", LISTED, str(small), str(large)]
+    count, grown = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
+    assert count == "150"
+    assert int(grown) < 20_000, f"{grown} KiB"
+
+
 def test_metadata_that_are_not_utf8_are_no_error(tmp_path: Path) -> None:
     path = clip_file(tmp_path / "a.mp4")
     blob = path.read_bytes()

@@ -308,15 +308,20 @@ def _list_frames(key: str, file: File, fps: Fraction | None) -> tuple[_Video, in
     try:
         with av.open(file.path, metadata_errors="replace") as container:
             stream = _video_of(container)
-            packets = [packet for packet in container.demux(stream) if packet.size]
-            shown = [packet.pts for packet in packets if not packet.is_discard]
-            is_ordered = None in shown or not _TIMED.intersection(container.format.name.split(","))
+            count, shown = 0, array("q")
+            is_ordered = not _TIMED.intersection(container.format.name.split(","))
+            for packet in container.demux(stream):  # each holds its bytes: keep none
+                count += packet.size > 0
+                if packet.size and not packet.is_discard:
+                    is_ordered = is_ordered or packet.pts is None
+                    if packet.pts is not None:
+                        shown.append(packet.pts)
             unit, rate = Fraction(stream.time_base or 1), Fraction(stream.average_rate or 25)
-            missing = max(_promised(stream, shown) - len(packets), 0)
+            missing = max(_promised(stream, shown) - count, 0)
         if is_ordered:
             faults: list[str] = []
             count = sum(1 for _ in _decode(file.path, is_ordered=True, faults=faults))
-            shown, unit, missing = list(range(count)), 1 / rate, len(faults)
+            shown, unit, missing = array("q", range(count)), 1 / rate, len(faults)
     except av.error.FFmpegError as error:
         raise BadItem(f"cannot be read as a video: {error.strerror}") from None
     marks = np.unique(np.array(shown, np.int64))
@@ -325,17 +330,18 @@ def _list_frames(key: str, file: File, fps: Fraction | None) -> tuple[_Video, in
     start = int(marks[0])
     if fps is not None:
         step = 1 / (fps * unit)
-        times = [start + int(at * step) for at in range(int((int(marks[-1]) - start) / step) + 1)]
-        marks = marks[np.unique(np.searchsorted(marks, times, side="right") - 1)]
+        # The first multiple at or after each mark. Listing all multiples would take the memory that one mark claims.
+        due = [start - (start - mark) // step * step for mark in marks.tolist()]
+        stops = [*marks[1:].tolist(), marks[-1]]
+        marks = marks[[at < stop or at == stop == mark for at, stop, mark in zip(due, stops, marks.tolist(), strict=True)]]
     return _Video(key, file, array("q", marks.tolist()), start, unit, is_ordered), missing
 
 
-def _promised(stream: av.video.stream.VideoStream, shown: list[int | None]) -> int:
+def _promised(stream: av.video.stream.VideoStream, marks: Sequence[int]) -> int:
     """Return how many packets the header announces: MP4 stores their number, Matroska their duration."""
     if stream.frames:
         return stream.frames
     long = re.fullmatch(r"(\d+):(\d+):(\d+\.\d+)", stream.metadata.get("DURATION", ""))
-    marks = [mark for mark in shown if mark is not None]
     if long is None or not marks or stream.time_base is None:
         return 0
     duration = (int(long[1]) * 60 + int(long[2])) * 60 + Fraction(long[3])
