@@ -82,6 +82,14 @@ def test_shards_are_given_by_range_glob_or_list(tmp_path: Path) -> None:
     assert Source(tmp_path / "[x].tar").column("key") == ["1"]
 
 
+def test_a_member_is_read_whole_by_a_system_that_returns_less(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    members = {"0.jpg": jpeg(0), "1.jpg": jpeg(1)}
+    (tmp_path / "a.tar").write_bytes(tar(members))
+    pread = os.pread  # one call returns at most 2 GiB - 4096 bytes on Linux
+    monkeypatch.setattr(os, "pread", lambda descriptor, size, offset: pread(descriptor, min(size, 100), offset))
+    assert Source(tmp_path / "a.tar").column("image") == list(members.values())
+
+
 def test_only_regular_files_are_read(tmp_path: Path) -> None:
     types = (tarfile.LNKTYPE, tarfile.SYMTYPE, tarfile.CHRTYPE, tarfile.FIFOTYPE, b"Z", tarfile.DIRTYPE)
     with tarfile.open(tmp_path / "a.tar", "w", format=tarfile.GNU_FORMAT) as file:

@@ -41,6 +41,7 @@ __all__ = [
     "file_url",
     "glob_of",
     "nearest",
+    "read_at",
     "redact",
     "redact_message",
     "refused",
@@ -189,6 +190,18 @@ def sniff(path: str) -> str | None:
         return sniff_descriptor(descriptor, os.fstat(descriptor).st_size)
     finally:
         os.close(descriptor)
+
+
+def read_at(descriptor: int, size: int, offset: int) -> bytes:
+    """Return `size` bytes of an open file from `offset` on, fewer at its end. Linux reads at most 2 GiB at once."""
+    data = os.pread(descriptor, size, offset)
+    if len(data) == size:
+        return data
+    parts = [data]
+    while parts[-1]:
+        offset, size = offset + len(parts[-1]), size - len(parts[-1])
+        parts.append(os.pread(descriptor, size, offset) if size else b"")
+    return b"".join(parts)
 
 
 def sniff_descriptor(descriptor: int, size: int) -> str | None:

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from storeds._utils.locations import read_at
 from storeds.errors import UnavailableError
 from storeds.protocols import JSON, Array
 from storeds.records.columns import load_index, save_index
@@ -138,7 +139,7 @@ def _slice(kept: memoryview, at: int, size: int) -> bytes:
 
 
 def _pread(descriptor: int, begin: int, at: int, size: int) -> bytes:
-    return os.pread(descriptor, size, begin + at)
+    return read_at(descriptor, size, begin + at)
 
 
 def _is_whole(packed: Array) -> bool:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
+from storeds._utils.locations import read_at
 from storeds._utils.text import printable
 from storeds.errors import ConfigError
 from storeds.protocols import JSON, Backend, Field, Record
@@ -126,7 +127,7 @@ class Part(Reference):
         try:
             descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
             try:
-                status, data = os.fstat(descriptor), os.pread(descriptor, self.size, self.offset)
+                status, data = os.fstat(descriptor), read_at(descriptor, self.size, self.offset)
             finally:
                 os.close(descriptor)
         except OSError as error:
