@@ -9,7 +9,7 @@ import os
 import tarfile
 import tempfile
 from collections.abc import Mapping
-from csv import QUOTE_ALL, QUOTE_MINIMAL
+from csv import QUOTE_ALL, QUOTE_MINIMAL, field_size_limit
 from csv import writer as csv_writer
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -713,6 +713,15 @@ def test_files_of_the_csv_module_round_trip(rows: list[tuple[str, str]], delimit
         storeds.pack(file, f"lmdb://{folder}/a.lmdb", label=False, check=False, delimiter=delimiter)
         found = stored_records(Path(folder, "a.lmdb"))
     assert [[row["key"], row["a"], row["b"]] for row in found] == cells
+
+
+@pytest.mark.parametrize("length", [131_072, 131_073, 3_000_000])
+def test_cells_of_any_length(length: int, tmp_path: Path) -> None:
+    before, text = field_size_limit(), "1 " * (length // 2) + "1" * (length % 2)
+    file = write(tmp_path, {**PHOTOS, "a.csv": f'path,label,rle\n0.jpg,0,"{text}"\n1.jpg,1,1 2\n'}) / "a.csv"
+    storeds.pack(file, f"lmdb://{tmp_path}/a.lmdb")
+    assert [row["rle"] for row in stored_records(tmp_path / "a.lmdb")] == [text, "1 2"]
+    assert field_size_limit() == before
 
 
 # Files, what is packed below them, options, and the error.

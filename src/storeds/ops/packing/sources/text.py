@@ -6,7 +6,10 @@ import csv
 import io
 import json
 import os
-from collections.abc import Sequence
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TextIO, TypeAlias
 
 from storeds._utils.locations import nearest
@@ -67,6 +70,25 @@ def csv_lines(file: TextIO, where: str, columns: Sequence[str], **dialect: Any) 
     ConfigError
         The header cannot be read, names a column twice, or has another delimiter; or the dialect is not possible.
     """
+    with _cells_of_any_size():
+        return _csv_lines(file, where, columns, **dialect)
+
+
+_LIMIT = threading.Lock()
+
+
+@contextmanager
+def _cells_of_any_size() -> Iterator[None]:
+    """Lift the limit of the csv module, 131,072 characters. It is one for the process, so one thread lifts it at a time."""
+    with _LIMIT:
+        before = csv.field_size_limit(sys.maxsize)
+        try:
+            yield
+        finally:
+            csv.field_size_limit(before)
+
+
+def _csv_lines(file: TextIO, where: str, columns: Sequence[str], **dialect: Any) -> tuple[list[str], list[Line]]:
     try:
         reader = csv.reader(file, strict=True, **dialect)  # without strict, the reader drops quotes silently
         names = list(columns) or next(filter(None, reader), [])
@@ -81,20 +103,24 @@ def csv_lines(file: TextIO, where: str, columns: Sequence[str], **dialect: Any) 
         raise ConfigError(
             f"{where} has one column, {names[0]!r:.80}; pass delimiter='{text}' (--option 'delimiter={text}')"
         )
-    lines: list[Line] = []
+    return names, list(_lines_of(reader, len(names)))
+
+
+def _lines_of(reader: Any, columns: int) -> Iterator[Line]:
+    """Yield the lines that a `csv.reader` has left, except empty ones."""
     while True:
         number = reader.line_num + 1
         try:
             cells = next(reader)
         except StopIteration:
-            return names, lines
+            return
         except csv.Error as error:
-            lines.append((number, f"is not CSV: {error}; is a quote opened and not closed?"))
+            yield number, f"is not CSV: {error}; is a quote opened and not closed?"
             continue
-        if len(cells) == len(names):
-            lines.append((number, cells))
+        if len(cells) == columns:
+            yield number, cells
         elif cells:
-            lines.append((number, f"has {counted(len(cells), 'column')} instead of {len(names)}"))
+            yield number, f"has {counted(len(cells), 'column')} instead of {columns}"
 
 
 def jsonl_lines(file: TextIO) -> tuple[list[str], list[Line]]:
