@@ -156,7 +156,7 @@ def rows_of_list(
         attrs={**attrs, "source": {"kind": kind, "file": where}},
         items=from_start(listed.items),
         columns=listed.columns,
-        notes=[*class_notes(listed.classes or ()), *notes],
+        notes=[*class_notes(listed.classes or ()), *notes, *listed.notes],
     )
 
 
@@ -187,6 +187,8 @@ class _List:
         The class names of labels, after `read`.
     columns : dict
         Column → field, after `read`.
+    notes : list of str
+        Sentences about columns, after `read`.
     """
 
     def __init__(
@@ -207,6 +209,7 @@ class _List:
         self._key = self._at[next(iter(purposes))]
         self.columns: dict[str, str] = {}
         self.classes: list[str] | None = None
+        self.notes: list[str] = []
         self._order: list[str | None] = []  # of the fields; None is the key
         self._items: list[Bad | tuple[int, list[Any]]] = []
         self._seen: dict[str, int] = {}  # paths → the line that has them
@@ -318,7 +321,7 @@ class _List:
                     declared[name] = Field("array", "<i8", (None,), "labels") if self._several else label
                     values = self._numbered([line for line, _ in good], values, classes)
                 case _:
-                    declared[name], values = convert(values)
+                    declared[name], values = self._typed(name, values, convert)
             for (line, cells), value in zip(good, values, strict=True):
                 cells[at] = value
                 if isinstance(value, BadItem):
@@ -328,6 +331,17 @@ class _List:
             for item in self._items
         ]
         return {self.columns[name] if name else "key": declared[name] if name else Field("str") for name in self._order}
+
+    def _typed(self, name: str, cells: list[Any], convert: Any) -> tuple[Field, list[Any]]:
+        """Return the field and the values of a column without a purpose; note empty cells that decide its kind."""
+        declared, values = convert(cells)
+        given = [cell for cell in cells if cell not in ("", None)]
+        if given and len(given) < len(cells) and (other := convert(given)[0].kind) != declared.kind:
+            self.notes.append(
+                f"column {name!r} is stored as {declared.kind}, not {other}, because {len(cells) - len(given):,} of its "
+                f"{len(cells):,} cells are empty"
+            )
+        return declared, values
 
     def _numbered(self, lines: Sequence[int], labels: Sequence[Any], classes: list[str] | None) -> list[Any]:
         """Return the class number or numbers of each item, or a BadItem."""
