@@ -145,6 +145,17 @@ def test_an_exception_of_the_dataset_is_a_bad_item() -> None:
     assert source.rows.attrs["classes"] == ["a", "b"]
 
 
+def test_keys_that_the_first_sample_lacks_are_counted() -> None:
+    samples = [{"x": 1}, {"x": 2, "more": 3}, {"x": 4, "more": 5, "y": 6}]
+    source = Source(samples)
+    assert source.column("x") == [1, 2, 4]
+    assert sorted(source.rows.late_notes()) == [
+        "left out 'more', which the first sample lacks and 2 samples have",
+        "left out 'y', which the first sample lacks and 1 sample has",
+    ]
+    assert list(Source(samples, fields=["x"]).rows.late_notes()) == []
+
+
 @pytest.mark.parametrize(
     ("second", "message"),
     [

@@ -131,6 +131,19 @@ def test_a_damaged_description(folder: Path, content: str, message: str) -> None
         open_source(folder)
 
 
+def test_keys_and_pictures_that_were_added_without_a_declaration_are_counted(folder: Path, tmp_path: Path) -> None:
+    lines = (folder / "metadata.jsonl").read_text().splitlines()
+    changed = [json.dumps({**json.loads(line), "score": 1}) for line in lines]
+    (folder / "metadata.jsonl").write_text("\n".join([*changed[:-1], lines[-1]]))
+    write(folder, {"images/new.jpg": 0, "images/.hidden.jpg": 0})
+    notes = storeds.pack(folder, f"lmdb://{tmp_path}/again.lmdb").notes
+    assert [note for note in notes if "left out" in note and "hidden" not in note] == [
+        f"'score' is left out of {len(lines) - 1} {'row' if len(lines) == 2 else 'rows'} of metadata.jsonl, as storeds.json "
+        "declares no such field",
+        "left out 1 picture that no row names: images/new.jpg",
+    ]
+
+
 def test_huggingface_reads_the_folder(folder: Path, tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
     found = datasets.load_dataset("imagefolder", data_dir=str(folder), split="train", cache_dir=str(tmp_path / "cache"))

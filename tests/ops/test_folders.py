@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 import storeds
 from _packing import Source, records_of
@@ -79,6 +80,40 @@ def test_links(tmp_path: Path) -> None:
     allowed = Source(root, allow_outside=True)
     assert len(allowed.records) == len(source.records) + 3
     assert not any("outside" in each for each in allowed.bad)
+
+
+def test_pictures_of_every_suffix_are_packed_and_other_files_counted(tmp_path: Path) -> None:
+    image = Image.new("RGB", (16, 16), (200, 10, 10))
+    known = (
+        "jpg",
+        "jpe",
+        "jfif",
+        "mpo",
+        "gif",
+        "jp2",
+        "j2k",
+        "avif",
+        "apng",
+        "tga",
+        "dib",
+        "pbm",
+        "PNM",
+        "webp",
+        "tif",
+    )
+    for suffix in known:
+        form = {"mpo": "JPEG", "PNM": "PPM", "pbm": "PPM"}.get(
+            suffix, Image.registered_extensions()[f".{suffix.lower()}"]
+        )
+        (tmp_path / "in/a").mkdir(parents=True, exist_ok=True)
+        image.save(tmp_path / f"in/a/x.{suffix}", form)
+    put(tmp_path / "in", "a/w.heic", "a/v.HEIC", "a/deep/README", "a/.hidden.svg", "b/1.jpg")
+    meta = storeds.pack(tmp_path / "in", f"lmdb://{tmp_path}/a.lmdb")
+    assert meta.count == len(known) + 1
+    assert meta.notes == (
+        "left out 3 files of other kinds: 1 without a suffix, such as a/deep/README, 2 *.heic, such as a/v.HEIC",
+    )
+    assert set(meta.findings) == {"intact"}
 
 
 def test_unusual_file_names(tmp_path: Path) -> None:

@@ -101,6 +101,7 @@ FOLDERS = {
             "label": [0, 0, 1, 1, 1],
         },
         attrs={"classes": ["apple", "zebra"]},
+        notes=("left out 1 file that no class folder contains: beside.txt",),
     ),
     "an empty class keeps its label": SourceCase(
         {"a/1.jpg": 0, "b/.keep": "", "c/1.jpg": 1},
@@ -126,6 +127,7 @@ FOLDERS = {
         {"image": PLAIN, "key": STR},
         {"key": ["A.JPG", "b.jpg", "more/c.jpg"]},
         options={"kind": "flat"},
+        notes=("left out 1 file of other kinds: 1 *.me, such as read.me",),
     ),
     "frames": SourceCase(
         {f"walk/{name}/{n}.jpg": n % 5 for name in ("b", "a") for n in (1, 10, 2)},

@@ -16,6 +16,7 @@ from _source_files import table
 from mask_files import write
 from photographs import jpeg
 from storeds.errors import ConfigError, FormatError, MissingDependencyError
+from storeds.ops.packing.sources import open_source
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -33,6 +34,34 @@ def test_a_table_is_read_from_any_row_and_what_arrow_alone_has_is_converted(tmp_
     assert [row.values for row in source.rows.strata()] == [{"label": label} for label in (1, 0, 1, 2)]  # type: ignore[misc, union-attr]
     for start in range(5):
         assert [row.name for row in source.rows.items(start)] == [f"row {n}" for n in range(start, 4)]
+
+
+@pytest.mark.parametrize("names", [["a.parquet"], ["train.parquet"], ["d/train-00000-of-00001.parquet"], ["saved"]])
+def test_a_column_called_split_is_kept(names: list[str], tmp_path: Path) -> None:
+    columns = {"label": [1, 0, 1, 2], "split": ["train", "val", "", "train"]}
+    if names == ["saved"]:
+        datasets.Dataset.from_dict({"image": [jpeg(n) for n in range(4)], **columns}).save_to_disk(tmp_path / "d")
+    else:
+        write(tmp_path, dict.fromkeys(names, table(**columns)))
+    path = tmp_path / ("d" if names[0][0] in "ds" else names[0])
+    storeds.pack(path, f"lmdb://{tmp_path}/a.lmdb")
+    assert [record["split"] for record in stored_records(tmp_path / "a.lmdb")] == columns["split"]
+
+
+@pytest.mark.parametrize("label", ["label", "split"])
+def test_a_column_called_split_beside_splits_is_refused(label: str, tmp_path: Path) -> None:
+    columns = {"label": [1, 0], "split": ["a", "b"]}
+    root = write(tmp_path / "d", {name: table(**columns) for name in ("train.parquet", "test.parquet")})
+    with pytest.raises(ConfigError, match="has splits and a column 'split'; leave the column out with columns="):
+        open_source(root, label_column=label, columns=f"image,split{',label' if label == 'label' else ''}")
+    assert Source(root, columns="image,label").column("split") == ["train", "train", "test", "test"]
+
+
+def test_other_files_in_a_folder_of_tables_are_counted(tmp_path: Path) -> None:
+    root = write(tmp_path / "d", {"train.parquet": table(label=[1]), "more.arrow": b"x", "README.md": "x"})
+    assert open_source(root).notes == [
+        "left out 2 files of other kinds: 1 *.arrow, such as more.arrow, 1 *.md, such as README.md"
+    ]
 
 
 def test_feather_and_workers_give_the_same_store(tmp_path: Path) -> None:

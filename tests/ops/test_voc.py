@@ -81,6 +81,26 @@ def test_an_empty_size_is_a_missing_one(sides: str, tmp_path: Path) -> None:
     assert packed(tmp_path)[1][0]["boxes"].tolist() == [[0, 0, 96, 64]]
 
 
+def test_what_is_left_out_is_counted_and_attributes_are_kept(tmp_path: Path) -> None:
+    files: dict[str, Any] = {
+        "JPEGImages/a.jpg": 0,
+        "JPEGImages/b.heic": b"x",
+        "JPEGImages/a.xml": "",
+        "Objects/a.png": 0,
+    }
+    cat = thing("cat", "1", "1", "9", "9", more='<part id="3">tail</part><attributes><b v="1"/>x</attributes>')
+    write(tmp_path, {**files, "Annotations/a.xml": voc(cat.replace("<object>", '<object id="7">'))})
+    meta, (record,) = packed(tmp_path)
+    assert record["objects"] == [
+        {"@id": "7", "part": {"@id": "3", "#text": "tail"}, "attributes": {"b": {"@v": "1"}, "#text": "x"}}
+    ]
+    assert meta.notes == (
+        "left out 1 file of other kinds: 1 *.heic, such as JPEGImages/b.heic",
+        "left out 1 folder beside those of images, annotations and masks: Objects",
+        "left out 1 file in a folder of other files: JPEGImages/a.xml",
+    )
+
+
 @pytest.mark.parametrize("encoding", ["GB2312", "Shift_JIS", "euc-kr", "ISO-8859-1", "UTF-16"])
 def test_annotations_in_other_encodings(encoding: str, tmp_path: Path) -> None:
     name = {"Shift_JIS": "猫", "euc-kr": "고양이", "ISO-8859-1": "Ärger"}.get(encoding, "狗")

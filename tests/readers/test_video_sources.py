@@ -21,6 +21,7 @@ from PIL import Image
 
 from _verdicts import unjudged
 from make_store import make_store
+from photographs import jpeg
 from storeds import StoreDataset, errors, open_backend, pack
 from storeds.ops.packing.rows import Bad, Listing
 from storeds.ops.packing.sources import open_source
@@ -133,11 +134,18 @@ def test_a_folder_of_videos_is_recognised_and_its_folders_are_classes(tmp_path: 
     assert list(open_source(tmp_path / "videos/cats").fields) == ["image", "video", "frame", "key", "time"]
 
 
-def test_a_folder_with_images_and_videos_is_not_a_folder_of_videos(tmp_path: Path) -> None:
+@pytest.mark.parametrize("beside", ["a/cover.jpg", "z/cover.gif", "z/deep/1.jfif"])
+def test_a_folder_with_images_and_videos_is_ambiguous(beside: str, tmp_path: Path) -> None:
     clip_file(tmp_path / "mixed/a/a.mp4")
-    Image.new("RGB", (4, 4)).save(tmp_path / "mixed/a/cover.jpg")
-    assert list(open_source(tmp_path / "mixed").fields) == ["image", "label", "key"]
-    assert "video" in open_source(tmp_path / "mixed", kind="videos").fields
+    (tmp_path / "mixed" / beside).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / "mixed" / beside).write_bytes(jpeg(0))
+    with pytest.raises(errors.ConfigError, match="several kinds: .*; say which to pack with kind=.* or kind="):
+        open_source(tmp_path / "mixed")
+    videos = open_source(tmp_path / "mixed", kind="videos")
+    assert "video" in videos.fields
+    assert videos.notes == [f"left out 1 file of other kinds: 1 *{Path(beside).suffix}, such as {beside}"]
+    images = pack(tmp_path / "mixed", f"lmdb://{tmp_path}/a.lmdb", kind="imagefolder", allow_empty=True)
+    assert (images.count, images.notes) == (1, ("left out 1 file of other kinds: 1 *.mp4, such as a/a.mp4",))
     clip_file(tmp_path / "mixed/b.mp4")
     with pytest.raises(errors.ConfigError, match="label=False"):
         open_source(tmp_path / "mixed", kind="videos")

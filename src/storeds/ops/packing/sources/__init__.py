@@ -21,6 +21,7 @@ from storeds.ops.packing.rows import Rows
 from storeds.ops.packing.sources.folders import (
     IMAGE_SUFFIXES,
     VIDEO_SUFFIXES,
+    files_by_kind,
     is_folder,
     is_hidden,
     kind_of_files,
@@ -43,6 +44,7 @@ _SUFFIXES = {
     **dict.fromkeys(VIDEO_SUFFIXES, "videos"),
 }
 _FILES = {"": IMAGE_SUFFIXES, "table": (".parquet",), "videos": VIDEO_SUFFIXES}
+_KINDS = {"": "imagefolder", "table": "table", "videos": "videos"}
 _LABELS = {"": IMAGE_SUFFIXES, "yolo": (".txt",)}
 _BESIDE_MASKS = ("images", "image", "imgs", "img", "leftimg8bit")
 _TRIED = 8  # sub-folders that are looked into
@@ -181,7 +183,14 @@ def _detect_known(path: str, names: set[str]) -> str | None:
     # What save_to_disk of 🤗 datasets wrote: one dataset, or one dataset per split.
     if "dataset_dict.json" in names or {"state.json", "dataset_info.json"} <= names:
         return "table"
-    return kind_of_files(path, _FILES)
+    found = files_by_kind(path, _FILES)
+    if len(found) > 1:
+        raise ConfigError(
+            f"{show(path)} contains files of several kinds: {', '.join(show(os.path.relpath(file, path)) for file in found.values())}; "
+            f"say which to pack with {' or '.join(f'kind={_KINDS[kind]!r}' for kind in found)} (--kind); the others are left "
+            "out, and counted"
+        )
+    return next(iter(found), None)
 
 
 def _detect_content(path: str) -> str | None:

@@ -5,17 +5,18 @@ from __future__ import annotations
 import io
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import xxhash
 
+from storeds._utils.text import counted, some
 from storeds.errors import ConfigError, FormatError, StoreNotFoundError
 from storeds.jpeg import Verdict, set_verdict
 from storeds.ops.packing.rows import Bad, BadItem, Row, Rows, from_start
-from storeds.ops.packing.sources.folders import Root, show
+from storeds.ops.packing.sources.folders import Root, Walk, show
 from storeds.protocols import JSON, Array, Field, Record
 from storeds.records.fields import fields_from_json, pictures, without_verdicts
 
@@ -83,10 +84,13 @@ def exported(path: str | os.PathLike[str], *, allow_outside: bool = False) -> Ro
     """
     root = Root(path, allow_outside=allow_outside)
     fields, attrs, columns = _load_description(os.path.join(root.path, FIELDS_FILE))
-    reader = _RowReader(root, without_verdicts(fields), columns, list(pictures(fields)))
+    images = pictures(fields)
+    known = {columns.get(name, name) for name in fields} | {f"{image}_xxh3" for image in images}
+    reader = _RowReader(root, without_verdicts(fields), columns, list(images), known)
+    seen: dict[str, int] = {}
 
     def items() -> Iterator[Row | Bad]:
-        seen: dict[str, int] = {}
+        seen.clear()
         try:
             with open(os.path.join(root.path, ROWS_FILE), encoding="utf-8-sig") as file:
                 for number, line in enumerate(file, 1):
@@ -95,7 +99,16 @@ def exported(path: str | os.PathLike[str], *, allow_outside: bool = False) -> Ro
         except (OSError, UnicodeError) as error:
             raise FormatError(f"{show(root.path)}/{ROWS_FILE} cannot be read: {error}") from None
 
-    return Rows(fields=fields, attrs=attrs, items=from_start(items), finish=reader.finish)
+    def late_notes() -> Iterator[str]:
+        for key, lines in sorted(reader.unknown.items()):
+            number = counted(len(lines), "row")
+            yield f"{key!r} is left out of {number} of {ROWS_FILE}, as {FIELDS_FILE} declares no such field"
+        files = [each[0] for each in Walk(root).files("") if not isinstance(each, Bad)]
+        unlisted = sorted(name for name in files if name not in seen)
+        if unlisted:
+            yield f"left out {counted(len(unlisted), 'picture')} that no row names: {some(map(show, unlisted))}"
+
+    return Rows(fields=fields, attrs=attrs, items=from_start(items), finish=reader.finish, late_notes=late_notes)
 
 
 @dataclass(frozen=True)
@@ -110,12 +123,21 @@ class _RowReader:
     columns : mapping of str to str
         Field whose values are files → its column of paths.
     images : sequence of str
+    known : set of str
+        The keys that a row may have.
+
+    Attributes
+    ----------
+    unknown : dict
+        Another key → the lines that have it.
     """
 
     root: Root
     fields: Mapping[str, Field]
     columns: Mapping[str, str]
     images: Sequence[str]
+    known: Collection[str]
+    unknown: dict[str, set[int]] = field(default_factory=dict)
 
     def row(self, number: int, line: str, seen: dict[str, int]) -> Row | Bad:
         """Return the row of line `number`; `seen` has the lines of earlier paths."""
@@ -126,18 +148,20 @@ class _RowReader:
             return Bad(name, f"is not JSON: {error}")
         if not isinstance(row, dict):
             return Bad(name, f"is a {type(row).__name__}; expected an object")
+        for key in row.keys() - self.known:
+            self.unknown.setdefault(key, set()).add(number)
         missing = next((each for each in self.fields if self.columns.get(each, each) not in row), None)
         if missing is not None:
             return Bad(name, f"lacks {self.columns.get(missing, missing)!r}")
         values: dict[str, Any] = dict(row)
-        for field, column in self.columns.items():
+        for name_of, column in self.columns.items():
             path = row[column]
             fault = self.root.path_fault(path)
             if fault is None and path in seen:
                 fault = f"is already listed in line {seen[path]}"
             if fault is not None:
                 return Bad(name, f"{show(path)}: {fault}" if isinstance(path, str) else fault)
-            values[field] = self.root.file(path, f"its file {show(path)}")
+            values[name_of] = self.root.file(path, f"its file {show(path)}")
         paths = [row[column] for column in self.columns.values()]
         seen.update(dict.fromkeys(paths, number))
         return Row(f"{name} ({show(paths[0])})" if paths else name, values)

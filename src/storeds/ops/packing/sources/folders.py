@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import posixpath
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
@@ -21,6 +21,7 @@ __all__ = [
     "Root",
     "Walk",
     "class_notes",
+    "files_by_kind",
     "flat",
     "folders_in",
     "imagefolder",
@@ -34,8 +35,12 @@ __all__ = [
     "show",
 ]
 
-IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
-"""The suffixes of torchvision's ImageFolder, in lower case."""
+IMAGE_SUFFIXES = (
+    *(".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp"),  # those of torchvision's ImageFolder
+    *(".jpe", ".jfif", ".mpo", ".jp2", ".j2k", ".j2c", ".jpx", ".jpf", ".jpc", ".avif"),
+    *(".gif", ".apng", ".dib", ".pbm", ".pnm", ".tga"),
+)
+"""The suffixes of pictures that Pillow reads, in lower case."""
 
 VIDEO_SUFFIXES = (".mp4", ".m4v", ".mov", ".avi", ".mkv", ".webm", ".mpg", ".mpeg", ".wmv", ".flv")
 
@@ -189,12 +194,14 @@ class Walk:
         The folder that paths are relative to and must not leave.
     suffixes : tuple of str
         How the names of the files end, in lower case.
+    known : tuple of str
+        How the names of other files end that the source reads itself, so that no note counts them.
     """
 
-    def __init__(self, root: Root, suffixes: tuple[str, ...] = IMAGE_SUFFIXES) -> None:
-        self._root, self._suffixes = root, suffixes
+    def __init__(self, root: Root, suffixes: tuple[str, ...] = IMAGE_SUFFIXES, *, known: tuple[str, ...] = ()) -> None:
+        self._root, self._suffixes, self._known = root, suffixes, known
         self.hidden = Hidden()
-        self._annotations: dict[str, set[str]] = {}  # suffix → files that may describe images; a source lists twice
+        self._others: dict[str, set[str]] = {}  # suffix → files that are left out; a source lists twice
 
     def files(self, top: str) -> Iterator[tuple[str, File] | Bad]:
         """Yield paths below the root and their files below `top`, a folder in the root, or "" for the root.
@@ -259,8 +266,8 @@ class Walk:
         """Return the file of an entry, or None for one that is left out; raises `BadItem`."""
         if not entry.name.lower().endswith(self._suffixes):
             suffix = os.path.splitext(entry.name)[1].lower()
-            if suffix in _ANNOTATIONS and not is_hidden(entry.name):
-                self._annotations.setdefault(suffix, set()).add(path)
+            if suffix not in self._known and not is_hidden(entry.name):
+                self._others.setdefault(suffix, set()).add(path)
             return None
         if self.hidden.skips(path):
             return None
@@ -271,19 +278,26 @@ class Walk:
         return File(entry.path)
 
     def notes(self) -> list[str]:
-        """Return sentences about hidden files, and about files that may describe the images."""
+        """Return sentences about hidden files, files that may describe the images, and files of other kinds."""
+        annotations = {suffix: paths for suffix, paths in self._others.items() if suffix in _ANNOTATIONS}
+        others = {suffix: paths for suffix, paths in self._others.items() if suffix not in _ANNOTATIONS}
         notes = self.hidden.notes()
-        if self._annotations:
-            listed = ", ".join(
-                f"{len(paths):,} *{suffix}, such as {printable(show(min(paths)))}"
-                for suffix, paths in sorted(self._annotations.items())
-            )
-            number = sum(map(len, self._annotations.values()))
+        if annotations:
             notes.append(
-                f"left out {counted(number, 'file')} that may describe the images: {listed}; pack "
+                f"left out {_by_suffix(annotations, 'that may describe the images')}; pack "
                 "reads annotations as kind= coco, yolo, voc, masks, csv or jsonl (--kind)"
             )
+        if others:
+            notes.append(f"left out {_by_suffix(others, 'of other kinds')}")
         return notes
+
+
+def _by_suffix(files: Mapping[str, Collection[str]], what: str) -> str:
+    listed = ", ".join(
+        f"{len(paths):,} {f'*{suffix}' if suffix else 'without a suffix'}, such as {printable(show(min(paths)))}"
+        for suffix, paths in sorted(files.items())
+    )
+    return f"{counted(sum(map(len, files.values())), 'file')} {what}: {listed}"
 
 
 def folders_in(root: str, hidden: Hidden | None = None) -> list[str]:
@@ -304,18 +318,33 @@ def folders_in(root: str, hidden: Hidden | None = None) -> list[str]:
         raise StoreNotFoundError(f"no folder at {root}: {error.strerror}") from None
 
 
-def kind_of_files(folder: str, kinds: Mapping[str, tuple[str, ...]], depth: int = 3) -> str | None:
-    """Return the first of `kinds`, each with suffixes, of which there are files, from `folder` up to `depth` folders down."""
-    try:
-        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
-    except OSError:  # the source that lists the folder reports why
-        return None
-    entries = [entry for entry in entries if not is_hidden(entry.name)]
-    for kind, suffixes in kinds.items():
-        if any(entry.name.lower().endswith(suffixes) for entry in entries):
-            return kind
-    inside = (kind_of_files(entry.path, kinds, depth - 1) for entry in entries if depth and is_folder(entry))
-    return next((kind for kind in inside if kind is not None), None)
+def files_by_kind(
+    folder: str, kinds: Mapping[str, tuple[str, ...]], depth: int = 3, *, is_enough: int | None = None
+) -> dict[str, str]:
+    """Return a file of each of `kinds`, each with suffixes, of which there are files, from `folder` up to `depth` folders down.
+
+    Stop at a folder where `is_enough` kinds are known; by default, all of them.
+    """
+    found: dict[str, str] = {}
+    pending = [(folder, depth)]
+    while pending and len(found) < (is_enough or len(kinds)):
+        folder, below = pending.pop()
+        try:
+            entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+        except OSError:  # the source that lists the folder reports why
+            continue
+        entries = [entry for entry in entries if not is_hidden(entry.name)]
+        for kind, suffixes in kinds.items():
+            name = next((entry.path for entry in entries if entry.name.lower().endswith(suffixes)), None)
+            if name is not None:
+                found.setdefault(kind, name)
+        pending += [(entry.path, below - 1) for entry in reversed(entries) if below and is_folder(entry)]
+    return found
+
+
+def kind_of_files(folder: str, kinds: Mapping[str, tuple[str, ...]]) -> str | None:
+    """Return the first of `kinds` that `files_by_kind` finds."""
+    return next(iter(files_by_kind(folder, kinds, is_enough=1)), None)
 
 
 def is_folder(entry: os.DirEntry[str]) -> bool:
@@ -353,7 +382,7 @@ def imagefolder(
     Parameters
     ----------
     path : path
-        The folder. Images directly in it have no class; they are left out, as ImageFolder leaves them out.
+        The folder. Files directly in it have no class; they are left out, as ImageFolder leaves them out, and counted.
     allow_outside : bool
         Follow links that lead out of the folder.
     allow_empty : bool
@@ -391,11 +420,15 @@ def imagefolder(
                 "allow_empty=True (--option allow_empty=true)"
             )
 
+    loose = [entry.name for entry in os.scandir(path) if not is_folder(entry) and not is_hidden(entry.name)]
+    outside = [
+        f"left out {counted(len(loose), 'file')} that no class folder contains: {some(map(show, sorted(loose)))}"
+    ]
     return Rows(
         fields={"image": Field("image"), "label": Field("int"), "key": Field("str")},
         attrs={"classes": [show(name) for name in classes]},
         items=from_start(items),
-        notes=class_notes(classes),
+        notes=[*class_notes(classes), *(outside if loose else ())],
         late_notes=walk.notes,
     )
 

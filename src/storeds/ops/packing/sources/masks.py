@@ -22,8 +22,7 @@ from storeds.readers.annotations import grey_step
 
 __all__ = ["MaskFile", "MaskFolders", "by_stem", "find_mask_folders", "masks"]
 
-_SUFFIXES = (*IMAGE_SUFFIXES, ".gif")  # of masks
-_FILES = {"masks": _SUFFIXES}
+_FILES = {"masks": IMAGE_SUFFIXES}
 _IMAGE_FOLDERS = ("images", "image", "imgs", "img")
 _MASK_FOLDERS = ("masks", "mask", "annotations", "labels")
 _CITYSCAPES = ("leftImg8bit", ("gtFine", "gtCoarse"))
@@ -164,7 +163,7 @@ def masks(
     problems, ignored, has_pairs = list[Bad](), list[str](), False
     for prefix, image_at, mask_at in folders.pairs:
         images = by_stem(walk, image_at, IMAGE_SUFFIXES, problems, ignored, image_end)
-        masks = by_stem(walk, mask_at, _SUFFIXES, problems, ignored, mask_end)
+        masks = by_stem(walk, mask_at, IMAGE_SUFFIXES, problems, ignored, mask_end)
         has_pairs = has_pairs or not images.keys().isdisjoint(masks)
         for stem, found in images.items():
             name, partners = found[0][0], masks.pop(stem, [])

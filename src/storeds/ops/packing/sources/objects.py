@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from storeds._utils.text import counted
 from storeds.backends.concatenated import ConcatenatedBackend
 from storeds.errors import ConfigError
 from storeds.layouts.codecs import is_image
@@ -183,11 +184,15 @@ def _samples(source: Any, fields: Sequence[str] | Mapping[str, Any] | None) -> R
     names = _names(first, fields)
     kinds = _fields(first, names, fields)
     kind = f"{type(source).__module__}.{type(source).__qualname__}"
+    others: dict[Any, set[int]] = {}  # key that the first sample lacks → the samples that have it
 
     def items(start: int) -> Iterator[Row | Bad]:
         for index in range(start, count):
             try:
-                yield Row(f"sample {index}", _record(_sample(source, index), names, kinds))
+                sample = _sample(source, index)
+                for key in sample.keys() - names.keys() if fields is None and isinstance(sample, Mapping) else ():
+                    others.setdefault(key, set()).add(index)
+                yield Row(f"sample {index}", _record(sample, names, kinds))
             except BadItem as error:
                 yield Bad(f"sample {index}", str(error))
 
@@ -201,6 +206,10 @@ def _samples(source: Any, fields: Sequence[str] | Mapping[str, Any] | None) -> R
         count=count,
         columns={str(key): name for key, name in names.items()},
         notes=list(_notes(_elements(first), names, kinds)),
+        late_notes=lambda: [
+            f"left out {key!r}, which the first sample lacks and {counted(len(found), 'sample has', 'samples have')}"
+            for key, found in others.items()
+        ],
         stores=tuple(_stores_of(source)),
     )
 

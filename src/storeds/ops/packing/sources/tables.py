@@ -18,7 +18,7 @@ from storeds.errors import ConfigError, FormatError, MissingDependencyError, Sto
 from storeds.layouts.codecs import is_image
 from storeds.ops.packing.rows import Bad, BadItem, File, Row, Rows
 from storeds.ops.packing.sources.columns import field_names, find_label
-from storeds.ops.packing.sources.folders import class_notes, is_hidden, names_of, show
+from storeds.ops.packing.sources.folders import Root, Walk, class_notes, is_hidden, names_of, show
 from storeds.ops.packing.sources.objects import take
 from storeds.protocols import JSON, Field, Kind, Record
 from storeds.records.fields import parse_fields
@@ -68,9 +68,15 @@ def table(
         not installed.
     """
     file = os.fspath(path)
-    parts = {name: [_file(each) for each in files] for name, files in _find_tables(file).items()}
+    found = _find_tables(file)
+    parts = {name: [_file(each) for each in files] for name, files in found.items()}
     folder = os.path.abspath(file if os.path.isdir(file) else os.path.dirname(os.path.abspath(file)))
-    return _Table(show(file), parts, columns, label_column, label, folder if allow_outside else None).rows()
+    rows = _Table(show(file), parts, columns, label_column, label, folder if allow_outside else None).rows()
+    if all(name.endswith(".parquet") for files in found.values() for name in files) and os.path.isdir(file):
+        walk = Walk(Root(file, allow_outside=True), (".parquet",))
+        list(walk.files(""))
+        rows.notes.extend(walk.notes())
+    return rows
 
 
 def hugging_face(
@@ -263,16 +269,17 @@ class _Table:
         return sorted({values[self.label] for _, values in self._read([self.label])} - {None})
 
     def _read(self, columns: list[str], start: int = 0) -> Iterator[tuple[str, Record]]:
-        """Yield the name of each row from row `start` on, and its values, with its split."""
+        """Yield the name of each row from row `start` on, and its values; with several splits, its split too."""
         at = 0
         for split, parts in self.parts.items():
             first, before = at, f"{split} " if len(self.parts) > 1 else ""
+            named = {"split": split} if len(self.parts) > 1 else {}
             for batch in chain.from_iterable(part.batches(columns) for part in parts):
                 at += batch.num_rows
                 if at > start:
                     for row, values in enumerate(batch.to_pylist(), at - batch.num_rows):
                         if row >= start:
-                            yield f"{before}row {row - first}", values | {"split": split}
+                            yield f"{before}row {row - first}", values | named
 
     def _items(self, start: int) -> Iterator[Row | Bad]:
         for name, values in self._read(list(self.names), start):
@@ -330,7 +337,7 @@ class _Table:
             field: Field("int") if name == self.label else self.columns[name] for name, field in self.names.items()
         }
         if len(self.parts) > 1:
-            if "split" in fields:
+            if "split" in fields or "split" in self.names:
                 raise ConfigError(
                     f"{self.where} has splits and a column 'split'; leave the column out with columns= (--option "
                     "columns=a,b)"

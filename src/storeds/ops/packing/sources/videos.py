@@ -110,7 +110,7 @@ def videos(
         state=(states, list(map(_count, listed)), rate, max_side, quality),
         count=sum(map(_count, listed)),
         strata=strata,
-        notes=[*class_notes(list(labels or ())), *walk.hidden.notes()],
+        notes=[*class_notes(list(labels or ())), *walk.notes()],
     )
 
 
@@ -158,7 +158,7 @@ def frames(
         fields=_fields(labels),
         attrs={} if labels is None else {"classes": list(map(show, labels))},
         items=from_start(lambda: [*rows, *bad]),
-        notes=[*class_notes(list(labels or ())), *walk.hidden.notes()],
+        notes=[*class_notes(list(labels or ())), *walk.notes()],
     )
 
 

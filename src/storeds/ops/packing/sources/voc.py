@@ -127,8 +127,9 @@ def voc(
 def _pair(top: str, walk: Walk, sets: Mapping[str, str]) -> tuple[list[Row], list[Bad], list[str]]:
     """Return the images in `sets`, or all, with their annotations and masks; what is wrong; and notes."""
     bad: list[Bad] = []
+    ignored: list[str] = []
     images, annotations, masks = (
-        by_stem(walk, folder, suffixes, bad, []) if os.path.isdir(os.path.join(top, folder)) else {}
+        by_stem(walk, folder, suffixes, bad, ignored) if os.path.isdir(os.path.join(top, folder)) else {}
         for folder, suffixes in ((_IMAGES, IMAGE_SUFFIXES), (_ANNOTATIONS, (".xml",)), (_MASKS, (".png",)))
     )
     chosen = _listed(top, sets, images, bad) if sets else dict.fromkeys((*images, *annotations), "")
@@ -152,7 +153,7 @@ def _pair(top: str, walk: Walk, sets: Mapping[str, str]) -> tuple[list[Row], lis
     if not rows and not bad:
         where = f"the lists {some(sets)}, except with {_ABSENT}; choose others with image_set= (--option image_set=…)"
         raise ConfigError(f"{show(top)}: no image is in {where if images else _IMAGES}")
-    notes = walk.hidden.notes()
+    notes = [*walk.notes(), *_others(top, ignored)]
     left_out = len(images.keys() - chosen.keys())
     if left_out:
         notes.append(
@@ -167,6 +168,15 @@ def _pair(top: str, walk: Walk, sets: Mapping[str, str]) -> tuple[list[Row], lis
             "mask is packed; image_set='Segmentation/train,Segmentation/val' (--option image_set=…) chooses images that have one"
         )
     return rows, bad, notes
+
+
+def _others(top: str, ignored: Sequence[str]) -> Iterator[str]:
+    """Yield sentences about files and folders of a data set that nothing reads."""
+    others = [name for name in folders_in(top) if name not in (_IMAGES, _ANNOTATIONS, _SETS, _MASKS)]
+    if others:
+        yield f"left out {counted(len(others), 'folder')} beside those of images, annotations and masks: {some(map(show, others))}"
+    if ignored:
+        yield f"left out {counted(len(ignored), 'file')} in a folder of other files: {some(map(show, ignored))}"
 
 
 def _find(path: str) -> str:
@@ -342,12 +352,19 @@ def _number(element: Element, path: str, where: str) -> float:
 
 
 def _json_of(element: Element, left_out: tuple[str, ...] = (), depth: int = 1) -> Any:
-    """Return the children of an element as an object. One without children is its text; a tag that repeats, a list."""
+    """Return the children of an element as an object. One without children is its text; a tag that repeats, a list.
+
+    Attributes are keys that begin with ``@``, and text beside these or beside children is the key ``#text``.
+    """
     if depth > _DEEPEST:
         raise BadItem(f"its annotation is nested more than {_DEEPEST} deep")
-    found: dict[str, list[Any]] = {}
+    found: dict[str, list[Any]] = {f"@{name}": [value] for name, value in element.attrib.items()}
+    texts = [text for each in (element.text, *(child.tail for child in element)) if (text := (each or "").strip())]
+    if texts:
+        found["#text"] = [" ".join(texts)]
     for child in element:
         if child.tag not in left_out:
-            value = _json_of(child, depth=depth + 1) if len(child) else (child.text or "").strip()
+            is_object = len(child) or child.attrib
+            value = _json_of(child, depth=depth + 1) if is_object else (child.text or "").strip()
             found.setdefault(child.tag, []).append(value)
     return {tag: values[0] if len(values) == 1 else values for tag, values in found.items()}

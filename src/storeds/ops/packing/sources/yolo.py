@@ -68,7 +68,7 @@ def yolo(
     """
     data = _describe(os.fspath(path), None if root is None else os.fspath(root), classes)
     below = Root(data.root, allow_outside=allow_outside)
-    listing = _Listing(data, below, Walk(below))
+    listing = _Listing(data, below, Walk(below, known=(".txt",)))
     labels = _LabelFile(listing.task(), len(data.classes), data.yaml.kpt_shape)
     has_splits = len({split for _, split, _ in listing.images}) > 1
     # Key → lines left out of its label file, boxes without an area, and keypoints that are perhaps not labelled.
@@ -382,7 +382,7 @@ class _Listing:
 
     def notes(self) -> Iterator[str]:
         """Yield sentences about what the user may not expect."""
-        yield from self._walk.hidden.notes()
+        yield from self._walk.notes()
         unlabelled = sum(not has_labels for *_, has_labels in self.images)
         if unlabelled:
             yield f"{counted(unlabelled, 'image has', 'images have')} no label file, and so no objects"
