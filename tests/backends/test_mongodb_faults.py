@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,9 @@ import dns.exception
 import dns.message
 import dns.name
 import dns.resolver
+import numpy as np
 import pymongo
+import pymongo.monitoring
 import pytest
 
 import storeds
@@ -79,6 +83,55 @@ def test_a_large_text_is_read_without_its_record(database: Any, url: str) -> Non
         assert database["store"].find_one({"_id": 3})["text"] == {"_text": True, "_parts": 2}
         assert backend.get_many([3, 0], ["text"]) == [{"text": LARGE["text"]}, {"text": "0"}]
         assert list(backend.column("text")) == ["0", "1", "2", LARGE["text"]]  # type: ignore[attr-defined]
+
+
+OF_EACH_KIND: dict[str, tuple[Any, Any]] = {
+    "int": (1, 2),
+    "float": (0.5, 0.25),
+    "bool": (True, False),
+    "str": ("a", "b"),
+    "json": ('{"a":1}', '{"a":2}'),
+    "array": (np.ones(2, "f4"), {"dtype": "<f4", "shape": [2], "data": bytes(8)}),
+}
+
+
+@pytest.mark.parametrize("kind", OF_EACH_KIND)
+def test_a_value_that_was_changed_by_hand_is_an_error_if_it_is_read_alone(
+    database: Any, url: str, kind: str, commands: list[str]
+) -> None:
+    value, other = OF_EACH_KIND[kind]
+    field = {"kind": "array", "dtype": "float32", "shape": [2]} if kind == "array" else kind
+    with storeds.open_writer(url, {"x": field, "image": "bytes"}) as writer:
+        writer.append({"x": json.loads(value) if kind == "json" else value, "image": bytes(99)} for _ in range(6))
+    with storeds.open_backend(url, client_factory=partial(_listening, commands)) as backend:
+        sound = backend.get_many(range(6), ["x"])
+        del commands[:]
+        backend.get_many([0], ["x"])
+        assert commands.count("find") == 1  # the column is compared once
+    database["store"].update_one({"_id": 3}, {"$set": {"x": other}})
+    with storeds.open_backend(url) as backend:
+        found: list[Any] = backend.get_many(range(6), ["x"])
+        assert "record 3" in str(found[3])
+        assert "checksum" in str(found[3])
+        assert str(found[:3] + found[4:]) == str(sound[:3] + sound[4:])
+
+
+@pytest.fixture
+def commands() -> list[str]:
+    """The names of the commands that clients of `_listening` have sent."""
+    return []
+
+
+def _listening(commands: list[str], *args: Any, **kwargs: Any) -> Any:
+    class Listener(pymongo.monitoring.CommandListener):
+        def started(self, event: Any) -> None:
+            commands.append(event.command_name)
+
+        def succeeded(self, event: Any) -> None: ...
+
+        def failed(self, event: Any) -> None: ...
+
+    return pymongo.MongoClient(*args, event_listeners=[Listener()], **kwargs)
 
 
 @pytest.mark.usefixtures("small_parts")
