@@ -207,6 +207,82 @@ def test_class_names_and_unread_descriptions(tmp_path: Path) -> None:
         )
 
 
+def word_vectors(n: int) -> bytes:
+    return pickle.dumps(np.full(5, n, "f4"))
+
+
+SPECIAL = (
+    "keys",
+    "__keys__",
+    "length",
+    "num-samples",
+    "num_examples",
+    "count",
+    "size",
+    "total",
+    "classes",
+    "meta",
+    "info",
+)
+WORDS_OF: dict[str, Callable[[int], bytes]] = {
+    "arrays": word_vectors,
+    "mappings": lambda n: pickle.dumps({"features": np.full((n + 1, 4), n, "f4"), "boxes": n}),
+    "pictures": lambda n: JPEGS[n],
+    "json": lambda n: b'{"a": %d}' % n,
+    "msgpack": lambda n: msgspec.msgpack.Encoder().encode({"a": n}),
+    "texts": lambda n: b"word %d" % n,
+    "bytes": lambda n: bytes([254, n]) * 40,
+}
+
+
+@pytest.mark.parametrize("form", WORDS_OF)
+def test_an_entry_that_reads_as_the_records_is_one_whatever_its_name(tmp_path: Path, form: str) -> None:
+    names = sorted({"ape", "dog", "mean", "std", "owl", "ids", "index", "names", *SPECIAL} - {"__keys__"})
+    put(tmp_path / "s", [(name.encode(), WORDS_OF[form](n)) for n, name in enumerate(names)])
+    given: dict[str, Any] = {"columns": {"value": "{}"}} if form in ("texts", "bytes", "msgpack") else {}
+    with storeds.open_backend(tmp_path / "s", **given) as backend:
+        found = [*backend.keys()]  # type: ignore[attr-defined]
+    assert (found, faults(tmp_path / "s", **given)) == (names, {})
+
+
+LISTINGS: dict[str, Callable[[list[bytes]], bytes]] = {
+    "pickle": pickle.dumps,
+    "texts in a pickle": lambda keys: pickle.dumps([key.decode() for key in keys]),
+    "json": lambda keys: json.dumps([key.decode() for key in keys]).encode(),
+    "msgpack": msgspec.msgpack.Encoder().encode,
+    "array": lambda keys: pickle.dumps(np.array(keys)),
+}
+
+
+@pytest.mark.parametrize("listing", LISTINGS)
+@pytest.mark.parametrize("form", ["arrays", "mappings", "pictures", "json"])
+def test_an_entry_that_lists_the_keys_of_all_records_gives_their_order(tmp_path: Path, form: str, listing: str) -> None:
+    keys = [b"b%d" % (n * 7 % 10) for n in range(10)]
+    entries = [(key, WORDS_OF[form](n)) for n, key in enumerate(keys)]
+    for name in ("keys", "ids"):
+        put(tmp_path / name, [*entries, (name.encode(), LISTINGS[listing](keys)), (b"length", b"10")])
+        backend: Any
+        with storeds.open_backend(tmp_path / name) as backend:
+            assert ([*backend.keys()], storeds.info(str(tmp_path / name)).unread) == (
+                [key.decode() for key in keys],
+                [],
+            )
+    put(tmp_path / "part", [*entries, (b"keys", LISTINGS[listing](keys[:9]))])
+    with storeds.open_backend(tmp_path / "part", columns={"value": {"path": "{}", "kind": "bytes"}}) as backend:
+        assert len(backend) == 11  # a list of some keys may mean anything
+
+
+@pytest.mark.parametrize(("key", "value"), [("size", 224), ("total", 9.5), ("count", 3)])
+def test_a_number_that_is_not_that_of_the_records_may_be_anything(tmp_path: Path, key: str, value: float) -> None:
+    put(tmp_path / "s", [(b"r%d" % n, word_vectors(n)) for n in range(6)] + [(key.encode(), pickle.dumps(value))])
+    with storeds.open_backend(tmp_path / "s") as backend:
+        assert (len(backend), backend.meta.attrs) == (6, {key: value})
+    put(tmp_path / "t", [(b"r%d" % n, pickle.dumps(n)) for n in range(6)] + [(b"length", pickle.dumps(6))])
+    assert len(storeds.open_backend(tmp_path / "t")) == 6
+    put(tmp_path / "t", [(b"length", pickle.dumps(4))])
+    assert len(storeds.open_backend(tmp_path / "t")) == 7
+
+
 def test_digits_and_letters_that_are_all_pictures_are_all_records(tmp_path: Path) -> None:
     put(tmp_path / "s", [(b"%x" % n, JPEGS[n]) for n in range(16)])
     assert [record["image"] for record in records_of(f"lmdb://{tmp_path}/s")] == JPEGS[:16]
@@ -349,7 +425,7 @@ REFUSALS: list[Refusal] = [
     (listed(keys=LISTED[:3], said=6), {}, FormatError, "lists 3, so 5 entries are expected, and it has 8"),
     (listed(keys=LISTED, said=8), {}, FormatError, "says 8 records, so 10 entries are expected, and it has 8"),
     (listed(keys=Runs(os.system, "x")), {}, FormatError, r"__keys__ cannot be read.*system"),
-    (listed(keys=[b"0", 1]), {}, FormatError, "__keys__ is not a list of keys"),
+    (listed(keys=[b"0", 1]), {}, FormatError, "__keys__ cannot be read: it is not a list of keys"),
     (lambda path: put(path, [(b"num-samples", b"many")]), {"layout": "ocr"}, FormatError, "no number of records"),
     (pairs, {"columns": {"image": "image_{}"}}, FormatError, "no key matches the place 'image_{}'.*'0000_image'"),
     (pairs, {"columns": {"image": "{}_image", "x": "{}_x"}}, FormatError, "no entry '0000_x'.* for 'x'"),

@@ -164,7 +164,7 @@ class ForeignLmdb(FileBackend[ForeignHandle, EnvironmentOpener]):
             frozenset(entries.keys),
             key=KEY if KEY in pattern.names and layout in _KEYED else "",
             codec=PRESETS[layout].codec if layout in PRESETS else "",
-            listed=key_listing(reader) if is_bare and layout != "columns" else "",
+            listed=key_listing(reader, entries) if is_bare and layout != "columns" else "",
         )
         plan = counted_plan(reader, plan, entries)
         if plan.numbers is None:

@@ -13,9 +13,9 @@ from dataclasses import replace
 from typing import Any
 
 from storeds.errors import FormatError
-from storeds.layouts.codecs import CODECS, CodecError, decode_json, decompress, is_msgpack_list, is_pickle, sniff
+from storeds.layouts.codecs import CODECS, CodecError, is_msgpack_list, is_pickle, sniff
 from storeds.layouts.explain import Preset
-from storeds.layouts.lmdb.entries import KEYS, LEN, Entries
+from storeds.layouts.lmdb.entries import KEYS, LEN, Entries, listed_keys
 from storeds.layouts.lmdb.environment import DATA, LmdbReader, key_text
 from storeds.layouts.lmdb.records import NumberedKeys, Plan
 from storeds.layouts.pattern import Pattern, parse_pattern, shared_names
@@ -123,11 +123,9 @@ def check_counts(reader: LmdbReader, plan: Plan, entries: Entries, count: int) -
 # Lists of keys.
 
 
-def key_listing(reader: LmdbReader) -> str:
-    """Return where a store lists the keys of its records: ``__keys__``, ``meta_info.txt``, or ``""``."""
-    if reader.get(KEYS) is not None:
-        return KEYS.decode()
-    return _META_INFO if _meta_info_path(reader) else ""
+def key_listing(reader: LmdbReader, entries: Entries) -> str:
+    """Return where a store lists the keys of its records: an entry such as ``__keys__``, ``meta_info.txt``, or ``""``."""
+    return entries.listed or (_META_INFO if _meta_info_path(reader) else "")
 
 
 def _meta_info_path(reader: LmdbReader) -> str | None:
@@ -141,7 +139,10 @@ def listed_keys_of(reader: LmdbReader, plan: Plan) -> Iterable[bytes]:
     """Return the keys that a store lists itself; raises FormatError."""
     if plan.listed == _META_INFO:
         return _lines(_meta_info_path(reader) or "", reader.url)
-    return _keys_entry(reader)
+    try:
+        return listed_keys(reader.get(plan.listed.encode()) or b"")
+    except CodecError as error:
+        raise FormatError(f"{reader.url}: {plan.listed} cannot be read: {error}") from None
 
 
 def _lines(path: str, url: str) -> Iterator[bytes]:
@@ -153,18 +154,6 @@ def _lines(path: str, url: str) -> Iterator[bytes]:
                 yield os.path.splitext(match["name"] if match else line)[0].encode()
     except (OSError, UnicodeDecodeError) as error:
         raise FormatError(f"{url}: {_META_INFO} beside it cannot be read: {error}") from None
-
-
-def _keys_entry(reader: LmdbReader) -> list[bytes]:
-    value = reader.get(KEYS) or memoryview(b"")
-    try:
-        is_json = bytes(value[:1]) == b"["  # the values may have another form
-        found = decode_json(decompress(value)) if is_json else CODECS["tensorpack"](value)
-    except CodecError as error:
-        raise FormatError(f"{reader.url}: {KEYS.decode()} cannot be read: {error}") from None
-    if not isinstance(found, (list, tuple)) or not all(isinstance(key, (str, bytes)) for key in found):
-        raise FormatError(f"{reader.url}: {KEYS.decode()} is not a list of keys, which are text or bytes")
-    return [key.encode() if isinstance(key, str) else key for key in found]
 
 
 # What a store certainly is.
