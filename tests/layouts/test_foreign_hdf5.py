@@ -91,6 +91,101 @@ def test_a_pattern_reads(
     assert store.get_many([position], list(record)) == [record]
 
 
+CASES_DIFFER = {"T": array(3, 2), "t": np.arange(3), "t_2": np.arange(3) + 5}
+CLIENTS = {
+    f"c/f{at}/{name}": rows
+    for at in range(3)
+    for name, rows in (("label", np.arange(2) + 9), ("pixels", array(2, 4, 4)))
+}
+VIDEO_NAMES = {"v/frames": array(3, 4, 4), "v/array": array(3, 2), "v/frame": np.arange(3) + 7, "v/Step": np.arange(3)}
+STEPS = {f"data/{at}/{name}": np.arange(3) + 5 for at in "ab" for name in ("step", "key", "x")}
+UNITS = {"a": array(2), "b": array(2), "a@unit": "m", "b@unit": "s", "@unit": "?", "b@only": 1}
+
+# The datasets, the arguments, and field → its place, as `storeds info` shows it.
+NAMED: list[tuple[dict[str, Any], dict[str, Any], dict[str, str]]] = [
+    (CASES_DIFFER, {"layout": "parallel"}, {"t": "t[]", "t_2": "t_2[]", "t_3": "T[]"}),
+    ({"ä": array(2, 3), "ö": np.arange(2)}, {}, {"field": "ä[]", "field_2": "ö[]"}),
+    ({"a/b": array(2, 3), "a_b": np.arange(2)}, {}, {"a_b": "a_b[]", "a_b_2": "a/b[]"}),
+    (CLIENTS, {"columns": {"*": "c/{who}/**[]"}}, {"label": "c/{who}/label[]", "pixels": "c/{who}/pixels[]"}),
+    (
+        VIDEO_NAMES,
+        {"columns": {"*": "{video}/**[]"}},
+        {
+            "frames": "{video}/frames[]",
+            "array": "{video}/array[]",
+            "frame": "{video}/frame[]",
+            "step": "{video}/Step[]",
+        },
+    ),
+    ({"v/Frame": np.arange(3)}, {"columns": {"*": "{video}/**[]"}}, {"frame_2": "{video}/Frame[]"}),
+    (
+        STEPS,
+        {"columns": {"*": "data/{episode}/**[]"}},
+        {name: f"data/{{episode}}/{name}[]" for name in ("step", "key", "x")},
+    ),
+    (
+        UNITS,
+        {"columns": {"*": "**", "@": "**"}},
+        {"a": "a", "b": "b", "unit": "@unit", "a_unit": "a@unit", "b_unit": "b@unit", "only": "b@only"},
+    ),
+    (CASES_DIFFER, {"columns": {"*": "**[]", "t": "t_2[]"}}, {"t": "t_2[]", "t_2": "t[]", "t_3": "T[]"}),
+    (CASES_DIFFER, {"columns": {"*": "**[]", "t": "t[]"}}, {"t": "t[]", "t_2": "t_2[]", "t_3": "T[]"}),
+    ({"key": array(2), "Key": array(3)}, {"layout": "per_file"}, {"key": "key", "key_2": "Key"}),
+]
+
+
+class TestNames:
+    """No name hides another one, and a stored name that is a field's name stays as it is."""
+
+    @pytest.mark.parametrize(("datasets", "arguments", "where"), NAMED)
+    def test_are_distinct_and_exact(
+        self, path: Path, datasets: dict[str, Any], arguments: dict[str, Any], where: dict[str, str]
+    ) -> None:
+        write(path, datasets)
+        store: Any = open_backend(path, **arguments)
+        assert store.handle_settings()["where"] == where
+        with h5py.File(path) as file:
+            for name, place in where.items():
+                text, _, attribute = place.format(who="f0", video="v", episode="a").partition("@")
+                stored = file[text.removesuffix("[]") or "/"]
+                value = stored.attrs[attribute] if attribute else stored[0] if "[]" in place else stored[()]
+                assert np.array_equal(store.get_many([0])[0][name], value)
+
+    @pytest.mark.parametrize(
+        ("datasets", "columns", "words"),
+        [
+            (
+                CLIENTS,
+                {"*": "c/{label}/**[]"},
+                "{label} would take the name of the stored 'label'; give the name in braces",
+            ),
+            ({"a/Label": 1, "b/Label": 2}, {"*": "{label}/**"}, "{label} would take the name of the stored 'Label'"),
+            ({"a/key": 1, "b/key": 2}, {"*": "{}/**"}, "{} would take the name of the stored 'key'"),
+            ({"a/x": 1, "a@key": "?"}, {"*": "{}/**", "@": "{}"}, "{} would take the name of the stored 'key'"),
+        ],
+    )
+    def test_in_braces_hide_no_stored_one(
+        self, path: Path, datasets: dict[str, Any], columns: dict[str, str], words: str
+    ) -> None:
+        write(path, datasets)
+        with pytest.raises(ConfigError, match=re.escape(words)):
+            open_backend(path, columns=columns)
+
+    @pytest.mark.parametrize("name", ["label", "group", "frame", "key", "Label"])
+    @pytest.mark.parametrize("group", ["", "c/", "c/d/"])
+    def test_of_lines_to_paste_hide_no_stored_one(self, path: Path, group: str, name: str) -> None:
+        rows = {f"f{at}": np.arange(3) + at for at in range(3)}
+        write(path, {f"{group}{client}/{each}": value for client, value in rows.items() for each in (name, "x")})
+        with pytest.raises(ConfigError) as raised:
+            open_backend(path)
+        for given in lines_of(raised.value, 3):
+            store: Any = open_backend(path, **given)
+            if "**[]" in str(given):
+                assert store.column(name.lower()).tolist() == np.concatenate([*rows.values()]).tolist()
+            elif "**" in str(given):
+                assert np.array_equal(store.get_many([1], [name.lower()])[0][name.lower()], rows["f1"])
+
+
 class TestDatasets:
     """What users see of foreign files through StoreDataset."""
 

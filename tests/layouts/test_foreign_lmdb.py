@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import random
+import re
 import runpy
 import sys
 from collections.abc import Callable
@@ -315,6 +316,22 @@ def test_entries_of_mappings(tmp_path: Path) -> None:
     mixed, absent = sorted(storeds.info(str(path)).unread, reverse=True)
     assert mixed == "part 'x': some records hold int and others str"
     assert absent.startswith("part 'box': ")
+
+
+def test_entries_of_mappings_hide_no_other_field(tmp_path: Path) -> None:
+    path = pickled(tmp_path / "s", [{"T": n, "t": n + 0.5, b"t": "x", "label": n, "key": n} for n in range(3)])
+    fields = {"t": 1.5, "t_2": "x", "t_3": 1, "label": 1, "key": 1}
+    assert records_of(f"lmdb://{path}")[1] == fields
+    for place, taken in (("{label}", "label"), ("{}", "key")):
+        with pytest.raises(ConfigError, match=re.escape(f"{place} would take the name of the stored {taken!r}")):
+            storeds.open_backend(path, columns={"*": place})
+    with storeds.open_backend(
+        path, columns={"*": "{number}", "label": {"path": "{number}", "kind": "bytes"}}
+    ) as backend:
+        assert {name: backend.meta.fields[name].kind for name in ("label", "label_2")} == {
+            "label": "bytes",
+            "label_2": "int",
+        }
 
 
 def test_atoms_and_a_damaged_array_in_json(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from _foreign_lmdb import encoded
-from storeds.layouts.infer import coerce, field_of
+from storeds.layouts.infer import coerce, field_names, field_of
 from storeds.protocols import Field
 
 JPEG = encoded(0)
@@ -73,3 +73,17 @@ def test_values_that_do_not_agree(values: list[Any], why: str) -> None:
 def test_values_unlike_their_kind(field: Field, value: Any, why: str) -> None:
     with pytest.raises(ValueError, match=why):
         coerce(field, value)
+
+
+@pytest.mark.parametrize(
+    ("labels", "taken", "names"),
+    [
+        (["T", "t"], [], ["t_2", "t"]),
+        (["T", "t", "t_2", "t 2"], [], ["t_3", "t", "t_2", "t_2_2"]),
+        (["Ä", "é", "3d", "f3d"], [], ["field", "field_2", "f3d_2", "f3d"]),
+        (["a" * 95, "A" * 95], [], ["a" * 90, "a" * 90 + "_2"]),
+        (["x", "x"], ["x"], ["x_2", "x_3"]),
+    ],
+)
+def test_names_are_distinct_and_an_exact_one_wins(labels: list[str], taken: list[str], names: list[str]) -> None:
+    assert field_names(labels, taken) == names

@@ -115,6 +115,7 @@ def test_an_error_marks_the_place(text: str, mark: int, words: str) -> None:
         ({"f": {"kind": "int"}}, "a table has path and kind"),
         ({"f": {"path": "x", "role": "image"}}, "a table has path and kind"),
         ({"f": {"path": "x", "kind": "number"}}, "kind"),
+        ("x:a,x:b", "'x' is there twice"),
         ({"a": "{x}/a", "b": "{y}/b"}, "has the name 'y', which '{x}/a' lacks"),
         ({"a": "{x}/a", "x": "x"}, "'x' is a field, and a name in the braces"),
     ],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,7 @@ __all__ = [
     "coerce",
     "evenly",
     "field_name",
+    "field_names",
     "field_of",
     "form_of",
     "infer",
@@ -68,7 +69,7 @@ class Inferred:
     left: tuple[str, ...] = ()
 
 
-def infer(samples: Sequence[Any], *, lists: bool = False) -> Inferred:
+def infer(samples: Sequence[Any], *, lists: bool = False, taken: Collection[str] = ()) -> Inferred:
     """Return the fields of values by some of them: the parts of a tuple or list, the entries of a mapping, or the value.
 
     Parameters
@@ -77,6 +78,8 @@ def infer(samples: Sequence[Any], *, lists: bool = False) -> Inferred:
         At least one.
     lists : bool
         Lists of numbers are arrays, as in JSON.
+    taken : collection of str
+        Names that other fields have.
 
     Raises
     ------
@@ -107,9 +110,8 @@ def infer(samples: Sequence[Any], *, lists: bool = False) -> Inferred:
     if 2 * len(left) >= len(parts):
         columns = {"value": {"path": "{}", "kind": "bytes"}}
         raise ValueError(f"{'; '.join(left[:6])}; columns={columns!r} reads the bytes of each value")
-    names = [*map(_entry_name, fields)] if isinstance(first, Mapping) else names_for([*fields.values()], videos)
-    if len(set(names)) < len(names):
-        raise ValueError("several entries of its mappings have the same name in lower case")
+    is_mapping = isinstance(first, Mapping)
+    names = field_names([*map(_entry_text, fields)] if is_mapping else names_for([*fields.values()], videos), taken)
     found = parse_fields(dict(zip(names, fields.values(), strict=True)))
     return Inferred(form, tuple((name, part, found[name]) for name, part in zip(names, fields, strict=True)), (*left,))
 
@@ -131,14 +133,30 @@ def part_of(value: Any, part: Any) -> Any:
         raise ValueError(f"it has no part {part!r}") from None
 
 
-def _entry_name(entry: Any) -> str:
-    return field_name(entry.decode("utf-8", "replace") if isinstance(entry, bytes) else str(entry))
+def _entry_text(entry: Any) -> str:
+    return entry.decode("utf-8", "replace") if isinstance(entry, bytes) else str(entry)
 
 
 def field_name(text: str) -> str:
     """Return a text as the name of a field: in lower case, with ``_`` for other characters."""
     name = re.sub(r"[^a-z0-9_]+", "_", text.lower()).strip("_")[:90] or "field"
     return name if name[0].isalpha() else f"f{name}"
+
+
+def field_names(labels: Sequence[str], taken: Collection[str] = ()) -> list[str]:
+    """Return a field name of its own for each label: the label itself if it is a free name, else `field_name` and a number.
+
+    No label takes the name that is exactly another one: of ``T`` and ``t``, the first becomes ``t_2``.
+    """
+    used, names = set(taken), [""] * len(labels)
+    for at in sorted(range(len(labels)), key=lambda at: field_name(labels[at]) != labels[at]):
+        plain = unique = field_name(labels[at])
+        number = 2
+        while unique in used:
+            unique, number = f"{plain}_{number}", number + 1
+        used.add(unique)
+        names[at] = unique
+    return names
 
 
 def field_of(

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from storeds.errors import ConfigError
+from storeds.layouts.infer import field_name
 from storeds.protocols import Field
 from storeds.records.fields import parse_fields
 
@@ -26,6 +27,7 @@ __all__ = [
     "Pattern",
     "Place",
     "Template",
+    "check_names",
     "natural_order",
     "parse_pattern",
     "shared_names",
@@ -93,7 +95,8 @@ class Template:
         return [*parts, Template(tuple(texts), tuple(names))]
 
     def __str__(self) -> str:
-        return self.fill({name: "{}" if name == KEY else f"{{{name}}}" for name in self.names})
+        escaped = Template(tuple(text.replace("{", "{{").replace("}", "}}") for text in self.texts), self.names)
+        return escaped.fill({name: "{}" if name == KEY else f"{{{name}}}" for name in self.names})
 
 
 @dataclass(frozen=True)
@@ -201,6 +204,8 @@ def parse_pattern(given: Any, *, attributes: bool = True) -> Pattern:
             if declared:
                 kinds |= parse_fields({name: declared})
             place = place["path"]
+        if name in places:
+            raise ConfigError(f"columns: {name!r} is there twice; a field has one place")
         places[name] = _Parser(name, place, attributes).parse()
     found = tuple(places.items())
     return Pattern(found, _names(found), tuple(kinds.items()))
@@ -292,6 +297,17 @@ class _Parser:
 
     def fail(self, at: int, why: str) -> NoReturn:
         raise ConfigError(f"columns[{self.field!r}]: {why}\n  {self.text}\n  {' ' * at}^")
+
+
+def check_names(names: Collection[str], labels: Iterable[str], where: str = "") -> None:
+    """Raise ConfigError, which begins with `where`, if a name in braces would hide or rename a stored field of `labels`."""
+    for label in labels:
+        name = field_name(label)
+        if name in names:
+            raise ConfigError(
+                f"{where}columns: {'{}' if name == KEY else f'{{{name}}}'} would take the name of the stored {label!r}; give the "
+                f"name in braces another one, such as {{{name}_name}}"
+            )
 
 
 def natural_order(names: Iterable[str]) -> list[str]:

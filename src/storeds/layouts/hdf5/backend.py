@@ -83,14 +83,14 @@ class ForeignOpener(FileOpener[ForeignOptions]):
             return self.layout, preset_pattern(files, self.layout), None
         found = recognise(files)
         if found is None:
-            readings = [Reading(given, partial(self._opened, given)) for given in candidates(files)]
-            raise undecided(self.url, self.path, entries(files), readings)
+            raise undecided(self.url, self.path, entries(files), map(self._reading, candidates(files)))
         _LOG.info("%s is opened with layout %r: %s", self.url, found[0], found[2])
         return found
 
-    def _opened(self, given: Mapping[str, Any]) -> ForeignHdf5:
-        """Open the store in another way, as `Reading.open`."""
-        return ForeignHdf5(self.path, **{**self.settings.changed(), **given})
+    def _reading(self, given: Mapping[str, Any]) -> Reading:
+        """Return another way to read the store, with the options of this one."""
+        arguments = {**self.settings.changed(), **given}
+        return Reading(arguments, partial(ForeignHdf5, self.path, **arguments))
 
     def _meta(self, files: Hdf5Files, layout: str, found: Contents) -> Meta:
         fields = {name: values.field for name, values in found.columns.items()}

@@ -14,10 +14,20 @@ import h5py
 
 from storeds.errors import ConfigError
 from storeds.layouts.explain import Preset
-from storeds.layouts.hdf5.files import MOST_WALKED, Hdf5Files, Member, NoSuchNameError, describe, members, names_in
+from storeds.layouts.hdf5.files import (
+    MOST_WALKED,
+    Hdf5Files,
+    Member,
+    NoSuchNameError,
+    attributes,
+    describe,
+    members,
+    names_in,
+)
 from storeds.layouts.hdf5.scan import FRAMES, is_column
 from storeds.layouts.hdf5.values import is_single, row_count
-from storeds.layouts.pattern import Pattern, natural_order, parse_pattern, shared_names
+from storeds.layouts.infer import field_name
+from storeds.layouts.pattern import KEY, Pattern, natural_order, parse_pattern, shared_names
 
 __all__ = ["PRESETS", "candidates", "entries", "preset_pattern", "recognise"]
 
@@ -176,6 +186,7 @@ def candidates(files: Hdf5Files) -> Iterator[dict[str, object]]:
     group = _entered(files)
     datasets, groups = names_in(files, _absolute(files, group))
     ways: list[Columns] = []
+    stored: set[str] = set()
     if datasets:
         yield {"layout": "parallel"}
         yield {"layout": "per_file"}
@@ -186,6 +197,7 @@ def candidates(files: Hdf5Files) -> Iterator[dict[str, object]]:
             name: names_in(files, f"{_absolute(files, group)}/{name}") for name in natural_order(groups)[:_INSPECTED]
         }
         first, *_ = inner.values()
+        stored = _stored_names(files, f"{_absolute(files, group)}/{next(iter(inner))}")
         if any(nested for _, nested in inner.values()):
             ways += [{"*": "{label}/{}/**"}, {"*": "{}/**"}]
         else:
@@ -195,4 +207,23 @@ def candidates(files: Hdf5Files) -> Iterator[dict[str, object]]:
             ways.append(shared_names([f"{name}/{each}" for name, (names, _) in inner.items() for each in names]))
             ways.append({"*": "{}/**", "@": "{}/**"})
     for columns in filter(None, ways):
-        yield {"columns": _inside(group, columns)}
+        yield {"columns": _inside(group, _with_free_names(columns, stored))}
+
+
+def _stored_names(files: Hdf5Files, group: str) -> set[str]:
+    """Return the names that datasets and attributes below a group have as fields of it, or of a group in it."""
+    found = [member.path for member in members(files, group, skipped=[])]
+    nested = [path.partition("/")[2] for path in found]
+    return {*map(field_name, [*found, *filter(None, nested), *attributes(files.group(group))])}
+
+
+_FREE_NAMES = {"{label}": "{group}", "{video}": "{group}", "{frame}": "{item}", "{}": "{sample}"}
+"""A name in braces → the one that is offered if a stored field has the name."""
+
+
+def _with_free_names(columns: Columns, stored: set[str]) -> Columns:
+    """Return columns whose names in braces hide none of the `stored` names."""
+    for name, other in _FREE_NAMES.items():
+        if (name.strip("{}") or KEY) in {*stored, *columns}:
+            columns = {field: place.replace(name, other) for field, place in columns.items()}
+    return columns

@@ -16,7 +16,7 @@ import numpy as np
 from storeds.errors import ConfigError, StoredsError, UnavailableError
 from storeds.layouts.hdf5.elements import read_attribute, read_element
 from storeds.layouts.hdf5.files import Hdf5Files, attributes, describe, members
-from storeds.layouts.hdf5.scan import NUMBERS, Facts, Plan, Scan, is_class_list
+from storeds.layouts.hdf5.scan import NUMBERS, Facts, Plan, Scan, computed_names, is_class_list
 from storeds.layouts.hdf5.values import Values, values_of
 from storeds.layouts.names import Names, pack_names
 from storeds.layouts.pattern import ATTRIBUTES, EVERYTHING, KEY, Pattern
@@ -25,7 +25,7 @@ from storeds.records.columns import index_path
 
 __all__ = ["Contents", "contents_of"]
 
-_VERSION = 4
+_VERSION = 5
 _OPEN = 4  # datasets of a field
 _FLAT = 1 << 14  # datasets of a field that are contiguous in their file
 _Many = Callable[[Sequence[int]], list[bytes]]
@@ -185,14 +185,17 @@ class Contents:
 
         for name, field in self.facts.named.fields.items():
             columns[name] = named(field, _part_reader(self._pattern.names.index(name), self.facts.named.reader(name)))
-        for name, number in NUMBERS.items():
-            if self._pattern.has_rows and name in self._pattern.names and number not in columns:
+        computed = computed_names(self._pattern) - self.facts.plans.keys()
+        for number in NUMBERS.values():
+            if number in computed:
                 columns[number] = _Computed(self.bounds, Field("int"), lambda _, rows: rows)
-        if self._pattern.has_rows and {KEY, "episode"} & {*self._pattern.names}:
+        if not {KEY} & {*self._pattern.names, *computed}:
+            return columns
+        if self._pattern.has_rows:
             columns[KEY] = named(Field("str"), lambda name, row: f"{name}/{row}")
-        elif KEY in self._pattern.names:
+        elif self._pattern.names:
             columns[KEY] = named(Field("str"), lambda name, _: name)
-        elif not self._pattern.names and not self._pattern.has_rows:
+        else:
             stem = os.path.splitext(os.path.basename(self._files.path))[0]
             columns[KEY] = _Computed(self.bounds, Field("str"), lambda sequences, _: [stem] * len(sequences))
         return columns

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -25,8 +25,18 @@ from storeds.layouts.hdf5.files import (
     names_in,
 )
 from storeds.layouts.hdf5.values import is_single, row_count, values_of
-from storeds.layouts.infer import evenly, field_name
-from storeds.layouts.pattern import ATTRIBUTES, EVERYTHING, KEY, NameFields, Pattern, Place, Template, natural_order
+from storeds.layouts.infer import evenly, field_names
+from storeds.layouts.pattern import (
+    ATTRIBUTES,
+    EVERYTHING,
+    KEY,
+    NameFields,
+    Pattern,
+    Place,
+    Template,
+    check_names,
+    natural_order,
+)
 from storeds.protocols import JSON, Array, Field
 
 __all__ = [
@@ -35,6 +45,7 @@ __all__ = [
     "Facts",
     "Plan",
     "Scan",
+    "computed_names",
     "is_class_list",
     "is_column",
 ]
@@ -116,6 +127,15 @@ class Facts:
     unread: list[str] | None = None
 
 
+def computed_names(pattern: Pattern) -> set[str]:
+    """Return the fields that follow from a record's position: the number of a row, and keys without ``{}``. A stored one wins."""
+    names = pattern.names
+    if not pattern.has_rows:
+        return set() if names else {KEY}
+    numbers = {number for name, number in NUMBERS.items() if name in names and number not in names}
+    return numbers | ({KEY} if "episode" in names else set())
+
+
 class Scan:
     """Finds the records or sequences that a pattern matches, and infers the fields from some of them."""
 
@@ -179,20 +199,28 @@ class Scan:
 
     def _plans(self, found: Sequence[tuple[str, ...]]) -> dict[str, Plan]:
         sampled = [found[at] for at in evenly(len(found), _SAMPLED)]
-        taken = set(self._pattern.names) | {NUMBERS[name] for name in self._pattern.names if name in NUMBERS}
-        taken |= {KEY} if "episode" in self._pattern.names else set()
-        plans: dict[str, Plan] = {}
-        # Attributes come last, so that a dataset keeps its name.
-        for name, place in sorted(self._pattern.places, key=lambda pair: pair[0] == ATTRIBUTES):
-            if name not in (EVERYTHING, ATTRIBUTES):
-                plans[name] = self._plan(name, place, sampled)
-                continue
-            new = self._everything(place, sampled) if name == EVERYTHING else self._attributes(place, sampled)
-            names = _field_names(new, [*taken, *plans])
-            plans |= {names[label]: plan for label, plan in new.items()}
+        places = dict(self._pattern.places)
+        several = [name for name in (EVERYTHING, ATTRIBUTES) if name in places]
+        parts = {name: {name: self._plan(name, places[name], sampled)} for name in places if name not in several}
+        for name in several:  # attributes come last, so that a dataset keeps its name
+            others = {field: plan for part in parts.values() for field, plan in part.items()}
+            parts[name] = self._several(name, places[name], sampled, others)
+        order = sorted(places, key=lambda name: name == ATTRIBUTES)
+        plans = {field: plan for name in order for field, plan in parts[name].items()}
         if not plans:
             raise FormatError(f"{self._files.url}: no field can hold what is at {self._pattern.leading.text!r}")
         return {name: replace(plan, field=_with_role(name, plan.field)) for name, plan in plans.items()}
+
+    def _several(
+        self, name: str, place: Place, sampled: Sequence[tuple[str, ...]], others: Mapping[str, Plan]
+    ) -> dict[str, Plan]:
+        """Return the fields at a place of ``"*"`` or ``"@"`` that are not among `others`, which keep their names."""
+        found = self._everything(place, sampled) if name == EVERYTHING else self._attributes(place, sampled)
+        read = {plan.where for plan in others.values()}
+        new = {label: plan for label, plan in found.items() if plan.where not in read}
+        check_names(self._pattern.names, new, f"{self._files.url}: ")
+        names = field_names([*new], others.keys() | (computed_names(self._pattern) - new.keys()))
+        return dict(zip(names, new.values(), strict=True))
 
     def _plan(self, name: str, place: Place, sampled: Sequence[tuple[str, ...]]) -> Plan:
         if place.attribute:
@@ -247,7 +275,15 @@ class Scan:
                 plans |= self._single(member.path, f"{first}/{member.path}", path) if self._pattern.names else {}
             elif row_count(member.dataset) == count:
                 plans |= self._rows_of(member, path)
-        return plans
+        return self._with_frames(plans)
+
+    def _with_frames(self, plans: dict[str, Plan]) -> dict[str, Plan]:
+        """Return the fields of a video with the name of its frames: ``image`` or ``array``, if that is clear and free."""
+        frames = [name for name in FRAMES if name in plans]
+        if "video" not in self._pattern.names or len(frames) != 1:
+            return plans
+        name = default_name(plans[frames[0]].field)
+        return plans if name in plans else {name if label in frames else label: plan for label, plan in plans.items()}
 
     def _members(self, place: Place, path: str) -> list[Member]:
         """Return the datasets below a path; raises FormatError if there are more than a record may have."""
@@ -271,8 +307,6 @@ class Scan:
             found = values_of(self._files, member.dataset)
         except FormatError:
             return {}  # of a type that no field holds, so it is reported as unread
-        if member.path in FRAMES and "video" in self._pattern.names and "" in found:
-            return {default_name(found[""].field): Plan(found[""].field, path, "row")}
         return {
             f"{member.path}/{column}" if column else member.path: Plan(values.field, path, "row", column=column)
             for column, values in found.items()
@@ -302,12 +336,14 @@ class Scan:
         owners = {"": first}
         if place.deep:
             owners |= {member.path: f"{first}/{member.path}" for member in members(self._files, first)}
+        kinds = {below: attribute_fields(attributes(self._files.find(path)[0])) for below, path in owners.items()}
+        owned = Counter(name for fields in kinds.values() for name in fields)
         plans: dict[str, Plan] = {}
-        for below, path in owners.items():
-            kinds = attribute_fields(attributes(self._files.find(path)[0]))
-            for name, field in kinds.items():
-                template = _below(place.path, below)
-                plans.setdefault(name, Plan(field, template, self._sort(template, "attribute"), name))
+        for below, fields in kinds.items():
+            template = _below(place.path, below)
+            for name, field in fields.items():
+                label = f"{below}/{name}" if below and owned[name] > 1 else name
+                plans[label] = Plan(field, template, self._sort(template, "attribute"), name)
         return plans
 
     def _checked(self, name: str, plan: Plan, found: Sequence[tuple[str, ...]], counts: Sequence[int]) -> Plan:
@@ -377,19 +413,6 @@ def _below(path: Template, name: str) -> Template:
         return path
     start = f"{path.texts[-1]}/" if path.texts != ("",) else ""
     return Template((*path.texts[:-1], start + name), path.names)
-
-
-def _field_names(labels: Iterable[str], taken: Sequence[str]) -> dict[str, str]:
-    """Return label → field name; a second equal one ends in ``_2``."""
-    used, out = set(taken), {}
-    for label in labels:
-        plain = unique = field_name(label)
-        number = 2
-        while unique in used:
-            unique, number = f"{plain}_{number}", number + 1
-        used.add(unique)
-        out[label] = unique
-    return out
 
 
 def _matches(files: Hdf5Files, group: str, place: Place) -> Iterator[tuple[str, ...]]:

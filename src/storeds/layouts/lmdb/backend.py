@@ -48,7 +48,7 @@ from storeds.layouts.lmdb.records import (
     value_at,
 )
 from storeds.layouts.names import Names
-from storeds.layouts.pattern import EVERYTHING, KEY, NameFields, Pattern, Template, parse_pattern
+from storeds.layouts.pattern import EVERYTHING, KEY, NameFields, Pattern, Template, check_names, parse_pattern
 from storeds.protocols import JSON, Array, Field, Meta, Record
 from storeds.records.codec import RecordCodec
 from storeds.records.columns import TEXT, column_from_records, index_path
@@ -366,7 +366,8 @@ def _everything(plan: Plan, place: Template, samples: Sequence[memoryview]) -> t
     if not samples:
         raise ValueError("it has no record from which to infer the fields")
     codec, contents = _contents(plan.codec, samples)
-    found = infer(contents, lists=codec == "json")
+    found = infer(contents, lists=codec == "json", taken=dict(plan.pattern.places))
+    check_names({*plan.pattern.names} - ({KEY} if not plan.key else set()), [name for name, _, _ in found.fields])
     return Value(place, codec, found.fields, found.form), [*found.left]
 
 

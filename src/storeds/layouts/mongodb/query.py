@@ -11,7 +11,7 @@ from bson import json_util
 from storeds._utils.text import counted
 from storeds.backends.base import BackendOptions, check_most_is_read
 from storeds.errors import ConfigError, StoreNotFoundError, suggest
-from storeds.layouts.infer import field_name
+from storeds.layouts.infer import field_names
 from storeds.layouts.mongodb.backend import IDS, MongodbLayout, key_of, listed
 from storeds.layouts.mongodb.documents import Column, column_at, paths_of, pick
 from storeds.layouts.names import pack_names
@@ -68,14 +68,14 @@ def _holds_data(value: Any) -> bool:
 def _places_of(documents: Sequence[Mapping[str, Any]], url: str) -> tuple[dict[str, str], dict[str, str]]:
     """Return the path of each field, and the reason for each path that is no field.
 
-    Names of fields are in lower case. Nested documents that hold data give one field each.
+    Names of fields are in lower case, and each is unique. Nested documents that hold data give one field each.
 
     Raises
     ------
     ConfigError
         A list of documents that hold data would be one field.
     """
-    columns, left = dict[str, str](), dict[str, str]()
+    found, left = list[str](), dict[str, str]()
     for path in _paths(documents):
         values = [pick(document, path) for document in documents]
         if any(value is None for value in values):
@@ -84,15 +84,15 @@ def _places_of(documents: Sequence[Mapping[str, Any]], url: str) -> tuple[dict[s
         lists = [value for value in values if isinstance(value, list)]
         if any(map(_lists_of_documents, lists)) and any(map(_holds_data, lists)):
             first = next(value for value in lists if value)[0]
-            inside = {field_name(name): f"{path}[].{name}" for name in first if "." not in name}
+            names = [name for name in first if "." not in name]
+            inside = {field: f"{path}[].{name}" for field, name in zip(field_names(names), names, strict=True)}
             raise ConfigError(
                 f"{url}: field {path!r} holds lists of documents with images or other data, {sum(map(len, lists))} in "
                 f"{len(lists)} documents: columns={inside!r} gives one record for each of them; paths without [] are those of "
                 "the whole document"
             )
-        if columns.setdefault(field_name(path), path) != path:
-            left[path] = "another field has its name in lower case; columns= gives it one"
-    return columns, left
+        found.append(path)
+    return dict(zip(field_names(found), found, strict=True)), left
 
 
 def _paths(documents: Sequence[Mapping[str, Any]]) -> Iterator[str]:
