@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import pickle
 import random
 import re
 import runpy
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -56,6 +58,8 @@ from storeds.protocols import Field
 from storeds.records.columns import read_column
 from storeds.registry import LAYOUTS
 from storeds.testing import fingerprint
+
+PACK: Callable[[Any], bytes] = msgspec.msgpack.Encoder().encode
 
 
 @pytest.fixture(autouse=True)
@@ -230,7 +234,7 @@ WORDS_OF: dict[str, Callable[[int], bytes]] = {
     "mappings": lambda n: pickle.dumps({"features": np.full((n + 1, 4), n, "f4"), "boxes": n}),
     "pictures": lambda n: JPEGS[n],
     "json": lambda n: b'{"a": %d}' % n,
-    "msgpack": lambda n: msgspec.msgpack.Encoder().encode({"a": n}),
+    "msgpack": lambda n: PACK({"a": n}),
     "texts": lambda n: b"word %d" % n,
     "bytes": lambda n: bytes([254, n]) * 40,
 }
@@ -250,7 +254,7 @@ LISTINGS: dict[str, Callable[[list[bytes]], bytes]] = {
     "pickle": pickle.dumps,
     "texts in a pickle": lambda keys: pickle.dumps([key.decode() for key in keys]),
     "json": lambda keys: json.dumps([key.decode() for key in keys]).encode(),
-    "msgpack": msgspec.msgpack.Encoder().encode,
+    "msgpack": PACK,
     "array": lambda keys: pickle.dumps(np.array(keys)),
 }
 
@@ -332,6 +336,87 @@ def test_entries_of_mappings_hide_no_other_field(tmp_path: Path) -> None:
             "label": "bytes",
             "label_2": "int",
         }
+
+
+def robot(n: int) -> dict[str, Any]:
+    state = np.array([n, np.nan, np.inf], "f2")
+    inner = {"image": np.full((2, 3), n, "u1"), "on": np.array([True, False]), "depth": {"z": np.array(n)}, "text": "x"}
+    return {
+        "observation": {**inner, "state": state},
+        "action": [np.full(2, n, "f4")] * (n % 3 + 1),
+        "reward": {"r": math.nan},
+    }
+
+
+def robot_arrays(n: int) -> dict[str, Any]:
+    """The fields of a robot's record, by hand."""
+    return {
+        "observation_image": np.full((2, 3), n, "u1"),
+        "observation_on": np.array([True, False]),
+        "observation_depth_z": np.array(n),
+        "observation_text": "x",
+        "observation_state": np.array([n, np.nan, np.inf], "f2"),
+        "action": np.full((n % 3 + 1, 2), n, "f4"),
+    }
+
+
+def numpy_in_msgpack(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return {"nd": True, "type": value.dtype.str, "kind": "", "shape": value.shape, "data": value.tobytes()}
+    if isinstance(value, dict):
+        return {key: numpy_in_msgpack(item) for key, item in value.items()}
+    return [numpy_in_msgpack(item) for item in value] if isinstance(value, list) else value
+
+
+@pytest.mark.parametrize("form", ["pickle", "msgpack"])
+@pytest.mark.parametrize("within", ["mapping", "list"])
+def test_arrays_inside_of_mappings_and_lists_stay_arrays(tmp_path: Path, form: str, within: str) -> None:
+    dump: Callable[[Any], bytes] = pickle.dumps if form == "pickle" else lambda value: PACK(numpy_in_msgpack(value))
+    records = [robot(n) for n in range(12)]
+    numbered(tmp_path / "s", [dump(each if within == "mapping" else [each, 7]) for each in records])
+    start = "" if within == "mapping" else "f0_"
+    with storeds.open_backend(tmp_path / "s", layout="pickled" if form == "pickle" else "msgpack") as backend:
+        for n, found in enumerate(cast("list[dict[str, Any]]", backend.get_many(range(12)))):
+            for name, value in robot_arrays(n).items():
+                assert type(found[start + name]) is type(value)
+                assert str(getattr(found[start + name], "dtype", "")) == str(getattr(value, "dtype", ""))
+                np.testing.assert_array_equal(found[start + name], value)
+            assert math.isnan(found[f"{start}reward"]["r"])
+        assert backend.unread() == []  # type: ignore[attr-defined]
+
+
+def test_arrays_that_no_field_can_hold_are_reported_with_their_place(tmp_path: Path) -> None:
+    ragged = {"boxes": {"of": [np.ones(1), np.ones(2)], "n": np.ones(2)}, "label": 3}
+    path = numbered(tmp_path / "s", [pickle.dumps(ragged)] * 4)
+    assert storeds.info(str(path)).unread == [
+        "part 'boxes.of': no field can hold a list of arrays of several shapes or types"
+    ]
+    late = [pickle.dumps({"a": {"b": [n] if n != 33 else [np.ones(1)]}, "label": n}) for n in range(100)]
+    assert faults(numbered(tmp_path / "t", late)) == {33: "it holds an array, unlike the others"}
+
+
+@pytest.mark.parametrize("form", ["pickle", "json", "msgpack"])
+def test_nan_and_infinities_make_no_record_bad(tmp_path: Path, form: str) -> None:
+    dump: Callable[[Any], bytes] = {
+        "pickle": pickle.dumps,
+        "json": lambda value: json.dumps(value).encode(),
+        "msgpack": PACK,
+    }[form]
+    values = [{"a": {"b": [math.nan if n == 33 else 1.5, "x"]}, "c": math.inf} for n in range(100)]
+    path = numbered(tmp_path / "s", [dump(value) for value in values])
+    assert str(records_of(path, **({"layout": "msgpack"} if form == "msgpack" else {}))) == str(values)
+
+
+def test_the_first_read_of_arrays_imports_nothing(tmp_path: Path) -> None:
+    numbered(tmp_path / "s", [pickle.dumps(robot(n)) for n in range(4)])
+    program = """if True:
+        import sys, storeds
+        backend = storeds.open_backend(sys.argv[1])
+        before = set(sys.modules)
+        backend.get_many([0, 1])
+        print(sorted(set(sys.modules) - before))"""
+    done = subprocess.run([sys.executable, "-c", program, tmp_path / "s"], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
 
 
 def test_atoms_and_a_damaged_array_in_json(tmp_path: Path) -> None:

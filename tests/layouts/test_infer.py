@@ -35,6 +35,9 @@ AGREE: list[tuple[list[Any], Field]] = [
     ([[], []], Field("json")),
     ([["a"], []], Field("json")),
     ([{"a": 1}, None, [1]], Field("json")),
+    ([[np.ones(3, "f2")] * 2, (np.ones(3, "f2"),)], Field("array", "<f2", (None, 3))),
+    ([[np.int16(1), np.int16(2)]], Field("array", "<i2", (2,))),
+    ([np.array(1.5)], Field("array", "<f8", ())),
 ]
 
 
@@ -50,6 +53,10 @@ def test_values_that_agree(values: list[Any], expected: Field) -> None:
         ([[True], [1]], "booleans and others numbers"),
         ([[1], [[1]]], "differ in dtype .* or dimensions"),
         ([np.zeros(2), np.zeros(2, "f4")], "differ in dtype"),
+        ([[np.ones(1), np.ones(2)]], "no field can hold a list of arrays of several shapes or types"),
+        ([[np.ones(1), np.ones(1, "f4")]], "no field can hold a list of arrays"),
+        ([[{"box": np.ones(4)}]], "no field can hold a list of arrays"),
+        ([[1, np.ones(1)]], "no field can hold a list of arrays"),
         ([np.array([None])], "no field can hold an array of object"),
         ([DAY], "no field can hold a datetime"),
     ],
@@ -67,6 +74,8 @@ def test_values_that_do_not_agree(values: list[Any], why: str) -> None:
         (Field("array", "<i8", (2,)), [1.5, 2], "no numbers of type <i8"),
         (Field("array", "<i8", (2,)), [1], "has the shape"),
         (Field("array", "<i8", (2,)), ["a", "b"], "no numbers"),
+        (Field("json"), {"a": [np.ones(1)]}, "holds an array, unlike the others"),
+        (Field("array", "<f4", (None, 2)), [np.ones(2, "f4"), np.ones(3, "f4")], "no numbers of type <f4"),
         (Field("image"), "words", "not an image in base64"),
     ],
 )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import binascii
 import io
+import json
 import math
 import re
 import zlib
@@ -152,8 +153,14 @@ def _whole(found: bytes, ended: bool) -> bytes:
 
 
 def decode_json(value: bytes | memoryview) -> Any:
-    """Return the content of JSON text; raises CodecError."""
-    return _bounded(_json, value, "JSON")
+    """Return the content of JSON text, in which NaN and infinities may stand as Python writes them; raises CodecError."""
+    try:
+        return _bounded(_json, value, "JSON")
+    except CodecError:
+        text = bytes(value)
+        if b"NaN" not in text and b"Infinity" not in text:
+            raise
+    return _bounded(lambda text: json.loads(bytes(text)), text, "JSON")
 
 
 def decode_msgpack(value: bytes | memoryview) -> Any:
@@ -166,7 +173,7 @@ def _bounded(decode: Callable[[bytes | memoryview], Any], value: bytes | memoryv
         return decode(value)
     except RecursionError:  # msgspec has no limit of its own
         raise _too_deep(what) from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, ValueError) as error:
         raise CodecError(f"its {what} is damaged: {error}") from None
 
 
@@ -232,8 +239,8 @@ def _plain(array: Array) -> Any:
 
 
 def numbers_of(value: Any) -> Array | None:
-    """Return a list of numbers, or of equally long such lists, as an array; None for anything else."""
-    if not isinstance(value, list):
+    """Return a list of Python's numbers, or of equally long such lists, as an array; None for anything else."""
+    if not isinstance(value, list) or any(isinstance(item, (np.ndarray, np.generic)) for item in value):
         return None
     try:
         found = np.array(value)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,15 +25,18 @@ __all__ = [
     "field_names",
     "field_of",
     "form_of",
+    "holds_nan",
     "infer",
     "names_for",
     "part_of",
     "plain",
 ]
 
-Parts = tuple[tuple[str, Any, Field], ...]
+Path = tuple[Any, ...]
+"""Where a part of a value lies: the keys of mappings and the numbers in lists that lead to it."""
+Parts = tuple[tuple[str, Path, Field], ...]
 """The name of each field, the part of a value that it holds, and its kind."""
-WHOLE = -1
+WHOLE: Path = ()
 """The part of a value that is the value itself."""
 
 _NAMES = {"image": "image", "int": "label", "str": "text", "array": "array", "float": "value", "bool": "flag"}
@@ -72,6 +76,8 @@ class Inferred:
 def infer(samples: Sequence[Any], *, lists: bool = False, taken: Collection[str] = ()) -> Inferred:
     """Return the fields of values by some of them: the parts of a tuple or list, the entries of a mapping, or the value.
 
+    A mapping inside of it that holds arrays gives a field for each of its entries.
+
     Parameters
     ----------
     samples : sequence
@@ -92,12 +98,10 @@ def infer(samples: Sequence[Any], *, lists: bool = False, taken: Collection[str]
         raise ValueError(f"its records have several forms: {', '.join(sorted(forms))}")
     samples = [value for value in samples if form_of(value) == form]
     first = samples[0]
-    parts: list[Any] = [WHOLE]
-    if isinstance(first, Mapping):
-        parts = list(dict.fromkeys(entry for sample in samples for entry in sample))
-    elif isinstance(first, (list, tuple)) and first:
-        parts = list(range(len(first)))
-    fields, videos, left = dict[Any, Field](), list[bool](), list[str]()
+    parts = [WHOLE]
+    if isinstance(first, Mapping) or (isinstance(first, (list, tuple)) and first):
+        parts = [path for part in _parts_of(samples) for path in _paths([(part,)], samples)]
+    fields, videos, left = dict[Path, Field](), list[bool](), list[str]()
     for part in parts:
         try:
             values = [part_of(value, part) for value in samples]
@@ -106,12 +110,17 @@ def infer(samples: Sequence[Any], *, lists: bool = False, taken: Collection[str]
             fields[part] = field_of(values, lists=lists)
             videos.append(all(isinstance(value, (bytes, memoryview)) and is_video(value) for value in values))
         except ValueError as error:
-            left.append(f"its values: {error}" if part == WHOLE else f"part {part!r}: {error}")
+            left.append(f"part {_shown(part)}: {error}" if part else f"its values: {error}")
     if 2 * len(left) >= len(parts):
         columns = {"value": {"path": "{}", "kind": "bytes"}}
         raise ValueError(f"{'; '.join(left[:6])}; columns={columns!r} reads the bytes of each value")
-    is_mapping = isinstance(first, Mapping)
-    names = field_names([*map(_entry_text, fields)] if is_mapping else names_for([*fields.values()], videos), taken)
+    labels = [".".join(map(_entry_text, part)) for part in fields]
+    if not isinstance(first, Mapping):
+        by_kind = [at for at, part in enumerate(fields) if len(part) < 2]
+        named = names_for([[*fields.values()][at] for at in by_kind], [videos[at] for at in by_kind])
+        for at, name in zip(by_kind, named, strict=True):
+            labels[at] = name
+    names = field_names(labels, taken)
     found = parse_fields(dict(zip(names, fields.values(), strict=True)))
     return Inferred(form, tuple((name, part, found[name]) for name, part in zip(names, fields, strict=True)), (*left,))
 
@@ -123,14 +132,42 @@ def form_of(value: Any) -> str:
     return "a mapping" if isinstance(value, Mapping) else "one value"
 
 
-def part_of(value: Any, part: Any) -> Any:
-    """Return a part of a value; raises ValueError if it has none."""
-    if part == WHOLE:
-        return value
+def _parts_of(values: Sequence[Any]) -> list[Any]:
+    """Return the keys of mappings, each once, or the numbers of the items of lists."""
+    if isinstance(values[0], Mapping):
+        return list(dict.fromkeys(entry for value in values for entry in value))
+    return list(range(len(values[0])))
+
+
+def _paths(paths: list[Path], samples: Sequence[Any]) -> Iterator[Path]:
+    """Yield the paths, and in place of one that leads to mappings with arrays those of their entries."""
+    for path in paths:
+        values = [value for sample in samples if (value := _found(sample, path)) is not None]
+        if values and all(isinstance(value, Mapping) for value in values) and any(map(_holds_arrays, values)):
+            yield from _paths([(*path, entry) for entry in _parts_of(values)], samples)
+        else:
+            yield path
+
+
+def _found(value: Any, path: Path) -> Any:
     try:
-        return value[part]
+        return part_of(value, path)
+    except ValueError:
+        return None
+
+
+def part_of(value: Any, part: Path) -> Any:
+    """Return a part of a value; raises ValueError if it has none."""
+    try:
+        for each in part:
+            value = value[each]
     except (KeyError, IndexError, TypeError):
-        raise ValueError(f"it has no part {part!r}") from None
+        raise ValueError(f"it has no part {_shown(part)}") from None
+    return value
+
+
+def _shown(part: Path) -> str:
+    return repr(part[0]) if len(part) == 1 else repr(".".join(map(_entry_text, part)))
 
 
 def _entry_text(entry: Any) -> str:
@@ -185,7 +222,15 @@ def field_of(
     arrays = [array for value in values if (array := numbers_of(value)) is not None] if lists else []
     if arrays and len(arrays) == len(values):
         return _list_field(arrays, any_shape)
-    return _merged([_kind_of(value) for value in values], any_shape)
+    return _merged([_kind_of(_stacked(value)) for value in values], any_shape)
+
+
+def _stacked(value: Any) -> Any:
+    """Return a list of equal arrays, or of NumPy's numbers of one type, as one array; anything else as it is."""
+    if not isinstance(value, (list, tuple)) or not value or not isinstance(value[0], (np.ndarray, np.generic)):
+        return value
+    forms = {(item.dtype, item.shape) if isinstance(item, (np.ndarray, np.generic)) else None for item in value}
+    return np.stack(value) if len(forms) == 1 and value[0].dtype.kind in _ARRAY_KINDS else value
 
 
 def _list_field(arrays: Sequence[Array], any_shape: bool) -> Field:
@@ -213,6 +258,8 @@ def _kind_of(value: Any) -> Field:
     if isinstance(value, (list, tuple, dict)) or value is None:
         if _holds_bytes(value):
             raise ValueError("no field can hold a list of bytes")
+        if _holds_arrays(value):
+            raise ValueError("no field can hold a list of arrays of several shapes or types")
         return Field("json")
     if isinstance(value, str) and image_of_text(value) is not None:
         return Field("image")
@@ -226,6 +273,13 @@ def _holds_bytes(value: Any) -> bool:
     if isinstance(value, (list, tuple, dict)):
         return any(map(_holds_bytes, value.values() if isinstance(value, dict) else value))
     return isinstance(value, (bytes, memoryview))
+
+
+def _holds_arrays(value: Any) -> bool:
+    """Whether a value is or contains an array or a number of NumPy, whose type JSON would lose."""
+    if isinstance(value, (list, tuple, dict)):
+        return any(map(_holds_arrays, value.values() if isinstance(value, dict) else value))
+    return isinstance(value, (np.ndarray, np.generic))
 
 
 def _array_field(value: Array) -> Field:
@@ -278,6 +332,7 @@ def names_for(fields: Sequence[Field], videos: Sequence[bool] = ()) -> list[str]
 
 def coerce(field: Field, value: Any) -> Any:
     """Convert `value` to the form of its field's kind; the codec checks values that do not fit."""
+    value = _stacked(value)
     if isinstance(value, np.ndarray) and field.kind in ("image", "bytes"):
         if field.kind == "image" and not _is_encoded(value):
             raise ValueError(f"its array {value.dtype} {value.shape} is no encoded image, unlike the others")
@@ -293,6 +348,8 @@ def coerce(field: Field, value: Any) -> Any:
         value = value.item()
     if field.kind == "str" and isinstance(value, (bytes, memoryview)):
         return str(value, "utf-8")
+    if field.kind == "json" and _holds_arrays(value):
+        raise ValueError("it holds an array, unlike the others")
     return plain(value) if field.kind == "json" else value
 
 
@@ -324,6 +381,13 @@ def _fitting(field: Field, value: Any) -> Any:
         if not fits:
             raise ValueError(f"its array has the shape {value.shape}, others {field.shape}")
     return value
+
+
+def holds_nan(value: Any) -> bool:
+    """Whether a value of JSON contains NaN or an infinity, which Python's parsers of JSON read, and no store can hold."""
+    if isinstance(value, (list, dict)):
+        return any(map(holds_nan, value.values() if isinstance(value, dict) else value))
+    return isinstance(value, float) and not math.isfinite(value)
 
 
 def plain(value: Any) -> Any:

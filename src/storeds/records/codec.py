@@ -120,7 +120,8 @@ def _canonical_bool(field: Field, value: Any) -> bool:
 def _canonical_array(field: Field, value: Any) -> Array:
     if not isinstance(value, np.ndarray):
         raise TypeError(f"expected a NumPy array of {np.dtype(field.dtype)}")
-    if isinstance(value, np.ma.MaskedArray):
+    # NumPy imports its module `ma` at the first use, which takes as long as reading a hundred records.
+    if type(value) is not np.ndarray and isinstance(value, np.ma.MaskedArray):
         raise TypeError("an array cannot keep its mask")
     dtype, shape = np.dtype(field.dtype), field.shape or ()
     if value.dtype.newbyteorder("<") != dtype:

@@ -22,7 +22,7 @@ from storeds.backends.lmdb.files import lmdb_errors
 from storeds.errors import ConfigError, FormatError, RecordError
 from storeds.layouts.codecs import CODECS, CodecError, is_pickle
 from storeds.layouts.explain import Preset, Reading, undecided
-from storeds.layouts.infer import evenly, infer
+from storeds.layouts.infer import evenly, holds_nan, infer
 from storeds.layouts.lmdb.entries import Entries, beginning_of, entries_of, unread_entries
 from storeds.layouts.lmdb.environment import EnvironmentOpener, ForeignHandle, ForeignOptions, LmdbReader, key_text
 from storeds.layouts.lmdb.presets import (
@@ -240,11 +240,14 @@ class ForeignLmdb(FileBackend[ForeignHandle, EnvironmentOpener]):
     ) -> list[Record | RecordError]:
         """Return records up to the first error of LMDB, and that error; after it, the transaction cannot be used."""
         names = tuple(codec.fields)
+        jsons = [name for name, field in codec.fields.items() if field.kind == "json"]
         out: list[Record | RecordError] = []
         for position, key in zip(positions, records.keys.many(positions), strict=True):
             try:
                 values = records.read(reader, key, names)
-                out.append(codec.revive(codec.canonical({name: values[name] for name in names})))
+                loose = {name: values[name] for name in jsons if holds_nan(values[name])}
+                stored = codec.canonical({name: values[name] for name in names} | dict.fromkeys(loose))
+                out.append(codec.revive(stored) | loose)
             except (ValueError, lmdb.Error) as error:
                 out.append(self._fault(position, error, {"key": key_text(key)}))
                 if isinstance(error, lmdb.Error):
