@@ -11,17 +11,20 @@ import pickle
 import random
 import subprocess
 import tracemalloc
+import zipfile
 import zlib
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import lmdb
 import lz4.frame
 import numpy as np
 import pytest
 import torch
 
+import storeds
 from _foreign_lmdb import Runs, archive, datum, encoded, numpy_to_msgpack
 from shares import FULL, SEED
 from storeds.layouts.codecs import CODECS, CodecError, decode_json, decode_npz, decompress, sniff, unpickle
@@ -302,18 +305,104 @@ def test_damaged_values_raise_value_error(decode: Callable[[bytes], Any], value:
 
 
 def test_values_that_decompress_to_too_much_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("storeds.layouts.codecs._MOST", 1 << 16)
+    for limit in ("_MOST", "_MOST_TEXT", "_MOST_ARRAYS"):
+        monkeypatch.setattr(f"storeds.layouts.codecs.{limit}", 1 << 16)
     for value in (zlib.compress(bytes(1 << 20)), lz4.frame.compress(bytes(1 << 20))):
         with pytest.raises(CodecError, match="refused"):
             decompress(value)
     with pytest.raises(CodecError, match="refused"):
         decode_npz(archive(x=np.zeros(1 << 20, np.uint8)))
+    with pytest.raises(CodecError, match="refused"):
+        CODECS["json"](gzip.compress(b" " * (1 << 20)))
+
+
+def claiming(shape: tuple[int, ...], descr: str = "|u1") -> bytes:
+    """The bytes of an ``.npy`` whose header says more than follows."""
+    file = io.BytesIO()
+    np.lib.format.write_array_header_1_0(file, {"descr": descr, "fortran_order": False, "shape": shape})
+    return file.getvalue() + b"abc"
+
+
+def zipped(member: bytes) -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("x.npy", member)
+    return file.getvalue()
+
+
+_TEXT = b"X" + (1 << 18).to_bytes(4, "little") + bytes(1 << 18)
+SMALL_AND_LARGE = {
+    "npy": ("npy", claiming((1 << 32,))),
+    "npy of texts": ("npy", claiming((1,), "<U1000000000")),
+    "npz": ("npz", zipped(claiming((1 << 32,)))),
+    "npz in two dimensions": ("npz", zipped(claiming((1 << 20, 1 << 20), "<f8"))),
+    "lz4": ("msgpack", lz4.frame.compress(b"\xdd\xff\xff\xff\xff")),
+    "msgpack": ("msgpack", b"\xdc\0\x10" + b"\xdd\x0f\xff\xff\xff" * 16),
+    "texts of ase": ("json", b'{"a":{"__ndarray__":[[1000],"S65536",[' + b"1," * 999 + b"1]]}}"),
+    "a bytearray in many places": (
+        "pickle",
+        b"\x80\5\x96" + (1 << 18).to_bytes(8, "little") + bytes(1 << 18) + b"\x94(" + b"h\0" * 999 + b"l.",
+    ),
+    "a text that is encoded in many places": (
+        "pickle",
+        b"\x80\2c_codecs\nencode\nq\0" + _TEXT + b"X\6\0\0\0latin1\x86q\1(" + b"h\0h\1R" * 999 + b"l.",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SMALL_AND_LARGE)
+def test_few_bytes_take_little_memory(name: str) -> None:
+    codec, value = SMALL_AND_LARGE[name]
+    tracemalloc.start()
+    with pytest.raises(CodecError):
+        CODECS[codec](value)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 4 << 20
+
+
+def test_arrays_in_every_order_and_size_are_read_from_npy() -> None:
+    for array in (
+        np.arange(6.0).reshape(2, 3).T,
+        np.zeros((0, 3), "f4"),
+        np.array(3),
+        np.arange(1 << 20),
+        np.array(["a", "bc"]),
+    ):
+        found = CODECS["npy"](npy(array))
+        np.testing.assert_array_equal(found, array)
+        np.testing.assert_array_equal(CODECS["npz"](archive(x=array))["x"], array)
+
+
+def test_opening_inspects_little_of_values_that_decompress_to_much(tmp_path: Path) -> None:
+    for name, blob in {
+        "npz": archive(x=np.zeros(64 << 20, np.uint8), y=np.zeros((4 << 20, 2))),
+        "pickle": pickle.dumps({"x": np.zeros(2 << 20), "y": bytes(2 << 20)}),
+    }.items():
+        with lmdb.open(str(tmp_path / name), map_size=1 << 30) as env, env.begin(write=True) as txn:
+            for n in range(8):
+                txn.put(b"%06d" % n, blob)
+        tracemalloc.start()
+        storeds.open_backend(tmp_path / name).close()
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < (16 << 20) + 2 * len(blob), name
+
+
+def test_encoded_images_in_large_archives_are_still_images(tmp_path: Path) -> None:
+    large = np.frombuffer(JPEG + bytes(3 << 20), np.uint8)
+    with lmdb.open(str(tmp_path / "s"), map_size=1 << 26) as env, env.begin(write=True) as txn:
+        for n in range(3):
+            txn.put(b"%06d" % n, archive(x=large if n else large.reshape(-1, 1)))
+    with storeds.open_backend(tmp_path / "s") as backend:
+        assert backend.meta.fields["x"].kind == "image"
+        assert [record["x"] for record in backend.get_many(range(3))] == [large.tobytes()] * 3  # type: ignore[index]
 
 
 @pytest.mark.parametrize("codec", ["npz", "npy"])
 def test_arrays_of_objects_are_refused(codec: str) -> None:
     objects = np.array([Runs(os.system, "x")], object)
-    with pytest.raises(CodecError, match="Object arrays"):
+    with pytest.raises(CodecError, match="an array of objects"):
         CODECS[codec](archive(x=objects) if codec == "npz" else npy(objects))
 
 

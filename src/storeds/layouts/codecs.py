@@ -12,10 +12,11 @@ import io
 import json
 import math
 import re
+import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
-from typing import Any, Final
+from typing import IO, Any, Final
 
 import msgspec
 import numpy as np
@@ -37,6 +38,7 @@ __all__ = [
     "decode_tensorpack",
     "decompress",
     "image_of_text",
+    "inspect",
     "is_compressed",
     "is_image",
     "is_msgpack_list",
@@ -91,7 +93,12 @@ def _decoded(text: str) -> bytes | None:
 
 # Compressed values, JSON, msgpack and arrays.
 
-_MOST = 1 << 30  # bytes of one decompressed value
+_MOST = 1 << 28  # bytes of one decompressed value
+_MOST_TEXT = 1 << 26  # bytes of decompressed JSON, whose values take many times as much
+_MOST_ARRAYS = 1 << 30  # bytes of all arrays of an npz
+_INSPECTED = 1 << 20  # bytes of an array or a value that `inspect` keeps
+_DEFLATE_RATIO, _LZ4_RATIO = 1032, 255  # the most bytes that a compressed one becomes
+_CHUNK = 1 << 18  # bytes
 _NUMBERS = "biufc"
 _LZ4, _NPZ = b"\x04\x22\x4d\x18", b"PK\x03\x04"
 _ZLIB, _GZIP = (b"\x78\x01", b"\x78\x5e", b"\x78\x9c", b"\x78\xda"), b"\x1f\x8b\x08"
@@ -117,37 +124,42 @@ def is_msgpack_list(value: bytes | memoryview) -> bool:
     return bytes(value[:1]) in (b"\xdc", b"\xdd") or 0x90 <= (value[0] if len(value) else 0) <= 0x9F
 
 
-def decompress(value: bytes | memoryview) -> bytes | memoryview:
-    """Return the decompressed value, or a value that is not compressed unchanged; raises CodecError, MissingDependencyError."""
+def decompress(value: bytes | memoryview, most: int | None = None) -> bytes | memoryview:
+    """Return the decompressed value, or a value that is not compressed unchanged.
+
+    Raises CodecError, for more than `most` bytes too, and MissingDependencyError.
+    """
+    most = _MOST if most is None else most
     if not is_compressed(value):
         return value
     if bytes(value[:4]) == _LZ4:
-        return _unlz4(value)
+        return _unlz4(value, most)
     try:
         machine = zlib.decompressobj(wbits=47)  # zlib's header or gzip's
-        found = machine.decompress(value, _MOST)
+        found = machine.decompress(value, most)
     except zlib.error as error:
         raise CodecError(f"its compressed bytes are damaged: {error}") from None
-    return _whole(found, machine.eof)
+    return _whole(found, machine.eof, most)
 
 
-def _unlz4(value: bytes | memoryview) -> bytes:
+def _unlz4(value: bytes | memoryview, most: int) -> bytes:
     try:
         import lz4.frame
     except ImportError:
         raise MissingDependencyError("values compressed by lz4 need the package lz4: pip install lz4") from None
     machine = lz4.frame.LZ4FrameDecompressor()
     try:
-        found: bytes = machine.decompress(bytes(value), max_length=_MOST)
+        # It allocates this length first.
+        found: bytes = machine.decompress(bytes(value), max_length=min(most, _LZ4_RATIO * len(value)))
     except RuntimeError as error:
         raise CodecError(f"its compressed bytes are damaged: {error}") from None
-    return _whole(found, machine.eof)
+    return _whole(found, machine.eof, most)
 
 
-def _whole(found: bytes, ended: bool) -> bytes:
+def _whole(found: bytes, ended: bool, most: int) -> bytes:
     if not ended:
         raise CodecError(
-            f"refused: it decompresses to more than {_MOST} bytes" if len(found) >= _MOST else "its bytes are cut short"
+            f"refused: it decompresses to more than {most} bytes" if len(found) >= most else "its bytes are cut short"
         )
     return found
 
@@ -211,25 +223,97 @@ def _msgpack_array(entries: Mapping[Any, Any]) -> Any:
         raise CodecError(f"its msgpack is damaged: an array of {kind[:40]!r} ({error})") from None
 
 
-def decode_npz(value: bytes | memoryview) -> dict[str, Any]:
-    """Return the arrays of an ``.npz`` by their names, single values as such; raises CodecError."""
+def decode_npz(value: bytes | memoryview, *, inspected: int | None = None) -> dict[str, Any]:
+    """Return the arrays of an ``.npz`` by their names, single values as such; raises CodecError.
+
+    With `inspected`, arrays of more bytes have the right form and no content, see `inspect`.
+    """
+    left, arrays = _MOST_ARRAYS, dict[str, Any]()
     try:
-        with np.load(io.BytesIO(value), allow_pickle=False) as archive:
-            if sum(member.file_size for member in archive.zip.infolist()) > _MOST:
-                raise CodecError(f"refused: its arrays take more than {_MOST} bytes")
-            return {name: _plain(archive[name]) for name in archive.files if name != _SAVEZ_OPTION}
+        with zipfile.ZipFile(io.BytesIO(value)) as archive:
+            for member in archive.infolist():
+                name = member.filename.removesuffix(".npy")
+                holds = min(member.file_size, _DEFLATE_RATIO * min(member.compress_size, len(value)))
+                with archive.open(member) as file:
+                    array = _read_npy(file, min(left, holds), inspected)
+                left -= array.nbytes
+                if name != _SAVEZ_OPTION:
+                    arrays[name] = _plain(array)
     except CodecError:
         raise
     except Exception as error:  # damage can make zipfile and its decompressors raise any exception
         raise CodecError(f"its npz is damaged or refused: {error}") from None
+    return arrays
 
 
 def decode_npy(value: bytes | memoryview) -> Any:
     """Return the array of an ``.npy``, a single value or text as such; raises CodecError."""
     try:
-        return _plain(np.lib.format.read_array(io.BytesIO(value), allow_pickle=False))
+        return _plain(_read_npy(io.BytesIO(value), len(value)))
+    except CodecError:
+        raise
     except Exception as error:  # NumPy parses the header with Python's parser
         raise CodecError(f"its npy is damaged or refused: {error}") from None
+
+
+_HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+
+
+def _read_npy(file: IO[bytes], most: int, inspected: int | None = None) -> Array:
+    """Return the array in a file; unlike NumPy, this allocates no memory that the header claims before the bytes are read."""
+    version = np.lib.format.read_magic(file)
+    if version not in _HEADERS:  # for the names of parts only
+        raise CodecError(f"refused: an array in version {version} of npy; only numbers and text are read")
+    shape, is_fortran, dtype = _HEADERS[version](file)
+    if dtype.hasobject:
+        raise CodecError("refused: an array of objects; only numbers and text are read")
+    size = math.prod(shape) * dtype.itemsize
+    if size > most:
+        raise CodecError(f"refused: {most} bytes cannot hold its array of {dtype} {shape}")
+    if inspected is not None and size > inspected and not (dtype == np.uint8 and _is_flat(shape)):
+        return np.broadcast_to(np.zeros((), dtype), shape)
+    if inspected is not None and size > inspected:
+        data = file.read(_HEAD)
+        return np.frombuffer(data, dtype) if is_image(data) else np.broadcast_to(np.zeros((), dtype), shape)
+    array = np.empty(shape, dtype, order="F" if is_fortran else "C")
+    into, at = (array.reshape(-1, order="A").view(np.uint8).data if size else memoryview(b"")), 0
+    while at < size and (data := file.read(min(_CHUNK, size - at))):
+        into[at : at + len(data)] = data
+        at += len(data)
+    if at < size:
+        raise CodecError(f"its npy is cut short: {at} bytes for an array of {dtype} {shape}")
+    return array
+
+
+def _is_flat(shape: tuple[int, ...]) -> bool:
+    """Whether an array of this shape may be an encoded image, as OpenCV's imencode returns them."""
+    return len(shape) in (1, 2) and math.prod(shape) == max(shape)
+
+
+def inspect(codec: str, value: bytes | memoryview) -> Any:
+    """Return the content of a value, but of large arrays and bytes only the form and the beginning.
+
+    So a store is opened in little memory, however much its values decompress to. Raises as the codec does.
+    """
+    return _beginning(decode_npz(value, inspected=_INSPECTED) if codec == "npz" else CODECS[codec](value))
+
+
+def _beginning(content: Any) -> Any:
+    if isinstance(content, dict):
+        return {key: _beginning(item) for key, item in content.items()}
+    if isinstance(content, (list, tuple)):
+        return type(content)(map(_beginning, content))
+    if isinstance(content, bytes):
+        return content if len(content) <= _INSPECTED else content[:_INSPECTED]
+    if not isinstance(content, np.ndarray) or content.nbytes <= _INSPECTED:
+        return content
+    if (
+        content.dtype == np.uint8
+        and _is_flat(content.shape)
+        and is_image(head := content.reshape(-1)[:_HEAD].tobytes())
+    ):
+        return np.frombuffer(head, np.uint8)
+    return np.broadcast_to(np.zeros((), content.dtype), content.shape)
 
 
 def _plain(array: Array) -> Any:
@@ -331,13 +415,13 @@ def _text(value: bytes | memoryview) -> str:
         raise CodecError(f"its text is damaged: {error}") from None
 
 
-_MOST_ITEM = 1 << 16  # bytes
+_MOST_ITEM = 1 << 8  # bytes; each is as long as the longest of an array of texts
 _ARRAY = "__ndarray__"  # ase's key for an array in JSON: shape, dtype and numbers
 
 
 def decode_document(value: bytes | memoryview) -> Any:
     """Return the content of JSON, plain or compressed, with arrays as ase writes them into mappings; raises CodecError."""
-    content = decode_json(decompress(value))
+    content = decode_json(decompress(value, _MOST_TEXT))
     return {name: _array_of(item) for name, item in content.items()} if isinstance(content, dict) else content
 
 

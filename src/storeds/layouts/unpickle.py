@@ -28,6 +28,7 @@ __all__ = ["MAX_DEPTH", "CodecError", "unpickle"]
 MAX_DEPTH: Final = 100
 _SPARE_NODES = 100_000
 _KEY_PARTS = 100
+_SHARED = 64  # places in which a value may use an array; the reader of a record copies each
 
 
 class CodecError(ValueError):
@@ -50,7 +51,7 @@ def unpickle(data: bytes | memoryview) -> Any:
     view = memoryview(data)
     data, end, why = _checked(view)
     try:
-        value = _Unpickler(_Source(data), fix_imports=False, encoding="bytes").load()
+        value = _Unpickler(data, len(view)).load()
     except CodecError:
         raise
     except Exception as error:  # damage can make the C unpickler and NumPy raise any exception
@@ -155,8 +156,30 @@ def _constructor(module: str, name: str) -> Any:
     return found
 
 
+class _Budget:
+    """Counts what constructors copy: few bytes may call one for the same long text again and again."""
+
+    def __init__(self, size: int) -> None:
+        self._left = size + _SPARE_NODES
+
+    def call(self, constructor: Any, *given: Any) -> Any:
+        """Return what a constructor returns; raises CodecError."""
+        made = constructor(*given)
+        self._left -= made.itemsize if isinstance(made, np.generic) else len(made)
+        if self._left < 0:
+            raise CodecError("refused: it copies one text or number in so many places that it does not fit into memory")
+        return made
+
+
 class _Unpickler(pickle.Unpickler):
-    find_class = staticmethod(functools.cache(_constructor))  # it caches no errors
+    def __init__(self, data: memoryview | bytes, size: int) -> None:
+        super().__init__(_Source(data), fix_imports=False, encoding="bytes")
+        self._budget = _Budget(size)
+
+    def find_class(self, module: str, name: str) -> Any:
+        found = _constructor(module, name)
+        # The budget and not `self`, which would refer to itself then and stay in memory.
+        return _Constructor(str(found), functools.partial(self._budget.call, found)) if name in _COPYING else found
 
     def persistent_load(self, given: Any) -> Any:
         raise CodecError("refused: the pickle refers to an object outside of it")
@@ -180,21 +203,24 @@ class _Copier:
         if kind in _PLAIN or isinstance(value, np.generic):
             return value
         if kind is _PendingArray and value.array is not None:
+            self._count(value.array.nbytes // _SHARED)
             return value.array
         if kind is bytearray:
+            self._count(len(value))
             return bytes(value)
         if kind not in (list, tuple, _Mapping, dict):
             raise CodecError("refused: the pickle holds a class or a half-built object")
         if not depth:
             raise CodecError(f"refused: it nests deeper than {MAX_DEPTH} levels")
-        self._left -= len(value)
-        if self._left < 0:
-            raise CodecError(
-                "refused: it uses one list, dict or tuple in so many places that it does not fit into memory"
-            )
+        self._count(len(value))
         if kind in (list, tuple):
             return kind([item if type(item) in _PLAIN else self.copy(item, depth - 1) for item in value])
         return {self.copy(key, depth - 1): self.copy(item, depth - 1) for key, item in value.items()}
+
+    def _count(self, parts: int) -> None:
+        self._left -= parts
+        if self._left < 0:
+            raise CodecError("refused: it uses one value in so many places that it does not fit into memory")
 
 
 class _Constructor:
@@ -372,6 +398,8 @@ _CALLS: dict[tuple[str, str], Callable[..., Any]] = {
     **{(f"numpy.{core}.multiarray", "scalar"): _scalar for core in ("core", "_core")},
     **{(f"numpy.{core}.numeric", "_frombuffer"): _rebuild_array for core in ("core", "_core")},
 }
+_COPYING = ("encode", "scalar")
+"""Those that return a copy of what they are given."""
 _CONSTRUCTORS: dict[tuple[str, str], Any] = {
     **{pair: _Constructor(".".join(pair), call) for pair, call in _CALLS.items()},
     ("numpy", "ndarray"): _NDARRAY,

@@ -20,7 +20,7 @@ from storeds.backends.handles import HandlePool, OpenStore
 from storeds.backends.lmdb.backend import LmdbBackend
 from storeds.backends.lmdb.files import lmdb_errors
 from storeds.errors import ConfigError, FormatError, RecordError
-from storeds.layouts.codecs import CODECS, CodecError, is_pickle
+from storeds.layouts.codecs import CODECS, CodecError, inspect, is_pickle
 from storeds.layouts.explain import Preset, Reading, undecided
 from storeds.layouts.infer import evenly, holds_nan, infer
 from storeds.layouts.lmdb.entries import Entries, beginning_of, entries_of, unread_entries
@@ -381,7 +381,7 @@ def _contents(codec: str, samples: Sequence[memoryview]) -> tuple[str, list[Any]
         contents = []
         for sample in samples:
             try:
-                contents.append(CODECS[name](sample))
+                contents.append(inspect(name, sample))
             except CodecError as error:
                 failed = failed or str(error)
         if contents:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from storeds.errors import MissingDependencyError
-from storeds.layouts.codecs import CODECS, CodecError, decode_json, decompress, is_compressed, sniff, unpickle
+from storeds.layouts.codecs import CODECS, CodecError, decode_json, decompress, inspect, is_compressed, sniff, unpickle
 from storeds.layouts.explain import shown_value
 from storeds.layouts.infer import coerce, evenly, form_of, infer, part_of, plain
 from storeds.layouts.lmdb.environment import LmdbReader, key_text
@@ -188,7 +188,7 @@ def _comparison(reader: LmdbReader, values: Sequence[memoryview]) -> Callable[[b
         if codec in ("text", "bytes") and type(_plain_value(value)) is not type(_plain_value(others[0])):
             return False
         try:
-            content = CODECS[codec](value)
+            content = inspect(codec, value)
             for _, part, field in found.fields:
                 canonical_value(field, coerce(field, part_of(content, part)))
         except (ValueError, TypeError, OverflowError, MissingDependencyError):
@@ -204,7 +204,7 @@ def _read_alike(values: Sequence[memoryview]) -> tuple[str, list[Any]]:
         contents = []
         for value in values:
             with contextlib.suppress(CodecError, MissingDependencyError):
-                contents.append(CODECS[codec](value))
+                contents.append(inspect(codec, value))
         if 2 * len(contents) > len(values):
             return codec, contents
     return "bytes", []
@@ -256,7 +256,7 @@ def _plain_value(value: memoryview | bytes) -> Any:
         if raw.endswith(b"."):
             return unpickle(raw)
         if raw[:1] in b'{["' or is_compressed(raw):
-            return decode_json(decompress(raw))
+            return decode_json(decompress(raw, _LARGEST))
     with contextlib.suppress(UnicodeDecodeError):
         if raw and (text := raw.decode()).isprintable():
             return text

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from storeds.errors import FormatError
-from storeds.layouts.codecs import CODECS, CodecError, is_msgpack_list, is_pickle, sniff
+from storeds.layouts.codecs import CodecError, inspect, is_msgpack_list, is_pickle, sniff
 from storeds.layouts.explain import Preset
 from storeds.layouts.lmdb.entries import KEYS, LEN, Entries, listed_keys
 from storeds.layouts.lmdb.environment import DATA, LmdbReader, key_text
@@ -196,7 +196,7 @@ def _fits(layout: str, value: memoryview) -> bool:
     elif form not in {"npz": ("npz",), "caffe": (None,)}.get(layout, (None, "gzip", "lz4")):
         return False
     try:
-        content = CODECS[PRESETS[layout].codec](value)
+        content = inspect(PRESETS[layout].codec, value)
     except CodecError:
         return False
     if layout == "caffe":

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from storeds.backends.base import bounded
-from storeds.layouts.codecs import CODECS, CodecError, sniff
+from storeds.layouts.codecs import CODECS, CodecError, inspect, sniff
 from storeds.layouts.infer import WHOLE, Parts, coerce, field_of, form_of, part_of
 from storeds.layouts.lmdb.entries import beginning_of
 from storeds.layouts.lmdb.environment import LmdbReader, key_text
@@ -215,7 +215,7 @@ def value_at(name: str, declared: Field | None, place: Place, samples: Sequence[
         contents = []
         for sample in samples:
             try:
-                contents.append(CODECS[codec](sample))
+                contents.append(inspect(codec, sample))
             except CodecError:
                 continue  # reading it gives a RecordError
         try:
@@ -243,7 +243,7 @@ def _codec_of(samples: Sequence[memoryview], declared: Field | None) -> str:
 def _decodes_all(codec: str, samples: Sequence[memoryview]) -> bool:
     try:
         for sample in samples:
-            CODECS[codec](sample)
+            inspect(codec, sample)
     except CodecError:
         return False
     return True
