@@ -264,3 +264,19 @@ def test_a_damaged_interrupted_write_is_refused_and_can_begin_again(
         writer.append([{"x": 5}])
     assert records_of(url) == [{"x": 5}]
     assert os.listdir(tmp_path) == ["store"]
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("end", ["publish", "abort"])
+def test_only_files_of_storeds_are_removed_from_the_folder_of_a_writer(tmp_path: Path, scheme: str, end: str) -> None:
+    folder = Staging(f"{tmp_path}/store", "", "").folder
+    thesis = folder / "thesis" / "thesis.txt"
+    thesis.parent.mkdir(parents=True)
+    thesis.write_text("years of work")
+    (tmp_path / "home").symlink_to(thesis.parent)
+    (folder / "link").symlink_to(tmp_path / "home")
+    writer = storeds.open_writer(f"{scheme}://{tmp_path}/store", FIELDS, overwrite=True)
+    writer.append([{"x": 1}])
+    getattr(writer, end)()
+    assert thesis.read_text() == "years of work"
+    assert {path.name for path in folder.iterdir()} <= {"thesis", "link", "lock"}

@@ -8,7 +8,6 @@ import errno
 import fcntl
 import os
 import re
-import shutil
 import socket
 import struct
 import time
@@ -21,6 +20,7 @@ from storeds.errors import ConfigError, StoredsError, StoreExistsError
 
 __all__ = ["Staging", "active_writer", "replace_file", "sync_path"]
 
+_NAMES = ("note", "note.fresh", "log")  # of the files of sinks, beside the one that becomes the store
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _TAKEN = (errno.EACCES, errno.EAGAIN)
@@ -214,11 +214,9 @@ class Staging:
             os.rename(self.built, self.target)
 
     def drop(self) -> None:
-        """Remove everything from the folder but the lock."""
-        with contextlib.suppress(FileNotFoundError):
-            for entry in self.folder.iterdir():
-                if entry.name != "lock":
-                    shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+        """Remove from the folder what sinks write there, but the lock. Any other file belongs to the user."""
+        for name in (self.built.name, self.built.with_suffix(".fresh").name, *_NAMES):
+            (self.folder / name).unlink(missing_ok=True)
 
     def close(self) -> None:
         """Release the lock for another writer, and remove the folder if it is empty. Idempotent."""
