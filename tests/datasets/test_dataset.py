@@ -141,7 +141,7 @@ def test_where_keeps_its_positions_in_a_mapped_file_that_any_process_finds(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dataset = StoreDataset(url, where={"split": "train"})
-    (file,) = (tmp_path / "cache").iterdir()
+    (file,) = (tmp_path / "cache" / "storeds").iterdir()
     positions = [number for number in range(COUNT) if number % 4]
     assert np.load(file).tolist() == positions
     assert isinstance(cast("Selection", dataset._view).positions, np.memmap)

@@ -65,7 +65,7 @@ PACK: Callable[[Any], bytes] = msgspec.msgpack.Encoder().encode
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("STOREDS_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
+    return tmp_path / "cache" / "storeds"
 
 
 def faults(url: Any, **options: Any) -> dict[int, str]:

@@ -31,7 +31,7 @@ BLOBS = [jpeg(n, (20 + 7 * n, 90 - 5 * n)) for n in range(12)] + [jpeg(0, (20, 9
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("STOREDS_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
+    return tmp_path / "cache" / "storeds"
 
 
 def write(url: str | None = None, blobs: Sequence[bytes] = BLOBS) -> str:
@@ -201,7 +201,7 @@ def test_a_cache_that_cannot_be_written_is_reported(
 ) -> None:
     monkeypatch.setenv("STOREDS_CACHE", "/proc/nowhere")
     assert is_true(ops.stats(write("memory://nocache")), BLOBS)
-    assert "are not kept, since /proc/nowhere cannot be written" in caplog.text
+    assert "are not kept, since /proc/nowhere/storeds cannot be written" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -167,10 +167,10 @@ def test_a_pickle_is_small_and_needs_no_cache(tmp_path: Path, monkeypatch: pytes
         dataset = videos(store(tmp_path / f"{count}.h5", rows, fields), decode="bytes", fields=["video", "frame"])
         sizes.append(len(pickle.dumps(dataset)))
     assert sizes[1] < sizes[0] + 64 < 8192
-    for file in (tmp_path / "cache").iterdir():
+    for file in (tmp_path / "cache" / "storeds").iterdir():
         file.unlink()
     assert pickle.loads(pickle.dumps(dataset))[999][0] == 999
-    damaged = next(iter((tmp_path / "cache").iterdir()))
+    damaged = next(iter((tmp_path / "cache" / "storeds").iterdir()))
     damaged.write_bytes(b"no index")
     assert pickle.loads(pickle.dumps(dataset))[999][0] == 999
 

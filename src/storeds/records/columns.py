@@ -7,6 +7,7 @@ import contextlib
 import itertools
 import json
 import os
+import re
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -222,16 +223,18 @@ _POSITIONS = np.dtype(np.int64)
 _KEPT = 30 * 86_400  # seconds since the last use
 
 
+_REMOVED = re.compile(r"storeds-[0-9a-f]{32}(\.npy|-\w{8}\.fresh)")  # names of lists and unfinished files in the cache
+
+
 def cache_folder() -> Path:
-    """Return ``$STOREDS_CACHE``, or ``storeds`` in ``$XDG_CACHE_HOME`` or ``~/.cache``."""
-    if own := os.environ.get("STOREDS_CACHE"):
-        return Path(own)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "storeds"
+    """Return the folder ``storeds`` in ``$STOREDS_CACHE``, ``$XDG_CACHE_HOME`` or ``~/.cache``."""
+    parent = os.environ.get("STOREDS_CACHE") or os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(parent) / "storeds"
 
 
 def index_path(*key: JSON) -> Path:
     """Return the cache file for `key`: the URL and build of the store, and the query."""
-    return cache_folder() / f"{xxhash.xxh3_128_hexdigest(canonical_json(list(key)).encode())}.npy"
+    return cache_folder() / f"storeds-{xxhash.xxh3_128_hexdigest(canonical_json(list(key)).encode())}.npy"
 
 
 def load_index(path: Path, dtype: np.dtype[Any] = _POSITIONS) -> Array | None:
@@ -248,7 +251,7 @@ def load_index(path: Path, dtype: np.dtype[Any] = _POSITIONS) -> Array | None:
 def save_index(path: Path, positions: Array) -> Array:
     """Write `positions` to `path` in one step and return them memory-mapped, or unchanged if writing fails.
 
-    Removes files of the folder that were not used for 30 days, because their stores may have changed.
+    Removes the lists in the folder that were not used for 30 days, because their stores may have changed.
     """
     with contextlib.suppress(OSError):
         _replace(path, lambda file: np.save(file, positions, allow_pickle=False))
@@ -261,7 +264,7 @@ def save_index(path: Path, positions: Array) -> Array:
 
 def _replace(path: Path, write: Callable[[IO[bytes]], object]) -> None:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    descriptor, fresh = tempfile.mkstemp(dir=path.parent, suffix=".fresh")
+    descriptor, fresh = tempfile.mkstemp(dir=path.parent, prefix=f"{path.stem}-", suffix=".fresh")
     try:
         with os.fdopen(descriptor, "wb") as file:
             write(file)
@@ -294,9 +297,12 @@ def save_json(path: Path, value: JSON) -> bool:
 
 
 def _remove_unused(folder: Path) -> None:
+    """Remove old lists and unfinished files. Any other file in the folder belongs to the user."""
     oldest = time.time() - _KEPT
     with os.scandir(folder) as entries:
         for entry in entries:
+            if not _REMOVED.fullmatch(entry.name) or not entry.is_file(follow_symlinks=False):
+                continue
             with contextlib.suppress(OSError):  # another process removes it too
-                if entry.name.endswith((".npy", ".fresh")) and entry.stat().st_mtime < oldest:
+                if entry.stat(follow_symlinks=False).st_mtime < oldest:
                     os.unlink(entry.path)
