@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import struct
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -13,11 +14,12 @@ import pytest
 import simplejpeg
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
 
 from jpeg_corpus import Sample, random_corpus
-from jpeg_encodings import ENCODINGS, OTHERS, RARE, encode, stored, with_jfif
+from jpeg_encodings import ENCODINGS, OTHERS, RARE, encode, stored, with_fill_bytes, with_jfif
 from jpeg_truth import anatomy, by_djpeg, mcus_there
-from photographs import by_pillow, jpeg, photograph
+from photographs import by_pillow, jpeg, photograph, saved
 from shares import FULL as EVERY
 from shares import SEED, examples
 from storeds.jpeg import Verdict, examine, repair
@@ -44,6 +46,59 @@ def test_bytes_after_the_end_marker_are_no_damage(tail: bytes) -> None:
         blob = encode(encoding) + tail
         assert examine(blob) == Verdict("trailing_data", 1.0)
         assert repair(blob) is blob
+
+
+def unusual(
+    *,
+    size: tuple[int, int] = (96, 64),
+    plain: bool = False,
+    sampling: tuple[tuple[int, int], ...] = (),
+    **options: Any,
+) -> bytes:
+    """Return a JPEG that simplejpeg refuses: CMYK with subsampled colours, or RGB with odd sampling factors."""
+    picture = Image.new("RGB", size, (10, 200, 30)) if plain else photograph(0, size)
+    if not sampling:
+        return saved(picture.convert("CMYK"), "JPEG", **options)
+    factors = ",".join(f"{h}x{v}" for h, v in sampling)
+    more = [f"-{name}" for name, value in options.items() if value]
+    command = ["cjpeg", "-sample", factors, *more]
+    return subprocess.run(command, input=saved(picture, "PPM"), capture_output=True, check=True).stdout
+
+
+_ODD = ((2, 2), (1, 1), (1, 2))
+UNUSUAL = [
+    {"progressive": progressive, "subsampling": subsampling, **more}
+    for progressive in (False, True)
+    for subsampling in (1, 2)
+    for more in (
+        *({}, {"restart_marker_blocks": 3}, {"restart_marker_rows": 1}, {"optimize": True}, {"quality": 100}),
+        *({"plain": True}, {"plain": True, "restart_marker_blocks": 1}, {"size": (1, 1)}, {"size": (17, 33)}),
+    )
+] + [
+    {"sampling": sampling, "progressive": progressive, "arithmetic": arithmetic}
+    for sampling in (_ODD, ((3, 1), (1, 1), (1, 1)), ((1, 1), (2, 2), (1, 1)))
+    for progressive in (False, True)
+    for arithmetic in (False, True)
+]
+
+
+@pytest.mark.parametrize("options", UNUSUAL, ids=str)
+def test_what_only_pillow_decodes_is_whole_unless_its_data_end_early(options: dict[str, Any]) -> None:
+    whole = unusual(**options)
+    assert not by_djpeg(whole).is_damaged
+    assert examine(whole) == Verdict("intact", 1.0)
+    if options.get("arithmetic") or options.get("plain") or options.get("size"):
+        return  # a decoder cannot tell where arithmetic codes end
+    scan = anatomy(whole).scans[0]
+    for removed in (20, 100):
+        damaged = whole[: scan.stop - removed] + whole[scan.stop :]
+        assert by_djpeg(damaged).is_damaged
+        assert examine(damaged) == Verdict("corrupt_data", 0.0)
+
+
+def test_fill_bytes_of_what_only_pillow_decodes_are_no_damage() -> None:
+    for progressive in (False, True):
+        assert examine(with_fill_bytes(unusual(progressive=progressive, subsampling=2))) == Verdict("intact", 1.0)
 
 
 # --- Damaged ones ---

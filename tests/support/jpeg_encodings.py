@@ -31,6 +31,7 @@ __all__ = [
     "sampled",
     "save",
     "stored",
+    "with_fill_bytes",
     "with_jfif",
     "with_segment",
     "without",
@@ -57,7 +58,7 @@ def exif_with_thumbnail(inner: bytes) -> bytes:
     return b"Exif\0\0II*\0" + struct.pack("<IHIH", 8, 0, 14, 3) + directory + struct.pack("<I", 0) + inner
 
 
-def _with_fill_bytes(whole: bytes) -> bytes:
+def with_fill_bytes(whole: bytes) -> bytes:
     """Insert two fill bytes FF before each marker, as the standard allows."""
     parts = anatomy(whole).parts
     return b"".join((b"\xff\xff" if p.kind in ("segment", "EOI") else b"") + whole[p.start : p.stop] for p in parts)
@@ -174,9 +175,9 @@ ENCODINGS: dict[str, Encoder] = {
     "a scan each": lambda p: _separate_scans(p, 1),
     "a scan each, 4:2:0, optimised": lambda p: _separate_scans(p, 2, optimize=True),
     "a scan each, restart markers": lambda p: _separate_scans(p, 2, restart_marker_blocks=3),
-    "fill bytes": lambda p: _with_fill_bytes(save(p)),
+    "fill bytes": lambda p: with_fill_bytes(save(p)),
     "extended sequential": lambda p: _extended(save(p)),
-    "JFIF 2.02, fill bytes": lambda p: _with_fill_bytes(with_jfif(save(p), 2, 2)),
+    "JFIF 2.02, fill bytes": lambda p: with_fill_bytes(with_jfif(save(p), 2, 2)),
     "JFIF 3.1": lambda p: with_jfif(save(p, progressive=True), 3, 1),
     "unknown Adobe transform": lambda p: _with_unknown_adobe_transform(save(p)),
     "flat": lambda p: save(Image.new("RGB", p.size, (200, 30, 60))),

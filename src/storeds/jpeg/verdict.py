@@ -16,7 +16,7 @@ import simplejpeg
 from PIL import Image
 
 from storeds.jpeg.formats import decode_problem, decode_reason, sniff, structure_problem
-from storeds.jpeg.header import EOI, MAX_PIXELS, SOI, Structure, coverage, parse, without_harmless
+from storeds.jpeg.header import EOI, MAX_PIXELS, SOI, Scan, Structure, coverage, parse, without_harmless
 from storeds.protocols import Array, Record
 from storeds.records.fields import UNCHECKED, verdict_fields
 
@@ -308,18 +308,51 @@ def _decode(blob: bytes, found: Structure) -> str:
 def _decode_by_pillow(blob: bytes, found: Structure) -> str:
     """Return what is wrong with a JPEG of a kind that simplejpeg refuses, such as CMYK with subsampled colours.
 
-    Pillow hides libjpeg's warnings. But noise after whole data changes no pixel, and noise in place of their end does.
+    Pillow hides libjpeg's warnings. But noise after whole data changes no pixel, and noise in place of their end does. An
+    error on such a changed copy says nothing of the file.
     """
-    end = min(found.scans[-1].stop, len(blob) - len(EOI))
     try:
         image = pillow_pixels(blob)
-        after = pillow_pixels(blob[:end] + _NOISES[0] + EOI)
-        within = pillow_pixels(blob[: end - 4] + _NOISES[1] + EOI)
     except Exception as error:  # damaged bytes make Pillow raise errors of any type
         return f"no decoder accepts it: {decode_reason(error)}"
-    if not np.array_equal(image, after):
+    if not all(_has_restarts(blob, found, scan) for scan in found.scans):
+        return "a restart marker is missing or out of order"
+    if found.is_arithmetic:
+        return ""  # a decoder cannot tell where its data end
+    if any(_shows(image, _with_noise(blob, found, noise), on_error=False) for noise in _NOISES):
         return _ENDS_EARLY
-    return "surplus bytes follow its data" if np.array_equal(image, within) else ""
+    # The last bytes of several scans may change no pixel, and those of a restart interval may have its marker among them.
+    if found.is_sequential and len(found.scans) == 1 and not found.scans[0].interval:
+        end = min(found.scans[0].stop, len(blob) - len(EOI))
+        if not _shows(image, blob[: end - 4] + _NOISES[1] + EOI, on_error=True):
+            return "surplus bytes follow its data"
+    return ""
+
+
+def _has_restarts(blob: bytes, found: Structure, scan: Scan) -> bool:
+    """Return whether a scan has all of its restart markers, in order."""
+    count = -(-found.grid(scan.places).units // scan.interval) - 1 if scan.interval else 0
+    markers = b"".join(_RESTART.findall(blob, scan.start, scan.stop)[:count])
+    return markers == b"".join(b"\xff%c" % (0xD0 + number % 8) for number in range(count))
+
+
+def _with_noise(blob: bytes, found: Structure, noise: bytes) -> bytes:
+    """Return a JPEG with noise after the data of each restart interval and of each scan."""
+    parts, at = [], 0
+    for scan in found.scans:
+        data = blob[scan.start : scan.stop].rstrip(b"\xff")  # fill bytes belong to the marker that follows
+        data = _RESTART.sub(lambda marker: noise + marker[0], data)
+        parts += [blob[at : scan.start], data, noise]
+        at = scan.stop
+    return b"".join([*parts, blob[at:]])
+
+
+def _shows(image: Array, changed: bytes, *, on_error: bool) -> bool:
+    """Return whether a changed file has other pixels than `image`, or `on_error` if Pillow refuses it."""
+    try:
+        return not np.array_equal(image, pillow_pixels(changed))
+    except Exception:  # of any type
+        return on_error
 
 
 def pillow_pixels(blob: bytes) -> Array:
