@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import io
+import struct
+import zlib
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -12,13 +15,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from torch.utils.data import DataLoader, Subset
 
 import storeds
 from _packing import records_of
+from jpeg_encodings import chunk
 from mask_files import write
 from photographs import jpeg, photograph, saved
 from picture_stores import exif
-from shares import examples
+from shares import FULL, examples
 from storeds import errors
 from storeds.ops.packing.rows import Listing, Row, Rows, from_start
 from storeds.ops.packing.splits import make_split
@@ -195,3 +200,23 @@ def test_quality_encodes_every_image_upright(tmp_path: Path) -> None:
 def test_a_wrong_option_is_named(tree: Path, tmp_path: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(errors.ConfigError, match=message):
         storeds.pack(tree, f"lmdb://{tmp_path}/a.lmdb", **options)
+
+
+def test_a_picture_above_the_limit_is_packed_as_it_is_with_a_note_of_what_reads_it(tmp_path: Path) -> None:
+    side = 14_000  # above Pillow's own limit too
+    row = bytes(1 + side // 8)
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", side, side, 1, 0, 0, 0, 0))
+    blob = b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(row * side)) + chunk(b"IEND", b"")
+    tree = write(tmp_path / "tree", {"a/large.png": blob, "a/small.jpg": jpeg(0)})
+    url = f"lmdb://{tmp_path}/a.lmdb"
+    packed = storeds.pack(tree, url, max_side=5_000)
+    (note,) = packed.notes
+    assert "1 picture claims more than 134,217,728 pixels, up to 196,000,000" in note
+    assert records_of(url)[0]["image"] == blob
+    with pytest.raises(errors.DecodeError, match="more than max_pixels=134,217,728"):
+        storeds.StoreDataset(url, mode="1")[0]
+    options = ast.literal_eval(note.partition("reader_options=")[2])
+    dataset = storeds.StoreDataset(url, mode="1", transform=lambda image: image.size, reader_options=options)
+    for context in ("fork", "spawn") if FULL else ("fork",):
+        ((size, _),) = DataLoader(Subset(dataset, [0]), batch_size=None, num_workers=1, multiprocessing_context=context)
+        assert tuple(size) == (side, side)

@@ -242,7 +242,7 @@ ODD = {
     "very wide": (picture(np.zeros((10, 20_000, 3), np.uint8)), "20000 × 10", (192, 1)),
     "missing": (b"", "nothing of it is left: not_jpeg", None),
     "a page": (PICTURES["page"].blob, "not a JPEG but HTML", None),
-    "too large": (PICTURES["huge"].blob, "decompression bomb", None),
+    "too large": (PICTURES["huge"].blob, "more than max_pixels", None),
     "half a png": (PICTURES["half a png"].blob, "truncated", None),
 }
 

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import codecs
 import io
+import itertools
 import logging
+import math
 import re
+import struct
 import zlib
 from typing import NamedTuple
 
-from PIL import Image, ImageFile, UnidentifiedImageError
+from PIL import Image, ImageFile, PngImagePlugin, UnidentifiedImageError
 
-from storeds.jpeg.header import MAX_PIXELS, read_header
+from storeds.jpeg.header import MAX_PIXELS, METADATA, SOI, parse, read_header
 
 __all__ = [
     "PictureHeader",
     "decode_problem",
     "decode_reason",
+    "open_picture",
     "read_picture_header",
     "sniff",
     "structure_problem",
@@ -70,6 +74,103 @@ def sniff(blob: bytes) -> str:
     return "text" if text and all(each.isprintable() or each.isspace() for each in text) else "unknown"
 
 
+_TEXTS = frozenset((b"tEXt", b"zTXt", b"iTXt", b"iCCP"))  # chunks of a PNG that Pillow inflates or counts
+_METADATA = _TEXTS | {b"eXIf", b"gAMA", b"cHRM", b"sRGB", b"pHYs"}
+_SOS = 0xDA  # marks the first scan of a JPEG
+_HEADER_END = len(_PNG) + 25  # of a PNG: its signature and its chunk IHDR
+_NO_DATA = b"\0\0\0\0IDAT\x35\xaf\x06\x1e"  # an empty chunk of pixels of a PNG
+_MOST_TEXTS = 60  # each of at most 1 MiB: Pillow takes 64 MiB
+
+
+def open_picture(blob: bytes, load_up_to: int = 0) -> ImageFile.ImageFile:
+    """Open a picture as `PIL.Image.open` does, and load its pixels if it has at most `load_up_to`.
+
+    The limit of the process, ``PIL.Image.MAX_IMAGE_PIXELS``, does not apply. Metadata of a PNG or JPEG that Pillow refuses,
+    such as a text that inflates to more than 1 MiB, are left out: no pixel needs them.
+
+    Raises
+    ------
+    PIL.Image.DecompressionBombError
+        Few formats apply that limit themselves, such as WebP.
+    Exception
+        Pillow's own errors, of any type, for damaged bytes.
+    """
+    try:
+        return _opened(blob, load_up_to)
+    except Exception:
+        less = _with_less_metadata(blob) if blob.startswith((_PNG, SOI)) else blob
+        if len(less) == len(blob):
+            raise
+    return _opened(less, load_up_to)
+
+
+def _opened(blob: bytes, load_up_to: int) -> ImageFile.ImageFile:
+    image = _identified(blob)
+    if image.width * image.height <= load_up_to:
+        tile = getattr(image, "_tile_size", None)  # of a TIFF, for which Pillow checks its limit where it allocates
+        if tile is not None and math.prod(tile) <= load_up_to:
+            image.im = Image.core.new(image.mode, tile)  # type: ignore[attr-defined]
+        image.load()
+    return image
+
+
+def _identified(blob: bytes) -> ImageFile.ImageFile:
+    """Return the picture that the first format of Pillow reads."""
+    for register in (Image.preinit, Image.init):
+        register()
+        for name in [*Image.ID]:
+            factory, accepts = Image.OPEN[name]
+            try:
+                accepted = accepts is None or accepts(blob[:16])
+                if accepted and not isinstance(accepted, str):  # a text says that Pillow lacks support for it
+                    return factory(io.BytesIO(blob), "")
+            except (SyntaxError, IndexError, TypeError, struct.error):  # another format, as for Pillow
+                continue
+    raise UnidentifiedImageError("cannot identify image file")
+
+
+def _with_less_metadata(blob: bytes) -> bytes:
+    """Return a PNG or a JPEG without those of its metadata that Pillow refuses."""
+    start, header, pieces = _metadata(blob)
+    kept, at, texts = list[bytes](), 0, 0
+    for first, last in pieces:
+        piece = blob[first:last]
+        kept.append(blob[at:first])
+        at = last
+        if piece[4:8] in _TEXTS:
+            texts += 1
+            if texts > _MOST_TEXTS or len(piece) > PngImagePlugin.MAX_TEXT_CHUNK:
+                continue
+        if _takes(header[:start] + piece + header[start:]):
+            kept.append(piece)
+    return b"".join([*kept, blob[at:]])
+
+
+def _metadata(blob: bytes) -> tuple[int, bytes, list[tuple[int, int]]]:
+    """Return where metadata may begin in a PNG or a JPEG, its header without any, and where its metadata are."""
+    if blob.startswith(SOI):
+        segments = itertools.takewhile(lambda segment: segment[0] != _SOS, parse(blob).segments)
+        spans = [(at, stop, marker in METADATA) for marker, at, stop in segments]
+        end = spans[-1][1] if spans else len(SOI)
+        rest = b"".join(blob[at:stop] for at, stop, is_metadata in spans if not is_metadata)
+        return len(SOI), SOI + rest + blob[end : end + 64], [span[:2] for span in spans if span[2]]
+    at, found = _HEADER_END, list[tuple[int, int]]()
+    while at < len(blob):
+        end = min(at + 12 + int.from_bytes(blob[at : at + 4], "big"), len(blob))
+        found += [(at, end)] if blob[at + 4 : at + 8] in _METADATA else []
+        at = end
+    return _HEADER_END, blob[:_HEADER_END] + _NO_DATA, found
+
+
+def _takes(blob: bytes) -> bool:
+    """Return whether Pillow takes a picture with its metadata. It stops inflating at its limit."""
+    try:
+        _identified(blob)
+    except Exception:  # of any type
+        return False
+    return True
+
+
 class PictureHeader(NamedTuple):
     """What the header of a picture says.
 
@@ -98,7 +199,7 @@ def read_picture_header(blob: bytes) -> PictureHeader | None:
     if jpeg is not None and jpeg.components in _JPEG_MODES:
         return PictureHeader(jpeg.height, jpeg.width, _JPEG_MODES[jpeg.components], "JPEG")
     try:
-        with Image.open(io.BytesIO(blob)) as image:
+        with open_picture(blob) as image:
             return PictureHeader(image.height, image.width, image.mode, image.format or "")
     except Exception:  # damaged bytes make decoders raise errors of any type
         return None
@@ -141,17 +242,14 @@ def decode_problem(blob: bytes) -> tuple[str, bool]:
     A picture of more than `MAX_PIXELS` is opened only.
     """
     warn_of_truncated_images()
-    opened = False
     try:
-        with Image.open(io.BytesIO(blob)) as image:
-            opened = True
-            if image.width * image.height <= MAX_PIXELS:
-                image.load()
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning):
+        open_picture(blob, MAX_PIXELS).close()
+    except Image.DecompressionBombError:
         pass
     except Exception as error:  # damaged bytes make decoders raise errors of any type
-        what = "it does not decode" if opened else "Pillow cannot open it"
-        return what if isinstance(error, UnidentifiedImageError) else f"{what}: {decode_reason(error)}", opened
+        opens = read_picture_header(blob) is not None
+        what = "it does not decode" if opens else "Pillow cannot open it"
+        return what if isinstance(error, UnidentifiedImageError) else f"{what}: {decode_reason(error)}", opens
     return "", True
 
 

@@ -5,7 +5,6 @@ libjpeg fills in whatever is missing and only warns. It does not notice a missin
 
 from __future__ import annotations
 
-import io
 import math
 import re
 from dataclasses import dataclass, field
@@ -13,9 +12,8 @@ from typing import Self
 
 import numpy as np
 import simplejpeg
-from PIL import Image
 
-from storeds.jpeg.formats import decode_problem, decode_reason, sniff, structure_problem
+from storeds.jpeg.formats import decode_problem, decode_reason, open_picture, sniff, structure_problem
 from storeds.jpeg.header import EOI, MAX_PIXELS, SOI, Scan, Structure, coverage, parse, without_harmless
 from storeds.protocols import Array, Record
 from storeds.records.fields import UNCHECKED, verdict_fields
@@ -311,6 +309,8 @@ def _decode_by_pillow(blob: bytes, found: Structure) -> str:
     Pillow hides libjpeg's warnings. But noise after whole data changes no pixel, and noise in place of their end does. An
     error on such a changed copy says nothing of the file.
     """
+    if found.pixels > MAX_PIXELS:
+        return ""  # read only if the user allows so many pixels
     try:
         image = pillow_pixels(blob)
     except Exception as error:  # damaged bytes make Pillow raise errors of any type
@@ -357,5 +357,5 @@ def _shows(image: Array, changed: bytes, *, on_error: bool) -> bool:
 
 def pillow_pixels(blob: bytes) -> Array:
     """Decode a JPEG with Pillow."""
-    with Image.open(io.BytesIO(blob)) as image:
+    with open_picture(blob) as image:
         return np.asarray(image)

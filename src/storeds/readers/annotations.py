@@ -16,6 +16,7 @@ import numpy as np
 from PIL import Image
 
 from storeds.errors import suggest
+from storeds.jpeg.formats import open_picture
 from storeds.protocols import Field
 from storeds.readers.decoders import UNCHANGED, convert
 from storeds.records.roles import check_labels, check_mask, check_mask_mode
@@ -90,7 +91,7 @@ def grey_step(mode: str, blob: bytes) -> int:
     if mode == "L" and blob.startswith(_PNG) and blob[12:16] == b"IHDR" and blob[25:26] == b"\0":
         bits = blob[24]
     elif mode == "L" and blob.startswith(_TIFF):
-        with Image.open(io.BytesIO(blob)) as opened:
+        with open_picture(blob) as opened:
             tags: Mapping[int, Any] = getattr(opened, "tag_v2", {}) if opened.mode == "L" else {}
             bits = tags.get(_BITS_PER_SAMPLE, (8,))[0]
     return {2: 85, 4: 17}.get(bits, 1)

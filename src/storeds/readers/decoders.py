@@ -8,7 +8,6 @@ as an earlier picture.
 from __future__ import annotations
 
 import contextlib
-import io
 import re
 from typing import TYPE_CHECKING
 
@@ -19,7 +18,7 @@ from PIL import ExifTags, Image, ImageOps
 from storeds.errors import DecodeError
 from storeds.jpeg import MAX_PIXELS
 from storeds.jpeg.cuts import JpegCutter, JpegPart
-from storeds.jpeg.formats import warn_of_truncated_images
+from storeds.jpeg.formats import open_picture, warn_of_truncated_images
 from storeds.jpeg.header import read_header
 from storeds.records.roles import ORIENTATIONS
 
@@ -49,6 +48,7 @@ __all__ = [
     "oriented_size",
     "refused",
     "to_tensor",
+    "upright",
 ]
 
 UNCHANGED = "unchanged"
@@ -102,17 +102,20 @@ def decode_pil(blob: bytes, mode: str, *, orient: bool = False, max_pixels: int 
         that Pillow cannot decode, it raises its own errors.
     """
     warn_of_truncated_images()
-    with _opened(blob) as image:
+    with _opened(blob, max_pixels) as image:
         check_pixels(*image.size, max_pixels)
-        image.load()
-        return convert(ImageOps.exif_transpose(image) if orient else image, mode)
+        return convert(upright(image) if orient else image, mode)
 
 
-def _opened(blob: bytes) -> Image.Image:
+def _opened(blob: bytes, load_up_to: int = 0) -> Image.Image:
     try:
-        return Image.open(io.BytesIO(blob))
+        return open_picture(blob, load_up_to)
     except Image.DecompressionBombError as error:
-        raise refused(f"it claims more pixels than Pillow takes: {error}", "too_large") from None
+        raise refused(
+            f"it claims more pixels than Pillow takes of this format ({error}); if that is right, set "
+            "PIL.Image.MAX_IMAGE_PIXELS in every process that reads it, for example in a worker_init_fn",
+            "too_large",
+        ) from None
 
 
 def as_pil(pixels: Array, blob: bytes, *, orient: bool) -> Image.Image:
@@ -120,7 +123,16 @@ def as_pil(pixels: Array, blob: bytes, *, orient: bool) -> Image.Image:
     image = Image.fromarray(pixels.squeeze(2) if pixels.shape[2] == 1 else pixels)
     with _opened(blob) as opened:
         image.info = opened.info
-    return ImageOps.exif_transpose(image) if orient else image
+    return upright(image) if orient else image
+
+
+def upright(image: Image.Image) -> Image.Image:
+    """Return an image rotated by its EXIF orientation, or the image itself if that cannot be read."""
+    try:
+        image.getexif()
+    except Exception:  # damaged metadata make Pillow raise errors of any type
+        return image
+    return ImageOps.exif_transpose(image)
 
 
 def convert(image: Image.Image, mode: str) -> Image.Image:
@@ -189,7 +201,7 @@ def orientation_of(blob: bytes, header: Header | None = None) -> int | None:
     if blob.startswith(b"\x89PNG") and not any(name in blob for name in _PNG_ORIENTED):
         return 1  # otherwise Pillow decodes the picture in search of a late chunk
     try:
-        with Image.open(io.BytesIO(blob)) as image:
+        with open_picture(blob) as image:
             orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
     except Exception:  # damaged metadata make Pillow raise errors of any type
         return None

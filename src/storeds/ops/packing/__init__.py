@@ -12,7 +12,7 @@ import math
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, get_args
 
@@ -23,8 +23,8 @@ from storeds._utils.text import counted, printable
 from storeds.backends.opening import COMMIT_EVERY, open_writer
 from storeds.backends.role_checks import RoleChecker
 from storeds.errors import ConfigError, RecordError, suggest
-from storeds.jpeg import Verdict, examine, repair, set_verdict
-from storeds.jpeg.formats import decode_reason
+from storeds.jpeg import MAX_PIXELS, Verdict, examine, read_picture_header, repair, set_verdict
+from storeds.jpeg.formats import decode_reason, open_picture
 from storeds.jpeg.restarts import RestartMarker
 from storeds.ops import OnBad, SplitBy
 from storeds.ops.common import (
@@ -215,7 +215,7 @@ def pack(
         if on_bad == "raise" and state.bad:
             raise state.error(listing.count)
         meta = writer.publish(rows.attrs, fast_crops=state.fast_crops)
-    later = [note for note in rows.late_notes() if note not in notes]
+    later = [*(note for note in rows.late_notes() if note not in notes), *state.notes()]
     _log_notes(source, later, {})
     findings = dict(Counter(dict(sorted(state.kinds.items()))).most_common())
     damage = damage_note(findings, meta)
@@ -317,6 +317,8 @@ class _Prepared:
         How many of its pictures are ready for fast crops.
     restarts : list of str
         For each of its pictures, the outcome of `RestartMarker.mark`, if that was called.
+    large : list of int
+        The numbers of pixels of its pictures that have more than `MAX_PIXELS`.
     """
 
     record: Record | None
@@ -325,6 +327,7 @@ class _Prepared:
     kinds: Sequence[str] = ()
     fast_crops: int = 0
     restarts: Sequence[str] = ()
+    large: Sequence[int] = ()
 
 
 @dataclass(frozen=True)
@@ -391,7 +394,8 @@ class _Preparer:
             fault = next(self.roles.faults(record, self.rows.attrs.get("classes")), None)
             if fault is not None:
                 return _Prepared(None, fault)
-        return _Prepared(record, "; ".join(reasons) or None, damaged, kinds, fast_crops, outcomes)
+        large = _large(record[name] for name in pictures)
+        return _Prepared(record, "; ".join(reasons) or None, damaged, kinds, fast_crops, outcomes, large)
 
     @property
     def encodes(self) -> bool:
@@ -421,10 +425,10 @@ class _Preparer:
         A damaged picture keeps the verdict on its original bytes, because the new ones look whole.
         """
         try:
-            # Pillow reads only the header here.
-            with Image.open(io.BytesIO(blob)) as image:
-                large = self.max_side is not None and max(image.size) > self.max_side
-            if not large and self.quality is None:
+            with open_picture(blob) as image:  # reads only the header
+                is_small = self.max_side is None or max(image.size) <= self.max_side
+                is_left = (is_small and self.quality is None) or image.width * image.height > MAX_PIXELS
+            if is_left:
                 return blob, verdict, None
             encoded = self._encode(blob if verdict.is_whole else repair(blob))
         except Exception as error:  # decoders raise any exception on damaged bytes
@@ -432,7 +436,7 @@ class _Preparer:
         return encoded, Verdict("intact", 1.0) if verdict.is_whole else verdict, None
 
     def _encode(self, blob: bytes) -> bytes:
-        with Image.open(io.BytesIO(blob)) as opened:
+        with open_picture(blob, MAX_PIXELS) as opened:
             image = ImageOps.exif_transpose(opened)
             profile = opened.info.get("icc_profile")
             if self.max_side is not None:
@@ -451,19 +455,21 @@ def _unreadable(blob: bytes, verdict: Verdict | None) -> str | None:
     if verdict is not None:
         return None if verdict.recovered else _unreadable_image(blob, verdict.reason or verdict.finding)
     try:
-        with Image.open(io.BytesIO(blob)):
+        with open_picture(blob):
             return None
     except Exception as error:  # decoders raise whatever they like on damaged bytes
         return _unreadable_image(blob, decode_reason(error))
 
 
+def _large(blobs: Iterable[bytes]) -> list[int]:
+    """Return the numbers of pixels of the pictures that have more than `MAX_PIXELS`."""
+    return [pixels for pixels in map(math.prod, map(_size_of, blobs)) if pixels > MAX_PIXELS]
+
+
 def _size_of(blob: bytes) -> tuple[int, int]:
     """Return the width and the height of a picture; 0 of one that cannot be read."""
-    try:
-        with Image.open(io.BytesIO(blob)) as image:  # reads only the header
-            return image.size
-    except Exception:  # decoders raise whatever they like on damaged bytes
-        return 0, 0
+    header = read_picture_header(blob)
+    return (0, 0) if header is None else (header.width, header.height)
 
 
 def _unreadable_image(blob: bytes, why: str) -> str:
@@ -481,6 +487,8 @@ class _State:
     kinds: Counter[str] = field(default_factory=Counter)  # of the verdicts on all pictures in the store
     restarts: Counter[str] = field(default_factory=Counter)
     problems: list[Bad] = field(default_factory=list)
+    large: int = 0  # pictures of more than MAX_PIXELS
+    largest: int = 0  # their most pixels
     volume: int = 0  # bytes of pictures
 
     @classmethod
@@ -516,11 +524,20 @@ class _State:
                 on_problem(self.problems[-1])
         if record is not None:
             self.fast_crops += prepared.fast_crops
+            self.large, self.largest = self.large + len(prepared.large), max(self.largest, *prepared.large, 0)
             for counter, values in ((self.restarts, prepared.restarts), (self.kinds, prepared.kinds)):
                 for value in values:  # `Counter.update` takes longer than all else here
                     counter[value] += 1
             self.volume += sum(len(value) for value in record.values() if isinstance(value, bytes))
         return record
+
+    def notes(self) -> Iterator[str]:
+        """Yield sentences about pictures of the store."""
+        if self.large:
+            yield (
+                f"{counted(self.large, 'picture claims', 'pictures claim')} more than {MAX_PIXELS:,} pixels, up to {self.largest:,}: stored as "
+                f"they are, and read only with reader_options={{'max_pixels': {self.largest}}}"
+            )
 
     def error(self, count: int) -> RecordError:
         """Return the error that lists the bad ones of `count` items."""

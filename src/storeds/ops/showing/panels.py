@@ -6,7 +6,6 @@ A `Panel` is one picture of a record. It says in words what its pixels cannot sh
 from __future__ import annotations
 
 import functools
-import io
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +15,8 @@ import numpy as np
 from PIL import Image, ImageColor, ImageDraw, ImageFont
 
 from storeds.jpeg import MAX_PIXELS
-from storeds.jpeg.formats import decode_reason
+from storeds.jpeg.formats import decode_reason, open_picture
+from storeds.jpeg.header import SOI
 from storeds.protocols import Array, Field
 from storeds.readers.decoders import check_pixels
 from storeds.records.roles import box_edges, boxes_of, check_row_counts
@@ -78,7 +78,7 @@ def panel_of(name: str, value: Any) -> Panel:
     """
     try:
         if isinstance(value, bytes):
-            value = Image.open(io.BytesIO(value))
+            value = open_picture(value, 0 if value.startswith(SOI) else MAX_PIXELS)
             check_pixels(value.width, value.height, MAX_PIXELS)
         if isinstance(value, Image.Image):
             size, pixels, notes = _of_image(value)

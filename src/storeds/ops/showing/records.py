@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import itertools
 import json
 from collections import Counter
@@ -12,12 +11,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
 from storeds._utils.text import byte_size, counted, printable
 from storeds.backends.selection import Selection
 from storeds.errors import ConfigError, RecordError, StoredsError
-from storeds.jpeg import Verdict, examine, read_picture_header, repair, sniff
+from storeds.jpeg import MAX_PIXELS, Verdict, examine, read_picture_header, repair, sniff
+from storeds.jpeg.formats import open_picture
 from storeds.ops.showing.panels import Panel, class_name, draw_parts, panel_of
 from storeds.protocols import Array, Backend, Field, Record, Role
 from storeds.readers import SampleReader
@@ -292,7 +291,7 @@ def _in_pixels(name: str, value: Any, declared: Field, size: tuple[int, int] | N
         return value
     if declared.kind != "image":
         return mask_tensor(name, value, declared, size)
-    with Image.open(io.BytesIO(value)) as image:
+    with open_picture(value, MAX_PIXELS) as image:
         return class_ids(name, image, value)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -13,6 +12,7 @@ from PIL import Image
 from storeds.backends.role_checks import LOSSY, RoleChecker
 from storeds.errors import DecodeError, RecordError, StoredsError
 from storeds.jpeg import MAX_PIXELS, Verdict, examine, sniff
+from storeds.jpeg.formats import open_picture
 from storeds.jpeg.header import SOI
 from storeds.ops.common import images_of
 from storeds.protocols import Backend, Meta, Record
@@ -213,7 +213,7 @@ def _too_large(blob: bytes, *, is_whole: bool) -> str | None:
     if is_whole and len(blob) < _MIN_BYTES and blob.startswith(SOI):
         return None
     try:
-        with Image.open(io.BytesIO(blob)) as image:
+        with open_picture(blob) as image:
             check_pixels(*image.size, MAX_PIXELS)
     except DecodeError as error:
         return str(error)

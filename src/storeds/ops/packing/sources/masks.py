@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import io
 import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from PIL import Image
 
 from storeds._utils.text import counted, some
 from storeds.errors import ConfigError, StoreNotFoundError
-from storeds.jpeg.formats import decode_reason
+from storeds.jpeg import MAX_PIXELS
+from storeds.jpeg.formats import decode_reason, open_picture
 from storeds.ops.packing.rows import Bad, BadItem, File, Row, Rows, from_start
 from storeds.ops.packing.sources.class_names import unique_classes
 from storeds.ops.packing.sources.folders import IMAGE_SUFFIXES, Root, Walk, class_notes, folders_in, kind_of_files, show
@@ -280,7 +279,7 @@ class MaskFile(File):
 
 def _ids(mask: bytes) -> list[int]:
     """Return the class ids in a mask."""
-    with Image.open(io.BytesIO(mask)) as opened:
+    with open_picture(mask, MAX_PIXELS) as opened:
         pixels = np.asarray(opened)
         if pixels.ndim != 2:  # the writer refuses it
             return []

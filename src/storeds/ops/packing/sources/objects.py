@@ -14,6 +14,7 @@ import numpy as np
 from storeds._utils.text import counted
 from storeds.backends.concatenated import ConcatenatedBackend
 from storeds.errors import ConfigError
+from storeds.jpeg.formats import open_picture
 from storeds.layouts.codecs import is_image
 from storeds.ops.packing.rows import Bad, BadItem, File, Reference, Row, Rows, from_start, read_file
 from storeds.ops.packing.sources.columns import field_names
@@ -410,8 +411,6 @@ class _Picture(Reference):
 
 def _original(image: Image.Image) -> bytes | None:
     """Return the file that a PIL image was opened from, if its pixels are unchanged, or None."""
-    from PIL import Image
-
     if getattr(image, "format", None) is None:
         return None
     # The image may have been drawn on, scaled, or moved to another frame since it was opened.
@@ -423,7 +422,7 @@ def _original(image: Image.Image) -> bytes | None:
             file.seek(place)
         else:
             data = read_file(os.fsdecode(image.filename))  # type: ignore[attr-defined]  # of a file that was opened by its path
-        with Image.open(io.BytesIO(data)) as opened:
+        with open_picture(data) as opened:
             described = (opened.size, opened.mode, opened.format, opened.getpalette())
             is_same = described == (image.size, image.mode, image.format, image.getpalette())
             return data if is_same and opened.tobytes() == image.tobytes() else None
