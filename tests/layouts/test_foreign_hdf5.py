@@ -545,6 +545,31 @@ class TestLinks:
         with pytest.raises(ConfigError, match="outside of the store's folder"):
             open_backend(path, columns={"x": "../other.h5::x[]"})
 
+    @pytest.mark.parametrize(
+        ("at", "name", "is_outside"),
+        [
+            ("real", "other.h5", False),  # beside the file to which the symbolic link leads
+            ("links", "other.h5", False),  # beside the symbolic link
+            ("real", "/gone/other.h5", False),  # an absolute name that is gone: the file was moved with its folder
+            ("real/deep", "deep/other.h5", False),
+            (".", "../other.h5", True),
+            ("real/..", "../real/../other.h5", True),
+        ],
+    )
+    def test_of_a_file_behind_a_symbolic_link(self, tmp_path: Path, at: str, name: str, is_outside: bool) -> None:
+        for folder in ("links", "real", at):
+            (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+        place = self.make(tmp_path / "real/main.h5", False, tmp_path / at, name)
+        path = tmp_path / "links/main.h5"
+        path.symlink_to(tmp_path / "real/main.h5")
+        with h5py.File(path) as file:
+            expected = file["columns/x"][()].tolist()
+        if is_outside:
+            with pytest.raises(FormatError, match="outside of the store's folder"):
+                open_backend(path, columns={"x": place})
+        store: Any = open_backend(path, columns={"x": place}, allow_outside=is_outside)
+        assert store.column("x").tolist() == expected
+
     @pytest.mark.parametrize("is_soft", [False, True])
     def test_in_the_folder_are_followed_and_missing_targets_named(self, path: Path, is_soft: bool) -> None:
         columns = {"x": self.make(path, is_soft, path.parent, "other.h5")}

@@ -100,7 +100,7 @@ class Hdf5Files:
     def __init__(self, path: str, url: str, settings: ForeignOptions) -> None:
         self.path, self.url, self.settings = path, url, settings
         self._store = OpenStore()
-        self._root = os.path.realpath(os.path.dirname(path))
+        self._roots = {os.path.realpath(folder) for folder in _folders(path)}
         self._seen: dict[str, list[int]] = {}
         self.listed: dict[tuple[str, int | None], tuple[list[str], list[str]]] = {}
 
@@ -124,7 +124,7 @@ class Hdf5Files:
         """Return the path of another file of the store's folder, which a pattern names; None for the store itself."""
         if not name:
             return None
-        return self.resolve(name, os.path.dirname(self.path), f"the place {name!r}::…", ConfigError)
+        return self.resolve(name, self.path, f"the place {name!r}::…", ConfigError)
 
     def descriptor(self, path: str) -> int:
         """Return an open descriptor of the file at `path`."""
@@ -145,13 +145,15 @@ class Hdf5Files:
         check_hdf5_file(self.descriptor(path), url)
         return open_hdf5_file(path, url, self.settings.locking, _CACHE)
 
-    def resolve(self, name: str, folder: str, source: str, error: type[StoredsError] = FormatError) -> str:
-        """Return the absolute path of file `name`, relative to `folder`.
+    def resolve(self, name: str, parent: str, source: str, error: type[StoredsError] = FormatError) -> str:
+        """Return the absolute path of the file that the file `parent` calls `name`, found as libhdf5 finds it.
 
         Raises `error`, which names `source`, if the file is missing or the user did not allow files outside the folder.
         """
-        path = os.path.realpath(os.path.join(folder, name))
-        if not self.settings.allow_outside and os.path.commonpath([self._root, path]) != self._root:
+        names = [name, os.path.basename(name)] if os.path.isabs(name) else [name]
+        paths = [os.path.realpath(os.path.join(folder, each)) for each in names for folder in _folders(parent)]
+        path = next(filter(os.path.isfile, paths), paths[0])
+        if not self.settings.allow_outside and all(os.path.commonpath([root, path]) != root for root in self._roots):
             raise error(
                 f"{self.url}: {source} leads to {path}, outside of the store's folder; allow_outside=True follows it, if "
                 "you trust the author of the file with what this process reads"
@@ -188,7 +190,7 @@ class Hdf5Files:
             raise FormatError(f"{self.url}: {name} is a link that leads through more than {_MOST_LINKS} others")
         path = parent.file.filename
         if isinstance(link, h5py.ExternalLink):
-            other = self.resolve(link.filename, os.path.dirname(path), f"the external link {name}")
+            other = self.resolve(link.filename, path, f"the external link {name}")
             return self.find(f"{link.path}/{rest}", other, links + 1)
         target = link.path if link.path.startswith("/") else f"{parent.name}/{link.path}"
         return self.find(f"{target}/{rest}", path, links + 1)
@@ -230,6 +232,11 @@ class Hdf5Files:
         if found.is_virtual:  # HDF5 returns zeros for a source that is missing
             raise FormatError(f"{what} is virtual: open its source files instead, as a pattern such as 'part-*.h5'")
         return found
+
+
+def _folders(path: str) -> tuple[str, str]:
+    """Return the folder of a path, and that of the file to which it leads if it is a symbolic link."""
+    return os.path.dirname(path), os.path.dirname(os.path.realpath(path))
 
 
 def _encoded(name: str) -> bytes:

@@ -151,7 +151,7 @@ def _pcam(files: Hdf5Files) -> Columns | None:
     if not mark or not os.path.isfile(other) or names_in(files, _absolute(files, "")) != (["x"], []):
         return None
     name = os.path.basename(other)
-    labels = files.file(files.resolve(name, os.path.dirname(files.path), "the labels"))
+    labels = files.file(files.resolve(name, files.path, "the labels"))
     return {"image": "x[]", "label": f"{name}::y[]"} if list(labels) == ["y"] else None
 
 
