@@ -368,6 +368,28 @@ class TestRefused:
             open_backend(path, layout="parallel")
 
 
+class TestLargeGroups:
+    """The type of every member of a group counts, however many there are."""
+
+    @pytest.mark.parametrize("count", [900, 2_500])
+    @pytest.mark.parametrize("odd", ["0007_meta", "2", "~", "_i_x", "#1"])
+    def test_of_datasets_may_hold_a_group_and_a_type(self, path: Path, count: int, odd: str) -> None:
+        write(path, {f"g/{at:04}": at for at in range(count)} | {f"g/{odd}/y": 1})
+        with h5py.File(path, "a") as file:
+            file["g/type"] = np.dtype("i4")
+        store: Any = open_backend(path, columns={"x": "g/{}"})
+        assert store.column("x").tolist() == [*range(count)]
+        assert store.unread() == [f"g/{odd}/y (int64 [])"]
+
+    @pytest.mark.parametrize("count", [900, 2_500])
+    @pytest.mark.parametrize("odd", ["0007_names", "2", "~", "_i_x", "#1"])
+    def test_of_groups_may_hold_a_dataset(self, path: Path, count: int, odd: str) -> None:
+        write(path, {f"{at:04}/x": np.arange(2) for at in range(count)} | {odd: np.arange(3)})
+        store: Any = open_backend(path, columns={"x": "{label}/x[]"})
+        assert (len(store), len(store.meta.attrs["classes"])) == (2 * count, count)
+        assert store.unread() == [f"{odd} (int64 [3])"]
+
+
 class TestUnread:
     """What no field holds is logged and listed."""
 
@@ -381,6 +403,8 @@ class TestUnread:
             ),
             ({"x": np.arange(5), "y": STRINGS}, {"columns": {"x": "x[]"}}, ["y (text [3, 2])"]),
             ({**GROUPS, "s_1/z": 1}, {"columns": {"*": "{}/**"}}, ["s_1/z (int64 [])"]),
+            ({"t": TABLE, "x": np.arange(2)}, {"columns": {"n": "t/n[]", "x": "x[]"}}, ["t/word (a column)"]),
+            ({"x": np.arange(2), "y": 1, "y@unit": "m"}, {"columns": {"x": "x[]", "u": "y@unit"}}, ["y (int64 [])"]),
             (
                 {
                     "a/frames": pixels(2),

@@ -7,10 +7,11 @@ folders that environment variables choose. Here, only links are followed.
 from __future__ import annotations
 
 import functools
+import itertools
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Annotated, Any, ClassVar, Literal
 
 import h5py
@@ -30,6 +31,7 @@ __all__ = [
     "Hdf5Files",
     "Member",
     "NoSuchNameError",
+    "Unreadable",
     "attribute_fields",
     "attributes",
     "describe",
@@ -162,15 +164,21 @@ class Hdf5Files:
             raise error(f"{self.url}: {source} leads to {path}, which is missing; copy it there, or correct the name")
         return path
 
-    def find(self, name: str, path: str | None = None, links: int = 0) -> tuple[h5py.Group | h5py.Dataset, str]:
+    def find(self, name: str, path: str | None = None) -> tuple[h5py.Group | h5py.Dataset, str]:
         """Return the object called `name`, and the rest of the name if it names a column of a table."""
+        found, rest = self.locate(name, path)
+        self.check(found)
+        return found, rest
+
+    def locate(self, name: str, path: str | None = None, links: int = 0) -> tuple[h5py.Group | h5py.Dataset, str]:
+        """Return what `find` returns, though its values may be out of reach."""
         path = path or self.path
         at: h5py.Group | h5py.Dataset = self.file(path)
         parts = [part for part in name.split("/") if part not in ("", ".")]
         for number, part in enumerate(parts):
             rest = "/".join(parts[number + 1 :])
             if isinstance(at, h5py.Dataset):
-                return self._checked(at), "/".join(parts[number:])
+                return at, "/".join(parts[number:])
             kind = _link_type(at, part)
             if kind is None:
                 raise NoSuchNameError(
@@ -181,7 +189,7 @@ class Hdf5Files:
                     at.get(_encoded(part), getlink=True), at, f"{at.name.rstrip('/')}/{part}", rest, links
                 )
             at = at[_encoded(part)]
-        return self._checked(at), ""
+        return at, ""
 
     def _follow(
         self, link: Any, parent: h5py.Group, name: str, rest: str, links: int
@@ -191,9 +199,9 @@ class Hdf5Files:
         path = parent.file.filename
         if isinstance(link, h5py.ExternalLink):
             other = self.resolve(link.filename, path, f"the external link {name}")
-            return self.find(f"{link.path}/{rest}", other, links + 1)
+            return self.locate(f"{link.path}/{rest}", other, links + 1)
         target = link.path if link.path.startswith("/") else f"{parent.name}/{link.path}"
-        return self.find(f"{target}/{rest}", path, links + 1)
+        return self.locate(f"{target}/{rest}", path, links + 1)
 
     def dataset(self, name: str, path: str | None = None) -> h5py.Dataset:
         """Return the dataset called `name`."""
@@ -209,9 +217,10 @@ class Hdf5Files:
             raise FormatError(f"{self.url}: {name} is not a group")
         return found
 
-    def _checked(self, found: h5py.Group | h5py.Dataset) -> h5py.Group | h5py.Dataset:
+    def check(self, found: h5py.Group | h5py.Dataset) -> None:
+        """Raise FormatError if `found` is a dataset whose values cannot be read."""
         if not isinstance(found, h5py.Dataset):
-            return found
+            return
         what = f"{self.url}: dataset {found.name}"
         missing = [name for code, name in _filters(found) if not h5py.h5z.filter_avail(code)]
         if missing:
@@ -231,7 +240,6 @@ class Hdf5Files:
             )
         if found.is_virtual:  # HDF5 returns zeros for a source that is missing
             raise FormatError(f"{what} is virtual: open its source files instead, as a pattern such as 'part-*.h5'")
-        return found
 
 
 def _folders(path: str) -> tuple[str, str]:
@@ -262,14 +270,14 @@ def _filters(dataset: h5py.Dataset) -> list[tuple[int, str]]:
     return [(code, f"filter {code} ({name.decode(errors='replace') or 'unnamed'})") for code, _, _, name in filters]
 
 
-_SAMPLED = 1_000  # members of a group
+_LIBRARY_GROUPS = (b"#refs#", b"#subsystem#")  # of MATLAB
+_INDEX = b"_i_"  # PyTables keeps the index of the table x in the group _i_x
 
 
 def names_in(files: Hdf5Files, group: str, *, most: int | None = None) -> tuple[list[str], list[str]]:
     """Return the names of the datasets and of the groups in a group, through links too; of the first `most` members.
 
-    Of more than 1,000 members only a sample is inspected; if all of it is of one type, so are the others. Indexes of
-    PyTables and what cells of MATLAB refer to are left out.
+    Indexes of PyTables and what cells of MATLAB refer to are left out.
     """
     if (group, most) not in files.listed:
         datasets, groups, links = _split(files.group(group), most)
@@ -285,23 +293,16 @@ def _split(group: h5py.Group, most: int | None = None) -> tuple[list[str], list[
     links: list[bytes] = []
 
     def note(name: bytes, info: Any) -> bool | None:
-        if not name.startswith((b"_i_", b"#")):
+        is_index = name.startswith(_INDEX) and group.id.links.exists(name[len(_INDEX) :])
+        if not is_index and name not in _LIBRARY_GROUPS:
             (hard if info.type == h5py.h5l.TYPE_HARD else links).append(name)
         return True if len(hard) + len(links) == most else None  # True ends the iteration
 
     group.id.links.iterate(note, info=True)
-    step = max(1, len(hard) // _SAMPLED)
-    found = {_is_group(group, name) for name in hard[::step]}
-    if step > 1 and len(found) == 1:
-        groups = hard if True in found else []
-    else:
-        groups = [name for name in hard if _is_group(group, name)]
-    chosen = set(groups)
-    return _decoded(name for name in hard if name not in chosen), _decoded(groups), _decoded(links)
-
-
-def _is_group(group: h5py.Group, name: bytes) -> bool:
-    return bool(h5py.h5g.get_objinfo(group.id, name).type == h5py.h5g.GROUP)
+    found: dict[int, list[bytes]] = {h5py.h5g.DATASET: [], h5py.h5g.GROUP: []}
+    for name in hard:
+        found.get(h5py.h5g.get_objinfo(group.id, name).type, []).append(name)  # a named type is neither
+    return _decoded(found[h5py.h5g.DATASET]), _decoded(found[h5py.h5g.GROUP]), _decoded(links)
 
 
 def _decoded(names: Iterable[bytes]) -> list[str]:
@@ -320,38 +321,98 @@ class Member:
     dataset: h5py.Dataset
 
 
-def members(files: Hdf5Files, group: str, *, skipped: list[str] | None = None) -> Iterator[Member]:
+@dataclass(frozen=True)
+class Unreadable:
+    """What lies below a group and cannot be read: its path from there, why, and how many rows it has if that is known."""
+
+    path: str
+    why: str
+    rows: int | None = None
+
+    def __str__(self) -> str:
+        return f"{self.path} ({self.why})"
+
+
+def members(
+    files: Hdf5Files,
+    group: str,
+    *,
+    skipped: list[Unreadable] | None = None,
+    is_left: Callable[[str], bool] | None = None,
+    most_groups: float = math.inf,
+) -> Iterator[Member]:
     """Yield the first 1,024 datasets below a group, its own first. Follows links, but visits no group twice on one path.
 
-    Members that cannot be read are added to `skipped`. Without it, one in the group itself raises FormatError.
+    Parameters
+    ----------
+    files : Hdf5Files
+    group : str
+    skipped : list of Unreadable, optional
+        Gets the members that cannot be read. Without it, one in the group itself raises FormatError.
+    is_left : callable, optional
+        Whether to leave out the dataset at a path, without opening it.
+    most_groups : float
+        How many groups to visit; all by default.
     """
-    return islice(_walk(files, group, "", frozenset(), skipped), MOST_WALKED)
+    walk = _Walk(files, group, skipped, is_left or (lambda path: False), most_groups)
+    return itertools.islice(walk.below("", frozenset()), MOST_WALKED)
 
 
-def _walk(
-    files: Hdf5Files, group: str, prefix: str, above: frozenset[tuple[int, int]], skipped: list[str] | None
-) -> Iterator[Member]:
-    here = files.group(group)
-    info = h5py.h5o.get_info(here.id)
-    place = (info.fileno, info.addr)
-    if place in above or len(above) > _DEPTH:
-        return
-    datasets, inner, links = _split(here)
-    for name in (*datasets, *links):
+class _Walk:
+    """The datasets of a group, and of the groups below it, one group after the other."""
+
+    def __init__(
+        self,
+        files: Hdf5Files,
+        group: str,
+        skipped: list[Unreadable] | None,
+        is_left: Callable[[str], bool],
+        most_groups: float,
+    ) -> None:
+        self._files, self._group, self._skipped, self._is_left = files, group, skipped, is_left
+        self._more = most_groups
+
+    def below(self, prefix: str, above: frozenset[tuple[int, int]]) -> Iterator[Member]:
+        """Yield the datasets below the group at `prefix`, which the groups `above` hold."""
+        here = self._files.group(f"{self._group}/{prefix}")
+        info = h5py.h5o.get_info(here.id)
+        place = (info.fileno, info.addr)
+        if place in above or self._more <= 0:
+            return
+        if len(above) > _DEPTH:
+            self._skip(Unreadable(prefix.rstrip("/"), f"in more than {_DEPTH} groups"))
+            return
+        self._more -= 1
+        datasets, inner, links = _split(here)
+        paths = [f"{prefix}{name}" for name in inner]
+        for path in (f"{prefix}{name}" for name in (*datasets, *links)):
+            found = None if self._is_left(path) else self._found(path)
+            if isinstance(found, Member):
+                yield found
+            elif found is not None:
+                paths.append(found)
+        for path in paths:  # in HDF5's order: sorting 100,000 names takes longer than the walk
+            yield from self.below(f"{path}/", above | {place})
+
+    def _found(self, path: str) -> Member | str | None:
+        """Return a dataset, the path of a group behind a link, or None for what cannot be read."""
+        rows = None
         try:
-            found, _ = files.find(f"{group}/{name}")
+            found, _ = self._files.locate(f"{self._group}/{path}")
+            if not isinstance(found, h5py.Dataset):
+                return path
+            rows = found.shape[0] if found.shape else None
+            self._files.check(found)
         except FormatError as error:
-            if skipped is not None:
-                skipped.append(f"{prefix}{name} ({str(error).removeprefix(f'{files.url}: ')})")
-            elif not prefix:
+            if self._skipped is None and "/" not in path:
                 raise
-            continue
-        if isinstance(found, h5py.Dataset):
-            yield Member(f"{prefix}{name}", found)
-        else:
-            inner.append(name)  # through a link
-    for name in inner:  # in HDF5's order: sorting 100,000 names takes longer than the walk
-        yield from _walk(files, f"{group}/{name}", f"{prefix}{name}/", above | {place}, skipped)
+            self._skip(Unreadable(path, str(error).removeprefix(f"{self._files.url}: "), rows))
+            return None
+        return Member(path, found)
+
+    def _skip(self, member: Unreadable) -> None:
+        if self._skipped is not None:
+            self._skipped.append(member)
 
 
 def describe(dataset: h5py.Dataset) -> str:

@@ -19,6 +19,7 @@ from storeds.layouts.hdf5.files import (
     Hdf5Files,
     Member,
     NoSuchNameError,
+    Unreadable,
     attributes,
     describe,
     members,
@@ -175,10 +176,10 @@ def _holds_numbered_frames(files: Hdf5Files, group: str) -> bool:
 
 def entries(files: Hdf5Files) -> Iterator[str]:
     """Yield what a file holds: each dataset below its group with type and shape, then those that cannot be read."""
-    unreadable: list[str] = []
+    unreadable: list[Unreadable] = []
     for member in members(files, files.settings.group, skipped=unreadable):
         yield f"{member.path} ({describe(member.dataset)})"
-    yield from unreadable
+    yield from map(str, unreadable)
 
 
 def candidates(files: Hdf5Files) -> Iterator[dict[str, object]]:

@@ -15,11 +15,11 @@ import numpy as np
 
 from storeds.errors import ConfigError, StoredsError, UnavailableError
 from storeds.layouts.hdf5.elements import read_attribute, read_element
-from storeds.layouts.hdf5.files import Hdf5Files, attributes, describe, members
+from storeds.layouts.hdf5.files import MOST_WALKED, Hdf5Files, Unreadable, attributes, describe, members
 from storeds.layouts.hdf5.scan import NUMBERS, Facts, Plan, Scan, computed_names, is_class_list
 from storeds.layouts.hdf5.values import Values, values_of
 from storeds.layouts.names import Names, pack_names
-from storeds.layouts.pattern import ATTRIBUTES, EVERYTHING, KEY, Pattern
+from storeds.layouts.pattern import ATTRIBUTES, EVERYTHING, KEY, Pattern, Template
 from storeds.protocols import JSON, Array, Field
 from storeds.records.columns import index_path
 
@@ -122,17 +122,26 @@ class Contents:
         self.columns: dict[str, Values] = {**own, **self._named(), **values}
 
     def unread(self) -> list[str]:
-        """Return the datasets that no field holds, among the first 1,024, and sequences without rows."""
+        """Return the first 1,024 datasets that no field holds, in the first 1,024 groups, and sequences without rows."""
         if self.facts.unread is not None:
             return self.facts.unread
-        read = [plan.path.regex() for plan in self.facts.plans.values() if not plan.file]
-        skipped: list[str] = []
-        found = [*members(self._files, self._files.settings.group, skipped=skipped)]
-        missed = [each for each in found if not any(pattern.fullmatch(each.path) for pattern in read)]
+        plans = [plan for plan in self.facts.plans.values() if not plan.file and not plan.attribute]
+        read = [plan.path.regex() for plan in plans]
+
+        def is_read(path: str) -> bool:
+            return any(pattern.fullmatch(path) for pattern in read)
+
+        skipped: list[Unreadable] = []
+        group = self._files.settings.group
+        missed = [*members(self._files, group, skipped=skipped, is_left=is_read, most_groups=MOST_WALKED)]
         if "classes" in self.attrs:
             missed = [each for each in missed if not is_class_list(each)]
         entries = [f"{name} (no rows)" for name in self.facts.empty]
-        return entries + [f"{member.path} ({describe(member.dataset)})" for member in missed] + skipped
+        for path in dict.fromkeys(plan.path for plan in plans if plan.column):
+            table = self._files.dataset(self._paths_of(path)([0])[0])
+            columns = {plan.column for plan in plans if plan.path == path}
+            entries += [f"{path}/{name} (a column)" for name in table.dtype.names if name not in columns]
+        return entries + [f"{member.path} ({describe(member.dataset)})" for member in missed] + [*map(str, skipped)]
 
     def _literal_group(self) -> str:
         """Return the group that holds all records: the path of the pattern up to its first name."""
@@ -144,10 +153,10 @@ class Contents:
             literal.append(part.fill({}))
         return "/".join([self._group, *literal]) or "/"
 
-    def _paths_of(self, plan: Plan) -> Callable[[Sequence[int]], list[str]]:
-        """Return the function that gives the paths of a field's objects in ascending sequences."""
+    def _paths_of(self, path: Template) -> Callable[[Sequence[int]], list[str]]:
+        """Return the function that gives the paths of the objects at a place, in ascending sequences."""
         return lambda sequences: [
-            f"{self._group}/{plan.path.fill(dict(zip(self._pattern.names, text.split('/'), strict=False)))}"
+            f"{self._group}/{path.fill(dict(zip(self._pattern.names, text.split('/'), strict=False)))}"
             for text in self._texts(sequences)
         ]
 
@@ -156,7 +165,7 @@ class Contents:
 
     def _values(self, name: str, plan: Plan) -> Values:
         files, field, other = self._files, plan.field, self._files.beside(plan.file)
-        paths = self._paths_of(plan)
+        paths = self._paths_of(plan.path)
         if plan.sort == "shared":
             shared = self.facts.shared[name]
             return _Computed(self.bounds, field, lambda sequences, _: [shared[at] for at in sequences])
