@@ -251,7 +251,7 @@ def check_status(path: str, status: os.stat_result, engine: str | None, kind: st
 def refused(what: str, done: str, error: OSError) -> StoredsError:
     """Return the error for a failed system call: permission errors are not reported as missing files."""
     never = error.errno in (errno.ENAMETOOLONG, errno.ELOOP)  # no store can exist there
-    return (StoreNotFoundError if never else UnavailableError)(f"{what} cannot be {done}: {error.strerror}")
+    return (StoreNotFoundError if never else UnavailableError)(f"{what} cannot be {done}: {error.strerror or error}")
 
 
 def nearest(path: str) -> str:

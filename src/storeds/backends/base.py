@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import logging
-import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterable, Mapping, Sequence
@@ -17,7 +16,14 @@ from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 
 import numpy as np
 
-from storeds._utils.locations import file_system, file_system_advice, file_url, staging_folder
+from storeds._utils.locations import (
+    file_system,
+    file_system_advice,
+    file_url,
+    refused,
+    staging_folder,
+    stat_store,
+)
 from storeds._utils.settings import Settings
 from storeds.backends.handles import HandlePool, HandleRef, Lease, Opener, OpenStore
 from storeds.errors import ConfigError, RecordError, UnavailableError, suggest
@@ -307,7 +313,7 @@ class FileBackend(HandleBackend[H, Open]):
 
     def stored_bytes(self) -> int | None:
         # docstring inherited
-        return os.path.getsize(self._path)
+        return stat_store(self._path, self.url).st_size
 
     def handle_settings(self) -> dict[str, JSON]:
         # docstring inherited
@@ -320,7 +326,11 @@ class FileBackend(HandleBackend[H, Open]):
     def leftovers(self) -> str | None:
         # docstring inherited
         folder = staging_folder(self._path)
-        return str(folder) if folder.exists() and self.writer() is None else None
+        try:
+            is_left = folder.exists()
+        except OSError as error:
+            raise refused(f"{self.url}: {folder}", "looked at", error) from None
+        return str(folder) if is_left and self.writer() is None else None
 
     def writer(self) -> str | None:
         # docstring inherited

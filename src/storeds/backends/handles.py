@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from typing import Any, Generic, Protocol, Self, TypeVar
 
 from storeds._utils.locations import check_status, refused, sniff_descriptor, stat_store
-from storeds.errors import ClosedError, StoreNotFoundError, UnavailableError
+from storeds.errors import ClosedError, StoredsError, StoreNotFoundError, UnavailableError
 
 __all__ = ["HandlePool", "HandleRef", "Lease", "OpenStore", "Opener"]
 
@@ -68,6 +68,8 @@ class _Entry(Generic[H]):
 class Lease(Generic[H]):
     """A context in which the handle of a reference stays open. A class: a generator costs more than some reads.
 
+    An OSError while it opens the handle, or in the body, becomes an UnavailableError that names the store.
+
     Parameters
     ----------
     ref : HandleRef
@@ -111,9 +113,12 @@ class Lease(Generic[H]):
             if check is None:
                 raise
             raise UnavailableError(f"{ref.opener.url} was there when it was opened and is gone now: {error}") from error
+        except OSError as error:
+            self._convert(error, "opened")
+            raise
         return handle
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object = None, error: object = None, trace: object = None) -> None:
         pool = self.ref.pool
         with pool._exclusive():
             pool._leases.discard(self)
@@ -123,6 +128,13 @@ class Lease(Generic[H]):
                 pool._remove(self.entry)
             if len(pool._entries) > pool._limit:  # more leases than that existed at once
                 pool._evict(pool._limit)
+        if isinstance(error, OSError):
+            self._convert(error, "read")
+
+    def _convert(self, error: OSError, done: str) -> None:
+        """Raise an error that names the store for a failed system call."""
+        if not isinstance(error, StoredsError):  # some of ours are OSErrors too
+            raise refused(self.ref.opener.url, done, error) from error
 
 
 class HandleRef(Generic[H]):

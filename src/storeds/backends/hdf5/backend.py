@@ -20,7 +20,7 @@ from storeds.backends.base import BackendOptions, FileBackend, FileOpener
 from storeds.backends.handles import HandlePool, OpenStore
 from storeds.backends.hdf5.columns import OFFSET, Column, datasets_of, fixed_values, steps
 from storeds.backends.hdf5.rows import LibraryRows, Rows, gather, open_rows
-from storeds.backends.hdf5.stamp import check_hdf5_file, open_hdf5_file
+from storeds.backends.hdf5.stamp import check_hdf5_file, open_hdf5_file, system_failure
 from storeds.errors import FormatError, RecordError, StoredsError, UnavailableError
 from storeds.protocols import JSON, Array, Field, Meta, Record
 from storeds.records.codec import SEAL, Seals, check_column, checksum, encode
@@ -91,7 +91,8 @@ class Hdf5Opener(FileOpener[Hdf5Options]):
             except StoredsError:
                 raise
             except Exception as error:  # libhdf5 raises almost anything for a damaged file
-                raise FormatError(f"{self.url} is damaged: {type(error).__name__}: {error}; copy it again") from error
+                damaged = FormatError(f"{self.url} is damaged: {type(error).__name__}: {error}; copy it again")
+                raise system_failure(error, self.url) or damaged from error
             store.take(self.path)
             if handle.file is not None:
                 store.take("h5py")

@@ -7,6 +7,7 @@ h5repack writes, are read correctly but more slowly.
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import sys
@@ -117,7 +118,7 @@ class FlatRows(JoinedRows):
         try:
             found = list(map(os.pread, itertools.repeat(self._descriptor), sizes, begins.tolist()))
         except OSError:
-            found = []
+            found = []  # each is read again by itself
         if list(map(len, found)) != sizes:
             found = list(map(self._load_one, sizes, begins.tolist()))
         if is_watched:
@@ -130,8 +131,8 @@ class FlatRows(JoinedRows):
             while size and (data := os.pread(self._descriptor, size, offset)):
                 parts.append(data)
                 size, offset = size - len(data), offset + len(data)
-        except OSError:  # a bad sector
-            pass
+        except OSError as error:
+            _check_is_damage(error)
         return b"".join(parts)
 
 
@@ -150,8 +151,15 @@ class LibraryRows(JoinedRows):
     def _load_one(self, start: int, stop: int) -> bytes:
         try:
             return np.ascontiguousarray(self._dataset[start:stop]).tobytes()
-        except OSError:  # a damaged chunk
+        except OSError as error:
+            _check_is_damage(error)
             return b""
+
+
+def _check_is_damage(error: OSError) -> None:
+    """Raise the error of a read again unless bytes are damaged: by a bad sector, or in a chunk, for which there is no number."""
+    if error.errno not in (errno.EIO, None):
+        raise error
 
 
 def read_ranges(rows: Rows, starts: Array, stops: Array) -> list[bytes]:

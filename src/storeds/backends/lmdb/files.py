@@ -11,7 +11,7 @@ from typing import Any
 import lmdb
 
 from storeds._utils.locations import CutShortError
-from storeds.errors import ConfigError, FormatError
+from storeds.errors import ConfigError, FormatError, UnavailableError
 from storeds.records.fields import WRITTEN_BY
 
 __all__ = ["check_length", "lmdb_errors", "open_environment"]
@@ -38,6 +38,8 @@ def lmdb_errors(url: str) -> Iterator[None]:
             raise ConfigError(
                 f"{url} was changed while this process has it open; close every backend of it first"
             ) from error
+        if "MDB_" not in str(error):  # a system call failed
+            raise UnavailableError(f"{url} cannot be read by LMDB: {error}") from error
         raise FormatError(f"{url} cannot be read by LMDB: {error}; copy it again") from error
 
 

@@ -15,6 +15,7 @@ from storeds._utils.locations import StoreURL, file_path
 from storeds._utils.settings import parse_options
 from storeds.backends.base import FileBackend, FileOpener, NativeStoreError, bounded
 from storeds.backends.handles import HandlePool, OpenStore
+from storeds.backends.hdf5.stamp import system_failure
 from storeds.errors import FormatError, RecordError, StoredsError
 from storeds.layouts.explain import Preset, Reading, undecided
 from storeds.layouts.hdf5.files import ForeignOptions, Hdf5Files
@@ -64,7 +65,8 @@ class ForeignOpener(FileOpener[ForeignOptions]):
             raise
         except Exception as error:  # a damaged file makes libhdf5 raise almost anything
             files.close()
-            raise FormatError(f"{self.url} is damaged: {type(error).__name__}: {error}; copy it again") from error
+            damaged = FormatError(f"{self.url} is damaged: {type(error).__name__}: {error}; copy it again")
+            raise system_failure(error, self.url) or damaged from error
         files.listed.clear()
         return handle
 
