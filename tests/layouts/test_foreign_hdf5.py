@@ -390,6 +390,139 @@ class TestLargeGroups:
         assert store.unread() == [f"{odd} (int64 [3])"]
 
 
+def steps(**more: Any) -> dict[str, Any]:
+    """Return two demonstrations, and `more` datasets of each by its number of steps."""
+    values = {name.replace("__", "/"): value for name, value in more.items()}
+    each = {f"{at}/{name}": array(4 + n, 2) for n, at in enumerate(("d_1", "d_2")) for name in ("w", "x")}
+    return each | {
+        f"{at}/{name}": value(4 + n) for n, at in enumerate(("d_1", "d_2")) for name, value in values.items()
+    }
+
+
+WORDS = np.zeros((5, 2), [("a", "f4"), ("b", "?")])
+PARTLY = np.zeros(5, [("n", "i4"), ("s", "S3", (2,)), ("one", "S3", (1,))])
+COLUMN = {"x": np.arange(5), "y": array(5, 2)}
+EPISODES = {"*": "{episode}/**[]"}
+SAMPLES = {"*": "{}/**"}
+PACKED = {"data": np.array([[10, -9], [20, 30]], "i2")}
+EMPTY = h5py.Empty("f4")
+
+# The datasets, the arguments, words of the message, and the fields of the line to paste.
+LOST: list[tuple[dict[str, Any], dict[str, Any], str, list[str]]] = [
+    ({**COLUMN, "t": WORDS}, {}, "t (dataset /t is of a type that no field holds", ["x", "y"]),
+    ({**COLUMN, "g/t": STRINGS[:1].repeat(5, 0)}, {"layout": "parallel"}, "g/t (dataset /g/t is of a type", ["x", "y"]),
+    ({**COLUMN, "t": PARTLY}, {}, "t/s (column 's' of dataset /t is of a type", ["t_n", "t_one", "x", "y"]),
+    (steps(obs=lambda n: array(n + 1, 3)), {"columns": EPISODES}, "obs (it has 5 rows, and others 4)", ["w", "x"]),
+    (
+        steps(obs__mask=lambda n: STRINGS[:1].repeat(n, 0)),
+        {"columns": EPISODES},
+        "obs/mask (dataset /d_1/obs/mask is of",
+        ["w", "x"],
+    ),
+    (steps(all=lambda n: np.void(b"abc")), {"columns": EPISODES}, "all (one value for all rows", ["w", "x"]),
+    (steps(words=lambda n: STRINGS), {"columns": SAMPLES}, "words (dataset /d_1/words is of a type", ["w", "x"]),
+    (
+        steps(y=lambda n: array(*[2] * (n - 3))),
+        {"columns": SAMPLES},
+        "y (/d_1/y and /d_2/y are not samples of the same",
+        ["w", "x"],
+    ),
+    ({"a": 1, "b": STRINGS}, {"layout": "per_file"}, "b (dataset /b is of a type that no field holds", ["a"]),
+    (
+        {"t": PACKED, "t@scale_factor": 0.1, "n": np.arange(2)},
+        {},
+        "t (its scale_factor would not be applied)",
+        ["n", "t"],
+    ),
+    ({"t": PACKED, "t@_FillValue": np.int16(-9)}, {"layout": "parallel"}, "t (its _FillValue would", ["t"]),
+    ({"t": array(3, 2), "t@add_offset": 1.0}, {"layout": "per_file"}, "t (its add_offset would", ["t"]),
+    (
+        steps(t=lambda n: np.arange(n)) | {"d_1/t@add_offset": 1.0},
+        {"columns": EPISODES},
+        "t (its add_offset",
+        ["t", "w", "x"],
+    ),
+]
+
+
+class TestLoss:
+    """What has the length of the others, or is in every group, is read, or opening is an error with a line that accepts it."""
+
+    @pytest.mark.parametrize(("datasets", "arguments", "words", "fields"), LOST)
+    def test_is_an_error_that_names_it_and_the_rest(
+        self,
+        path: Path,
+        datasets: dict[str, Any],
+        arguments: dict[str, Any],
+        words: str,
+        fields: list[str],
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        write(path, datasets)
+        with pytest.raises(ConfigError, match=re.escape(f'"*" cannot read all of each record: {words}')) as raised:
+            open_backend(path, **arguments)
+        (given,) = lines_of(raised.value)
+        assert sorted(given["columns"]) == fields
+        store: Any = open_backend(path, **given)
+        assert not any(isinstance(record, RecordError) for record in store.get_many(range(len(store))))
+        left = words.partition(" ")[0]
+        assert any(left in entry for entry in store.unread())
+        assert left in caplog.text
+
+    @pytest.mark.parametrize("kind", ["virtual", "type", "link"])
+    @pytest.mark.parametrize("columns", [{"*": "**[]"}, EPISODES, SAMPLES])
+    def test_of_what_cannot_be_opened_is_an_error(self, path: Path, kind: str, columns: dict[str, str]) -> None:
+        groups = ["g/"] if columns == {"*": "**[]"} else ["a/g/", "b/g/"]
+        write(path, {name.replace("g/", "x"): np.arange(3) for name in groups})
+        with h5py.File(path, "a") as file:
+            for name in groups:
+                if kind == "link":
+                    file[f"{name}y"] = h5py.ExternalLink("gone.h5", "/x")
+                elif kind == "virtual":
+                    file.create_virtual_dataset(f"{name}y", h5py.VirtualLayout((3,), "i8"))
+                else:
+                    h5py.h5d.create(
+                        file[name].id if name in file else file.create_group(name).id,
+                        b"y",
+                        h5py.h5t.UNIX_D32LE,
+                        h5py.h5s.create_simple((3,)),
+                    )
+        if kind == "link" and columns == {"*": "**[]"}:  # its length is not known
+            store: Any = open_backend(path, columns=columns)
+            assert store.unread()[0].startswith("g/y (the external link /g/y leads to")
+            return
+        with pytest.raises(ConfigError, match=r"cannot read all of each record: g/y \(") as raised:
+            open_backend(path, columns=columns)
+        (given,) = lines_of(raised.value)
+        assert [*given["columns"]] == ["x"]
+
+    def test_in_some_groups_is_reported(self, path: Path) -> None:
+        write(path, {**steps(), "d_1/t": array(9, 2), "d_2/n": 1, "d_2/u": STRINGS})
+        store: Any = open_backend(path, columns=EPISODES)
+        assert store.unread() == ["d_1/t (float32 [9, 2])", "d_2/n (int64 [])", "d_2/u (text [3, 2])"]
+
+    @pytest.mark.parametrize("missing", [1, 3, 5, 6])
+    def test_a_null_dataspace_has_no_value(self, path: Path, missing: int) -> None:
+        write(path, {f"{at}/{name}": EMPTY if name == "y" and at < missing else at for at in range(6) for name in "xy"})
+        store: Any = open_backend(path, layout="per_sample")
+        if missing == 6:
+            assert store.unread()[0] == "0/y (float32 nothing)"
+            assert store.get_many([0]) == [{"x": 0, "key": "0"}]
+            with pytest.raises(FormatError, match=r"0/y has no value, only a type \(a null dataspace\)"):
+                open_backend(path, columns={"y": "{}/y"})
+            return
+        assert store.unread() == []
+        assert "0/y has no value, only a type (a null dataspace)" in fault(store, 0)
+        assert store.get_many([5], ["y"]) == [{"y": 5}]
+
+    def test_a_null_dataspace_among_columns_is_reported(self, path: Path) -> None:
+        write(path, {**COLUMN, "n": EMPTY, "classes": h5py.Empty("S3")})
+        store: Any = open_backend(path)
+        assert store.unread() == ["classes (text nothing)", "n (float32 nothing)"]
+        with pytest.raises(FormatError, match="n has no rows"):
+            open_backend(path, columns={"n": "n[]"})
+
+
 class TestUnread:
     """What no field holds is logged and listed."""
 
@@ -438,12 +571,12 @@ class TestUnread:
         with h5py.File(path, "w") as file:
             file["x"], file["obs/y"] = np.arange(5), array(5, 2)
             file["obs/gone"] = h5py.ExternalLink("gone.h5", "/x")
-            file.create_dataset("obs/mixed", (5,), MIXED)
+            file.create_dataset("obs/mixed", (4,), MIXED)
             file["obs/again"] = h5py.SoftLink("/")  # is walked once
-        store: Any = open_backend(path)
+        store: Any = open_backend(path, layout="parallel")
         assert list(store.meta.fields) == ["x", "obs_y"]
         mixed, gone = store.unread()
-        assert mixed == "obs/mixed (a table [5])"
+        assert mixed == "obs/mixed (a table [4])"
         assert gone.startswith("obs/gone (the external link ")
 
 

@@ -21,6 +21,7 @@ from storeds.layouts.explain import Preset, Reading, undecided
 from storeds.layouts.hdf5.files import ForeignOptions, Hdf5Files
 from storeds.layouts.hdf5.presets import PRESETS, candidates, entries, preset_pattern, recognise
 from storeds.layouts.hdf5.records import Contents, contents_of
+from storeds.layouts.hdf5.scan import LeftOutError
 from storeds.layouts.pattern import Pattern
 from storeds.protocols import JSON, Array, Field, Meta, Record
 from storeds.records.columns import stack_records, stackable
@@ -28,6 +29,7 @@ from storeds.records.fields import Count, canonical_json, fields_to_json
 
 __all__ = ["ForeignHdf5", "ForeignOpener", "Hdf5Handle"]
 
+_MOST_COLUMNS = 64  # of a line to paste
 _LOG = logging.getLogger("storeds")
 
 
@@ -58,7 +60,7 @@ class ForeignOpener(FileOpener[ForeignOptions]):
         try:
             self._check_foreign(files)
             layout, pattern, why = self._pattern(files)
-            found = contents_of(files, pattern)
+            found = self._contents(files, pattern)
             handle = Hdf5Handle(files, self._meta(files, layout, found), found, files.seen(), why)
         except StoredsError:
             files.close()
@@ -88,6 +90,13 @@ class ForeignOpener(FileOpener[ForeignOptions]):
             raise undecided(self.url, self.path, entries(files), map(self._reading, candidates(files)))
         _LOG.info("%s is opened with layout %r: %s", self.url, found[0], found[2])
         return found
+
+    def _contents(self, files: Hdf5Files, pattern: Pattern) -> Contents:
+        try:
+            return contents_of(files, pattern)
+        except LeftOutError as error:
+            readings = [self._reading({"columns": error.columns})] if len(error.columns) <= _MOST_COLUMNS else []
+            raise undecided(self.url, self.path, entries(files), readings, error.why) from None
 
     def _reading(self, given: Mapping[str, Any]) -> Reading:
         """Return another way to read the store, with the options of this one."""

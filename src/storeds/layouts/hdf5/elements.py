@@ -34,6 +34,9 @@ def element_field(files: Hdf5Files, samples: Sequence[str], path: str | None = N
     for number, name in enumerate(samples):
         with contextlib.suppress(*([NoSuchNameError] if found or number + 1 < len(samples) else [])):
             found.append(files.dataset(name, path))
+    found = [dataset for dataset in found if dataset.shape is not None]
+    if not found:
+        raise FormatError(f"{files.url}: {samples[0]} has no value, only a type (a null dataspace)")
     datasets = _of_common_sort(files, found)
     first = datasets[0]
     if not is_numeric(first.dtype):
@@ -91,6 +94,8 @@ def read_element(files: Hdf5Files, field: Field, name: str, path: str | None = N
     """Return the value of dataset `name`, or a ValueError if it has none of this field, which is from `element_field`."""
     try:
         dataset = files.dataset(name, path)
+        if dataset.shape is None:
+            return ValueError(f"dataset {name} has no value, only a type (a null dataspace)")
         if not _fits(field, dataset):
             return ValueError(f"dataset {name} is {dataset.dtype} {dataset.shape}, unlike the others")
         text = _is_text(dataset)

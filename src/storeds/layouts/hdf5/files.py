@@ -422,6 +422,8 @@ def describe(dataset: h5py.Dataset) -> str:
         name = "text"
     elif h5py.check_vlen_dtype(dtype) is not None:
         name = f"{h5py.check_vlen_dtype(dtype)} of variable length"
+    elif h5py.check_ref_dtype(dtype) is not None:
+        name = "references, which storeds does not follow"
     else:
         name = "a table" if dtype.names else "opaque" if dtype.kind == "V" else str(dtype)
     shape = "nothing" if dataset.shape is None else f"[{', '.join(map(str, dataset.shape))}]"

@@ -17,7 +17,7 @@ from storeds.errors import ConfigError, StoredsError, UnavailableError
 from storeds.layouts.hdf5.elements import read_attribute, read_element
 from storeds.layouts.hdf5.files import MOST_WALKED, Hdf5Files, Unreadable, attributes, describe, members
 from storeds.layouts.hdf5.scan import NUMBERS, Facts, Plan, Scan, computed_names, is_class_list
-from storeds.layouts.hdf5.values import Values, values_of
+from storeds.layouts.hdf5.values import Values, packing, values_of
 from storeds.layouts.names import Names, pack_names
 from storeds.layouts.pattern import ATTRIBUTES, EVERYTHING, KEY, Pattern, Template
 from storeds.protocols import JSON, Array, Field
@@ -141,6 +141,11 @@ class Contents:
             table = self._files.dataset(self._paths_of(path)([0])[0])
             columns = {plan.column for plan in plans if plan.path == path}
             entries += [f"{path}/{name} (a column)" for name in table.dtype.names if name not in columns]
+        for plan in plans:
+            with contextlib.suppress(StoredsError):  # of a missing dataset
+                first = self._files.dataset(self._paths_of(plan.path)([0])[0])
+                packed = packing(first) if not plan.column else []
+                entries += [f"{', '.join(packed)} of {plan.where}, which is read as stored"] if packed else []
         return entries + [f"{member.path} ({describe(member.dataset)})" for member in missed] + [*map(str, skipped)]
 
     def _literal_group(self) -> str:

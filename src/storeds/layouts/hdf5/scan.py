@@ -11,6 +11,7 @@ from typing import Any, Literal
 import h5py
 import numpy as np
 
+from storeds.backends.base import bounded
 from storeds.errors import ConfigError, FormatError, suggest
 from storeds.layouts.hdf5.elements import default_name, element_field, read_attribute, read_element
 from storeds.layouts.hdf5.files import (
@@ -18,13 +19,14 @@ from storeds.layouts.hdf5.files import (
     Hdf5Files,
     Member,
     NoSuchNameError,
+    Unreadable,
     attribute_fields,
     attributes,
     describe,
     members,
     names_in,
 )
-from storeds.layouts.hdf5.values import is_single, row_count, values_of
+from storeds.layouts.hdf5.values import is_single, packing, row_count, values_of
 from storeds.layouts.infer import evenly, field_names
 from storeds.layouts.pattern import (
     ATTRIBUTES,
@@ -43,6 +45,7 @@ __all__ = [
     "FRAMES",
     "NUMBERS",
     "Facts",
+    "LeftOutError",
     "Plan",
     "Scan",
     "computed_names",
@@ -136,6 +139,15 @@ def computed_names(pattern: Pattern) -> set[str]:
     return numbers | ({KEY} if "episode" in names else set())
 
 
+class LeftOutError(ConfigError):
+    """A place of ``"*"`` cannot read all that belongs to each record; ``columns`` names what can be read."""
+
+    def __init__(self, url: str, left: Sequence[str], columns: Mapping[str, str]) -> None:
+        self.why = f'"*" cannot read all of each record: {"; ".join(bounded(left, _LISTED))}'
+        self.columns = columns
+        super().__init__(f"{url}: {self.why}; columns= names the fields to read")
+
+
 class Scan:
     """Finds the records or sequences that a pattern matches, and infers the fields from some of them."""
 
@@ -143,6 +155,8 @@ class Scan:
         self._files, self._pattern = files, pattern
         self._group = files.settings.group.rstrip("/")
         self._attrs: dict[str, JSON] = {}
+        self._found: list[tuple[str, ...]] = []
+        self._left: list[str] = []  # what a place leaves out though it belongs to each record
 
     def run(self) -> tuple[list[bytes], Array, Facts]:
         """Return the names of the records or sequences, the positions of their first records, and the facts."""
@@ -158,6 +172,7 @@ class Scan:
             counts = [*filter(None, counts)]
         if not found:
             raise FormatError(f"{url}: no dataset has rows at the place {pattern.leading.text!r}")
+        self._found = found
         bounds = np.cumsum([0, *counts], dtype=np.int64)
         plans = self._plans(found)
         if pattern.has_rows and pattern.names:
@@ -178,8 +193,9 @@ class Scan:
         path = self._fill(place.path, values)
         try:
             if place.deep:
-                arrays = [each.dataset for each in members(self._files, path) if is_column(each)]
-                return Counter(map(row_count, arrays)).most_common(1)[0][0] if arrays else 0
+                return _common_length(
+                    [each.dataset for each in members(self._files, path, skipped=[]) if is_column(each)]
+                )
             return row_count(self._with_rows(place, path)[0])
         except NoSuchNameError:
             if not self._pattern.names:
@@ -207,6 +223,8 @@ class Scan:
             parts[name] = self._several(name, places[name], sampled, others)
         order = sorted(places, key=lambda name: name == ATTRIBUTES)
         plans = {field: plan for name in order for field, plan in parts[name].items()}
+        if self._left:
+            raise LeftOutError(self._files.url, self._left, {name: plan.where for name, plan in plans.items()})
         if not plans:
             raise FormatError(f"{self._files.url}: no field can hold what is at {self._pattern.leading.text!r}")
         return {name: replace(plan, field=_with_role(name, plan.field)) for name, plan in plans.items()}
@@ -267,15 +285,37 @@ class Scan:
         plans: dict[str, Plan] = {}
         first = self._fill(place.path, sampled[0])
         count = self._count(sampled[0])
-        for member in self._members(place, first):
+        skipped: list[Unreadable] = []
+        for member in self._members(place, first, skipped):
             path = _below(place.path, member.path)
             if is_class_list(member):
                 self._attrs["classes"] = values_of(self._files, member.dataset)[""].column().tolist()
             elif is_single(member.dataset):
-                plans |= self._single(member.path, f"{first}/{member.path}", path) if self._pattern.names else {}
+                if self._pattern.names and member.dataset.shape is not None:
+                    plans |= self._single(member, f"{first}/{member.path}", path, skipped)
             elif row_count(member.dataset) == count:
-                plans |= self._rows_of(member, path)
+                plans |= self._rows_of(member, path, skipped)
+            else:
+                rows = row_count(member.dataset)
+                skipped.append(Unreadable(member.path, f"it has {rows} rows, and others {count}", rows))
+        for each in skipped:
+            is_certain = each.rows == count or (each.rows is None and "/" not in each.path)
+            if is_certain or (self._pattern.names and self._is_everywhere(place, each.path)):
+                self._left.append(str(each))
         return self._with_frames(plans)
+
+    def _is_everywhere(self, place: Place, path: str) -> bool:
+        """Whether each record or sequence has something at a path below its place."""
+        for values in self._found:
+            try:
+                _, rest = self._files.locate(f"{self._fill(place.path, values)}/{path}")
+            except NoSuchNameError:
+                return False
+            except FormatError:
+                continue  # a link that leads nowhere
+            if rest:
+                return False
+        return True
 
     def _with_frames(self, plans: dict[str, Plan]) -> dict[str, Plan]:
         """Return the fields of a video with the name of its frames: ``image`` or ``array``, if that is clear and free."""
@@ -285,49 +325,77 @@ class Scan:
         name = default_name(plans[frames[0]].field)
         return plans if name in plans else {name if label in frames else label: plan for label, plan in plans.items()}
 
-    def _members(self, place: Place, path: str) -> list[Member]:
+    def _members(self, place: Place, path: str, skipped: list[Unreadable]) -> list[Member]:
         """Return the datasets below a path; raises FormatError if there are more than a record may have."""
-        found = [*members(self._files, path)]
+        found = [*members(self._files, path, skipped=skipped)]
         if len(found) >= MOST_WALKED:
             raise FormatError(
                 f"{self._files.url}: {place.text!r} holds {MOST_WALKED:,} datasets or more; columns= names those to read"
             )
         return found
 
-    def _single(self, label: str, dataset: str, path: Template) -> dict[str, Plan]:
+    def _single(self, member: Member, dataset: str, path: Template, skipped: list[Unreadable]) -> dict[str, Plan]:
         """Return the field of a number or text that all records of a sequence share."""
         try:
             field = element_field(self._files, [dataset])
-        except FormatError:
-            return {}  # of a type that no field holds, so it is reported as unread
-        return {label: Plan(field, path, "shared")} if field.is_scalar or field.kind == "str" else {}
+        except FormatError as error:
+            skipped.append(self._unreadable(member.path, error))
+            return {}
+        if not field.is_scalar and field.kind != "str":
+            skipped.append(Unreadable(member.path, "one value for all rows, which only a number or a text can be"))
+            return {}
+        return {member.path: Plan(field, path, "shared")}
 
-    def _rows_of(self, member: Member, path: Template) -> dict[str, Plan]:
-        try:
-            found = values_of(self._files, member.dataset)
-        except FormatError:
-            return {}  # of a type that no field holds, so it is reported as unread
-        return {
-            f"{member.path}/{column}" if column else member.path: Plan(values.field, path, "row", column=column)
-            for column, values in found.items()
-        }
+    def _rows_of(self, member: Member, path: Template, skipped: list[Unreadable]) -> dict[str, Plan]:
+        """Return the fields of a dataset with rows: itself, or its columns if it is a table."""
+        plans: dict[str, Plan] = {}
+        failed: list[Unreadable] = []
+        rows = row_count(member.dataset)
+        for column in member.dataset.dtype.names or ("",):
+            label = f"{member.path}/{column}" if column else member.path
+            try:
+                values = values_of(self._files, member.dataset, column)[column]
+            except FormatError as error:
+                failed.append(self._unreadable(label, error, rows))
+            else:
+                plans[label] = Plan(values.field, path, "row", column=column)
+        skipped += failed if plans else [replace(each, path=member.path) for each in failed[:1]]
+        self._note_packing(member.path, member.dataset)
+        return plans
+
+    def _unreadable(self, path: str, error: FormatError, rows: int | None = None) -> Unreadable:
+        return Unreadable(path, str(error).removeprefix(f"{self._files.url}: "), rows)
+
+    def _note_packing(self, path: str, dataset: h5py.Dataset) -> None:
+        if packed := packing(dataset):
+            self._left.append(f"{path} (its {', '.join(packed)} would not be applied)")
 
     def _elements_below(self, place: Place, sampled: Sequence[tuple[str, ...]]) -> dict[str, Plan]:
         """Return the datasets that most of the sampled groups have."""
         paths: dict[str, list[str]] = {}
+        datasets: dict[str, h5py.Dataset] = {}  # with a value
+        skipped: list[Unreadable] = []
         for values in sampled:
             group = self._fill(place.path, values)
-            for member in self._members(place, group):
+            for member in self._members(place, group, skipped):
                 # Behind a link to another file, the dataset has another name.
                 paths.setdefault(member.path, []).append(f"{group}/{member.path}")
+                if member.dataset.shape is not None:
+                    datasets.setdefault(member.path, member.dataset)
         plans: dict[str, Plan] = {}
-        for path, datasets in paths.items():
-            if 2 * len(datasets) >= len(sampled):
-                try:
-                    field = element_field(self._files, datasets)
-                except FormatError:
-                    continue  # of a type that no field holds, so it is reported as unread
-                plans[path] = Plan(field, _below(place.path, path), self._sort(place.path))
+        for path, dataset in datasets.items():
+            if 2 * len(paths[path]) < len(sampled):
+                continue
+            try:
+                field = element_field(self._files, paths[path])
+            except FormatError as error:
+                skipped.append(self._unreadable(path, error))
+                continue
+            plans[path] = Plan(field, _below(place.path, path), self._sort(place.path))
+            self._note_packing(path, dataset)
+        for path, each in {each.path: each for each in skipped}.items():
+            if path not in plans and self._is_everywhere(place, path):
+                self._left.append(str(each))
         return plans
 
     def _attributes(self, place: Place, sampled: Sequence[tuple[str, ...]]) -> dict[str, Plan]:
@@ -335,7 +403,7 @@ class Scan:
         first = self._fill(place.path, sampled[0])
         owners = {"": first}
         if place.deep:
-            owners |= {member.path: f"{first}/{member.path}" for member in members(self._files, first)}
+            owners |= {member.path: f"{first}/{member.path}" for member in members(self._files, first, skipped=[])}
         kinds = {below: attribute_fields(attributes(self._files.find(path)[0])) for below, path in owners.items()}
         owned = Counter(name for fields in kinds.values() for name in fields)
         plans: dict[str, Plan] = {}
@@ -396,7 +464,7 @@ def _with_role(name: str, field: Field) -> Field:
 
 def is_class_list(member: Member) -> bool:
     """Whether a dataset is a list of texts under a name that only class names have."""
-    is_text = h5py.check_string_dtype(member.dataset.dtype) is not None and len(member.dataset.shape) == 1
+    is_text = h5py.check_string_dtype(member.dataset.dtype) is not None and len(member.dataset.shape or ()) == 1
     return is_text and _CLASS_NAMES.fullmatch(member.path) is not None
 
 
@@ -406,6 +474,14 @@ def is_column(member: Member) -> bool:
 
 
 _CLASS_NAMES = re.compile(r"(list_)?(classes|class_names|labels?_names)", re.IGNORECASE)
+
+
+def _common_length(datasets: Sequence[h5py.Dataset]) -> int:
+    """Return the number of rows that most datasets have, of several the one of the largest dataset; 0 without datasets."""
+    found: dict[int, list[int]] = {}
+    for dataset in datasets:
+        found.setdefault(row_count(dataset), []).append(dataset.nbytes)
+    return max(found, key=lambda rows: (len(found[rows]), max(found[rows])), default=0)
 
 
 def _below(path: Template, name: str) -> Template:

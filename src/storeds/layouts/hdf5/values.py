@@ -30,6 +30,7 @@ __all__ = [
     "is_numeric",
     "is_single",
     "kind_of",
+    "packing",
     "raw_rows",
     "row_count",
     "to_value",
@@ -128,6 +129,17 @@ def row_count(dataset: h5py.Dataset) -> int:
 def _is_matlab_column(dataset: h5py.Dataset) -> bool:
     """Whether a dataset is a MATLAB column vector, which is a single row here because MATLAB reverses the axes."""
     return len(dataset.shape) == 2 and dataset.shape[0] == 1 < dataset.shape[1] and _MATLAB_CLASS in dataset.attrs
+
+
+_PACKING = ("scale_factor", "add_offset")
+_ABSENT = ("_FillValue", "missing_value", "_Unsigned")
+
+
+def packing(dataset: h5py.Dataset) -> list[str]:
+    """Return the attributes of netCDF by which stored numbers stand for others, or integers for none."""
+    if not is_numeric(dataset.dtype):
+        return []
+    return [name for name in (*_PACKING, *(_ABSENT if dataset.dtype.kind in "iu" else ())) if name in dataset.attrs]
 
 
 _DAMAGED = "its bytes are cut short or damaged"
@@ -337,7 +349,7 @@ def _member_values(files: Hdf5Files, dataset: h5py.Dataset, rows: Rows, dtype: n
     part = TableRows(rows, offset, whole.itemsize)
     if is_numeric(base):
         return Fixed(part, base, shape)
-    if base.kind == "S" and not shape:
+    if base.kind == "S" and math.prod(shape) == 1:
         return _fixed_items(part, None, text=True)
     raise unsupported(files, dataset, f"column {name!r} of ")
 
