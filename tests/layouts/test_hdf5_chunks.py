@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import subprocess
+import sys
 import traceback
+import tracemalloc
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -189,6 +192,83 @@ class TestDamage:
             os.truncate(path, path.stat().st_size // 2)
             with pytest.raises(UnavailableError, match=r"a\.h5 was cut short"):
                 backend.get_many([0, 19])  # libhdf5 returns zeros from behind the end
+
+
+_BOMB = 300 << 20
+_READ_BOMBS = """
+import resource, sys, storeds
+def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
+import storeds.layouts.hdf5, torch
+before = peak()
+for path in sys.argv[1:]:
+    try:
+        with storeds.open_backend(path, columns={"x": "x[]"}) as store:
+            (record,) = store.get_many([0])
+        print(type(record).__name__ if isinstance(record, Exception) else record["x"])
+    except storeds.errors.StoredsError as error:
+        print(type(error).__name__)
+print(peak() - before)
+"""
+
+
+def bomb(path: Path, raw: bytes, mask: int = 0, filters: Sequence[int] = (), **how: Any) -> str:
+    """Write a dataset of four rows with one chunk that inflates to more than its size."""
+    with h5py.File(path, "w") as file:
+        if filters:
+            properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+            properties.set_chunk((4, 8))
+            for code in filters:
+                properties.set_filter(code, h5py.h5z.FLAG_MANDATORY, (1,))
+            space = h5py.h5s.create_simple((4, 8))
+            dataset = h5py.Dataset(h5py.h5d.create(file.id, b"x", h5py.h5t.STD_U8LE, space, properties))
+        else:
+            how = {"dtype": "u1", "shape": (4, 8), "chunks": how.get("shape", (4, 8))} | how
+            dataset = file.create_dataset("x", **how)
+        dataset.id.write_direct_chunk((0,) * dataset.ndim, raw, mask)
+    return str(path)
+
+
+def test_no_chunk_inflates_to_more_than_its_size(tmp_path: Path) -> None:
+    raw = zlib.compress(bytes(_BOMB))
+    shuffle, deflate, nbit = h5py.h5z.FILTER_SHUFFLE, h5py.h5z.FILTER_DEFLATE, h5py.h5z.FILTER_NBIT
+    checked = raw + bytes(4)
+    paths = [
+        bomb(tmp_path / "gzip.h5", raw, compression="gzip"),
+        bomb(tmp_path / "shuffle.h5", raw, compression="gzip", shuffle=True),
+        bomb(tmp_path / "checked.h5", checked, compression="gzip", fletcher32=True),
+        bomb(tmp_path / "masked.h5", raw, 0b01, compression="gzip", shuffle=True),
+        bomb(tmp_path / "twice.h5", zlib.compress(raw), filters=[deflate, deflate]),
+        bomb(tmp_path / "after.h5", raw, filters=[deflate, shuffle]),
+        bomb(tmp_path / "nbit.h5", raw, filters=[nbit, deflate]),
+        bomb(tmp_path / "scale.h5", raw, compression="gzip", scaleoffset=2),
+        bomb(tmp_path / "vlen.h5", raw, compression="gzip", dtype=h5py.vlen_dtype("u1"), shape=(4,)),
+        bomb(tmp_path / "text.h5", raw, compression="gzip", dtype=h5py.string_dtype(), shape=(4,)),
+    ]
+    done = subprocess.run([sys.executable, "-c", _READ_BOMBS, *paths], capture_output=True, text=True)
+    *seen, grown = done.stdout.splitlines()
+    assert seen == ["RecordError"] * len(paths), done.stderr
+    assert int(grown) < _BOMB >> 21  # MiB; a half of one bomb
+
+
+@pytest.mark.parametrize("how", [{}, {"compression": "gzip"}, {"compression": "lzf"}])
+@pytest.mark.parametrize("dtype", ["u1", "S3", h5py.string_dtype()])
+def test_values_that_were_never_written_take_no_memory(path: Path, how: dict[str, Any], dtype: Any) -> None:
+    with h5py.File(path, "w") as file:
+        file.create_dataset("rows", (1 << 34,), dtype, chunks=(1 << 24,), **how)
+        if dtype == "u1":
+            file.create_dataset("row", (2, 1 << 15, 1 << 15), dtype, chunks=(1, 1 << 12, 1 << 12), **how)
+    with open_backend(path, columns={"x": "rows[]"}) as store:
+        tracemalloc.start()
+        try:
+            store.get_many([0, 1 << 33])
+            with pytest.raises(FormatError, match="dataset /rows claims values of [0-9,]+ bytes, more than"):
+                store.column("x")  # type: ignore[attr-defined]
+            assert tracemalloc.get_traced_memory()[1] < 64 << 20
+        finally:
+            tracemalloc.stop()
+    if dtype == "u1":
+        with pytest.raises(FormatError, match="dataset /row claims values of"):
+            open_backend(path, columns={"x": "row[]"})
 
 
 class TestCache:

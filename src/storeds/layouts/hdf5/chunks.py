@@ -12,20 +12,38 @@ from typing import Any
 import h5py
 import numpy as np
 
-from storeds.errors import UnavailableError
+from storeds.errors import FormatError, UnavailableError
 from storeds.layouts.hdf5.files import Hdf5Files
 from storeds.protocols import Array
 
-__all__ = ["ChunkedRows"]
+__all__ = ["ChunkedRows", "InflationCheck", "check_claim"]
 
 _LONGEST_READ = 32 << 20  # bytes that one call reads for several rows
 _MOST_CHUNKS = 1 << 12  # that one call reads, because libhdf5 takes some KiB of memory for each
 _SMALL_CHUNK = 1 << 16  # bytes; reading such a chunk takes no longer than reading one of its rows
 _SHUFFLE, _DEFLATE, _FLETCHER = h5py.h5z.FILTER_SHUFFLE, h5py.h5z.FILTER_DEFLATE, h5py.h5z.FILTER_FLETCHER32
-_GZIP = {(*before, _DEFLATE, *after) for before in ((), (_SHUFFLE,)) for after in ((), (_FLETCHER,))}
-"""The filters of datasets that gzip compresses."""
+_DENSEST = 1032  # bytes that deflate makes of one
+_CHECKSUM = 4  # bytes of Fletcher-32
+_LEAST_CLAIM = 16 << 20  # bytes that any file may claim
 
 Span = tuple[int, int]
+
+
+def _most_claimed(files: Hdf5Files, dataset: h5py.Dataset) -> int:
+    """Return how many bytes of values the file of a dataset may hold, if gzip compresses them best."""
+    return max(_DENSEST * os.fstat(files.descriptor(dataset.file.filename)).st_size, _LEAST_CLAIM)
+
+
+def check_claim(files: Hdf5Files, dataset: h5py.Dataset, nbytes: int) -> None:
+    """Raise FormatError if values of a dataset would take more memory than its file can hold.
+
+    A file may claim any number of values that were never written.
+    """
+    if nbytes > _most_claimed(files, dataset):
+        raise FormatError(
+            f"{files.url}: dataset {dataset.name} claims values of {nbytes:,} bytes, more than {dataset.file.filename} can hold; "
+            "copy it again, or write the dataset as large as its data"
+        )
 
 
 class ChunkedRows:
@@ -49,19 +67,25 @@ class ChunkedRows:
         self._files, self._path = files, dataset.file.filename
         self._descriptor = files.descriptor(self._path)
         self._available = os.fstat(self._descriptor).st_size
-        properties = dataset.id.get_create_plist()
-        filters = tuple(properties.get_filter(number)[0] for number in range(properties.get_nfilters()))
-        is_gzip = filters in _GZIP and dataset.id.get_type().equal(memory)
+        self._check = functools.partial(check_claim, files, dataset)
+        self._check(size)
+        filters = _filters_of(dataset)
+        own = _DEFLATE in filters and {*filters} <= {_SHUFFLE, _DEFLATE, _FLETCHER}
+        is_gzip = own and dataset.id.get_type().equal(memory)
         self._slices = (_GzipSlices if is_gzip else _Slices)(dataset, memory, axis)
         self._per_chunk = self._slices.per_chunk
         nbytes, limit = self._per_chunk * size, files.settings.cache_bytes
-        self._by_chunk = self._per_chunk > 1 and (bool(filters) or nbytes <= min(limit, _SMALL_CHUNK))
+        may_hold_chunk = nbytes <= _most_claimed(files, dataset)
+        self._by_chunk = (
+            self._per_chunk > 1 and may_hold_chunk and (bool(filters) or nbytes <= min(limit, _SMALL_CHUNK))
+        )
         self._keeps = nbytes <= limit
         # lru_cache has no lock that a fork could copy locked. It does not refer to `self`, so the chunks go with the rows.
         self._chunk = functools.lru_cache(max(limit // max(nbytes, 1), 1))(self._slices.read)
 
     def read(self, spans: Sequence[Span]) -> list[bytes]:
         # docstring inherited
+        self._check(max((stop - start for start, stop in spans), default=0) * self.size)
         out = [data for group in self._groups(spans) for data in self._read_group(group)]
         if not self._keeps:
             self._chunk.cache_clear()
@@ -106,6 +130,7 @@ class _Slices:
 
     def __init__(self, dataset: h5py.Dataset, memory: Any, axis: int) -> None:
         self._dataset, self._memory, self._axis = dataset, memory, axis
+        self._check = InflationCheck(dataset)
         self.per_chunk = int(dataset.chunks[axis]) if dataset.chunks else 1
 
     def read(self, start: int, stop: int) -> Array:
@@ -118,6 +143,7 @@ class _Slices:
     def _read_box(self, origin: tuple[int, ...], box: tuple[int, ...]) -> Array:
         data, space = np.empty(math.prod(box) * self._dataset.dtype.itemsize, "u1"), self._dataset.id.get_space()
         if data.size:
+            self._check(tuple(slice(at, at + size) for at, size in zip(origin, box, strict=True)))
             if box:
                 space.select_hyperslab(origin, box)
             memory_space = h5py.h5s.create_simple(box) if box else space
@@ -133,9 +159,7 @@ class _GzipSlices(_Slices):
 
     def __init__(self, dataset: h5py.Dataset, memory: Any, axis: int) -> None:
         super().__init__(dataset, memory, axis)
-        filters = dataset.id.get_create_plist()
-        codes = [filters.get_filter(number)[0] for number in range(filters.get_nfilters())]
-        self._is_shuffled, self._is_checked = _SHUFFLE in codes, _FLETCHER in codes
+        self._filters = _filters_of(dataset)
         self._block = (*dataset.chunks, dataset.dtype.itemsize)
         self._nbytes = math.prod(self._block)
         self._shape = dataset.shape
@@ -162,21 +186,99 @@ class _GzipSlices(_Slices):
     def _read_part(self, part: Sequence[slice]) -> Array:
         """Return the bytes of a part of one chunk; raises ValueError if they are damaged."""
         corner = tuple(one.start - one.start % size for one, size in zip(part, self._block, strict=False))
-        try:
-            mask, raw = self._dataset.id.read_direct_chunk(corner)
-        except (OSError, RuntimeError):  # never written
-            mask = 1
-        if mask:  # or not compressed
+        mask, raw = _stored_chunk(self._dataset, corner) or (~0, b"")
+        if any(code == _DEFLATE and mask & 1 << at for at, code in enumerate(self._filters)):  # or not compressed
             shape = tuple(one.stop - one.start for one in part)
             return self._read_box(tuple(one.start for one in part), shape).reshape(*shape, -1)
-        try:
-            data = np.frombuffer(zlib.decompress(raw[:-4] if self._is_checked else raw, bufsize=self._nbytes), "u1")
-        except zlib.error as error:
-            raise ValueError(f"its chunk is damaged: {error}") from None
-        if data.size != self._nbytes:
-            raise ValueError(f"its chunk has {data.size} bytes instead of {self._nbytes}")
-        if self._is_shuffled:
-            data = np.ascontiguousarray(data.reshape(self._block[-1], -1).T)
+        data = self._decoded(raw, mask)
         return data.reshape(self._block)[
             tuple(slice(one.start - at, one.stop - at) for one, at in zip(part, corner, strict=True))
         ]
+
+    def _decoded(self, raw: bytes, mask: int) -> Array:
+        """Return the bytes of a chunk, without the filters that `mask` says were left out; never more than a chunk has."""
+        data, left = _undone(raw, self._filters, mask, self._nbytes, self._block[-1])
+        assert not left
+        if len(data) != self._nbytes:
+            raise ValueError(f"its chunk has {len(data)} bytes instead of {self._nbytes}")
+        return np.frombuffer(data, "u1")
+
+
+def _filters_of(dataset: h5py.Dataset) -> list[int]:
+    """Return the codes of the filters of a dataset, in the order in which they were applied."""
+    properties = dataset.id.get_create_plist()
+    return [properties.get_filter(number)[0] for number in range(properties.get_nfilters())]
+
+
+def _stored_chunk(dataset: h5py.Dataset, corner: tuple[int, ...]) -> tuple[int, bytes] | None:
+    """Return the mask of filters and the bytes of a chunk; None if it was never written."""
+    try:
+        info = dataset.id.get_chunk_info_by_coord(corner)
+    except (OSError, RuntimeError):
+        return None
+    if info.byte_offset is None:
+        return None
+    if info.size > dataset.file.id.get_filesize():
+        raise ValueError(f"its chunk claims {info.size:,} bytes, more than its file has")
+    mask, raw = dataset.id.read_direct_chunk(corner)
+    return mask, raw
+
+
+def _undone(raw: bytes, filters: Sequence[int], mask: int, nbytes: int, itemsize: int) -> tuple[bytes, list[int]]:
+    """Undo the last filters of a chunk of `nbytes`, up to one that is neither gzip's, shuffle nor Fletcher-32.
+
+    Returns the bytes, and the filters before. Raises ValueError if gzip made more bytes than a chunk has.
+    """
+    data = raw
+    for at, code in reversed([*enumerate(filters)]):
+        if mask & 1 << at:
+            continue
+        if code == _FLETCHER:
+            data = data[:-_CHECKSUM]  # gzip has its own
+        elif code == _DEFLATE:
+            data = _inflated(data, nbytes + nbytes // 64 + _SMALL_CHUNK)  # other filters may add some
+        elif code == _SHUFFLE:
+            whole = len(data) - len(data) % itemsize
+            data = np.frombuffer(data, "u1", whole).reshape(itemsize, -1).T.tobytes() + data[whole:]
+        else:
+            return data, [*filters[: at + 1]]
+    return data, []
+
+
+class InflationCheck:
+    """Checks the chunks that libhdf5 is to inflate, because it sets no limit to what they become."""
+
+    def __init__(self, dataset: h5py.Dataset) -> None:
+        self._dataset, self._filters = dataset, _filters_of(dataset)
+        self._itemsize = dataset.id.get_type().get_size()
+        self._checked: set[tuple[int, ...]] = set()
+
+    def __call__(self, selected: tuple[slice, ...]) -> None:
+        """Raise ValueError if a chunk with some of the selected rows inflates to more than its size."""
+        if _DEFLATE not in self._filters or any(one.start == one.stop for one in selected):
+            return
+        chunks = self._dataset.chunks
+        for part in self._dataset.iter_chunks(selected):
+            corner = tuple(one.start - one.start % size for one, size in zip(part, chunks, strict=True))
+            if corner in self._checked:
+                continue
+            stored = _stored_chunk(self._dataset, corner)
+            if stored is None:
+                continue
+            mask, raw = stored
+            _, left = _undone(raw, self._filters, mask, math.prod(chunks) * self._itemsize, self._itemsize)
+            if any(code == _DEFLATE and not mask & 1 << at for at, code in enumerate(left)):
+                raise ValueError("its chunk is compressed again after gzip; convert the file with h5repack")
+            self._checked.add(corner)
+
+
+def _inflated(data: bytes, most: int) -> bytes:
+    """Return what deflate made of at most `most` bytes."""
+    stream = zlib.decompressobj()
+    try:
+        out = stream.decompress(data, most + 1)
+    except zlib.error as error:
+        raise ValueError(f"its chunk is damaged: {error}") from None
+    if len(out) > most or not stream.eof:
+        raise ValueError(f"its chunk inflates to {'more than' if len(out) > most else 'a part of'} {most} bytes")
+    return out

@@ -11,6 +11,7 @@ import h5py
 import numpy as np
 
 from storeds.errors import FormatError, StoredsError, UnavailableError
+from storeds.layouts.hdf5.chunks import InflationCheck
 from storeds.layouts.hdf5.files import Hdf5Files, NoSuchNameError, attribute_fields, attributes
 from storeds.layouts.hdf5.values import SCALAR_KINDS, is_numeric, kind_of, raw_rows, to_value, unsupported
 from storeds.protocols import Field
@@ -143,6 +144,7 @@ def element_bytes(files: Hdf5Files, dataset: h5py.Dataset, most: int | None = No
     """Return the bytes of a dataset that is one value, or of its first `most` rows; raises ValueError if they are damaged."""
     dtype = dataset.dtype
     if dtype.hasobject:
+        InflationCheck(dataset)(tuple(slice(0, size) for size in dataset.shape))
         value = dataset[()]
         while isinstance(value, np.ndarray) and value.dtype.hasobject:
             value = value.reshape(-1)[0]

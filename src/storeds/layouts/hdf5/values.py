@@ -18,7 +18,7 @@ import numpy as np
 from storeds.backends.hdf5.rows import FlatRows, Rows, gather
 from storeds.errors import FormatError
 from storeds.layouts.codecs import is_image
-from storeds.layouts.hdf5.chunks import ChunkedRows
+from storeds.layouts.hdf5.chunks import ChunkedRows, InflationCheck, check_claim
 from storeds.layouts.hdf5.files import Hdf5Files
 from storeds.layouts.infer import evenly
 from storeds.protocols import Array, Field, Kind
@@ -259,10 +259,11 @@ class Items(Values):
         return [to_value(self.field, data, self._dtype, (-1,), **how) for data in self._load(positions)]
 
 
-def _fixed_items(rows: Rows, field: Field | None, *, text: bool) -> Items:
+def _fixed_items(files: Hdf5Files, dataset: h5py.Dataset, rows: Rows, field: Field | None, *, text: bool) -> Items:
     """Return opaque values, strings or rows of bytes, each in the same number of bytes."""
 
     def load(positions: Sequence[int]) -> list[bytes | ValueError]:
+        check_claim(files, dataset, len(positions) * rows.size)
         raw = rows.read([(at, at + 1) for at in positions])
         # NULs behind a string are padding.
         return [
@@ -272,13 +273,16 @@ def _fixed_items(rows: Rows, field: Field | None, *, text: bool) -> Items:
     return Items(rows.count, load, field, text=text, padded=True)
 
 
-def _variable_items(dataset: h5py.Dataset, field: Field | None, base: np.dtype[Any] | None) -> Items:
+def _variable_items(files: Hdf5Files, dataset: h5py.Dataset, field: Field | None, base: np.dtype[Any] | None) -> Items:
     """Return bytes, texts or arrays of numbers of type `base`, of variable length."""
     if base is not None and base.itemsize > 1:
         field = Field("array", base.newbyteorder("<").str, (None,))
 
+    check = InflationCheck(dataset)
+
     def load(positions: Sequence[int]) -> list[bytes | ValueError]:
-        found = _objects(dataset, positions)
+        check_claim(files, dataset, len(positions) * dataset.id.get_type().get_size())
+        found = _objects(dataset, positions, check)
         return [value if isinstance(value, ValueError) else _bytes_of(value) for value in found]
 
     return Items(int(dataset.shape[0]), load, field, dtype=base, text=base is None)
@@ -319,17 +323,17 @@ def _plain_values(files: Hdf5Files, dataset: h5py.Dataset, dtype: np.dtype[Any],
     if is_numeric(dtype):
         rows = raw_rows(files, dataset, dtype)
         return (
-            _fixed_items(rows, Field("image"), text=False)
+            _fixed_items(files, dataset, rows, Field("image"), text=False)
             if _holds_images(dataset, rows, field)
             else Fixed(rows, dtype, inner)
         )
     if dtype.kind in "SV" and not dtype.hasobject and flat:
-        return _fixed_items(raw_rows(files, dataset, dtype), field, text=dtype.kind == "S")
+        return _fixed_items(files, dataset, raw_rows(files, dataset, dtype), field, text=dtype.kind == "S")
     if string is not None and string.length is None and not inner:
-        return _variable_items(dataset, field, None)
+        return _variable_items(files, dataset, field, None)
     # h5py 3.16 swaps no bytes of big-endian items of variable length, and labels them as native.
     if base is not None and not inner and is_numeric(np.dtype(base)) and np.dtype(base).isnative:
-        return _variable_items(dataset, field, np.dtype(base))
+        return _variable_items(files, dataset, field, np.dtype(base))
     raise unsupported(files, dataset)
 
 
@@ -350,7 +354,7 @@ def _member_values(files: Hdf5Files, dataset: h5py.Dataset, rows: Rows, dtype: n
     if is_numeric(base):
         return Fixed(part, base, shape)
     if base.kind == "S" and math.prod(shape) == 1:
-        return _fixed_items(part, None, text=True)
+        return _fixed_items(files, dataset, part, None, text=True)
     raise unsupported(files, dataset, f"column {name!r} of ")
 
 
@@ -429,15 +433,16 @@ def _bytes_of(value: Any) -> bytes:
     return value if isinstance(value, bytes) else value.tobytes()
 
 
-def _objects(dataset: Any, positions: Sequence[int]) -> list[Any]:
+def _objects(dataset: Any, positions: Sequence[int], check: InflationCheck) -> list[Any]:
     """Return items of variable length, with one read for each run of positions, or for each item if that fails."""
     out: list[Any] = []
     for start, stop in _runs(positions):
         try:
+            check((slice(start, stop),))
             out.extend(dataset[start:stop])
         except (OSError, RuntimeError, ValueError) as error:
             if stop - start > 1:
-                out.extend(item for at in range(start, stop) for item in _objects(dataset, [at]))
+                out.extend(item for at in range(start, stop) for item in _objects(dataset, [at], check))
             else:
                 out.append(ValueError(f"it cannot be read: {error}"))
     return out
