@@ -304,6 +304,89 @@ class TestCertain:
         assert {shape[0] for shape in rows} == {len(store)}
         assert len({shape[1:] for shape in rows}) > 1 or any(value.dtype.kind == "S" for value in datasets.values())
 
+    @pytest.mark.parametrize(
+        ("datasets", "fields"),
+        [
+            (
+                {"test_img": pixels(2), "test_y": np.arange(2), "train_img": pixels(5), "train_y": np.arange(5)},
+                "train_img train_y",
+            ),
+            (
+                {"x_test": array(2, 4), "x_train": array(5, 4), "y_test": array(2, 2), "y_train": array(5, 2)},
+                "x_train y_train",
+            ),
+            (
+                {f"{name}/{one}": array(n, 2) for name, n in (("test", 2), ("train", 5)) for one in "xy"},
+                "train_x train_y",
+            ),
+            ({"tensor": array(5, 41, 6), "t": array(42), "x": array(6)}, "tensor"),
+            ({"train": array(100, 25), "test": array(5, 25), "near": array(5, 10)}, "train"),
+            (
+                {"a": array(50, 9), "T": array(4), "t": array(5), "table": np.zeros(50, TABLE.dtype)},
+                "a table_n table_word",
+            ),
+            ({"a": array(50, 9), "b@c": array(50), "d": array(3)}, "a"),
+        ],
+    )
+    def test_the_first_line_reads_the_largest_dataset(self, path: Path, datasets: dict[str, Any], fields: str) -> None:
+        write(path, {name: {"data": value} for name, value in datasets.items() if "@" not in name})
+        with h5py.File(path, "a") as file:
+            for name in datasets.keys() - file.keys():
+                file.require_dataset(name, datasets[name].shape, "f4")
+        with pytest.raises(ConfigError) as raised:
+            open_backend(path)
+        first, *_ = lines_of(raised.value)
+        store: Any = open_backend(path, **first)
+        assert sorted(store.meta.fields) == fields.split()
+        assert len(store) == max(len(value) for value in datasets.values() if value.nbytes >= 400 or len(datasets) == 4)
+
+    @pytest.mark.parametrize("seed", range(60))
+    def test_every_line_opens_and_keeps_the_names(self, seed: int, path: Path) -> None:
+        """Names that differ in case, are names of patterns, or have their signs; values of any type and length."""
+        draw = random.Random(seed)
+        names = [
+            "T",
+            "t",
+            "t_2",
+            "label",
+            "Label",
+            "key",
+            "video",
+            "frame",
+            "x y",
+            "{a}",
+            "b@c",
+            "d[]",
+            "e::f",
+            "**",
+            "3d",
+            "µ",
+        ]
+        groups = draw.choice([[""], [f"{at}/" for at in "abc"], ["g/a/", "g/b/"], ["train/", "test/"]])
+        length = draw.choice([3, 5])
+        with h5py.File(path, "w") as file:
+            for name in draw.sample(names, draw.randint(1, 5)):
+                dtype = draw.choice(
+                    ["u1", "<f4", ">i2", "?", "S3", TABLE.dtype, h5py.ref_dtype, MIXED, h5py.string_dtype()]
+                )
+                shape = (draw.choice([length, length, length, 4, 9]), *draw.choice([(), (2,), (8, 8, 3)]))
+                for group in groups:
+                    if draw.random() < 0.1:
+                        file.require_group(group or "/").create_dataset(name, data=EMPTY)
+                    else:
+                        file.require_group(group or "/").create_dataset(name, shape, dtype)
+                    file[group or "/"].attrs[draw.choice(["unit", "label", "key"])] = 1
+        try:
+            store: Any = open_backend(path)
+            ways: list[dict[str, Any]] = [{}]
+        except StoredsError as error:
+            ways = lines_of(error, 0)
+        for given in ways:
+            store = open_backend(path, **given)
+            for field, place in store.handle_settings()["where"].items():
+                stored = place.removesuffix("[]").rpartition("/")[2].rpartition("@")[2]
+                assert field == stored or stored not in store.meta.fields or "/" in place or "@" in place
+
     def test_a_folder_of_files_names_the_pattern(self, path: Path) -> None:
         write(path, {"x": np.arange(3)})
         with pytest.raises(StoredsError, match=re.escape(f"{path.parent}/*.h5")):

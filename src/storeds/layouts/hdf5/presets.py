@@ -6,13 +6,15 @@ Names that one tool alone writes are certain, and so is a structure that has one
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Iterator, Mapping
+from operator import itemgetter
 
 import h5py
 
-from storeds.errors import ConfigError
+from storeds.errors import ConfigError, FormatError
 from storeds.layouts.explain import Preset
 from storeds.layouts.hdf5.files import (
     MOST_WALKED,
@@ -26,8 +28,8 @@ from storeds.layouts.hdf5.files import (
     names_in,
 )
 from storeds.layouts.hdf5.scan import FRAMES, is_column
-from storeds.layouts.hdf5.values import is_single, row_count
-from storeds.layouts.infer import field_name
+from storeds.layouts.hdf5.values import is_single, row_count, values_of
+from storeds.layouts.infer import field_name, field_names
 from storeds.layouts.pattern import KEY, Pattern, natural_order, parse_pattern, shared_names
 
 __all__ = ["PRESETS", "candidates", "entries", "preset_pattern", "recognise"]
@@ -188,6 +190,10 @@ def candidates(files: Hdf5Files) -> Iterator[dict[str, object]]:
     datasets, groups = names_in(files, _absolute(files, group))
     ways: list[Columns] = []
     stored: set[str] = set()
+    lengths: list[dict[str, object]] = [{"columns": columns} for columns in _by_length(files, group)]
+    # Datasets with numbers in their names may be samples; groups may be classes or samples, unless they are named as splits.
+    are_columns = not all(map(_DIGITS.search, datasets)) if datasets else {*groups} <= _SPLIT_GROUPS
+    yield from lengths if are_columns else []
     if datasets:
         yield {"layout": "parallel"}
         yield {"layout": "per_file"}
@@ -209,6 +215,35 @@ def candidates(files: Hdf5Files) -> Iterator[dict[str, object]]:
             ways.append({"*": "{}/**", "@": "{}/**"})
     for columns in filter(None, ways):
         yield {"columns": _inside(group, _with_free_names(columns, stored))}
+    yield from lengths if not are_columns and len(groups) < _INSPECTED else []
+
+
+_SPLIT_GROUPS = {"train", "training", "test", "testing", "val", "valid", "validation"}
+_MOST_LENGTHS = 3
+_MOST_COLUMNS = 16
+_MARKS = ("@", "[]", "::", "**")  # that a pattern cannot have in the name of a dataset
+
+
+def _by_length(files: Hdf5Files, group: str) -> Iterator[Columns]:
+    """Yield the columns of each number of rows, those of the largest dataset first; nothing if all have one number."""
+    sizes: dict[str, tuple[int, int]] = {}  # path → rows, bytes of the dataset
+    for member in members(files, _absolute(files, group), skipped=[]):
+        if not is_column(member) or not row_count(member.dataset):
+            continue
+        for column in member.dataset.dtype.names or ("",):
+            with contextlib.suppress(FormatError):
+                values_of(files, member.dataset, column)
+                path = f"{member.path}/{column}" if column else member.path
+                sizes[path] = row_count(member.dataset), member.dataset.nbytes
+    names = dict(zip(sizes, field_names([*sizes]), strict=True))
+    lengths = dict.fromkeys(rows for rows, _ in sorted(sizes.values(), key=itemgetter(1), reverse=True))
+    for length in [*lengths][:_MOST_LENGTHS] if len(lengths) > 1 else []:
+        paths = [
+            path for path, (rows, _) in sizes.items() if rows == length and not any(map(path.__contains__, _MARKS))
+        ]
+        if 0 < len(paths) <= _MOST_COLUMNS:
+            places = (path.replace("{", "{{").replace("}", "}}") for path in paths)
+            yield _inside(group, {names[path]: f"{place}[]" for path, place in zip(paths, places, strict=True)})
 
 
 def _stored_names(files: Hdf5Files, group: str) -> set[str]:
