@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,7 +45,6 @@ _MOST = 32  # entries at each end of the keys that may describe a store
 _LARGEST = 1 << 16  # bytes of a value that is kept as an attribute
 _DATABASE = 48  # bytes of a value that stands for a database inside another
 _COMPARED = 8  # records with which an entry is compared
-_LOOKED_UP = 4096  # listed keys that are looked up
 _UNKNOWN = object()
 
 
@@ -93,10 +92,11 @@ def entries_of(reader: LmdbReader, records: re.Pattern[bytes] | None) -> Entries
         found.databases = set(filter(reader.handle.is_database, short))
     named = [key for key in (*_DESCRIPTIONS, *_LISTS) if records is None or not records.fullmatch(key)]
     named = [key for key in named if reader.get(key) is not None and key not in found.databases]
-    values = [reader.get(key) or memoryview(b"") for key in ends if key not in {*named, *found.databases}]
+    known = {key: None for key in ends if key not in {*named, *found.databases}}
+    values = [reader.get(key) or memoryview(b"") for key in known]
     is_like = _comparison(reader, [values[at] for at in evenly(len(values), _COMPARED)])
     most = len(named) + len(found.databases)
-    lists = [key for key in named if _lists_keys(reader, key, most)]
+    lists = [key for key in named if key in (KEYS, *_LISTS) and _lists_keys(reader, key, known.keys(), most)]
     others = _beside_numbers(reader, is_like) if records is None else None
     if others is None:
         others = [key for key in named if key in lists or _describes(reader, key, most, is_like)]
@@ -146,17 +146,14 @@ def _counts(reader: LmdbReader, value: memoryview, most: int) -> bool:
     return type(content) is int and 0 < reader.entries - content <= most
 
 
-def _lists_keys(reader: LmdbReader, key: bytes, most: int) -> bool:
-    """Whether an entry lists the keys of all records, where at most `most` entries are none."""
-    if key not in (KEYS, *_LISTS):
-        return False
+def _lists_keys(reader: LmdbReader, key: bytes, known: Set[bytes], most: int) -> bool:
+    """Whether an entry lists the keys of all records, `known` among them, where at most `most` entries are none."""
     try:
         found = listed_keys(reader.get(key) or b"")
     except CodecError:
         return False
-    if not 0 < reader.entries - len(found) <= most or len(set(found)) < len(found):
-        return False
-    return all(reader.get(found[at]) is not None for at in evenly(len(found), _LOOKED_UP))
+    names = set(found)
+    return 0 < reader.entries - len(found) <= most and len(names) == len(found) and known <= names
 
 
 def listed_keys(value: bytes | memoryview) -> list[bytes]:
