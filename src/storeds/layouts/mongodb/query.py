@@ -65,6 +65,13 @@ def _holds_data(value: Any) -> bool:
     return value is not None and column_at("", [value]).field.is_blob
 
 
+def _holds_blobs(value: Any) -> bool:
+    """Whether `value` contains bytes or an image in base64, at any depth; boxes of one image do not."""
+    if isinstance(value, (Mapping, list)):
+        return any(map(_holds_blobs, value.values() if isinstance(value, Mapping) else value))
+    return isinstance(value, (bytes, str)) and column_at("", [value]).field.kind in ("image", "bytes")
+
+
 def _places_of(documents: Sequence[Mapping[str, Any]], url: str) -> tuple[dict[str, str], dict[str, str]]:
     """Return the path of each field, and the reason for each path that is no field.
 
@@ -82,7 +89,7 @@ def _places_of(documents: Sequence[Mapping[str, Any]], url: str) -> tuple[dict[s
             left[path] = "absent or null in some documents"
             continue
         lists = [value for value in values if isinstance(value, list)]
-        if any(map(_lists_of_documents, lists)) and any(map(_holds_data, lists)):
+        if any(map(_lists_of_documents, lists)) and any(map(_holds_blobs, lists)):
             first = next(value for value in lists if value)[0]
             names = [name for name in first if "." not in name]
             inside = {field: f"{path}[].{name}" for field, name in zip(field_names(names), names, strict=True)}
