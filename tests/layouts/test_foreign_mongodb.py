@@ -183,8 +183,11 @@ def test_kinds_are_inferred_and_each_value_is_checked(database: Any, at: Callabl
     forced = {"n": {"path": "n", "kind": "int"}, "text": "text", "box": {"path": "box", "kind": "json"}}
     with QueryLayout(at("kinds"), columns=forced) as backend:
         assert backend.get_many([0]) == [{"n": 3, "text": "é", "box": [1, 2, 3]}]
-        assert reasons(backend.get_many([0, 1], ("n",))) == ["", "field 'n' of its document is not int: found str"]
-        assert reasons(backend.get_many([1], ("text",))) == ["its document has no field 'text', or null in it"]
+        assert reasons(backend.get_many([0, 1], ("n",))) == [
+            "",
+            "field 'n' of its document is not int: found str (_id 1)",
+        ]
+        assert reasons(backend.get_many([1], ("text",))) == ["its document has no field 'text', or null in it (_id 1)"]
         with pytest.raises(errors.RecordError, match="record 1"):
             backend.column("n")
 
@@ -304,7 +307,11 @@ def test_deleted_documents_and_elements_give_record_errors(
         before, gone, lacking = backend.get_many([1, 2, 3])
         assert before == {"key": NAMES[1], "image": IMAGES[1], "label": 0}
         assert isinstance(gone, errors.RecordError)
-        assert (gone.position, gone.key, gone.reason) == (2, NAMES[2], "its document is gone from the collection")
+        assert (gone.position, gone.key, gone.reason) == (
+            2,
+            NAMES[2],
+            "its document is gone from the collection (_id 2)",
+        )
         assert "no field 'bson_img'" in str(lacking)
     database.pages.insert_many({"_id": n, "crops": [{"image": IMAGES[0], "n": k} for k in range(3)]} for n in range(2))
     columns = {"image": "crops[].image", "n": "crops[].n"}
@@ -314,9 +321,73 @@ def test_deleted_documents_and_elements_give_record_errors(
         database.pages.update_one({"_id": 0}, {"$set": {"crops": "none"}})
         assert reasons(pages.get_many([4, 5, 0])) == [
             "",
-            "its document now has 2 elements in 'crops', and no element 2",
-            "its document now has no list in 'crops', and no element 0",
+            "its document now has 2 elements in 'crops', and no element 2 (_id 1)",
+            "its document now has no list in 'crops', and no element 0 (_id 0)",
         ]
+
+
+IDS: list[Any] = [ObjectId(), 7, "a/7.jpg", {"shard": 1, "n": 2}]
+FAULTS: dict[str, dict[str, Any]] = {
+    "absent": {"$unset": {"label": 1}},
+    "null": {"$set": {"label": None}},
+    "another kind": {"$set": {"label": "cat"}},
+    "a damaged picture": {"$set": {"image": IMAGES[0][:-40]}},
+    "no picture": {"$set": {"image": b"?"}},
+}
+
+
+@pytest.mark.parametrize("id", IDS, ids=["ObjectId", "int", "str", "document"])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_every_message_about_a_record_names_its_id(
+    database: Any, at: Callable[[str], str], fault: str, id: Any
+) -> None:
+    others = [{"_id": ObjectId(), "image": IMAGES[0], "label": n % 3} for n in range(30)]
+    database.ids.insert_many([*others, {"_id": id, "image": IMAGES[0], "label": 1}])
+    url, columns = at("ids"), {"image": "image", "label": {"path": "label", "kind": "int"}}
+    dataset = storeds.StoreDataset(url, columns=columns, repair=False)
+    position = [document["_id"] for document in database.ids.find().sort("_id", 1)].index(id)
+    database.ids.update_one({"_id": id}, FAULTS[fault])
+    with pytest.raises(errors.RecordError) as raised:
+        dataset[position]
+    messages = [str(raised.value)]
+    with pytest.raises(errors.RecordError) as raised:
+        storeds.StoreDataset([url, url], columns=columns, repair=False)[position + 31]
+    messages.append(str(raised.value))
+    found = storeds.verify(url, layout="query", options={"columns": columns}, workers=0).findings
+    messages += [finding.message for finding in found if finding.position == position]
+    if "picture" not in fault:
+        with pytest.raises(errors.RecordError) as raised:
+            storeds.StoreDataset(url, columns=columns).targets  # noqa: B018
+        messages.append(str(raised.value))
+    assert len(messages) >= 3
+    assert all(f"(_id {id!r})" in message for message in messages), messages
+
+
+BOXES: dict[str, Callable[[int], Any]] = {
+    "in a list": lambda n: [{"bbox": [1.0, 2.0, 10.0, 8.0], "category": "cat"}] * (1 + n % 2),
+    "none in some": lambda n: [{"bbox": [1.0, 2.0, 10.0, 8.0], "category": "cat"}] * (n % 2),
+    "with polygons": lambda n: [
+        {"bbox": [1, 2, 10, 8], "category": "cat", "polygon": [[1.0, 2.0]] * 3, "id": ObjectId()}
+    ],
+    "with attributes": lambda n: [{"bbox": [1, 2, 10, 8], "category": "cat", "of": {"vector": [0.5, 0.5]}}],
+}
+
+
+@pytest.mark.parametrize("sort", BOXES)
+def test_lists_of_boxes_of_one_image_are_one_field(database: Any, at: Callable[[str], str], sort: str) -> None:
+    database.boxes.insert_many({"_id": n, "image": IMAGES[0], "objects": BOXES[sort](n)} for n in range(20))
+    fields = {"image": "image", "boxes": "objects[].bbox", "labels": "objects[].category"}
+    roles = {"boxes": {"role": "boxes", "format": "xywh"}, "labels": {"role": "labels", "classes": ["cat"]}}
+    dataset = storeds.StoreDataset(at("boxes"), fields=fields, roles=roles)
+    _, boxes, labels = dataset[1]
+    assert (len(dataset), boxes.tolist(), labels.tolist()) == (
+        20,
+        [[1, 2, 10, 8]] * len(BOXES[sort](1)),
+        [0] * len(BOXES[sort](1)),
+    )
+    database.crops.insert_many({"_id": n, "objects": [{"crop": IMAGES[0], "box": [1, 2]}]} for n in range(4))
+    with pytest.raises(errors.ConfigError, match=r"'objects\[\]\.crop'"):
+        storeds.open_backend(at("crops"))
 
 
 def test_incomplete_gridfs_files_give_record_errors(
@@ -341,9 +412,9 @@ def test_incomplete_gridfs_files_give_record_errors(
         files.update_one({"_id": "id3"}, {"$set": {"md5": "0" * 32}})
         files.delete_one({"_id": "id4"})
         whole, hole, short, changed, gone = reasons(backend.get_many(range(5)))
-        assert (whole, hole) == ("", "chunk 1 of its file is missing from GridFS")
-        assert (short, "MD5" in changed) == ("its file has 200 bytes in 2 chunks instead of 250", True)
-        assert gone == "its document is gone from the collection"
+        assert (whole, hole) == ("", "chunk 1 of its file is missing from GridFS (_id 'id1')")
+        assert (short, "MD5" in changed) == ("its file has 200 bytes in 2 chunks instead of 250 (_id 'id2')", True)
+        assert gone == "its document is gone from the collection (_id 'id4')"
     chunks.drop()
     with pytest.raises(errors.FormatError, match=r"not 'fs\.chunks'"):
         GridfsLayout(at("fs"))

@@ -157,6 +157,10 @@ class StoreBackend(ABC):
         """Return the process that is currently rewriting this store, or None."""
         return None
 
+    def place_text(self, position: int) -> str:
+        """Return what else names a record in messages, such as its store or ``_id``: text to append, or ``""``."""
+        return ""
+
     def _check_fields(self, fields: Sequence[str] | None) -> tuple[str, ...]:
         if fields is None:
             return tuple(self.meta.fields)
@@ -179,7 +183,8 @@ class StoreBackend(ABC):
 
     def _fault(self, position: int, reason: object, record: Mapping[str, Any] | None = None) -> RecordError:
         key = (record or {}).get(self._key_field) if self._key_field else None
-        return RecordError.at(self.url, position, str(reason), key=key if isinstance(key, str) else None)
+        named = f"{reason}{self.place_text(position)}"
+        return RecordError.at(self.url, position, named, key=key if isinstance(key, str) else None)
 
 
 class NativeStoreError(ConfigError):

@@ -97,6 +97,13 @@ class ConcatenatedBackend(StoreBackend):
         number = int(np.searchsorted(self._ends, at, side="right"))
         return Place(self._members[number].url, at - int(self._starts[number]))
 
+    def place_text(self, position: int) -> str:
+        # docstring inherited
+        place = self.place(position)
+        member = self._members[int(np.searchsorted(self._ends, position, side="right"))]
+        more = member.place_text(place.position) if isinstance(member, StoreBackend) else ""
+        return f" (record {place.position} of {place.url}){more}"
+
     def select(self, where: Mapping[str, Any], /) -> Array:
         """Return the ascending int64 positions of records whose fields equal (or are in) the given values.
 

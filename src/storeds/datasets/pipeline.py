@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from storeds._utils.permutation import permute, round_keys
-from storeds.backends.concatenated import ConcatenatedBackend
+from storeds.backends.base import StoreBackend
 from storeds.backends.selection import Selection
 from storeds.batching.collate import Skipped
 from storeds.datasets.counters import Event, SampleCounters
@@ -255,20 +255,14 @@ class SamplePipeline:
     ) -> RecordError:
         """Return an error of that class that names the place of the first of `positions` in the store."""
         position = self._in_store(positions[0]) if positions else -1
-        placed = error.at(self.view.url, position, reason + self._member(position), kind=kind)
+        store = self.view.backend if isinstance(self.view, Selection) else self.view
+        named = store.place_text(position) if isinstance(store, StoreBackend) and position >= 0 else ""
+        placed = error.at(self.view.url, position, reason + named, kind=kind)
         placed.__cause__ = cause
         return placed
 
     def _in_store(self, position: int) -> int:
         return int(self.view.positions[position]) if isinstance(self.view, Selection) else position
-
-    def _member(self, position: int) -> str:
-        """Return text that names the member store of a record, where the view is many stores."""
-        store = self.view.backend if isinstance(self.view, Selection) else self.view
-        if position < 0 or not isinstance(store, ConcatenatedBackend):
-            return ""
-        place = store.place(position)
-        return f" (record {place.position} of {place.url})"
 
     def _with_key(self, error: RecordError, positions: Sequence[int]) -> RecordError:
         """Return `error`, about one of `positions`, with the record's key, where the store has keys.

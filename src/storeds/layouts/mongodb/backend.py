@@ -110,6 +110,10 @@ class MongodbLayout(StoreBackend, Generic[Opts]):
         """Return the name of the record for messages."""
         return self._at(NAMES, position).decode() if "key" in self._kept else None
 
+    def place_text(self, position: int) -> str:
+        # docstring inherited
+        return f" (_id {id_of(self._at(IDS, position))!r})"
+
     def unread(self) -> list[str]:
         # docstring inherited
         return list(self._unread)

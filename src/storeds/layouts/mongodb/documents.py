@@ -104,8 +104,8 @@ def to_json(value: Any) -> JSON:
     return found
 
 
-def label_column(labels: Sequence[Any], where: str) -> tuple[Field, list[bytes]]:
-    """Return the field of labels of any type, and each label as JSON.
+def label_column(labels: Sequence[Any], names: Sequence[str | bytes], where: str) -> tuple[Field, list[bytes]]:
+    """Return the field of labels of any type, and each label as JSON; `names` are those of their records.
 
     Raises
     ------
@@ -115,12 +115,13 @@ def label_column(labels: Sequence[Any], where: str) -> tuple[Field, list[bytes]]
     known = [label for label in labels if label is not None]
     column = column_at("label", known) if known and len(known) == len(labels) else Column("label", Field("json"))
     packed = []
-    for label in labels:
+    for label, name in zip(labels, names, strict=True):
         try:
             value = None if label is None else column.value({"label": label})
             packed.append(json.dumps(value.tolist() if isinstance(value, np.ndarray) else value).encode())
         except (ValueError, UnicodeEncodeError) as error:
-            raise ConfigError(f"{where}: the label {label!r} cannot be read: {error}") from None
+            shown = name.decode() if isinstance(name, bytes) else name
+            raise ConfigError(f"{where}: the label {label!r} of {shown!r} cannot be read: {error}") from None
     return column.field, packed
 
 

@@ -104,7 +104,7 @@ class GridfsLayout(ColumnLayout[GridfsOptions]):
         lists = {IDS: pack_names(map(key_of, ids)), NAMES: pack_names(name.encode() for name in names)}
         if self._settings.labels is not None:
             labels = self._labels(ids, names, self._settings.labels)
-            self._label, packed = label_column(labels, f"{self._location.url}: labels={self._settings.labels!r}")
+            self._label, packed = label_column(labels, names, f"{self._location.url}: labels={self._settings.labels!r}")
             lists[LABELS] = pack_names(packed)
         return lists
 

@@ -109,7 +109,7 @@ class NamedLayout(MongodbLayout[NamedOptions]):
         # docstring inherited
         names, labels = _read_name_index(self._settings.index)
         found = self._look_up(names)
-        self._label, packed = label_column(labels, f"index {self._settings.index}")
+        self._label, packed = label_column(labels, names, f"index {self._settings.index}")
         ids = pack_names(key_of(found[name]) for name in names)
         return {IDS: ids, NAMES: pack_names(names), LABELS: pack_names(packed)}
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from PIL import Image
 
+from storeds.backends.base import StoreBackend
 from storeds.backends.role_checks import LOSSY, RoleChecker
 from storeds.errors import DecodeError, RecordError, StoredsError
 from storeds.jpeg import MAX_PIXELS, Verdict, examine, sniff
@@ -133,9 +134,18 @@ class Checker:
             if isinstance(record, RecordError):
                 result.findings.append(Finding("record", record.reason or str(record), position, record.key))
             else:
+                before = len(result.findings)
                 digests.append(self._check_record(position, record, result))
+                self._name(result.findings, before)
         result.digests = b"".join(digests) if len(digests) == stop - start else None
         return result
+
+    def _name(self, findings: list[Finding], start: int) -> None:
+        """Add to the findings from `start` on what else names their records."""
+        if isinstance(self._backend, StoreBackend):
+            for at, found in enumerate(findings[start:], start):
+                if found.position is not None and (named := self._backend.place_text(found.position)):
+                    findings[at] = replace(found, message=found.message + named)
 
     def _check_record(self, position: int, record: Record, result: BatchResult) -> bytes:
         key = record.get("key") if isinstance(record.get("key"), str) else None
