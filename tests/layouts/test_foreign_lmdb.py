@@ -470,6 +470,26 @@ UNDECIDED: dict[str, tuple[Callable[[Path], Any], list[dict[str, Any]]]] = {
         lambda path: put(path, [(b"%d_%s" % (n, part), JPEGS[n]) for n in range(4) for part in (b"img", b"seg")]),
         [{"columns": {"img": "{}_img", "seg": "{}_seg"}}, {"layout": "keyed"}, ANY],
     ),
+    **{
+        f"{a} and {b}": (
+            lambda path, a=a, b=b: put(
+                path,
+                [
+                    (text.encode() % n, JPEGS[n] if text == a else b"word %d" % n)
+                    for n in range(1, 7)
+                    for text in (a, b)
+                ],
+            ),
+            [{"columns": columns}, {"layout": "keyed"}, ANY],
+        )
+        for a, b, columns in (
+            ("image_hr-%09d", "label-%09d", {"image_hr": "image_hr-{}", "label": "label-{}"}),
+            ("train_img_%03d", "train_word_%03d", {"train_img": "train_img_{}", "train_word": "train_word_{}"}),
+            ("%d.rgb.jpg", "%d.txt", {"rgbjpg": "{}.rgb.jpg", "txt": "{}.txt"}),
+            ("img%d", "word%d", {"img": "img{}", "word": "word{}"}),
+            ("%04dimg", "%04dword", {"img": "{}img", "word": "{}word"}),
+        )
+    },
     "a damaged image": (
         lambda path: put(path, [(b"n%d" % n, b"\0" * 9 if n == 3 else JPEGS[n]) for n in range(9)]),
         [{"layout": "keyed"}, ANY],

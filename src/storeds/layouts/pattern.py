@@ -360,6 +360,10 @@ def _number_in(name: str) -> re.Pattern[str]:
 _SPLITS = (
     (True, "", re.compile(r"(?P<text>[^/_.-]*[/_.-])(?P<name>.+)", re.DOTALL)),
     (False, "", re.compile(r"(?P<name>.+)(?P<text>[/_.-][^/_.-]*)", re.DOTALL)),
+    (True, "", re.compile(r"(?P<text>.*[/_.-])(?P<name>[^/_.-]+)", re.DOTALL)),  # image_hr-1
+    (False, "", re.compile(r"(?P<name>[^/_.-]+)(?P<text>[/_.-].*)", re.DOTALL)),
+    (True, "", re.compile(r"(?P<text>.*\D)(?P<name>\d+)", re.DOTALL)),  # image1
+    (False, "", re.compile(r"(?P<name>\d+)(?P<text>\D.*)", re.DOTALL)),
     (True, "size", re.compile(r"(?P<text>[1-9][0-9]{0,4}-)(?P<name>[0-9]{5,})")),  # StyleGAN2's
 )
 """Whether the text comes before the name of a record, how the name of its field begins, and an expression for both."""
