@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 import storeds
-from _packing import Source, records_of
+from _packing import Source, records_of, storeds_command
 from make_store import make_store
 from mask_files import FORMS, as_grey, class_ids, encode_mask, mask, write
 from photographs import jpeg, photograph, saved
@@ -114,6 +114,39 @@ def test_pictures_of_every_suffix_are_packed_and_other_files_counted(tmp_path: P
         "left out 3 files of other kinds: 1 without a suffix, such as a/deep/README, 2 *.heic, such as a/v.HEIC",
     )
     assert set(meta.findings) == {"intact"}
+
+
+@pytest.mark.parametrize("classes", [["bird", "dog", "cat"], "bird,dog,cat", "names.txt"])
+def test_classes_name_the_labels_of_a_folder_with_some_of_them(
+    classes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = put(tmp_path / "in", "cat/1.jpg", "dog/2.jpg")
+    (tmp_path / "names.txt").write_text("bird\ndog\ncat\n")
+    monkeypatch.chdir(tmp_path)
+    if isinstance(classes, str):
+        storeds_command("pack", root, "a.lmdb", "--classes", classes)
+    else:
+        storeds.pack(root, "a.lmdb", classes=classes)
+    with storeds.open_backend("a.lmdb") as backend:
+        assert backend.meta.attrs["classes"] == ["bird", "dog", "cat"]
+        assert backend.get_many([0, 1], ["key", "label"]) == [
+            {"key": "cat/1.jpg", "label": 2},
+            {"key": "dog/2.jpg", "label": 1},
+        ]
+    put(root, "dgo/3.jpg")
+    with pytest.raises(ConfigError, match="the folder 'dgo' is none of the classes given; did you mean 'dog'"):
+        storeds.pack(root, "b.lmdb", classes=["bird", "dog", "cat"])
+
+
+@pytest.mark.parametrize("kind", ["frames", "flat"])
+def test_classes_of_folders_of_frames_and_of_none(kind: str, tmp_path: Path) -> None:
+    root = put(tmp_path, "dog/walk/1.jpg")
+    if kind == "flat":
+        with pytest.raises(ConfigError, match="no option 'classes'"):
+            open_source(root, kind=kind, classes=["cat", "dog"])
+        return
+    source = Source(root, kind=kind, classes=["cat", "dog"])
+    assert (source.rows.attrs["classes"], source.column("label")) == (["cat", "dog"], [1])
 
 
 def test_unusual_file_names(tmp_path: Path) -> None:

@@ -10,9 +10,9 @@ from operator import itemgetter
 from typing import Any
 
 from storeds._utils.text import counted, printable, some
-from storeds.errors import ConfigError, StoreNotFoundError
+from storeds.errors import ConfigError, StoreNotFoundError, suggest
 from storeds.ops.packing.rows import Bad, BadItem, File, Row, Rows, from_start
-from storeds.protocols import Field
+from storeds.protocols import JSON, Field
 
 __all__ = [
     "IMAGE_SUFFIXES",
@@ -20,6 +20,7 @@ __all__ = [
     "Hidden",
     "Root",
     "Walk",
+    "class_labels",
     "class_notes",
     "files_by_kind",
     "flat",
@@ -371,9 +372,34 @@ def class_notes(classes: Sequence[str]) -> list[str]:
 _SUFFIXES = " ".join(IMAGE_SUFFIXES)
 
 
+def class_labels(
+    path: str, folders: Sequence[str], classes: Sequence[str] | os.PathLike[str] | None
+) -> tuple[dict[str, int], list[str]]:
+    """Return the label of each class folder, and the class names: those given, or the names of the folders.
+
+    Raises
+    ------
+    ConfigError
+        A folder is none of the classes given.
+    """
+    from storeds.ops.packing.sources.class_names import unique_classes  # it imports this module
+
+    given = unique_classes(classes)
+    if given is None:
+        return {name: label for label, name in enumerate(folders)}, list(map(show, folders))
+    for name in folders:
+        if name not in given:
+            raise ConfigError(
+                f"{path}: the folder {show(name)!r} is none of the classes given; {suggest(show(name), given, 'classes')}; add it to "
+                "classes= (--classes), or move it out"
+            )
+    return {name: given.index(name) for name in folders}, given
+
+
 def imagefolder(
     path: str | os.PathLike[str],
     *,
+    classes: Sequence[str] | os.PathLike[str] | None = None,
     allow_outside: bool = False,
     allow_empty: bool = False,
 ) -> Rows:
@@ -383,6 +409,9 @@ def imagefolder(
     ----------
     path : path
         The folder. Files directly in it have no class; they are left out, as ImageFolder leaves them out, and counted.
+    classes : sequence of str or path, optional
+        The class names in the order of their labels, or a file of them, of which the folder may have some only. The
+        default is the names of the folders, sorted.
     allow_outside : bool
         Follow links that lead out of the folder.
     allow_empty : bool
@@ -393,19 +422,20 @@ def imagefolder(
     StoreNotFoundError
         The folder does not exist.
     ConfigError
-        It has no sub-folders, or one of them has no images.
+        It has no sub-folders, or one of them has no images, or is none of `classes`.
     """
     root = Root(path, allow_outside=allow_outside)
     walk = Walk(root)
-    classes = folders_in(os.fspath(path), walk.hidden)
-    if not classes:
+    folders = folders_in(os.fspath(path), walk.hidden)
+    if not folders:
         left_out = "".join(f"; {note}" for note in walk.notes())
         raise ConfigError(f"{path} has no sub-folders; expected one per class, each with its images{left_out}")
+    labels, names = class_labels(os.fspath(path), folders, classes)
 
     def items() -> Iterator[Row | Bad]:
         empty = []
         # A class whose name is not UTF-8 is bad but keeps its place: the labels after it must not change.
-        for label, name in enumerate(classes):
+        for name, label in labels.items():
             found = False
             for each in walk.files(name):
                 found = True
@@ -426,9 +456,9 @@ def imagefolder(
     ]
     return Rows(
         fields={"image": Field("image"), "label": Field("int"), "key": Field("str")},
-        attrs={"classes": [show(name) for name in classes]},
+        attrs={"classes": list[JSON](names)},
         items=from_start(items),
-        notes=[*class_notes(classes), *(outside if loose else ())],
+        notes=[*(class_notes(names) if classes is None else ()), *(outside if loose else ())],
         late_notes=walk.notes,
     )
 

@@ -16,8 +16,17 @@ from PIL import Image
 
 from storeds.errors import ConfigError, MissingDependencyError
 from storeds.ops.packing.rows import Bad, BadItem, File, Row, Rows, from_start
-from storeds.ops.packing.sources.folders import VIDEO_SUFFIXES, Hidden, Root, Walk, class_notes, folders_in, show
-from storeds.protocols import Field
+from storeds.ops.packing.sources.folders import (
+    VIDEO_SUFFIXES,
+    Hidden,
+    Root,
+    Walk,
+    class_labels,
+    class_notes,
+    folders_in,
+    show,
+)
+from storeds.protocols import JSON, Field
 
 if TYPE_CHECKING:
     import av.container
@@ -36,6 +45,7 @@ def videos(
     *,
     fps: float | str | None = None,
     label: bool | None = None,
+    classes: Sequence[str] | os.PathLike[str] | None = None,
     max_side: int | None = None,
     quality: int | None = None,
     allow_outside: bool = False,
@@ -50,6 +60,8 @@ def videos(
         The most frames per second to pack, also as ``"30000/1001"``; all by default.
     label : bool, optional
         Whether the folders are classes; detected by default.
+    classes
+        As for `~storeds.ops.packing.sources.folders.imagefolder`.
     max_side, quality : int, optional
         As for `storeds.pack`, which passes its own here, so that no frame is encoded twice.
     allow_outside
@@ -87,7 +99,7 @@ def videos(
             f"{show(where)} contains no videos ({' '.join(VIDEO_SUFFIXES)}), not even in folders below it"
         )
     label = False if is_file else label
-    labels = _labels(top, found, walk.hidden, label=label)
+    labels, names = _labels(top, found, walk.hidden, label=label, classes=classes)
     listed = list(_list_videos(found, rate, labels))
     states = [(each.name, *each.file.state, each.is_ordered) for each in listed if isinstance(each, _Video)]
 
@@ -105,12 +117,12 @@ def videos(
 
     return Rows(
         fields=_fields(labels) | {"time": Field("float")},
-        attrs={} if labels is None else {"classes": list(map(show, labels))},
+        attrs={} if labels is None else {"classes": list[JSON](names)},
         items=items,
         state=(states, list(map(_count, listed)), rate, max_side, quality),
         count=sum(map(_count, listed)),
         strata=strata,
-        notes=[*class_notes(list(labels or ())), *walk.notes()],
+        notes=[*(class_notes(names) if classes is None else ()), *walk.notes()],
     )
 
 
@@ -118,6 +130,7 @@ def frames(
     path: str | os.PathLike[str],
     *,
     label: bool | None = None,
+    classes: Sequence[str] | os.PathLike[str] | None = None,
     allow_outside: bool = False,
 ) -> Rows:
     """Rows of a folder of videos, each a folder of images ordered by the numbers in their names. Images keep their bytes.
@@ -126,7 +139,7 @@ def frames(
     ----------
     path : path
         The folder. If it contains folders of videos, these are their classes: ``root/class/video/0001.jpg``.
-    label, allow_outside
+    label, classes, allow_outside
         As for `videos`.
 
     Raises
@@ -148,7 +161,7 @@ def frames(
         held = "images beside them" if "" in found else "none"
         raise ConfigError(f"{path}: expected folders of images, one per video, but there are {held}")
     tops: list[tuple[str, File] | Bad] = [*((key, each[0][1]) for key, each in found.items()), *bad]
-    labels = _labels(os.fspath(path), tops, walk.hidden, label=label)
+    labels, names = _labels(os.fspath(path), tops, walk.hidden, label=label, classes=classes)
     rows = [
         Row(name, {"image": file, **_label(labels, key), "video": number, "frame": frame, "key": key})
         for number, (key, each) in enumerate(found.items())
@@ -156,16 +169,21 @@ def frames(
     ]
     return Rows(
         fields=_fields(labels),
-        attrs={} if labels is None else {"classes": list(map(show, labels))},
+        attrs={} if labels is None else {"classes": list[JSON](names)},
         items=from_start(lambda: [*rows, *bad]),
-        notes=[*class_notes(list(labels or ())), *walk.notes()],
+        notes=[*(class_notes(names) if classes is None else ()), *walk.notes()],
     )
 
 
 def _labels(
-    root: str, found: Sequence[tuple[str, File] | Bad], hidden: Hidden, *, label: bool | None
-) -> dict[str, int] | None:
-    """Return the label of each folder in `root`, or None if videos have no labels."""
+    root: str,
+    found: Sequence[tuple[str, File] | Bad],
+    hidden: Hidden,
+    *,
+    label: bool | None,
+    classes: Sequence[str] | os.PathLike[str] | None,
+) -> tuple[dict[str, int] | None, list[str]]:
+    """Return the label of each folder in `root`, or None if videos have no labels; and the class names."""
     names = [each[0] for each in found if not isinstance(each, Bad)]
     outside, inside = [name for name in names if "/" not in name], [name for name in names if "/" in name]
     if outside and (inside if label is None else label):
@@ -173,9 +191,13 @@ def _labels(
             f"{show(root)} contains videos that are in no folder, which would give their class, such as {show(outside[0])}; pass "
             "label=False (--no-label) to pack all without labels"
         )
-    if not (inside if label is None else label):
-        return None
-    return {name: number for number, name in enumerate(folders_in(root, hidden))}
+    if inside if label is None else label:
+        return class_labels(root, folders_in(root, hidden), classes)
+    if classes is not None:
+        raise ConfigError(
+            f"{show(root)}: classes= (--classes) names the folders of videos, and no folder is a class here"
+        )
+    return None, []
 
 
 def _label(labels: Mapping[str, int] | None, key: str) -> dict[str, int]:
@@ -333,7 +355,9 @@ def _list_frames(key: str, file: File, fps: Fraction | None) -> tuple[_Video, in
         # The first multiple at or after each mark. Listing all multiples would take the memory that one mark claims.
         due = [start - (start - mark) // step * step for mark in marks.tolist()]
         stops = [*marks[1:].tolist(), marks[-1]]
-        marks = marks[[at < stop or at == stop == mark for at, stop, mark in zip(due, stops, marks.tolist(), strict=True)]]
+        marks = marks[
+            [at < stop or at == stop == mark for at, stop, mark in zip(due, stops, marks.tolist(), strict=True)]
+        ]
     return _Video(key, file, array("q", marks.tolist()), start, unit, is_ordered), missing
 
 
