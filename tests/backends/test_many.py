@@ -20,11 +20,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import storeds
+from _packing import stored_records
 from make_store import make_store
 from storeds import StoreDataset, StoreIterable
 from storeds.backends import ConcatenatedBackend, MemoryBackend
@@ -309,7 +311,7 @@ def test_fields_must_be_the_same_in_the_same_order(tmp_path: Path, fields: Any, 
         storeds.open_backend([tmp_path / "a.h5", tmp_path / "b.h5"])
 
 
-def test_attrs_that_are_equal_are_kept_and_other_classes_refused(tmp_path: Path) -> None:
+def test_attrs_that_are_equal_are_kept(tmp_path: Path) -> None:
     write(tmp_path / "a.h5", [1], {"classes": ["cat", "dog"], "made": "here", "day": 1})
     write(tmp_path / "b.h5", [2], {"classes": ["cat", "dog"], "made": "here", "day": True, "more": 1})
     with storeds.open_backend(f"hdf5://{tmp_path}/*.h5") as backend:
@@ -318,18 +320,144 @@ def test_attrs_that_are_equal_are_kept_and_other_classes_refused(tmp_path: Path)
     with storeds.open_backend(f"hdf5://{tmp_path}/*.h5") as backend:
         assert backend.meta.attrs == {}
     write(tmp_path / "d.h5", [3], {"classes": ["dog", "cat"]})
-    with pytest.raises(ConfigError, match=r'a\.h5 and .*d\.h5 have different class names.*\["cat", "dog"\].*pack both'):
+    with pytest.raises(ConfigError, match=r'd\.h5 and .*c\.h5 have different class names.*\["dog", "cat"\] and none'):
         storeds.open_backend(f"hdf5://{tmp_path}/*.h5")
 
 
-def test_streams_and_sums_of_stores_with_other_classes_are_refused() -> None:
+# The names of classes in three stores, and the names of the labels of their records.
+NAMED = (
+    (["cat", "dog"], ["dog", "cat", "dog"]),
+    (["dog", "cat"], ["dog", "cat", "cat"]),
+    (["eel", "dog", "ape", "cat"], ["ape", "cat", "eel", "dog"]),
+)
+LABELLED: dict[str, Any] = {
+    "label": "int",
+    "labels": {"kind": "array", "dtype": "uint8", "shape": [None], "role": "labels"},
+    "fixed": {"kind": "array", "dtype": "int32", "shape": [2]},
+    "key": "str",
+}
+
+
+@pytest.fixture
+def named(tmp_path: Path) -> list[str]:
+    """Three stores, of LMDB, HDF5 and LMDB, with the classes of `NAMED`."""
+    urls = [f"{tmp_path}/{number}.{suffix}" for number, suffix in enumerate(("lmdb", "h5", "lmdb"))]
+    for url, (classes, names) in zip(urls, NAMED, strict=True):
+        numbers = [classes.index(name) for name in names]
+        rows = [
+            {"label": n, "labels": np.array([n, 0], np.uint8), "fixed": np.array([n, 9], np.int32), "key": f"{url}/{n}"}
+            for n in numbers
+        ]
+        make_store(LABELLED, rows, url, attrs={"classes": classes})
+    return urls
+
+
+def test_labels_of_stores_with_other_classes_are_numbered_by_name(named: list[str]) -> None:
+    union, names = ["cat", "dog", "eel", "ape"], [name for _, each in NAMED for name in each]
+    expected = [union.index(name) for name in names]
+    firsts = [union.index(classes[0]) for classes, each in NAMED for _ in each]
+    opened: Any
+    backend: Any
+    with storeds.open_backend(named) as opened:
+        for backend in (opened, pickle.loads(pickle.dumps(opened))):
+            assert backend.meta.attrs["classes"] == union
+            records = backend.get_many(range(10))
+            assert [row["label"] for row in records] == expected
+            assert [row["labels"].tolist() for row in records] == [
+                list(pair) for pair in zip(expected, firsts, strict=True)
+            ]
+            assert {row["labels"].dtype for row in records} == {np.dtype("u1")}
+            assert [row["fixed"][0] for row in records] == [
+                classes.index(name) for classes, each in NAMED for name in each
+            ]  # its numbers are no classes
+            assert backend.column("label").tolist() == expected
+            assert backend.get_arrays([9, 0, 4, 0], ["label", "fixed"])["label"].tolist() == [
+                expected[at] for at in (9, 0, 4, 0)
+            ]
+            for number, name in enumerate(union):
+                places = [at for at, each in enumerate(names) if each == name]
+                assert backend.select({"label": [number]}).tolist() == places
+                assert backend.select({"label": [number, 99]}).tolist() == places
+    dataset = StoreDataset(named, reader="array", fields=["fixed", "label"])
+    assert (dataset.classes, dataset.targets) == (union, expected)
+    assert StoreDataset(named, reader="array", fields=["fixed", "label"], where={"label": "eel"}).targets == [2]
+    loader = storeds.StoreLoader(dataset, batch_size=4, balance="label", seed=0)
+    drawn = [label for _, labels in loader for label in labels.tolist()]
+    assert len(drawn) == 10
+    assert {drawn.count(number) for number in range(4)} <= {2, 3}  # of 3, 4, 1 and 2 records
+    folds = [
+        StoreDataset(
+            named, reader="array", fields=["fixed", "label"], fold={"of": 2, "take": k, "stratify_by": "label"}
+        )
+        for k in range(2)
+    ]
+    assert sorted(target for fold in folds for target in fold.targets) == sorted(expected)
+
+
+def test_one_store_of_stores_with_other_classes_has_the_joined_numbers(named: list[str], tmp_path: Path) -> None:
+    meta = storeds.convert(named, f"lmdb://{tmp_path}/all.lmdb")
+    assert meta.attrs["classes"] == ["cat", "dog", "eel", "ape"]
+    found = [["cat", "dog", "eel", "ape"][row["label"]] for row in stored_records(tmp_path / "all.lmdb")]
+    assert found == [name for _, each in NAMED for name in each]
+
+
+def test_a_label_without_a_name_is_not_taken_for_a_class_of_another_store() -> None:
+    urls = [f"memory://many-{secrets.token_hex(8)}" for _ in range(2)]
+    write(urls[0], [0, -1, 2], {"classes": ["cat", "dog"]})
+    write(urls[1], [0], {"classes": ["dog", "cat", "eel"]})
+    backend: Any
+    with storeds.open_backend(urls) as backend:
+        first, unlabelled, unnamed, last = backend.get_many(range(4), ["label"])
+        assert [row["label"] for row in (first, unlabelled, last)] == [0, -1, 1]
+        assert isinstance(unnamed, RecordError)
+        message = f"field 'label' has class 2, which its store does not name.*record 2 of {urls[0]}"
+        with pytest.raises(RecordError, match=f"record 2 .*{message}"):
+            backend.column("label")
+        with pytest.raises(RecordError, match=f"record 2 .*{message}"):
+            backend.get_arrays([0, 2], ["label"])
+        assert backend.select({"label": [2]}).tolist() == []
+        assert backend.select({"label": [-1]}).tolist() == [1]
+
+
+@pytest.mark.parametrize("role", [{"kind": "str", "role": "label"}, {"kind": "json", "role": "labels"}])
+def test_labels_of_text_stay_and_lists_are_renumbered(role: dict[str, Any]) -> None:
+    urls, is_text = [f"memory://many-{secrets.token_hex(8)}" for _ in range(2)], role["kind"] == "str"
+    for url, classes in zip(urls, (["cat", "dog"], ["dog", "eel"]), strict=True):
+        rows = [{"of": "dog" if is_text else [0, 1] * number} for number in range(2)]
+        make_store({"of": role}, rows, url, attrs={"classes": classes})
+    backend: Any
+    with storeds.open_backend(urls) as backend:
+        assert backend.meta.attrs["classes"] == ["cat", "dog", "eel"]
+        found = [row["of"] for row in backend.get_many(range(4))]
+    assert found == (["dog"] * 4 if is_text else [[], [0, 1], [], [1, 2]])
+
+
+@pytest.mark.parametrize(
+    ("fields", "classes"),
+    [
+        ({"kind": "int"}, (["a", "b"], ["b", "a"])),  # nothing says that they are classes
+        ({"kind": "array", "dtype": "uint8", "shape": [2, 2], "role": "mask"}, (["a", "b"], ["b", "a"])),
+        ({"kind": "int", "role": "label"}, ({"x": ["a"]}, ["b"])),
+        ({"kind": "int", "role": "label"}, ({"other": ["a"]}, {"other": ["b"]})),
+        ({"kind": "array", "dtype": "uint8", "shape": [None], "role": "labels"}, (["a"], [str(n) for n in range(300)])),
+    ],
+    ids=["no role", "mask", "mapping and list", "another field", "too many for the dtype"],
+)
+def test_classes_that_cannot_be_joined_are_refused(fields: dict[str, Any], classes: Any) -> None:
+    urls = [f"memory://many-{secrets.token_hex(8)}" for _ in range(2)]
+    for url, each in zip(urls, classes, strict=True):
+        make_store({"x": fields}, [], url, attrs={"classes": each})
+    with pytest.raises(ConfigError, match="have different class names|cannot hold the numbers of 301 classes"):
+        storeds.open_backend(urls)
+
+
+def test_sums_of_datasets_with_other_classes_are_refused() -> None:
     urls = [f"memory://many-{secrets.token_hex(8)}" for _ in range(2)]
     for url, classes in zip(urls, (["cat", "dog"], ["dog", "eel"]), strict=True):
         write(url, [0], {"classes": classes})
     cats, dogs = (StoreDataset(url, decode="bytes") for url in urls)
-    for join in (lambda: StoreIterable(urls, decode="bytes"), lambda: cats + dogs):
-        with pytest.raises(ConfigError, match=r'different class names.*\["cat", "dog"\] and \["dog", "eel"\]'):
-            join()
+    with pytest.raises(ConfigError, match=r'different class names.*\["cat", "dog"\] and \["dog", "eel"\].*as a list'):
+        cats + dogs
     # Without the label, nothing depends on the names.
     texts = [StoreDataset(url, reader="array", fields=["text"]) for url in urls]
     assert len(texts[0] + texts[1]) == len(list(StoreIterable(texts[0] + texts[1]))) == 2

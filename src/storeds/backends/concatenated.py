@@ -13,6 +13,7 @@ import numpy as np
 import xxhash
 
 from storeds.backends.base import StoreBackend, bounded
+from storeds.backends.class_numbers import join_classes
 from storeds.errors import ClosedError, ConfigError, FormatError, RecordError
 from storeds.protocols import JSON, Array, Backend, Field, Meta, Record
 from storeds.records.columns import (
@@ -26,7 +27,7 @@ from storeds.records.columns import (
 from storeds.records.fields import Count, without_verdicts
 from storeds.records.roles import role_text
 
-__all__ = ["CONCATENATED", "ConcatenatedBackend", "Place", "check_same_classes"]
+__all__ = ["CONCATENATED", "ConcatenatedBackend", "Place"]
 
 
 CONCATENATED = "concatenated"
@@ -55,14 +56,15 @@ class ConcatenatedBackend(StoreBackend):
     Raises
     ------
     ConfigError
-        There are no members, or their class names differ.
+        There are no members, or their class names differ and cannot be joined.
     FormatError
         Members differ in their fields or in the order of the fields.
 
     Notes
     -----
     ``meta.id`` is a checksum over the members' ids in order, and ``meta.build`` over their builds. ``meta.attrs`` holds
-    the attrs that are equal in all members.
+    the attrs that are equal in all members. If class names differ, ``classes`` are those of all members in the order of
+    first appearance, and every way of reading gives labels by these.
 
     A `RecordError` has this backend's ``url`` and position. Its message and ``reason`` also name the member and the
     position in it.
@@ -80,7 +82,8 @@ class ConcatenatedBackend(StoreBackend):
             self._members.append(member)
         if not self._members:
             raise ConfigError("there is nothing to concatenate: the list of stores is empty")
-        super().__init__(url or _names(self._members), _merged_meta(self._members))
+        classes, self._numbers = join_classes(self._members)
+        super().__init__(url or _names(self._members), _merged_meta(self._members, classes if self._numbers else None))
         self._ends: Array = np.cumsum([len(member) for member in self._members])
         self._starts: Array = self._ends - [len(member) for member in self._members]
         self._closed = False
@@ -110,7 +113,11 @@ class ConcatenatedBackend(StoreBackend):
         Each member's engine selects its records if it can.
         """
         checked = check_where(where, self.meta.fields, self.url)
-        found = [matching_positions(member, checked) for member in self.members()]
+        self._check_open()
+        found = [
+            matching_positions(member, self._numbers[at].where(checked) if at in self._numbers else checked)
+            for at, member in enumerate(self._members)
+        ]
         return np.concatenate([each + start for each, start in zip(found, self._starts, strict=True)])
 
     def close(self) -> None:
@@ -151,21 +158,27 @@ class ConcatenatedBackend(StoreBackend):
     def _read(self, positions: list[int], fields: tuple[str, ...]) -> list[Record | RecordError]:
         self._check_open()
         out: list[Record | RecordError] = []
-        for member, first, inside in self._shares(np.array(positions, np.int64)):
+        for number, first, inside in self._shares(np.array(positions, np.int64)):
+            member, numbers = self._members[number], self._numbers.get(number)
             places: list[int] = inside.tolist()
             for at, found in enumerate(member.get_many(places, fields)):
+                if numbers is not None and not isinstance(found, RecordError):
+                    try:
+                        found = numbers.record(found)
+                    except ValueError as error:
+                        found = RecordError.at(member.url, places[at], str(error))
                 if isinstance(found, RecordError):
                     found = self._rename(found, positions[first + at], Place(member.url, places[at]))
                 out.append(found)
         return out
 
-    def _shares(self, positions: Array) -> Iterator[tuple[Backend, int, Array]]:
-        """Yield each member of ascending `positions`, the index of its first position, and its own positions."""
+    def _shares(self, positions: Array) -> Iterator[tuple[int, int, Array]]:
+        """Yield the number of each member of ascending `positions`, the index of its first, and its own positions."""
         numbers = np.searchsorted(self._ends, positions, side="right")  # skips empty members
         inside = positions - self._starts[numbers]
         cuts = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(positions)] if len(positions) else []
         for first, last in itertools.pairwise(cuts):
-            yield self._members[numbers[first]], first, inside[first:last]
+            yield int(numbers[first]), first, inside[first:last]
 
     def get_arrays(self, positions: Sequence[int], /, fields: Sequence[str] | None = None) -> dict[str, Array]:
         """Return fields of many records as arrays; see `storeds.protocols.SupportsBatchArrays`."""
@@ -173,13 +186,21 @@ class ConcatenatedBackend(StoreBackend):
         names, asked = stackable(self, fields), self._check_positions(positions)
         order = np.argsort(asked, kind="stable")
         try:
-            found = [read_arrays(member, inside, names) for member, _, inside in self._shares(asked[order])]  # type: ignore[arg-type]  # typed as a Sequence, which ndarray is not for mypy
-        except RecordError:  # read records instead, to raise the first error in the caller's order, with its URL
+            found = [self._arrays(number, inside, names) for number, _, inside in self._shares(asked[order])]
+        except (
+            RecordError,
+            ValueError,
+        ):  # read records instead, to raise the first error in the caller's order, with its URL
             found = []
         if not found:
             return stack_records(self, asked, names)  # type: ignore[arg-type]  # typed as a Sequence, which ndarray is not for mypy
         places = np.argsort(order)
         return {name: np.concatenate([arrays[name] for arrays in found])[places] for name in names}
+
+    def _arrays(self, number: int, inside: Array, names: Sequence[str]) -> dict[str, Array]:
+        found = read_arrays(self._members[number], inside, names)  # type: ignore[arg-type]  # typed as a Sequence, which ndarray is not for mypy
+        numbers = self._numbers.get(number)
+        return found if numbers is None else numbers.record(found)
 
     def _rename(self, error: RecordError, position: int, place: Place) -> RecordError:
         reason = f"{error.reason or error} (record {place.position} of {place.url})"
@@ -188,7 +209,21 @@ class ConcatenatedBackend(StoreBackend):
         return renamed
 
     def _column(self, name: str, field: Field) -> Array:
-        return np.concatenate([read_column(member, name) for member in self.members()])
+        self._check_open()
+        return np.concatenate([self._column_of(number, name) for number in range(len(self._members))])
+
+    def _column_of(self, number: int, name: str) -> Array:
+        column, numbers = read_column(self._members[number], name), self._numbers.get(number)
+        if numbers is None or name not in numbers.tables:
+            return column
+        try:
+            found: Array = numbers.values(name, column)
+        except ValueError as error:
+            at = int(np.flatnonzero((column >= len(numbers.tables[name])).reshape(len(column), -1).any(1))[0])
+            place = Place(self._members[number].url, at)
+            fault = RecordError.at(place.url, at, str(error))
+            raise self._rename(fault, int(self._starts[number]) + at, place) from None
+        return found
 
     def _check_open(self) -> None:
         if self._closed:
@@ -220,11 +255,8 @@ def _names(members: Sequence[Backend]) -> str:
     return f"[{', '.join([*(each.url for each in members[:_SHOWN]), *([f'{more} more'] if more > 0 else [])])}]"
 
 
-def _merged_meta(members: Sequence[Backend]) -> Meta:
-    """Return the meta of all members together; raises ConfigError for different class names."""
-    named = [member for member in members if "classes" in member.meta.attrs]
-    for member in named[1:]:
-        check_same_classes(named[0], member)
+def _merged_meta(members: Sequence[Backend], classes: JSON) -> Meta:
+    """Return the meta of all members together, with these class names if theirs differ."""
     metas = [member.meta for member in members]
     fields, attrs = metas[0].fields, metas[0].attrs
     if any(meta.fields != fields for meta in metas):
@@ -239,19 +271,13 @@ def _merged_meta(members: Sequence[Backend]) -> Meta:
         Count(sum(meta.count for meta in metas)),
         CONCATENATED,
         fields,
-        {name: attrs[name] for name in attrs if len({_text(meta.attrs, name) for meta in metas}) == 1},
+        {
+            name: attrs[name] if classes is None or name != "classes" else classes
+            for name in attrs
+            if (classes is not None and name == "classes") or len({_text(meta.attrs, name) for meta in metas}) == 1
+        },
         sum(crops) if len(crops) == len(metas) else None,
     )
-
-
-def check_same_classes(one: Backend, other: Backend) -> None:
-    """Raise ConfigError if both stores name their classes and the names differ."""
-    names, others = (_text(each.meta.attrs, "classes") for each in (one, other))
-    if names is not None and others is not None and names != others:
-        raise ConfigError(
-            f"{one.url} and {other.url} have different class names, so one label would mean different things: "
-            f"{_short(names)} and {_short(others)}; pack both with the same classes, or open each by itself"
-        )
 
 
 def _text(attrs: Mapping[str, JSON], name: str) -> str | None:
@@ -266,7 +292,3 @@ def _described(named: tuple[str, Field] | None) -> str:
     kind = f"{field.kind} {field.dtype} {list(field.shape or ())}" if field.kind == "array" else field.kind
     role = role_text(field)
     return f"{name!r} is {kind} ({role})" if role else f"{name!r} is {kind}"
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= 100 else f"{text[:100]}…"

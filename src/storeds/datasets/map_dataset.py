@@ -20,7 +20,7 @@ import torch
 from torch.utils.data import ConcatDataset, Dataset, get_worker_info
 
 from storeds._utils.arguments import integer
-from storeds.backends.concatenated import check_same_classes
+from storeds.backends.class_numbers import check_same_classes
 from storeds.backends.selection import Selection
 from storeds.batching.collate import Skipped
 from storeds.batching.memory import finished_for_caller, is_plain

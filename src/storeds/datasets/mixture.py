@@ -11,7 +11,7 @@ from typing import Any, Literal, Self
 import numpy as np
 from torch.utils.data import ConcatDataset
 
-from storeds.backends.concatenated import check_same_classes
+from storeds.backends.class_numbers import check_same_classes
 from storeds.datasets.assembly import declared_elements
 from storeds.datasets.counters import SampleReport
 from storeds.datasets.map_dataset import StoreDataset, fill_skipped, read_samples, resolve_indices

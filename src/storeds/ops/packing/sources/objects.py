@@ -6,7 +6,6 @@ import io
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence, Sized
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -167,10 +166,9 @@ def _records(leaves: Sequence[Any], places: Array) -> Rows | None:
     views = [leaf.view for leaf in leaves]
     if any(view.meta.fields != views[0].meta.fields for view in views):
         return None
-    attrs = _common_attrs([view.meta.attrs for view in views])
     starts = np.cumsum([0, *map(len, views)])
     joined = views[0] if len(views) == 1 else ConcatenatedBackend(views)
-    return replace(rows_at(joined, starts[places[:, 0]] + places[:, 1]), attrs=attrs)
+    return rows_at(joined, starts[places[:, 0]] + places[:, 1])
 
 
 def _samples(source: Any, fields: Sequence[str] | Mapping[str, Any] | None) -> Rows:
