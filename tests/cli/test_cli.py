@@ -19,7 +19,7 @@ import pytest
 import storeds
 from _damaged import PICTURES
 from _damaged import write as write_damaged
-from _packing import storeds_command, storeds_json
+from _packing import stored_records, storeds_command, storeds_json
 from make_store import make_store
 from mask_files import write
 from photographs import jpeg
@@ -42,6 +42,20 @@ def test_pack_convert_verify_and_info_as_text_and_as_json(tree: Path, tmp_path: 
     assert "6 records, 6 images that decode (0 examined): no findings" in storeds_command("verify", url)
     assert storeds_json("info", url)["attrs"] == {"classes": ["class0", "class1"]}
     assert re.search(r"image +image\n +label +int\n +key +str", storeds_command("info", url))
+
+
+def test_convert_joins_several_stores_by_the_names_of_their_classes(tmp_path: Path) -> None:
+    for number, classes in enumerate((["cat", "dog"], ["dog", "eel"], ["cat"])):
+        root = write(tmp_path / str(number), {f"{name}/{number}.jpg": number for name in classes})
+        storeds_command("pack", root, tmp_path / f"{number}.lmdb")
+    urls = [str(tmp_path / f"{number}.lmdb") for number in range(3)]
+    assert "5 records, id " in storeds_command("convert", *urls, "-o", tmp_path / "all.lmdb")
+    assert [row["label"] for row in stored_records(tmp_path / "all.lmdb")] == [0, 1, 1, 2, 0]
+    assert storeds_json("info", tmp_path / "all.lmdb")["attrs"]["classes"] == ["cat", "dog", "eel"]
+    one = storeds_json("convert", urls[0], "--output", tmp_path / "one.h5")
+    assert one["id"] == storeds_json("convert", urls[0], tmp_path / "two.h5")["id"]
+    for given in (urls, urls[:1]):
+        assert "name the new store with -o" in storeds_command("convert", *given, code=2)
 
 
 def test_info_shows_roles(tmp_path: Path) -> None:

@@ -170,8 +170,13 @@ def _shares(text: str | None) -> dict[str, float] | None:
 @app.command()
 @command
 def convert(
-    source: Annotated[str, typer.Argument(help="The store to copy.")],
-    url: Target,
+    stores: Annotated[
+        list[str],
+        typer.Argument(metavar="SOURCE... [TARGET]", help="The store to copy and the new one; or several, and -o."),
+    ],
+    output: Annotated[
+        str | None, typer.Option("--output", "-o", metavar="TARGET", help="The new store, which joins all sources.")
+    ] = None,
     overwrite: Overwrite = False,
     resume: Resume = False,
     commit_every: CommitEvery = 1000,
@@ -184,11 +189,17 @@ def convert(
     option: Options = None,
     as_json: AsJson = False,
 ) -> None:
-    """Copy a native or foreign store to another engine. A native one keeps its id unless the copy differs."""
+    """Copy a native or foreign store to another engine, or join several. A native one keeps its id unless the copy differs."""
+    if output is None and len(stores) != 2:
+        raise ConfigError(
+            f"convert takes SOURCE TARGET, or sources and -o TARGET, and {counted(len(stores), 'store')} without -o"
+            f"{' is' if len(stores) == 1 else ' are'} neither; name the new store with -o"
+        )
+    sources, url = (stores[:1], stores[1]) if output is None else (stores, output)
     options = named_values(option)
     with progress("convert", quiet=as_json) as hook:
         meta = ops.convert(
-            source,
+            sources[0] if len(sources) == 1 else sources,
             url,
             overwrite=overwrite,
             resume=resume,
