@@ -141,6 +141,60 @@ def test_larger_images_are_scaled_and_smaller_ones_left_alone(tmp_path: Path) ->
     assert small == [jpeg(1, (50, 40)), cut]
 
 
+def _deep_png(colours: int, channels: int) -> bytes:
+    rows = [b"\0" + bytes(range(200)) * channels] * 80
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", 100, 80, 16, colours, 0, 0, 0))
+    return b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(b"".join(rows))) + chunk(b"IEND", b"")
+
+
+_RAMP = np.linspace(0, 65535, 8000).reshape(80, 100)
+_PHOTO = photograph(0, (100, 80))
+_CLEAR = Image.merge("RGBA", [*_PHOTO.split(), _PHOTO.convert("L")])
+_OPAQUE = _PHOTO.convert("RGBA")
+KEPT = {
+    "I;16": saved(Image.fromarray(_RAMP.astype(np.uint16))),
+    "I": saved(Image.fromarray(_RAMP.astype(np.int32)), "TIFF"),
+    "I, PGM": saved(Image.fromarray(_RAMP.astype(np.int32)), "PPM"),
+    "F": saved(Image.fromarray(_RAMP.astype(np.float32)), "TIFF"),
+    **{"RGB, 16 bits": _deep_png(2, 3), "LA, 16 bits": _deep_png(4, 2), "RGBA, 16 bits": _deep_png(6, 4)},
+    "RGB, 16 bits, PPM": b"P6 100 80 65535\n" + bytes(range(240)) * 200,
+    **{"RGBA": saved(_CLEAR), "LA": saved(_CLEAR.convert("LA")), "WebP": saved(_CLEAR, "WEBP", lossless=True)},
+    "P, transparent": saved(_CLEAR.quantize(16)),
+    "P, a transparent colour": saved(_PHOTO.quantize(16), transparency=3),
+    "L, a transparent level": saved(_PHOTO.convert("L"), transparency=_PHOTO.convert("L").getpixel((0, 0))),
+    "LAB": saved(Image.merge("LAB", _PHOTO.split()), "TIFF"),
+}
+ENCODED = {
+    **{"1": saved(_PHOTO.convert("1")), "L": saved(_PHOTO.convert("L")), "P": saved(_PHOTO.quantize(64))},
+    **{"RGBA": saved(_OPAQUE), "LA": saved(_OPAQUE.convert("LA")), "WebP": saved(_PHOTO, "WEBP")},
+    **{"CMYK": saved(_PHOTO.convert("CMYK"), "TIFF"), "YCbCr": saved(_PHOTO.convert("YCbCr"), "TIFF")},
+    "an unused transparent colour": saved(_PHOTO, transparency=(1, 2, 3)),
+    "JPEG": jpeg(0, (100, 80)),
+}
+
+
+@pytest.mark.parametrize("options", [{"max_side": 40}, {"quality": 95}], ids=str)
+def test_only_what_a_jpeg_can_hold_is_encoded_again(tmp_path: Path, options: dict[str, Any]) -> None:
+    files = {f"kept-{name}": blob for name, blob in KEPT.items()} | ENCODED
+    root, url = write(tmp_path / "tree", {f"a/{name}.png": blob for name, blob in files.items()}), "memory://unencoded"
+    packed = storeds.pack(root, url, overwrite=True, **options)
+    (note,) = packed.notes
+    assert note.startswith(f"{len(KEPT)} pictures are neither scaled nor encoded, since a JPEG cannot hold them: ")
+    assert {"transparency 6", "more than 8 bits 4", "mode I 2", "mode I;16 1", "mode F 1"} <= {
+        *note.partition(": ")[2].split(", ")
+    }
+    for record in records_of(url):
+        name = record["key"][2:-4]
+        if name.startswith("kept-"):
+            assert record["image"] == files[name]
+            continue
+        truth = Image.open(io.BytesIO(files[name])).convert("RGB")
+        with Image.open(io.BytesIO(record["image"])) as image:
+            assert image.format == "JPEG"
+            truth = truth.resize(image.size, Image.Resampling.LANCZOS)
+            assert np.abs(np.asarray(image.convert("RGB"), int) - np.asarray(truth, int)).mean() < 5, name
+
+
 HALF = jpeg(2, (200, 100))[:1500]
 
 

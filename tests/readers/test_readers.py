@@ -217,6 +217,9 @@ def test_settings_that_a_reader_would_ignore_are_refused() -> None:
 def test_values_that_would_clip_are_refused_and_class_numbers_stay() -> None:
     arrays = [np.full((8, 8), 0.5, np.float32), np.full((8, 8), 70_000, np.int32), np.full((8, 8), 200, np.float32)]
     url = picture_store([saved(Image.fromarray(array), "TIFF") for array in arrays])
+    with_a_gap = saved(Image.fromarray(np.array([[np.nan, 1], [200, 3]], np.float32)), "TIFF")
+    with pytest.raises(errors.DecodeError, match="values from nan to nan"):
+        StoreDataset(picture_store([with_a_gap]))[0]
     for at, mode in enumerate(("F", "I")):
         with pytest.raises(errors.DecodeError, match=rf"values from .* would clip to 0 … 255.*mode='{mode}'"):
             StoreDataset(url)[at]

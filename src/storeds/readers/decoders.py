@@ -152,8 +152,9 @@ def _check_range(image: Image.Image, mode: str) -> None:
     """Raise DecodeError for values that Pillow would clip to 0 … 255. An image in 0 … 1 would become black."""
     if image.mode not in ("F", "I"):
         return
-    low, high = (float(end) for end in image.getextrema())  # type: ignore[arg-type]  # of one band
-    if low < 0 or high > 255 or (image.mode == "F" and 0 < high <= 1):
+    values = np.asarray(image)
+    low, high = float(values.min()), float(values.max())  # NaN where a value is
+    if not (low >= 0 and high <= 255) or (image.mode == "F" and 0 < high <= 1):
         raise refused(
             f"the image has values from {low:g} to {high:g}, which mode {mode!r} would clip to 0 … 255: read it with "
             f"mode={image.mode!r} or 'unchanged', and scale it in a transform",

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, get_args
 
-from PIL import Image, ImageOps
+from PIL import Image
 
 from storeds._utils.locations import redact
 from storeds._utils.text import counted, printable
@@ -36,6 +36,7 @@ from storeds.ops.common import (
     damaged_kinds,
     in_order,
     is_fast,
+    listed,
     mark_picture,
     resumable,
 )
@@ -43,6 +44,7 @@ from storeds.ops.packing.rows import Bad, BadItem, Listing, Row, Rows
 from storeds.ops.packing.sources import open_source
 from storeds.ops.packing.splits import Split, divides_by_label, make_split
 from storeds.protocols import JSON, Field, Meta, Record
+from storeds.readers.decoders import upright
 
 __all__ = ["Packed", "pack"]
 
@@ -130,10 +132,11 @@ def pack(
         ``"label"``: divide each class by these shares. ``"key"``: divide by a hash of the key alone, so that a record
         stays in its split whatever else is packed. The default is by label if there is one.
     max_side : int, optional
-        Scale larger images down to this many pixels on their longer side, and encode them as JPEG.
+        Scale larger images down to this many pixels on their longer side, and encode them as JPEG. What a JPEG cannot
+        hold is kept as it is, and counted in a note: more than 8 bits, floats, transparency.
     quality : int, optional
-        Encode every image as JPEG of this quality, 1 to 95. Images scaled by `max_side` alone get 90. A damaged picture
-        keeps the verdict on its original bytes.
+        Encode every image as JPEG of this quality, 1 to 95, likewise. Images scaled by `max_side` alone get 90. A damaged
+        picture keeps the verdict on its original bytes.
     check : bool
         Examine every picture once while packing, and store the verdict with it (see `storeds.jpeg.examine`). Readers
         then know which pictures are damaged without examining them. With False, readers examine every picture they
@@ -319,6 +322,8 @@ class _Prepared:
         For each of its pictures, the outcome of `RestartMarker.mark`, if that was called.
     large : list of int
         The numbers of pixels of its pictures that have more than `MAX_PIXELS`.
+    unencoded : list of str
+        Why pictures are kept that were to be encoded.
     """
 
     record: Record | None
@@ -328,6 +333,7 @@ class _Prepared:
     fast_crops: int = 0
     restarts: Sequence[str] = ()
     large: Sequence[int] = ()
+    unencoded: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -376,10 +382,10 @@ class _Preparer:
             return _Prepared(None, str(error))
         if self.split is not None:
             record["split"] = self.split.of(index, record)
-        reasons, kinds, damaged, fast_crops, outcomes = [], list[str](), False, 0, []
+        reasons, kinds, damaged, fast_crops, outcomes, unencoded = [], list[str](), False, 0, [], list[str]()
         pictures = {name: declared for name, declared in self.rows.fields.items() if declared.kind == "image"}
         for name, declared in pictures.items():
-            reason = self._finish_picture(record, name)
+            reason = self._finish_picture(record, name, unencoded)
             if reason is not None:
                 reasons.append(reason if len(pictures) == 1 else f"field {name!r} {reason}")
             if self.marker is not None and declared.role != "mask":  # masks are decoded whole
@@ -395,7 +401,8 @@ class _Preparer:
             if fault is not None:
                 return _Prepared(None, fault)
         large = _large(record[name] for name in pictures)
-        return _Prepared(record, "; ".join(reasons) or None, damaged, kinds, fast_crops, outcomes, large)
+        reason = "; ".join(reasons) or None
+        return _Prepared(record, reason, damaged, kinds, fast_crops, outcomes, large, unencoded)
 
     @property
     def encodes(self) -> bool:
@@ -407,19 +414,22 @@ class _Preparer:
         """Whether preparing takes much more time than reading."""
         return self.check or self.encodes or self.marker is not None
 
-    def _finish_picture(self, record: Record, image: str) -> str | None:
-        """Put field `image` of `record` into its final form and add its verdict; return why it is bad."""
+    def _finish_picture(self, record: Record, image: str, unencoded: list[str]) -> str | None:
+        """Put field `image` of `record` into its final form and add its verdict; return why it is bad.
+
+        Append to `unencoded` why it is kept though it was to be encoded.
+        """
         blob = record[image]
         verdict = Verdict.of(record, image)
         if verdict is None and (self.check or self.encodes):
             verdict = examine(blob)
         reason = _unreadable(blob, verdict)
         if reason is None and verdict is not None and self.encodes:
-            record[image], verdict, reason = self._encoded(blob, verdict)
+            record[image], verdict, reason = self._encoded(blob, verdict, unencoded)
         set_verdict(record, image, verdict)
         return reason
 
-    def _encoded(self, blob: bytes, verdict: Verdict) -> tuple[bytes, Verdict, str | None]:
+    def _encoded(self, blob: bytes, verdict: Verdict, unencoded: list[str]) -> tuple[bytes, Verdict, str | None]:
         """Return the picture to store, its verdict, and why it is bad.
 
         A damaged picture keeps the verdict on its original bytes, because the new ones look whole.
@@ -431,21 +441,43 @@ class _Preparer:
             if is_left:
                 return blob, verdict, None
             encoded = self._encode(blob if verdict.is_whole else repair(blob))
+        except _NoJpegError as error:
+            unencoded.append(str(error))
+            return blob, verdict, None
         except Exception as error:  # decoders raise any exception on damaged bytes
             return blob, verdict, _unreadable_image(blob, decode_reason(error))
         return encoded, Verdict("intact", 1.0) if verdict.is_whole else verdict, None
 
     def _encode(self, blob: bytes) -> bytes:
+        with open_picture(blob) as opened:
+            if opened.mode not in _FOR_JPEG:
+                raise _NoJpegError(f"mode {opened.mode}")
+            if any(map(_is_deep, opened.tile)):
+                raise _NoJpegError("more than 8 bits")
         with open_picture(blob, MAX_PIXELS) as opened:
-            image = ImageOps.exif_transpose(opened)
-            profile = opened.info.get("icc_profile")
+            profile, image = opened.info.get("icc_profile"), upright(opened)
+            if image.has_transparency_data and image.convert("RGBA").getchannel("A").getextrema() != (255, 255):
+                raise _NoJpegError("transparency")
+            if image.mode not in ("L", "RGB", "CMYK"):
+                image = image.convert("L" if image.mode in ("1", "LA") else "RGB")
             if self.max_side is not None:
                 image.thumbnail((self.max_side, self.max_side), Image.Resampling.LANCZOS)
-            if image.mode not in ("L", "RGB", "CMYK"):
-                image = image.convert("RGB")
             buffer = io.BytesIO()
             image.save(buffer, "JPEG", quality=self.quality or _QUALITY, icc_profile=profile)
         return buffer.getvalue()
+
+
+_FOR_JPEG = ("1", "L", "P", "RGB", "CMYK", "YCbCr", "LA", "PA", "RGBA", "RGBX")
+
+
+class _NoJpegError(Exception):
+    """A picture holds what a JPEG cannot."""
+
+
+def _is_deep(tile: tuple[Any, ...]) -> bool:
+    """Return whether the samples of a part of a file, as Pillow describes it, have more than the 8 bits that it reads."""
+    codec, args = tile[0], tile[3]
+    return ";16" in str(args) or (codec == "ppm" and args[1] > 255)
 
 
 def _unreadable(blob: bytes, verdict: Verdict | None) -> str | None:
@@ -489,6 +521,7 @@ class _State:
     problems: list[Bad] = field(default_factory=list)
     large: int = 0  # pictures of more than MAX_PIXELS
     largest: int = 0  # their most pixels
+    unencoded: Counter[str] = field(default_factory=Counter)  # why pictures are kept that were to be encoded
     volume: int = 0  # bytes of pictures
 
     @classmethod
@@ -496,7 +529,7 @@ class _State:
         """Return the state that `to_json` returned, or the first one for None."""
         if note is None:
             return cls()
-        counters = {name: Counter(note[name]) for name in ("kinds", "restarts")}
+        counters = {name: Counter(note[name]) for name in ("kinds", "restarts", "unencoded")}
         return cls(**{**note, **counters, "problems": [Bad(name, reason) for name, reason in note["problems"]]})
 
     def to_json(self) -> JSON:
@@ -507,6 +540,7 @@ class _State:
             "volume": 0,
             "kinds": dict(self.kinds),
             "restarts": dict(self.restarts),
+            "unencoded": dict(self.unencoded),
             "problems": problems,
         }
 
@@ -525,7 +559,8 @@ class _State:
         if record is not None:
             self.fast_crops += prepared.fast_crops
             self.large, self.largest = self.large + len(prepared.large), max(self.largest, *prepared.large, 0)
-            for counter, values in ((self.restarts, prepared.restarts), (self.kinds, prepared.kinds)):
+            counters = (self.restarts, self.kinds, self.unencoded)
+            for counter, values in zip(counters, (prepared.restarts, prepared.kinds, prepared.unencoded), strict=True):
                 for value in values:  # `Counter.update` takes longer than all else here
                     counter[value] += 1
             self.volume += sum(len(value) for value in record.values() if isinstance(value, bytes))
@@ -537,6 +572,13 @@ class _State:
             yield (
                 f"{counted(self.large, 'picture claims', 'pictures claim')} more than {MAX_PIXELS:,} pixels, up to {self.largest:,}: stored as "
                 f"they are, and read only with reader_options={{'max_pixels': {self.largest}}}"
+            )
+
+        if self.unencoded:
+            kept = listed(dict(self.unencoded.most_common()))
+            yield (
+                f"{counted(self.unencoded.total(), 'picture is', 'pictures are')} neither scaled nor encoded, since a JPEG "
+                f"cannot hold them: {kept}"
             )
 
     def error(self, count: int) -> RecordError:
