@@ -145,8 +145,12 @@ def test_where_keeps_its_positions_in_a_mapped_file_that_any_process_finds(
     positions = [number for number in range(COUNT) if number % 4]
     assert np.load(file).tolist() == positions
     assert isinstance(cast("Selection", dataset._view).positions, np.memmap)
-    file.write_bytes(b"damaged")
-    assert StoreDataset(url, fields=["key"], where={"split": "train"})[-1] == (f"p/{positions[-1]}",)
+    whole = file.read_bytes()
+    flipped = whole[:-10] + bytes((whole[-10] ^ 1,)) + whole[-9:]
+    for damaged in (b"damaged", b"", whole[:128] + bytes(len(whole) - 128), whole[:-8], flipped, whole + b"\0"):
+        file.write_bytes(damaged)
+        assert StoreDataset(url, fields=["key"], where={"split": "train"})[:] == [(f"p/{at}",) for at in positions]
+        assert file.read_bytes() == whole
     monkeypatch.setenv("STOREDS_CACHE", "/dev/null/cache")  # which cannot be written
     assert StoreDataset(url, fields=["key"], where={"split": "train"})[-1] == (f"p/{positions[-1]}",)
 

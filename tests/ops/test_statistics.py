@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -194,6 +196,34 @@ def test_an_interrupted_call_goes_on_where_it_was(tmp_path: Path) -> None:
     assert done == sorted(set(done))  # no batch is examined twice
     assert is_true(found, BLOBS * 9)
     assert (found.examined, found.damaged) == (len(blobs), {"missing_eoi": 9})
+
+
+OTHER_SHAPES: dict[str, Callable[[Any], Any]] = {
+    "a field less": lambda kept: {name: value for name, value in kept.items() if name != "judged"},
+    "a list": lambda kept: [kept],
+    "null": lambda kept: None,
+    "texts": lambda kept: dict.fromkeys(kept, "text"),
+    "other sizes": lambda kept: {**kept, "sizes": {"width": [1, 2]}},
+    "a mean without numbers": lambda kept: {**kept, "mean": ["0.5"] * 3},
+    "one channel": lambda kept: {**kept, "mean": [0.5], "std": [0.5]},
+    "another count": lambda kept: {**kept, "count": 99, "examined": 99},
+}
+
+
+@pytest.mark.parametrize("shape", OTHER_SHAPES)
+def test_a_cache_of_another_shape_is_made_again(cache: Path, shape: str) -> None:
+    url = write()
+    expected = ops.stats(url)
+    (file,) = cache.glob("*.json")
+    other = json.dumps(OTHER_SHAPES[shape](json.loads(file.read_text())))
+    file.write_text(other)
+    dataset = partial(storeds.StoreDataset, url, transform=["ToTensor", {"name": "Normalize", "from": "stats"}])
+    if shape not in ("a field less", "other sizes", "another count"):
+        with pytest.raises(ConfigError, match="run: storeds stats"):
+            dataset()
+    assert ops.stats(url) == expected
+    assert json.loads(file.read_text()) != json.loads(other)
+    dataset()
 
 
 def test_a_cache_that_cannot_be_written_is_reported(

@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias, cast
 
+import msgspec
+
 from storeds._utils.arguments import plain
 from storeds.backends.opening import open_backend
 from storeds.backends.selection import Selection
@@ -234,6 +236,13 @@ def with_stats(spec: Any, reader: Reader[Any], backend: Backend) -> Any:
     return resolved(plain(spec), reader.data or "image")
 
 
+class _Moments(msgspec.Struct):
+    """What the statistics of a store say of its pixels: a number for each channel."""
+
+    mean: list[float]
+    std: list[float]
+
+
 def _measured(part: Mapping[str, Any], element: str, reader: Reader[Any], backend: Backend) -> dict[str, Any]:
     """Return a ``Normalize`` from stats with its numbers for one element."""
     if part["from"] != "stats" or "mean" in part or "std" in part:
@@ -245,14 +254,14 @@ def _measured(part: Mapping[str, Any], element: str, reader: Reader[Any], backen
     if "of" in part:
         with open_backend(part["of"]) as other:
             url, meta = other.url, other.meta
-    found = load_json(stats_path(meta, field, mode))
-    if found is None:
+    found = load_json(stats_path(meta, field, mode), _Moments)
+    if found is None or {len(found.mean), len(found.std)} != {len(mode)}:
         raise ConfigError(
             f"transform: Normalize from stats: the mean and deviation of {url} are not known here yet; run: "
             f"storeds stats {shlex.quote(url)} --field {shlex.quote(field)} --mode {mode}"
         )
     rest = {name: value for name, value in part.items() if name not in ("from", "of")}
-    return {**rest, "mean": found["mean"], "std": found["std"]}
+    return {**rest, "mean": found.mean, "std": found.std}
 
 
 def build_transforms(spec: Any) -> Transforms:

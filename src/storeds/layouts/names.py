@@ -90,7 +90,7 @@ class Names:
         self.facts: Any = json.loads(packed[facts_at:].tobytes()[:facts])
         self._kept = None if isinstance(packed, np.memmap) else packed.view(np.uint8).data
         self._begin = packed.offset if isinstance(packed, np.memmap) else 0
-        self._file_size = self._begin + packed.nbytes
+        self._data_end = self._begin + packed.nbytes
 
     def __len__(self) -> int:
         return self.count
@@ -111,7 +111,7 @@ class Names:
             if self._kept is not None:
                 return self._read(positions, functools.partial(_slice, self._kept))
             with contextlib.suppress(OSError), open(self._path, "rb", buffering=0) as file:
-                if os.fstat(file.fileno()).st_size == self._file_size:
+                if os.fstat(file.fileno()).st_size >= self._data_end:
                     return self._read(positions, functools.partial(_pread, file.fileno(), self._begin))
             self._open()  # the cache was emptied
         raise UnavailableError(

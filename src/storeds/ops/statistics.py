@@ -157,9 +157,9 @@ def stats(
         (name,) = reader.fields
         condition = repr(view.where) if isinstance(view, Selection) else None
         path = stats_path(backend.meta, name, mode, condition)
-        kept = load_json(path)
-        if kept is not None:
-            known = replace(Stats(**kept), url=backend.url)
+        kept = load_json(path, Stats)
+        if kept is not None and _fits(kept, name, mode, len(view)):
+            known = replace(kept, url=backend.url)
             if known.is_exact or (not all and (known.examined, known.seed) == (sample, seed)):
                 return known
         positions = np.arange(len(view))
@@ -190,6 +190,12 @@ def stats(
         if not save_json(path, found.to_json()):
             _LOG.warning("the statistics of %s are not kept, since %s cannot be written", backend.url, path.parent)
         return found
+
+
+def _fits(kept: Stats, field: str, mode: str, count: int) -> bool:
+    """Return whether statistics of the cache can be those of a field."""
+    channels = {len(kept.mean), len(kept.std), len(kept.mean_error), len(kept.std_error)}
+    return (kept.field, kept.mode, kept.count) == (field, mode, count) and channels in ({len(mode)}, {0})
 
 
 def _reader(view: Backend, field: str | None, mode: str) -> ImageReader:

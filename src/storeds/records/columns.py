@@ -11,9 +11,11 @@ import re
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
+import msgspec
 import numpy as np
 import xxhash
 
@@ -46,6 +48,7 @@ __all__ = [
     "text_offsets",
 ]
 
+T = TypeVar("T")
 _BATCH = 1024
 
 SCALARS = {"int": np.dtype("<i8"), "float": np.dtype("<f8"), "bool": np.dtype("?")}
@@ -240,12 +243,22 @@ def index_path(*key: JSON) -> Path:
 def load_index(path: Path, dtype: np.dtype[Any] = _POSITIONS) -> Array | None:
     """Return the positions, or other rows, in `path`, memory-mapped and read-only; None if it is missing or damaged."""
     try:
-        positions = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError):
+        positions: Any = np.load(path, mmap_mode="r", allow_pickle=False)
+        with open(path, "rb") as file:
+            file.seek(positions.offset + positions.nbytes)
+            checksum = file.read()
+    except (OSError, ValueError, EOFError, AttributeError):
+        return None
+    if positions.dtype != dtype or positions.ndim != 1 or checksum != _checksum(positions):
         return None
     with contextlib.suppress(OSError):
         os.utime(path)
-    return positions if positions.dtype == dtype and positions.ndim == 1 else None
+    found: Array = positions
+    return found
+
+
+def _checksum(positions: Array) -> bytes:
+    return xxhash.xxh3_64_digest(memoryview(np.ascontiguousarray(positions).view(np.uint8)))
 
 
 def save_index(path: Path, positions: Array) -> Array:
@@ -254,12 +267,17 @@ def save_index(path: Path, positions: Array) -> Array:
     Removes the lists in the folder that were not used for 30 days, because their stores may have changed.
     """
     with contextlib.suppress(OSError):
-        _replace(path, lambda file: np.save(file, positions, allow_pickle=False))
+        _replace(path, partial(_write_index, positions))
         _remove_unused(path.parent)
         mapped = load_index(path)
         if mapped is not None:
             return mapped
     return positions
+
+
+def _write_index(positions: Array, file: IO[bytes]) -> None:
+    np.save(file, positions, allow_pickle=False)
+    file.write(_checksum(positions))
 
 
 def _replace(path: Path, write: Callable[[IO[bytes]], object]) -> None:
@@ -279,11 +297,11 @@ def stats_path(meta: Meta, field: str, mode: str, where: str | None = None) -> P
     return index_path("stats", 1, meta.id, meta.build, field, mode, where).with_suffix(".json")
 
 
-def load_json(path: Path) -> Any:
-    """Return the value in `path`, or None if the file is missing or damaged."""
+def load_json(path: Path, form: type[T]) -> T | None:
+    """Return the value in `path` as a `form`, or None if the file is missing, damaged or holds another form."""
     try:
-        return json.loads(path.read_bytes())
-    except (OSError, ValueError):
+        return msgspec.convert(json.loads(path.read_bytes()), form)
+    except (OSError, ValueError):  # which includes msgspec.ValidationError
         return None
 
 
