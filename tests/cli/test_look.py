@@ -116,3 +116,34 @@ def test_stores_of_other_tools_and_stores_without_keys(url: str, tmp_path: Path)
     storeds_command("get", unnamed, 2, "-o", file)
     assert file.read_bytes() == BLOBS[2]
     assert "has no field key, so name a position, 0 to 4" in storeds_command("get", unnamed, "5", code=2)
+
+
+@pytest.mark.parametrize(
+    ("where", "keys"),
+    [
+        (["site=007"], ["007"]),
+        (["site=15"], ["15"]),
+        (['site="15"'], ["15"]),
+        (["site=1.0"], ["1.0"]),
+        (["site=1e3"], ["1e3"]),
+        (["site=true"], ["true"]),
+        (["site=null"], ["null"]),
+        (["site=NaN"], ["NaN"]),
+        (["site={}"], ["{}"]),
+        (["site=a=b"], ["a=b"]),
+        (['site=["15", "007"]'], ["007", "15"]),
+        (["n=1"], ["15"]),
+        (["n=[0, 1]"], ["007", "15"]),
+        (["site=15", "n=1"], ["15"]),
+    ],
+    ids=str,
+)
+def test_the_kind_of_a_field_decides_what_a_condition_means(tmp_path: Path, where: list[str], keys: list[str]) -> None:
+    sites = ["007", "15", "1.0", "1e3", "true", "null", "NaN", "{}", "a=b"]
+    records = [{"image": jpeg(0), "n": n, "site": site} for n, site in enumerate(sites)]
+    url = make_store({"image": "image", "n": "int", "site": "str"}, records, f"lmdb://{tmp_path}/a.lmdb")
+    conditions = [part for each in where for part in ("--where", each)]
+    assert storeds_json("stats", url, *conditions)["count"] == len(keys)
+    storeds_command("show", url, *conditions, "-o", tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    assert f"{len(keys)} of {len(keys)} record" in page

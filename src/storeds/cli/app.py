@@ -46,6 +46,7 @@ __all__ = [
     "progress",
     "say",
     "say_error",
+    "selecting",
 ]
 
 _SETTINGS = {"help_option_names": ["-h", "--help"]}
@@ -201,6 +202,24 @@ def progress(what: str, *, quiet: bool) -> Iterator[ProgressHook | None]:
                 bar.refresh()
 
         yield show
+
+
+def selecting(
+    texts: list[str] | None, url: str, layout: str | None, options: Mapping[str, Any]
+) -> dict[str, Any] | None:
+    """Return the fields and values of ``--where``. A value of a field of texts is text, unless it is a JSON text or list."""
+    from storeds.backends.opening import open_backend
+
+    if not texts:
+        return None
+    with open_backend(url, layout=layout, **options) as backend:
+        fields = backend.meta.fields
+    found = named_values(texts)
+    for text in texts:
+        name, _, value = text.partition("=")
+        if name in fields and fields[name].kind == "str" and not isinstance(found[name], (str, list)):
+            found[name] = value
+    return found
 
 
 def named_values(texts: list[str] | None) -> dict[str, Any]:

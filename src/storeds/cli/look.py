@@ -25,6 +25,7 @@ from storeds.cli.app import (
     print_table,
     progress,
     say,
+    selecting,
 )
 from storeds.cli.show import _brief_counts
 from storeds.errors import ConfigError, RecordError, suggest
@@ -53,17 +54,18 @@ def stats(
     as_json: AsJson = False,
 ) -> None:
     """Measure the pictures of a store: mean and deviation for Normalize, sizes, classes, duplicates, damage."""
+    options = named_values(option)
     with progress("stats", quiet=as_json) as hook:
         found = ops.stats(
             url,
-            where=named_values(where) or None,
+            where=selecting(where, url, layout, options),
             field=field,
             mode=mode,
             all=examine_all,
             sample=sample,
             workers=workers,
             layout=layout,
-            options=named_values(option),
+            options=options,
             progress=hook,
         )
     if as_json:
@@ -208,19 +210,20 @@ def show(
     option: Options = None,
 ) -> None:
     """Show records of a store in one file: pictures, masks, boxes, captions, damage and counts."""
-    from storeds.ops.showing import check_target
+    from storeds.ops.showing import CONFIGS, check_target
 
     check_target(output)
+    options, is_config = named_values(option), source.endswith(CONFIGS)
     page = ops.show(
         source,
         count=count,
-        where=named_values(where) or None,
+        where=named_values(where) or None if is_config else selecting(where, source, layout, options),
         keys=keys,
         worst_first=worst,
         config=as_trained,
         split=split,
         layout=layout,
-        options=named_values(option),
+        options=options,
     )
     page.save(output)
     say(f"{output}: {page.title}")

@@ -258,7 +258,7 @@ def load_index(path: Path, dtype: np.dtype[Any] = _POSITIONS) -> Array | None:
 
 
 def _checksum(positions: Array) -> bytes:
-    return xxhash.xxh3_64_digest(memoryview(np.ascontiguousarray(positions).view(np.uint8)))
+    return xxhash.xxh3_64_digest(np.ascontiguousarray(positions).view(np.uint8).data)
 
 
 def save_index(path: Path, positions: Array) -> Array:

@@ -38,9 +38,9 @@ from storeds.readers import RecordReader
 if TYPE_CHECKING:
     from storeds.datasets.map_dataset import StoreDataset
 
-__all__ = ["Page", "check_target", "show"]
+__all__ = ["CONFIGS", "Page", "check_target", "show"]
 
-_CONFIGS = (".toml", ".yaml", ".yml", ".json")
+CONFIGS = (".toml", ".yaml", ".yml", ".json")
 _EPOCHS = 4
 _BINS = 12
 _MOST_COUNTS, _MOST_HISTOGRAMS = 200, 12
@@ -157,7 +157,7 @@ def show(
     """
     if not isinstance(source, (str, os.PathLike)):
         return _page_of_dataset(source, indices, count, worst_first, as_trained=False)
-    is_config = os.fspath(source).endswith(_CONFIGS)
+    is_config = os.fspath(source).endswith(CONFIGS)
     if is_config or config is not None:
         if layout is not None or options:
             raise ConfigError("--layout and --option are for a store; a config has them in its [dataset]")
