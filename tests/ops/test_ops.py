@@ -18,6 +18,7 @@ import storeds
 from _damaged import PICTURES
 from _damaged import write as write_damaged
 from mask_files import write
+from photographs import jpeg
 from storeds import errors
 from storeds.records.fields import meta_from_text, meta_to_text
 
@@ -188,3 +189,37 @@ def test_info_names_what_an_interrupted_writer_left(tree: Path, make_engine_url:
     assert "partial" in str(storeds.info(published).leftovers)
     with pytest.raises(errors.StoreNotFoundError, match=r"interrupted write.*resume=True"):
         storeds.info(unpublished)
+
+
+TAKES_A_STORE: dict[str, Callable[[Any, Path], Any]] = {
+    "open_backend": lambda store, _: storeds.open_backend(store).close(),
+    "open_backend of a list": lambda store, _: storeds.open_backend([store]).close(),
+    "StoreDataset": lambda store, _: storeds.StoreDataset(store)[0],
+    "info": lambda store, _: storeds.info(store),
+    "verify": lambda store, _: storeds.verify(store),
+    "stats": lambda store, _: storeds.ops.stats(store),
+    "show": lambda store, _: storeds.ops.show(store),
+    "bench": lambda store, _: storeds.ops.bench(store, workers=[0], seconds=0.001),
+    "export": lambda store, out: storeds.export(store, out / "export", format="folder", overwrite=True),
+    "convert": lambda store, out: storeds.convert(store, out / "out.h5", overwrite=True),
+    "repair": lambda store, out: storeds.repair(store, out / "out.h5", overwrite=True),
+    "pack": lambda store, out: storeds.pack(store, out / "out.h5", overwrite=True),
+    "convert to": lambda store, out: storeds.convert(out / "out.h5", store, overwrite=True),
+    "repair to": lambda store, out: storeds.repair(out / "out.h5", store, overwrite=True),
+    "pack to": lambda store, out: storeds.pack(out / "out.h5", store, overwrite=True),
+}
+
+
+@pytest.mark.parametrize("name", ["a.lmdb", "a?b.lmdb", "a#b c.h5", "a%20b@c:d&e.h5", "ä.lmdb"])
+@pytest.mark.parametrize("form", [Path, str])
+def test_every_function_takes_the_same_names_of_stores(
+    tmp_path: Path, name: str, form: Callable[[Path], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STOREDS_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "stores").mkdir()
+    store = form(tmp_path / "stores" / name)
+    with storeds.open_writer(store, {"image": "image", "key": "str"}) as writer:
+        writer.append([{"image": jpeg(0), "key": "a"}])
+    for function in TAKES_A_STORE.values():
+        function(store, tmp_path)
+    assert os.listdir(tmp_path / "stores") == [name]

@@ -112,7 +112,7 @@ class BenchReport:
 
 
 def bench(
-    url: str | None = None,
+    url: str | os.PathLike[str] | None = None,
     *,
     layout: str | None = None,
     options: Mapping[str, Any] | None = None,
@@ -175,7 +175,7 @@ def bench(
     if not 0 < seconds < float("inf"):
         raise ConfigError(f"seconds must be more than 0, got {seconds}")
     given = {
-        "url": url,
+        "url": None if url is None else os.fspath(url),
         "layout": layout,
         "options": options,
         "reader": reader,

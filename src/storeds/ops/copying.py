@@ -93,8 +93,8 @@ class RepairReport:
 
 
 def convert(
-    src_url: str | Sequence[str],
-    dst_url: str,
+    src_url: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    dst_url: str | os.PathLike[str],
     *,
     overwrite: bool = False,
     resume: bool = False,
@@ -147,6 +147,7 @@ def convert(
         Nothing should differ from a native source, and the id of the copy does: the source is damaged in a way that no
         checksum of a record shows.
     """
+    dst_url = os.fspath(dst_url)
     step = _Step(check=check, marker=RestartMarker.find() if fast_crops else None)
     with open_backend(src_url, layout=layout, **(options or {})) as source:
         check_distinct(source, dst_url)
@@ -172,8 +173,8 @@ def convert(
 
 
 def repair(
-    src_url: str | Sequence[str],
-    dst_url: str,
+    src_url: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    dst_url: str | os.PathLike[str],
     *,
     overwrite: bool = False,
     resume: bool = False,
@@ -217,6 +218,7 @@ def repair(
 
     Whole pictures keep their bytes, and so do pictures of which nothing is left. Fields, order and attrs stay the same.
     """
+    dst_url = os.fspath(dst_url)
     with open_backend(src_url, layout=layout, **(options or {})) as source:
         if not images_of(source):
             shown = ", ".join(f"{name} ({declared.kind})" for name, declared in source.meta.fields.items())

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from storeds._utils.locations import StoreURL
 from storeds.backends.base import StoreBackend
 from storeds.backends.opening import open_backend
 from storeds.errors import FormatError, RecordError
@@ -81,7 +81,12 @@ class Info:
         return dict(vars(self))
 
 
-def info(url: str, *, layout: str | None = None, options: Mapping[str, Any] | None = None) -> Info:
+def info(
+    url: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    *,
+    layout: str | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Info:
     """Describe the store at `url` without reading blobs.
 
     Parameters
@@ -96,11 +101,12 @@ def info(url: str, *, layout: str | None = None, options: Mapping[str, Any] | No
     """
     with open_backend(url, layout=layout, **(options or {})) as backend:
         meta = backend.meta
+        scheme, separator, _ = backend.url.partition("://")
         own = backend if isinstance(backend, StoreBackend) else None
         has_columns = meta.layout == NATIVE
         return Info(
             url=backend.url,
-            backend=StoreURL.parse(backend.url).scheme or meta.layout,
+            backend=scheme if separator else meta.layout,
             layout=meta.layout,
             recognised=own.recognised if own else None,
             id=meta.id,

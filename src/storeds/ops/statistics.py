@@ -98,7 +98,7 @@ class Stats:
 
 
 def stats(
-    url: str,
+    url: str | os.PathLike[str],
     *,
     where: Mapping[str, Any] | None = None,
     field: str | None = None,

@@ -13,10 +13,9 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from storeds._utils.locations import file_path
 from storeds._utils.text import counted
 from storeds.backends.concatenated import ConcatenatedBackend
-from storeds.backends.opening import open_backend, scheme_of
+from storeds.backends.opening import open_backend
 from storeds.errors import ConfigError, RecordError, StoredsError, StoreExistsError, StoreNotFoundError, suggest
 from storeds.ops.common import ProgressHook, VerdictCounts, damaged_kinds, read_batches
 from storeds.ops.exporting.base import Differences, Exported, Exporter, ExportFolder
@@ -38,7 +37,7 @@ _LOG = logging.getLogger("storeds")
 
 
 def export(
-    url: str | Sequence[str],
+    url: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     path: str | os.PathLike[str],
     *,
     format: str,
@@ -168,9 +167,10 @@ def _check_target(target: Path, backend: Backend, *, overwrite: bool) -> None:
 
 def _is_inside(url: str, folder: Path) -> bool:
     """Whether the file of a store is below `folder`."""
-    if scheme_of(url, writing=False) not in ("lmdb", "hdf5"):
+    scheme, _, path = url.partition("://")  # that of an open store: without options
+    if scheme not in ("lmdb", "hdf5"):
         return False
-    return Path(os.path.realpath(file_path(url)[0])).is_relative_to(os.path.realpath(folder))
+    return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
 
 
 def _publish(folder: Path, target: Path, backend: Backend, *, overwrite: bool) -> None:

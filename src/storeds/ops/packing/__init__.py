@@ -92,7 +92,7 @@ class Packed(Meta):
 
 def pack(
     source: str | os.PathLike[str] | Any,
-    url: str,
+    url: str | os.PathLike[str],
     *,
     kind: str | None = None,
     on_bad: OnBad = "raise",
@@ -177,6 +177,7 @@ def pack(
     StoreExistsError
         The target exists, or an interrupted pack left its work there.
     """
+    url = os.fspath(url)
     shares = _check(on_bad, split, split_by, max_side, quality, workers)
     marker = RestartMarker.find() if fast_crops else None
     rows = open_source(source, kind=kind, max_side=max_side, quality=quality, **source_options)

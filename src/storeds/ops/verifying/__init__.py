@@ -90,7 +90,7 @@ class Report:
 
 
 def verify(
-    url: str,
+    url: str | os.PathLike[str],
     *,
     workers: int | None = None,
     layout: str | None = None,
@@ -127,6 +127,7 @@ def verify(
     """
     if workers is not None and workers < 0:
         raise ConfigError(f"workers must be 0 or more, got {workers}")
+    url = os.fspath(url)
     count = len(os.sched_getaffinity(0)) if workers is None else workers
     if count and layout is None and not options and scheme_of(url, writing=False) in _SHARED:
         with WorkerPool(url, count) as pool:
