@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import secrets
 from collections import Counter
+from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,7 +31,7 @@ from conftest import with_path
 from make_store import make_store
 from shares import examples
 from storeds import EpochSampler, StoreDataset, StoreLoader, ThreadLoader
-from storeds.errors import ConfigError
+from storeds.errors import BadSamplesError, ConfigError
 
 COUNT = 90
 FIELDS = {"label": "int", "weight": "float", "patient": "str", "length": "int", "width": "int", "height": "int"}
@@ -402,6 +404,147 @@ def test_a_config_says_it(plain: StoreDataset, tmp_path: Path) -> None:
     for index, label in loader:
         assert LABELS[index].tolist() == label.tolist()
         assert abs(int((label == 0).sum()) - len(label) * 68 / 90) < 1
+
+
+def _spoilt() -> set[int]:
+    """Return a sample of each patient who has several."""
+    return {int(own[len(own) // 2]) for each in set(PATIENTS) if len(own := np.flatnonzero(each == PATIENTS)) > 1}
+
+
+BAD = _spoilt()
+MEDIAN = np.quantile(LENGTHS, 0.5)
+PART = [*range(1, COUNT, 2)]
+
+
+def refuse_bad(x: int) -> int:
+    if x in BAD:
+        raise ValueError("a bad sample")
+    return x
+
+
+class Replaced(NamedTuple):
+    """The settings of a loader, whether a sample may replace a bad one, what makes the data, and what selects records."""
+
+    arguments: dict[str, Any]
+    may_replace: Callable[[int, int], bool]
+    wrap: Callable[[StoreDataset], Any] = lambda dataset: dataset
+    selection: dict[str, Any] = {}  # nobody changes it
+
+
+def same_class(bad: int, good: int) -> bool:
+    return bool(LABELS[bad] == LABELS[good])
+
+
+REPLACED = {
+    "balance": Replaced({"balance": "label"}, same_class),
+    "classes": Replaced({"weights": {"cat": 1, "dog": 1}}, same_class),
+    "per batch": Replaced({"balance": "label", "per_batch": True}, same_class),
+    "field": Replaced({"weights": "weight"}, lambda _, good: WEIGHTS[good] > 0),
+    "array": Replaced({"weights": WEIGHTS}, lambda _, good: WEIGHTS[good] > 0),
+    "groups": Replaced({"group_by": "patient"}, lambda bad, good: PATIENTS[bad] == PATIENTS[good]),
+    "buckets": Replaced(
+        {"bucket_by": "length", "buckets": 2, "weights": "weight"},
+        lambda bad, good: WEIGHTS[good] > 0 and (LENGTHS[bad] >= MEDIAN) == (LENGTHS[good] >= MEDIAN),
+    ),
+    "part": Replaced({"shuffle": True}, lambda _, good: good in PART, lambda dataset: Subset(dataset, PART)),
+    "balanced part": Replaced(
+        {"balance": "label"},
+        lambda bad, good: good in PART and same_class(bad, good),
+        lambda dataset: Subset(Subset(dataset, range(COUNT)), PART),
+    ),
+    "joined": Replaced(
+        {"balance": "label"},
+        lambda bad, good: same_class(bad, good) and (bad in PART) == (good in PART),
+        lambda dataset: ConcatDataset([Subset(dataset, PART), Subset(copy.deepcopy(dataset), range(0, COUNT, 2))]),
+    ),
+    "where": Replaced({"balance": "label"}, same_class, selection={"where": {"label": [0, 1]}}),
+    "fold": Replaced({"balance": "label"}, same_class, selection={"fold": {"of": 3, "without": 1}}),
+}
+
+
+@pytest.fixture(scope="module")
+def numbered(tmp_path_factory: pytest.TempPathFactory) -> str:
+    url = f"lmdb://{tmp_path_factory.mktemp('plans')}/numbered.lmdb"
+    records = [{**record, "x": at} for at, record in enumerate(RECORDS)]
+    return make_store({**FIELDS, "x": "int"}, records, url, attrs={"classes": ["cat", "dog", "emu"]})
+
+
+@pytest.mark.parametrize("name", REPLACED)
+class TestReplacements:
+    """They have the class, weight, group, bucket and part of what they replace, by (seed, epoch, index) alone."""
+
+    def data(self, url: str, name: str, **settings: Any) -> Any:
+        case, settings = REPLACED[name], {"on_error": "replace", "transform": {"x": refuse_bad}, **settings}
+        return case.wrap(StoreDataset(url, reader="array", fields=["x", "label"], seed=5, **settings, **case.selection))
+
+    def drawn(self, url: str, name: str, **ranks: Any) -> list[list[int]]:
+        """Return the batches that the sampler draws, as the numbers of their records."""
+        whole = self.data(url, name, transform=None)
+        loader = self.load(StoreLoader, whole, name, **ranks)
+        return [x.tolist() for x, _ in loader]
+
+    def load(self, kind: Any, data: Any, name: str, workers: dict[str, Any] | None = None, **ranks: Any) -> Any:
+        arguments = {"shuffle": False, **REPLACED[name].arguments}
+        sampler = EpochSampler(data, batch_size=9, **arguments, **ranks)
+        return kind(data, sampler=sampler, batch_size=9, **(workers or {}))
+
+    @pytest.mark.parametrize(
+        ("kind", "workers"),
+        [
+            (StoreLoader, {}),
+            (StoreLoader, {"num_workers": 2, "multiprocessing_context": "fork"}),
+            (ThreadLoader, {"num_workers": 2}),
+        ],
+        ids=["none", "fork", "threads"],
+    )
+    def test_every_loader_keeps_the_plan(self, numbered: str, name: str, kind: Any, workers: dict[str, Any]) -> None:
+        expected = self.drawn(numbered, name)
+        given = [x.tolist() for x, _ in self.load(kind, self.data(numbered, name), name, workers)]
+        assert [len(batch) for batch in given] == [len(batch) for batch in expected]
+        pairs = [pair for batches in zip(expected, given, strict=True) for pair in zip(*batches, strict=True)]
+        assert {bad for bad, _ in pairs} & BAD
+        for bad, good in pairs:
+            assert good not in BAD
+            assert good == bad if bad not in BAD else REPLACED[name].may_replace(bad, good)
+
+    def test_ranks_take_the_same_replacements(self, numbered: str, name: str) -> None:
+        def replaced(**ranks: Any) -> dict[int, int]:
+            loader = self.load(StoreLoader, self.data(numbered, name), name, **ranks)
+            given = [x for batch, _ in loader for x in batch.tolist()]
+            return dict(zip((x for batch in self.drawn(numbered, name, **ranks) for x in batch), given, strict=True))
+
+        alone = replaced()
+        assert replaced(num_replicas=2, rank=0) | replaced(num_replicas=2, rank=1) == alone
+
+
+def test_spawned_workers_know_the_plan(numbered: str) -> None:
+    cases, data = TestReplacements(), TestReplacements().data(numbered, "joined")
+    spawned = {"num_workers": 1, "multiprocessing_context": "spawn"}
+    given = [[x.tolist() for x, _ in cases.load(StoreLoader, data, "joined", workers)] for workers in ({}, spawned)]
+    assert given[0] == given[1]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_stream_replaces_within_its_part(numbered: str, workers: int) -> None:
+    stream = storeds.StoreIterable(TestReplacements().data(numbered, "part"), shuffle=True)
+    given = [x for x, _ in DataLoader(stream, batch_size=None, num_workers=workers)]
+    assert len(given) == len(PART)
+    assert set(given) == set(PART) - BAD
+
+
+def test_a_class_without_another_good_sample_ends_the_run(numbered: str) -> None:
+    bad = next(iter(BAD))
+    data = StoreDataset(
+        numbered,
+        reader="array",
+        fields=["x"],
+        transform={"x": refuse_bad},
+        on_error="replace",
+        where={"x": [bad, bad + 1]},
+    )
+    weights = np.array([1.0, 0.0])
+    with pytest.raises(BadSamplesError, match="it is the only one of those that may come in its place"):
+        list(StoreLoader(data, weights=weights, batch_size=2))
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [

@@ -6,7 +6,7 @@ import mmap
 import resource
 import threading
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from multiprocessing.context import get_spawning_popen
 from time import perf_counter
@@ -19,6 +19,7 @@ import xxhash
 from torch.utils.data import get_worker_info
 
 from storeds.errors import ConfigError
+from storeds.protocols import Array
 
 if TYPE_CHECKING:
     from storeds.datasets.counters import BatchEvents
@@ -36,8 +37,10 @@ __all__ = [
     "collected_events",
     "draw_seed",
     "no_time",
+    "replacements_for",
     "take_work",
     "use_epoch",
+    "use_replacements",
     "world_size",
 ]
 
@@ -90,6 +93,7 @@ class _Context(threading.local):
     """The batch that this thread makes: its request, and what it took so far."""
 
     request: tuple[int, int | None] | None = None  # epoch and seed
+    replacements: Callable[[str, int], Array | None] | None = None
     events: list[BatchEvents] | None = None
     bytes = blocks = 0
 
@@ -122,6 +126,21 @@ def collect_events(events: list[BatchEvents]) -> Iterator[None]:
         yield
     finally:
         _context.events = before
+
+
+@contextmanager
+def use_replacements(rule: Callable[[str, int], Array | None] | None) -> Iterator[None]:
+    """Let `rule` say which samples may replace a bad one, by the key of a dataset's counters and its index."""
+    before, _context.replacements = _context.replacements, rule
+    try:
+        yield
+    finally:
+        _context.replacements = before
+
+
+def replacements_for(counters: str, index: int) -> Array | None:
+    """Return the indices of the samples that may replace a bad one; None if each may."""
+    return None if _context.replacements is None else _context.replacements(counters, index)
 
 
 def collected_events() -> list[BatchEvents] | None:

@@ -16,7 +16,7 @@ from storeds.backends.base import StoreBackend
 from storeds.backends.selection import Selection
 from storeds.batching.collate import Skipped
 from storeds.datasets.counters import Event, SampleCounters
-from storeds.datasets.epoch import add_bytes, add_time
+from storeds.datasets.epoch import add_bytes, add_time, replacements_for
 from storeds.errors import (
     BadSamplesError,
     DecodeError,
@@ -24,7 +24,7 @@ from storeds.errors import (
     StoredsError,
     TransformError,
 )
-from storeds.protocols import Backend, Reader, Record, SampleContext
+from storeds.protocols import Array, Backend, Reader, Record, SampleContext
 from storeds.readers import SequenceReader
 from storeds.records.roles import Sample
 from storeds.transforms import BoundTransform
@@ -220,12 +220,13 @@ class SamplePipeline:
 
     def _replacements(self, contexts: Sequence[SampleContext], events: list[Event]) -> list[Any]:
         """Return a good sample for each context: the first one in an order keyed by (seed, epoch, index)."""
-        count = len(self.reader)
-        orders = [_other_indices(context, count) for context in contexts]
+        allowed = [replacements_for(self.counters.key, context.index) for context in contexts]
+        orders = [_other_indices(*each, len(self.reader)) for each in zip(contexts, allowed, strict=True)]
         found: list[Any] = [None] * len(contexts)
         pending = list(range(len(contexts)))
-        tries = min(MOST_IN_A_ROW, count - 1)
-        for attempt in range(tries):
+        for attempt in range(MOST_IN_A_ROW):
+            if any(attempt == len(orders[at]) for at in pending):
+                break
             tried = [replace(contexts[at], index=orders[at][attempt], notes=[]) for at in pending]
             for at, context, (sample, positions) in zip(pending, tried, self.make(tried), strict=True):
                 found[at] = sample
@@ -234,9 +235,13 @@ class SamplePipeline:
             pending = [at for at in pending if isinstance(found[at], RecordError)]
             if not pending:
                 return found
-        index = contexts[pending[0]].index
-        why = f"the {tries} others tried are bad too, the last: {found[pending[0]]}" if tries else "it is the only one"
-        raise BadSamplesError(f"no good sample can replace sample {index} of {self.view.url}: {why}")
+        at = min(pending, key=lambda at: len(orders[at]))
+        tries = len(orders[at])
+        why = f"the {tries} others tried are bad too, the last: {found[at]}" if tries else "it is the only one"
+        which = "" if allowed[at] is None else " of those that may come in its place, as the loader's plan says"
+        raise BadSamplesError(
+            f"no good sample can replace sample {contexts[at].index} of {self.view.url}: {why}{which}"
+        )
 
     def _repairs(self, context: SampleContext, positions: Sequence[int]) -> list[Event]:
         """Return an event for each repair of a sample."""
@@ -297,9 +302,12 @@ def _reason(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def _other_indices(context: SampleContext, count: int) -> list[int]:
+def _other_indices(context: SampleContext, allowed: Array | None, count: int) -> list[int]:
     """Return the first indices, without the context's own, of an order keyed by (seed, epoch, index)."""
     keys = round_keys("replace", context.seed or 0, context.epoch, context.index)
+    count = count if allowed is None else len(allowed)
     drawn = permute(np.arange(min(MOST_IN_A_ROW + 1, count), dtype=np.uint64), count, keys)
+    if allowed is not None:
+        drawn = allowed[drawn.astype(np.intp)]
     others: Iterable[int] = (int(index) for index in drawn if index != context.index)
     return list(itertools.islice(others, MOST_IN_A_ROW))

@@ -15,10 +15,12 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from storeds._utils.arguments import integer
 from storeds.batching.collate import Skipped
+from storeds.datasets.epoch import use_replacements
 from storeds.datasets.map_dataset import StoreDataset, read_samples
 from storeds.datasets.pipeline import MOST_IN_A_ROW
 from storeds.errors import BadSamplesError, ConfigError, suggest
 from storeds.loaders.loader import read_by_dataset
+from storeds.loaders.planning import Replacements, replaces_samples
 from storeds.loaders.sampler import EpochSampler, epoch_takers
 
 __all__ = ["Remainder", "StoreIterable"]
@@ -123,6 +125,7 @@ class StoreIterable(IterableDataset[Any]):
         order: dict[str, Any] = {"shuffle": shuffle, "block_size": block_size, "window": window}
         self.sampler = EpochSampler(dataset, seed=seed, num_replicas=num_replicas, rank=rank, **order)
         self.sampler.fix_seed()
+        self._replacements = Replacements(dataset, self.sampler.plan) if replaces_samples(dataset) else None
         self._place = self._loaded = _Place(self.epoch)
         self._turn = 0  # of this process's passes
         # The epoch of the pass that began last, and which pass it is, or 0 for none; shared with workers.
@@ -174,7 +177,9 @@ class StoreIterable(IterableDataset[Any]):
         chunks = iter(lambda: list(islice(indices, size)), [])
         skip, is_empty = place.taken % size, True
         for chunk in islice(chunks, part["worker"], None, workers):
-            for sample in read_by_dataset(self.dataset, chunk[skip:], partial(read_samples, fill=False)):
+            with use_replacements(self._replacements):
+                samples = read_by_dataset(self.dataset, chunk[skip:], partial(read_samples, fill=False))
+            for sample in samples:
                 place.taken += 1
                 if not isinstance(sample, Skipped):
                     is_empty = False

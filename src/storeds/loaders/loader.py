@@ -36,13 +36,13 @@ from storeds.batching.memory import PackedBatch, SlotMemory, SlotName, SlotPool,
 from storeds.batching.roles import fit_collate, is_collate
 from storeds.datasets.assembly import declared_elements
 from storeds.datasets.counters import BatchEvents, LoaderStats, count_events
-from storeds.datasets.epoch import Work, add_time, take_work, use_epoch
+from storeds.datasets.epoch import Work, add_time, take_work, use_epoch, use_replacements
 from storeds.datasets.map_dataset import StoreDataset, fill_skipped, resolve_indices
 from storeds.datasets.mixture import StoreMixture
 from storeds.errors import ConfigError, RecordError, suggest
 from storeds.loaders.advice import explain
 from storeds.loaders.plan import Plan
-from storeds.loaders.planning import PLAN_SETTINGS
+from storeds.loaders.planning import PLAN_SETTINGS, Replacements, replaces_samples
 from storeds.loaders.sampler import BatchRequest, EpochSampler, OtherSampler, holds_epoch_sampler
 from storeds.protocols import Field
 from storeds.readers import SampleReader
@@ -129,11 +129,14 @@ class BatchFetcher(Dataset[Result]):
         Makes a batch of a list of samples, or converts a single sample that is not batched.
     memory : BufferPool
         For the batches that are made in the process of the fetcher.
+    plan : Plan, optional
+        Which replacements of bad samples keep to.
     """
 
-    def __init__(self, dataset: Any, collate_fn: Any, memory: BufferPool) -> None:
+    def __init__(self, dataset: Any, collate_fn: Any, memory: BufferPool, plan: Plan | None) -> None:
         collate_fn = fitted_collate(collate_fn, dataset)  # not earlier: the dataset's settings may have changed
         self.dataset, self.collate_fn, self._memory = dataset, collate_fn, memory
+        self._replacements = Replacements(dataset, plan) if replaces_samples(dataset) else None
         self._inner, self._is_ours = _below_subsets(dataset), is_collate(collate_fn)
 
     def __getitem__(self, request: Request) -> Result:
@@ -145,7 +148,7 @@ class BatchFetcher(Dataset[Result]):
         try:
             # A function of the user may keep a batch that it made with `collate`, and the slot is used again.
             own = memory if self._is_ours or worker is None else None
-            with use_epoch(asked.epoch, asked.seed, events), use_memory(own):
+            with use_epoch(asked.epoch, asked.seed, events), use_memory(own), use_replacements(self._replacements):
                 batch = self._batch(asked.indices)
             if worker is not None:
                 began = time.perf_counter()
@@ -380,7 +383,7 @@ class StoreLoader(DataLoader[Any]):
         """Return a DataLoader's iterator over results."""
         self._order.fix_seed()  # before DataLoader draws from the same generator
         batches: DataLoader[Any] = DataLoader(
-            BatchFetcher(self.dataset, self.collate_fn, self._memory),
+            BatchFetcher(self.dataset, self.collate_fn, self._memory, self._order.plan),
             batch_size=None,  # a request is one item of the fetcher
             sampler=_Requests(self, SlotPool() if self.num_workers else None),
             collate_fn=_unchanged,

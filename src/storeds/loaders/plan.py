@@ -55,6 +55,10 @@ class Plan(ABC):
     def describe(self, epoch: int = 0) -> str:
         """Return one line about an epoch, for people."""
 
+    def replacements(self, index: int) -> Array | None:
+        """Return the ascending indices of samples that may come in the place of one; None if each may."""
+        return None
+
 
 @dataclass(frozen=True)
 class Shuffled(Plan):
@@ -103,6 +107,15 @@ class Strata:
         found, codes, sizes = np.unique(values, return_inverse=True, return_counts=True)
         members = np.argsort(codes, kind="stable").astype(np.uint32 if len(values) < 2**32 else np.int64)
         return cls(_named(found, names), sizes.astype(np.uint64), members), found
+
+    def around(self, index: int) -> Array | None:
+        """Return the samples of the stratum of a sample; None for sources, and where there is one stratum."""
+        if self.members is None:
+            return None
+        ends = np.cumsum(self.sizes.astype(np.int64))
+        at = int(np.searchsorted(ends, np.flatnonzero(self.members == index)[0], "right"))
+        around: Array = self.members[ends[at] - int(self.sizes[at]) : ends[at]]
+        return around
 
 
 class Quotas(Plan):
@@ -159,6 +172,9 @@ class Quotas(Plan):
 
     def order(self, seed: int, epoch: int) -> Order:
         return (_QuotaOrder if self.batch_size is None else _QuotaBatches)(self, seed, epoch)
+
+    def replacements(self, index: int) -> Array | None:
+        return self.strata.around(index)
 
     def describe(self, epoch: int = 0) -> str:
         parts = [
@@ -325,6 +341,9 @@ class Weighted(Plan):
     def order(self, seed: int, epoch: int) -> Order:
         return _WeightedOrder(self, seed, epoch)
 
+    def replacements(self, index: int) -> Array:
+        return np.flatnonzero(self.weights > 0)
+
     def describe(self, epoch: int = 0) -> str:
         return (
             f"{self.count:,} samples by weight, of {len(self.weights):,}; the largest weight is "
@@ -410,6 +429,9 @@ class Grouped(Plan):
             bounds.append(int(ends[np.searchsorted(ends, bounds[-1] + self.batch_size, "right") - 1]))
         return _Batches(flat, np.array(bounds), np.arange(len(bounds) - 1))
 
+    def replacements(self, index: int) -> Array | None:
+        return self.groups.around(index)
+
     def describe(self, epoch: int = 0) -> str:
         sizes = self.groups.sizes
         return (
@@ -460,6 +482,10 @@ class Bucketed(Plan):
         else:
             turn = np.argsort(by_bucket[starts[batches]], kind="stable")
         return _Batches(flat, bounds, batches[turn])
+
+    def replacements(self, index: int) -> Array:
+        alike, drawn = np.flatnonzero(self.codes == self.codes[index]), self.drawn.replacements(index)
+        return alike if drawn is None else np.intersect1d(alike, drawn)
 
     def describe(self, epoch: int = 0) -> str:
         return f"{self.drawn.describe(epoch)}; {self.text}"

@@ -10,14 +10,14 @@ import numpy as np
 from torch.utils.data import ConcatDataset, Subset
 
 from storeds._utils.arguments import integer
-from storeds.datasets.map_dataset import resolve_indices
+from storeds.datasets.map_dataset import StoreDataset, resolve_indices
 from storeds.datasets.mixture import StoreMixture
 from storeds.errors import ConfigError, suggest
 from storeds.loaders.plan import Bucketed, Grouped, Plan, Quotas, Shuffled, Strata, Weighted
 from storeds.protocols import Array
 from storeds.records.roles import stored_classes
 
-__all__ = ["PLAN_SETTINGS", "PlanSettings", "make_plan"]
+__all__ = ["PLAN_SETTINGS", "PlanSettings", "Replacements", "make_plan", "replaces_samples"]
 
 _BUCKETS = 8
 
@@ -234,8 +234,8 @@ def _bucketed(drawn: Plan, data: Any, settings: PlanSettings) -> Plan:
 def _values(data: Any, field: str, what: str) -> Array:
     """Return a stored field of each sample of a dataset, also below Subset and ConcatDataset; no picture is read."""
     if isinstance(data, Subset):
-        values: Array = _values(data.dataset, field, what)
-        return values[resolve_indices(data.indices, len(values), "what a Subset is of")]
+        whole = _values(data.dataset, field, what)
+        return whole[resolve_indices(data.indices, len(whole), "what a Subset is of")]
     if isinstance(data, ConcatDataset):
         return np.concatenate([_values(each, field, what) for each in data.datasets])
     column = getattr(data, "column", None)
@@ -244,8 +244,67 @@ def _values(data: Any, field: str, what: str) -> Array:
             f"{what}={field!r} names a field of a StoreDataset, and this is a {type(data).__name__}; pass weights as an "
             "array with a number for each sample"
         )
-    values = column(field)
+    values: Array = column(field)
     return values
+
+
+class Replacements:
+    """Says which samples may replace a bad one of a dataset, so that an epoch keeps its plan and its Subset.
+
+    They are of the same StoreDataset. Pickles as large as the plan and the indices of the Subset.
+
+    Parameters
+    ----------
+    data : Dataset
+        What a loader draws from.
+    plan : Plan, optional
+        Of its epochs; None if another sampler draws.
+    """
+
+    def __init__(self, data: Any, plan: Plan | None) -> None:
+        self._data, self._plan = data, plan
+        self._located: tuple[list[Any], Array, Array] | None = None
+        self._has_parts = any(isinstance(each, Subset) for each in _nested(data))
+
+    def __call__(self, counters: str, index: int) -> Array | None:
+        """Return the ascending indices of samples; None if each may come. See `storeds.datasets.epoch.use_replacements`."""
+        if not self._has_parts and (self._plan is None or self._plan.replacements(0) is None):
+            return None
+        if self._located is None:
+            self._located = _located(self._data)
+        leaves, numbers, indices = self._located
+        own = np.isin(numbers, [at for at, leaf in enumerate(leaves) if _counters_of(leaf) == counters])
+        drawn = np.flatnonzero(own & (indices == index))
+        allowed = self._plan.replacements(int(drawn[0])) if self._plan is not None and drawn.size else None
+        places = np.flatnonzero(own) if allowed is None else allowed[own[allowed]]
+        return np.unique(indices[places])
+
+
+def _located(data: Any) -> tuple[list[Any], Array, Array]:
+    """Return the datasets below Subset and ConcatDataset, and for each sample the number of its dataset and its index."""
+    if isinstance(data, Subset):
+        leaves, numbers, indices = _located(data.dataset)
+        at = resolve_indices(data.indices, len(numbers), "what a Subset is of")
+        return leaves, numbers[at], indices[at]
+    if not isinstance(data, ConcatDataset):
+        return [data], np.zeros(len(data), np.int32), np.arange(len(data))
+    leaves, parts = [], []
+    for each in data.datasets:
+        inner, numbers, indices = _located(each)
+        parts.append((numbers + len(leaves), indices))
+        leaves += inner
+    numbers, indices = (np.concatenate(columns) for columns in zip(*parts, strict=True))
+    return leaves, numbers, indices
+
+
+def replaces_samples(data: Any) -> bool:
+    """Return whether a dataset, or one inside of it, may replace bad samples."""
+    policies = [each._counters.policy.on_error for each in _nested(data) if isinstance(each, StoreDataset)]
+    return any(policy != "raise" for policy in policies)
+
+
+def _counters_of(dataset: Any) -> str | None:
+    return getattr(getattr(dataset, "_counters", None), "key", None)
 
 
 def _class_names(data: Any, field: str) -> Sequence[str] | None:

@@ -545,6 +545,8 @@ class OtherSampler:
         The dataset, whose epoch follows the passes.
     """
 
+    plan: Plan | None = None
+
     def __init__(self, sampler: Any, data: Any, *, is_batched: bool) -> None:
         self.sampler, self._is_batched = sampler, is_batched
         self._next = 0

@@ -87,7 +87,7 @@ class ThreadLoader(StoreLoader):
         self._order.fix_seed()
         drawn = draw_seed(self.generator) if seedless else None
         requests = self._order.batch_requests(self.batch_size, self.drop_last, drawn)
-        fetcher = BatchFetcher(self.dataset, self.collate_fn, self._memory)
+        fetcher = BatchFetcher(self.dataset, self.collate_fn, self._memory, self._order.plan)
         batches: ReadAhead[Request, Result] = ReadAhead(
             partial(_fetch, fetcher, self.pin_memory and torch.cuda.is_available()),
             map(Request, requests),
