@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import inspect
+import os
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Subset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
 
 import storeds
 from make_store import make_store
@@ -135,3 +137,169 @@ def test_the_report_goes_on_counting(url: str) -> None:
     dataset.transform = None
     dataset[:]
     assert dataset.report().seen == before + 2 * COUNT
+
+
+# --- Workers that have copies ---
+
+
+class Scaled:
+    """A transform of labels with an attribute."""
+
+    factor = 1
+
+    def __call__(self, label: int) -> int:
+        return label * self.factor
+
+
+class Nested(Dataset[Any]):
+    """Somebody else's dataset over ours."""
+
+    def __init__(self, inner: StoreDataset) -> None:
+        self.inner, self.more = inner, 0
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+    def __getitem__(self, index: int) -> Any:
+        return (self.inner[index][0] + self.more,)
+
+
+def with_process(samples: list[Any]) -> tuple[int, list[int]]:
+    """Return the process that made a batch, and its labels."""
+    labels = [tuple(sample.values()) if isinstance(sample, dict) else sample for sample in samples]
+    return os.getpid(), [label for (label,) in labels]
+
+
+def reversed_labels(samples: list[Any]) -> tuple[int, list[int]]:
+    process, labels = with_process(samples)
+    return process, labels[::-1]
+
+
+def ten_more(label: int) -> int:
+    return label + 10
+
+
+SCALED = Scaled()
+
+
+def scaled(dataset: StoreDataset) -> StoreDataset:
+    dataset.transform = Compose([SCALED])
+    return dataset
+
+
+COPIES: dict[str, tuple[Callable[[StoreDataset], Any], Callable[[StoreDataset, Any, Any], None], list[int]]] = {
+    "dataset": (lambda data: data, lambda data, *_: setattr(data, "transform", ten_more), [10, 11, 12]),
+    "by element": (lambda data: data, lambda data, *_: setattr(data, "transform", {"label": ten_more}), [10, 11, 12]),
+    "as_dict": (lambda data: data, lambda data, *_: setattr(data, "as_dict", True), [0, 1, 2]),
+    "seed": (lambda data: data, lambda data, *_: setattr(data, "seed", 5), [0, 1, 2]),
+    "below a subset": (
+        lambda data: Subset(data, range(3)),
+        lambda data, *_: setattr(data, "transform", ten_more),
+        [10, 11, 12],
+    ),
+    "of a subset": (
+        lambda data: Subset(data, [0, 1, 2]),
+        lambda _data, outer, _loader: setattr(outer, "indices", [2, 0, 0]),
+        [2, 0, 0],
+    ),
+    "in a list of a subset": (
+        lambda data: Subset(data, [0, 1, 2]),
+        lambda _data, outer, _loader: outer.indices.__setitem__(0, 2),
+        [2, 1, 2],
+    ),
+    "below a concatenation": (
+        lambda data: ConcatDataset([data]),
+        lambda data, *_: setattr(data, "transform", ten_more),
+        [10, 11, 12],
+    ),
+    "below another dataset": (Nested, lambda data, *_: setattr(data, "transform", ten_more), [10, 11, 12]),
+    "of another dataset": (Nested, lambda _data, outer, _loader: setattr(outer, "more", 5), [5, 6, 7]),
+    "attribute of a transform": (
+        scaled,
+        lambda *_: setattr(SCALED, "factor", 2),
+        [0, 2, 4],
+    ),
+    "collate_fn": (
+        lambda data: data,
+        lambda _data, _outer, loader: setattr(loader, "collate_fn", reversed_labels),
+        [2, 1, 0],
+    ),
+    "timeout": (lambda data: data, lambda _data, _outer, loader: setattr(loader, "timeout", 60), [0, 1, 2]),
+}
+
+
+@pytest.mark.parametrize("case", COPIES)
+def test_persistent_workers_get_what_is_assigned_with_the_next_pass(url: str, case: str) -> None:
+    make, assign, expected = COPIES[case]
+    SCALED.factor = 1
+    dataset = StoreDataset(url, fields=["label"], reader="array", seed=1)
+    outer = make(dataset)
+    loader = StoreLoader(outer, batch_size=3, num_workers=1, persistent_workers=True, collate_fn=with_process)
+    (first, labels), (again, _) = [next(iter(loader)) for _ in range(2)]
+    assert (labels, again) == ([0, 1, 2], first)
+    assign(dataset, outer, loader)
+    (other, labels), (later, _) = [next(iter(loader)) for _ in range(2)]
+    assert labels == expected
+    assert (other == first, later) == (False, other)
+
+
+def test_what_changes_nothing_keeps_persistent_workers(url: str) -> None:
+    dataset = StoreDataset(url, fields=["label"], reader="array", seed=1)
+    loader = StoreLoader(dataset, num_workers=1, persistent_workers=True, collate_fn=with_process)
+    (first, _) = next(iter(loader))
+    for use in (
+        lambda: dataset[0],
+        lambda: dataset.column("label"),
+        dataset.report,
+        lambda: dataset.set_epoch(4),
+        loader.stats,
+    ):
+        use()
+        assert next(iter(loader))[0] == first
+
+
+def assign_in_worker(worker: int) -> None:
+    info = torch.utils.data.get_worker_info()
+    assert info is not None
+    dataset: Any = info.dataset
+    while isinstance(dataset, Subset):
+        dataset = dataset.dataset
+    dataset.target_transform = ten_more
+    dataset.as_dict = True
+
+
+@pytest.mark.parametrize("kind", [DataLoader, StoreLoader])
+@pytest.mark.parametrize("wrap", [lambda data: data, lambda data: Subset(data, range(3))], ids=["dataset", "subset"])
+def test_what_a_worker_init_fn_assigns_holds_in_its_worker(url: str, kind: Any, wrap: Any) -> None:
+    dataset = StoreDataset(url, fields=["vector", "label"], reader="array")
+    loader = kind(
+        wrap(dataset), batch_size=3, num_workers=1, worker_init_fn=assign_in_worker, collate_fn=storeds.collate
+    )
+    batch = next(iter(loader))
+    assert batch["label"].tolist() == [10, 11, 12]
+    assert dataset[0][1] == 0
+
+
+@pytest.mark.parametrize("name", inspect.signature(StoreDataset).parameters)
+def test_an_argument_that_may_not_be_assigned_says_so(url: str, name: str) -> None:
+    dataset = StoreDataset(url)
+    if name in ("transforms", "transform", "target_transform", "as_dict", "seed"):
+        setattr(dataset, name, getattr(dataset, name))
+    else:
+        with pytest.raises(errors.ConfigError, match=f"{name} cannot be assigned"):
+            setattr(dataset, name, None)
+
+
+def test_a_subclass_may_have_attributes_of_these_names(url: str) -> None:
+    class Own(StoreDataset):
+        def __init__(self) -> None:
+            self.mode = "train"
+            super().__init__(url)
+
+    assert Own().mode == "train"
+
+
+@pytest.mark.parametrize("name", ["shuffle", "seed", "balance", "samples_per_epoch", "log_every"])
+def test_the_order_of_a_loader_may_not_be_assigned(url: str, name: str) -> None:
+    with pytest.raises(errors.ConfigError, match=f"{name} cannot be assigned"):
+        setattr(StoreLoader(StoreDataset(url)), name, 1)

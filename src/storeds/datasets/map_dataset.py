@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import inspect
 import io
 import operator
 import os
@@ -41,7 +42,7 @@ from storeds.datasets.counters import BatchEvents, Policy, SampleCounters, Sampl
 from storeds.datasets.epoch import MAX_EPOCH, SharedEpoch, add_bytes, add_time, collect_events, collected_events
 from storeds.datasets.pipeline import SamplePipeline
 from storeds.datasets.source import Source
-from storeds.errors import RecordError
+from storeds.errors import ConfigError, RecordError
 from storeds.protocols import Array, Backend, Field, Reader, SampleContext, Transform
 from storeds.readers import ArrayReader, SampleReader
 from storeds.records.columns import read_arrays, read_column
@@ -167,8 +168,9 @@ class StoreDataset(Dataset[Any]):
     Works in the process that made it and in workers started by fork, spawn or forkserver, before and after first use:
     processes never share a handle. Thread-safe. The pickle is small, whatever the number of records.
 
-    `transforms`, `transform`, `target_transform` and `as_dict` may be assigned, as in ``dataset.transform = None``. The
-    next sample uses the new value. Copies keep theirs, also those in workers that are running.
+    `transforms`, `transform`, `target_transform`, `as_dict` and `seed` may be assigned, as in ``dataset.transform = None``;
+    the other arguments may not. The next sample uses the new value. Copies keep theirs, also those in workers that are
+    running: persistent workers of a PyTorch DataLoader never receive it, and a `StoreLoader` starts others with its next pass.
     """
 
     def __init__(
@@ -208,7 +210,7 @@ class StoreDataset(Dataset[Any]):
         policy = Policy(settings.on_error, settings.max_bad, settings.max_bad_fraction)
         self._as_dict: bool = settings.as_dict
         self.seed: int | None = check_seed(settings.seed)
-        self.backend: Backend = open_source(settings.url, settings.layout, settings.options)
+        self._backend: Backend = open_source(settings.url, settings.layout, settings.options)
         self._view: Backend = select(self.backend, settings.where, settings.fold, settings.keys)
         self._bound: Reader[Any] = make_reader(settings, self._view.meta.fields).bind(self._view)
         self._transforms: Transform | None = build_transform(self._with_stats(settings.transforms), "transforms")
@@ -223,17 +225,17 @@ class StoreDataset(Dataset[Any]):
         """Make what depends on the transforms and on `as_dict`: the reader that fits them, and the pipeline."""
         declared = self.backend.meta.fields
         transforms = transforms_by_element(self._bound, self.url, declared, self._transform, self._target_transform)
-        self.reader: Reader[Any] = fit_reader(self._bound, transforms, self._transforms)
+        reader = fit_reader(self._bound, transforms, self._transforms)
         self._pipeline = SamplePipeline(
             self._view,
-            self.reader,
-            bind_transforms(self.reader, transforms),
+            reader,
+            bind_transforms(reader, transforms),
             self._as_dict,
             self._counters,
-            bind_joint(self.reader, transforms, self._transforms),
+            bind_joint(reader, transforms, self._transforms),
         )
-        self._column_fields = {} if transforms else _column_fields(self.reader)
-        is_random = self.seed is not None and (transforms or self._transforms or hasattr(self.reader, "sampling"))
+        self._column_fields = {} if transforms else _column_fields(reader)
+        is_random = self.seed is not None and (transforms or self._transforms or hasattr(reader, "sampling"))
         self._trials = _TRIALS if is_random else 0
 
     def _with_stats(self, spec: Any) -> Any:
@@ -245,6 +247,24 @@ class StoreDataset(Dataset[Any]):
         changed.__dict__.update(settings)
         changed._build()
         self.__dict__.update(changed.__dict__)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _FIXED and type(self) is StoreDataset:  # a subclass may have attributes of these names
+            raise ConfigError(
+                f"{name} cannot be assigned: the samples of this dataset would stay as they are. Make another StoreDataset; "
+                "transforms, transform, target_transform, as_dict and seed may be assigned"
+            )
+        super().__setattr__(name, value)
+
+    @property
+    def backend(self) -> Backend:
+        """The open store."""
+        return self._backend
+
+    @property
+    def reader(self) -> Reader[Any]:
+        """What makes samples of records."""
+        return self._pipeline.reader
 
     @property
     def transforms(self) -> Transform | None:
@@ -546,6 +566,11 @@ def as_index(index: Any) -> int:
     if isinstance(index, bool) or getattr(index, "dtype", None) is torch.bool:  # Python takes bools for ints
         raise TypeError(_NO_MASK)
     return operator.index(index)
+
+
+_FIXED = frozenset(inspect.signature(StoreDataset).parameters) - {
+    *("transforms", "transform", "target_transform", "as_dict", "seed")
+}
 
 
 def _target_transform(spec: Any) -> Transform | None:

@@ -12,11 +12,13 @@ import signal
 import time
 import traceback
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from types import ModuleType
 from typing import Any, NamedTuple
 
+import torch
 from torch._utils import ExceptionWrapper
 from torch.utils.data import (
     BatchSampler,
@@ -44,7 +46,7 @@ from storeds.loaders.advice import explain
 from storeds.loaders.plan import Plan
 from storeds.loaders.planning import PLAN_SETTINGS, Replacements, replaces_samples
 from storeds.loaders.sampler import BatchRequest, EpochSampler, OtherSampler, holds_epoch_sampler
-from storeds.protocols import Field
+from storeds.protocols import Backend, Field
 from storeds.readers import SampleReader
 
 _LOG = logging.getLogger("storeds")
@@ -134,10 +136,14 @@ class BatchFetcher(Dataset[Result]):
     """
 
     def __init__(self, dataset: Any, collate_fn: Any, memory: BufferPool, plan: Plan | None) -> None:
-        collate_fn = fitted_collate(collate_fn, dataset)  # not earlier: the dataset's settings may have changed
-        self.dataset, self.collate_fn, self._memory = dataset, collate_fn, memory
+        self.dataset, self._given, self._memory = dataset, collate_fn, memory
         self._replacements = Replacements(dataset, plan) if replaces_samples(dataset) else None
-        self._inner, self._is_ours = _below_subsets(dataset), is_collate(collate_fn)
+        self.fit()
+
+    def fit(self) -> None:
+        """Fit the ``collate_fn`` to the present settings of the dataset."""
+        self.collate_fn = fitted_collate(self._given, self.dataset)
+        self._inner, self._is_ours = _below_subsets(self.dataset), is_collate(self.collate_fn)
 
     def __getitem__(self, request: Request) -> Result:
         """Return the batch of a request."""
@@ -201,6 +207,16 @@ class BatchFetcher(Dataset[Result]):
         batch = self.collate_fn(samples)
         add_time("collate", began)
         return batch
+
+
+def _begin_worker(function: Callable[[int], object] | None, worker: int) -> None:
+    """Call a ``worker_init_fn`` in its worker, where ``get_worker_info().dataset`` is the dataset, as in a DataLoader."""
+    info = get_worker_info()
+    fetcher: Any = info.dataset  # type: ignore[union-attr]  # this is a worker
+    object.__setattr__(info, "dataset", fetcher.dataset)  # torch refuses an assignment
+    if function is not None:
+        function(worker)
+        fetcher.fit()
 
 
 def _opened(slot: SlotName | None) -> SlotMemory | None:
@@ -325,7 +341,9 @@ class StoreLoader(DataLoader[Any]):
     passes. `set_epoch`, here or on the dataset, sets the epoch of the next pass, and counting continues from there. The
     loader counts the epochs, so make it once, not in each epoch.
 
-    *Workers* receive the epoch with each batch, so loaders that are read side by side do not disturb each other.
+    *Workers* receive the epoch with each batch, so loaders that are read side by side do not disturb each other. Where an
+    attribute of the loader, of the dataset or of one of its transforms was assigned since persistent workers began, the next
+    pass starts others. A ``worker_init_fn`` finds the dataset of its worker at ``get_worker_info().dataset``.
     """
 
     sampler: Any
@@ -372,12 +390,18 @@ class StoreLoader(DataLoader[Any]):
                 self.__dict__["batch_sampler"] = _Undivided(sampler, self.batch_size or 1, self.drop_last)
         else:
             self._order = OtherSampler(given, dataset, is_batched=batches is not None)
+        self._copied: list[Any] = []
         self._stats = LoaderStats()
         if log_every is not None and not log_every > 0:
             raise ConfigError(f"{name}: log_every is a number of seconds above 0, got {log_every!r}")
         self._log_every = log_every
         self._logged = time.monotonic()
         self._memory = BufferPool(limit=2)  # without workers: one batch is in use, and the next one is made
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _FIXED:
+            raise ConfigError(f"{name} cannot be assigned: it would have no effect; make another {type(self).__name__}")
+        super().__setattr__(name, value)
 
     def _get_iterator(self) -> Any:
         """Return a DataLoader's iterator over results."""
@@ -390,7 +414,7 @@ class StoreLoader(DataLoader[Any]):
             num_workers=self.num_workers,
             pin_memory=self.pin_memory,
             timeout=self.timeout,
-            worker_init_fn=self.worker_init_fn,
+            worker_init_fn=functools.partial(_begin_worker, self.worker_init_fn),
             multiprocessing_context=self.multiprocessing_context,
             generator=self.generator,
             prefetch_factor=self.prefetch_factor,
@@ -405,7 +429,13 @@ class StoreLoader(DataLoader[Any]):
         results: Any = self._iterator  # with the persistent workers of an earlier pass
         try:
             _check_workers(results)
+            if results is not None and not _are_same(self._copied, self._copies()):
+                _LOG.info(
+                    "loader: other workers start, because a setting was assigned that the persistent ones do not have"
+                )
+                results = self._iterator = None
             results = super().__iter__()
+            self._copied = self._copies()
             yield from self._received(results)
         except Exception as error:
             if self.num_workers:
@@ -419,6 +449,10 @@ class StoreLoader(DataLoader[Any]):
                 raise
             self._iterator = None  # the next pass starts other workers
             raise RuntimeError(text) from error
+
+    def _copies(self) -> list[Any]:
+        """Return everything of which workers have copies: settings of this loader, and the parts of the dataset."""
+        return _parts([getattr(self, name) for name in _OF_WORKERS])
 
     def _received(self, results: Iterator[Result]) -> Iterator[Any]:
         """Yield the batches of results, after counting what these say."""
@@ -540,6 +574,49 @@ class StoreLoader(DataLoader[Any]):
         self._resumable.load_state_dict(state)
         if self.drop_last:
             self._resumable.skip_incomplete_batch(self.batch_size or 1)
+
+
+_FIXED = ("shuffle", "seed", "log_every", *PLAN_SETTINGS)
+_OF_WORKERS = (
+    *("num_workers", "prefetch_factor", "timeout", "pin_memory", "pin_memory_device", "multiprocessing_context"),
+    *("generator", "in_order", "worker_init_fn", "collate_fn", "dataset"),
+)
+_PLAIN = (bool, int, float, str)
+_MOST_PARTS, _MOST_ITEMS = 10_000, 1000
+
+
+def _parts(roots: Sequence[Any]) -> list[Any]:
+    """Return some values and what they consist of: attributes, items, theirs and so on; at most `_MOST_PARTS`."""
+    parts, pending, seen = list[Any](), [*roots], set[int]()
+    while pending and len(parts) < _MOST_PARTS:
+        value = pending.pop()
+        parts.append(value)
+        if id(value) not in seen:
+            seen.add(id(value))
+            pending += _inside(value)
+    return parts
+
+
+def _inside(value: Any) -> Iterable[Any]:
+    """Return what may be assigned in a dataset, a transform or a function: attributes, or the items of a container."""
+    if isinstance(value, StoreDataset):  # everything else is how it works
+        others = [each for name, each in vars(value).items() if not name.startswith("_")]
+        return value.transforms, value.transform, value.target_transform, value.as_dict, *others
+    if isinstance(value, (list, tuple, dict)):
+        items = value.values() if isinstance(value, dict) else value
+        return items if len(items) <= _MOST_ITEMS else (len(items),)
+    if isinstance(value, functools.partial):
+        return value.func, value.args, value.keywords
+    return (
+        () if isinstance(value, (Backend, torch.Tensor, ModuleType, type)) else getattr(value, "__dict__", {}).values()
+    )
+
+
+def _are_same(before: Sequence[Any], now: Sequence[Any]) -> bool:
+    return len(before) == len(now) and all(
+        one is other or (type(one) is type(other) and isinstance(one, _PLAIN) and one == other)
+        for one, other in zip(before, now, strict=True)
+    )
 
 
 def _check_names(loader: str, arguments: Mapping[str, Any]) -> None:
