@@ -8,6 +8,7 @@ import logging
 import pickle
 from collections import Counter
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -377,6 +378,53 @@ def test_limits_hold_for_each_of_two_loaders_at_different_epochs(store: str, wor
     with pytest.raises(errors.BadSamplesError, match="5 samples were bad, more than max_bad=4"):
         for _ in zip(*loaders, strict=True):
             pass
+
+
+def of_epoch_0(dataset: StoreDataset, loader: Any) -> Any:
+    (loader if hasattr(loader, "set_epoch") else dataset).set_epoch(0)
+    return loader
+
+
+@pytest.mark.parametrize(
+    ("kind", "arguments"),
+    [
+        (storeds.StoreLoader, {}),
+        (storeds.StoreLoader, {"num_workers": 2}),
+        (storeds.StoreLoader, {"num_workers": 2, "persistent_workers": True}),
+        (storeds.StoreLoader, {"sampler": range(COUNT)}),
+        (storeds.ThreadLoader, {"num_workers": 2}),
+        (DataLoader, {}),
+        (DataLoader, {"num_workers": 2}),
+        (DataLoader, {"num_workers": 2, "persistent_workers": True}),
+    ],
+)
+def test_limits_are_of_one_pass_where_each_has_the_same_epoch(store: str, kind: Any, arguments: dict[str, Any]) -> None:
+    for limit, is_raised in ((len(BAD), False), (len(BAD) - 1, True)):
+        dataset = StoreDataset(store, on_error="skip", max_bad=limit, **OPTIONS)
+        loader = kind(dataset, batch_size=4, collate_fn=storeds.collate, **arguments)
+        for _ in range(3):
+            with pytest.raises(errors.BadSamplesError) if is_raised else nullcontext() as raised:
+                assert sum(len(indices) for _, indices in of_epoch_0(dataset, loader)) == COUNT - len(BAD)
+            if raised is not None:
+                end_workers(raised)
+
+
+def test_passes_of_workers_that_start_again_do_not_add_up(store: str) -> None:
+    dataset = StoreDataset(store, on_error="skip", max_bad=len(BAD), **OPTIONS)
+    loader = DataLoader(dataset, batch_size=4, num_workers=2, collate_fn=storeds.collate)
+    for _ in range(3):  # nobody sets an epoch
+        assert sum(len(indices) for _, indices in loader) == COUNT - len(BAD)
+
+
+def test_the_error_lists_bad_samples_of_its_own_pass(store: str) -> None:
+    dataset = StoreDataset(store, on_error="skip", max_bad=1, **OPTIONS)
+    dataset[[3]]
+    dataset.set_epoch(1)
+    dataset[[13]]
+    with pytest.raises(errors.BadSamplesError) as raised:
+        dataset[[23]]
+    assert [number for number in BAD if f"record {number} " in str(raised.value)] == [13, 23]
+    assert [event.position for event in dataset.report().first] == [3, 13, 23]
 
 
 def test_the_events_of_workers_arrive_with_their_batches(store: str, caplog: pytest.LogCaptureFixture) -> None:

@@ -21,7 +21,7 @@ from torch.utils.data import get_worker_info
 
 from storeds._utils.arguments import check_share
 from storeds._utils.text import counted, html_table
-from storeds.datasets.epoch import SharedTable, Work, collected_events, no_time
+from storeds.datasets.epoch import MAX_EPOCH, SharedEpoch, SharedTable, Work, collected_events, no_time
 from storeds.errors import BadSamplesError, ConfigError, suggest
 
 __all__ = [
@@ -53,7 +53,7 @@ FAULTS = (
 """The kinds of fault, each with its own counter."""
 
 _KEPT = 10  # events of a report
-_EPOCHS = 8  # epochs whose samples are counted for the limits: of loaders that run side by side
+_PASSES = 8  # whose samples are counted for the limits: of loaders that run side by side
 # A fraction of fewer samples than this says little.
 _MIN_SEEN = 10_000
 
@@ -118,9 +118,9 @@ class Policy:
     on_error : str
         ``raise``, ``skip`` or ``replace``.
     max_bad : int, optional
-        How many bad samples an epoch may have.
+        How many bad samples a pass over an epoch may have.
     max_bad_fraction : float, optional
-        The same as a fraction of the samples seen in the epoch. While fewer were seen, it is a fraction of 10,000 or of
+        The same as a fraction of the samples seen in the pass. While fewer were seen, it is a fraction of 10,000 or of
         the length of the dataset, whichever is smaller.
     """
 
@@ -177,12 +177,15 @@ class SampleCounters(SharedTable):
         Its limits are checked whenever bad samples are counted.
     length : int
         Of the dataset.
+    epochs : SharedEpoch
+        Those of the dataset.
     """
 
     DTYPE = np.dtype(
         [
             ("epoch", "<i8"),
-            ("of_epoch", "<i8", 2),  # its samples, and its bad ones
+            ("turn", "<i8"),  # tells passes of one epoch apart
+            ("of_pass", "<i8", 2),  # its samples, and its bad ones
             *((name, "<i8") for name in _NAMES),
             ("bad", "<i8", len(FAULTS)),
             ("repaired", "<i8", len(FAULTS)),
@@ -190,11 +193,12 @@ class SampleCounters(SharedTable):
     )
     COUNT = _ROWS
 
-    def __init__(self, policy: Policy, length: int) -> None:
+    def __init__(self, policy: Policy, length: int, epochs: SharedEpoch) -> None:
         super().__init__()
-        self.policy, self._length = policy, length
+        self.policy, self._length, self._epochs = policy, length, epochs
         self._own = np.zeros(1, self.DTYPE)  # counted in this process
-        self._epochs: dict[int, Any] = {}  # epoch → its samples and its bad ones, of this process
+        # Epoch and turn → the samples and the bad ones of that pass in this process, and its first bad ones.
+        self._passes: dict[Any, tuple[Any, list[Event]]] = {}
         self._first: list[Event] = []
         self._last: deque[Event] = deque(maxlen=_KEPT)
         self._logged: set[str] = set()
@@ -204,65 +208,80 @@ class SampleCounters(SharedTable):
         self.key = key
         _COUNTERS[key] = self
 
-    def add(self, epoch: int, seen: int, events: Sequence[Event]) -> None:
+    def add(self, epoch: int, seen: int, events: Sequence[Event], turn: Any = None) -> None:
         """Count samples, or put them into the message of the batch that this thread makes.
+
+        Parameters
+        ----------
+        turn : hashable, optional
+            The pass of a loader. By default a pass of samples that are read directly begins whenever the epoch is set, and
+            one of the workers of a plain DataLoader also when these start.
 
         Raises
         ------
         BadSamplesError
-            Too many samples of the epoch are bad.
+            Too many samples of the pass are bad.
         """
         message = collected_events()
         if message is not None:
             message.append(BatchEvents(self.key, epoch, seen, events))
             return
+        turn = self._turn() if turn is None else turn
         with _lock:
-            row, of_epoch = self._row(epoch)
+            row, of_pass, first = self._row(epoch, turn)
             row["seen"] += seen
-            of_epoch[0] += seen
-            new = [event for event in events if self._count(event, row, of_epoch)]
+            of_pass[0] += seen
+            new = [event for event in events if self._count(event, row, of_pass, first)]
         for event in new:
             if event.outcome or event.repaired:
                 start = f"{event.outcome}: " if event.outcome else ""
                 _LOG.warning("%s%s (more faults of kind %s are only counted)", start, event.text, event.fault)
         if any(event.outcome for event in events):
-            self.policy.check(*self._of_epoch(epoch), self._length, self._first)
+            self.policy.check(*self._of_pass(epoch, turn, of_pass), self._length, first)
 
-    def _row(self, epoch: int) -> tuple[Any, Any]:
-        """Return where this process counts: over all epochs, and in this one."""
+    def _turn(self) -> int:
+        """Return the pass to which samples belong that are read without a loader of storeds."""
+        worker = get_worker_info()
+        return (self._epochs.turn + (0 if worker is None else worker.seed - worker.id)) & MAX_EPOCH
+
+    def _row(self, epoch: int, turn: Any) -> tuple[Any, Any, list[Event]]:
+        """Return where this process counts: over all passes, and in this one; and the first bad samples of this one."""
+        of_pass, first = self._passes.pop((epoch, turn), None) or (np.zeros(2, np.int64), [])
+        self._passes[epoch, turn] = of_pass, first
+        while len(self._passes) > _PASSES:
+            del self._passes[next(iter(self._passes))]
         worker = get_worker_info()
         if worker is None:
-            of_epoch = self._epochs.setdefault(epoch, np.zeros(2, np.int64))
-            while len(self._epochs) > _EPOCHS:
-                del self._epochs[next(iter(self._epochs))]
-            return self._own[0], of_epoch
+            return self._own[0], of_pass, first
         # The workers of a loader have consecutive seeds, so each has a row. Loaders that run side by side may share one.
         row = self.table[worker.seed % _ROWS]
-        if row["epoch"] != epoch:
-            row["epoch"], row["of_epoch"] = epoch, 0
-        return row, row["of_epoch"]
+        if (row["epoch"], row["turn"]) != (epoch, turn):
+            row["epoch"], row["turn"], row["of_pass"] = epoch, turn, 0
+        return row, row["of_pass"], first
 
-    def _count(self, event: Event, row: Any, of_epoch: Any) -> bool:
+    def _count(self, event: Event, row: Any, of_pass: Any, first: list[Event]) -> bool:
         """Count an event; return whether it is the first of its kind."""
         fault = event.fault if event.fault in FAULTS else "other"
         row["repaired" if event.repaired else "bad"][FAULTS.index(fault)] += 1
         self._last.append(event)
         if not event.repaired:
-            of_epoch[1] += 1
+            of_pass[1] += 1
             if event.outcome:
                 row[event.outcome] += 1
-            if len(self._first) < _KEPT:
-                self._first.append(event)
+            for events in (first, self._first):
+                if len(events) < _KEPT:
+                    events.append(event)
         is_new = fault not in self._logged
         self._logged.add(fault)
         return is_new
 
-    def _of_epoch(self, epoch: int) -> tuple[int, int]:
-        """Return how many samples all processes saw in `epoch`, and how many of them were bad."""
+    def _of_pass(self, epoch: int, turn: Any, own: Any) -> tuple[int, int]:
+        """Return how many samples of a pass were seen, and how many of them were bad; by all workers in a worker."""
+        if get_worker_info() is None:
+            return int(own[0]), int(own[1])
         rows = self.table
-        seen, bad = rows["of_epoch"][rows["epoch"] == epoch].sum(axis=0)
-        own = self._epochs.get(epoch, (0, 0)) if get_worker_info() is None else (0, 0)
-        return int(seen + own[0]), int(bad + own[1])
+        seen, bad = rows["of_pass"][(rows["epoch"] == epoch) & (rows["turn"] == turn)].sum(axis=0)
+        return int(seen), int(bad)
 
     def report(self, url: str) -> SampleReport:
         """Return the present counts of this process and its workers."""
@@ -278,12 +297,12 @@ class SampleCounters(SharedTable):
 
     def __reduce__(self) -> tuple[Any, ...]:
         if get_spawning_popen() is not None:
-            return _of_worker, (self._cell, self.key, self.policy, self._length)
-        return type(self), (self.policy, self._length)
+            return _of_worker, (self._cell, self.key, self.policy, self._length, self._epochs)
+        return type(self), (self.policy, self._length, self._epochs)
 
 
-def _of_worker(cell: Any, key: str, policy: Policy, length: int) -> SampleCounters:
-    counters = SampleCounters(policy, length)
+def _of_worker(cell: Any, key: str, policy: Policy, length: int, epochs: SharedEpoch) -> SampleCounters:
+    counters = SampleCounters(policy, length, epochs)
     counters._cell = cell
     counters._name(key)
     return counters
@@ -292,12 +311,12 @@ def _of_worker(cell: Any, key: str, policy: Policy, length: int) -> SampleCounte
 _COUNTERS: weakref.WeakValueDictionary[str, SampleCounters] = weakref.WeakValueDictionary()
 
 
-def count_events(messages: Sequence[BatchEvents]) -> None:
-    """Count the events of a received batch for the datasets of this process; raises BadSamplesError."""
+def count_events(messages: Sequence[BatchEvents], turn: Any) -> None:
+    """Count the events of a batch of a loader's pass for the datasets of this process; raises BadSamplesError."""
     for message in messages:
         counters = _COUNTERS.get(message.counters)  # a worker may have made a dataset of its own
         if counters is not None:
-            counters.add(message.epoch, message.seen, message.events)
+            counters.add(message.epoch, message.seen, message.events, turn)
 
 
 @dataclass(frozen=True)

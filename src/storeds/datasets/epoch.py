@@ -206,7 +206,7 @@ class SharedEpoch(SharedTable):
     DataLoaders, and samples that are read directly.
     """
 
-    DTYPE = np.dtype([("number", "<i8"), ("is_set", "?"), ("loader", "<i8"), ("is_reported", "?")])
+    DTYPE = np.dtype([("number", "<i8"), ("is_set", "?"), ("loader", "<i8"), ("is_reported", "?"), ("turn", "<i8")])
     requested: int | None = None
     """The last epoch that a user set on the dataset, in this process or in the one that the dataset came from."""
     _listeners: weakref.WeakSet[EpochListener] | None = None
@@ -228,6 +228,12 @@ class SharedEpoch(SharedTable):
         """Set the epoch in every process; samplers keep theirs."""
         (table,) = self.table
         table["number"], table["is_set"] = epoch, True
+        table["turn"] += 1
+
+    @property
+    def turn(self) -> int:
+        """How often the epoch was set."""
+        return int(self.table["turn"][0])
 
     def of_samples(self, seed: int | None) -> tuple[int, int | None]:
         """Return the epoch and the seed of the samples that this thread makes, for a dataset with `seed`."""

@@ -136,7 +136,7 @@ class StoreDataset(Dataset[Any]):
         replacements take their places. ``"replace"`` takes another sample of this dataset, in an order that depends on
         (seed, epoch, index) alone. `report` counts them all.
     max_bad, max_bad_fraction : int, float, optional
-        More bad samples than this in one epoch, or a larger fraction of those seen, raise `BadSamplesError`.
+        More bad samples than this in one pass over an epoch, or a larger fraction of those seen, raise `BadSamplesError`.
     where : mapping, optional
         Select the records whose fields have these values: ``{"split": "train"}``; a list means any of its values, and a
         label may be the name of its class.
@@ -218,7 +218,7 @@ class StoreDataset(Dataset[Any]):
         self._target_transform: Transform | None = _target_transform(settings.target_transform)
         # Shared with workers, so that set_epoch reaches persistent ones (pytorch#97326).
         self._epoch = SharedEpoch()
-        self._counters = SampleCounters(policy, len(self._bound))
+        self._counters = SampleCounters(policy, len(self._bound), self._epoch)
         self._build()
 
     def _build(self) -> None:

@@ -162,7 +162,7 @@ class BatchFetcher(Dataset[Result]):
                 add_time("collate", began)
         except Exception as error:
             if worker is None:
-                count_events(events)
+                count_events(events, asked.progress)
                 raise
             batch = PackedBatch(slot, 0, _Failure(error, worker.id))  # its arrival makes the slot free
         size = 1 if isinstance(asked.indices, int) else len(asked.indices)
@@ -456,14 +456,14 @@ class StoreLoader(DataLoader[Any]):
 
     def _received(self, results: Iterator[Result]) -> Iterator[Any]:
         """Yield the batches of results, after counting what these say."""
-        is_first = True
+        is_first, this_pass = True, object()
         began = time.perf_counter()
         for result in results:
             now, stats = time.perf_counter(), self._stats
             stats.wait(now - began, is_first=is_first)
             stats.add(result.worker, result.size, result.work, result.events)
             is_first = False
-            count_events(result.events)
+            count_events(result.events, this_pass)
             batch = result.batch
             if isinstance(batch, _Failure):
                 batch.reraise()
