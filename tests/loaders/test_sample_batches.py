@@ -193,6 +193,50 @@ def test_joined_datasets_are_batched_as_one(url: str, loader: Any) -> None:
     assert isinstance(next(iter(loader(joined, batch_size=BATCH, collate_fn=both)))["boxes"], list)
 
 
+class Named(StoreDataset):
+    """Has a method more, and the samples of a StoreDataset."""
+
+    def name(self) -> str:
+        return "named"
+
+
+class Part(Subset[Any]):
+    pass
+
+
+class Joined(ConcatDataset[Any]):
+    pass
+
+
+class Doubled(StoreDataset):
+    """Says what one sample is."""
+
+    def __getitem__(self, index: Any) -> Any:
+        return {**super().__getitem__(index), "id": 2 * super().__getitem__(index)["id"]}
+
+
+@pytest.mark.parametrize("loader", [StoreLoader, ThreadLoader])
+@pytest.mark.parametrize(
+    "wrap",
+    [lambda data: data, lambda data: Part(data, range(COUNT)), lambda data: Joined([data]), lambda data: data + data],
+    ids=["alone", "subset", "joined", "added"],
+)
+def test_a_subclass_that_changes_no_sample_has_the_same_batches(url: str, wrap: Any, loader: Any) -> None:
+    own = wrap(Named(url, reader="array", fields=["boxes", "id"], as_dict=True))
+    batches = list(loader(own, batch_size=BATCH))
+    expected = list(loader(wrap(dataset(url, fields=["boxes", "id"], as_dict=True)), batch_size=BATCH))
+    for batch, same in zip(batches, expected, strict=True):
+        assert list(batch) == list(same) == ["boxes", "boxes_mask", "id"]
+        assert all(torch.equal(batch[name], same[name]) for name in batch)
+
+
+@pytest.mark.parametrize("loader", [StoreLoader, ThreadLoader, DataLoader])
+def test_a_subclass_that_says_what_a_sample_is_is_asked_for_each(url: str, loader: Any) -> None:
+    own = Doubled(url, reader="array", fields=["id"], as_dict=True)
+    assert [sample["id"] for sample in own.__getitems__(range(3))] == [0, 2, 4]
+    assert next(iter(loader(own, batch_size=3)))["id"].tolist() == [0, 2, 4]
+
+
 def test_datasets_that_need_other_batches_are_joined_by_what_the_samples_hold(url: str) -> None:
     joined: Any = ConcatDataset([dataset(url), dataset(url, fields=["labels", "boxes", "id", "area"])])
     assert type(next(iter(StoreLoader(joined, batch_size=BATCH)))[0]) is torch.Tensor  # as many boxes in each sample

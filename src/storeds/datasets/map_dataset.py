@@ -391,6 +391,9 @@ class StoreDataset(Dataset[Any]):
         return self._samples(indices, fill=True)
 
     def _samples(self, indices: Iterable[Any], *, fill: bool) -> list[Any]:
+        kind = type(self)
+        if kind.__getitem__ is not StoreDataset.__getitem__ and kind.__getitems__ is StoreDataset.__getitems__:
+            return [self[index] for index in indices]  # a subclass says what a sample is
         read = self._read(self._resolve(indices), fill=fill)
         return _split_columns(read, self._column_fields, self.as_dict) if isinstance(read, dict) else read
 

@@ -50,6 +50,7 @@ from storeds.protocols import Backend, Field
 from storeds.readers import SampleReader
 
 _LOG = logging.getLogger("storeds")
+_MAKES_SAMPLES = ("__getitem__", "__getitems__")
 
 __all__ = ["BatchFetcher", "Request", "Result", "StoreLoader", "read_by_dataset"]
 
@@ -182,7 +183,7 @@ class BatchFetcher(Dataset[Result]):
         try:
             return self._collated(finished(read) if self._is_ours else read)
         except ConfigError as error:
-            if type(store) is not StoreDataset or store.as_dict:  # the message has the names, if there are any
+            if not _reads_as(store, StoreDataset) or store.as_dict:  # the message has the names, if there are any
                 raise
             names = ", ".join(f"{place} {name!r}" for place, name in enumerate(store.reader.fields))
             raise ConfigError(f"{error}. The elements of these samples are {names}") from error
@@ -194,7 +195,7 @@ class BatchFetcher(Dataset[Result]):
     def _read_part(self, dataset: Any, indices: list[int], *, fill: bool) -> Any:
         """Return samples or columns of the dataset, or samples of one that it joins."""
         is_whole = dataset is self._inner
-        if type(dataset) is StoreDataset and (self._is_ours or not is_whole):
+        if _reads_as(dataset, StoreDataset) and (self._is_ours or not is_whole):
             columns = is_whole and self.collate_fn is collate
             # The rest of the batch may be good where datasets are joined: then bad samples are skipped.
             fill = fill or is_whole
@@ -247,15 +248,24 @@ def _fit_to_store(collate_fn: Any, store: StoreDataset) -> Any:
 
 def _stores_below(dataset: Any) -> list[StoreDataset | None]:
     """Return the StoreDatasets whose samples a dataset passes on unchanged, and None for each other dataset."""
-    if type(dataset) is Subset:
+    if _reads_as(dataset, Subset):
         return _stores_below(dataset.dataset)
-    if type(dataset) in (ConcatDataset, StoreMixture):
+    if _reads_as(dataset, ConcatDataset, StoreMixture):
         return [store for part in dataset.datasets for store in _stores_below(part)]
-    return [dataset if type(dataset) is StoreDataset else None]
+    return [dataset if _reads_as(dataset, StoreDataset) else None]
+
+
+def _reads_as(dataset: Any, *kinds: type) -> bool:
+    """Return whether a dataset is of one of these classes, or of a subclass that makes its samples in the same way."""
+    return any(
+        isinstance(dataset, kind)
+        and all(getattr(type(dataset), name, None) is getattr(kind, name, None) for name in _MAKES_SAMPLES)
+        for kind in kinds
+    )
 
 
 def _below_subsets(dataset: Any) -> Any:
-    while type(dataset) is Subset:
+    while _reads_as(dataset, Subset):
         dataset = dataset.dataset
     return dataset
 
@@ -265,10 +275,10 @@ def read_by_dataset(dataset: Any, indices: list[int], read: Callable[[Any, list[
 
     Raises IndexError for indices that lie outside of one of these.
     """
-    if type(dataset) not in (Subset, ConcatDataset, StoreMixture):
+    if not _reads_as(dataset, Subset, ConcatDataset, StoreMixture):
         return read(dataset, indices)
     indices = resolve_indices(indices, len(dataset), f"this {type(dataset).__name__}")
-    if type(dataset) is Subset:
+    if isinstance(dataset, Subset):
         return read_by_dataset(dataset.dataset, [dataset.indices[at] for at in indices], read)
     ends = dataset.cumulative_sizes
     parts: dict[int, list[int]] = {}  # dataset → places in the batch
