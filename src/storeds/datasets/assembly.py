@@ -18,7 +18,7 @@ from storeds.backends.subsets import Fold
 from storeds.datasets.source import Source
 from storeds.errors import ConfigError, suggest
 from storeds.protocols import Backend, Field, Reader, Transform
-from storeds.readers import ArrayReader, ImageReader, RecordReader, SampleReader
+from storeds.readers import ArrayReader, ImageReader, RecordReader, SampleReader, SequenceReader
 from storeds.readers.elements import split_path
 from storeds.records.columns import load_json, stats_path
 from storeds.records.roles import stored_classes
@@ -34,6 +34,7 @@ __all__ = [
     "bind_joint",
     "bind_transforms",
     "build_transforms",
+    "check_effect",
     "check_seed",
     "declared_elements",
     "fit_reader",
@@ -49,6 +50,7 @@ Transforms: TypeAlias = Transform | dict[str, Transform] | None
 """For the sample's data, or for each element that the user named."""
 
 _READER_OPTIONS = ("decode", "channels", "mode", "repair", "min_recovered", "roles")  # of a dataset, for its reader
+_IMAGE_OPTIONS = ("decode", "mode", "repair", "min_recovered", "orient", "max_pixels")
 _WITHOUT_DEFAULT = ("decode", "channels", "roles")  # None leaves the default to the reader
 
 
@@ -155,6 +157,19 @@ def make_reader(settings: Source, declared: Mapping[str, Field]) -> Reader[Any]:
     }
     chosen = dict(fields) if isinstance(fields, Mapping) else tuple(fields or ())
     return cast("Reader[Any]", target(fields=chosen, **{**named, **own}))
+
+
+def check_effect(settings: Source, reader: Reader[Any]) -> None:
+    """Raise ConfigError for options of images that a bound reader of windows has none to apply to."""
+    if not isinstance(reader, SequenceReader) or reader.decodes:
+        return
+    own = settings.reader_options or {}
+    for name in _IMAGE_OPTIONS:
+        if name in own or (name in _READER_OPTIONS and getattr(settings, name) != Source.default(name)):
+            raise ConfigError(
+                f"{name} is for images in files, and none of the elements {', '.join(reader.fields)} is one: it would have no "
+                "effect. Leave it out; channels={…: 'last'} makes tensors of arrays of pixels"
+            )
 
 
 def _check_fields(reader: Any, target: Any, fields: Any) -> None:

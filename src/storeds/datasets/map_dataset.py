@@ -30,6 +30,7 @@ from storeds.datasets.assembly import (
     bind_joint,
     bind_transforms,
     build_transforms,
+    check_effect,
     check_seed,
     fit_reader,
     make_reader,
@@ -213,6 +214,7 @@ class StoreDataset(Dataset[Any]):
         self._backend: Backend = open_source(settings.url, settings.layout, settings.options)
         self._view: Backend = select(self.backend, settings.where, settings.fold, settings.keys)
         self._bound: Reader[Any] = make_reader(settings, self._view.meta.fields).bind(self._view)
+        check_effect(settings, self._bound)
         self._transforms: Transform | None = build_transform(self._with_stats(settings.transforms), "transforms")
         self._transform: Transforms = build_transforms(self._with_stats(settings.transform))
         self._target_transform: Transform | None = _target_transform(settings.target_transform)

@@ -152,6 +152,11 @@ class SequenceReader(ImageReader):
     def _choose(self, fields: dict[str, Field]) -> tuple[str, ...]:
         return tuple(dict.fromkeys((*self.windows, *label_of(fields))))
 
+    @property
+    def decodes(self) -> bool:
+        """Whether an element is decoded from files of images."""
+        return bool(self._decoders)
+
     def _window(self, name: str) -> tuple[int, ...]:
         """Return the offsets of an element, in steps."""
         return self._windows.get(name, _NOW)

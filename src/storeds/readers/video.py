@@ -24,6 +24,7 @@ __all__ = ["VideoReader"]
 
 _FRAME = "frame"
 _PER_FRAME = (_FRAME, "time")
+_OF_FRAMES = ("repair", "min_recovered", "orient", "strided", "per_frame")  # without effect on video files
 
 
 class Runs:
@@ -120,7 +121,8 @@ class VideoReader(ImageReader):
         Fields that differ between frames. Default: ``"frame"`` and ``"time"``, if the store has them.
     by : str
         Field of kind int or str that all frames of a video share. Or a field of kind bytes that holds video files, such
-        as MP4: then each record is one video, and PyAV decodes the frames.
+        as MP4: then each record is one video, and PyAV decodes the frames. Video files take no `repair`, `min_recovered`,
+        `orient`, `per_frame` and `strided`.
 
     Notes
     -----
@@ -157,6 +159,12 @@ class VideoReader(ImageReader):
                 f"{suggest(self.by, declared, 'fields')}; name another field with by="
             )
         if declared[self.by].kind == "bytes":
+            for name in _OF_FRAMES:
+                if getattr(self, name) != getattr(VideoReader, name):
+                    raise ConfigError(
+                        f"{name} is for videos that are stored frame by frame: with the video files in {self.by!r} of "
+                        f"{backend.url} it would have no effect; leave it out"
+                    )
             files = VideoFileReader(
                 self.fields, by=self.by, decode=self.decode, mode=self.mode, max_pixels=self.max_pixels, plan=self._plan
             )
