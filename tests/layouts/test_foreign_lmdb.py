@@ -462,6 +462,13 @@ def mixed(path: Path) -> Path:
     return put(path, [*images, *((b"text-%04d" % n, b"words") for n in range(40))])
 
 
+def pictures_and_words(picture: str, word: str) -> Callable[[Path], Any]:
+    """Return what writes six pictures and six words under names of these forms."""
+    entries = [(picture.encode() % n, JPEGS[n]) for n in range(1, 7)]
+    entries += [(word.encode() % n, b"word %d" % n) for n in range(1, 7)]
+    return lambda path: put(path, entries)
+
+
 ANY = {"columns": {"value": "{}"}}
 UNDECIDED: dict[str, tuple[Callable[[Path], Any], list[dict[str, Any]]]] = {
     "text": (lambda path: put(path, [(b"foo", b"bar"), (b"z", b"baz")]), [ANY]),
@@ -472,14 +479,7 @@ UNDECIDED: dict[str, tuple[Callable[[Path], Any], list[dict[str, Any]]]] = {
     ),
     **{
         f"{a} and {b}": (
-            lambda path, a=a, b=b: put(
-                path,
-                [
-                    (text.encode() % n, JPEGS[n] if text == a else b"word %d" % n)
-                    for n in range(1, 7)
-                    for text in (a, b)
-                ],
-            ),
+            pictures_and_words(a, b),
             [{"columns": columns}, {"layout": "keyed"}, ANY],
         )
         for a, b, columns in (

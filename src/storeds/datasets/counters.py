@@ -311,8 +311,8 @@ def _of_worker(cell: Any, key: str, policy: Policy, length: int, epochs: SharedE
 _COUNTERS: weakref.WeakValueDictionary[str, SampleCounters] = weakref.WeakValueDictionary()
 
 
-def count_events(messages: Sequence[BatchEvents], turn: Any) -> None:
-    """Count the events of a batch of a loader's pass for the datasets of this process; raises BadSamplesError."""
+def count_events(messages: Sequence[BatchEvents], turn: Any = None) -> None:
+    """Count the events of a batch for the datasets of this process, see `SampleCounters.add`; raises BadSamplesError."""
     for message in messages:
         counters = _COUNTERS.get(message.counters)  # a worker may have made a dataset of its own
         if counters is not None:
