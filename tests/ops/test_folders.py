@@ -268,6 +268,19 @@ def test_masks_keep_their_bytes_and_their_class_ids_are_compared_exactly(name: s
             pack_masks(tmp_path, files, classes=[f"c{n}" for n in range(most)], ignore_index=most + 1)
 
 
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("size", [(96, 64), (64, 64)])
+def test_masks_that_may_be_those_of_the_picture_as_displayed_are_counted(
+    orientation: int, size: tuple[int, int], tmp_path: Path
+) -> None:
+    picture = saved(photograph(0).resize(size), "JPEG", exif=exif(orientation))
+    seen = encode_mask(np.zeros(size[::-1], np.uint8), "L", "PNG")
+    root = write(tmp_path / "in", {"images/a.jpg": picture, "masks/a.png": seen})
+    notes = storeds.pack(root, f"lmdb://{tmp_path}/a.lmdb", kind="masks").notes
+    is_unproven = orientation in (2, 3, 4) or (orientation > 4 and size == (64, 64))
+    assert [note[:37] for note in notes] == ["1 picture has an EXIF orientation (a."] * is_unproven
+
+
 def test_a_mask_of_the_size_that_exif_gives_the_image_is_refused(tmp_path: Path) -> None:
     turned = saved(photograph(1), "JPEG", exif=exif(6))
     with pytest.raises(RecordError, match="64 × 96"):

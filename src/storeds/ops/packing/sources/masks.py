@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,7 +17,8 @@ from storeds.jpeg.formats import decode_reason, open_picture
 from storeds.ops.packing.rows import Bad, BadItem, File, Row, Rows, from_start
 from storeds.ops.packing.sources.class_names import unique_classes
 from storeds.ops.packing.sources.folders import IMAGE_SUFFIXES, Root, Walk, class_notes, folders_in, kind_of_files, show
-from storeds.protocols import JSON, Field
+from storeds.ops.packing.sources.turned import is_mask_unproven, taken_as_stored
+from storeds.protocols import JSON, Field, Record
 from storeds.readers.annotations import grey_step
 
 __all__ = ["MaskFile", "MaskFolders", "by_stem", "find_mask_folders", "masks"]
@@ -190,6 +192,13 @@ def masks(
         )
     tops = {_top(item.values["key"]) for item in items if isinstance(item, Row)}
     has_split = tops <= _SPLITS
+    turned: set[str] = set()
+
+    def finish(values: Record) -> Record:
+        if is_mask_unproven(values["image"]):
+            turned.add(values["key"])
+        return {**values, "split": _top(values["key"])} if has_split else values
+
     pictures = {"image": Field("image", role="image"), "mask": Field("image", role="mask")}
     attrs: dict[str, JSON] = {} if names is None else {"classes": [*names]}
     left_out = (
@@ -199,7 +208,8 @@ def masks(
         fields={**pictures, **({"split": Field("str")} if has_split else {}), "key": Field("str")},
         attrs={**attrs, **({} if ignore_index is None else {"ignore_index": ignore_index})},
         items=from_start(lambda: [*items, *problems]),
-        finish=(lambda values: {**values, "split": _top(values["key"])}) if has_split else None,
+        finish=finish,
+        late_notes=partial(taken_as_stored, turned),
         notes=[
             *class_notes(names or ()),
             *([left_out] if ignored else ()),

@@ -7,9 +7,11 @@ from collections.abc import Collection, Iterator
 import numpy as np
 
 from storeds._utils.text import counted, some
+from storeds.jpeg import read_picture_header
 from storeds.protocols import Array
+from storeds.readers.decoders import orientation_of
 
-__all__ = ["inverse", "taken_as_stored", "turned_centres", "turned_keypoints", "turned_points"]
+__all__ = ["inverse", "is_mask_unproven", "taken_as_stored", "turned_centres", "turned_keypoints", "turned_points"]
 
 _INVERSE = {6: 8, 8: 6}  # every other orientation is its own inverse
 
@@ -27,6 +29,13 @@ def taken_as_stored(keys: Collection[str]) -> Iterator[str]:
             "whether annotations refer to the picture as displayed: they are taken to refer to the pixels as stored; if boxes "
             "do not fit their objects, store these pictures upright"
         )
+
+
+def is_mask_unproven(blob: bytes) -> bool:
+    """Whether a mask of the size of a picture as stored may be that of the picture as its EXIF orientation displays it."""
+    orientation = orientation_of(blob) or 1
+    header = read_picture_header(blob) if orientation > 4 else None
+    return orientation in (2, 3, 4) or (header is not None and header.width == header.height)
 
 
 def turned_points(points: Array, orientation: int, size: tuple[int, int] = (1, 1)) -> Array:
