@@ -195,3 +195,38 @@ def test_a_torn_write_to_the_log_is_forgotten(interrupted: tuple[str, Path], tor
         writer.append(RECORDS[5:])
     with storeds.open_backend(url) as backend:
         assert backend.get_many(range(50)) == RECORDS
+
+
+MANY = """
+    import gc, os, sys, tracemalloc, storeds
+
+    def read(backend):
+        for start in [*range(0, len(backend), 64)] * 6:
+            backend.get_many([*range(start, min(start + 64, len(backend)))])
+
+    tracemalloc.start()
+    with storeds.open_backend(sys.argv[1]) as backend:
+        read(backend)
+        assert 30 << 20 < tracemalloc.get_traced_memory()[0] < 66 << 20
+        preads, real = [], os.pread
+        os.pread = lambda *call: preads.append(call) or real(*call)
+        backend.get_many([*range(0, len(backend), 97)], ["label"])
+        assert not preads  # numbers stay in memory, whatever else does
+        os.pread = real
+    gc.collect()
+    assert tracemalloc.get_traced_memory()[0] < 8 << 20
+    with storeds.open_backend(sys.argv[1].replace("*", "11")) as backend:  # what was closed leaves room
+        read(backend)
+        assert 8 << 20 < tracemalloc.get_traced_memory()[0] < 20 << 20
+"""
+
+
+def test_a_process_keeps_a_bounded_part_of_many_files_in_memory(tmp_path: Path) -> None:
+    blob = np.random.default_rng(3).bytes(1 << 14)
+    for number in range(12):
+        with storeds.open_writer(f"hdf5://{tmp_path}/{number:02}.h5", {"blob": "bytes", "label": "int"}) as writer:
+            writer.append({"blob": blob, "label": at} for at in range(600))
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(MANY), f"{tmp_path}/*.h5"], capture_output=True, text=True, timeout=500
+    )
+    assert (done.returncode, done.stderr) == (0, "")

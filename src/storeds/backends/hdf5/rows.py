@@ -11,6 +11,7 @@ import errno
 import itertools
 import os
 import sys
+import weakref
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -28,6 +29,8 @@ UNREADABLE = "its bytes cannot be read: a bad sector, a file cut short, or damag
 _PAGE = 4096  # bytes; reading an unneeded page is cheaper than another call
 _JOINED = 1 << 20  # bytes; copying more out of one read takes longer than the calls that it saves
 _KEPT = 1 << 24  # bytes; random reads soon touch every page of a smaller dataset, so it stays in memory
+_KEPT_IN_ALL = 1 << 26  # bytes of all such datasets of this process; of values of varying size, half of it
+_KEEPING: dict[int, int] = {}  # id of rows → bytes that they keep
 _WORTH_ADVICE = 1 << 18  # bytes of one call
 
 
@@ -51,7 +54,7 @@ class JoinedRows:
     def __init__(self, size: int, count: int) -> None:
         self.size, self.count = size, count
         self._kept: bytes | None = None
-        self._before_kept = size * count // _PAGE if size * count <= _KEPT else sys.maxsize
+        self._before_kept = self._worth_keeping = size * count // _PAGE if size * count <= _KEPT else sys.maxsize
 
     def _load(self, starts: Array, stops: Array) -> list[bytes]:
         """Read each range by itself; fewer bytes where they are unreadable."""
@@ -79,16 +82,28 @@ class JoinedRows:
         return [data[begin:end] for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)]
 
     def kept(self, asked: int) -> bytes | None:
-        """Return all rows, once reading `asked` more of a small dataset would cost as much as reading all of it."""
+        """Return all rows, once reading `asked` more of a small dataset would cost as much as reading all of it.
+
+        None while the process keeps enough others. Numbers and offsets come first, since every read needs them.
+        """
         if self._kept is None:
             self._before_kept -= asked
             if self._before_kept < 0:
-                (data,) = self._load(np.array([0]), np.array([self.count]))
-                if len(data) == self.size * self.count:
-                    self._kept = data
-                else:  # a part is unreadable
-                    self._before_kept = sys.maxsize
+                self._keep()
         return self._kept
+
+    def _keep(self) -> None:
+        self._before_kept = self._worth_keeping  # before the next attempt
+        room = _KEPT_IN_ALL if self.size > 1 else _KEPT_IN_ALL // 2
+        if sum(_KEEPING.values()) + self.size * self.count > room:
+            return
+        (data,) = self._load(np.array([0]), np.array([self.count]))
+        if len(data) == self.size * self.count:
+            self._kept = data
+            _KEEPING[id(self)] = len(data)
+            weakref.finalize(self, _KEEPING.pop, id(self), None).atexit = False
+        else:  # a part is unreadable
+            self._before_kept = sys.maxsize
 
 
 class FlatRows(JoinedRows):
