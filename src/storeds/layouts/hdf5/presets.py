@@ -215,7 +215,7 @@ def candidates(files: Hdf5Files) -> Iterator[dict[str, object]]:
             ways.append({"*": "{}/**", "@": "{}/**"})
     for columns in filter(None, ways):
         yield {"columns": _inside(group, _with_free_names(columns, stored))}
-    yield from lengths if not are_columns and len(groups) < _INSPECTED else []
+    yield from lengths if datasets and not are_columns else []
 
 
 _SPLIT_GROUPS = {"train", "training", "test", "testing", "val", "valid", "validation"}
