@@ -91,7 +91,7 @@ def test_verify_reports_kind_and_share_of_every_damage(
         assert expected in (None, finding.recovered) or finding.kind == "too_large"
     assert report.images == sum(picture.is_readable for picture in PICTURES.values())
     assert {reported[key].format for key in ("half a png", "page", "empty")} == {"PNG", "HTML", "empty"}
-    assert "claims more pixels than storeds allocates" in reported["huge"].message
+    assert "more than max_pixels=134,217,728" in reported["huge"].message
 
 
 @pytest.mark.parametrize(("check", "examined"), [(True, 11), (False, 13)])
