@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import signal
 import socket
@@ -12,6 +13,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -247,3 +249,34 @@ def test_interrupted_writers_name_resume(command: str, silent_server: socket.soc
     shown = interrupt(silent_server, command, *([] if command == "verify" else [f"lmdb://{tmp_path}/a.lmdb"]))
     resume = "" if command == "verify" else "; finished work is kept, continue with --resume"
     assert shown.strip() == f"interrupted{resume}"
+
+
+COMMANDS = {
+    "info": "info {url}",
+    "verify": "verify {url} --json",
+    "stats": "stats {url}",
+    "get": "get {url} class0/0.jpg -o -",
+    "show": "show {url} -o {out}/page.html",
+    "convert": "convert {url} {out}/b.h5",
+    "an error": "info {out}/nothing.lmdb --json",
+    "version": "--version",
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_an_output_that_cannot_be_written_is_one_line_and_exit_code_3(tree: Path, tmp_path: Path, command: str) -> None:
+    url, out = f"{tmp_path}/a.lmdb", tmp_path / "out"
+    storeds.pack(tree, url)
+    reader, pipe = os.pipe()
+    os.close(reader)
+    outputs: tuple[tuple[str, Any], ...] = (("full", open("/dev/full", "wb")), ("pipe", pipe), ("closed", None))  # noqa: SIM115
+    for name, output in outputs:
+        (out / name).mkdir(parents=True)
+        arguments = COMMANDS[command].format(url=url, out=out / name)
+        line = f"{Path(sys.executable).with_name('storeds')} {arguments}{'' if output else ' >&-'}"
+        done = subprocess.run(["bash", "-c", line], stdout=output, stderr=subprocess.PIPE, text=True, check=False)
+        assert (done.returncode, done.stderr.count("\n")) == (3, 1), done.stderr
+        assert done.stderr.startswith("error: the output cannot be written: ")
+        assert not [*out.rglob("*.fresh")]
+    os.close(pipe)
+    outputs[0][1].close()

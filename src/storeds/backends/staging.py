@@ -41,9 +41,13 @@ def sync_path(path: str | Path) -> None:
 def replace_file(path: Path, data: bytes) -> None:
     """Replace the content of `path` with `data`, durably and in one step."""
     fresh = path.with_name(f"{path.name}.fresh")
-    fresh.write_bytes(data)
-    sync_path(fresh)
-    os.replace(fresh, path)
+    try:
+        fresh.write_bytes(data)
+        sync_path(fresh)
+        os.replace(fresh, path)
+    except BaseException:
+        fresh.unlink(missing_ok=True)
+        raise
     sync_path(path.parent)
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import functools
 import json
 import logging
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -60,9 +63,15 @@ config_app: typer.Typer = typer.Typer(no_args_is_help=True, context_settings=_SE
 app.add_typer(config_app, name="config")
 
 
-def _console(*, stderr: bool = False, width: int | None = None) -> Console:
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        # docstring inherited
+        raise  # Rich calls this where it handles the error, and would exit with 1
+
+
+def _console(*, stderr: bool = False, width: int | None = None) -> _Console:
     # URLs, keys and messages may contain "[red]" or ":smile:", which are not markup or emoji.
-    return Console(stderr=stderr, width=width, soft_wrap=True, markup=False, emoji=False, highlight=False)
+    return _Console(stderr=stderr, width=width, soft_wrap=True, markup=False, emoji=False, highlight=False)
 
 
 OUT, ERR = _console(), _console(stderr=True)
@@ -88,7 +97,38 @@ def main() -> None:
     """Run the command line."""
     # SIGTERM unwinds like Ctrl-C, so that a writer keeps its durable work.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    app(prog_name="storeds")
+    _occupy_standard_descriptors()
+    with _output_failures():
+        app(prog_name="storeds")
+
+
+def _occupy_standard_descriptors() -> None:
+    """Open ``/dev/null`` as each standard descriptor that is closed: otherwise it would become that of a store."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(descriptor)
+
+
+@contextmanager
+def _output_failures() -> Iterator[None]:
+    """Turn a failure to write the output into a line on stderr and exit code 3; also one that only flushing shows."""
+    try:
+        try:
+            yield
+        finally:
+            if sys.stdout is None:
+                raise OSError(errno.EBADF, "stdout is closed")
+            sys.stdout.flush()
+    except StoredsError:
+        raise
+    except OSError as error:
+        with contextlib.suppress(OSError, AttributeError):  # stderr may be closed or full too
+            say_error("error: ", f"the output cannot be written: {redact_message(str(error))}", "bold red")
+        if sys.stdout is None:
+            sys.stdout = open(os.devnull, "w")  # noqa: SIM115  # until the process ends
+        else:  # so that Python does not try again at its end
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(3)
 
 
 def _exit_code(error: StoredsError) -> int:
@@ -102,6 +142,10 @@ def command(function: F) -> F:
 
     @functools.wraps(function)
     def run(*args: Any, **options: Any) -> None:
+        with _output_failures():
+            report(*args, **options)
+
+    def report(*args: Any, **options: Any) -> None:
         warnings = _Warnings(logging.WARNING)
         _LOG.addHandler(warnings)
         try:
