@@ -225,7 +225,7 @@ BREAKS = [Break(*row) for row in (
      "type(transform) is Normalize and joined and type(joined[-1]) is ToTensor", "isinstance(transform, Normalize) and joined and isinstance(joined[-1], ToTensor)"),
     ("28: a subclass of Resize in transforms= is called", "transforms/test_subclasses.py", "transforms/samples.py", ' and called_in.startswith("storeds.")', ""),
     ("28: no crop leaves a box without a width", "transforms/test_joint.py -k without_a_width", "transforms/coordinates.py", "_LEAST = 0.001", "_LEAST = 0.0"),
-    ("28: max_bad holds for loaders at different epochs", "datasets/test_policy.py -k different_epochs", "datasets/counters.py", "_EPOCHS = 8", "_EPOCHS = 1"),
+    ("28: max_bad holds for loaders at different epochs", "datasets/test_policy.py -k different_epochs", "datasets/counters.py", "_PASSES = 8", "_PASSES = 1"),
     ("28: declarations decide about the structure of batches", "loaders/test_sample_batches.py -k declarations", "batching/roles.py", 'if fields[name].kind == "json" and name not in ways', "if False"),
     ("28: joined datasets of different seeds have a seed", "loaders/test_sampling.py -k seed_of_the_order", "loaders/sampler.py",
      "return seeds[0] if len(set(seeds)) == 1 else xxhash", "return seeds[0] if len(set(seeds)) == 1 else None and xxhash"),

@@ -32,6 +32,7 @@ from make_store import make_store
 from shares import examples
 from storeds import EpochSampler, StoreDataset, StoreLoader, ThreadLoader
 from storeds.errors import BadSamplesError, ConfigError
+from storeds.protocols import Field
 
 COUNT = 90
 FIELDS = {"label": "int", "weight": "float", "patient": "str", "length": "int", "width": "int", "height": "int"}
@@ -577,6 +578,76 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"balance": "label", "repeat": False}, "30 samples of label dog, and there are 25"),
     ({"weights": "weight", "repeat": False}, "largest weight would come more than once"),
 ]
+
+
+OF_ONE_VALUE: list[dict[str, Any]] = [
+    {"balance": ...},
+    {"weights": ...},
+    {"group_by": ..., "batch_size": COUNT},
+    {"bucket_by": ..., "batch_size": 9},
+    {"bucket_by": ["length", ...], "batch_size": 9},
+]
+NO_VALUES = {
+    "onehot": r"onehot.*kind array, of shape \[3\]",
+    "grid": r"grid.*kind array, of shape \[2, 2\]",
+    "single": r"single.*kind array, of shape \[1\]",
+    "score": "score.*kind float, and 2 of 90 values are NaN, the first at 3",
+    "note": "note.*kind json",
+    "raw": "raw.*kind bytes",
+    "ragged": "ragged.*kind array",
+}
+
+
+@pytest.fixture(scope="module", params=["lmdb", "hdf5", "memory"])
+def odd(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return a store whose fields hold no single value."""
+    fields = {
+        "length": "int",
+        "onehot": Field("array", dtype="float32", shape=(3,)),
+        "grid": Field("array", dtype="int64", shape=(2, 2)),
+        "single": Field("array", dtype="int64", shape=(1,)),
+        "ragged": Field("array", dtype="float32", shape=(None,)),
+        "score": "float",
+        "note": "json",
+        "raw": "bytes",
+    }
+    records = [
+        {
+            "length": at,
+            "onehot": np.eye(3, dtype=np.float32)[LABELS[at]],
+            "grid": np.full((2, 2), at),
+            "single": np.array([LABELS[at]]),
+            "ragged": np.zeros(at % 3, np.float32),
+            "score": float("nan") if at in (3, 40) else 1.0,
+            "note": {"a": at},
+            "raw": b"x",
+        }
+        for at in range(COUNT)
+    ]
+    return make_store(fields, records, f"{request.param}://{tmp_path_factory.mktemp('odd')}/odd-{request.param}")
+
+
+@pytest.mark.parametrize("field", NO_VALUES)
+def test_a_field_without_one_value_a_sample_is_named_with_its_kind(odd: str, field: str) -> None:
+    dataset = StoreDataset(odd, reader="array", fields=["length"], seed=1)
+    joined: Any = ConcatDataset([dataset, Subset(dataset, range(COUNT))])
+    for arguments in OF_ONE_VALUE:
+        named: dict[str, Any] = {
+            key: field if value is ... else ["length", field] if isinstance(value, list) else value
+            for key, value in arguments.items()
+        }
+        for data in (dataset, joined):
+            with pytest.raises(ConfigError, match=NO_VALUES[field]):
+                StoreLoader(data, **{"batch_size": 9, **named})
+    for name in ("group_by", "stratify_by"):
+        with pytest.raises(ConfigError, match=NO_VALUES[field]):
+            StoreDataset(odd, reader="array", fold={"of": 3, "take": 0, name: field})
+
+
+@pytest.mark.parametrize("weight", ["x", None, [1], True])
+def test_a_weight_that_is_no_number_is_refused(plain: StoreDataset, weight: Any) -> None:
+    with pytest.raises(ConfigError, match="the weight of 'cat' is a number"):
+        EpochSampler(plain, weights={"cat": weight})
 
 
 @pytest.mark.parametrize(("arguments", "says"), REFUSED, ids=[says for _, says in REFUSED])

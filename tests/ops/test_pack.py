@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader, Subset
 import storeds
 from _packing import records_of
 from jpeg_encodings import chunk
+from make_store import make_store
 from mask_files import write
 from photographs import jpeg, photograph, saved
 from picture_stores import exif
@@ -126,6 +127,10 @@ def test_a_split_by_label_needs_a_label(tree: Path) -> None:
     with pytest.raises(errors.ConfigError, match="records have no label; pass split_by='key'"):
         storeds.pack(tree, "memory://no-label", split_by="label", **options)
     storeds.pack(tree, "memory://no-label", **options)
+    onehot = {"label": Field("array", dtype="int64", shape=(2,))}
+    store = make_store(onehot, [{"label": np.eye(2, dtype=np.int64)[at % 2]} for at in range(8)], "memory://onehot")
+    with pytest.raises(errors.ConfigError, match="the field label is of kind array"):
+        storeds.pack(store, "memory://parts", kind="store", split={"a": 0.5, "b": 0.5}, split_by="label")
 
 
 def test_larger_images_are_scaled_and_smaller_ones_left_alone(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ from storeds.backends.handles import HandlePool, HandleRef, Lease, Opener, OpenS
 from storeds.errors import ConfigError, RecordError, UnavailableError, suggest
 from storeds.protocols import JSON, Array, Field, Meta, Record
 from storeds.records.codec import RecordCodec, Seals
+from storeds.records.columns import check_has_column
 
 __all__ = [
     "BackendOptions",
@@ -123,11 +124,7 @@ class StoreBackend(ABC):
         # docstring inherited
         (name,) = self._check_fields([name])
         field = self.meta.fields[name]
-        if field.kind != "str" and not field.is_fixed:
-            raise ConfigError(
-                f"{self.url}: field {name!r} is of kind {field.kind}, which has no column; "
-                "columns are int, float, bool, str and arrays of fixed shape"
-            )
+        check_has_column(self.url, name, field)
         return self._column(name, field)
 
     def stored_bytes(self) -> int | None:

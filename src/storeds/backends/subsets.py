@@ -15,7 +15,7 @@ from storeds._utils.settings import Settings
 from storeds._utils.text import some
 from storeds.errors import ConfigError, StoreNotFoundError
 from storeds.protocols import Array, Backend
-from storeds.records.columns import read_column
+from storeds.records.columns import check_one_value, read_column
 
 __all__ = ["Fold", "listed_keys"]
 
@@ -75,10 +75,11 @@ class Fold(Settings, frozen=True):
         count = len(backend)
         strata = np.zeros(count, np.intp)
         if self.stratify_by is not None:
-            strata = np.unique(read_column(backend, self.stratify_by), return_inverse=True)[1]
+            strata = np.unique(_values(backend, "stratify_by", self.stratify_by), return_inverse=True)[1]
         if self.group_by is None:
             return self._of_records(strata)
-        names, groups, sizes = np.unique(read_column(backend, self.group_by), return_inverse=True, return_counts=True)
+        values = _values(backend, "group_by", self.group_by)
+        names, groups, sizes = np.unique(values, return_inverse=True, return_counts=True)
         if len(names) < self.of:
             raise ConfigError(
                 f"fold: {self.of} folds need as many groups, and {backend.url} has {len(names)} values of {self.group_by!r}"
@@ -109,6 +110,10 @@ class Fold(Settings, frozen=True):
         folds = np.empty(len(strata), np.int32)
         folds[order] = np.arange(len(strata)) % self.of
         return folds
+
+
+def _values(backend: Backend, setting: str, name: str) -> Array:
+    return check_one_value(read_column(backend, name), f"{backend.url}: fold: {setting}", name)
 
 
 def listed_keys(path: str, backend: Backend) -> Array:

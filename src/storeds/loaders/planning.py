@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -15,6 +16,7 @@ from storeds.datasets.mixture import StoreMixture
 from storeds.errors import ConfigError, suggest
 from storeds.loaders.plan import Bucketed, Grouped, Plan, Quotas, Shuffled, Strata, Weighted
 from storeds.protocols import Array
+from storeds.records.columns import check_one_value
 from storeds.records.roles import stored_classes
 
 __all__ = ["PLAN_SETTINGS", "PlanSettings", "Replacements", "make_plan", "replaces_samples"]
@@ -159,7 +161,7 @@ def _check_unrepeated(plan: Plan) -> None:
         )
 
 
-def _classes(data: Any, field: str, weights: Mapping[Any, float] | None) -> tuple[Strata, Array]:
+def _classes(data: Any, field: str, weights: Mapping[Any, Any] | None) -> tuple[Strata, Array]:
     """Return the samples by class, and the share of each class."""
     strata, values = Strata.of(_values(data, field, "balance"), _class_names(data, field))
     if weights is None:
@@ -172,6 +174,8 @@ def _classes(data: Any, field: str, weights: Mapping[Any, float] | None) -> tupl
             raise ConfigError(
                 f"weights: no sample has the {field} {name!r}; {suggest(str(name), strata.names, 'values')}"
             )
+        if isinstance(weight, bool) or not isinstance(weight, numbers.Real):
+            raise ConfigError(f"weights: the weight of {name!r} is a number, got {weight!r}")
         shares[places[str(name)]] = weight
     return strata, _checked(shares)
 
@@ -232,7 +236,7 @@ def _bucketed(drawn: Plan, data: Any, settings: PlanSettings) -> Plan:
 
 
 def _values(data: Any, field: str, what: str) -> Array:
-    """Return a stored field of each sample of a dataset, also below Subset and ConcatDataset; no picture is read."""
+    """Return the one value of a field in each sample of a dataset, also below Subset and ConcatDataset; no picture is read."""
     if isinstance(data, Subset):
         whole = _values(data.dataset, field, what)
         return whole[resolve_indices(data.indices, len(whole), "what a Subset is of")]
@@ -244,8 +248,7 @@ def _values(data: Any, field: str, what: str) -> Array:
             f"{what}={field!r} names a field of a StoreDataset, and this is a {type(data).__name__}; pass weights as an "
             "array with a number for each sample"
         )
-    values: Array = column(field)
-    return values
+    return check_one_value(column(field), what, field)
 
 
 class Replacements:

@@ -29,6 +29,8 @@ __all__ = [
     "TEXT",
     "ColumnCollector",
     "cache_folder",
+    "check_has_column",
+    "check_one_value",
     "check_where",
     "column_from_records",
     "column_of",
@@ -106,6 +108,15 @@ def text_column(data: bytes, offsets: Iterable[int]) -> Array:
     return np.array(texts, dtype=TEXT)
 
 
+def check_has_column(url: str, name: str, field: Field) -> None:
+    """Raise ConfigError if the values of a field make no array."""
+    if field.kind != "str" and not field.is_fixed:
+        raise ConfigError(
+            f"{url}: field {name!r} is of kind {field.kind}, which has no column; "
+            "columns are int, float, bool, str and arrays of fixed shape"
+        )
+
+
 def read_column(backend: Backend, name: str) -> Array:
     """Return field `name` of all records: by `SupportsColumns`, else record by record.
 
@@ -119,11 +130,34 @@ def read_column(backend: Backend, name: str) -> Array:
     return backend.column(name) if isinstance(backend, SupportsColumns) else column_from_records(backend, name)
 
 
+def check_one_value(column: Array, setting: str, name: str) -> Array:
+    """Return a column unchanged if each record has one value in it that can be compared; `setting` uses the field `name`.
+
+    Raises
+    ------
+    ConfigError
+        The values are arrays, or some are NaN.
+    """
+    if column.ndim != 1:
+        raise ConfigError(
+            f"{setting}={name!r}: the field is of kind array, of shape {list(column.shape[1:])}, and each sample needs one "
+            "value. Store a field of kind int, float, bool or str, such as the number of the class"
+        )
+    missing = np.flatnonzero(column != column)  # only NaN differs from itself
+    if missing.size:
+        raise ConfigError(
+            f"{setting}={name!r}: the field is of kind float, and {len(missing):,} of {len(column):,} values are NaN, the "
+            f"first at {missing[0]}. Leave these records out, or give them a value of their own"
+        )
+    return column
+
+
 def column_from_records(backend: Backend, name: str) -> Array:
     """Return field `name` of all records, read in batches; raises as `read_column` does."""
     known = backend.meta.fields
     if name not in known:
         raise ConfigError(f"{backend.url} has no field {name!r}; {suggest(name, known, 'fields')}")
+    check_has_column(backend.url, name, known[name])
     values: list[Any] = []
     for start in range(0, len(backend), _BATCH):
         for record in backend.get_many(range(start, min(start + _BATCH, len(backend))), (name,)):

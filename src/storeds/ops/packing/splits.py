@@ -64,6 +64,11 @@ def divides_by_label(fields: Mapping[str, Field], by: str | None) -> bool:
     if by is not None and by not in get_args(SplitBy):
         raise ConfigError(f"split_by={by!r}; {suggest(by, get_args(SplitBy), 'choices')}")
     has_label = "label" in fields and fields["label"].kind in _LABEL_KINDS
+    if by == "label" and "label" in fields and not has_label:
+        raise ConfigError(
+            f"split_by='label': the field label is of kind {fields['label'].kind}, and classes are of kind "
+            f"{' or '.join(sorted(_LABEL_KINDS))}; pass split_by='key' (--split-by key)"
+        )
     if by == "label" and not has_label:
         raise ConfigError("split_by='label': records have no label; pass split_by='key' (--split-by key)")
     return has_label and by != "key"
