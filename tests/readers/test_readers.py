@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+import pickle
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Self, cast
 
 import numpy as np
@@ -236,3 +239,30 @@ def test_values_that_would_clip_are_refused_and_class_numbers_stay() -> None:
     assert StoreDataset(url, fields=["image", "mask"], mode={"mask": "RGB"})[0][1].mode == "RGB"
     with pytest.raises(errors.ConfigError, match="'mask' would mix class numbers.*'nearest'"):
         StoreDataset(url, fields=["image", "mask"], transform={"mask": {"name": "Resize", "size": [8, 8]}})
+
+
+@pytest.mark.parametrize(
+    ("fields", "line"),
+    [
+        (["left", "right"], "['left', 'right', 'label']"),
+        (["image", "depth", "side"], "['image', 'depth', 'side', 'label']"),
+        (["image", "mask"], None),
+        (["image"], None),
+    ],
+    ids=str,
+)
+def test_a_store_of_several_images_says_that_samples_have_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, fields: list[str], line: str | None
+) -> None:
+    record = {**dict.fromkeys(fields, jpeg(1)), "label": 1}
+    declared = {name: "int" if name == "label" else "image" for name in record}
+    url = make_store(declared, [record], f"lmdb://{tmp_path}/several.lmdb")
+    dataset = StoreDataset(url, reader=cast(Any, ImageReader))
+    dataset[0], dataset[0], pickle.loads(pickle.dumps(dataset))[0]
+    said = [each.getMessage() for each in caplog.records]
+    assert len(said) == (line is not None)
+    assert dataset.reader.fields == (fields[0], "label")
+    if line is not None:
+        assert said[0].endswith(f"pass fields={line}")
+        assert len(StoreDataset(url, fields=ast.literal_eval(line))[0]) == len(record)
+        assert len(caplog.records) == 1

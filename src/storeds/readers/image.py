@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import mmap
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -57,6 +58,7 @@ from storeds.registry import DECODERS
 
 __all__ = ["ImageReader", "Picture", "PictureDecoder", "draw_crops", "label_of"]
 
+_LOG = logging.getLogger("storeds")
 _LABELS = ("label", "labels", "target", "targets")
 
 
@@ -168,7 +170,16 @@ class ImageReader(RecordReader):
                 f"{type(self).__name__} needs a field of kind image; the store has {kinds}; "
                 f"reader 'array' reads any field{_video_hint(fields)}"
             )
-        return ("image" if "image" in images else images[0], *label_of(fields))
+        chosen = "image" if "image" in images else images[0]
+        pictures = [name for name in images if not is_mask(name)]
+        if len(pictures) > 1:
+            _LOG.warning(
+                "the samples have the image %r alone, and each record has the images %s: for all of them, pass fields=%r",
+                chosen,
+                ", ".join(pictures),
+                [*pictures, *label_of(fields)],
+            )
+        return (chosen, *label_of(fields))
 
     @property
     def data(self) -> str | None:
