@@ -12,6 +12,7 @@ import h5py
 import pytest
 
 import storeds
+from make_store import make_store
 from storeds import errors, registry
 from storeds.backends import MemoryBackend, StoreBackend, bounded, check_most_is_read
 
@@ -113,3 +114,60 @@ def test_an_option_that_the_native_layout_lacks_may_be_the_foreign_ones(tmp_path
 def test_asking_for_the_native_layout_tries_no_other(tmp_path: Path) -> None:
     with pytest.raises(errors.FormatError, match="not a native store"):
         storeds.open_backend(foreign(tmp_path / "red.h5"), layout="storeds/1")
+
+
+FILE_URLS = {
+    "hdf5": ("x.h5", "file://{folder}/x.h5"),
+    "lmdb": ("x.lmdb", "file://{folder}/x.lmdb"),
+    "localhost": ("x.h5", "file://localhost{folder}/x.h5"),
+    "capitals": ("x.h5", "FILE://{folder}/x.h5"),
+    "one slash": ("x.h5", "file:{folder}/x.h5"),
+    "percent": ("\u00e4 b*[1].h5", "file://{folder}/%C3%A4%20b%2A%5B1%5D.h5"),
+    "a pattern": ("x-0.h5", "file://{folder}/x-*.h5"),
+    "options": ("x.h5", "file://{folder}/x.h5?locking=false"),
+}
+
+
+@pytest.mark.parametrize("name", FILE_URLS)
+def test_a_file_url_opens_what_its_path_names(tmp_path: Path, name: str) -> None:
+    file, url = FILE_URLS[name]
+    make_store({"label": "int"}, [{"label": n} for n in range(4)], tmp_path / f"new{Path(file).suffix}")
+    (tmp_path / f"new{Path(file).suffix}").rename(tmp_path / file)
+    with storeds.open_backend(url.format(folder=tmp_path)) as backend:
+        assert backend.get_many([3]) == [{"label": 3}]
+    assert storeds.info(url.format(folder=tmp_path)).count == 4
+    assert not storeds.verify(url.format(folder=tmp_path), workers=0).findings
+
+
+def test_a_file_url_opens_stores_of_other_tools_and_writes(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file["image"], file["label"] = [[1, 2], [3, 4]], [0, 1]
+    assert len(storeds.open_backend(f"file://{tmp_path}/x.h5", columns={"x": "image[]", "y": "label[]"})) == 2
+    with storeds.open_writer(f"file://{tmp_path}/new.lmdb", {"x": "int"}) as writer:
+        writer.append([{"x": 1}])
+    assert len(storeds.open_backend(tmp_path / "new.lmdb")) == 1
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("file://server/share/x.h5", "another one, mount them, then pass the path"),
+        ("file://x.h5", "names an absolute path of this computer, as in file:///data/train.h5"),
+        ("file:///no%00.h5", "no path holds a NUL"),
+        *(
+            (f"{scheme}://key:hunter2@bucket/x.h5?token=hunter3", "mount it or copy its files")
+            for scheme in ("s3", "gs", "https")
+        ),
+        ("hdf://x.h5", "did you mean 'hdf5'"),
+    ],
+)
+def test_a_url_that_storeds_cannot_read_says_what_to_do(url: str, says: str) -> None:
+    for use in (storeds.open_backend, storeds.info, lambda url: storeds.open_writer(url, {"x": "int"})):
+        with pytest.raises(errors.ConfigError) as raised:
+            use(url)
+        assert says in str(raised.value)
+        assert "hunter" not in str(raised.value)
+    with pytest.raises(errors.ConfigError, match=re.escape(says)):
+        storeds.open_backend([url])
+    with pytest.raises(errors.ConfigError, match=re.escape(says)):
+        storeds.open_backend(url, layout="pickled")

@@ -15,7 +15,7 @@ import stat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.parse import unquote
+from urllib.parse import unquote, unquote_to_bytes
 
 from storeds._utils.text import some
 from storeds.errors import (
@@ -50,6 +50,7 @@ __all__ = [
 
 FILE_ENGINES = ("lmdb", "hdf5")
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+_FILE_URL = re.compile(r"file:(?:(?!//)|//(?P<host>[^/]*))(?P<path>/[^?]*)(?P<options>.*)", re.IGNORECASE | re.DOTALL)
 _EXPLICIT_PATH = re.compile(r"\.{0,2}/(?!/)|~")
 
 
@@ -60,7 +61,7 @@ class StoreURL:
     Attributes
     ----------
     text : str
-        As written, secrets included.
+        As written, secrets included; of a ``file://`` URL, its path.
     scheme : str or None
         In lower case; None for a bare path whose engine is not known yet.
     path : str
@@ -86,7 +87,7 @@ class StoreURL:
         """
         if isinstance(url, StoreURL):
             return url
-        text = os.fspath(url)
+        text = _path_of_file_url(os.fspath(url))
         match = _SCHEME.match(text)
         scheme, rest = (match[1].lower(), text[match.end() :]) if match else (None, text)
         if scheme is None or scheme in FILE_ENGINES:
@@ -129,6 +130,19 @@ def file_path(url: str | StoreURL) -> tuple[str, dict[str, str]]:
         path, _, query = parsed.path.partition("?")
         parsed = StoreURL(parsed.text, parsed.scheme, path, _parse_query(query, parsed.text))
     return parsed.file, dict(parsed.options)
+
+
+def _path_of_file_url(text: str) -> str:
+    """Return the path that a ``file://`` URL names (RFC 8089), with its options; any other text as it is."""
+    if text[:5].lower() != "file:" or os.path.lexists(text):
+        return text
+    match = _FILE_URL.fullmatch(text)
+    if match is None or (match["host"] or "localhost").lower() != "localhost":
+        raise ConfigError(
+            f"{redact(text)!r}: a file URL names an absolute path of this computer, as in file:///data/train.h5; for files of "
+            "another one, mount them, then pass the path"
+        )
+    return os.fsdecode(unquote_to_bytes(match["path"])) + match["options"]
 
 
 def file_url(scheme: str, path: str) -> str:

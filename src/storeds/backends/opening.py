@@ -32,6 +32,7 @@ from storeds.errors import (
     FormatError,
     StoredsError,
     StoreNotFoundError,
+    suggest,
 )
 from storeds.registry import BACKENDS, FOREIGN, LAYOUTS, import_object
 
@@ -67,7 +68,7 @@ def open_backend(
     ----------
     url : str or path, or a list of them
         ``lmdb://path``, ``hdf5://path``, ``mongodb://host/db/collection``, ``memory://name``, the URL of a registered
-        backend, or a bare path, whose engine is detected by its magic bytes first and its suffix second. ``?`` starts
+        backend, or a bare path or ``file:///path``, whose engine is detected by its magic bytes first and its suffix second. ``?`` starts
         options, after a bare path too, unless a file has exactly that name.
 
         A path may contain ``*``, ``[…]`` and ``**``: all files that match are read as one store, in the byte order of
@@ -153,11 +154,11 @@ def _open_one(url: StoreURL, layout: str | None, options: Mapping[str, Any]) -> 
     with OpenStore() as opened:
         if url.scheme is None:
             url = replace(url, scheme=_engine_of_path(url, opened))
+        native = _backend_of(url.scheme or "")
         if layout not in (None, *_NATIVE):
             target = LAYOUTS.get(f"{url.scheme}/{layout}")
             preset = {"layout": layout} if hasattr(target, "presets") else {}
             return _open_with(target, url, opened, {**options, **preset})
-        native = BACKENDS.get(url.scheme or "")
         try:
             return _open_with(native, url, opened, options)
         except (FormatError, StoreNotFoundError, ConfigError) as error:
@@ -167,6 +168,16 @@ def _open_one(url: StoreURL, layout: str | None, options: Mapping[str, Any]) -> 
             why_not_native = error
         # Outside the handler: an error about a foreign store does not begin with one about a native store.
         return _open_foreign(url, opened, options, why_not_native)
+
+
+def _backend_of(scheme: str) -> Any:
+    if scheme not in BACKENDS.names():
+        known = suggest(scheme, BACKENDS.names(), "backends")
+        raise ConfigError(
+            f"unknown backend {scheme!r}; {known}. storeds reads and writes local or mounted files, and MongoDB: for other "
+            f"storage, mount it or copy its files, then pass a path without {scheme}://"
+        )
+    return BACKENDS.get(scheme)
 
 
 def _open_foreign(
@@ -319,7 +330,7 @@ def open_writer(
             "many stores as one"
         )
     scheme = scheme_of(parsed, writing=True)
-    target = BACKENDS.get(scheme)
+    target = _backend_of(scheme)
     make_sink = getattr(target, "sink", None)
     if make_sink is None:
         raise ConfigError(f"{parsed}: backend {scheme!r} can only read")
