@@ -375,7 +375,7 @@ class Writer(Protocol):
         Raises
         ------
         RecordError
-            A value does not fit its field or its role. Records before it have been added.
+            A value does not fit its field or its role. Records before it have been added, unless there is a note.
         """
         ...
 

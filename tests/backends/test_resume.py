@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
+import numpy as np
 import pytest
 
 import storeds
 from make_store import make_store
+from shares import share
 from storeds import errors
 from storeds.backends import staging
+from storeds.records.columns import read_column
+from storeds.testing import assert_same, reference_id
 
 ENGINES = ("lmdb", "hdf5", "mongodb", "memory")
 FIELDS = {"x": "int"}
@@ -82,3 +90,93 @@ import {owner}, storeds
         storeds.open_backend(url)
     with storeds.open_writer(url, FIELDS, resume=True) as writer:
         assert writer.count == 4
+
+
+SOURCE = str(Path(storeds.__file__).parent)
+LABELLED = {
+    "key": "str",
+    "label": {"kind": "int", "role": "label"},
+    "blob": "bytes",
+    "box": {"kind": "array", "dtype": "float32", "shape": [4]},
+}
+RECORDS = [
+    {"key": f"{n}" * n, "label": n % 3, "blob": bytes([n]) * n, "box": np.full(4, n, np.float32)} for n in range(8)
+]
+STEPS: dict[str, Callable[[Any], object]] = {
+    "append": lambda writer: writer.append(iter(RECORDS[3:])),
+    "append with a note": lambda writer: writer.append(RECORDS[3:], note=8),
+    "flush with a note": lambda writer: writer.flush(3),
+    "publish": lambda writer: writer.publish(),
+    "suspend": lambda writer: writer.suspend(),
+    "abort": lambda writer: writer.abort(),
+}
+
+
+def interrupt_at(number: int, work: Callable[[], object]) -> tuple[int, KeyboardInterrupt | None]:
+    """Run `work`, and raise KeyboardInterrupt at the n-th bytecode of storeds; return how many ran, and the error if it came."""
+    ran = 0
+
+    def at_opcode(_: FrameType, event: str, __: object) -> Any:
+        nonlocal ran
+        ran += event == "opcode"
+        if event == "opcode" and ran == number:
+            raise KeyboardInterrupt
+        return at_opcode
+
+    def at_call(frame: FrameType, *_: object) -> Any:
+        if not frame.f_code.co_filename.startswith((SOURCE, contextlib.__file__)):
+            return None
+        frame.f_trace_opcodes = True
+        return at_opcode
+
+    gc.disable()  # the end of an earlier writer is no bytecode of this one
+    sys.settrace(at_call)
+    try:
+        work()
+    except KeyboardInterrupt as error:
+        return ran, error
+    finally:
+        sys.settrace(None)
+        gc.enable()
+    return ran, None
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_an_interrupt_at_any_bytecode_leaves_a_prefix_or_a_writer_that_refuses(
+    make_engine_url: MakeUrl, engine: str, step: str
+) -> None:
+    def begin() -> Any:
+        writer = storeds.open_writer(url, LABELLED, commit_every=2)
+        writer.append(RECORDS[:3], note=3)
+        return writer
+
+    url = make_engine_url(engine)
+    writer = begin()
+    total, _ = interrupt_at(0, lambda: STEPS[step](writer))
+    writer.abort()
+    for number in share(range(1, total + 1), 5 if engine == "mongodb" else 8):
+        url = make_engine_url(engine)
+        writer = begin()
+        _, error = interrupt_at(number, lambda: STEPS[step](writer))  # noqa: B023  # called at once
+        assert error is not None  # and its traceback keeps every frame, as in a notebook
+        try:
+            writer.publish()
+        except errors.ClosedError:
+            try:
+                again = storeds.open_writer(url, LABELLED, commit_every=2, resume=True)
+            except errors.StoreExistsError:
+                assert step == "publish"  # it was published
+            else:
+                assert again.count >= 3 or (step, again.count, again.note) == ("abort", 0, None)
+                assert step == "append" or again.note in (again.count, None)  # a note counts the records beside it
+                again.append(RECORDS[again.count :])
+                again.publish()
+        with storeds.open_backend(url) as backend:
+            count = len(backend)
+            assert 3 <= count <= 8
+            assert backend.meta.id == reference_id(LABELLED, RECORDS[:count])
+            assert_same(backend.get_many(range(count)), RECORDS[:count])
+            for name in ("key", "label"):
+                assert read_column(backend, name).tolist() == [record[name] for record in RECORDS[:count]]

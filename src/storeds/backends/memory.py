@@ -21,14 +21,14 @@ __all__ = ["MemoryBackend", "MemorySink"]
 @dataclass(frozen=True)
 class _Store:
     meta: Meta
-    records: list[bytes]  # each with its seal
+    records: Sequence[bytes]  # each with its seal
 
 
 @dataclass
 class _Partial:
-    note: bytes | None = None
+    kept: tuple[bytes, int] | None = None  # the note, and how many records it covers: replaced in one step
     records: list[bytes] = field(default_factory=list)
-    has_writer: bool = False
+    writer: MemorySink | None = None
 
 
 _STORES: dict[str, _Store] = {}
@@ -72,7 +72,7 @@ class MemoryBackend(StoreBackend):
         parse_options(BackendOptions, {}, options, url)
         return MemorySink(url)
 
-    def _records(self) -> list[bytes]:
+    def _records(self) -> Sequence[bytes]:
         if self._closed:
             raise ClosedError(f"{self.url} was closed; open it again with open_backend")
         store = _STORES.get(self._name)
@@ -109,17 +109,22 @@ class MemorySink:
     def begin(self) -> bytes | None:
         # docstring inherited
         partial = _PARTIAL.setdefault(self._name, _Partial())
-        if partial.has_writer:
+        if partial.writer is not None:
             raise StoreExistsError(
                 f"{self.url} is being written by another writer of this process; close that one first"
             )
-        partial.has_writer, self._partial = True, partial
-        return partial.note
+        self._partial = partial
+        partial.writer = self
+        if partial.kept is None:
+            return None
+        note, count = partial.kept
+        del partial.records[count:]
+        return note
 
     def put(self, first: int, packed: Sequence[bytes], note: bytes) -> None:
         # docstring inherited
         self._mine.records[first:] = packed
-        self._mine.note = note
+        self._mine.kept = note, first + len(packed)
 
     def scan(self) -> Iterator[bytes]:
         # docstring inherited
@@ -130,20 +135,21 @@ class MemorySink:
         if self.exists() and not replace:
             raise appeared(self.url)
         found, _ = meta_from_text(meta, self.url)
-        _STORES[self._name] = _Store(found, self._mine.records)
+        _STORES[self._name] = _Store(found, tuple(self._mine.records))
         self.drop()
 
     def drop(self) -> None:
         # docstring inherited
-        self._mine.records, self._mine.note = [], None
+        self._mine.kept = None
+        self._mine.records.clear()
 
     def close(self) -> None:
         # docstring inherited
-        if self._partial is not None:
-            self._partial.has_writer = False
-            if self._partial.note is None:
+        partial = self._partial
+        if partial is not None and partial.writer is self:
+            if partial.kept is None and _PARTIAL.get(self._name) is partial:
                 del _PARTIAL[self._name]
-            self._partial = None
+            partial.writer = None
 
     def explain(self, error: Exception) -> str:
         # docstring inherited

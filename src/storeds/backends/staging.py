@@ -120,6 +120,7 @@ class Staging:
         self.folder: Path = staging_folder(target)
         self.built: Path = self.folder / name
         self._lock_file = -1
+        self._is_locked = False
 
     def exists(self) -> bool:
         """Whether a store is at the target; raises StoreExistsError for a folder or a file that is no store."""
@@ -170,7 +171,7 @@ class Staging:
             _take(descriptor)
             if self._is_current(descriptor):
                 self._sign(descriptor)
-                self._lock_file, descriptor = descriptor, -1
+                self._lock_file, self._is_locked = descriptor, True
         except OSError as error:
             if error.errno not in _TAKEN:  # a file system without locks
                 raise
@@ -179,7 +180,7 @@ class Staging:
                 f"{self.folder / 'lock'} has ended too, and resume=True (--resume) continues its work"
             ) from None
         finally:
-            if descriptor >= 0:
+            if descriptor != self._lock_file:
                 os.close(descriptor)
 
     def _sign(self, descriptor: int) -> None:
@@ -226,15 +227,17 @@ class Staging:
         """Release the lock for another writer, and remove the folder if it is empty. Idempotent."""
         if self._lock_file < 0:
             return
-        with contextlib.suppress(OSError):
-            if [entry.name for entry in self.folder.iterdir()] == ["lock"]:
-                (self.folder / "lock").unlink()
-                self.folder.rmdir()
+        is_locked, self._is_locked = self._is_locked, False
+        if is_locked:  # not again if an interrupt ended this: the folder may be another writer's by then
+            with contextlib.suppress(OSError):
+                if [entry.name for entry in self.folder.iterdir()] == ["lock"]:
+                    (self.folder / "lock").unlink()
+                    self.folder.rmdir()
         # Explicitly, because a forked child may have inherited the description.
         with contextlib.suppress(OSError):
             _lock(self._lock_file, fcntl.F_OFD_SETLK, fcntl.F_UNLCK)
-        os.close(self._lock_file)
-        self._lock_file = -1
+        descriptor, self._lock_file = self._lock_file, -1
+        os.close(descriptor)
 
     def explain(self, error: BaseException) -> str:
         """Return why a step failed, and explain a full disk."""

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from types import TracebackType
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Literal, NamedTuple, Protocol, Self
 
 from storeds.backends.role_checks import LOSSY, RoleChecker
 from storeds.errors import (
@@ -137,6 +137,14 @@ def appeared(url: str) -> StoreExistsError:
     return StoreExistsError(f"{url} appeared while it was being written; nothing was replaced")
 
 
+class _Added(NamedTuple):
+    """A record that is not durable yet: packed with its seal, its checksum, and the values that columns and classes need."""
+
+    sealed: bytes
+    digest: bytes
+    values: Record
+
+
 class StoreWriter:
     """The `storeds.protocols.Writer` of native stores.
 
@@ -159,6 +167,9 @@ class StoreWriter:
     -----
     The values of int, float, bool and str fields stay in memory until the store is published: 8 bytes for each number. So
     does each class of labels, once.
+
+    An exception at any place, such as Ctrl-C, leaves a prefix of the records, or a writer that refuses to go on: `append`
+    changes only `_pending`, in one step, and what a step of the sink changes beside it is lost with the writer.
     """
 
     def __init__(
@@ -187,16 +198,17 @@ class StoreWriter:
         self._lossy: set[str] = set()
         self._codec = RecordCodec(self.fields)
         self._plan: JSON = {"fields": fields_to_json(self.fields), "plan": plan}
-        self._note: JSON = None
         self._seals = Seals()
         self._columns = ColumnCollector(self.fields)
         # Each class with the position of the first record that has it.
         self._classes: dict[str, dict[int | str, int]] = {name: {} for name in class_fields(self.fields)}
+        self._collected = [name for name, field in self.fields.items() if field.is_scalar or field.kind == "str"]
+        self._collected += [name for name in self._classes if name not in self._collected]
         self._content = ContentHash()
-        self._batch: list[bytes] = []
+        self._pending: tuple[list[_Added], JSON] = [], None  # and the note that becomes durable with them
         self._batch_bytes = self._durable = 0
         self._is_complete = False  # whether `publish` was called, so that all records are there
-        self._state: Literal["open", "published", "closed"] = "open"
+        self._state: Literal["open", "stopped", "published", "closed"] = "open"
         self._pid = os.getpid()
         with self._engine():
             self._begin(resume=resume)
@@ -221,7 +233,7 @@ class StoreWriter:
             )
         if left is not None:
             self._sink.drop()
-        self._sink.put(0, [], self._state_text())
+        self._sink.put(0, [], self._state_text(None))
 
     def _continue(self, left: bytes) -> None:
         """Continue the write with this note: compute from its records what a writer keeps in memory."""
@@ -234,7 +246,7 @@ class StoreWriter:
             raise FormatError(f"{write} is damaged; {again}") from None
         if plan != self._plan:
             raise _other_plan(self.url, plan, self._plan)
-        self._seals, self._note = seals, state["note"]
+        self._seals, self._pending = seals, ([], state["note"])
         for position, sealed in enumerate(self._sink.scan()):
             packed, seal = sealed[:-_SEAL_BYTES], sealed[-_SEAL_BYTES:]
             digest = checksum(packed)
@@ -245,27 +257,27 @@ class StoreWriter:
         if self._durable != count:
             raise FormatError(f"{write} has {self._durable} of its {count} records; {again}")
 
-    def _collect(self, stored: Record, digest: bytes, position: int) -> None:
+    def _collect(self, values: Record, digest: bytes, position: int) -> None:
         self._content.update(digest)
-        self._columns.add(stored)
+        self._columns.add(values)
         for name, seen in self._classes.items():
-            field, value = self.fields[name], stored[name]
+            field, value = self.fields[name], values[name]
             for each in classes_in(field, json.loads(value) if field.kind == "json" else value):
                 seen.setdefault(each, position)
 
-    def _state_text(self) -> bytes:
-        state = {"count": self.count, "note": self._note, "plan": self._plan, "salt": self._seals.text}
+    def _state_text(self, note: JSON) -> bytes:
+        state = {"count": self.count, "note": note, "plan": self._plan, "salt": self._seals.text}
         return canonical_json(state).encode()
 
     @property
     def count(self) -> int:
         # docstring inherited
-        return self._durable + len(self._batch)
+        return self._durable + len(self._pending[0])
 
     @property
     def note(self) -> JSON:
         # docstring inherited
-        return self._note
+        return self._pending[1]
 
     def append(self, records: Iterable[Record], /, *, note: JSON = None, checked: bool = False) -> int:
         # docstring inherited; with `checked`, the caller has checked records with `roles`
@@ -273,18 +285,20 @@ class StoreWriter:
         if isinstance(records, Mapping):
             raise ConfigError("append takes a list of records, and got one mapping; pass append([record])")
         before = self.count
+        # A note and its records are added in one step.
+        batch = self._pending[0] if note is None else [*self._pending[0]]
         for record in self._examined(records):
-            self._add(record, checked=checked)
-            if note is None and self._is_full():
-                self._commit()
+            batch.append(self._packed(record, self._durable + len(batch), checked=checked))
+            if note is None:
+                self._commit_if_full()
         if note is not None:
-            self._note = note
-            if self._is_full():
-                self._commit()
+            self._pending = batch, note
+            self._commit_if_full()
         return self.count - before
 
-    def _is_full(self) -> bool:
-        return len(self._batch) >= self._commit_every or self._batch_bytes >= _BATCH_BYTES
+    def _commit_if_full(self) -> None:
+        if len(self._pending[0]) >= self._commit_every or self._batch_bytes >= _BATCH_BYTES:
+            self._commit(self.note)
 
     def _examined(self, records: Iterable[Record]) -> Iterable[Record]:
         """Return the records with verdicts on their images; a record that has a verdict keeps it."""
@@ -314,8 +328,7 @@ class StoreWriter:
                 set_verdict(judged, image, found)
         return judged
 
-    def _add(self, record: Record, *, checked: bool) -> None:
-        position = self.count
+    def _packed(self, record: Record, position: int, *, checked: bool) -> _Added:
         try:
             stored = self._codec.canonical(record)
             if self.roles is not None and not checked:
@@ -325,26 +338,35 @@ class StoreWriter:
             raise RecordError.at(self.url, position, str(error), key=key if isinstance(key, str) else None) from None
         packed = self._codec.pack(stored)
         digest = checksum(packed)
-        self._collect(stored, digest, position)
-        self._batch.append(packed + self._seals.seal(digest, position))
         self._batch_bytes += len(packed)
+        values = {name: stored[name] for name in self._collected}
+        return _Added(packed + self._seals.seal(digest, position), digest, values)
 
     def _warn_of_lossy(self, mask: str) -> None:
         if mask not in self._lossy:
             self._lossy.add(mask)
             _LOG.warning("%s: field %r holds a mask that is a JPEG: %s", self.url, mask, LOSSY)
 
-    def _commit(self) -> None:
+    def _commit(self, note: JSON) -> None:
+        batch = self._pending[0]
         with self._engine():
-            self._sink.put(self._durable, self._batch, self._state_text())
-        self._durable += len(self._batch)
-        self._batch, self._batch_bytes = [], 0
+            self._sink.put(self._durable, [added.sealed for added in batch], self._state_text(note))
+            for position, added in enumerate(batch, self._durable):
+                self._collect(added.values, added.digest, position)
+            self._durable += len(batch)
+            batch.clear()
+            self._pending, self._batch_bytes = (batch, note), 0
 
     @contextmanager
-    def _engine(self) -> Iterator[None]:
-        """Release the target on errors, and keep the durable records: a full disk or a lost server must not cost hours."""
+    def _engine(self, after: Literal["open", "published"] = "open") -> Iterator[None]:
+        """Make a step that is not complete until the body ends: after an exception in it, the writer refuses to go on.
+
+        It then releases the target and keeps the durable records: a full disk or a lost server must not cost hours.
+        """
+        self._state = "stopped"
         try:
             yield
+            self._state = after
         except BaseException as error:
             is_engines = isinstance(error, self._sink.errors) and not isinstance(error, StoredsError)
             reason = self._sink.explain(error) if is_engines else None  # type: ignore[arg-type]  # one of `errors`
@@ -360,10 +382,8 @@ class StoreWriter:
     def flush(self, note: JSON = None) -> None:
         # docstring inherited
         self._check_open()
-        if note is not None:
-            self._note = note
-        if note is not None or self._batch:
-            self._commit()
+        if note is not None or self._pending[0]:
+            self._commit(self.note if note is None else note)
 
     def publish(self, attrs: Mapping[str, JSON] | None = None, *, fast_crops: int | None = None) -> Meta:
         """Make the complete store visible under its URL and return its `Meta`.
@@ -392,21 +412,21 @@ class StoreWriter:
         if unnamed is not None:
             position, fault = unnamed
             raise RecordError.at(self.url, position, f"{fault}. {_KEPT}")
-        content = self._content.finish(self.fields, attrs)
-        meta = Meta(content, new_build(), Count(self._durable), NATIVE, self.fields, attrs, fast_crops)
-        columns = self._columns.columns()
-        checksums: JSON = {name: column_checksum(column) for name, column in columns.items()}
-        text = meta_to_text(meta, columns=checksums, salt=self._seals.text)
-        with self._engine():
+        with self._engine("published"):
+            content = self._content.finish(self.fields, attrs)
+            meta = Meta(content, new_build(), Count(self._durable), NATIVE, self.fields, attrs, fast_crops)
+            columns = self._columns.columns()
+            checksums: JSON = {name: column_checksum(column) for name, column in columns.items()}
+            text = meta_to_text(meta, columns=checksums, salt=self._seals.text)
             self._sink.finish(columns, text, replace=self._overwrite)
-        self._state, self.meta = "published", meta
+            self.meta = meta
         self._sink.close()
         return meta
 
     def abort(self) -> None:
         # docstring inherited
-        if self._is_mine_and_open():
-            self._state, self._batch = "closed", []
+        if self._pid == os.getpid() and self._state == "open":  # a forked child must not touch its parent's writer
+            self._state, self._pending = "closed", ([], self.note)
             try:
                 self._sink.drop()
             finally:
@@ -414,8 +434,10 @@ class StoreWriter:
 
     def suspend(self) -> None:
         # docstring inherited
-        if self._is_mine_and_open():
-            self._state, self._batch = "closed", []
+        if self._pid == os.getpid():
+            if self._state == "open":
+                self._state = "closed"
+            self._pending = [], self.note
             self._sink.close()
 
     def __enter__(self) -> Self:
@@ -424,7 +446,7 @@ class StoreWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is None and self._state == "open":
+        if error is None and self._state in ("open", "stopped"):  # publishing what was stopped raises
             self.publish()
         elif isinstance(error, Exception) and not self._is_complete:
             with suppress(UnavailableError):  # the first error matters more; the next writer reports the leftovers
@@ -434,20 +456,24 @@ class StoreWriter:
 
     def __del__(self) -> None:
         # A writer that was dropped unclosed must not block the next one.
-        if getattr(self, "_state", "closed") == "open":
+        if hasattr(self, "_pid"):
             with suppress(Exception):
                 self.suspend()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.url!r}, count={self.count}, {self._state})"
 
-    def _is_mine_and_open(self) -> bool:
-        return self._state == "open" and self._pid == os.getpid()  # a forked child must not touch its parent's writer
-
     def _check_open(self) -> None:
         if self._pid != os.getpid():
             raise ClosedError(
                 f"the writer of {self.url} is for the process that opened it; open another with open_writer"
+            )
+        if self._state != "open":
+            self.suspend()  # again, because an interrupt may have ended it early
+        if self._state == "stopped":
+            raise ClosedError(
+                f"the writer of {self.url} was stopped by an exception while it wrote; open_writer(…, resume=True) (--resume) "
+                "continues after the last durable record"
             )
         if self._state != "open":
             raise ClosedError(f"the writer of {self.url} is {self._state}; open another with open_writer")
