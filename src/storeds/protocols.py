@@ -346,7 +346,8 @@ class SupportsWhere(Protocol):
 class Writer(Protocol):
     """Builds a store in a temporary place and publishes it in one atomic step.
 
-    A context manager: a clean exit publishes, an exception aborts. Use it in one thread of one process.
+    A context manager: a clean exit publishes, and an exception suspends, or aborts a new writer without durable records. Use
+    it in one thread of one process.
 
     Attributes
     ----------

@@ -17,8 +17,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import typer
 
 import storeds
+import storeds.cli.write
 from _damaged import PICTURES
 from _damaged import write as write_damaged
 from _packing import stored_records, storeds_command, storeds_json
@@ -245,10 +247,26 @@ def interrupt(server: socket.socket, command: str, *more: str) -> str:
 
 
 @pytest.mark.parametrize("command", ["verify", "pack", "convert", "repair"])
-def test_interrupted_writers_name_resume(command: str, silent_server: socket.socket, tmp_path: Path) -> None:
+def test_an_interrupted_command_says_so(command: str, silent_server: socket.socket, tmp_path: Path) -> None:
     shown = interrupt(silent_server, command, *([] if command == "verify" else [f"lmdb://{tmp_path}/a.lmdb"]))
-    resume = "" if command == "verify" else "; finished work is kept, continue with --resume"
-    assert shown.strip() == f"interrupted{resume}"
+    assert shown.strip() == "interrupted"  # nothing was durable
+
+
+def test_an_interrupted_command_says_what_it_keeps(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stop(*_: object, **__: object) -> None:
+        with storeds.open_writer("memory://kept", {"x": "int"}, commit_every=1) as writer:
+            writer.append([{"x": 1}])
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("storeds.ops.convert", stop)
+    with pytest.raises(typer.Exit) as ended:
+        storeds.cli.write.convert("a.lmdb", "b.h5")
+    assert ended.value.exit_code == 130
+    assert capsys.readouterr().err == (
+        "interrupted\n1 record of memory://kept is kept, and resume=True (--resume) continues there\n"
+    )
 
 
 COMMANDS = {

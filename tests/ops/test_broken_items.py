@@ -76,7 +76,10 @@ def test_of_a_folder(tree: Path, tmp_path: Path) -> None:
     first, *lines = str(raised.value).splitlines()
     assert "so nothing was published" in first
     assert "--on-bad skip" in first
-    assert [line.strip() for line in lines] == [str(problem) for problem in problems]
+    assert [line.strip() for line in lines[:20]] == [str(problem) for problem in problems[:20]]
+    assert lines[20].strip() == "… and 280 more"
+    assert sum(int(line.split()[0]) for line in lines[21:]) == 300  # by reason
+    assert len(lines) < 20 + len(BREAK) + 2
     assert not (tmp_path / "none").exists()
 
 

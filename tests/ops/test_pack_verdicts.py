@@ -67,7 +67,7 @@ def test_whole_pictures_are_selected_by_their_verdict_and_no_damaged_one_is(tree
 def test_undecodable_pictures_are_bad_but_partial_ones_are_not(tree: Path) -> None:
     with pytest.raises(errors.RecordError) as raised:
         storeds.pack(tree, "memory://raised", kind="flat", overwrite=True)
-    listed = {line.strip().split(".jpg")[0] for line in str(raised.value).splitlines()[1:]}
+    listed = {line.strip().split(".jpg")[0] for line in str(raised.value).splitlines()[1:] if ".jpg" in line}
     assert listed == {"page", "empty", "no scan", "no pixel", "stray", "half a png", "huge"}
     seen: list[Progress] = []
     packed = storeds.pack(tree, "memory://skipped", kind="flat", on_bad="skip", overwrite=True, progress=seen.append)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import lmdb
 import pytest
 
 import storeds
@@ -127,6 +129,72 @@ def test_a_resumed_run_that_raises_lists_every_bad_item(tmp_path: Path) -> None:
         storeds.pack(tree, url, commit_every=2, progress=interrupt)
     with pytest.raises(errors.RecordError, match=f"{len(BAD)} of {len(FILES) + len(BAD)} items"):
         storeds.pack(tree, url, commit_every=2, resume=True)
+
+
+@pytest.mark.parametrize("options", [{}, {"fast_crops": True}, SPLIT], ids=["plain", "fast crops", "split"])
+@pytest.mark.parametrize("engine", ["lmdb", "hdf5", "mongodb", "memory"])
+def test_a_pack_that_refused_bad_items_goes_on_without_them(
+    engine: str, options: dict[str, Any], make_engine_url: MakeUrl, tmp_path: Path
+) -> None:
+    tree, url = write(tmp_path / "tree", {**FILES, **BAD}), make_engine_url(engine)
+    for resume in (False, True):  # the second time remembers the items of the first
+        with pytest.raises(errors.RecordError, match=r"--on-bad skip") as raised:
+            storeds.pack(tree, url, commit_every=4, resume=resume, **options)
+        for key in BAD:
+            assert key in str(raised.value)
+        kept = re.search(
+            r"(\d+) records of .* are kept, and resume=True \(--resume\) continues there", str(raised.value)
+        )
+        assert kept is not None
+        assert int(kept[1]) > len(FILES) - 4
+    with pytest.raises(errors.ConfigError, match="keep_bad was false and is true"):
+        storeds.pack(tree, url, resume=True, on_bad="keep", **options)
+    resumed = storeds.pack(tree, url, resume=True, on_bad="skip", **options)
+    whole = storeds.pack(tree, make_engine_url("memory"), on_bad="skip", **options)
+    for field in REPORTED:
+        assert getattr(resumed, field, None) == getattr(whole, field, None), field
+
+
+def spoil(url: str, positions: list[int]) -> None:
+    """Change a byte of these records of an LMDB store."""
+    with lmdb.open(url.removeprefix("lmdb://"), subdir=False, lock=False, max_dbs=3) as env:
+        records = env.open_db(b"records", create=False)
+        with env.begin(write=True, db=records) as txn:
+            for position in positions:
+                value = bytearray(txn.get(position.to_bytes(8, "big")) or b"")
+                value[20] ^= 1
+                txn.put(position.to_bytes(8, "big"), bytes(value))
+
+
+@pytest.mark.parametrize("operation", [storeds.convert, storeds.repair])
+@pytest.mark.parametrize("engine", ["lmdb", "hdf5", "mongodb", "memory"])
+def test_a_copy_of_a_store_with_bad_records_stops_and_goes_on_without_them(
+    engine: str,
+    operation: Callable[..., Any],
+    make_engine_url: MakeUrl,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr("storeds.ops.common._BATCH", 10)
+    source, url = many(make_engine_url("lmdb")), make_engine_url(engine)
+    count = storeds.info(source).count
+    bad = [0, 31, count - 1]
+    spoil(source, bad)
+    whole = operation(source, make_engine_url("memory"), on_bad="skip")
+    assert (whole.count, whole.left_out) == (count - 3, 3)
+    with pytest.raises(errors.RecordError, match="record 0 .*on_bad='skip'") as raised:
+        operation(source, url, commit_every=4)
+    assert (raised.value.position, "are kept" in str(raised.value)) == (0, False)
+    end_early(lambda stop: operation(source, url, commit_every=4, on_bad="skip", progress=stop), KeyboardInterrupt())
+    with pytest.raises(errors.RecordError, match=r"record 31 (.*\n)+2\d records of .* are kept, and resume=True"):
+        operation(source, url, commit_every=4, resume=True)
+    caplog.clear()
+    resumed = operation(source, url, resume=True, on_bad="skip")
+    assert len([line for line in caplog.messages if line.startswith("left out: record")]) == 2
+    for field in REPORTED:
+        assert getattr(resumed, field, None) == getattr(whole, field, None), field
+    with pytest.raises(errors.ConfigError, match="on_bad"):
+        operation(source, url, on_bad="keep")
 
 
 @pytest.mark.parametrize("changed", ["labels/train/a.txt", "images/train/a.jpg", "data.yaml"])

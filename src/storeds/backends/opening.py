@@ -310,7 +310,8 @@ def open_writer(
     Returns
     -------
     StoreWriter
-        A `storeds.Writer`: a context manager of which a clean exit publishes, and an exception aborts.
+        A `storeds.Writer`: a context manager of which a clean exit publishes. An exception keeps the durable records for
+        ``resume=True``; `Writer.abort` alone deletes them.
 
     Raises
     ------

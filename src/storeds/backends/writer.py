@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Any, Literal, NamedTuple, Protocol, Self
 
+from storeds._utils.text import counted
 from storeds.backends.role_checks import LOSSY, RoleChecker
 from storeds.errors import (
     ClosedError,
@@ -207,7 +208,7 @@ class StoreWriter:
         self._content = ContentHash()
         self._pending: tuple[list[_Added], JSON] = [], None  # and the note that becomes durable with them
         self._batch_bytes = self._durable = 0
-        self._is_complete = False  # whether `publish` was called, so that all records are there
+        self._is_new = True  # whether nothing is durable: no record, and no note of an interrupted write
         self._state: Literal["open", "stopped", "published", "closed"] = "open"
         self._pid = os.getpid()
         with self._engine():
@@ -246,7 +247,7 @@ class StoreWriter:
             raise FormatError(f"{write} is damaged; {again}") from None
         if plan != self._plan:
             raise _other_plan(self.url, plan, self._plan)
-        self._seals, self._pending = seals, ([], state["note"])
+        self._seals, self._pending, self._is_new = seals, ([], state["note"]), False
         for position, sealed in enumerate(self._sink.scan()):
             packed, seal = sealed[:-_SEAL_BYTES], sealed[-_SEAL_BYTES:]
             digest = checksum(packed)
@@ -350,6 +351,7 @@ class StoreWriter:
     def _commit(self, note: JSON) -> None:
         batch = self._pending[0]
         with self._engine():
+            self._is_new = False
             self._sink.put(self._durable, [added.sealed for added in batch], self._state_text(note))
             for position, added in enumerate(batch, self._durable):
                 self._collect(added.values, added.digest, position)
@@ -398,11 +400,9 @@ class StoreWriter:
         Raises
         ------
         ConfigError, RecordError
-            `attrs` are not JSON; a class id has no name in them. The writer stays open for other attrs, and no exception
-            aborts it any more.
+            `attrs` are not JSON; a class id has no name in them. The writer stays open for other attrs.
         """
         self.flush()
-        self._is_complete = True
         attrs = dict(attrs or {})
         try:
             canonical_json(attrs)
@@ -448,11 +448,23 @@ class StoreWriter:
     ) -> None:
         if error is None and self._state in ("open", "stopped"):  # publishing what was stopped raises
             self.publish()
-        elif isinstance(error, Exception) and not self._is_complete:
+        elif self._is_new:
             with suppress(UnavailableError):  # the first error matters more; the next writer reports the leftovers
                 self.abort()
-        else:  # Ctrl-C, SystemExit and wrong attrs: keep hours of durable work
+        else:
+            if error is not None and self._state in ("open", "stopped") and "resume=True" not in str(error):
+                self._say_kept(error)
             self.suspend()
+
+    def _say_kept(self, error: BaseException) -> None:
+        kept = (
+            f"{counted(self._durable, 'record')} of {self.url} {'is' if self._durable == 1 else 'are'} kept, and "
+            "resume=True (--resume) continues there"
+        )
+        if isinstance(error, StoredsError) and len(error.args) == 1:
+            error.args = (f"{error.args[0]}\n{kept}",)
+        else:
+            error.add_note(kept)
 
     def __del__(self) -> None:
         # A writer that was dropped unclosed must not block the next one.

@@ -77,7 +77,6 @@ def _console(*, stderr: bool = False, width: int | None = None) -> _Console:
 OUT, ERR = _console(), _console(stderr=True)
 _WIDE = 4000  # columns without a terminal: a program that reads the output needs paths on one line
 _REDRAW_SECONDS = 0.1
-_RESUME = "; finished work is kept, continue with --resume"
 _LOG = logging.getLogger("storeds")
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -156,8 +155,9 @@ def command(function: F) -> F:
             else:
                 say_error("error: ", f"{_kind_of(error)}: {redact_message(str(error))}", "bold red")
             raise typer.Exit(_exit_code(error)) from None
-        except KeyboardInterrupt:
-            ERR.print("interrupted" + (_RESUME if "resume" in options else ""))
+        except KeyboardInterrupt as error:
+            for line in ("interrupted", *getattr(error, "__notes__", ())):  # a note says what a writer keeps
+                say_error("", redact_message(line))
             raise typer.Exit(130) from None
         finally:
             _LOG.removeHandler(warnings)

@@ -30,7 +30,7 @@ from storeds.cli.app import (
     say_error,
 )
 from storeds.errors import ConfigError, StoreNotFoundError
-from storeds.ops import ExportFormat, OnBad, SplitBy
+from storeds.ops import ExportFormat, OnBad, OnBadRecord, SplitBy
 
 if TYPE_CHECKING:
     from storeds.ops.packing import Packed
@@ -41,6 +41,7 @@ __all__ = ["convert", "export", "pack", "repair"]
 _SHOWN = 20  # lines
 
 Check = Annotated[bool, typer.Option("--check/--no-check", help="Examine each picture, and store the verdict.")]
+OnBadRecords = Annotated[OnBadRecord, typer.Option("--on-bad", help="Unreadable records: stop, or leave them out.")]
 FastCrops = Annotated[bool, typer.Option("--fast-crops", help="Put restart markers into JPEGs, for crops; lossless.")]
 
 
@@ -180,6 +181,7 @@ def convert(
     overwrite: Overwrite = False,
     resume: Resume = False,
     commit_every: CommitEvery = 1000,
+    on_bad: OnBadRecords = "raise",
     check: Check = True,
     fast_crops: FastCrops = False,
     role: Annotated[
@@ -204,6 +206,7 @@ def convert(
             overwrite=overwrite,
             resume=resume,
             commit_every=commit_every,
+            on_bad=on_bad,
             check=check,
             fast_crops=fast_crops,
             roles=named_values(role),
@@ -211,8 +214,9 @@ def convert(
             options=options,
             progress=hook,
         )
-    _published(url, meta, as_json=as_json, restarts=meta.restarts)
+    _published(url, meta, as_json=as_json, restarts=meta.restarts, left_out=meta.left_out)
     if not as_json:
+        _say_left_out(meta.left_out)
         _say_what_became_of_pictures({}, meta.restarts)
 
 
@@ -250,6 +254,7 @@ def repair(
     overwrite: Overwrite = False,
     resume: Resume = False,
     commit_every: CommitEvery = 1000,
+    on_bad: OnBadRecords = "raise",
     layout: Layout = None,
     option: Options = None,
     as_json: AsJson = False,
@@ -263,6 +268,7 @@ def repair(
             overwrite=overwrite,
             resume=resume,
             commit_every=commit_every,
+            on_bad=on_bad,
             layout=layout,
             options=options,
             progress=hook,
@@ -276,8 +282,14 @@ def repair(
         )
         print_table({"finding": "left", "images": "right", "repaired": "right", "beyond repair": "right"}, rows)
         _published(url, report, as_json=False)
+        _say_left_out(report.left_out)
     if not report.ok:
         raise typer.Exit(1)
+
+
+def _say_left_out(count: int) -> None:
+    if count:
+        say_error("", f"{counted(count, 'record')} left out")
 
 
 def _published(url: str, meta: Any, *, as_json: bool, **more: Any) -> None:

@@ -49,6 +49,7 @@ __all__ = [
 # What the command line needs to know before it runs anything.
 ExportFormat: TypeAlias = Literal["coco", "folder", "yolo"]
 OnBad: TypeAlias = Literal["raise", "skip", "keep"]
+OnBadRecord: TypeAlias = Literal["raise", "skip"]
 SplitBy: TypeAlias = Literal["label", "key"]
 
 __getattr__ = export_lazily(

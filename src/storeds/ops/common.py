@@ -1,4 +1,4 @@
-"""What several operations share: progress, counts of verdicts, reading a store in batches, resuming, child processes."""
+"""What several operations share: progress, counts of verdicts, reading a store in batches, child processes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from storeds.backends.selection import Selection
 from storeds.errors import ConfigError, FormatError, RecordError, StoreNotFoundError
 from storeds.jpeg import Verdict, is_ready
 from storeds.jpeg.restarts import RestartMarker
-from storeds.protocols import Backend, Meta, Record, Writer
+from storeds.protocols import Backend, Meta, Record
 from storeds.records.columns import read_column
 from storeds.records.fields import pictures, verdict_fields
 
@@ -41,7 +41,6 @@ __all__ = [
     "listed",
     "mark_picture",
     "read_batches",
-    "resumable",
     "sigint_blocked",
 ]
 
@@ -156,24 +155,30 @@ _BATCH = 64  # records
 Batch: TypeAlias = tuple[list[Record], Progress]
 
 
-def read_batches(source: Backend, start: int, stop: int | None = None) -> Iterator[Batch]:
+def read_batches(
+    source: Backend, start: int, stop: int | None = None, on_bad: Callable[[RecordError], object] | None = None
+) -> Iterator[Batch]:
     """Yield records with their verdicts in batches, from `start` up to `stop`, each with the progress so far.
 
     Raises
     ------
     RecordError
-        A record is bad.
+        A record is bad, and there is no `on_bad` to call with it.
     """
     volume = 0
     stop = len(source) if stop is None else stop
     for first in range(start, stop, _BATCH):
         records: list[Record] = []
-        for record in source.get_many(range(first, min(first + _BATCH, stop))):
-            if isinstance(record, RecordError):
+        positions = range(first, min(first + _BATCH, stop))
+        for record in source.get_many(positions):
+            if not isinstance(record, RecordError):
+                records.append(record)
+                volume += sum(len(value) for value in record.values() if isinstance(value, bytes))
+            elif on_bad is None:
                 raise record
-            records.append(record)
-            volume += sum(len(value) for value in record.values() if isinstance(value, bytes))
-        yield records, Progress(first + len(records), len(source), volume)
+            else:
+                on_bad(record)
+        yield records, Progress(positions.stop, len(source), volume)
 
 
 def images_of(backend: Backend) -> tuple[str, ...]:
@@ -251,22 +256,6 @@ def _is_same(source: Backend, dst_url: str) -> bool:
             return target.meta.build == source.meta.build
     except (OSError, StoreNotFoundError, FormatError, ConfigError):  # there is none, or the writer will refuse the URL
         return False
-
-
-@contextmanager
-def resumable(writer: Writer) -> Iterator[Writer]:
-    """Use `writer` in the body. Errors that may pass (a full disk, a lost server, Ctrl-C) keep what is durable.
-
-    Bad records and a wrong configuration abort instead, because resuming would hit them again.
-    """
-    with writer:
-        try:
-            yield writer
-        except (RecordError, ConfigError):
-            raise
-        except BaseException:
-            writer.suspend()
-            raise
 
 
 _PR_SET_PDEATHSIG = 1

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, TypeAlias
+from typing import Any, NoReturn, TypeAlias, get_args
 
 from storeds._utils.locations import redact
 from storeds.backends.opening import COMMIT_EVERY, open_backend, open_writer
-from storeds.errors import ConfigError, FormatError, RecordError
+from storeds.errors import ConfigError, FormatError, RecordError, suggest
 from storeds.jpeg import Verdict, examine, set_verdict
 from storeds.jpeg import repair as repaired
 from storeds.jpeg.restarts import RestartMarker
+from storeds.ops import OnBadRecord
 from storeds.ops.common import (
     NOT_EXAMINED,
     Batch,
@@ -27,13 +29,14 @@ from storeds.ops.common import (
     is_fast,
     mark_picture,
     read_batches,
-    resumable,
 )
 from storeds.protocols import JSON, Backend, Field, Meta, Record
 from storeds.records.fields import NATIVE
 from storeds.records.roles import with_roles
 
 __all__ = ["Converted", "RepairReport", "convert", "repair"]
+
+_LOG = logging.getLogger("storeds")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,9 +47,12 @@ class Converted(Meta):
     ----------
     restarts : mapping of str to int
         With ``fast_crops=True``: outcome → number of pictures, the most frequent first. As for `storeds.ops.Packed`.
+    left_out : int
+        With ``on_bad="skip"``: number of records of the source that are not in the store.
     """
 
     restarts: Mapping[str, int] = field(default_factory=dict)
+    left_out: int = 0
 
 
 @dataclass(frozen=True)
@@ -64,6 +70,8 @@ class RepairReport:
         verdict.
     beyond : dict
         Kind → how many pictures of which nothing decodes. The copy has their original bytes.
+    left_out : int
+        With ``on_bad="skip"``: number of records of the source that are not in the copy.
     """
 
     url: str
@@ -72,6 +80,7 @@ class RepairReport:
     count: int
     kinds: dict[str, int] = field(default_factory=dict)
     beyond: dict[str, int] = field(default_factory=dict)
+    left_out: int = 0
 
     @property
     def ok(self) -> bool:
@@ -99,6 +108,7 @@ def convert(
     overwrite: bool = False,
     resume: bool = False,
     commit_every: int = 1000,
+    on_bad: OnBadRecord = "raise",
     check: bool = True,
     fast_crops: bool = False,
     roles: Mapping[str, str | Mapping[str, Any]] | None = None,
@@ -118,7 +128,10 @@ def convert(
     dst_url : str
         As for `open_writer`.
     overwrite, resume, commit_every
-        As for `open_writer`.
+        As for `open_writer`. A resumed copy may have another `on_bad`.
+    on_bad : str
+        ``"raise"``: stop at a record of the source that cannot be read, and keep the durable ones. ``"skip"``: leave such
+        records out, with a warning.
     check : bool
         Examine each picture without a verdict: those of foreign stores, and of stores written with ``check=False``.
         Existing verdicts are copied either way.
@@ -142,7 +155,7 @@ def convert(
     ConfigError
         The target is the source, or one of the stores that it concatenates; or a role does not fit its field.
     RecordError
-        A record of the source is bad, or does not fit the roles; nothing is published.
+        A record of the source is bad and `on_bad` is ``"raise"``, or one does not fit the roles; nothing is published.
     FormatError
         Nothing should differ from a native source, and the id of the copy does: the source is damaged in a way that no
         checksum of a record shows.
@@ -157,19 +170,21 @@ def convert(
             with_roles(_with_columns(source, roles or {}), roles or {}),
             step,
             plan={"convert": source.meta.id, "check": check, "fast_crops": fast_crops},
+            on_bad=on_bad,
             progress=progress,
             overwrite=overwrite,
             resume=resume,
             commit_every=commit_every,
         )
-        is_equal = meta.fields == source.meta.fields and not fast_crops and not counts["examined"]
+        left_out = len(source) - meta.count
+        is_equal = meta.fields == source.meta.fields and not (fast_crops or counts["examined"] or left_out)
         if source.meta.layout == NATIVE and is_equal and meta.id != source.meta.id:
             raise FormatError(
                 f"{redact(dst_url)} contains what was read from {source.url}, but its content id {meta.id} differs from the "
                 f"source's {source.meta.id}: the source is damaged; run storeds verify on it"
             )
     own = {one.name: getattr(meta, one.name) for one in dataclasses.fields(Meta)}
-    return Converted(**own, restarts=dict(restarts.most_common()))
+    return Converted(**own, restarts=dict(restarts.most_common()), left_out=left_out)
 
 
 def repair(
@@ -179,6 +194,7 @@ def repair(
     overwrite: bool = False,
     resume: bool = False,
     commit_every: int = COMMIT_EVERY,
+    on_bad: OnBadRecord = "raise",
     layout: str | None = None,
     options: Mapping[str, Any] | None = None,
     progress: ProgressHook | None = None,
@@ -192,7 +208,10 @@ def repair(
     dst_url : str
         As for `open_writer`; the engines may differ.
     overwrite, resume, commit_every
-        As for `open_writer`.
+        As for `open_writer`. A resumed copy may have another `on_bad`.
+    on_bad : str
+        ``"raise"``: stop at a record of the source that cannot be read, and keep the durable ones. ``"skip"``: leave such
+        records out, with a warning.
     layout, options : str, mapping, optional
         Of the source, as for `open_backend`. The copy of a foreign store is a native one.
     progress : callable, optional
@@ -208,7 +227,7 @@ def repair(
     ConfigError
         Source and target are the same store, or it has no image field.
     RecordError
-        A record of the source cannot be read; nothing is published.
+        A record of the source cannot be read and `on_bad` is ``"raise"``; nothing is published.
 
     Notes
     -----
@@ -230,15 +249,17 @@ def repair(
             source.meta.fields,
             _Step(repairs=True),
             plan={"repair": source.meta.id},
+            on_bad=on_bad,
             progress=progress,
             overwrite=overwrite,
             resume=resume,
             commit_every=commit_every,
         )
+        left_out = len(source) - meta.count
     # Counting in the copy includes what an interrupted run wrote.
     with open_backend(dst_url) as copy:
         verdicts = VerdictCounts.of(copy)
-    return RepairReport(redact(dst_url), meta.id, meta.build, meta.count, verdicts.kinds, verdicts.lost)
+    return RepairReport(redact(dst_url), meta.id, meta.build, meta.count, verdicts.kinds, verdicts.lost, left_out)
 
 
 def _with_columns(source: Backend, roles: Mapping[str, str | Mapping[str, Any]]) -> dict[str, Field]:
@@ -304,13 +325,16 @@ def _copy(
     step: _Step,
     *,
     plan: JSON,
+    on_bad: OnBadRecord,
     progress: ProgressHook | None,
     **how: Any,
 ) -> tuple[Meta, Counter[str], Counter[str]]:
     """Copy every record of `source` after `step`; return the new store's meta and what `step` counted."""
-    writer = open_writer(url, fields, plan=plan, check=False, **how)  # records already contain their verdicts
-    with resumable(writer):
-        note: Any = writer.note or {"counts": {}, "restarts": {}}
+    if on_bad not in get_args(OnBadRecord):
+        raise ConfigError(f"unknown on_bad {on_bad!r}; {suggest(on_bad, get_args(OnBadRecord), 'policies')}")
+    # Records already contain their verdicts.
+    with open_writer(url, fields, plan=plan, check=False, **how) as writer:
+        note: Any = writer.note or {"next": 0, "counts": {}, "restarts": {}}
         counts, restarts = Counter[str](note["counts"]), Counter[str](note["restarts"])
         images = images_of(source)
         threads = len(os.sched_getaffinity(0)) if step.is_busy(source) else 0
@@ -318,10 +342,20 @@ def _copy(
         def finish(batch: Batch) -> _Counts:
             return step(batch[0], images)
 
-        for (records, state), (more, outcomes) in in_order(read_batches(source, writer.count), finish, threads):
+        batches = read_batches(source, note["next"], on_bad=_leave_out if on_bad == "skip" else _refuse)
+        for (records, state), (more, outcomes) in in_order(batches, finish, threads):
             counts.update(more)
             restarts.update(outcomes)
-            writer.append(records, note={"counts": dict(counts), "restarts": dict(restarts)})
+            writer.append(records, note={"next": state.done, "counts": dict(counts), "restarts": dict(restarts)})
             if progress is not None:
                 progress(replace(state, bad=counts["bad"], damaged=counts["damaged"]))
         return writer.publish(source.meta.attrs, fast_crops=counts["fast_crops"]), counts, restarts
+
+
+def _leave_out(error: RecordError) -> None:
+    _LOG.warning("left out: %s", error)
+
+
+def _refuse(error: RecordError) -> NoReturn:
+    error.args = (f"{error}; write the source again, or leave bad records out with on_bad='skip' (--on-bad skip)",)
+    raise error

@@ -101,8 +101,8 @@ class PublishTests(Kit):
     def test_what_is_aborted_leaves_what_was_there(self, make_url: MakeUrl, replaces: bool, fails: bool) -> None:
         url = make_url()
         old = self.write(url, SMALL, small_records(3)) if replaces else None
-        writer = self.writer(url, {"other": "int"}, commit_every=1, overwrite=replaces)
-        if fails:
+        writer = self.writer(url, {"other": "int"}, commit_every=2 if fails else 1, overwrite=replaces)
+        if fails:  # before anything is durable
             with pytest.raises(ZeroDivisionError), writer:
                 writer.append([{"other": 1}])
                 raise ZeroDivisionError
@@ -121,13 +121,22 @@ class PublishTests(Kit):
                 assert backend.meta == old
                 assert_same(backend.get_many(range(3)), small_records(3))
 
-    def test_an_interrupt_keeps_what_is_durable(self, make_url: MakeUrl) -> None:
+    @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, ZeroDivisionError, ConfigError, RecordError])
+    def test_an_exception_keeps_what_is_durable(self, make_url: MakeUrl, error: type[BaseException]) -> None:
         url = make_url()
-        with pytest.raises(KeyboardInterrupt), self.writer(url, SMALL, commit_every=2) as writer:
+        kept = pytest.raises(error, match=r"2 records of .* are kept, and resume=True")
+        with kept as caught, self.writer(url, SMALL, commit_every=2) as writer:
             writer.append(small_records(3))
-            raise KeyboardInterrupt
+            raise error("the reason")
+        assert str(caught.value).startswith("the reason")
+        # Another one, before the resumed writer makes anything durable.
+        with pytest.raises(error), self.writer(url, SMALL, resume=True) as writer:
+            writer.append(small_records(1, start=2))
+            raise error("the reason")
         with self.writer(url, SMALL, resume=True) as writer:
             assert writer.count == 2
+        with self.open(url) as backend:
+            assert_same(backend.get_many(range(2)), small_records(2))
 
     def test_an_existing_store_is_not_overwritten_by_default(self, make_url: MakeUrl) -> None:
         url = make_url()

@@ -38,7 +38,6 @@ from storeds.ops.common import (
     is_fast,
     listed,
     mark_picture,
-    resumable,
 )
 from storeds.ops.packing.rows import Bad, BadItem, Listing, Row, Rows
 from storeds.ops.packing.sources import open_source
@@ -52,7 +51,7 @@ _CHUNK_ITEMS = 256
 _AHEAD_BYTES = 4 << 20  # that all threads together read ahead: as much as an engine writes at once
 _MIN_CHUNK_BYTES = 256 << 10
 _QUALITY = 90
-_MAX_NOTED = 1000  # problems kept in a resumable note
+_SHOWN = 20  # bad items that an error lists
 _LOG = logging.getLogger("storeds")
 
 
@@ -124,8 +123,9 @@ def pack(
     kind : str, optional
         The kind of `source`, if it cannot be detected.
     on_bad : str
-        ``"raise"``: read everything, then raise one error that lists all bad items, and publish nothing. ``"skip"``:
-        leave bad items out. ``"keep"``: leave out only what cannot be read at all.
+        ``"raise"``: read everything, then raise one error that lists the first bad items and counts all by reason, and
+        publish nothing. The durable records stay: ``resume=True`` with ``"skip"`` continues after them. ``"skip"``: leave
+        bad items out. ``"keep"``: leave out only what cannot be read at all.
     split : mapping, optional
         Name → share; adds a field ``split``: ``{"train": 0.9, "val": 0.1}``.
     split_by : str, optional
@@ -153,7 +153,8 @@ def pack(
         Threads that read, examine and encode; one per CPU by default, and 0 means one. A dataset object is read in the
         calling thread. The result does not depend on it.
     overwrite, resume, commit_every
-        As for `open_writer`. Resuming needs the same source and options.
+        As for `open_writer`. Resuming needs the same source and options; `on_bad` may change from ``"raise"`` to ``"skip"``
+        and back, since both write the same records.
     progress : callable, optional
         Called with a `Progress` after each chunk.
     on_problem : callable, optional
@@ -173,7 +174,7 @@ def pack(
         The source does not exist or is not supported; an option is wrong; `fast_crops` needs ``jpegtran``; or the target
         is a store that the source reads.
     RecordError
-        Items are bad and `on_bad` is ``"raise"``. The message lists all of them.
+        Items are bad and `on_bad` is ``"raise"``. `on_problem` gets all of them.
     StoreExistsError
         The target exists, or an interrupted pack left its work there.
     """
@@ -189,7 +190,8 @@ def pack(
     divided = make_split(listing, shares, by_label=by_label) if shares else None
     notes = [*rows.notes, *rows.late_notes(), *(divided.notes if divided is not None else ())]
     _log_notes(source, notes, rows.columns)
-    options: dict[str, JSON] = {"on_bad": on_bad, "split": dict(shares), "max_side": max_side, "quality": quality}
+    options: dict[str, JSON] = {"split": dict(shares), "max_side": max_side, "quality": quality}
+    options["keep_bad"] = on_bad == "keep"  # "raise" writes the same records as "skip", and may resume so
     options["check"], options["fast_crops"], options["sizes"] = check, fast_crops, sizes
     if shares:
         options["split_by"] = "label" if by_label else "key"
@@ -203,7 +205,7 @@ def pack(
         plan={"source": listing.fingerprint, "options": options},
     )
     state = _State.of(writer.note)
-    with resumable(writer):
+    with writer:
         scaled = (None, None) if rows.is_encoded else (max_side, quality)
         preparer = _Preparer(rows, *scaled, divided, check, marker, writer.roles, _sized(fields) if sizes else None)
         # Reading alone takes less time than handing the bytes to other threads.
@@ -231,7 +233,7 @@ def pack(
         columns=rows.columns,
         notes=(*notes, *later),
         left_out=listing.count - meta.count,
-        reasons=_reasons(state.problems),
+        reasons=dict(state.reasons.most_common()),
         findings=findings,
         restarts=dict(state.restarts.most_common()),
     )
@@ -519,7 +521,8 @@ class _State:
     fast_crops: int = 0
     kinds: Counter[str] = field(default_factory=Counter)  # of the verdicts on all pictures in the store
     restarts: Counter[str] = field(default_factory=Counter)
-    problems: list[Bad] = field(default_factory=list)
+    reasons: Counter[str] = field(default_factory=Counter)  # why items are bad
+    problems: list[Bad] = field(default_factory=list)  # the first ones
     large: int = 0  # pictures of more than MAX_PIXELS
     largest: int = 0  # their most pixels
     unencoded: Counter[str] = field(default_factory=Counter)  # why pictures are kept that were to be encoded
@@ -530,18 +533,19 @@ class _State:
         """Return the state that `to_json` returned, or the first one for None."""
         if note is None:
             return cls()
-        counters = {name: Counter(note[name]) for name in ("kinds", "restarts", "unencoded")}
+        counters = {name: Counter(note[name]) for name in ("kinds", "restarts", "reasons", "unencoded")}
         return cls(**{**note, **counters, "problems": [Bad(name, reason) for name, reason in note["problems"]]})
 
     def to_json(self) -> JSON:
-        """Return the state as JSON, with the first problems."""
-        problems: list[JSON] = [[problem.name, problem.reason] for problem in self.problems[:_MAX_NOTED]]
+        """Return the state as JSON."""
+        problems: list[JSON] = [[problem.name, problem.reason] for problem in self.problems]
         return {
             **vars(self),
             "volume": 0,
             "kinds": dict(self.kinds),
             "restarts": dict(self.restarts),
             "unencoded": dict(self.unencoded),
+            "reasons": dict(self.reasons),
             "problems": problems,
         }
 
@@ -554,9 +558,12 @@ class _State:
         if prepared.reason is not None:
             record = record if on_bad == "keep" else None
             self.bad += 1
-            self.problems.append(Bad(name, prepared.reason, kept=record is not None))
+            self.reasons[_brief(prepared.reason)] += 1
+            problem = Bad(name, prepared.reason, kept=record is not None)
+            if len(self.problems) < _SHOWN:
+                self.problems.append(problem)
             if on_problem is not None:
-                on_problem(self.problems[-1])
+                on_problem(problem)
         if record is not None:
             self.fast_crops += prepared.fast_crops
             self.large, self.largest = self.large + len(prepared.large), max(self.largest, *prepared.large, 0)
@@ -583,21 +590,17 @@ class _State:
             )
 
     def error(self, count: int) -> RecordError:
-        """Return the error that lists the bad ones of `count` items."""
-        lines = "\n".join(f"  {problem}" for problem in self.problems)
-        earlier = self.bad - len(self.problems)
-        more = f"\n  and {earlier} before the pack was resumed" if earlier > 0 else ""
+        """Return the error that lists the first bad ones of `count` items, and counts all by reason."""
+        lines = [f"  {problem}" for problem in self.problems]
+        if self.bad > len(lines):
+            lines.append(f"  … and {self.bad - len(lines):,} more")
+        lines += [f"  {counted(bad, 'item')}: {reason}" for reason, bad in self.reasons.most_common()]
         return RecordError(
-            f"{self.bad:,} of {counted(count, 'item')} cannot be packed, so "
-            f"nothing was published; repair them, or pass on_bad='skip' (--on-bad skip):\n{lines}{more}"
+            f"{self.bad:,} of {counted(count, 'item')} cannot be packed, so nothing was published; repair them, or pass "
+            "on_bad='skip' (--on-bad skip):\n" + "\n".join(lines)
         )
 
 
-def _reasons(problems: Iterable[Bad]) -> dict[str, int]:
-    """Return why items are bad: reason → how many, the most frequent first."""
-    counts: Counter[str] = Counter()
-    for problem in problems:
-        # Text in brackets or after a colon differs from item to item, and so do quoted values and numbers.
-        brief = re.split(r" \(|: ", problem.reason, maxsplit=1)[0]
-        counts[re.sub(r"'[^']*'|\b\d+\b", "…", brief)] += 1
-    return dict(counts.most_common())
+def _brief(reason: str) -> str:
+    """Return a reason without what differs from item to item: text in brackets or after a colon, quoted values, numbers."""
+    return re.sub(r"'[^']*'|\b\d+\b", "…", re.split(r" \(|: ", reason, maxsplit=1)[0])
