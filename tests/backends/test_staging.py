@@ -6,6 +6,7 @@ import errno
 import gc
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -150,6 +151,84 @@ def test_a_writer_that_died_after_publishing_begins_again_or_goes_on_and_changes
     assert (tmp_path / "kept").read_bytes() == before
     assert storeds.info(url).id == published.id
     assert sorted(os.listdir(tmp_path)) == ["kept", "store"]
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("linked", ["staging", "published and renamed"])
+def test_a_hard_link_to_an_unfinished_file_loses_nothing_and_never_changes(
+    tmp_path: Path, scheme: str, linked: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, snapshot, fields = f"{scheme}://{tmp_path}/store", tmp_path / "snapshot", {"blob": "bytes"}
+    records = [{"blob": bytes([at]) * 9000} for at in range(20)]
+    writer = storeds.open_writer(url, fields, commit_every=5)
+    writer.append(records[:12])
+    if linked == "staging":
+        writer.flush()
+        writer.suspend()
+        shutil.copytree(tmp_path / ".store.partial", snapshot, copy_function=os.link)
+    else:
+        with monkeypatch.context() as patched:
+            patched.setattr(Staging, "drop", lambda _: None)  # as if it died
+            writer.publish()
+        snapshot.mkdir()
+        (tmp_path / "store").rename(snapshot / "store")
+    before = {file.name: file.read_bytes() for file in snapshot.iterdir() if file.name != "lock"}
+    with storeds.open_writer(url, fields, resume=True) as writer:
+        assert writer.count == 12
+        writer.append(records[12:])
+    assert records_of(url) == records
+    assert {file.name: file.read_bytes() for file in snapshot.iterdir() if file.name != "lock"} == before
+    assert sorted(os.listdir(tmp_path)) == ["snapshot", "store"]
+
+
+LINKS = {
+    "a link": {"home/store": "{}/big/store"},
+    "a relative link": {"home/store": "../big/store"},
+    "a link to a link": {"home/store": "other", "home/other": "../big/store"},
+    "a link in the folder part": {"home": "big"},
+    "links in both": {"home": "real", "real/store": "../big/store"},
+}
+
+
+@pytest.mark.parametrize("exists", [True, False], ids=["existing", "dangling"])
+@pytest.mark.parametrize("links", LINKS.values(), ids=LINKS)
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_what_is_written_through_symbolic_links_becomes_the_file_behind_them(
+    tmp_path: Path, scheme: str, links: dict[str, str], exists: bool
+) -> None:
+    url, real = f"{scheme}://{tmp_path}/home/store", f"{scheme}://{tmp_path}/big/store"
+    (tmp_path / "big").mkdir()
+    if exists:
+        make_store(FIELDS, [{"x": 1}], real)
+    for name, target in links.items():
+        if target == "real":
+            (tmp_path / "real").mkdir()
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).symlink_to(target.format(tmp_path))
+    writer = storeds.open_writer(url, FIELDS, commit_every=1, overwrite=exists)
+    writer.append([{"x": 2}])
+    assert (tmp_path / "big/.store.partial").is_dir()
+    with pytest.raises(errors.StoreExistsError, match="is being written by"):
+        storeds.open_writer(real, FIELDS, overwrite=True)
+    if exists:
+        assert str(os.getpid()) in str(storeds.info(url).writer)
+    writer.suspend()
+    with storeds.open_writer(real, FIELDS, resume=True, overwrite=exists) as writer:  # the same write by its other name
+        assert writer.count == 1
+        writer.append([{"x": 3}])
+    assert records_of(real) == records_of(url) == [{"x": 2}, {"x": 3}]
+    assert os.listdir(tmp_path / "big") == ["store"]
+    for name, target in links.items():
+        assert os.readlink(tmp_path / name) == target.format(tmp_path)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_symbolic_links_in_a_circle_are_named_and_stay(tmp_path: Path, scheme: str) -> None:
+    (tmp_path / "store").symlink_to("other")
+    (tmp_path / "other").symlink_to("store")
+    with pytest.raises(errors.StoreExistsError, match="in a circle"):
+        storeds.open_writer(f"{scheme}://{tmp_path}/store", FIELDS, overwrite=True)
+    assert sorted(os.listdir(tmp_path)) == ["other", "store"]
 
 
 @contextmanager

@@ -231,8 +231,8 @@ def sniff_descriptor(descriptor: int, size: int) -> str | None:
 
 
 def staging_folder(target: str | Path) -> Path:
-    """Return the folder in which a writer builds `target`."""
-    target = Path(target)
+    """Return the folder in which a writer builds `target`: beside the file to which symbolic links lead."""
+    target = Path(os.path.realpath(target))
     return target.with_name(f".{target.name}.partial")
 
 

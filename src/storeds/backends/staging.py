@@ -102,7 +102,7 @@ class Staging:
     Parameters
     ----------
     target : str
-        Absolute path of the store.
+        Absolute path of the store. Where it is a symbolic link, or goes through some, the file behind them is written.
     url : str
         For messages.
     name : str
@@ -115,7 +115,7 @@ class Staging:
     """
 
     def __init__(self, target: str, url: str, name: str) -> None:
-        self.target: Path = Path(target)
+        self.target: Path = Path(os.path.realpath(target))
         self.url: str = url
         self.folder: Path = staging_folder(target)
         self.built: Path = self.folder / name
@@ -124,6 +124,8 @@ class Staging:
 
     def exists(self) -> bool:
         """Whether a store is at the target; raises StoreExistsError for a folder or a file that is no store."""
+        if self.target.is_symlink():
+            raise StoreExistsError(f"{self.url} is a symbolic link in a circle; remove it, or choose another path")
         if self.target.is_dir():
             raise StoreExistsError(f"{self.url} is a folder; a store is one file, so choose another path")
         if self.target.is_file() and self.target.stat().st_size:
@@ -150,8 +152,9 @@ class Staging:
             while self._lock_file < 0:
                 self.folder.mkdir(exist_ok=True)
                 self._try_to_lock()
-            if self.built.exists() and self.built.stat().st_nlink > 1:
+            if self.built.exists() and self.target.exists() and self.built.samefile(self.target):
                 self.drop()  # its writer died after it had published the file, which must not change now
+            self._unshare()
         except StoredsError:  # some storeds errors are OSErrors too
             raise
         except OSError as error:
@@ -160,6 +163,18 @@ class Staging:
                     f"{self.url} cannot be written: {self.explain(error)}; make room and try again"
                 ) from None
             raise ConfigError(f"{self.url} cannot be written: {error}") from None
+
+    def _unshare(self) -> None:
+        """Give each file in the folder that has another name a copy of its own.
+
+        The other name may be a snapshot, or a published store that was renamed. It must not change, and no record is lost.
+        """
+        for entry in list(self.folder.iterdir()):
+            if entry.name != "lock" and entry.is_file() and entry.stat().st_nlink > 1:
+                copy = entry.with_name(f"{entry.name}.copy")
+                shutil.copyfile(entry, copy)
+                sync_path(copy)
+                os.replace(copy, entry)
 
     def _try_to_lock(self) -> None:
         """Lock the folder, or leave it unlocked if its last writer removed it meanwhile."""
