@@ -20,7 +20,7 @@ import lmdb
 import pytest
 
 import storeds
-from _writing import die_at_file_operation
+from _writing import die_at_file_operation, in_fork
 from make_store import make_store
 from shares import FULL, SEED
 from storeds import errors
@@ -266,6 +266,63 @@ def test_a_disk_of_any_size_gives_one_error_and_with_room_the_work_goes_on(tmp_p
             assert records_of(url) == records
             assert os.listdir(disk) == ["store"]
     assert 4 < failed < 11
+
+
+CAUSES = {
+    errno.EACCES: "allow this user to write",
+    errno.EPERM: "allow this user to write",
+    errno.EROFS: "mount the file system for writing",
+    errno.ENOSPC: "the disk is full.*make room",
+    errno.EDQUOT: "make room, or ask for a larger quota",
+    errno.EFBIG: "larger files",
+    errno.EMFILE: "ulimit -n",
+    errno.ENFILE: "fs.file-max",
+    errno.ENOMEM: "free memory",
+    errno.EIO: "check the disk",
+    errno.ESTALE: "mount the file system again",
+    errno.ENOTDIR: "choose another path",
+}
+
+
+@pytest.mark.parametrize("code", CAUSES, ids=errno.errorcode.get)
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_failed_system_call_names_its_cause_and_advice_that_fits(
+    tmp_path: Path, scheme: str, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    url = f"{scheme}://{tmp_path}/store"
+    writer = storeds.open_writer(url, FIELDS)
+    writer.append([{"x": 1}])
+    for call, work in (("mkdir", lambda: storeds.open_writer(f"{url}2", FIELDS)), ("fsync", writer.publish)):
+        with monkeypatch.context() as patched:
+            patched.setattr(os, call, refuse)
+            with pytest.raises(errors.StoredsError, match=CAUSES[code]) as caught:
+                work()
+        assert os.strerror(code) in str(caught.value)
+        assert ("make room" in str(caught.value)) == (code in (errno.ENOSPC, errno.EDQUOT))
+    assert "resume=True" in str(caught.value)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="becomes another user, as root")
+@pytest.mark.parametrize(("folder", "mode"), [("a/b", 0o500), ("a/b", 0), ("a", 0)])
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_folder_without_permission_says_so(tmp_path: Path, scheme: str, folder: str, mode: int) -> None:
+    def become_another_user_and_write() -> None:
+        os.setgroups([])
+        os.setgid(65534)
+        os.setuid(65534)
+        with pytest.raises(errors.StoredsError, match="Permission denied.*; allow this user to write") as caught:
+            storeds.open_writer(f"{scheme}://{tmp_path}/a/b/store", FIELDS)
+        assert "make room" not in str(caught.value)
+
+    make_store(FIELDS, [], f"{scheme}://{tmp_path}/first")  # imports what another user may not read
+    (tmp_path / "a/b").mkdir(parents=True)
+    for parent in (tmp_path, *list(tmp_path.parents)[:2]):
+        parent.chmod(0o755)
+    (tmp_path / folder).chmod(mode)
+    in_fork(become_another_user_and_write)
 
 
 @pytest.mark.parametrize("resume", [True, False])

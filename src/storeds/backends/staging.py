@@ -21,8 +21,23 @@ from storeds.errors import ConfigError, StoredsError, StoreExistsError
 __all__ = ["Staging", "active_writer", "replace_file", "sync_path"]
 
 _NAMES = ("note", "note.fresh", "log")  # of the files of sinks, beside the one that becomes the store
+# What to do about a failed system call. Those of the second table may pass; the others are wrong paths or rights.
+_WRONG = {
+    errno.EACCES: "allow this user to write there, or choose another path",
+    errno.EPERM: "allow this user to write there, or choose another path",
+    errno.EROFS: "mount the file system for writing, or choose another path",
+}
+_PASSING = {
+    errno.ENOSPC: "make room",
+    errno.EDQUOT: "make room, or ask for a larger quota",
+    errno.EFBIG: "choose a file system that takes larger files, or raise the limit (ulimit -f)",
+    errno.EMFILE: "close files, or raise the limit of this process (ulimit -n)",
+    errno.ENFILE: "close files of other programs, or raise the limit of the machine (sysctl fs.file-max)",
+    errno.ENOMEM: "free memory",
+    errno.EIO: "check the disk (dmesg)",
+    errno.ESTALE: "mount the file system again",
+}
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)
-_FULL = (errno.ENOSPC, errno.EDQUOT)
 _TAKEN = (errno.EACCES, errno.EAGAIN)
 _TRIES = 100
 _PAUSE = 0.01  # seconds
@@ -158,11 +173,8 @@ class Staging:
         except StoredsError:  # some storeds errors are OSErrors too
             raise
         except OSError as error:
-            if error.errno in _FULL:
-                raise StoredsError(
-                    f"{self.url} cannot be written: {self.explain(error)}; make room and try again"
-                ) from None
-            raise ConfigError(f"{self.url} cannot be written: {error}") from None
+            kind = StoredsError if error.errno in _PASSING else ConfigError
+            raise kind(f"{self.url} cannot be written: {self.explain(error)}, then try again") from None
 
     def _unshare(self) -> None:
         """Give each file in the folder that has another name a copy of its own.
@@ -255,15 +267,21 @@ class Staging:
         os.close(descriptor)
 
     def explain(self, error: BaseException) -> str:
-        """Return why a step failed, and explain a full disk."""
+        """Return why a step failed, and what to do about it."""
+        known = {**_WRONG, **_PASSING}
+        code = getattr(error, "errno", None)
+        if code is None:  # LMDB's errors have only the text
+            code = next((one for one in known if os.strerror(one) in str(error)), None)
         try:
             status = os.statvfs(self.target.parent)
         except OSError:
-            return str(error)
-        free = status.f_bavail * status.f_frsize
-        # LMDB reports an incomplete write as "Input/output error".
-        is_full = "No space left" in str(error) or ("Input/output" in str(error) and free < _LITTLE)
-        if not is_full and getattr(error, "errno", None) not in _FULL:
-            return str(error)
+            free = None
+        else:
+            free = status.f_bavail * status.f_frsize
+        if code == errno.EIO and free is not None and free < _LITTLE:
+            code = errno.ENOSPC  # as LMDB reports an incomplete write
+        advice = known.get(code or 0, "choose another path, or remove the cause")
+        if code != errno.ENOSPC or free is None:
+            return f"{error}; {advice}"
         kind, place = file_system_of(str(self.target.parent))
-        return f"the disk is full ({error}): the {kind} file system at {place} has {byte_size(free)} free"
+        return f"the disk is full ({error}): the {kind} file system at {place} has {byte_size(free)} free; {advice}"

@@ -129,7 +129,7 @@ class Sink(Protocol):
         ...
 
     def explain(self, error: Exception) -> str:
-        """Return why a method raised one of `errors`."""
+        """Return why a method raised one of `errors`, and what to do about it: ``the disk is full (…); make room``."""
         ...
 
 
@@ -377,7 +377,7 @@ class StoreWriter:
             if reason is not None:
                 kept = f"the first {self._durable} records are" if self._durable else "what was durable before is"
                 raise StoredsError(
-                    f"{self.url} cannot be written: {reason}; {kept} safe: make room, then continue with resume=True (--resume)"
+                    f"{self.url} cannot be written: {reason}, then continue with resume=True (--resume): {kept} safe"
                 ) from error
             raise
 
