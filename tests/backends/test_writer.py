@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -128,3 +129,40 @@ def test_an_invalid_declaration_leaves_nothing(url: str) -> None:
         with pytest.raises(ConfigError, match="commit_every"):
             storeds.open_writer(url, SMALL, commit_every=every)  # type: ignore[arg-type]  # the wrong type is the point
     assert written(url, SMALL, []).count == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("raw", bytes(900)),
+        ("text", "ä" * 450),
+        ("doc", {"a": "x" * 900}),
+        ("pixels", np.zeros((10, 30, 3), "u1")),
+        ("image", bytes(900)),
+    ],
+)
+@pytest.mark.parametrize("refused_by", ["the record's limit", "msgpack"])
+def test_a_record_that_is_too_large_is_named_with_its_field(
+    url: str, name: str, value: Any, refused_by: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def encode(stored: Any) -> bytes:
+        packed = msgspec.msgpack.encode(stored)
+        if len(packed) > 800:
+            raise msgspec.EncodeError("Can't encode bytes longer than 2**32 - 1")
+        return packed
+
+    if refused_by == "msgpack":
+        monkeypatch.setattr("storeds.records.codec.encode", encode)
+    else:
+        monkeypatch.setattr("storeds.records.codec._LARGEST", 800)
+    fields = {"key": "str", "other": "bytes", name: FIELDS.get(name, name)}
+    small = {"key": "small", "other": bytes(100), name: value[:1] if name != "doc" else {}}
+    with storeds.open_writer(url, fields, check=False) as writer:
+        writer.append([small])
+        with pytest.raises(
+            RecordError, match=rf"record 1 \(key 'large'\) of .*field '{name}' .* has 9\d\d bytes"
+        ) as caught:
+            writer.append([{**small, "key": "large", name: value}])
+        assert (caught.value.position, caught.value.key, caught.value.url) == (1, "large", writer.url)
+        writer.append([small])
+    assert len(records_of(url)) == 2

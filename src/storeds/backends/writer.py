@@ -334,10 +334,10 @@ class StoreWriter:
             stored = self._codec.canonical(record)
             if self.roles is not None and not checked:
                 self.roles.check(record)
+            packed = self._codec.pack(stored)
         except ValueError as error:
             key = record.get("key") if isinstance(record, Mapping) else None
             raise RecordError.at(self.url, position, str(error), key=key if isinstance(key, str) else None) from None
-        packed = self._codec.pack(stored)
         digest = checksum(packed)
         self._batch_bytes += len(packed)
         values = {name: stored[name] for name in self._collected}

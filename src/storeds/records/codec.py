@@ -39,6 +39,9 @@ __all__ = [
 ]
 
 _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
+_LARGEST = (
+    2**32 - 1 - 8
+)  # bytes of a packed record, with its seal: the most that msgpack takes in a value, and LMDB in all
 
 
 def canonical_value(field: Field, value: Any) -> Any:
@@ -219,13 +222,24 @@ class RecordCodec:
         return stored
 
     def pack(self, stored: Record) -> bytes:
-        """Return the msgpack map of a stored record."""
+        """Return the msgpack map of a stored record; raises ValueError with the reason if it is too large."""
         if self._arrays:
             stored = dict(stored)
             for name in self._arrays:
                 array = stored[name]
                 stored[name] = [array.dtype.str, array.shape, array.reshape(-1).view(np.uint8).data]
-        return encode(stored)
+        try:
+            packed = encode(stored)
+        except msgspec.EncodeError:  # a value alone is too large
+            packed = None
+        if packed is None or len(packed) > _LARGEST:
+            sizes = {name: _size_of(value) for name, value in stored.items()}
+            name = max(sizes, key=lambda name: sizes[name])
+            raise ValueError(
+                f"field {name!r} ({self.fields[name].kind}) has {sizes[name]:,} bytes, and a record may have {_LARGEST:,}; divide "
+                "it into several records"
+            )
+        return packed
 
     def open_all(self, sealed: Sequence[memoryview | bytes], positions: Sequence[int], seals: Seals) -> list[Record]:
         """Return the records of packed maps followed by their seals, after checking all; raises ValueError.
@@ -291,6 +305,15 @@ class RecordCodec:
         It does for a blob, and for all fields.
         """
         return len(set(fields)) == len(self.fields) or any(self.fields[name].is_blob for name in fields)
+
+
+def _size_of(value: Any) -> int:
+    """Return the number of bytes of a value in the form that is packed; 8 of a number."""
+    if isinstance(value, list):
+        value = value[2]
+    if isinstance(value, str):
+        value = value.encode()
+    return len(value) if isinstance(value, (bytes, memoryview)) else 8
 
 
 _PACKED, _SEAL = slice(-8), slice(-8, None)
