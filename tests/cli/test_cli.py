@@ -262,7 +262,7 @@ def test_an_interrupted_command_says_what_it_keeps(
 
     monkeypatch.setattr("storeds.ops.convert", stop)
     with pytest.raises(typer.Exit) as ended:
-        storeds.cli.write.convert("a.lmdb", "b.h5")
+        storeds.cli.write.convert(["a.lmdb", "b.h5"])
     assert ended.value.exit_code == 130
     assert capsys.readouterr().err == (
         "interrupted\n1 record of memory://kept is kept, and resume=True (--resume) continues there\n"

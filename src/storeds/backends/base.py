@@ -184,33 +184,6 @@ class StoreBackend(ABC):
         return RecordError.at(self.url, position, named, key=key if isinstance(key, str) else None)
 
 
-def check_positions(positions: Sequence[int], count: int, url: str) -> Array:
-    """Return positions as int64; raises TypeError unless they are a sequence of integers, and IndexError outside [0, count)."""
-    try:
-        asked = np.asarray(positions)
-    except ValueError as error:  # lists of several lengths
-        raise TypeError(f"positions must be a sequence of integers ({error})") from None
-    if asked.ndim == 1 and not asked.size:
-        return np.empty(0, np.int64)
-    # NumPy takes True among integers for 1.
-    may_mix = isinstance(positions, (list, tuple)) or asked.dtype.kind == "O"
-    is_mixed = asked.ndim == 1 and may_mix and not {bool, np.bool_}.isdisjoint(map(type, positions))
-    # As an unsigned number, a negative one is greater than any count.
-    if asked.dtype is _INT64 and asked.ndim == 1 and not is_mixed and int(np.maximum.reduce(asked.view(_UINT64))) < count:
-        return asked
-    if asked.ndim == 1 and asked.dtype.kind in "fO" and not is_mixed and all(isinstance(at, (int, np.integer)) for at in positions):
-        asked = np.array(positions, object)  # too large for NumPy's integer types, so out of range
-    elif asked.ndim != 1 or asked.dtype.kind not in "iu" or is_mixed:
-        raise TypeError(f"positions must be a sequence of integers, got {asked.dtype} of shape {asked.shape}")
-    _check_bounds(int(asked.min()), int(asked.max()), count, url)
-    return asked.astype(np.int64, copy=False)
-
-
-def _check_bounds(low: int, high: int, count: int, url: str) -> None:
-    if low < 0 or high >= count:
-        raise IndexError(f"position {low if low < 0 else high} is outside [0, {count}) of {url}")
-
-
 class NativeStoreError(ConfigError):
     """A store was to be read as one of another tool, and it is a native one."""
 
@@ -403,10 +376,14 @@ def check_positions(positions: Sequence[int], count: int, url: str) -> Array:
     IndexError
         One lies outside ``[0, count)``.
     """
-    asked = np.asarray(positions)
-    if not asked.size:
+    try:
+        asked = np.asarray(positions)
+    except ValueError as error:  # lists of several lengths
+        raise TypeError(f"positions must be a sequence of integers ({error})") from None
+    if asked.ndim == 1 and not asked.size:
         return np.empty(0, np.int64)
-    if isinstance(positions, (list, tuple)) and bool in map(type, positions):  # NumPy takes it for a number
+    may_mix = isinstance(positions, (list, tuple)) or asked.dtype.kind == "O"
+    if may_mix and not {bool, np.bool_}.isdisjoint(map(type, positions)):  # NumPy takes True among integers for 1
         raise TypeError("positions must be a sequence of integers, and one is a bool")
     # As an unsigned number, a negative one is greater than any count.
     if asked.dtype is _INT64 and asked.ndim == 1 and int(np.maximum.reduce(asked.view(_UINT64))) < count:

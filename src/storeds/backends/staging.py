@@ -8,6 +8,7 @@ import errno
 import fcntl
 import os
 import re
+import shutil
 import socket
 import struct
 import time
@@ -20,7 +21,8 @@ from storeds.errors import ConfigError, StoredsError, StoreExistsError
 
 __all__ = ["Staging", "active_writer", "replace_file", "sync_path"]
 
-_NAMES = ("note", "note.fresh", "log")  # of the files of sinks, beside the one that becomes the store
+_COPY = "copy"  # of a file that has another name
+_NAMES = ("note", "note.fresh", "log", _COPY)  # of files beside the one that becomes the store
 # What to do about a failed system call. Those of the second table may pass; the others are wrong paths or rights.
 _WRONG = {
     errno.EACCES: "allow this user to write there, or choose another path",
@@ -181,12 +183,12 @@ class Staging:
 
         The other name may be a snapshot, or a published store that was renamed. It must not change, and no record is lost.
         """
-        for entry in list(self.folder.iterdir()):
-            if entry.name != "lock" and entry.is_file() and entry.stat().st_nlink > 1:
-                copy = entry.with_name(f"{entry.name}.copy")
-                shutil.copyfile(entry, copy)
+        copy = self.folder / _COPY
+        for path in self._files():
+            if path.is_file() and path.stat().st_nlink > 1:
+                shutil.copyfile(path, copy)
                 sync_path(copy)
-                os.replace(copy, entry)
+                os.replace(copy, path)
 
     def _try_to_lock(self) -> None:
         """Lock the folder, or leave it unlocked if its last writer removed it meanwhile."""
@@ -247,8 +249,11 @@ class Staging:
 
     def drop(self) -> None:
         """Remove from the folder what sinks write there, but the lock. Any other file belongs to the user."""
-        for name in (self.built.name, self.built.with_suffix(".fresh").name, *_NAMES):
-            (self.folder / name).unlink(missing_ok=True)
+        for path in self._files():
+            path.unlink(missing_ok=True)
+
+    def _files(self) -> list[Path]:
+        return [self.built, self.built.with_suffix(".fresh"), *(self.folder / name for name in _NAMES)]
 
     def close(self) -> None:
         """Release the lock for another writer, and remove the folder if it is empty. Idempotent."""
