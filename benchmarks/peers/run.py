@@ -106,11 +106,11 @@ def started(run: Run, job: dict[str, Any], stack: ExitStack) -> Iterator[tuple[E
     logs = ROOT / "build/bench/peers-logs"
     logs.mkdir(parents=True, exist_ok=True)
     absent = run.setup["absent"] = dict[str, str]()
-    only = run.options.get("only", "").lower()
+    only = run.options.get("only", "").lower().split("+")
     # Not resolved: the link is what makes it the Python of a virtual environment.
     python = shutil.which(run.options.get("python", sys.executable)) or sys.executable
     for entrant in ENTRANTS:
-        if only not in entrant.name.lower():
+        if not any(part in entrant.name.lower() for part in only):
             continue
         slug = "".join(letter if letter.isalnum() else "-" for letter in entrant.name)
         asked = {**job, "work": str(run.folder / slug), "module": entrant.module, "output": entrant.output}
