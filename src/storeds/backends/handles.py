@@ -86,50 +86,60 @@ class Lease(Generic[H]):
         self.ref, self.check = ref, check
 
     def __enter__(self) -> H:
-        ref, pool, check = self.ref, self.ref.pool, self.check
         self.thread = threading.get_ident()
         try:
-            with pool._exclusive():
-                while pool._forking is not None and pool._must_wait(self.thread):
-                    pool._section.wait()
-                if ref.closed:
-                    raise ClosedError(f"{ref.opener.url} was closed; open it again with open_backend")
-                handle: H | None = None
-                while handle is None:
-                    while (entry := ref.entry) is None or entry.handle is None:
-                        ref.entry = pool._find_or_open(ref)
-                    self.entry = entry
-                    pool._leases.add(self)
-                    # A signal handler may fork at each call; its child closed the handle unless `_leases` had the lease.
-                    handle = entry.handle
-                pool._entries.move_to_end(self.entry.key)
-            if check is not None:
-                try:
-                    check(handle)
-                except BaseException:
-                    self.__exit__()
-                    raise
-        except StoreNotFoundError as error:
-            if check is None:
+            try:
+                handle = self._begin()
+                if self.check is not None:
+                    self.check(handle)
+            except BaseException:  # also an interrupt: nobody else would end the lease
+                self._end()
                 raise
-            raise UnavailableError(f"{ref.opener.url} was there when it was opened and is gone now: {error}") from error
+        except StoreNotFoundError as error:
+            if self.check is None:
+                raise
+            url = self.ref.opener.url
+            raise UnavailableError(f"{url} was there when it was opened and is gone now: {error}") from error
         except OSError as error:
             self._convert(error, "opened")
             raise
         return handle
 
-    def __exit__(self, kind: object = None, error: object = None, trace: object = None) -> None:
-        pool = self.ref.pool
+    def _begin(self) -> H:
+        ref, pool = self.ref, self.ref.pool
         with pool._exclusive():
-            pool._leases.discard(self)
-            if pool._forking is not None:
-                pool._section.changed.notify_all()
-            if not self.entry.owners and not pool._is_leased(self.entry):
-                pool._remove(self.entry)
-            if len(pool._entries) > pool._limit:  # more leases than that existed at once
-                pool._evict(pool._limit)
+            while pool._forking is not None and pool._must_wait(self.thread):
+                pool._changed.wait()
+            if ref.closed:
+                raise ClosedError(f"{ref.opener.url} was closed; open it again with open_backend")
+            handle: H | None = None
+            while handle is None:
+                while (entry := ref.entry) is None or entry.handle is None:
+                    ref.entry = pool._find_or_open(ref)
+                self.entry = entry
+                pool._leases.add(self)
+                # A signal handler may fork at each call; its child closed the handle unless `_leases` had the lease.
+                handle = entry.handle
+            pool._entries.move_to_end(self.entry.key)
+        return handle
+
+    def __exit__(self, kind: object = None, error: object = None, trace: object = None) -> None:
+        self._end()
         if isinstance(error, OSError):
             self._convert(error, "read")
+
+    def _end(self) -> None:
+        pool = self.ref.pool
+        with pool._exclusive():
+            if self in pool._leases:
+                pool._leases.discard(self)
+                if not self.entry.owners and not pool._is_leased(self.entry):
+                    pool._remove(self.entry)
+            if pool._forking is not None:
+                pool._changed.notify_all()
+            if len(pool._entries) > pool._limit:  # more leases than that existed at once
+                pool._evict(pool._limit)
+        pool._forget_dropped()
 
     def _convert(self, error: OSError, done: str) -> None:
         """Raise an error that names the store for a failed system call."""
@@ -157,8 +167,7 @@ class HandleRef(Generic[H]):
     def release(self) -> None:
         """Hold no handle until the next lease."""
         self.pool._dropped.append(self)
-        with self.pool._exclusive():
-            pass  # its end forgets what was dropped
+        self.pool._forget_dropped()
 
     def invalidate(self) -> None:
         """Release the handle, and stop sharing it: the store was replaced."""
@@ -175,39 +184,6 @@ class HandleRef(Generic[H]):
         """Release the handle for good; it closes once no other reference or lease uses it."""
         self.closed = True
         self.release()
-
-
-class _CriticalSection:
-    """The critical section of a pool in one process; on leaving it, the pool forgets references that were dropped.
-
-    Garbage collection may run finalizers inside the section, and signal handlers may read or fork there. So its lock is
-    reentrant, and `depth` tells the outermost section, which does what the others leave.
-    """
-
-    def __init__(self, pool: HandlePool[Any]) -> None:
-        self.pool, self.pid, self.depth = pool, os.getpid(), 0
-        self.lock = threading.RLock()
-        self.changed = threading.Condition(self.lock)
-
-    def __enter__(self) -> None:
-        self.lock.acquire()
-        self.depth += 1
-
-    def __exit__(self, *_: object) -> None:
-        try:
-            if self.depth == 1 and self.pool._dropped:
-                self.pool._sweep()
-        finally:
-            self.depth -= 1
-            self.lock.release()
-
-    def wait(self, seconds: float | None = None) -> bool:
-        """Wait until another thread ends a lease or a fork; return whether one did."""
-        depth, self.depth = self.depth, 0  # other threads may enter while this one waits
-        try:
-            return self.changed.wait(seconds)
-        finally:
-            self.depth = depth
 
 
 class HandlePool(Generic[H]):
@@ -237,7 +213,11 @@ class HandlePool(Generic[H]):
         atexit.register(self.close_all)
 
     def _start(self) -> None:
-        self._section = _CriticalSection(self)
+        self._pid = os.getpid()
+        # Garbage collection may run finalizers while this thread has the lock, and signal handlers may read or fork there,
+        # so it is reentrant. `with` takes it in C: an interrupt cannot leave it taken.
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)  # a lease or a fork ends
         self._entries: OrderedDict[Hashable, _Entry[H]] = OrderedDict()
         self._leases: set[Lease[H]] = set()
         self._forking: int | None = None  # the thread that waits to fork
@@ -274,12 +254,24 @@ class HandlePool(Generic[H]):
     def __len__(self) -> int:
         return len(self._entries)
 
-    def _exclusive(self) -> _CriticalSection:
-        if self._section.pid != os.getpid():  # forked by C code that runs no hooks
+    def _exclusive(self) -> threading.RLock:
+        """Return the lock of this process."""
+        if self._pid != os.getpid():  # forked by C code that runs no hooks
             self._reset_in_child()
-        return self._section
+        return self._lock
 
-    # The methods below run inside the critical section.
+    def _is_inside(self) -> bool:
+        """Whether this thread has the lock."""
+        is_owned: bool = self._exclusive()._is_owned()  # type: ignore[attr-defined]  # as `threading.Condition` asks
+        return is_owned
+
+    def _forget_dropped(self) -> None:
+        """Forget references that were dropped; inside of the lock, whose statements count on what they found, later."""
+        if self._dropped and not self._is_inside():
+            with self._exclusive():
+                self._sweep()
+
+    # The methods below run while this thread has the lock.
 
     def _must_wait(self, thread: int) -> bool:
         """Whether a new lease waits for a fork; the fork waits for threads that have one, and they may need another."""
@@ -314,32 +306,30 @@ class HandlePool(Generic[H]):
     # Finalizers and fork hooks.
 
     def _drop(self, ref: HandleRef[H]) -> None:
-        # A finalizer runs at any moment and must not wait: who holds the lock forgets the reference.
+        # A finalizer runs at any moment and must not wait: who has the lock, or takes it next, forgets the reference.
         self._dropped.append(ref)
-        section = self._exclusive()
-        if section.lock.acquire(blocking=False):
+        if not self._is_inside() and self._lock.acquire(blocking=False):
             try:
-                with section:
-                    pass
+                self._sweep()
             finally:
-                section.lock.release()
+                self._lock.release()
 
     def _lock_for_fork(self) -> None:
         # py-lmdb's close waits for running operations; in the child, operations of the parent's other threads never
         # end. New leases wait meanwhile, except those of threads that this waits for.
-        self._section.__enter__()
-        thread = threading.get_ident()
+        thread, is_inside = threading.get_ident(), self._is_inside()
+        self._lock.acquire()
         # A read that a signal handler interrupted may hold a lock that others wait for, such as libhdf5's.
-        interrupted = self._section.depth > 1 or any(lease.thread == thread for lease in self._leases)
+        interrupted = is_inside or any(lease.thread == thread for lease in self._leases)
         while any(lease.thread != thread for lease in self._leases):
             self._forking = thread
-            if not self._section.wait(_PATIENCE if interrupted else None):
+            if not self._changed.wait(_PATIENCE if interrupted else None):
                 break
 
     def _unlock_after_fork(self) -> None:
         self._forking = None
-        self._section.changed.notify_all()
-        self._section.__exit__()
+        self._changed.notify_all()
+        self._lock.release()
 
     def _reset_in_child(self) -> None:
         thread, leases, inherited = threading.get_ident(), self._leases, self._entries
