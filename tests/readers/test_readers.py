@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import pickle
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -210,8 +211,6 @@ def test_settings_that_a_reader_would_ignore_are_refused() -> None:
     for ignored in ({"mode": "L"}, {"decode": "pil"}, {"transform": ["ToTensor"], "channels": "last"}):
         with pytest.raises(errors.ConfigError, match=r"mode|decode|channels"):
             StoreDataset(url, reader="array", fields=["x"], **ignored)
-    with pytest.raises(errors.ConfigError, match="takes no channels"):
-        StoreDataset(url, channels="last")
 
 
 # Values that no colour mode holds
@@ -266,3 +265,32 @@ def test_a_store_of_several_images_says_that_samples_have_one(
         assert said[0].endswith(f"pass fields={line}")
         assert len(StoreDataset(url, fields=ast.literal_eval(line))[0]) == len(record)
         assert len(caplog.records) == 1
+
+
+# Images of kind array
+
+
+@pytest.mark.parametrize("reader", ["image", "sample", "video"])
+@pytest.mark.parametrize("shape", [(None, None, None), (3, 40, 4), (None, 40, None)], ids=str)
+def test_an_image_of_ambiguous_shape_needs_channels_when_the_dataset_is_made(
+    reader: str, shape: tuple[int | None, ...]
+) -> None:
+    pixels = np.random.default_rng(0).integers(0, 255, (3, 40, 4)).astype(np.uint8)
+    field = {"kind": "array", "dtype": "uint8", "shape": list(shape), "role": "image"}
+    url = make_store({"x": field, "video": "int"}, [{"x": pixels, "video": 0}])
+    own: dict[str, Any] = {"reader": reader, "fields": ["x"]}
+    if reader != "sample":
+        own |= {"decode": "tensor", "mode": "unchanged"}
+    with pytest.raises(errors.ConfigError, match=r"'x' holds arrays of shape .*channels='last'.*channels=\{'x': …\}"):
+        StoreDataset(url, **own)
+    expected = {"first": pixels, "last": pixels.transpose(2, 0, 1)}
+    for place, by_name in itertools.product(("argument", "config", "reader_options"), (False, True)):
+        for channels, planes in expected.items():
+            given: dict[str, Any] = {"channels": {"x": channels} if by_name else channels}
+            if place == "reader_options":
+                given = {"reader_options": given}
+            if place == "config":
+                dataset: Any = build_dataset({"dataset": {"url": url, **own, **given}})
+            else:
+                dataset = StoreDataset(url, **own, **given)
+            assert np.array_equal(np.squeeze(dataset[0][0]), planes)

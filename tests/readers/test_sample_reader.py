@@ -302,7 +302,9 @@ def test_images_of_kind_array() -> None:
     flip = {"name": "RandomHorizontalFlip", "p": 1}
     (image,) = StoreDataset(url, roles={"x": "image"}, transforms=[flip])[0]
     assert np.array_equal(image, pixels[:, ::-1].transpose(2, 0, 1))
-    with pytest.raises(ConfigError, match="channels names 'y'; the images of kind array are x"):
+    with pytest.raises(
+        ConfigError, match="channels names 'y', which is not an array image of a sample; the array images are x"
+    ):
         StoreDataset(url, roles={"x": "image"}, channels={"y": "last"})
 
 

@@ -336,7 +336,7 @@ WITH_EFFECT: dict[str, Any] = {
     **{"decode": "pil", "mode": "L", "max_pixels": 10_000, "by": "film", "fields": ["film"]},
 }
 WITHOUT_EFFECT: dict[str, Any] = {
-    **{"repair": False, "min_recovered": 0.9, "orient": True, "strided": True},
+    **{"repair": False, "min_recovered": 0.9, "orient": True, "strided": True, "channels": "last"},
     **{"per_frame": ["label"]},
 }
 

@@ -108,8 +108,8 @@ class StoreDataset(Dataset[Any]):
         ``"array"``, ``"tensor"`` returns array images as channels × height × width. A mapping sets it for each of
         several images.
     channels : str or mapping of str to str, optional
-        Where the channels of array images are, ``"last"`` or ``"first"``; for the reader ``"array"``, and required
-        where the shape is ambiguous. A mapping sets it for each of several elements.
+        Where the channels of array images are, ``"last"`` or ``"first"``; required where the shape is ambiguous. A
+        mapping sets it for each of several elements.
     mode : str or mapping of str to str
         The Pillow mode of the sample's image; ``"unchanged"`` keeps the mode of the file. Further images of a sample,
         such as masks, stay unchanged. A mapping sets the mode of each: ``{"image": "RGB", "depth": "F"}``.

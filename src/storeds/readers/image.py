@@ -35,11 +35,12 @@ from storeds.protocols import (
     SampleContext,
     Window,
 )
-from storeds.readers.base import RecordReader, channels_first, channels_of
+from storeds.readers.base import RecordReader, channels_first, channels_of, check_channels
 from storeds.readers.decoders import (
     UNCHANGED,
     as_pil,
     check_pixels,
+    convert,
     decode_fast,
     decode_pil,
     decode_tensor,
@@ -53,7 +54,15 @@ from storeds.readers.decoders import (
     refused,
     to_tensor,
 )
-from storeds.records.fields import is_mask, pictures, verdict_fields, without_verdicts
+from storeds.records.fields import (
+    Channels,
+    Layout,
+    holds_pixels,
+    is_mask,
+    pictures,
+    verdict_fields,
+    without_verdicts,
+)
 from storeds.registry import DECODERS
 
 __all__ = ["ImageReader", "Picture", "PictureDecoder", "draw_crops", "label_of"]
@@ -76,6 +85,8 @@ class ImageReader(RecordReader):
         (nearly the same as tensor, but faster) or a registered name.
     mode : str
         Pillow mode to which images are converted, or ``"unchanged"``. See `storeds.readers.decode_pil`.
+    channels : str or mapping of str to str, optional
+        Where the channels of images of kind array are, as for `ArrayReader`.
     repair : bool
         Repair a JPEG that ends early before decoding it. The store never changes. If False, damage raises DecodeError.
         A picture is damaged if the verdict in its store says so or, without a verdict, if its decoder warns.
@@ -101,15 +112,21 @@ class ImageReader(RecordReader):
     strided: bool = False
     cropper: Cropper | None = None
     """The crop with which the transforms begin. Only a part of a picture is decoded, where that is enough."""
+    channels: Channels | Mapping[str, Channels] | None = None
     _judged: frozenset[str] = field(default=frozenset(), repr=False, compare=False)
     """The stored images that have a verdict."""
     _decoders: Mapping[str, PictureDecoder] = field(init=False, repr=False, compare=False)
     """The decoders of the images that are decoded."""
+    _layouts: Mapping[str, Layout] = field(init=False, repr=False, compare=False)
+    """Where the channels of images of kind array are."""
 
     def __post_init__(self) -> None:
         self._check()
         decoders = {name: self._decoder(name) for name in self._images() if self._decode_of(name) != "bytes"}
         object.__setattr__(self, "_decoders", decoders)
+        arrays = {name: self._array(name) for name in self._array_images()}
+        layouts = {name: channels_of(name, each, self._channels_of(name), self.fields) for name, each in arrays.items()}
+        object.__setattr__(self, "_layouts", layouts)
 
     def _check(self) -> None:
         for mode in self.mode.values() if isinstance(self.mode, Mapping) else (self.mode,):
@@ -117,6 +134,7 @@ class ImageReader(RecordReader):
         if not isinstance(self.repair, bool):
             raise ConfigError(f"repair must be True or False, got {self.repair!r}")
         check_share("min_recovered", self.min_recovered)
+        check_channels(self.channels)
         if isinstance(self.max_pixels, bool) or not isinstance(self.max_pixels, int) or self.max_pixels < 1:
             raise ConfigError(f"max_pixels must be a positive number of pixels, got {self.max_pixels!r}")
         for decode in self.decode.values() if isinstance(self.decode, Mapping) else (self.decode,):
@@ -143,13 +161,21 @@ class ImageReader(RecordReader):
         default = self.mode if isinstance(self.mode, str) else "RGB"
         return modes.get(name, default if name == self.data else UNCHANGED)
 
+    def _channels_of(self, name: str) -> Channels | None:
+        """Return what the user says about the channels of an image."""
+        return self.channels.get(name) if isinstance(self.channels, Mapping) else self.channels
+
     def bind(self, backend: Backend, /) -> Self:
         # docstring inherited
-        bound = super().bind(backend)
+        return super().bind(backend)._with_images(backend)
+
+    def _with_images(self, backend: Backend) -> Self:
+        """Finish the binding of a reader whose elements are known."""
         for option in ("decode", "mode"):
-            _check_names(option, getattr(self, option), bound._images())
-        judged = frozenset(map(bound.stored_as, bound._decoders)) & pictures(backend.meta.fields).keys()
-        return replace(bound, _judged=judged)
+            _check_names(option, getattr(self, option), self._images(), "image")
+        _check_names("channels", self.channels, [*self._layouts], "array image")
+        judged = frozenset(map(self.stored_as, self._decoders)) & pictures(backend.meta.fields).keys()
+        return replace(self, _judged=judged)
 
     @property
     def stored(self) -> tuple[str, ...]:
@@ -160,18 +186,30 @@ class ImageReader(RecordReader):
         return [name for image in sorted(self._judged) for name in verdict_fields(image)]
 
     def _images(self) -> list[str]:
-        return [name for name, declared in zip(self.fields, self.kinds, strict=False) if _is_image(declared)]
+        return [name for name, each in zip(self.fields, self.kinds, strict=False) if self._is_image(name, each)]
+
+    def _is_image(self, name: str, declared: Field) -> bool:
+        """Whether a field holds files of images, or pixels that are declared as images."""
+        pixels = declared.role == "image" and holds_pixels(declared, self._channels_of(name))
+        return declared.kind == "image" or pixels
+
+    def _array(self, name: str) -> Field:
+        """Return the declaration of an image of kind array."""
+        return self._field(name)
+
+    def _array_images(self) -> list[str]:
+        return [name for name in self._decoders if self._array(name).kind == "array"]
 
     def _choose(self, fields: dict[str, Field]) -> tuple[str, ...]:
-        images = [name for name, declared in fields.items() if _is_image(declared)]
+        images = [name for name, each in fields.items() if self._is_image(name, each)]
         if not images:
             kinds = ", ".join(f"{name} ({declared.kind})" for name, declared in without_verdicts(fields).items())
             raise ConfigError(
                 f"{type(self).__name__} needs a field of kind image; the store has {kinds}; "
                 f"reader 'array' reads any field{_video_hint(fields)}"
             )
-        chosen = "image" if "image" in images else images[0]
         pictures = [name for name in images if not is_mask(name)]
+        chosen = "image" if "image" in images else (pictures or images)[0]
         if len(pictures) > 1:
             _LOG.warning(
                 "the samples have the image %r alone, and each record has the images %s: for all of them, pass fields=%r",
@@ -193,9 +231,8 @@ class ImageReader(RecordReader):
         return next(iter((*named, *images)), None)
 
     def _element(self, name: str, source: str, field: Field, record: Record, context: SampleContext) -> Any:
-        if name in self._decoders and field.kind == "array":
-            layout = channels_of(name, field, None, self.fields)
-            return self._decoders[name].of_pixels(channels_first(record[source], layout))
+        if name in self._decoders and name in self._layouts:
+            return self._decoders[name].of_pixels(channels_first(record[source], self._layouts[name]))
         if name in self._decoders:
             picture = self._inspect(name, record)
             return self._decoders[name](picture, draw_crops(self.cropper, [picture], context), context)
@@ -208,17 +245,12 @@ class ImageReader(RecordReader):
         return self._decoders[name].inspect(record[source], verdict)
 
 
-def _is_image(declared: Field) -> bool:
-    """Whether a field holds files of images, or pixels that are declared as images."""
-    return declared.kind == "image" or (declared.role == "image" and declared.dtype == "|u1")
-
-
-def _check_names(option: str, given: Any, images: Sequence[str]) -> None:
+def _check_names(option: str, given: Any, images: Sequence[str], what: str) -> None:
     names: Iterable[str] = given if isinstance(given, Mapping) else ()
     for name in names:
         if name not in images:
             raise ConfigError(
-                f"{option} names {name!r}, which is not an image of a sample; {suggest(name, images, 'images')}"
+                f"{option} names {name!r}, which is not an {what} of a sample; {suggest(name, images, f'{what}s')}"
             )
 
 
@@ -407,21 +439,25 @@ class PictureDecoder:
         return _cropped(image, crops) if crops else image
 
     def of_pixels(self, pixels: Array) -> Any:
-        """Return uint8 pixels, channels × height × width, as this decoder returns a file of them; other decoders get a PNG.
+        """Return pixels, channels × height × width, as this decoder returns a file of them; other decoders get a PNG.
+
+        Parameters
+        ----------
+        pixels : array
+            uint8, or uint16 of a single channel.
 
         Raises
         ------
         DecodeError
-            The array does not have three dimensions, the first of 1, 3 or 4 channels.
+            The array does not have three dimensions, the first of 1, 3 or 4 channels, or has no pixels.
         """
-        if pixels.ndim != 3 or len(pixels) not in (1, 3, 4):
+        if pixels.ndim != 3 or len(pixels) not in (1, 3, 4) or not pixels.size:
             raise DecodeError(
-                f"an array of shape {pixels.shape} is no image of 1, 3 or 4 channels; reader='array' reads it"
+                f"an array of shape {pixels.shape} is no image of 1, 3 or 4 channels with pixels; reader='array' reads it"
             )
         rows = np.ascontiguousarray(pixels.transpose(1, 2, 0))
         image = Image.fromarray(rows[..., 0] if rows.shape[2] == 1 else rows)
-        if self.mode not in (UNCHANGED, image.mode):
-            image = image.convert(self.mode)
+        image = convert(image, self.mode)
         if self._function is decode_pil:
             return image
         if self._function in _WINDOWED:

@@ -23,11 +23,11 @@ from storeds.readers.annotations import (
     mask_tensor,
     plain_rows,
 )
-from storeds.readers.base import channels_first, channels_of, check_channels, repeated
+from storeds.readers.base import channels_first, repeated
 from storeds.readers.decoders import UNCHANGED, orientation_of, refused
 from storeds.readers.elements import JsonPath, split_path, value_at, with_given_role
 from storeds.readers.image import ImageReader, Picture, PictureDecoder, draw_crops
-from storeds.records.fields import NATIVE, Channels, Layout, is_mask
+from storeds.records.fields import NATIVE, Layout, is_mask
 from storeds.records.roles import (
     BOX_FORMATS,
     Sample,
@@ -74,24 +74,20 @@ class SampleReader(ImageReader):
     mode : str or mapping of str to str
         As for `ImageReader`. It applies to all images with a declared role. That of a mask applies to masks in colour
         only: masks of one channel keep their class ids.
-    channels : str or mapping of str to str, optional
-        Where the channels of images of kind array are, as for `ArrayReader`.
     orient : bool
         Rotate images according to their EXIF orientation, and with them masks, boxes and keypoints.
     box_format : str, optional
         Format of the boxes of samples: ``xyxy``, ``xywh`` or ``cxcywh``. Default: as stored.
-    repair, min_recovered, max_pixels, strided
+    channels, repair, min_recovered, max_pixels, strided
         As for `ImageReader`. A mask that lacks pixels is never repaired.
     """
 
     decode: str | Decoder | Mapping[str, str | Decoder] = "tensor"
     roles: Mapping[str, Any] | None = None
-    channels: Channels | Mapping[str, Channels] | None = None
     box_format: str | None = None
     _given: Mapping[str, Mapping[str, Any]] = field(init=False, repr=False, compare=False)
     _declared: Mapping[str, Field] = field(default_factory=dict, repr=False, compare=False)
     _paths: Mapping[str, JsonPath] = field(default_factory=dict, repr=False, compare=False)
-    _layouts: Mapping[str, Layout] = field(default_factory=dict, repr=False, compare=False)
     _classes: Mapping[str, Classes] = field(default_factory=dict, repr=False, compare=False)
     _trusted: frozenset[str] = field(default=frozenset(), repr=False, compare=False)
     """The elements that the writer of the store has checked."""
@@ -102,32 +98,29 @@ class SampleReader(ImageReader):
             raise ConfigError(
                 f"unknown box_format {self.box_format!r}; {suggest(self.box_format, BOX_FORMATS, 'formats')}"
             )
-        check_channels(self.channels)
         object.__setattr__(self, "_given", given_roles(self.roles, "classes"))
 
     # --- Binding ---
 
-    def bind(self, backend: Backend, /) -> Self:
-        # docstring inherited
-        bound = super().bind(backend)
+    def _with_images(self, backend: Backend) -> Self:
         for name in self._given:
-            if name not in bound.fields:
+            if name not in self.fields:
                 raise ConfigError(
-                    f"roles names {name!r}, which is no element of a sample; {suggest(name, bound.fields, 'elements')}"
+                    f"roles names {name!r}, which is no element of a sample; {suggest(name, self.fields, 'elements')}"
                 )
-        split = {name: split_path(source, backend.meta.fields) for name, source in bound.elements()}
+        split = {name: split_path(source, backend.meta.fields) for name, source in self.elements()}
         paths = {name: path for name, path in split.items() if path is not None}
-        declared = bound._with_roles(dict(zip(bound.fields, bound.kinds, strict=True)))
+        declared = self._with_roles(dict(zip(self.fields, self.kinds, strict=True)))
         stored = [name for name, path in paths.items() if not path.steps and name not in self._given]
-        return replace(
-            bound,
+        bound = replace(
+            self,
             _declared=declared,
             _paths=paths,
-            _layouts=bound._array_layouts(declared),
-            _classes=bound._known_classes(declared, backend),
+            _classes=self._known_classes(declared, backend),
             _trusted=frozenset(stored if backend.meta.layout == NATIVE else ()),
             _copies=repeated((name, path.field) for name, path in paths.items()),
         )
+        return super(SampleReader, bound)._with_images(backend)
 
     def _declaration(self, source: str, declared: Mapping[str, Field]) -> Field | None:
         path = split_path(source, declared)
@@ -156,15 +149,6 @@ class SampleReader(ImageReader):
             with_roles[name] = each
         check_rows({name: each for name, each in with_roles.items() if each.role == "boxes" or name in self._given})
         return with_roles
-
-    def _array_layouts(self, declared: Mapping[str, Field]) -> dict[str, Layout]:
-        """Return the position of the channels of each image of kind array; raises ConfigError."""
-        images = [name for name, each in declared.items() if each.role == "image" and each.kind == "array"]
-        given = self.channels if isinstance(self.channels, Mapping) else dict.fromkeys(images, self.channels)
-        for name in given:
-            if name not in images:
-                raise ConfigError(f"channels names {name!r}; {suggest(name, images, 'images of kind array')}")
-        return {name: channels_of(name, declared[name], given.get(name), self.fields) for name in images}
 
     def _known_classes(self, declared: Mapping[str, Field], backend: Backend) -> dict[str, Classes]:
         """Return the classes of each label of which they are known; raises ConfigError."""
@@ -225,8 +209,14 @@ class SampleReader(ImageReader):
         return np.array([class_number(name, value, classes) for value in column.tolist()], np.int64)
 
     def _images(self) -> list[str]:
-        # Arrays with the role image are read by `_image_tensor`, since the user may say where their channels are.
         return [name for name, declared in zip(self.fields, self.kinds, strict=False) if declared.kind == "image"]
+
+    def _array(self, name: str) -> Field:
+        return self._declared[name]
+
+    def _array_images(self) -> list[str]:
+        # They become tensors of any dtype and number of channels, without a decoder.
+        return [name for name, each in self._declared.items() if each.role == "image" and each.kind == "array"]
 
     def _choose(self, fields: dict[str, Field]) -> tuple[str, ...]:
         roles: dict[str, Any] = {

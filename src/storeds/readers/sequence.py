@@ -12,12 +12,12 @@ import numpy as np
 from storeds._utils.arguments import integer
 from storeds.errors import ConfigError, DecodeError, RecordError, suggest
 from storeds.protocols import Array, Backend, Decoder, Field, Record, SampleContext
-from storeds.readers.base import INDEX, channels_first, channels_of, check_channels
+from storeds.readers.base import INDEX, channels_first
 from storeds.readers.decoders import refused
 from storeds.readers.image import ImageReader, label_of
 from storeds.readers.video import Runs
 from storeds.records.columns import read_arrays, read_column
-from storeds.records.fields import Channels, verdict_fields
+from storeds.records.fields import verdict_fields
 
 if TYPE_CHECKING:
     pass
@@ -86,7 +86,6 @@ class SequenceReader(ImageReader):
     stride: int = 1
     ends: str = "pad"
     by: str | None = None
-    channels: Mapping[str, Channels] | None = None
     _windows: Mapping[str, tuple[int, ...]] = field(init=False, repr=False, compare=False)
     _runs: Runs | None = field(default=None, repr=False, compare=False)
     _rows: tuple[Rows, ...] = field(default=(), repr=False, compare=False)
@@ -96,7 +95,6 @@ class SequenceReader(ImageReader):
         integer("stride", self.stride, 1)
         if self.channels is not None and not isinstance(self.channels, Mapping):
             raise ConfigError("channels is a table of element → 'last' or 'first' here: {'image': 'last'}")
-        check_channels(self.channels)
         if self.ends not in ("pad", "drop"):
             raise ConfigError(f"unknown ends {self.ends!r}; {suggest(self.ends, ('pad', 'drop'), 'ends')}")
         if not isinstance(self.windows, Mapping) or not self.windows:
@@ -125,12 +123,6 @@ class SequenceReader(ImageReader):
         for name in self.windows:
             if name not in bound.fields:
                 raise ConfigError(f"windows names {name!r}; {suggest(name, bound.fields, 'elements of a sample')}")
-        for name, given in (self.channels or {}).items():
-            if name not in bound.fields:
-                raise ConfigError(f"channels names {name!r}; {suggest(name, bound.fields, 'elements of a sample')}")
-            channels_of(
-                name, bound._field(name), given, bound.fields
-            )  # raises ConfigError for arrays that are not pictures
         padded = [f"{name}{PADDED}" for name in self.windows] if self.ends == "pad" else []
         number = next((n for n in ("step", "frame") if n in declared and declared[n].kind == "int"), None)
         runs = Runs(backend, by, number)
@@ -151,6 +143,10 @@ class SequenceReader(ImageReader):
 
     def _choose(self, fields: dict[str, Field]) -> tuple[str, ...]:
         return tuple(dict.fromkeys((*self.windows, *label_of(fields))))
+
+    def _array_images(self) -> list[str]:
+        named = [name for name, _ in zip(self.fields, self.kinds, strict=False) if name in (self.channels or ())]
+        return [*dict.fromkeys((*super()._array_images(), *named))]
 
     @property
     def decodes(self) -> bool:
@@ -239,9 +235,8 @@ class SequenceReader(ImageReader):
         if name not in self._decoders:
             if not isinstance(values, np.ndarray) and (declared.is_scalar or declared.is_fixed):
                 values = np.asarray(values)
-            if self.channels is not None and name in self.channels:
-                layout = channels_of(name, declared, self.channels[name], self.fields)
-                values = np.ascontiguousarray(channels_first(values, layout))
+            if name in self._layouts:
+                values = np.ascontiguousarray(channels_first(values, self._layouts[name]))
             return torch.from_numpy(values) if isinstance(values, np.ndarray) else values
         verdict = [each for each in window if each in verdict_fields(source)] if source in self._judged else []
         images: list[Any] = []

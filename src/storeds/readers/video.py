@@ -24,7 +24,7 @@ __all__ = ["VideoReader"]
 
 _FRAME = "frame"
 _PER_FRAME = (_FRAME, "time")
-_OF_FRAMES = ("repair", "min_recovered", "orient", "strided", "per_frame")  # without effect on video files
+_OF_FRAMES = ("repair", "min_recovered", "orient", "strided", "channels", "per_frame")  # without effect on video files
 
 
 class Runs:
@@ -96,10 +96,10 @@ class VideoReader(ImageReader):
     Parameters
     ----------
     fields : sequence of str, or mapping of str to str, optional
-        Elements of a sample. Default: the image and, if there is one, the label. Fields of kind image become clips.
+        Elements of a sample. Default: the image and, if there is one, the label. Images become clips.
         Fields in `per_frame` become a tensor of one number per frame, or a list. Any other field has the value of the
         first frame of the sample.
-    decode, mode, repair, min_recovered, orient, max_pixels
+    decode, mode, channels, repair, min_recovered, orient, max_pixels
         Apply to each frame, see `ImageReader`. Frames that decode to tensors become one uint8 tensor of shape
         (frames, channels, height, width), or (clips, frames, channels, height, width) for several clips. Other frames
         become a list, or a list of lists.
@@ -122,7 +122,7 @@ class VideoReader(ImageReader):
     by : str
         Field of kind int or str that all frames of a video share. Or a field of kind bytes that holds video files, such
         as MP4: then each record is one video, and PyAV decodes the frames. Video files take no `repair`, `min_recovered`,
-        `orient`, `per_frame` and `strided`.
+        `orient`, `channels` and `per_frame`.
 
     Notes
     -----
@@ -225,7 +225,7 @@ class VideoReader(ImageReader):
         for name, source, declared in zip(self.fields, self.sources or self.fields, self.kinds, strict=True):
             if source in self.computed:
                 sample[name] = context.index
-            elif declared.kind == "image":
+            elif declared.kind == "image" or name in self._decoders:
                 sample[name] = self._plan.by_clip(self._clip(name, source, declared, records, context))
             elif source in self.per_frame:
                 values: Any = [record[source] for record in records]

@@ -28,6 +28,7 @@ __all__ = [
     "fields_from_json",
     "fields_to_json",
     "holds_integers",
+    "holds_pixels",
     "is_image_like",
     "is_mask",
     "is_spatial",
@@ -232,6 +233,25 @@ def is_image_like(field: Field) -> bool:
     """Whether the shape of an array is that of an image with channels, or of a sequence of frames."""
     shape = field.shape or ()
     return len(shape) > 2 and layout_of(shape) is not None and any(_fits(size, []) for size in _spatial_sizes(shape))
+
+
+def holds_pixels(field: Field, channels: Channels | None = None) -> bool:
+    """Whether arrays are pixels of a Pillow image: uint8 with 1, 3 or 4 channels, or uint16 with a single one.
+
+    Parameters
+    ----------
+    field : Field
+    channels : str, optional
+        Where the channels are, if the user says it. Otherwise they may be where the shape allows it.
+    """
+    shape = field.shape or ()
+    if field.kind != "array" or len(shape) not in (2, 3):
+        return False
+    ends = {"first": shape[:1], "last": shape[-1:], None: (shape[0], shape[-1]), "none": (1,)}
+    counts = ends["none" if len(shape) == 2 else channels or layout_of(shape)]
+    if field.dtype == "<u2":
+        return set(counts) == {1}
+    return field.dtype == "|u1" and any(count is None or count in _CHANNELS for count in counts)
 
 
 def is_spatial(name: str, field: Field, data: Field | None) -> bool:
