@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self, cast
 
+import h5py
+import lmdb
 import numpy as np
 import pytest
 import torch
@@ -28,6 +30,7 @@ from storeds import (
     open_backend,
     register_decoder,
 )
+from storeds.ops import stats
 from storeds.protocols import Field
 from storeds.readers import ArrayReader, ImageReader
 from storeds.registry import DECODERS
@@ -213,6 +216,14 @@ def test_settings_that_a_reader_would_ignore_are_refused() -> None:
             StoreDataset(url, reader="array", fields=["x"], **ignored)
 
 
+def comparable(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return [*map(comparable, value)]
+    if isinstance(value, Image.Image):
+        return value.mode, value.size, hash(value.tobytes())
+    return (value.dtype, value.shape, hash(str(value.tolist()))) if hasattr(value, "tolist") else value
+
+
 # Values that no colour mode holds
 
 
@@ -267,7 +278,102 @@ def test_a_store_of_several_images_says_that_samples_have_one(
         assert len(caplog.records) == 1
 
 
-# Images of kind array
+# Arrays that have the shape of images
+
+
+def grey_store(engine: str, tmp_path: Path, images: Any) -> str:
+    """Return a store, native or of another tool, of one array of shape (height, width) a record and its label."""
+    if engine == "hdf5 of others":
+        with h5py.File(tmp_path / "grey.h5", "w") as file:
+            file["digits"], file["target"] = images, np.arange(len(images))
+        return str(tmp_path / "grey.h5")
+    if engine == "lmdb of others":
+        with (
+            lmdb.open(str(tmp_path / "grey.lmdb"), map_size=1 << 24) as environment,
+            environment.begin(write=True) as t,
+        ):
+            for number, image in enumerate(images):
+                t.put(b"%04d" % number, pickle.dumps({"digits": image, "target": number}))
+        return str(tmp_path / "grey.lmdb")
+    fields = {"digits": {"kind": "array", "dtype": str(images.dtype), "shape": [None, 28]}, "target": "int"}
+    return make_store(fields, [{"digits": image, "target": number} for number, image in enumerate(images)])
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
+@pytest.mark.parametrize("engine", ["hdf5 of others", "lmdb of others", "native"])
+def test_grey_arrays_train_like_files_of_their_pixels(engine: str, dtype: Any, tmp_path: Path) -> None:
+    images = np.random.default_rng(0).integers(0, np.iinfo(dtype).max, (4, 30, 28)).astype(dtype)
+    url = grey_store(engine, tmp_path, images)
+    files = picture_store([saved(Image.fromarray(image)) for image in images])
+    for mode, form in itertools.product(("RGB", "L", "unchanged"), ("pil", "tensor", "fast")):
+        grey = StoreDataset(url, mode=mode, decode=form)
+        of_files = StoreDataset(files, mode=mode, decode=form, fields=["image"])
+        assert [comparable(grey[at][0]) for at in range(4)] == [comparable(of_files[at][0]) for at in range(4)]
+        if mode == "unchanged":
+            assert all(np.array_equal(np.squeeze(grey[at][0]), images[at]) for at in range(4))
+    assert StoreDataset(url, mode="unchanged", decode="tensor")[1][0].shape == (1, 30, 28)
+    steps = ["ToTensor", {"name": "Normalize", "mean": [0.5], "std": [0.25]}]
+    dataset = StoreDataset(
+        url, mode="L", transform=[{"name": "Resize", "size": 24}, {"name": "RandomCrop", "size": 16}, *steps]
+    )
+    for loader in (StoreLoader(dataset, batch_size=4), torch.utils.data.DataLoader(dataset, batch_size=4)):
+        ((batch, labels),) = list(loader)
+        assert batch.shape == (4, 1, 16, 16)
+        assert labels.tolist() == [0, 1, 2, 3]
+    levels = images >> 8 if dtype is np.uint16 else images
+    assert stats(url, mode="L").mean == pytest.approx([levels.mean() / 255])
+    (crop,) = StoreDataset(url, fields=["digits"], transforms=[{"name": "CenterCrop", "size": 16}])[2]
+    assert np.array_equal(crop, images[2][None, 7:23, 6:22])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape", "channels"),
+    [("uint8", [32, 32, 3], 3), ("uint8", [1, 32, None], 1), ("uint8", [None, None, 4], 4), ("uint16", [32, 32, 1], 1)],
+)
+def test_arrays_with_channels_train_too(dtype: str, shape: list[int | None], channels: int) -> None:
+    pixels = np.random.default_rng(0).integers(0, 255, [side or 40 for side in shape]).astype(dtype)
+    url = make_store({"x": {"kind": "array", "dtype": dtype, "shape": shape}}, [{"x": pixels}])
+    (image,) = StoreDataset(url, decode="tensor", mode="unchanged")[0]
+    assert len(image) == channels
+    assert np.array_equal(image, pixels if shape[0] == 1 else pixels.transpose(2, 0, 1))
+
+
+def test_of_several_arrays_the_user_names_the_image() -> None:
+    grey = {"kind": "array", "dtype": "uint8", "shape": [30, 28]}
+    record = {name: np.full((30, 28), number, np.uint8) for number, name in enumerate(("left", "right", "mask"))}
+    url = make_store({"left": grey, "right": grey, "mask": grey, "label": "int"}, [{**record, "label": 5}])
+    for steps in (None, ["ToTensor"]):
+        with pytest.raises(errors.ConfigError, match="arrays left, right have the shape of one: .*fields=") as caught:
+            StoreDataset(url, transforms=steps)
+    with pytest.raises(errors.ConfigError, match="arrays left, right"):
+        stats(url)
+    pasted = ast.literal_eval(str(caught.value).partition("fields=")[2].partition("]")[0] + "]")
+    assert StoreDataset(url, decode="tensor", fields=pasted)[0][0].shape == (3, 30, 28)
+    assert stats(url, field="right", mode="L").mean == [1 / 255]
+    both = StoreDataset(url, fields=["right", "left", "mask"], mode="L")[0]
+    assert [each.mode for each in both[:2]] == ["L", "L"]
+    assert np.array_equal(both[2], record["mask"])
+
+
+@pytest.mark.parametrize(
+    "declared",
+    [
+        {"x": {"kind": "array", "dtype": "float32", "shape": [28, 28]}},
+        {"x": {"kind": "array", "dtype": "uint8", "shape": [28, 4]}},
+        {"x": {"kind": "array", "dtype": "uint8", "shape": [784]}},
+        {"x": {"kind": "array", "dtype": "uint8", "shape": [2, 28, 28, 3]}},
+        {"x": {"kind": "array", "dtype": "uint16", "shape": [28, 28, 3]}},
+        {"x": {"kind": "array", "dtype": "uint8", "shape": [28, 28, 5]}},
+        {"labels": {"kind": "array", "dtype": "uint8", "shape": [28, 28]}},
+        {"label_map": {"kind": "array", "dtype": "uint8", "shape": [28, 28]}},
+    ],
+    ids=str,
+)
+def test_other_arrays_are_not_taken_for_images(declared: dict[str, Any]) -> None:
+    ((name, field),) = declared.items()
+    url = make_store(declared, [{name: np.ones(field["shape"], field["dtype"])}])
+    with pytest.raises(errors.ConfigError, match="needs a field of kind image"):
+        StoreDataset(url)
 
 
 @pytest.mark.parametrize("reader", ["image", "sample", "video"])

@@ -297,10 +297,14 @@ def test_images_of_kind_array() -> None:
     pixels = RNG.integers(0, 255, (30, 40, 3)).astype(np.uint8)
     fields = {"x": {"kind": "array", "dtype": "uint8", "shape": [None, None, 3]}}
     url = make_store(fields, [{"x": pixels}])
-    with pytest.raises(ConfigError, match=r"none is of kind image: it has x \(array\)\. .*roles=\{'x': 'image'\}"):
-        StoreDataset(url, transforms=["RandomHorizontalFlip"])
     flip = {"name": "RandomHorizontalFlip", "p": 1}
-    (image,) = StoreDataset(url, roles={"x": "image"}, transforms=[flip])[0]
+    for roles in (None, {"x": "image"}):
+        (image,) = StoreDataset(url, roles=roles, transforms=[flip])[0]
+        assert np.array_equal(image, pixels[:, ::-1].transpose(2, 0, 1))
+    floats = make_store({"x": {**fields["x"], "dtype": "float32"}}, [{"x": pixels.astype(np.float32)}])
+    with pytest.raises(ConfigError, match=r"none is of kind image: it has x \(array\)\. .*roles=\{'x': 'image'\}"):
+        StoreDataset(floats, transforms=[flip])
+    (image,) = StoreDataset(floats, roles={"x": "image"}, transforms=[flip])[0]
     assert np.array_equal(image, pixels[:, ::-1].transpose(2, 0, 1))
     with pytest.raises(
         ConfigError, match="channels names 'y', which is not an array image of a sample; the array images are x"

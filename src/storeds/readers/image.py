@@ -61,11 +61,12 @@ from storeds.records.fields import (
     is_mask,
     pictures,
     verdict_fields,
+    with_pictures,
     without_verdicts,
 )
 from storeds.registry import DECODERS
 
-__all__ = ["ImageReader", "Picture", "PictureDecoder", "draw_crops", "label_of"]
+__all__ = ["ImageReader", "Picture", "PictureDecoder", "check_one_guess", "draw_crops", "label_of"]
 
 _LOG = logging.getLogger("storeds")
 _LABELS = ("label", "labels", "target", "targets")
@@ -79,7 +80,9 @@ class ImageReader(RecordReader):
     ----------
     fields : sequence of str, optional
         Elements of a sample. Default: the image and, if there is one, the label: the field ``label``, or the only int
-        field whose name ends in label, labels, target or targets.
+        field whose name ends in label, labels, target or targets. A store that declares no image may have one field of
+        arrays in the shape of an image: uint8 with 1, 3 or 4 channels or without that dimension, or uint16 with a single
+        channel, and with sides of at least 8 pixels.
     decode : str or Decoder
         ``"bytes"`` (unchanged and unchecked), ``"pil"``, ``"tensor"`` (uint8, channels x height x width), ``"fast"``
         (nearly the same as tensor, but faster) or a registered name.
@@ -177,6 +180,13 @@ class ImageReader(RecordReader):
         judged = frozenset(map(self.stored_as, self._decoders)) & pictures(backend.meta.fields).keys()
         return replace(self, _judged=judged)
 
+    def _with_pictures(self, fields: Mapping[str, Field]) -> dict[str, Field]:
+        """Return the fields of a store, in which those that this reader takes for images have a role."""
+        return with_pictures(fields)
+
+    def _declaration(self, source: str, declared: Mapping[str, Field]) -> Field | None:
+        return self._with_pictures(declared).get(source)
+
     @property
     def stored(self) -> tuple[str, ...]:
         # docstring inherited
@@ -201,7 +211,9 @@ class ImageReader(RecordReader):
         return [name for name in self._decoders if self._array(name).kind == "array"]
 
     def _choose(self, fields: dict[str, Field]) -> tuple[str, ...]:
+        declared, fields = fields, self._with_pictures(fields)
         images = [name for name, each in fields.items() if self._is_image(name, each)]
+        check_one_guess([name for name in images if fields[name] != declared[name]], label_of(fields))
         if not images:
             kinds = ", ".join(f"{name} ({declared.kind})" for name, declared in without_verdicts(fields).items())
             raise ConfigError(
@@ -243,6 +255,15 @@ class ImageReader(RecordReader):
         source = self.stored_as(name)
         verdict = Verdict.of(record, source) if source in self._judged else None
         return self._decoders[name].inspect(record[source], verdict)
+
+
+def check_one_guess(images: Sequence[str], label: Sequence[str]) -> None:
+    """Raise ConfigError if several arrays, none of which is declared an image, have the shape of one."""
+    if len(images) > 1:
+        raise ConfigError(
+            f"the store declares no image, and the arrays {', '.join(images)} have the shape of one: pass the one to read, for "
+            f"example fields={[images[0], *label]}, or several"
+        )
 
 
 def _check_names(option: str, given: Any, images: Sequence[str], what: str) -> None:

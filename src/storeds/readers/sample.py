@@ -26,7 +26,7 @@ from storeds.readers.annotations import (
 from storeds.readers.base import channels_first, repeated
 from storeds.readers.decoders import UNCHANGED, orientation_of, refused
 from storeds.readers.elements import JsonPath, split_path, value_at, with_given_role
-from storeds.readers.image import ImageReader, Picture, PictureDecoder, draw_crops
+from storeds.readers.image import ImageReader, Picture, PictureDecoder, check_one_guess, draw_crops, label_of
 from storeds.records.fields import NATIVE, Layout, is_mask
 from storeds.records.roles import (
     BOX_FORMATS,
@@ -122,10 +122,15 @@ class SampleReader(ImageReader):
         )
         return super(SampleReader, bound)._with_images(backend)
 
+    def _with_pictures(self, fields: Mapping[str, Field]) -> dict[str, Field]:
+        if any(each.get("role") == "image" for each in self._given.values()):
+            return dict(fields)
+        return super()._with_pictures(fields)
+
     def _declaration(self, source: str, declared: Mapping[str, Field]) -> Field | None:
         path = split_path(source, declared)
         if path is None or not path.steps:
-            return declared.get(source)
+            return super()._declaration(source, declared)
         if declared[path.field].kind != "json":
             raise ConfigError(
                 f"fields: {source!r} is a path into field {path.field!r}, which is of kind {declared[path.field].kind}: only "
@@ -222,8 +227,9 @@ class SampleReader(ImageReader):
         roles: dict[str, Any] = {
             name: self._given.get(name, {}).get("role", each.role) for name, each in fields.items()
         }
+        pictures = [name for name, each in self._with_pictures(fields).items() if each != fields[name]]
         if not any(roles.values()):
-            if all(each.kind != "image" for each in fields.values()):
+            if not pictures and all(each.kind != "image" for each in fields.values()):
                 kinds = ", ".join(f"{name} ({each.kind})" for name, each in fields.items())
                 raise ConfigError(
                     f"no field of the store has a role, and none is of kind image: it has {kinds}. Say what they mean, for "
@@ -232,6 +238,8 @@ class SampleReader(ImageReader):
             return super()._choose(fields)
         if "image" not in roles.values():
             found = [n for n, each in fields.items() if each.kind == "image" and roles[n] is None and not is_mask(n)]
+            found += [name for name in pictures if roles[name] is None]
+            check_one_guess(found if pictures else (), label_of(fields))
             roles |= dict.fromkeys(["image"] if "image" in found else found[:1], "image")
         return tuple(name for role in _ORDER for name, each in roles.items() if each == role)
 

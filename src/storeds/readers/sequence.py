@@ -144,6 +144,9 @@ class SequenceReader(ImageReader):
     def _choose(self, fields: dict[str, Field]) -> tuple[str, ...]:
         return tuple(dict.fromkeys((*self.windows, *label_of(fields))))
 
+    def _with_pictures(self, fields: Mapping[str, Field]) -> dict[str, Field]:
+        return dict(fields)  # arrays keep their shape, unless `channels` names them
+
     def _array_images(self) -> list[str]:
         named = [name for name, _ in zip(self.fields, self.kinds, strict=False) if name in (self.channels or ())]
         return [*dict.fromkeys((*super()._array_images(), *named))]

@@ -31,6 +31,7 @@ __all__ = [
     "holds_pixels",
     "is_image_like",
     "is_mask",
+    "is_pixel_array",
     "is_spatial",
     "layout_of",
     "meta_from_text",
@@ -39,6 +40,7 @@ __all__ = [
     "parse_fields",
     "pictures",
     "verdict_fields",
+    "with_pictures",
     "with_verdicts",
     "without_verdicts",
 ]
@@ -252,6 +254,28 @@ def holds_pixels(field: Field, channels: Channels | None = None) -> bool:
     if field.dtype == "<u2":
         return set(counts) == {1}
     return field.dtype == "|u1" and any(count is None or count in _CHANNELS for count in counts)
+
+
+def with_pictures(fields: Mapping[str, Field]) -> dict[str, Field]:
+    """Return the fields of a store. If it declares no image, arrays of pixels in the shape of one get the role image."""
+    if any(_is_declared_picture(name, field) for name, field in fields.items()):
+        return dict(fields)
+    return {
+        name: dataclasses.replace(field, role="image") if is_pixel_array(field) and not is_mask(name) else field
+        for name, field in fields.items()
+    }
+
+
+def _is_declared_picture(name: str, field: Field) -> bool:
+    return field.role == "image" or (field.kind == "image" and field.role is None and not is_mask(name))
+
+
+def is_pixel_array(field: Field) -> bool:
+    """Whether an array without a role has the dtype and the shape of one image, which tells where the channels are."""
+    if field.role is not None or not holds_pixels(field):
+        return False
+    sizes = _spatial_sizes(field.shape or ())
+    return len(sizes) == 1 and _fits(sizes[0], [])  # two sizes where it is ambiguous
 
 
 def is_spatial(name: str, field: Field, data: Field | None) -> bool:

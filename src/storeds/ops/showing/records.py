@@ -26,7 +26,15 @@ from storeds.readers.elements import JsonPath, split_path, value_at
 from storeds.readers.image import label_of
 from storeds.records.codec import checksum
 from storeds.records.columns import read_column
-from storeds.records.fields import NATIVE, is_image_like, is_mask, layout_of, pictures, without_verdicts
+from storeds.records.fields import (
+    NATIVE,
+    is_image_like,
+    is_mask,
+    is_pixel_array,
+    layout_of,
+    pictures,
+    without_verdicts,
+)
 from storeds.records.roles import check_values, stored_classes
 
 __all__ = ["Collector", "Shown", "cut", "described", "is_picture", "noted", "spread"]
@@ -35,7 +43,6 @@ _LONG = 2000  # characters of a text
 _FEW = 64  # numbers of an array that are shown
 _BATCH = 32  # records
 _ROWS = 6  # fields of a record without pictures
-_TABLE = 8  # pixels: a smaller array of bytes is not taken for a picture
 _OVER = ("mask", "boxes", "keypoints", "labels")
 
 
@@ -275,9 +282,7 @@ def _role(name: str, declared: Field) -> Role | None:
     if declared.role is None and declared.kind == "image":
         return "mask" if is_mask(name) else "image"
     if declared.role is None and declared.kind == "array":
-        sides = declared.shape or ()
-        is_grey = declared.dtype == "|u1" and len(sides) == 2 and all(side is None or side > _TABLE for side in sides)
-        return "image" if is_grey or is_image_like(declared) else None
+        return "image" if is_image_like(declared) or is_pixel_array(declared) else None
     return declared.role
 
 
