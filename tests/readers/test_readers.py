@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import inspect
+import io
 import itertools
 import pickle
 from collections.abc import Iterator
@@ -15,7 +17,7 @@ import lmdb
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import ExifTags, Image
 
 from make_store import make_store
 from photographs import by_pillow, jpeg, saved
@@ -33,7 +35,7 @@ from storeds import (
 from storeds.ops import stats
 from storeds.protocols import Field
 from storeds.readers import ArrayReader, ImageReader
-from storeds.registry import DECODERS
+from storeds.registry import DECODERS, READERS
 from storeds.testing import ReaderTests
 
 FIELDS: dict[str, Any] = {
@@ -216,12 +218,145 @@ def test_settings_that_a_reader_would_ignore_are_refused() -> None:
             StoreDataset(url, reader="array", fields=["x"], **ignored)
 
 
+# Every option of a reader changes something, or is an error
+
+
+def outcome(url: str, reader: Any, options: dict[str, Any], **arguments: Any) -> Any:
+    """Return what all samples of a dataset are, or the error that it or one of them raises."""
+    try:
+        dataset = StoreDataset(url, reader=reader, reader_options=options, **arguments)
+    except errors.ConfigError as error:
+        return error
+    samples: list[Any] = []
+    for at in range(len(dataset)):
+        try:
+            samples.append([*map(comparable, dataset[at])])
+        except errors.RecordError as error:
+            samples.append(str(error))
+    return samples
+
+
 def comparable(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [*map(comparable, value)]
     if isinstance(value, Image.Image):
         return value.mode, value.size, hash(value.tobytes())
     return (value.dtype, value.shape, hash(str(value.tolist()))) if hasattr(value, "tolist") else value
+
+
+def film() -> bytes:
+    av, file = pytest.importorskip("av"), io.BytesIO()
+    with av.open(file, "w", format="mp4") as container:
+        stream = container.add_stream("mpeg4", rate=10)
+        stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
+        for number in range(5):
+            colours = np.full((48, 64, 3), (50 * number, 255, 0), np.uint8)
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(colours, format="rgb24")))
+        container.mux(stream.encode(None))
+    return file.getvalue()
+
+
+def rotated_jpeg(number: int) -> bytes:
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = 6
+    pixels = np.random.default_rng(number).integers(0, 255, (48, 64, 3)).astype(np.uint8)
+    return saved(Image.fromarray(pixels), "JPEG", exif=exif.tobytes())
+
+
+STEPS: dict[str, Any] = {"video": "int", "half": "int", "label": "int", "boxes": {"kind": "json", "role": "boxes"}}
+PIXELS = {"kind": "array", "dtype": "uint8", "shape": [3, 40, 4], "role": "image"}
+# What a store holds → the kind of the field `x`, and its value in record i.
+CONTENTS: dict[str, tuple[Any, Any]] = {
+    "image files": ("image", lambda i: rotated_jpeg(i)[: -300 if i == 1 else None]),
+    "array images": (PIXELS, lambda i: np.random.default_rng(i).integers(0, 255, (3, 40, 4)).astype(np.uint8)),
+    "numbers": ("float", float),
+    "video files": ("bytes", lambda i: film()),
+}
+WINDOWS = {"x": [-1, 0]}
+OPTIONS: dict[str, Any] = {
+    **{"decode": "tensor", "mode": "L", "repair": False, "min_recovered": 1.0, "orient": True, "max_pixels": 10},
+    **{"channels": {"x": "first"}, "roles": {"label": {"role": "label", "classes": [1, 0]}}, "box_format": "cxcywh"},
+    **{"frames": 3, "stride": 2, "clips": 2, "sampling": "uniform", "short": "error", "per_frame": ["label"]},
+    **{"windows": {"x": [1]}, "ends": "drop", "by": "half"},
+}
+OF_FILES = {"decode", "mode", "repair", "min_recovered", "orient", "max_pixels"}
+OF_ARRAYS = {"decode", "mode", "channels"}
+OF_CLIPS = {"frames", "stride", "clips", "sampling", "short", "by"}
+OF_WINDOWS = {"windows", "stride", "ends", "by"}
+OF_SAMPLES = {"roles", "box_format"}
+EFFECTS: dict[tuple[str, str], set[str]] = {
+    ("image", "image files"): OF_FILES,
+    ("image", "array images"): OF_ARRAYS,
+    ("image", "numbers"): set(),
+    ("image", "video files"): set(),
+    ("sample", "image files"): OF_FILES | OF_SAMPLES,
+    ("sample", "array images"): {"channels"} | OF_SAMPLES,
+    ("sample", "numbers"): OF_SAMPLES,
+    ("sample", "video files"): OF_SAMPLES,
+    ("array", "image files"): set(),
+    ("array", "array images"): {"decode", "channels"},
+    ("array", "numbers"): set(),
+    ("array", "video files"): set(),
+    ("video", "image files"): OF_FILES | OF_CLIPS | {"per_frame"},
+    ("video", "array images"): OF_ARRAYS | OF_CLIPS | {"per_frame"},
+    ("video", "numbers"): OF_CLIPS | {"per_frame"},
+    ("video", "video files"): {"frames", "stride", "clips", "sampling", "short", "decode", "mode", "max_pixels", "by"},
+    ("sequence", "image files"): OF_FILES | OF_WINDOWS,
+    ("sequence", "array images"): OF_ARRAYS | OF_WINDOWS,
+    ("sequence", "numbers"): OF_WINDOWS,
+    ("sequence", "video files"): OF_WINDOWS,
+}
+
+
+def option_names(reader: str) -> list[str]:
+    target = READERS.get(reader)
+    internal = ("fields", *target.internal)
+    return [name for name in inspect.signature(target).parameters if name[0] != "_" and name not in internal]
+
+
+@pytest.fixture(scope="module", params=CONTENTS)
+def contents(request: pytest.FixtureRequest) -> tuple[str, str]:
+    kind, value = CONTENTS[request.param]
+    return request.param, make_store(
+        {**STEPS, "x": kind},
+        [
+            {"video": i // 3, "half": i // 2, "label": i % 2, "boxes": [[0, 0, 2 + i, 3]], "x": value(i)}
+            for i in range(4)
+        ],
+    )
+
+
+@pytest.mark.parametrize(
+    ("reader", "name"),
+    [(each, name) for each in ("image", "sample", "array", "video", "sequence") for name in option_names(each)],
+)
+def test_every_option_changes_samples_or_is_an_error(contents: tuple[str, str], reader: str, name: str) -> None:
+    content, url = contents
+    base: dict[str, Any] = {}
+    fields = ["x", "label", "boxes"] if reader == "sample" else ["x", "label"]
+    if content == "array images" and reader != "sequence":
+        base["channels"] = "last"
+    if content == "array images" and reader == "sequence":
+        base["channels"] = {"x": "last"}
+    if reader == "array" and content == "array images":
+        base["decode"] = "tensor"
+    if reader == "sequence":
+        base |= {"windows": WINDOWS, "by": "video"}
+    if reader == "video":
+        frames = 9 if name == "short" else 2
+        base |= {"frames": frames, "sampling": "spaced", "by": "x" if content == "video files" else "video"}
+    value = "pil" if name == "decode" and reader != "image" else OPTIONS[name]
+    if reader == "array" and name == "decode":
+        value = None if content == "array images" else "tensor"
+    before = outcome(url, READERS.get(reader), base, fields=fields)
+    after = outcome(url, READERS.get(reader), {**base, name: value}, fields=fields)
+    assert not isinstance(before, errors.ConfigError), before
+    if name in EFFECTS[reader, content]:
+        assert not isinstance(after, errors.ConfigError), after
+        assert before != after
+    else:
+        assert isinstance(after, errors.ConfigError), after
+        assert name in str(after)
 
 
 # Values that no colour mode holds

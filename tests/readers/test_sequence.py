@@ -250,5 +250,5 @@ def test_an_option_of_images_without_an_image_is_an_error(
     windows = {"windows": {"obs_view_image": [-1, 0], "actions": "0:4"}}
     own = {"reader_options": {**windows, **options}}
     given = own if place == "reader_options" or name == "orient" else {"reader_options": windows, **options}
-    with pytest.raises(ConfigError, match=f"{name} is for images in files, and none of the elements obs_view_image"):
+    with pytest.raises(ConfigError, match=f"{name} is for images.*, and none of the elements obs_view_image"):
         StoreDataset(demonstrations, reader="sequence", **given)

@@ -74,7 +74,7 @@ def url(tmp_path: Path) -> str:
     return store(tmp_path / "videos.h5", records())
 
 
-def videos(url: Any, *, decode: Any = "tensor", **arguments: Any) -> StoreDataset:
+def videos(url: Any, *, decode: Any = None, **arguments: Any) -> StoreDataset:
     own = {"fields", "seed", "as_dict", "on_error", "where", "transform", "repair", "min_recovered"}
     given = {name: arguments.pop(name) for name in own & arguments.keys()}
     return StoreDataset(url, reader=READER, decode=decode, reader_options=arguments, **given)
@@ -164,7 +164,7 @@ def test_a_pickle_is_small_and_needs_no_cache(tmp_path: Path, monkeypatch: pytes
     sizes = []
     for count in (10, 2000):
         rows = [{"image": b"", "video": n // 2, "frame": n % 2} for n in range(count)]
-        dataset = videos(store(tmp_path / f"{count}.h5", rows, fields), decode="bytes", fields=["video", "frame"])
+        dataset = videos(store(tmp_path / f"{count}.h5", rows, fields), fields=["video", "frame"])
         sizes.append(len(pickle.dumps(dataset)))
     assert sizes[1] < sizes[0] + 64 < 8192
     for file in (tmp_path / "cache" / "storeds").iterdir():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import inspect
 import io
 import os
 import pickle
@@ -26,7 +25,6 @@ from photographs import jpeg
 from storeds import StoreDataset, errors, open_backend, pack
 from storeds.ops.packing.rows import Bad, Listing
 from storeds.ops.packing.sources import open_source
-from storeds.readers import VideoReader
 
 av = pytest.importorskip("av")
 
@@ -329,35 +327,6 @@ def test_video_files_that_cannot_be_read(
 ) -> None:
     with pytest.raises(error, match=fault):
         films(files, **options)[index]
-
-
-WITH_EFFECT: dict[str, Any] = {
-    **{"frames": 2, "stride": 2, "clips": 2, "sampling": "spaced", "short": "pad"},
-    **{"decode": "pil", "mode": "L", "max_pixels": 10_000, "by": "film", "fields": ["film"]},
-}
-WITHOUT_EFFECT: dict[str, Any] = {
-    **{"repair": False, "min_recovered": 0.9, "orient": True, "strided": True, "channels": "last"},
-    **{"per_frame": ["label"]},
-}
-
-
-@pytest.mark.parametrize(
-    "name",
-    # `strided` is set by the dataset, and users of a reader may pass it too.
-    [
-        name
-        for name in inspect.signature(VideoReader).parameters
-        if name == "strided" or not (name.startswith("_") or name in VideoReader.internal)
-    ],
-)
-def test_every_option_has_an_effect_on_video_files_or_is_an_error(files: str, name: str) -> None:
-    if name in WITH_EFFECT:
-        needs = {"frames": 2, "sampling": "spaced"} if name in ("clips", "sampling", "short") else {}
-        options = {"by": "film", **needs, name: WITH_EFFECT[name]}
-        assert VideoReader(**options).bind(open_backend(files)).fields[0] == "film"
-    else:
-        with pytest.raises(errors.ConfigError, match=f"{name} is for videos that are stored frame by frame"):
-            VideoReader(**{"by": "film", name: WITHOUT_EFFECT[name]}).bind(open_backend(files))
 
 
 # Three real videos

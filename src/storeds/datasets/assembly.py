@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import os
 import shlex
@@ -18,7 +19,7 @@ from storeds.backends.subsets import Fold
 from storeds.datasets.source import Source
 from storeds.errors import ConfigError, suggest
 from storeds.protocols import Backend, Field, Reader, Transform
-from storeds.readers import ArrayReader, ImageReader, RecordReader, SampleReader, SequenceReader
+from storeds.readers import ArrayReader, ImageReader, RecordReader, SampleReader
 from storeds.readers.elements import split_path
 from storeds.records.columns import load_json, stats_path
 from storeds.records.roles import stored_classes
@@ -50,7 +51,6 @@ Transforms: TypeAlias = Transform | dict[str, Transform] | None
 """For the sample's data, or for each element that the user named."""
 
 _READER_OPTIONS = ("decode", "channels", "mode", "repair", "min_recovered", "roles")  # of a dataset, for its reader
-_IMAGE_OPTIONS = ("decode", "mode", "repair", "min_recovered", "orient", "max_pixels")
 _WITHOUT_DEFAULT = ("decode", "channels", "roles")  # None leaves the default to the reader
 
 
@@ -160,16 +160,25 @@ def make_reader(settings: Source, declared: Mapping[str, Field]) -> Reader[Any]:
 
 
 def check_effect(settings: Source, reader: Reader[Any]) -> None:
-    """Raise ConfigError for options of images that a bound reader of windows has none to apply to."""
-    if not isinstance(reader, SequenceReader) or reader.decodes:
+    """Raise ConfigError for options that the user gives, and that change nothing in samples of a bound reader."""
+    if not isinstance(reader, RecordReader):
         return
-    own = settings.reader_options or {}
-    for name in _IMAGE_OPTIONS:
-        if name in own or (name in _READER_OPTIONS and getattr(settings, name) != Source.default(name)):
+    given = _given_options(settings)
+    for name, what in reader.without_effect().items():
+        if name in given:
             raise ConfigError(
-                f"{name} is for images in files, and none of the elements {', '.join(reader.fields)} is one: it would have no "
-                "effect. Leave it out; channels={…: 'last'} makes tensors of arrays of pixels"
+                f"{name} is for {what}, and none of the elements {', '.join(reader.fields)} is one: it would have no effect; "
+                "leave it out"
             )
+
+
+def _given_options(settings: Source) -> set[str]:
+    """Return the names of the options of the reader that the user gives."""
+    reader: Any = settings.reader
+    if isinstance(reader, RecordReader):
+        return {each.name for each in dataclasses.fields(reader) if getattr(reader, each.name) != each.default}
+    changed = {name for name in _READER_OPTIONS if getattr(settings, name) != Source.default(name)}
+    return changed | set(settings.reader_options or {})
 
 
 def _check_fields(reader: Any, target: Any, fields: Any) -> None:

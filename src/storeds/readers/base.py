@@ -80,6 +80,13 @@ class RecordReader(ABC):
         """Return an element, or another stored field, of all samples, as `storeds.records.columns.read_column` does."""
         return read_column(view, self.stored_as(name))
 
+    def without_effect(self) -> dict[str, str]:
+        """Return the options that change nothing in samples of this bound reader, each with what it is for.
+
+        A dataset refuses them. A subclass that uses an option otherwise overrides this.
+        """
+        return {}
+
     def elements(self) -> list[tuple[str, str]]:
         """Return the elements that come from the store, each with its field."""
         pairs = zip(self.fields, self.sources or self.fields, strict=True)
@@ -278,9 +285,9 @@ def channels_of(name: str, declared: Field, given: Channels | None, elements: Se
     if declared.kind != "array" or shape is None or len(shape) < 2:
         what = f"arrays of shape {shape}" if shape is not None else f"values of kind {declared.kind}"
         raise ConfigError(
-            f"element {name!r} holds {what}, which are not images: images have at least a height and a width. Name "
-            f"another element, for example channels={{'image': 'last'}} or transform={{'image': …}}; a sample has "
-            f"{', '.join(elements)}"
+            f"element {name!r} holds {what}, which are not images: images have at least a height and a width. Leave "
+            "out decode and channels, or name another element, for example channels={'image': 'last'} or "
+            f"transform={{'image': …}}; a sample has {', '.join(elements)}"
         )
     if given is not None and len(shape) == 2:
         raise ConfigError(f"channels: element {name!r} has shape {shape}, a single channel; do not pass channels")

@@ -42,6 +42,8 @@ class ClipPlan:
             raise ConfigError(f"sampling={self.sampling!r} {what}")
         if self.clips > 1 and self.sampling in ("all", "uniform"):
             raise ConfigError(f"sampling={self.sampling!r} gives one clip per video, not {self.clips}; use 'spaced'")
+        if self.frames is None and self.short != "repeat":
+            raise ConfigError(f"short={self.short!r} is for clips of a number of frames; pass frames, or leave it out")
         if self.stride > 1 and self.sampling == "uniform":
             raise ConfigError("sampling='uniform' spreads the frames over the whole video; do not pass stride")
         if self.clips > 1 and self.short == "pad":

@@ -187,6 +187,23 @@ class ImageReader(RecordReader):
     def _declaration(self, source: str, declared: Mapping[str, Field]) -> Field | None:
         return self._with_pictures(declared).get(source)
 
+    def without_effect(self) -> dict[str, str]:
+        # docstring inherited
+        images = [name for name in self._images() if not self._is_mask(name)]
+        decoded = [name for name in images if name in self._decoders]
+        found: dict[str, str] = {}
+        if all(name in self._layouts for name in decoded):
+            found |= dict.fromkeys(("repair", "min_recovered", "orient"), "images in files that are decoded")
+        elif not self.repair:
+            found["min_recovered"] = "images that are repaired, which repair=False does not"
+        if all(name in self._layouts for name in self._decoders):
+            found["max_pixels"] = "images in files that are decoded"
+        if not decoded and isinstance(self.mode, str):
+            found["mode"] = "images that are decoded"
+        if not images and not isinstance(self.decode, Mapping):
+            found["decode"] = "images that are decoded"
+        return found if self._layouts else {**found, "channels": "images of kind array"}
+
     @property
     def stored(self) -> tuple[str, ...]:
         # docstring inherited
@@ -202,6 +219,10 @@ class ImageReader(RecordReader):
         """Whether a field holds files of images, or pixels that are declared as images."""
         pixels = declared.role == "image" and holds_pixels(declared, self._channels_of(name))
         return declared.kind == "image" or pixels
+
+    def _is_mask(self, name: str) -> bool:
+        """Whether an image holds class ids, which are read as they are."""
+        return False
 
     def _array(self, name: str) -> Field:
         """Return the declaration of an image of kind array."""

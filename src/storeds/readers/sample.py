@@ -264,6 +264,11 @@ class SampleReader(ImageReader):
             return self.mode if isinstance(self.mode, str) else "RGB"
         return super()._mode_of(name)
 
+    def without_effect(self) -> dict[str, str]:
+        # docstring inherited
+        has_boxes = any(each.role == "boxes" for each in self._declared.values())
+        return super().without_effect() | ({} if has_boxes else {"box_format": "boxes"})
+
     # --- Building ---
 
     def build(self, records: Sequence[Record], context: SampleContext, /) -> Sample:

@@ -151,11 +151,6 @@ class SequenceReader(ImageReader):
         named = [name for name, _ in zip(self.fields, self.kinds, strict=False) if name in (self.channels or ())]
         return [*dict.fromkeys((*super()._array_images(), *named))]
 
-    @property
-    def decodes(self) -> bool:
-        """Whether an element is decoded from files of images."""
-        return bool(self._decoders)
-
     def _window(self, name: str) -> tuple[int, ...]:
         """Return the offsets of an element, in steps."""
         return self._windows.get(name, _NOW)

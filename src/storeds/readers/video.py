@@ -24,7 +24,6 @@ __all__ = ["VideoReader"]
 
 _FRAME = "frame"
 _PER_FRAME = (_FRAME, "time")
-_OF_FRAMES = ("repair", "min_recovered", "orient", "strided", "channels", "per_frame")  # without effect on video files
 
 
 class Runs:
@@ -159,12 +158,6 @@ class VideoReader(ImageReader):
                 f"{suggest(self.by, declared, 'fields')}; name another field with by="
             )
         if declared[self.by].kind == "bytes":
-            for name in _OF_FRAMES:
-                if getattr(self, name) != getattr(VideoReader, name):
-                    raise ConfigError(
-                        f"{name} is for videos that are stored frame by frame: with the video files in {self.by!r} of "
-                        f"{backend.url} it would have no effect; leave it out"
-                    )
             files = VideoFileReader(
                 self.fields, by=self.by, decode=self.decode, mode=self.mode, max_pixels=self.max_pixels, plan=self._plan
             )
@@ -179,6 +172,11 @@ class VideoReader(ImageReader):
         numbered = _FRAME in declared and declared[_FRAME].kind == "int"
         runs = Runs(backend, self.by, _FRAME if numbered else None)
         return replace(super().bind(backend), _runs=runs, _numbered=numbered)
+
+    def without_effect(self) -> dict[str, str]:
+        # docstring inherited
+        is_used = any(source in self.per_frame for _, source in self.elements())
+        return super().without_effect() | ({} if is_used else {"per_frame": "fields of frames"})
 
     @property
     def stored(self) -> tuple[str, ...]:

@@ -19,6 +19,7 @@ from storeds.readers.image import label_of
 
 __all__ = ["VideoFileReader"]
 
+_OF_FRAMES = ("repair", "min_recovered", "orient", "channels", "strided", "per_frame")
 _MODES = {"RGB": "rgb24", "L": "gray"}
 
 
@@ -53,6 +54,10 @@ class VideoFileReader(RecordReader):
 
     def _choose(self, fields: dict[str, Field]) -> tuple[str, ...]:
         return (self.by, *label_of(fields))
+
+    def without_effect(self) -> dict[str, str]:
+        # docstring inherited
+        return dict.fromkeys(_OF_FRAMES, "videos that are stored frame by frame")
 
     @property
     def data(self) -> str | None:
