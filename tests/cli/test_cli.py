@@ -298,3 +298,28 @@ def test_an_output_that_cannot_be_written_is_one_line_and_exit_code_3(tree: Path
         assert not [*out.rglob("*.fresh")]
     os.close(pipe)
     outputs[0][1].close()
+
+
+@pytest.mark.parametrize("output", ["page.html", "sheet.png"])
+def test_show_writes_no_file_but_its_own_and_leaves_none_when_it_fails(tree: Path, tmp_path: Path, output: str) -> None:
+    url, out = f"{tmp_path}/a.lmdb", tmp_path / "out"
+    storeds.pack(tree, url)
+    out.mkdir()
+    mine = {
+        name: f"my {name}" for name in (f"{output}.fresh", f".{output}.fresh", output, f"{output}.partial", "x.fresh")
+    }
+    for name, text in mine.items():
+        (out / name).write_text(text)
+    (tmp_path / output).symlink_to(out / output)
+    script = Path(sys.executable).with_name("storeds")
+    for target in (out / output, tmp_path / output):
+        line = f"ulimit -f 1; {script} show {url} -o {target}"  # no file of more than 1 KiB
+        done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr.count("\n")) == (3, 1), done.stderr
+        assert f"{target} cannot be written: File too large" in done.stderr
+        assert {path.name: path.read_text() for path in out.iterdir()} == mine
+    storeds_command("show", url, "-o", tmp_path / output)
+    assert (tmp_path / output).is_symlink()
+    assert (out / output).stat().st_size > 1 << 10
+    del mine[output]
+    assert {path.name: path.read_text() for path in out.iterdir() if path.name != output} == mine

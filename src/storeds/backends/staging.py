@@ -8,6 +8,7 @@ import errno
 import fcntl
 import os
 import re
+import secrets
 import shutil
 import socket
 import struct
@@ -22,7 +23,8 @@ from storeds.errors import ConfigError, StoredsError, StoreExistsError
 __all__ = ["Staging", "active_writer", "replace_file", "sync_path"]
 
 _COPY = "copy"  # of a file that has another name
-_NAMES = ("note", "note.fresh", "log", _COPY)  # of files beside the one that becomes the store
+_NAMES = ("note", "log", _COPY)  # of files beside the one that becomes the store
+_FRESH = ".storeds-{}.fresh"  # the name of a file that will replace another one
 # What to do about a failed system call. Those of the second table may pass; the others are wrong paths or rights.
 _WRONG = {
     errno.EACCES: "allow this user to write there, or choose another path",
@@ -56,15 +58,18 @@ def sync_path(path: str | Path) -> None:
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Replace the content of `path` with `data`, durably and in one step."""
-    fresh = path.with_name(f"{path.name}.fresh")
-    try:
-        fresh.write_bytes(data)
-        sync_path(fresh)
-        os.replace(fresh, path)
-    except BaseException:
-        fresh.unlink(missing_ok=True)
-        raise
+    """Replace the content of `path`, or of the file to which it links, with `data`, durably and in one step."""
+    path = Path(os.path.realpath(path))
+    fresh = path.with_name(_FRESH.format(secrets.token_hex(8)))
+    with open(fresh, "xb") as file:  # a file of that name is somebody else's
+        try:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+            os.replace(fresh, path)
+        except BaseException:
+            fresh.unlink(missing_ok=True)
+            raise
     sync_path(path.parent)
 
 
@@ -253,7 +258,8 @@ class Staging:
             path.unlink(missing_ok=True)
 
     def _files(self) -> list[Path]:
-        return [self.built, self.built.with_suffix(".fresh"), *(self.folder / name for name in _NAMES)]
+        own = [self.built, self.built.with_suffix(".fresh"), *(self.folder / name for name in _NAMES)]
+        return [*own, *self.folder.glob(_FRESH.format("[0-9a-f]" * 16))]
 
     def close(self) -> None:
         """Release the lock for another writer, and remove the folder if it is empty. Idempotent."""

@@ -28,7 +28,7 @@ from storeds._utils.locations import redact
 from storeds._utils.text import counted
 from storeds.backends.opening import open_backend
 from storeds.backends.staging import replace_file
-from storeds.errors import ConfigError, RecordError
+from storeds.errors import ConfigError, RecordError, StoredsError
 from storeds.ops.showing.panels import draw_parts, panel_of
 from storeds.ops.showing.records import Collector, Shown, cut, is_picture, noted, spread
 from storeds.ops.showing.sheet import draw_sheet
@@ -83,14 +83,16 @@ class Page:
         ------
         ConfigError
             The file has another ending, or its folder is missing or read-only.
-        OSError
+        StoredsError
             It cannot be written.
         """
         target = check_target(path)
-        if target.suffix.lower() == ".html":
-            replace_file(target, self.html.encode())
-        else:
-            replace_file(target, _encoded(draw_sheet(self.title, self.records), "PNG"))
+        is_page = target.suffix.lower() == ".html"
+        data = self.html.encode() if is_page else _encoded(draw_sheet(self.title, self.records), "PNG")
+        try:
+            replace_file(target, data)
+        except OSError as error:
+            raise StoredsError(f"{target} cannot be written: {error.strerror}; choose another path") from None
 
 
 def _encoded(image: Image.Image, form: str) -> bytes:
@@ -109,7 +111,7 @@ def check_target(path: str | os.PathLike[str]) -> Path:
     target = Path(path)
     if target.suffix.lower() not in (".html", ".png") or target.is_dir():
         raise ConfigError(f"records are shown in a file that ends in .html or .png, not {os.fspath(path)!r}")
-    if not os.access(target.absolute().parent, os.W_OK):
+    if not os.access(os.path.dirname(os.path.realpath(target)), os.W_OK):
         raise ConfigError(f"{target} cannot be written: its folder is missing or read-only")
     return target
 
