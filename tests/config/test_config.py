@@ -229,6 +229,36 @@ def test_environment_variables_expand_and_a_missing_one_is_named(monkeypatch: py
         load_config({"dataset": {"url": "mongodb://h:${STORE_PORT}/db/c"}})
 
 
+PATHS: dict[str, Callable[[Any], Any]] = {
+    "a mapping": lambda path: {"dataset": {"url": path}},
+    "a list": lambda path: {"dataset": {"url": [path]}},
+    "a split": lambda path: {"dataset": {"url": "no"}, "splits": {"train": {"dataset": {"url": path}}}},
+    "a part of the name": lambda path: {"dataset": {"url": path.with_name("{split}.lmdb")}},
+    "a variable": lambda path: {"dataset": {"url": Path("${FOLDER}") / path.name}},
+    "sources": lambda path: {"dataset": {"sources": [{"url": path}, {"url": str(path), "keys": None}]}},
+    "a Source": lambda path: storeds.config.Config(dataset=storeds.datasets.Source(url=path)),
+    "a Source of a list": lambda path: storeds.config.Config(dataset=storeds.datasets.Source(url=[path])),
+    "keys": lambda path: {"dataset": {"url": path, "keys": path.with_name("keys.txt")}},
+}
+
+
+@pytest.mark.parametrize("form", PATHS)
+def test_a_store_of_a_config_may_be_a_path(form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FOLDER", str(tmp_path))
+    (tmp_path / "keys.txt").write_text("a\nb\n")
+    records = [{"image": jpeg(n), "key": name, "split": "train"} for n, name in enumerate("abc")]
+    make_store({"image": "image", "key": "str", "split": "str"}, records, str(tmp_path / "train.lmdb"))
+    dataset = build_dataset(PATHS[form](tmp_path / "train.lmdb"), "train")
+    assert len(dataset) == {"keys": 2, "sources": 6}.get(form, 3)
+
+
+def test_a_dataset_takes_a_source_whose_url_is_a_path(url: str) -> None:
+    path: Any = Path(url.removeprefix("lmdb://"))
+    for source in (storeds.datasets.Source(url=path), storeds.datasets.Source.parse({"url": path})):
+        assert source == storeds.datasets.Source(url=str(path))
+        assert len(storeds.StoreDataset(source)) == 12
+
+
 def test_a_secret_that_looks_like_a_variable_is_not_expanded_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PASSWORD", "a${HOME}b")
     config = load_config({"dataset": {"url": "mongodb://u:${PASSWORD}@h/{split}/c"}})

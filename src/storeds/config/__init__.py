@@ -18,7 +18,7 @@ from storeds.config.files import read_mapping
 from storeds.config.loader import Loader
 from storeds.config.overrides import override
 from storeds.config.splits import shared_records, split_value, urls_of, with_split
-from storeds.datasets.source import Source, expand
+from storeds.datasets.source import Source, expand, path_text
 from storeds.errors import ConfigError, is_like_url, suggest
 from storeds.protocols import Backend
 from storeds.protocols import Field as StoreField
@@ -161,7 +161,7 @@ class Config(Settings, frozen=True):
         split = str(split)
         table = self._split(split)
         changes = dict(table.dataset)
-        url = changes.get("url", self.dataset.url)
+        url = path_text(changes.get("url", self.dataset.url))
         if any(_PLACEHOLDER in each for each in ([url] if isinstance(url, str) else url)):
             named = [each.replace(_PLACEHOLDER, split) for each in ([url] if isinstance(url, str) else url)]
             changes["url"] = named[0] if isinstance(url, str) else named

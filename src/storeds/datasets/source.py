@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from difflib import get_close_matches
-from typing import Annotated, Any, Literal
+from pathlib import PurePath
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
+from msgspec import structs
 
 from storeds._utils.arguments import DEEPEST, is_omegaconf, plain
 from storeds._utils.settings import Settings, shown_key
 from storeds.errors import ConfigError
 
-__all__ = ["Source", "expand"]
+__all__ = ["Source", "expand", "path_text"]
 
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _MOST_VALUES = 1_000_000
+
+
+def path_text(value: Any) -> Any:
+    """Return a path, or each path in a list, as text; anything else as it is."""
+    if type(value) in (list, tuple):
+        return type(value)(map(path_text, value))
+    return os.fsdecode(value) if isinstance(value, os.PathLike) else value
 
 
 class Source(Settings, frozen=True):
@@ -25,6 +34,8 @@ class Source(Settings, frozen=True):
 
     Every key is the `StoreDataset` argument of the same name, or an option of the store, such as ``columns``.
     """
+
+    parsers: ClassVar[Mapping[str, Callable[[Any], Any]]] = {"url": path_text, "keys": path_text}
 
     url: Annotated[
         Annotated[str, msgspec.Meta(min_length=1)] | Annotated[list[str], msgspec.Meta(min_length=1)],
@@ -103,6 +114,10 @@ class Source(Settings, frozen=True):
     seed: Annotated[
         int | None, msgspec.Meta(description="Makes a sample's randomness depend only on (seed, epoch, index).")
     ] = None
+
+    def __post_init__(self) -> None:
+        for name, parse in self.parsers.items():
+            structs.force_setattr(self, name, parse(getattr(self, name)))
 
     @classmethod
     def parse(cls, mapping: Any) -> Source:
@@ -195,6 +210,8 @@ class _Expansion:
             raise ConfigError(f"config: {_dotted(path[:3])}: {what}, or part of itself")
         if isinstance(value, str):
             return _VARIABLE.sub(_variable, value) if variables else value
+        if isinstance(value, PurePath):
+            return type(value)(self.of(str(value), path, variables=variables))
         if isinstance(value, int) and not isinstance(value, bool) and not -(1 << 63) <= value < 1 << 64:
             raise ConfigError(f"config: {_dotted(path)}: an integer of more than 64 bits")
         if is_omegaconf(value):
