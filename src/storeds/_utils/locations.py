@@ -46,6 +46,7 @@ __all__ = [
     "redact_message",
     "refused",
     "sniff",
+    "split_options",
 ]
 
 FILE_ENGINES = ("lmdb", "hdf5")
@@ -67,7 +68,7 @@ class StoreURL:
     path : str
         Of a file: as written, without options. Of any other store: everything after ``://``.
     options : mapping of str to str
-        What follows the ``?`` of a file's URL. The options of other engines stay in `path`.
+        What follows the ``?`` of a file's URL, see `split_options`. The options of other engines stay in `path`.
     """
 
     text: str = field(repr=False)
@@ -90,15 +91,13 @@ class StoreURL:
         text = _path_of_file_url(os.fspath(url))
         match = _SCHEME.match(text)
         scheme, rest = (match[1].lower(), text[match.end() :]) if match else (None, text)
+        path, query = split_options(rest) if scheme in FILE_ENGINES else (rest, "")
         if scheme is None or scheme in FILE_ENGINES:
             if "\0" in rest:
                 raise ConfigError(f"{redact(text)!r}: expected a path, and no path holds a NUL")
-            _reject_password(text, scheme, rest)
+            _reject_password(text, scheme, rest, path)
         elif scheme.startswith("mongodb"):
             _reject_bare_characters(text, rest)
-        if scheme not in FILE_ENGINES:
-            return cls(text, scheme, rest)
-        path, _, query = rest.partition("?")
         return cls(text, scheme, path, _parse_query(query, text))
 
     @property
@@ -120,6 +119,17 @@ class StoreURL:
         return self.redacted
 
 
+def split_options(text: str) -> tuple[str, str]:
+    """Return the path in ``path?options`` and the options: a path with a ``?`` if a file has that name, the longest such."""
+    path, _, options = text.partition("?")
+    whole = text
+    while len(whole) > len(path):
+        if os.path.lexists(os.path.expanduser(whole)):
+            return whole, text[len(whole) + 1 :]
+        whole = whole.rpartition("?")[0]
+    return path, options
+
+
 def file_path(url: str | StoreURL) -> tuple[str, dict[str, str]]:
     """Return the absolute path and the options of a file store's URL of any scheme, or of a bare path.
 
@@ -127,7 +137,7 @@ def file_path(url: str | StoreURL) -> tuple[str, dict[str, str]]:
     """
     parsed = StoreURL.parse(url)
     if parsed.scheme is not None and parsed.scheme not in FILE_ENGINES:  # the engine of a plug-in
-        path, _, query = parsed.path.partition("?")
+        path, query = split_options(parsed.path)
         parsed = StoreURL(parsed.text, parsed.scheme, path, _parse_query(query, parsed.text))
     return parsed.file, dict(parsed.options)
 
@@ -161,10 +171,9 @@ def _reject_bare_characters(url: str, rest: str) -> None:
         )
 
 
-def _reject_password(url: str, scheme: str | None, rest: str) -> None:
+def _reject_password(url: str, scheme: str | None, rest: str, path: str) -> None:
     """Reject a password in a path or a name: messages show paths unredacted."""
     start = password_start(rest) if "@" in rest else None  # a password ends at an @
-    path = rest.partition("?")[0] if scheme else rest
     if start is None or _EXPLICIT_PATH.match(rest) or os.path.lexists(os.path.expanduser(path)):
         return
     if rest.startswith("[") and redact_message(rest) == rest:  # the URL that a ConcatenatedBackend shows

@@ -24,6 +24,7 @@ from storeds._utils.locations import (
     file_url,
     glob_of,
     redact,
+    split_options,
 )
 from storeds.backends.base import NativeStoreError, StoreBackend, log_unread
 from storeds.backends.handles import OpenStore
@@ -69,7 +70,7 @@ def open_backend(
     url : str or path, or a list of them
         ``lmdb://path``, ``hdf5://path``, ``mongodb://host/db/collection``, ``memory://name``, the URL of a registered
         backend, or a bare path or ``file:///path``, whose engine is detected by its magic bytes first and its suffix second. ``?`` starts
-        options, after a bare path too, unless a file has exactly that name.
+        options, unless a file has exactly that name.
 
         A path may contain ``*``, ``[…]`` and ``**``: all files that match are read as one store, in the byte order of
         their paths. If a file of exactly that name exists, only that file is opened. A list may contain patterns and mix
@@ -126,11 +127,12 @@ def with_scheme(url: str | os.PathLike[str] | StoreURL) -> StoreURL:
     Raises ConfigError for options where no file determines the engine: of a pattern, or of a store that does not exist yet.
     """
     parsed = StoreURL.parse(url)
-    path, mark, options = parsed.path.partition("?")
-    if parsed.scheme is not None or not mark or os.path.lexists(parsed.path):
+    path, options = split_options(parsed.path)
+    if parsed.scheme is not None or path == parsed.path:
         return parsed
-    if os.path.exists(path):
-        return StoreURL.parse(f"{scheme_of(path, writing=False)}://{os.path.abspath(path)}?{options}")
+    whole = os.path.abspath(os.path.expanduser(path))
+    if os.path.exists(whole):
+        return StoreURL.parse(f"{scheme_of(path, writing=False)}://{whole}?{options}")
     if _OPTIONS.fullmatch(options):
         known = _SUFFIXES.get(os.path.splitext(path)[1].lower())
         schemes = [known] if known else FILE_ENGINES

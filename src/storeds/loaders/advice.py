@@ -74,7 +74,7 @@ def _about_reading(totals: StageTotals, stores: Sequence[StoreDataset]) -> Itera
 
 
 def _files(url: str) -> list[Path]:
-    path = Path(url.partition("://")[2].partition("?")[0])
+    path = Path(url.partition("://")[2])  # the URL of an open store has no options
     return [path] if url.startswith(("lmdb://", "hdf5://")) and path.exists() else []
 
 
