@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -278,6 +279,10 @@ COMMANDS = {
     "convert": "convert {url} {out}/b.h5",
     "an error": "info {out}/nothing.lmdb --json",
     "version": "--version",
+    "help": "--help",
+    "help of a command": "pack --help",
+    "no arguments": "",
+    "schema": "config schema",
 }
 
 
@@ -294,10 +299,45 @@ def test_an_output_that_cannot_be_written_is_one_line_and_exit_code_3(tree: Path
         line = f"{Path(sys.executable).with_name('storeds')} {arguments}{'' if output else ' >&-'}"
         done = subprocess.run(["bash", "-c", line], stdout=output, stderr=subprocess.PIPE, text=True, check=False)
         assert (done.returncode, done.stderr.count("\n")) == (3, 1), done.stderr
-        assert done.stderr.startswith("error: the output cannot be written: ")
+        assert done.stderr.startswith("error: the output cannot be written: [Errno ")
         assert not [*out.rglob("*.fresh")]
     os.close(pipe)
     outputs[0][1].close()
+
+
+@pytest.mark.parametrize(
+    ("raised", "shown"),
+    [
+        (
+            OSError(errno.EIO, "Input/output error", "/disk/a.csv"),
+            "OSError: [Errno 5] Input/output error: '/disk/a.csv'",
+        ),
+        (PermissionError(errno.EACCES, "Denied", b"/disk/a"), "PermissionError: [Errno 13] Denied: b'/disk/a'"),
+        (OSError(errno.ENOSPC, "No space left"), "OSError: [Errno 28] No space left, about a.csv or a.lmdb"),
+        (BrokenPipeError(errno.EPIPE, "Broken pipe"), "BrokenPipeError: [Errno 32] Broken pipe, about a.csv or a.lmdb"),
+    ],
+)
+def test_an_error_of_the_system_is_not_taken_for_one_of_the_output(
+    raised: OSError, shown: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise raised
+
+    monkeypatch.setattr(storeds.ops, "pack", fail)
+    assert storeds_command("pack", "a.csv", "a.lmdb", code=3) == f"error: {shown}\n"
+    kind, _, message = shown.partition(": ")
+    assert storeds_json("pack", "a.csv", "a.lmdb", code=3) == {"error": {"type": kind, "message": message}}
+
+
+def test_stderr_may_be_closed_or_full(tmp_path: Path) -> None:
+    script = Path(sys.executable).with_name("storeds")
+    for end, code in ((">&-", 3), ("2>&-", 3), (">/dev/full 2>/dev/full", 3), ("2>/dev/full", 3), (">&- 2>&- <&-", 3)):
+        done = subprocess.run(
+            ["bash", "-c", f"{script} info {tmp_path}/no.lmdb {end}"], capture_output=True, check=False
+        )
+        assert done.returncode == code, (end, done)
+    done = subprocess.run(["bash", "-c", f"{script} backends 2>&-"], capture_output=True, check=False)
+    assert (done.returncode, b"lmdb" in done.stdout) == (0, True)
 
 
 @pytest.mark.parametrize("output", ["page.html", "sheet.png"])

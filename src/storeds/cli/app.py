@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import functools
+import io
 import json
 import logging
 import os
@@ -12,7 +12,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TextIO, TypeVar
 
 import typer
 from rich import box
@@ -63,15 +63,9 @@ config_app: typer.Typer = typer.Typer(no_args_is_help=True, context_settings=_SE
 app.add_typer(config_app, name="config")
 
 
-class _Console(Console):
-    def on_broken_pipe(self) -> None:
-        # docstring inherited
-        raise  # Rich calls this where it handles the error, and would exit with 1
-
-
-def _console(*, stderr: bool = False, width: int | None = None) -> _Console:
+def _console(*, stderr: bool = False, width: int | None = None) -> Console:
     # URLs, keys and messages may contain "[red]" or ":smile:", which are not markup or emoji.
-    return _Console(stderr=stderr, width=width, soft_wrap=True, markup=False, emoji=False, highlight=False)
+    return Console(stderr=stderr, width=width, soft_wrap=True, markup=False, emoji=False, highlight=False)
 
 
 OUT, ERR = _console(), _console(stderr=True)
@@ -92,13 +86,48 @@ Resume = Annotated[bool, typer.Option("--resume", help="Continue interrupted wor
 CommitEvery = Annotated[int, typer.Option("--commit-every", help="Records per durable batch.")]
 
 
+class _OutputError(Exception):
+    """Stdout or stderr cannot be written. It is no OSError: Click and Rich would end the process with exit code 1."""
+
+
+class _Output(io.FileIO):
+    """Stdout or stderr."""
+
+    def write(self, data: Any, /) -> int:
+        # docstring inherited
+        try:
+            return super().write(data)
+        except OSError as error:
+            raise _OutputError(str(error)) from None
+
+
+def _stream(stream: TextIO | None) -> TextIO:
+    """Return a standard stream whose failures are `_OutputError`; one that is closed fails when it is written."""
+    descriptor = os.open(os.devnull, os.O_RDONLY) if stream is None else stream.fileno()
+    file = io.BufferedWriter(_Output(descriptor, "w", closefd=False))
+    settings = {name: getattr(stream, name) for name in ("encoding", "errors", "line_buffering") if stream is not None}
+    return io.TextIOWrapper(file, **settings)
+
+
 def main() -> None:
     """Run the command line."""
     # SIGTERM unwinds like Ctrl-C, so that a writer keeps its durable work.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     _occupy_standard_descriptors()
-    with _output_failures():
-        app(prog_name="storeds")
+    sys.stdout = _stream(sys.stdout)
+    if sys.stderr is not None:  # what is said there is not the result of a command
+        sys.stderr = _stream(sys.stderr)
+    try:
+        try:
+            app(prog_name="storeds")
+        finally:
+            sys.stdout.flush()
+    except _OutputError as error:
+        with contextlib.suppress(_OutputError):
+            say_error("error: ", f"the output cannot be written: {error}", "bold red")
+        for stream in filter(None, (sys.stdout, sys.stderr)):  # so that Python does not try again at its end
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        sys.exit(3)
 
 
 def _occupy_standard_descriptors() -> None:
@@ -108,29 +137,7 @@ def _occupy_standard_descriptors() -> None:
     os.close(descriptor)
 
 
-@contextmanager
-def _output_failures() -> Iterator[None]:
-    """Turn a failure to write the output into a line on stderr and exit code 3; also one that only flushing shows."""
-    try:
-        try:
-            yield
-        finally:
-            if sys.stdout is None:
-                raise OSError(errno.EBADF, "stdout is closed")
-            sys.stdout.flush()
-    except StoredsError:
-        raise
-    except OSError as error:
-        with contextlib.suppress(OSError, AttributeError):  # stderr may be closed or full too
-            say_error("error: ", f"the output cannot be written: {redact_message(str(error))}", "bold red")
-        if sys.stdout is None:
-            sys.stdout = open(os.devnull, "w")  # noqa: SIM115  # until the process ends
-        else:  # so that Python does not try again at its end
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(3)
-
-
-def _exit_code(error: StoredsError) -> int:
+def _exit_code(error: Exception) -> int:
     if isinstance(error, (ConfigError, MissingDependencyError)):
         return 2
     return 4 if isinstance(error, UnavailableError) else 3
@@ -141,19 +148,16 @@ def command(function: F) -> F:
 
     @functools.wraps(function)
     def run(*args: Any, **options: Any) -> None:
-        with _output_failures():
-            report(*args, **options)
-
-    def report(*args: Any, **options: Any) -> None:
         warnings = _Warnings(logging.WARNING)
         _LOG.addHandler(warnings)
         try:
             function(*args, **options)
-        except StoredsError as error:
+        except (StoredsError, OSError) as error:
+            kind, message = _kind_of(error), redact_message(_explained(error, options))
             if options.get("as_json"):
-                print_json({"error": {"type": _kind_of(error), "message": redact_message(str(error))}})
+                print_json({"error": {"type": kind, "message": message}})
             else:
-                say_error("error: ", f"{_kind_of(error)}: {redact_message(str(error))}", "bold red")
+                say_error("error: ", f"{kind}: {message}", "bold red")
             raise typer.Exit(_exit_code(error)) from None
         except KeyboardInterrupt as error:
             for line in ("interrupted", *getattr(error, "__notes__", ())):  # a note says what a writer keeps
@@ -177,9 +181,19 @@ def say(text: str) -> None:
     OUT.print(printable(text, "\n"))
 
 
-def _kind_of(error: StoredsError) -> str:
-    """Return the name of the public class of an error, which the documentation lists."""
-    return next(each.__name__ for each in type(error).__mro__ if each.__module__ == StoredsError.__module__)
+def _kind_of(error: Exception) -> str:
+    """Return the name of the public class of an error, which the documentation lists, or of an error of the system."""
+    public = (StoredsError.__module__, OSError.__module__)
+    return next(each.__name__ for each in type(error).__mro__ if each.__module__ in public)
+
+
+def _explained(error: Exception, arguments: Mapping[str, Any]) -> str:
+    """Return the text of an error; one of the system that names no file is followed by the files of the command."""
+    if isinstance(error, StoredsError) or getattr(error, "filename", None) is not None:
+        return str(error)
+    given = [arguments.get(name) for name in ("source", "stores", "url", "path", "output")]
+    files = [str(each) for value in given if value for each in (value if isinstance(value, list) else [value])]
+    return f"{error}, about {' or '.join(files) or 'no file of this command'}"
 
 
 def say_error(head: str, text: str, style: str = "") -> None:

@@ -283,7 +283,6 @@ def demo(
 
 
 @app.callback(invoke_without_command=True)
-@command
 def root(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
     """One dataset over HDF5, LMDB and MongoDB."""
     if version:
