@@ -145,5 +145,11 @@ def test_the_kind_of_a_field_decides_what_a_condition_means(tmp_path: Path, wher
     conditions = [part for each in where for part in ("--where", each)]
     assert storeds_json("stats", url, *conditions)["count"] == len(keys)
     storeds_command("show", url, *conditions, "-o", tmp_path / "page.html")
-    page = (tmp_path / "page.html").read_text()
-    assert f"{len(keys)} of {len(keys)} record" in page
+    shown = f"{len(keys)} of {len(keys)} record"
+    assert shown in (tmp_path / "page.html").read_text()
+    (tmp_path / "c.toml").write_text(f'[dataset]\nurl = "{url}"')
+    (tmp_path / "m.json").write_text(json.dumps({"dataset": {"sources": [{"url": url}, {"url": [url]}]}}))
+    (tmp_path / "s.toml").write_text(f'[dataset]\nurl = "{tmp_path}/{{split}}.lmdb"')
+    for arguments in (["c.toml"], [url, "--as-trained", "c.toml"], ["m.json"], ["s.toml", "--split", "a"]):
+        paths = [each if each in (url, "a") or each[0] == "-" else tmp_path / each for each in arguments]
+        assert shown in storeds_command("show", *paths, *conditions, "-o", tmp_path / "page.html"), arguments

@@ -28,6 +28,7 @@ from storeds.errors import ConfigError, MissingDependencyError, StoredsError, Un
 
 if TYPE_CHECKING:
     from storeds.ops.common import Progress, ProgressHook
+    from storeds.protocols import Backend
 
 __all__ = [
     "ERR",
@@ -262,20 +263,26 @@ def progress(what: str, *, quiet: bool) -> Iterator[ProgressHook | None]:
         yield show
 
 
-def selecting(
-    texts: list[str] | None, url: str, layout: str | None, options: Mapping[str, Any]
-) -> dict[str, Any] | None:
-    """Return the fields and values of ``--where``. A value of a field of texts is text, unless it is a JSON text or list."""
-    from storeds.backends.opening import open_backend
+def selecting(texts: list[str] | None, stores: Callable[[], Iterable[Backend]]) -> dict[str, Any] | None:
+    """Return the fields and values of ``--where``. A value of a field of texts is text, unless it is a JSON text or list.
 
+    Parameters
+    ----------
+    texts : list of str or None
+        As ``name=value``.
+    stores : callable
+        Opens the stores whose fields are meant; they are closed again.
+    """
     if not texts:
         return None
-    with open_backend(url, layout=layout, **options) as backend:
-        fields = backend.meta.fields
+    kinds: dict[str, str] = {}
+    for store in stores():
+        with store:
+            kinds |= {name: field.kind for name, field in store.meta.fields.items()}
     found = named_values(texts)
     for text in texts:
         name, _, value = text.partition("=")
-        if name in fields and fields[name].kind == "str" and not isinstance(found[name], (str, list)):
+        if kinds.get(name) == "str" and not isinstance(found[name], (str, list)):
             found[name] = value
     return found
 

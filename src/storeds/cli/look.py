@@ -54,11 +54,13 @@ def stats(
     as_json: AsJson = False,
 ) -> None:
     """Measure the pictures of a store: mean and deviation for Normalize, sizes, classes, duplicates, damage."""
+    from storeds.backends.opening import open_backend
+
     options = named_values(option)
     with progress("stats", quiet=as_json) as hook:
         found = ops.stats(
             url,
-            where=selecting(where, url, layout, options),
+            where=selecting(where, lambda: [open_backend(url, layout=layout, **options)]),
             field=field,
             mode=mode,
             all=examine_all,
@@ -210,14 +212,20 @@ def show(
     option: Options = None,
 ) -> None:
     """Show records of a store in one file: pictures, masks, boxes, captions, damage and counts."""
-    from storeds.ops.showing import CONFIGS, check_target
+    from storeds.backends.opening import open_backend
+    from storeds.ops.showing import check_target, configured_datasets
 
     check_target(output)
-    options, is_config = named_values(option), source.endswith(CONFIGS)
+    options = named_values(option)
+
+    def stores() -> list[Backend]:
+        datasets = configured_datasets(source, as_trained, split)
+        return [each.backend for each in datasets or ()] or [open_backend(source, layout=layout, **options)]
+
     page = ops.show(
         source,
         count=count,
-        where=named_values(where) or None if is_config else selecting(where, source, layout, options),
+        where=selecting(where, stores),
         keys=keys,
         worst_first=worst,
         config=as_trained,

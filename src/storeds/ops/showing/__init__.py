@@ -38,9 +38,9 @@ from storeds.readers import RecordReader
 if TYPE_CHECKING:
     from storeds.datasets.map_dataset import StoreDataset
 
-__all__ = ["CONFIGS", "Page", "check_target", "show"]
+__all__ = ["Page", "check_target", "configured_datasets", "show"]
 
-CONFIGS = (".toml", ".yaml", ".yml", ".json")
+_CONFIGS = (".toml", ".yaml", ".yml", ".json")
 _EPOCHS = 4
 _BINS = 12
 _MOST_COUNTS, _MOST_HISTOGRAMS = 200, 12
@@ -159,17 +159,10 @@ def show(
     """
     if not isinstance(source, (str, os.PathLike)):
         return _page_of_dataset(source, indices, count, worst_first, as_trained=False)
-    is_config = os.fspath(source).endswith(CONFIGS)
-    if is_config or config is not None:
+    parts = configured_datasets(source, config, split, where=where, keys=keys and os.fspath(keys))
+    if parts is not None:
         if layout is not None or options:
             raise ConfigError("--layout and --option are for a store; a config has them in its [dataset]")
-        from storeds.config import build_dataset, load_config
-        from storeds.datasets.map_dataset import StoreDataset
-
-        given = {"url": None if is_config else os.fspath(source), "where": where, "keys": keys and os.fspath(keys)}
-        overrides = [f"dataset.{name}={json.dumps(value)}" for name, value in given.items() if value is not None]
-        built = build_dataset(load_config(config or source, overrides=overrides), split)
-        parts: list[Any] = [built] if isinstance(built, StoreDataset) else built.datasets
         pages, most = [], -(-count // len(parts))
         for dataset in parts:
             with dataset.backend:
@@ -187,6 +180,25 @@ def show(
             view = select(backend, where, None, keys)
         collector = Collector(view)
         return _page(collector, collector.choose(count, worst_first=worst_first) if indices is None else indices)
+
+
+def configured_datasets(
+    source: str | os.PathLike[str],
+    config: str | os.PathLike[str] | None,
+    split: str | None,
+    **settings: Any,
+) -> Sequence[StoreDataset] | None:
+    """Return the datasets of a config, with a store in place of its own and other settings; None without a config."""
+    is_config = os.fspath(source).endswith(_CONFIGS)
+    if not is_config and config is None:
+        return None
+    from storeds.config import build_dataset, load_config
+    from storeds.datasets.map_dataset import StoreDataset
+
+    given = {"url": None if is_config else os.fspath(source), **settings}
+    overrides = [f"dataset.{name}={json.dumps(value)}" for name, value in given.items() if value is not None]
+    built = build_dataset(load_config(config or source, overrides=overrides), split)
+    return [built] if isinstance(built, StoreDataset) else built.datasets
 
 
 def _joined(pages: Sequence[Page]) -> Page:
