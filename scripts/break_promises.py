@@ -98,7 +98,7 @@ BREAKS = [Break(*row) for row in (
     ("4: libjpeg's fast decoder passes over invalid codes", "jpeg/test_verdicts.py -k finding_of", "jpeg/verdict.py", "message = _decode(_slowed(blob, found), found)\n", "message = _decode(blob, found)\n"),
     ("4: the chunks of a PNG are checked", "jpeg/test_formats.py -k changed_byte", "jpeg/formats.py", "if zlib.crc32(view[at + 4 : end - 4]) !=", "if False and 0 !="),
     ("4: max_bad stops the run", "datasets/test_policy.py -k as_many", "datasets/counters.py", "            if bad > limit:\n", "            if bad > limit + 1:\n"),
-    ("4: an error names the record's key", "datasets/test_policy.py -k has_the_key", "datasets/pipeline.py", "raise self._with_key(sample, positions) from sample.__cause__", "raise sample"),
+    ("4: an error names the record's key", "datasets/test_policy.py -k has_the_key", "datasets/pipeline.py", "named = self._with_key(sample)", "named = sample"),
     ("4: bad samples of joined datasets are skipped, as the policy says", "datasets/test_policy.py -k joined_datasets_skips", "loaders/loader.py",
      "columns=columns, fill=is_whole)", "columns=columns, fill=True)"),
     # 5. Exact crops decode only what they need.

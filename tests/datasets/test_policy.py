@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import html
 import itertools
 import json
 import logging
 import pickle
+import re
 from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import h5py
 import lmdb
+import numpy as np
 import pytest
 import torch
 import xxhash
@@ -119,7 +124,7 @@ def test_two_epochs_report_the_truth_under_every_start_method(
         assert (report.skipped, report.replaced) == outcomes
         for event in report.first + report.last:
             fault = "missing_eoi" if event.repaired else BAD[event.index]
-            assert (event.fault, event.position) == (fault, event.index)
+            assert (event.fault, event.position, event.key) == (fault, event.index, f"k{event.index}")
         assert json.loads(json.dumps(report.to_json()))["seen"] == 2 * COUNT
         assert "truncated_header" in str(report)
     assert len(digests) == 1
@@ -276,13 +281,14 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
     return calls
 
 
-def test_a_batch_with_bad_samples_takes_one_storage_call_more_for_all_of_them(
+def test_a_batch_with_bad_samples_takes_one_storage_call_for_replacements_and_one_for_keys(
     store: str, asked: list[list[int]]
 ) -> None:
     dataset = StoreDataset(store, on_error="replace", **OPTIONS)
     dataset[list(range(20))]
     assert list(map(len, asked))[:2] == [20, 2]
-    assert sum(map(len, asked[2:])) <= 4  # replacements that are bad themselves
+    assert sum(map(len, asked[2:-1])) <= 4  # replacements that are bad themselves
+    assert set(asked[-1]) >= {3, 7, 13, 17}
 
 
 def test_a_bad_record_of_columns_is_read_once(tmp_path: Path, asked: list[list[int]]) -> None:
@@ -321,7 +327,8 @@ def test_a_batch_of_joined_datasets_takes_one_storage_call_for_each(
     (batch,) = loader
     assert batch[1].tolist() == [index % COUNT for index in order if index % COUNT not in BAD]
     assert sorted(batch[1].tolist()) == sorted(2 * expected)
-    assert list(map(len, asked)) == [COUNT, COUNT]
+    keys = len(BAD) + len(REPAIRED)  # one call for those of bad and repaired samples
+    assert sorted(map(len, asked)) == [keys, keys, COUNT, COUNT]
 
 
 def test_where_and_replace_stay_within_the_selection(store: str) -> None:
@@ -342,7 +349,8 @@ def test_too_many_bad_samples_stop_the_run_with_one_error_that_lists_them(
         list(loader)
     end_workers(raised)
     assert f"more than {next(iter(limit))}={next(iter(limit.values()))}" in str(raised.value)
-    listed = [number for number in BAD if f"record {number} of" in str(raised.value)]
+    assert f"samples of {dataset.url} were bad" in str(raised.value)
+    listed = [number for number in BAD if f"record {number} (key 'k{number}'): " in str(raised.value)]
     assert len(listed) >= (1 if kind is DataLoader and workers else 3)  # a worker lists its own
 
 
@@ -364,7 +372,9 @@ def test_as_many_bad_samples_as_a_limit_says_are_allowed(store: str) -> None:
         assert len(dataset[:]) == COUNT
     assert dataset.report().skipped == 3 * len(BAD)
     assert pickle.loads(pickle.dumps(dataset)).report().seen == 0  # a copy counts for itself
-    with pytest.raises(errors.BadSamplesError, match=f"{len(BAD)} samples were bad, more than max_bad={len(BAD) - 1}"):
+    with pytest.raises(
+        errors.BadSamplesError, match=rf"{len(BAD)} samples of \S+ were bad, more than max_bad={len(BAD) - 1}"
+    ):
         StoreDataset(store, on_error="skip", max_bad=len(BAD) - 1, **OPTIONS)[:]
 
 
@@ -375,7 +385,7 @@ def test_limits_hold_for_each_of_two_loaders_at_different_epochs(store: str, wor
     loaders = [storeds.StoreLoader(dataset, batch_size=4, num_workers=workers) for _ in range(2)]
     for epoch, loader in enumerate(loaders):
         loader.set_epoch(5 * epoch)
-    with pytest.raises(errors.BadSamplesError, match="5 samples were bad, more than max_bad=4"):
+    with pytest.raises(errors.BadSamplesError, match=r"5 samples of \S+ were bad, more than max_bad=4"):
         for _ in zip(*loaders, strict=True):
             pass
 
@@ -435,8 +445,96 @@ def test_the_events_of_workers_arrive_with_their_batches(store: str, caplog: pyt
     report = dataset.report()
     assert (report.seen, report.skipped) == (2 * COUNT, 2 * len(BAD))
     assert {event.index for event in report.first} <= set(BAD)
-    assert all(f"record {event.index} of" in event.text for event in report.last)
+    assert all(event.text.startswith(f"record {event.index} (key 'k{event.index}'): ") for event in report.last)
     assert len([record for record in caplog.records if "are only counted" in record.message]) == 3
+
+
+NAMES = {f"a/{n}.jpg": jpeg(n, SIZE)[: 60 if n % 4 == 3 else -2 if n % 4 == 1 else None] for n in range(12)}
+
+
+def by_foreign_lmdb(folder: Path) -> Any:
+    with lmdb.open(str(folder / "x.lmdb")) as environment, environment.begin(write=True) as transaction:
+        for name, blob in NAMES.items():
+            transaction.put(name.encode(), blob)
+    return StoreDataset, {"url": f"lmdb://{folder}/x.lmdb", "columns": {"image": "{}"}}
+
+
+def by_foreign_hdf5(folder: Path) -> Any:
+    with h5py.File(folder / "x.h5", "w") as file:
+        for name, blob in NAMES.items():
+            file[name] = np.frombuffer(blob, np.uint8)
+    return StoreDataset, {"url": f"hdf5://{folder}/x.h5", "columns": {"image": "a/{}"}}
+
+
+def by_own(folder: Path, **more: Any) -> Any:
+    records = [{"image": blob, "key": name} for name, blob in NAMES.items()]
+    url = make_store({"image": "image", "key": "str"}, records, f"hdf5://{folder}/x.h5")
+    return StoreDataset, {"url": url, **more}
+
+
+SOURCES: dict[str, Callable[[Path], Any]] = {
+    "native": by_own,
+    "selected": lambda folder: by_own(folder, keys=write_keys(folder)),
+    "joined": lambda folder: by_own(folder, url=[f"hdf5://{folder}/x.h5"]),
+    "sample": lambda folder: by_own(folder, reader="sample"),
+    "a foreign LMDB": by_foreign_lmdb,
+    "a foreign HDF5": by_foreign_hdf5,
+}
+
+
+def write_keys(folder: Path) -> str:
+    (folder / "keys.txt").write_text("\n".join(list(NAMES)[1:]))
+    return str(folder / "keys.txt")
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("policy", ["skip", "replace", "raise"])
+def test_a_report_and_the_log_name_keys_and_the_store_once(
+    source: str, policy: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    make, arguments = SOURCES[source](tmp_path)
+    dataset = make(**arguments, on_error=policy, decode="tensor", seed=1, max_bad=2)
+    with caplog.at_level(logging.WARNING, "storeds"):
+        if policy == "raise":
+            for at in range(len(dataset)):
+                with contextlib.suppress(errors.DecodeError):
+                    dataset[at]
+        else:
+            with pytest.raises(errors.BadSamplesError, match="3 samples of") as raised:
+                dataset[:]
+            assert str(raised.value).count(dataset.url) == 1
+    report = dataset.report()
+    whole = {key for event in report.last for key in [event.key] if key is not None}
+    assert {name.rpartition("/")[2] for name in whole} == {f"{n}.jpg" for n in range(12) if n % 2}
+    shown, table = str(report), report._repr_html_()
+    lines = caplog.messages
+    assert lines
+    assert [text.count(dataset.url) for text in (shown, table, *lines)] == [1] * (2 + len(lines))
+    for text in (shown, html.unescape(table), *lines):
+        assert re.search(r"record \d+ \(key '(a/)?\d+\.jpg'\)", text)
+    (first, *_) = json.loads(json.dumps(report.to_json()))["first"]
+    assert (first["key"], first["text"]) == (report.first[0].key, report.first[0].text)
+    assert len(pickle.dumps(report.first[0])) < 1000
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_messages_of_a_mixture_name_the_source_once(
+    workers: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    parts = {}
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        parts[name] = StoreDataset(**by_own(tmp_path / name)[1], on_error="skip", decode="tensor", seed=1)
+    mixture = storeds.datasets.StoreMixture(parts)
+    with caplog.at_level(logging.WARNING, "storeds"):
+        list(storeds.StoreLoader(mixture, batch_size=6, num_workers=workers))
+    for name, report in mixture.report().items():
+        others = [part.url for other, part in parts.items() if other != name]
+        assert report.last
+        assert (str(report).count(parts[name].url), [str(report).count(url) for url in others]) == (1, [0])
+        assert all(event.key in NAMES for event in report.last)
+    assert all(sum(line.count(part.url) for part in parts.values()) == 1 for line in caplog.messages)
+    assert all("(key 'a/" in line for line in caplog.messages)
 
 
 @pytest.mark.parametrize(
@@ -476,7 +574,8 @@ def test_each_kind_of_fault_is_announced_once(store: str, caplog: pytest.LogCapt
         if f"of kind {kind}" in record.message
     )
     assert reported == {"truncated_header": 1, "truncated_scan": 1, "missing_eoi": 1}
-    assert "record 7 of" in caplog.text
+    assert f"record 7 (key 'k7') of {store}: " in caplog.text
+    assert {message.count(store) for message in caplog.messages} == {1}
     assert "100 % of it is there: the store's verdict: missing_eoi" in caplog.text
 
 

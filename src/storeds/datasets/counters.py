@@ -72,10 +72,12 @@ class Event:
         One of ``FAULTS``.
     repaired : bool
         Whether the sample was returned although a part of it is missing.
-    text : str
-        What is wrong; names the store, the record and its key.
+    reason : str
+        What is wrong; names the file, or ``_id``, of a record that another tool wrote.
     outcome : str
         ``skipped`` or ``replaced`` for a bad sample under these policies, otherwise empty.
+    key : str or None
+        The record's key, if the store has keys and this one can be read.
     """
 
     time: int
@@ -84,8 +86,21 @@ class Event:
     position: int
     fault: str
     repaired: bool
-    text: str
+    reason: str
     outcome: str = ""
+    key: str | None = None
+
+    @property
+    def place(self) -> str:
+        """The record's number and key, without its store, which a report names once."""
+        if self.position < 0:
+            return f"sample {self.index}"
+        return f"record {self.position}" + ("" if self.key is None else f" (key {self.key!r})")
+
+    @property
+    def text(self) -> str:
+        """What is wrong with which record."""
+        return f"{self.place}: {self.reason}"
 
 
 class BatchEvents(NamedTuple):
@@ -136,8 +151,8 @@ class Policy:
         if self.max_bad_fraction is not None:
             check_share("max_bad_fraction", self.max_bad_fraction)
 
-    def check(self, seen: int, bad: int, length: int, first: Sequence[Event]) -> None:
-        """Raise BadSamplesError, which lists the first bad samples, if there are too many in an epoch."""
+    def check(self, seen: int, bad: int, length: int, first: Sequence[Event], url: str) -> None:
+        """Raise BadSamplesError, which names the store and lists the first bad samples, if an epoch has too many."""
         limits: list[tuple[float, str]] = []
         if self.max_bad is not None:
             limits.append((self.max_bad, f"max_bad={self.max_bad}"))
@@ -147,7 +162,7 @@ class Policy:
         for limit, name in limits:
             if bad > limit:
                 listed = "\n  ".join(event.text for event in first)
-                raise BadSamplesError(f"{bad} samples were bad, more than {name}; the first are:\n  {listed}")
+                raise BadSamplesError(f"{bad} samples of {url} were bad, more than {name}; the first are:\n  {listed}")
 
 
 # A thread that holds the lock during a fork does not exist in the child and would never release it.
@@ -179,6 +194,8 @@ class SampleCounters(SharedTable):
         Of the dataset.
     epochs : SharedEpoch
         Those of the dataset.
+    url : str
+        The store, secrets removed.
     """
 
     DTYPE = np.dtype(
@@ -193,9 +210,9 @@ class SampleCounters(SharedTable):
     )
     COUNT = _ROWS
 
-    def __init__(self, policy: Policy, length: int, epochs: SharedEpoch) -> None:
+    def __init__(self, policy: Policy, length: int, epochs: SharedEpoch, url: str) -> None:
         super().__init__()
-        self.policy, self._length, self._epochs = policy, length, epochs
+        self.policy, self._length, self._epochs, self._url = policy, length, epochs, url
         self._own = np.zeros(1, self.DTYPE)  # counted in this process
         # Epoch and turn → the samples and the bad ones of that pass in this process, and its first bad ones.
         self._passes: dict[Any, tuple[Any, list[Event]]] = {}
@@ -235,9 +252,10 @@ class SampleCounters(SharedTable):
         for event in new:
             if event.outcome or event.repaired:
                 start = f"{event.outcome}: " if event.outcome else ""
-                _LOG.warning("%s%s (more faults of kind %s are only counted)", start, event.text, event.fault)
+                text = f"{event.place} of {self._url}: {event.reason}"
+                _LOG.warning("%s%s (more faults of kind %s are only counted)", start, text, event.fault)
         if any(event.outcome for event in events):
-            self.policy.check(*self._of_pass(epoch, turn, of_pass), self._length, first)
+            self.policy.check(*self._of_pass(epoch, turn, of_pass), self._length, first, self._url)
 
     def _turn(self) -> int:
         """Return the pass to which samples belong that are read without a loader of storeds."""
@@ -283,7 +301,7 @@ class SampleCounters(SharedTable):
         seen, bad = rows["of_pass"][(rows["epoch"] == epoch) & (rows["turn"] == turn)].sum(axis=0)
         return int(seen), int(bad)
 
-    def report(self, url: str) -> SampleReport:
+    def report(self) -> SampleReport:
         """Return the present counts of this process and its workers."""
         with _lock:
             rows = np.concatenate([self._own, self.table])
@@ -293,16 +311,17 @@ class SampleCounters(SharedTable):
                 for name in ("bad", "repaired")
             )
             first, last = list(self._first), list(self._last)
-        return SampleReport(url, self.policy.on_error, **totals, bad=bad, repaired=repaired, first=first, last=last)
+        policy = self.policy.on_error
+        return SampleReport(self._url, policy, **totals, bad=bad, repaired=repaired, first=first, last=last)
 
     def __reduce__(self) -> tuple[Any, ...]:
         if get_spawning_popen() is not None:
-            return _of_worker, (self._cell, self.key, self.policy, self._length, self._epochs)
-        return type(self), (self.policy, self._length, self._epochs)
+            return _of_worker, (self._cell, self.key, self.policy, self._length, self._epochs, self._url)
+        return type(self), (self.policy, self._length, self._epochs, self._url)
 
 
-def _of_worker(cell: Any, key: str, policy: Policy, length: int, epochs: SharedEpoch) -> SampleCounters:
-    counters = SampleCounters(policy, length, epochs)
+def _of_worker(cell: Any, key: str, policy: Policy, length: int, epochs: SharedEpoch, url: str) -> SampleCounters:
+    counters = SampleCounters(policy, length, epochs, url)
     counters._cell = cell
     counters._name(key)
     return counters
@@ -350,8 +369,11 @@ class SampleReport:
     last: list[Event]
 
     def to_json(self) -> dict[str, Any]:
-        """Return the report as JSON."""
-        return asdict(self)
+        """Return the report as JSON; each event has its `Event.text` too."""
+        events = {
+            name: [{**asdict(event), "text": event.text} for event in getattr(self, name)] for name in ("first", "last")
+        }
+        return {**asdict(self), **events}
 
     def _repr_html_(self) -> str:
         return html_table({**vars(self), "first": len(self.first), "last": "\n".join(each.text for each in self.last)})

@@ -220,7 +220,7 @@ class StoreDataset(Dataset[Any]):
         self._target_transform: Transform | None = _target_transform(settings.target_transform)
         # Shared with workers, so that set_epoch reaches persistent ones (pytorch#97326).
         self._epoch = SharedEpoch()
-        self._counters = SampleCounters(policy, len(self._bound), self._epoch)
+        self._counters = SampleCounters(policy, len(self._bound), self._epoch, self.url)
         self._build()
 
     def _build(self) -> None:
@@ -478,7 +478,7 @@ class StoreDataset(Dataset[Any]):
 
     def report(self) -> SampleReport:
         """Return how many samples were requested, repaired and bad so far, in this process and its workers."""
-        return self._counters.report(self.url)
+        return self._counters.report()
 
     def show(self, indices: Iterable[int] | None = None) -> Page:
         """Return samples to look at, by default some of every class: a notebook displays them, ``save(path)`` writes them.

@@ -106,7 +106,7 @@ class SamplePipeline:
         try:
             return self._good_samples(self.make(contexts, known), contexts, fill, events)
         finally:
-            self.counters.add(contexts[0].epoch, len(contexts), events)
+            self.counters.add(contexts[0].epoch, len(contexts), self._with_keys(events))
 
     def _good_samples(
         self, results: Iterator[_Result], contexts: Sequence[SampleContext], fill: bool, events: list[Event]
@@ -118,8 +118,9 @@ class SamplePipeline:
             if not isinstance(sample, RecordError):
                 events += self._repairs(context, positions)
             elif policy == "raise":
-                events.append(_bad(sample, context))
-                raise self._with_key(sample, positions) from sample.__cause__
+                named = self._with_key(sample)
+                events.append(_bad(named, context))
+                raise named from sample.__cause__
             samples.append(sample)
         bad = [at for at, sample in enumerate(samples) if isinstance(sample, RecordError)]
         if not bad:
@@ -237,7 +238,8 @@ class SamplePipeline:
                 return found
         at = min(pending, key=lambda at: len(orders[at]))
         tries = len(orders[at])
-        why = f"the {tries} others tried are bad too, the last: {found[at]}" if tries else "it is the only one"
+        last = f"the last: {_bad(self._with_key(found[at]), contexts[at]).text}" if tries else ""
+        why = f"the {tries} others tried are bad too, {last}" if tries else "it is the only one"
         which = "" if allowed[at] is None else " of those that may come in its place, as the loader's plan says"
         raise BadSamplesError(
             f"no good sample can replace sample {contexts[at].index} of {self.view.url}: {why}{which}"
@@ -269,28 +271,44 @@ class SamplePipeline:
     def _in_store(self, position: int) -> int:
         return int(self.view.positions[position]) if isinstance(self.view, Selection) else position
 
-    def _with_key(self, error: RecordError, positions: Sequence[int]) -> RecordError:
-        """Return `error`, about one of `positions`, with the record's key, where the store has keys.
-
-        That takes a storage call.
-        """
-        if error.key is not None or "key" not in self.view.meta.fields:
+    def _with_key(self, error: RecordError) -> RecordError:
+        """Return `error` with the key of its record, where the store has keys."""
+        key = (
+            None
+            if error.position is None or error.key is not None
+            else self._keys([error.position]).get(error.position)
+        )
+        if key is None or error.position is None:
             return error
-        at = next((position for position in positions if self._in_store(position) == error.position), None)
-        if at is None:
-            return error
-        (record,) = self.view.get_many([at], ("key",))
-        if isinstance(record, RecordError):
-            return error
-        url = error.url or self.view.url
-        named = type(error).at(url, self._in_store(at), error.reason, key=str(record["key"]), kind=error.kind)
+        named = type(error).at(error.url or self.view.url, error.position, error.reason, key=key, kind=error.kind)
         named.__cause__ = error.__cause__
         return named
 
+    def _with_keys(self, events: Sequence[Event]) -> list[Event]:
+        """Return `events` with the keys of their records, where the store has keys."""
+        keys = self._keys([event.position for event in events if event.key is None and event.position >= 0])
+        return [replace(event, key=event.key or keys.get(event.position)) for event in events]
+
+    def _keys(self, positions: Iterable[int]) -> dict[int, str]:
+        """Return position in the store → key, of the records whose keys can be read. That takes a storage call."""
+        store = self.view.backend if isinstance(self.view, Selection) else self.view
+        wanted = sorted({position for position in positions if 0 <= position < len(store)})
+        if not wanted or "key" not in store.meta.fields:
+            return {}
+        try:
+            records = store.get_many(wanted, ("key",))
+        except StoredsError:  # names are for messages: what is wrong with the engine shows at the next read
+            return {}
+        found = zip(wanted, records, strict=True)
+        return {position: str(record["key"]) for position, record in found if not isinstance(record, RecordError)}
+
 
 def _bad(error: RecordError, context: SampleContext, outcome: str = "") -> Event:
-    position = -1 if error.position is None else error.position
-    return Event(time.monotonic_ns(), context.epoch, context.index, position, error.kind, False, str(error), outcome)
+    position = -1 if error.position is None else int(error.position)
+    reason = error.reason or str(error)
+    return Event(
+        time.monotonic_ns(), context.epoch, context.index, position, error.kind, False, reason, outcome, error.key
+    )
 
 
 def _reason(error: Exception) -> str:

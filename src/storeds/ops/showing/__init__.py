@@ -187,7 +187,7 @@ def configured_datasets(
     config: str | os.PathLike[str] | None,
     split: str | None,
     **settings: Any,
-) -> Sequence[StoreDataset] | None:
+) -> Sequence[Any] | None:
     """Return the datasets of a config, with a store in place of its own and other settings; None without a config."""
     is_config = os.fspath(source).endswith(_CONFIGS)
     if not is_config and config is None:
