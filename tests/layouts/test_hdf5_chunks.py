@@ -142,6 +142,21 @@ class TestSameValues:
         with rows_of(path) as rows:
             assert np.frombuffer(b"".join(one_by_one(rows)), "<i2").tolist() == [7] * 6 + [1] * 6 + [7] * 12
 
+    @pytest.mark.parametrize("count", [20, 20_000])
+    @pytest.mark.parametrize("how", [{}, *FILTERS[1:3], {"compression": "gzip", "shuffle": True}, FILTERS[-1]])
+    @pytest.mark.parametrize("dtype", [h5py.string_dtype(), h5py.vlen_dtype("u1"), h5py.vlen_dtype("<f8")])
+    def test_items_of_variable_length(self, path: Path, count: int, how: dict[str, Any], dtype: Any) -> None:
+        items = ["é" * (at % 7) if h5py.check_string_dtype(dtype) else np.arange(at % 7) for at in range(count)]
+        with h5py.File(path, "w") as file:
+            dataset = file.create_dataset("x", (count + 30,), dtype, chunks=(count - 3,) if how else None, **how)
+            dataset[:count] = np.array([*items, None], object)[:-1]  # the rest is never written
+        with open_backend(path, columns={"x": "x[]"}) as store:
+            for at in (0, 5, count - 2, count - 1, count + 29):
+                (record,) = store.get_many([at])
+                expected = items[at] if at < count else items[0]
+                found = record["x"]  # type: ignore[index]
+                assert found == expected if isinstance(expected, str) else np.array_equal([*found], expected)
+
 
 class TestDamage:
     """A damaged chunk makes its own records bad, and no others."""

@@ -16,7 +16,7 @@ from storeds.errors import FormatError, UnavailableError
 from storeds.layouts.hdf5.files import Hdf5Files
 from storeds.protocols import Array
 
-__all__ = ["ChunkedRows", "InflationCheck", "check_claim"]
+__all__ = ["ChunkedRows", "check_claim", "filters_of", "stored_chunk", "undone"]
 
 _LONGEST_READ = 32 << 20  # bytes that one call reads for several rows
 _MOST_CHUNKS = 1 << 12  # that one call reads, because libhdf5 takes some KiB of memory for each
@@ -69,7 +69,7 @@ class ChunkedRows:
         self._available = os.fstat(self._descriptor).st_size
         self._check = functools.partial(check_claim, files, dataset)
         self._check(size)
-        filters = _filters_of(dataset)
+        filters = filters_of(dataset)
         own = _DEFLATE in filters and {*filters} <= {_SHUFFLE, _DEFLATE, _FLETCHER}
         is_gzip = own and dataset.id.get_type().equal(memory)
         self._slices = (_GzipSlices if is_gzip else _Slices)(dataset, memory, axis)
@@ -130,7 +130,7 @@ class _Slices:
 
     def __init__(self, dataset: h5py.Dataset, memory: Any, axis: int) -> None:
         self._dataset, self._memory, self._axis = dataset, memory, axis
-        self._check = InflationCheck(dataset)
+        self._check = _InflationCheck(dataset)
         self.per_chunk = int(dataset.chunks[axis]) if dataset.chunks else 1
 
     def read(self, start: int, stop: int) -> Array:
@@ -159,7 +159,7 @@ class _GzipSlices(_Slices):
 
     def __init__(self, dataset: h5py.Dataset, memory: Any, axis: int) -> None:
         super().__init__(dataset, memory, axis)
-        self._filters = _filters_of(dataset)
+        self._filters = filters_of(dataset)
         self._block = (*dataset.chunks, dataset.dtype.itemsize)
         self._nbytes = math.prod(self._block)
         self._shape = dataset.shape
@@ -186,7 +186,7 @@ class _GzipSlices(_Slices):
     def _read_part(self, part: Sequence[slice]) -> Array:
         """Return the bytes of a part of one chunk; raises ValueError if they are damaged."""
         corner = tuple(one.start - one.start % size for one, size in zip(part, self._block, strict=False))
-        mask, raw = _stored_chunk(self._dataset, corner) or (~0, b"")
+        mask, raw = stored_chunk(self._dataset, corner) or (~0, b"")
         if any(code == _DEFLATE and mask & 1 << at for at, code in enumerate(self._filters)):  # or not compressed
             shape = tuple(one.stop - one.start for one in part)
             return self._read_box(tuple(one.start for one in part), shape).reshape(*shape, -1)
@@ -197,20 +197,20 @@ class _GzipSlices(_Slices):
 
     def _decoded(self, raw: bytes, mask: int) -> Array:
         """Return the bytes of a chunk, without the filters that `mask` says were left out; never more than a chunk has."""
-        data, left = _undone(raw, self._filters, mask, self._nbytes, self._block[-1])
+        data, left = undone(raw, self._filters, mask, self._nbytes, self._block[-1])
         assert not left
         if len(data) != self._nbytes:
             raise ValueError(f"its chunk has {len(data)} bytes instead of {self._nbytes}")
         return np.frombuffer(data, "u1")
 
 
-def _filters_of(dataset: h5py.Dataset) -> list[int]:
+def filters_of(dataset: h5py.Dataset) -> list[int]:
     """Return the codes of the filters of a dataset, in the order in which they were applied."""
     properties = dataset.id.get_create_plist()
     return [properties.get_filter(number)[0] for number in range(properties.get_nfilters())]
 
 
-def _stored_chunk(dataset: h5py.Dataset, corner: tuple[int, ...]) -> tuple[int, bytes] | None:
+def stored_chunk(dataset: h5py.Dataset, corner: tuple[int, ...]) -> tuple[int, bytes] | None:
     """Return the mask of filters and the bytes of a chunk; None if it was never written."""
     try:
         info = dataset.id.get_chunk_info_by_coord(corner)
@@ -224,10 +224,11 @@ def _stored_chunk(dataset: h5py.Dataset, corner: tuple[int, ...]) -> tuple[int, 
     return mask, raw
 
 
-def _undone(raw: bytes, filters: Sequence[int], mask: int, nbytes: int, itemsize: int) -> tuple[bytes, list[int]]:
+def undone(raw: bytes, filters: Sequence[int], mask: int, nbytes: int, itemsize: int) -> tuple[bytes, list[int]]:
     """Undo the last filters of a chunk of `nbytes`, up to one that is neither gzip's, shuffle nor Fletcher-32.
 
-    Returns the bytes, and the filters before. Raises ValueError if gzip made more bytes than a chunk has.
+    Returns the bytes, and the filters before. Raises ValueError if gzip made more bytes than a chunk has, or is among the filters
+    before.
     """
     data = raw
     for at, code in reversed([*enumerate(filters)]):
@@ -240,16 +241,18 @@ def _undone(raw: bytes, filters: Sequence[int], mask: int, nbytes: int, itemsize
         elif code == _SHUFFLE:
             whole = len(data) - len(data) % itemsize
             data = np.frombuffer(data, "u1", whole).reshape(itemsize, -1).T.tobytes() + data[whole:]
+        elif any(code == _DEFLATE and not mask & 1 << before for before, code in enumerate(filters[:at])):
+            raise ValueError("its chunk is compressed again after gzip; convert the file with h5repack")
         else:
             return data, [*filters[: at + 1]]
     return data, []
 
 
-class InflationCheck:
+class _InflationCheck:
     """Checks the chunks that libhdf5 is to inflate, because it sets no limit to what they become."""
 
     def __init__(self, dataset: h5py.Dataset) -> None:
-        self._dataset, self._filters = dataset, _filters_of(dataset)
+        self._dataset, self._filters = dataset, filters_of(dataset)
         self._itemsize = dataset.id.get_type().get_size()
         self._checked: set[tuple[int, ...]] = set()
 
@@ -262,13 +265,11 @@ class InflationCheck:
             corner = tuple(one.start - one.start % size for one, size in zip(part, chunks, strict=True))
             if corner in self._checked:
                 continue
-            stored = _stored_chunk(self._dataset, corner)
+            stored = stored_chunk(self._dataset, corner)
             if stored is None:
                 continue
             mask, raw = stored
-            _, left = _undone(raw, self._filters, mask, math.prod(chunks) * self._itemsize, self._itemsize)
-            if any(code == _DEFLATE and not mask & 1 << at for at, code in enumerate(left)):
-                raise ValueError("its chunk is compressed again after gzip; convert the file with h5repack")
+            undone(raw, self._filters, mask, math.prod(chunks) * self._itemsize, self._itemsize)
             self._checked.add(corner)
 
 

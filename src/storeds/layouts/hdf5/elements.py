@@ -11,9 +11,9 @@ import h5py
 import numpy as np
 
 from storeds.errors import FormatError, StoredsError, UnavailableError
-from storeds.layouts.hdf5.chunks import InflationCheck
 from storeds.layouts.hdf5.files import Hdf5Files, NoSuchNameError, attribute_fields, attributes
 from storeds.layouts.hdf5.values import SCALAR_KINDS, is_numeric, kind_of, raw_rows, to_value, unsupported
+from storeds.layouts.hdf5.variable import VariableRows
 from storeds.protocols import Field
 
 __all__ = ["default_name", "element_field", "read_attribute", "read_element"]
@@ -144,11 +144,10 @@ def element_bytes(files: Hdf5Files, dataset: h5py.Dataset, most: int | None = No
     """Return the bytes of a dataset that is one value, or of its first `most` rows; raises ValueError if they are damaged."""
     dtype = dataset.dtype
     if dtype.hasobject:
-        InflationCheck(dataset)(tuple(slice(0, size) for size in dataset.shape))
-        value = dataset[()]
-        while isinstance(value, np.ndarray) and value.dtype.hasobject:
-            value = value.reshape(-1)[0]
-        return value.encode() if isinstance(value, str) else bytes(memoryview(value))
+        (item,) = VariableRows(files, dataset).read([0])
+        if isinstance(item, ValueError):
+            raise item
+        return item
     rows = raw_rows(files, dataset, dtype)
     count = rows.count if most is None else min(rows.count, most)
     (data,) = rows.read([(0, count)])

@@ -18,8 +18,9 @@ import numpy as np
 from storeds.backends.hdf5.rows import FlatRows, Rows, gather
 from storeds.errors import FormatError
 from storeds.layouts.codecs import is_image
-from storeds.layouts.hdf5.chunks import ChunkedRows, InflationCheck, check_claim
+from storeds.layouts.hdf5.chunks import ChunkedRows, check_claim
 from storeds.layouts.hdf5.files import Hdf5Files
+from storeds.layouts.hdf5.variable import VariableRows
 from storeds.layouts.infer import evenly
 from storeds.protocols import Array, Field, Kind
 from storeds.records.columns import SCALARS, column_of
@@ -277,15 +278,8 @@ def _variable_items(files: Hdf5Files, dataset: h5py.Dataset, field: Field | None
     """Return bytes, texts or arrays of numbers of type `base`, of variable length."""
     if base is not None and base.itemsize > 1:
         field = Field("array", base.newbyteorder("<").str, (None,))
-
-    check = InflationCheck(dataset)
-
-    def load(positions: Sequence[int]) -> list[bytes | ValueError]:
-        check_claim(files, dataset, len(positions) * dataset.id.get_type().get_size())
-        found = _objects(dataset, positions, check)
-        return [value if isinstance(value, ValueError) else _bytes_of(value) for value in found]
-
-    return Items(int(dataset.shape[0]), load, field, dtype=base, text=base is None)
+    rows = VariableRows(files, dataset)
+    return Items(rows.count, rows.read, field, dtype=base, text=base is None)
 
 
 def values_of(
@@ -413,36 +407,3 @@ def _flat_rows(files: Hdf5Files, dataset: h5py.Dataset, path: str, offset: int, 
             f"{available}; copy it again"
         )
     return FlatRows(descriptor, offset, size, count)
-
-
-def _runs(positions: Sequence[int]) -> list[tuple[int, int]]:
-    """Return the runs (start, stop) of consecutive numbers in ascending `positions`."""
-    runs: list[tuple[int, int]] = []
-    for at in positions:
-        if runs and runs[-1][1] == at:
-            runs[-1] = runs[-1][0], at + 1
-        else:
-            runs.append((at, at + 1))
-    return runs
-
-
-def _bytes_of(value: Any) -> bytes:
-    """Return the bytes of an item of variable length, as in the file."""
-    if isinstance(value, str):
-        return value.encode("utf-8", "surrogateescape")
-    return value if isinstance(value, bytes) else value.tobytes()
-
-
-def _objects(dataset: Any, positions: Sequence[int], check: InflationCheck) -> list[Any]:
-    """Return items of variable length, with one read for each run of positions, or for each item if that fails."""
-    out: list[Any] = []
-    for start, stop in _runs(positions):
-        try:
-            check((slice(start, stop),))
-            out.extend(dataset[start:stop])
-        except (OSError, RuntimeError, ValueError) as error:
-            if stop - start > 1:
-                out.extend(item for at in range(start, stop) for item in _objects(dataset, [at], check))
-            else:
-                out.append(ValueError(f"it cannot be read: {error}"))
-    return out

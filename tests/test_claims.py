@@ -1,0 +1,119 @@
+"""Small files that claim much: a child process opens and reads them all, within a bound of memory."""
+
+from __future__ import annotations
+
+import struct
+import subprocess
+import sys
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+
+MOST = 100  # MiB that reading one file may add to the memory of the process
+LARGEST = 100_000  # bytes of a file
+CLAIMED = 1_500_000_000
+
+READ = r"""
+import re, sys, storeds
+from storeds.errors import StoredsError
+import storeds.layouts.hdf5, storeds.backends.hdf5.backend
+
+def peak(): return int(re.search(r"VmHWM:\s+(\d+)", open("/proc/self/status").read())[1]) >> 10
+for path, columns in zip(sys.argv[1::2], sys.argv[2::2]):
+    open("/proc/self/clear_refs", "w").write("5")  # forget the peak
+    before = peak()
+    try:
+        with storeds.open_backend(path, **({"columns": {"x": columns}} if columns else {})) as backend:
+            found = backend.get_many(range(len(backend)))
+            print(sum(isinstance(each, StoredsError) for each in found), end=" ")
+            try:
+                backend.column("x")
+            except (StoredsError, ValueError):
+                pass
+    except StoredsError:
+        print("store", end=" ")
+    print(peak() - before)
+"""
+
+
+def variable(path: Path, dtype: Any, claims: dict[int, int], **how: Any) -> None:
+    """Write 8 items of variable length, and let the references of some claim other lengths."""
+    shape = how.pop("shape", (8,))
+    with h5py.File(path, "w", libver=how.pop("libver", None), userblock_size=how.pop("userblock_size", 0)) as file:
+        dataset = file.create_dataset("x", shape, dtype, **how)
+        item = "text" * 100 if h5py.check_string_dtype(dtype) else np.arange(100, dtype=h5py.check_vlen_dtype(dtype))
+        for at in range(8) if shape else [()]:
+            dataset[at] = item
+        file.flush()
+        if not dataset.chunks:
+            patch(path, {dataset.id.get_offset() + 16 * at: length for at, length in claims.items()})
+            return
+        mask, raw = dataset.id.read_direct_chunk((0,))
+        claimed = bytearray(raw)
+        for at, length in claims.items():
+            claimed[16 * at : 16 * at + 4] = struct.pack("<I", length)
+        dataset.id.write_direct_chunk((0,), bytes(claimed), mask)
+
+
+def patch(path: Path, lengths: dict[int, int]) -> None:
+    with path.open("r+b") as file:
+        for at, length in lengths.items():
+            file.seek(at)
+            file.write(struct.pack("<I", length))
+
+
+def one_item_many_times(path: Path) -> None:
+    with h5py.File(path, "w") as file:
+        dataset = file.create_dataset("x", (4000,), h5py.vlen_dtype("u1"), chunks=(4000,), compression="gzip")
+        dataset[0] = np.arange(60_000, dtype="u1")
+        file.flush()
+        raw = zlib.decompress(dataset.id.read_direct_chunk((0,))[1])
+        dataset.id.write_direct_chunk((0,), zlib.compress(raw[:16] * 4000))
+
+
+BYTES, TEXT, NUMBERS = h5py.vlen_dtype("u1"), h5py.string_dtype(), h5py.vlen_dtype("<f8")
+ROWS, ONE = "x[]", "x"
+Write = Callable[[Path], None]
+
+# Name → what writes the file, the columns to open it with, and how many of its records are bad.
+CLAIMS: dict[str, tuple[Write, str, str]] = {
+    "bytes": (lambda path: variable(path, BYTES, {3: CLAIMED}), ROWS, "1"),
+    "all": (lambda path: variable(path, BYTES, dict.fromkeys(range(8), CLAIMED)), ROWS, "8"),
+    "text": (lambda path: variable(path, TEXT, {3: CLAIMED}), ROWS, "1"),
+    "numbers": (lambda path: variable(path, NUMBERS, {0: CLAIMED >> 3, 7: 1 << 31}), ROWS, "2"),
+    "chunk": (lambda path: variable(path, BYTES, {0: CLAIMED}, chunks=(8,)), ROWS, "1"),
+    "latest": (lambda path: variable(path, TEXT, {5: CLAIMED}, chunks=(8,), libver="latest"), ROWS, "1"),
+    "user block": (lambda path: variable(path, BYTES, {5: CLAIMED}, userblock_size=512), ROWS, "1"),
+    "too short": (lambda path: variable(path, BYTES, {3: 1}), ROWS, "1"),
+    "one of bytes": (lambda path: variable(path, BYTES, {0: CLAIMED}, shape=()), ONE, "1"),
+    "one text": (lambda path: variable(path, TEXT, {0: CLAIMED}, shape=()), ONE, "1"),
+    "one item many times": (one_item_many_times, ROWS, "store"),
+}
+
+
+@pytest.fixture(scope="module")
+def read(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, int]]:
+    """Read every file in one process; return what happened and the growth of its memory in MiB, by name."""
+    folder = tmp_path_factory.mktemp("claims")
+    arguments: list[str] = []
+    for number, (write, columns, _) in enumerate(CLAIMS.values()):
+        path = folder / f"{number}.h5"
+        write(path)
+        assert path.stat().st_size < LARGEST
+        arguments += str(path), columns
+    done = subprocess.run([sys.executable, "-c", READ, *arguments], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    lines = [line.split() for line in done.stdout.splitlines()]
+    return {name: (seen, int(grown)) for name, (seen, grown) in zip(CLAIMS, lines, strict=True)}
+
+
+@pytest.mark.parametrize("name", CLAIMS)
+def test_a_small_file_takes_little_memory_whatever_it_claims(read: dict[str, tuple[str, int]], name: str) -> None:
+    seen, grown = read[name]
+    assert seen == CLAIMS[name][2]
+    assert grown < MOST
