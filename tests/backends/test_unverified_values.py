@@ -181,6 +181,25 @@ def test_damaged_offsets_of_hdf5_read_no_more_than_their_records(
     assert sum(calls["pread"]) < 4 * path.stat().st_size
 
 
+@pytest.mark.parametrize("kind", ["int", "str"])
+def test_a_damaged_column_of_hdf5_is_hashed_once(tmp_path: Path, calls: dict[str, list[int]], kind: Any) -> None:
+    path, count = tmp_path / "x.h5", 100_000
+    values: list[Any] = [*range(count)] if kind == "int" else [f"key {at:9}" for at in range(count)]
+    with storeds.open_writer(f"hdf5://{path}", {"blob": "bytes", "value": kind}) as writer:
+        writer.append({"blob": b"x", "value": value} for value in values)
+    with h5py.File(path) as file:
+        dataset = file["records/value" if kind == "int" else "records/value/data"]
+        start, size = dataset.id.get_offset(), dataset.nbytes
+    with path.open("r+b") as raw:
+        raw.seek(start)
+        raw.write(b"\xff")
+    with storeds.open_backend(path) as backend:
+        for _ in range(20):
+            assert backend.get_many([at := 70_000], ["value"]) == [{"value": values[at]}]
+        assert isinstance(backend.get_many([0], ["value"])[0], RecordError)
+    assert sum(calls["pread"]) < size + 4 * MIB
+
+
 @pytest.mark.parametrize("number", [70_000, 1 << 63])
 def test_a_damaged_stamp_of_hdf5_hashes_a_bounded_part_of_the_file(
     tmp_path: Path, calls: dict[str, list[int]], number: int

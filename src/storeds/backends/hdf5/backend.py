@@ -64,8 +64,8 @@ class Hdf5Handle:
     seals: Seals
     row: Any
     """Makes what `encode` packs like a record, in less time than a dict takes; None unless all fields have fixed size."""
-    intact: set[str] = field(default_factory=set)
-    """Fields whose whole column matched its checksum."""
+    intact: dict[str, bool] = field(default_factory=dict)
+    """Field → whether its whole column matched its checksum, once that was computed."""
 
 
 class Hdf5Opener(FileOpener[Hdf5Options]):
@@ -246,16 +246,10 @@ class Hdf5Backend(FileBackend[Hdf5Handle, Hdf5Opener]):
     def _are_intact(self, handle: Hdf5Handle, fields: Sequence[str]) -> bool:
         """Whether these fields can be read without their records, since their columns match their checksums."""
         for name in fields:
-            if name not in handle.checksums:
-                return False
             if name not in handle.intact:
-                for part, rows in handle.columns[name].parts(name):
-                    hasher = xxhash.xxh3_64()
-                    for data in steps(rows):
-                        hasher.update(data)
-                    if hasher.hexdigest() != handle.checksums.get(part):
-                        return False
-                handle.intact.add(name)
+                handle.intact[name] = name in handle.checksums and _is_intact(handle, name)
+            if not handle.intact[name]:
+                return False
         return True
 
     def get_arrays(self, positions: Sequence[int], /, fields: Sequence[str] | None = None) -> dict[str, Array]:
@@ -293,6 +287,17 @@ class Hdf5Backend(FileBackend[Hdf5Handle, Hdf5Opener]):
         if field.kind == "str":
             return text_column(found[0], np.frombuffer(found[1], OFFSET).tolist())
         return np.frombuffer(bytearray(found[0]), SCALARS[field.kind])
+
+
+def _is_intact(handle: Hdf5Handle, name: str) -> bool:
+    """Whether each dataset of a column matches its checksum."""
+    for part, rows in handle.columns[name].parts(name):
+        hasher = xxhash.xxh3_64()
+        for data in steps(rows):
+            hasher.update(data)
+        if hasher.hexdigest() != handle.checksums.get(part):
+            return False
+    return True
 
 
 def _match(handle: Hdf5Handle, records: Sequence[Record], positions: Array) -> bool:
