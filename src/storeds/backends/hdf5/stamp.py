@@ -20,7 +20,7 @@ _RANGE = struct.Struct("<QQ")
 _FOOT = struct.Struct("<8sQ8s")
 _MARK_AT = 20  # in the superblock of version 0, which native stores have: the file consistency flags
 _METADATA = 1 << 24  # bytes of a range; a store's header takes tens of kilobytes
-_ALL_METADATA = 1 << 28  # bytes
+_ALL_METADATA = 1 << 27  # bytes; a file that does not match is hashed twice
 _MOST = 1 << 16  # ranges; a field has at most three
 _SYSTEM_CALL = re.compile(r"errno = (\d+)")
 _CUT = re.compile(r"truncated file: eof = (\d+).*stored_eof = (\d+)")
