@@ -14,8 +14,10 @@ import h5py
 import numpy as np
 import pytest
 
+import storeds
+
 MOST = 100  # MiB that reading one file may add to the memory of the process
-LARGEST = 100_000  # bytes of a file
+LARGEST = 400_000  # bytes of a file; gzip makes at most 1,032 bytes of one
 CLAIMED = 1_500_000_000
 
 READ = r"""
@@ -76,6 +78,25 @@ def one_item_many_times(path: Path) -> None:
         dataset.id.write_direct_chunk((0,), zlib.compress(raw[:16] * 4000))
 
 
+def rewritten(path: Path, name: str, sizes: dict[str, int] | None = None, **how: Any) -> None:
+    """Write a native store as h5repack would, with a chunk of a dataset that inflates to 300 MiB, or datasets of other sizes."""
+    flat = path.with_suffix(".flat")
+    with storeds.open_writer(f"hdf5://{flat}", {"x": "str", "n": "int"}) as writer:
+        writer.append({"x": "text" * 100, "n": at} for at in range(8))
+    with h5py.File(flat) as old, h5py.File(path, "w") as new:
+        new.attrs.update(old.attrs)
+        for each, data in old["records"].items():
+            for part, values in data.items() if isinstance(data, h5py.Group) else [("", data)]:
+                full = f"{each}/{part}".rstrip("/")
+                copy = new.create_dataset(
+                    f"records/{full}", data=values[()], chunks=(8,), maxshape=(None,), compression="gzip", **how
+                )
+                copy.resize(((sizes or {}).get(full, len(copy)),))
+        if name:
+            new.flush()
+            new[f"records/{name}"].id.write_direct_chunk((0,), zlib.compress(bytes(300 << 20)))
+
+
 BYTES, TEXT, NUMBERS = h5py.vlen_dtype("u1"), h5py.string_dtype(), h5py.vlen_dtype("<f8")
 ROWS, ONE = "x[]", "x"
 Write = Callable[[Path], None]
@@ -93,6 +114,12 @@ CLAIMS: dict[str, tuple[Write, str, str]] = {
     "one of bytes": (lambda path: variable(path, BYTES, {0: CLAIMED}, shape=()), ONE, "1"),
     "one text": (lambda path: variable(path, TEXT, {0: CLAIMED}, shape=()), ONE, "1"),
     "one item many times": (one_item_many_times, ROWS, "store"),
+    "native": (lambda path: rewritten(path, ""), "", "0"),
+    "native texts": (lambda path: rewritten(path, "x/data"), "", "1"),
+    "native offsets": (lambda path: rewritten(path, "x/offsets"), "", "8"),
+    "native numbers": (lambda path: rewritten(path, "n"), "", "8"),
+    "native seals": (lambda path: rewritten(path, "_seal", shuffle=True), "", "8"),
+    "native size": (lambda path: rewritten(path, "", {"x/data": 1 << 40}), "", "store"),
 }
 
 

@@ -19,6 +19,7 @@ import h5py
 import numpy as np
 
 from storeds._utils.prefetch import blocks_read, will_need
+from storeds.backends.hdf5.inflation import InflationCheck, most_claimed
 from storeds.errors import FormatError
 from storeds.protocols import Array
 
@@ -156,7 +157,7 @@ class LibraryRows(JoinedRows):
 
     def __init__(self, dataset: h5py.Dataset, size: int, count: int) -> None:
         super().__init__(size, count)
-        self._dataset = dataset
+        self._dataset, self._check = dataset, InflationCheck(dataset)
 
     def _load(self, starts: Array, stops: Array) -> list[bytes]:
         order = np.argsort(starts)  # so that libhdf5 decompresses a chunk once
@@ -165,7 +166,10 @@ class LibraryRows(JoinedRows):
 
     def _load_one(self, start: int, stop: int) -> bytes:
         try:
+            self._check((slice(int(start), int(stop)), *(slice(0, size) for size in self._dataset.shape[1:])))
             return np.ascontiguousarray(self._dataset[start:stop]).tobytes()
+        except ValueError:
+            return b""
         except OSError as error:
             _check_is_damage(error)
             return b""
@@ -225,6 +229,10 @@ def open_rows(
         return FlatRows(descriptor, 0, size, count)
     offset = dataset.id.get_offset()
     if offset is None:
+        if count * size > most_claimed(descriptor):
+            raise FormatError(
+                f"{url}: dataset {name} claims values of {count * size:,} bytes, more than the file can hold; copy it again"
+            )
         return LibraryRows(dataset, size, count)
     available = os.fstat(descriptor).st_size
     if offset + count * size > available:

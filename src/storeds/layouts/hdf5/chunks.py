@@ -5,33 +5,33 @@ from __future__ import annotations
 import functools
 import math
 import os
-import zlib
 from collections.abc import Sequence
 from typing import Any
 
 import h5py
 import numpy as np
 
+from storeds.backends.hdf5.inflation import (
+    DEFLATE,
+    FLETCHER,
+    SHUFFLE,
+    InflationCheck,
+    filters_of,
+    most_claimed,
+    stored_chunk,
+    undone,
+)
 from storeds.errors import FormatError, UnavailableError
 from storeds.layouts.hdf5.files import Hdf5Files
 from storeds.protocols import Array
 
-__all__ = ["ChunkedRows", "check_claim", "filters_of", "stored_chunk", "undone"]
+__all__ = ["ChunkedRows", "check_claim"]
 
 _LONGEST_READ = 32 << 20  # bytes that one call reads for several rows
 _MOST_CHUNKS = 1 << 12  # that one call reads, because libhdf5 takes some KiB of memory for each
 _SMALL_CHUNK = 1 << 16  # bytes; reading such a chunk takes no longer than reading one of its rows
-_SHUFFLE, _DEFLATE, _FLETCHER = h5py.h5z.FILTER_SHUFFLE, h5py.h5z.FILTER_DEFLATE, h5py.h5z.FILTER_FLETCHER32
-_DENSEST = 1032  # bytes that deflate makes of one
-_CHECKSUM = 4  # bytes of Fletcher-32
-_LEAST_CLAIM = 16 << 20  # bytes that any file may claim
 
 Span = tuple[int, int]
-
-
-def _most_claimed(files: Hdf5Files, dataset: h5py.Dataset) -> int:
-    """Return how many bytes of values the file of a dataset may hold, if gzip compresses them best."""
-    return max(_DENSEST * os.fstat(files.descriptor(dataset.file.filename)).st_size, _LEAST_CLAIM)
 
 
 def check_claim(files: Hdf5Files, dataset: h5py.Dataset, nbytes: int) -> None:
@@ -39,7 +39,7 @@ def check_claim(files: Hdf5Files, dataset: h5py.Dataset, nbytes: int) -> None:
 
     A file may claim any number of values that were never written.
     """
-    if nbytes > _most_claimed(files, dataset):
+    if nbytes > most_claimed(files.descriptor(dataset.file.filename)):
         raise FormatError(
             f"{files.url}: dataset {dataset.name} claims values of {nbytes:,} bytes, more than {dataset.file.filename} can hold; "
             "copy it again, or write the dataset as large as its data"
@@ -70,12 +70,12 @@ class ChunkedRows:
         self._check = functools.partial(check_claim, files, dataset)
         self._check(size)
         filters = filters_of(dataset)
-        own = _DEFLATE in filters and {*filters} <= {_SHUFFLE, _DEFLATE, _FLETCHER}
+        own = DEFLATE in filters and {*filters} <= {SHUFFLE, DEFLATE, FLETCHER}
         is_gzip = own and dataset.id.get_type().equal(memory)
         self._slices = (_GzipSlices if is_gzip else _Slices)(dataset, memory, axis)
         self._per_chunk = self._slices.per_chunk
         nbytes, limit = self._per_chunk * size, files.settings.cache_bytes
-        may_hold_chunk = nbytes <= _most_claimed(files, dataset)
+        may_hold_chunk = nbytes <= most_claimed(self._descriptor)
         self._by_chunk = (
             self._per_chunk > 1 and may_hold_chunk and (bool(filters) or nbytes <= min(limit, _SMALL_CHUNK))
         )
@@ -130,7 +130,7 @@ class _Slices:
 
     def __init__(self, dataset: h5py.Dataset, memory: Any, axis: int) -> None:
         self._dataset, self._memory, self._axis = dataset, memory, axis
-        self._check = _InflationCheck(dataset)
+        self._check = InflationCheck(dataset)
         self.per_chunk = int(dataset.chunks[axis]) if dataset.chunks else 1
 
     def read(self, start: int, stop: int) -> Array:
@@ -187,7 +187,7 @@ class _GzipSlices(_Slices):
         """Return the bytes of a part of one chunk; raises ValueError if they are damaged."""
         corner = tuple(one.start - one.start % size for one, size in zip(part, self._block, strict=False))
         mask, raw = stored_chunk(self._dataset, corner) or (~0, b"")
-        if any(code == _DEFLATE and mask & 1 << at for at, code in enumerate(self._filters)):  # or not compressed
+        if any(code == DEFLATE and mask & 1 << at for at, code in enumerate(self._filters)):  # or not compressed
             shape = tuple(one.stop - one.start for one in part)
             return self._read_box(tuple(one.start for one in part), shape).reshape(*shape, -1)
         data = self._decoded(raw, mask)
@@ -202,84 +202,3 @@ class _GzipSlices(_Slices):
         if len(data) != self._nbytes:
             raise ValueError(f"its chunk has {len(data)} bytes instead of {self._nbytes}")
         return np.frombuffer(data, "u1")
-
-
-def filters_of(dataset: h5py.Dataset) -> list[int]:
-    """Return the codes of the filters of a dataset, in the order in which they were applied."""
-    properties = dataset.id.get_create_plist()
-    return [properties.get_filter(number)[0] for number in range(properties.get_nfilters())]
-
-
-def stored_chunk(dataset: h5py.Dataset, corner: tuple[int, ...]) -> tuple[int, bytes] | None:
-    """Return the mask of filters and the bytes of a chunk; None if it was never written."""
-    try:
-        info = dataset.id.get_chunk_info_by_coord(corner)
-    except (OSError, RuntimeError):
-        return None
-    if info.byte_offset is None:
-        return None
-    if info.size > dataset.file.id.get_filesize():
-        raise ValueError(f"its chunk claims {info.size:,} bytes, more than its file has")
-    mask, raw = dataset.id.read_direct_chunk(corner)
-    return mask, raw
-
-
-def undone(raw: bytes, filters: Sequence[int], mask: int, nbytes: int, itemsize: int) -> tuple[bytes, list[int]]:
-    """Undo the last filters of a chunk of `nbytes`, up to one that is neither gzip's, shuffle nor Fletcher-32.
-
-    Returns the bytes, and the filters before. Raises ValueError if gzip made more bytes than a chunk has, or is among the filters
-    before.
-    """
-    data = raw
-    for at, code in reversed([*enumerate(filters)]):
-        if mask & 1 << at:
-            continue
-        if code == _FLETCHER:
-            data = data[:-_CHECKSUM]  # gzip has its own
-        elif code == _DEFLATE:
-            data = _inflated(data, nbytes + nbytes // 64 + _SMALL_CHUNK)  # other filters may add some
-        elif code == _SHUFFLE:
-            whole = len(data) - len(data) % itemsize
-            data = np.frombuffer(data, "u1", whole).reshape(itemsize, -1).T.tobytes() + data[whole:]
-        elif any(code == _DEFLATE and not mask & 1 << before for before, code in enumerate(filters[:at])):
-            raise ValueError("its chunk is compressed again after gzip; convert the file with h5repack")
-        else:
-            return data, [*filters[: at + 1]]
-    return data, []
-
-
-class _InflationCheck:
-    """Checks the chunks that libhdf5 is to inflate, because it sets no limit to what they become."""
-
-    def __init__(self, dataset: h5py.Dataset) -> None:
-        self._dataset, self._filters = dataset, filters_of(dataset)
-        self._itemsize = dataset.id.get_type().get_size()
-        self._checked: set[tuple[int, ...]] = set()
-
-    def __call__(self, selected: tuple[slice, ...]) -> None:
-        """Raise ValueError if a chunk with some of the selected rows inflates to more than its size."""
-        if _DEFLATE not in self._filters or any(one.start == one.stop for one in selected):
-            return
-        chunks = self._dataset.chunks
-        for part in self._dataset.iter_chunks(selected):
-            corner = tuple(one.start - one.start % size for one, size in zip(part, chunks, strict=True))
-            if corner in self._checked:
-                continue
-            stored = stored_chunk(self._dataset, corner)
-            if stored is None:
-                continue
-            mask, raw = stored
-            undone(raw, self._filters, mask, math.prod(chunks) * self._itemsize, self._itemsize)
-            self._checked.add(corner)
-
-
-def _inflated(data: bytes, most: int) -> bytes:
-    """Return what deflate made of at most `most` bytes."""
-    stream = zlib.decompressobj()
-    try:
-        out = stream.decompress(data, most + 1)
-    except zlib.error as error:
-        raise ValueError(f"its chunk is damaged: {error}") from None
-    if len(out) > most or not stream.eof:
-        raise ValueError(f"its chunk inflates to {'more than' if len(out) > most else 'a part of'} {most} bytes")
-    return out

@@ -15,8 +15,9 @@ from typing import Any
 import h5py
 import numpy as np
 
+from storeds.backends.hdf5.inflation import filters_of, stored_chunk, undone
 from storeds.errors import FormatError
-from storeds.layouts.hdf5.chunks import check_claim, filters_of, stored_chunk, undone
+from storeds.layouts.hdf5.chunks import check_claim
 from storeds.layouts.hdf5.files import Hdf5Files
 from storeds.protocols import Array
 
