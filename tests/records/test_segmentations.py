@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import sys
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from photographs import saved
 from storeds import StoreDataset
 from storeds.errors import MissingDependencyError, RecordError
 from storeds.readers import rasterised
+from storeds.records.segmentations import boxes_around
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # of pycocotools
 SIZES = st.tuples(st.integers(1, 40), st.integers(1, 40))
@@ -146,3 +148,39 @@ def test_without_pycocotools_the_error_names_the_extra(monkeypatch: pytest.Monke
     assert rasterised([{"size": [2, 2], "counts": [1, 3]}], 2, 2).sum() == 3
     with pytest.raises(MissingDependencyError, match=r"pip install storeds\[coco\]"):
         rasterised([[[0, 0, 4, 0, 4, 4]]], 2, 2)
+
+
+@given(SIZES, st.data())
+def test_boxes_around_masks_are_those_of_the_drawn_masks(size: tuple[int, int], data: st.DataObject) -> None:
+    height, width = size
+    corner = st.tuples(st.integers(-5, 45), st.integers(-5, 45))
+    polygons = [[float(each) for point in data.draw(st.lists(corner, min_size=3, max_size=6)) for each in point]]
+    bits = np.array(data.draw(st.lists(st.integers(0, 1), min_size=height * width, max_size=height * width)), np.uint8)
+    encoded = oracle.encode(np.asfortranarray(bits.reshape(height, width)))
+    masks = [polygons, {"size": [height, width], "counts": encoded["counts"].decode()}, []]
+    for mask, box in zip(masks, boxes_around(masks, height, width), strict=True):
+        drawn = truth(mask, height, width) if mask else np.zeros(size)
+        rows, columns = np.flatnonzero(drawn.any(1)), np.flatnonzero(drawn.any(0))
+        across = [columns.min(), rows.min(), np.ptp(columns) + 1, np.ptp(rows) + 1] if len(rows) else None
+        assert box == across
+
+
+CLAIMS: dict[str, list[Any]] = {
+    "one": [{"size": [100_000, 100_000], "counts": [10**9] * 10}],
+    "many": [{"size": [20_000, 20_000], "counts": [400_000_000]}] * 1000,
+    "polygons": [[[0, 0, 5, 0, 5, 5]]] * 5000,
+}
+
+
+@pytest.mark.parametrize("name", CLAIMS)
+def test_masks_of_more_than_four_gibibytes_are_refused_before_they_are_drawn(name: str) -> None:
+    masks = CLAIMS[name]
+    height, width = masks[0]["size"] if isinstance(masks[0], dict) else (4000, 4000)
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match=rf"masks of {height} x {width} pixels take more than 4,294,967,296 bytes"):
+            rasterised(masks, height, width)
+        assert len(boxes_around(masks, height, width)) == len(masks)
+        assert tracemalloc.get_traced_memory()[1] < 20 << 20
+    finally:
+        tracemalloc.stop()

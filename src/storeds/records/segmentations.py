@@ -14,9 +14,19 @@ import numpy as np
 from storeds.errors import MissingDependencyError
 from storeds.protocols import Array
 
-__all__ = ["array_of", "check_coco_masks", "in_pixels", "rasterised", "run_lengths", "run_lengths_box", "short"]
+__all__ = [
+    "array_of",
+    "boxes_around",
+    "check_coco_masks",
+    "in_pixels",
+    "rasterised",
+    "run_lengths",
+    "run_lengths_box",
+    "short",
+]
 
 _FAR = 100_000  # pixels outside the image: the memory for drawing a polygon grows with its perimeter
+_MOST = 1 << 32  # bytes of the masks of one image
 _DIGITS = 7  # of one number in compressed counts: 35 bits
 _FORMS = "a mask is a list of polygons [[x1, y1, x2, y2, …], …], or a run-length encoding {'size': …, 'counts': …}"
 
@@ -111,21 +121,41 @@ def rasterised(value: Any, height: int, width: int, *, relative: bool = False, n
     Raises
     ------
     ValueError
-        An item has another form, or does not fit the image. The message names its row.
+        An item has another form, or does not fit the image: the message names its row. Or the masks have more than 4 GiB.
     MissingDependencyError
         There are polygons, and pycocotools is not installed. Run-length encodings do not need it.
     """
     check_coco_masks(name, value, (height, width), relative=relative)
+    if len(value) * height * width > _MOST:
+        raise ValueError(
+            f"field {name!r}: {len(value):,} masks of {height} x {width} pixels take more than {_MOST:,} bytes; make the picture "
+            "smaller, or leave masks out"
+        )
     masks = np.zeros((len(value), height, width), np.uint8)
     for number, mask in enumerate(value):
-        if isinstance(mask, Mapping):
-            masks[number] = _from_runs(run_lengths(mask["counts"]), height, width)
-        elif mask:
-            coco = _pycocotools()
-            polygons = coco.frPyObjects(in_pixels(mask, height, width) if relative else mask, height, width)
-            # pycocotools.mask.decode warns under NumPy 2.
-            masks[number] = _from_runs(run_lengths(coco.merge(polygons)["counts"]), height, width)
+        if mask:
+            encoding = _encoding_of(mask, height, width, relative=relative)
+            masks[number] = _from_runs(run_lengths(encoding["counts"]), height, width)
     return masks
+
+
+def boxes_around(value: Any, height: int, width: int, name: str = "mask") -> list[list[float] | None]:
+    """Return the box around each mask: left, top, width, height; None around one without pixels.
+
+    Takes and raises what `rasterised` does, with coordinates in pixels, and draws no mask.
+    """
+    check_coco_masks(name, value, (height, width))
+    return [run_lengths_box(_encoding_of(mask, height, width)) if mask else None for mask in value]
+
+
+def _encoding_of(mask: Any, height: int, width: int, *, relative: bool = False) -> Mapping[str, Any]:
+    """Return the run-length encoding of a mask, which is one or polygons."""
+    if isinstance(mask, Mapping):
+        return mask
+    coco = _pycocotools()
+    polygons = coco.frPyObjects(in_pixels(mask, height, width) if relative else mask, height, width)
+    # pycocotools.mask.decode warns under NumPy 2.
+    return {"size": [height, width], "counts": coco.merge(polygons)["counts"]}
 
 
 def in_pixels(polygons: list[list[float]], height: int, width: int) -> list[list[float]]:

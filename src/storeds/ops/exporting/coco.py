@@ -39,7 +39,7 @@ from storeds.ops.exporting.base import (
 from storeds.protocols import JSON, Array, Field, Meta, Record
 from storeds.records.fields import without_verdicts
 from storeds.records.roles import boxes_of, stored_classes
-from storeds.records.segmentations import in_pixels, rasterised, run_lengths
+from storeds.records.segmentations import boxes_around, in_pixels, run_lengths
 
 __all__ = ["CocoExporter"]
 
@@ -316,7 +316,8 @@ class _FromRoles:
         """Return the boxes: in a store without boxes those around the masks, NaN for an empty mask."""
         if self._boxes is not None:
             return boxes_as("xywh", record[self._boxes], self._meta.fields[self._boxes], size)
-        return np.array([_box_of(mask) for mask in rasterised(masks, *size)], np.float64).reshape(-1, 4)
+        boxes = [box or [math.nan] * 4 for box in boxes_around(masks, *size)]
+        return np.array(boxes, np.float64).reshape(-1, 4)
 
     def _points(self, record: Record, size: tuple[int, int]) -> list[list[float]]:
         """Return keypoints as x, y, visibility, x, y, visibility, … for each instance."""
@@ -394,12 +395,3 @@ def _area_of(mask: Any) -> float:
         x, y = np.reshape(np.asarray(polygon, np.float64), (-1, 2)).T
         area += abs(float(x @ np.roll(y, -1) - y @ np.roll(x, -1))) / 2
     return area
-
-
-def _box_of(mask: Array) -> list[float]:
-    """Return the box around the pixels of a mask: left, top, width, height; NaN without pixels."""
-    rows, columns = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
-    if not len(rows):
-        return [math.nan] * 4
-    left, top = int(columns[0]), int(rows[0])
-    return [left, top, int(columns[-1]) + 1 - left, int(rows[-1]) + 1 - top]
