@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 
 import storeds
+from storeds.backends.hdf5.headers import _attributes
 
 MOST = 100  # MiB that reading one file may add to the memory of the process
 LARGEST = 400_000  # bytes of a file; gzip makes at most 1,032 bytes of one
@@ -97,6 +99,44 @@ def rewritten(path: Path, name: str, sizes: dict[str, int] | None = None, **how:
             new[f"records/{name}"].id.write_direct_chunk((0,), zlib.compress(bytes(300 << 20)))
 
 
+def compact(path: Path, dtype: Any) -> None:
+    """Write 8 items whose references are in the header of the dataset, and let one claim another length."""
+    with h5py.File(path, "w") as file:
+        properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+        properties.set_layout(h5py.h5d.COMPACT)
+        space = h5py.h5s.create_simple((8,))
+        dataset = h5py.Dataset(
+            h5py.h5d.create(file.id, b"x", h5py.h5t.py_create(dtype, logical=True), space, properties)
+        )
+        for at in range(8):
+            dataset[at] = "text" * 77 if h5py.check_string_dtype(dtype) else np.arange(308, dtype="u1")
+    patch(path, {path.read_bytes().index(struct.pack("<I", 308)): CLAIMED})
+
+
+def attribute(path: Path, name: str, **how: Any) -> None:
+    """Write a text as an attribute of the root and of a dataset, which claim another length."""
+    text = "text" * 25
+    with h5py.File(path, "w", **how) as file:
+        file["x"] = np.arange(16).reshape(8, 2)
+        for owner in (file, file["x"]):
+            owner.attrs[name] = text
+    false_length(path, name, text)
+
+
+def false_length(path: Path, name: str, text: str) -> None:
+    """Let each attribute of this name and text claim another length."""
+    data = path.read_bytes()
+    places = [found.end() for found in re.finditer(name.encode() + b"\0", data)]
+    patch(path, {data.index(struct.pack("<I", len(text)), at): CLAIMED for at in places})
+
+
+def native_meta(path: Path) -> None:
+    rewritten(path, "")
+    with h5py.File(path) as file:
+        text = file.attrs["meta"]
+    false_length(path, "meta", text)
+
+
 BYTES, TEXT, NUMBERS = h5py.vlen_dtype("u1"), h5py.string_dtype(), h5py.vlen_dtype("<f8")
 ROWS, ONE = "x[]", "x"
 Write = Callable[[Path], None]
@@ -114,6 +154,13 @@ CLAIMS: dict[str, tuple[Write, str, str]] = {
     "one of bytes": (lambda path: variable(path, BYTES, {0: CLAIMED}, shape=()), ONE, "1"),
     "one text": (lambda path: variable(path, TEXT, {0: CLAIMED}, shape=()), ONE, "1"),
     "one item many times": (one_item_many_times, ROWS, "store"),
+    "compact bytes": (lambda path: compact(path, BYTES), ROWS, "1"),
+    "compact texts": (lambda path: compact(path, TEXT), ROWS, "1"),
+    "attribute": (lambda path: attribute(path, "note"), ROWS, "0"),
+    "attribute, latest": (lambda path: attribute(path, "note", libver="latest"), ROWS, "store"),  # has checksums
+    "attribute, user block": (lambda path: attribute(path, "note", userblock_size=512), ROWS, "0"),
+    "attribute of MATLAB": (lambda path: attribute(path, "MATLAB_class"), "", "store"),
+    "native meta": (native_meta, "", "store"),
     "native": (lambda path: rewritten(path, ""), "", "0"),
     "native texts": (lambda path: rewritten(path, "x/data"), "", "1"),
     "native offsets": (lambda path: rewritten(path, "x/offsets"), "", "8"),
@@ -144,3 +191,26 @@ def test_a_small_file_takes_little_memory_whatever_it_claims(read: dict[str, tup
     seen, grown = read[name]
     assert seen == CLAIMS[name][2]
     assert grown < MOST
+
+
+@pytest.mark.parametrize("libver", [None, "v108", "latest"])
+@pytest.mark.parametrize("userblock_size", [0, 512])
+@pytest.mark.parametrize("count", [1, 4, 40])
+def test_attributes_are_found_in_headers_of_every_version(
+    tmp_path: Path, libver: Any, userblock_size: int, count: int
+) -> None:
+    names = {f"né{at}".encode(): len("text" * at) for at in range(count)}
+    with h5py.File(tmp_path / "a.h5", "w", libver=libver, userblock_size=userblock_size) as file:
+        for owner in (
+            file,
+            file.create_group("g", track_order=libver == "latest"),
+            file.create_dataset("x", (3,), "u1"),
+        ):
+            for name, length in names.items():
+                owner.attrs[name.decode()] = "text" * (length // 4)
+    with h5py.File(tmp_path / "a.h5") as file:
+        for owner in (file, file["g"], file["x"]):
+            found = {
+                name: struct.unpack_from("<I", value)[0] for name, value in _attributes(file.id.get_vfd_handle(), owner)
+            }
+            assert found == (names if libver is None or count < 9 else {})  # newer versions move many elsewhere

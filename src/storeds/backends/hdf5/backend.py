@@ -19,6 +19,7 @@ from storeds._utils.settings import parse_options
 from storeds.backends.base import BackendOptions, FileBackend, FileOpener
 from storeds.backends.handles import HandlePool, OpenStore
 from storeds.backends.hdf5.columns import OFFSET, Column, datasets_of, fixed_values, steps
+from storeds.backends.hdf5.headers import check_attribute
 from storeds.backends.hdf5.rows import LibraryRows, Rows, gather, open_rows
 from storeds.backends.hdf5.stamp import check_hdf5_file, open_hdf5_file, system_failure
 from storeds.errors import FormatError, RecordError, StoredsError, UnavailableError
@@ -107,6 +108,7 @@ class Hdf5Opener(FileOpener[Hdf5Options]):
                 f"{self.url} is an HDF5 file, but not a native store: its root lacks the attributes 'layout' and 'meta'; "
                 f"{WRITTEN_BY}"
             )
+        check_attribute(file, "meta")
         meta, body = meta_from_text(file.attrs["meta"], self.url)
         n, found = meta.count, list[Rows]()
 

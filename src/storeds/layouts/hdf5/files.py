@@ -20,6 +20,7 @@ import numpy as np
 
 from storeds.backends.base import BackendOptions
 from storeds.backends.handles import OpenStore
+from storeds.backends.hdf5.headers import check_attribute
 from storeds.backends.hdf5.stamp import check_hdf5_file, open_hdf5_file
 from storeds.errors import ConfigError, FormatError, StoredsError, suggest
 from storeds.layouts.pattern import Pattern, parse_pattern
@@ -444,8 +445,9 @@ def attributes(owner: h5py.Group | h5py.Dataset) -> dict[str, JSON]:
         if name in _LIBRARY_ATTRIBUTES or name.startswith(_LIBRARY_PREFIXES):
             continue
         try:
+            check_attribute(owner, name)
             value = owner.attrs[name]
-        except (OSError, TypeError, RuntimeError):  # of a type that NumPy lacks
+        except (OSError, TypeError, ValueError, RuntimeError):  # damaged, of a type that NumPy lacks, or not one value
             continue
         if isinstance(value, np.ndarray) and value.size == 1:
             value = value.reshape(-1)[0]

@@ -15,6 +15,7 @@ from typing import Any
 import h5py
 import numpy as np
 
+from storeds.backends.hdf5.headers import check_attribute
 from storeds.backends.hdf5.rows import FlatRows, Rows, gather
 from storeds.errors import FormatError
 from storeds.layouts.codecs import is_image
@@ -118,8 +119,10 @@ def is_single(dataset: h5py.Dataset) -> bool:
     """Whether a dataset is one value, not one for each record. MATLAB stores a number as (1, 1) and a text in rows."""
     if not dataset.shape:
         return True
-    attrs = dataset.attrs
-    return _MATLAB_CLASS in attrs and (dataset.size <= 1 or attrs[_MATLAB_CLASS] in (b"char", "char"))
+    if _MATLAB_CLASS not in dataset.attrs:
+        return False
+    check_attribute(dataset, _MATLAB_CLASS)
+    return dataset.size <= 1 or dataset.attrs[_MATLAB_CLASS] in (b"char", "char")
 
 
 def row_count(dataset: h5py.Dataset) -> int:

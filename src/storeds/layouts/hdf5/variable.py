@@ -15,6 +15,7 @@ from typing import Any
 import h5py
 import numpy as np
 
+from storeds.backends.hdf5.headers import compact_bytes
 from storeds.backends.hdf5.inflation import filters_of, stored_chunk, undone
 from storeds.errors import FormatError
 from storeds.layouts.hdf5.chunks import check_claim
@@ -103,7 +104,8 @@ class VariableRows:
             size = (stop - start) * self._wide
             return _sum(_lengths(os.pread(self._descriptor, size, self._offset + start * self._wide), self._wide))
         if not self._dataset.chunks:
-            return 0  # never written
+            stored = compact_bytes(self._descriptor, self._dataset)
+            return _sum(_lengths(stored, self._wide)[start:stop])
         step = self._dataset.chunks[0]
         firsts = range(start - start % step, stop, step)
         return sum(_sum(self._chunk(first)[max(start - first, 0) : stop - first]) for first in firsts)
