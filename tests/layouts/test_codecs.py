@@ -316,6 +316,22 @@ def test_values_that_decompress_to_too_much_are_refused(monkeypatch: pytest.Monk
         CODECS["json"](gzip.compress(b" " * (1 << 20)))
 
 
+@pytest.mark.parametrize("compress", [gzip.compress, zlib.compress, lz4.frame.compress])
+def test_small_compressed_json_takes_little_memory(compress: Callable[[bytes], bytes]) -> None:
+    """An empty list takes 3 characters and 64 bytes."""
+    bomb = compress(b"[" + b"[]," * 2_500_000 + b"1]")
+    assert len(bomb) < 100_000
+    tracemalloc.start()
+    try:
+        with pytest.raises(CodecError, match="refused: it decompresses to more than [0-9]+ bytes"):
+            CODECS["json"](bomb)
+        assert tracemalloc.get_traced_memory()[1] < 100 << 20
+    finally:
+        tracemalloc.stop()
+    rows = [{"x": at % 10, "y": [0.0] * 9} for at in range(20_000)]
+    assert CODECS["json"](compress(json.dumps(rows).encode())) == rows
+
+
 def claiming(shape: tuple[int, ...], descr: str = "|u1") -> bytes:
     """The bytes of an ``.npy`` whose header says more than follows."""
     file = io.BytesIO()

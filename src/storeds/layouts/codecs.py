@@ -94,7 +94,8 @@ def _decoded(text: str) -> bytes | None:
 # Compressed values, JSON, msgpack and arrays.
 
 _MOST = 1 << 28  # bytes of one decompressed value
-_MOST_TEXT = 1 << 26  # bytes of decompressed JSON, whose values take many times as much
+_MOST_TEXT = 1 << 26  # bytes of decompressed JSON, whose values take up to 25 times as much
+_LEAST_TEXT, _TEXT_RATIO = 1 << 22, 64  # bytes that any JSON may become, and those that one may become
 _MOST_ARRAYS = 1 << 30  # bytes of all arrays of an npz
 _INSPECTED = 1 << 20  # bytes of an array or a value that `inspect` keeps
 _DEFLATE_RATIO, _LZ4_RATIO = 1032, 255  # the most bytes that a compressed one becomes
@@ -421,7 +422,8 @@ _ARRAY = "__ndarray__"  # ase's key for an array in JSON: shape, dtype and numbe
 
 def decode_document(value: bytes | memoryview) -> Any:
     """Return the content of JSON, plain or compressed, with arrays as ase writes them into mappings; raises CodecError."""
-    content = decode_json(decompress(value, _MOST_TEXT))
+    most = min(max(_LEAST_TEXT, _TEXT_RATIO * len(value)), _MOST_TEXT)
+    content = decode_json(decompress(value, most))
     return {name: _array_of(item) for name, item in content.items()} if isinstance(content, dict) else content
 
 
