@@ -7,12 +7,13 @@ import os
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import storeds
 from _packing import records_of
-from _source_files import jsonl, tar
+from _source_files import jsonl, table, tar
 from mask_files import write
 from photographs import jpeg
 from storeds.ops import Progress
@@ -127,3 +128,39 @@ def test_of_lists_and_shards_of_the_same_files(
     assert packed.count == GOOD
     assert len({problem.name for problem in problems}) == len(problems) == len(paths) - GOOD
     assert all(problem.reason for problem in problems)
+
+
+def as_parquet(blobs: list[bytes], folder: Path) -> Path:
+    (folder / "a.parquet").write_bytes(table(image=blobs, label=list(range(len(blobs)))))
+    return folder / "a.parquet"
+
+
+def as_samples(blobs: list[bytes], folder: Path) -> list[dict[str, Any]]:
+    return [{"image": blob, "label": number} for number, blob in enumerate(blobs)]
+
+
+def as_tuples(blobs: list[bytes], folder: Path) -> list[tuple[bytes, int]]:
+    return [(blob, number) for number, blob in enumerate(blobs)]
+
+
+@pytest.mark.parametrize("broken", [[0], [4], [9], [0, 1, 2, 3]], ids=str)
+@pytest.mark.parametrize("blob", [b"<html>404</html>", b""], ids=["html", "empty"])
+@pytest.mark.parametrize("form", [as_parquet, as_samples, as_tuples])
+def test_a_broken_image_at_any_place_leaves_the_others_images(
+    tmp_path: Path, form: Callable[[list[bytes], Path], Any], blob: bytes, broken: list[int]
+) -> None:
+    blobs = [blob if number in broken else jpeg(number) for number in range(10)]
+    source, url = form(blobs, tmp_path), f"hdf5://{tmp_path}/a.h5"
+    with pytest.raises(storeds.errors.RecordError, match=f"{len(broken)} of 10 items cannot be packed"):
+        storeds.pack(source, url)
+    packed = storeds.pack(source, url, on_bad="skip", resume=True)
+    assert packed.fields["image"].kind == "image"
+    kept = [number for number in range(10) if number not in broken]
+    assert records_of(url, "image", "label") == [{"image": blobs[number], "label": number} for number in kept]
+
+
+@pytest.mark.parametrize("form", [as_parquet, as_samples])
+def test_bytes_among_which_few_are_images_stay_bytes(tmp_path: Path, form: Callable[[list[bytes], Path], Any]) -> None:
+    blobs = [jpeg(number) if number in (0, 3) else bytes([number]) * 9 for number in range(1, 11)]
+    packed = storeds.pack(form(blobs, tmp_path), f"lmdb://{tmp_path}/a.lmdb")
+    assert (packed.fields["image"].kind, packed.count) == ("bytes", 10)

@@ -52,7 +52,8 @@ def dataset(source: Any, *, fields: Sequence[str] | Mapping[str, Any] | None = N
     fields : sequence of str or mapping, optional
         Names for the elements of a tuple in order, or names and kinds as for `open_writer`. For a dict, the keys to
         pack. By default an image is ``image``, an integer after it ``label``, and other elements are ``field2``,
-        ``field3``, … or named after their keys. Kinds are those of the first sample. With `fields`, samples are packed one
+        ``field3``, … or named after their keys. Kinds are those of the first sample; if bytes in it are no image and those
+        of most samples after it are, of the first one with an image there. With `fields`, samples are packed one
         by one as the dataset returns them, decoded and transformed.
     **options
         For 🤗 datasets: ``columns``, ``label`` and ``label_column``, as for `table`.
@@ -256,14 +257,26 @@ def _stores_of(source: Any) -> Iterator[Backend]:
 
 
 def _first(source: Any) -> Any:
-    """Return the first sample that can be read."""
-    reason = ""
+    """Return the first sample that can be read, without damaged images where other samples have images."""
+    samples, reason = [], ""
     for index in range(min(len(source), _TRIED)):
         try:
-            return _sample(source, index)
+            samples.append(_sample(source, index))
         except BadItem as error:
             reason = reason or f"sample {index} {error}"
-    raise ConfigError(f"none of the first samples can be read, so their fields are unknown: {reason}")
+        if samples and not any(_is_blob(value) and not is_image(value) for value in _elements(samples[0]).values()):
+            return samples[0]
+    if not samples:
+        raise ConfigError(f"none of the first samples can be read, so their fields are unknown: {reason}")
+    images = [
+        {key for key, value in _elements(each).items() if _is_blob(value) and is_image(value)} for each in samples
+    ]
+    usual = {key for key in _elements(samples[0]) if 2 * sum(key in found for found in images) > len(samples)}
+    return next((sample for sample, found in zip(samples, images, strict=True) if usual <= found), samples[0])
+
+
+def _is_blob(value: Any) -> bool:
+    return isinstance(value, (bytes, bytearray, memoryview))
 
 
 def _sample(source: Any, index: int) -> Any:

@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from storeds.records.fields import parse_fields
 __all__ = ["hugging_face", "table"]
 
 _BATCH = 32  # rows
+_TRIED = 16  # values that show whether bytes are images
 _SHARD = re.compile(r"(.+?)-\d{5}-of-\d{5}(-[0-9a-f]+)?\.parquet")
 _SPLITS = ("train", "validation", "valid", "val", "dev", "test")
 
@@ -378,7 +379,7 @@ def _field(kind: Any, noted: Mapping[str, Any], values: Iterator[Any], types: An
     noted : mapping
         What 🤗 datasets noted about the column.
     values : iterator
-        Of the column; the first one shows whether bytes are images.
+        Of the column; most of the first ones show whether bytes are images.
     types : module
         ``pyarrow.types``.
     """
@@ -391,7 +392,8 @@ def _field(kind: Any, noted: Mapping[str, Any], values: Iterator[Any], types: An
     if types.is_null(kind):
         return None
     if _is_bytes(kind):
-        return Field("image" if is_image(next(values, b"")) else "bytes")
+        looks = [is_image(value) for value in islice(values, _TRIED)]  # one may be damaged
+        return Field("image" if 2 * sum(looks) > len(looks) else "bytes")
     inner = [kind.field(number).type for number in range(kind.num_fields)]
     if types.is_struct(kind) and {each.name for each in kind} == {"bytes", "path"} and any(map(_is_bytes, inner)):
         return Field("image")  # as 🤗 datasets stores it
