@@ -280,7 +280,7 @@ CAUSES = {
     errno.ENOMEM: "free memory",
     errno.EIO: "check the disk",
     errno.ESTALE: "mount the file system again",
-    errno.ENOTDIR: "choose another path",
+    errno.ENOTDIR: "a folder of its path is a file",
 }
 
 
@@ -306,16 +306,17 @@ def test_a_failed_system_call_names_its_cause_and_advice_that_fits(
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="becomes another user, as root")
-@pytest.mark.parametrize(("folder", "mode"), [("a/b", 0o500), ("a/b", 0), ("a", 0)])
+@pytest.mark.parametrize(("folder", "mode"), [("a/b", 0o500), ("a/b", 0o600), ("a/b", 0), ("a", 0)])
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_a_folder_without_permission_says_so(tmp_path: Path, scheme: str, folder: str, mode: int) -> None:
     def become_another_user_and_write() -> None:
         os.setgroups([])
         os.setgid(65534)
         os.setuid(65534)
-        with pytest.raises(errors.StoredsError, match="Permission denied.*; allow this user to write") as caught:
+        with pytest.raises(errors.ConfigError, match="Permission denied.*; allow this user to write") as caught:
             storeds.open_writer(f"{scheme}://{tmp_path}/a/b/store", FIELDS)
         assert "make room" not in str(caught.value)
+        assert "resume=True" not in str(caught.value)  # nothing has begun
 
     make_store(FIELDS, [], f"{scheme}://{tmp_path}/first")  # imports what another user may not read
     (tmp_path / "a/b").mkdir(parents=True)

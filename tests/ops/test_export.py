@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from pycocotools.coco import COCO
 
 import storeds
 from _packing import interrupt, storeds_command, storeds_json
+from _writing import in_fork
 from make_store import make_store
 from mask_files import mask, write
 from photographs import jpeg
@@ -308,3 +310,47 @@ def test_stores_that_do_not_fit_a_format(
     with pytest.raises(error, match=message):
         storeds.export(url, tmp_path / "out", format=format)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="becomes another user, as root")
+@pytest.mark.parametrize("mode", [0o500, 0o600, 0])
+def test_an_output_without_permission_says_so(tmp_path: Path, mode: int) -> None:
+    url, folder = store(f"lmdb://{tmp_path}/a.lmdb", ["a.jpg"]), tmp_path / "folder"
+    page = storeds.ops.show(url)
+
+    def become_another_user_and_write() -> None:
+        os.setgroups([])
+        os.setgid(65534)
+        os.setuid(65534)
+        with pytest.raises(ConfigError, match="out cannot be written: .*; allow this user to write"):
+            storeds.export(url, folder / "out", format="folder")
+        with pytest.raises(ConfigError, match="page.html cannot be written: .*; allow this user to write"):
+            page.save(folder / "page.html")
+
+    storeds.export(url, tmp_path / "first", format="folder")  # imports what another user may not read
+    folder.mkdir()
+    for parent in (tmp_path, *list(tmp_path.parents)[:2]):
+        parent.chmod(0o755)
+    folder.chmod(mode)
+    in_fork(become_another_user_and_write)
+
+
+def test_an_export_over_a_symbolic_link_replaces_neither_the_link_nor_what_is_behind(tmp_path: Path) -> None:
+    url = store(f"lmdb://{tmp_path}/a.lmdb", ["a.jpg"])
+    storeds.export(url, tmp_path / "out", format="folder")
+    (tmp_path / "link").symlink_to("out")
+    before = sorted((tmp_path / "out").rglob("*"))
+    with pytest.raises(StoreExistsError, match=f"is a symbolic link to {tmp_path}/out.* pass that path"):
+        storeds.export(url, tmp_path / "link", format="folder", overwrite=True)
+    assert (tmp_path / "link").is_symlink()
+    assert sorted((tmp_path / "out").rglob("*")) == before
+
+
+def test_a_page_replaces_the_file_behind_a_symbolic_link(tmp_path: Path) -> None:
+    page = storeds.ops.show(store(f"lmdb://{tmp_path}/a.lmdb", ["a.jpg"]))
+    (tmp_path / "real").write_text("old")
+    for name, start in (("link.html", b"<!"), ("link.png", b"\x89PNG")):
+        (tmp_path / name).symlink_to("real")
+        page.save(tmp_path / name)
+        assert (tmp_path / name).is_symlink()
+        assert (tmp_path / "real").read_bytes().startswith(start)

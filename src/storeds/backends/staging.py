@@ -13,6 +13,7 @@ import shutil
 import socket
 import struct
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from storeds._utils.locations import file_system_of, sniff, staging_folder
@@ -20,7 +21,7 @@ from storeds._utils.text import byte_size
 from storeds.backends.writer import appeared
 from storeds.errors import ConfigError, StoredsError, StoreExistsError
 
-__all__ = ["Staging", "active_writer", "replace_file", "sync_path"]
+__all__ = ["Staging", "active_writer", "explain", "replace_file", "reporting", "sync_path"]
 
 _COPY = "copy"  # of a file that has another name
 _NAMES = ("note", "log", _COPY)  # of files beside the one that becomes the store
@@ -30,6 +31,7 @@ _WRONG = {
     errno.EACCES: "allow this user to write there, or choose another path",
     errno.EPERM: "allow this user to write there, or choose another path",
     errno.EROFS: "mount the file system for writing, or choose another path",
+    **dict.fromkeys((errno.ENOTDIR, errno.EEXIST), "a folder of its path is a file, so choose another path"),
 }
 _PASSING = {
     errno.ENOSPC: "make room",
@@ -71,6 +73,39 @@ def replace_file(path: Path, data: bytes) -> None:
             fresh.unlink(missing_ok=True)
             raise
     sync_path(path.parent)
+
+
+@contextlib.contextmanager
+def reporting(name: str, folder: Path) -> Iterator[None]:
+    """Turn an OSError into an error that says why `name`, which belongs into `folder`, cannot be written."""
+    try:
+        yield
+    except StoredsError:  # some storeds errors are OSErrors too
+        raise
+    except OSError as error:
+        kind = StoredsError if error.errno in _PASSING else ConfigError
+        raise kind(f"{name} cannot be written: {explain(error, folder)}, then try again") from None
+
+
+def explain(error: BaseException, folder: Path) -> str:
+    """Return why a step failed that writes in `folder`, and what to do about it."""
+    known = {**_WRONG, **_PASSING}
+    code = getattr(error, "errno", None)
+    if code is None:  # LMDB's errors have only the text
+        code = next((one for one in known if os.strerror(one) in str(error)), None)
+    try:
+        status = os.statvfs(folder)
+    except OSError:
+        free = None
+    else:
+        free = status.f_bavail * status.f_frsize
+    if code == errno.EIO and free is not None and free < _LITTLE:
+        code = errno.ENOSPC  # as LMDB reports an incomplete write
+    advice = known.get(code or 0, "choose another path, or remove the cause")
+    if code != errno.ENOSPC or free is None:
+        return f"{error}; {advice}"
+    kind, place = file_system_of(str(folder))
+    return f"the disk is full ({error}): the {kind} file system at {place} has {byte_size(free)} free; {advice}"
 
 
 def active_writer(target: str | Path) -> str | None:
@@ -146,6 +181,10 @@ class Staging:
 
     def exists(self) -> bool:
         """Whether a store is at the target; raises StoreExistsError for a folder or a file that is no store."""
+        with reporting(self.url, self.target.parent):
+            return self._exists()
+
+    def _exists(self) -> bool:
         if self.target.is_symlink():
             raise StoreExistsError(f"{self.url} is a symbolic link in a circle; remove it, or choose another path")
         if self.target.is_dir():
@@ -169,7 +208,7 @@ class Staging:
         StoreExistsError
             Another writer has it.
         """
-        try:
+        with reporting(self.url, self.target.parent):
             self.target.parent.mkdir(parents=True, exist_ok=True)
             while self._lock_file < 0:
                 self.folder.mkdir(exist_ok=True)
@@ -177,11 +216,6 @@ class Staging:
             if self.built.exists() and self.target.exists() and self.built.samefile(self.target):
                 self.drop()  # its writer died after it had published the file, which must not change now
             self._unshare()
-        except StoredsError:  # some storeds errors are OSErrors too
-            raise
-        except OSError as error:
-            kind = StoredsError if error.errno in _PASSING else ConfigError
-            raise kind(f"{self.url} cannot be written: {self.explain(error)}, then try again") from None
 
     def _unshare(self) -> None:
         """Give each file in the folder that has another name a copy of its own.
@@ -276,23 +310,3 @@ class Staging:
             _lock(self._lock_file, fcntl.F_OFD_SETLK, fcntl.F_UNLCK)
         descriptor, self._lock_file = self._lock_file, -1
         os.close(descriptor)
-
-    def explain(self, error: BaseException) -> str:
-        """Return why a step failed, and what to do about it."""
-        known = {**_WRONG, **_PASSING}
-        code = getattr(error, "errno", None)
-        if code is None:  # LMDB's errors have only the text
-            code = next((one for one in known if os.strerror(one) in str(error)), None)
-        try:
-            status = os.statvfs(self.target.parent)
-        except OSError:
-            free = None
-        else:
-            free = status.f_bavail * status.f_frsize
-        if code == errno.EIO and free is not None and free < _LITTLE:
-            code = errno.ENOSPC  # as LMDB reports an incomplete write
-        advice = known.get(code or 0, "choose another path, or remove the cause")
-        if code != errno.ENOSPC or free is None:
-            return f"{error}; {advice}"
-        kind, place = file_system_of(str(self.target.parent))
-        return f"the disk is full ({error}): the {kind} file system at {place} has {byte_size(free)} free; {advice}"

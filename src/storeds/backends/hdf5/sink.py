@@ -21,7 +21,7 @@ import numpy as np
 from storeds._utils.locations import file_url
 from storeds.backends.hdf5.columns import OFFSET, Datasets, datasets_of
 from storeds.backends.hdf5.stamp import metadata_ranges, stamp
-from storeds.backends.staging import Staging, replace_file
+from storeds.backends.staging import Staging, explain, replace_file
 from storeds.protocols import Array, Field
 from storeds.records.codec import SEAL
 from storeds.records.columns import text_offsets
@@ -181,7 +181,7 @@ class Hdf5Sink:
 
     def explain(self, error: Exception) -> str:
         # docstring inherited
-        return self._staging.explain(error)
+        return explain(error, self._staging.target.parent)
 
 
 class _ValueWriter:

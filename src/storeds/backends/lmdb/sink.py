@@ -16,7 +16,7 @@ import numpy as np
 from storeds._utils.locations import StoreURL, file_path, file_url
 from storeds._utils.settings import parse_options
 from storeds.backends.lmdb.backend import COLUMNS, COUNT_BITS, META, PAGES, RECORDS, LmdbOptions, position_key
-from storeds.backends.staging import Staging, replace_file, sync_path
+from storeds.backends.staging import Staging, explain, replace_file, sync_path
 from storeds.protocols import Array
 
 __all__ = ["LmdbSink"]
@@ -162,7 +162,7 @@ class LmdbSink:
 
     def explain(self, error: Exception) -> str:
         # docstring inherited
-        return self._staging.explain(error)
+        return explain(error, self._staging.target.parent)
 
     def _close(self) -> None:
         if self._env is not None:

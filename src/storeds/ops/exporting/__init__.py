@@ -16,7 +16,8 @@ from typing import Any
 from storeds._utils.text import counted
 from storeds.backends.concatenated import ConcatenatedBackend
 from storeds.backends.opening import open_backend
-from storeds.errors import ConfigError, RecordError, StoredsError, StoreExistsError, StoreNotFoundError, suggest
+from storeds.backends.staging import reporting
+from storeds.errors import ConfigError, RecordError, StoreExistsError, StoreNotFoundError, suggest
 from storeds.ops.common import ProgressHook, VerdictCounts, damaged_kinds, read_batches
 from storeds.ops.exporting.base import Differences, Exported, Exporter, ExportFolder
 from storeds.ops.exporting.coco import CocoExporter
@@ -90,28 +91,24 @@ def export(
     with open_backend(url, layout=layout, **(options or {})) as backend:
         _check_target(target, backend, overwrite=overwrite)
         folder = target.with_name(f".{target.name}.{secrets.token_hex(4)}{_PARTIAL}")
-        try:
-            folder.mkdir()
-        except OSError as error:
+        if not os.path.isdir(target.parent):
             raise StoreNotFoundError(
-                f"{target} cannot be created: {error.strerror}; create {target.parent} first, or pass another path"
-            ) from None
-        try:
-            out = ExportFolder(folder)
-            with closing(out):
-                left_out, notes = _write(_EXPORTERS[format](backend.meta, out), backend, progress)
-            if format != "folder":
-                notes = (*notes, *_notes_on_damage(backend, format))
-            done = Exported(str(target), format, len(backend), out.files, out.bytes, left_out, notes)
-            marker = {"format": format, "store": backend.url, "id": backend.meta.id, "count": done.count}
-            (folder / _MARKER).write_text(json.dumps(marker) + "\n")
-            _publish(folder, target, backend, overwrite=overwrite)
-        except StoredsError:  # some of them are OSErrors too
-            raise
-        except OSError as error:
-            raise StoredsError(f"{target} cannot be written: {error}; nothing is left there") from error
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+                f"{target} cannot be created: there is no folder {target.parent}; create it first, or pass another path"
+            )
+        with reporting(str(target), target.parent):
+            folder.mkdir()
+            try:
+                out = ExportFolder(folder)
+                with closing(out):
+                    left_out, notes = _write(_EXPORTERS[format](backend.meta, out), backend, progress)
+                if format != "folder":
+                    notes = (*notes, *_notes_on_damage(backend, format))
+                done = Exported(str(target), format, len(backend), out.files, out.bytes, left_out, notes)
+                marker = {"format": format, "store": backend.url, "id": backend.meta.id, "count": done.count}
+                (folder / _MARKER).write_text(json.dumps(marker) + "\n")
+                _publish(folder, target, backend, overwrite=overwrite)
+            finally:
+                shutil.rmtree(folder, ignore_errors=True)
     for name, why in done.left_out.items():
         _LOG.warning("%s: %s is not in the export: %s", target, name, why)
     for note in done.notes:
@@ -153,7 +150,11 @@ def _check_target(target: Path, backend: Backend, *, overwrite: bool) -> None:
         raise StoreExistsError(
             f"{target} exists; pass another path, or overwrite=True (--overwrite) to replace an earlier export"
         )
-    if target.is_symlink() or not (target / _MARKER).is_file():
+    if target.is_symlink():
+        raise StoreExistsError(
+            f"{target} is a symbolic link to {os.path.realpath(target)}, which overwrite=True does not replace; pass that path"
+        )
+    if not (target / _MARKER).is_file():
         raise StoreExistsError(
             f"{target} was not written by an export (it has no {_MARKER}), so overwrite=True does not replace it; pass another "
             "path, or delete it"

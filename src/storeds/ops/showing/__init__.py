@@ -27,8 +27,8 @@ from PIL import Image
 from storeds._utils.locations import redact
 from storeds._utils.text import counted
 from storeds.backends.opening import open_backend
-from storeds.backends.staging import replace_file
-from storeds.errors import ConfigError, RecordError, StoredsError
+from storeds.backends.staging import replace_file, reporting
+from storeds.errors import ConfigError, RecordError
 from storeds.ops.showing.panels import draw_parts, panel_of
 from storeds.ops.showing.records import Collector, Shown, cut, is_picture, noted, spread
 from storeds.ops.showing.sheet import draw_sheet
@@ -77,22 +77,19 @@ class Page:
         return f'<iframe {frame} srcdoc="{html.escape(self.html)}"></iframe>'
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a page (.html) or a picture (.png). An existing file is replaced atomically.
+        """Write a page (.html) or a picture (.png). An existing file is replaced atomically, behind symbolic links.
 
         Raises
         ------
         ConfigError
-            The file has another ending, or its folder is missing or read-only.
+            The file has another ending, or its folder is missing or not writable.
         StoredsError
             It cannot be written.
         """
-        target = check_target(path)
-        is_page = target.suffix.lower() == ".html"
+        target, is_page = check_target(path), os.fspath(path).lower().endswith(".html")
         data = self.html.encode() if is_page else _encoded(draw_sheet(self.title, self.records), "PNG")
-        try:
+        with reporting(str(target), target.parent):
             replace_file(target, data)
-        except OSError as error:
-            raise StoredsError(f"{target} cannot be written: {error.strerror}; choose another path") from None
 
 
 def _encoded(image: Image.Image, form: str) -> bytes:
@@ -107,12 +104,17 @@ def _data_uri(image: Image.Image, form: str) -> str:
 
 
 def check_target(path: str | os.PathLike[str]) -> Path:
-    """Return a path that can be written; raise ConfigError, before work that takes hours."""
-    target = Path(path)
-    if target.suffix.lower() not in (".html", ".png") or target.is_dir():
+    """Return the file behind a path, which can be written; raise ConfigError, before work that takes hours."""
+    target = Path(os.path.realpath(path))
+    if Path(path).suffix.lower() not in (".html", ".png") or os.path.isdir(target):
         raise ConfigError(f"records are shown in a file that ends in .html or .png, not {os.fspath(path)!r}")
-    if not os.access(os.path.dirname(os.path.realpath(target)), os.W_OK):
-        raise ConfigError(f"{target} cannot be written: its folder is missing or read-only")
+    if not os.path.isdir(target.parent):
+        raise ConfigError(f"{target} cannot be written: there is no folder {target.parent}; create it first")
+    if not os.access(target.parent, os.W_OK | os.X_OK):
+        raise ConfigError(
+            f"{target} cannot be written: its folder is read-only for this user; allow this user to write there, or choose "
+            "another path"
+        )
     return target
 
 
