@@ -397,7 +397,10 @@ class Writer(Protocol):
         ...
 
     def abort(self) -> None:
-        """Drop everything written; the target stays absent or unchanged."""
+        """Drop everything written; the target stays absent or unchanged.
+
+        After an exception or an interrupt too, unless another writer has continued the write meanwhile: `StoreExistsError`.
+        """
         ...
 
     def suspend(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -180,3 +181,107 @@ def test_an_interrupt_at_any_bytecode_leaves_a_prefix_or_a_writer_that_refuses(
             assert_same(backend.get_many(range(count)), RECORDS[:count])
             for name in ("key", "label"):
                 assert read_column(backend, name).tolist() == [record[name] for record in RECORDS[:count]]
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("kept", [0, 3])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_an_interrupt_of_opening_a_writer_loses_nothing_and_blocks_no_later_writer(
+    make_engine_url: MakeUrl, engine: str, kept: int
+) -> None:
+    def begin() -> str:
+        url = make_engine_url(engine)
+        if kept:
+            writer = storeds.open_writer(url, LABELLED)
+            writer.append(RECORDS[:kept])
+            writer.flush(kept)
+            writer.suspend()
+        return url
+
+    def open_again(url: str) -> Any:
+        return storeds.open_writer(url, LABELLED, resume=True)
+
+    url = begin()
+    total, _ = interrupt_at(0, lambda: open_again(url))
+    for number in share(range(1, total - 2), 5 if engine == "mongodb" else 8):  # Python handles no signal in a return
+        url = begin()
+        _, error = interrupt_at(number, lambda: open_again(url))  # noqa: B023  # called at once
+        assert error is not None
+        again = open_again(url)
+        assert (again.count, again.note) == (kept, kept or None)
+        again.append(RECORDS[kept:])
+        assert again.publish().id == reference_id(LABELLED, RECORDS)
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_abort_deletes_what_an_interrupted_writer_has_written(make_engine_url: MakeUrl, engine: str, step: str) -> None:
+    def begin() -> Any:
+        writer = storeds.open_writer(make_engine_url(engine), LABELLED, commit_every=2)
+        writer.append(RECORDS[:3], note=3)
+        return writer
+
+    writer = begin()
+    total, _ = interrupt_at(0, lambda: STEPS[step](writer))
+    writer.abort()
+    for number in share(range(1, total + 1), 5 if engine == "mongodb" else 8):
+        writer = begin()
+        _, error = interrupt_at(number, lambda: STEPS[step](writer))  # noqa: B023  # called at once
+        assert error is not None
+        writer.abort()
+        try:
+            storeds.open_writer(writer.url, LABELLED).abort()
+        except errors.StoreExistsError as refused:
+            assert step in ("publish", "suspend")  # both mean to keep the records
+            assert ("never changes" if step == "publish" else "interrupted write") in str(refused)
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("engine", ENGINES)
+def test_an_interrupted_block_says_how_many_records_are_kept(make_engine_url: MakeUrl, engine: str) -> None:
+    def write(url: str) -> None:
+        with storeds.open_writer(url, LABELLED, commit_every=2) as writer:
+            for at in range(0, 8, 2):
+                writer.append(RECORDS[at : at + 2])
+            writer.suspend()
+
+    write(make_engine_url(engine))  # the first time imports more
+    total, _ = interrupt_at(0, lambda: write(make_engine_url(engine)))
+    stated = 0
+    for number in share(range(total // 3, total + 1), 8):
+        url = make_engine_url(engine)
+        _, error = interrupt_at(number, lambda: write(url))  # noqa: B023  # called at once
+        assert error is not None
+        kept = storeds.open_writer(url, LABELLED, resume=True).count
+        for note in getattr(error, "__notes__", ()):
+            found = re.match(r"(at least )?(\d) records of .* are kept, and resume=True", note)
+            assert found is not None
+            assert int(found[2]) <= kept if found[1] else int(found[2]) == kept
+            stated += 1
+    assert stated
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_abort_leaves_what_another_writer_has_continued(make_engine_url: MakeUrl, engine: str) -> None:
+    url = make_engine_url(engine)
+    writer = storeds.open_writer(url, LABELLED, commit_every=2)
+    writer.append(RECORDS[:3])
+    total, _ = interrupt_at(0, lambda: writer.flush(3))
+    writer.append(RECORDS[3:5])
+    interrupt_at(total // 2, lambda: writer.flush(5))
+    other = storeds.open_writer(url, LABELLED, commit_every=2, resume=True)
+    with (
+        contextlib.nullcontext() if engine == "mongodb" else pytest.raises(errors.StoreExistsError, match="written by")
+    ):
+        writer.abort()
+    other.append(RECORDS[other.count :])
+    other.flush()
+    other.suspend()
+    with (
+        contextlib.nullcontext() if engine == "mongodb" else pytest.raises(errors.StoreExistsError, match="taken over")
+    ):
+        writer.abort()
+    with storeds.open_writer(url, LABELLED, resume=True) as last:
+        assert last.count == len(RECORDS)
+    assert last.meta.id == reference_id(LABELLED, RECORDS)

@@ -111,7 +111,7 @@ class MemorySink:
         partial = _PARTIAL.setdefault(self._name, _Partial())
         if partial.writer is not None:
             raise StoreExistsError(
-                f"{self.url} is being written by another writer of this process; close that one first"
+                f"{self.url} is being written by another writer of this process; publish, suspend or abort that one first"
             )
         self._partial = partial
         partial.writer = self

@@ -243,8 +243,13 @@ class Staging:
         except OSError as error:
             if error.errno not in _TAKEN:  # a file system without locks
                 raise
+            owner = _owner(descriptor)
+            if owner.startswith(f"process {os.getpid()} on {socket.gethostname()},"):
+                raise StoreExistsError(
+                    f"{self.url} is being written by another writer of this process; publish, suspend or abort that one first"
+                ) from None
             raise StoreExistsError(
-                f"{self.url} is being written by {_owner(descriptor)}. Wait until it ends, or end it; if it is dead, its lock on "
+                f"{self.url} is being written by {owner}. Wait until it ends, or end it; if it is dead, its lock on "
                 f"{self.folder / 'lock'} has ended too, and resume=True (--resume) continues its work"
             ) from None
         finally:

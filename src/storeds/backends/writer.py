@@ -82,6 +82,8 @@ class Sink(Protocol):
     def begin(self) -> bytes | None:
         """Take the target, and return the note of the last `put` of an interrupted write, or None without one.
 
+        After `close` too, to `drop` what this sink has put.
+
         Records that became durable after that note are forgotten.
 
         Raises
@@ -208,11 +210,15 @@ class StoreWriter:
         self._content = ContentHash()
         self._pending: tuple[list[_Added], JSON] = [], None  # and the note that becomes durable with them
         self._batch_bytes = self._durable = 0
-        self._is_new = True  # whether nothing is durable: no record, and no note of an interrupted write
+        self._sent: int | None = None  # records that may be durable; None if nothing is, not even a note
         self._state: Literal["open", "stopped", "published", "closed"] = "open"
         self._pid = os.getpid()
-        with self._engine():
-            self._begin(resume=resume)
+        try:
+            with self._engine():
+                self._begin(resume=resume)
+        except BaseException:
+            self.suspend()  # an interrupt may come after the step: a traceback must not keep the target
+            raise
 
     def _begin(self, *, resume: bool) -> None:
         """Take the target: continue an interrupted write, or start a new one."""
@@ -247,7 +253,7 @@ class StoreWriter:
             raise FormatError(f"{write} is damaged; {again}") from None
         if plan != self._plan:
             raise _other_plan(self.url, plan, self._plan)
-        self._seals, self._pending, self._is_new = seals, ([], state["note"]), False
+        self._seals, self._pending, self._sent = seals, ([], state["note"]), count
         for position, sealed in enumerate(self._sink.scan()):
             packed, seal = sealed[:-_SEAL_BYTES], sealed[-_SEAL_BYTES:]
             digest = checksum(packed)
@@ -351,7 +357,7 @@ class StoreWriter:
     def _commit(self, note: JSON) -> None:
         batch = self._pending[0]
         with self._engine():
-            self._is_new = False
+            self._sent = self._durable + len(batch)
             self._sink.put(self._durable, [added.sealed for added in batch], self._state_text(note))
             for position, added in enumerate(batch, self._durable):
                 self._collect(added.values, added.digest, position)
@@ -376,9 +382,8 @@ class StoreWriter:
                 self.suspend()
             if reason is not None:
                 kept = f"the first {self._durable} records are" if self._durable else "what was durable before is"
-                raise StoredsError(
-                    f"{self.url} cannot be written: {reason}, then continue with resume=True (--resume): {kept} safe"
-                ) from error
+                then = "try again" if self._sent is None else f"continue with resume=True (--resume): {kept} safe"
+                raise StoredsError(f"{self.url} cannot be written: {reason}, then {then}") from error
             raise
 
     def flush(self, note: JSON = None) -> None:
@@ -425,20 +430,43 @@ class StoreWriter:
 
     def abort(self) -> None:
         # docstring inherited
-        if self._pid == os.getpid() and self._state == "open":  # a forked child must not touch its parent's writer
-            self._state, self._pending = "closed", ([], self.note)
-            try:
-                self._sink.drop()
-            finally:
-                self._sink.close()
+        if self._pid != os.getpid() or self._state not in ("open", "stopped"):  # a child must not touch its parent's
+            return
+        was_open = self._state == "open"
+        self._state, self._pending = "stopped", ([], self.note)  # until all is deleted: an interrupt may come
+        try:
+            if not was_open:
+                self._take_again()
+            self._sink.drop()
+        finally:
+            self._sink.close()
+        self._state = "closed"
+
+    def _take_again(self) -> None:
+        """Take the target that an exception released; raise StoreExistsError if another writer has continued the write."""
+        self._sink.close()  # again, because an interrupt may have ended it early
+        left = self._sink.begin()
+        if left is None:
+            return
+        try:
+            state = json.loads(left)
+            is_own = state["salt"] == self._seals.text and state["count"] <= (self._sent or 0)
+        except (ValueError, KeyError, TypeError):
+            is_own = False
+        if not is_own:
+            raise StoreExistsError(
+                f"another writer has taken over the write of {self.url} since this one stopped, so nothing was deleted; "
+                "open_writer(…, overwrite=True) (--overwrite) deletes it"
+            )
 
     def suspend(self) -> None:
         # docstring inherited
         if self._pid == os.getpid():
-            if self._state == "open":
-                self._state = "closed"
+            was_open = self._state == "open"
+            self._state = "stopped" if was_open else self._state
             self._pending = [], self.note
             self._sink.close()
+            self._state = "closed" if was_open else self._state
 
     def __enter__(self) -> Self:
         return self
@@ -448,8 +476,9 @@ class StoreWriter:
     ) -> None:
         if error is None and self._state in ("open", "stopped"):  # publishing what was stopped raises
             self.publish()
-        elif self._is_new:
-            with suppress(UnavailableError):  # the first error matters more; the next writer reports the leftovers
+        elif self._sent is None:
+            # The first error matters more, and the next writer reports the leftovers.
+            with suppress(StoredsError, *self._sink.errors):
                 self.abort()
         else:
             if error is not None and self._state in ("open", "stopped") and "resume=True" not in str(error):
@@ -457,8 +486,9 @@ class StoreWriter:
             self.suspend()
 
     def _say_kept(self, error: BaseException) -> None:
+        least = "at least " if self._sent != self._durable and self._state == "stopped" else ""
         kept = (
-            f"{counted(self._durable, 'record')} of {self.url} {'is' if self._durable == 1 else 'are'} kept, and "
+            f"{least}{counted(self._durable, 'record')} of {self.url} {'is' if self._durable == 1 else 'are'} kept, and "
             "resume=True (--resume) continues there"
         )
         if isinstance(error, StoredsError) and len(error.args) == 1:

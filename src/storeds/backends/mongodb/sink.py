@@ -101,8 +101,10 @@ class MongodbSink:
         # docstring inherited
         with leased_database(self._ref, self._location) as database:
             database = _durable(database)
-            self._left = partials_of(self._location.collection, database.list_collection_names())
-            states = {name: database[name].find_one({"_id": META}, {NOTE: True, COUNT: True}) for name in self._left}
+            if not self._is_begun:
+                self._left = partials_of(self._location.collection, database.list_collection_names())
+            names = [self._own] if self._is_begun else self._left
+            states = {name: database[name].find_one({"_id": META}, {NOTE: True, COUNT: True}) for name in names}
         complete = {name: state for name, state in states.items() if state is not None and NOTE in state}
         if not complete:
             return None
@@ -245,7 +247,7 @@ class MongodbSink:
 
     def close(self) -> None:
         # docstring inherited
-        self._ref.close()
+        self._ref.release()
 
     def explain(self, error: Exception) -> str:
         # docstring inherited
