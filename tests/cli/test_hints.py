@@ -36,7 +36,7 @@ def texts() -> Iterator[tuple[str, str]]:
 
 def test_flags_in_messages_exist() -> None:
     command = typer.main.get_command(app)
-    known = {"--help", "--shm-size"}  # the latter of Docker
+    known = {"--help", "--shm-size", "--status"}  # the others of Docker and of h5clear
     pending = [command]
     while pending:
         each = pending.pop()

@@ -14,7 +14,6 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
-from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -154,11 +153,11 @@ def store_loader(dataset: Any, start_method: str, **arguments: Any) -> StoreLoad
 def killed(workers: Iterable[Any], number: int) -> tuple[int, int]:
     """Kill one of the workers, and return its number and its process."""
     worker = sorted(workers, key=lambda each: (len(each.name), each.name))[number]
-    with suppress(
-        RuntimeError
-    ):  # torch reports the death of a forked worker wherever the training process is just then
+    # torch reports the death of a worker wherever the training process is when the signal comes, here at the latest.
+    with suppress(RuntimeError):
         os.kill(worker.pid, signal.SIGKILL)
-        wait([worker.sentinel])
+        worker.join()
+        time.sleep(0)
     return number, worker.pid
 
 
