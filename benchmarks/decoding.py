@@ -59,11 +59,11 @@ def check_same(blobs: Sequence[bytes], marked: Sequence[bytes], chosen: Windows)
 
 @entry(
     "crops",
-    "Decoding the windows of random crops out of photographs of 500 and of 2,000 pixels, with restart markers or not",
+    "Decoding the windows of random crops out of photographs of 500 to 2,000 pixels, with restart markers or not",
 )
 def crops(run: Run) -> Iterator[Result]:
     marker, crop, generator = RestartMarker.find(), RandomResizedCrop(_SIZE), torch.Generator().manual_seed(0)
-    for long, full, least, growth in ((500, 100, 0.7, 1.03), (2000, 10, 0.5, 1.02)):
+    for long, full, least, growth in ((500, 100, 0.95, 1.03), (1000, 40, 0.85, 1.03), (2000, 10, 0.75, 1.02)):
         blobs = jpegs(run.count(full, 4), long)
         marked = [marker.mark(blob, None).blob for blob in blobs]
         chosen: Windows = []

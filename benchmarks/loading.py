@@ -95,8 +95,8 @@ def loaders(run: Run) -> Iterator[Result]:
             check_epoch(name, loader, count)
         pairs = [
             ("DataLoader", "h5py Dataset", 1.0),
-            ("StoreLoader", "h5py Dataset", 1.0),
-            ("StoreLoader, native LMDB", "h5py Dataset", 1.0),
+            ("StoreLoader", "h5py Dataset", 2.5),
+            ("StoreLoader, native LMDB", "h5py Dataset", 2.0),
             ("StoreLoader", "TensorDataset in memory", None),
             ("ThreadLoader", "StoreLoader", None),
             ("ThreadLoader, native LMDB", "StoreLoader, native LMDB", None),
@@ -124,4 +124,4 @@ def blocks(run: Run) -> Iterator[Result]:
     for size, loader in ways.items():
         check_epoch(f"block_size={size}", loader, count)
     title = f"block_size={chunk} ÷ block_size=1"
-    yield run.compare(title, epoch(ways[chunk]), epoch(ways[1]), least=2.0, count=count, seconds=0)
+    yield run.compare(title, epoch(ways[chunk]), epoch(ways[1]), least=5.0, count=count, seconds=0)

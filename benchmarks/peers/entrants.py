@@ -94,17 +94,17 @@ _EXACT, _CROPS = tags("storeds float32 exact"), tags("crops-exact float32")
 _SHORT, _BOTH = tags("storeds float32 shortcuts"), tags("crops-shortcuts float32")
 
 RATIOS = (
-    Ratio("exact pixels ÷ FFCV", _EXACT, tags("ffcv"), 1.2),
-    Ratio("shortcuts on ÷ FFCV", _SHORT, tags("ffcv"), 1.2),
-    Ratio("DataLoader, exact pixels ÷ FFCV", _EXACT | {"DataLoader"}, tags("ffcv"), 1.0),
+    Ratio("exact pixels ÷ FFCV", _EXACT, tags("ffcv"), 1.0),
+    Ratio("shortcuts on ÷ FFCV", _SHORT, tags("ffcv"), 1.0),
+    Ratio("DataLoader, exact pixels ÷ FFCV", _EXACT | {"DataLoader"}, tags("ffcv"), 0.7),
     Ratio("exact pixels ÷ best of WebDataset, LitData, Streaming, HF", _EXACT, tags("formats"), 1.8),
     *(Ratio(f"exact pixels ÷ {each.name}", _EXACT, each.tags, 1.0) for each in ENTRANTS if "peer" in each.tags),
     Ratio("threads ÷ processes", _EXACT | {"ThreadLoader"}, _EXACT | {"lmdb", "StoreLoader"}),
     *(
-        Ratio(f"{each} ÷ lmdb", _EXACT | {each, "StoreLoader"}, _EXACT | {"lmdb", "StoreLoader"}, 0.9)
+        Ratio(f"{each} ÷ lmdb", _EXACT | {each, "StoreLoader"}, _EXACT | {"lmdb", "StoreLoader"}, 0.75)
         for each in ENGINES[1:]
     ),
-    Ratio("fast crops ÷ FFCV", _CROPS, tags("ffcv"), 1.2),
+    Ratio("fast crops ÷ FFCV", _CROPS, tags("ffcv"), 1.0),
     Ratio("fast crops ÷ without", _CROPS, _EXACT | {"lmdb", "StoreLoader"}),
     Ratio("fast crops with shortcuts ÷ fast crops", _BOTH, _CROPS),
     Ratio("fast crops with shortcuts ÷ shortcuts", _BOTH, _SHORT),
