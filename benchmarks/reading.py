@@ -125,7 +125,11 @@ def reading(run: Run) -> Iterator[Result]:
                 yield run.compare(f"{engine} ÷ {name}", mine, theirs, least=least, count=len(order), seconds=0.5)
 
 
-LEAST = {"a contiguous dataset, as arrays": 2.0, "a contiguous dataset, as tensors": 0.4, "a native store, as arrays": 0.6}
+LEAST = {
+    "a contiguous dataset, as arrays": 2.0,
+    "a contiguous dataset, as tensors": 0.4,
+    "a native store, as arrays": 0.6,
+}
 
 
 @contextmanager
