@@ -187,10 +187,7 @@ class ConcatenatedBackend(StoreBackend):
         order = np.argsort(asked, kind="stable")
         try:
             found = [self._arrays(number, inside, names) for number, _, inside in self._shares(asked[order])]
-        except (
-            RecordError,
-            ValueError,
-        ):  # read records instead, to raise the first error in the caller's order, with its URL
+        except ValueError:  # a RecordError too: read records instead, to raise the first one in the caller's order
             found = []
         if not found:
             return stack_records(self, asked, names)  # type: ignore[arg-type]  # typed as a Sequence, which ndarray is not for mypy

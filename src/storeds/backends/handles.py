@@ -306,7 +306,7 @@ class HandlePool(Generic[H]):
     # Finalizers and fork hooks.
 
     def _drop(self, ref: HandleRef[H]) -> None:
-        # A finalizer runs at any moment and must not wait: who has the lock, or takes it next, forgets the reference.
+        # A finalizer runs at any moment and must not wait: the thread with the lock, or the next one, forgets the reference.
         self._dropped.append(ref)
         if not self._is_inside() and self._lock.acquire(blocking=False):
             try:
