@@ -11,7 +11,7 @@ import lmdb
 import numpy as np
 
 from storeds._utils.locations import StoreURL, file_path
-from storeds._utils.prefetch import ADVISED, blocks_read, will_need
+from storeds._utils.prefetch import blocks_read, will_need
 from storeds._utils.settings import parse_options
 from storeds.backends.base import BackendOptions, FileBackend, FileOpener
 from storeds.backends.handles import HandlePool, OpenStore
@@ -29,6 +29,9 @@ __all__ = ["COLUMNS", "COUNT_BITS", "META", "PAGES", "RECORDS", "LmdbBackend", "
 
 RECORDS, COLUMNS, META = b"records", b"columns", b"meta"
 PAGES = b"_pages"  # among the columns: where the values lie in the file, as first page << COUNT_BITS | number of pages
+_UNVERIFIED = (
+    1 << 20
+)  # bytes of a value that are loaded by a place alone: most photographs, in 8 pieces of advice at most
 COUNT_BITS = 24  # more than the pages of the largest value
 
 
@@ -75,7 +78,7 @@ class LmdbHandle:
     def prefetch(self, positions: list[int], first: int, stops: int | list[int]) -> None:
         """Have bytes ``[first, stop)`` of all these records loaded at once: LMDB would wait for one page after the other.
 
-        A place has no checksum, so the caller bounds it: by one piece of advice until LMDB tells the size of each value.
+        A place has no checksum, so the caller bounds it: by `_UNVERIFIED` bytes until LMDB tells the size of each value.
         """
         if self.pages is None or not positions:
             return
@@ -176,15 +179,15 @@ class LmdbBackend(FileBackend[LmdbHandle, LmdbOpener]):
         with self._lease() as handle:
             blocks = blocks_read()
             if handle.is_cold:
-                handle.prefetch(positions, 0, ADVISED)
+                handle.prefetch(positions, 0, _UNVERIFIED)
             try:
                 with handle.env.begin(db=handle.records, buffers=True) as txn:
                     get: Callable[[bytes], Any] = txn.get
                     sealed = list(map(get, [position.to_bytes(8, "big") for position in positions]))
                     if handle.is_cold:
                         sizes = [len(each or b"") for each in sealed]
-                        large = {at: size for at, size in zip(positions, sizes, strict=True) if size > ADVISED}
-                        handle.prefetch([*large], ADVISED, [*large.values()])
+                        large = {at: size for at, size in zip(positions, sizes, strict=True) if size > _UNVERIFIED}
+                        handle.prefetch([*large], _UNVERIFIED, [*large.values()])
                     return [*self._codec.open_all(sealed, positions, handle.seals)]
             except (ValueError, lmdb.Error):
                 return [self._read_one(handle, position) for position in positions]
