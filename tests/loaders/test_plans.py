@@ -408,7 +408,7 @@ def test_a_config_says_it(plain: StoreDataset, tmp_path: Path) -> None:
 
 
 def _spoilt() -> set[int]:
-    """Return a sample of each patient who has several."""
+    """Return one sample for each patient with several."""
     return {int(own[len(own) // 2]) for each in set(PATIENTS) if len(own := np.flatnonzero(each == PATIENTS)) > 1}
 
 
