@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -11,7 +13,7 @@ import lmdb
 import numpy as np
 
 from storeds._utils.locations import StoreURL, file_path
-from storeds._utils.prefetch import blocks_read, will_need
+from storeds._utils.prefetch import ADVISED, blocks_read, will_need
 from storeds._utils.settings import parse_options
 from storeds.backends.base import BackendOptions, FileBackend, FileOpener
 from storeds.backends.handles import HandlePool, OpenStore
@@ -29,10 +31,10 @@ __all__ = ["COLUMNS", "COUNT_BITS", "META", "PAGES", "RECORDS", "LmdbBackend", "
 
 RECORDS, COLUMNS, META = b"records", b"columns", b"meta"
 PAGES = b"_pages"  # among the columns: where the values lie in the file, as first page << COUNT_BITS | number of pages
-_UNVERIFIED = (
-    1 << 20
-)  # bytes of a value that are loaded by a place alone: most photographs, in 8 pieces of advice at most
 COUNT_BITS = 24  # more than the pages of the largest value
+# Begin of a value with pages of its own: number of the first page, flags, how many pages.
+_OVERFLOW = struct.Struct("<Q2xHI")
+_IS_OVERFLOW = 4  # a flag
 
 
 class LmdbOptions(BackendOptions, frozen=True):
@@ -75,24 +77,39 @@ class LmdbHandle:
     pages: Array | None
     is_cold: bool = True
 
-    def prefetch(self, positions: list[int], first: int, stops: int | list[int]) -> None:
-        """Have bytes ``[first, stop)`` of all these records loaded at once: LMDB would wait for one page after the other.
+    def prefetch(self, positions: list[int]) -> None:
+        """Have the pages of all these records loaded at once: LMDB would wait for one after the other.
 
-        A place has no checksum, so the caller bounds it: by `_UNVERIFIED` bytes until LMDB tells the size of each value.
+        A place has no checksum, so that it decides about the first `ADVISED` bytes alone. The rest is loaded where the
+        first page of the value says the same.
         """
         if self.pages is None or not positions:
             return
         # py-lmdb does not tell its descriptor; to keep another one would double the open files of a pool.
         with contextlib.suppress(OSError), open(self.env.path(), "rb", buffering=0) as file:
-            pages = self.pages[positions]
-            starts = (pages >> COUNT_BITS) * self.page_size
-            sizes = (pages & (1 << COUNT_BITS) - 1) * self.page_size
-            will_need(file.fileno(), starts + first, starts + np.minimum(sizes, stops))
+            places = self.pages[positions]
+            firsts, counts = places >> COUNT_BITS, places & (1 << COUNT_BITS) - 1
+            starts, sizes = firsts * self.page_size, counts * self.page_size
+            will_need(file.fileno(), starts, starts + np.minimum(sizes, ADVISED))
+            large = [
+                at
+                for at in np.flatnonzero(sizes > ADVISED).tolist()
+                if _begins_value(os.pread(file.fileno(), _OVERFLOW.size, starts[at]), firsts[at], counts[at])
+            ]
+            will_need(file.fileno(), starts[large] + ADVISED, starts[large] + sizes[large])
 
     def close(self) -> None:
         """Close the environment."""
         self.pages = None
         self.env.close()
+
+
+def _begins_value(page: bytes, first: int, count: int) -> bool:
+    """Return whether a page says that it is page `first`, and the first of a value of `count` pages."""
+    if len(page) < _OVERFLOW.size:  # the place is outside of the file
+        return False
+    number, flags, pages = _OVERFLOW.unpack(page)
+    return bool((number, pages) == (first, count) and flags & _IS_OVERFLOW)
 
 
 class LmdbOpener(FileOpener[LmdbOptions]):
@@ -179,15 +196,11 @@ class LmdbBackend(FileBackend[LmdbHandle, LmdbOpener]):
         with self._lease() as handle:
             blocks = blocks_read()
             if handle.is_cold:
-                handle.prefetch(positions, 0, _UNVERIFIED)
+                handle.prefetch(positions)
             try:
                 with handle.env.begin(db=handle.records, buffers=True) as txn:
                     get: Callable[[bytes], Any] = txn.get
                     sealed = list(map(get, [position.to_bytes(8, "big") for position in positions]))
-                    if handle.is_cold:
-                        sizes = [len(each or b"") for each in sealed]
-                        large = {at: size for at, size in zip(positions, sizes, strict=True) if size > _UNVERIFIED}
-                        handle.prefetch([*large], _UNVERIFIED, [*large.values()])
                     return [*self._codec.open_all(sealed, positions, handle.seals)]
             except (ValueError, lmdb.Error):
                 return [self._read_one(handle, position) for position in positions]
