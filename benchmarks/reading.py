@@ -18,7 +18,7 @@ import pymongo
 
 from benchmarks._common import Result, Run, entry
 from storeds import StoreDataset, collate, open_backend, open_writer
-from storeds.records.columns import read_arrays
+from storeds.records.arrays import read_arrays
 
 FIELDS = {"image": "image", "label": "int", "key": "str"}
 

@@ -163,7 +163,7 @@ BREAKS = [Break(*row) for row in (
     ("25: opening parses the meta once", "backends/test_bad_stores.py -k parses_the_meta", "backends/base.py", "None if self._is_stale(handle) else self._probe(handle)", "None"),
     ("25: a batch saves the writer's state once", "backends/test_resume.py", "backends/writer.py",
      "_batch, self._state_text())\n", "_batch, self._state_text())\n            self._sink.put(self.count, [], self._state_text())\n"),
-    ("25: the writer refuses boxes beyond float32", "readers/test_sample_reader.py backends/test_stored_roles.py -k 'one_limit or bad_value'", "records/roles.py", "float(np.finfo(np.float32).max)", "1e308"),
+    ("25: the writer refuses boxes beyond float32", "readers/test_sample_reader.py backends/test_stored_roles.py -k 'one_limit or bad_value'", "records/annotations.py", "float(np.finfo(np.float32).max)", "1e308"),
     ("25: no property has a lock that a fork copies locked", "test_public.py -k copy_locked", "jpeg/cuts.py", "    @property\n    def _starts", "    @__import__('functools').cached_property\n    def _starts"),
     # 26. Repairs: stores of other tools.
     ("26: a description of LMDB may be an array", "layouts/test_foreign_lmdb.py -k description_may", "layouts/lmdb/entries.py", "content is _UNKNOWN or", "content == _UNKNOWN or"),
@@ -261,7 +261,7 @@ BREAKS = [Break(*row) for row in (
     ("stats: a damaged picture gives no pixels", "ops/test_statistics.py -k no_pixels", "ops/statistics.py", "repair=False", "repair=True"),
     ("stats: a picture without a verdict is judged by decoding it", "ops/test_statistics.py -k no_pixels", "ops/statistics.py", "return None if UNCHECKED in kinds else", "return"),
     ("stats: another seed is another sample", "ops/test_statistics.py -k until_the_store", "ops/statistics.py", "(known.examined, known.seed) == (sample, seed)", "known.examined == sample"),
-    ("stats: a replaced store is measured again", "ops/test_statistics.py -k until_the_store", "records/columns.py", "meta.id, meta.build, field", 'field, "", ""'),
+    ("stats: a replaced store is measured again", "ops/test_statistics.py -k until_the_store", "records/cache.py", "meta.id, meta.build, field", 'field, "", ""'),
     ("stats: Normalize takes the numbers of its mode", "ops/test_statistics.py -k with_these_numbers", "datasets/assembly.py", 'isinstance(of_reader, Mapping) else of_reader', 'isinstance(of_reader, Mapping) else "RGB"'),
 )]
 # fmt: on

@@ -22,7 +22,7 @@ import storeds
 from storeds import StoreDataset, StoreIterable
 from storeds.errors import ConfigError, MissingDependencyError
 from storeds.loaders import EpochSampler, to_tf_dataset
-from storeds.records.fields import canonical_json
+from storeds.records.canonical_json import canonical_json
 
 COUNT = 41
 FIELDS: dict[str, Any] = {

@@ -40,16 +40,19 @@ __all__ = [
     "Cropped",
     "Cropper",
     "Decoder",
+    "Description",
     "Field",
     "Kind",
     "Meta",
     "Note",
+    "Place",
     "Reader",
     "Record",
     "Role",
     "SampleContext",
     "SupportsBatchArrays",
     "SupportsColumns",
+    "SupportsDescription",
     "SupportsKeys",
     "SupportsWhere",
     "Transform",
@@ -340,6 +343,58 @@ class SupportsWhere(Protocol):
 
     def select(self, where: Mapping[str, Any], /) -> Array:
         """Return the ascending int64 positions of records whose fields equal (or are in) the given values."""
+        ...
+
+
+class Place(NamedTuple):
+    """Where a record lies: the store that holds it, the position there, and what else names it, such as its ``_id``."""
+
+    url: str
+    position: int
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class Description:
+    """What a store says of itself besides its `Meta`, for `storeds.info`.
+
+    Attributes
+    ----------
+    bytes : int or None
+        The size of the store in its engine.
+    settings : mapping of str to JSON
+        How it is opened.
+    advice : sequence of str
+        Problems with its location or settings, and what to do.
+    unread : sequence of str
+        The parts of the store that no record holds, each with a reason, see `storeds.backends.bounded`.
+    recognised : str or None
+        Why a store of another tool was opened as what it is, if no argument said so.
+    leftovers : str or None
+        Where an interrupted writer of this store left its work.
+    writer : str or None
+        The process that is rewriting this store.
+    """
+
+    bytes: int | None = None
+    settings: Mapping[str, JSON] = field(default_factory=dict)
+    advice: Sequence[str] = ()
+    unread: Sequence[str] = ()
+    recognised: str | None = None
+    leftovers: str | None = None
+    writer: str | None = None
+
+
+@runtime_checkable
+class SupportsDescription(Protocol):
+    """A backend that describes its store, and tells where its records lie."""
+
+    def describe(self) -> Description:
+        """Return what the store says of itself; it may read the store."""
+        ...
+
+    def place(self, position: int, /) -> Place:
+        """Return where a record lies. Raises IndexError."""
         ...
 
 

@@ -17,7 +17,7 @@ from mongomock.store import ServerStore
 import storeds
 from storeds.backends import ConcatenatedBackend, Selection
 from storeds.errors import ConfigError
-from storeds.records.columns import read_arrays
+from storeds.records.arrays import read_arrays
 from storeds.testing import BackendTests, MakeUrl
 
 MakeEngineUrl = Callable[[str], str]

@@ -25,7 +25,7 @@ from _writing import in_fork
 from damage import Damage, Truth, build, columns, judge_in_parts, lmdb_nodes, read, survey, value_of
 from shares import FULL, SEED, share
 from storeds.errors import ConfigError, FormatError, RecordError, StoredsError, StoreNotFoundError, UnavailableError
-from storeds.records.fields import meta_from_text, meta_to_text
+from storeds.records.meta import meta_from_text, meta_to_text
 
 SUFFIX = {"lmdb": ".lmdb", "hdf5": ".h5"}
 FEW, COPIES = 100, 1000 if FULL else 8

@@ -16,7 +16,7 @@ from make_store import make_store
 from storeds import StoreDataset, StoreLoader, collate, errors
 from storeds.protocols import SupportsBatchArrays
 from storeds.readers import ArrayReader
-from storeds.records.columns import read_arrays
+from storeds.records.arrays import read_arrays
 from storeds.testing import assert_same
 
 N = 40

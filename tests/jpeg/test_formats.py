@@ -16,7 +16,7 @@ from PIL import Image, ImageFile
 
 from jpeg_encodings import OTHERS, chunk, encode
 from shares import FULL, share
-from storeds.jpeg import Verdict, examine, repair, sniff
+from storeds.jpeg import Verdict, examine, format_of_picture, repair
 
 
 def first_frame(blob: bytes) -> Any:
@@ -31,7 +31,7 @@ def first_frame(blob: bytes) -> Any:
 @pytest.mark.parametrize("name", OTHERS)
 def test_whole_files_are_intact(name: str) -> None:
     assert examine(encode(name)) == Verdict("intact", 1.0)
-    assert sniff(encode(name)) in (name.partition(",")[0], "unknown", "text")
+    assert format_of_picture(encode(name)) in (name.partition(",")[0], "unknown", "text")
 
 
 @pytest.mark.parametrize("name", OTHERS)

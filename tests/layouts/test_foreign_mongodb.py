@@ -27,7 +27,7 @@ from conftest import with_path
 from shares import FULL, SEED
 from storeds import StoreDataset, errors
 from storeds.layouts.mongodb import GridfsLayout, NamedLayout, QueryLayout
-from storeds.records.columns import check_where, matching_positions
+from storeds.records.where import check_where, matching_positions
 
 
 class Commands(monitoring.CommandListener):

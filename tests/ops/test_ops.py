@@ -20,7 +20,7 @@ from _damaged import write as write_damaged
 from mask_files import write
 from photographs import jpeg
 from storeds import errors
-from storeds.records.fields import meta_from_text, meta_to_text
+from storeds.records.meta import meta_from_text, meta_to_text
 
 MakeUrl = Callable[[str], str]
 ENGINES = ("lmdb", "hdf5", "mongodb", "memory")

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from storeds.records.columns import cache_folder, index_path, load_index, save_index
+from storeds.records.cache import cache_folder, index_path, load_index, save_index
 
 DAY = 86_400
 

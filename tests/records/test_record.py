@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from storeds.errors import ConfigError
+from storeds.records.canonical_json import canonical_json
 from storeds.records.codec import RecordCodec, Seals, checksum
-from storeds.records.fields import canonical_json, parse_fields
+from storeds.records.fields import parse_fields
 
 
 class Rude:
@@ -86,11 +87,11 @@ def sealed(packed: bytes, position: int = 0) -> bytes:
 
 
 def opened(codec: RecordCodec, stored: bytes) -> dict[str, Any]:
-    return codec.open_all([stored], [0], SEALS)[0]
+    return codec.verify_and_decode([stored], [0], SEALS)[0]
 
 
 def opened_all(codec: RecordCodec, stored: Sequence[bytes | bytearray]) -> list[dict[str, Any]]:
-    return codec.open_all([memoryview(each) for each in stored], range(len(stored)), SEALS)
+    return codec.verify_and_decode([memoryview(each) for each in stored], range(len(stored)), SEALS)
 
 
 # What comes back. The kit of every engine tests more, see storeds.testing

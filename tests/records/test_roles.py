@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from storeds.errors import ConfigError
 from storeds.protocols import Field
+from storeds.records.annotations import LARGEST, check_boxes
 from storeds.records.fields import fields_from_json, fields_to_json, parse_fields
-from storeds.records.roles import LARGEST, boxes_of, check_boxes
+from storeds.records.roles import boxes_of
 
 
 def array(dtype: str, *shape: int | None, **role: Any) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from shares import share
 from storeds import StoreDataset
 from storeds.errors import ConfigError, RecordError, TransformError
 from storeds.protocols import Array, Field, SampleContext
-from storeds.records.roles import Sample
+from storeds.records.samples import Sample
 from storeds.transforms import (
     BoundTransform,
     CenterCrop,

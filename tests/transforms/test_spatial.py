@@ -12,7 +12,7 @@ from photographs import jpeg
 from storeds import StoreDataset
 from storeds.errors import ConfigError
 from storeds.protocols import Field
-from storeds.records.fields import is_mask, is_spatial, layout_of
+from storeds.records.shapes import is_mask, is_spatial, layout_of
 from storeds.transforms import CenterCrop, Compose, Normalize, RandomHorizontalFlip, Resize, ToTensor
 
 albumentations = pytest.importorskip("albumentations")

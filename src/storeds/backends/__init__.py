@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from storeds.protocols import Place
 from storeds.registry import export_lazily
 
 if TYPE_CHECKING:
     from storeds.backends.base import HandleBackend, StoreBackend, bounded, check_most_is_read
-    from storeds.backends.concatenated import ConcatenatedBackend, Place
+    from storeds.backends.concatenated import ConcatenatedBackend
     from storeds.backends.memory import MemoryBackend
     from storeds.backends.selection import Selection
     from storeds.backends.writer import StoreWriter
@@ -32,7 +33,7 @@ __getattr__ = export_lazily(
     __name__,
     {
         "base": ("HandleBackend", "StoreBackend", "bounded", "check_most_is_read"),
-        "concatenated": ("ConcatenatedBackend", "Place"),
+        "concatenated": ("ConcatenatedBackend",),
         "memory": ("MemoryBackend",),
         "selection": ("Selection",),
         "writer": ("StoreWriter",),

@@ -16,18 +16,13 @@ from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 
 import numpy as np
 
-from storeds._utils.locations import (
-    file_system,
-    file_system_advice,
-    file_url,
-    refused,
-    staging_folder,
-    stat_store,
-)
+from storeds._utils.file_systems import file_system, file_system_advice
+from storeds._utils.files import os_failure, staging_folder, stat_store
 from storeds._utils.settings import Settings
+from storeds._utils.urls import file_url
 from storeds.backends.handles import HandlePool, HandleRef, Lease, Opener, OpenStore
 from storeds.errors import ConfigError, RecordError, UnavailableError, suggest
-from storeds.protocols import JSON, Array, Field, Meta, Record
+from storeds.protocols import JSON, Array, Description, Field, Meta, Place, Record
 from storeds.records.codec import RecordCodec, Seals
 from storeds.records.columns import check_has_column
 
@@ -154,6 +149,23 @@ class StoreBackend(ABC):
         """Return the process that is currently rewriting this store, or None."""
         return None
 
+    def describe(self) -> Description:
+        # docstring inherited
+        return Description(
+            self.stored_bytes(),
+            self.handle_settings(),
+            self.advice(),
+            self.unread(),
+            self.recognised,
+            self.leftovers(),
+            self.writer(),
+        )
+
+    def place(self, position: int, /) -> Place:
+        # docstring inherited
+        (at,) = self._check_positions([position]).tolist()
+        return Place(self.url, at)
+
     def place_text(self, position: int) -> str:
         """Return what else names a record in messages, such as its store or ``_id``: text to append, or ``""``."""
         return ""
@@ -174,7 +186,7 @@ class StoreBackend(ABC):
         try:
             if sealed is None:
                 raise ValueError("it is missing from the store")
-            return self._codec.open_all([sealed], [position], seals)[0]
+            return self._codec.verify_and_decode([sealed], [position], seals)[0]
         except ValueError as error:
             return self._fault(position, error)
 
@@ -331,7 +343,7 @@ class FileBackend(HandleBackend[H, Open]):
         try:
             is_left = folder.exists()
         except OSError as error:
-            raise refused(f"{self.url}: {folder}", "looked at", error) from None
+            raise os_failure(f"{self.url}: {folder}", "looked at", error) from None
         return str(folder) if is_left and self.writer() is None else None
 
     def writer(self) -> str | None:

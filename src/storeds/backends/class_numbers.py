@@ -11,7 +11,7 @@ import numpy as np
 
 from storeds.errors import ConfigError
 from storeds.protocols import JSON, Array, Backend, Field, Record
-from storeds.records.roles import class_fields, stored_classes
+from storeds.records.classes import class_fields, stored_classes
 
 __all__ = ["ClassNumbers", "check_same_classes", "join_classes"]
 

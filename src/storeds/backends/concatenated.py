@@ -7,7 +7,7 @@ import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import numpy as np
 import xxhash
@@ -15,30 +15,19 @@ import xxhash
 from storeds.backends.base import StoreBackend, bounded
 from storeds.backends.class_numbers import join_classes
 from storeds.errors import ClosedError, ConfigError, FormatError, RecordError
-from storeds.protocols import JSON, Array, Backend, Field, Meta, Record
-from storeds.records.columns import (
-    check_where,
-    matching_positions,
-    read_arrays,
-    read_column,
-    stack_records,
-    stackable,
-)
-from storeds.records.fields import Count, without_verdicts
+from storeds.protocols import JSON, Array, Backend, Field, Meta, Place, Record
+from storeds.records.arrays import read_arrays, stack_records, stackable
+from storeds.records.columns import read_column
+from storeds.records.meta import Count
 from storeds.records.roles import role_text
+from storeds.records.verdict_fields import without_verdicts
+from storeds.records.where import check_where, matching_positions
 
-__all__ = ["CONCATENATED", "ConcatenatedBackend", "Place"]
+__all__ = ["CONCATENATED", "ConcatenatedBackend"]
 
 
 CONCATENATED = "concatenated"
 _SHOWN = 2
-
-
-class Place(NamedTuple):
-    """The store that holds a record of a concatenation, and the position in it."""
-
-    url: str
-    position: int
 
 
 class ConcatenatedBackend(StoreBackend):
@@ -94,7 +83,7 @@ class ConcatenatedBackend(StoreBackend):
     def __repr__(self) -> str:
         return f"ConcatenatedBackend({self.url!r}, count={self.meta.count}, members={len(self._members)})"
 
-    def place(self, position: int) -> Place:
+    def place(self, position: int, /) -> Place:
         """Return the store and position of the record at `position`; no I/O. Raises IndexError."""
         (at,) = self._check_positions([position]).tolist()
         number = int(np.searchsorted(self._ends, at, side="right"))

@@ -21,7 +21,7 @@ from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from typing import Any, Generic, Protocol, Self, TypeVar
 
-from storeds._utils.locations import check_status, refused, sniff_descriptor, stat_store
+from storeds._utils.files import check_status, engine_of_descriptor, os_failure, stat_store
 from storeds.errors import ClosedError, StoredsError, StoreNotFoundError, UnavailableError
 
 __all__ = ["HandlePool", "HandleRef", "Lease", "OpenStore", "Opener"]
@@ -144,7 +144,7 @@ class Lease(Generic[H]):
     def _convert(self, error: OSError, done: str) -> None:
         """Raise an error that names the store for a failed system call."""
         if not isinstance(error, StoredsError):  # some of ours are OSErrors too
-            raise refused(self.ref.opener.url, done, error) from error
+            raise os_failure(self.ref.opener.url, done, error) from error
 
 
 class HandleRef(Generic[H]):
@@ -407,9 +407,9 @@ class OpenStore:
                     descriptor = self.descriptor(path)
                     # The status of the opened file: it may have replaced the one that `stat` saw.
                     status = os.fstat(descriptor)
-                    engine = sniff_descriptor(descriptor, status.st_size)
+                    engine = engine_of_descriptor(descriptor, status.st_size)
                 except OSError as error:
-                    raise refused(url, "read", error) from None
+                    raise os_failure(url, "read", error) from None
             self._inspected[path] = status, engine
         return self._inspected[path]
 

@@ -6,14 +6,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from storeds._utils.locations import StoreURL, redact
+from storeds._utils.redaction import redact
 from storeds._utils.settings import parse_options
+from storeds._utils.urls import StoreURL
 from storeds.backends.base import BackendOptions, StoreBackend
-from storeds.backends.writer import appeared
-from storeds.errors import ClosedError, ConfigError, RecordError, StoreExistsError, StoreNotFoundError, UnavailableError
+from storeds.errors import (
+    ClosedError,
+    ConfigError,
+    RecordError,
+    StoreExistsError,
+    StoreNotFoundError,
+    UnavailableError,
+    appeared,
+)
 from storeds.protocols import Array, Field, Meta, Record
 from storeds.records.columns import column_of
-from storeds.records.fields import meta_from_text
+from storeds.records.meta import meta_from_text
 
 __all__ = ["MemoryBackend", "MemorySink"]
 

@@ -16,16 +16,10 @@ from dataclasses import replace
 from glob import escape, glob
 from typing import TYPE_CHECKING, Any
 
-from storeds._utils.locations import (
-    FILE_ENGINES,
-    CutShortError,
-    Glob,
-    StoreURL,
-    file_url,
-    glob_of,
-    redact,
-    split_options,
-)
+from storeds._utils.files import CutShortError
+from storeds._utils.globs import Glob, glob_of
+from storeds._utils.redaction import redact
+from storeds._utils.urls import FILE_ENGINES, StoreURL, file_url, split_options
 from storeds.backends.base import NativeStoreError, StoreBackend, log_unread
 from storeds.backends.handles import OpenStore
 from storeds.errors import (

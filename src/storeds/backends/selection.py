@@ -16,16 +16,11 @@ from storeds.backends.base import check_positions
 from storeds.backends.subsets import Fold, listed_keys
 from storeds.errors import ConfigError, RecordError
 from storeds.protocols import Array, Backend, Meta, Record
-from storeds.records.columns import (
-    check_where,
-    index_path,
-    load_index,
-    matching_positions,
-    read_arrays,
-    read_column,
-    save_index,
-)
-from storeds.records.fields import Count
+from storeds.records.arrays import read_arrays
+from storeds.records.cache import index_path, load_index, save_index
+from storeds.records.columns import read_column
+from storeds.records.meta import Count
+from storeds.records.where import check_where, matching_positions
 
 __all__ = ["Selection"]
 

@@ -16,10 +16,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from storeds._utils.locations import file_system_of, sniff, staging_folder
+from storeds._utils.file_systems import file_system_of
+from storeds._utils.files import engine_of_file, staging_folder
 from storeds._utils.text import byte_size
-from storeds.backends.writer import appeared
-from storeds.errors import ConfigError, StoredsError, StoreExistsError
+from storeds.errors import ConfigError, StoredsError, StoreExistsError, appeared
 
 __all__ = ["Staging", "active_writer", "explain", "replace_file", "reporting", "sync_path"]
 
@@ -191,7 +191,7 @@ class Staging:
             raise StoreExistsError(f"{self.url} is a folder; a store is one file, so choose another path")
         if self.target.is_file() and self.target.stat().st_size:
             try:
-                engine = sniff(str(self.target))
+                engine = engine_of_file(str(self.target))
             except OSError as error:
                 raise StoreExistsError(
                     f"{self.url} exists and cannot be read ({error.strerror}), so it is not replaced; remove it yourself"

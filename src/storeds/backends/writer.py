@@ -16,7 +16,6 @@ from types import TracebackType
 from typing import Any, Literal, NamedTuple, Protocol, Self
 
 from storeds._utils.text import counted
-from storeds.backends.role_checks import LOSSY, RoleChecker
 from storeds.errors import (
     ClosedError,
     ConfigError,
@@ -27,24 +26,16 @@ from storeds.errors import (
     UnavailableError,
 )
 from storeds.protocols import JSON, Array, Field, Meta, Record
+from storeds.records.canonical_json import canonical_json
+from storeds.records.classes import class_fields, classes_in, unnamed_class
 from storeds.records.codec import ContentHash, RecordCodec, Seals, checksum, column_checksum
 from storeds.records.columns import ColumnCollector
-from storeds.records.fields import (
-    NATIVE,
-    UNCHECKED,
-    Count,
-    canonical_json,
-    fields_to_json,
-    meta_to_text,
-    new_build,
-    parse_fields,
-    pictures,
-    verdict_fields,
-    with_verdicts,
-)
-from storeds.records.roles import class_fields, classes_in, unnamed_class
+from storeds.records.fields import fields_to_json, parse_fields
+from storeds.records.meta import NATIVE, Count, meta_to_text, new_build
+from storeds.records.role_checks import LOSSY, RoleChecker
+from storeds.records.verdict_fields import UNCHECKED, pictures, verdict_fields, with_verdicts
 
-__all__ = ["Sink", "StoreWriter", "appeared"]
+__all__ = ["Sink", "StoreWriter"]
 
 _LOG = logging.getLogger("storeds")
 
@@ -133,11 +124,6 @@ class Sink(Protocol):
     def explain(self, error: Exception) -> str:
         """Return why a method raised one of `errors`, and what to do about it: ``the disk is full (…); make room``."""
         ...
-
-
-def appeared(url: str) -> StoreExistsError:
-    """Return the error for a target that came into being while it was written."""
-    return StoreExistsError(f"{url} appeared while it was being written; nothing was replaced")
 
 
 class _Added(NamedTuple):

@@ -114,7 +114,7 @@ def head(
     """Show the first records: values as they are, and what is in pictures, bytes and arrays."""
     from storeds.backends.opening import open_backend
     from storeds.ops.showing.records import described
-    from storeds.records.fields import without_verdicts
+    from storeds.records.verdict_fields import without_verdicts
 
     with open_backend(url, layout=layout, **named_values(option)) as backend:
         fields = without_verdicts(backend.meta.fields)
@@ -147,7 +147,7 @@ def get(
     """Write a picture, or bytes, of one record as they are stored. Without -o, print the record as JSON."""
     from storeds.backends.opening import open_backend
     from storeds.ops.showing.records import described
-    from storeds.records.fields import without_verdicts
+    from storeds.records.verdict_fields import without_verdicts
 
     with open_backend(url, layout=layout, **named_values(option)) as backend:
         fields = without_verdicts(backend.meta.fields)
@@ -172,7 +172,8 @@ def get(
 
 def _position(backend: Backend, key: str) -> int:
     """Return the position of the record with this key; raises ConfigError without one."""
-    from storeds.records.columns import matching_positions, read_column
+    from storeds.records.columns import read_column
+    from storeds.records.where import matching_positions
 
     declared = backend.meta.fields.get("key")
     if declared is None or declared.kind != "str":

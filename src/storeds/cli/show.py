@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from storeds import __version__, ops, registry
-from storeds._utils.locations import redact_message
+from storeds._utils.redaction import redact_message
 from storeds._utils.text import byte_size, counted, some
 from storeds.cli.app import (
     OUT,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from storeds import ops
-from storeds._utils.locations import redact
+from storeds._utils.redaction import redact
 from storeds._utils.text import byte_size, counted
 from storeds.cli.app import (
     AsJson,

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 import msgspec
 from msgspec import structs
 
+from storeds._utils.redaction import is_like_url
 from storeds._utils.settings import Settings
 from storeds.config.files import read_mapping
 from storeds.config.loader import Loader
 from storeds.config.overrides import override
 from storeds.config.splits import shared_records, split_value, urls_of, with_split
 from storeds.datasets.source import Source, expand, path_text
-from storeds.errors import ConfigError, is_like_url, suggest
+from storeds.errors import ConfigError, suggest
 from storeds.protocols import Backend
 from storeds.protocols import Field as StoreField
 from storeds.records.columns import read_column

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from storeds._utils.locations import redact, redact_message
+from storeds._utils.redaction import redact, redact_message
 from storeds._utils.settings import shown_key
 from storeds.errors import ConfigError, MissingDependencyError, StoreNotFoundError
 

@@ -13,8 +13,8 @@ from storeds.backends.opening import open_backend
 from storeds.backends.selection import Selection
 from storeds.errors import ConfigError, RecordError, StoredsError
 from storeds.protocols import Array, Backend, Field
-from storeds.records.columns import check_where, matching_positions
-from storeds.records.fields import NATIVE
+from storeds.records.meta import NATIVE
+from storeds.records.where import check_where, matching_positions
 
 if TYPE_CHECKING:
     from storeds.datasets.source import Source

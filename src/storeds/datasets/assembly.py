@@ -21,8 +21,8 @@ from storeds.errors import ConfigError, suggest
 from storeds.protocols import Backend, Field, Reader, Transform
 from storeds.readers import ArrayReader, ImageReader, RecordReader, SampleReader
 from storeds.readers.elements import split_path
-from storeds.records.columns import load_json, stats_path
-from storeds.records.roles import stored_classes
+from storeds.records.cache import load_json, stats_path
+from storeds.records.classes import stored_classes
 from storeds.registry import READERS
 from storeds.transforms import BoundTransform, JointTransform, build_transform
 from storeds.transforms.alignment import check_roles, check_spatial, takes_images

@@ -46,8 +46,9 @@ from storeds.datasets.source import Source
 from storeds.errors import ConfigError, RecordError
 from storeds.protocols import Array, Backend, Field, Reader, SampleContext, Transform
 from storeds.readers import ArrayReader, SampleReader
-from storeds.records.columns import read_arrays, read_column
-from storeds.records.roles import stored_classes
+from storeds.records.arrays import read_arrays
+from storeds.records.classes import stored_classes
+from storeds.records.columns import read_column
 from storeds.registry import import_object
 from storeds.transforms import build_transform
 from storeds.transforms.binding import check_picklable

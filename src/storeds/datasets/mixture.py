@@ -17,7 +17,8 @@ from storeds.datasets.counters import SampleReport
 from storeds.datasets.map_dataset import StoreDataset, fill_skipped, read_samples, resolve_indices
 from storeds.errors import ConfigError, RecordError, suggest
 from storeds.protocols import Array, Backend, Field, Meta, Record
-from storeds.records.columns import TEXT, read_arrays, read_column
+from storeds.records.arrays import read_arrays
+from storeds.records.columns import TEXT, read_column
 
 __all__ = ["SOURCE", "StoreMixture", "Tagged"]
 

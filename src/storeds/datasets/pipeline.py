@@ -26,7 +26,7 @@ from storeds.errors import (
 )
 from storeds.protocols import Array, Backend, Reader, Record, SampleContext
 from storeds.readers import SequenceReader
-from storeds.records.roles import Sample
+from storeds.records.samples import Sample
 from storeds.transforms import BoundTransform
 
 __all__ = ["MOST_IN_A_ROW", "SamplePipeline"]

@@ -6,7 +6,7 @@ markers that this takes.
 """
 
 from storeds.jpeg.cuts import JpegCutter, JpegPart, is_ready
-from storeds.jpeg.formats import PictureHeader, read_picture_header, sniff
+from storeds.jpeg.formats import PictureHeader, format_of_picture, read_picture_header
 from storeds.jpeg.header import MAX_PIXELS, read_header
 from storeds.jpeg.restarts import Marked, RestartMarker, restart_intervals
 from storeds.jpeg.verdict import Verdict, examine, repair, set_verdict
@@ -20,11 +20,11 @@ __all__ = [
     "RestartMarker",
     "Verdict",
     "examine",
+    "format_of_picture",
     "is_ready",
     "read_header",
     "read_picture_header",
     "repair",
     "restart_intervals",
     "set_verdict",
-    "sniff",
 ]

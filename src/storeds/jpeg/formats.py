@@ -20,9 +20,9 @@ __all__ = [
     "PictureHeader",
     "decode_problem",
     "decode_reason",
+    "format_of_picture",
     "open_picture",
     "read_picture_header",
-    "sniff",
     "structure_problem",
     "warn_of_truncated_images",
 ]
@@ -52,7 +52,7 @@ _TEXT = {
 }
 
 
-def sniff(blob: bytes) -> str:
+def format_of_picture(blob: bytes) -> str:
     """Return the name of the format of `blob`, or ``empty``, ``zeros``, ``text`` or ``unknown``."""
     if not blob:
         return "empty"

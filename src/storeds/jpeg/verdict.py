@@ -13,10 +13,10 @@ from typing import Self
 import numpy as np
 import simplejpeg
 
-from storeds.jpeg.formats import decode_problem, decode_reason, open_picture, sniff, structure_problem
+from storeds.jpeg.formats import decode_problem, decode_reason, format_of_picture, open_picture, structure_problem
 from storeds.jpeg.header import EOI, MAX_PIXELS, SOI, Scan, Structure, coverage, parse, without_harmless
 from storeds.protocols import Array, Record
-from storeds.records.fields import UNCHECKED, verdict_fields
+from storeds.records.verdict_fields import UNCHECKED, verdict_fields
 
 __all__ = ["Verdict", "examine", "pillow_pixels", "repair", "set_verdict"]
 
@@ -119,7 +119,7 @@ def _examine_other(blob: bytes) -> Verdict:
     """Judge a picture that is not a JPEG: by one full decode, and by what Pillow does not check."""
     problem, opens = decode_problem(blob)
     if not opens:
-        return Verdict("not_jpeg", 0.0, f"it is not a JPEG but {sniff(blob)}; {problem}")
+        return Verdict("not_jpeg", 0.0, f"it is not a JPEG but {format_of_picture(blob)}; {problem}")
     structure, has_all_pixels = structure_problem(blob)
     if has_all_pixels and not problem:
         return Verdict("missing_eoi", 1.0, structure)

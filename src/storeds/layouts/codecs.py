@@ -22,7 +22,7 @@ import msgspec
 import numpy as np
 
 from storeds.errors import MissingDependencyError
-from storeds.jpeg import sniff as format_of
+from storeds.jpeg import format_of_picture as format_of
 from storeds.layouts.unpickle import MAX_DEPTH, CodecError, unpickle
 from storeds.protocols import Array
 

@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from storeds._utils.locations import read_at
+from storeds._utils.files import read_at
 from storeds.errors import UnavailableError
 from storeds.protocols import JSON, Array
-from storeds.records.columns import load_index, save_index
+from storeds.records.cache import load_index, save_index
 
 __all__ = ["Names", "pack_names"]
 

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from storeds._utils.locations import file_system_advice
+from storeds._utils.file_systems import file_system_advice
 from storeds.datasets.counters import LoaderStats, StageTotals
 from storeds.protocols import SampleContext
 from storeds.readers import SampleReader

@@ -16,8 +16,8 @@ from storeds.datasets.mixture import StoreMixture
 from storeds.errors import ConfigError, suggest
 from storeds.loaders.plan import Bucketed, Grouped, Plan, Quotas, Shuffled, Strata, Weighted
 from storeds.protocols import Array
+from storeds.records.classes import stored_classes
 from storeds.records.columns import check_one_value
-from storeds.records.roles import stored_classes
 
 __all__ = ["PLAN_SETTINGS", "PlanSettings", "Replacements", "make_plan", "replaces_samples"]
 

@@ -21,7 +21,7 @@ from storeds.loaders.sampler import EpochSampler
 from storeds.loaders.threaded import ThreadLoader
 from storeds.protocols import Array, Field
 from storeds.readers import ArrayReader
-from storeds.records.fields import canonical_json
+from storeds.records.canonical_json import canonical_json
 
 if TYPE_CHECKING:
     import tensorflow as tf

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import structs
 
 from storeds._utils.arguments import integer
-from storeds._utils.locations import redact
+from storeds._utils.redaction import redact
 from storeds.backends.base import StoreBackend
 from storeds.backends.opening import open_backend
 from storeds.config import Config, Split, build_loader, load_config

@@ -11,9 +11,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TypeAlias, TypeVar
 
-from storeds._utils.locations import file_path, redact
 from storeds._utils.prefetch import ReadAhead
+from storeds._utils.redaction import redact
 from storeds._utils.text import counted
+from storeds._utils.urls import file_path
 from storeds.backends.concatenated import ConcatenatedBackend
 from storeds.backends.opening import open_backend, scheme_of
 from storeds.backends.selection import Selection
@@ -22,7 +23,7 @@ from storeds.jpeg import Verdict, is_ready
 from storeds.jpeg.restarts import RestartMarker
 from storeds.protocols import Backend, Meta, Record
 from storeds.records.columns import read_column
-from storeds.records.fields import pictures, verdict_fields
+from storeds.records.verdict_fields import pictures, verdict_fields
 
 __all__ = [
     "NOT_EXAMINED",

@@ -15,7 +15,8 @@ from storeds.errors import FormatError, RecordError
 from storeds.ops.common import VerdictCounts, images_of
 from storeds.protocols import JSON, Backend
 from storeds.records.columns import read_column
-from storeds.records.fields import NATIVE, fields_to_json
+from storeds.records.fields import fields_to_json
+from storeds.records.meta import NATIVE
 
 __all__ = ["Info", "class_counts", "info"]
 

@@ -23,8 +23,9 @@ from storeds.ops.common import Progress, ProgressHook, damaged_kinds, in_order
 from storeds.ops.inspecting import class_counts
 from storeds.protocols import Array, Backend, SampleContext
 from storeds.readers import ImageReader
-from storeds.records.columns import load_index, load_json, read_column, save_index, save_json, stats_path
-from storeds.records.fields import UNCHECKED, pictures, verdict_fields
+from storeds.records.cache import load_index, load_json, save_index, save_json, stats_path
+from storeds.records.columns import read_column
+from storeds.records.verdict_fields import UNCHECKED, pictures, verdict_fields
 
 __all__ = ["Stats", "stats"]
 

@@ -19,7 +19,7 @@ from storeds.errors import suggest
 from storeds.jpeg.formats import open_picture
 from storeds.protocols import Field
 from storeds.readers.decoders import UNCHANGED, convert
-from storeds.records.roles import check_labels, check_mask, check_mask_mode
+from storeds.records.annotations import check_labels, check_mask, check_mask_mode
 from storeds.records.segmentations import rasterised, short
 
 if TYPE_CHECKING:

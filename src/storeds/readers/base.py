@@ -13,7 +13,9 @@ import numpy as np
 from storeds.errors import ConfigError, suggest
 from storeds.protocols import Array, Backend, Field, Record, SampleContext
 from storeds.records.columns import read_column
-from storeds.records.fields import Channels, Count, Layout, is_image_like, layout_of, without_verdicts
+from storeds.records.meta import Count
+from storeds.records.shapes import ChannelAxis, Channels, is_image_like, layout_of
+from storeds.records.verdict_fields import without_verdicts
 
 __all__ = ["INDEX", "ArrayReader", "RecordReader", "channels_first", "channels_of", "check_channels", "repeated"]
 
@@ -188,7 +190,7 @@ class ArrayReader(RecordReader):
 
     decode: str | None = None
     channels: Channels | Mapping[str, Channels] | None = None
-    layouts: Mapping[str, Layout] = field(default_factory=dict)
+    layouts: Mapping[str, ChannelAxis] = field(default_factory=dict)
     """Element → stored position of its channels, for elements whose channels move to the front."""
     views: bool = False
     """Return the sample's image as a view, without copying its pixels."""
@@ -225,7 +227,7 @@ class ArrayReader(RecordReader):
         """Return a bound reader that gives these elements with their channels first; raise as `layout` does."""
         return replace(self, layouts={**self.layouts, **{name: self.layout(name) for name in names}}, views=False)
 
-    def layout(self, name: str) -> Layout:
+    def layout(self, name: str) -> ChannelAxis:
         """Return the position of the channels; raise ConfigError if the element holds no images or is ambiguous."""
         declared = self._field(name) if name in self.fields else Field("int")
         return channels_of(name, declared, self._given_channels().get(name), self.fields)
@@ -269,7 +271,7 @@ def check_channels(channels: Channels | Mapping[str, Channels] | None) -> None:
             raise ConfigError(f"channels must be 'first' or 'last', not {each!r}")
 
 
-def channels_of(name: str, declared: Field, given: Channels | None, elements: Sequence[str]) -> Layout:
+def channels_of(name: str, declared: Field, given: Channels | None, elements: Sequence[str]) -> ChannelAxis:
     """Return where the channels of an element are; raise ConfigError if it holds no images, or if that is ambiguous.
 
     Parameters
@@ -291,7 +293,7 @@ def channels_of(name: str, declared: Field, given: Channels | None, elements: Se
         )
     if given is not None and len(shape) == 2:
         raise ConfigError(f"channels: element {name!r} has shape {shape}, a single channel; do not pass channels")
-    found: Layout | None = given or layout_of(shape)
+    found: ChannelAxis | None = given or layout_of(shape)
     if found is None:
         raise ConfigError(
             f"element {name!r} holds arrays of shape {shape}, which does not show where the channels are: pass "
@@ -307,7 +309,7 @@ def repeated(elements: Iterable[tuple[str, str]]) -> frozenset[str]:
     return frozenset(name for name, source in elements if first.setdefault(source, name) != name)
 
 
-def channels_first(array: Array, layout: Layout | None) -> Array:
+def channels_first(array: Array, layout: ChannelAxis | None) -> Array:
     """Return a view with the last three dimensions channels, height and width."""
     if layout == "last":
         return np.moveaxis(array, -1, -3)

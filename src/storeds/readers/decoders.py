@@ -20,7 +20,7 @@ from storeds.jpeg import MAX_PIXELS
 from storeds.jpeg.cuts import JpegCutter, JpegPart
 from storeds.jpeg.formats import open_picture, warn_of_truncated_images
 from storeds.jpeg.header import read_header
-from storeds.records.roles import ORIENTATIONS
+from storeds.records.samples import ORIENTATIONS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = [
     "UNCHANGED",
     "as_pil",
+    "bad_picture",
     "check_pixels",
     "convert",
     "decode_bytes",
@@ -46,7 +47,6 @@ __all__ = [
     "orientation_of",
     "oriented",
     "oriented_size",
-    "refused",
     "to_tensor",
     "upright",
 ]
@@ -61,7 +61,7 @@ _COLOURS = {1: ("L", "GRAY"), 3: ("RGB", "RGB")}
 _REST = re.compile(r"Corrupt JPEG data: \d+ extraneous bytes before marker 0xd(9|[0-7])")
 
 
-def refused(reason: str, kind: str) -> DecodeError:
+def bad_picture(reason: str, kind: str) -> DecodeError:
     """Return the error of a picture, with the kind under which reports count it."""
     error = DecodeError(reason)
     error.kind = kind
@@ -72,7 +72,7 @@ def check_pixels(width: int, height: int, limit: int) -> None:
     """Raise DecodeError for a picture of more pixels than `limit`, before memory is allocated for it."""
     if width * height > limit:
         claim = f"it claims {width:,} x {height:,} pixels, more than max_pixels={limit:,}"
-        raise refused(f"{claim}; pass a larger max_pixels if that is right", "too_large")
+        raise bad_picture(f"{claim}; pass a larger max_pixels if that is right", "too_large")
 
 
 def decode_bytes(blob: bytes, mode: str) -> bytes:
@@ -111,7 +111,7 @@ def _opened(blob: bytes, load_up_to: int = 0) -> Image.Image:
     try:
         return open_picture(blob, load_up_to)
     except Image.DecompressionBombError as error:
-        raise refused(
+        raise bad_picture(
             f"it claims more pixels than Pillow takes of this format ({error}); if that is right, set "
             "PIL.Image.MAX_IMAGE_PIXELS in every process that reads it, for example in a worker_init_fn",
             "too_large",
@@ -155,7 +155,7 @@ def _check_range(image: Image.Image, mode: str) -> None:
     values = np.asarray(image)
     low, high = float(values.min()), float(values.max())  # NaN where a value is
     if not (low >= 0 and high <= 255) or (image.mode == "F" and 0 < high <= 1):
-        raise refused(
+        raise bad_picture(
             f"the image has values from {low:g} to {high:g}, which mode {mode!r} would clip to 0 … 255: read it with "
             f"mode={image.mode!r} or 'unchanged', and scale it in a transform",
             "out_of_range",

@@ -39,6 +39,7 @@ from storeds.readers.base import RecordReader, channels_first, channels_of, chec
 from storeds.readers.decoders import (
     UNCHANGED,
     as_pil,
+    bad_picture,
     check_pixels,
     convert,
     decode_fast,
@@ -51,19 +52,10 @@ from storeds.readers.decoders import (
     orientation_of,
     oriented,
     oriented_size,
-    refused,
     to_tensor,
 )
-from storeds.records.fields import (
-    Channels,
-    Layout,
-    holds_pixels,
-    is_mask,
-    pictures,
-    verdict_fields,
-    with_pictures,
-    without_verdicts,
-)
+from storeds.records.shapes import ChannelAxis, Channels, holds_pixels, is_mask, with_pictures
+from storeds.records.verdict_fields import pictures, verdict_fields, without_verdicts
 from storeds.registry import DECODERS
 
 __all__ = ["ImageReader", "Picture", "PictureDecoder", "check_one_guess", "draw_crops", "label_of"]
@@ -120,7 +112,7 @@ class ImageReader(RecordReader):
     """The stored images that have a verdict."""
     _decoders: Mapping[str, PictureDecoder] = field(init=False, repr=False, compare=False)
     """The decoders of the images that are decoded."""
-    _layouts: Mapping[str, Layout] = field(init=False, repr=False, compare=False)
+    _layouts: Mapping[str, ChannelAxis] = field(init=False, repr=False, compare=False)
     """Where the channels of images of kind array are."""
 
     def __post_init__(self) -> None:
@@ -475,7 +467,9 @@ class PictureDecoder:
             raise
         except Exception as error:  # damaged bytes make decoders raise errors of any type
             kind = DecodeError.kind if damage is None else damage.finding
-            raise refused(f"the image cannot be decoded ({_beginning(blob)}): {decode_reason(error)}", kind) from error
+            raise bad_picture(
+                f"the image cannot be decoded ({_beginning(blob)}): {decode_reason(error)}", kind
+            ) from error
         if note is not None:
             context.notes.append(note)
         return _cropped(image, crops) if crops else image
@@ -553,13 +547,13 @@ class PictureDecoder:
         """Return the note of a repair; raise DecodeError if the options do not allow to repair this damage."""
         reason = damage.reason or f"the store's verdict: {damage.finding}"
         if damage.recovered == 0.0:
-            raise refused(f"the image cannot be decoded ({_beginning(blob)}): {reason}", damage.finding)
+            raise bad_picture(f"the image cannot be decoded ({_beginning(blob)}): {reason}", damage.finding)
         if not self.repair:
             what = f"and repair is off; {damage.share} of it is there: {reason}"
-            raise refused(f"the image is damaged, {what}", damage.finding)
+            raise bad_picture(f"the image is damaged, {what}", damage.finding)
         if not damage.recovered >= self.min_recovered:
             least = f"less than min_recovered={self.min_recovered}"
-            raise refused(f"the image is damaged: {damage.share} of it is there, {least}; {reason}", damage.finding)
+            raise bad_picture(f"the image is damaged: {damage.share} of it is there, {least}; {reason}", damage.finding)
         return Note(damage.finding, f"a damaged picture was repaired; {damage.share} of it is there: {reason}")
 
 

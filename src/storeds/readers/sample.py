@@ -24,21 +24,15 @@ from storeds.readers.annotations import (
     plain_rows,
 )
 from storeds.readers.base import channels_first, repeated
-from storeds.readers.decoders import UNCHANGED, orientation_of, refused
+from storeds.readers.decoders import UNCHANGED, bad_picture, orientation_of
 from storeds.readers.elements import JsonPath, split_path, value_at, with_given_role
 from storeds.readers.image import ImageReader, Picture, PictureDecoder, check_one_guess, draw_crops, label_of
-from storeds.records.fields import NATIVE, Layout, is_mask
-from storeds.records.roles import (
-    BOX_FORMATS,
-    Sample,
-    boxes_of,
-    check_mask,
-    check_row_counts,
-    check_rows,
-    check_values,
-    given_roles,
-    stored_classes,
-)
+from storeds.records.annotations import check_mask, check_row_counts, check_values
+from storeds.records.classes import stored_classes
+from storeds.records.meta import NATIVE
+from storeds.records.roles import BOX_FORMATS, boxes_of, check_rows, given_roles
+from storeds.records.samples import Sample
+from storeds.records.shapes import ChannelAxis, is_mask
 
 if TYPE_CHECKING:
     import torch
@@ -371,7 +365,7 @@ def _named(name: str) -> Iterator[None]:
     try:
         yield
     except DecodeError as error:
-        raise refused(f"field {name!r}: {error}", error.kind) from error.__cause__
+        raise bad_picture(f"field {name!r}: {error}", error.kind) from error.__cause__
 
 
 def _size_of(image: Any) -> Size | None:
@@ -384,7 +378,7 @@ def _size_of(image: Any) -> Size | None:
     return (shape[-2], shape[-1]) if len(shape) > 1 else None
 
 
-def _image_tensor(value: Array, layout: Layout) -> torch.Tensor:
+def _image_tensor(value: Array, layout: ChannelAxis) -> torch.Tensor:
     import torch
 
     return torch.from_numpy(np.ascontiguousarray(channels_first(value, layout)))

@@ -13,11 +13,12 @@ from storeds._utils.arguments import integer
 from storeds.errors import ConfigError, DecodeError, RecordError, suggest
 from storeds.protocols import Array, Backend, Decoder, Field, Record, SampleContext
 from storeds.readers.base import INDEX, channels_first
-from storeds.readers.decoders import refused
+from storeds.readers.decoders import bad_picture
 from storeds.readers.image import ImageReader, label_of
 from storeds.readers.video import Runs
-from storeds.records.columns import read_arrays, read_column
-from storeds.records.fields import verdict_fields
+from storeds.records.arrays import read_arrays
+from storeds.records.columns import read_column
+from storeds.records.verdict_fields import verdict_fields
 
 if TYPE_CHECKING:
     pass
@@ -243,7 +244,7 @@ class SequenceReader(ImageReader):
             try:
                 images.append(self._element(name, source, declared, record, context))
             except DecodeError as error:
-                raise refused(f"row {at} of the window of {name!r}: {error}", error.kind) from error.__cause__
+                raise bad_picture(f"row {at} of the window of {name!r}: {error}", error.kind) from error.__cause__
         if not all(isinstance(image, torch.Tensor) for image in images):
             return images
         shapes = {tuple(image.shape) for image in images}

@@ -12,10 +12,11 @@ from storeds.errors import ConfigError, DecodeError, suggest
 from storeds.protocols import Array, Backend, Decoder, Field, Note, Record, SampleContext
 from storeds.readers.base import INDEX
 from storeds.readers.clips import ClipPlan
-from storeds.readers.decoders import refused
+from storeds.readers.decoders import bad_picture
 from storeds.readers.image import ImageReader
 from storeds.readers.video_files import VideoFileReader
-from storeds.records.columns import index_path, load_index, read_column, save_index
+from storeds.records.cache import index_path, load_index, save_index
+from storeds.records.columns import read_column
 
 if TYPE_CHECKING:
     import torch
@@ -265,7 +266,7 @@ class VideoReader(ImageReader):
         try:
             frame = self._element(name, source, declared, record, context)
         except DecodeError as error:
-            raise refused(f"{self._named(record, at)}: {error}", error.kind) from error.__cause__
+            raise bad_picture(f"{self._named(record, at)}: {error}", error.kind) from error.__cause__
         for number, note in enumerate(context.notes[noted:], noted):
             context.notes[number] = Note(note.kind, f"{self._named(record, at)}: {note.message}")
         return _tensor(frame) if isinstance(frame, np.ndarray) else frame

@@ -23,7 +23,9 @@ import xxhash
 
 from storeds.errors import FormatError
 from storeds.protocols import JSON, Array, Field, Record
-from storeds.records.fields import _check_text, canonical_json, fields_to_json, without_verdicts
+from storeds.records.canonical_json import canonical_json, check_text
+from storeds.records.fields import fields_to_json
+from storeds.records.verdict_fields import without_verdicts
 
 __all__ = [
     "SEAL",
@@ -84,7 +86,7 @@ def _canonical_bytes(field: Field, value: Any) -> bytes:
 def _canonical_str(field: Field, value: Any) -> str:
     if not isinstance(value, str):
         raise TypeError("expected str")
-    _check_text(value)
+    check_text(value)
     return str.__str__(value)  # not str(value): for an enumeration that returns the name of the member
 
 
@@ -241,7 +243,9 @@ class RecordCodec:
             )
         return packed
 
-    def open_all(self, sealed: Sequence[memoryview | bytes], positions: Sequence[int], seals: Seals) -> list[Record]:
+    def verify_and_decode(
+        self, sealed: Sequence[memoryview | bytes], positions: Sequence[int], seals: Seals
+    ) -> list[Record]:
         """Return the records of packed maps followed by their seals, after checking all; raises ValueError.
 
         Parameters
@@ -271,7 +275,7 @@ class RecordCodec:
                     raise ValueError(fault)
         if self._arrays or self._json:
             for record in records:
-                self.revive(record)
+                self.to_user_values(record)
         return records
 
     def stored(self, packed: memoryview | bytes) -> Record:
@@ -284,9 +288,9 @@ class RecordCodec:
 
     def unpack(self, packed: bytes) -> Record:
         """Return the record that `pack` packed."""
-        return self.revive(_decode(packed))
+        return self.to_user_values(_decode(packed))
 
-    def revive(self, record: Record) -> Record:
+    def to_user_values(self, record: Record) -> Record:
         """Convert unpacked values to user values: arrays own writable memory, JSON is parsed.
 
         Values that are arrays already stay as they are. Raises ValueError for values that do not match their declaration.

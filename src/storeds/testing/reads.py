@@ -15,7 +15,7 @@ import pytest
 from storeds.backends.opening import open_backend
 from storeds.errors import ClosedError, ConfigError, StoreNotFoundError
 from storeds.protocols import Array, Backend, Record, SupportsColumns, SupportsWhere
-from storeds.records.columns import read_arrays, stack_records
+from storeds.records.arrays import read_arrays, stack_records
 from storeds.testing.kit import DTYPES, Kit, MakeUrl, Written, array_of, assert_same, kept, make_records
 
 __all__ = ["ArrayTests", "ReadTests"]

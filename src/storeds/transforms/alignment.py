@@ -9,7 +9,7 @@ import torch
 
 from storeds.errors import ConfigError, MissingDependencyError
 from storeds.protocols import Field, Transform
-from storeds.records.fields import holds_integers, is_mask, is_spatial
+from storeds.records.shapes import holds_integers, is_mask, is_spatial
 from storeds.transforms.elements import is_of_torchvision, tv_tensors
 
 __all__ = ["check_roles", "check_spatial", "moving_parts", "takes_images"]

@@ -20,7 +20,7 @@ import torch
 from PIL import Image
 
 from storeds.protocols import Array, Cropped, Window
-from storeds.records.roles import ORIENTATIONS
+from storeds.records.samples import ORIENTATIONS
 
 __all__ = [
     "Axes",

@@ -18,7 +18,8 @@ from PIL import Image
 
 from storeds.errors import ConfigError, RecordError
 from storeds.protocols import Array, Field, SampleContext, Transform
-from storeds.records.roles import BOX_FORMATS, Sample
+from storeds.records.roles import BOX_FORMATS
+from storeds.records.samples import Sample
 from storeds.transforms.albumentations import Albumentations, JointAlbumentations, wrap_albumentations
 from storeds.transforms.alignment import moving_parts
 from storeds.transforms.binding import BoundTransform, Compose, Views

@@ -14,8 +14,8 @@ import numpy as np
 import xxhash
 from msgspec import structs
 
-from storeds._utils.locations import StoreURL, file_path
 from storeds._utils.settings import parse_options
+from storeds._utils.urls import StoreURL, file_path
 from storeds.backends.base import BackendOptions, FileBackend, FileOpener
 from storeds.backends.handles import HandlePool, OpenStore
 from storeds.backends.hdf5.columns import OFFSET, Column, datasets_of, fixed_values, steps
@@ -24,9 +24,10 @@ from storeds.backends.hdf5.rows import LibraryRows, Rows, gather, open_rows
 from storeds.backends.hdf5.stamp import check_hdf5_file, open_hdf5_file, system_failure
 from storeds.errors import FormatError, RecordError, StoredsError, UnavailableError
 from storeds.protocols import JSON, Array, Field, Meta, Record
+from storeds.records.arrays import stack_records, stackable
 from storeds.records.codec import SEAL, Seals, check_column, checksum, encode
-from storeds.records.columns import SCALARS, column_from_records, stack_records, stackable, text_column
-from storeds.records.fields import WRITTEN_BY, meta_from_text
+from storeds.records.columns import SCALARS, column_from_records, text_column
+from storeds.records.meta import WRITTEN_BY, meta_from_text
 
 if TYPE_CHECKING:
     from storeds.backends.hdf5.sink import Hdf5Sink
@@ -223,7 +224,7 @@ class Hdf5Backend(FileBackend[Hdf5Handle, Hdf5Opener]):
                 columns = [column.read(at) for column in handle.columns.values()]
                 records = _records(tuple(handle.columns), columns, len(at))
                 if _match(handle, records, at):
-                    return list(map(self._codec.revive, records))
+                    return list(map(self._codec.to_user_values, records))
             except ValueError:  # a value is unreadable or does not match its seal
                 pass
             return [self._read_one(handle, position) for position in positions]
@@ -241,7 +242,7 @@ class Hdf5Backend(FileBackend[Hdf5Handle, Hdf5Opener]):
             if fault is None:
                 seal = int(gather(handle.seal_rows, at).view(_SEAL)[0, 0])
                 fault = handle.seals.fault(seal, checksum(encode(record)), position)
-            return self._codec.revive(record) if fault is None else self._fault(position, fault, record)
+            return self._codec.to_user_values(record) if fault is None else self._fault(position, fault, record)
         except ValueError as error:
             return self._fault(position, error, record)
 

@@ -18,14 +18,15 @@ import h5py
 import msgspec
 import numpy as np
 
-from storeds._utils.locations import file_url
+from storeds._utils.urls import file_url
 from storeds.backends.hdf5.columns import OFFSET, Datasets, datasets_of
 from storeds.backends.hdf5.stamp import metadata_ranges, stamp
 from storeds.backends.staging import Staging, explain, replace_file
 from storeds.protocols import Array, Field
+from storeds.records.canonical_json import canonical_json
 from storeds.records.codec import SEAL
 from storeds.records.columns import text_offsets
-from storeds.records.fields import NATIVE, canonical_json, meta_from_text
+from storeds.records.meta import NATIVE, meta_from_text
 
 __all__ = ["Hdf5Sink"]
 

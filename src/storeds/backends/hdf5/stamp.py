@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 import h5py
 import xxhash
 
-from storeds._utils.locations import CutShortError, refused
+from storeds._utils.files import CutShortError, os_failure
 from storeds.errors import FormatError, StoredsError, UnavailableError
 
 __all__ = ["check_hdf5_file", "metadata_ranges", "open_hdf5_file", "stamp", "system_failure"]
@@ -72,7 +72,7 @@ def system_failure(error: Exception, url: str) -> StoredsError | None:
     """Return the error for a failed system call, which libhdf5 reports in exceptions of many types; None for any other."""
     found = _SYSTEM_CALL.search(str(error))
     number = int(found[1]) if found else getattr(error, "errno", None)
-    return None if number is None else refused(url, "read", OSError(number, os.strerror(number)))
+    return None if number is None else os_failure(url, "read", OSError(number, os.strerror(number)))
 
 
 def stamp(descriptor: int, metadata: Sequence[tuple[int, int]]) -> bytes:

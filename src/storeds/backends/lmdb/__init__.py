@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 from storeds.registry import export_lazily
 
 if TYPE_CHECKING:
-    from storeds.backends.lmdb.backend import LmdbBackend, LmdbOptions
+    from storeds.backends.lmdb.backend import LmdbBackend
+    from storeds.backends.lmdb.format import LmdbOptions
     from storeds.backends.lmdb.sink import LmdbSink
 
 __all__ = ["LmdbBackend", "LmdbOptions", "LmdbSink"]
 
-__getattr__ = export_lazily(__name__, {"backend": ("LmdbBackend", "LmdbOptions"), "sink": ("LmdbSink",)})
+__getattr__ = export_lazily(__name__, {"backend": ("LmdbBackend",), "format": ("LmdbOptions",), "sink": ("LmdbSink",)})

@@ -12,47 +12,27 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import lmdb
 import numpy as np
 
-from storeds._utils.locations import StoreURL, file_path
 from storeds._utils.prefetch import ADVISED, blocks_read, will_need
 from storeds._utils.settings import parse_options
-from storeds.backends.base import BackendOptions, FileBackend, FileOpener
+from storeds._utils.urls import StoreURL, file_path
+from storeds.backends.base import FileBackend, FileOpener
 from storeds.backends.handles import HandlePool, OpenStore
 from storeds.backends.lmdb.files import check_length, lmdb_errors, open_environment
+from storeds.backends.lmdb.format import COLUMNS, COUNT_BITS, META, PAGES, RECORDS, LmdbOptions, position_key
 from storeds.errors import FormatError, RecordError
 from storeds.protocols import JSON, Array, Field, Meta, Record
 from storeds.records.codec import Seals, check_column
 from storeds.records.columns import SCALARS, column_from_records, text_column, text_offsets
-from storeds.records.fields import WRITTEN_BY, meta_from_text
+from storeds.records.meta import WRITTEN_BY, meta_from_text
 
 if TYPE_CHECKING:
     from storeds.backends.lmdb.sink import LmdbSink
 
-__all__ = ["COLUMNS", "COUNT_BITS", "META", "PAGES", "RECORDS", "LmdbBackend", "LmdbOptions", "position_key"]
+__all__ = ["LmdbBackend"]
 
-RECORDS, COLUMNS, META = b"records", b"columns", b"meta"
-PAGES = b"_pages"  # among the columns: where the values lie in the file, as first page << COUNT_BITS | number of pages
-COUNT_BITS = 24  # more than the pages of the largest value
 # Begin of a value with pages of its own: number of the first page, flags, how many pages.
 _OVERFLOW = struct.Struct("<Q2xHI")
 _IS_OVERFLOW = 4  # a flag
-
-
-class LmdbOptions(BackendOptions, frozen=True):
-    """Options of ``lmdb://`` stores.
-
-    Attributes
-    ----------
-    readahead : bool or None
-        Let the kernel read ahead around what is read. By default it does so only for stores of other tools with large
-        values: of native stores it knows what will be read.
-    """
-
-    readahead: bool | None = None
-
-
-def position_key(position: int) -> bytes:
-    """Return the key of a record: its position as 8 big-endian bytes."""
-    return position.to_bytes(8, "big")
 
 
 @dataclass(slots=True)
@@ -201,7 +181,7 @@ class LmdbBackend(FileBackend[LmdbHandle, LmdbOpener]):
                 with handle.env.begin(db=handle.records, buffers=True) as txn:
                     get: Callable[[bytes], Any] = txn.get
                     sealed = list(map(get, [position.to_bytes(8, "big") for position in positions]))
-                    return [*self._codec.open_all(sealed, positions, handle.seals)]
+                    return [*self._codec.verify_and_decode(sealed, positions, handle.seals)]
             except (ValueError, lmdb.Error):
                 return [self._read_one(handle, position) for position in positions]
             finally:

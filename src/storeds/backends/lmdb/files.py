@@ -10,9 +10,9 @@ from typing import Any
 
 import lmdb
 
-from storeds._utils.locations import CutShortError
+from storeds._utils.files import CutShortError
 from storeds.errors import ConfigError, FormatError, UnavailableError
-from storeds.records.fields import WRITTEN_BY
+from storeds.records.meta import WRITTEN_BY
 
 __all__ = ["check_length", "lmdb_errors", "open_environment"]
 

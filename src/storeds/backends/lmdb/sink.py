@@ -13,9 +13,9 @@ from typing import Any
 import lmdb
 import numpy as np
 
-from storeds._utils.locations import StoreURL, file_path, file_url
 from storeds._utils.settings import parse_options
-from storeds.backends.lmdb.backend import COLUMNS, COUNT_BITS, META, PAGES, RECORDS, LmdbOptions, position_key
+from storeds._utils.urls import StoreURL, file_path, file_url
+from storeds.backends.lmdb.format import COLUMNS, COUNT_BITS, META, PAGES, RECORDS, LmdbOptions, position_key
 from storeds.backends.staging import Staging, explain, replace_file, sync_path
 from storeds.protocols import Array
 

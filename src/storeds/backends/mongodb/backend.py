@@ -12,9 +12,9 @@ from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
-from storeds._utils.locations import StoreURL
 from storeds._utils.settings import parse_options
 from storeds._utils.text import some
+from storeds._utils.urls import StoreURL
 from storeds.backends.base import BackendOptions, HandleBackend
 from storeds.backends.handles import HandlePool, OpenStore
 from storeds.backends.mongodb.client import CLIENTS, ClientFactory, ClientOpener, leased_database, parse_location
@@ -38,7 +38,7 @@ from storeds.errors import FormatError, RecordError, StoredsError, StoreNotFound
 from storeds.protocols import JSON, Array, Field, Meta, Record
 from storeds.records.codec import Seals, check_column, checksum, encode
 from storeds.records.columns import column_from_records, column_of, text_offsets
-from storeds.records.fields import WRITTEN_BY, meta_from_text
+from storeds.records.meta import WRITTEN_BY, meta_from_text
 
 __all__ = ["MongodbBackend"]
 
@@ -257,7 +257,7 @@ class MongodbBackend(HandleBackend[Any, ClientOpener]):
                 fault = self._seals.fault(seal_of(document), checksum(encode(record)), position)
                 if fault is not None:
                     raise ValueError(fault)
-            return self._codec.revive(record)
+            return self._codec.to_user_values(record)
         except (ValueError, TypeError, OverflowError) as error:  # the last two: msgpack has no such type or integer
             return self._fault(position, error, document)
 

@@ -16,7 +16,8 @@ import pymongo
 from pymongo import uri_parser
 from pymongo.errors import ConfigurationError, OperationFailure, PyMongoError
 
-from storeds._utils.locations import StoreURL, redact, redact_message
+from storeds._utils.redaction import redact, redact_message
+from storeds._utils.urls import StoreURL
 from storeds.backends.handles import HandlePool, HandleRef
 from storeds.errors import ConfigError, StoredsError, UnavailableError
 

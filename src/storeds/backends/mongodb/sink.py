@@ -37,8 +37,7 @@ from storeds.backends.mongodb.documents import (
     to_documents,
 )
 from storeds.backends.mongodb.retry import on_database
-from storeds.backends.writer import appeared
-from storeds.errors import StoredsError, StoreExistsError, UnavailableError
+from storeds.errors import StoredsError, StoreExistsError, UnavailableError, appeared
 from storeds.protocols import Array
 
 __all__ = ["MongodbSink"]

@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 import xxhash
 from msgspec import structs
 
-from storeds._utils.locations import StoreURL, file_path
 from storeds._utils.settings import parse_options
+from storeds._utils.urls import StoreURL, file_path
 from storeds.backends.base import FileBackend, FileOpener, NativeStoreError, bounded
 from storeds.backends.handles import HandlePool, OpenStore
 from storeds.backends.hdf5.stamp import system_failure
@@ -24,8 +24,10 @@ from storeds.layouts.hdf5.records import Contents, contents_of
 from storeds.layouts.hdf5.scan import LeftOutError
 from storeds.layouts.pattern import Pattern
 from storeds.protocols import JSON, Array, Field, Meta, Record
-from storeds.records.columns import stack_records, stackable
-from storeds.records.fields import Count, canonical_json, fields_to_json
+from storeds.records.arrays import stack_records, stackable
+from storeds.records.canonical_json import canonical_json
+from storeds.records.fields import fields_to_json
+from storeds.records.meta import Count
 
 __all__ = ["ForeignHdf5", "ForeignOpener", "Hdf5Handle"]
 

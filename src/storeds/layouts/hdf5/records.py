@@ -21,7 +21,7 @@ from storeds.layouts.hdf5.values import Values, packing, values_of
 from storeds.layouts.names import Names, pack_names
 from storeds.layouts.pattern import ATTRIBUTES, EVERYTHING, KEY, Pattern, Template
 from storeds.protocols import JSON, Array, Field
-from storeds.records.columns import index_path
+from storeds.records.cache import index_path
 
 __all__ = ["Contents", "contents_of"]
 

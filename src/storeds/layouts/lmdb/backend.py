@@ -13,8 +13,8 @@ import lmdb
 import numpy as np
 import xxhash
 
-from storeds._utils.locations import StoreURL, file_path
 from storeds._utils.settings import parse_options
+from storeds._utils.urls import StoreURL, file_path
 from storeds.backends.base import FileBackend, NativeStoreError, bounded
 from storeds.backends.handles import HandlePool, OpenStore
 from storeds.backends.lmdb.backend import LmdbBackend
@@ -50,9 +50,12 @@ from storeds.layouts.lmdb.records import (
 from storeds.layouts.names import Names
 from storeds.layouts.pattern import EVERYTHING, KEY, NameFields, Pattern, Template, check_names, parse_pattern
 from storeds.protocols import JSON, Array, Field, Meta, Record
+from storeds.records.cache import index_path
+from storeds.records.canonical_json import canonical_json
 from storeds.records.codec import RecordCodec
-from storeds.records.columns import TEXT, column_from_records, index_path
-from storeds.records.fields import WRITTEN_BY, Count, canonical_json, fields_to_json, parse_fields
+from storeds.records.columns import TEXT, column_from_records
+from storeds.records.fields import fields_to_json, parse_fields
+from storeds.records.meta import WRITTEN_BY, Count
 
 __all__ = ["ForeignLmdb"]
 
@@ -247,7 +250,7 @@ class ForeignLmdb(FileBackend[ForeignHandle, EnvironmentOpener]):
                 values = records.read(reader, key, names)
                 loose = {name: values[name] for name in jsons if holds_nan(values[name])}
                 stored = codec.canonical({name: values[name] for name in names} | dict.fromkeys(loose))
-                out.append(codec.revive(stored) | loose)
+                out.append(codec.to_user_values(stored) | loose)
             except (ValueError, lmdb.Error) as error:
                 out.append(self._fault(position, error, {"key": key_text(key)}))
                 if isinstance(error, lmdb.Error):

@@ -17,12 +17,12 @@ import lmdb
 
 from storeds.backends.base import FileOpener, NativeStoreError
 from storeds.backends.handles import OpenStore
-from storeds.backends.lmdb.backend import COLUMNS, META, RECORDS, LmdbOptions
 from storeds.backends.lmdb.files import check_length, lmdb_errors, open_environment
+from storeds.backends.lmdb.format import COLUMNS, META, RECORDS, LmdbOptions
 from storeds.errors import ConfigError, FormatError
 from storeds.layouts.pattern import Pattern, parse_pattern
 from storeds.protocols import Meta
-from storeds.records.fields import WRITTEN_BY
+from storeds.records.meta import WRITTEN_BY
 
 __all__ = [
     "DATA",

@@ -25,8 +25,11 @@ from storeds.layouts.mongodb.connection import Connection
 from storeds.layouts.mongodb.documents import Column, label_of, projection_of
 from storeds.layouts.names import Names
 from storeds.protocols import Array, Field, Meta, Record
-from storeds.records.columns import column_of, index_path
-from storeds.records.fields import Count, canonical_json, fields_to_json
+from storeds.records.cache import index_path
+from storeds.records.canonical_json import canonical_json
+from storeds.records.columns import column_of
+from storeds.records.fields import fields_to_json
+from storeds.records.meta import Count
 
 __all__ = ["IDS", "LABELS", "NAMES", "MongodbLayout", "batches", "id_of", "key_of", "listed"]
 

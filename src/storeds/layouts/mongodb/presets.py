@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
-from storeds._utils.locations import redact
+from storeds._utils.redaction import redact
 from storeds.backends.base import NativeStoreError
 from storeds.backends.mongodb.client import ClientFactory, parse_location
 from storeds.backends.mongodb.documents import BUILD

@@ -12,11 +12,11 @@ import numpy as np
 from storeds._utils.text import some
 from storeds.errors import ConfigError
 from storeds.jpeg import read_picture_header
-from storeds.jpeg.formats import sniff
+from storeds.jpeg.formats import format_of_picture
 from storeds.ops.packing.sources.folders import IMAGE_SUFFIXES
 from storeds.protocols import Array, Field, Meta, Record
-from storeds.records.fields import is_mask
-from storeds.records.roles import box_edges, check_values
+from storeds.records.annotations import box_edges, check_values
+from storeds.records.shapes import is_mask
 
 __all__ = [
     "HOW_TO_DECLARE",
@@ -230,7 +230,7 @@ def _without_suffix(name: str) -> str:
 
 def picture_suffix(blob: bytes) -> str:
     """Return the usual suffix of a picture's format, ``.jpg`` for a JPEG; ``.bin`` for an unknown one."""
-    return ".jpg" if blob.startswith(b"\xff\xd8") else _SUFFIXES.get(sniff(blob), ".bin")
+    return ".jpg" if blob.startswith(b"\xff\xd8") else _SUFFIXES.get(format_of_picture(blob), ".bin")
 
 
 def fields_of(meta: Meta, role: str) -> list[str]:

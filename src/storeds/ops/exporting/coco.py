@@ -37,9 +37,10 @@ from storeds.ops.exporting.base import (
     one_field,
 )
 from storeds.protocols import JSON, Array, Field, Meta, Record
-from storeds.records.fields import without_verdicts
-from storeds.records.roles import boxes_of, stored_classes
+from storeds.records.classes import stored_classes
+from storeds.records.roles import boxes_of
 from storeds.records.segmentations import boxes_around, in_pixels, run_lengths
+from storeds.records.verdict_fields import without_verdicts
 
 __all__ = ["CocoExporter"]
 

@@ -17,7 +17,8 @@ from storeds.ops.exporting.base import (
 )
 from storeds.ops.packing.sources.exported import FIELDS_FILE, ROWS_FILE, VERSION, damage_to_row, is_inline
 from storeds.protocols import JSON, Meta, Record
-from storeds.records.fields import fields_to_json, without_verdicts
+from storeds.records.fields import fields_to_json
+from storeds.records.verdict_fields import without_verdicts
 
 __all__ = ["FolderExporter"]
 

@@ -27,9 +27,10 @@ from storeds.ops.packing.sources.turned import turned_centres, turned_keypoints,
 from storeds.ops.packing.sources.yolo import SPLITS, TOLERANCE, labels_of
 from storeds.protocols import JSON, Array, Meta, Record
 from storeds.readers.decoders import orientation_of
-from storeds.records.fields import without_verdicts
-from storeds.records.roles import boxes_of, stored_classes
+from storeds.records.classes import stored_classes
+from storeds.records.roles import boxes_of
 from storeds.records.segmentations import run_lengths_box
+from storeds.records.verdict_fields import without_verdicts
 
 __all__ = ["YoloExporter"]
 

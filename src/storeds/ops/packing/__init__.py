@@ -18,10 +18,9 @@ from typing import Any, get_args
 
 from PIL import Image
 
-from storeds._utils.locations import redact
+from storeds._utils.redaction import redact
 from storeds._utils.text import counted, printable
 from storeds.backends.opening import COMMIT_EVERY, open_writer
-from storeds.backends.role_checks import RoleChecker
 from storeds.errors import ConfigError, RecordError, suggest
 from storeds.jpeg import MAX_PIXELS, Verdict, examine, read_picture_header, repair, set_verdict
 from storeds.jpeg.formats import decode_reason, open_picture
@@ -44,6 +43,7 @@ from storeds.ops.packing.sources import open_source
 from storeds.ops.packing.splits import Split, divides_by_label, make_split
 from storeds.protocols import JSON, Field, Meta, Record
 from storeds.readers.decoders import upright
+from storeds.records.role_checks import RoleChecker
 
 __all__ = ["Packed", "pack"]
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from storeds._utils.locations import read_at
+from storeds._utils.files import read_at
 from storeds._utils.text import printable
 from storeds.errors import ConfigError
 from storeds.protocols import JSON, Backend, Field, Record

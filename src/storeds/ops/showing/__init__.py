@@ -24,7 +24,7 @@ import numpy as np
 from jinja2 import Environment
 from PIL import Image
 
-from storeds._utils.locations import redact
+from storeds._utils.redaction import redact
 from storeds._utils.text import counted
 from storeds.backends.opening import open_backend
 from storeds.backends.staging import replace_file, reporting

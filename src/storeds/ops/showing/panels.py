@@ -19,7 +19,8 @@ from storeds.jpeg.formats import decode_reason, open_picture
 from storeds.jpeg.header import SOI
 from storeds.protocols import Array, Field
 from storeds.readers.decoders import check_pixels
-from storeds.records.roles import box_edges, boxes_of, check_row_counts
+from storeds.records.annotations import box_edges, check_row_counts
+from storeds.records.roles import boxes_of
 
 __all__ = ["Panel", "class_name", "draw_parts", "panel_of", "write"]
 

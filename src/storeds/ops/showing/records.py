@@ -15,7 +15,7 @@ import numpy as np
 from storeds._utils.text import byte_size, counted, printable
 from storeds.backends.selection import Selection
 from storeds.errors import ConfigError, RecordError, StoredsError
-from storeds.jpeg import MAX_PIXELS, Verdict, examine, read_picture_header, repair, sniff
+from storeds.jpeg import MAX_PIXELS, Verdict, examine, format_of_picture, read_picture_header, repair
 from storeds.jpeg.formats import open_picture
 from storeds.ops.showing.panels import Panel, class_name, draw_parts, panel_of
 from storeds.protocols import Array, Backend, Field, Record, Role
@@ -24,18 +24,13 @@ from storeds.readers.annotations import class_ids, coordinates_tensor, mask_tens
 from storeds.readers.base import channels_first
 from storeds.readers.elements import JsonPath, split_path, value_at
 from storeds.readers.image import label_of
+from storeds.records.annotations import check_values
+from storeds.records.classes import stored_classes
 from storeds.records.codec import checksum
 from storeds.records.columns import read_column
-from storeds.records.fields import (
-    NATIVE,
-    is_image_like,
-    is_mask,
-    is_pixel_array,
-    layout_of,
-    pictures,
-    without_verdicts,
-)
-from storeds.records.roles import check_values, stored_classes
+from storeds.records.meta import NATIVE
+from storeds.records.shapes import is_image_like, is_mask, is_pixel_array, layout_of
+from storeds.records.verdict_fields import pictures, without_verdicts
 
 __all__ = ["Collector", "Shown", "cut", "described", "is_picture", "noted", "spread"]
 
@@ -114,7 +109,7 @@ def described(record: Record, fields: Mapping[str, Field]) -> dict[str, Any]:
             found[name] = f"{value.dtype} {list(value.shape)}" + (f": {value.tolist()}" if value.size <= _FEW else "")
         elif isinstance(value, bytes):
             header, verdict = read_picture_header(value), Verdict.of(record, name)
-            what = f"{header.format} {header.width} × {header.height}" if header else sniff(value)
+            what = f"{header.format} {header.width} × {header.height}" if header else format_of_picture(value)
             about = f"{what}, {verdict.finding if verdict else 'not examined'}, " if declared.kind == "image" else ""
             found[name] = f"{about}{byte_size(len(value))}, checksum {checksum(value).hex()}"
         else:

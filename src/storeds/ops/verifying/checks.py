@@ -10,9 +10,8 @@ from typing import Any
 from PIL import Image
 
 from storeds.backends.base import StoreBackend
-from storeds.backends.role_checks import LOSSY, RoleChecker
 from storeds.errors import DecodeError, RecordError, StoredsError
-from storeds.jpeg import MAX_PIXELS, Verdict, examine, sniff
+from storeds.jpeg import MAX_PIXELS, Verdict, examine, format_of_picture
 from storeds.jpeg.formats import open_picture
 from storeds.jpeg.header import SOI
 from storeds.ops.common import images_of
@@ -20,6 +19,7 @@ from storeds.protocols import Backend, Meta, Record
 from storeds.readers.decoders import check_pixels
 from storeds.records.codec import RecordCodec, checksum
 from storeds.records.columns import read_column
+from storeds.records.role_checks import LOSSY, RoleChecker
 
 __all__ = ["BATCH", "BatchResult", "Checker", "Finding", "column_names"]
 
@@ -183,7 +183,7 @@ class Checker:
         result.images += verdict.recovered > 0
         if kind == _INTACT:
             return
-        form = None if verdict.is_whole or blob.startswith(SOI) else sniff(blob)
+        form = None if verdict.is_whole or blob.startswith(SOI) else format_of_picture(blob)
         message = f"{name}: {message}"
         found = Finding(kind, message, position, key, name, verdict.recovered, form)
         (result.notes if kind == "trailing_data" else result.findings).append(found)

@@ -14,8 +14,10 @@ from glob import escape, glob
 from typing import Any
 
 from storeds import registry
-from storeds._utils.locations import StoreURL, nearest, redact, sniff
+from storeds._utils.files import engine_of_file, nearest
+from storeds._utils.redaction import redact
 from storeds._utils.text import counted, some
+from storeds._utils.urls import StoreURL
 from storeds.errors import ConfigError, StoreNotFoundError, suggest
 from storeds.ops.packing.rows import Rows
 from storeds.ops.packing.sources.folders import (
@@ -195,7 +197,7 @@ def _detect_known(path: str, names: set[str]) -> str | None:
 
 def _detect_content(path: str) -> str | None:
     suffix = os.path.splitext(path)[1].lower()
-    if sniff(path) is not None:
+    if engine_of_file(path) is not None:
         return "store"
     if suffix in (".yaml", ".yml"):
         return "yolo"

@@ -35,8 +35,9 @@ from storeds.ops.packing.sources.folders import IMAGE_SUFFIXES, Root, class_note
 from storeds.ops.packing.sources.turned import taken_as_stored
 from storeds.protocols import Field, Record
 from storeds.readers.decoders import orientation_of
-from storeds.records.fields import canonical_json
-from storeds.records.roles import LARGEST, check_boxes, check_coco_masks, check_keypoints
+from storeds.records.annotations import LARGEST, check_boxes, check_keypoints
+from storeds.records.canonical_json import canonical_json
+from storeds.records.segmentations import check_coco_masks
 
 __all__ = ["coco", "is_coco_file"]
 

@@ -11,7 +11,7 @@ from storeds.errors import ConfigError, suggest
 from storeds.ops.packing.rows import BadItem
 from storeds.ops.packing.sources.folders import IMAGE_SUFFIXES, is_int, names_of
 from storeds.protocols import Field
-from storeds.records.fields import canonical_json
+from storeds.records.canonical_json import canonical_json
 
 __all__ = [
     "LABEL_COLUMNS",

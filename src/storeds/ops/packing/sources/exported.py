@@ -18,7 +18,8 @@ from storeds.jpeg import Verdict, set_verdict
 from storeds.ops.packing.rows import Bad, BadItem, Row, Rows, from_start
 from storeds.ops.packing.sources.folders import Root, Walk, show
 from storeds.protocols import JSON, Array, Field, Record
-from storeds.records.fields import fields_from_json, pictures, without_verdicts
+from storeds.records.fields import fields_from_json
+from storeds.records.verdict_fields import pictures, without_verdicts
 
 __all__ = ["FIELDS_FILE", "ROWS_FILE", "VERSION", "damage_to_row", "exported", "is_inline"]
 

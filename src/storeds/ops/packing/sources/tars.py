@@ -14,13 +14,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
-from storeds._utils.locations import nearest
+from storeds._utils.files import nearest
 from storeds._utils.text import some
 from storeds.errors import ConfigError, StoreNotFoundError
 from storeds.ops.packing.rows import Bad, BadItem, Part, Row, Rows, from_start
 from storeds.ops.packing.sources.folders import IMAGE_SUFFIXES, Hidden, is_int, names_of, path_fault, show
 from storeds.protocols import Field, Record
-from storeds.records.fields import canonical_json
+from storeds.records.canonical_json import canonical_json
 
 __all__ = ["tar"]
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TextIO, TypeAlias
 
-from storeds._utils.locations import nearest
+from storeds._utils.files import nearest
 from storeds._utils.text import counted, printable
 from storeds.errors import ConfigError, StoreNotFoundError
 from storeds.ops.packing.rows import BadItem, read_file

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from storeds.protocols import JSON, Field, Record
-from storeds.records.fields import layout_of
-from storeds.records.roles import check_mask, check_mask_mode, check_values, class_fields, classes_in, unnamed_class
+from storeds.records.annotations import check_mask, check_mask_mode, check_values
+from storeds.records.classes import class_fields, classes_in, unnamed_class
+from storeds.records.shapes import layout_of
 
 if TYPE_CHECKING:
     from storeds.jpeg import PictureHeader

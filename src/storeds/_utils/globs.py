@@ -1,0 +1,105 @@
+"""Finds the files that a pattern matches."""
+
+from __future__ import annotations
+
+import fnmatch
+import glob
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from storeds._utils.files import nearest, os_failure
+from storeds._utils.urls import FILE_ENGINES, StoreURL
+from storeds.errors import StoreNotFoundError
+
+__all__ = ["Glob", "glob_of"]
+
+
+_MAGIC = re.compile(r"\*|\[!?\]?[^\]]*\]")
+
+
+@dataclass(frozen=True)
+class Glob:
+    """A pattern for files, and how to open the matches.
+
+    Attributes
+    ----------
+    scheme : str or None
+        The engine, if the URL names one.
+    pattern : str
+        Absolute.
+    options : mapping
+        The options after the ``?`` of the URL.
+    written : str
+        The absolute path without expansion of special characters.
+    """
+
+    scheme: str | None
+    pattern: str
+    options: Mapping[str, str] = field(default_factory=dict)
+    written: str = ""
+
+    def paths(self) -> list[str]:
+        """Return the matching paths, in byte order.
+
+        Raises
+        ------
+        StoreNotFoundError
+            Nothing matches, or a folder cannot be listed.
+        """
+        found = sorted(set(_matches("/", self.pattern.strip("/").split("/"))), key=os.fsencode)
+        if not found:
+            raise StoreNotFoundError(f"no file matches {self.pattern}: {nearest(self.written)}")
+        return found
+
+
+def glob_of(url: str | os.PathLike[str] | StoreURL) -> Glob | None:
+    """Return the glob pattern in a URL or bare path, or None if it names one store.
+
+    It names one store if it has no special characters, its engine stores no files, or a file of that name exists.
+    """
+    parsed = StoreURL.parse(url)
+    scheme, path = parsed.scheme, parsed.path
+    if scheme not in (None, *FILE_ENGINES) or not _MAGIC.search(path):
+        return None
+    written = os.path.abspath(os.path.expanduser(path))
+    if os.path.lexists(written):
+        return None
+    if path.startswith("~"):
+        home, slash, path = path.partition("/")
+        path = glob.escape(os.path.expanduser(home)) + slash + path
+    # The user did not write the current folder, so its special characters are escaped.
+    return Glob(scheme, os.path.normpath(os.path.join(glob.escape(os.getcwd()), path)), parsed.options, written)
+
+
+def _matches(folder: str, parts: Sequence[str]) -> Iterator[str]:
+    """Yield what `parts` of a pattern match in `folder`. Raises errors of folders, where `glob` would pass over them."""
+    part, rest = parts[0], parts[1:]
+    if part == "**":
+        if rest:
+            yield from _matches(folder, rest)
+        for entry in _list(folder):
+            if entry.is_dir(follow_symlinks=False):  # links may form a cycle
+                yield from _matches(entry.path, parts)
+            elif not rest and not entry.is_dir():
+                yield entry.path
+        return
+    names = [part]
+    if _MAGIC.search(part) and not os.path.lexists(os.path.join(folder, part)):
+        names = fnmatch.filter([entry.name for entry in _list(folder, part)], part.replace("?", "[?]"))
+    for name in names:
+        path = os.path.join(folder, name)
+        if rest and os.path.isdir(path):
+            yield from _matches(path, rest)
+        elif not rest and os.path.lexists(path):
+            yield path
+
+
+def _list(folder: str, pattern: str = "*") -> list[os.DirEntry[str]]:
+    """Return the entries of a folder; as in a shell, hidden ones, such as interrupted writes, only for a pattern with a dot."""
+    try:
+        with os.scandir(folder) as entries:
+            return [entry for entry in entries if not entry.name.startswith(".") or pattern.startswith(".")]
+    except OSError as error:
+        raise os_failure(folder, "listed", error) from None
