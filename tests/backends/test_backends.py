@@ -15,7 +15,7 @@ import torch
 from mongomock.store import ServerStore
 
 import storeds
-from storeds.backends import ConcatenatedBackend, Selection
+from storeds.backends import View, select
 from storeds.errors import ConfigError
 from storeds.records.arrays import read_arrays
 from storeds.testing import BackendTests, MakeUrl
@@ -97,9 +97,9 @@ def views(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     with h5py.File(folder / "b.h5", "w") as file:
         file["label"], file["x"] = np.arange(COUNT), np.zeros((COUNT, 3))
     found: list[Any] = [storeds.open_backend(each) for each in [*urls, str(folder / "b.h5")]]
-    selected = [Selection(each, {"label": [*range(COUNT)]}) for each in found]
-    halves = [Selection(found[1], {"label": [*part]}) for part in (range(3), range(3, COUNT))]
-    return [*found, *selected, ConcatenatedBackend(halves)]
+    selected = [select(each, {"label": [*range(COUNT)]}) for each in found]
+    halves = [select(found[1], {"label": [*part]}) for part in (range(3), range(3, COUNT))]
+    return [*found, *selected, View(halves)]
 
 
 @pytest.mark.parametrize("number", range(9))

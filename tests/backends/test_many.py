@@ -29,8 +29,7 @@ import storeds
 from _packing import stored_records
 from make_store import make_store
 from storeds import StoreDataset, StoreIterable
-from storeds.backends import ConcatenatedBackend, MemoryBackend
-from storeds.backends.concatenated import CONCATENATED
+from storeds.backends import MemoryBackend, View
 from storeds.backends.hdf5 import Hdf5Backend
 from storeds.backends.lmdb import LmdbBackend
 from storeds.backends.opening import scheme_of
@@ -111,13 +110,13 @@ def test_positions_equal_those_of_a_list(counts: list[int], data: st.DataObject)
         write(url, range(start, start + count))
     total = starts[-1]
     with storeds.open_backend(urls) as backend:
-        assert isinstance(backend, ConcatenatedBackend)
+        assert isinstance(backend, View)
         assert len(backend) == total
         assert backend.column("label").tolist() == list(range(total))
         asked = data.draw(st.lists(st.integers(0, total - 1), max_size=20)) if total else []
         assert numbers_of(backend, asked) == asked
         for at in asked:
-            url, inside = backend.place(at)
+            url, inside, _ = backend.place(at)
             assert starts[urls.index(url)] + inside == at
             assert inside < counts[urls.index(url)]
         for outside in (-1, total, total + 7):
@@ -139,10 +138,10 @@ class Counting(MemoryBackend):
 
 def test_each_store_touched_is_asked_once() -> None:
     urls = [write(f"memory://many-{secrets.token_hex(8)}", range(3)) for _ in range(3)]
-    with ConcatenatedBackend(Counting(url) for url in urls) as backend:
+    with View(Counting(url) for url in urls) as backend:
         Counting.calls = []
         backend.get_many([8, 0, 7, 0, 2])
-        assert Counting.calls == [(urls[0], 2), (urls[2], 2)]
+        assert Counting.calls == [(urls[0], 3), (urls[2], 2)]
 
 
 # What a pattern matches
@@ -432,16 +431,49 @@ def test_labels_of_text_stay_and_lists_are_renumbered(role: dict[str, Any]) -> N
     assert found == (["dog"] * 4 if is_text else [[], [0, 1], [], [1, 2]])
 
 
+LABEL, MASK = {"kind": "int", "role": "label"}, {"kind": "array", "dtype": "uint8", "shape": [1, 1], "role": "mask"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "classes", "together", "numbers"),
+    [
+        ({"x": LABEL}, (["a", "b"], ["b", "a"]), ["a", "b"], {"x": (1, 0)}),
+        ({"x": LABEL}, (["a", "b"], ["a", "b", "c"]), ["a", "b", "c"], {"x": (1, 1)}),
+        ({"x": LABEL}, (["c", "a", "b"], ["a", "b"]), ["c", "a", "b"], {"x": (1, 2)}),
+        ({"x": LABEL}, ({"x": ["a", "b"]}, ["b", "c"]), {"x": ["a", "b", "c"]}, {"x": (1, 2)}),
+        # Class ids that cannot be renumbered keep their names.
+        ({"x": MASK}, (["a", "b"], ["a", "b", "c"]), ["a", "b", "c"], {"x": (1, 1)}),
+        ({"x": "int"}, (["a", "b", "c"], ["a", "b"]), ["a", "b", "c"], {"x": (1, 1)}),
+        (
+            {"x": LABEL, "y": MASK},
+            ({"x": ["a", "b"], "y": ["r", "s"]}, {"x": ["b", "a"], "y": ["r", "s", "t"]}),
+            {"x": ["a", "b"], "y": ["r", "s", "t"]},
+            {"x": (1, 0), "y": (1, 1)},
+        ),
+    ],
+    ids=["other order", "more", "fewer", "mapping and list", "more of a mask", "fewer without a role", "of each field"],
+)
+def test_class_1_of_two_stores_keeps_its_name(fields: Any, classes: Any, together: Any, numbers: Any) -> None:
+    urls = [f"memory://many-{secrets.token_hex(8)}" for _ in range(2)]
+    for url, each in zip(urls, classes, strict=True):
+        row = {name: np.ones((1, 1), np.uint8) if spec is MASK else 1 for name, spec in fields.items()}
+        make_store(fields, [row], url, attrs={"classes": each})
+    with storeds.open_backend(urls) as backend:
+        assert backend.meta.attrs["classes"] == together
+        for name, expected in numbers.items():
+            assert [int(np.ravel(row[name])[0]) for row in backend.get_many([0, 1])] == list(expected)  # type: ignore[index]
+
+
 @pytest.mark.parametrize(
     ("fields", "classes"),
     [
         ({"kind": "int"}, (["a", "b"], ["b", "a"])),  # nothing says that they are classes
         ({"kind": "array", "dtype": "uint8", "shape": [2, 2], "role": "mask"}, (["a", "b"], ["b", "a"])),
-        ({"kind": "int", "role": "label"}, ({"x": ["a"]}, ["b"])),
         ({"kind": "int", "role": "label"}, ({"other": ["a"]}, {"other": ["b"]})),
+        ({"kind": "int", "role": "label"}, ({"x": ["a"]}, {"x": ["b"], "other": ["c"]})),
         ({"kind": "array", "dtype": "uint8", "shape": [None], "role": "labels"}, (["a"], [str(n) for n in range(300)])),
     ],
-    ids=["no role", "mask", "mapping and list", "another field", "too many for the dtype"],
+    ids=["no role", "mask", "another field", "a field in one store only", "too many for the dtype"],
 )
 def test_classes_that_cannot_be_joined_are_refused(fields: dict[str, Any], classes: Any) -> None:
     urls = [f"memory://many-{secrets.token_hex(8)}" for _ in range(2)]
@@ -458,6 +490,8 @@ def test_sums_of_datasets_with_other_classes_are_refused() -> None:
     cats, dogs = (StoreDataset(url, decode="bytes") for url in urls)
     with pytest.raises(ConfigError, match=r'different class names.*\["cat", "dog"\] and \["dog", "eel"\].*as a list'):
         cats + dogs
+    write(more := f"memory://many-{secrets.token_hex(8)}", [2], {"classes": ["cat", "dog", "eel"]})
+    assert len(cats + StoreDataset(more, decode="bytes")) == 2  # each number has one name
     # Without the label, nothing depends on the names.
     texts = [StoreDataset(url, reader="array", fields=["text"]) for url in urls]
     assert len(texts[0] + texts[1]) == len(list(StoreIterable(texts[0] + texts[1]))) == 2
@@ -484,7 +518,7 @@ def test_meta_is_made_of_the_members(tmp_path: Path) -> None:
             write(tmp_path / f"{number}.{suffix}", range(number, number + 2))
     hdf5, lmdb = (storeds.open_backend(f"{tmp_path}/*.{suffix}").meta for suffix in ("h5", "lmdb"))
     assert (hdf5.id, hdf5.count, hdf5.fields) == (lmdb.id, 6, lmdb.fields)
-    assert hdf5.layout == CONCATENATED
+    assert hdf5.layout == "concatenated"
     assert hdf5.build != lmdb.build
     turned = storeds.open_backend([f"{tmp_path}/{number}.h5" for number in (2, 1, 0)]).meta
     assert turned.id != hdf5.id
@@ -500,7 +534,7 @@ def test_it_is_shown_short_and_without_secrets(tmp_path: Path) -> None:
     files: list[Any] = [tmp_path / "a.h5"] * 5
     with storeds.open_backend(files) as backend:
         assert backend.url == f"[hdf5://{tmp_path}/a.h5, hdf5://{tmp_path}/a.h5, 3 more]"
-        assert repr(backend) == f"ConcatenatedBackend({backend.url!r}, count=5, members=5)"
+        assert repr(backend) == f"View({backend.url!r}, 5 stores, count=5)"
     with pytest.raises(UnavailableError, match=r"user:\*\*\*@") as caught:
         storeds.open_backend([*files, "mongodb://user:hush@127.0.0.1:1/db/b?serverSelectionTimeoutMS=50"])
     assert "hush" not in str(caught.value)
@@ -522,8 +556,8 @@ def test_a_bad_record_is_named_in_both_counts(tmp_path: Path) -> None:
         assert str(error).startswith(f"record 6 of hdf5://{tmp_path}/*.h5: its checksum does not match its bytes")
         assert str(error).endswith(f"(record 2 of hdf5://{tmp_path}/1.h5)")
         assert error.kind == "record"
-        assert isinstance(backend, ConcatenatedBackend)
-        assert backend.place(6) == (f"hdf5://{tmp_path}/1.h5", 2)
+        assert isinstance(backend, View)
+        assert backend.place(6) == (f"hdf5://{tmp_path}/1.h5", 2, "")
     with pytest.raises(RecordError, match=r"record 2 of .*1\.h5"):
         StoreDataset(tmp_path / "*.h5", decode="bytes")[:]
 
@@ -537,7 +571,7 @@ def test_a_store_that_goes_is_an_error_and_closing_closes_all(tmp_path: Path) ->
         with pytest.raises(UnavailableError, match=r"1\.h5"):
             gone.get_many([0, 1])
     backend = storeds.open_backend(tmp_path / "*.h5")
-    assert isinstance(backend, ConcatenatedBackend)
+    assert isinstance(backend, View)
     assert not open_below(tmp_path)
     backend.get_many([0, 1])
     assert {path.name for path in open_below(tmp_path)} == {"0.h5", "1.h5"}
@@ -571,11 +605,11 @@ class NoColumns:
 
 def test_members_need_only_keep_the_protocol() -> None:
     urls = [write(f"memory://many-{secrets.token_hex(8)}", [number]) for number in range(3)]
-    with ConcatenatedBackend(NoColumns(url) for url in urls) as backend:
+    with View(NoColumns(url) for url in urls) as backend:
         assert numbers_of(backend) == [0, 1, 2]
         assert backend.column("label").tolist() == [0, 1, 2]
         assert backend.select({"label": [1]}).tolist() == [1]
-        assert backend.stored_bytes() is None
+        assert backend.describe().bytes is None
 
 
 # Many of them
@@ -648,7 +682,7 @@ def test_threads_that_need_more_handles_than_the_pool_keeps(tmp_path: Path, monk
 
 def test_thousands_of_members_pickle_small() -> None:
     url = write(f"memory://many-{secrets.token_hex(8)}", [5], {"classes": [f"class {n}" for n in range(1000)]})
-    with ConcatenatedBackend(Renamed(url, number) for number in range(2_000)) as backend:
+    with View(Renamed(url, number) for number in range(2_000)) as backend:
         assert len(pickle.dumps(backend)) < 400 * 2_000
         copy = pickle.loads(pickle.dumps(backend))
         assert_same(copy.get_many([1_999, 0, 500], ["label"]), [{"label": 5}] * 3)
@@ -683,7 +717,7 @@ def test_info_and_verify(tmp_path: Path) -> None:
             writer.append({"blob": b"%d" % n * 99, "label": n} for n in range(number * 4, number * 4 + 4))
     url = f"hdf5://{tmp_path}/*.h5"
     said = storeds.info(url)
-    assert (said.count, said.layout, said.handle) == (8, CONCATENATED, {"members": 2})
+    assert (said.count, said.layout, said.handle) == (8, "concatenated", {"members": 2})
     assert said.bytes == sum(os.path.getsize(tmp_path / f"{number}.h5") for number in range(2))
     assert storeds.verify(url, workers=0).ok
     corrupt(tmp_path / "1.h5", b"6" * 99)

@@ -12,7 +12,7 @@ import pytest
 
 from photographs import jpeg
 from storeds import StoreDataset, open_backend, open_writer
-from storeds.backends import Selection
+from storeds.backends import select
 from storeds.errors import ConfigError, RecordError
 
 MakeEngineUrl = Callable[[str], str]
@@ -61,7 +61,7 @@ def test_stores_of_which_one_keeps_no_verdicts_have_none_together(tmp_path: Path
             assert set(both.meta.fields) == set(fields) == {"image", "label"}
             assert both.get_many(range(20)) == records() * 2
             with pytest.raises(ConfigError, match="has no field 'image_finding'"):
-                Selection(both, {"image_finding": "intact"})
+                select(both, {"image_finding": "intact"})
         # Pictures without a verdict are examined when they are read.
         with pytest.raises(RecordError, match="record 10 of"):
             StoreDataset([f"hdf5://{tmp_path}/{name}.h5" for name in names], on_error="raise", repair=False)[10]

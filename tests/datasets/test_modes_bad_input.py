@@ -20,7 +20,7 @@ from _stores import START_METHODS
 from make_store import make_store
 from photographs import jpeg
 from storeds import StoreDataset, errors
-from storeds.backends import Selection
+from storeds.backends import select
 
 # What PyTorch says of three workers on a machine with two processors.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
@@ -181,7 +181,7 @@ class TestOddIndices:
     @pytest.mark.parametrize("asked", [[1.7], [True], [0, True], np.array([True]), [[0, 1]]], ids=repr)
     def test_positions_of_backends_and_selections_are_integers(self, store: Url, asked: Any) -> None:
         backend = storeds.open_backend(store(COUNT))
-        for each in (backend, Selection(backend, {"label": list(range(COUNT))})):
+        for each in (backend, select(backend, {"label": list(range(COUNT))})):
             with pytest.raises(TypeError, match="positions must be a sequence of integers"):
                 each.get_many(asked)
             with pytest.raises(IndexError, match=rf"position {COUNT} is outside \[0, {COUNT}\)"):

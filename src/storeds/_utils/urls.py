@@ -140,7 +140,7 @@ def _reject_password(url: str, scheme: str | None, rest: str, path: str) -> None
     start = password_start(rest) if "@" in rest else None  # a password ends at an @
     if start is None or _EXPLICIT_PATH.match(rest) or os.path.lexists(os.path.expanduser(path)):
         return
-    if rest.startswith("[") and redact_message(rest) == rest:  # the URL that a ConcatenatedBackend shows
+    if rest.startswith("[") and redact_message(rest) == rest:  # the URL that a View of several stores shows
         return
     shown = redact(f"{url[: len(url) - len(rest) + start]}***{url[url.rindex('@') :]}")
     what = (

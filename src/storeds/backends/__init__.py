@@ -8,34 +8,36 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from storeds.protocols import Place
+from storeds.records.index import Index
 from storeds.registry import export_lazily
 
 if TYPE_CHECKING:
     from storeds.backends.base import HandleBackend, StoreBackend, bounded, check_most_is_read
-    from storeds.backends.concatenated import ConcatenatedBackend
     from storeds.backends.memory import MemoryBackend
-    from storeds.backends.selection import Selection
+    from storeds.backends.selecting import select
+    from storeds.backends.view import View
     from storeds.backends.writer import StoreWriter
 
 __all__ = [
-    "ConcatenatedBackend",
     "HandleBackend",
+    "Index",
     "MemoryBackend",
     "Place",
-    "Selection",
     "StoreBackend",
     "StoreWriter",
+    "View",
     "bounded",
     "check_most_is_read",
+    "select",
 ]
 
 __getattr__ = export_lazily(
     __name__,
     {
         "base": ("HandleBackend", "StoreBackend", "bounded", "check_most_is_read"),
-        "concatenated": ("ConcatenatedBackend",),
         "memory": ("MemoryBackend",),
-        "selection": ("Selection",),
+        "selecting": ("select",),
+        "view": ("View",),
         "writer": ("StoreWriter",),
     },
 )

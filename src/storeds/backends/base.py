@@ -164,7 +164,7 @@ class StoreBackend(ABC):
     def place(self, position: int, /) -> Place:
         # docstring inherited
         (at,) = self._check_positions([position]).tolist()
-        return Place(self.url, at)
+        return Place(self.url, at, self.place_text(at).removeprefix(" (").removesuffix(")"))
 
     def place_text(self, position: int) -> str:
         """Return what else names a record in messages, such as its store or ``_id``: text to append, or ``""``."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -63,80 +64,134 @@ class ClassNumbers:
         return [number for numbers in own for number in numbers]
 
 
-def join_classes(members: Sequence[Backend]) -> tuple[JSON, dict[int, ClassNumbers]]:
-    """Return the class names of all members together, and what renumbers each member that has others.
+def join_classes(stores: Sequence[Backend]) -> tuple[JSON, dict[int, ClassNumbers]]:
+    """Return the class names of all stores together, and what renumbers the classes of each store.
 
-    Nothing is renumbered if all members that name classes name the same.
+    Labels are numbered by name. Other numbers, such as the class ids of masks, stay, so their names may only continue each
+    other: ``["road", "car"]`` and ``["road", "car", "sky"]``.
+
+    Returns
+    -------
+    JSON, dict
+        None and an empty mapping if all stores that name classes name the same.
 
     Raises
     ------
     ConfigError
-        Names differ, and a member has none, or they do not name a field whose numbers can change.
+        Names differ, and a store has none, or they differ for numbers that stay; or a field cannot hold the numbers of all
+        classes.
     """
-    texts = [_text(member) for member in members]
-    first, *others = dict.fromkeys(filter(None, texts)) or [None]
-    if not others:
-        return None if first is None else json.loads(first), {}
-    unlike = members[texts.index(others[0])]
+    texts = [_text(store) for store in stores]
+    named = [store for text, store in dict(zip(texts, stores, strict=True)).items() if text is not None]
+    if len(named) < 2:
+        return None, {}
+    classes: list[Any] = [store.meta.attrs["classes"] for store in named]
     if None in texts:
-        raise _refusal(unlike, members[texts.index(None)])
-    fields = members[0].meta.fields
-    names = _class_fields(fields, [member.meta.attrs["classes"] for member in members])
-    if not names:
-        raise _refusal(members[texts.index(first)], unlike)
-    numbers: dict[str, dict[str, int]] = {name: {} for name in names}
+        if _continue_each_other(classes):
+            return None, {}
+        raise _refusal(named[1], stores[texts.index(None)], "pack the store without names again, with its classes")
+    fields = stores[0].meta.fields
+    numbers: dict[str, dict[str, int]] = {name: {} for name in _label_fields(fields, classes)}
+    others = [_without(each, numbers) for each in classes]
+    if not _continue_each_other(others):
+        raise _refusal(
+            named[0],
+            named[1],
+            "storeds numbers labels by name, but not masks, and no field that has neither the role label nor labels: declare "
+            "the role, or pack both with the same classes",
+        )
     tables: dict[str | None, ClassNumbers] = {}
-    for member, text in zip(members, texts, strict=True):
+    for store, text in zip(stores, texts, strict=True):
         if text not in tables:
-            found = {name: _table(member, name, numbers[name]) for name in names}
+            found = {name: _table(store, name, of_field) for name, of_field in numbers.items()}
             tables[text] = ClassNumbers({name: table for name, table in found.items() if fields[name].kind != "str"})
-    joined: JSON = {name: list[JSON](each) for name, each in numbers.items()}
-    if isinstance(members[0].meta.attrs["classes"], list):
-        joined = list[JSON](numbers[names[0]])
-    for name, each in numbers.items():
+    for name, of_field in numbers.items():
         dtype = fields[name].dtype
-        if dtype is not None and len(each) - 1 > np.iinfo(dtype).max:
-            raise ConfigError(f"field {name!r} of {dtype} cannot hold the numbers of {len(each):,} classes")
-    return joined, {number: tables[text] for number, text in enumerate(texts)}
+        if dtype is not None and len(of_field) - 1 > np.iinfo(dtype).max:
+            raise ConfigError(f"field {name!r} of {dtype} cannot hold the numbers of {len(of_field):,} classes")
+    by_store = {number: tables[text] for number, text in enumerate(texts)} if numbers else {}
+    return _together(classes, others, numbers), by_store
 
 
-def _class_fields(fields: Mapping[str, Field], classes: Sequence[JSON]) -> list[str]:
-    """Return the fields of class numbers, or class names, that all `classes` name; none if another may depend on them."""
+def _label_fields(fields: Mapping[str, Field], classes: Sequence[Any]) -> list[str]:
+    """Return the fields of class numbers, or class names, that all `classes` name."""
     found = list(class_fields(fields))
     if fields.get("label") == Field("int"):  # of folders of images, which have no roles
         found.append("label")
-    if all(isinstance(each, list) for each in classes):  # several fields: a list is for those called label and labels
-        return found if len(found) < 2 else [name for name in found if name in ("label", "labels")]
-    named = [each for each in classes if isinstance(each, Mapping)]
-    if len(named) < len(classes) or any(each.keys() != named[0].keys() for each in named):
-        return []
-    other = [name for name in named[0] if name not in found and any(each[name] != named[0][name] for each in named)]
-    return [] if other else [name for name in found if name in named[0]]
+    # Of several fields, a list is for those called label and labels.
+    listed = found if len(found) < 2 else [name for name in found if name in ("label", "labels")]
+    for each in classes:
+        own = listed if isinstance(each, list) else each if isinstance(each, Mapping) else ()
+        found = [name for name in found if name in own and (own is listed or isinstance(each[name], list))]
+    return found
 
 
-def _table(member: Backend, name: str, numbers: dict[str, int]) -> Array:
-    """Return the number of each class of a member, adding those that are new."""
-    own = stored_classes(member.meta.attrs, name) or []
+def _without(classes: Any, numbered: Mapping[str, Any]) -> Any:
+    """Return the names in `classes` that are for other numbers than those of labels."""
+    if isinstance(classes, Mapping):
+        return {name: names for name, names in classes.items() if name not in numbered}
+    return {} if numbered else classes
+
+
+def _continue_each_other(classes: Sequence[Any]) -> bool:
+    """Return whether each number has one name in all `classes` that name it."""
+    if not all(isinstance(each, Mapping) for each in classes):
+        return _begin(classes, _longest(classes))
+    names = classes[0].keys()
+    by_field = {name: [each.get(name) for each in classes] for name in names}
+    return all(each.keys() == names for each in classes) and all(
+        _begin(each, _longest(each)) for each in by_field.values()
+    )
+
+
+def _begin(every: Sequence[Any], longest: Any) -> bool:
+    """Return whether each is `longest`, or a list that is its beginning."""
+    ends = [len(each) if isinstance(each, list) and isinstance(longest, list) else None for each in every]
+    wanted = [longest if end is None else longest[:end] for end in ends]
+    return [json.dumps(each, sort_keys=True) for each in every] == [json.dumps(each, sort_keys=True) for each in wanted]
+
+
+def _longest(every: Sequence[Any]) -> Any:
+    return max(every, key=lambda each: len(each) if isinstance(each, list) else 0)
+
+
+def _together(classes: Sequence[Any], others: Sequence[Any], numbers: Mapping[str, Mapping[str, int]]) -> JSON:
+    """Return the names of all classes, as a list if all stores have one."""
+    if not numbers and isinstance(classes[0], list):
+        found: JSON = _longest(classes)
+        return found
+    joined: dict[str, JSON] = {}
+    for name in dict.fromkeys(itertools.chain(*(each for each in classes if isinstance(each, Mapping)), numbers)):
+        joined[name] = [*numbers[name]] if name in numbers else _longest([each[name] for each in others])
+    return joined if any(isinstance(each, Mapping) for each in classes) else joined[next(iter(numbers))]
+
+
+def _table(store: Backend, name: str, numbers: dict[str, int]) -> Array:
+    """Return the number of each class of a store, adding those that are new."""
+    own = stored_classes(store.meta.attrs, name) or []
     return np.array([numbers.setdefault(each, len(numbers)) for each in own], np.int64)
 
 
 def check_same_classes(one: Backend, other: Backend) -> None:
-    """Raise ConfigError if both stores name their classes and the names differ."""
-    names, others = _text(one), _text(other)
-    if names is not None and others is not None and names != others:
-        raise _refusal(one, other)
+    """Raise ConfigError if both stores name their classes, and a number has another name."""
+    both = [store.meta.attrs["classes"] for store in (one, other) if "classes" in store.meta.attrs]
+    if not _continue_each_other(both or [[]]):
+        raise _refusal(
+            one,
+            other,
+            "open stores with labels in one call, as a list, which numbers classes by name, or pack both with the same classes",
+        )
 
 
-def _refusal(one: Backend, other: Backend) -> ConfigError:
+def _refusal(one: Backend, other: Backend, advice: str) -> ConfigError:
     shown = [text if len(text) <= 100 else f"{text[:100]}…" for text in (_text(one) or "none", _text(other) or "none")]
     return ConfigError(
         f"{one.url} and {other.url} have different class names, so one label would mean different things: {shown[0]} and "
-        f"{shown[1]}; open stores with labels in one call, as a list, which numbers classes by name, or pack both with the "
-        "same classes"
+        f"{shown[1]}; {advice}"
     )
 
 
-def _text(member: Backend) -> str | None:
+def _text(store: Backend) -> str | None:
     # Compare as text: in Python, 1, 1.0 and True are equal.
-    attrs = member.meta.attrs
+    attrs = store.meta.attrs
     return json.dumps(attrs["classes"], sort_keys=True) if "classes" in attrs else None

@@ -22,6 +22,7 @@ from storeds._utils.redaction import redact
 from storeds._utils.urls import FILE_ENGINES, StoreURL, file_url, split_options
 from storeds.backends.base import NativeStoreError, StoreBackend, log_unread
 from storeds.backends.handles import OpenStore
+from storeds.backends.view import View, stores_in
 from storeds.errors import (
     ConfigError,
     FormatError,
@@ -68,7 +69,7 @@ def open_backend(
 
         A path may contain ``*``, ``[…]`` and ``**``: all files that match are read as one store, in the byte order of
         their paths. If a file of exactly that name exists, only that file is opened. A list may contain patterns and mix
-        engines. Both return a `storeds.backends.ConcatenatedBackend`.
+        engines. Both return a `storeds.backends.View`.
     layout : str, optional
         ``"storeds/1"`` for the native layout, or the name of a registered foreign layout. By default, a native store opens
         as such, and any other store with the one foreign layout that fits, which is logged.
@@ -89,10 +90,9 @@ def open_backend(
         Nothing exists there, or no file matches; something else exists there; the server cannot be reached.
     """
     backend = _open(url, layout, options)
-    if isinstance(backend, StoreBackend):
-        unread = backend.unread()
-        if unread:
-            log_unread(backend.url, unread)
+    unread = [each for store in stores_in(backend) if isinstance(store, StoreBackend) for each in store.unread()]
+    if unread:
+        log_unread(backend.url, list(dict.fromkeys(unread)))
     return backend
 
 
@@ -109,10 +109,8 @@ def _open(
         if pattern is None:
             return _open_one(parsed, layout, options)
         urls = [parsed]
-    from storeds.backends.concatenated import ConcatenatedBackend
-
     members = itertools.chain.from_iterable(_open_each(each, layout, options) for each in urls)
-    return ConcatenatedBackend(members, None if pattern is None else _pattern_url(pattern))
+    return View(members, url=None if pattern is None else _pattern_url(pattern))
 
 
 def with_scheme(url: str | os.PathLike[str] | StoreURL) -> StoreURL:

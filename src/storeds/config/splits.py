@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from storeds._utils.text import counted
-from storeds.backends.concatenated import ConcatenatedBackend
 from storeds.backends.opening import open_backend
-from storeds.backends.selection import Selection
+from storeds.backends.view import stores_in
 from storeds.errors import ConfigError, RecordError, StoredsError
 from storeds.protocols import Array, Backend, Field
 from storeds.records.meta import NATIVE
@@ -80,10 +79,9 @@ def _positions(store: Backend, one: Source, other: Source, condition: dict[str, 
     """Return the positions that both select; `condition` is what their ``where`` says together."""
     if all(each.fold is None and each.keys is None for each in (one, other)):
         return matching_positions(store, condition) if condition else range(len(store))
-    from storeds.datasets.assembly import select
+    from storeds.datasets.assembly import conditions
 
-    views = [select(store, each.where, each.fold, each.keys) for each in (one, other)]
-    mine, theirs = (view.positions if isinstance(view, Selection) else np.arange(len(store)) for view in views)
+    mine, theirs = (conditions(store, each.where, each.fold, each.keys).positions(store) for each in (one, other))
     shared: Array = np.intersect1d(mine, theirs, assume_unique=True)
     return shared
 
@@ -110,14 +108,10 @@ def _same_stores(one: Source, backend: Backend, other: Source) -> Iterator[Backe
             yield backend if len(mine) == 1 else open_backend(url, layout=one.layout, **one.options)
     if not any(url.startswith("mongodb") for url in theirs):  # a server may be slow or down
         with open_backend(other.url, layout=NATIVE, **other.options) as stores:
-            ids = {store.meta.id for store in _members(stores)}
-        yield from (store for store in _members(backend) if store.meta.layout == NATIVE and store.meta.id in ids)
+            ids = {store.meta.id for store in stores_in(stores)}
+        yield from (store for store in stores_in(backend) if store.meta.layout == NATIVE and store.meta.id in ids)
 
 
 def urls_of(source: Source) -> list[str]:
     """Return the URLs of a source as a list."""
     return [source.url] if isinstance(source.url, str) else source.url
-
-
-def _members(backend: Backend) -> Iterable[Backend]:
-    return backend.members() if isinstance(backend, ConcatenatedBackend) else [backend]

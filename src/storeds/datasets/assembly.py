@@ -14,8 +14,7 @@ import msgspec
 
 from storeds._utils.arguments import plain
 from storeds.backends.opening import open_backend
-from storeds.backends.selection import Selection
-from storeds.backends.subsets import Fold
+from storeds.backends.selecting import Conditions
 from storeds.datasets.source import Source
 from storeds.errors import ConfigError, suggest
 from storeds.protocols import Backend, Field, Reader, Transform
@@ -37,11 +36,11 @@ __all__ = [
     "build_transforms",
     "check_effect",
     "check_seed",
+    "conditions",
     "declared_elements",
     "fit_reader",
     "make_reader",
     "open_source",
-    "select",
     "transforms_by_element",
     "with_stats",
 ]
@@ -79,31 +78,27 @@ def open_source(source: Any, layout: str | None, options: Mapping[str, Any] | No
     return source
 
 
-def select(
+def conditions(
     backend: Backend, where: Mapping[str, Any] | None, fold: Any = None, keys: str | os.PathLike[str] | None = None
-) -> Backend:
-    """Return the records that `where`, a fold and a file of keys select; a label may be given by its class name.
+) -> Conditions:
+    """Return the conditions for records of a store, of which `where` may give a label by its class name.
 
     Raises
     ------
     ConfigError
         A field or a class is unknown, or a value cannot be compared.
     """
-    if where is None and fold is None and keys is None:
-        return backend
-    more: dict[str, Any] = {"fold": None if fold is None else Fold.parse(fold)}
-    more["keys"] = None if keys is None else os.path.abspath(keys)
-    if where is None:
-        return Selection(backend, **more)
     fields, attrs = backend.meta.fields, backend.meta.attrs
     named: dict[str, Any] = {}
-    for name, wanted in where.items():
+    for name, wanted in (where or {}).items():
         has_classes = name in fields and (name == "label" or isinstance(attrs.get("classes"), Mapping))
         classes = stored_classes(attrs, name) if has_classes and fields[name].kind == "int" else None
         several = isinstance(wanted, (list, tuple, set, frozenset))
         values = [_label(name, value, classes or ()) for value in (wanted if several else [wanted])]
         named[name] = values if several else values[0]
-    return Selection(backend, named, **more)
+    return Conditions.of(
+        backend, None if where is None else named, fold, None if keys is None else os.path.abspath(keys)
+    )
 
 
 def _label(name: str, value: Any, classes: Sequence[str]) -> Any:

@@ -22,7 +22,6 @@ from torch.utils.data import ConcatDataset, Dataset, get_worker_info
 
 from storeds._utils.arguments import integer
 from storeds.backends.class_numbers import check_same_classes
-from storeds.backends.selection import Selection
 from storeds.batching.collate import Skipped
 from storeds.batching.memory import finished_for_caller, is_plain
 from storeds.datasets.assembly import (
@@ -32,10 +31,10 @@ from storeds.datasets.assembly import (
     build_transforms,
     check_effect,
     check_seed,
+    conditions,
     fit_reader,
     make_reader,
     open_source,
-    select,
     transforms_by_element,
     with_stats,
 )
@@ -213,7 +212,8 @@ class StoreDataset(Dataset[Any]):
         self._as_dict: bool = settings.as_dict
         self.seed: int | None = check_seed(settings.seed)
         self._backend: Backend = open_source(settings.url, settings.layout, settings.options)
-        self._view: Backend = select(self.backend, settings.where, settings.fold, settings.keys)
+        self._how = conditions(self.backend, settings.where, settings.fold, settings.keys)
+        self._view: Backend = self._how.view(self.backend)
         self._bound: Reader[Any] = make_reader(settings, self._view.meta.fields).bind(self._view)
         check_effect(settings, self._bound)
         self._transforms: Transform | None = build_transform(self._with_stats(settings.transforms), "transforms")
@@ -318,7 +318,7 @@ class StoreDataset(Dataset[Any]):
     @property
     def where(self) -> dict[str, list[Any]] | None:
         """The selection: field → values, any of which matches; None if there is no selection."""
-        return self._view.where or None if isinstance(self._view, Selection) else None
+        return dict(self._how.where) or None
 
     @property
     def classes(self) -> list[str]:
@@ -504,9 +504,9 @@ class StoreDataset(Dataset[Any]):
         self.backend.close()
 
     def __repr__(self) -> str:
-        where = f", {self._view}" if isinstance(self._view, Selection) else ""
+        how = str(self._how)
         reader = f"fields={self.reader.fields}, reader={type(self.reader).__name__}"
-        return f"StoreDataset({self.url!r}{where}, count={len(self)}, {reader})"
+        return f"StoreDataset({self.url!r}{how and f', {how}'}, count={len(self)}, {reader})"
 
 
 def read_samples(dataset: Any, indices: list[int], *, fill: bool) -> list[Any]:

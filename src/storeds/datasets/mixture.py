@@ -35,7 +35,8 @@ class StoreMixture(ConcatDataset[Any]):
     Parameters
     ----------
     sources : mapping of str to StoreDataset
-        Name → dataset. They have the same elements, of one kind and role, and the same classes.
+        Name → dataset. They have the same elements, of one kind and role, and the same classes; a source may have
+        only the first ones.
     weights : mapping, optional
         Name → weight; shares are in proportion. A mapping ``{0: 0.9, 10: 0.5}`` has the weight from each of these epochs
         on. By default the weights are the numbers of samples.
@@ -94,9 +95,9 @@ class StoreMixture(ConcatDataset[Any]):
 
     @property
     def classes(self) -> list[str]:
-        """The class names, which all sources share."""
-        first: StoreDataset = self.datasets[0]  # type: ignore[assignment]  # typed as any dataset
-        return first.classes
+        """The class names, of which a source may have only the first ones."""
+        parts: list[StoreDataset] = self.datasets  # type: ignore[assignment]  # typed as any datasets
+        return max(parts, key=lambda part: len(getattr(part, "classes", ()))).classes
 
     def report(self) -> dict[str, SampleReport]:
         """Return the report of each source by its name."""

@@ -12,8 +12,7 @@ import numpy as np
 import torch
 
 from storeds._utils.permutation import permute, round_keys
-from storeds.backends.base import StoreBackend
-from storeds.backends.selection import Selection
+from storeds.backends.view import place_text, position_in_whole, whole
 from storeds.batching.collate import Skipped
 from storeds.datasets.counters import Event, SampleCounters
 from storeds.datasets.epoch import add_bytes, add_time, replacements_for
@@ -261,15 +260,15 @@ class SamplePipeline:
         cause: BaseException | None = None,
     ) -> RecordError:
         """Return an error of that class that names the place of the first of `positions` in the store."""
-        position = self._in_store(positions[0]) if positions else -1
-        store = self.view.backend if isinstance(self.view, Selection) else self.view
-        named = store.place_text(position) if isinstance(store, StoreBackend) and position >= 0 else ""
+        position, named = -1, ""
+        if positions:
+            position, named = self._in_store(positions[0]), place_text(self.view, positions[0])
         placed = error.at(self.view.url, position, reason + named, kind=kind)
         placed.__cause__ = cause
         return placed
 
     def _in_store(self, position: int) -> int:
-        return int(self.view.positions[position]) if isinstance(self.view, Selection) else position
+        return position_in_whole(self.view, position)
 
     def _with_key(self, error: RecordError) -> RecordError:
         """Return `error` with the key of its record, where the store has keys."""
@@ -291,7 +290,7 @@ class SamplePipeline:
 
     def _keys(self, positions: Iterable[int]) -> dict[int, str]:
         """Return position in the store → key, of the records whose keys can be read. That takes a storage call."""
-        store = self.view.backend if isinstance(self.view, Selection) else self.view
+        store = whole(self.view)
         wanted = sorted({position for position in positions if 0 <= position < len(store)})
         if not wanted or "key" not in store.meta.fields:
             return {}

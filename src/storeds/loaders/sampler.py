@@ -621,7 +621,8 @@ def _store_id(data: Any) -> str | None:
 
 
 def _where_digest(data: Any) -> str | None:
-    where, subsets = getattr(data, "where", None), getattr(getattr(data, "view", None), "subsets", None)
+    where, how = getattr(data, "where", None), getattr(getattr(data, "view", None), "how", None)
+    subsets = getattr(how, "subsets", None)
     if not isinstance(where, Mapping) and subsets is None:
         return None
     selected = repr(sorted((where or {}).items())) + (subsets or "")

@@ -12,8 +12,8 @@ from msgspec import structs
 
 from storeds._utils.arguments import integer
 from storeds._utils.redaction import redact
-from storeds.backends.base import StoreBackend
 from storeds.backends.opening import open_backend
+from storeds.backends.view import describe
 from storeds.config import Config, Split, build_loader, load_config
 from storeds.datasets.epoch import STAGES
 from storeds.datasets.source import Source
@@ -196,9 +196,7 @@ def bench(
             loader.set_epoch(len(found))  # so that no number of workers reads what another one just read
             found.append(_measure(loader, number, seconds, progress, Progress(len(found), len(counts), 0)))
             if number == counts[-1]:
-                advice = [loader.why_slow()]
-                if isinstance(dataset.backend, StoreBackend):
-                    advice += dataset.backend.advice()
+                advice = [loader.why_slow(), *describe(dataset.backend).advice]
     best = _best(found)
     more = "; more workers add little or nothing" if best is not found[-1] else ""
     if any(each.bad for each in found):

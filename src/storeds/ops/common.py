@@ -15,9 +15,8 @@ from storeds._utils.prefetch import ReadAhead
 from storeds._utils.redaction import redact
 from storeds._utils.text import counted
 from storeds._utils.urls import file_path
-from storeds.backends.concatenated import ConcatenatedBackend
 from storeds.backends.opening import open_backend, scheme_of
-from storeds.backends.selection import Selection
+from storeds.backends.view import stores_in
 from storeds.errors import ConfigError, FormatError, RecordError, StoreNotFoundError
 from storeds.jpeg import Verdict, is_ready
 from storeds.jpeg.restarts import RestartMarker
@@ -231,22 +230,11 @@ _FILES = ("lmdb", "hdf5")
 
 def check_distinct(source: Backend, dst_url: str) -> None:
     """Raise ConfigError if `dst_url` is the store that `source` reads, selects from, or concatenates."""
-    for member in _stores_in(source):
+    for member in stores_in(source):
         if _is_same(member, dst_url):
             raise ConfigError(
                 f"{redact(dst_url)} is the source {member.url} itself, which writing would replace; pass another target"
             )
-
-
-def _stores_in(source: Backend) -> Iterator[Backend]:
-    """Yield the stores that a view of stores reads, or the store itself."""
-    if isinstance(source, Selection):
-        yield from _stores_in(source.backend)
-    elif isinstance(source, ConcatenatedBackend):
-        for member in source.members():
-            yield from _stores_in(member)
-    else:
-        yield source
 
 
 def _is_same(source: Backend, dst_url: str) -> bool:

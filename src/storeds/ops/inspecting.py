@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from storeds.backends.base import StoreBackend
 from storeds.backends.opening import open_backend
+from storeds.backends.view import describe
 from storeds.errors import FormatError, RecordError
 from storeds.ops.common import VerdictCounts, images_of
 from storeds.protocols import JSON, Backend
@@ -103,13 +103,13 @@ def info(
     with open_backend(url, layout=layout, **(options or {})) as backend:
         meta = backend.meta
         scheme, separator, _ = backend.url.partition("://")
-        own = backend if isinstance(backend, StoreBackend) else None
+        own = describe(backend)
         has_columns = meta.layout == NATIVE
         return Info(
             url=backend.url,
             backend=scheme if separator else meta.layout,
             layout=meta.layout,
-            recognised=own.recognised if own else None,
+            recognised=own.recognised,
             id=meta.id,
             build=meta.build,
             count=meta.count,
@@ -119,12 +119,12 @@ def info(
             splits=_counts(backend, "split", ("str",)) if has_columns else None,
             pictures=_pictures(backend),
             fast_crops=meta.fast_crops if images_of(backend) else None,
-            bytes=own.stored_bytes() if own else None,
-            unread=own.unread() if own else [],
-            leftovers=own.leftovers() if own else None,
-            writer=own.writer() if own else None,
-            handle=own.handle_settings() if own else {},
-            advice=own.advice() if own else [],
+            bytes=own.bytes,
+            unread=list(own.unread),
+            leftovers=own.leftovers,
+            writer=own.writer,
+            handle=dict(own.settings),
+            advice=list(own.advice),
         )
 
 

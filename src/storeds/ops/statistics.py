@@ -16,7 +16,6 @@ import numpy as np
 import xxhash
 
 from storeds.backends.opening import open_backend
-from storeds.backends.selection import Selection
 from storeds.errors import ConfigError, DecodeError, RecordError
 from storeds.jpeg import read_picture_header
 from storeds.ops.common import Progress, ProgressHook, damaged_kinds, in_order
@@ -150,13 +149,14 @@ def stats(
         raise ConfigError(f"mode is RGB or L and sample at least 1, got mode={mode!r}, sample={sample!r}")
     with open_backend(url, layout=layout, **(options or {})) as backend:
         view: Backend = backend
+        condition = None
         if where is not None:
-            from storeds.datasets.assembly import select  # it loads torch
+            from storeds.datasets.assembly import conditions  # it loads torch
 
-            view = select(backend, where)
+            how = conditions(backend, where)
+            view, condition = how.view(backend), repr(how.where)
         reader = _reader(view, field, mode)
         (name,) = reader.fields
-        condition = repr(view.where) if isinstance(view, Selection) else None
         path = stats_path(backend.meta, name, mode, condition)
         kept = load_json(path, Stats)
         if kept is not None and _fits(kept, name, mode, len(view)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self, cast
 
 import numpy as np
@@ -15,8 +16,8 @@ from storeds.readers.clips import ClipPlan
 from storeds.readers.decoders import bad_picture
 from storeds.readers.image import ImageReader
 from storeds.readers.video_files import VideoFileReader
-from storeds.records.cache import index_path, load_index, save_index
 from storeds.records.columns import read_column
+from storeds.records.index import Index
 
 if TYPE_CHECKING:
     import torch
@@ -42,39 +43,18 @@ class Runs:
 
     Notes
     -----
-    All processes share the bounds in a memory-mapped index file, and a pickle carries only its key. Otherwise each
-    worker would read the columns again, or the pickle would grow with the store. If no file can be written, each
-    process reads the columns.
+    All processes share the bounds in an `Index`. Otherwise each worker would read the columns again, or the pickle would
+    grow with the store.
     """
 
     def __init__(self, view: Backend, by: str, frame: str | None) -> None:
-        self._view, self._by, self._frame = view, by, frame
-        # A selection has the url and build of its store.
-        selected = repr((getattr(view, "where", None), getattr(view, "subsets", None)))
-        self._index = index_path(view.url, view.meta.build, selected, "runs", by, frame)
-        self._bounds: Array | None = None
+        self._index = Index(partial(bounds_of_runs, view, by, frame), view.url, view.meta.build, "runs", by, frame)
         self._count = len(self.bounds) - 1
 
     @property
     def bounds(self) -> Array:
         """The first position of each run, followed by the end of the last run, int64."""
-        if self._bounds is None:
-            found = load_index(self._index)
-            if found is None or not len(found) or found[-1] != len(self._view):
-                found = save_index(self._index, self._find())
-            self._bounds = np.asarray(found)  # the same memory, but faster access to items than memmap
-        return self._bounds
-
-    def _find(self) -> Array:
-        count = len(self._view)
-        if not count:
-            return np.zeros(1, np.int64)
-        names = read_column(self._view, self._by)
-        starts = names[1:] != names[:-1]
-        if self._frame is not None:
-            frames = read_column(self._view, self._frame)
-            starts |= frames[1:] <= frames[:-1]
-        return np.concatenate([[0], np.flatnonzero(starts) + 1, [count]]).astype(np.int64)
+        return self._index.positions
 
     def __len__(self) -> int:
         return self._count
@@ -85,8 +65,18 @@ class Runs:
         start, stop = int(bounds[index]), int(bounds[index + 1])
         return start, stop - start
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_bounds": None}
+
+def bounds_of_runs(view: Backend, by: str, frame: str | None) -> Array:
+    """Return what `Runs.bounds` is."""
+    count = len(view)
+    if not count:
+        return np.zeros(1, np.int64)
+    names = read_column(view, by)
+    starts = names[1:] != names[:-1]
+    if frame is not None:
+        frames = read_column(view, frame)
+        starts |= frames[1:] <= frames[:-1]
+    return np.concatenate([[0], np.flatnonzero(starts) + 1, [count]]).astype(np.int64)
 
 
 @dataclass(frozen=True)

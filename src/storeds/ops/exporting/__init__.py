@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from storeds._utils.text import counted
-from storeds.backends.concatenated import ConcatenatedBackend
 from storeds.backends.opening import open_backend
 from storeds.backends.staging import reporting
+from storeds.backends.view import stores_in
 from storeds.errors import ConfigError, RecordError, StoreExistsError, StoreNotFoundError, suggest
 from storeds.ops.common import ProgressHook, VerdictCounts, damaged_kinds, read_batches
 from storeds.ops.exporting.base import Differences, Exported, Exporter, ExportFolder
@@ -159,7 +159,7 @@ def _check_target(target: Path, backend: Backend, *, overwrite: bool) -> None:
             f"{target} was not written by an export (it has no {_MARKER}), so overwrite=True does not replace it; pass another "
             "path, or delete it"
         )
-    for member in backend.members() if isinstance(backend, ConcatenatedBackend) else [backend]:
+    for member in stores_in(backend):
         if _is_inside(member.url, target):
             raise ConfigError(
                 f"{target} contains the store {member.url}, which replacing would delete; pass another path"

@@ -177,9 +177,9 @@ def show(
     with open_backend(source, layout=layout, **(options or {})) as backend:
         view: Backend = backend
         if where is not None or keys is not None:
-            from storeds.datasets.assembly import select  # imports torch, which takes longer than all the rest
+            from storeds.datasets.assembly import conditions  # imports torch, which takes longer than all the rest
 
-            view = select(backend, where, None, keys)
+            view = conditions(backend, where, None, keys).view(backend)
         collector = Collector(view)
         return _page(collector, collector.choose(count, worst_first=worst_first) if indices is None else indices)
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from storeds._utils.text import byte_size, counted, printable
-from storeds.backends.selection import Selection
+from storeds.backends.view import position_in_whole
 from storeds.errors import ConfigError, RecordError, StoredsError
 from storeds.jpeg import MAX_PIXELS, Verdict, examine, format_of_picture, read_picture_header, repair
 from storeds.jpeg.formats import open_picture
@@ -130,7 +130,6 @@ class Collector:
 
     def __init__(self, view: Backend, reader: Any = None) -> None:
         self.view = view
-        self._stored = view.positions if isinstance(view, Selection) else range(len(view))
         self._fields = fields = without_verdicts(view.meta.fields)
         elements = {name: (JsonPath(name), each) for name, each in fields.items()}
         if isinstance(reader, SampleReader):
@@ -189,7 +188,7 @@ class Collector:
         for start in range(0, len(chosen), _BATCH):
             batch = chosen[start : start + _BATCH]
             for position, record in zip(batch, self.view.get_many(batch), strict=True):
-                yield self._shown(int(self._stored[position]), record)
+                yield self._shown(position_in_whole(self.view, position), record)
 
     def _shown(self, position: int, record: Record | RecordError) -> Shown:
         if isinstance(record, RecordError):

@@ -9,7 +9,7 @@ from typing import Any
 
 from PIL import Image
 
-from storeds.backends.base import StoreBackend
+from storeds.backends.view import place_text
 from storeds.errors import DecodeError, RecordError, StoredsError
 from storeds.jpeg import MAX_PIXELS, Verdict, examine, format_of_picture
 from storeds.jpeg.formats import open_picture
@@ -142,10 +142,9 @@ class Checker:
 
     def _name(self, findings: list[Finding], start: int) -> None:
         """Add to the findings from `start` on what else names their records."""
-        if isinstance(self._backend, StoreBackend):
-            for at, found in enumerate(findings[start:], start):
-                if found.position is not None and (named := self._backend.place_text(found.position)):
-                    findings[at] = replace(found, message=found.message + named)
+        for at, found in enumerate(findings[start:], start):
+            if found.position is not None:
+                findings[at] = replace(found, message=found.message + place_text(self._backend, found.position))
 
     def _check_record(self, position: int, record: Record, result: BatchResult) -> bytes:
         key = record.get("key") if isinstance(record.get("key"), str) else None

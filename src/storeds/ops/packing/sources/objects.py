@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from storeds._utils.text import counted
-from storeds.backends.concatenated import ConcatenatedBackend
+from storeds.backends.view import View
 from storeds.errors import ConfigError
 from storeds.jpeg.formats import open_picture
 from storeds.layouts.codecs import is_image
@@ -168,7 +168,7 @@ def _records(leaves: Sequence[Any], places: Array) -> Rows | None:
     if any(view.meta.fields != views[0].meta.fields for view in views):
         return None
     starts = np.cumsum([0, *map(len, views)])
-    joined = views[0] if len(views) == 1 else ConcatenatedBackend(views)
+    joined = views[0] if len(views) == 1 else View(views)
     return rows_at(joined, starts[places[:, 0]] + places[:, 1])
 
 

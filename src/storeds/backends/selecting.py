@@ -1,8 +1,12 @@
-"""Parts of a store that no field names: a fold of cross-validation, and the records whose keys a file lists."""
+"""Selects records of a store: by the values of fields, by folds of cross-validation, and by a file of keys."""
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,12 +16,17 @@ import xxhash
 
 from storeds._utils.permutation import permute, round_keys
 from storeds._utils.settings import Settings
-from storeds._utils.text import some
+from storeds._utils.text import counted, some
+from storeds.backends.view import View
 from storeds.errors import ConfigError, StoreNotFoundError
 from storeds.protocols import Array, Backend
 from storeds.records.columns import check_one_value, read_column
+from storeds.records.index import Index
+from storeds.records.where import check_where, matching_positions
 
-__all__ = ["Fold", "listed_keys"]
+__all__ = ["Conditions", "Fold", "select"]
+
+_LOG = logging.getLogger("storeds")
 
 _Number = Annotated[int, msgspec.Meta(ge=0)]
 
@@ -63,12 +72,10 @@ class Fold(Settings, frozen=True):
     def _numbers(self, given: int | list[int] | None) -> list[int]:
         return [given] if isinstance(given, int) else given or []
 
-    def mask(self, backend: Backend) -> Array:
-        """Return for each record whether it is taken."""
-        folds = self.divided(backend)
-        taken = np.isin(folds, self._numbers(self.take if self.without is None else self.without))
-        mask: Array = taken if self.without is None else ~taken
-        return mask
+    def positions(self, backend: Backend) -> Array:
+        """Return the positions of the records in the folds that are taken, ascending."""
+        chosen = np.isin(self.divided(backend), self._numbers(self.take if self.without is None else self.without))
+        return np.flatnonzero(chosen if self.without is None else ~chosen)
 
     def divided(self, backend: Backend) -> Array:
         """Return the fold of each record."""
@@ -116,8 +123,8 @@ def _values(backend: Backend, setting: str, name: str) -> Array:
     return check_one_value(read_column(backend, name), f"{backend.url}: fold: {setting}", name)
 
 
-def listed_keys(path: str, backend: Backend) -> Array:
-    """Return for each record whether a file lists its key, one key a line.
+def listed_positions(backend: Backend, path: str) -> Array:
+    """Return the positions of the records whose keys a file lists, one key a line, ascending.
 
     Raises
     ------
@@ -127,14 +134,106 @@ def listed_keys(path: str, backend: Backend) -> Array:
         There is no such file.
     """
     try:
-        keys = list(dict.fromkeys(Path(path).read_text(encoding="utf-8").splitlines()))
+        keys = set(Path(path).read_text(encoding="utf-8").splitlines())
     except FileNotFoundError:
         raise StoreNotFoundError(f"keys: there is no file {path}") from None
     except UnicodeDecodeError:
         raise ConfigError(f"keys: {path} is not a text file with a key in each line") from None
     column = read_column(backend, "key").tolist()
-    missing = sorted(set(keys).difference(column))
+    missing = sorted(keys.difference(column))
     if missing:
         raise ConfigError(f"keys: {path} lists {len(missing):,} keys that {backend.url} has not: {some(missing)}")
-    wanted = set(keys)
-    return np.fromiter((key in wanted for key in column), bool, len(column))
+    return np.flatnonzero(np.fromiter((key in keys for key in column), bool, len(column)))
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """Selects the records that meet every condition. Picklable.
+
+    Attributes
+    ----------
+    where : mapping
+        Field → accepted values, sorted.
+    fold : Fold or None
+        The division is that of the whole store, whatever the other conditions are.
+    keys : str or None
+        A file that lists keys.
+    subsets : str or None
+        `fold` and the content of `keys` as a text, which is equal for equal conditions.
+    """
+
+    where: Mapping[str, list[Any]]
+    fold: Fold | None
+    keys: str | None
+    subsets: str | None
+
+    @classmethod
+    def of(
+        cls, backend: Backend, where: Mapping[str, Any] | None = None, fold: Any = None, keys: str | None = None
+    ) -> Conditions:
+        """Check conditions against the fields of a store; raises ConfigError."""
+        if where is not None and not where:
+            raise ConfigError("where: an empty mapping selects nothing; leave it out to read every record")
+        checked = check_where(where or {}, backend.meta.fields, backend.url)
+        parsed = None if fold is None else Fold.parse(fold)
+        subsets = ([] if parsed is None else [repr(parsed)]) + ([] if keys is None else [_digest(keys)])
+        by_text = {name: sorted(values, key=repr) for name, values in checked.items()}
+        return cls(by_text, parsed, keys, " ".join(subsets) or None)
+
+    def positions(self, backend: Backend) -> Array:
+        """Return the positions of the records that meet every condition, int64, ascending."""
+        found = matching_positions(backend, self.where) if self.where else np.arange(len(backend))
+        if self.fold is not None:
+            found = np.intersect1d(found, self.fold.positions(backend), assume_unique=True)
+        if self.keys is not None:
+            found = np.intersect1d(found, listed_positions(backend, self.keys), assume_unique=True)
+        return found
+
+    def view(self, backend: Backend) -> Backend:
+        """Return a view of these records, whose positions are in an `Index`; without any condition, the backend itself."""
+        if not self.where and self.subsets is None:
+            return backend
+        # As text, since JSON has no infinities.
+        index = Index(partial(self.positions, backend), backend.url, backend.meta.build, repr(self.where), self.subsets)
+        view = View([backend], index, self)
+        if not len(view) and len(backend):
+            _LOG.warning("%s selects none of the %s of %s", self, counted(len(backend), "record"), backend.url)
+        return view
+
+    def __str__(self) -> str:
+        parts = {"where": self.where or None, "fold": self.fold, "keys": self.keys}
+        return ", ".join(f"{name}={value!r}" for name, value in parts.items() if value is not None)
+
+
+def select(
+    backend: Backend, where: Mapping[str, Any] | None = None, *, fold: Any = None, keys: str | None = None
+) -> Backend:
+    """Return a view of the records of a backend that meet all conditions, in their order; without any, the backend itself.
+
+    Parameters
+    ----------
+    backend : Backend
+        Closing the view closes it too.
+    where : mapping, optional
+        Field → the value, or list of accepted values.
+    fold : Fold or mapping, optional
+        Folds of the whole store.
+    keys : str, optional
+        A file that lists the keys of records, one a line.
+
+    Raises
+    ------
+    ConfigError
+        A field is unknown, or a value cannot be compared; or the file lists a key that the store lacks.
+    StoreNotFoundError
+        There is no such file.
+    """
+    return Conditions.of(backend, where, fold, keys).view(backend)
+
+
+def _digest(path: str) -> str:
+    """Return a digest of a file's content; of one that does not exist, which raises an error when it is read, its path."""
+    try:
+        return xxhash.xxh3_64_hexdigest(Path(path).read_bytes())
+    except OSError:
+        return path
