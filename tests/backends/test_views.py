@@ -159,6 +159,16 @@ def test_a_record_is_named_as_its_url_counts(stores: list[str]) -> None:
                 each.get_arrays([position], ["n"])
 
 
+def test_an_id_is_that_of_the_store_and_the_selection(tmp_path: Path) -> None:
+    rows = [{"n": at} for at in range(4)]
+    urls = [f"lmdb://{tmp_path}/a.lmdb", f"hdf5://{tmp_path}/a.h5"]
+    lmdb, hdf5 = (storeds.open_backend(make_store({"n": "int"}, rows, url)) for url in urls)
+    first, same, other = select(lmdb, {"n": [1, 2]}), select(hdf5, {"n": [2, 1]}), select(lmdb, {"n": [1, 3]})
+    assert first.meta.id == same.meta.id
+    assert len({first.meta.id, other.meta.id, lmdb.meta.id}) == 3
+    assert View([first]).meta.id != View([other]).meta.id
+
+
 def test_selections_of_one_store_do_not_share_what_is_kept(stores: list[str]) -> None:
     """Other records of the same store have another build, by which positions are kept."""
     store = storeds.open_backend(stores[0])

@@ -18,6 +18,7 @@ from _damaged import write as write_damaged
 from _packing import interrupt
 from _source_files import yolo
 from _writing import fork, wait_for
+from make_store import make_store
 from mask_files import write
 from photographs import jpeg
 from storeds import errors
@@ -210,3 +211,23 @@ def test_a_changed_file_of_several_is_noticed(changed: str, tmp_path: Path) -> N
     (root / changed).write_bytes(before)
     os.utime(root / changed, ns=(times.st_atime_ns, times.st_mtime_ns))
     assert storeds.pack(root, url, commit_every=1, resume=True).id == storeds.pack(root, f"hdf5://{tmp_path}/b.h5").id
+
+
+@pytest.mark.parametrize("joined", [False, True], ids=["one", "joined"])
+@pytest.mark.parametrize("condition", [{"where": {"label": 1}}, {"fold": {"of": 2, "take": 1}}], ids=["where", "fold"])
+def test_other_records_of_the_same_store_are_another_source(
+    condition: dict[str, Any], joined: bool, tmp_path: Path
+) -> None:
+    url, rows = f"lmdb://{tmp_path}/all.lmdb", [{"label": at % 2, "key": f"k{at}"} for at in range(120)]
+    make_store({"label": "int", "key": "str"}, rows, url)
+    other = {"where": {"label": 0}} if "where" in condition else {"fold": {"of": 2, "take": 0}}
+    sources: list[Any] = []
+    for chosen in (condition, other):
+        dataset = storeds.StoreDataset(url, reader="array", fields=["label"], **chosen)
+        sources.append(dataset + dataset if joined else dataset)
+    target = f"lmdb://{tmp_path}/part.lmdb"
+    with pytest.raises(KeyboardInterrupt):
+        storeds.pack(sources[0], target, commit_every=2, progress=interrupt)
+    with pytest.raises(errors.ConfigError, match="cannot be resumed"):
+        storeds.pack(sources[1], target, commit_every=2, resume=True)
+    assert storeds.pack(sources[0], target, commit_every=2, resume=True).count == (120 if joined else 60)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from storeds.errors import ConfigError
 from storeds.protocols import JSON, Array, Backend, Field, Record
-from storeds.records.classes import class_fields, stored_classes
+from storeds.records.classes import class_fields
 
 __all__ = ["ClassNumbers", "check_same_classes", "join_classes"]
 
@@ -82,105 +82,85 @@ def join_classes(stores: Sequence[Backend]) -> tuple[JSON, dict[int, ClassNumber
         classes.
     """
     texts = [_text(store) for store in stores]
-    named = [store for text, store in dict(zip(texts, stores, strict=True)).items() if text is not None]
-    if len(named) < 2:
+    unlike = [store for text, store in dict(zip(texts, stores, strict=True)).items() if text is not None]
+    if len(unlike) < 2:
         return None, {}
-    classes: list[Any] = [store.meta.attrs["classes"] for store in named]
-    if None in texts:
-        if _continue_each_other(classes):
-            return None, {}
-        raise _refusal(named[1], stores[texts.index(None)], "pack the store without names again, with its classes")
-    fields = stores[0].meta.fields
-    numbers: dict[str, dict[str, int]] = {name: {} for name in _label_fields(fields, classes)}
-    others = [_without(each, numbers) for each in classes]
-    if not _continue_each_other(others):
-        raise _refusal(
-            named[0],
-            named[1],
-            "storeds numbers labels by name, but not masks, and no field that has neither the role label nor labels: declare "
-            "the role, or pack both with the same classes",
-        )
-    tables: dict[str | None, ClassNumbers] = {}
-    for store, text in zip(stores, texts, strict=True):
-        if text not in tables:
-            found = {name: _table(store, name, of_field) for name, of_field in numbers.items()}
-            tables[text] = ClassNumbers({name: table for name, table in found.items() if fields[name].kind != "str"})
-    for name, of_field in numbers.items():
+    fields, named, has_unnamed = stores[0].meta.fields, [_by_field(store) for store in unlike], None in texts
+    numbered = [name for name in _label_fields(fields) if all(isinstance(each.get(name), list) for each in named)]
+    try:
+        joined = _together(named, () if has_unnamed else numbered)
+    except ValueError:
+        if has_unnamed:
+            raise _refusal(unlike[1], stores[texts.index(None)], "pack the second again, with its classes") from None
+        raise _refusal(unlike[0], unlike[1], _ROLES) from None
+    if has_unnamed:
+        return None, {}
+    numbers = {name: {each: number for number, each in enumerate(joined[name])} for name in numbered}
+    for name, of_name in numbers.items():
         dtype = fields[name].dtype
-        if dtype is not None and len(of_field) - 1 > np.iinfo(dtype).max:
-            raise ConfigError(f"field {name!r} of {dtype} cannot hold the numbers of {len(of_field):,} classes")
-    by_store = {number: tables[text] for number, text in enumerate(texts)} if numbers else {}
-    return _together(classes, others, numbers), by_store
-
-
-def _label_fields(fields: Mapping[str, Field], classes: Sequence[Any]) -> list[str]:
-    """Return the fields of class numbers, or class names, that all `classes` name."""
-    found = list(class_fields(fields))
-    if fields.get("label") == Field("int"):  # of folders of images, which have no roles
-        found.append("label")
-    # Of several fields, a list is for those called label and labels.
-    listed = found if len(found) < 2 else [name for name in found if name in ("label", "labels")]
-    for each in classes:
-        own = listed if isinstance(each, list) else each if isinstance(each, Mapping) else ()
-        found = [name for name in found if name in own and (own is listed or isinstance(each[name], list))]
-    return found
-
-
-def _without(classes: Any, numbered: Mapping[str, Any]) -> Any:
-    """Return the names in `classes` that are for other numbers than those of labels."""
-    if isinstance(classes, Mapping):
-        return {name: names for name, names in classes.items() if name not in numbered}
-    return {} if numbered else classes
-
-
-def _continue_each_other(classes: Sequence[Any]) -> bool:
-    """Return whether each number has one name in all `classes` that name it."""
-    if not all(isinstance(each, Mapping) for each in classes):
-        return _begin(classes, _longest(classes))
-    names = classes[0].keys()
-    by_field = {name: [each.get(name) for each in classes] for name in names}
-    return all(each.keys() == names for each in classes) and all(
-        _begin(each, _longest(each)) for each in by_field.values()
-    )
-
-
-def _begin(every: Sequence[Any], longest: Any) -> bool:
-    """Return whether each is `longest`, or a list that is its beginning."""
-    ends = [len(each) if isinstance(each, list) and isinstance(longest, list) else None for each in every]
-    wanted = [longest if end is None else longest[:end] for end in ends]
-    return [json.dumps(each, sort_keys=True) for each in every] == [json.dumps(each, sort_keys=True) for each in wanted]
-
-
-def _longest(every: Sequence[Any]) -> Any:
-    return max(every, key=lambda each: len(each) if isinstance(each, list) else 0)
-
-
-def _together(classes: Sequence[Any], others: Sequence[Any], numbers: Mapping[str, Mapping[str, int]]) -> JSON:
-    """Return the names of all classes, as a list if all stores have one."""
-    if not numbers and isinstance(classes[0], list):
-        found: JSON = _longest(classes)
-        return found
-    joined: dict[str, JSON] = {}
-    for name in dict.fromkeys(itertools.chain(*(each for each in classes if isinstance(each, Mapping)), numbers)):
-        joined[name] = [*numbers[name]] if name in numbers else _longest([each[name] for each in others])
-    return joined if any(isinstance(each, Mapping) for each in classes) else joined[next(iter(numbers))]
-
-
-def _table(store: Backend, name: str, numbers: dict[str, int]) -> Array:
-    """Return the number of each class of a store, adding those that are new."""
-    own = stored_classes(store.meta.attrs, name) or []
-    return np.array([numbers.setdefault(each, len(numbers)) for each in own], np.int64)
+        if dtype is not None and len(of_name) - 1 > np.iinfo(dtype).max:
+            raise ConfigError(f"field {name!r} of {dtype} cannot hold the numbers of {len(of_name):,} classes")
+    tables: dict[str | None, ClassNumbers] = {}
+    for store, of_store in zip(unlike, named, strict=True):
+        own = {name: [of_name[str(each)] for each in of_store[name]] for name, of_name in numbers.items()}
+        by_number = {name: np.array(of_name, np.int64) for name, of_name in own.items() if fields[name].kind != "str"}
+        tables[_text(store)] = ClassNumbers(by_number)
+    are_lists = all(isinstance(store.meta.attrs["classes"], list) for store in unlike)
+    by_store = {number: tables[text] for number, text in enumerate(texts)} if numbered else {}
+    return next(iter(joined.values())) if are_lists else joined, by_store
 
 
 def check_same_classes(one: Backend, other: Backend) -> None:
-    """Raise ConfigError if both stores name their classes, and a number has another name."""
-    both = [store.meta.attrs["classes"] for store in (one, other) if "classes" in store.meta.attrs]
-    if not _continue_each_other(both or [[]]):
-        raise _refusal(
-            one,
-            other,
-            "open stores with labels in one call, as a list, which numbers classes by name, or pack both with the same classes",
-        )
+    """Raise ConfigError if both stores name their classes, and a number has several names."""
+    if _text(one) is not None and _text(other) is not None:
+        try:
+            _together([_by_field(one), _by_field(other)], ())
+        except ValueError:
+            raise _refusal(one, other, _IN_ONE_CALL) from None
+
+
+def _label_fields(fields: Mapping[str, Field]) -> list[str]:
+    """Return the fields of class numbers, or class names."""
+    found = list(class_fields(fields))
+    return [*found, "label"] if fields.get("label") == Field("int") else found  # of folders of images, without roles
+
+
+def _by_field(store: Backend) -> dict[str, Any]:
+    """Return field → the names of its classes; the field is "" for a list that is for no field of labels."""
+    classes, labels = store.meta.attrs["classes"], _label_fields(store.meta.fields)
+    if isinstance(classes, Mapping):
+        return dict(classes)
+    # Of several fields, a list is for those called label and labels.
+    own = labels if len(labels) < 2 else [name for name in labels if name in ("label", "labels")]
+    return dict.fromkeys(own or [""], classes)
+
+
+def _together(named: Sequence[Mapping[str, Any]], numbered: Collection[str]) -> dict[str, Any]:
+    """Return field → all names, for the results of `_by_field` of several stores.
+
+    Raises ValueError if a number has several names, or is named in some stores only, unless it is `numbered` by name.
+    """
+    joined: dict[str, Any] = {}
+    for field in dict.fromkeys(itertools.chain(*named)):
+        every: list[Any] = [each.get(field) for each in named]
+        longest = max(every, key=lambda names: len(names) if isinstance(names, list) else -1)
+        beginnings = [longest[: len(names)] if isinstance(names, list) else longest for names in every]
+        if field in numbered:
+            joined[field] = list(dict.fromkeys(map(str, itertools.chain(*every))))
+        elif list(map(_json, every)) == list(map(_json, beginnings)):
+            joined[field] = longest
+        else:
+            raise ValueError(f"the names of {field!r} disagree")
+    return joined
+
+
+_ROLES = (
+    "storeds numbers labels by name, but no masks, and no field without the role label or labels: declare the role, or pack "
+    "both with the same classes"
+)
+_IN_ONE_CALL = (
+    "open stores with labels in one call, as a list, which numbers classes by name, or pack both with the same classes"
+)
 
 
 def _refusal(one: Backend, other: Backend, advice: str) -> ConfigError:
@@ -192,6 +172,9 @@ def _refusal(one: Backend, other: Backend, advice: str) -> ConfigError:
 
 
 def _text(store: Backend) -> str | None:
-    # Compare as text: in Python, 1, 1.0 and True are equal.
     attrs = store.meta.attrs
-    return json.dumps(attrs["classes"], sort_keys=True) if "classes" in attrs else None
+    return _json(attrs["classes"]) if "classes" in attrs else None
+
+
+def _json(value: JSON) -> str:
+    return json.dumps(value, sort_keys=True)  # to compare: in Python, 1, 1.0 and True are equal

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -164,7 +164,7 @@ class Conditions:
 
     where: Mapping[str, list[Any]]
     fold: Fold | None
-    keys: str | None
+    keys: str | None = field(repr=False)  # its content counts, and not its name
     subsets: str | None
 
     @classmethod

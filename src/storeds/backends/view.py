@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any, Self
 
 import numpy as np
+import xxhash
 
 from storeds.backends.base import bounded, check_positions
 from storeds.backends.class_numbers import ClassNumbers
@@ -36,7 +37,7 @@ class View:
     index : Index, optional
         Positions among the records of all stores, end to end. By default the view has all records.
     how : optional
-        What selected the positions, for messages: a text, or an object with one.
+        What selected the positions, such as `Conditions`. Messages show its text, and its ``repr`` is part of the id.
     url : str, optional
         The name of the stores together. By default the URLs of the first ones in brackets, or the URL of a single store
         of which there is an `index`.
@@ -57,8 +58,8 @@ class View:
     -----
     ``meta.id`` is a checksum over the ids of the stores in order, and ``meta.attrs`` holds the attributes that are equal in
     all stores. If class names differ, ``classes`` are those of all stores in the order of first appearance, and every way
-    of reading gives labels by these. With an `index` of a single store, `Meta` is that of the store, except ``build`` and
-    ``count``.
+    of reading gives labels by these. With an `index` of a single store, `Meta` is that of the store, except ``count``, and
+    ``id`` and ``build``, which also depend on the selection.
 
     Errors count records as ``url`` does: a `RecordError` has the position among all records that ``url`` names. In a view
     of several stores, its message and ``reason`` also name the store and the position in it.
@@ -79,7 +80,8 @@ class View:
             self.url = url or joined_url(self.stores)
             meta, self._numbers = joined_meta(self.stores)
         if index is not None:
-            meta = replace(meta, build=index.name, count=Count(len(index.positions)))
+            id_ = xxhash.xxh3_128_hexdigest(f"{meta.id}\n{how!r}".encode())
+            meta = replace(meta, id=id_, build=index.name, count=Count(len(index.positions)))
         self.meta: Meta = meta
         self._bounds: Array = np.cumsum([0, *map(len, self.stores)])
         has_more = any(store.meta.fields != meta.fields for store in self.stores)

@@ -61,7 +61,7 @@ def rows_at(backend: Backend, positions: Array) -> Rows:
         fields=meta.fields,
         attrs=meta.attrs,
         items=read,
-        state=(meta.id, getattr(backend, "where", None), xxhash.xxh3_64_hexdigest(positions.tobytes())),
+        state=(meta.id, xxhash.xxh3_64_hexdigest(positions.tobytes())),
         count=len(positions),
         strata=lambda: read(0, _COLUMNS, [name for name in ("key", "label") if name in meta.fields]),
         stores=(backend,),
