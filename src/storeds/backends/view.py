@@ -37,7 +37,7 @@ class View:
     index : Index, optional
         Positions among the records of all stores, end to end. By default the view has all records.
     how : optional
-        What selected the positions, such as `Conditions`. Messages show its text, and its ``repr`` is part of the id.
+        What selected the positions, such as `Conditions`. Messages show its text, and ``id`` depends on its ``repr``.
     url : str, optional
         The name of the stores together. By default the URLs of the first ones in brackets, or the URL of a single store
         of which there is an `index`.
@@ -80,7 +80,7 @@ class View:
             self.url = url or joined_url(self.stores)
             meta, self._numbers = joined_meta(self.stores)
         if index is not None:
-            id_ = xxhash.xxh3_128_hexdigest(f"{meta.id}\n{how!r}".encode())
+            id_ = xxhash.xxh3_128_hexdigest(f"{meta.id}\n{index.name if how is None else repr(how)}".encode())
             meta = replace(meta, id=id_, build=index.name, count=Count(len(index.positions)))
         self.meta: Meta = meta
         self._bounds: Array = np.cumsum([0, *map(len, self.stores)])
