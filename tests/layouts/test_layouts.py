@@ -59,14 +59,14 @@ def test_is_read_in_every_way(store: tuple[LayoutCase, str, Truth], tmp_path: Pa
     asked = disorder(len(truth))
     backend: Any = storeds.open_backend(url, **case.arguments)
     assert (backend.meta.layout, len(backend)) == (case.layout, len(truth))
-    assert bool(backend.recognised) or not case.is_certain or case.layout in ("columns", "concatenated")
+    assert bool(backend.describe().recognised) or not case.is_certain or case.layout in ("columns", "concatenated")
     assert len(pickle.dumps(backend)) < 4096
     twins: list[Any] = [pickle.loads(pickle.dumps(backend)), storeds.open_backend(url, **case.arguments)]
     for each in (backend, *twins):
-        assert (each.meta.id, each.meta.fields, each.unread()) == (
+        assert (each.meta.id, each.meta.fields, each.describe().unread) == (
             backend.meta.id,
             backend.meta.fields,
-            backend.unread(),
+            backend.describe().unread,
         )
         assert fingerprint(each.get_many(range(len(each)))) == fingerprint(truth)
         assert fingerprint(each.get_many(asked)) == fingerprint([truth[at] for at in asked])

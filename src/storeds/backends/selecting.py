@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -18,8 +19,9 @@ from storeds._utils.permutation import permute, round_keys
 from storeds._utils.settings import Settings
 from storeds._utils.text import counted, some
 from storeds.backends.view import View
-from storeds.errors import ConfigError, StoreNotFoundError
+from storeds.errors import ConfigError, StoreNotFoundError, suggest
 from storeds.protocols import Array, Backend
+from storeds.records.classes import stored_classes
 from storeds.records.columns import check_one_value, read_column
 from storeds.records.index import Index
 from storeds.records.where import check_where, matching_positions
@@ -169,16 +171,22 @@ class Conditions:
 
     @classmethod
     def of(
-        cls, backend: Backend, where: Mapping[str, Any] | None = None, fold: Any = None, keys: str | None = None
+        cls,
+        backend: Backend,
+        where: Mapping[str, Any] | None = None,
+        fold: Any = None,
+        keys: str | os.PathLike[str] | None = None,
     ) -> Conditions:
-        """Check conditions against the fields of a store; raises ConfigError."""
+        """Check conditions for records of a store, as `select` takes them; raises ConfigError."""
         if where is not None and not where:
             raise ConfigError("where: an empty mapping selects nothing; leave it out to read every record")
-        checked = check_where(where or {}, backend.meta.fields, backend.url)
+        named = {name: _class_numbers(backend, name, wanted) for name, wanted in (where or {}).items()}
+        checked = check_where(named, backend.meta.fields, backend.url)
         parsed = None if fold is None else Fold.parse(fold)
-        subsets = ([] if parsed is None else [repr(parsed)]) + ([] if keys is None else [_digest(keys)])
+        path = None if keys is None else os.path.abspath(keys)
+        subsets = ([] if parsed is None else [repr(parsed)]) + ([] if path is None else [_digest(path)])
         by_text = {name: sorted(values, key=repr) for name, values in checked.items()}
-        return cls(by_text, parsed, keys, " ".join(subsets) or None)
+        return cls(by_text, parsed, path, " ".join(subsets) or None)
 
     def positions(self, backend: Backend) -> Array:
         """Return the positions of the records that meet every condition, int64, ascending."""
@@ -205,8 +213,33 @@ class Conditions:
         return ", ".join(f"{name}={value!r}" for name, value in parts.items() if value is not None)
 
 
+def _class_numbers(backend: Backend, name: str, wanted: Any) -> Any:
+    """Return the accepted values of a field, with the numbers of classes for their names."""
+    fields, attrs = backend.meta.fields, backend.meta.attrs
+    has_classes = name in fields and (name == "label" or isinstance(attrs.get("classes"), Mapping))
+    classes = stored_classes(attrs, name) if has_classes and fields[name].kind == "int" else None
+    if isinstance(wanted, (list, tuple, set, frozenset)):
+        return [_class_number(name, value, classes or ()) for value in wanted]
+    return _class_number(name, wanted, classes or ())
+
+
+def _class_number(name: str, value: Any, classes: Sequence[str]) -> Any:
+    """Return the number of a class name; other values unchanged."""
+    if callable(value):
+        raise ConfigError(f"where: {name!r} takes a value or a list of values, not a function: select with Subset")
+    if not isinstance(value, str) or not classes:
+        return value
+    if value not in classes:
+        raise ConfigError(f"where: {name!r} has no class {value!r}; {suggest(value, classes, 'classes')}")
+    return classes.index(value)
+
+
 def select(
-    backend: Backend, where: Mapping[str, Any] | None = None, *, fold: Any = None, keys: str | None = None
+    backend: Backend,
+    where: Mapping[str, Any] | None = None,
+    *,
+    fold: Any = None,
+    keys: str | os.PathLike[str] | None = None,
 ) -> Backend:
     """Return a view of the records of a backend that meet all conditions, in their order; without any, the backend itself.
 
@@ -215,16 +248,16 @@ def select(
     backend : Backend
         Closing the view closes it too.
     where : mapping, optional
-        Field → the value, or list of accepted values.
+        Field → the value, or list of accepted values. A label may be given by its class name.
     fold : Fold or mapping, optional
         Folds of the whole store.
-    keys : str, optional
+    keys : path, optional
         A file that lists the keys of records, one a line.
 
     Raises
     ------
     ConfigError
-        A field is unknown, or a value cannot be compared; or the file lists a key that the store lacks.
+        A field or a class is unknown, or a value cannot be compared; or the file lists a key that the store lacks.
     StoreNotFoundError
         There is no such file.
     """

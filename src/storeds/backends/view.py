@@ -238,6 +238,8 @@ class View:
         """
         if not len(asked):
             return None, asked, []
+        if len(self.stores) == 1:
+            return None, asked, [(0, 0, len(asked))]
         numbers = np.searchsorted(self._bounds, asked, side="right") - 1  # the last of equal bounds: skips empty stores
         inside = asked - self._bounds[numbers]
         first = int(numbers[0])

@@ -9,6 +9,7 @@ import numpy as np
 
 from storeds._utils.text import counted
 from storeds.backends.opening import open_backend
+from storeds.backends.selecting import Conditions
 from storeds.backends.view import stores_in
 from storeds.errors import ConfigError, RecordError, StoredsError
 from storeds.protocols import Array, Backend, Field
@@ -79,9 +80,7 @@ def _positions(store: Backend, one: Source, other: Source, condition: dict[str, 
     """Return the positions that both select; `condition` is what their ``where`` says together."""
     if all(each.fold is None and each.keys is None for each in (one, other)):
         return matching_positions(store, condition) if condition else range(len(store))
-    from storeds.datasets.assembly import conditions
-
-    mine, theirs = (conditions(store, each.where, each.fold, each.keys).positions(store) for each in (one, other))
+    mine, theirs = (Conditions.of(store, each.where, each.fold, each.keys).positions(store) for each in (one, other))
     shared: Array = np.intersect1d(mine, theirs, assume_unique=True)
     return shared
 

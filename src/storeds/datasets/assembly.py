@@ -14,14 +14,12 @@ import msgspec
 
 from storeds._utils.arguments import plain
 from storeds.backends.opening import open_backend
-from storeds.backends.selecting import Conditions
 from storeds.datasets.source import Source
 from storeds.errors import ConfigError, suggest
 from storeds.protocols import Backend, Field, Reader, Transform
 from storeds.readers import ArrayReader, ImageReader, RecordReader, SampleReader
 from storeds.readers.elements import split_path
 from storeds.records.cache import load_json, stats_path
-from storeds.records.classes import stored_classes
 from storeds.registry import READERS
 from storeds.transforms import BoundTransform, JointTransform, build_transform
 from storeds.transforms.alignment import check_roles, check_spatial, takes_images
@@ -36,7 +34,6 @@ __all__ = [
     "build_transforms",
     "check_effect",
     "check_seed",
-    "conditions",
     "declared_elements",
     "fit_reader",
     "make_reader",
@@ -76,40 +73,6 @@ def open_source(source: Any, layout: str | None, options: Mapping[str, Any] | No
     if layout is not None or options:
         raise ConfigError("layout and options are for opening a store, and this one is open already: leave them out")
     return source
-
-
-def conditions(
-    backend: Backend, where: Mapping[str, Any] | None, fold: Any = None, keys: str | os.PathLike[str] | None = None
-) -> Conditions:
-    """Return the conditions for records of a store, of which `where` may give a label by its class name.
-
-    Raises
-    ------
-    ConfigError
-        A field or a class is unknown, or a value cannot be compared.
-    """
-    fields, attrs = backend.meta.fields, backend.meta.attrs
-    named: dict[str, Any] = {}
-    for name, wanted in (where or {}).items():
-        has_classes = name in fields and (name == "label" or isinstance(attrs.get("classes"), Mapping))
-        classes = stored_classes(attrs, name) if has_classes and fields[name].kind == "int" else None
-        several = isinstance(wanted, (list, tuple, set, frozenset))
-        values = [_label(name, value, classes or ()) for value in (wanted if several else [wanted])]
-        named[name] = values if several else values[0]
-    return Conditions.of(
-        backend, None if where is None else named, fold, None if keys is None else os.path.abspath(keys)
-    )
-
-
-def _label(name: str, value: Any, classes: Sequence[str]) -> Any:
-    """Return the label of a class name; other values unchanged."""
-    if callable(value):
-        raise ConfigError(f"where: {name!r} takes a value or a list of values, not a function: select with Subset")
-    if not isinstance(value, str) or not classes:
-        return value
-    if value not in classes:
-        raise ConfigError(f"where: {name!r} has no class {value!r}; {suggest(value, classes, 'classes')}")
-    return classes.index(value)
 
 
 def _has_parts(settings: Source, declared: Mapping[str, Field]) -> bool:

@@ -22,6 +22,7 @@ from torch.utils.data import ConcatDataset, Dataset, get_worker_info
 
 from storeds._utils.arguments import integer
 from storeds.backends.class_numbers import check_same_classes
+from storeds.backends.selecting import Conditions
 from storeds.batching.collate import Skipped
 from storeds.batching.memory import finished_for_caller, is_plain
 from storeds.datasets.assembly import (
@@ -31,7 +32,6 @@ from storeds.datasets.assembly import (
     build_transforms,
     check_effect,
     check_seed,
-    conditions,
     fit_reader,
     make_reader,
     open_source,
@@ -212,7 +212,7 @@ class StoreDataset(Dataset[Any]):
         self._as_dict: bool = settings.as_dict
         self.seed: int | None = check_seed(settings.seed)
         self._backend: Backend = open_source(settings.url, settings.layout, settings.options)
-        self._how = conditions(self.backend, settings.where, settings.fold, settings.keys)
+        self._how = Conditions.of(self.backend, settings.where, settings.fold, settings.keys)
         self._view: Backend = self._how.view(self.backend)
         self._bound: Reader[Any] = make_reader(settings, self._view.meta.fields).bind(self._view)
         check_effect(settings, self._bound)

@@ -16,6 +16,7 @@ import numpy as np
 import xxhash
 
 from storeds.backends.opening import open_backend
+from storeds.backends.selecting import Conditions
 from storeds.errors import ConfigError, DecodeError, RecordError
 from storeds.jpeg import read_picture_header
 from storeds.ops.common import Progress, ProgressHook, damaged_kinds, in_order
@@ -148,13 +149,8 @@ def stats(
     if mode not in _MODES or sample < 1:
         raise ConfigError(f"mode is RGB or L and sample at least 1, got mode={mode!r}, sample={sample!r}")
     with open_backend(url, layout=layout, **(options or {})) as backend:
-        view: Backend = backend
-        condition = None
-        if where is not None:
-            from storeds.datasets.assembly import conditions  # it loads torch
-
-            how = conditions(backend, where)
-            view, condition = how.view(backend), repr(how.where)
+        how = Conditions.of(backend, where)
+        view, condition = how.view(backend), repr(how.where) if how.where else None
         reader = _reader(view, field, mode)
         (name,) = reader.fields
         path = stats_path(backend.meta, name, mode, condition)

@@ -27,12 +27,13 @@ from PIL import Image
 from storeds._utils.redaction import redact
 from storeds._utils.text import counted
 from storeds.backends.opening import open_backend
+from storeds.backends.selecting import select
 from storeds.backends.staging import replace_file, reporting
 from storeds.errors import ConfigError, RecordError
 from storeds.ops.showing.panels import draw_parts, panel_of
 from storeds.ops.showing.records import Collector, Shown, cut, is_picture, noted, spread
 from storeds.ops.showing.sheet import draw_sheet
-from storeds.protocols import Array, Backend, SampleContext
+from storeds.protocols import Array, SampleContext
 from storeds.readers import RecordReader
 
 if TYPE_CHECKING:
@@ -175,12 +176,7 @@ def show(
     if indices is not None and not len(indices):  # the store may be one that cannot be opened
         return Page(f"{redact(os.fspath(source))}: no records", [], {})
     with open_backend(source, layout=layout, **(options or {})) as backend:
-        view: Backend = backend
-        if where is not None or keys is not None:
-            from storeds.datasets.assembly import conditions  # imports torch, which takes longer than all the rest
-
-            view = conditions(backend, where, None, keys).view(backend)
-        collector = Collector(view)
+        collector = Collector(select(backend, where, keys=keys))
         return _page(collector, collector.choose(count, worst_first=worst_first) if indices is None else indices)
 
 
