@@ -217,8 +217,8 @@ BREAKS = [Break(*row) for row in (
     # 28. Repairs: loading and transforms.
     ("28: an assigned transform holds", "datasets/test_assigned.py -k 'next_sample'", "datasets/map_dataset.py", "_change(_transform=build_transforms(self._with_stats(value))", "_transform = build_transforms(self._with_stats(value)"),
     ("28: a wrong argument of a loader has a suggestion", "loaders/test_stats.py -k refuses", "loaders/loader.py", "        _check_names(name, arguments)\n", ""),
-    ("28: where takes class names", "datasets/test_dataset.py -k class_names", "datasets/assembly.py", "values = [_label(name, value, classes or ()) for value in", "values = [value for value in"),
-    ("28: a function is no value of where", "datasets/test_dataset.py -k class_names", "datasets/assembly.py", "    if callable(value):\n", "    if False:\n"),
+    ("28: where takes class names", "datasets/test_dataset.py -k class_names", "backends/selecting.py", "return [_class_number(name, value, classes or ()) for value in wanted]", "return list(wanted)"),
+    ("28: a function is no value of where", "datasets/test_dataset.py -k class_names", "backends/selecting.py", "    if callable(value):\n", "    if False:\n"),
     ("28: a loader shows what it is", "loaders/test_stats.py -k shows", "loaders/loader.py", "    def __repr__(self) -> str:\n        arguments", "    def _shown(self) -> str:\n        arguments"),
     ("28: dir(storeds) has public names", "test_public.py -k 'promised or lazy'", "__init__.py", "def __dir__()", "def _dir()"),
     ("28: a subclass of ToTensor and Normalize is called", "transforms/test_subclasses.py", "transforms/binding.py",
