@@ -13,7 +13,7 @@ from typing import Any
 from benchmarks._common import Result, Run, entry, figure, ratio
 from benchmarks.photos import jpegs
 from storeds import StoreDataset, StoreLoader, open_backend, open_writer
-from storeds.registry import BACKENDS
+from storeds.plugins import POOL
 
 BATCH = 64
 Pass = Callable[[], object]
@@ -52,7 +52,7 @@ def store_ways(url: str, values: Sequence[bytes], order: list[int]) -> Iterator[
                 found: list[Any] = backend.get_many(order[start : start + BATCH], ["image"])
                 if found[0]["image"] != values[order[start]]:
                     raise AssertionError(f"{url} gives other bytes")
-        BACKENDS.get(engine).pool.close_all()  # nothing stays mapped
+        POOL.close_all()  # nothing stays mapped
 
     yield f"{engine}, get_many of {BATCH}", None, raw
     dataset: Any = StoreDataset(url, transform=[{"name": "RandomResizedCrop", "size": 224}, "ToTensor"])

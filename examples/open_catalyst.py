@@ -8,14 +8,16 @@ from __future__ import annotations
 import io
 import pickle
 from collections import OrderedDict
+from collections.abc import Hashable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 import storeds
 from storeds.errors import RecordError
-from storeds.plugins import StoreBackend, column_from_records, parse_fields
-from storeds.protocols import Array, Field, Meta, Record
+from storeds.plugins import Engine, Fault, Opener, RawStore, Rows, parse_fields
+from storeds.protocols import Backend, Field, Meta
 
 
 class Graph:
@@ -52,29 +54,46 @@ def kind_of(value: Any) -> Field | str:
     return Field("array", value.dtype.str, (None,) * value.ndim) if hasattr(value, "ndim") else type(value).__name__
 
 
-class OpenCatalyst(StoreBackend):
+class Graphs(RawStore):
     """Graphs under 0, 1, …, with the entries of the first; arrays may have any length."""
 
-    def __init__(self, url: str) -> None:
-        raw = self._raw = storeds.open_backend(url, columns={"graph": {"path": "{}", "kind": "bytes"}})
-        first = entries_of(raw.get_many([0])[0]["graph"])  # type: ignore[index]
+    def __init__(self, blobs: Backend) -> None:
+        self._blobs, meta = blobs, blobs.meta
+        first = entries_of(blobs.get_many([0])[0]["graph"])  # type: ignore[index]
         fields = parse_fields({name: kind_of(value) for name, value in first.items()})
-        super().__init__(raw.url, Meta(raw.meta.id, raw.meta.build, raw.meta.count, "open_catalyst", fields))
+        self.meta = Meta(meta.id, meta.build, meta.count, "open_catalyst", fields)
 
-    def _read(self, positions: list[int], fields: tuple[str, ...]) -> list[Record | RecordError]:
-        return [self._graph(at, raw) for at, raw in zip(positions, self._raw.get_many(positions), strict=True)]
+    def read(self, positions: list[int], fields: tuple[str, ...] | None) -> Rows:
+        return Rows([self._graph(each) for each in self._blobs.get_many(positions)])
 
-    def _graph(self, position: int, raw: Any) -> Record | RecordError:
+    def _graph(self, blob: Any) -> dict[str, Any] | Fault:
         try:
-            return raw if isinstance(raw, RecordError) else entries_of(raw["graph"])
+            return Fault(blob.reason) if isinstance(blob, RecordError) else entries_of(blob["graph"])
         except Exception as error:  # damage can make an unpickler raise any exception
-            return self._fault(position, error)
-
-    def _column(self, name: str, field: Field) -> Array:
-        return column_from_records(self, name)
-
-    def close(self) -> None:
-        self._raw.close()
+            return Fault(str(error))
 
 
-storeds.register_layout("lmdb", "open_catalyst", OpenCatalyst)
+@dataclass(frozen=True)
+class OpenCatalyst(Opener[Backend]):
+    """Opens the values of an LMDB store as bytes."""
+
+    location: str
+
+    @property
+    def url(self) -> str:
+        return self.location
+
+    def key(self) -> Hashable:
+        return "open_catalyst", self.location
+
+    def open(self) -> Backend:
+        return storeds.open_backend(self.location, columns={"graph": {"path": "{}", "kind": "bytes"}})
+
+    def close(self, handle: Backend, /) -> None:
+        handle.close()
+
+    def attach(self, handle: Backend, /) -> Graphs:
+        return Graphs(handle)
+
+
+storeds.register_layout("lmdb", "open_catalyst", Engine(lambda url: OpenCatalyst(str(url))))

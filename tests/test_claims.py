@@ -25,7 +25,7 @@ CLAIMED = 1_500_000_000
 READ = r"""
 import re, sys, storeds
 from storeds.errors import StoredsError
-import storeds.layouts.hdf5, storeds.backends.hdf5.backend
+import storeds.layouts.hdf5, storeds.backends.hdf5.reading
 
 def peak(): return int(re.search(r"VmHWM:\s+(\d+)", open("/proc/self/status").read())[1]) >> 10
 for path, columns in zip(sys.argv[1::2], sys.argv[2::2]):

@@ -18,7 +18,7 @@ import pytest
 import storeds
 from _writing import in_fork
 from mask_files import write
-from storeds.backends import MemoryBackend
+from storeds.backends.memory import MEMORY
 from storeds.errors import ConfigError, MissingDependencyError
 from storeds.registry import BACKENDS, DECODERS, LAYOUTS, READERS, Registry
 
@@ -50,18 +50,20 @@ def test_what_is_registered_opens(clean: None) -> None:
     with storeds.open_writer("memory://mine", {"a": "int"}, overwrite=True) as writer:
         writer.append([{"a": 1}])
 
-    class Mine(MemoryBackend):
-        def __init__(self, url: str, **options: Any) -> None:
-            super().__init__(url.replace("mine:", "memory:"), **options)
+    asked: list[str] = []
 
-    storeds.register_backend("mine", Mine)
-    storeds.register_backend("text", "storeds.backends.memory:MemoryBackend")
-    assert BACKENDS.get("text") is MemoryBackend  # imported on first use
+    def mine(url: str, **options: Any) -> Any:
+        asked.append(url)
+        return MEMORY(url.replace("mine:", "memory:"), **options)
+
+    storeds.register_backend("mine", mine)
+    storeds.register_backend("text", "storeds.backends.memory:MEMORY")
+    assert BACKENDS.get("text") is MEMORY  # imported on first use
     with storeds.open_backend("mine://mine") as backend:
         assert backend.get_many([0]) == [{"a": 1}]
-    storeds.register_layout("memory", "foreign", Mine)
+    storeds.register_layout("memory", "foreign", mine)
     with storeds.open_backend("memory://mine", layout="foreign") as backend:
-        assert isinstance(backend, Mine)
+        assert asked == ["mine://mine", "memory://mine"]
 
 
 def test_a_name_is_taken_unless_clobbered(clean: None) -> None:
@@ -73,7 +75,7 @@ def test_a_name_is_taken_unless_clobbered(clean: None) -> None:
     assert READERS.get("mine") is list
     assert DECODERS.get("pil") is list
     with pytest.raises(ConfigError, match=r"backend 'lmdb' exists already \(built in\)"):
-        storeds.register_backend("lmdb", MemoryBackend)
+        storeds.register_backend("lmdb", MEMORY)
 
 
 @pytest.mark.parametrize(
@@ -96,7 +98,7 @@ def test_what_cannot_be_imported_says_what_to_install(clean: None, target: str, 
 
 
 def test_a_missing_engine_is_named(clean: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in [name for name in sys.modules if name == "storeds.backends.lmdb.backend"]:
+    for module in [name for name in sys.modules if name == "storeds.backends.lmdb.reading"]:
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, "lmdb", None)
     with pytest.raises(MissingDependencyError, match="install lmdb$"):
@@ -115,14 +117,13 @@ def test_a_backend_that_cannot_write_says_so(clean: None) -> None:
 # Entry points of other distributions
 
 GOOD = """
-    from storeds.backends import MemoryBackend
+    from storeds.backends.memory import MEMORY
     import storeds
 
-    class GoodBackend(MemoryBackend):
-        def __init__(self, url, **options):
-            with storeds.open_writer("memory://good", {"a": "int"}, overwrite=True) as writer:
-                writer.append([{"a": 41}, {"a": 42}])
-            super().__init__("memory://good", **options)
+    def GoodBackend(url, **options):
+        with storeds.open_writer("memory://good", {"a": "int"}, overwrite=True) as writer:
+            writer.append([{"a": 41}, {"a": 42}])
+        return MEMORY("memory://good", **options)
 
     def read(**options): return "good reader"
     def decode(blob, mode): return "good decoder"
@@ -187,7 +188,7 @@ PROGRAM = """
         "count": count,
         "said": [str(each.message) for each in caught if each.category is RuntimeWarning],
         "errors": errors,
-        "lmdb": BACKENDS.get("lmdb").__module__,
+        "lmdb": BACKENDS.get("lmdb").opener.__module__,
         "others": [READERS.get("good")(), DECODERS.get("good")(b"", "RGB")],
         "rows": {row["name"]: row for row in BACKENDS.describe()},
     }))
@@ -216,7 +217,7 @@ def test_good_plug_ins_work_and_broken_ones_only_warn_and_importing_loads_none(s
     }
     assert nameless[0] == "MissingDependencyError"
     assert "NoSuchName" in nameless[1]
-    assert found["lmdb"] == "storeds.backends.lmdb.backend"
+    assert found["lmdb"] == "storeds.backends.lmdb.reading"
     assert found["others"] == ["good reader", "good decoder"]
     rows = found["rows"]
     assert rows["good"] == {"name": "good", "origin": "third-party", "needs": "third-party", "state": "ok"}

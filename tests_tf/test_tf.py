@@ -171,16 +171,16 @@ def test_batches(urls: dict[str, str], drop: bool) -> None:
 
 
 def test_one_storage_call_a_batch(urls: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    from storeds.backends.lmdb import LmdbBackend
+    from storeds.backends import Store
 
-    calls, original = [], LmdbBackend._read
+    calls, original = [], Store._read
 
     def counted(self: Any, positions: list[int], fields: tuple[str, ...]) -> Any:
         calls.append(len(positions))
         return original(self, positions, fields)
 
     made = to_tf_dataset(urls["lmdb"], reader="array", fields=["label", "box"], batch_size=10, shuffle=True, seed=0)
-    monkeypatch.setattr(LmdbBackend, "_read", counted)
+    monkeypatch.setattr(Store, "_read", counted)
     list(made)
     assert sorted(calls) == [1, 10, 10, 10, 10]
 

@@ -20,7 +20,7 @@ import difflib
 from collections.abc import Iterable
 from typing import Self
 
-from storeds._utils.redaction import redact_message
+from storeds.redaction import redact_message
 
 __all__ = [
     "BadSamplesError",

@@ -1,28 +1,35 @@
 """Re-exports the base classes and helpers for third-party backends and layouts; see ``docs/extending.md``."""
 
-from storeds._utils.redaction import redact, redact_message
 from storeds._utils.settings import parse_options
 from storeds._utils.urls import StoreURL, file_path, file_url
-from storeds.backends.base import BackendOptions, HandleBackend, StoreBackend
-from storeds.backends.handles import HandlePool, Opener
+from storeds.backends.engine import Engine
+from storeds.backends.handles import POOL
+from storeds.backends.raw import BackendOptions, Fault, Opener, RawStore, Rows, Stacked
+from storeds.backends.store import Store
 from storeds.backends.writer import Sink
 from storeds.errors import appeared
 from storeds.readers.base import RecordReader
 from storeds.records.codec import Seals, checksum
 from storeds.records.columns import column_from_records
 from storeds.records.fields import fields_from_json, fields_to_json, parse_fields
-from storeds.records.meta import meta_from_text, meta_to_text
+from storeds.records.meta import meta_to_text
+from storeds.records.verifier import native_meta
 from storeds.records.where import check_where
+from storeds.redaction import redact, redact_message
 
 __all__ = [
+    "POOL",
     "BackendOptions",
-    "HandleBackend",
-    "HandlePool",
+    "Engine",
+    "Fault",
     "Opener",
+    "RawStore",
     "RecordReader",
+    "Rows",
     "Seals",
     "Sink",
-    "StoreBackend",
+    "Stacked",
+    "Store",
     "StoreURL",
     "appeared",
     "check_where",
@@ -32,8 +39,8 @@ __all__ = [
     "fields_to_json",
     "file_path",
     "file_url",
-    "meta_from_text",
     "meta_to_text",
+    "native_meta",
     "parse_fields",
     "parse_options",
     "redact",

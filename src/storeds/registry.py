@@ -169,29 +169,29 @@ def _built_in(package: str, rows: Iterable[tuple[str, str, str]]) -> dict[str, _
 
 
 FOREIGN: dict[str, str] = {
-    "hdf5": "storeds.layouts.hdf5:ForeignHdf5",
-    "lmdb": "storeds.layouts.lmdb:ForeignLmdb",
-    "mongodb": "storeds.layouts.mongodb:open_foreign",
-    "mongodb+srv": "storeds.layouts.mongodb:open_foreign",
+    "hdf5": "storeds.layouts.hdf5:FOREIGN_HDF5",
+    "lmdb": "storeds.layouts.lmdb:FOREIGN_LMDB",
+    "mongodb": "storeds.layouts.mongodb:FOREIGN_MONGODB",
+    "mongodb+srv": "storeds.layouts.mongodb:FOREIGN_MONGODB",
 }
 """Scheme → the import string of what opens an engine's stores of other tools, as what they certainly are."""
 
 _BACKENDS = (
-    ("lmdb", "lmdb.backend:LmdbBackend", "lmdb"),
-    ("hdf5", "hdf5.backend:Hdf5Backend", "h5py"),
-    ("mongodb", "mongodb.backend:MongodbBackend", "pymongo"),
-    ("mongodb+srv", "mongodb.backend:MongodbBackend", "pymongo"),
-    ("memory", "memory:MemoryBackend", ""),
+    ("lmdb", "lmdb.reading:LMDB", "lmdb"),
+    ("hdf5", "hdf5.reading:HDF5", "h5py"),
+    ("mongodb", "mongodb.reading:MONGODB", "pymongo"),
+    ("mongodb+srv", "mongodb.reading:MONGODB", "pymongo"),
+    ("memory", "memory:MEMORY", ""),
 )
 _LAYOUTS = (
-    *((f"lmdb/{name}", "lmdb:ForeignLmdb", "lmdb") for name in ("caffe", "json", "keyed", "msgpack")),
-    *((f"lmdb/{name}", "lmdb:ForeignLmdb", "lmdb") for name in ("npz", "ocr", "pickled", "tensorpack")),
-    *((f"hdf5/{name}", "hdf5:ForeignHdf5", "h5py") for name in ("pcam", "parallel", "per_episode", "per_file")),
-    *((f"hdf5/{name}", "hdf5:ForeignHdf5", "h5py") for name in ("per_sample", "per_video")),
+    *((f"lmdb/{name}", "lmdb:FOREIGN_LMDB", "lmdb") for name in ("caffe", "json", "keyed", "msgpack")),
+    *((f"lmdb/{name}", "lmdb:FOREIGN_LMDB", "lmdb") for name in ("npz", "ocr", "pickled", "tensorpack")),
+    *((f"hdf5/{name}", "hdf5:FOREIGN_HDF5", "h5py") for name in ("pcam", "parallel", "per_episode", "per_file")),
+    *((f"hdf5/{name}", "hdf5:FOREIGN_HDF5", "h5py") for name in ("per_sample", "per_video")),
     *(
-        (f"{scheme}/{name.lower()}", f"mongodb:{name}Layout", "pymongo")
+        (f"{scheme}/{name}", f"mongodb:{name.upper()}", "pymongo")
         for scheme in ("mongodb", "mongodb+srv")
-        for name in ("Named", "Query", "Gridfs")
+        for name in ("named", "query", "gridfs")
     ),
 )
 _READERS = (

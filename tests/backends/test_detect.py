@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import pickle
 import re
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,45 +15,73 @@ import pytest
 import storeds
 from make_store import make_store
 from storeds import errors, registry
-from storeds.backends import MemoryBackend, bounded, check_most_is_read
+from storeds.backends import Engine, RawStore, Rows, check_most_is_read
+from storeds.plugins import Opener
+from storeds.protocols import Field, Meta, SupportsDescription
+
+UNREAD: list[str] = []
 
 
-class Looks(MemoryBackend):
-    """A layout for files named after a word, whatever is in them."""
+class Looks(RawStore):
+    """A store of one record, whatever the file."""
 
-    word = ""
+    def __init__(self, opener: LooksOpener) -> None:
+        self.meta = Meta(opener.word, opener.word, 1, opener.word, {"x": Field("int")})
 
-    def __init__(self, url: str, **options: Any) -> None:
-        self.given = options
-        super().__init__("memory://detected")
+    def read(self, positions: list[int], fields: tuple[str, ...] | None) -> Rows:
+        return Rows([{"x": 1} for _ in positions])
 
-    @classmethod
-    def guess_can_open(cls, url: str, **options: Any) -> str | None:
-        return f"its name holds {cls.word!r}" if cls.word in url else None
-
-
-class LooksRed(Looks):
-    word = "red"
+    def unread(self) -> list[str]:
+        return UNREAD
 
 
-class LooksBlue(Looks):
-    word = "blue"
+@dataclass(frozen=True)
+class LooksOpener(Opener[str]):
+    """Takes any option."""
+
+    word: str
+    path: str
+
+    @property
+    def url(self) -> str:
+        return self.path
+
+    def key(self) -> str:
+        return self.word
+
+    def open(self) -> str:
+        return self.word
+
+    def close(self, handle: str, /) -> None:
+        pass
+
+    def attach(self, handle: str, /) -> Looks:
+        return Looks(self)
 
 
-class Fails(Looks):
-    @classmethod
-    def guess_can_open(cls, url: str, **options: Any) -> str | None:
-        raise errors.FormatError("not one of mine")
+def layout_for(word: str) -> Engine:
+    """Return a layout for files named after a word."""
+
+    def guess(url: str, **options: Any) -> str | None:
+        return f"its name holds {word!r}" if word in url else None
+
+    def opener(url: Any, **options: Any) -> LooksOpener:
+        return LooksOpener(word, str(url))
+
+    return Engine(opener, guess_can_open=guess)
+
+
+def refuse(url: str, **options: Any) -> str | None:
+    raise errors.FormatError("not one of mine")
 
 
 @pytest.fixture(autouse=True)
 def layouts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("STOREDS_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(registry.LAYOUTS, "_known", dict(registry.LAYOUTS._known))
-    for name, layout in (("red", LooksRed), ("blue", LooksBlue), ("fails", Fails)):
-        storeds.register_layout("hdf5", name, layout)
-    with storeds.open_writer("memory://detected", {"x": "int"}, overwrite=True) as writer:
-        writer.append([{"x": 1}])
+    for name in ("red", "blue"):
+        storeds.register_layout("hdf5", name, layout_for(name))
+    storeds.register_layout("hdf5", "fails", replace(layout_for("fails"), guess_can_open=refuse))
 
 
 def foreign(path: Path) -> str:
@@ -66,9 +95,9 @@ def test_the_one_layout_that_recognises_a_store_opens_it_and_says_why(
 ) -> None:
     url = foreign(tmp_path / "red.h5")
     with caplog.at_level(logging.INFO, "storeds"):
-        assert type(storeds.open_backend(url)) is LooksRed
+        assert storeds.open_backend(url).meta.layout == "red"
     assert "layout 'red': its name holds 'red'" in caplog.text
-    assert type(storeds.open_backend(tmp_path / "red.h5")) is LooksRed
+    assert storeds.open_backend(tmp_path / "red.h5").meta.layout == "red"
     assert storeds.info(url).recognised == "its name holds 'red'"
 
 
@@ -77,13 +106,13 @@ def test_two_plug_ins_that_claim_a_store_are_an_error_and_layout_decides(tmp_pat
     why = "layout='blue' (its name holds 'blue') or layout='red' (its name holds 'red')"
     with pytest.raises(errors.ConfigError, match=re.escape(f"several layouts claim this store; pass {why}")):
         storeds.open_backend(url)
-    assert type(storeds.open_backend(url, layout="blue")) is LooksBlue
+    assert storeds.open_backend(url, layout="blue").meta.layout == "blue"
 
 
 def test_what_a_layout_leaves_unread_is_logged_listed_and_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(LooksRed, "unread", lambda _: bounded(f"part {at} (a reason)" for at in range(300)))
+    monkeypatch.setattr(f"{__name__}.UNREAD", [f"part {at} (a reason)" for at in range(300)])
     url = foreign(tmp_path / "red.h5")
     storeds.open_backend(url)
     (warning,) = [line.getMessage() for line in caplog.records if line.levelno == logging.WARNING]
@@ -92,7 +121,8 @@ def test_what_a_layout_leaves_unread_is_logged_listed_and_counted(
     found = storeds.info(url).unread
     assert (len(found), found[0], found[-1]) == (201, "part 0 (a reason)", "and 100 more")
     caplog.clear()
-    many: Any = storeds.open_backend([url, foreign(tmp_path / "red too.h5")])
+    many = storeds.open_backend([url, foreign(tmp_path / "red too.h5")])
+    assert isinstance(many, SupportsDescription)
     assert many.describe().unread == pickle.loads(pickle.dumps(many)).describe().unread == found
     assert len([line for line in caplog.records if line.levelno == logging.WARNING]) == 1
 
@@ -104,8 +134,7 @@ def test_leaving_most_of_a_store_unread_is_an_error_with_what_and_how_much() -> 
 
 
 def test_an_option_that_the_native_layout_lacks_may_be_the_foreign_ones(tmp_path: Path) -> None:
-    backend: Any = storeds.open_backend(foreign(tmp_path / "red.h5"), colour="dark")
-    assert backend.given == {"colour": "dark"}
+    assert storeds.open_backend(foreign(tmp_path / "red.h5"), colour="dark").meta.layout == "red"
     with pytest.raises(errors.ConfigError, match="colour"):
         storeds.open_backend(foreign(tmp_path / "green.h5"), colour="dark")
 

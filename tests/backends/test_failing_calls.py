@@ -20,6 +20,7 @@ import pytest
 
 import storeds
 from storeds.errors import RecordError, StoredsError, UnavailableError
+from storeds.plugins import POOL
 from storeds.testing import assert_same
 
 CODES = (errno.EIO, errno.EMFILE, errno.ENOMEM, errno.ESTALE)
@@ -62,8 +63,7 @@ WAYS: dict[str, Callable[[str], Any]] = {each.__name__: each for each in (reads,
 
 
 def close_pools() -> None:
-    for engine in SUFFIX:
-        storeds.registry.BACKENDS.get(engine).pool.close_all()
+    POOL.close_all()
 
 
 def fault(way: Callable[[str], Any], url: str, expected: Any) -> str | None:

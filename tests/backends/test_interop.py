@@ -100,7 +100,7 @@ def test_values_larger_than_a_document_lie_in_parts(make_engine_url: MakeEngineU
     with open_backend(url) as backend:
         assert frozen(backend.get_many([2, 0, 1, 2])) == frozen([records[at] for at in (2, 0, 1, 2)])
         assert frozen(backend.get_many([1], ["blob"])) == frozen([{"blob": records[1]["blob"]}])
-        assert backend.stored_bytes() > 3 * big  # type: ignore[attr-defined]
+        assert backend.describe().bytes > 3 * big  # type: ignore[attr-defined]
     with database_of(url) as (database, name):
         assert database.list_collection_names() == [name]
         documents = {row["_id"]: row for row in database[name].find()}

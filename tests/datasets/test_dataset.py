@@ -43,16 +43,16 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return a list that grows by the size of each storage call."""
-    from storeds.backends.lmdb import LmdbBackend
+    from storeds.backends import Store
 
     sizes: list[int] = []
-    original = LmdbBackend.get_many
+    original = Store.get_many
 
     def counted(self: Any, positions: Sequence[int], /, fields: Sequence[str] | None = None) -> Any:
         sizes.append(len(positions))
         return original(self, positions, fields)
 
-    monkeypatch.setattr(LmdbBackend, "get_many", counted)
+    monkeypatch.setattr(Store, "get_many", counted)
     return sizes
 
 

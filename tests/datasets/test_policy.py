@@ -31,7 +31,7 @@ from photographs import jpeg
 from picture_stores import picture_store
 from shares import share
 from storeds import Skipped, StoreDataset, errors
-from storeds.backends.lmdb.backend import LmdbBackend
+from storeds.backends import Store
 
 COUNT = 60
 SIZE = (48, 32)
@@ -271,13 +271,13 @@ def test_a_replacement_depends_on_seed_epoch_and_index_alone(store: str) -> None
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
     """Return a list that receives the positions of each storage call to LMDB."""
     calls: list[list[int]] = []
-    read = LmdbBackend.get_many
+    read = Store.get_many
 
     def get_many(self: Any, positions: Any, /, fields: Any = None) -> Any:
         calls.append([int(position) for position in positions])
         return read(self, positions, fields)
 
-    monkeypatch.setattr(LmdbBackend, "get_many", get_many)
+    monkeypatch.setattr(Store, "get_many", get_many)
     return calls
 
 

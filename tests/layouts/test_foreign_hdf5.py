@@ -143,7 +143,7 @@ class TestNames:
     ) -> None:
         write(path, datasets)
         store: Any = open_backend(path, **arguments)
-        assert store.handle_settings()["where"] == where
+        assert store.describe().settings["where"] == where
         with h5py.File(path) as file:
             for name, place in where.items():
                 text, _, attribute = place.format(who="f0", video="v", episode="a").partition("@")
@@ -383,7 +383,7 @@ class TestCertain:
             ways = lines_of(error, 0)
         for given in ways:
             store = open_backend(path, **given)
-            for field, place in store.handle_settings()["where"].items():
+            for field, place in store.describe().settings["where"].items():
                 stored = place.removesuffix("[]").rpartition("/")[2].rpartition("@")[2]
                 assert field == stored or stored not in store.meta.fields or "/" in place or "@" in place
 

@@ -690,7 +690,7 @@ def test_the_key_index_is_built_once_and_found_again(
             backend.positions(["nowhere"])  # type: ignore[attr-defined]
     assert len(list(cache.iterdir())) == 1
     with monkeypatch.context() as patch:
-        patch.setattr("storeds.layouts.lmdb.backend.key_index", None)
+        patch.setattr("storeds.layouts.lmdb.reading.key_index", None)
         storeds.open_backend(url).close()
     for file in cache.iterdir():  # somebody cleans up: the keys are found again
         file.write_bytes(file.read_bytes()[:-8])

@@ -26,7 +26,7 @@ from _layout_case import lines_of
 from conftest import with_path
 from shares import FULL, SEED
 from storeds import StoreDataset, errors
-from storeds.layouts.mongodb import GridfsLayout, NamedLayout, QueryLayout
+from storeds.layouts.mongodb import GRIDFS, NAMED, QUERY
 from storeds.records.where import check_where, matching_positions
 
 
@@ -76,7 +76,7 @@ def test_a_batch_is_few_commands_and_a_parent_holds_nothing(
     case = MONGODB[layout]
     truth = case.write(database, tmp_path)
     backend: Any = storeds.open_backend(at(case.url), **case.arguments)
-    assert backend._connection.ref.entry is None  # when workers start
+    assert backend._ref.entry is None  # when workers start
     for order in ([*range(len(truth))], [3, 0, 3, 3, len(truth) - 1, 0], [np.int64(2)], []):
         COMMANDS.sent.clear()
         assert backend.get_many(order) == [truth[position] for position in order]
@@ -126,7 +126,7 @@ def test_ids_of_any_type(make: Callable[[int], Any], database: Any, at: Callable
         for n in range(8)
     )
     in_order = [row["x"] for row in database.ids.find({}).sort("_id", 1)]
-    with QueryLayout(at("ids")) as backend:
+    with QUERY(at("ids")) as backend:
         assert backend.column("x").tolist() == in_order
         assert backend.get_many([7, 0, 7]) == [{"x": in_order[position]} for position in (7, 0, 7)]
         assert selected(backend, {"x": [5, 2]}) == sorted(map(in_order.index, (5, 2)))
@@ -138,7 +138,7 @@ def test_an_unpickled_layout_without_an_index_file_resolves_again_and_detects_ch
     monkeypatch.setenv("STOREDS_CACHE", "/proc/nowhere")
     case = MONGODB["query"]
     truth = case.write(database, tmp_path)
-    backend = QueryLayout(at(case.url), **case.arguments)
+    backend = QUERY(at(case.url), **case.arguments)
     assert pickle.loads(pickle.dumps(backend)).get_many([4, 1]) == [truth[4], truth[1]]
     other = pickle.loads(pickle.dumps(backend))
     database.any.insert_one({"split": "train"})
@@ -150,12 +150,12 @@ def test_an_unpickled_layout_without_an_index_file_resolves_again_and_detects_ch
 def test_ids_and_builds(database: Any, at: Callable[[str], str], tmp_path: Path) -> None:
     options = MONGODB["named"].arguments
     named(database, tmp_path)
-    first, again = NamedLayout(at("named"), **options), NamedLayout(at("named"), **options)
+    first, again = NAMED(at("named"), **options), NAMED(at("named"), **options)
     assert (again.meta.id, again.meta.build) == (first.meta.id, first.meta.build)
     rows = list(database.named.find())
     database.named.drop()
     database.named.insert_many(rows)
-    replaced = NamedLayout(at("named"), **options)
+    replaced = NAMED(at("named"), **options)
     assert (replaced.meta.id == first.meta.id, replaced.meta.build == first.meta.build) == (True, False)
     with pytest.raises(errors.UnavailableError, match="replaced or dropped"):
         first.get_many([0])
@@ -171,7 +171,7 @@ def test_kinds_are_inferred_and_each_value_is_checked(database: Any, at: Callabl
     database.kinds.insert_many({"_id": n, **whole, "day": day} for n in range(3))
     database.kinds.update_one({"_id": 1}, {"$set": {"n": "3", "box": [1, 2]}, "$unset": {"text": 1}})
     columns = {name: name for name in (*whole, "day")}
-    with QueryLayout(at("kinds"), query={"_id": {"$ne": 1}}, columns=columns) as backend:
+    with QUERY(at("kinds"), query={"_id": {"$ne": 1}}, columns=columns) as backend:
         kinds = " ".join(field.kind for field in backend.meta.fields.values())
         assert kinds == "image bytes int float bool str array array json json str str"
         first = cast("dict[str, Any]", backend.get_many([1])[0])
@@ -181,7 +181,7 @@ def test_kinds_are_inferred_and_each_value_is_checked(database: Any, at: Callabl
         assert (first["id"], first["day"]) == (str(id), "2020-01-02T00:00:00")
         assert selected(backend, {"id": str(id), "n": [3, 10**400], "text": ["é", "\ud800"]}) == [0, 1]
     forced = {"n": {"path": "n", "kind": "int"}, "text": "text", "box": {"path": "box", "kind": "json"}}
-    with QueryLayout(at("kinds"), columns=forced) as backend:
+    with QUERY(at("kinds"), columns=forced) as backend:
         assert backend.get_many([0]) == [{"n": 3, "text": "é", "box": [1, 2, 3]}]
         assert reasons(backend.get_many([0, 1], ("n",))) == [
             "",
@@ -208,14 +208,14 @@ def test_labels_of_files_may_be_of_any_type(database: Any, at: Callable[[str], s
         ("lists", [1.5, 2.0], [1.5, 2.0]),
     ):
         database[kind].insert_many({"name": name, "label": label} for name in ("a.jpg", "b.jpg"))
-        with GridfsLayout(at("fs"), labels=f"{kind}.label", labels_on="name", revisions="all") as backend:
+        with GRIDFS(at("fs"), labels=f"{kind}.label", labels_on="name", revisions="all") as backend:
             assert labels_of(backend) == [expected] * 3, kind
 
 
 def test_lists_of_documents_and_columns_of_them(database: Any, at: Callable[[str], str]) -> None:
     page = {"name": "p", "found": {"crops": [{"image": IMAGES[n], "name": f"c{n}"} for n in range(3)], "by": "me"}}
     database.deep.insert_many([page, {"name": "q"}])
-    with QueryLayout(at("deep"), columns={"image": "found.crops[].image", "page": "name"}) as backend:
+    with QUERY(at("deep"), columns={"image": "found.crops[].image", "page": "name"}) as backend:
         assert pickle.loads(pickle.dumps(backend)).get_many([1]) == [{"image": IMAGES[1], "page": "p"}]
         assert backend.unread() == ["1 document without an element in 'found.crops'"]
     database.pages.insert_many({"page": n, "crops": [{"Image": IMAGES[n], "n": k} for k in range(3)]} for n in range(2))
@@ -231,7 +231,7 @@ def test_names_of_fields_are_in_lower_case(database: Any, at: Callable[[str], st
     database.cased.insert_many({"Image": IMAGES[n], "Label": n} for n in range(3))
     assert StoreDataset(at("cased"), decode="bytes")[1] == (IMAGES[1], 1)
     database.twice.insert_many({"Image": IMAGES[n], "image": IMAGES[0], "label": n} for n in range(3))
-    with QueryLayout(at("twice")) as backend:
+    with QUERY(at("twice")) as backend:
         assert backend.get_many([1]) == [{"image": IMAGES[0], "image_2": IMAGES[1], "label": 1}]
         assert backend.unread() == []
 
@@ -239,7 +239,7 @@ def test_names_of_fields_are_in_lower_case(database: Any, at: Callable[[str], st
 def test_a_view_is_a_collection_too(database: Any, at: Callable[[str], str]) -> None:
     database.all.insert_many({"_id": n, "x": n} for n in range(6))
     database.command("create", "odd", viewOn="all", pipeline=[{"$match": {"x": {"$mod": [2, 1]}}}])
-    with QueryLayout(at("odd")) as backend:
+    with QUERY(at("odd")) as backend:
         assert backend.get_many([2, 0]) == [{"x": 5}, {"x": 1}]
 
 
@@ -288,12 +288,12 @@ def test_names_that_are_missing_or_doubled(database: Any, at: Callable[[str], st
     absent = [f"gone{n}.jpg" for n in range(12)]
     index = write_index(tmp_path / "i.json", [*absent, *NAMES[:3], NAMES[1]], list(range(16)))
     with pytest.raises(errors.FormatError, match=r"12 of the 15 names.*'gone0.jpg'.*'gone9.jpg' and 2 more; correct"):
-        NamedLayout(at("named"), index=index)
-    with NamedLayout(at("named"), index=write_index(tmp_path / "few.json", NAMES[:4], [0] * 4)) as backend:
+        NAMED(at("named"), index=index)
+    with NAMED(at("named"), index=write_index(tmp_path / "few.json", NAMES[:4], [0] * 4)) as backend:
         assert backend.unread() == ["20 documents that the index does not name"]
     database.named.insert_one({"_id": -1, "img_name": NAMES[4], "bson_img": IMAGES[9]})
     with pytest.raises(errors.FormatError, match=rf"1 of the 24 names .* have several documents: '{NAMES[4]}'"):
-        NamedLayout(at("named"), index=write_index(tmp_path / "i.json", NAMES, [0] * COUNT))
+        NAMED(at("named"), index=write_index(tmp_path / "i.json", NAMES, [0] * COUNT))
 
 
 def test_deleted_documents_and_elements_give_record_errors(
@@ -301,7 +301,7 @@ def test_deleted_documents_and_elements_give_record_errors(
 ) -> None:
     named(database, tmp_path)
     index = write_index(tmp_path / "i.json", NAMES, [0] * COUNT)
-    with NamedLayout(at("named"), index=index) as backend:
+    with NAMED(at("named"), index=index) as backend:
         database.named.delete_one({"img_name": NAMES[2]})
         database.named.update_one({"img_name": NAMES[3]}, {"$unset": {"bson_img": 1}})
         before, gone, lacking = backend.get_many([1, 2, 3])
@@ -315,7 +315,7 @@ def test_deleted_documents_and_elements_give_record_errors(
         assert "no field 'bson_img'" in str(lacking)
     database.pages.insert_many({"_id": n, "crops": [{"image": IMAGES[0], "n": k} for k in range(3)]} for n in range(2))
     columns = {"image": "crops[].image", "n": "crops[].n"}
-    with QueryLayout(at("pages"), columns=columns) as pages:
+    with QUERY(at("pages"), columns=columns) as pages:
         assert pages.column("n").tolist() == [0, 1, 2] * 2
         database.pages.update_one({"_id": 1}, {"$pop": {"crops": 1}})
         database.pages.update_one({"_id": 0}, {"$set": {"crops": "none"}})
@@ -401,9 +401,9 @@ def test_incomplete_gridfs_files_give_record_errors(
     bucket.upload_from_stream_with_id("id6", "5", b"newer")
     bucket.upload_from_stream_with_id("id7", "7", b"")
     files, chunks = database.fs.files, database.fs.chunks
-    with GridfsLayout(at("fs"), revisions="all") as every:
+    with GRIDFS(at("fs"), revisions="all") as every:
         assert len(every) == 8
-    with GridfsLayout(at("fs")) as backend:
+    with GRIDFS(at("fs")) as backend:
         assert "1 names have older files, 1 in all" in caplog.text
         assert backend.meta.fields["data"].kind == "bytes"
         expected = [("7", b""), ("0", bytes(250)), ("5", b"newer")]
@@ -419,7 +419,7 @@ def test_incomplete_gridfs_files_give_record_errors(
         assert gone == "its document is gone from the collection (_id 'id4')"
     chunks.drop()
     with pytest.raises(errors.FormatError, match=r"not 'fs\.chunks'"):
-        GridfsLayout(at("fs"))
+        GRIDFS(at("fs"))
 
 
 def fill(database: Any) -> None:
@@ -511,7 +511,7 @@ def test_refusals(database: Any, at: Callable[[str], str], tmp_path: Path) -> No
             given["index"] = str(tmp_path / "i.json")
         with pytest.raises(kind, match=words):
             storeds.open_backend(at(collection), layout=layout, **given)
-    with GridfsLayout(at("fs"), labels="once.label", labels_on="id") as backend:
+    with GRIDFS(at("fs"), labels="once.label", labels_on="id") as backend:
         assert backend.column("label").tolist() == [0, 1, 2]
 
 

@@ -23,7 +23,7 @@ from photographs import jpeg
 from picture_stores import picture_store
 from shares import examples
 from storeds import EpochSampler, StoreDataset, StoreIterable, StoreLoader, errors
-from storeds.backends import MemoryBackend
+from storeds.backends import Store
 
 COUNT, BATCH = 26, 4
 ORDERS: list[dict[str, Any]] = [
@@ -170,7 +170,7 @@ class TestSources:
 
     def test_a_read_is_one_storage_call_a_store(self, monkeypatch: pytest.MonkeyPatch) -> None:
         calls = []
-        get_many = MemoryBackend.get_many
+        get_many = Store.get_many
 
         def counted(self: Any, positions: Sequence[int], /, fields: Sequence[str] | None = None) -> Any:
             calls.append(len(positions))
@@ -178,7 +178,7 @@ class TestSources:
 
         rows = [{"x": str(number)} for number in range(10)]
         one, other = (StoreDataset(make_store({"x": "str"}, rows), reader="array") for _ in range(2))
-        monkeypatch.setattr(MemoryBackend, "get_many", counted)
+        monkeypatch.setattr(Store, "get_many", counted)
         assert len(list(StoreIterable(one + other, read_batch=8))) == 20
         assert calls == [8, 2, 6, 4]
 

@@ -20,7 +20,8 @@ import storeds
 from make_store import make_store
 from photographs import jpeg
 from storeds import StoreDataset, collate, errors, open_backend, pack
-from storeds.backends.hdf5 import Hdf5Backend, Hdf5Opener
+from storeds.backends import Store
+from storeds.backends.hdf5 import Hdf5Opener
 from storeds.ops.packing.sources import open_source
 from storeds.readers import ClipPlan, VideoReader
 from storeds.testing import ReaderTests
@@ -182,19 +183,19 @@ def test_only_frames_of_the_clip_are_read_in_one_call_and_the_file_stays_open(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[Any] = []
-    open_file, get_many = Hdf5Opener.open, Hdf5Backend.get_many
+    open_file, get_many = Hdf5Opener.open, Store.get_many
 
-    def counted_open(self: Hdf5Opener, *shared: Any) -> Any:
+    def counted_open(self: Hdf5Opener) -> Any:
         calls.append("open")
-        return open_file(self, *shared)
+        return open_file(self)
 
-    def counted(self: Hdf5Backend, positions: Sequence[int], /, fields: Any = None) -> Any:
+    def counted(self: Store, positions: Sequence[int], /, fields: Any = None) -> Any:
         calls.append(len(positions))
         return get_many(self, positions, fields)
 
     dataset = pickle.loads(pickle.dumps(videos(url, frames=3, stride=2, seed=1)))
     monkeypatch.setattr(Hdf5Opener, "open", counted_open)
-    monkeypatch.setattr(Hdf5Backend, "get_many", counted)
+    monkeypatch.setattr(Store, "get_many", counted)
     for _ in range(3):
         dataset[[3, 0, 2, 3]]
     assert calls.count("open") <= 1

@@ -17,7 +17,7 @@ from PIL import Image
 
 from storeds.errors import ConfigError
 from storeds.records.canonical_json import canonical_json
-from storeds.records.codec import RecordCodec, Seals, checksum
+from storeds.records.codec import RecordCodec, Seals, checksum, unpack_sealed
 from storeds.records.fields import parse_fields
 
 
@@ -87,11 +87,18 @@ def sealed(packed: bytes, position: int = 0) -> bytes:
 
 
 def opened(codec: RecordCodec, stored: bytes) -> dict[str, Any]:
-    return codec.verify_and_decode([stored], [0], SEALS)[0]
+    return opened_all(codec, [stored])[0]
 
 
 def opened_all(codec: RecordCodec, stored: Sequence[bytes | bytearray]) -> list[dict[str, Any]]:
-    return codec.verify_and_decode([memoryview(each) for each in stored], range(len(stored)), SEALS)
+    maps, digests, seals = unpack_sealed(memoryview(each) for each in stored)
+    for at, found in enumerate(maps):
+        digest, seal = digests[8 * at : 8 * at + 8], seals[8 * at : 8 * at + 8]
+        fault = found if isinstance(found, str) else SEALS.fault(int.from_bytes(seal, "big"), digest, at)
+        if fault is not None:
+            raise ValueError(fault)
+    assert SEALS.match(digests, seals, range(len(maps)))
+    return [codec.to_user_values(found) for found in maps]
 
 
 # What comes back. The kit of every engine tests more, see storeds.testing

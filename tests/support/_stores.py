@@ -17,7 +17,7 @@ from _processes import Row, row
 from conftest import with_path
 from make_store import make_store
 from storeds import StoreDataset
-from storeds.backends import HandleBackend
+from storeds.backends import Store
 from storeds.backends.mongodb import parse_location
 
 __all__ = [
@@ -101,6 +101,6 @@ def read_all(dataset: StoreDataset) -> list[Row]:
 
 def handle_of(dataset: StoreDataset) -> Any:
     """Return the live handle that a dataset has a share in, or None."""
-    assert isinstance(dataset.backend, HandleBackend)
+    assert isinstance(dataset.backend, Store)
     entry = dataset.backend._ref.entry
     return None if entry is None else entry.handle

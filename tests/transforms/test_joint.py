@@ -578,7 +578,7 @@ import sys
 sys.modules["torchvision"] = None
 import torch
 from storeds.protocols import Field, SampleContext
-from storeds.records.roles import Sample
+from storeds.records.samples import Sample
 from storeds.transforms import JointTransform
 fields = {"image": Field("image", role="image"), "boxes": Field("array", "<f4", (None, 4), role="boxes", format="xywh")}
 values = {"image": torch.zeros(3, 8, 8, dtype=torch.uint8), "boxes": torch.tensor([[1.0, 1.0, 2.0, 2.0]])}

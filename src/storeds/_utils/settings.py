@@ -8,9 +8,9 @@ from typing import Any, ClassVar, Literal, Self, TypeVar, get_args, get_origin, 
 
 import msgspec
 
-from storeds._utils.redaction import is_like_url, redact, redact_message
 from storeds._utils.urls import StoreURL
 from storeds.errors import ConfigError, suggest
+from storeds.redaction import is_like_url, redact, redact_message
 
 __all__ = ["Settings", "in_words", "parse_options", "shown_key"]
 

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from urllib.parse import unquote, unquote_to_bytes
 
-from storeds._utils.redaction import password_start, redact, redact_message
 from storeds.errors import ConfigError
+from storeds.redaction import password_start, redact, redact_message
 
 __all__ = ["FILE_ENGINES", "StoreURL", "file_path", "file_url", "split_options"]
 

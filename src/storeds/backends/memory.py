@@ -2,34 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
-from storeds._utils.redaction import redact
 from storeds._utils.settings import parse_options
 from storeds._utils.urls import StoreURL
-from storeds.backends.base import BackendOptions, StoreBackend
+from storeds.backends.engine import Engine
+from storeds.backends.raw import BackendOptions, RawStore, Rows
 from storeds.errors import (
-    ClosedError,
     ConfigError,
-    RecordError,
     StoreExistsError,
     StoreNotFoundError,
-    UnavailableError,
     appeared,
 )
-from storeds.protocols import Array, Field, Meta, Record
-from storeds.records.columns import column_of
-from storeds.records.meta import meta_from_text
+from storeds.protocols import Array
+from storeds.records.columns import text_offsets
+from storeds.records.verifier import native_meta
+from storeds.redaction import redact
 
-__all__ = ["MemoryBackend", "MemorySink"]
+__all__ = ["MEMORY", "MemorySink"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Store:
-    meta: Meta
+    meta: str
     records: Sequence[bytes]  # each with its seal
+    columns: Mapping[str, bytes]
 
 
 @dataclass
@@ -50,54 +49,55 @@ def _name(url: str) -> str:
     return name
 
 
-class MemoryBackend(StoreBackend):
-    """Reads a store that a writer published in this process.
+class _MemoryStore(RawStore):
+    """A store that a writer published in this process."""
 
-    Parameters
-    ----------
-    url : str
-        ``memory://name``.
+    reads_fields: ClassVar[bool] = True
 
-    Notes
-    -----
-    Another process sees the store only if it was forked after the store was published.
-    """
+    def __init__(self, store: _Store, url: str) -> None:
+        self._store = store
+        self.meta, self.verifier = native_meta(store.meta, url)
 
-    Options: ClassVar[type[BackendOptions]] = BackendOptions
+    def read(self, positions: list[int], fields: tuple[str, ...] | None) -> Rows:
+        # docstring inherited
+        rows = Rows.of_sealed(self._store.records[position] for position in positions)
+        return rows if fields is None else Rows(rows.records)
 
-    def __init__(self, url: str, **options: Any) -> None:
-        parse_options(BackendOptions, {}, options, url)
-        name = _name(url)
+    def column(self, name: str) -> Sequence[Sequence[bytes]]:
+        # docstring inherited
+        names = [name, text_offsets(name)] if self.meta.fields[name].kind == "str" else [name]
+        return [[self._store.columns[each]] for each in names]
+
+
+@dataclass(frozen=True)
+class _MemoryOpener:
+    """Finds a store of this process. Another process has it only if it was forked after the store was published."""
+
+    url: str
+    may_wait: ClassVar[bool] = False
+
+    def key(self) -> Hashable:
+        name = _name(self.url)
         if name not in _STORES:
             held = ", ".join(sorted(_STORES)) or "none"
-            raise StoreNotFoundError(f"no store at {url}: this process holds {held}")
-        super().__init__(f"memory://{name}", _STORES[name].meta)
-        self._name, self._closed = name, False
+            raise StoreNotFoundError(f"no store at {self.url}: this process holds {held}")
+        return "memory", id(_STORES[name])
 
-    @staticmethod
-    def sink(url: str, **options: Any) -> MemorySink:
-        """Return the sink of a store in memory."""
-        parse_options(BackendOptions, {}, options, url)
-        return MemorySink(url)
+    def open(self) -> _Store:
+        self.key()
+        return _STORES[_name(self.url)]
 
-    def _records(self) -> Sequence[bytes]:
-        if self._closed:
-            raise ClosedError(f"{self.url} was closed; open it again with open_backend")
-        store = _STORES.get(self._name)
-        if store is None or store.meta.build != self.meta.build:
-            raise UnavailableError(f"{self.url} is not in this process any more, or was replaced; open it again")
-        return store.records
+    def close(self, handle: _Store, /) -> None:
+        pass
 
-    def _read(self, positions: list[int], fields: tuple[str, ...]) -> list[Record | RecordError]:
-        records = self._records()
-        return [self._codec.unpack(records[position][:-8]) for position in positions]
+    def is_current(self, handle: _Store, /) -> bool:
+        return _STORES.get(_name(self.url)) is handle
 
-    def _column(self, name: str, field: Field) -> Array:
-        return column_of(field, [self._codec.unpack(sealed[:-8])[name] for sealed in self._records()])
+    def attach(self, handle: _Store, /) -> _MemoryStore:
+        return _MemoryStore(handle, self.url)
 
-    def close(self) -> None:
-        # docstring inherited
-        self._closed = True
+    def settled(self, raw: _MemoryStore, /) -> Self:
+        return self
 
 
 class MemorySink:
@@ -142,8 +142,8 @@ class MemorySink:
         # docstring inherited
         if self.exists() and not replace:
             raise appeared(self.url)
-        found, _ = meta_from_text(meta, self.url)
-        _STORES[self._name] = _Store(found, tuple(self._mine.records))
+        stored = {name: column.tobytes() for name, column in columns.items()}
+        _STORES[self._name] = _Store(meta, tuple(self._mine.records), stored)
         self.drop()
 
     def drop(self) -> None:
@@ -167,3 +167,18 @@ class MemorySink:
     def _mine(self) -> _Partial:
         assert self._partial is not None
         return self._partial
+
+
+def _opener(url: str | StoreURL, **options: Any) -> _MemoryOpener:
+    text = StoreURL.parse(url).text
+    parse_options(BackendOptions, {}, options, url)
+    return _MemoryOpener(f"memory://{_name(text)}")
+
+
+def _sink(url: str | StoreURL, **options: Any) -> MemorySink:
+    parse_options(BackendOptions, {}, options, url)
+    return MemorySink(StoreURL.parse(url).text)
+
+
+MEMORY = Engine(_opener, _sink)
+"""The engine of ``memory://``."""

@@ -12,24 +12,24 @@ import os
 import re
 import stat
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from glob import escape, glob
 from typing import TYPE_CHECKING, Any
 
-from storeds._utils.files import CutShortError
 from storeds._utils.globs import Glob, glob_of
-from storeds._utils.redaction import redact
 from storeds._utils.urls import FILE_ENGINES, StoreURL, file_url, split_options
-from storeds.backends.base import NativeStoreError, StoreBackend, log_unread
-from storeds.backends.handles import OpenStore
+from storeds.backends.engine import Engine
+from storeds.backends.file_stores import engine_at
+from storeds.backends.store import Store
+from storeds.backends.unread import log_unread
 from storeds.backends.view import View, stores_in
 from storeds.errors import (
     ConfigError,
     FormatError,
     StoredsError,
-    StoreNotFoundError,
     suggest,
 )
+from storeds.redaction import redact
 from storeds.registry import BACKENDS, FOREIGN, LAYOUTS, import_object
 
 if TYPE_CHECKING:
@@ -90,9 +90,8 @@ def open_backend(
         Nothing exists there, or no file matches; something else exists there; the server cannot be reached.
     """
     backend = _open(url, layout, options)
-    unread = [each for store in stores_in(backend) if isinstance(store, StoreBackend) for each in store.unread()]
-    if unread:
-        log_unread(backend.url, list(dict.fromkeys(unread)))
+    unread = [each for store in stores_in(backend) if isinstance(store, Store) for each in store.unread()]
+    log_unread(backend.url, list(dict.fromkeys(unread)))
     return backend
 
 
@@ -133,35 +132,54 @@ def with_scheme(url: str | os.PathLike[str] | StoreURL) -> StoreURL:
     return parsed
 
 
-def _open_with(target: Any, url: StoreURL, opened: OpenStore, options: Mapping[str, Any]) -> Backend:
-    """Open a store with the class of a backend or layout; a class of another package gets the URL as written."""
-    where, shared = _arguments(target, url, opened)
-    backend: Backend = target(where, **shared, **options)
-    return backend
+@dataclass(frozen=True)
+class Claim:
+    """What opens a store, and why it is that, if no argument says so."""
 
+    target: Any
+    options: Mapping[str, Any]
+    why: str | None = None
 
-def _arguments(target: Any, url: StoreURL, opened: OpenStore) -> tuple[StoreURL | str, dict[str, OpenStore]]:
-    return (url, {"opened": opened}) if getattr(target, "shares_open_store", False) else (url.text, {})
+    def open(self, url: StoreURL) -> Backend:
+        """Open the store; a class of another package gets the URL as written."""
+        where = url if isinstance(self.target, Engine) else url.text
+        backend: Backend = self.target(where, **self.options)
+        if isinstance(backend, Store):
+            backend.recognised = self.why
+        return backend
 
 
 def _open_one(url: StoreURL, layout: str | None, options: Mapping[str, Any]) -> Backend:
-    with OpenStore() as opened:
-        if url.scheme is None:
-            url = replace(url, scheme=_engine_of_path(url, opened))
-        native = _backend_of(url.scheme or "")
-        if layout not in (None, *_NATIVE):
-            target = LAYOUTS.get(f"{url.scheme}/{layout}")
-            preset = {"layout": layout} if hasattr(target, "presets") else {}
-            return _open_with(target, url, opened, {**options, **preset})
-        try:
-            return _open_with(native, url, opened, options)
-        except (FormatError, StoreNotFoundError, ConfigError) as error:
-            # An option that the native layout lacks may be a foreign one's.
-            if layout is not None or (isinstance(error, ConfigError) and not options and not url.options):
-                raise
-            why_not_native = error
-        # Outside the handler: an error about a foreign store does not begin with one about a native store.
-        return _open_foreign(url, opened, options, why_not_native)
+    if url.scheme is None:
+        url = replace(url, scheme=_engine_of_path(url))
+    return _claim(url, layout, options).open(url)
+
+
+def _claim(url: StoreURL, layout: str | None, options: Mapping[str, Any]) -> Claim:
+    """Return what opens a store: the named layout, its engine, the plug-in that claims it, or what finds out what it is.
+
+    Raises
+    ------
+    ConfigError
+        The engine or layout is unknown, or several plug-ins claim the store.
+    """
+    engine = _backend_of(url.scheme or "")
+    if layout not in (None, *_NATIVE):
+        target = LAYOUTS.get(f"{url.scheme}/{layout}")
+        return Claim(target, {**options, "layout": layout} if getattr(target, "presets", None) else options)
+    holds_foreign = getattr(engine, "holds_foreign", None)
+    if layout in _NATIVE or holds_foreign is None or not holds_foreign(url, options):
+        return Claim(engine, options)
+    claims = _plugin_claims(url, options)
+    if len(claims) > 1:
+        shown = " or ".join(f"layout={layout!r} ({why})" for layout, why in claims.items())
+        raise ConfigError(f"{url.redacted}: several layouts claim this store; pass {shown}")
+    for name, why in claims.items():
+        _LOG.info("%s is opened with layout %r: %s", url.redacted, name, why)
+        return Claim(LAYOUTS.get(f"{url.scheme}/{name}"), options, why)
+    if url.scheme not in FOREIGN:
+        return Claim(engine, options)  # which says what is wrong
+    return Claim(import_object(FOREIGN[url.scheme]), options)
 
 
 def _backend_of(scheme: str) -> Any:
@@ -174,43 +192,7 @@ def _backend_of(scheme: str) -> Any:
     return BACKENDS.get(scheme)
 
 
-def _open_foreign(
-    url: StoreURL, opened: OpenStore, options: Mapping[str, Any], why_not_native: StoredsError
-) -> Backend:
-    """Open a store that is not native: with the plug-in that claims it, or as what it certainly is.
-
-    Raises
-    ------
-    ConfigError
-        Several plug-ins claim it.
-    StoredsError
-        Nothing is certain; see `storeds.layouts.explain.undecided`.
-    """
-    if isinstance(why_not_native, (StoreNotFoundError, CutShortError)):
-        raise why_not_native
-    claims = _claims(url, opened, options)
-    if len(claims) > 1:
-        shown = " or ".join(f"layout={layout!r} ({why})" for layout, why in claims.items())
-        raise ConfigError(f"{url.redacted}: several layouts claim this store; pass {shown}")
-    for layout, why in claims.items():
-        _LOG.info("%s is opened with layout %r: %s", url.redacted, layout, why)
-        backend = _open_with(LAYOUTS.get(f"{url.scheme}/{layout}"), url, opened, options)
-        if isinstance(backend, StoreBackend):
-            backend.recognised = why
-        return backend
-    if url.scheme not in FOREIGN:
-        raise why_not_native
-    try:
-        return _open_with(import_object(FOREIGN[url.scheme]), url, opened, options)
-    except NativeStoreError:  # it is damaged, or has no such option
-        raise why_not_native from None
-    except StoreNotFoundError:
-        if isinstance(why_not_native, ConfigError):
-            raise  # what is missing is what an option of a foreign store names, such as an index
-        raise why_not_native from None  # an interrupted write
-
-
-def _claims(url: StoreURL, opened: OpenStore, options: Mapping[str, Any]) -> dict[str, str]:
+def _plugin_claims(url: StoreURL, options: Mapping[str, Any]) -> dict[str, str]:
     """Return the layouts of plug-ins that read the store at `url`, each with the reason."""
     claims: dict[str, str] = {}
     for name in LAYOUTS.names():
@@ -219,9 +201,8 @@ def _claims(url: StoreURL, opened: OpenStore, options: Mapping[str, Any]) -> dic
         if engine == url.scheme and not LAYOUTS.is_built_in(name):
             guess = getattr(LAYOUTS.get(name), "guess_can_open", None)
         if guess is not None:
-            where, shared = _arguments(LAYOUTS.get(name), url, opened)
             with contextlib.suppress(StoredsError):
-                if why := guess(where, **shared, **options):
+                if why := guess(url.text, **options):
                     claims[layout] = why
     return claims
 
@@ -329,8 +310,7 @@ def open_writer(
     make_sink = getattr(target, "sink", None)
     if make_sink is None:
         raise ConfigError(f"{parsed}: backend {scheme!r} can only read")
-    where = parsed if getattr(target, "shares_open_store", False) else parsed.text
-    sink: Sink = make_sink(where, **options)
+    sink: Sink = make_sink(parsed if isinstance(target, Engine) else parsed.text, **options)
     from storeds.backends.writer import StoreWriter  # reading needs no writer
 
     return StoreWriter(
@@ -348,8 +328,7 @@ def scheme_of(url: str | os.PathLike[str] | StoreURL, *, writing: bool) -> str:
     pattern = glob_of(parsed)
     if pattern is not None:  # the matches may belong to several engines that keep files
         return _scheme_of_match(pattern.paths()[0], pattern)
-    with OpenStore() as opened:
-        return _engine_of_path(parsed, opened)
+    return _engine_of_path(parsed)
 
 
 def _engine_of_suffix(url: StoreURL) -> str:
@@ -362,11 +341,11 @@ def _engine_of_suffix(url: StoreURL) -> str:
     return engine
 
 
-def _engine_of_path(url: StoreURL, opened: OpenStore) -> str:
+def _engine_of_path(url: StoreURL) -> str:
     path = os.path.abspath(os.path.expanduser(url.path))
     if os.path.isfile(os.path.join(path, _LMDB_DATA)):  # an LMDB environment in a folder
         return "lmdb"
-    status, engine = opened.inspect_file(path, path)
+    status, engine = engine_at(path, path)
     if engine is not None:
         return engine
     if os.path.splitext(path)[1].lower() in _SUFFIXES:

@@ -11,9 +11,10 @@ from typing import Any, Self
 import numpy as np
 import xxhash
 
-from storeds.backends.base import bounded, check_positions
 from storeds.backends.class_numbers import ClassNumbers
 from storeds.backends.joining import alike, joined_meta, joined_url
+from storeds.backends.positions import check_positions
+from storeds.backends.unread import bounded
 from storeds.errors import ConfigError, RecordError, suggest
 from storeds.protocols import Array, Backend, Description, Meta, Place, Record, SupportsDescription
 from storeds.records.arrays import read_arrays, stack_records, stackable

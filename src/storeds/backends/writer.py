@@ -126,6 +126,12 @@ class Sink(Protocol):
         ...
 
 
+def _read_header(blob: bytes) -> Any:
+    from storeds.jpeg import read_picture_header  # a writer without images needs no decoder
+
+    return read_picture_header(blob)
+
+
 class _Added(NamedTuple):
     """A record that is not durable yet: packed with its seal, its checksum, and the values that columns and classes need."""
 
@@ -183,7 +189,7 @@ class StoreWriter:
         self._images = [*pictures(self.fields)]
         self._check_pictures = check
         has_roles = any(field.role is not None or field.of is not None for field in self.fields.values())
-        self.roles = RoleChecker(self.fields, self._warn_of_lossy) if has_roles else None
+        self.roles = RoleChecker(self.fields, _read_header, self._warn_of_lossy) if has_roles else None
         self._lossy: set[str] = set()
         self._codec = RecordCodec(self.fields)
         self._plan: JSON = {"fields": fields_to_json(self.fields), "plan": plan}

@@ -22,9 +22,9 @@ from rich.progress import Progress as Bar
 from rich.table import Table
 from rich.text import Text
 
-from storeds._utils.redaction import redact_message
 from storeds._utils.text import printable
 from storeds.errors import ConfigError, MissingDependencyError, StoredsError, UnavailableError
+from storeds.redaction import redact_message
 
 if TYPE_CHECKING:
     from storeds.ops.common import Progress, ProgressHook

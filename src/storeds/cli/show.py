@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from storeds import __version__, ops, registry
-from storeds._utils.redaction import redact_message
 from storeds._utils.text import byte_size, counted, some
 from storeds.cli.app import (
     OUT,
@@ -30,6 +29,7 @@ from storeds.cli.app import (
     say_error,
 )
 from storeds.errors import ConfigError
+from storeds.redaction import redact_message
 
 if TYPE_CHECKING:
     from storeds.ops.benchmarking import BenchReport

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from storeds import ops
-from storeds._utils.redaction import redact
 from storeds._utils.text import byte_size, counted
 from storeds.cli.app import (
     AsJson,
@@ -31,6 +30,7 @@ from storeds.cli.app import (
 )
 from storeds.errors import ConfigError, StoreNotFoundError
 from storeds.ops import ExportFormat, OnBad, OnBadRecord, SplitBy
+from storeds.redaction import redact
 
 if TYPE_CHECKING:
     from storeds.ops.packing import Packed

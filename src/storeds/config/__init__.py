@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 import msgspec
 from msgspec import structs
 
-from storeds._utils.redaction import is_like_url
 from storeds._utils.settings import Settings
 from storeds.config.files import read_mapping
 from storeds.config.loader import Loader
@@ -24,6 +23,7 @@ from storeds.errors import ConfigError, suggest
 from storeds.protocols import Backend
 from storeds.protocols import Field as StoreField
 from storeds.records.columns import read_column
+from storeds.redaction import is_like_url
 
 if TYPE_CHECKING:
     from storeds.datasets.map_dataset import StoreDataset

@@ -13,9 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from storeds._utils.redaction import redact, redact_message
 from storeds._utils.settings import shown_key
 from storeds.errors import ConfigError, MissingDependencyError, StoreNotFoundError
+from storeds.redaction import redact, redact_message
 
 __all__ = ["read_mapping"]
 

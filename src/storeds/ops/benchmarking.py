@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from msgspec import structs
 
 from storeds._utils.arguments import integer
-from storeds._utils.redaction import redact
 from storeds.backends.opening import open_backend
 from storeds.backends.view import describe
 from storeds.config import Config, Split, build_loader, load_config
@@ -19,6 +18,7 @@ from storeds.datasets.epoch import STAGES
 from storeds.datasets.source import Source
 from storeds.errors import ConfigError
 from storeds.ops.common import Progress, ProgressHook
+from storeds.redaction import redact
 
 if TYPE_CHECKING:
     from storeds.datasets.map_dataset import StoreDataset

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import TypeAlias, TypeVar
 
 from storeds._utils.prefetch import ReadAhead
-from storeds._utils.redaction import redact
 from storeds._utils.text import counted
 from storeds._utils.urls import file_path
 from storeds.backends.opening import open_backend, scheme_of
@@ -23,6 +22,7 @@ from storeds.jpeg.restarts import RestartMarker
 from storeds.protocols import Backend, Meta, Record
 from storeds.records.columns import read_column
 from storeds.records.verdict_fields import pictures, verdict_fields
+from storeds.redaction import redact
 
 __all__ = [
     "NOT_EXAMINED",

@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NoReturn, TypeAlias, get_args
 
-from storeds._utils.redaction import redact
 from storeds.backends.opening import COMMIT_EVERY, open_backend, open_writer
 from storeds.errors import ConfigError, FormatError, RecordError, suggest
 from storeds.jpeg import Verdict, examine, set_verdict
@@ -33,6 +32,7 @@ from storeds.ops.common import (
 from storeds.protocols import JSON, Backend, Field, Meta, Record
 from storeds.records.meta import NATIVE
 from storeds.records.roles import with_roles
+from storeds.redaction import redact
 
 __all__ = ["Converted", "RepairReport", "convert", "repair"]
 

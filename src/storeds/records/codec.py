@@ -14,8 +14,8 @@ import dataclasses
 import json
 import reprlib
 import secrets
-from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Self
 
 import msgspec
 import numpy as np
@@ -28,16 +28,19 @@ from storeds.records.fields import fields_to_json
 from storeds.records.verdict_fields import without_verdicts
 
 __all__ = [
+    "FAULT_DIGEST",
+    "FAULT_SEAL",
     "SEAL",
     "ContentHash",
+    "Fault",
     "RecordCodec",
     "Seals",
     "canonical_value",
-    "check_column",
     "checksum",
     "column_checksum",
     "encode",
     "preview",
+    "unpack_sealed",
 ]
 
 _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
@@ -199,6 +202,8 @@ class RecordCodec:
         self.fields: dict[str, Field] = dict(fields)
         self._arrays = [name for name, field in self.fields.items() if field.kind == "array"]
         self._json = [name for name, field in self.fields.items() if field.kind == "json"]
+        self.has_packed_values = bool(self._arrays or self._json)
+        """Whether `to_user_values` changes records."""
 
     def canonical(self, record: Mapping[str, Any]) -> Record:
         """Return `record` in stored form, fields in declared order; raises ValueError with the reason."""
@@ -243,41 +248,6 @@ class RecordCodec:
             )
         return packed
 
-    def verify_and_decode(
-        self, sealed: Sequence[memoryview | bytes], positions: Sequence[int], seals: Seals
-    ) -> list[Record]:
-        """Return the records of packed maps followed by their seals, after checking all; raises ValueError.
-
-        Parameters
-        ----------
-        sealed : sequence of memoryview or bytes
-        positions : sequence of int
-            Their positions.
-        seals : Seals
-            Of the store.
-        """
-        records: list[Record] = []
-        digests: list[bytes] = []
-        found: list[memoryview | bytes] = []
-        try:
-            for each in sealed:
-                packed = each[_PACKED]
-                # Decoding first is faster: it loads the bytes into the CPU cache for the checksum.
-                records.append(_decode(packed))
-                digests.append(_digest(packed))
-                found.append(each[_SEAL])
-        except _UNDECODABLE as error:
-            raise ValueError(f"not the msgpack map of its fields ({error})") from None
-        if not seals.match(b"".join(digests), b"".join(found), positions):
-            for digest, seal, position in zip(digests, found, positions, strict=True):
-                fault = seals.fault(int.from_bytes(seal, "big"), digest, position)
-                if fault is not None:
-                    raise ValueError(fault)
-        if self._arrays or self._json:
-            for record in records:
-                self.to_user_values(record)
-        return records
-
     def stored(self, packed: memoryview | bytes) -> Record:
         """Return the stored record that `pack` packed: JSON is text; arrays are read-only and share its memory."""
         record: Record = _decode(packed)
@@ -321,7 +291,42 @@ def _size_of(value: Any) -> int:
 
 
 _PACKED, _SEAL = slice(-8), slice(-8, None)
-_UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, AttributeError, KeyError, TypeError, RecursionError)
+_UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, TypeError, RecursionError)
+
+
+class Fault(NamedTuple):
+    """Why a record cannot be read, and its key if that is readable."""
+
+    reason: str
+    key: str | None = None
+
+
+FAULT_DIGEST, FAULT_SEAL = bytes(8), b"\xff" * 8
+"""Stand for the checksum and the seal of a fault. They never match: a salt and a position are smaller."""
+
+
+def unpack_sealed(sealed: Iterable[memoryview | bytes | None]) -> tuple[list[Any], bytes, bytes]:
+    """Return the maps of packed records with their seals, and their checksums and seals, 8 bytes each, end to end.
+
+    A `Fault` is in place of a map that cannot be decoded. Nothing is verified here: see `Seals.match`.
+    """
+    maps: list[Any] = []
+    digests: list[bytes] = []
+    seals: list[memoryview | bytes] = []
+    for each in sealed:
+        try:
+            packed = each[_PACKED]  # type: ignore[index]  # None raises the TypeError below
+            # Decoding first is faster: it loads the bytes into the CPU cache for the checksum.
+            maps.append(_decode(packed))
+        except _UNDECODABLE as error:
+            missing = "it is missing from the store"
+            maps.append(Fault(missing if each is None else f"not the msgpack map of its fields ({error})"))
+            digests.append(FAULT_DIGEST)
+            seals.append(FAULT_SEAL)
+        else:
+            digests.append(_digest(packed))
+            seals.append(each[_SEAL])  # type: ignore[index]
+    return maps, b"".join(digests), b"".join(seals)
 
 
 def _revive_array(field: Field, packed: Any) -> Array:
@@ -407,9 +412,3 @@ class Seals:
 def column_checksum(data: bytes | memoryview | Array) -> str:
     """Return the checksum of a column that is read alone: xxh3-64 of its bytes, 16 hexadecimal digits."""
     return xxhash.xxh3_64_hexdigest(data.data if isinstance(data, np.ndarray) else data)
-
-
-def check_column(name: str, data: bytes | memoryview | Array, expected: Any, url: str) -> None:
-    """Raise FormatError if a column does not match its checksum in the meta of its store."""
-    if column_checksum(data) != expected:
-        raise FormatError(f"{url}: column {name!r} does not match its checksum; copy it again")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -11,9 +11,6 @@ from storeds.protocols import JSON, Field, Record
 from storeds.records.annotations import check_mask, check_mask_mode, check_values
 from storeds.records.classes import class_fields, classes_in, unnamed_class
 from storeds.records.shapes import layout_of
-
-if TYPE_CHECKING:
-    from storeds.jpeg import PictureHeader
 
 __all__ = ["LOSSY", "RoleChecker"]
 
@@ -28,11 +25,20 @@ class RoleChecker:
     ----------
     fields : mapping of str to Field
         All declared fields.
+    read_header : callable
+        Returns format, mode, height and width of a picture from its first bytes, or None, as
+        `storeds.jpeg.read_picture_header` does.
     on_lossy : callable, optional
         Called with the name of a field whose mask is a JPEG.
     """
 
-    def __init__(self, fields: Mapping[str, Field], on_lossy: Callable[[str], object] | None = None) -> None:
+    def __init__(
+        self,
+        fields: Mapping[str, Field],
+        read_header: Callable[[bytes], Any],
+        on_lossy: Callable[[str], object] | None = None,
+    ) -> None:
+        self._read_header = read_header
         self._fields = {name: field for name, field in fields.items() if field.role is not None or field.of is not None}
         self._classes = class_fields(fields)
         self._on_lossy = on_lossy
@@ -55,7 +61,7 @@ class RoleChecker:
         size = self._size(record)
         check_values(record, self._fields, size)
         for name in self._masks:
-            header = _header_of(record.get(name))
+            header = self._header(record.get(name))
             if header is None:
                 continue
             check_mask_mode(name, header.mode)
@@ -82,7 +88,7 @@ class RoleChecker:
         name, shape = self._image
         value = record.get(name)
         if shape is None:
-            header = _header_of(value)
+            header = self._header(value)
             return None if header is None else (header.height, header.width)
         layout = layout_of(shape)
         if layout is None or not isinstance(value, np.ndarray):
@@ -90,8 +96,5 @@ class RoleChecker:
         height, width = value.shape[-3:-1] if layout == "last" else value.shape[-2:]
         return height, width
 
-
-def _header_of(value: Any) -> PictureHeader | None:
-    from storeds.jpeg import read_picture_header  # a writer without images needs no decoder
-
-    return read_picture_header(bytes(value)) if isinstance(value, (bytes, bytearray, memoryview)) else None
+    def _header(self, value: Any) -> Any:
+        return self._read_header(bytes(value)) if isinstance(value, (bytes, bytearray, memoryview)) else None

@@ -1,4 +1,4 @@
-"""The backend: reads a file with one row per record, which holds the encoded record and its seal."""
+"""The engine: reads a file with one row per record, which holds the encoded record and its seal."""
 
 import json
 import os
@@ -6,13 +6,12 @@ import sqlite3
 import threading
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import Any
 from urllib.parse import quote
 
 from storeds import plugins
-from storeds.errors import FormatError, RecordError, StoreNotFoundError
-from storeds.protocols import Array, Field, Meta, Record
+from storeds.errors import FormatError, StoreNotFoundError
 from storeds_sqlite.sink import SqliteSink
 
 
@@ -22,25 +21,40 @@ class SqliteOptions(plugins.BackendOptions):
     table: str | None = None
 
 
+class Database:
+    """An open file; threads take turns."""
+
+    def __init__(self, path: str) -> None:
+        # A published file never changes, so open it `immutable`: without locks, which are not safe in a forked process.
+        place = f"file:{quote(path)}?mode=ro&immutable=1"
+        self.db, self._lock = sqlite3.connect(place, uri=True, check_same_thread=False), threading.Lock()
+
+    def rows(self, query: str, *given: object) -> list[Any]:
+        """Return the rows of a query."""
+        with self._lock:
+            return self.db.execute(query, given).fetchall()
+
+
+class SqliteStore(plugins.RawStore):
+    """A store that was written through `SqliteSink`."""
+
+    def __init__(self, database: Database, url: str) -> None:
+        self._database, self._url = database, url
+        with explain_damage(url):
+            found = database.rows("SELECT text FROM storeds_meta WHERE name = 'meta'")
+        self.meta, self.verifier = plugins.native_meta(found[0][0] if found else "", url)
+
+    def read(self, positions: list[int], fields: tuple[str, ...] | None) -> plugins.Rows:
+        """Return the rows at these positions, whole."""
+        query = "SELECT position, body FROM records WHERE position IN (SELECT value FROM json_each(?))"
+        with explain_damage(self._url):
+            found = dict(self._database.rows(query, json.dumps(positions)))
+        return plugins.Rows.of_sealed(map(found.get, positions))
+
+
 @dataclass(frozen=True)
-class Handle:
-    """An open database, and the meta of the store in it."""
-
-    db: sqlite3.Connection
-    meta: Meta
-    seals: plugins.Seals | None = None
-    rowids: Array | None = None
-    lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def rows(self, query: str, wanted: list[int]) -> list[Any]:
-        """Return the rows of a query; threads take turns."""
-        with self.lock:
-            return self.db.execute(query, [json.dumps(wanted)]).fetchall()
-
-
-@dataclass(frozen=True)
-class SqliteOpener:
-    """Opens handles; holds only configuration, so it pickles."""
+class SqliteOpener(plugins.Opener[Database]):
+    """Opens files; holds only configuration, so it pickles."""
 
     path: str
     settings: SqliteOptions
@@ -51,65 +65,49 @@ class SqliteOpener:
         return f"sqlite://{self.path}" + (f"?table={self.settings.table}" if self.settings.table else "")
 
     def key(self) -> Hashable:
-        """Return the key of the handle; backends with equal keys share one."""
+        """Return the key of the open file; stores with equal keys share it."""
         if not os.path.isfile(self.path):
             raise StoreNotFoundError(f"no store at {self.url}")
         status = os.stat(self.path)
-        # A table that another tool changed in place needs a new handle: SQLite detects no changes with `immutable`.
-        return type(self), status.st_dev, status.st_ino, status.st_mtime_ns, self.settings.table
+        # A table that another tool changed in place is opened again: SQLite detects no changes with `immutable`.
+        return "sqlite", status.st_dev, status.st_ino, status.st_mtime_ns
 
-    def open(self) -> Handle:
-        """Open the file, read-only; raises FormatError if it is not a store of this kind."""
-        # A published file never changes, so open it `immutable`: without locks, which are not safe in a forked process.
-        place = f"file:{quote(self.path)}?mode=ro&immutable=1"
+    def open(self) -> Database:
+        """Open the file, read-only."""
         with explain_damage(self.url):
-            db = sqlite3.connect(place, uri=True, check_same_thread=False)
-            try:
-                return self.describe(db)
-            except BaseException:
-                db.close()
-                raise
+            return Database(self.path)
 
-    def describe(self, db: sqlite3.Connection) -> Handle:
-        """Return the handle of a database that has just been opened."""
-        if self.settings.table is not None:
-            raise FormatError(f"{self.url}: a native store has no table to choose")
-        row = db.execute("SELECT text FROM storeds_meta WHERE name = 'meta'").fetchone()
-        meta, body = plugins.meta_from_text(row[0] if row else "", self.url)
-        return Handle(db, meta, plugins.Seals.of(body.get("salt"), meta.count, self.url))
-
-    def close(self, handle: Handle, /) -> None:
-        """Close a handle of this process."""
+    def close(self, handle: Database, /) -> None:
+        """Close a file of this process."""
         handle.db.close()
 
-    abandon_after_fork = close  # without locks, a forked child may close what its parent opened
+    def attach(self, handle: Database, /) -> plugins.RawStore:
+        """Return the native store in a file; raises FormatError if there is none."""
+        if self.settings.table is not None:
+            raise FormatError(f"{self.url}: a native store has no table to choose")
+        return SqliteStore(handle, self.url)
 
 
-class SqliteBackend(plugins.HandleBackend[Handle, SqliteOpener]):
-    """Reads a store that was written through `SqliteSink`."""
+def _opener(url: Any, **options: Any) -> SqliteOpener:
+    path, in_url = plugins.file_path(url)
+    return SqliteOpener(path, plugins.parse_options(SqliteOptions, in_url, options, url))
 
-    pool: ClassVar[plugins.HandlePool[Handle]] = plugins.HandlePool(limit=64, quiesce=True)
-    opener = SqliteOpener
 
-    def __init__(self, url: str, **options: Any) -> None:
-        path, in_url = plugins.file_path(url)
-        super().__init__(self.opener(path, plugins.parse_options(SqliteOptions, in_url, options, url)))
+def _sink(url: Any, **options: Any) -> SqliteSink:
+    return SqliteSink(_opener(url, **options).path)
 
-    @staticmethod
-    def sink(url: str, **options: Any) -> SqliteSink:
-        """Return what keeps the records of a store that is written; `open_writer` does everything else."""
-        path, in_url = plugins.file_path(url)
-        plugins.parse_options(plugins.BackendOptions, in_url, options, url)
-        return SqliteSink(path)
 
-    def _read(self, positions: list[int], fields: tuple[str, ...]) -> list[Record | RecordError]:
-        query = "SELECT position, body FROM records WHERE position IN (SELECT value FROM json_each(?))"
-        with self._lease() as handle, explain_damage(self.url):
-            found, seals = dict(handle.rows(query, positions)), handle.seals
-        return [self._unsealed(position, found.get(position), seals) for position in positions]
+def holds_foreign(url: Any, options: Any) -> bool:
+    """Return whether a database of another tool is there, in which no sink has written."""
+    opener = _opener(url)
+    if not os.path.isfile(opener.path):
+        return False
+    with plugins.POOL.leased(opener) as database, explain_damage(opener.url):
+        return not database.rows("SELECT 1 FROM sqlite_schema WHERE name = 'storeds_meta'")
 
-    def _column(self, name: str, field: Field) -> Array:
-        return plugins.column_from_records(self, name)
+
+SQLITE = plugins.Engine(_opener, _sink, holds_foreign)
+"""The engine of ``sqlite://``."""
 
 
 @contextmanager

@@ -30,7 +30,7 @@ UNREADABLE = "its bytes cannot be read: a bad sector, a file cut short, or damag
 _PAGE = 4096  # bytes; reading an unneeded page is cheaper than another call
 _JOINED = 1 << 20  # bytes; copying more out of one read takes longer than the calls that it saves
 _KEPT = 1 << 24  # bytes; random reads soon touch every page of a smaller dataset, so it stays in memory
-_KEPT_IN_ALL = 1 << 26  # bytes of all such datasets of this process; of values of varying size, half of it
+_KEPT_IN_ALL = 1 << 26  # bytes of all such datasets of this process
 _KEEPING: dict[int, int] = {}  # id of rows → bytes that they keep
 _WORTH_ADVICE = 1 << 18  # bytes of one call
 
@@ -52,10 +52,11 @@ class Rows(Protocol):
 class JoinedRows:
     """Rows of which ranges that lie close together are read at once. Thread-safe."""
 
-    def __init__(self, size: int, count: int) -> None:
+    def __init__(self, size: int, count: int, *, holds_values: bool = False) -> None:
         self.size, self.count = size, count
         self._kept: bytes | None = None
-        self._before_kept = self._worth_keeping = size * count // _PAGE if size * count <= _KEPT else sys.maxsize
+        is_kept = size * count <= _KEPT and not holds_values
+        self._before_kept = self._worth_keeping = size * count // _PAGE if is_kept else sys.maxsize
 
     def _load(self, starts: Array, stops: Array) -> list[bytes]:
         """Read each range by itself; fewer bytes where they are unreadable."""
@@ -68,7 +69,7 @@ class JoinedRows:
 
     def read_ranges(self, starts: Array, stops: Array) -> list[bytes]:
         """Return the bytes of row ranges in any order; fewer bytes where they are unreadable."""
-        data, first = self.kept(len(starts)), 0
+        data, first = self.whole_if_small(len(starts)), 0
         if data is None and self.size >= _PAGE:  # one read of many rows would not be faster
             return self._load(starts, stops)
         if data is None:
@@ -82,10 +83,10 @@ class JoinedRows:
         begins, ends = (starts - first) * self.size, (stops - first) * self.size
         return [data[begin:end] for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)]
 
-    def kept(self, asked: int) -> bytes | None:
+    def whole_if_small(self, asked: int) -> bytes | None:
         """Return all rows, once reading `asked` more of a small dataset would cost as much as reading all of it.
 
-        None while the process keeps enough others. Numbers and offsets come first, since every read needs them.
+        None for values of varying size, and while the process keeps enough others.
         """
         if self._kept is None:
             self._before_kept -= asked
@@ -95,8 +96,7 @@ class JoinedRows:
 
     def _keep(self) -> None:
         self._before_kept = self._worth_keeping  # before the next attempt
-        room = _KEPT_IN_ALL if self.size > 1 else _KEPT_IN_ALL // 2
-        if sum(_KEEPING.values()) + self.size * self.count > room:
+        if sum(_KEEPING.values()) + self.size * self.count > _KEPT_IN_ALL:
             return
         (data,) = self._load(np.array([0]), np.array([self.count]))
         if len(data) == self.size * self.count:
@@ -119,8 +119,8 @@ class FlatRows(JoinedRows):
     size, count : int
     """
 
-    def __init__(self, descriptor: int, offset: int, size: int, count: int) -> None:
-        super().__init__(size, count)
+    def __init__(self, descriptor: int, offset: int, size: int, count: int, *, holds_values: bool = False) -> None:
+        super().__init__(size, count, holds_values=holds_values)
         self._descriptor, self._offset = descriptor, offset
         self._is_cold = False
 
@@ -155,8 +155,8 @@ class FlatRows(JoinedRows):
 class LibraryRows(JoinedRows):
     """Rows that only libhdf5 can read: chunked, compressed or otherwise filtered."""
 
-    def __init__(self, dataset: h5py.Dataset, size: int, count: int) -> None:
-        super().__init__(size, count)
+    def __init__(self, dataset: h5py.Dataset, size: int, count: int, *, holds_values: bool = False) -> None:
+        super().__init__(size, count, holds_values=holds_values)
         self._dataset, self._check = dataset, InflationCheck(dataset)
 
     def _load(self, starts: Array, stops: Array) -> list[bytes]:
@@ -204,7 +204,7 @@ def gather(rows: Rows, first: Array, wide: int = 1) -> Array:
         Some of them are unreadable.
     """
     shape = len(first), wide * rows.size
-    kept = rows.kept(len(first)) if isinstance(rows, JoinedRows) else None
+    kept = rows.whole_if_small(len(first)) if isinstance(rows, JoinedRows) else None
     if kept is not None:
         table = np.frombuffer(kept, np.uint8).reshape(rows.count, rows.size)
         numbers = first if wide == 1 else first[:, None] + np.arange(wide)
@@ -227,19 +227,20 @@ def open_rows(
     size = int(np.prod(dataset.shape[1:], dtype=np.int64)) * dtype.itemsize
     if dataset.nbytes == 0:
         return FlatRows(descriptor, 0, size, count)
+    holds_values = None in shape
     offset = dataset.id.get_offset()
     if offset is None:
         if count * size > most_claimed(descriptor):
             raise FormatError(
                 f"{url}: dataset {name} claims values of {count * size:,} bytes, more than the file can hold; copy it again"
             )
-        return LibraryRows(dataset, size, count)
+        return LibraryRows(dataset, size, count, holds_values=holds_values)
     available = os.fstat(descriptor).st_size
     if offset + count * size > available:
         raise FormatError(
             f"{url} is cut short: dataset {name} ends at byte {offset + count * size}, the file has {available}; copy it again"
         )
-    return FlatRows(descriptor, offset, size, count)
+    return FlatRows(descriptor, offset, size, count, holds_values=holds_values)
 
 
 def _local_dataset(file: h5py.File, name: str, url: str) -> h5py.Dataset:

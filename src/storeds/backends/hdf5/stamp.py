@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import re
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 import h5py
 import xxhash
@@ -13,7 +14,15 @@ import xxhash
 from storeds._utils.files import CutShortError, os_failure
 from storeds.errors import FormatError, StoredsError, UnavailableError
 
-__all__ = ["check_hdf5_file", "metadata_ranges", "open_hdf5_file", "stamp", "system_failure"]
+__all__ = [
+    "check_hdf5_file",
+    "has_stamp",
+    "library_errors",
+    "metadata_ranges",
+    "open_hdf5_file",
+    "stamp",
+    "system_failure",
+]
 
 _MAGIC = b"storeds\x02"
 _RANGE = struct.Struct("<QQ")
@@ -75,6 +84,18 @@ def system_failure(error: Exception, url: str) -> StoredsError | None:
     return None if number is None else os_failure(url, "read", OSError(number, os.strerror(number)))
 
 
+@contextmanager
+def library_errors(url: str) -> Iterator[None]:
+    """Convert what libhdf5 raises about a damaged file, which is almost anything, to FormatError."""
+    try:
+        yield
+    except StoredsError:
+        raise
+    except Exception as error:
+        damaged = FormatError(f"{url} is damaged: {type(error).__name__}: {error}; copy it again")
+        raise system_failure(error, url) or damaged from error
+
+
 def stamp(descriptor: int, metadata: Sequence[tuple[int, int]]) -> bytes:
     """Return what to append to an HDF5 file with these byte ranges of metadata, which is all but the raw data of datasets.
 
@@ -105,6 +126,12 @@ def check_hdf5_file(descriptor: int, url: str) -> None:
         if _digest(descriptor, table, unmarked=True) == digest:
             raise _in_use(url)
         raise FormatError(f"{url}: its metadata do not match their checksum; copy it again")
+
+
+def has_stamp(descriptor: int) -> bool:
+    """Whether an open HDF5 file ends with a stamp, as every store does that no tool has written to since."""
+    size = os.fstat(descriptor).st_size
+    return os.pread(descriptor, len(_MAGIC), max(0, size - len(_MAGIC))) == _MAGIC
 
 
 def metadata_ranges(raw: Iterable[tuple[int, int]], size: int) -> list[tuple[int, int]]:

@@ -1,6 +1,6 @@
 """The LMDB engine: a native store is one file.
 
-Start with ``backend.py``, which reads, then ``sink.py``, which writes. ``files.py`` is also for files of other tools.
+Start with ``reading.py``, then ``sink.py``. ``files.py`` is also for files of other tools.
 """
 
 from __future__ import annotations
@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING
 from storeds.registry import export_lazily
 
 if TYPE_CHECKING:
-    from storeds.backends.lmdb.backend import LmdbBackend
     from storeds.backends.lmdb.format import LmdbOptions
+    from storeds.backends.lmdb.reading import LMDB, LmdbOpener
     from storeds.backends.lmdb.sink import LmdbSink
 
-__all__ = ["LmdbBackend", "LmdbOptions", "LmdbSink"]
+__all__ = ["LMDB", "LmdbOpener", "LmdbOptions", "LmdbSink"]
 
-__getattr__ = export_lazily(__name__, {"backend": ("LmdbBackend",), "format": ("LmdbOptions",), "sink": ("LmdbSink",)})
+__getattr__ = export_lazily(
+    __name__, {"reading": ("LMDB", "LmdbOpener"), "format": ("LmdbOptions",), "sink": ("LmdbSink",)}
+)

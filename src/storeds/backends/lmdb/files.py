@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import struct
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,18 +14,70 @@ import lmdb
 
 from storeds._utils.files import CutShortError
 from storeds.errors import ConfigError, FormatError, UnavailableError
+from storeds.protocols import Array
 from storeds.records.meta import WRITTEN_BY
 
-__all__ = ["check_length", "lmdb_errors", "open_environment"]
+__all__ = ["MOST_DATABASES", "Environment", "build_of", "check_length", "lmdb_errors", "open_environment"]
+
+MOST_DATABASES = 32  # named ones that are open at once
 
 _META = struct.Struct("<40xI92xQQ")  # of page 0 and 1: page size, last page, transaction id
 
 
-def open_environment(path: str, *, readahead: bool, databases: int) -> Any:
-    """Open a published file read-only and without a lock file."""
-    return lmdb.open(
-        path, subdir=False, readonly=True, lock=False, meminit=False, readahead=readahead, max_dbs=databases
-    )
+class Environment:
+    """An open environment: the handle of every store in its file.
+
+    Attributes
+    ----------
+    env : lmdb.Environment
+    build : str
+        Inode, size and modification time of the file when it was opened.
+    pages : array or None
+        Where the records of a native store lie, see `storeds.backends.lmdb.format.PAGES`: a view of the map.
+    """
+
+    def __init__(self, path: str, *, readahead: bool) -> None:
+        self.build = build_of(path)
+        # Published files never change, so they are opened without a lock file.
+        options: dict[str, Any] = {"readonly": True, "lock": False, "meminit": False, "max_dbs": MOST_DATABASES}
+        self.env: Any = lmdb.open(path, subdir=False, readahead=readahead, **options)
+        self.pages: Array | None = None
+        self._databases: dict[bytes | None, Any] = {}
+        self._lock = threading.Lock()
+
+    def database(self, name: bytes | None) -> Any:
+        """Return the handle of a named database, or of the main one for None; raises errors of LMDB."""
+        with self._lock:  # LMDB must not open databases in two threads at once
+            if name not in self._databases:
+                self._databases[name] = self.env.open_db(name, create=False)
+            return self._databases[name]
+
+    def first_keys(self, count: int) -> list[bytes]:
+        """Return the first keys of the main database."""
+        with self.env.begin() as txn:
+            return [bytes(key) for key in itertools.islice(txn.cursor().iternext(values=False), count)]
+
+    def close(self) -> None:
+        """Close the environment."""
+        self.pages = None
+        self.env.close()
+
+
+def build_of(path: str) -> str:
+    """Return the inode, size and modification time of a file."""
+    status = os.stat(path)
+    return f"{status.st_ino:x}-{status.st_size:x}-{status.st_mtime_ns:x}"
+
+
+def open_environment(path: str, url: str, *, readahead: bool) -> Environment:
+    """Open a published file read-only and without a lock file; raises FormatError unless it is complete."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        check_length(descriptor, url)
+    finally:
+        os.close(descriptor)
+    with lmdb_errors(url):
+        return Environment(path, readahead=readahead)
 
 
 @contextmanager

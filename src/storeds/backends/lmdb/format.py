@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from storeds.backends.base import BackendOptions
+from storeds.backends.raw import BackendOptions
 
 __all__ = ["COLUMNS", "COUNT_BITS", "META", "PAGES", "RECORDS", "LmdbOptions", "position_key"]
 

@@ -9,20 +9,19 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import unquote, unquote_plus
 
 import pymongo
 from pymongo import uri_parser
 from pymongo.errors import ConfigurationError, OperationFailure, PyMongoError
 
-from storeds._utils.redaction import redact, redact_message
 from storeds._utils.urls import StoreURL
-from storeds.backends.handles import HandlePool, HandleRef
+from storeds.backends.handles import HandleRef
 from storeds.errors import ConfigError, StoredsError, UnavailableError
+from storeds.redaction import redact, redact_message
 
 __all__ = [
-    "CLIENTS",
     "ClientFactory",
     "ClientOpener",
     "Location",
@@ -151,6 +150,7 @@ class ClientOpener:
 
     location: Location
     factory: ClientFactory | None = None
+    may_wait: ClassVar[bool] = True
 
     @property
     def url(self) -> str:
@@ -173,12 +173,5 @@ class ClientOpener:
         with pymongo.timeout(_CLOSING):
             handle.close()
 
-    def abandon_after_fork(self, handle: Any, /) -> None:
-        # Keep a reference: closing would use the parent's connections, and collecting it would log a warning.
-        _INHERITED.append(handle)
-
-
-_INHERITED: list[Any] = []
-
-# No quiescing: opening and closing a client may wait for a server, and a fork must not.
-CLIENTS: HandlePool[Any] = HandlePool(limit=16, quiesce=False)
+    def is_current(self, handle: Any, /) -> bool:
+        return True

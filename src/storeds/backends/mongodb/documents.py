@@ -32,6 +32,7 @@ __all__ = [
     "parts_from",
     "resolve",
     "seal_of",
+    "sealed_in",
     "sealed_of",
     "to_documents",
 ]
@@ -178,6 +179,14 @@ def seal_of(document: Mapping[str, Any]) -> int | None:
     """Return the seal in a document as an unsigned number, or None if there is none."""
     seal = document.get(SEAL)
     return int(seal) & _UNSIGNED if isinstance(seal, int) else None
+
+
+def sealed_in(document: Mapping[str, Any]) -> bytes:
+    """Return the seal in a document, 8 big-endian bytes; raises ValueError if there is none."""
+    seal = seal_of(document)
+    if seal is None:
+        raise ValueError("it has no seal")
+    return seal.to_bytes(_SEAL_BYTES, "big")
 
 
 def sealed_of(document: Mapping[str, Any]) -> bytes:

@@ -17,8 +17,8 @@ from pymongo.errors import BulkWriteError, DuplicateKeyError, OperationFailure
 from pymongo.write_concern import WriteConcern
 
 from storeds._utils.prefetch import ReadAhead
-from storeds.backends.handles import HandleRef
-from storeds.backends.mongodb.client import CLIENTS, ClientFactory, ClientOpener, Location, leased_database
+from storeds.backends.handles import POOL, HandleRef
+from storeds.backends.mongodb.client import ClientFactory, ClientOpener, Location, leased_database
 from storeds.backends.mongodb.documents import (
     BUILD,
     COUNT,
@@ -73,7 +73,7 @@ class MongodbSink:
     def __init__(self, location: Location, factory: ClientFactory | None) -> None:
         self.url: str = location.url
         self._location = location
-        self._ref: HandleRef[Any] = CLIENTS.ref(self, ClientOpener(location, factory))
+        self._ref: HandleRef[Any] = POOL.ref(self, ClientOpener(location, factory))
         self._own = f"{location.collection}.partial.{secrets.token_hex(6)}"
         self._is_begun = False
         self._left: list[str] = []  # collections of other writers

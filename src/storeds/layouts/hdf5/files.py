@@ -6,7 +6,6 @@ folders that environment variables choose. Here, only links are followed.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 import os
@@ -18,10 +17,11 @@ import h5py
 import msgspec
 import numpy as np
 
-from storeds.backends.base import BackendOptions
-from storeds.backends.handles import OpenStore
+from storeds._utils.files import check_status
+from storeds.backends.file_stores import engine_at
 from storeds.backends.hdf5.headers import check_attribute
 from storeds.backends.hdf5.stamp import check_hdf5_file, open_hdf5_file
+from storeds.backends.raw import BackendOptions
 from storeds.errors import ConfigError, FormatError, StoredsError, suggest
 from storeds.layouts.pattern import Pattern, parse_pattern
 from storeds.protocols import JSON, Field, Kind
@@ -102,14 +102,18 @@ class Hdf5Files:
 
     def __init__(self, path: str, url: str, settings: ForeignOptions) -> None:
         self.path, self.url, self.settings = path, url, settings
-        self._store = OpenStore()
+        self._descriptors: dict[str, int] = {}
+        self._open: dict[str, h5py.File] = {}
         self._roots = {os.path.realpath(folder) for folder in _folders(path)}
         self._seen: dict[str, list[int]] = {}
         self.listed: dict[tuple[str, int | None], tuple[list[str], list[str]]] = {}
 
     def close(self) -> None:
         """Close all files."""
-        self._store.close()
+        while self._open:
+            self._open.popitem()[1].close()
+        while self._descriptors:
+            os.close(self._descriptors.popitem()[1])
 
     def seen(self) -> list[Any]:
         """Return path, device, inode, size and modification time of every file opened so far, its own first."""
@@ -132,21 +136,22 @@ class Hdf5Files:
     def descriptor(self, path: str) -> int:
         """Return an open descriptor of the file at `path`."""
         try:
-            descriptor = self._store.descriptor(path)
+            if path not in self._descriptors:
+                self._descriptors[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             self._seen.setdefault(path, _identity(path))
         except OSError as error:
             raise FormatError(f"{self.url}: {path} cannot be read: {error.strerror}") from None
-        return descriptor
+        return self._descriptors[path]
 
     def file(self, path: str) -> h5py.File:
         """Return the open HDF5 file at `path`."""
-        return self._store.share(("h5py", path), functools.partial(self._open, path), h5py.File.close)
-
-    def _open(self, path: str) -> h5py.File:
-        url = self.url if path == self.path else path
-        self._store.check_file(path, "hdf5", url)
-        check_hdf5_file(self.descriptor(path), url)
-        return open_hdf5_file(path, url, self.settings.locking, _CACHE)
+        if path not in self._open:
+            url = self.url if path == self.path else path
+            status, engine = engine_at(path, url)
+            check_status(path, status, engine, "hdf5", url)
+            check_hdf5_file(self.descriptor(path), url)
+            self._open[path] = open_hdf5_file(path, url, self.settings.locking, _CACHE)
+        return self._open[path]
 
     def resolve(self, name: str, parent: str, source: str, error: type[StoredsError] = FormatError) -> str:
         """Return the absolute path of the file that the file `parent` calls `name`, found as libhdf5 finds it.

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import h5py
 import numpy as np
 
-from storeds.backends.base import bounded
+from storeds.backends.unread import bounded
 from storeds.errors import ConfigError, FormatError, suggest
 from storeds.layouts.hdf5.elements import default_name, element_field, read_attribute, read_element
 from storeds.layouts.hdf5.files import (

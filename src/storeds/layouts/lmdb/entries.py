@@ -20,11 +20,13 @@ from storeds.errors import MissingDependencyError
 from storeds.layouts.codecs import CODECS, CodecError, decode_json, decompress, inspect, is_compressed, sniff, unpickle
 from storeds.layouts.explain import shown_value
 from storeds.layouts.infer import coerce, evenly, form_of, infer, part_of, plain
-from storeds.layouts.lmdb.environment import LmdbReader, key_text
+from storeds.layouts.lmdb.environment import LmdbReader, is_database, key_text
 from storeds.protocols import JSON
 from storeds.records.codec import canonical_value
 
 __all__ = ["KEYS", "LEN", "Entries", "beginning_of", "entries_of", "listed_keys", "unread_entries"]
+
+_LISTED = 9  # keys of the main database that are looked at for others
 
 KEYS, LEN = b"__keys__", b"__len__"
 _COUNTS = (
@@ -89,7 +91,7 @@ def entries_of(reader: LmdbReader, records: re.Pattern[bytes] | None) -> Entries
     ends = [*reader.keys(_MOST), *reader.keys(_MOST, reverse=True)]
     if not reader.settings.database:
         short = {key for key in (*ends, *_DATABASES) if len(reader.get(key) or b"") == _DATABASE}
-        found.databases = set(filter(reader.handle.is_database, short))
+        found.databases = {name for name in short if is_database(reader.environment, name)}
     named = [key for key in (*_DESCRIPTIONS, *_LISTS) if records is None or not records.fullmatch(key)]
     named = [key for key in named if reader.get(key) is not None and key not in found.databases]
     known = {key: None for key in ends if key not in {*named, *found.databases}}
@@ -275,7 +277,9 @@ def unread_entries(reader: LmdbReader, entries: Entries) -> Iterator[str]:
     for key, what in entries.unread.items():
         yield f"key {key_text(key)!r}: {what}"
     own = reader.settings.database
-    others = filter(reader.handle.is_database, reader.handle.first_keys()) if own else sorted(entries.databases)
+    others = sorted(entries.databases)
+    if own:
+        others = [name for name in reader.environment.first_keys(_LISTED) if is_database(reader.environment, name)]
     for name in map(key_text, others):
         if name != own:
             yield f"database {name!r}; database={name!r} reads it"

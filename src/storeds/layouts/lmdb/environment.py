@@ -1,13 +1,12 @@
 """Opens LMDB environments that other tools wrote, and reads their entries.
 
-There is one handle for each environment, in the pool of native stores.
+Stores of one environment share it.
 """
 
 from __future__ import annotations
 
 import itertools
 import os
-import threading
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,25 +14,23 @@ from typing import Any, ClassVar
 
 import lmdb
 
-from storeds.backends.base import FileOpener, NativeStoreError
-from storeds.backends.handles import OpenStore
-from storeds.backends.lmdb.files import check_length, lmdb_errors, open_environment
-from storeds.backends.lmdb.format import COLUMNS, META, RECORDS, LmdbOptions
+from storeds.backends.file_stores import FileLocation
+from storeds.backends.lmdb.files import MOST_DATABASES, Environment, build_of, open_environment
+from storeds.backends.lmdb.format import LmdbOptions
 from storeds.errors import ConfigError, FormatError
 from storeds.layouts.pattern import Pattern, parse_pattern
-from storeds.protocols import Meta
-from storeds.records.meta import WRITTEN_BY
 
 __all__ = [
     "DATA",
-    "EnvironmentOpener",
-    "ForeignHandle",
+    "EnvironmentLocation",
     "ForeignOptions",
     "LmdbReader",
+    "check_main_database",
+    "database_of",
+    "is_database",
     "key_text",
 ]
 
-_MAX_DATABASES = 32
 DATA = "data.mdb"
 _SHOWN = 9  # keys in a message
 _LARGE = 1 << 17  # bytes of a value: the kernel reads about as much ahead, so that most of it is needed
@@ -73,84 +70,44 @@ class ForeignOptions(LmdbOptions, frozen=True):
     columns: Pattern | None = None
 
 
-_NATIVE = {COLUMNS, META, RECORDS}
+def database_of(environment: Environment, name: str | None, url: str) -> Any:
+    """Return the handle of a named database, or of the main one for None; raises ConfigError."""
+    try:
+        return environment.database(None if name is None else name.encode())
+    except lmdb.NotFoundError:
+        held = ", ".join(repr(key_text(key)) for key in environment.first_keys(_SHOWN)) or "nothing"
+        raise ConfigError(f"{url} has no database {name!r}; its main database holds {held}") from None
+    except (lmdb.IncompatibleError, lmdb.BadValsizeError) as error:
+        raise ConfigError(f"{url}: {name!r} is not a database ({error})") from None
+    except lmdb.DbsFullError:
+        raise ConfigError(f"{url}: more than {MOST_DATABASES} of its databases are open; close some backends") from None
 
-_DATABASE = 48  # bytes of the value that stands for a named database
+
+def is_database(environment: Environment, name: bytes) -> bool:
+    """Whether an entry of the main database stands for a named database."""
+    try:
+        database_of(environment, name.decode(), "")
+    except (ConfigError, UnicodeDecodeError):
+        return False
+    return True
 
 
-class ForeignHandle:
-    """An open environment, and the state of its file when it was opened."""
+def check_main_database(environment: Environment, url: str) -> None:
+    """Raise ConfigError if the main database holds nothing but named databases."""
+    names = environment.first_keys(_SHOWN)
+    if names and all(is_database(environment, name) for name in names):
+        shown = ", ".join(f"database={key_text(name)!r}" for name in names)
+        raise ConfigError(f"{url} has no records in its main database, only named databases; pass one of them: {shown}")
 
-    def __init__(self, env: Any, url: str) -> None:
-        self.env, self.url = env, url
-        self.build = self.build_now()
-        self._databases: dict[str | None, Any] = {}
-        self._lock = threading.Lock()
 
-    def build_now(self) -> str:
-        """Return the current inode, size and modification time of the file."""
-        status = os.stat(self.env.path())
-        return f"{status.st_ino:x}-{status.st_size:x}-{status.st_mtime_ns:x}"
-
-    @property
-    def meta(self) -> Meta:
-        """Raise FormatError: only a native store has it, and a native backend may share this handle."""
-        raise FormatError(f"{self.url} is an LMDB file, but not a native store: a foreign layout has it open")
-
-    def is_native(self) -> bool:
-        """Whether the environment holds the databases of a native store."""
-        with lmdb_errors(self.url), self.env.begin() as txn:
-            return all(len(txn.get(name, b"")) == _DATABASE for name in _NATIVE)
-
-    def database(self, name: str | None) -> Any:
-        """Return the handle of a named database, or of the main one for None; raises ConfigError."""
-        with self._lock:  # LMDB must not open databases in two threads at once
-            if name not in self._databases:
-                try:
-                    self._databases[name] = self.env.open_db(None if name is None else name.encode(), create=False)
-                except lmdb.NotFoundError:
-                    held = ", ".join(repr(key_text(key)) for key in self.first_keys()) or "nothing"
-                    raise ConfigError(f"{self.url} has no database {name!r}; its main database holds {held}") from None
-                except (lmdb.IncompatibleError, lmdb.BadValsizeError) as error:
-                    raise ConfigError(f"{self.url}: {name!r} is not a database ({error})") from None
-                except lmdb.DbsFullError:
-                    raise ConfigError(
-                        f"{self.url}: more than {_MAX_DATABASES} of its databases are open; close some backends"
-                    ) from None
-            return self._databases[name]
-
-    def value_size(self, database: str | None) -> float:
-        """Return the mean size of the values in a named database, or in the main one, in bytes; 0 if that is unknown."""
-        with suppress(ConfigError, lmdb.Error):  # opening the store reports them
-            found = self.database(database)
-            with self.env.begin() as txn:
-                stat = txn.stat(found)
-            return float(stat["overflow_pages"] * stat["psize"] / max(stat["entries"], 1))
-        return 0.0
-
-    def check_main_database(self) -> None:
-        """Raise ConfigError if the main database holds nothing but named databases."""
-        names = self.first_keys()
-        if names and all(map(self.is_database, names)):
-            if _NATIVE.issuperset(names):
-                raise NativeStoreError(f"{self.url} is a native store that lacks a part; {WRITTEN_BY}")
-            shown = ", ".join(f"database={key_text(name)!r}" for name in names)
-            raise ConfigError(
-                f"{self.url} has no records in its main database, only named databases; pass one of them: {shown}"
-            )
-
-    def first_keys(self) -> list[bytes]:
-        """Return the first keys of the main database."""
-        with self.env.begin() as txn:
-            return [bytes(key) for key in itertools.islice(txn.cursor().iternext(values=False), _SHOWN)]
-
-    def is_database(self, name: bytes) -> bool:
-        """Whether an entry of the main database stands for a named database."""
-        try:
-            self.database(name.decode())
-        except (ConfigError, UnicodeDecodeError):
-            return False
-        return True
+def value_size(environment: Environment, database: str | None) -> float:
+    """Return the mean size of the values that have pages of their own, in bytes; 0 if that is unknown."""
+    with suppress(ConfigError, lmdb.Error):  # opening the store reports them
+        found = database_of(environment, database, "")
+        with environment.env.begin() as txn:
+            stat = txn.stat(found)
+        return float(stat["overflow_pages"] * stat["psize"] / max(stat["entries"], 1))
+    return 0.0
 
 
 def key_text(key: bytes) -> str:
@@ -158,7 +115,8 @@ def key_text(key: bytes) -> str:
     return key.decode("utf-8", "backslashreplace")
 
 
-class EnvironmentOpener(FileOpener[ForeignOptions]):
+@dataclass(frozen=True)
+class EnvironmentLocation(FileLocation[ForeignOptions]):
     """Opens an environment, a folder or one file, read-only and without a lock file."""
 
     engine = "lmdb"
@@ -168,33 +126,26 @@ class EnvironmentOpener(FileOpener[ForeignOptions]):
         """The data file; in a folder it is ``data.mdb``."""
         return os.path.join(self.path, DATA) if os.path.isdir(self.path) else self.path
 
-    def key(self, opened: OpenStore | None = None) -> Hashable:
+    def key(self) -> Hashable:
         path = self.data_path
         if path != self.path and not os.path.exists(path):
             raise FormatError(f"{self.url} is a folder without {DATA}, so it is not an LMDB environment")
-        return super().key(opened)
+        return super().key()
 
-    def open(self, opened: OpenStore | None = None) -> ForeignHandle:
-        path = self.data_path
-        with OpenStore.borrow(opened) as store:
-            check_length(store.descriptor(path), self.url)
-        with lmdb_errors(self.url):
-            readahead = self.settings.readahead
-            handle = self._open(path, bool(readahead))
-            if readahead is None and handle.value_size(self.settings.database) > _LARGE:
-                handle.env.close()
-                handle = self._open(path, True)
-            return handle
+    def open(self) -> Environment:
+        path, readahead = self.data_path, self.settings.readahead
+        found = open_environment(path, self.url, readahead=bool(readahead))
+        if readahead is None and value_size(found, self.settings.database) > _LARGE:
+            found.close()
+            found = open_environment(path, self.url, readahead=True)
+        return found
 
-    def _open(self, path: str, readahead: bool) -> ForeignHandle:
-        return ForeignHandle(open_environment(path, readahead=readahead, databases=_MAX_DATABASES), self.url)
+    def close(self, handle: Environment, /) -> None:
+        handle.close()
 
-    def close(self, handle: ForeignHandle, /) -> None:
-        handle.env.close()
-
-    def abandon_after_fork(self, handle: ForeignHandle, /) -> None:
-        # Without a lock file the child shares nothing with the parent. LMDB refuses to open an inode that is still open.
-        handle.env.close()
+    def is_current(self, handle: Environment, /) -> bool:
+        # docstring inherited; other tools change their files in place
+        return handle.build == build_of(self.data_path)
 
 
 @dataclass(frozen=True)
@@ -203,8 +154,8 @@ class LmdbReader:
 
     txn: Any
     database: Any
-    opener: EnvironmentOpener
-    handle: ForeignHandle
+    opener: EnvironmentLocation
+    environment: Environment
 
     @property
     def url(self) -> str:
@@ -229,7 +180,7 @@ class LmdbReader:
         """Return the first `count` keys from `start` on, or the last ones before it, up to a damaged record."""
         found: list[bytes] = []
         # A separate transaction: LMDB reads values too, and damage makes a transaction unusable.
-        with suppress(lmdb.CorruptedError), self.handle.env.begin() as txn:
+        with suppress(lmdb.CorruptedError), self.environment.env.begin() as txn:
             cursor = txn.cursor(self.database)
             is_there = cursor.set_range(start)  # as `first` for no start
             if reverse:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from storeds.backends.base import bounded
+from storeds.backends.unread import bounded
 from storeds.layouts.codecs import CODECS, CodecError, inspect, sniff
 from storeds.layouts.infer import WHOLE, Parts, coerce, field_of, form_of, part_of
 from storeds.layouts.lmdb.entries import beginning_of

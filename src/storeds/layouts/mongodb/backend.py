@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import secrets
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import bson
 import numpy as np
@@ -16,22 +17,36 @@ from bson import Int64
 
 from storeds._utils.settings import parse_options
 from storeds._utils.text import counted
-from storeds.backends.base import BackendOptions, StoreBackend, bounded
+from storeds._utils.urls import StoreURL
+from storeds.backends.engine import Engine
 from storeds.backends.mongodb.client import ClientFactory, Location, parse_location
 from storeds.backends.mongodb.retry import with_retries
-from storeds.errors import ClosedError, RecordError, UnavailableError
+from storeds.backends.raw import BackendOptions, Fault, RawStore, Rows
+from storeds.backends.unread import bounded
+from storeds.errors import RecordError, UnavailableError
 from storeds.layouts.infer import evenly
 from storeds.layouts.mongodb.connection import Connection
 from storeds.layouts.mongodb.documents import Column, label_of, projection_of
 from storeds.layouts.names import Names
-from storeds.protocols import Array, Field, Meta, Record
+from storeds.protocols import Array, Description, Field, Meta, Record
 from storeds.records.cache import index_path
 from storeds.records.canonical_json import canonical_json
 from storeds.records.columns import column_of
 from storeds.records.fields import fields_to_json
 from storeds.records.meta import Count
 
-__all__ = ["IDS", "LABELS", "NAMES", "MongodbLayout", "batches", "id_of", "key_of", "listed"]
+__all__ = [
+    "IDS",
+    "LABELS",
+    "NAMES",
+    "LayoutOpener",
+    "MongodbLayout",
+    "batches",
+    "id_of",
+    "key_of",
+    "layout_engine",
+    "listed",
+]
 
 # A command may have 48 MB and a document of it, an `$in` included, 16 MiB.
 _BATCH_BYTES = 8 << 20
@@ -45,8 +60,8 @@ _FIELDS = {"key": NAMES, "label": LABELS}
 Opts = TypeVar("Opts", bound=BackendOptions)
 
 
-class MongodbLayout(StoreBackend, Generic[Opts]):
-    """A collection that another tool wrote, read by ``_id``.
+class MongodbLayout(RawStore, Generic[Opts]):
+    """A collection that another tool wrote, read by ``_id``. It leases the client itself, and pickles.
 
     A subclass finds the documents (`_resolve`), the places of fields in them (`_describe`), and converts a document to a
     record (`_values`).
@@ -58,9 +73,12 @@ class MongodbLayout(StoreBackend, Generic[Opts]):
     differs.
     """
 
+    Options: ClassVar[type[BackendOptions]]
     layout: ClassVar[str]
+    why: str | None = None
+    """Why the collection is read so, if the user did not say it."""
 
-    def __init__(self, url: str, *, client_factory: ClientFactory | None = None, **options: Any) -> None:
+    def __init__(self, url: str | StoreURL, *, client_factory: ClientFactory | None = None, **options: Any) -> None:
         settings: Any = parse_options(self.Options, {}, options, url)
         self._prepare(parse_location(url), client_factory, settings)
         try:
@@ -78,7 +96,7 @@ class MongodbLayout(StoreBackend, Generic[Opts]):
             self._connection.ref.close()
             raise
         self._connection.ref.release()
-        super().__init__(self._location.url, meta)
+        self.url, self.meta = self._location.url, meta
 
     def _prepare(self, location: Location, factory: ClientFactory | None, settings: Opts) -> None:
         self._location, self._factory, self._settings = location, factory, settings
@@ -113,13 +131,13 @@ class MongodbLayout(StoreBackend, Generic[Opts]):
         """Return the name of the record for messages."""
         return self._at(NAMES, position).decode() if "key" in self._kept else None
 
-    def place_text(self, position: int) -> str:
+    def name(self, position: int) -> str:
         # docstring inherited
-        return f" (_id {id_of(self._at(IDS, position))!r})"
+        return f"_id {id_of(self._at(IDS, position))!r}"
 
-    def unread(self) -> list[str]:
+    def unread(self) -> Iterable[str]:
         # docstring inherited
-        return list(self._unread)
+        return self._unread
 
     def _own_collections(self) -> set[str]:
         """Return the names of all collections that the layout reads."""
@@ -139,8 +157,6 @@ class MongodbLayout(StoreBackend, Generic[Opts]):
 
     def _list(self, name: str) -> Names:
         """Return one of the lists that `_resolve` found."""
-        if self._connection.ref.closed:
-            raise ClosedError(f"{self.url} was closed; open it again with open_backend")
         if name not in self._lists:  # after unpickling
             self._lists[name] = Names(self._path(name), lambda: self._resolved_again(name))
         return self._lists[name]
@@ -187,14 +203,15 @@ class MongodbLayout(StoreBackend, Generic[Opts]):
         """Return key → document with the values for `fields`."""
         return self._documents(keys, [self._columns[name].path for name in fields if name in self._columns])
 
-    def _read(self, positions: list[int], fields: tuple[str, ...]) -> list[Record | RecordError]:
+    def read(self, positions: list[int], fields: tuple[str, ...] | None) -> Rows:
+        # docstring inherited
+        names = tuple(self.meta.fields) if fields is None else fields
         keys = self._list(IDS).many(positions)
-        documents = with_retries(self._location, lambda: self._fetch(keys, fields))
-        return [
-            self._record(position, documents.get(key), fields) for position, key in zip(positions, keys, strict=True)
-        ]
+        documents = with_retries(self._location, lambda: self._fetch(keys, names))
+        pairs = zip(positions, keys, strict=True)
+        return Rows([self._record(position, documents.get(key), names) for position, key in pairs])
 
-    def _record(self, position: int, document: Mapping[str, Any] | None, fields: Sequence[str]) -> Record | RecordError:
+    def _record(self, position: int, document: Mapping[str, Any] | None, fields: Sequence[str]) -> Record | Fault:
         try:
             if document is None:
                 raise ValueError("its document is gone from the collection")
@@ -203,23 +220,30 @@ class MongodbLayout(StoreBackend, Generic[Opts]):
                 found[name] = self._unpacked(name, self._at(self._kept[name], position))
             return {name: found[name] for name in fields}
         except ValueError as error:
-            return self._fault(position, error, {"key": self._name(position, document)})
+            return Fault(str(error), self._name(position, document))
 
     def _unpacked(self, name: str, packed: bytes) -> Any:
         return packed.decode() if name == "key" else label_of(self.meta.fields[name], packed)
 
-    def _column(self, name: str, field: Field) -> Array:
+    def values(self, name: str) -> Array:
+        # docstring inherited
+        field = self.meta.fields[name]
         if name in self._kept:
             return column_of(field, [self._unpacked(name, packed) for packed in self._list(self._kept[name])])
         # Short queries leave no cursor open between them.
         step = 256 if field.is_blob else 50_000
         values: list[Any] = []
         for start in range(0, self.meta.count, step):
-            for record in self._read(list(range(start, min(start + step, self.meta.count))), (name,)):
-                if isinstance(record, RecordError):
-                    raise record
+            positions = list(range(start, min(start + step, self.meta.count)))
+            for position, record in zip(positions, self.read(positions, (name,)).records, strict=True):
+                if isinstance(record, Fault):
+                    raise RecordError.at(self.url, position, f"{record.reason} ({self.name(position)})", key=record.key)
                 values.append(record[name])
         return column_of(field, values)
+
+    def describe(self) -> Description:
+        # docstring inherited
+        return Description(recognised=self.why)
 
     # Processes.
 
@@ -231,8 +255,43 @@ class MongodbLayout(StoreBackend, Generic[Opts]):
         self._connection = Connection(self._location, self._factory)
 
     def close(self) -> None:
-        # docstring inherited
-        self._connection.ref.close()
+        """Release the client; the next read leases one again."""
+        self._connection.ref.release()
+
+
+@dataclass(frozen=True)
+class LayoutOpener:
+    """Opens a layout, which was resolved once, in each process. It is its own handle."""
+
+    layout: MongodbLayout[Any]
+    may_wait: ClassVar[bool] = True
+
+    @property
+    def url(self) -> str:
+        return self.layout.url
+
+    def key(self) -> Hashable:
+        return "mongodb-layout", id(self.layout)
+
+    def open(self) -> MongodbLayout[Any]:
+        return self.layout
+
+    def close(self, handle: MongodbLayout[Any], /) -> None:
+        handle.close()
+
+    def is_current(self, handle: MongodbLayout[Any], /) -> bool:
+        return True
+
+    def attach(self, handle: MongodbLayout[Any], /) -> MongodbLayout[Any]:
+        return handle
+
+    def settled(self, raw: MongodbLayout[Any], /) -> Self:
+        return self
+
+
+def layout_engine(layout: Callable[..., MongodbLayout[Any]]) -> Engine:
+    """Return what opens collections with a layout, whose options are ``layout.Options``."""
+    return Engine(lambda url, **options: LayoutOpener(layout(url, **options)))
 
 
 def _content_of(arrays: Mapping[str, Array]) -> str:

@@ -8,8 +8,8 @@ from typing import Any
 
 from pymongo.errors import OperationFailure
 
-from storeds.backends.handles import HandleRef
-from storeds.backends.mongodb.client import CLIENTS, ClientFactory, ClientOpener, Location, leased_database
+from storeds.backends.handles import POOL, HandleRef
+from storeds.backends.mongodb.client import ClientFactory, ClientOpener, Location, leased_database
 from storeds.errors import ConfigError, StoreNotFoundError, UnavailableError, suggest
 from storeds.layouts.mongodb.documents import paths_of
 
@@ -26,7 +26,7 @@ class Connection:
 
     def __init__(self, location: Location, factory: ClientFactory | None) -> None:
         self.location = location
-        self.ref: HandleRef[Any] = CLIENTS.ref(self, ClientOpener(location, factory))
+        self.ref: HandleRef[Any] = POOL.ref(self, ClientOpener(location, factory))
 
     @contextmanager
     def database(self) -> Iterator[Any]:

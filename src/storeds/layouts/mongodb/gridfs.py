@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 
 from bson import Int64
 
-from storeds.backends.base import BackendOptions
+from storeds.backends.raw import BackendOptions
 from storeds.errors import ConfigError, FormatError, suggest
 from storeds.layouts.codecs import is_video
 from storeds.layouts.infer import field_of

@@ -11,7 +11,7 @@ import msgspec
 import xxhash
 
 from storeds._utils.text import counted
-from storeds.backends.base import BackendOptions
+from storeds.backends.raw import BackendOptions
 from storeds.errors import ConfigError, FormatError, StoreNotFoundError
 from storeds.layouts.mongodb.backend import IDS, LABELS, NAMES, MongodbLayout, batches, key_of, listed
 from storeds.layouts.mongodb.documents import Column, label_column, pick

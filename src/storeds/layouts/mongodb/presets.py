@@ -7,20 +7,18 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
-from storeds._utils.redaction import redact
-from storeds.backends.base import NativeStoreError
+from storeds._utils.urls import StoreURL
+from storeds.backends.engine import Engine
 from storeds.backends.mongodb.client import ClientFactory, parse_location
-from storeds.backends.mongodb.documents import BUILD
 from storeds.layouts.explain import Preset, Reading, shown_value, undecided
-from storeds.layouts.mongodb.backend import MongodbLayout, listed
+from storeds.layouts.mongodb.backend import LayoutOpener, MongodbLayout, layout_engine, listed
 from storeds.layouts.mongodb.connection import Connection
 from storeds.layouts.mongodb.gridfs import GridfsLayout
 from storeds.layouts.mongodb.named import NamedLayout
 from storeds.layouts.mongodb.query import QueryLayout, holds_data
 from storeds.protocols import Backend
-from storeds.records.codec import SEAL
 
-__all__ = ["PRESETS", "open_foreign"]
+__all__ = ["FOREIGN_MONGODB", "GRIDFS", "NAMED", "PRESETS", "QUERY"]
 
 PRESETS: Mapping[str, Preset] = {
     "named": Preset("a document that a JSON index names", {"key": "img_name", "image": "bson_img"}),
@@ -31,8 +29,8 @@ _LOG = logging.getLogger("storeds")
 _SAMPLED = 3  # documents
 
 
-def open_foreign(url: str, *, client_factory: ClientFactory | None = None, **options: Any) -> Backend:
-    """Open a collection or a bucket that another tool wrote, as what it certainly is.
+def _opener(url: str | StoreURL, *, client_factory: ClientFactory | None = None, **options: Any) -> LayoutOpener:
+    """Return what opens a collection or a bucket that another tool wrote, as what it certainly is.
 
     A collection whose documents hold data is read by `QueryLayout`, or by `NamedLayout` with the option ``index``; two
     collections of GridFS by `GridfsLayout`.
@@ -49,16 +47,22 @@ def open_foreign(url: str, *, client_factory: ClientFactory | None = None, **opt
         target, why = _recognise(connection, options)
         if target is None:
             readings = [
-                Reading({"layout": one.layout, **options}, partial(one, url, client_factory=client_factory, **options))
+                Reading({"layout": one.layout, **options}, partial(_store, one, url, client_factory, options))
                 for one in (QueryLayout, GridfsLayout)
             ]
-            raise undecided(connection.location.url, redact(url), _entries(connection), readings, why)
+            raise undecided(connection.location.url, StoreURL.parse(url).redacted, _entries(connection), readings, why)
     finally:
         connection.ref.close()
-    backend = target(url, client_factory=client_factory, **options)
-    backend.recognised = why
-    _LOG.info("%s is opened with layout %r: %s", backend.url, target.layout, why)
-    return backend
+    layout = target(url, client_factory=client_factory, **options)
+    layout.why = why
+    _LOG.info("%s is opened with layout %r: %s", layout.url, target.layout, why)
+    return LayoutOpener(layout)
+
+
+def _store(
+    layout: type[MongodbLayout[Any]], url: str | StoreURL, factory: ClientFactory | None, options: Mapping[str, Any]
+) -> Backend:
+    return layout_engine(layout)(url, client_factory=factory, **options)
 
 
 def _recognise(connection: Connection, options: Mapping[str, Any]) -> tuple[type[MongodbLayout[Any]] | None, str]:
@@ -71,8 +75,6 @@ def _recognise(connection: Connection, options: Mapping[str, Any]) -> tuple[type
     if "index" in options:
         return NamedLayout, "an index is given"
     shown = list(connection.find(name, {}, limit=_SAMPLED))
-    if any(SEAL in document or BUILD in document for document in shown):
-        raise NativeStoreError(f"{connection.location.url} is a native store; open it without layout= and columns=")
     if not shown:
         return None, "the collection is empty"
     if name.endswith((".files", ".chunks")):
@@ -90,3 +92,9 @@ def _entries(connection: Connection) -> Iterator[str]:
     """Yield the fields of the first document, each with its beginning."""
     document = connection.one(connection.location.collection)
     yield from (f"{name} = {shown_value(value)}" for name, value in document.items())
+
+
+FOREIGN_MONGODB = Engine(_opener)
+"""Opens collections and buckets of other tools."""
+GRIDFS, NAMED, QUERY = layout_engine(GridfsLayout), layout_engine(NamedLayout), layout_engine(QueryLayout)
+"""Each opens what its layout reads."""

@@ -9,7 +9,8 @@ import numpy as np
 from bson import json_util
 
 from storeds._utils.text import counted
-from storeds.backends.base import BackendOptions, check_most_is_read
+from storeds.backends.raw import BackendOptions
+from storeds.backends.unread import check_most_is_read
 from storeds.errors import ConfigError, StoreNotFoundError, suggest
 from storeds.layouts.infer import field_names
 from storeds.layouts.mongodb.backend import IDS, MongodbLayout, key_of, listed
@@ -17,7 +18,6 @@ from storeds.layouts.mongodb.documents import Column, column_at, paths_of, pick
 from storeds.layouts.names import pack_names
 from storeds.layouts.pattern import ATTRIBUTES, EVERYTHING, Pattern, Place, parse_pattern
 from storeds.protocols import Array, Field, Record
-from storeds.records.where import check_where, positions_by_columns
 
 __all__ = ["ColumnLayout", "ColumnOptions", "QueryLayout", "elements", "holds_data", "size_of"]
 
@@ -214,14 +214,13 @@ class ColumnLayout(MongodbLayout[ColumnOpts]):
             raise ConfigError(f"{self._location.url}: no document has the field {path!r}; {self._suggested(path)}")
         return column_at(path, values, declared)
 
-    def select(self, where: Mapping[str, Any], /) -> Array:
+    def select(self, where: Mapping[str, Sequence[Any]]) -> Array | None:
         # docstring inherited; by a query, if the server compares values as storeds does
-        accepted = check_where(where, self.meta.fields, self.url)
-        columns = [self._columns.get(name) for name in accepted]
+        columns = [self._columns.get(name) for name in where]
         if any(column is None or column.as_text or self._is_inside(column.path) for column in columns):
-            return positions_by_columns(self, accepted)
+            return None
         paths = [column.path for column in columns if column is not None]
-        conditions = [{path: {"$in": values}} for path, values in zip(paths, accepted.values(), strict=True)]
+        conditions = [{path: {"$in": values}} for path, values in zip(paths, where.values(), strict=True)]
         found = {key_of(document["_id"]) for document in self._find({"$and": [self._query, *conditions]}, ())}
         mask = np.fromiter((key in found for key in self._list(IDS)), bool, self.meta.count)
         return np.flatnonzero(mask).astype(np.int64)

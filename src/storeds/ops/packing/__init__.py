@@ -18,7 +18,6 @@ from typing import Any, get_args
 
 from PIL import Image
 
-from storeds._utils.redaction import redact
 from storeds._utils.text import counted, printable
 from storeds.backends.opening import COMMIT_EVERY, open_writer
 from storeds.errors import ConfigError, RecordError, suggest
@@ -44,6 +43,7 @@ from storeds.ops.packing.splits import Split, divides_by_label, make_split
 from storeds.protocols import JSON, Field, Meta, Record
 from storeds.readers.decoders import upright
 from storeds.records.role_checks import RoleChecker
+from storeds.redaction import redact
 
 __all__ = ["Packed", "pack"]
 

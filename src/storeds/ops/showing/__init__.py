@@ -24,7 +24,6 @@ import numpy as np
 from jinja2 import Environment
 from PIL import Image
 
-from storeds._utils.redaction import redact
 from storeds._utils.text import counted
 from storeds.backends.opening import open_backend
 from storeds.backends.selecting import select
@@ -35,6 +34,7 @@ from storeds.ops.showing.records import Collector, Shown, cut, is_picture, noted
 from storeds.ops.showing.sheet import draw_sheet
 from storeds.protocols import Array, SampleContext
 from storeds.readers import RecordReader
+from storeds.redaction import redact
 
 if TYPE_CHECKING:
     from storeds.datasets.map_dataset import StoreDataset

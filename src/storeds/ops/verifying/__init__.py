@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from storeds._utils.redaction import redact
 from storeds._utils.text import html_table
 from storeds.backends.opening import open_backend, scheme_of
 from storeds.errors import ConfigError
@@ -21,6 +20,7 @@ from storeds.ops.verifying.workers import ChildDied, WorkerPool
 from storeds.protocols import Backend, Meta
 from storeds.records.codec import ContentHash
 from storeds.records.meta import NATIVE
+from storeds.redaction import redact
 
 __all__ = ["Finding", "Report", "verify"]
 

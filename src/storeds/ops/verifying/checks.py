@@ -11,7 +11,7 @@ from PIL import Image
 
 from storeds.backends.view import place_text
 from storeds.errors import DecodeError, RecordError, StoredsError
-from storeds.jpeg import MAX_PIXELS, Verdict, examine, format_of_picture
+from storeds.jpeg import MAX_PIXELS, Verdict, examine, format_of_picture, read_picture_header
 from storeds.jpeg.formats import open_picture
 from storeds.jpeg.header import SOI
 from storeds.ops.common import images_of
@@ -115,7 +115,7 @@ class Checker:
         self._codec = RecordCodec(backend.meta.fields)
         self._images = images_of(backend)
         self._lossy: list[str] = []
-        self._roles = RoleChecker(backend.meta.fields, self._lossy.append)
+        self._roles = RoleChecker(backend.meta.fields, read_picture_header, self._lossy.append)
         self._columns = {name: read_column(backend, name) for name in columns}
 
     def read_column(self, name: str) -> Finding | None:

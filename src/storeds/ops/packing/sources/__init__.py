@@ -15,7 +15,6 @@ from typing import Any
 
 from storeds import registry
 from storeds._utils.files import engine_of_file, nearest
-from storeds._utils.redaction import redact
 from storeds._utils.text import counted, some
 from storeds._utils.urls import StoreURL
 from storeds.errors import ConfigError, StoreNotFoundError, suggest
@@ -30,6 +29,7 @@ from storeds.ops.packing.sources.folders import (
     show,
 )
 from storeds.protocols import Backend
+from storeds.redaction import redact
 
 __all__ = ["IMAGE_SUFFIXES", "open_source"]
 
