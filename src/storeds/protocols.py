@@ -44,10 +44,10 @@ __all__ = [
     "Field",
     "Kind",
     "Meta",
-    "Note",
     "Place",
     "Reader",
     "Record",
+    "Repair",
     "Role",
     "SampleContext",
     "SupportsBatchArrays",
@@ -138,7 +138,7 @@ class Meta:
         ``"storeds/1"``, or the name of a foreign layout.
     fields : mapping of str to Field
         The fields of every record, in declared order. Beside an image of a native store, ``<image>_finding`` (str) and
-        ``<image>_recovered`` (float) hold the verdict on it, see `storeds.jpeg.Verdict`.
+        ``<image>_recovered`` (float) hold the verdict on it, see `storeds.pictures.Verdict`.
     attrs : mapping of str to JSON
         User data, such as class names and provenance.
     fast_crops : int or None
@@ -155,7 +155,7 @@ class Meta:
     fast_crops: int | None = None
 
 
-class Note(NamedTuple):
+class Repair(NamedTuple):
     """A repair made by a reader: its kind, for counting, and a description."""
 
     kind: str
@@ -179,7 +179,7 @@ class SampleContext:
     index: int
     epoch: int = 0
     seed: int | None = None
-    notes: list[Note] = field(default_factory=list, compare=False, repr=False)
+    notes: list[Repair] = field(default_factory=list, compare=False, repr=False)
     """The reader's repairs, which the dataset reports."""
 
     @property

@@ -227,7 +227,7 @@ _SOURCES = (
 BACKENDS = Registry("backend", "storeds.backends", _built_in("backends", _BACKENDS))
 LAYOUTS = Registry("layout", "storeds.layouts", _built_in("layouts", _LAYOUTS))
 READERS = Registry("reader", "storeds.readers", _built_in("readers", _READERS))
-DECODERS = Registry("decoder", "storeds.decoders", _built_in("readers", _DECODERS))
+DECODERS = Registry("decoder", "storeds.decoders", _built_in("pictures", _DECODERS))
 SOURCES = Registry("source", "storeds.sources", _built_in("ops.packing.sources", _SOURCES))
 
 

@@ -28,7 +28,7 @@ from photographs import jpeg, photograph, saved
 from picture_stores import exif, foreign, hidden, picture_store
 from shares import FULL, SEED, examples
 from storeds import StoreDataset
-from storeds.jpeg import JpegCutter, read_header
+from storeds.pictures import JpegCutter, read_header
 from storeds.protocols import CropRequest
 from storeds.readers import ImageReader, decode_fast, decode_tensor, decode_windows
 from storeds.transforms import (
@@ -175,7 +175,7 @@ def samples(url: str, transform: Any, **options: Any) -> tuple[list[Any], Any]:
     dataset = StoreDataset(url, transform=transform, **given)
     with dataset.backend:
         torch.manual_seed(5)
-        twice = [*dataset[:], *dataset[:]]  # in a foreign store, only the second pass knows which pictures are whole
+        twice = [*dataset[:], *dataset[:]]
         return twice, dataset.report()
 
 

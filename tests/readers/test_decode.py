@@ -17,7 +17,7 @@ from photographs import by_pillow, jpeg, photograph, saved
 from picture_stores import exif, picture_store
 from storeds import StoreDataset, StoreLoader, verify
 from storeds.errors import DecodeError
-from storeds.jpeg import Verdict, examine
+from storeds.pictures import Verdict, examine
 from storeds.readers import decode_pil, decode_tensor
 from storeds.registry import DECODERS
 

@@ -238,7 +238,7 @@ def test_a_crop_drawn_before_decoding_gives_the_same(crop: Any, decode: str, mon
         windows.append(args)
         return decode_windows(*args, **options)
 
-    monkeypatch.setattr("storeds.readers.image.decode_windows", counted)
+    monkeypatch.setattr("storeds.pictures.decode.decode_windows", counted)
     fields = {"image": PHOTOGRAPH, "other": PHOTOGRAPH, "mask": MASK, "boxes": BOXES}
     boxes = np.array([[10, 10, 200, 150], [0, 0, 5, 5]], np.float32)
     record = {"boxes": boxes, "mask": saved(Image.fromarray(ids(320, 240)))}

@@ -276,7 +276,7 @@ def open_writer(
     commit_every : int
         Records per durable batch.
     check : bool
-        Examine each image once and store the verdict with it, see `storeds.jpeg.examine`. It takes about two thirds of the
+        Examine each image once and store the verdict with it, see `storeds.pictures.examine`. It takes about two thirds of the
         time of a decode, and uses threads if `Writer.append` gets a list. A record that has a verdict already, in the
         fields ``<image>_finding`` and ``<image>_recovered``, keeps it. Without the check, readers examine images on every read.
     plan : JSON, optional

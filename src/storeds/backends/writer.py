@@ -314,7 +314,7 @@ class StoreWriter:
                 yield from pool.map(self._with_verdicts, records[start : start + _CHUNK])
 
     def _with_verdicts(self, record: Any) -> Any:
-        from storeds.jpeg import examine, set_verdict  # a writer without images needs no decoder
+        from storeds.pictures import examine, set_verdict  # a writer without images needs no decoder
 
         if not isinstance(record, Mapping):
             return record  # the codec rejects it with the reason

@@ -22,8 +22,8 @@ import msgspec
 import numpy as np
 
 from storeds.errors import MissingDependencyError
-from storeds.jpeg import format_of_picture as format_of
 from storeds.layouts.unpickle import MAX_DEPTH, CodecError, unpickle
+from storeds.pictures import format_of_picture as format_of
 from storeds.protocols import Array
 
 __all__ = [

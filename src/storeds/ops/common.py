@@ -17,8 +17,8 @@ from storeds._utils.urls import file_path
 from storeds.backends.opening import open_backend, scheme_of
 from storeds.backends.view import stores_in
 from storeds.errors import ConfigError, FormatError, RecordError, StoreNotFoundError
-from storeds.jpeg import Verdict, is_ready
-from storeds.jpeg.restarts import RestartMarker
+from storeds.pictures import Verdict, is_ready
+from storeds.pictures.restarts import RestartMarker
 from storeds.protocols import Backend, Meta, Record
 from storeds.records.columns import read_column
 from storeds.records.verdict_fields import pictures, verdict_fields

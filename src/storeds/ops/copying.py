@@ -12,9 +12,6 @@ from typing import Any, NoReturn, TypeAlias, get_args
 
 from storeds.backends.opening import COMMIT_EVERY, open_backend, open_writer
 from storeds.errors import ConfigError, FormatError, RecordError, suggest
-from storeds.jpeg import Verdict, examine, set_verdict
-from storeds.jpeg import repair as repaired
-from storeds.jpeg.restarts import RestartMarker
 from storeds.ops import OnBadRecord
 from storeds.ops.common import (
     NOT_EXAMINED,
@@ -29,6 +26,9 @@ from storeds.ops.common import (
     mark_picture,
     read_batches,
 )
+from storeds.pictures import Verdict, examine, set_verdict
+from storeds.pictures import repair as repaired
+from storeds.pictures.restarts import RestartMarker
 from storeds.protocols import JSON, Backend, Field, Meta, Record
 from storeds.records.meta import NATIVE
 from storeds.records.roles import with_roles

@@ -40,7 +40,7 @@ class Info:
         Of a native store: records per label, by class name if there are names, and records per split. None without
         such a field.
     pictures : dict or None
-        Kind of `storeds.jpeg.Verdict`, or ``"not examined"`` → number of pictures; None without an image field.
+        Kind of `storeds.pictures.Verdict`, or ``"not examined"`` → number of pictures; None without an image field.
     fast_crops : int or None
         Number of pictures of which readers can decode a crop alone; None if the store does not say, or has no pictures.
     bytes : int or None

@@ -16,9 +16,9 @@ import numpy as np
 from PIL import Image
 
 from storeds.errors import suggest
-from storeds.jpeg.formats import open_picture
+from storeds.pictures.decoders import UNCHANGED, convert
+from storeds.pictures.formats import open_picture
 from storeds.protocols import Field
-from storeds.readers.decoders import UNCHANGED, convert
 from storeds.records.annotations import check_labels, check_mask, check_mask_mode
 from storeds.records.segmentations import rasterised, short
 

@@ -13,6 +13,8 @@ import numpy as np
 from PIL import Image
 
 from storeds.errors import ConfigError, DecodeError, RecordError, StoredsError, suggest
+from storeds.pictures.decode import Picture, PictureDecoder, draw_crops
+from storeds.pictures.decoders import UNCHANGED, bad_picture, orientation_of
 from storeds.protocols import Array, Backend, CropRequest, Decoder, Field, Record, SampleContext
 from storeds.readers.annotations import (
     Classes,
@@ -24,9 +26,8 @@ from storeds.readers.annotations import (
     plain_rows,
 )
 from storeds.readers.base import channels_first, repeated
-from storeds.readers.decoders import UNCHANGED, bad_picture, orientation_of
 from storeds.readers.elements import JsonPath, split_path, value_at, with_given_role
-from storeds.readers.image import ImageReader, Picture, PictureDecoder, check_one_guess, draw_crops, label_of
+from storeds.readers.image import ImageReader, check_one_guess, label_of
 from storeds.records.annotations import check_mask, check_row_counts, check_values
 from storeds.records.classes import stored_classes
 from storeds.records.meta import NATIVE
@@ -312,7 +313,7 @@ class SampleReader(ImageReader):
         crops = () if self._layouts else draw_crops(self.cropper, pictures.values(), context)
         for name, picture in pictures.items():
             with _named(name):
-                values[name] = self._decoders[name](picture, crops, context)
+                values[name] = self._picture(name, picture, crops, context)
         for name, layout in self._layouts.items():
             values[name] = _image_tensor(self._at(name, record), layout)
         first = next(iter(values), "")
@@ -328,7 +329,7 @@ class SampleReader(ImageReader):
             return mask_tensor(name, self._at(name, record), self._declared[name], size)
         with _named(name):
             picture = self._inspect(name, record)
-            decoded = self._decoders[name](picture, (), context)
+            decoded = self._picture(name, picture, (), context)
         ids = class_ids(name, decoded, picture.blob, self._mode_of(name))
         check_mask(name, (ids.shape[0], ids.shape[1]), size)
         return ids

@@ -11,9 +11,9 @@ import numpy as np
 
 from storeds._utils.arguments import integer
 from storeds.errors import ConfigError, DecodeError, RecordError, suggest
+from storeds.pictures.decoders import bad_picture
 from storeds.protocols import Array, Backend, Decoder, Field, Record, SampleContext
 from storeds.readers.base import INDEX, channels_first
-from storeds.readers.decoders import bad_picture
 from storeds.readers.image import ImageReader, label_of
 from storeds.readers.video import Runs
 from storeds.records.arrays import read_arrays

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, Self, cast
 import numpy as np
 
 from storeds.errors import ConfigError, DecodeError, suggest
-from storeds.protocols import Array, Backend, Decoder, Field, Note, Record, SampleContext
+from storeds.pictures.decoders import bad_picture
+from storeds.protocols import Array, Backend, Decoder, Field, Record, Repair, SampleContext
 from storeds.readers.base import INDEX
 from storeds.readers.clips import ClipPlan
-from storeds.readers.decoders import bad_picture
 from storeds.readers.image import ImageReader
 from storeds.readers.video_files import VideoFileReader
 from storeds.records.columns import read_column
@@ -258,7 +258,7 @@ class VideoReader(ImageReader):
         except DecodeError as error:
             raise bad_picture(f"{self._named(record, at)}: {error}", error.kind) from error.__cause__
         for number, note in enumerate(context.notes[noted:], noted):
-            context.notes[number] = Note(note.kind, f"{self._named(record, at)}: {note.message}")
+            context.notes[number] = Repair(note.kind, f"{self._named(record, at)}: {note.message}")
         return _tensor(frame) if isinstance(frame, np.ndarray) else frame
 
     def _named(self, record: Record, at: int) -> str:

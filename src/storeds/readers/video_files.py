@@ -10,11 +10,11 @@ from typing import Any, Self
 import numpy as np
 
 from storeds.errors import ConfigError, DecodeError, MissingDependencyError
-from storeds.jpeg import MAX_PIXELS
+from storeds.pictures import MAX_PIXELS
+from storeds.pictures.decoders import check_pixels
 from storeds.protocols import Array, Backend, Decoder, Field, SampleContext
 from storeds.readers.base import RecordReader
 from storeds.readers.clips import ClipPlan
-from storeds.readers.decoders import check_pixels
 from storeds.readers.image import label_of
 
 __all__ = ["VideoFileReader"]

@@ -27,7 +27,7 @@ class RoleChecker:
         All declared fields.
     read_header : callable
         Returns format, mode, height and width of a picture from its first bytes, or None, as
-        `storeds.jpeg.read_picture_header` does.
+        `storeds.pictures.read_picture_header` does.
     on_lossy : callable, optional
         Called with the name of a field whose mask is a JPEG.
     """

@@ -11,9 +11,9 @@ import numpy as np
 
 from storeds._utils.text import some
 from storeds.errors import ConfigError
-from storeds.jpeg import read_picture_header
-from storeds.jpeg.formats import format_of_picture
 from storeds.ops.packing.sources.folders import IMAGE_SUFFIXES
+from storeds.pictures import read_picture_header
+from storeds.pictures.formats import format_of_picture
 from storeds.protocols import Array, Field, Meta, Record
 from storeds.records.annotations import box_edges, check_values
 from storeds.records.shapes import is_mask

@@ -12,7 +12,6 @@ import numpy as np
 
 from storeds._utils.text import counted, some
 from storeds.errors import ConfigError
-from storeds.jpeg import read_picture_header
 from storeds.ops.coco_records import (
     COCO_FIELDS,
     REST,
@@ -36,6 +35,7 @@ from storeds.ops.exporting.base import (
     image_field,
     one_field,
 )
+from storeds.pictures import read_picture_header
 from storeds.protocols import JSON, Array, Field, Meta, Record
 from storeds.records.classes import stored_classes
 from storeds.records.roles import boxes_of

@@ -25,8 +25,8 @@ from storeds.ops.exporting.base import (
 )
 from storeds.ops.packing.sources.turned import turned_centres, turned_keypoints, turned_points
 from storeds.ops.packing.sources.yolo import SPLITS, TOLERANCE, labels_of
+from storeds.pictures.decoders import orientation_of
 from storeds.protocols import JSON, Array, Meta, Record
-from storeds.readers.decoders import orientation_of
 from storeds.records.classes import stored_classes
 from storeds.records.roles import boxes_of
 from storeds.records.segmentations import run_lengths_box

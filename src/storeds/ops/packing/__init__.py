@@ -21,9 +21,6 @@ from PIL import Image
 from storeds._utils.text import counted, printable
 from storeds.backends.opening import COMMIT_EVERY, open_writer
 from storeds.errors import ConfigError, RecordError, suggest
-from storeds.jpeg import MAX_PIXELS, Verdict, examine, read_picture_header, repair, set_verdict
-from storeds.jpeg.formats import decode_reason, open_picture
-from storeds.jpeg.restarts import RestartMarker
 from storeds.ops import OnBad, SplitBy
 from storeds.ops.common import (
     NOT_EXAMINED,
@@ -40,8 +37,11 @@ from storeds.ops.common import (
 from storeds.ops.packing.rows import Bad, BadItem, Listing, Row, Rows
 from storeds.ops.packing.sources import open_source
 from storeds.ops.packing.splits import Split, divides_by_label, make_split
+from storeds.pictures import MAX_PIXELS, Verdict, examine, read_picture_header, repair, set_verdict
+from storeds.pictures.decoders import upright
+from storeds.pictures.formats import decode_reason, open_picture
+from storeds.pictures.restarts import RestartMarker
 from storeds.protocols import JSON, Field, Meta, Record
-from storeds.readers.decoders import upright
 from storeds.records.role_checks import RoleChecker
 from storeds.redaction import redact
 
@@ -70,7 +70,7 @@ class Packed(Meta):
     reasons : mapping of str to int
         Why items are bad → how many. With ``on_bad="keep"`` this includes items that were kept.
     findings : mapping of str to int
-        Kind of `storeds.jpeg.Verdict`, or ``"not examined"`` → number of pictures in the store, the most frequent first.
+        Kind of `storeds.pictures.Verdict`, or ``"not examined"`` → number of pictures in the store, the most frequent first.
     restarts : mapping of str to int
         With ``fast_crops=True``: outcome → number of pictures, the most frequent first. ``"added"``: they got restart
         markers. ``"had them"``: they came with suitable ones. Anything else is why the original was kept.
@@ -138,7 +138,7 @@ def pack(
         Encode every image as JPEG of this quality, 1 to 95, likewise. Images scaled by `max_side` alone get 90. A damaged
         picture keeps the verdict on its original bytes.
     check : bool
-        Examine every picture once while packing, and store the verdict with it (see `storeds.jpeg.examine`). Readers
+        Examine every picture once while packing, and store the verdict with it (see `storeds.pictures.examine`). Readers
         then know which pictures are damaged without examining them. With False, readers examine every picture they
         read. With `max_side` or `quality`, every picture is examined either way: encoded again, a damaged one looks whole.
         Verdicts of a source store are kept.

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageColor, ImageDraw, ImageFont
 
-from storeds.jpeg import MAX_PIXELS
-from storeds.jpeg.formats import decode_reason, open_picture
-from storeds.jpeg.header import SOI
+from storeds.pictures import MAX_PIXELS
+from storeds.pictures.decoders import check_pixels
+from storeds.pictures.formats import decode_reason, open_picture
+from storeds.pictures.header import SOI
 from storeds.protocols import Array, Field
-from storeds.readers.decoders import check_pixels
 from storeds.records.annotations import box_edges, check_row_counts
 from storeds.records.roles import boxes_of
 

@@ -15,9 +15,9 @@ import numpy as np
 from storeds._utils.text import byte_size, counted, printable
 from storeds.backends.view import position_in_whole
 from storeds.errors import ConfigError, RecordError, StoredsError
-from storeds.jpeg import MAX_PIXELS, Verdict, examine, format_of_picture, read_picture_header, repair
-from storeds.jpeg.formats import open_picture
 from storeds.ops.showing.panels import Panel, class_name, draw_parts, panel_of
+from storeds.pictures import MAX_PIXELS, Verdict, examine, format_of_picture, read_picture_header, repair
+from storeds.pictures.formats import open_picture
 from storeds.protocols import Array, Backend, Field, Record, Role
 from storeds.readers import SampleReader
 from storeds.readers.annotations import class_ids, coordinates_tensor, mask_tensor, plain_rows

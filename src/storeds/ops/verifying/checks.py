@@ -11,12 +11,12 @@ from PIL import Image
 
 from storeds.backends.view import place_text
 from storeds.errors import DecodeError, RecordError, StoredsError
-from storeds.jpeg import MAX_PIXELS, Verdict, examine, format_of_picture, read_picture_header
-from storeds.jpeg.formats import open_picture
-from storeds.jpeg.header import SOI
 from storeds.ops.common import images_of
+from storeds.pictures import MAX_PIXELS, Verdict, examine, format_of_picture, read_picture_header
+from storeds.pictures.decoders import check_pixels
+from storeds.pictures.formats import open_picture
+from storeds.pictures.header import SOI
 from storeds.protocols import Backend, Meta, Record
-from storeds.readers.decoders import check_pixels
 from storeds.records.codec import RecordCodec, checksum
 from storeds.records.columns import read_column
 from storeds.records.role_checks import LOSSY, RoleChecker
@@ -40,7 +40,7 @@ class Finding:
         ``record`` (cannot be read, or its checksum differs), ``column`` (differs from the records), ``crash`` (reading
         it crashed or hung the checking process), ``id`` (the content id differs), ``verdict`` (examining a picture gives
         another verdict than the stored one), ``too_large`` (a picture claims more pixels than storeds allocates), or the
-        kind of the picture's `storeds.jpeg.Verdict`.
+        kind of the picture's `storeds.pictures.Verdict`.
     message : str
         The problem in words.
     position : int or None

@@ -16,7 +16,6 @@ import msgspec
 
 from storeds._utils.text import counted, some
 from storeds.errors import ConfigError, StoreNotFoundError
-from storeds.jpeg import read_picture_header
 from storeds.ops.coco_records import (
     REST,
     CocoLayout,
@@ -33,8 +32,9 @@ from storeds.ops.coco_records import (
 from storeds.ops.packing.rows import Bad, BadItem, Row, Rows, from_start, read_file
 from storeds.ops.packing.sources.folders import IMAGE_SUFFIXES, Root, class_notes, is_hidden, show
 from storeds.ops.packing.sources.turned import taken_as_stored
+from storeds.pictures import read_picture_header
+from storeds.pictures.decoders import orientation_of
 from storeds.protocols import Field, Record
-from storeds.readers.decoders import orientation_of
 from storeds.records.annotations import LARGEST, check_boxes, check_keypoints
 from storeds.records.canonical_json import canonical_json
 from storeds.records.segmentations import check_coco_masks

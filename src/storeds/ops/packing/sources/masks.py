@@ -12,12 +12,12 @@ import numpy as np
 
 from storeds._utils.text import counted, some
 from storeds.errors import ConfigError, StoreNotFoundError
-from storeds.jpeg import MAX_PIXELS
-from storeds.jpeg.formats import decode_reason, open_picture
 from storeds.ops.packing.rows import Bad, BadItem, File, Row, Rows, from_start
 from storeds.ops.packing.sources.class_names import unique_classes
 from storeds.ops.packing.sources.folders import IMAGE_SUFFIXES, Root, Walk, class_notes, folders_in, kind_of_files, show
 from storeds.ops.packing.sources.turned import is_mask_unproven, taken_as_stored
+from storeds.pictures import MAX_PIXELS
+from storeds.pictures.formats import decode_reason, open_picture
 from storeds.protocols import JSON, Field, Record
 from storeds.readers.annotations import grey_step
 

@@ -7,9 +7,9 @@ from collections.abc import Collection, Iterator
 import numpy as np
 
 from storeds._utils.text import counted, some
-from storeds.jpeg import read_picture_header
+from storeds.pictures import read_picture_header
+from storeds.pictures.decoders import orientation_of
 from storeds.protocols import Array
-from storeds.readers.decoders import orientation_of
 
 __all__ = ["inverse", "is_mask_unproven", "taken_as_stored", "turned_centres", "turned_keypoints", "turned_points"]
 

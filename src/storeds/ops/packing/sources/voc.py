@@ -13,14 +13,14 @@ import numpy as np
 
 from storeds._utils.text import counted, some
 from storeds.errors import ConfigError, StoreNotFoundError, suggest
-from storeds.jpeg import read_picture_header
 from storeds.ops.packing.rows import Bad, BadItem, Row, Rows, from_start, read_file
 from storeds.ops.packing.sources.class_names import unique_classes
 from storeds.ops.packing.sources.folders import IMAGE_SUFFIXES, Root, Walk, folders_in, is_hidden, names_of, show
 from storeds.ops.packing.sources.masks import MaskFile, by_stem
 from storeds.ops.packing.sources.turned import inverse, taken_as_stored, turned_points
+from storeds.pictures import read_picture_header
+from storeds.pictures.decoders import orientation_of
 from storeds.protocols import JSON, Array, Field, Record
-from storeds.readers.decoders import orientation_of
 
 __all__ = ["voc"]
 

@@ -19,13 +19,13 @@ from storeds._utils.settings import in_words
 from storeds._utils.text import counted, some
 from storeds.config.files import read_mapping
 from storeds.errors import ConfigError, StoreNotFoundError
-from storeds.jpeg.formats import read_picture_header
 from storeds.ops.packing.rows import Bad, BadItem, Row, Rows, from_start, read_file
 from storeds.ops.packing.sources.class_names import unique_classes
 from storeds.ops.packing.sources.folders import IMAGE_SUFFIXES, Root, Walk, path_fault, show
 from storeds.ops.packing.sources.turned import inverse, turned_centres, turned_keypoints, turned_points
+from storeds.pictures.decoders import orientation_of
+from storeds.pictures.formats import read_picture_header
 from storeds.protocols import JSON, Field, Record
-from storeds.readers.decoders import orientation_of
 
 __all__ = ["SPLITS", "TOLERANCE", "labels_of", "yolo"]
 

@@ -13,8 +13,8 @@ from typing import Self
 import numpy as np
 import simplejpeg
 
-from storeds.jpeg.formats import decode_problem, decode_reason, format_of_picture, open_picture, structure_problem
-from storeds.jpeg.header import EOI, MAX_PIXELS, SOI, Scan, Structure, coverage, parse, without_harmless
+from storeds.pictures.formats import decode_problem, decode_reason, format_of_picture, open_picture, structure_problem
+from storeds.pictures.header import EOI, MAX_PIXELS, SOI, Scan, Structure, coverage, parse, without_harmless
 from storeds.protocols import Array, Record
 from storeds.records.verdict_fields import UNCHECKED, verdict_fields
 

@@ -21,7 +21,7 @@ from jpeg_encodings import ENCODINGS, RARE, encode, exif_with_thumbnail, sampled
 from jpeg_truth import anatomy
 from photographs import by_pillow, jpeg, photograph
 from storeds import errors
-from storeds.jpeg import RestartMarker, Verdict, examine, is_ready
+from storeds.pictures import RestartMarker, Verdict, examine, is_ready
 
 ADDED, HAD = "added", "had them"
 MARKERS = bytes(range(0xD0, 0xD8))
@@ -35,8 +35,8 @@ def marker() -> RestartMarker:
 @pytest.fixture
 def every_picture(monkeypatch: pytest.MonkeyPatch) -> None:
     """Put markers into small pictures too, whatever they cost."""
-    monkeypatch.setattr("storeds.jpeg.restarts._FEWEST_PIXELS", 0)
-    monkeypatch.setattr("storeds.jpeg.restarts._GROWTH", 1000.0)
+    monkeypatch.setattr("storeds.pictures.restarts._FEWEST_PIXELS", 0)
+    monkeypatch.setattr("storeds.pictures.restarts._GROWTH", 1000.0)
 
 
 def mark(marker: RestartMarker, blob: bytes) -> tuple[bytes, str]:

@@ -22,7 +22,7 @@ from jpeg_truth import anatomy, by_djpeg, mcus_there
 from photographs import by_pillow, jpeg, photograph, saved
 from shares import FULL as EVERY
 from shares import SEED, examples
-from storeds.jpeg import Verdict, examine, repair
+from storeds.pictures import Verdict, examine, repair
 
 EOI = b"\xff\xd9"
 ALL = (*ENCODINGS, *RARE)

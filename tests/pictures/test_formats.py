@@ -16,7 +16,7 @@ from PIL import Image, ImageFile
 
 from jpeg_encodings import OTHERS, chunk, encode
 from shares import FULL, share
-from storeds.jpeg import Verdict, examine, format_of_picture, repair
+from storeds.pictures import Verdict, examine, format_of_picture, repair
 
 
 def first_frame(blob: bytes) -> Any:
@@ -71,7 +71,7 @@ def test_a_process_that_loads_cut_images_is_warned_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
-    monkeypatch.setattr("storeds.jpeg.formats._warned", False)
+    monkeypatch.setattr("storeds.pictures.formats._warned", False)
     caplog.set_level(logging.WARNING, "storeds")
     for _ in range(3):
         examine(encode("WebP"))

@@ -17,9 +17,9 @@ import numpy as np
 import simplejpeg
 
 from storeds.errors import ConfigError, StoredsError
-from storeds.jpeg.cuts import is_ready
-from storeds.jpeg.header import MAX_PIXELS, METADATA, SOI, Structure, parse
-from storeds.jpeg.verdict import Verdict, examine, pillow_pixels
+from storeds.pictures.cuts import is_ready
+from storeds.pictures.header import MAX_PIXELS, METADATA, SOI, Structure, parse
+from storeds.pictures.verdict import Verdict, examine, pillow_pixels
 
 __all__ = ["ADDED", "HAD", "Marked", "RestartMarker", "restart_intervals"]
 

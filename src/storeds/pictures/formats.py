@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from PIL import Image, ImageFile, PngImagePlugin, UnidentifiedImageError
 
-from storeds.jpeg.header import MAX_PIXELS, METADATA, SOI, parse, read_header
+from storeds.pictures.header import MAX_PIXELS, METADATA, SOI, parse, read_header
 
 __all__ = [
     "PictureHeader",

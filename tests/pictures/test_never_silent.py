@@ -28,8 +28,8 @@ from jpeg_corpus import Sample, random_corpus
 from jpeg_encodings import ENCODINGS, RARE, encode
 from make_store import make_store
 from shares import FULL
-from storeds.jpeg import examine
 from storeds.ops import convert, pack, repair
+from storeds.pictures import examine
 
 SEED = int(os.environ.get("STOREDS_TEST_CORPUS", "16"))
 COUNT = 4000 if FULL else 250

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from storeds.jpeg.header import Header, read_header
+from storeds.pictures.header import Header, read_header
 from storeds.protocols import Array
 
 __all__ = ["JpegCutter", "JpegPart", "is_ready"]
