@@ -131,8 +131,8 @@ BREAKS = [Break(*row) for row in (
      '[f"{member.path} ({describe(member.dataset)})" for member in missed] + [', "["),
     ("9: unread entries of LMDB are reported", "layouts/test_foreign_lmdb.py -k 'reported or unread'", "layouts/lmdb/finding.py", "unread_entries(reader, entries), *left", "left"),
     # 10. Speed, as far as a count shows it.
-    ("10: a batch is one storage call", "datasets/test_modes.py -k 'one_storage_call_a_batch and memory'", "datasets/pipeline.py",
-     "self.view.get_many([at for at in flat if at not in bad] if bad else flat, self.reader.stored)", "[self.view.get_many([at], self.reader.stored)[0] for at in flat]"),
+    ("10: a batch is one storage call", "datasets/test_modes.py -k 'one_storage_call_a_batch and memory'", "readers/rows.py",
+     "iter(view.get_many([at for positions in located for at in positions if at not in known], stored))", "iter([view.get_many([at], stored)[0] for positions in located for at in positions])"),
     ("10: importing storeds loads no engine and not torch", "test_public.py -k loads_no", "__init__.py", "import importlib\n", "import importlib\n\nimport torch\n"),
     ("10: arrays skip samples only without settings of collate", "batching/test_batching.py -k fixed_shape", "loaders/loader.py", "columns = is_whole and self.collate_fn is collate", "columns = is_whole"),
     # 11. The storage format does not change.
@@ -259,16 +259,16 @@ BREAKS = [Break(*row) for row in (
     ("plan: errors of views count as their URL does", "backends/test_views.py -k as_its_url", "backends/view.py", "int(self._bounds[number]) + place, reason", "place, reason"),
     ("plan: a number of a mask keeps its name when stores are joined", "backends/test_many.py -k cannot_be_joined", "backends/class_numbers.py", "elif list(map(_json, every)) == list(map(_json, beginnings)):", "elif every:"),
     ("plan: splits by folds share no record", "datasets/test_folds.py -k splits_of_a_config", "config/splits.py", "if all(each.fold is None and each.keys is None for each in (one, other)):", "if True:"),
-    ("plan: a window stays in its episode", "readers/test_sequence.py -k slices", "readers/sequence.py", "inside = np.clip(wanted, starts[:, None], stops[:, None] - 1)", "inside = np.clip(wanted, 0, self._bounds[-1] - 1)"),
-    ("plan: padded rows are marked", "readers/test_sequence.py -k slices", "readers/sequence.py", "outside = wanted != inside", "outside = wanted > inside"),
+    ("plan: a window stays in its episode", "readers/test_sequence.py -k slices", "readers/rows.py", "inside = np.clip(wanted, starts[:, None], stops[:, None] - 1)", "inside = np.clip(wanted, 0, self.runs.bounds[-1] - 1)"),
+    ("plan: padded rows are marked", "readers/test_sequence.py -k slices", "readers/rows.py", "outside = wanted != inside", "outside = wanted > inside"),
     # Statistics of pictures.
     ("stats: the unit of a sample is a picture of its size", "ops/test_statistics.py -k two_standard", "ops/statistics.py", "from_mean = sums - mean * size", "from_mean = sums - mean * size.mean()"),
     ("stats: the error of the deviation", "ops/test_statistics.py -k two_standard", "ops/statistics.py", "(mean * mean - variance) * size", "(mean * mean) * size"),
-    ("stats: a damaged picture gives no pixels", "ops/test_statistics.py -k no_pixels", "ops/statistics.py", "repair=False", "repair=True"),
+    ("stats: a damaged picture gives no pixels", "ops/test_statistics.py -k no_pixels", "ops/statistics.py", "repair=not in_files", "repair=True"),
     ("stats: a picture without a verdict is judged by decoding it", "ops/test_statistics.py -k no_pixels", "ops/statistics.py", "return None if UNCHECKED in kinds else", "return"),
     ("stats: another seed is another sample", "ops/test_statistics.py -k until_the_store", "ops/statistics.py", "(known.examined, known.seed) == (sample, seed)", "known.examined == sample"),
     ("stats: a replaced store is measured again", "ops/test_statistics.py -k until_the_store", "records/cache.py", "meta.id, meta.build, field", 'field, "", ""'),
-    ("stats: Normalize takes the numbers of its mode", "ops/test_statistics.py -k with_these_numbers", "datasets/assembly.py", 'isinstance(of_reader, Mapping) else of_reader', 'isinstance(of_reader, Mapping) else "RGB"'),
+    ("stats: Normalize takes the numbers of its mode", "ops/test_statistics.py -k with_these_numbers", "datasets/assembly.py", "else own.mode_of(element)", 'else "RGB"'),
 )]
 # fmt: on
 

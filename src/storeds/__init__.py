@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from storeds import errors
-from storeds.protocols import Backend, Decoder, Field, Meta, Reader, Record, SampleContext, Writer
+from storeds.protocols import Backend, Decoder, Field, Meta, Reader, ReaderSpec, Record, SampleContext, Writer
 from storeds.registry import register_backend, register_decoder, register_layout, register_reader, register_source
 
 if TYPE_CHECKING:
@@ -73,6 +73,7 @@ __all__ = [
     "Field",
     "Meta",
     "Reader",
+    "ReaderSpec",
     "Record",
     "SampleContext",
     "Skipped",

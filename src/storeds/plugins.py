@@ -8,7 +8,6 @@ from storeds.backends.raw import BackendOptions, Fault, Opener, RawStore, Rows, 
 from storeds.backends.store import Store
 from storeds.backends.writer import Sink
 from storeds.errors import appeared
-from storeds.readers.base import RecordReader
 from storeds.records.codec import Seals, checksum
 from storeds.records.columns import column_from_records
 from storeds.records.fields import fields_from_json, fields_to_json, parse_fields
@@ -24,7 +23,6 @@ __all__ = [
     "Fault",
     "Opener",
     "RawStore",
-    "RecordReader",
     "Rows",
     "Seals",
     "Sink",

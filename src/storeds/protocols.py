@@ -46,6 +46,7 @@ __all__ = [
     "Meta",
     "Place",
     "Reader",
+    "ReaderSpec",
     "Record",
     "Repair",
     "Role",
@@ -469,8 +470,19 @@ class Writer(Protocol):
     ) -> None: ...
 
 
+class ReaderSpec(Protocol[S_co]):
+    """Describes a reader that is not bound to a store yet. Picklable.
+
+    One class may be this and `Reader` in one: then `bind` returns a copy of the object that knows the store.
+    """
+
+    def bind(self, backend: Backend, /) -> Reader[S_co]:
+        """Return a reader for `backend`; may read columns. Raises `ConfigError` for fields of an unsupported kind."""
+        ...
+
+
 class Reader(Protocol[S_co]):
-    """Turns records of any engine into samples. Picklable, stateless between calls, thread-safe.
+    """Turns records of one store into samples. Picklable, stateless between calls, thread-safe.
 
     Attributes
     ----------
@@ -493,10 +505,6 @@ class Reader(Protocol[S_co]):
 
     @property
     def target(self) -> str | None: ...
-
-    def bind(self, backend: Backend, /) -> Reader[S_co]:
-        """Return a reader for `backend`; may read columns. Raises `ConfigError` for fields of an unsupported kind."""
-        ...
 
     def __len__(self) -> int:
         """Return the number of samples, which need not be the number of records."""

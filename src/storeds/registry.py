@@ -195,11 +195,11 @@ _LAYOUTS = (
     ),
 )
 _READERS = (
-    ("image", "image:ImageReader", ""),
-    ("array", "base:ArrayReader", ""),
-    ("sample", "sample:SampleReader", ""),
-    ("video", "video:VideoReader", ""),
-    ("sequence", "sequence:SequenceReader", ""),
+    ("image", "images:image", ""),
+    ("array", "arrays:array", ""),
+    ("sample", "samples:sample", ""),
+    ("video", "videos:video", ""),
+    ("sequence", "sequences:sequence", ""),
 )
 _DECODERS = (
     ("bytes", "decoders:decode_bytes", ""),
@@ -258,7 +258,10 @@ def register_layout(backend: str, name: str, target: Any, *, needs: str = "", cl
 
 
 def register_reader(name: str, target: Callable[..., Any] | str, *, needs: str = "", clobber: bool = False) -> None:
-    """Make ``StoreDataset(reader=name)`` use ``target(**options)``, which implements `storeds.Reader`."""
+    """Make ``StoreDataset(reader=name)`` use ``target(**options)``, which returns a `storeds.ReaderSpec`.
+
+    If the user names the elements of samples, these are its argument ``fields``.
+    """
     READERS.add(name, target, needs=needs, clobber=clobber)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import pickle
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,8 @@ import storeds
 from make_store import make_store
 from photographs import jpeg
 from storeds import SampleContext, Skipped, StoreDataset, StoreLoader, errors
-from storeds.readers import ArrayReader
+from storeds.readers import array
+from wrapped_reader import WrappedReader
 
 COUNT = 24
 FIELDS = {"image": "image", "label": "int", "key": "str", "split": "str", "weight": "float"}
@@ -240,13 +241,11 @@ def test_an_exception_in_a_transform_names_url_position_key_and_transform(url: s
 
 
 @dataclass(frozen=True)
-class Picky(ArrayReader):
+class Picky(WrappedReader):
     """A reader of a plug-in's, which does not expect what it finds in one record."""
 
+    spec: Any = field(default_factory=lambda: array(("index", "label")))
     error: Exception | None = None
-
-    def _choose(self, fields: dict[str, Any]) -> tuple[str, ...]:
-        return ("index", "label")
 
     def build(self, records: Sequence[Any], context: SampleContext) -> Any:
         if context.index == 1 and self.error is not None:
@@ -356,7 +355,7 @@ def test_repr_and_length_do_no_io(url: str, tmp_path: Path) -> None:
         ({"options": {"readahed": True}}, "did you mean 'readahead'"),
         (
             {"reader_options": {"speed": 1}},
-            "no option 'speed'; .*he options are decode, mode, repair, min_recovered, orient",
+            "no option 'speed'; .*he options are decode, mode, channels, repair, min_recovered, orient",
         ),
         ({"reader_options": {"mode": "L"}, "mode": "RGBA"}, "mode is given twice with different values"),
         ({"reader_options": {"kinds": 1}}, "no option 'kinds'"),

@@ -18,7 +18,8 @@ from _modes import Counted
 from make_store import make_store
 from photographs import saved
 from storeds import EpochSampler, StoreDataset, StoreLoader, ThreadLoader, errors
-from storeds.readers import ArrayReader
+from storeds.readers import array
+from wrapped_reader import WrappedReader
 
 COUNT, DELAY = 24, 0.02
 WAYS: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -43,7 +44,7 @@ class SlowBackend(Counted):
         return super().get_many(positions, fields)
 
 
-class SlowReader(ArrayReader):
+class SlowReader(WrappedReader):
     def build(self, records: Any, context: Any) -> Any:
         time.sleep(DELAY)
         return super().build(records, context)
@@ -67,7 +68,7 @@ def slow_collate(samples: Any) -> Any:
 
 def made(url: str, stage: str, way: str, **more: Any) -> Any:
     source: Any = SlowBackend(storeds.open_backend(url)) if stage == "read" else url
-    reader: Any = SlowReader(fields=("x",)) if stage == "decode" else ArrayReader(fields=("x",))
+    reader: Any = SlowReader(array(("x",))) if stage == "decode" else array(("x",))
     transform = storeds.transforms.Compose([Plain(), SlowTransform() if stage == "transform" else Plain()])
     dataset = StoreDataset(source, reader=reader, transform=transform, seed=1)
     kind, arguments = WAYS[way]

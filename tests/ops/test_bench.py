@@ -48,7 +48,7 @@ def test_a_store_is_measured_by_number_of_workers(make_engine_url: MakeUrl) -> N
         # All the time of the workers is that of a stage.
         spent = sum(measured.stages.values()) * measured.samples
         assert spent >= 0.99 * measured.seconds * max(measured.workers, 1)
-    assert (report.count, report.batch_size, report.reader) == (COUNT, 8, "ImageReader")
+    assert (report.count, report.batch_size, report.reader) == (COUNT, 8, "image")
     assert report.bottleneck in (*STAGES, "waiting")
     assert report.workers in (0, 2)
 

@@ -23,7 +23,7 @@ from picture_stores import foreign
 from storeds import ops
 from storeds.errors import ConfigError
 from storeds.ops import Stats
-from storeds.readers import ImageReader
+from storeds.readers import image as image_reader
 
 EXACT = 1e-6
 BLOBS = [jpeg(n, (20 + 7 * n, 90 - 5 * n)) for n in range(12)] + [jpeg(0, (20, 90)), saved(Image.new("L", (5, 3), 40))]
@@ -271,7 +271,7 @@ def test_normalize_from_stats_equals_normalize_with_these_numbers(tmp_path: Path
     found = ops.stats(url, mode=mode)
     numbers = {"name": "Normalize", "mean": found.mean, "std": found.std}
     assert torch.equal(batch(url, FROM_STATS, mode=mode), batch(url, numbers, mode=mode))
-    image = storeds.StoreDataset(url, reader=ImageReader(mode=mode), transform=["ToTensor", FROM_STATS])[3][0]
+    image = storeds.StoreDataset(url, reader=image_reader(mode=mode), transform=["ToTensor", FROM_STATS])[3][0]
     assert torch.equal(image, storeds.StoreDataset(url, mode=mode, transform=["ToTensor", numbers])[3][0])
     dataset = storeds.StoreDataset(url, mode=mode)
     dataset.transform = ["ToTensor", FROM_STATS]

@@ -27,10 +27,10 @@ from jpeg_encodings import ENCODINGS, encode
 from photographs import jpeg, photograph, saved
 from picture_stores import exif, foreign, hidden, picture_store
 from shares import FULL, SEED, examples
-from storeds import StoreDataset
+from storeds import StoreDataset, readers
 from storeds.pictures import JpegCutter, read_header
 from storeds.protocols import CropRequest
-from storeds.readers import ImageReader, decode_fast, decode_tensor, decode_windows
+from storeds.readers import decode_fast, decode_tensor, decode_windows
 from storeds.transforms import (
     CenterCrop,
     Compose,
@@ -42,6 +42,7 @@ from storeds.transforms import (
     ToTensor,
     Views,
 )
+from wrapped_reader import WrappedReader
 
 SAMPLINGS = ["444", "422", "420", "440", "411", "Gray"]
 INTERVALS = ["1B", "2B", "3B", "4B", "7B", "8B", "13B", "1", "2"]
@@ -280,12 +281,12 @@ def test_a_dataset_decodes_only_the_part_that_a_crop_needs(monkeypatch: pytest.M
 # --- What else sees the image ---
 
 
-class Halved(ImageReader):
-    """A reader that looks at its images."""
+class Halved(WrappedReader):
+    """A reader of a plug-in's that looks at its images."""
 
-    def _value(self, name: str, field: Any, value: Any, context: Any) -> Any:
-        made = super()._value(name, field, value, context)
-        return made[:, ::2] if isinstance(made, torch.Tensor) else made
+    def build(self, records: Any, context: Any) -> Any:
+        sample = super().build(records, context)
+        return {name: value[:, ::2] if isinstance(value, torch.Tensor) else value for name, value in sample.items()}
 
 
 def half(blob: bytes, mode: str) -> torch.Tensor:
@@ -297,7 +298,10 @@ def half(blob: bytes, mode: str) -> torch.Tensor:
     [
         (Compose([ANY, torch.clone]), {}),
         (Compose([ANY, lambda image: image.permute(0, 2, 1), ToTensor()]), {}),
-        (ANY, {"reader": Halved(decode="tensor", min_recovered=0.0), "decode": None, "min_recovered": 0.5}),
+        (
+            ANY,
+            {"reader": Halved(readers.image(decode="tensor", min_recovered=0.0)), "decode": None, "min_recovered": 0.5},
+        ),
         (ANY, {"decode": half}),
         (ANY, {"decode": "half_of_test_crops"}),
     ],

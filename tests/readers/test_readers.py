@@ -7,10 +7,10 @@ import inspect
 import io
 import itertools
 import pickle
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any, ClassVar, Self, cast
 
 import h5py
 import lmdb
@@ -24,17 +24,17 @@ from photographs import by_pillow, jpeg, saved
 from picture_stores import picture_store
 from storeds import (
     Backend,
+    Record,
     SampleContext,
     StoreDataset,
     StoreLoader,
     build_dataset,
     errors,
     open_backend,
+    readers,
     register_decoder,
 )
 from storeds.ops import stats
-from storeds.protocols import Field
-from storeds.readers import ArrayReader, ImageReader
 from storeds.registry import DECODERS, READERS
 from storeds.testing import ReaderTests
 
@@ -66,7 +66,7 @@ def build(reader: Any, backend: Backend, index: int) -> tuple[dict[str, Any], Sa
 
 
 def test_by_default_a_sample_is_the_image_and_the_label(backend: Backend) -> None:
-    sample, _ = build(ImageReader(), backend, 4)
+    sample, _ = build(readers.image(), backend, 4)
     assert list(sample) == ["image", "label"]
     assert sample["image"].mode == "RGB"
     assert (np.asarray(sample["image"]) == by_pillow(jpeg(4))).all()
@@ -76,12 +76,12 @@ def test_by_default_a_sample_is_the_image_and_the_label(backend: Backend) -> Non
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (lambda: ImageReader(("image", "lable")), "did you mean 'label'"),
-        (lambda: ImageReader(("image", "image")), "twice"),
-        (lambda: ImageReader(decode="tensr"), "did you mean 'tensor'"),
-        (lambda: ImageReader(mode="RGBBB"), "Pillow mode"),
-        (lambda: ImageReader(min_recovered=-0.1), "number from 0 to 1"),
-        (lambda: ImageReader(min_recovered=True), "number from 0 to 1"),
+        (lambda: readers.image(("image", "lable")), "did you mean 'label'"),
+        (lambda: readers.image(("image", "image")), "twice"),
+        (lambda: readers.image(decode="tensr"), "did you mean 'tensor'"),
+        (lambda: readers.image(mode="RGBBB"), "Pillow mode"),
+        (lambda: readers.image(min_recovered=-0.1), "number from 0 to 1"),
+        (lambda: readers.image(min_recovered=True), "number from 0 to 1"),
     ],
 )
 def test_invalid_options_are_named(make: Any, says: str, backend: Backend) -> None:
@@ -97,24 +97,24 @@ def test_a_store_without_images_is_rejected_with_its_fields() -> None:
 def test_a_registered_decoder_is_used(backend: Backend) -> None:
     register_decoder("length", lambda blob, mode: (len(blob), mode))
     try:
-        assert build(ImageReader(decode="length", mode="L"), backend, 3)[0]["image"] == (len(jpeg(3)), "L")
+        assert build(readers.image(decode="length", mode="L"), backend, 3)[0]["image"] == (len(jpeg(3)), "L")
     finally:
         del DECODERS._known["length"]
 
 
 def test_arrays_come_as_tensors_of_the_same_dtype_and_shape(backend: Backend) -> None:
-    sample, _ = build(ArrayReader(("x", "label")), backend, 5)
+    sample, _ = build(readers.array(("x", "label")), backend, 5)
     assert sample["x"].dtype == torch.float32
     assert (sample["x"].numpy() == record(5)["x"]).all()
     assert sample["label"] == 2
     sample["x"].zero_()
-    assert (build(ArrayReader(("x",)), backend, 5)[0]["x"].numpy() == record(5)["x"]).all()
+    assert (build(readers.array(("x",)), backend, 5)[0]["x"].numpy() == record(5)["x"]).all()
 
 
 class TestReadersKeepTheContract(ReaderTests):
     refuses = None
 
-    @pytest.fixture(params=[ImageReader(("image", "label", "index")), ArrayReader()], ids=["image", "array"])
+    @pytest.fixture(params=[readers.image(("image", "label", "index")), readers.array()], ids=["image", "array"])
     def reader(self, request: pytest.FixtureRequest) -> Any:
         return request.param
 
@@ -124,24 +124,43 @@ class TestReadersKeepTheContract(ReaderTests):
 
 
 @dataclass(frozen=True)
-class BindsItself(ArrayReader):
-    """A plug-in's reader that does without the base's binding, and has a name for an option that others use for theirs."""
+class Doubled:
+    """A plug-in's reader: it implements the protocol and nothing else, and its options have names that others use too."""
 
     strided: str = "no"
     mode: str = "train"
+    count: int = 0
+    fields: ClassVar[tuple[str, ...]] = ("x", "index")
+    stored: ClassVar[tuple[str, ...]] = ("x",)
+    data: ClassVar[str | None] = "x"
+    target: ClassVar[str | None] = None
 
     def bind(self, backend: Backend, /) -> Self:
-        kinds = tuple(backend.meta.fields.get(name, Field("int")) for name in ("x", "index"))
-        return replace(self, fields=("x", "index"), count=len(backend), kinds=kinds)
+        return replace(self, count=len(backend))
+
+    def __len__(self) -> int:
+        return self.count
+
+    def locate(self, index: int, context: SampleContext, /) -> Sequence[int]:
+        return (index,)
+
+    def build(self, records: Sequence[Record], context: SampleContext, /) -> dict[str, Any]:
+        return {"x": 2 * records[0]["x"], "index": context.index}
 
 
-def test_a_plug_in_reader_may_name_its_options_freely() -> None:
+def test_a_plug_in_reader_needs_the_protocol_alone_and_may_name_its_options_freely() -> None:
     url = make_store({"x": "int"}, [{"x": 5}, {"x": 6}])
     options = {"mode": "val", "strided": "yes"}
-    dataset = StoreDataset(url, reader=cast("Any", BindsItself), reader_options=options)
-    assert dataset[:] == [(5, 0), (6, 1)]
-    assert isinstance(dataset.reader, BindsItself)
+    dataset = StoreDataset(url, reader=cast("Any", Doubled), reader_options=options)
+    assert dataset[:] == [(10, 0), (12, 1)]
+    assert isinstance(dataset.reader, Doubled)
     assert (dataset.reader.mode, dataset.reader.strided) == ("val", "yes")
+    assert (dataset.column("x").tolist(), "Doubled" in repr(dataset)) == ([5, 6], True)
+    for given, says in (({"transforms": MIRROR}, "whole samples"), ({"reader_options": {"fold": 1}}, "made already")):
+        with pytest.raises(errors.ConfigError, match=says):
+            StoreDataset(url, reader=Doubled(), **given)
+    with pytest.raises(errors.ConfigError, match="reader 'Doubled' takes no fields"):
+        StoreDataset(url, reader=cast("Any", Doubled), fields=["x"])
 
 
 def test_arrays_that_are_declared_as_images_are_images_for_every_decoder() -> None:
@@ -309,9 +328,7 @@ EFFECTS: dict[tuple[str, str], set[str]] = {
 
 
 def option_names(reader: str) -> list[str]:
-    target = READERS.get(reader)
-    internal = ("fields", *target.internal)
-    return [name for name in inspect.signature(target).parameters if name[0] != "_" and name not in internal]
+    return [name for name in inspect.signature(READERS.get(reader)).parameters if name != "fields"]
 
 
 @pytest.fixture(scope="module", params=CONTENTS)
@@ -402,7 +419,7 @@ def test_a_store_of_several_images_says_that_samples_have_one(
     record = {**dict.fromkeys(fields, jpeg(1)), "label": 1}
     declared = {name: "int" if name == "label" else "image" for name in record}
     url = make_store(declared, [record], f"lmdb://{tmp_path}/several.lmdb")
-    dataset = StoreDataset(url, reader=cast(Any, ImageReader))
+    dataset = StoreDataset(url, reader=cast(Any, readers.image))
     dataset[0], dataset[0], pickle.loads(pickle.dumps(dataset))[0]
     said = [each.getMessage() for each in caplog.records]
     assert len(said) == (line is not None)

@@ -19,11 +19,11 @@ from torch.utils.data import DataLoader
 import storeds
 from make_store import make_store
 from photographs import jpeg
-from storeds import StoreDataset, collate, errors, open_backend, pack
+from storeds import StoreDataset, collate, errors, open_backend, pack, readers
 from storeds.backends import Store
 from storeds.backends.hdf5 import Hdf5Opener
 from storeds.ops.packing.sources import open_source
-from storeds.readers import ClipPlan, VideoReader
+from storeds.readers import ClipPlan
 from storeds.testing import ReaderTests
 
 FIELDS: dict[str, Any] = {
@@ -36,7 +36,7 @@ FIELDS: dict[str, Any] = {
     "gaze": {"kind": "array", "dtype": "float32", "shape": [2]},
 }
 LENGTHS = (5, 1, 9, 20)
-READER: Any = VideoReader
+READER: Any = readers.video
 
 
 def frame(video: int, number: int, size: tuple[int, int] = (16, 12)) -> bytes:
@@ -88,8 +88,8 @@ class TestVideoReaderKeepsTheContract(ReaderTests):
         params=[{}, {"frames": 4}, {"frames": 3, "stride": 2, "clips": 2}, {"frames": 6, "sampling": "uniform"}],
         ids=lambda options: ",".join(options) or "all",
     )
-    def reader(self, request: pytest.FixtureRequest) -> VideoReader:
-        return VideoReader(("image", "label", "index", "frame", "gaze"), **request.param)
+    def reader(self, request: pytest.FixtureRequest) -> Any:
+        return readers.video(("image", "label", "index", "frame", "gaze"), **request.param)
 
     @pytest.fixture
     def content(self) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -155,7 +155,7 @@ def test_runs_end_where_the_video_changes_or_the_frame_number_falls(tmp_path: Pa
     fields = {"image": "image", "name": "str"}
     rows = [{"image": frame(0, n), "name": name} for n, name in enumerate("aabbba")]
     named = store(tmp_path / "named.h5", rows, fields)
-    clips = StoreDataset(named, reader=VideoReader(by="name"))[:]
+    clips = StoreDataset(named, reader=readers.video(by="name"))[:]
     assert [len(clip) for (clip,) in clips] == [2, 3, 1]
 
 

@@ -127,7 +127,7 @@ class Sink(Protocol):
 
 
 def _read_header(blob: bytes) -> Any:
-    from storeds.jpeg import read_picture_header  # a writer without images needs no decoder
+    from storeds.pictures import read_picture_header  # a writer without images needs no decoder
 
     return read_picture_header(blob)
 

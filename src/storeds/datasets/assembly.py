@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import os
 import shlex
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias, cast
 
 import msgspec
@@ -16,9 +14,9 @@ from storeds._utils.arguments import plain
 from storeds.backends.opening import open_backend
 from storeds.datasets.source import Source
 from storeds.errors import ConfigError, suggest
-from storeds.protocols import Backend, Field, Reader, Transform
-from storeds.readers import ArrayReader, ImageReader, RecordReader, SampleReader
-from storeds.readers.elements import split_path
+from storeds.protocols import Backend, Field, Reader, ReaderSpec, Transform
+from storeds.readers.paths import split_path
+from storeds.readers.reader import built_in
 from storeds.records.cache import load_json, stats_path
 from storeds.registry import READERS
 from storeds.transforms import BoundTransform, JointTransform, build_transform
@@ -32,12 +30,12 @@ __all__ = [
     "bind_joint",
     "bind_transforms",
     "build_transforms",
-    "check_effect",
     "check_seed",
     "declared_elements",
     "fit_reader",
     "make_reader",
     "open_source",
+    "reader_name",
     "transforms_by_element",
     "with_stats",
 ]
@@ -47,7 +45,6 @@ Transforms: TypeAlias = Transform | dict[str, Transform] | None
 """For the sample's data, or for each element that the user named."""
 
 _READER_OPTIONS = ("decode", "channels", "mode", "repair", "min_recovered", "roles")  # of a dataset, for its reader
-_WITHOUT_DEFAULT = ("decode", "channels", "roles")  # None leaves the default to the reader
 
 
 def check_seed(seed: Any) -> int | None:
@@ -88,82 +85,51 @@ def _has_parts(settings: Source, declared: Mapping[str, Field]) -> bool:
     return not roles.isdisjoint(("mask", "boxes", "keypoints"))
 
 
-def make_reader(settings: Source, declared: Mapping[str, Field]) -> Reader[Any]:
-    """Return the reader for a name, a class or an instance; only some readers take decode, mode, repair, …."""
+def make_reader(settings: Source, declared: Mapping[str, Field]) -> ReaderSpec[Any]:
+    """Return the reader that the settings name, with their options; only some readers take decode, mode, repair, …."""
     reader: Any = settings.reader
     if reader == "image" and _has_parts(settings, declared):
         reader = "sample"
     fields, own = settings.fields, dict(settings.reader_options or {})
-    image_options = {name: getattr(settings, name) for name in _READER_OPTIONS}
-    changed = [name for name, value in image_options.items() if value != Source.default(name)]
-    if not isinstance(reader, (str, type)):
-        given = ["fields"] * (fields is not None) + ["reader_options"] * bool(own) + changed
-        if given:
+    given = {name: getattr(settings, name) for name in _READER_OPTIONS}
+    changed = {name: value for name, value in given.items() if not _is_default(name, value)}
+    if not isinstance(reader, (str, type)) and hasattr(reader, "bind"):
+        surplus = ["fields"] * (fields is not None) + ["reader_options"] * bool(own) + [*changed]
+        if surplus:
             raise ConfigError(
-                f"{', '.join(given)} are for making a reader, and this one is made already: pass them to {type(reader).__name__}"
+                f"{', '.join(surplus)} are for making a reader, and this one is made already: pass them to {type(reader).__name__}"
             )
-        return cast("Reader[Any]", reader)
+        return cast("ReaderSpec[Any]", reader)
     target = READERS.get(reader) if isinstance(reader, str) else reader
-    accepted = list(inspect.signature(target).parameters)
-    _check_fields(reader, target, fields)
-    _check_options(reader, target, accepted, own, {name: image_options[name] for name in changed})
-    # A reader may have another default than None.
-    named = {
-        name: value
-        for name, value in image_options.items()
-        if name in accepted and (name not in _WITHOUT_DEFAULT or value is not None)
-    }
-    chosen = dict(fields) if isinstance(fields, Mapping) else tuple(fields or ())
-    return cast("Reader[Any]", target(fields=chosen, **{**named, **own}))
-
-
-def check_effect(settings: Source, reader: Reader[Any]) -> None:
-    """Raise ConfigError for options that the user gives, and that change nothing in samples of a bound reader."""
-    if not isinstance(reader, RecordReader):
-        return
-    given = _given_options(settings)
-    for name, what in reader.without_effect().items():
-        if name in given:
-            raise ConfigError(
-                f"{name} is for {what}, and none of the elements {', '.join(reader.fields)} is one: it would have no effect; "
-                "leave it out"
-            )
-
-
-def _given_options(settings: Source) -> set[str]:
-    """Return the names of the options of the reader that the user gives."""
-    reader: Any = settings.reader
-    if isinstance(reader, RecordReader):
-        return {each.name for each in dataclasses.fields(reader) if getattr(reader, each.name) != each.default}
-    changed = {name for name in _READER_OPTIONS if getattr(settings, name) != Source.default(name)}
-    return changed | set(settings.reader_options or {})
-
-
-def _check_fields(reader: Any, target: Any, fields: Any) -> None:
+    shown = reader if isinstance(reader, str) else getattr(reader, "__name__", reader)
     if isinstance(fields, str):
         raise ConfigError(f"fields is a sequence of names, not the text {fields!r}")
-    if isinstance(fields, Mapping) and not (isinstance(target, type) and issubclass(target, RecordReader)):
-        raise ConfigError(f"reader {reader!r} takes a list of fields, and cannot rename them: pass fields=[…]")
+    _check_options(shown, target, own, changed if fields is None else {"fields": fields, **changed})
+    chosen = {} if fields is None else {"fields": fields if isinstance(fields, Mapping) else tuple(fields)}
+    return cast("ReaderSpec[Any]", target(**chosen, **{**changed, **own}))
 
 
-def _check_options(
-    reader: Any, target: Any, accepted: Sequence[str], own: Mapping[str, Any], changed: Mapping[str, Any]
-) -> None:
+def _is_default(name: str, value: Any) -> bool:
+    """Return whether a setting is as its default; the number 1 is not as True, which readers refuse."""
+    default = Source.default(name)
+    return type(value) is type(default) and bool(value == default)
+
+
+def _check_options(reader: str, target: Any, own: Mapping[str, Any], changed: Mapping[str, Any]) -> None:
     """Raise ConfigError for an option that the reader does not take, or that is given twice.
 
     Parameters
     ----------
-    reader : str or type
+    reader : str
     target : callable
-        Makes the reader.
-    accepted : sequence of str
-        Its parameters.
+        Makes the reader; its parameters are the options.
     own : mapping
         ``reader_options``.
     changed : mapping
         The options of the dataset, for its reader, that differ from the default.
     """
-    options = [name for name in accepted if name != "fields" and not _is_internal(name, target)]
+    accepted = inspect.signature(target).parameters
+    options = [name for name in accepted if name != "fields"]
     for name in own:
         if name == "fields":
             raise ConfigError("fields is an argument of StoreDataset, or a key of [dataset], not one of reader_options")
@@ -174,13 +140,6 @@ def _check_options(
     for name in changed:
         if name not in accepted:
             raise ConfigError(f"reader {reader!r} takes no {name}: it would have no effect; leave it out")
-
-
-def _is_internal(name: str, target: Any) -> bool:
-    """Return whether binding sets this argument of a reader, and no plug-in declares it as its own."""
-    of_class = vars(target) if isinstance(target, type) else {}
-    own = {} if "internal" in of_class else of_class.get("__annotations__", {})
-    return name.startswith("_") or (name in getattr(target, "internal", ()) and name not in own)
 
 
 def with_stats(spec: Any, reader: Reader[Any], backend: Backend) -> Any:
@@ -229,9 +188,10 @@ def _measured(part: Mapping[str, Any], element: str, reader: Reader[Any], backen
     """Return a ``Normalize`` from stats with its numbers for one element."""
     if part["from"] != "stats" or "mean" in part or "std" in part:
         raise ConfigError(f"transform: Normalize takes mean and std, or from = 'stats' instead, not {dict(part)!r}")
-    field = reader.stored_as(element) if isinstance(reader, RecordReader) else element
-    of_reader: Any = getattr(reader, "mode", "RGB")
-    mode: str = of_reader.get(element, "RGB") if isinstance(of_reader, Mapping) else of_reader
+    own = built_in(reader)
+    found_element = None if own is None else own.element(element)
+    field = element if found_element is None else found_element.source
+    mode = "RGB" if own is None else own.mode_of(element)
     url, meta = backend.url, backend.meta
     if "of" in part:
         with open_backend(part["of"]) as other:
@@ -288,9 +248,8 @@ def transforms_by_element(
 
 def declared_elements(reader: Reader[Any], fields: Mapping[str, Field]) -> dict[str, Field]:
     """Return the elements of a bound reader that come from the store, each with its declaration; `fields` are stored."""
-    if isinstance(reader, RecordReader):
-        return reader.declared()
-    return {name: fields[name] for name in reader.fields if name in fields}
+    own = built_in(reader)
+    return own.declared() if own is not None else {name: fields[name] for name in reader.fields if name in fields}
 
 
 def fit_reader(reader: Reader[Any], transforms: Mapping[str, Transform], joint: Transform | None) -> Reader[Any]:
@@ -310,33 +269,34 @@ def fit_reader(reader: Reader[Any], transforms: Mapping[str, Transform], joint: 
     ConfigError
         The reader cannot read what the transforms take.
     """
-    if isinstance(reader, SampleReader):
-        check_roles(joint, reader.declared())
-        return _fast_decode(reader, joint)
-    image_transform = transforms.get(reader.data or "")
-    if isinstance(reader, ArrayReader):
-        declared = reader.declared()
-        images = [name for name, each in transforms.items() if takes_images(each)]
-        reader = reader.with_channels_first(
-            name for name in images if name in declared and declared[name].kind == "array"
-        )
-    if joint is not None:
+    own = built_in(reader)
+    is_joint = own is not None and own.joint is not None
+    if own is not None and is_joint:
+        check_roles(joint, own.declared())
+    elif joint is not None:
         raise ConfigError(
-            f"transforms is for whole samples, which reader 'sample' reads, not {type(reader).__name__}; pass transform= for "
-            "the sample's data alone"
+            f"transforms is for whole samples, which reader 'sample' reads, not {reader_name(reader)}; pass transform= for the "
+            "sample's data alone"
         )
-    if isinstance(reader, ArrayReader) and image_transform is not None and reader.data in reader.layouts:
-        return replace(reader, views=takes_strided(image_transform))
-    if image_transform is None or type(reader) is not ImageReader or len(reader._images()) > 1:
+    if own is None:
         return reader
-    return _fast_decode(reader, image_transform)
+    first = joint if is_joint else transforms.get(reader.data or "")
+    images = [name for name, each in transforms.items() if takes_images(each)]
+    return own.fit(images, strided=takes_strided(first), cropper=first_crop(first))
+
+
+def reader_name(reader: Reader[Any]) -> str:
+    """Return the name by which messages call a reader."""
+    own = built_in(reader)
+    return type(reader).__name__ if own is None else own.kind
 
 
 def bind_transforms(reader: Reader[Any], transforms: Mapping[str, Transform]) -> list[tuple[str, BoundTransform]]:
     """Return element → transform, called with each sample's randomness. That of the data may leave scaling to collate."""
-    own = None if isinstance(reader, SampleReader) else reader.data
+    own = built_in(reader)
+    data = None if own is not None and own.joint is not None else reader.data
     return [
-        (name, BoundTransform(each, _in_order(each), may_wait=True) if name == own else BoundTransform(each))
+        (name, BoundTransform(each, _in_order(each), may_wait=True) if name == data else BoundTransform(each))
         for name, each in transforms.items()
     ]
 
@@ -345,23 +305,13 @@ def bind_joint(
     reader: Reader[Any], transforms: Mapping[str, Transform], joint: Transform | None
 ) -> JointTransform | None:
     """Return what makes the elements of whole samples, where the reader builds these."""
-    if not isinstance(reader, SampleReader):
+    own = built_in(reader)
+    if own is None or own.joint is None:
         return None
     # A transform of one image takes the floats, so collating cannot make them.
-    may_wait = not any(reader.declared()[name].role == "image" for name in transforms)
-    return JointTransform(joint, box_format=reader.box_format, may_wait=may_wait)
+    may_wait = not any(own.joint.declared[name].role == "image" for name in transforms)
+    return JointTransform(joint, box_format=own.joint.box_format, may_wait=may_wait)
 
 
 def _in_order(transform: Transform) -> Callable[[Any], Any] | None:
     return in_order if takes_strided(transform) else None
-
-
-def _fast_decode(reader: ImageReader | SampleReader, transform: Transform | None) -> Reader[Any]:
-    """Return a bound reader that skips work which the transform does not need.
-
-    Pixels stay in the decoder's memory order, and the decoder may decode only the part that the first crop needs.
-    """
-    crop = first_crop(transform)  # its result is contiguous, whatever comes after it
-    if reader.strided or not (crop or takes_strided(transform)):
-        return reader
-    return replace(reader, strided=True, cropper=crop)

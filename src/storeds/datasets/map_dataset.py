@@ -30,11 +30,11 @@ from storeds.datasets.assembly import (
     bind_joint,
     bind_transforms,
     build_transforms,
-    check_effect,
     check_seed,
     fit_reader,
     make_reader,
     open_source,
+    reader_name,
     transforms_by_element,
     with_stats,
 )
@@ -43,8 +43,8 @@ from storeds.datasets.epoch import MAX_EPOCH, SharedEpoch, add_bytes, add_time, 
 from storeds.datasets.pipeline import SamplePipeline
 from storeds.datasets.source import Source
 from storeds.errors import ConfigError, RecordError
-from storeds.protocols import Array, Backend, Field, Reader, SampleContext, Transform
-from storeds.readers import ArrayReader, SampleReader
+from storeds.protocols import Array, Backend, Field, Reader, ReaderSpec, SampleContext, Transform
+from storeds.readers.reader import built_in
 from storeds.records.arrays import read_arrays
 from storeds.records.classes import stored_classes
 from storeds.records.columns import read_column
@@ -95,7 +95,7 @@ class StoreDataset(Dataset[Any]):
     url : str, path, sequence of them, Backend or Source
         What `open_backend` takes (a pattern or a list joins many stores), an open backend, or a `Source`. The settings
         of a `Source` apply to every argument that is left at its default here.
-    reader : str or Reader
+    reader : str or ReaderSpec
         ``"image"``, ``"sample"``, ``"array"``, ``"video"`` or a registered name. ``"image"`` becomes ``"sample"`` with
         `transforms` or `roles`, and where an element has the role mask, boxes or keypoints.
     fields : sequence of str, or mapping of str to str, optional
@@ -115,7 +115,7 @@ class StoreDataset(Dataset[Any]):
         such as masks, stay unchanged. A mapping sets the mode of each: ``{"image": "RGB", "depth": "F"}``.
     roles : mapping, optional
         What elements mean, for stores of other tools: ``{"boxes": {"role": "boxes", "format": "xywh"}, "seg": "mask"}``.
-        See `storeds.readers.SampleReader`.
+        See `storeds.readers.sample`.
     transforms : callable or config, optional
         Applied to the whole sample, before `transform`: images, masks, boxes and keypoints move together. What
         `build_transform` takes: built-in transforms, those of torchvision v2 and albumentations, and functions of a
@@ -178,7 +178,7 @@ class StoreDataset(Dataset[Any]):
         self,
         url: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Backend | Source,
         *,
-        reader: str | Reader[Any] = "image",
+        reader: str | ReaderSpec[Any] = "image",
         fields: Sequence[str] | Mapping[str, str] | None = None,
         decode: Any = None,
         channels: str | Mapping[str, str] | None = None,
@@ -215,7 +215,6 @@ class StoreDataset(Dataset[Any]):
         self._how = Conditions.of(self.backend, settings.where, settings.fold, settings.keys)
         self._view: Backend = self._how.view(self.backend)
         self._bound: Reader[Any] = make_reader(settings, self._view.meta.fields).bind(self._view)
-        check_effect(settings, self._bound)
         self._transforms: Transform | None = build_transform(self._with_stats(settings.transforms), "transforms")
         self._transform: Transforms = build_transforms(self._with_stats(settings.transform))
         self._target_transform: Transform | None = _target_transform(settings.target_transform)
@@ -237,8 +236,10 @@ class StoreDataset(Dataset[Any]):
             self._counters,
             bind_joint(reader, transforms, self._transforms),
         )
-        self._column_fields = {} if transforms else _column_fields(reader)
-        is_random = self.seed is not None and (transforms or self._transforms or hasattr(reader, "sampling"))
+        own = built_in(reader)
+        self._column_fields: dict[str, Field] = {} if own is None or transforms else own.columns
+        is_drawn = own is not None and own.rows.is_random
+        is_random = self.seed is not None and (transforms or self._transforms or is_drawn)
         self._trials = _TRIALS if is_random else 0
 
     def _with_stats(self, spec: Any) -> Any:
@@ -323,8 +324,9 @@ class StoreDataset(Dataset[Any]):
     @property
     def classes(self) -> list[str]:
         """The class names in order of their label, from `roles` or from the store. AttributeError if neither has any."""
-        if isinstance(self.reader, SampleReader) and self.reader.classes is not None:
-            return self.reader.classes
+        own = built_in(self.reader)
+        if own is not None and own.joint is not None and own.joint.classes is not None:
+            return list(own.joint.classes)
         classes = stored_classes(self.backend.meta.attrs, self.reader.target)
         if classes is None:
             raise AttributeError(f"{self.url} has no 'classes' among its attrs")
@@ -419,11 +421,12 @@ class StoreDataset(Dataset[Any]):
         """
         known: RecordError | None = None
         if self._column_fields and columns and resolved:
-            assert isinstance(self.reader, ArrayReader)
+            own = built_in(self.reader)
+            assert own is not None
             _freeze_inherited()
             began = time.perf_counter()
             try:
-                arrays = self.reader.arranged(read_arrays(self._view, resolved, self.reader.stored))
+                arrays = own.batches(read_arrays(self._view, resolved, own.stored))
             except RecordError as error:
                 known = error
             else:
@@ -505,7 +508,7 @@ class StoreDataset(Dataset[Any]):
 
     def __repr__(self) -> str:
         how = str(self._how)
-        reader = f"fields={self.reader.fields}, reader={type(self.reader).__name__}"
+        reader = f"fields={self.reader.fields}, reader={reader_name(self.reader)}"
         return f"StoreDataset({self.url!r}{how and f', {how}'}, count={len(self)}, {reader})"
 
 
@@ -583,16 +586,8 @@ def _target_transform(spec: Any) -> Transform | None:
     return None if spec is None else build_transform(spec, "target_transform")
 
 
-def _column_fields(reader: Reader[Any]) -> dict[str, Field]:
-    """Return the elements of a reader's samples if all are numbers and arrays of fixed shape, otherwise nothing."""
-    if type(reader) is not ArrayReader or not reader.stored:  # a subclass may build other samples
-        return {}
-    elements = dict(zip(reader.fields, reader.kinds, strict=True))
-    return elements if all(field.is_fixed for field in elements.values()) else {}
-
-
 def _split_columns(columns: Mapping[str, Array], fields: Mapping[str, Field], as_dict: bool) -> list[Any]:
-    """Return the samples of some columns, equal to what `ArrayReader` builds from records."""
+    """Return the samples of some columns, equal to what the reader builds from records."""
     elements = [
         # Copies: a view would keep the whole batch in memory, and pickle all of it.
         column.tolist() if fields[name].is_scalar else [torch.from_numpy(row.copy()) for row in _rows(column)]

@@ -24,7 +24,7 @@ from storeds.errors import (
     TransformError,
 )
 from storeds.protocols import Array, Backend, Reader, Record, SampleContext
-from storeds.readers import SequenceReader
+from storeds.readers.reader import read_rows
 from storeds.records.samples import Sample
 from storeds.transforms import BoundTransform
 
@@ -35,11 +35,7 @@ MOST_IN_A_ROW = 100
 
 
 class _Result(NamedTuple):
-    """A sample, or the error that names its place, and the positions of its records.
-
-    The pipeline asks a reader for the positions once: a reader that draws them from a global generator would draw
-    others the second time.
-    """
+    """A sample, or the error that names its place, and the positions of its records."""
 
     sample: Any | RecordError
     positions: Sequence[int]
@@ -139,32 +135,15 @@ class SamplePipeline:
 
     def make(self, contexts: Sequence[SampleContext], known: RecordError | None = None) -> Iterator[_Result]:
         """Yield the result for each context, whatever the policy; reads all records at once, without the `known` bad one."""
-        if isinstance(self.reader, SequenceReader):
-            yield from self._windows(self.reader, contexts)
-            return
-        located = [self.reader.locate(context.index, context) for context in contexts]
-        flat = [position for positions in located for position in positions]
         began = time.perf_counter()
-        bad = known and {position for position in flat if self._in_store(position) == known.position}
-        found = self.view.get_many([at for at in flat if at not in bad] if bad else flat, self.reader.stored)
+        bad: dict[int, RecordError] = {}
+        if known is not None:  # of a column, so each sample is a record
+            bad = {each.index: known for each in contexts if self._in_store(each.index) == known.position}
+        found = read_rows(self.reader, self.view, contexts, bad)
         began = add_time("read", began)
-        add_bytes(found)
-        records: Iterator[Any] = iter(found)
-        if bad:
-            others = records
-            records = iter([known if at in bad else next(others) for at in flat])
-        for positions, context in zip(located, contexts, strict=True):
-            yield _Result(self._sample([next(records) for _ in positions], positions, context), positions)
-        add_time("decode", began)
-
-    def _windows(self, reader: SequenceReader, contexts: Sequence[SampleContext]) -> Iterator[_Result]:
-        """Yield the results of a reader that reads other rows of each field."""
-        began = time.perf_counter()
-        windows, steps = reader.read_windows(self.view, [context.index for context in contexts])
-        began = add_time("read", began)
-        add_bytes(window for sample in windows for window in sample)
-        for sample, step, context in zip(windows, steps, contexts, strict=True):
-            yield _Result(self._sample(sample, [step], context), [step])
+        add_bytes(record for _, records in found for record in records)
+        for (positions, records), context in zip(found, contexts, strict=True):
+            yield _Result(self._sample(records, positions, context), positions)
         add_time("decode", began)
 
     def _sample(self, records: list[Record | RecordError], positions: Sequence[int], context: SampleContext) -> Any:

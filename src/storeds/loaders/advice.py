@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from storeds._utils.file_systems import file_system_advice
 from storeds.datasets.counters import LoaderStats, StageTotals
 from storeds.protocols import SampleContext
-from storeds.readers import SampleReader
+from storeds.readers.reader import built_in, read_rows
 from storeds.transforms import BoundTransform, JointTransform
 
 if TYPE_CHECKING:
@@ -123,16 +123,16 @@ def _slowest_transform(stores: Sequence[StoreDataset]) -> str | None:
 def _timed(store: StoreDataset, context: SampleContext) -> Iterator[tuple[str, float]]:
     """Yield each transform of a sample and the seconds that it takes."""
     pipeline = store._pipeline
-    positions = pipeline.reader.locate(context.index, context)
 
     def built() -> Any:
-        records: list[Any] = pipeline.view.get_many(positions, pipeline.reader.stored)
-        return pipeline.reader.build(records, context)
+        ((_, records),) = read_rows(pipeline.reader, pipeline.view, [context], {})
+        return pipeline.reader.build(records, context)  # type: ignore[arg-type]  # the caller skips bad records
 
-    if isinstance(pipeline.reader, SampleReader):
+    own = built_in(pipeline.reader)
+    if own is not None and own.joint is not None:
         steps, before = _steps(store.transforms), 0.0
         for count in range(len(steps) + 1):
-            sample, joint = built(), JointTransform(list(steps[:count]) or None, box_format=pipeline.reader.box_format)
+            sample, joint = built(), JointTransform(list(steps[:count]) or None, box_format=own.joint.box_format)
             began = time.perf_counter()
             joint(sample, context)
             seconds = time.perf_counter() - began

@@ -13,7 +13,6 @@ import time
 import traceback
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -47,7 +46,7 @@ from storeds.loaders.plan import Plan
 from storeds.loaders.planning import PLAN_SETTINGS, Replacements, replaces_samples
 from storeds.loaders.sampler import BatchRequest, EpochSampler, OtherSampler, holds_epoch_sampler
 from storeds.protocols import Backend, Field
-from storeds.readers import SampleReader
+from storeds.readers.reader import built_in
 
 _LOG = logging.getLogger("storeds")
 _MAKES_SAMPLES = ("__getitem__", "__getitems__")
@@ -302,11 +301,8 @@ def _elements(store: StoreDataset) -> dict[str, Field]:
     declared = declared_elements(reader, store.backend.meta.fields)
     computed = Field("bytes")  # of values that the reader computes, about whose structure nothing is declared
     elements = {name: declared.get(name, computed) for name in reader.fields}
-    if isinstance(reader, SampleReader):  # its coordinates are pixels
-        for name, field in elements.items():
-            layout = (reader.box_format or field.format) if field.role == "boxes" else field.format
-            elements[name] = replace(field, relative=False, format=layout)
-    return elements
+    own = built_in(reader)
+    return elements if own is None or own.joint is None else {**elements, **own.joint.produced()}
 
 
 class StoreLoader(DataLoader[Any]):

@@ -20,7 +20,7 @@ from storeds.errors import ConfigError, MissingDependencyError, RecordError, sug
 from storeds.loaders.sampler import EpochSampler
 from storeds.loaders.threaded import ThreadLoader
 from storeds.protocols import Array, Field
-from storeds.readers import ArrayReader
+from storeds.readers.reader import built_in
 from storeds.records.canonical_json import canonical_json
 
 if TYPE_CHECKING:
@@ -293,8 +293,10 @@ def elements_of(
 def _varying(dataset: StoreDataset, name: str, field: Field, shape: Shape) -> Shape:
     """Return the shape found in a few samples, with None for the dimensions that may differ in others."""
     reader = dataset.reader
-    if isinstance(reader, ArrayReader) and field.kind == "array":
-        return reader.shape(name)
+    own = built_in(reader)
+    declared = None if own is None else own.shape_of(name)
+    if declared is not None:
+        return declared
     if field.role in _ROWS:
         return (None, *shape[1:])
     if field.kind == "array" and field.role is None:

@@ -14,6 +14,7 @@ from storeds._utils.arguments import integer
 from storeds.backends.opening import open_backend
 from storeds.backends.view import describe
 from storeds.config import Config, Split, build_loader, load_config
+from storeds.datasets.assembly import reader_name
 from storeds.datasets.epoch import STAGES
 from storeds.datasets.source import Source
 from storeds.errors import ConfigError
@@ -84,7 +85,7 @@ class BenchReport:
     count : int
         Number of samples.
     reader : str
-        Name of the reader's class.
+        Name of the reader.
     batch_size : int or None
     measurements : list of Measurement
         One for each number of workers.
@@ -205,7 +206,7 @@ def bench(
         url=redact(dataset.url),
         layout=dataset.backend.meta.layout,
         count=len(dataset),
-        reader=type(dataset.reader).__name__,
+        reader=reader_name(dataset.reader),
         batch_size=loader.batch_size,
         measurements=found,
         workers=best.workers,

@@ -22,7 +22,7 @@ from storeds.ops.common import Progress, ProgressHook, damaged_kinds, in_order
 from storeds.ops.inspecting import class_counts
 from storeds.pictures import read_picture_header
 from storeds.protocols import Array, Backend, SampleContext
-from storeds.readers import ImageReader
+from storeds.readers import ElementReader, image
 from storeds.records.cache import load_index, load_json, save_index, save_json, stats_path
 from storeds.records.columns import read_column
 from storeds.records.verdict_fields import UNCHECKED, pictures, verdict_fields
@@ -195,10 +195,12 @@ def _fits(kept: Stats, field: str, mode: str, count: int) -> bool:
     return (kept.field, kept.mode, kept.count) == (field, mode, count) and channels in ({len(mode)}, {0})
 
 
-def _reader(view: Backend, field: str | None, mode: str) -> ImageReader:
+def _reader(view: Backend, field: str | None, mode: str) -> ElementReader:
     """Return a reader of the pictures alone, to which every damaged one is an error."""
-    name = field or ImageReader().bind(view).data or "image"
-    reader = ImageReader((name,), decode="pil", mode=mode, repair=False).bind(view)
+    name = field or image().bind(view).data or "image"
+    declared = view.meta.fields.get(name)
+    in_files = declared is not None and declared.kind == "image"  # otherwise there is nothing to repair
+    reader = image((name,), mode=mode, repair=not in_files).bind(view)
     if reader.data is None:
         raise ConfigError(f"{view.url}: field {name!r} holds no pictures")
     return reader
@@ -213,14 +215,14 @@ def _rows(values: list[tuple[Any, ...]], channels: int) -> Array:
 
 def _examine_all(
     view: Backend,
-    reader: ImageReader,
+    reader: ElementReader,
     positions: Array,
     threads: int,
     progress: ProgressHook | None,
     unfinished: Path | None,
 ) -> Array:
     """Return the rows of the records at `positions`. After an interruption they are in the file `unfinished`."""
-    nothing = _rows([], len(reader.mode))
+    nothing = _rows([], len(reader.mode_of(reader.fields[0])))
     kept = None if unfinished is None else load_index(unfinished, nothing.dtype)
     rows = [nothing if kept is None else kept]
     done, volume = len(rows[0]), 0
@@ -240,12 +242,12 @@ def _examine_all(
     return np.concatenate(rows)
 
 
-def _examine(view: Backend, reader: ImageReader, positions: Array) -> Array:
+def _examine(view: Backend, reader: ElementReader, positions: Array) -> Array:
     """Return the rows of the records at `positions`."""
     (name,) = reader.fields
-    rows = []
+    channels, rows = len(reader.mode_of(name)), []
     for record in view.get_many(positions, reader.stored):  # type: ignore[arg-type]  # an array is a sequence
-        stored, levels, damage = (0, 0, 0, 0), np.zeros((len(reader.mode), 256), np.uint64), ""
+        stored, levels, damage = (0, 0, 0, 0), np.zeros((channels, 256), np.uint64), ""
         if isinstance(record, RecordError):
             damage = record.kind
         else:
@@ -261,7 +263,7 @@ def _examine(view: Backend, reader: ImageReader, positions: Array) -> Array:
                 levels = np.array(picture.histogram(), np.uint64).reshape(levels.shape)
             stored = (*size, memoryview(blob).nbytes, xxhash.xxh3_64_intdigest(blob))
         rows.append((*stored, levels[0].sum(), levels @ _LEVELS, levels @ (_LEVELS * _LEVELS), damage))
-    return _rows(rows, len(reader.mode))
+    return _rows(rows, channels)
 
 
 def _moments(rows: Array, left_out: float) -> dict[str, list[float]]:

@@ -1,30 +1,32 @@
-"""Readers build samples from records: `ImageReader`, `SampleReader`, `ArrayReader`, `VideoReader` and `SequenceReader`.
+"""Readers make samples of records: `image`, `sample`, `array`, `video` and `sequence` describe one.
 
-Start with ``base.py``, then read ``image.py``, and ``sample.py``. ``storeds.pictures`` decodes pictures. ``annotations.py`` turns boxes, keypoints, labels and masks into tensors.
+``bind`` of what these functions return gives an `ElementReader` of a store. Start with ``reader.py``: ``rows.py`` says which records
+make a sample, and ``elements.py`` makes each value of it. ``choice.py`` finds the fields of the elements.
 """
 
 from storeds.pictures.decoders import decode_bytes, decode_fast, decode_pil, decode_tensor
 from storeds.pictures.windows import decode_windows
-from storeds.readers.base import ArrayReader, RecordReader
+from storeds.readers.arrays import array
 from storeds.readers.clips import ClipPlan
-from storeds.readers.image import ImageReader
-from storeds.readers.sample import SampleReader
-from storeds.readers.sequence import SequenceReader
-from storeds.readers.video import VideoReader
+from storeds.readers.images import image
+from storeds.readers.reader import ElementReader
+from storeds.readers.samples import sample
+from storeds.readers.sequences import sequence
+from storeds.readers.videos import video
 from storeds.records.segmentations import rasterised
 
 __all__ = [
-    "ArrayReader",
     "ClipPlan",
-    "ImageReader",
-    "RecordReader",
-    "SampleReader",
-    "SequenceReader",
-    "VideoReader",
+    "ElementReader",
+    "array",
     "decode_bytes",
     "decode_fast",
     "decode_pil",
     "decode_tensor",
     "decode_windows",
+    "image",
     "rasterised",
+    "sample",
+    "sequence",
+    "video",
 ]

@@ -1,89 +1,397 @@
-"""What a user says about the elements of samples: paths to values inside JSON, and roles.
-
-A path is ``annotation.size.width``, or ``objects[].bbox`` for one value of each item of a list.
-"""
+"""The elements of samples: each has a name, the place of its stored value, its declaration, and how to make its value."""
 
 from __future__ import annotations
 
-import dataclasses
-import re
-from collections.abc import Container, Mapping
-from typing import Any, NamedTuple
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Self
 
-from storeds.errors import ConfigError
-from storeds.protocols import Field
-from storeds.records.roles import parse_role
-from storeds.records.segmentations import short
+import numpy as np
 
-__all__ = ["JsonPath", "split_path", "value_at", "with_given_role"]
+from storeds.errors import ConfigError, DecodeError
+from storeds.pictures.decode import Picture, PictureDecoder
+from storeds.pictures.decoders import UNCHANGED, bad_picture
+from storeds.pictures.verdict import Verdict
+from storeds.protocols import Array, Backend, Cropper, CropRequest, Field, Record, SampleContext
+from storeds.readers.annotations import (
+    Classes,
+    Size,
+    class_ids,
+    class_number,
+    coordinates_tensor,
+    labels_tensor,
+    mask_tensor,
+    plain_rows,
+)
+from storeds.readers.channels import channels_first, channels_of
+from storeds.readers.paths import JsonPath, value_at
+from storeds.records.annotations import check_mask, check_values
+from storeds.records.columns import read_column
+from storeds.records.shapes import ChannelAxis, Channels
+from storeds.records.verdict_fields import verdict_fields
 
-_STEP = re.compile(r"\.(?P<key>[^.\[\]]+)|(?P<each>\[\])")
-_ROWS = ("boxes", "keypoints", "labels", "mask")
+if TYPE_CHECKING:
+    import torch
+
+__all__ = [
+    "ArrayElement",
+    "CoordinatesElement",
+    "Element",
+    "Facts",
+    "IndexElement",
+    "LabelElement",
+    "LabelsElement",
+    "MaskElement",
+    "PictureElement",
+    "PixelsElement",
+    "PlainElement",
+    "TensorElement",
+]
 
 
-class JsonPath(NamedTuple):
-    """A stored field, and the steps from its value to the one that is wanted: keys, and None for each item of a list."""
+@dataclass(slots=True)
+class Facts:
+    """What the elements of one sample share while it is built.
 
-    field: str
-    steps: tuple[str | None, ...] = ()
-
-
-def split_path(text: str, fields: Container[str]) -> JsonPath | None:
-    """Return the stored field and the steps of a path; None if the store has no such field.
-
-    Raises ConfigError for a path that does not have the form of one.
+    Attributes
+    ----------
+    context : SampleContext
+    looked : mapping of str to Picture
+        Element → its picture, where crops were drawn before decoding.
+    crops : sequence of CropRequest
+        The crops that were drawn.
+    first : (Picture or None, image), or None
+        The first image of the sample. It has a `Picture` if it was decoded from a file.
+    size : (int, int), or None
+        Height and width of the images as stored, before any rotation; None if unknown.
     """
-    if text in fields:
-        return JsonPath(text)
-    starts = [found.start() for found in re.finditer(r"[.\[]", text) if text[: found.start()] in fields]
-    if not starts:
-        return None
-    end, steps = starts[-1], []
-    while end < len(text):
-        step = _STEP.match(text, end)
-        if step is None:
-            raise ConfigError(
-                f"fields: {text!r} is not a path: after the field come .key and [] for each item of a list, as in "
-                "objects[].bbox"
-            )
-        steps.append(step["key"])
-        end = step.end()
-    return JsonPath(text[: starts[-1]], tuple(steps))
+
+    context: SampleContext
+    looked: Mapping[str, Picture] = field(default_factory=dict)
+    crops: Sequence[CropRequest] = ()
+    first: tuple[Picture | None, Any] | None = None
+    size: Size | None = None
 
 
-def value_at(value: Any, steps: tuple[str | None, ...], shown: str) -> Any:
-    """Return the value at the end of `steps`; raises ValueError, which says `shown`, if there is none.
+@dataclass(frozen=True, kw_only=True)
+class Element(ABC):
+    """One element of every sample of a bound reader. Picklable and thread-safe.
 
-    Lists stay nested: ``a[].b[]`` gives a list of lists.
+    Parameters
+    ----------
+    name : str
+        Its name in the sample.
+    source : str
+        The field, or the path into one, as the user names it.
+    declared : Field
+        Its declaration.
+    path : JsonPath or None
+        The stored field and the steps into its value; None if it is computed.
+    is_copy : bool
+        Whether an earlier element comes from the same field. A change of one leaves the other as it is.
     """
-    if not steps:
-        return value
-    step, rest = steps[0], steps[1:]
-    if step is None and isinstance(value, list):
-        return [value_at(item, rest, f"{shown}, item {number}") for number, item in enumerate(value)]
-    if isinstance(value, dict) and step in value:
-        return value_at(value[step], rest, shown)
-    wanted = "[] needs a list" if step is None else f"there is no {step!r}"
-    raise ValueError(f"path {shown!r}: {wanted} in {short(value)}")
+
+    name: str
+    source: str
+    declared: Field
+    path: JsonPath | None
+    is_copy: bool = False
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """The stored fields that `value` uses."""
+        return () if self.path is None else (self.path.field,)
+
+    @abstractmethod
+    def value(self, rows: Sequence[Record], facts: Facts) -> Any:
+        """Return the value of the element of the sample that `rows` make.
+
+        Raises `RecordError`, such as `DecodeError`, or ValueError if the stored value is bad.
+        """
+
+    def fit(self, *, takes_images: bool, strided: bool, cropper: Cropper | None) -> Self:
+        """Return an element that skips work which the transforms do not need.
+
+        Parameters
+        ----------
+        takes_images : bool
+            Whether the transform of this element takes images.
+        strided : bool
+            Whether the transforms take images with their channels last in memory.
+        cropper : Cropper or None
+            The crop with which the transforms begin.
+        """
+        return self
+
+    def column(self, view: Backend) -> Array:
+        """Return the values of all records as one column; raises ConfigError if they have none."""
+        if self.path is None or self.path.steps:
+            what = "computed" if self.path is None else "part of a field of kind json"
+            raise ConfigError(f"element {self.name!r} has no column: it is {what}")
+        return read_column(view, self.path.field)
+
+    def batch(self, arrays: Mapping[str, Array]) -> Array:
+        """Return the values of a batch, given as one array for each stored field."""
+        assert self.path is not None
+        values = arrays[self.path.field]
+        return copy.deepcopy(values) if self.is_copy else values
+
+    def _stored(self, record: Record) -> Any:
+        """Return the stored value, which may be a part of a JSON value."""
+        assert self.path is not None
+        value, steps = record[self.path.field], self.path.steps
+        if steps:
+            value = value_at(value, steps, self.source)
+        return copy.deepcopy(value) if self.is_copy else value
 
 
-def with_given_role(name: str, declared: Field, given: Mapping[str, Any]) -> Field:
-    """Return a declaration with the keys that the user gives; raise ConfigError if they do not fit.
+class IndexElement(Element):
+    """The index of the sample."""
 
-    Rows that a store of another tool holds in one dimension, or as text, become kind json.
+    def value(self, rows: Sequence[Record], facts: Facts) -> Any:
+        # docstring inherited
+        return facts.context.index
+
+
+class PlainElement(Element):
+    """The stored value of the first record."""
+
+    def value(self, rows: Sequence[Record], facts: Facts) -> Any:
+        # docstring inherited
+        return self._stored(rows[0])
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorElement(Element):
+    """An array as a tensor of the same dtype, which shares no memory with the store.
+
+    Parameters
+    ----------
+    axis : str or None
+        Where the channels of an image are stored; they come first in the tensor. None leaves the shape as it is.
+    is_view : bool
+        Whether the channels of an image stay where they are in memory, which saves a copy.
     """
-    keys = {key: value for key, value in given.items() if key != "classes"}
-    if not keys:
-        return declared
-    if "role" in keys:  # another role than the store's has other keys
-        keys = {"format": None, "relative": False, **keys}
-    declared = dataclasses.replace(declared, **keys)
-    shape = declared.shape or ()
-    # Files of other tools with arrays of different shapes do not tell how many columns these have.
-    flat = declared.role in ("boxes", "keypoints") and (len(shape) == 1 or shape[-1:] == (None,))
-    text = declared.kind in ("str", "bytes") and declared.role in _ROWS
-    if flat or text:
-        declared = dataclasses.replace(declared, kind="json", dtype=None, shape=None)
-    elif declared.kind == "json" and declared.role == "label":  # at the end of a path
-        declared = dataclasses.replace(declared, kind="str")
-    return parse_role(name, declared)
+
+    axis: ChannelAxis | None = None
+    is_view: bool = False
+
+    def value(self, rows: Sequence[Record], facts: Facts) -> Any:
+        # docstring inherited
+        import torch
+
+        value = self._stored(rows[0])
+        if self.axis is None:
+            return torch.from_numpy(value) if isinstance(value, np.ndarray) else value
+        tensor = torch.from_numpy(channels_first(value, self.axis))
+        image = tensor if self.is_view else tensor.contiguous()
+        if facts.first is None:
+            facts.first = (None, image)
+        return image
+
+    def batch(self, arrays: Mapping[str, Array]) -> Array:
+        # docstring inherited
+        return channels_first(super().batch(arrays), self.axis)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArrayElement(TensorElement):
+    """An array whose channels come first where transforms take it for an image.
+
+    Parameters
+    ----------
+    is_data : bool
+        Whether it is the data of the sample.
+    channels : str or None
+        Where the user says that its channels are.
+    elements : tuple of str
+        All elements of the sample, for messages.
+    """
+
+    is_data: bool
+    channels: Channels | None
+    elements: tuple[str, ...]
+
+    @property
+    def shape(self) -> tuple[int | None, ...]:
+        """The shape of the value in a sample."""
+        shape = tuple(self.declared.shape or ())
+        if self.axis == "last":
+            return (*shape[:-3], shape[-1], *shape[-3:-1])
+        return (*shape[:-2], 1, *shape[-2:]) if self.axis == "none" else shape
+
+    def as_image(self) -> Self:
+        """Return this element with its channels first; raises ConfigError if it holds no images or that is ambiguous."""
+        return replace(self, axis=channels_of(self.name, self.declared, self.channels, self.elements))
+
+    def fit(self, *, takes_images: bool, strided: bool, cropper: Cropper | None) -> Self:
+        # docstring inherited
+        fitted = self.as_image() if takes_images else self
+        return replace(fitted, is_view=self.is_data and strided and fitted.axis is not None)
+
+
+# --- Images ---
+
+
+@dataclass(frozen=True, kw_only=True)
+class PictureElement(Element):
+    """An image in a file, which is decoded.
+
+    Parameters
+    ----------
+    decoder : PictureDecoder
+    is_judged : bool
+        Whether the store has a verdict on each picture.
+    is_named : bool
+        Whether errors name the element.
+    """
+
+    decoder: PictureDecoder
+    is_judged: bool
+    is_named: bool = False
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        # docstring inherited
+        (stored,) = super().needs
+        return (stored, *verdict_fields(stored)) if self.is_judged else (stored,)
+
+    def look(self, record: Record) -> Picture:
+        """Return the picture of a record, before decoding; raises DecodeError if it is too large."""
+        assert self.path is not None
+        stored = self.path.field
+        verdict = Verdict.of(record, stored) if self.is_judged else None
+        try:
+            return self.decoder.look(record[stored], verdict)
+        except DecodeError as error:
+            raise self._named(error) from error.__cause__
+
+    def value(self, rows: Sequence[Record], facts: Facts) -> Any:
+        # docstring inherited
+        picture = facts.looked[self.name] if facts.looked else self.look(rows[0])
+        try:
+            image, repair = self.decoder.decode(picture, facts.crops)
+        except DecodeError as error:
+            raise self._named(error) from error.__cause__
+        if repair is not None:
+            facts.context.notes.append(repair)
+        if facts.first is None:
+            facts.first = (picture, image)
+        return image
+
+    def fit(self, *, takes_images: bool, strided: bool, cropper: Cropper | None) -> Self:
+        # docstring inherited
+        # The result of a crop is contiguous, whatever comes after it.
+        return replace(self, decoder=replace(self.decoder, strided=strided or cropper is not None))
+
+    def _named(self, error: DecodeError) -> DecodeError:
+        return bad_picture(f"field {self.name!r}: {error}", error.kind) if self.is_named else error
+
+
+@dataclass(frozen=True, kw_only=True)
+class PixelsElement(Element):
+    """An image that is stored as an array, as the decoder returns a file of its pixels.
+
+    Parameters
+    ----------
+    decoder : PictureDecoder
+    axis : str
+        Where the channels are stored.
+    """
+
+    decoder: PictureDecoder
+    axis: ChannelAxis
+
+    def value(self, rows: Sequence[Record], facts: Facts) -> Any:
+        # docstring inherited
+        return self.decoder.of_pixels(channels_first(self._stored(rows[0]), self.axis))
+
+    def fit(self, *, takes_images: bool, strided: bool, cropper: Cropper | None) -> Self:
+        # docstring inherited
+        return replace(self, decoder=replace(self.decoder, strided=strided or cropper is not None))
+
+
+# --- What belongs to an image. Bad values raise ValueError ---
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskElement(Element):
+    """The class ids of the pixels of an image, from a file, an array or polygons.
+
+    Parameters
+    ----------
+    picture : PictureElement or None
+        Decodes the file, if it is one.
+    mode : str
+        The mode to which a file in colour is converted.
+    """
+
+    picture: PictureElement | None = None
+    mode: str = UNCHANGED
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        # docstring inherited
+        return super().needs if self.picture is None else self.picture.needs
+
+    def value(self, rows: Sequence[Record], facts: Facts) -> torch.Tensor:
+        # docstring inherited
+        stored = self._stored(rows[0])
+        if self.picture is None:
+            return mask_tensor(self.name, stored, self.declared, facts.size)
+        decoded = self.picture.value(rows, Facts(facts.context))
+        ids = class_ids(self.name, decoded, stored, self.mode)
+        check_mask(self.name, (ids.shape[0], ids.shape[1]), facts.size)
+        return ids
+
+
+@dataclass(frozen=True, kw_only=True)
+class CoordinatesElement(Element):
+    """Boxes or keypoints in pixels of the image.
+
+    Parameters
+    ----------
+    is_trusted : bool
+        Whether the writer of the store has checked them.
+    """
+
+    is_trusted: bool
+
+    def value(self, rows: Sequence[Record], facts: Facts) -> torch.Tensor:
+        # docstring inherited
+        value = self._stored(rows[0])
+        if not self.is_trusted:
+            value = plain_rows(self.name, value, self.declared.role or "")
+            check_values({self.name: value}, {self.name: self.declared}, facts.size)
+        return coordinates_tensor(self.name, value, self.declared, facts.size)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelsElement(Element):
+    """The class numbers of several labels."""
+
+    classes: Classes | None
+
+    def value(self, rows: Sequence[Record], facts: Facts) -> torch.Tensor:
+        # docstring inherited
+        return labels_tensor(self.name, self._stored(rows[0]), self.classes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelElement(Element):
+    """The class number of one label."""
+
+    classes: Classes
+
+    def value(self, rows: Sequence[Record], facts: Facts) -> Any:
+        # docstring inherited
+        return class_number(self.name, self._stored(rows[0]), self.classes)
+
+    def column(self, view: Backend) -> Array:
+        # docstring inherited
+        column = super().column(view)
+        if column.ndim != 1:
+            return column
+        return np.array([class_number(self.name, value, self.classes) for value in column.tolist()], np.int64)

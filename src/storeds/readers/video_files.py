@@ -3,84 +3,96 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Self
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from storeds.errors import ConfigError, DecodeError, MissingDependencyError
-from storeds.pictures import MAX_PIXELS
 from storeds.pictures.decoders import check_pixels
-from storeds.protocols import Array, Backend, Decoder, Field, SampleContext
-from storeds.readers.base import RecordReader
+from storeds.protocols import Array, Backend, Record
+from storeds.readers.choice import Fields, check_effect, choose, label_of, plain, target_of
 from storeds.readers.clips import ClipPlan
-from storeds.readers.image import label_of
+from storeds.readers.elements import Element, Facts
+from storeds.readers.options import PictureOptions
+from storeds.readers.reader import ElementReader
+from storeds.readers.rows import OneRow
+from storeds.records.meta import Count
 
-__all__ = ["VideoFileReader"]
+__all__ = ["bind_video_files"]
 
-_OF_FRAMES = ("repair", "min_recovered", "orient", "channels", "strided", "per_frame")
+_OF_FRAMES = ("repair", "min_recovered", "orient", "channels", "per_frame")
 _MODES = {"RGB": "rgb24", "L": "gray"}
 
 
-@dataclass(frozen=True)
-class VideoFileReader(RecordReader):
-    """One record → a clip of the video file in its field `by`, decoded by PyAV.
+def bind_video_files(
+    view: Backend, fields: Fields, by: str, options: PictureOptions, plan: ClipPlan, given: frozenset[str]
+) -> ElementReader:
+    """Return the reader of a store in which the field `by` holds video files. The function `video` describes the options.
 
-    A `VideoReader` becomes it when it is bound to a store in which the field `by` is of kind bytes, and describes the
-    parameters.
+    Raises
+    ------
+    ConfigError
+        An option is for videos that are stored frame by frame.
+    """
+    declared = view.meta.fields
+    if options.decode not in ("tensor", "pil"):
+        raise ConfigError(f"decode={options.decode!r} is for images; video files are decoded to 'tensor' or 'pil'")
+    _import_av()
+    chosen = choose(view, fields, lambda: (by, *label_of(declared)), declared)
+    data = next((each.name for each in chosen if each.path and each.source == by), None)
+    mode = options.mode if isinstance(options.mode, str) else options.mode.get(data or "", "RGB")
+    if mode not in _MODES:
+        raise ConfigError(f"mode={options.mode!r}: video files are decoded to mode RGB or L")
+    check_effect(given, dict.fromkeys(_OF_FRAMES, "videos that are stored frame by frame"), chosen)
+    elements = [
+        FilmElement(**each._asdict(), decode=options.decode, mode=mode, max_pixels=options.max_pixels, plan=plan)
+        if each.path and each.source == by
+        else plain(each)
+        for each in chosen
+    ]
+    return ElementReader("video", OneRow(Count(len(view))), tuple(elements), data, target_of(chosen, (data,)))
 
-    Notes
-    -----
+
+@dataclass(frozen=True, kw_only=True)
+class FilmElement(Element):
+    """A clip of a video file, decoded by PyAV.
+
     Decodes from the key frame before the clip to the last frame of the clip. A frame of the clip that cannot be decoded
     raises `DecodeError`.
+
+    Parameters
+    ----------
+    decode : str
+        ``tensor`` or ``pil``.
+    mode : str
+        ``RGB`` or ``L``.
+    max_pixels : int
+        A video of larger frames raises DecodeError.
+    plan : ClipPlan
+        Which frames.
     """
 
-    by: str = "video"
-    decode: str | Decoder | Mapping[str, str | Decoder] = "tensor"
-    mode: str | Mapping[str, str] = "RGB"
-    max_pixels: int = MAX_PIXELS
-    plan: ClipPlan = field(default_factory=ClipPlan)
+    decode: Any
+    mode: str
+    max_pixels: int
+    plan: ClipPlan
 
-    def bind(self, backend: Backend, /) -> Self:
+    def value(self, rows: Sequence[Record], facts: Facts) -> Any:
         # docstring inherited
-        if self.decode not in ("tensor", "pil"):
-            raise ConfigError(f"decode={self.decode!r} is for images; video files are decoded to 'tensor' or 'pil'")
-        _import_av()
-        bound = super().bind(backend)
-        if bound._file_mode not in _MODES:
-            raise ConfigError(f"mode={self.mode!r}: video files are decoded to mode RGB or L")
-        return bound
-
-    def _choose(self, fields: dict[str, Field]) -> tuple[str, ...]:
-        return (self.by, *label_of(fields))
-
-    def without_effect(self) -> dict[str, str]:
-        # docstring inherited
-        return dict.fromkeys(_OF_FRAMES, "videos that are stored frame by frame")
-
-    @property
-    def data(self) -> str | None:
-        # docstring inherited
-        return next((name for name, source in self.elements() if source == self.by), None)
-
-    @property
-    def _file_mode(self) -> str:
-        return self.mode if isinstance(self.mode, str) else self.mode.get(self.data or "", "RGB")
-
-    def _value(self, name: str, field: Field, value: Any, context: SampleContext) -> Any:
-        return self.plan.by_clip(self._clip(value, context)) if self.stored_as(name) == self.by else value
-
-    def _clip(self, blob: bytes, context: SampleContext) -> Any:
-        """Return the frames of a clip as one tensor, or as a list of Pillow images."""
-        generator = context.generator if self.plan.sampling == "random" else None
+        generator = facts.context.generator if self.plan.sampling == "random" else None
 
         def choose(count: int) -> list[int]:
             if self.plan.refuses(count):
                 raise DecodeError(f"the video is short: it has {count} frames, but a clip needs {self.plan.needs}")
             return self.plan.choose(count, generator)
 
-        frames = [_pixels(frame, _MODES[self._file_mode]) for frame in _decode(blob, choose, self.max_pixels)]
+        decoded = _decode(self._stored(rows[0]), choose, self.max_pixels)
+        return self.plan.by_clip(self._clip([_pixels(frame, _MODES[self.mode]) for frame in decoded]))
+
+    def _clip(self, frames: Sequence[Array]) -> Any:
+        """Return frames as one tensor, or as a list of Pillow images."""
         if self.decode == "pil":
             from PIL import Image
 

@@ -12,7 +12,8 @@ import pytest
 
 from storeds.backends.opening import open_backend, open_writer
 from storeds.errors import ConfigError, RecordError
-from storeds.protocols import Backend, Reader, Record, SampleContext
+from storeds.protocols import Backend, Reader, ReaderSpec, Record, SampleContext
+from storeds.readers.reader import read_rows
 from storeds.testing.kit import frozen
 
 __all__ = ["ReaderTests"]
@@ -45,7 +46,7 @@ class ReaderTests:
             cls.test_an_unsuitable_store_is_an_error = None  # type: ignore[assignment,method-assign]  # not collected
 
     @pytest.fixture
-    def reader(self) -> Reader[Any]:
+    def reader(self) -> ReaderSpec[Any]:
         """Return the reader, not yet bound. A subclass overrides this fixture."""
         raise NotImplementedError(f"{type(self).__name__} needs a fixture reader; see storeds.testing.ReaderTests")
 
@@ -67,18 +68,18 @@ class ReaderTests:
             writer.append(records)
         return open_backend(url)
 
-    def test_binding_gives_a_reader_with_samples(self, reader: Reader[Any], backend: Backend) -> None:
+    def test_binding_gives_a_reader_with_samples(self, reader: ReaderSpec[Any], backend: Backend) -> None:
         bound = reader.bind(backend)
         assert len(bound) > 0
         assert set(bound.stored) <= set(backend.meta.fields)
         assert all(isinstance(name, str) for name in bound.fields)
         assert len(set(bound.fields)) == len(bound.fields)
 
-    def test_binding_twice_gives_equal_readers(self, reader: Reader[Any], backend: Backend) -> None:
+    def test_binding_twice_gives_equal_readers(self, reader: ReaderSpec[Any], backend: Backend) -> None:
         one, two = reader.bind(backend), reader.bind(backend)
         assert (len(one), one.fields, one.stored) == (len(two), two.fields, two.stored)
 
-    def test_positions_are_in_range_and_deterministic(self, reader: Reader[Any], backend: Backend) -> None:
+    def test_positions_are_in_range_and_deterministic(self, reader: ReaderSpec[Any], backend: Backend) -> None:
         bound = reader.bind(backend)
         for index in range(len(bound)):
             positions = [int(at) for at in bound.locate(index, SampleContext(index, seed=1))]
@@ -86,12 +87,12 @@ class ReaderTests:
             assert all(0 <= at < len(backend) for at in positions)
             assert [int(at) for at in bound.locate(index, SampleContext(index, seed=1))] == positions
 
-    def test_locating_reads_nothing(self, reader: Reader[Any], backend: Backend) -> None:
+    def test_locating_reads_nothing(self, reader: ReaderSpec[Any], backend: Backend) -> None:
         bound = reader.bind(backend)
         backend.close()  # reading a closed backend raises
         bound.locate(0, SampleContext(0, seed=1))
 
-    def test_a_sample_has_the_readers_fields(self, reader: Reader[Any], backend: Backend) -> None:
+    def test_a_sample_has_the_readers_fields(self, reader: ReaderSpec[Any], backend: Backend) -> None:
         bound = reader.bind(backend)
         for index in range(len(bound)):
             sample = _build(bound, backend, index)
@@ -99,13 +100,15 @@ class ReaderTests:
                 # The dataset adds index and key.
                 assert set(bound.fields) - {"index", "key"} <= set(sample) <= {*bound.fields, "index", "key"}
 
-    def test_samples_are_deterministic(self, reader: Reader[Any], backend: Backend) -> None:
+    def test_samples_are_deterministic(self, reader: ReaderSpec[Any], backend: Backend) -> None:
         bound = reader.bind(backend)
         for index in range(len(bound)):
             assert self.comparable(_build(bound, backend, index)) == self.comparable(_build(bound, backend, index))
 
     @pytest.mark.parametrize("bound_first", [False, True], ids=["unbound", "bound"])
-    def test_a_pickled_reader_builds_the_same(self, reader: Reader[Any], backend: Backend, bound_first: bool) -> None:
+    def test_a_pickled_reader_builds_the_same(
+        self, reader: ReaderSpec[Any], backend: Backend, bound_first: bool
+    ) -> None:
         bound = reader.bind(backend)
         _build(bound, backend, 0)
         twin = pickle.loads(pickle.dumps(bound if bound_first else reader))
@@ -114,7 +117,7 @@ class ReaderTests:
         for index in range(len(bound)):
             assert self.comparable(_build(twin, backend, index)) == self.comparable(_build(bound, backend, index))
 
-    def test_an_unsuitable_store_is_an_error(self, reader: Reader[Any]) -> None:
+    def test_an_unsuitable_store_is_an_error(self, reader: ReaderSpec[Any]) -> None:
         url = f"memory://reader-kit-{secrets.token_hex(8)}"
         with open_writer(url, self.refuses or {}):
             pass
@@ -135,7 +138,8 @@ def _plain(value: Any) -> Any:
 def _build(reader: Reader[Any], backend: Backend, index: int) -> Any:
     context = SampleContext(index, seed=1)
     records: list[Record] = []
-    for record in backend.get_many(reader.locate(index, context), reader.stored):
+    ((_, read),) = read_rows(reader, backend, [context], {})
+    for record in read:
         if isinstance(record, RecordError):
             raise record
         records.append(record)

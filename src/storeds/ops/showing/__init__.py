@@ -33,7 +33,7 @@ from storeds.ops.showing.panels import draw_parts, panel_of
 from storeds.ops.showing.records import Collector, Shown, cut, is_picture, noted, spread
 from storeds.ops.showing.sheet import draw_sheet
 from storeds.protocols import Array, SampleContext
-from storeds.readers import RecordReader
+from storeds.readers.reader import built_in
 from storeds.redaction import redact
 
 if TYPE_CHECKING:
@@ -272,7 +272,8 @@ def _add_sample(record: Shown, dataset: StoreDataset, index: int, when: str, cla
     except RecordError as error:
         record.notes.append(cut(f"sample{when}: {error}"))
         return
-    declared = reader.declared() if isinstance(reader, RecordReader) else {}
+    own = built_in(reader)
+    declared = {} if own is None else own.declared()
     panels = [
         panel_of(f"{name}{when}", value)
         for name, value in sample.items()
@@ -281,7 +282,7 @@ def _add_sample(record: Shown, dataset: StoreDataset, index: int, when: str, cla
     ]
     record.panels += panels
     if panels:
-        box_format = getattr(reader, "box_format", None)
+        box_format = None if own is None or own.joint is None else own.joint.box_format
         formats = {name: replace(each, format=box_format or each.format) for name, each in declared.items()}
         parts = {name: (each, sample[name]) for name, each in formats.items() if name in sample}
         with noted(record, panels[0].name):

@@ -19,11 +19,11 @@ from storeds.ops.showing.panels import Panel, class_name, draw_parts, panel_of
 from storeds.pictures import MAX_PIXELS, Verdict, examine, format_of_picture, read_picture_header, repair
 from storeds.pictures.formats import open_picture
 from storeds.protocols import Array, Backend, Field, Record, Role
-from storeds.readers import SampleReader
 from storeds.readers.annotations import class_ids, coordinates_tensor, mask_tensor, plain_rows
-from storeds.readers.base import channels_first
-from storeds.readers.elements import JsonPath, split_path, value_at
-from storeds.readers.image import label_of
+from storeds.readers.channels import channels_first
+from storeds.readers.choice import label_of
+from storeds.readers.paths import JsonPath, value_at
+from storeds.readers.reader import built_in
 from storeds.records.annotations import check_values
 from storeds.records.classes import stored_classes
 from storeds.records.codec import checksum
@@ -125,16 +125,16 @@ class Collector:
     view : Backend
         The records.
     reader : Reader, optional
-        That of a dataset. A `SampleReader` says what the elements of samples are.
+        That of a dataset. The reader ``sample`` says what the elements of samples are.
     """
 
     def __init__(self, view: Backend, reader: Any = None) -> None:
         self.view = view
         self._fields = fields = without_verdicts(view.meta.fields)
         elements = {name: (JsonPath(name), each) for name, each in fields.items()}
-        if isinstance(reader, SampleReader):
-            paths = {name: split_path(source, fields) for name, source in reader.elements()}
-            own = {name: (path, reader.declared()[name]) for name, path in paths.items() if path is not None}
+        bound = built_in(reader)
+        if bound is not None and bound.joint is not None:
+            own = {each.name: (each.path, each.declared) for each in bound.elements if each.path is not None}
             replaced = {path.field for path, _ in own.values() if not path.steps}
             elements = own | {name: each for name, each in elements.items() if name not in replaced}
         roles = {name: (path, replace(each, role=_role(name, each))) for name, (path, each) in elements.items()}

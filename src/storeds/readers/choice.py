@@ -1,0 +1,161 @@
+"""Which stored fields the elements of samples come from, and which of them are the data and the target."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+from storeds.errors import ConfigError, suggest
+from storeds.protocols import Backend, Field
+from storeds.readers.elements import Element, IndexElement, PlainElement
+from storeds.readers.paths import JsonPath, split_path
+
+__all__ = [
+    "INDEX",
+    "Choice",
+    "Fields",
+    "check_effect",
+    "choose",
+    "given_options",
+    "label_of",
+    "plain",
+    "target_of",
+]
+
+INDEX = "index"
+_LABELS = ("label", "labels", "target", "targets")
+
+Fields: TypeAlias = Sequence[str] | Mapping[str, str]
+"""The elements of a sample, in order: fields of the store and ``"index"``; or a mapping of elements to fields."""
+
+
+class Choice(NamedTuple):
+    """One element of samples, of which it is not yet known how its value is made.
+
+    Attributes
+    ----------
+    name, source, path, declared, is_copy
+        As for `storeds.readers.elements.Element`.
+    """
+
+    name: str
+    source: str
+    path: JsonPath | None
+    declared: Field
+    is_copy: bool
+
+
+def choose(
+    view: Backend,
+    fields: Fields,
+    default: Callable[[], Sequence[str]],
+    declared: Mapping[str, Field],
+    *,
+    paths: bool = False,
+) -> list[Choice]:
+    """Return the elements of the samples of a store, in order.
+
+    Parameters
+    ----------
+    view : Backend
+    fields : sequence or mapping
+        What the user asks for; empty for `default`.
+    default : callable
+        Returns the elements that the reader chooses itself; raises ConfigError if it cannot read the store.
+    declared : mapping of str to Field
+        The fields of the store.
+    paths : bool
+        Whether a source may be a path to a value inside a field of kind json.
+
+    Raises
+    ------
+    ConfigError
+        An element is named twice, or the store has no such field.
+    """
+    asked = _asked(fields) or {name: name for name in default()}
+    has_index = INDEX in declared
+    chosen: list[Choice] = []
+    seen: set[str] = set()
+    for name, source in asked.items():
+        path = split_path(source, declared) if paths else JsonPath(source) if source in declared else None
+        if path is None and (has_index or source != INDEX):
+            known = [*declared, *([] if has_index else [INDEX])]
+            raise ConfigError(f"{view.url} has no field {source!r}; {suggest(source, known, 'fields')}")
+        if path is None:
+            chosen.append(Choice(name, source, None, Field("int"), False))
+            continue
+        field = declared[path.field]
+        if path.steps and field.kind != "json":
+            raise ConfigError(
+                f"fields: {source!r} is a path into field {path.field!r}, which is of kind {field.kind}: only values of kind "
+                "json have parts"
+            )
+        chosen.append(Choice(name, source, path, Field("json") if path.steps else field, path.field in seen))
+        seen.add(path.field)
+    return chosen
+
+
+def _asked(fields: Fields) -> dict[str, str]:
+    """Return the elements that the user named, each with its field."""
+    if isinstance(fields, Mapping):
+        for name, source in fields.items():
+            if not isinstance(name, str) or not isinstance(source, str):
+                raise ConfigError(
+                    f"fields maps elements to fields of the store, both names, not {name!r} to {source!r}"
+                )
+        return dict(fields)
+    if len(set(fields)) != len(fields):
+        raise ConfigError(f"fields {tuple(fields)} name an element twice")
+    return {name: name for name in fields}
+
+
+def plain(choice: Choice) -> Element:
+    """Return the element that is the index, or the value as stored."""
+    return (IndexElement if choice.path is None else PlainElement)(**choice._asdict())
+
+
+def label_of(fields: Mapping[str, Field]) -> tuple[str, ...]:
+    """Return the field of the label: ``label``, or the only int field with a usual name of labels."""
+    if "label" in fields:
+        return ("label",)
+    named = [name for name, field in fields.items() if field.kind == "int" and name.endswith(_LABELS)]
+    return tuple(named) if len(named) == 1 else ()
+
+
+def target_of(chosen: Sequence[Choice], others: Collection[str | None]) -> str | None:
+    """Return the element of the label: the field ``label``, or the first element that is none of `others`."""
+    found = {
+        each.name: each.source for each in chosen if each.path and each.name not in others and each.source != "key"
+    }
+    if "label" in found:
+        return "label"
+    return next((name for name, source in found.items() if source == "label"), next(iter(found), None))
+
+
+# --- Options that the user gives ---
+
+
+def given_options(function: Any, arguments: Mapping[str, Any]) -> frozenset[str]:
+    """Return the options of a reader that differ from the defaults of its function."""
+    defaults: Mapping[str, Any] = function.__kwdefaults__
+    return frozenset(name for name, default in defaults.items() if arguments[name] != default)
+
+
+def check_effect(given: Collection[str], without_effect: Mapping[str, str], chosen: Sequence[Choice]) -> None:
+    """Raise ConfigError for an option that the user gives, and that changes nothing in the samples.
+
+    Parameters
+    ----------
+    given : collection of str
+        The options that the user gives.
+    without_effect : mapping of str to str
+        Options that change nothing, each with what it is for.
+    chosen : sequence of Choice
+        The elements.
+    """
+    for name, what in without_effect.items():
+        if name in given:
+            raise ConfigError(
+                f"{name} is for {what}, and none of the elements {', '.join(each.name for each in chosen)} is one: it would "
+                "have no effect; leave it out"
+            )
