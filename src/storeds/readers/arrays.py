@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from storeds.errors import ConfigError, suggest
 from storeds.protocols import Backend
 from storeds.readers.channels import check_channels
-from storeds.readers.choice import Choice, Fields, choose, plain, target_of
-from storeds.readers.elements import ArrayElement
+from storeds.readers.choice import Fields, choose, plain, target_of
+from storeds.readers.elements import ArrayElement, Choice
 from storeds.readers.reader import ElementReader
 from storeds.readers.rows import OneRow
 from storeds.records.meta import Count
@@ -69,8 +69,7 @@ class ArraySpec:
             is_image = self.decode is not None and each.name == data
             if each.name in positions or is_image or each.declared.kind == "array":
                 array = ArrayElement(
-                    **each._asdict(),
-                    is_data=each.name == data,
+                    **vars(each),
                     channels=positions.get(each.name),
                     elements=(*elements,),
                 )

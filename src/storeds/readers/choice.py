@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import TypeAlias
 
 from storeds.errors import ConfigError, suggest
 from storeds.protocols import Backend, Field
-from storeds.readers.elements import Element, IndexElement, PlainElement
+from storeds.readers.elements import Choice, Element, IndexElement, PlainElement
 from storeds.readers.paths import JsonPath, split_path
 
 __all__ = [
     "INDEX",
-    "Choice",
     "Fields",
-    "check_effect",
     "choose",
-    "given_options",
     "label_of",
     "plain",
     "target_of",
@@ -27,22 +24,6 @@ _LABELS = ("label", "labels", "target", "targets")
 
 Fields: TypeAlias = Sequence[str] | Mapping[str, str]
 """The elements of a sample, in order: fields of the store and ``"index"``; or a mapping of elements to fields."""
-
-
-class Choice(NamedTuple):
-    """One element of samples, of which it is not yet known how its value is made.
-
-    Attributes
-    ----------
-    name, source, path, declared, is_copy
-        As for `storeds.readers.elements.Element`.
-    """
-
-    name: str
-    source: str
-    path: JsonPath | None
-    declared: Field
-    is_copy: bool
 
 
 def choose(
@@ -82,7 +63,7 @@ def choose(
             known = [*declared, *([] if has_index else [INDEX])]
             raise ConfigError(f"{view.url} has no field {source!r}; {suggest(source, known, 'fields')}")
         if path is None:
-            chosen.append(Choice(name, source, None, Field("int"), False))
+            chosen.append(Choice(name=name, source=source, declared=Field("int"), path=None))
             continue
         field = declared[path.field]
         if path.steps and field.kind != "json":
@@ -90,7 +71,8 @@ def choose(
                 f"fields: {source!r} is a path into field {path.field!r}, which is of kind {field.kind}: only values of kind "
                 "json have parts"
             )
-        chosen.append(Choice(name, source, path, Field("json") if path.steps else field, path.field in seen))
+        found = Field("json") if path.steps else field
+        chosen.append(Choice(name=name, source=source, declared=found, path=path, is_copy=path.field in seen))
         seen.add(path.field)
     return chosen
 
@@ -111,7 +93,7 @@ def _asked(fields: Fields) -> dict[str, str]:
 
 def plain(choice: Choice) -> Element:
     """Return the element that is the index, or the value as stored."""
-    return (IndexElement if choice.path is None else PlainElement)(**choice._asdict())
+    return (IndexElement if choice.path is None else PlainElement)(**vars(choice))
 
 
 def label_of(fields: Mapping[str, Field]) -> tuple[str, ...]:
@@ -130,32 +112,3 @@ def target_of(chosen: Sequence[Choice], others: Collection[str | None]) -> str |
     if "label" in found:
         return "label"
     return next((name for name, source in found.items() if source == "label"), next(iter(found), None))
-
-
-# --- Options that the user gives ---
-
-
-def given_options(function: Any, arguments: Mapping[str, Any]) -> frozenset[str]:
-    """Return the options of a reader that differ from the defaults of its function."""
-    defaults: Mapping[str, Any] = function.__kwdefaults__
-    return frozenset(name for name, default in defaults.items() if arguments[name] != default)
-
-
-def check_effect(given: Collection[str], without_effect: Mapping[str, str], chosen: Sequence[Choice]) -> None:
-    """Raise ConfigError for an option that the user gives, and that changes nothing in the samples.
-
-    Parameters
-    ----------
-    given : collection of str
-        The options that the user gives.
-    without_effect : mapping of str to str
-        Options that change nothing, each with what it is for.
-    chosen : sequence of Choice
-        The elements.
-    """
-    for name, what in without_effect.items():
-        if name in given:
-            raise ConfigError(
-                f"{name} is for {what}, and none of the elements {', '.join(each.name for each in chosen)} is one: it would "
-                "have no effect; leave it out"
-            )

@@ -14,7 +14,7 @@ from storeds.errors import ConfigError, DecodeError
 from storeds.pictures.decode import Picture, PictureDecoder
 from storeds.pictures.decoders import UNCHANGED, bad_picture
 from storeds.pictures.verdict import Verdict
-from storeds.protocols import Array, Backend, Cropper, CropRequest, Field, Record, SampleContext
+from storeds.protocols import Array, Backend, CropRequest, Field, Record, SampleContext
 from storeds.readers.annotations import (
     Classes,
     Size,
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ArrayElement",
+    "Choice",
     "CoordinatesElement",
     "Element",
     "Facts",
@@ -76,8 +77,8 @@ class Facts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Element(ABC):
-    """One element of every sample of a bound reader. Picklable and thread-safe.
+class Choice:
+    """One element of samples, of which it is not known yet how its value is made.
 
     Parameters
     ----------
@@ -99,9 +100,24 @@ class Element(ABC):
     path: JsonPath | None
     is_copy: bool = False
 
+
+@dataclass(frozen=True, kw_only=True)
+class Element(Choice, ABC):
+    """One element of every sample of a bound reader. Picklable and thread-safe.
+
+    Parameters
+    ----------
+    inner : Element or None
+        What makes one row or one part of its value, such as the image of each frame.
+    """
+
+    inner: Element | None = None
+
     @property
     def needs(self) -> tuple[str, ...]:
         """The stored fields that `value` uses."""
+        if self.inner is not None:
+            return self.inner.needs
         return () if self.path is None else (self.path.field,)
 
     @abstractmethod
@@ -110,20 +126,6 @@ class Element(ABC):
 
         Raises `RecordError`, such as `DecodeError`, or ValueError if the stored value is bad.
         """
-
-    def fit(self, *, takes_images: bool, strided: bool, cropper: Cropper | None) -> Self:
-        """Return an element that skips work which the transforms do not need.
-
-        Parameters
-        ----------
-        takes_images : bool
-            Whether the transform of this element takes images.
-        strided : bool
-            Whether the transforms take images with their channels last in memory.
-        cropper : Cropper or None
-            The crop with which the transforms begin.
-        """
-        return self
 
     def column(self, view: Backend) -> Array:
         """Return the values of all records as one column; raises ConfigError if they have none."""
@@ -202,15 +204,12 @@ class ArrayElement(TensorElement):
 
     Parameters
     ----------
-    is_data : bool
-        Whether it is the data of the sample.
     channels : str or None
         Where the user says that its channels are.
     elements : tuple of str
         All elements of the sample, for messages.
     """
 
-    is_data: bool
     channels: Channels | None
     elements: tuple[str, ...]
 
@@ -225,11 +224,6 @@ class ArrayElement(TensorElement):
     def as_image(self) -> Self:
         """Return this element with its channels first; raises ConfigError if it holds no images or that is ambiguous."""
         return replace(self, axis=channels_of(self.name, self.declared, self.channels, self.elements))
-
-    def fit(self, *, takes_images: bool, strided: bool, cropper: Cropper | None) -> Self:
-        # docstring inherited
-        fitted = self.as_image() if takes_images else self
-        return replace(fitted, is_view=self.is_data and strided and fitted.axis is not None)
 
 
 # --- Images ---
@@ -281,11 +275,6 @@ class PictureElement(Element):
             facts.first = (picture, image)
         return image
 
-    def fit(self, *, takes_images: bool, strided: bool, cropper: Cropper | None) -> Self:
-        # docstring inherited
-        # The result of a crop is contiguous, whatever comes after it.
-        return replace(self, decoder=replace(self.decoder, strided=strided or cropper is not None))
-
     def _named(self, error: DecodeError) -> DecodeError:
         return bad_picture(f"field {self.name!r}: {error}", error.kind) if self.is_named else error
 
@@ -308,10 +297,6 @@ class PixelsElement(Element):
         # docstring inherited
         return self.decoder.of_pixels(channels_first(self._stored(rows[0]), self.axis))
 
-    def fit(self, *, takes_images: bool, strided: bool, cropper: Cropper | None) -> Self:
-        # docstring inherited
-        return replace(self, decoder=replace(self.decoder, strided=strided or cropper is not None))
-
 
 # --- What belongs to an image. Bad values raise ValueError ---
 
@@ -322,26 +307,18 @@ class MaskElement(Element):
 
     Parameters
     ----------
-    picture : PictureElement or None
-        Decodes the file, if it is one.
     mode : str
-        The mode to which a file in colour is converted.
+        The mode to which a file in colour is converted, which `inner` decodes.
     """
 
-    picture: PictureElement | None = None
     mode: str = UNCHANGED
-
-    @property
-    def needs(self) -> tuple[str, ...]:
-        # docstring inherited
-        return super().needs if self.picture is None else self.picture.needs
 
     def value(self, rows: Sequence[Record], facts: Facts) -> torch.Tensor:
         # docstring inherited
         stored = self._stored(rows[0])
-        if self.picture is None:
+        if self.inner is None:
             return mask_tensor(self.name, stored, self.declared, facts.size)
-        decoded = self.picture.value(rows, Facts(facts.context))
+        decoded = self.inner.value(rows, Facts(facts.context))
         ids = class_ids(self.name, decoded, stored, self.mode)
         check_mask(self.name, (ids.shape[0], ids.shape[1]), facts.size)
         return ids

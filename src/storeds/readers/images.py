@@ -11,8 +11,8 @@ from storeds.errors import ConfigError
 from storeds.pictures.header import MAX_PIXELS
 from storeds.protocols import Backend, Field
 from storeds.readers.channels import channels_of
-from storeds.readers.choice import Choice, Fields, check_effect, choose, given_options, label_of, plain, target_of
-from storeds.readers.elements import PictureElement, PixelsElement
+from storeds.readers.choice import Fields, choose, label_of, plain, target_of
+from storeds.readers.elements import Choice, PictureElement, PixelsElement
 from storeds.readers.options import Decode, Modes, PictureOptions, Positions
 from storeds.readers.reader import ElementReader
 from storeds.readers.rows import OneRow
@@ -64,11 +64,8 @@ def image(
     max_pixels : int
         An image that claims more pixels raises DecodeError, before memory is allocated for it.
     """
-    given = given_options(image, locals())
-    options = PictureOptions(
-        "pil", "pil" if decode is None else decode, mode, channels, repair, min_recovered, orient, max_pixels
-    )
-    return ImageSpec(fields, options, given)
+    options = PictureOptions.of(image, locals(), "pil")
+    return ImageSpec(fields, options)
 
 
 @dataclass(frozen=True)
@@ -77,14 +74,13 @@ class ImageSpec:
 
     fields: Fields
     options: PictureOptions
-    given: frozenset[str]
 
     def bind(self, view: Backend, /) -> ElementReader:
         """Return the reader of a store; raises ConfigError if it does not fit."""
         declared = with_pictures(view.meta.fields)
         chosen = choose(view, self.fields, lambda: default_image("image", view, self.options), declared)
         images = bind_images(view, chosen, self.options)
-        images.check(self.options, chosen, self.given)
+        self.options.check(chosen, images.names, [*images.elements.values()])
         elements = tuple(images.elements.get(each.name) or plain(each) for each in chosen)
         rows, target = OneRow(Count(len(view))), target_of(chosen, (images.data,))
         return ElementReader("image", rows, elements, images.data, target, may_fit=len(images.names) == 1)
@@ -106,19 +102,6 @@ class Images(NamedTuple):
     data: str | None
     elements: dict[str, PictureElement | PixelsElement]
 
-    def check(
-        self,
-        options: PictureOptions,
-        chosen: Sequence[Choice],
-        given: frozenset[str],
-        more: Mapping[str, str] | None = None,
-    ) -> None:
-        """Raise ConfigError for options that name no image, or have no effect, as those in `more`."""
-        arrays = [name for name, each in self.elements.items() if isinstance(each, PixelsElement)]
-        options.check_names(self.names, arrays)
-        found = options.without_effect(self.names, [*self.elements.values()])
-        check_effect(given, {**found, **(more or {})}, chosen)
-
 
 def bind_images(view: Backend, chosen: Sequence[Choice], options: PictureOptions) -> Images:
     """Return the images among the elements of a store; raises ConfigError where it is unknown how to read one."""
@@ -133,10 +116,10 @@ def bind_images(view: Backend, chosen: Sequence[Choice], options: PictureOptions
         if each.declared.kind == "array":
             position = options.channels_of(each.name)
             axis = channels_of(each.name, each.declared, position, [other.name for other in chosen])
-            elements[each.name] = PixelsElement(**each._asdict(), decoder=decoder, axis=axis)
+            elements[each.name] = PixelsElement(**vars(each), decoder=decoder, axis=axis)
         else:
             is_judged = each.source in judged
-            elements[each.name] = PictureElement(**each._asdict(), decoder=decoder, is_judged=is_judged)
+            elements[each.name] = PictureElement(**vars(each), decoder=decoder, is_judged=is_judged)
     return Images(names, data, elements)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias
 
 from PIL import ImageMode
 
@@ -14,7 +14,7 @@ from storeds.pictures.decode import PictureDecoder
 from storeds.pictures.decoders import UNCHANGED
 from storeds.protocols import Decoder
 from storeds.readers.channels import check_channels
-from storeds.readers.elements import Element, MaskElement, PictureElement, PixelsElement, TensorElement
+from storeds.readers.elements import Choice, Element, MaskElement, PictureElement, PixelsElement, TensorElement
 from storeds.records.shapes import Channels
 
 __all__ = ["Decode", "Modes", "PictureOptions", "Positions"]
@@ -24,6 +24,9 @@ Modes: TypeAlias = str | Mapping[str, str]
 Positions: TypeAlias = Channels | Mapping[str, Channels] | None
 
 
+_OPTIONS = ("mode", "channels", "repair", "min_recovered", "orient", "max_pixels")
+
+
 @dataclass(frozen=True)
 class PictureOptions:
     """What the user says about images. `storeds.readers.image` describes the parameters.
@@ -31,10 +34,13 @@ class PictureOptions:
     Parameters
     ----------
     default : str
-        The decoder of images that a mapping `decode` does not name.
+        The decoder of images that `decode` does not name.
+    given : frozenset of str
+        The options of the reader that are not at their default, also those that are not about images.
     """
 
     default: str
+    given: frozenset[str]
     decode: Decode
     mode: Modes
     channels: Positions
@@ -56,6 +62,14 @@ class PictureOptions:
             if decode != "bytes":
                 self.decoder(decode, "RGB")
 
+    @classmethod
+    def of(cls, function: Any, arguments: Mapping[str, Any], default: str) -> Self:
+        """Return the options among the arguments of the function of a reader, `default` being its decoder."""
+        defaults: Mapping[str, Any] = function.__kwdefaults__
+        given = frozenset(name for name, value in defaults.items() if arguments[name] != value)
+        decode = default if arguments["decode"] is None else arguments["decode"]
+        return cls(default, given, decode, **{name: arguments[name] for name in _OPTIONS})
+
     def decoder(self, decode: str | Decoder, mode: str) -> PictureDecoder:
         """Return a decoder with these options; raises ConfigError if it is unknown or does not take them."""
         return PictureDecoder(decode, mode, self.repair, self.min_recovered, self.orient, self.max_pixels)
@@ -74,38 +88,54 @@ class PictureOptions:
         """Return what the user says about the channels of an image."""
         return self.channels.get(name) if isinstance(self.channels, Mapping) else self.channels
 
-    def check_names(self, images: Sequence[str], arrays: Sequence[str]) -> None:
-        """Raise ConfigError if an option names an element that is no image, or no image of kind array."""
-        _check_names("decode", self.decode, images, "image")
-        _check_names("mode", self.mode, images, "image")
-        _check_names("channels", self.channels, arrays, "array image")
-
-    def without_effect(self, images: Sequence[str], elements: Sequence[Element]) -> dict[str, str]:
-        """Return the options that change nothing, each with what it is for.
+    def check(
+        self,
+        chosen: Sequence[Choice],
+        images: Sequence[str],
+        elements: Sequence[Element],
+        more: Mapping[str, str] | None = None,
+    ) -> None:
+        """Raise ConfigError if an option names an element that is no image, or changes nothing in the samples.
 
         Parameters
         ----------
+        chosen : sequence of Choice
+            The elements of samples.
         images : sequence of str
-            The elements that hold images.
+            Those that hold images, and masks in files.
         elements : sequence of Element
-            How the values of images and of what belongs to them are made.
+            How the values of these are made.
+        more : mapping of str to str, optional
+            Options of one reader that change nothing, each with what it is for.
         """
+        pixels = [each.name for each in elements if isinstance(each, PixelsElement)]
+        arrays = [*pixels, *(each.name for each in elements if isinstance(each, TensorElement) and each.axis)]
+        masks = [each.name for each in elements if isinstance(each, MaskElement) and each.inner]
         in_files = any(isinstance(each, PictureElement) for each in elements)
-        pixels = any(isinstance(each, PixelsElement) for each in elements)
-        masks = any(isinstance(each, MaskElement) and each.picture for each in elements)
-        arrays = pixels or any(isinstance(each, TensorElement) and each.axis for each in elements)
-        found: dict[str, str] = {}
+        _check_names("decode", self.decode, images, "image")
+        _check_names("mode", self.mode, images, "image")
+        _check_names("channels", self.channels, arrays, "array image")
+        unused: dict[str, str] = dict(more or {})
         if not in_files:
-            found |= dict.fromkeys(("repair", "min_recovered", "orient"), "images in files that are decoded")
+            unused |= dict.fromkeys(("repair", "min_recovered", "orient"), "images in files that are decoded")
         elif not self.repair:
-            found["min_recovered"] = "images that are repaired, which repair=False does not"
+            unused["min_recovered"] = "images that are repaired, which repair=False does not"
         if not (in_files or masks):
-            found["max_pixels"] = "images in files that are decoded"
+            unused["max_pixels"] = "images in files that are decoded"
         if not (in_files or pixels) and isinstance(self.mode, str):
-            found["mode"] = "images that are decoded"
-        if not images and not isinstance(self.decode, Mapping):
-            found["decode"] = "images that are decoded"
-        return found if arrays else {**found, "channels": "images of kind array"}
+            unused["mode"] = "images that are decoded"
+        if not set(images) - set(masks) and not isinstance(self.decode, Mapping):
+            unused["decode"] = "images that are decoded"
+        self.refuse(unused if arrays else {**unused, "channels": "images of kind array"}, chosen)
+
+    def refuse(self, unused: Mapping[str, str], chosen: Sequence[Choice]) -> None:
+        """Raise ConfigError for an option that the user gives and that is in `unused`, which says what it is for."""
+        for name, what in unused.items():
+            if name in self.given:
+                raise ConfigError(
+                    f"{name} is for {what}, and none of the elements {', '.join(each.name for each in chosen)} is one: it "
+                    "would have no effect; leave it out"
+                )
 
 
 def _check_names(option: str, given: Any, images: Sequence[str], what: str) -> None:

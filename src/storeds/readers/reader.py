@@ -129,11 +129,18 @@ class ElementReader:
         """
         if not self.may_fit:
             return self
-        fitted = tuple(
-            each.fit(takes_images=each.name in images, strided=strided, cropper=cropper) for each in self.elements
-        )
+        # The result of a crop is contiguous, whatever comes after it.
+        is_strided, fitted = strided or cropper is not None, list[Element]()
+        for each in self.elements:
+            if isinstance(each, (PictureElement, PixelsElement)):
+                fitted.append(replace(each, decoder=replace(each.decoder, strided=is_strided)))
+            elif isinstance(each, ArrayElement):
+                array = each.as_image() if each.name in images else each
+                fitted.append(replace(array, is_view=strided and each.name == self.data and array.axis is not None))
+            else:
+                fitted.append(each)
         has_arrays = any(isinstance(each, TensorElement) and each.axis is not None for each in fitted)
-        return replace(self, elements=fitted, cropper=None if has_arrays else cropper)
+        return replace(self, elements=tuple(fitted), cropper=None if has_arrays else cropper)
 
     # --- For columns ---
 

@@ -17,8 +17,9 @@ from storeds.pictures.header import MAX_PIXELS
 from storeds.protocols import Backend, Field, Record
 from storeds.readers.annotations import Classes, Size
 from storeds.readers.channels import channels_of
-from storeds.readers.choice import Choice, Fields, check_effect, choose, given_options, label_of, plain, target_of
+from storeds.readers.choice import Fields, choose, label_of, plain, target_of
 from storeds.readers.elements import (
+    Choice,
     CoordinatesElement,
     Element,
     Facts,
@@ -89,13 +90,10 @@ def sample(
     channels, repair, min_recovered, max_pixels
         As for `image`. A mask that lacks pixels is never repaired.
     """
-    given = given_options(sample, locals())
+    options = PictureOptions.of(sample, locals(), "tensor")
     if box_format is not None and box_format not in BOX_FORMATS:
         raise ConfigError(f"unknown box_format {box_format!r}; {suggest(box_format, BOX_FORMATS, 'formats')}")
-    options = PictureOptions(
-        "tensor", "tensor" if decode is None else decode, mode, channels, repair, min_recovered, orient, max_pixels
-    )
-    return SampleSpec(fields, given_roles(roles, "classes"), options, box_format, given)
+    return SampleSpec(fields, given_roles(roles, "classes"), options, box_format)
 
 
 @dataclass(frozen=True)
@@ -106,7 +104,6 @@ class SampleSpec:
     roles: Mapping[str, Mapping[str, Any]]
     options: PictureOptions
     box_format: str | None
-    given: frozenset[str]
 
     def bind(self, view: Backend, /) -> ElementReader:
         """Return the reader of a store; raises ConfigError if it does not fit."""
@@ -125,20 +122,13 @@ class SampleSpec:
         target = roles.get("label") or roles.get("labels") or target_of(chosen, (data, *spatial))
         known = self._known_classes(chosen, declared, view)
         elements = tuple(self._element(each, declared, known.get(each.name), data, view) for each in chosen)
-        self._check(chosen, declared, elements)
+        images = [each.name for each in chosen if each.declared.kind == "image"]
+        has_boxes = any(each.role == "boxes" for each in declared.values())
+        self.options.check(chosen, images, elements, {} if has_boxes else {"box_format": "boxes"})
         joint = Joint.of(
             elements, declared, known.get(target or ""), orient=self.options.orient, box_format=self.box_format
         )
         return ElementReader("sample", OneRow(Count(len(view))), elements, data, target, joint, may_fit=True)
-
-    def _check(self, chosen: Sequence[Choice], declared: Mapping[str, Field], elements: Sequence[Element]) -> None:
-        """Raise ConfigError for options that name no image, or have no effect."""
-        images = [each.name for each in chosen if each.declared.kind == "image"]
-        self.options.check_names(images, [each.name for each in elements if _is_array_image(each)])
-        without_effect = self.options.without_effect([n for n in images if declared[n].role != "mask"], elements)
-        if not any(each.role == "boxes" for each in declared.values()):
-            without_effect["box_format"] = "boxes"
-        check_effect(self.given, without_effect, chosen)
 
     def _with_pictures(self, fields: Mapping[str, Field]) -> dict[str, Field]:
         """Return the fields of a store, in which arrays of pixels have the role image if nothing says what the image is."""
@@ -168,15 +158,15 @@ class SampleSpec:
         """Return element → declaration, with the roles that the user gave, and those that kind and name tell."""
         elements = {each.source: each.name for each in reversed(chosen) if each.path}
         with_roles: dict[str, Field] = {}
-        for name, source, path, declared, _ in chosen:
-            if path is None:
+        for each in chosen:
+            if each.path is None:
                 continue
-            found = declared
+            name, found = each.name, each.declared
             if found.of is not None:
                 found = dataclasses.replace(found, of=elements.get(found.of, found.of))
             found = with_given_role(name, found, self.roles.get(name, {}))
             if found.role is None and found.kind == "image":
-                found = dataclasses.replace(found, role="mask" if is_mask(name) or is_mask(source) else "image")
+                found = dataclasses.replace(found, role="mask" if is_mask(name) or is_mask(each.source) else "image")
             if found.kind == "image" and self.options.decode_of(name) == "bytes":
                 found = dataclasses.replace(found, role=None)
             with_roles[name] = found
@@ -214,14 +204,14 @@ class SampleSpec:
         if choice.path is None:
             return plain(choice)
         name, field = choice.name, declared[choice.name]
-        given: dict[str, Any] = {**choice._asdict(), "declared": field}
+        given: dict[str, Any] = {**vars(choice), "declared": field}
         if choice.declared.kind == "image" and self.options.decode_of(name) != "bytes":
             is_judged = choice.source in pictures(view.meta.fields)
             decoder = self._decoder(choice, is_mask=field.role == "mask", is_data=name == data)
             picture = PictureElement(**given, decoder=decoder, is_judged=is_judged, is_named=True)
             if field.role != "mask":
                 return picture
-            return MaskElement(**given, picture=picture, mode=self.options.mode_of(name, is_data=False))
+            return MaskElement(**given, inner=picture, mode=self.options.mode_of(name, is_data=False))
         if field.role == "image" and field.kind == "array":  # of any dtype and number of channels, without a decoder
             position = self.options.channels_of(name)
             return TensorElement(**given, axis=channels_of(name, field, position, [*declared]))

@@ -15,8 +15,8 @@ from storeds.pictures.decoders import bad_picture
 from storeds.pictures.header import MAX_PIXELS
 from storeds.protocols import Backend, Field, Record
 from storeds.readers.channels import channels_first, channels_of
-from storeds.readers.choice import Choice, Fields, check_effect, choose, given_options, label_of, plain, target_of
-from storeds.readers.elements import Element, Facts, PictureElement, PixelsElement, TensorElement
+from storeds.readers.choice import Fields, choose, label_of, plain, target_of
+from storeds.readers.elements import Choice, Element, Facts, PictureElement, PixelsElement, TensorElement
 from storeds.readers.images import Images, bind_images
 from storeds.readers.options import Decode, Modes, PictureOptions
 from storeds.readers.reader import ElementReader
@@ -78,10 +78,7 @@ def sequence(
     Fields with the same window are read in one storage call a batch. Where these all have a fixed size, no record is made:
     rows are copied from the arrays of the batch.
     """
-    given = given_options(sequence, locals())
-    options = PictureOptions(
-        "tensor", "tensor" if decode is None else decode, mode, channels, repair, min_recovered, orient, max_pixels
-    )
+    options = PictureOptions.of(sequence, locals(), "tensor")
     integer("stride", stride, 1)
     if channels is not None and not isinstance(channels, Mapping):
         raise ConfigError("channels is a table of element → 'last' or 'first' here: {'image': 'last'}")
@@ -93,7 +90,7 @@ def sequence(
             "reader_options={'windows': {'image': [-1, 0], 'action': '0:16'}}"
         )
     steps = {name: tuple(each * stride for each in _offsets(name, offsets)) for name, offsets in windows.items()}
-    return SequenceSpec(fields, options, steps, by, ends == "pad", given)
+    return SequenceSpec(fields, options, steps, by, ends == "pad")
 
 
 @dataclass(frozen=True)
@@ -105,7 +102,6 @@ class SequenceSpec:
     windows: Mapping[str, tuple[int, ...]]
     by: str | None
     is_padded: bool
-    given: frozenset[str]
 
     def bind(self, view: Backend, /) -> ElementReader:
         """Return the reader of a store; raises ConfigError if it does not fit."""
@@ -117,7 +113,7 @@ class SequenceSpec:
                 raise ConfigError(f"windows names {name!r}; {suggest(name, names, 'elements of a sample')}")
         images = bind_images(view, chosen, self.options)
         inner = self._inner(chosen, images)
-        self._check(chosen, images, inner)
+        self.options.check(chosen, images.names, [*inner.values()])
         parts: dict[tuple[int, ...], list[str]] = {}
         for each in chosen:
             if each.path is not None:
@@ -159,23 +155,17 @@ class SequenceSpec:
             position = self.options.channels_of(each.name)
             if found is None and position is not None:  # an array of any dtype and number of channels
                 axis = channels_of(each.name, each.declared, position, [other.name for other in chosen])
-                inner[each.name] = TensorElement(**each._asdict(), axis=axis)
+                inner[each.name] = TensorElement(**vars(each), axis=axis)
             else:
                 inner[each.name] = found or plain(each)
         return inner
-
-    def _check(self, chosen: Sequence[Choice], images: Images, inner: Mapping[str, Element]) -> None:
-        """Raise ConfigError for options that name no image, or have no effect."""
-        arrays = [name for name, each in inner.items() if isinstance(each, (TensorElement, PixelsElement))]
-        self.options.check_names(images.names, arrays)
-        check_effect(self.given, self.options.without_effect(images.names, [*inner.values()]), chosen)
 
     def _element(self, choice: Choice, inner: Element, places: Mapping[tuple[int, ...], int]) -> Element:
         """Return an element that takes all rows of its window, or the one of the step."""
         if choice.path is None:
             return inner
         is_window, part = choice.name in self.windows, places[self.windows.get(choice.name, _NOW)]
-        given = choice._asdict()
+        given = vars(choice)
         if isinstance(inner, (PictureElement, PixelsElement)):
             return WindowImages(**given, part=part, is_window=is_window, inner=inner)
         axis = inner.axis if isinstance(inner, TensorElement) else None
@@ -240,18 +230,13 @@ class WindowImages(Element):
     ----------
     part, is_window
         As for `WindowElement`.
-    inner : PictureElement or PixelsElement
+    inner : Element
         Decodes one image.
     """
 
     part: int
     is_window: bool
-    inner: PictureElement | PixelsElement
-
-    @property
-    def needs(self) -> tuple[str, ...]:
-        # docstring inherited
-        return self.inner.needs
+    inner: Element
 
     def value(self, rows: Sequence[Record], facts: Facts) -> Any:
         # docstring inherited

@@ -12,7 +12,7 @@ import numpy as np
 from storeds.errors import ConfigError, DecodeError, MissingDependencyError
 from storeds.pictures.decoders import check_pixels
 from storeds.protocols import Array, Backend, Record
-from storeds.readers.choice import Fields, check_effect, choose, label_of, plain, target_of
+from storeds.readers.choice import Fields, choose, label_of, plain, target_of
 from storeds.readers.clips import ClipPlan
 from storeds.readers.elements import Element, Facts
 from storeds.readers.options import PictureOptions
@@ -26,9 +26,7 @@ _OF_FRAMES = ("repair", "min_recovered", "orient", "channels", "per_frame")
 _MODES = {"RGB": "rgb24", "L": "gray"}
 
 
-def bind_video_files(
-    view: Backend, fields: Fields, by: str, options: PictureOptions, plan: ClipPlan, given: frozenset[str]
-) -> ElementReader:
+def bind_video_files(view: Backend, fields: Fields, by: str, options: PictureOptions, plan: ClipPlan) -> ElementReader:
     """Return the reader of a store in which the field `by` holds video files. The function `video` describes the options.
 
     Raises
@@ -45,9 +43,9 @@ def bind_video_files(
     mode = options.mode if isinstance(options.mode, str) else options.mode.get(data or "", "RGB")
     if mode not in _MODES:
         raise ConfigError(f"mode={options.mode!r}: video files are decoded to mode RGB or L")
-    check_effect(given, dict.fromkeys(_OF_FRAMES, "videos that are stored frame by frame"), chosen)
+    options.refuse(dict.fromkeys(_OF_FRAMES, "videos that are stored frame by frame"), chosen)
     elements = [
-        FilmElement(**each._asdict(), decode=options.decode, mode=mode, max_pixels=options.max_pixels, plan=plan)
+        FilmElement(**vars(each), decode=options.decode, mode=mode, max_pixels=options.max_pixels, plan=plan)
         if each.path and each.source == by
         else plain(each)
         for each in chosen

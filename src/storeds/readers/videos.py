@@ -12,7 +12,7 @@ from storeds.errors import ConfigError, DecodeError, suggest
 from storeds.pictures.decoders import bad_picture
 from storeds.pictures.header import MAX_PIXELS
 from storeds.protocols import Backend, Field, Record, Repair
-from storeds.readers.choice import INDEX, Fields, choose, given_options, plain, target_of
+from storeds.readers.choice import INDEX, Fields, choose, plain, target_of
 from storeds.readers.clips import ClipPlan
 from storeds.readers.elements import Element, Facts
 from storeds.readers.images import bind_images, default_image
@@ -87,14 +87,11 @@ def video(
     -----
     Random clips are drawn from the sample's own generator, or from torch's global one without a seed.
     """
-    given = given_options(video, locals())
-    options = PictureOptions(
-        "tensor", "tensor" if decode is None else decode, mode, channels, repair, min_recovered, orient, max_pixels
-    )
+    options = PictureOptions.of(video, locals(), "tensor")
     if isinstance(per_frame, str):
         raise ConfigError(f"per_frame must be a sequence of names, not the string {per_frame!r}")
     plan = ClipPlan(frames, stride, clips, sampling or ("all" if frames is None else "random"), short)
-    return VideoSpec(fields, options, plan, tuple(per_frame), by, given)
+    return VideoSpec(fields, options, plan, tuple(per_frame), by)
 
 
 @dataclass(frozen=True)
@@ -106,7 +103,6 @@ class VideoSpec:
     plan: ClipPlan
     per_frame: tuple[str, ...]
     by: str
-    given: frozenset[str]
 
     def bind(self, view: Backend, /) -> ElementReader:
         """Return the reader of a store; raises ConfigError if it does not fit."""
@@ -117,7 +113,7 @@ class VideoSpec:
                 f"{suggest(self.by, declared, 'fields')}; name another field with by="
             )
         if declared[self.by].kind == "bytes":
-            return bind_video_files(view, self.fields, self.by, self.options, self.plan, self.given)
+            return bind_video_files(view, self.fields, self.by, self.options, self.plan)
         if declared[self.by].kind not in ("int", "str"):
             raise ConfigError(f"by={self.by!r} is a field of kind {declared[self.by].kind}; expected int, str or bytes")
         for name in self.per_frame:
@@ -133,14 +129,15 @@ class VideoSpec:
         chosen = choose(view, self.fields, lambda: default_image("video", view, self.options), fields)
         images = bind_images(view, chosen, self.options)
         several = [each.name for each in chosen if each.path and each.source in self.per_frame]
-        images.check(self.options, chosen, self.given, {} if several else {"per_frame": "fields of frames"})
+        more = {} if several else {"per_frame": "fields of frames"}
+        self.options.check(chosen, images.names, [*images.elements.values()], more)
         elements: list[Element] = []
         for each in chosen:
             frame = images.elements.get(each.name)
             if frame is not None or each.declared.kind == "image":
-                elements.append(ClipElement(**each._asdict(), frame=frame or plain(each), rows=rows))
+                elements.append(ClipElement(**vars(each), inner=frame or plain(each), rows=rows))
             elif each.name in several:
-                elements.append(PerFrameElement(**each._asdict(), plan=self.plan))
+                elements.append(PerFrameElement(**vars(each), plan=self.plan))
             else:
                 elements.append(plain(each))
         shared = [each.name for each in chosen if each.source in (self.by, *self.per_frame)]
@@ -153,18 +150,13 @@ class ClipElement(Element):
 
     Parameters
     ----------
-    frame : Element
+    inner : Element
         Decodes one frame.
     rows : Clip
     """
 
-    frame: Element
+    inner: Element
     rows: Clip
-
-    @property
-    def needs(self) -> tuple[str, ...]:
-        # docstring inherited
-        return self.frame.needs
 
     def value(self, rows: Sequence[Record], facts: Facts) -> Any:
         # docstring inherited
@@ -196,7 +188,7 @@ class ClipElement(Element):
         notes = facts.context.notes
         noted = len(notes)
         try:
-            frame = self.frame.value([record], facts)
+            frame = self.inner.value([record], facts)
         except DecodeError as error:
             raise bad_picture(f"{self.rows.name_of(record, at)}: {error}", error.kind) from error.__cause__
         for number, note in enumerate(notes[noted:], noted):
