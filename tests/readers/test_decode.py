@@ -152,6 +152,8 @@ def test_metadata_make_no_jpeg_bad(name: str) -> None:
         *(jpeg(1), jpeg(1, progressive=True), saved(photograph(1), "PNG"), saved(photograph(1), "BMP")),
         *(saved(photograph(1).convert("CMYK"), "TIFF"), saved(photograph(1), "TIFF", compression="tiff_lzw")),
         *(saved(photograph(1).convert("CMYK"), "JPEG", subsampling=2), saved(photograph(1), "JPEG2000")),
+        *(saved(photograph(1), "WEBP"), saved(photograph(1), "WEBP", lossless=True)),
+        saved(photograph(1), "WEBP", exif=exif(6)),
     ],
 )
 def test_the_limit_of_pillow_does_not_apply(blob: bytes, monkeypatch: pytest.MonkeyPatch) -> None:

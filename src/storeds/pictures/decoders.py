@@ -103,10 +103,9 @@ def decode_pil(blob: bytes, mode: str, *, orient: bool = False, max_pixels: int 
 def _opened(blob: bytes, load_up_to: int = 0) -> Image.Image:
     try:
         return open_picture(blob, load_up_to)
-    except Image.DecompressionBombError as error:
+    except Image.DecompressionBombError:
         raise bad_picture(
-            f"it claims more pixels than Pillow takes of this format ({error}); if that is right, set "
-            "PIL.Image.MAX_IMAGE_PIXELS in every process that reads it, for example in a worker_init_fn",
+            f"it claims more pixels than max_pixels={max(load_up_to, MAX_PIXELS):,}; pass a larger max_pixels if that is right",
             "too_large",
         ) from None
 

@@ -79,19 +79,21 @@ _METADATA = _TEXTS | {b"eXIf", b"gAMA", b"cHRM", b"sRGB", b"pHYs"}
 _SOS = 0xDA  # marks the first scan of a JPEG
 _HEADER_END = len(_PNG) + 25  # of a PNG: its signature and its chunk IHDR
 _NO_DATA = b"\0\0\0\0IDAT\x35\xaf\x06\x1e"  # an empty chunk of pixels of a PNG
+_RIFF = 16  # the bytes by which Pillow recognises a WebP
 _MOST_TEXTS = 60  # each of at most 1 MiB: Pillow takes 64 MiB
 
 
 def open_picture(blob: bytes, load_up_to: int = 0) -> ImageFile.ImageFile:
     """Open a picture as `PIL.Image.open` does, and load its pixels if it has at most `load_up_to`.
 
-    The limit of the process, ``PIL.Image.MAX_IMAGE_PIXELS``, does not apply. Metadata of a PNG or JPEG that Pillow refuses,
+    The limit of the process, ``PIL.Image.MAX_IMAGE_PIXELS``, does not apply to pictures of at most `MAX_PIXELS` or
+    `load_up_to` pixels: it would have to be set in every worker. Metadata of a PNG or JPEG that Pillow refuses,
     such as a text that inflates to more than 1 MiB, are left out: no pixel needs them.
 
     Raises
     ------
     PIL.Image.DecompressionBombError
-        Few formats apply that limit themselves, such as WebP.
+        A larger picture of one of the few formats that apply it themselves, such as WebP.
     Exception
         Pillow's own errors, of any type, for damaged bytes.
     """
@@ -105,7 +107,7 @@ def open_picture(blob: bytes, load_up_to: int = 0) -> ImageFile.ImageFile:
 
 
 def _opened(blob: bytes, load_up_to: int) -> ImageFile.ImageFile:
-    image = _identified(blob)
+    image = _identified(blob, load_up_to)
     if image.width * image.height <= load_up_to:
         tile = getattr(image, "_tile_size", None)  # of a TIFF, for which Pillow checks its limit where it allocates
         if tile is not None and math.prod(tile) <= load_up_to:
@@ -114,8 +116,28 @@ def _opened(blob: bytes, load_up_to: int) -> ImageFile.ImageFile:
     return image
 
 
-def _identified(blob: bytes) -> ImageFile.ImageFile:
+class _ShortFirstRead(io.BytesIO):
+    """A file whose first bytes, all that Pillow reads of a WebP before it applies its limit, do not tell the size."""
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        return super().read(_RIFF if self.tell() == 0 else size)
+
+
+def _webp_pixels(blob: bytes) -> int:
+    """Return how many pixels the header of a WebP claims; 0 if that is unknown."""
+    chunk, head = blob[12:16], blob[:30].ljust(30, b"\0")
+    if chunk == b"VP8X":
+        return (int.from_bytes(head[24:27], "little") + 1) * (int.from_bytes(head[27:30], "little") + 1)
+    if chunk == b"VP8 ":
+        return (int.from_bytes(head[26:28], "little") & 0x3FFF) * (int.from_bytes(head[28:30], "little") & 0x3FFF)
+    bits = int.from_bytes(head[21:25], "little") if chunk == b"VP8L" else -1
+    return ((bits & 0x3FFF) + 1) * ((bits >> 14 & 0x3FFF) + 1) if bits >= 0 else 0
+
+
+def _identified(blob: bytes, load_up_to: int = 0) -> ImageFile.ImageFile:
     """Return the picture that the first format of Pillow reads."""
+    is_ours = blob[8:12] == b"WEBP" and 0 < _webp_pixels(blob) <= max(load_up_to, MAX_PIXELS)
+    opened = _ShortFirstRead if is_ours else io.BytesIO
     for register in (Image.preinit, Image.init):
         register()
         for name in [*Image.ID]:
@@ -123,7 +145,7 @@ def _identified(blob: bytes) -> ImageFile.ImageFile:
             try:
                 accepted = accepts is None or accepts(blob[:16])
                 if accepted and not isinstance(accepted, str):  # a text says that Pillow lacks support for it
-                    return factory(io.BytesIO(blob), "")
+                    return factory(opened(blob), "")
             except (SyntaxError, IndexError, TypeError, struct.error):  # another format, as for Pillow
                 continue
     raise UnidentifiedImageError("cannot identify image file")
