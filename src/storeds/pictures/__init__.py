@@ -2,7 +2,7 @@
 
 Start with ``verdict.py``: `examine` combines the structure (``header.py``) with one strict decode. ``formats.py`` names and
 checks other formats. ``decode.py`` decodes a picture for a sample, with the functions of ``decoders.py``; for a crop,
-``windows.py`` decodes the small JPEG that ``cuts.py`` makes. ``restarts.py`` puts in the restart markers that this takes.
+the small JPEG that ``cuts.py`` makes. ``restarts.py`` puts in the restart markers that this takes.
 """
 
 from storeds.pictures.cuts import JpegCutter, JpegPart, is_ready

@@ -4,8 +4,8 @@
 make a sample, and ``elements.py`` makes each value of it. ``choice.py`` finds the fields of the elements.
 """
 
+from storeds.pictures.decode import decode_windows
 from storeds.pictures.decoders import decode_bytes, decode_fast, decode_pil, decode_tensor
-from storeds.pictures.windows import decode_windows
 from storeds.readers.arrays import array
 from storeds.readers.clips import ClipPlan
 from storeds.readers.images import image
