@@ -104,7 +104,7 @@ BREAKS = [Break(*row) for row in (
     ("5: lying restart markers are noticed", "pictures/test_restarts.py -k out_of_order", "pictures/cuts.py", "codes[:-1] != _restart_codes(count - 1)", "False"),
     ("5: a crop decodes only a part", "readers/test_crops.py -k decodes_only", "pictures/decode.py", "            if windows is not None:\n", "            if False:\n"),
     ("5: only a picture known to be whole is decoded in part", "readers/test_crops.py pictures/test_never_silent.py -k 'damaged_pictures or foreign or hides_no'", "pictures/decode.py",
-     " and examine(blob).is_whole", ""),
+     "is_whole=is_known", "is_whole=True"),
     # 6. A sample depends on (seed, epoch, index) alone; resuming on any number of ranks.
     ("6: randomness depends on the epoch", "datasets/test_dataset.py -k function_of_seed", "protocols.py", "{self.seed}/{self.epoch}/{self.index}", "{self.seed}/{self.index}"),
     ("6: randomness depends on the index", "datasets/test_dataset.py -k function_of_seed", "protocols.py", "{self.seed}/{self.epoch}/{self.index}", "{self.seed}/{self.epoch}"),

@@ -204,8 +204,11 @@ class PictureDecoder:
         blob, header, orientation, is_known = picture[:4]
         if header is None:
             return _cropped(self._leniently(blob), crops)
-        if crops and (is_known or _is_smaller(blob, crops)):
-            windows = decode_windows(self._function, blob, self.mode, header, crops, orientation=orientation)
+        # Without a verdict, `decode_fast` decodes all of a picture, at the smaller scale that is enough for the crop.
+        if crops and (is_known or any(_divisor(crop) > 1 for crop in crops)):
+            windows = decode_windows(
+                self._function, blob, self.mode, header, crops, orientation=orientation, is_whole=is_known
+            )
             if windows is not None:
                 return Cropped(windows)
         pixels = jpeg_pixels(blob, header, shortcuts=self._function is decode_fast)
@@ -249,14 +252,6 @@ def draw_crops(cropper: Cropper | None, pictures: Collection[Picture], context: 
     return () if others or size is None else cropper.crops(*size, context.generator)
 
 
-def _is_smaller(blob: bytes, crops: Sequence[CropRequest]) -> bool:
-    """Return whether a picture without a verdict is whole, and `decode_fast` decodes windows of it at a smaller scale.
-
-    That gives other pixels than those of the whole picture, so it may not depend on what was read before.
-    """
-    return any(_divisor(crop) > 1 for crop in crops) and examine(blob).is_whole
-
-
 def _cropped(image: Any, crops: Sequence[CropRequest]) -> Any:
     """Cut the windows of crops out of a whole image, a tensor. Without crops, return the image."""
     return Cropped(tuple(_cut(image, window) for window, _ in crops)) if crops else image
@@ -286,14 +281,26 @@ _REST = re.compile(r"Corrupt JPEG data: \d+ extraneous bytes before marker 0xd(9
 
 
 def decode_windows(
-    decoder: Decoder, blob: bytes, mode: str, header: Header, crops: Sequence[CropRequest], *, orientation: int = 1
+    decoder: Decoder,
+    blob: bytes,
+    mode: str,
+    header: Header,
+    crops: Sequence[CropRequest],
+    *,
+    orientation: int = 1,
+    is_whole: bool = True,
 ) -> tuple[torch.Tensor, ...] | None:
-    """Decode the windows of a whole picture. Return None if the picture must be decoded completely.
+    """Decode the windows of a picture. Return None if the picture must be decoded completely at its own scale.
 
     This is so, for example, if a window reaches beyond an edge of the picture.
 
-    `decode_fast` decodes a window at a half, a quarter or an eighth of its size, if the crop needs no more pixels. This
-    finds no damage outside the windows, so use it only for pictures that are known to be whole.
+    `decode_fast` decodes a window at a half, a quarter or an eighth of its size, if the crop needs no more pixels.
+
+    Parameters
+    ----------
+    is_whole : bool
+        Whether the picture is known to be whole. Otherwise all of it is decoded at that scale, and damage anywhere gives
+        None.
     """
     full_height, full_width = oriented_size(header, orientation)
     for (top, left, height, width), _ in crops:
@@ -301,7 +308,7 @@ def decode_windows(
             return None
     if not has_colours(header, mode):
         return None
-    shortcuts, cutter = decoder is decode_fast, JpegCutter(blob, header)
+    shortcuts, cutter = decoder is decode_fast, JpegCutter(blob, header) if is_whole else None
     images = []
     for crop in crops:
         by = _divisor(crop) if shortcuts else 1
@@ -339,13 +346,13 @@ def _scaled_down(window: Window, by: int, header: Header) -> Window:
 
 
 def _window_pixels(
-    cutter: JpegCutter, blob: bytes, header: Header, window: Window, by: int, *, shortcuts: bool
+    cutter: JpegCutter | None, blob: bytes, header: Header, window: Window, by: int, *, shortcuts: bool
 ) -> Array | None:
     """Return the pixels of a window in the picture that is `by` times smaller; None if all of it must be decoded."""
     top, left, height, width = window
-    part = cutter.part(by * top, by * left, by * (top + height), by * (left + width))
+    part = None if cutter is None else cutter.part(by * top, by * left, by * (top + height), by * (left + width))
     if part is None:
-        if by == 1:
+        if by == 1 and cutter is not None:
             return None
         part = JpegPart(blob, 0, 0, header.height, header.width, ends_early=False)
     rows, columns = -(-part.height // by), -(-part.width // by)
