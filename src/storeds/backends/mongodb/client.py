@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import math
 import random
 import re
@@ -169,9 +170,14 @@ class ClientOpener:
             return pymongo.MongoClient(uri, connect=False, **defaults)
 
     def close(self, handle: Any, /) -> None:
-        # PyMongo reports ended sessions to the server; do not wait for a server that is gone.
-        with pymongo.timeout(_CLOSING):
-            handle.close()
+        # In a context of its own, since an interrupt may leave PyMongo's timeout set.
+        contextvars.copy_context().run(_close, handle)
 
     def is_current(self, handle: Any, /) -> bool:
         return True
+
+
+def _close(client: Any) -> None:
+    # PyMongo reports ended sessions to the server; do not wait for a server that is gone.
+    with pymongo.timeout(_CLOSING):
+        client.close()
