@@ -38,7 +38,12 @@ exclude_patterns = ["inventories"]
 copybutton_prompt_text = "$ "  # of a console block, the button copies the commands without their output
 nitpicky = True
 # A type variable, and a class that Python's inventory lists under another name: there is nothing to lead to.
-nitpick_ignore = [("py:class", "storeds.protocols.S_co"), ("py:class", "os.stat_result")]
+nitpick_ignore = [
+    ("py:class", "storeds.protocols.S_co"),
+    ("py:class", "storeds.backends.raw.H"),
+    ("py:class", "os.stat_result"),
+]
+nitpick_ignore_regex = [("py:class", r"storeds\.readers\.\w+\.\w+Spec")]
 
 # Docstrings follow NumPy's style. Their types are prose ("sequence of str, optional"): the linked types are those of the
 # signatures, so napoleon must not make a reference of every word.

@@ -359,7 +359,7 @@ class Place(NamedTuple):
 class Description:
     """What a store says of itself besides its `Meta`, for `storeds.info`.
 
-    Attributes
+    Parameters
     ----------
     bytes : int or None
         The size of the store in its engine.
@@ -368,7 +368,7 @@ class Description:
     advice : sequence of str
         Problems with its location or settings, and what to do.
     unread : sequence of str
-        The parts of the store that no record holds, each with a reason, see `storeds.backends.bounded`.
+        The parts of the store that no record holds, each with a reason; few, of which the last may count the rest.
     recognised : str or None
         Why a store of another tool was opened as what it is, if no argument said so.
     leftovers : str or None

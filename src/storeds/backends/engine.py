@@ -20,7 +20,7 @@ __all__ = ["Engine"]
 class Engine:
     """Opens the stores of one scheme: a call with a URL and options returns a `Store`.
 
-    Attributes
+    Parameters
     ----------
     opener : callable
         ``opener(url, **options)`` returns the `Opener` of a native store. The URL is parsed.

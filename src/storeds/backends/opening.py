@@ -74,7 +74,7 @@ def open_backend(
         ``"storeds/1"`` for the native layout, or the name of a registered foreign layout. By default, a native store opens
         as such, and any other store with the one foreign layout that fits, which is logged.
     **options
-        Options of the backend: `LmdbOptions`, `Hdf5Options`, `MongodbBackend`. Every store of a list gets all of them.
+        Options of the backend: `LmdbOptions`, `Hdf5Options`, and ``client_factory`` of MongoDB. Every store of a list gets all of them.
 
     Returns
     -------

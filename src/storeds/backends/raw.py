@@ -32,7 +32,7 @@ class Rows(NamedTuple):
         as users get them.
     digests, seals : bytes
         Of whole records of a native store: the checksum and the seal of each, 8 big-endian bytes, end to end; of a fault,
-        `storeds.records.codec.FAULT_DIGEST` and ``FAULT_SEAL``. Otherwise empty.
+        bytes that never match. Otherwise empty.
     """
 
     records: list[Any]
@@ -62,7 +62,7 @@ class RawStore(Protocol):
 
     meta: Meta
     verifier: Verifier | None = None
-    """Of a native store: the seals and checksums of its meta. None if nothing seals the records."""
+    """The seals and checksums of a native store, see `storeds.plugins.native_meta`. None if nothing seals the records."""
 
     @property
     def build(self) -> str:
@@ -85,7 +85,7 @@ class RawStore(Protocol):
     """Whether `read` of a native store can read some fields without the others."""
 
     has_flat_columns: ClassVar[bool] = False
-    """Whether columns of numbers are read as fast as records: then records of numbers alone need no seals either."""
+    """Whether columns of numbers are read as fast as records. Then records of numbers alone need no seals either."""
 
     def column(self, name: str) -> Sequence[Iterable[bytes]] | None:
         """Return the bytes of a column of a native store, and for text then those of its bounds, each in pieces.

@@ -38,7 +38,7 @@ class View:
     index : Index, optional
         Positions among the records of all stores, end to end. By default the view has all records.
     how : optional
-        What selected the positions, such as `Conditions`. Messages show its text, and ``id`` depends on its ``repr``.
+        What selected the positions, such as the conditions of `select`. Messages show its text, and ``id`` depends on its ``repr``.
     url : str, optional
         The name of the stores together. By default the URLs of the first ones in brackets, or the URL of a single store
         of which there is an `index`.

@@ -35,7 +35,7 @@ class ElementReader:
     data, target : str or None
         The elements that ``transform`` and ``target_transform`` apply to.
     joint : Joint, optional
-        Makes a `Sample` of the elements, for transforms of all of them.
+        Makes a ``Sample`` of the elements, for transforms of all of them.
     may_fit : bool
         Whether the transforms of `data`, or those of whole samples, see images only as these elements make them.
     cropper : Cropper, optional
@@ -68,7 +68,7 @@ class ElementReader:
         return self.rows.locate(index, context)
 
     def build(self, records: Sequence[Record], context: SampleContext, /) -> Any:
-        """Return the sample of some records: a dict of its elements, or a `Sample` if there is a `joint`.
+        """Return the sample of some records: a dict of its elements, or a ``Sample`` if there is a `joint`.
 
         Raises
         ------

@@ -64,7 +64,7 @@ def open_source(
         One of: a folder with one sub-folder per class, or with images only; a folder of images beside one of masks; a
         data.yaml or a folder of YOLO; a folder of Pascal VOC; a folder of videos, or one video; a .csv, .tsv, .jsonl,
         .ndjson, .parquet or .tar file; a .json file of COCO; a glob, a range or a list of tar files; a folder that
-        `export` wrote; the URL or the file of a store, or a `Backend`; a dataset; `Rows`, which are returned.
+        `export` wrote; the URL or the file of a store, or a `Backend`; a dataset; `storeds.ops.packing.rows.Rows`, which are returned.
     kind : str, optional
         The name of a source, if detection fails or is wrong: one of ``storeds.registry.SOURCES.names()``.
     max_side, quality : int, optional
