@@ -27,6 +27,7 @@ __all__ = ["POOL", "HandlePool", "HandleRef", "Lease"]
 H = TypeVar("H")
 _LOG = logging.getLogger("storeds")
 _LIMIT = 128  # open handles that nobody leases
+_PATIENCE = 1.0  # seconds
 _INHERITED: list[Any] = []  # in a child: handles of its parent, which must not be collected
 
 
@@ -335,9 +336,11 @@ class HandlePool:
         while self._forking is not None:  # another thread forks
             self._changed.wait()
         self._forking = thread
-        # A read of this thread, which a signal handler interrupted, may hold what others wait for: then nobody is awaited.
-        while not self._has_leases(thread) and any(not lease.ref.opener.may_wait for lease in self._leases):
-            self._changed.wait()
+        # A read of this thread, which a signal handler interrupted, may hold what others wait for: do not wait long then.
+        patience = _PATIENCE if self._has_leases(thread) else None
+        while any(not lease.ref.opener.may_wait and lease.thread != thread for lease in self._leases):
+            if not self._changed.wait(patience):
+                break
         self._sweep()
         for entry in list(self._entries.values()):
             if not entry.opener.may_wait and not self._is_leased(entry):
