@@ -271,9 +271,8 @@ def test_an_interrupted_block_says_how_many_records_are_kept(make_engine_url: Ma
     stated = 0
     for number in share(range(total // 3, total + 1), 8):
         url = make_engine_url(engine)
-        ran, error = interrupt_at(number, lambda: write(url))  # noqa: B023  # called at once
-        if error is None:  # it took fewer steps, with a client that was open already
-            assert ran < number
+        _, error = interrupt_at(number, lambda: write(url))  # noqa: B023  # called at once
+        if error is None:  # it came while a finalizer closed the client, where Python drops it
             continue
         kept = storeds.open_writer(url, LABELLED, resume=True).count
         for note in getattr(error, "__notes__", ()):
