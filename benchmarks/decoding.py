@@ -13,7 +13,7 @@ from benchmarks._common import Result, Run, entry, figure, ratio
 from benchmarks.packing import in_turn, timed, write_tree
 from benchmarks.photos import jpegs
 from storeds import pack
-from storeds.jpeg import JpegCutter, RestartMarker, read_header
+from storeds.pictures import JpegCutter, RestartMarker, read_header
 from storeds.protocols import CropRequest
 from storeds.readers import decode_tensor, decode_windows
 from storeds.transforms import RandomResizedCrop

@@ -171,14 +171,14 @@ def say():
     found = backend.get_many(range(len(backend)))
     right = [each["label"] for each in found] == backend.column("label").tolist()
     print(int(right), "parent" if os.getpid() == parent else "child", flush=True)
-    return id(backend._ref.entry.handle)
+    return backend._ref.entry.handle
 
 inherited = say()
 child = ctypes.PyDLL(None).fork()
 if child == 0:
-    os._exit(say() == inherited)
+    os._exit(say() is inherited)
 _, status = os.waitpid(child, 0)
-assert say() == inherited
+assert say() is inherited
 sys.exit(os.waitstatus_to_exitcode(status))
 """
 

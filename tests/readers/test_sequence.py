@@ -252,3 +252,18 @@ def test_an_option_of_images_without_an_image_is_an_error(
     given = own if place == "reader_options" or name == "orient" else {"reader_options": windows, **options}
     with pytest.raises(ConfigError, match=f"{name} is for images.*, and none of the elements obs_view_image"):
         StoreDataset(demonstrations, reader="sequence", **given)
+
+
+def test_two_elements_of_one_field_share_no_memory() -> None:
+    fields = {"episode": "int", "x": {"kind": "array", "dtype": "<f4", "shape": [3]}, "y": "float"}
+    url = make_store(fields, ({"episode": 0, "x": np.full(3, at, "f4"), "y": at / 2} for at in range(6)))
+    elements = {"a": "x", "b": "x", "c": "y", "d": "y", "step": "x"}
+    windows = {name: [-1, 0] for name in "abcd"}
+    dataset = StoreDataset(url, reader="sequence", fields=elements, reader_options={"windows": windows}, as_dict=True)
+    (sample,) = dataset[[3]]
+    before = {name: sample[name].clone() for name in elements}
+    for name in elements:
+        sample[name] += 1
+        for other in elements.keys() - {name}:
+            assert torch.equal(sample[other], before[other])
+        sample[name] -= 1

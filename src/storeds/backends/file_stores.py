@@ -7,12 +7,12 @@ import stat
 from collections.abc import Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, Self, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from storeds._utils.file_systems import file_system, file_system_advice
 from storeds._utils.files import check_status, engine_of_file, os_failure, staging_folder, stat_store
 from storeds._utils.urls import file_url
-from storeds.backends.raw import BackendOptions
+from storeds.backends.raw import BackendOptions, HandleOpener
 from storeds.errors import StoredsError
 from storeds.protocols import JSON, Description
 
@@ -22,7 +22,7 @@ Opts = TypeVar("Opts", bound=BackendOptions)
 
 
 @dataclass(frozen=True)
-class FileLocation(Generic[Opts]):
+class FileLocation(HandleOpener[Any], Generic[Opts]):
     """Base of openers of files: a subclass names its engine, and opens, closes and attaches.
 
     Parameters
@@ -35,7 +35,6 @@ class FileLocation(Generic[Opts]):
     path: str
     settings: Opts
     engine: ClassVar[str]
-    may_wait: ClassVar[bool] = False
 
     @property
     def url(self) -> str:
@@ -47,18 +46,10 @@ class FileLocation(Generic[Opts]):
         return self.path
 
     def key(self) -> Hashable:
-        # By inode: h5py and py-lmdb open a file once, whatever its path; py-lmdb refuses to open it a second time.
+        # A published file never changes, so a handle shows what is stored. By inode: h5py and py-lmdb open a file once, whatever its path; py-lmdb refuses to open it a second time.
         status, engine = engine_at(self.data_path, self.url)
         check_status(self.data_path, status, engine, self.engine, self.url)
         return self.engine, status.st_dev, status.st_ino
-
-    def is_current(self, handle: Any, /) -> bool:
-        """Whether a handle still shows what is stored: a published file never changes, and another one has another key."""
-        return True
-
-    def settled(self, raw: Any, /) -> Self:
-        """Return the opener for later processes."""
-        return self
 
 
 @contextmanager

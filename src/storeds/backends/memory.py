@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 from storeds._utils.settings import parse_options
 from storeds._utils.urls import StoreURL
 from storeds.backends.engine import Engine
-from storeds.backends.raw import BackendOptions, RawStore, Rows
+from storeds.backends.raw import BackendOptions, Opener, RawStore, Rows
 from storeds.errors import (
     ConfigError,
     StoreExistsError,
@@ -70,34 +70,32 @@ class _MemoryStore(RawStore):
 
 
 @dataclass(frozen=True)
-class _MemoryOpener:
+class _MemoryOpener(Opener[_Store]):
     """Finds a store of this process. Another process has it only if it was forked after the store was published."""
 
-    url: str
-    may_wait: ClassVar[bool] = False
+    name: str
+
+    @property
+    def url(self) -> str:
+        return f"memory://{self.name}"
 
     def key(self) -> Hashable:
-        name = _name(self.url)
-        if name not in _STORES:
-            held = ", ".join(sorted(_STORES)) or "none"
-            raise StoreNotFoundError(f"no store at {self.url}: this process holds {held}")
-        return "memory", id(_STORES[name])
+        return "memory", id(self.open())
 
     def open(self) -> _Store:
-        self.key()
-        return _STORES[_name(self.url)]
+        if self.name not in _STORES:
+            held = ", ".join(sorted(_STORES)) or "none"
+            raise StoreNotFoundError(f"no store at {self.url}: this process holds {held}")
+        return _STORES[self.name]
 
     def close(self, handle: _Store, /) -> None:
         pass
 
     def is_current(self, handle: _Store, /) -> bool:
-        return _STORES.get(_name(self.url)) is handle
+        return _STORES.get(self.name) is handle
 
     def attach(self, handle: _Store, /) -> _MemoryStore:
         return _MemoryStore(handle, self.url)
-
-    def settled(self, raw: _MemoryStore, /) -> Self:
-        return self
 
 
 class MemorySink:
@@ -172,7 +170,7 @@ class MemorySink:
 def _opener(url: str | StoreURL, **options: Any) -> _MemoryOpener:
     text = StoreURL.parse(url).text
     parse_options(BackendOptions, {}, options, url)
-    return _MemoryOpener(f"memory://{_name(text)}")
+    return _MemoryOpener(_name(text))
 
 
 def _sink(url: str | StoreURL, **options: Any) -> MemorySink:

@@ -67,10 +67,10 @@ class Store:
         self.url: str = opener.url
         self.meta: Meta = meta
         self._codec = RecordCodec(meta.fields)
-        self._needs_whole: dict[tuple[str, ...], bool] = {}
 
     def _begin(self) -> None:
         self._ref: HandleRef[Any] = POOL.ref(self, self._opener)
+        self._needs_whole: dict[tuple[str, ...], bool] = {}
 
     def _opened(self, handle: Any) -> Meta:
         raw = self._opener.attach(handle)
@@ -81,7 +81,8 @@ class Store:
 
     def __getstate__(self) -> dict[str, Any]:
         # What is not read may be a long list, and the process that opened the store has reported it.
-        return {name: value for name, value in self.__dict__.items() if name not in ("_ref", "_unread")}
+        left_out = ("_ref", "_unread", "_needs_whole")
+        return {name: value for name, value in self.__dict__.items() if name not in left_out}
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         self.__dict__.update(state)
@@ -145,8 +146,6 @@ class Store:
 
     def _are_apart(self, raw: RawStore, fields: tuple[str, ...]) -> bool:
         """Whether these fields are read without their records, since their columns match their checksums."""
-        if not raw.reads_fields:
-            return False
         if fields not in self._needs_whole:
             has_numbers_alone = all(field.is_scalar for field in self.meta.fields.values())
             is_whole = self._codec.needs_whole(fields) and not (has_numbers_alone and raw.has_flat_columns)

@@ -491,8 +491,10 @@ class StoreWriter:
     def __del__(self) -> None:
         # A writer that was dropped unclosed must not block the next one.
         if hasattr(self, "_pid"):
-            with suppress(Exception):
+            try:  # noqa: SIM105  # at exit, `contextlib.suppress` may be gone
                 self.suspend()
+            except Exception:  # noqa: S110  # so may be what a writer needs
+                pass
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.url!r}, count={self.count}, {self._state})"

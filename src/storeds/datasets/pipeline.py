@@ -269,10 +269,11 @@ class SamplePipeline:
 
     def _keys(self, positions: Iterable[int]) -> dict[int, str]:
         """Return position in the store → key, of the records whose keys can be read. That takes a storage call."""
-        store = whole(self.view)
-        wanted = sorted({position for position in positions if 0 <= position < len(store)})
-        if not wanted or "key" not in store.meta.fields:
+        asked = {position for position in positions if position >= 0}
+        if not asked or "key" not in self.view.meta.fields:
             return {}
+        store = whole(self.view)
+        wanted = sorted(position for position in asked if position < len(store))
         try:
             records = store.get_many(wanted, ("key",))
         except StoredsError:  # names are for messages: what is wrong with the engine shows at the next read

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -214,6 +215,8 @@ class WindowElement(Element):
         import torch
 
         values = rows[self.part][self.source]
+        if self.is_copy:
+            values = copy.deepcopy(values)
         if not isinstance(values, np.ndarray) and (self.declared.is_scalar or self.declared.is_fixed):
             values = np.asarray(values)
         if self.axis is not None:

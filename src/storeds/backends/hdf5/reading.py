@@ -23,7 +23,7 @@ from storeds.backends.hdf5.headers import check_attribute
 from storeds.backends.hdf5.rows import LibraryRows, gather, open_rows
 from storeds.backends.hdf5.rows import Rows as DatasetRows
 from storeds.backends.hdf5.stamp import check_hdf5_file, has_stamp, library_errors, open_hdf5_file
-from storeds.backends.raw import BackendOptions, Fault, RawStore, Rows, Stacked
+from storeds.backends.raw import BackendOptions, Fault, Opener, RawStore, Rows, Stacked
 from storeds.errors import FormatError, UnavailableError
 from storeds.protocols import Array, Description, Field, Meta
 from storeds.records.codec import FAULT_DIGEST, FAULT_SEAL, SEAL, encode
@@ -169,7 +169,7 @@ class Hdf5Store(RawStore):
         )
 
 
-class Hdf5Opener(FileLocation[Hdf5Options]):
+class Hdf5Opener(FileLocation[Hdf5Options], Opener[Hdf5Store]):
     """Opens one file for reading."""
 
     engine = "hdf5"

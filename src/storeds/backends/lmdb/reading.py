@@ -19,7 +19,7 @@ from storeds.backends.file_stores import FileLocation, describe_file, engine_at
 from storeds.backends.handles import POOL
 from storeds.backends.lmdb.files import Environment, lmdb_errors, open_environment
 from storeds.backends.lmdb.format import COLUMNS, COUNT_BITS, META, PAGES, RECORDS, LmdbOptions, position_key
-from storeds.backends.raw import Fault, RawStore, Rows
+from storeds.backends.raw import Fault, Opener, RawStore, Rows
 from storeds.errors import FormatError
 from storeds.protocols import Description
 from storeds.records.codec import FAULT_DIGEST, FAULT_SEAL
@@ -152,7 +152,7 @@ def _begins_value(page: bytes, first: int, count: int) -> bool:
     return bool((number, pages) == (first, count) and flags & _IS_OVERFLOW)
 
 
-class LmdbOpener(FileLocation[LmdbOptions]):
+class LmdbOpener(FileLocation[LmdbOptions], Opener[Environment]):
     """Opens one file read-only and without a lock file: never let another tool write into it."""
 
     engine = "lmdb"

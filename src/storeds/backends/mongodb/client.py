@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 from urllib.parse import unquote, unquote_plus
 
 import pymongo
@@ -19,6 +19,7 @@ from pymongo.errors import ConfigurationError, OperationFailure, PyMongoError
 
 from storeds._utils.urls import StoreURL
 from storeds.backends.handles import HandleRef
+from storeds.backends.raw import HandleOpener
 from storeds.errors import ConfigError, StoredsError, UnavailableError
 from storeds.redaction import redact, redact_message
 
@@ -29,9 +30,11 @@ __all__ = [
     "leased_database",
     "parse_location",
     "pymongo_errors",
+    "within",
 ]
 
 ClientFactory = Callable[[str], Any]
+T = TypeVar("T")
 
 DEADLINE = 30.0  # seconds; longer than an election
 # Small on purpose: a server has workers × ranks clients. The URL overrides each value.
@@ -145,8 +148,21 @@ def leased_database(ref: HandleRef[Any], location: Location) -> Iterator[Any]:
             raise
 
 
+def within(seconds: float | None, operation: Callable[[], T]) -> T:
+    """Call `operation` with a timeout of PyMongo, None for none, and return its result.
+
+    It runs in a context of its own: an interrupt may leave the timeout set, and every later operation would fail.
+    """
+
+    def limited() -> T:
+        with pymongo.timeout(seconds):
+            return operation()
+
+    return contextvars.copy_context().run(limited)
+
+
 @dataclass(frozen=True)
-class ClientOpener:
+class ClientOpener(HandleOpener[Any]):
     """Creates one client per process and URI, which connects on its first operation."""
 
     location: Location
@@ -170,14 +186,5 @@ class ClientOpener:
             return pymongo.MongoClient(uri, connect=False, **defaults)
 
     def close(self, handle: Any, /) -> None:
-        # In a context of its own, since an interrupt may leave PyMongo's timeout set.
-        contextvars.copy_context().run(_close, handle)
-
-    def is_current(self, handle: Any, /) -> bool:
-        return True
-
-
-def _close(client: Any) -> None:
-    # PyMongo reports ended sessions to the server; do not wait for a server that is gone.
-    with pymongo.timeout(_CLOSING):
-        client.close()
+        # PyMongo reports ended sessions to the server; do not wait for a server that is gone.
+        within(_CLOSING, handle.close)

@@ -35,7 +35,7 @@ from storeds.backends.mongodb.documents import (
 )
 from storeds.backends.mongodb.retry import with_retries
 from storeds.backends.mongodb.sink import MongodbSink
-from storeds.backends.raw import BackendOptions, Fault, RawStore, Rows
+from storeds.backends.raw import BackendOptions, Fault, Opener, RawStore, Rows
 from storeds.errors import FormatError, RecordError, StoreNotFoundError, UnavailableError
 from storeds.protocols import Description, Field, Meta
 from storeds.records.codec import FAULT_DIGEST, FAULT_SEAL, SEAL, checksum, encode
@@ -255,7 +255,7 @@ def _joined(parts: Sequence[Rows]) -> Rows:
 
 
 @dataclass(frozen=True)
-class MongodbOpener(ClientOpener):
+class MongodbOpener(ClientOpener, Opener[Any]):
     """Finds a native store on the server of a client; later processes do not ask for its meta again."""
 
     found: Found | None = field(default=None, compare=False)

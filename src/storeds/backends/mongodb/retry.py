@@ -9,11 +9,10 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-import pymongo
 from pymongo.errors import ConfigurationError, ConnectionFailure, OperationFailure
 
 from storeds.backends.handles import HandleRef
-from storeds.backends.mongodb.client import Location, leased_database
+from storeds.backends.mongodb.client import Location, leased_database, within
 from storeds.errors import UnavailableError
 
 __all__ = ["on_database", "with_retries"]
@@ -66,8 +65,7 @@ def with_retries(location: Location, operation: Callable[[], T]) -> T:
         attempt += 1
         left = max(_SHORTEST, start + deadline - time.monotonic())
         try:
-            with pymongo.timeout(None if limit == math.inf else min(limit, left)):
-                return operation()
+            return within(None if limit == math.inf else min(limit, left), operation)
         except UnavailableError as error:
             if not _may_pass(error.__cause__):
                 raise

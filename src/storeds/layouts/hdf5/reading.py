@@ -18,7 +18,7 @@ from storeds.backends.engine import Engine
 from storeds.backends.file_stores import FileLocation, describe_file
 from storeds.backends.hdf5.reading import is_native
 from storeds.backends.hdf5.stamp import library_errors
-from storeds.backends.raw import Fault, RawStore, Rows, Stacked
+from storeds.backends.raw import Fault, Opener, RawStore, Rows, Stacked
 from storeds.errors import ConfigError, FormatError, StoredsError
 from storeds.layouts.explain import Reading, undecided
 from storeds.layouts.hdf5.files import ForeignOptions, Hdf5Files
@@ -110,7 +110,7 @@ def _digest(content: Mapping[str, JSON]) -> str:
 
 
 @dataclass(frozen=True)
-class ForeignHdf5Opener(FileLocation[ForeignOptions]):
+class ForeignHdf5Opener(FileLocation[ForeignOptions], Opener[ForeignHdf5Store]):
     """Opens a foreign store: with the named layout, by the pattern of its settings, or as what it certainly is."""
 
     engine = "hdf5"

@@ -14,7 +14,7 @@ import numpy as np
 from storeds.backends.file_stores import describe_file
 from storeds.backends.handles import POOL
 from storeds.backends.lmdb.files import Environment, lmdb_errors
-from storeds.backends.raw import Fault, RawStore, Rows
+from storeds.backends.raw import Fault, Opener, RawStore, Rows
 from storeds.layouts.infer import evenly, holds_nan
 from storeds.layouts.lmdb.environment import EnvironmentLocation, LmdbReader, database_of, key_text
 from storeds.layouts.lmdb.presets import listed_keys_of
@@ -28,7 +28,7 @@ __all__ = ["ForeignLmdbOpener", "keys_of", "reading", "sampled"]
 
 
 @dataclass(frozen=True)
-class ForeignLmdbOpener(EnvironmentLocation):
+class ForeignLmdbOpener(EnvironmentLocation, Opener[Environment]):
     """Opens an environment whose records were found.
 
     Nothing may write into the store while it is open. The store has no checksums: `Meta.id` depends on the layout, the size

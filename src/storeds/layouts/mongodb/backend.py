@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Self, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import bson
 import numpy as np
@@ -21,7 +21,7 @@ from storeds._utils.urls import StoreURL
 from storeds.backends.engine import Engine
 from storeds.backends.mongodb.client import ClientFactory, Location, parse_location
 from storeds.backends.mongodb.retry import with_retries
-from storeds.backends.raw import BackendOptions, Fault, RawStore, Rows
+from storeds.backends.raw import BackendOptions, Fault, Opener, RawStore, Rows
 from storeds.backends.unread import bounded
 from storeds.errors import RecordError, UnavailableError
 from storeds.layouts.infer import evenly
@@ -260,7 +260,7 @@ class MongodbLayout(RawStore, Generic[Opts]):
 
 
 @dataclass(frozen=True)
-class LayoutOpener:
+class LayoutOpener(Opener[Any]):
     """Opens a layout, which was resolved once, in each process. It is its own handle."""
 
     layout: MongodbLayout[Any]
@@ -279,14 +279,8 @@ class LayoutOpener:
     def close(self, handle: MongodbLayout[Any], /) -> None:
         handle.close()
 
-    def is_current(self, handle: MongodbLayout[Any], /) -> bool:
-        return True
-
     def attach(self, handle: MongodbLayout[Any], /) -> MongodbLayout[Any]:
         return handle
-
-    def settled(self, raw: MongodbLayout[Any], /) -> Self:
-        return self
 
 
 def layout_engine(layout: Callable[..., MongodbLayout[Any]]) -> Engine:
