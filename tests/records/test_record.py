@@ -17,7 +17,7 @@ from PIL import Image
 
 from storeds.errors import ConfigError
 from storeds.records.canonical_json import canonical_json
-from storeds.records.codec import RecordCodec, Seals, checksum, unpack_sealed
+from storeds.records.codec import RecordCodec, Rows, Seals, checksum
 from storeds.records.fields import parse_fields
 
 
@@ -91,7 +91,7 @@ def opened(codec: RecordCodec, stored: bytes) -> dict[str, Any]:
 
 
 def opened_all(codec: RecordCodec, stored: Sequence[bytes | bytearray]) -> list[dict[str, Any]]:
-    maps, digests, seals = unpack_sealed(memoryview(each) for each in stored)
+    maps, digests, seals = Rows.of_sealed(memoryview(each) for each in stored)
     for at, found in enumerate(maps):
         digest, seal = digests[8 * at : 8 * at + 8], seals[8 * at : 8 * at + 8]
         fault = found if isinstance(found, str) else SEALS.fault(int.from_bytes(seal, "big"), digest, at)

@@ -8,7 +8,7 @@ import numpy as np
 
 from storeds.protocols import Array
 
-__all__ = ["check_bounds", "check_positions"]
+__all__ = ["check_positions", "outside"]
 
 _INT64, _UINT64 = np.dtype(np.int64), np.dtype(np.uint64)
 
@@ -39,11 +39,12 @@ def check_positions(positions: Sequence[int], count: int, url: str) -> Array:
         asked = np.array(positions, object)  # too large for NumPy's integer types, so out of range
     elif asked.ndim != 1 or asked.dtype.kind not in "iu":
         raise TypeError(f"positions must be a sequence of integers, got {asked.dtype} of shape {asked.shape}")
-    check_bounds(int(asked.min()), int(asked.max()), count, url)
+    low, high = int(asked.min()), int(asked.max())
+    if low < 0 or high >= count:
+        raise outside(low, high, count, url)
     return asked.astype(np.int64, copy=False)
 
 
-def check_bounds(low: int, high: int, count: int, url: str) -> None:
-    """Raise IndexError for a lowest or highest position outside of ``[0, count)``."""
-    if low < 0 or high >= count:
-        raise IndexError(f"position {low if low < 0 else high} is outside [0, {count}) of {url}")
+def outside(low: int, high: int, count: int, url: str) -> IndexError:
+    """Return the error for a lowest and a highest position of which one lies outside ``[0, count)``."""
+    return IndexError(f"position {low if low < 0 else high} is outside [0, {count}) of {url}")

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 from storeds._utils.settings import Settings
 from storeds.protocols import Array, Description, Meta
-from storeds.records.codec import Fault, unpack_sealed
+from storeds.records.codec import Fault, Rows
 from storeds.records.verifier import Verifier
 
 __all__ = ["BackendOptions", "Fault", "HandleOpener", "Opener", "RawStore", "Rows", "Stacked"]
@@ -20,29 +20,6 @@ class BackendOptions(Settings, frozen=True, kw_only=True):
 
     A subclass is a `msgspec.Struct`, and ``parsers`` may name a function for each option that is no plain value.
     """
-
-
-class Rows(NamedTuple):
-    """The records of one request, in its order.
-
-    Attributes
-    ----------
-    records : list of dict or Fault
-        Of a native store, as msgpack unpacks them: JSON is text, an array is ``[dtype, shape, bytes]``. Of any other store,
-        as users get them.
-    digests, seals : bytes
-        Of whole records of a native store: the checksum and the seal of each, 8 big-endian bytes, end to end; of a fault,
-        bytes that never match. Otherwise empty.
-    """
-
-    records: list[Any]
-    digests: bytes = b""
-    seals: bytes = b""
-
-    @classmethod
-    def of_sealed(cls, sealed: Iterable[memoryview | bytes | None]) -> Rows:
-        """Return the rows of packed records that end with their seals; None is one that is missing."""
-        return cls(*unpack_sealed(sealed))
 
 
 class Stacked(NamedTuple):

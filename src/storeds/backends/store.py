@@ -11,12 +11,12 @@ from typing import Any, Self
 import numpy as np
 
 from storeds.backends.handles import POOL, HandleRef, Lease
-from storeds.backends.positions import check_bounds, check_positions
+from storeds.backends.positions import check_positions, outside
 from storeds.backends.raw import Fault, Opener, RawStore, Rows
 from storeds.backends.unread import bounded
 from storeds.errors import ConfigError, RecordError, StoreNotFoundError, UnavailableError, suggest
 from storeds.protocols import Array, Description, Meta, Place, Record
-from storeds.records.arrays import stack_records, stackable
+from storeds.records.arrays import stack_packed, stack_records, stackable
 from storeds.records.codec import RecordCodec
 from storeds.records.columns import check_has_column, column_from_records
 from storeds.records.meta import NATIVE
@@ -115,7 +115,8 @@ class Store:
         if not positions:
             return []
         ascending = sorted(set(positions))
-        check_bounds(ascending[0], ascending[-1], self.meta.count, self.url)
+        if ascending[0] < 0 or ascending[-1] >= self.meta.count:
+            raise outside(ascending[0], ascending[-1], self.meta.count, self.url)
         found = self._read(ascending, wanted)
         if len(wanted) != len(self.meta.fields):
             found = [
@@ -198,11 +199,18 @@ class Store:
             all(declared[name].is_scalar for name in names) and self._are_intact(raw, names)
         )
         found = raw.stacked(positions, names, whole=not is_alone)
-        if found is None:
+        if is_alone or verifier is None:
+            return None if found is None else found.arrays
+        if found is not None:
+            return found.arrays if verifier.seals.match(found.digests, found.seals, positions) else None
+        unique, places = np.unique(positions, return_inverse=True)
+        rows = raw.read(unique.tolist(), None)
+        if not verifier.seals.match(rows.digests, rows.seals, unique):
             return None
-        if not is_alone and verifier is not None and not verifier.seals.match(found.digests, found.seals, positions):
+        try:
+            return stack_packed([rows.records[at] for at in places.tolist()], names, declared)
+        except (ValueError, TypeError):  # a value is not as declared
             return None
-        return found.arrays
 
     # Columns.
 

@@ -1,14 +1,16 @@
-"""Reads fields of fixed size of many records as arrays."""
+"""Makes arrays of fields of fixed size of many records."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
 
 from storeds.errors import ConfigError, RecordError, suggest
-from storeds.protocols import Array, Backend
+from storeds.protocols import Array, Backend, Field, Record
 from storeds.records.columns import column_of
 
-__all__ = ["read_arrays", "stack_records", "stackable"]
+__all__ = ["read_arrays", "stack_packed", "stack_records", "stackable"]
 
 
 def read_arrays(backend: Backend, positions: Sequence[int], fields: Sequence[str] | None = None) -> dict[str, Array]:
@@ -27,6 +29,22 @@ def stack_records(backend: Backend, positions: Sequence[int], fields: Sequence[s
             raise record
         records.append(record)
     return {name: column_of(backend.meta.fields[name], [record[name] for record in records]) for name in names}
+
+
+def stack_packed(records: Sequence[Record], names: Sequence[str], declared: Mapping[str, Field]) -> dict[str, Array]:
+    """Return fields of records whose arrays are ``[dtype, shape, bytes]``; raises ValueError if one is not as declared."""
+    found = {}
+    for name in names:
+        field, values = declared[name], [record[name] for record in records]
+        if field.kind != "array":
+            found[name] = column_of(field, values)
+            continue
+        dtypes, shapes, data = zip(*values, strict=True)
+        shape = list(field.shape or ())
+        if set(dtypes) != {field.dtype} or any(each != shape for each in shapes):
+            raise ValueError(f"field {name!r} has arrays of another dtype or shape")
+        found[name] = np.frombuffer(bytearray().join(data), field.dtype).reshape(len(values), *shape)
+    return found
 
 
 def stackable(backend: Backend, fields: Sequence[str] | None) -> tuple[str, ...]:

@@ -34,13 +34,13 @@ __all__ = [
     "ContentHash",
     "Fault",
     "RecordCodec",
+    "Rows",
     "Seals",
     "canonical_value",
     "checksum",
     "column_checksum",
     "encode",
     "preview",
-    "unpack_sealed",
 ]
 
 _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
@@ -305,28 +305,43 @@ FAULT_DIGEST, FAULT_SEAL = bytes(8), b"\xff" * 8
 """Stand for the checksum and the seal of a fault. They never match: a salt and a position are smaller."""
 
 
-def unpack_sealed(sealed: Iterable[memoryview | bytes | None]) -> tuple[list[Any], bytes, bytes]:
-    """Return the maps of packed records with their seals, and their checksums and seals, 8 bytes each, end to end.
+class Rows(NamedTuple):
+    """The records of one request, in its order. Nothing is verified yet: see `Seals.match`.
 
-    A `Fault` is in place of a map that cannot be decoded. Nothing is verified here: see `Seals.match`.
+    Attributes
+    ----------
+    records : list of dict or Fault
+        Of a native store, as msgpack unpacks them: JSON is text, an array is ``[dtype, shape, bytes]``. Of any other store,
+        as users get them.
+    digests, seals : bytes
+        Of whole records of a native store: the checksum and the seal of each, 8 big-endian bytes, end to end; of a fault,
+        bytes that never match. Otherwise empty.
     """
-    maps: list[Any] = []
-    digests: list[bytes] = []
-    seals: list[memoryview | bytes] = []
-    for each in sealed:
-        try:
-            packed = each[_PACKED]  # type: ignore[index]  # None raises the TypeError below
-            # Decoding first is faster: it loads the bytes into the CPU cache for the checksum.
-            maps.append(_decode(packed))
-        except _UNDECODABLE as error:
-            missing = "it is missing from the store"
-            maps.append(Fault(missing if each is None else f"not the msgpack map of its fields ({error})"))
-            digests.append(FAULT_DIGEST)
-            seals.append(FAULT_SEAL)
-        else:
-            digests.append(_digest(packed))
-            seals.append(each[_SEAL])  # type: ignore[index]
-    return maps, b"".join(digests), b"".join(seals)
+
+    records: list[Any]
+    digests: bytes = b""
+    seals: bytes = b""
+
+    @classmethod
+    def of_sealed(cls, sealed: Iterable[memoryview | bytes | None]) -> Rows:
+        """Return the rows of packed records that end with their seals; None is one that is missing."""
+        records: list[Any] = []
+        digests: list[bytes] = []
+        seals: list[memoryview | bytes] = []
+        for each in sealed:
+            try:
+                packed = each[_PACKED]  # type: ignore[index]  # None raises the TypeError below
+                # Decoding first is faster: it loads the bytes into the CPU cache for the checksum.
+                records.append(_decode(packed))
+            except _UNDECODABLE as error:
+                missing = "it is missing from the store"
+                records.append(Fault(missing if each is None else f"not the msgpack map of its fields ({error})"))
+                digests.append(FAULT_DIGEST)
+                seals.append(FAULT_SEAL)
+            else:
+                digests.append(_digest(packed))
+                seals.append(each[_SEAL])  # type: ignore[index]
+        return cls(records, b"".join(digests), b"".join(seals))
 
 
 def _revive_array(field: Field, packed: Any) -> Array:

@@ -17,7 +17,7 @@ __all__ = ["OFFSET", "Column", "Datasets", "datasets_of", "fixed_values", "steps
 _STEP = 1 << 20  # bytes
 _TRUSTED = 1 << 20  # bytes of a value that are read without a look at the offsets around its own
 _AROUND = 8  # offsets on each side of them
-_BYTE, OFFSET = np.dtype("u1"), np.dtype("<i8")
+_BYTE, OFFSET, _UNSIGNED = np.dtype("u1"), np.dtype("<i8"), np.dtype("<u8")
 
 
 @dataclass(frozen=True)
@@ -43,16 +43,18 @@ class Column:
         if self.offsets is None:
             return fixed_values(gather(self.rows, positions), self.field)
         starts, stops = gather(self.offsets, positions, 2).view(OFFSET).T
-        if not ((starts >= 0) & (starts <= stops) & (stops <= self.rows.count)).all():
-            raise ValueError(UNREADABLE)
         sizes = stops - starts
-        if sizes.sum() > self.rows.count:
+        # As an unsigned number, a negative one is greater than any count.
+        highest = (int(np.maximum.reduce(each.view(_UNSIGNED))) for each in (sizes, starts, stops))
+        lengths, largest = sizes.tolist(), next(highest)
+        if max(largest, *highest, sum(lengths)) > self.rows.count:
             raise ValueError(UNREADABLE)
-        for at in np.flatnonzero(sizes > _TRUSTED).tolist():
-            if not self._fits_between_others(int(positions[at]), starts[at], stops[at]):
-                raise ValueError(UNREADABLE)
+        if largest > _TRUSTED:
+            for at in np.flatnonzero(sizes > _TRUSTED).tolist():
+                if not self._fits_between_others(int(positions[at]), starts[at], stops[at]):
+                    raise ValueError(UNREADABLE)
         found: list[Any] = read_ranges(self.rows, starts, stops)
-        if list(map(len, found)) != (stops - starts).tolist():
+        if list(map(len, found)) != lengths:
             raise ValueError(UNREADABLE)
         if self.field.kind in ("str", "json"):
             return list(map(bytes.decode, found))

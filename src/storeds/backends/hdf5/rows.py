@@ -69,18 +69,22 @@ class JoinedRows:
 
     def read_ranges(self, starts: Array, stops: Array) -> list[bytes]:
         """Return the bytes of row ranges in any order; fewer bytes where they are unreadable."""
-        data, first = self.whole_if_small(len(starts)), 0
-        if data is None and self.size >= _PAGE:  # one read of many rows would not be faster
+        kept = self.whole_if_small(len(starts))
+        if kept is not None:
+            return self._cut(kept, starts, stops)
+        if self.size >= _PAGE or len(starts) < 2:  # one read of many rows would not be faster
             return self._load(starts, stops)
-        if data is None:
-            first, last = (int(starts.min()), int(stops.max())) if len(starts) > 1 else (0, 0)
-            needed = int((stops - starts).sum()) * self.size
-            if not 0 < (last - first) * self.size <= min(_JOINED, needed + _PAGE * len(starts)):
-                return self._load(starts, stops)
-            (data,) = self._load(np.array([first]), np.array([last]))
-            if len(data) < (last - first) * self.size:  # ranges before and behind what is unreadable may be readable
-                return self._load(starts, stops)
-        begins, ends = (starts - first) * self.size, (stops - first) * self.size
+        first, last = int(np.minimum.reduce(starts)), int(np.maximum.reduce(stops))
+        reach = (last - first) * self.size
+        if reach <= 0 or reach > min(_JOINED, int((stops - starts).sum()) * self.size + _PAGE * len(starts)):
+            return self._load(starts, stops)
+        (data,) = self._load(np.array([first]), np.array([last]))
+        if len(data) < reach:  # ranges before and behind what is unreadable may be readable
+            return self._load(starts, stops)
+        return self._cut(data, starts - first, stops - first)
+
+    def _cut(self, data: bytes, starts: Array, stops: Array) -> list[bytes]:
+        begins, ends = starts * self.size, stops * self.size
         return [data[begin:end] for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)]
 
     def whole_if_small(self, asked: int) -> bytes | None:
@@ -125,18 +129,19 @@ class FlatRows(JoinedRows):
         self._is_cold = False
 
     def _load(self, starts: Array, stops: Array) -> list[bytes]:
-        begins, ends = starts * self.size + self._offset, stops * self.size + self._offset
-        sizes = (ends - begins).tolist()
+        begins = starts * self.size + self._offset
+        sizes = ((stops - starts) * self.size).tolist()
         is_watched = self._is_cold or sum(sizes) >= _WORTH_ADVICE
         blocks = blocks_read() if is_watched else 0
         if self._is_cold:
-            will_need(self._descriptor, begins, ends)
+            will_need(self._descriptor, begins, begins + sizes)
+        places = begins.tolist()
         try:
-            found = list(map(os.pread, itertools.repeat(self._descriptor), sizes, begins.tolist()))
+            found = list(map(os.pread, itertools.repeat(self._descriptor), sizes, places))
         except OSError:
             found = []  # each is read again by itself
         if list(map(len, found)) != sizes:
-            found = list(map(self._load_one, sizes, begins.tolist()))
+            found = list(map(self._load_one, sizes, places))
         if is_watched:
             self._is_cold = blocks_read() > blocks
         return found

@@ -78,7 +78,8 @@ class LmdbStore(RawStore):
         try:
             with self._env.begin(db=self._records, buffers=True) as txn:
                 get: Callable[[bytes], Any] = txn.get
-                return Rows.of_sealed(map(get, [position.to_bytes(8, "big") for position in positions]))
+                # All are found before the first is decoded, which is faster.
+                return Rows.of_sealed(list(map(get, [position.to_bytes(8, "big") for position in positions])))
         except lmdb.Error:
             return self._read_each(positions)
         finally:
