@@ -206,7 +206,7 @@ class SharedEpoch(SharedTable):
     DataLoaders, and samples that are read directly.
     """
 
-    DTYPE = np.dtype([("number", "<i8"), ("is_set", "?"), ("loader", "<i8"), ("is_reported", "?"), ("turn", "<i8")])
+    DTYPE = np.dtype([("number", "<i8"), ("is_set", "?"), ("turn", "<i8")])
     requested: int | None = None
     """The last epoch that a user set on the dataset, in this process or in the one that the dataset came from."""
     _listeners: weakref.WeakSet[EpochListener] | None = None
@@ -241,27 +241,6 @@ class SharedEpoch(SharedTable):
             epoch, other = _context.request
             return epoch, other if seed is None else seed
         return int(self.table["number"][0]), seed
-
-    @property
-    def is_repeated(self) -> bool:
-        """Whether this worker of a plain DataLoader makes the epoch of an earlier pass again, which nobody set.
-
-        The first worker of each loader answers for all of them. Workers that start for another pass have another seed.
-        Persistent workers keep theirs.
-        """
-        worker = get_worker_info()
-        if worker is None or worker.id or _context.request is not None:
-            return False
-        (table,) = self.table
-        if table["is_set"] or table["is_reported"]:
-            return False
-        if not table["loader"]:
-            table["loader"] = worker.seed
-        return bool(table["loader"] != worker.seed)
-
-    def report_repeated(self) -> None:
-        """Let `is_repeated` be false from now on."""
-        self.table["is_reported"] = True
 
     def __reduce__(self) -> tuple[Any, ...]:
         if get_spawning_popen() is not None:

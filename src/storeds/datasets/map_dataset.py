@@ -5,14 +5,10 @@ from __future__ import annotations
 import copy
 import gc
 import inspect
-import io
 import operator
 import os
-import pickle
 import time
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from multiprocessing.context import get_spawning_popen
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +20,7 @@ from storeds._utils.arguments import integer
 from storeds.backends.class_numbers import check_same_classes
 from storeds.backends.selecting import Conditions
 from storeds.batching.collate import Skipped
-from storeds.batching.memory import finished_for_caller, is_plain
+from storeds.batching.memory import finished_for_caller
 from storeds.datasets.assembly import (
     Transforms,
     bind_joint,
@@ -61,15 +57,6 @@ __all__ = ["StoreDataset", "as_index", "fill_skipped", "read_samples", "resolve_
 _frozen_in = 0
 
 
-class _ByValue(pickle.Pickler):
-    """Pickles a tensor as its values; PyTorch would add the address of its memory."""
-
-    def reducer_override(self, value: Any) -> Any:
-        if not isinstance(value, torch.Tensor) or not is_plain(value):
-            return NotImplemented
-        return bytes, (value.resolve_conj().resolve_neg().contiguous().flatten().view(torch.uint8).numpy().tobytes(),)
-
-
 def _freeze_inherited() -> None:
     """Keep a forked worker's garbage collector from writing to inherited objects, which copies their pages (pytorch#13246)."""
     global _frozen_in
@@ -78,9 +65,6 @@ def _freeze_inherited() -> None:
         if get_worker_info() is not None:
             gc.freeze()
 
-
-# A worker that makes an earlier pass again looks for random numbers in so many samples, in so many epochs of each.
-_TRIALS, _EPOCHS = 3, 8
 
 _SHOW, _IN_NOTEBOOK = "storeds.ops.showing:show", 24  # what shows samples, loaded on use, and how many a notebook shows
 
@@ -238,9 +222,6 @@ class StoreDataset(Dataset[Any]):
         )
         own = built_in(reader)
         self._column_fields: dict[str, Field] = {} if own is None or transforms else own.columns
-        is_drawn = own is not None and own.rows.is_random
-        is_random = self.seed is not None and (transforms or self._transforms or is_drawn)
-        self._trials = _TRIALS if is_random else 0
 
     def _with_stats(self, spec: Any) -> Any:
         return with_stats(spec, self._bound, self.backend)
@@ -378,7 +359,6 @@ class StoreDataset(Dataset[Any]):
             return self.__getitems__(index)
         contexts = self._contexts(self._resolve([index]))
         (sample,) = finished_for_caller(self._pipeline.samples(contexts, fill=False))
-        self._warn_if_repeated(contexts[0])
         return sample
 
     def __getitems__(self, indices: Iterable[Any]) -> list[Any]:
@@ -437,34 +417,7 @@ class StoreDataset(Dataset[Any]):
                 return {n: arrays[n] if n in arrays else np.array(resolved, np.int64) for n in self._column_fields}
         contexts = self._contexts(resolved)
         samples = self._pipeline.samples(contexts, fill=fill, known=known)
-        if contexts:
-            self._warn_if_repeated(contexts[0])
         return samples if defer else finished_for_caller(samples)
-
-    def _warn_if_repeated(self, context: SampleContext) -> None:
-        """Warn once where a plain DataLoader makes the random samples of an earlier pass again."""
-        if not self._trials or not self._epoch.is_repeated:
-            return
-        self._trials -= 1
-
-        def trial(epoch: int) -> Any:
-            (result,) = self._pipeline.make([replace(context, epoch=epoch, notes=[])])
-            file = io.BytesIO()
-            _ByValue(file).dump(finished_for_caller([result.sample]))
-            return file.getvalue()
-
-        made = trial(context.epoch)
-        if all(trial(context.epoch + later) == made for later in range(1, _EPOCHS)):  # nothing in it is random
-            return
-        self._epoch.report_repeated()
-        warnings.warn(
-            f"sample {context.index} of {self.url} was made again in epoch {context.epoch}, with the same random "
-            "numbers as in an earlier pass. PyTorch's DataLoader does not tell a dataset that a pass begins: call "
-            "dataset.set_epoch(epoch) before each pass; or use storeds.StoreLoader, or "
-            "sampler=storeds.EpochSampler(dataset), which count passes themselves",
-            UserWarning,
-            stacklevel=2,
-        )
 
     def _contexts(self, resolved: list[int]) -> list[SampleContext]:
         _freeze_inherited()
