@@ -1,39 +1,30 @@
-"""Counts the samples that were bad, repaired, skipped or replaced; and the batches of a loader, with what they took.
-
-What happens to the samples of a batch travels with it as a `BatchEvents`, and the training process counts it.
-"""
+"""Counts the samples of a dataset that were bad, repaired, skipped or replaced, and reports them."""
 
 from __future__ import annotations
 
 import logging
 import os
-import secrets
 import threading
-import weakref
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from multiprocessing.context import get_spawning_popen
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from torch.utils.data import get_worker_info
 
 from storeds._utils.arguments import check_share
 from storeds._utils.text import counted, html_table
-from storeds.datasets.epoch import MAX_EPOCH, SharedEpoch, SharedTable, Work, collected_events, no_time
+from storeds.datasets.epoch import MAX_EPOCH, SharedEpoch, SharedTable
 from storeds.errors import BadSamplesError, ConfigError, suggest
 
 __all__ = [
     "FAULTS",
-    "BatchEvents",
     "Event",
-    "LoaderStats",
     "Policy",
     "SampleCounters",
     "SampleReport",
-    "StageTotals",
-    "count_events",
 ]
 
 _LOG = logging.getLogger("storeds")
@@ -101,24 +92,6 @@ class Event:
     def text(self) -> str:
         """What is wrong with which record."""
         return f"{self.place}: {self.reason}"
-
-
-class BatchEvents(NamedTuple):
-    """What happened to the samples that one batch takes from a dataset.
-
-    Attributes
-    ----------
-    counters : str
-        The key of the dataset's `SampleCounters`.
-    epoch, seen : int
-        How many samples of which epoch were requested.
-    events : sequence of Event
-    """
-
-    counters: str
-    epoch: int
-    seen: int
-    events: Sequence[Event]
 
 
 POLICIES = ("raise", "skip", "replace")
@@ -219,14 +192,9 @@ class SampleCounters(SharedTable):
         self._first: list[Event] = []
         self._last: deque[Event] = deque(maxlen=_KEPT)
         self._logged: set[str] = set()
-        self._name(secrets.token_hex(8))
-
-    def _name(self, key: str) -> None:
-        self.key = key
-        _COUNTERS[key] = self
 
     def add(self, epoch: int, seen: int, events: Sequence[Event], turn: Any = None) -> None:
-        """Count samples, or put them into the message of the batch that this thread makes.
+        """Count samples that were requested, and what happened to them.
 
         Parameters
         ----------
@@ -239,10 +207,6 @@ class SampleCounters(SharedTable):
         BadSamplesError
             Too many samples of the pass are bad.
         """
-        message = collected_events()
-        if message is not None:
-            message.append(BatchEvents(self.key, epoch, seen, events))
-            return
         turn = self._turn() if turn is None else turn
         with _lock:
             row, of_pass, first = self._row(epoch, turn)
@@ -316,26 +280,14 @@ class SampleCounters(SharedTable):
 
     def __reduce__(self) -> tuple[Any, ...]:
         if get_spawning_popen() is not None:
-            return _of_worker, (self._cell, self.key, self.policy, self._length, self._epochs, self._url)
+            return _of_worker, (self._cell, self.policy, self._length, self._epochs, self._url)
         return type(self), (self.policy, self._length, self._epochs, self._url)
 
 
-def _of_worker(cell: Any, key: str, policy: Policy, length: int, epochs: SharedEpoch, url: str) -> SampleCounters:
+def _of_worker(cell: Any, policy: Policy, length: int, epochs: SharedEpoch, url: str) -> SampleCounters:
     counters = SampleCounters(policy, length, epochs, url)
     counters._cell = cell
-    counters._name(key)
     return counters
-
-
-_COUNTERS: weakref.WeakValueDictionary[str, SampleCounters] = weakref.WeakValueDictionary()
-
-
-def count_events(messages: Sequence[BatchEvents], turn: Any = None) -> None:
-    """Count the events of a batch for the datasets of this process, see `SampleCounters.add`; raises BadSamplesError."""
-    for message in messages:
-        counters = _COUNTERS.get(message.counters)  # a worker may have made a dataset of its own
-        if counters is not None:
-            counters.add(message.epoch, message.seen, message.events, turn)
 
 
 @dataclass(frozen=True)
@@ -389,104 +341,3 @@ class SampleReport:
             ]
         lines += [f"  {event.text}" for event in self.last]
         return "\n".join(lines)
-
-
-# --- Batches ---
-
-
-@dataclass
-class StageTotals:
-    """The batches that a training loop received so far, of all workers or of one.
-
-    Attributes
-    ----------
-    batches, samples, bytes, cold_bytes : int
-    seconds : dict
-        Stage → seconds that workers spent on these batches, added up.
-    """
-
-    batches: int = 0
-    samples: int = 0
-    bytes: int = 0
-    cold_bytes: int = 0
-    seconds: dict[str, float] = field(default_factory=no_time)
-
-    def add(self, samples: int, work: Work) -> None:
-        """Add a batch."""
-        self.batches += 1
-        self.samples += samples
-        self.bytes += work.bytes
-        self.cold_bytes += work.cold_bytes
-        for stage, spent in work.seconds.items():
-            self.seconds[stage] += spent
-
-
-@dataclass
-class LoaderStats:
-    """The work behind the batches that a training loop received so far.
-
-    Attributes
-    ----------
-    totals : StageTotals
-        Of all workers.
-    workers : dict
-        Worker → its totals; 0 without workers.
-    starting, waiting, training : float
-        Seconds of the training loop: until the first batch of a pass, until later ones, and between them.
-    waits : int
-        Batches that were waited for, apart from the first of each pass.
-    bad, repaired : int
-        Samples.
-    seen : Counter
-        The key of a dataset's counters → the samples that were requested from it.
-    """
-
-    totals: StageTotals = field(default_factory=StageTotals)
-    workers: dict[int, StageTotals] = field(default_factory=dict)
-    starting: float = 0.0
-    waiting: float = 0.0
-    training: float = 0.0
-    waits: int = 0
-    bad: int = 0
-    repaired: int = 0
-    seen: Counter[str] = field(default_factory=Counter)
-
-    def wait(self, seconds: float, *, is_first: bool) -> None:
-        """Add what the training loop waited for a batch."""
-        if is_first:
-            self.starting += seconds
-        else:
-            self.waiting += seconds
-            self.waits += 1
-
-    def add(self, worker: int, size: int, work: Work, events: Sequence[BatchEvents]) -> None:
-        """Add a batch that the training loop received."""
-        for totals in (self.totals, self.workers.setdefault(worker, StageTotals())):
-            totals.add(size, work)
-        for message in events:
-            self.seen[message.counters] += message.seen
-        repaired = [event.repaired for message in events for event in message.events]
-        self.repaired += sum(repaired)
-        self.bad += len(repaired) - sum(repaired)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain numbers: seconds and bytes."""
-        loop = {"starting": self.starting, "waiting": self.waiting, "training": self.training}
-        totals = _numbers(self.totals)
-        return {
-            **totals,
-            "seconds": {**loop, **totals["seconds"]},
-            "bad": self.bad,
-            "repaired": self.repaired,
-            "workers": {worker: _numbers(each) for worker, each in sorted(self.workers.items())},
-        }
-
-
-def _numbers(totals: StageTotals) -> dict[str, Any]:
-    return {
-        "batches": totals.batches,
-        "samples": totals.samples,
-        "bytes": totals.bytes,
-        "cold_bytes": totals.cold_bytes,
-        "seconds": dict(totals.seconds),
-    }

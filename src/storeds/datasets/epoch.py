@@ -1,16 +1,11 @@
-"""The epoch and the seed of samples; and the batch that a thread makes: its request, its events and its times."""
+"""The epoch of a dataset, in memory that its workers share; and the seeds of runs without one."""
 
 from __future__ import annotations
 
 import mmap
-import resource
-import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from multiprocessing.context import get_spawning_popen
-from time import perf_counter
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -19,28 +14,13 @@ import xxhash
 from torch.utils.data import get_worker_info
 
 from storeds.errors import ConfigError
-from storeds.protocols import Array
-
-if TYPE_CHECKING:
-    from storeds.datasets.counters import BatchEvents
 
 __all__ = [
     "MAX_EPOCH",
-    "STAGES",
     "SharedEpoch",
     "SharedTable",
-    "Work",
-    "add_bytes",
-    "add_time",
     "agreed_seed",
-    "collect_events",
-    "collected_events",
     "draw_seed",
-    "no_time",
-    "replacements_for",
-    "take_work",
-    "use_epoch",
-    "use_replacements",
     "world_size",
 ]
 
@@ -81,129 +61,11 @@ class EpochListener(Protocol):
     def _request_epoch(self, epoch: int) -> None: ...
 
 
-STAGES = ("read", "decode", "transform", "collate")
-
-
-def no_time() -> dict[str, float]:
-    """Return zero seconds of each stage."""
-    return dict.fromkeys(STAGES, 0.0)
-
-
-class _Context(threading.local):
-    """The batch that this thread makes: its request, and what it took so far."""
-
-    request: tuple[int, int | None] | None = None  # epoch and seed
-    replacements: Callable[[str, int], Array | None] | None = None
-    events: list[BatchEvents] | None = None
-    bytes = blocks = 0
-
-    def __init__(self) -> None:
-        self.seconds = no_time()
-
-
-_context = _Context()
-
-
-@contextmanager
-def use_epoch(epoch: int, seed: int | None, events: list[BatchEvents] | None = None) -> Iterator[None]:
-    """Make the samples of this thread for `epoch`, and with `seed` where their dataset has none.
-
-    Datasets append what happened to the samples to `events`; by default they count it themselves.
-    """
-    before = _context.request, _context.events
-    _context.request, _context.events = (epoch, seed), events
-    try:
-        yield
-    finally:
-        _context.request, _context.events = before
-
-
-@contextmanager
-def collect_events(events: list[BatchEvents]) -> Iterator[None]:
-    """Append what happens to the samples of this thread to `events`, whatever their epoch."""
-    before, _context.events = _context.events, events
-    try:
-        yield
-    finally:
-        _context.events = before
-
-
-@contextmanager
-def use_replacements(rule: Callable[[str, int], Array | None] | None) -> Iterator[None]:
-    """Let `rule` say which samples may replace a bad one, by the key of a dataset's counters and its index."""
-    before, _context.replacements = _context.replacements, rule
-    try:
-        yield
-    finally:
-        _context.replacements = before
-
-
-def replacements_for(counters: str, index: int) -> Array | None:
-    """Return the indices of the samples that may replace a bad one; None if each may."""
-    return None if _context.replacements is None else _context.replacements(counters, index)
-
-
-def collected_events() -> list[BatchEvents] | None:
-    """Return the list for the events of the batch that this thread makes; None outside of a request."""
-    return _context.events
-
-
-class Work(NamedTuple):
-    """What making a batch took.
-
-    Attributes
-    ----------
-    seconds : dict
-        Stage → seconds.
-    bytes : int
-        Of the records.
-    cold_bytes : int
-        Read from a disk, because the page cache did not hold them.
-    """
-
-    seconds: dict[str, float]
-    bytes: int
-    cold_bytes: int
-
-
-def add_time(stage: str, since: float, within: str | None = None) -> float:
-    """Add the time since `since`, a value of `time.perf_counter`, to a stage of this thread; return the present time.
-
-    With `within`, that stage goes on, and the caller adds all of its time later: so this part is taken off now.
-    """
-    now, seconds = perf_counter(), _context.seconds
-    seconds[stage] += now - since
-    if within is not None:
-        seconds[within] -= now - since
-    return now
-
-
-def add_bytes(records: Iterable[Any]) -> None:
-    """Add the bytes and arrays of some records, or the arrays of a batch."""
-    total = 0
-    for record in records:
-        if isinstance(record, Mapping):
-            for value in record.values():
-                if type(value) is bytes:
-                    total += len(value)
-                elif isinstance(value, np.ndarray):
-                    total += value.nbytes
-    _context.bytes += total
-
-
-def take_work() -> Work:
-    """Return what this thread did since the last call."""
-    blocks = resource.getrusage(resource.RUSAGE_THREAD).ru_inblock
-    work = Work(_context.seconds, _context.bytes, (blocks - _context.blocks) * 512)
-    _context.seconds, _context.bytes, _context.blocks = no_time(), 0, blocks
-    return work
-
-
 class SharedEpoch(SharedTable):
     """The epoch of a dataset, in memory that its workers share.
 
-    A request of our loaders carries its own epoch to the workers (`use_epoch`). This one is for everybody else: plain
-    DataLoaders, and samples that are read directly.
+    What a loader of ours asks for has its own epoch. This one is for everybody else: plain DataLoaders, samples that are read
+    directly, and datasets of users that read from this one.
     """
 
     DTYPE = np.dtype([("number", "<i8"), ("is_set", "?"), ("turn", "<i8")])
@@ -235,12 +97,10 @@ class SharedEpoch(SharedTable):
         """How often the epoch was set."""
         return int(self.table["turn"][0])
 
-    def of_samples(self, seed: int | None) -> tuple[int, int | None]:
-        """Return the epoch and the seed of the samples that this thread makes, for a dataset with `seed`."""
-        if _context.request is not None:
-            epoch, other = _context.request
-            return epoch, other if seed is None else seed
-        return int(self.table["number"][0]), seed
+    @property
+    def number(self) -> int:
+        """The epoch of the samples that this process makes."""
+        return int(self.table["number"][0])
 
     def __reduce__(self) -> tuple[Any, ...]:
         if get_spawning_popen() is not None:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import copy
 import gc
 import inspect
-import operator
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from multiprocessing.context import get_spawning_popen
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +18,6 @@ from torch.utils.data import ConcatDataset, Dataset, get_worker_info
 from storeds._utils.arguments import integer
 from storeds.backends.class_numbers import check_same_classes
 from storeds.backends.selecting import Conditions
-from storeds.batching.collate import Skipped
 from storeds.batching.memory import finished_for_caller
 from storeds.datasets.assembly import (
     Transforms,
@@ -34,10 +32,12 @@ from storeds.datasets.assembly import (
     transforms_by_element,
     with_stats,
 )
-from storeds.datasets.counters import BatchEvents, Policy, SampleCounters, SampleReport, count_events
-from storeds.datasets.epoch import MAX_EPOCH, SharedEpoch, add_bytes, add_time, collect_events, collected_events
+from storeds.datasets.batch import Ask, Counted, Made
+from storeds.datasets.counters import Policy, SampleCounters, SampleReport
+from storeds.datasets.epoch import MAX_EPOCH, SharedEpoch
 from storeds.datasets.pipeline import SamplePipeline
 from storeds.datasets.source import Source
+from storeds.datasets.tree import resolve_indices
 from storeds.errors import ConfigError, RecordError
 from storeds.protocols import Array, Backend, Field, Reader, ReaderSpec, SampleContext, Transform
 from storeds.readers.reader import built_in
@@ -51,7 +51,7 @@ from storeds.transforms.binding import check_picklable
 if TYPE_CHECKING:
     from storeds.ops.showing import Page
 
-__all__ = ["StoreDataset", "as_index", "fill_skipped", "read_samples", "resolve_indices"]
+__all__ = ["StoreDataset"]
 
 
 _frozen_in = 0
@@ -67,8 +67,6 @@ def _freeze_inherited() -> None:
 
 
 _SHOW, _IN_NOTEBOOK = "storeds.ops.showing:show", 24  # what shows samples, loaded on use, and how many a notebook shows
-
-_NO_MASK = "a mask is not a list of indices; use where= or mask.nonzero()"
 
 
 class StoreDataset(Dataset[Any]):
@@ -217,7 +215,7 @@ class StoreDataset(Dataset[Any]):
             reader,
             bind_transforms(reader, transforms),
             self._as_dict,
-            self._counters,
+            self._counters.policy,
             bind_joint(reader, transforms, self._transforms),
         )
         own = built_in(reader)
@@ -342,7 +340,7 @@ class StoreDataset(Dataset[Any]):
     @property
     def epoch(self) -> int:
         """The epoch of the pass that began last, or the one set since. The randomness of samples depends on it."""
-        return self._epoch.of_samples(None)[0]
+        return self._epoch.number
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch, for persistent workers too, and for the next pass of every loader with an `EpochSampler`."""
@@ -357,8 +355,7 @@ class StoreDataset(Dataset[Any]):
             index = range(*index.indices(len(self)))
         if isinstance(index, (list, tuple, range)) or getattr(index, "ndim", None):
             return self.__getitems__(index)
-        contexts = self._contexts(self._resolve([index]))
-        (sample,) = finished_for_caller(self._pipeline.samples(contexts, fill=False))
+        (sample,) = self._samples([index], fill=False)
         return sample
 
     def __getitems__(self, indices: Iterable[Any]) -> list[Any]:
@@ -379,53 +376,47 @@ class StoreDataset(Dataset[Any]):
         kind = type(self)
         if kind.__getitem__ is not StoreDataset.__getitem__ and kind.__getitems__ is StoreDataset.__getitems__:
             return [self[index] for index in indices]  # a subclass says what a sample is
-        read = self._read(self._resolve(indices), fill=fill)
-        return _split_columns(read, self._column_fields, self.as_dict) if isinstance(read, dict) else read
+        made = self.read(Ask(list(indices), fill=fill))
+        for each in made.counted:
+            self._counters.add(each.epoch, each.seen, each.events)
+        samples: list[Any] = made.result()
+        return samples
 
-    def _read(
-        self, resolved: list[int], *, defer: bool = False, columns: bool = True, fill: bool = True
-    ) -> dict[str, Array] | list[Any]:
-        """Return samples, or one array of shape (n, …) for each of their elements, read without making samples.
+    def read(self, ask: Ask) -> Made:
+        """Return the samples of a batch, and what happened to them, which nothing counts here. For loaders."""
+        made = Made()
+        _freeze_inherited()
+        if ask.epoch is None:
+            ask = ask._replace(epoch=self._epoch.number)
+        try:
+            made.samples = self._made(resolve_indices(ask.indices, len(self), self.url), ask, made)
+        except Exception as error:
+            made.error = error
+        return made
 
-        Parameters
-        ----------
-        resolved : list of int
-            Indices, as `_resolve` returns them.
-        defer : bool
-            Whether images of samples may be `DeferredImage`.
-        columns : bool
-            Whether there may be arrays. There are none where elements vary in shape or have transforms, and where a
-            record is bad: then the pipeline applies the policy.
-        fill : bool
-            Whether replacements make up a batch in which every sample would be skipped.
-        """
+    def _made(self, resolved: list[int], ask: Ask, made: Made) -> Any:
+        """Return samples, or columns, which are read without making samples."""
+        assert ask.epoch is not None
         known: RecordError | None = None
-        if self._column_fields and columns and resolved:
+        if self._column_fields and resolved:
             own = built_in(self.reader)
             assert own is not None
-            _freeze_inherited()
             began = time.perf_counter()
             try:
                 arrays = own.batches(read_arrays(self._view, resolved, own.stored))
             except RecordError as error:
-                known = error
+                known = error  # the pipeline applies the policy
             else:
-                add_time("read", began)
-                add_bytes([arrays])
-                self._counters.add(self._epoch.of_samples(self.seed)[0], len(resolved), ())
+                made.work.add_time("read", began)
+                made.work.add_bytes([arrays])
+                made.counted.append(Counted(0, ask.epoch, len(resolved), ()))
                 # What has no column is the index.
-                return {n: arrays[n] if n in arrays else np.array(resolved, np.int64) for n in self._column_fields}
-        contexts = self._contexts(resolved)
-        samples = self._pipeline.samples(contexts, fill=fill, known=known)
-        return samples if defer else finished_for_caller(samples)
-
-    def _contexts(self, resolved: list[int]) -> list[SampleContext]:
-        _freeze_inherited()
-        epoch, seed = self._epoch.of_samples(self.seed)
-        return [SampleContext(index, epoch, seed) for index in resolved]
-
-    def _resolve(self, indices: Iterable[Any]) -> list[int]:
-        return resolve_indices(indices, len(self), self.url)
+                columns = {n: arrays[n] if n in arrays else np.array(resolved, np.int64) for n in self._column_fields}
+                return columns if ask.as_columns else _split_columns(columns, self._column_fields, self.as_dict)
+        seed = ask.seed if self.seed is None else self.seed
+        contexts = [SampleContext(index, ask.epoch, seed) for index in resolved]
+        samples = self._pipeline.samples(contexts, ask, made, known)
+        return samples if ask.may_wait else finished_for_caller(samples)
 
     def __add__(self, other: Dataset[Any]) -> ConcatDataset[Any]:
         """Return both datasets as one; raises ConfigError where a label would mean different classes."""
@@ -463,71 +454,6 @@ class StoreDataset(Dataset[Any]):
         how = str(self._how)
         reader = f"fields={self.reader.fields}, reader={reader_name(self.reader)}"
         return f"StoreDataset({self.url!r}{how and f', {how}'}, count={len(self)}, {reader})"
-
-
-def read_samples(dataset: Any, indices: list[int], *, fill: bool) -> list[Any]:
-    """Return samples of a dataset, read at once.
-
-    Parameters
-    ----------
-    fill : bool
-        Of a `StoreDataset`, whether replacements make up samples that would all be skipped.
-    """
-    if type(dataset).__getitems__ is StoreDataset.__getitems__:
-        return dataset._samples(indices, fill=fill)  # type: ignore[no-any-return]  # a StoreDataset's
-    samples: list[Any] = dataset.__getitems__(indices)
-    return samples
-
-
-def fill_skipped(read: Callable[[bool], Any]) -> Any:
-    """Return the batch that `read` takes from several datasets; its argument is `fill` of `read_samples`.
-
-    If all samples are skipped, it reads again, and replacements make up the batch. Bad samples count once.
-    """
-    events: list[BatchEvents] = []
-    try:
-        with collect_events(events):
-            samples = read(False)
-            if isinstance(samples, list) and samples and all(isinstance(sample, Skipped) for sample in samples):
-                events.clear()
-                samples = read(True)
-            return samples
-    finally:
-        outer = collected_events()
-        if outer is None:
-            count_events(events)
-        else:
-            outer += events
-
-
-def resolve_indices(indices: Iterable[Any], count: int, name: str) -> list[int]:
-    """Return indices as ints from 0 to the last of `count` samples; negative ones count from the end.
-
-    Raises
-    ------
-    IndexError
-        An index is outside ``[-count, count)``; `name` says of what.
-    TypeError
-        An index is no integer, or the indices are a mask.
-    """
-    if type(indices) is list and set(map(type, indices)) == {int} and min(indices) >= 0 and max(indices) < count:
-        return indices  # the usual case: indices of a sampler
-    if getattr(indices, "dtype", None) in (torch.bool, np.dtype(bool)):
-        raise TypeError(_NO_MASK)
-    resolved = []
-    for index in indices:
-        at = as_index(index)
-        if not -count <= at < count:
-            raise IndexError(f"index {at} is outside [0, {count}) of {name}")
-        resolved.append(at + count if at < 0 else at)
-    return resolved
-
-
-def as_index(index: Any) -> int:
-    """Return an integer of any type as an int; raises TypeError for other values, bools among them."""
-    if isinstance(index, bool) or getattr(index, "dtype", None) is torch.bool:  # Python takes bools for ints
-        raise TypeError(_NO_MASK)
-    return operator.index(index)
 
 
 _FIXED = frozenset(inspect.signature(StoreDataset).parameters) - {

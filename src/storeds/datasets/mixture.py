@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -13,8 +11,10 @@ from torch.utils.data import ConcatDataset
 
 from storeds.backends.class_numbers import check_same_classes
 from storeds.datasets.assembly import declared_elements
+from storeds.datasets.batch import Ask
 from storeds.datasets.counters import SampleReport
-from storeds.datasets.map_dataset import StoreDataset, fill_skipped, read_samples, resolve_indices
+from storeds.datasets.map_dataset import StoreDataset
+from storeds.datasets.reading import read_counted
 from storeds.errors import ConfigError, RecordError, suggest
 from storeds.protocols import Array, Backend, Field, Meta, Record
 from storeds.records.arrays import read_arrays
@@ -105,25 +105,16 @@ class StoreMixture(ConcatDataset[Any]):
 
     def __getitem__(self, index: Any) -> Any:
         """Return one sample; raises as `__getitems__` does."""
-        (at,) = resolve_indices([index], len(self), "this mixture")
-        return super().__getitem__(at)  # type: ignore[no-untyped-call]  # torch leaves it without types
+        (sample,) = self._samples([index], fill=False)
+        return sample
 
     def __getitems__(self, indices: Iterable[Any]) -> list[Any]:
         """Return the samples of `indices`, read in one storage call a source; raises as that of a `StoreDataset` does."""
-        wanted = resolve_indices(indices, len(self), "this mixture")
-        samples: list[Any] = fill_skipped(partial(self._by_source, wanted))
-        return samples
+        return self._samples(indices, fill=True)
 
-    def _by_source(self, wanted: list[int], fill: bool) -> list[Any]:
-        places: dict[int, list[int]] = {}
-        for place, index in enumerate(wanted):
-            places.setdefault(bisect_right(self.cumulative_sizes, index), []).append(place)
-        samples: dict[int, Any] = {}
-        for number, of_source in places.items():
-            first = self.cumulative_sizes[number - 1] if number else 0
-            of_part = read_samples(self.datasets[number], [wanted[place] - first for place in of_source], fill=fill)
-            samples |= zip(of_source, of_part, strict=True)
-        return [samples[place] for place in range(len(wanted))]
+    def _samples(self, indices: Iterable[Any], *, fill: bool) -> list[Any]:
+        samples: list[Any] = read_counted(self, Ask(list(indices), fill=fill))
+        return samples
 
     def __repr__(self) -> str:
         sources = ", ".join(f"{name!r}: {part!r}" for name, part in zip(self.names, self.datasets, strict=True))

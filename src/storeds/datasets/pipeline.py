@@ -14,8 +14,8 @@ import torch
 from storeds._utils.permutation import permute, round_keys
 from storeds.backends.view import place_text, position_in_whole, whole
 from storeds.batching.collate import Skipped
-from storeds.datasets.counters import Event, SampleCounters
-from storeds.datasets.epoch import add_bytes, add_time, replacements_for
+from storeds.datasets.batch import Ask, Counted, Made, Work
+from storeds.datasets.counters import Event, Policy
 from storeds.errors import (
     BadSamplesError,
     DecodeError,
@@ -55,8 +55,8 @@ class SamplePipeline:
         Element → its transform.
     as_dict : bool
         Whether samples are dicts; tuples otherwise.
-    counters : SampleCounters
-        Its policy says what happens to bad samples.
+    policy : Policy
+        What happens to bad samples.
     joint : callable, optional
         Makes the elements of the `Sample` that the reader builds, before `transforms`.
     """
@@ -65,14 +65,14 @@ class SamplePipeline:
     reader: Reader[Any]
     transforms: Sequence[tuple[str, BoundTransform]]
     as_dict: bool
-    counters: SampleCounters
+    policy: Policy
     joint: Callable[[Sample, SampleContext], dict[str, Any]] | None = None
 
     def samples(
         self,
         contexts: Sequence[SampleContext],
-        *,
-        fill: bool,
+        ask: Ask,
+        made: Made,
         known: RecordError | None = None,
     ) -> list[Any]:
         """Return the samples of `contexts`, with what the policy puts in the place of bad ones.
@@ -81,8 +81,10 @@ class SamplePipeline:
 
         Parameters
         ----------
-        fill : bool
-            Whether replacements make up a batch in which every sample would be skipped.
+        ask : Ask
+            That for these samples.
+        made : Made
+            Where to note what happened, also before an error.
         known : RecordError, optional
             Of a record that was read already, and is not read again.
 
@@ -91,7 +93,7 @@ class SamplePipeline:
         RecordError
             With ``raise``, the first bad sample.
         BadSamplesError
-            There are too many bad samples, or no good one was found to replace one.
+            No good sample was found to replace a bad one.
         UnavailableError
             The engine cannot be reached.
         """
@@ -99,16 +101,21 @@ class SamplePipeline:
             return []
         events: list[Event] = []
         try:
-            return self._good_samples(self.make(contexts, known), contexts, fill, events)
+            return self._good_samples(self.make(contexts, made.work, known), contexts, ask, made.work, events)
         finally:
-            self.counters.add(contexts[0].epoch, len(contexts), self._with_keys(events))
+            made.counted.append(Counted(0, contexts[0].epoch, len(contexts), self._with_keys(events)))
 
     def _good_samples(
-        self, results: Iterator[_Result], contexts: Sequence[SampleContext], fill: bool, events: list[Event]
+        self,
+        results: Iterator[_Result],
+        contexts: Sequence[SampleContext],
+        ask: Ask,
+        work: Work,
+        events: list[Event],
     ) -> list[Any]:
         """Return samples after the policy; append what happened to `events`, also before an error."""
         samples: list[Any] = []
-        policy = self.counters.policy.on_error
+        policy = self.policy.on_error
         for context, (sample, positions) in zip(contexts, results, strict=True):
             if not isinstance(sample, RecordError):
                 events += self._repairs(context, positions)
@@ -120,10 +127,10 @@ class SamplePipeline:
         bad = [at for at, sample in enumerate(samples) if isinstance(sample, RecordError)]
         if not bad:
             return samples
-        replacing = policy == "replace" or (fill and len(bad) == len(samples))
+        replacing = policy == "replace" or (ask.fill and len(bad) == len(samples))
         events += [_bad(samples[at], contexts[at], "replaced" if replacing else "skipped") for at in bad]
         if replacing:
-            replacements = self._replacements([contexts[at] for at in bad], events)
+            replacements = self._replacements([contexts[at] for at in bad], ask, work, events)
         else:
             replacements = [
                 Skipped(contexts[at].index, samples[at].url, samples[at].position, samples[at].kind, samples[at].reason)
@@ -133,20 +140,24 @@ class SamplePipeline:
             samples[at] = sample
         return samples
 
-    def make(self, contexts: Sequence[SampleContext], known: RecordError | None = None) -> Iterator[_Result]:
+    def make(
+        self, contexts: Sequence[SampleContext], work: Work, known: RecordError | None = None
+    ) -> Iterator[_Result]:
         """Yield the result for each context, whatever the policy; reads all records at once, without the `known` bad one."""
         began = time.perf_counter()
         bad: dict[int, RecordError] = {}
         if known is not None:  # of a column, so each sample is a record
             bad = {each.index: known for each in contexts if self._in_store(each.index) == known.position}
         found = read_rows(self.reader, self.view, contexts, bad)
-        began = add_time("read", began)
-        add_bytes(record for _, records in found for record in records)
+        began = work.add_time("read", began)
+        work.add_bytes(record for _, records in found for record in records)
         for (positions, records), context in zip(found, contexts, strict=True):
-            yield _Result(self._sample(records, positions, context), positions)
-        add_time("decode", began)
+            yield _Result(self._sample(records, positions, context, work), positions)
+        work.add_time("decode", began)
 
-    def _sample(self, records: list[Record | RecordError], positions: Sequence[int], context: SampleContext) -> Any:
+    def _sample(
+        self, records: list[Record | RecordError], positions: Sequence[int], context: SampleContext, work: Work
+    ) -> Any:
         for record in records:
             if isinstance(record, RecordError):
                 return record
@@ -163,7 +174,7 @@ class SamplePipeline:
         if self.joint is not None or self.transforms:
             began = time.perf_counter()
             sample = self._transformed(sample, positions, context)
-            add_time("transform", began, within="decode")
+            work.add_time("transform", began, within="decode")
             if isinstance(sample, RecordError):
                 return sample
         if self.as_dict or not isinstance(sample, dict):
@@ -197,9 +208,9 @@ class SamplePipeline:
 
     # --- Bad samples ---
 
-    def _replacements(self, contexts: Sequence[SampleContext], events: list[Event]) -> list[Any]:
+    def _replacements(self, contexts: Sequence[SampleContext], ask: Ask, work: Work, events: list[Event]) -> list[Any]:
         """Return a good sample for each context: the first one in an order keyed by (seed, epoch, index)."""
-        allowed = [replacements_for(self.counters.key, context.index) for context in contexts]
+        allowed = [None if ask.allowed is None else ask.allowed(context.index) for context in contexts]
         orders = [_other_indices(*each, len(self.reader)) for each in zip(contexts, allowed, strict=True)]
         found: list[Any] = [None] * len(contexts)
         pending = list(range(len(contexts)))
@@ -207,7 +218,7 @@ class SamplePipeline:
             if any(attempt == len(orders[at]) for at in pending):
                 break
             tried = [replace(contexts[at], index=orders[at][attempt], notes=[]) for at in pending]
-            for at, context, (sample, positions) in zip(pending, tried, self.make(tried), strict=True):
+            for at, context, (sample, positions) in zip(pending, tried, self.make(tried, work), strict=True):
                 found[at] = sample
                 if not isinstance(sample, RecordError):
                     events += self._repairs(context, positions)

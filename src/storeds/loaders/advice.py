@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from storeds._utils.file_systems import file_system_advice
-from storeds.datasets.counters import LoaderStats, StageTotals
+from storeds.loaders.stats import LoaderStats, StageTotals
 from storeds.protocols import SampleContext
 from storeds.readers.reader import built_in, read_rows
 from storeds.transforms import BoundTransform, JointTransform

@@ -6,7 +6,6 @@ import mmap
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from itertools import islice
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -15,11 +14,11 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from storeds._utils.arguments import integer
 from storeds.batching.collate import Skipped
-from storeds.datasets.epoch import use_replacements
-from storeds.datasets.map_dataset import StoreDataset, read_samples
+from storeds.datasets.batch import Ask
+from storeds.datasets.map_dataset import StoreDataset
 from storeds.datasets.pipeline import MOST_IN_A_ROW
+from storeds.datasets.reading import read_counted
 from storeds.errors import BadSamplesError, ConfigError, suggest
-from storeds.loaders.loader import read_by_dataset
 from storeds.loaders.planning import Replacements, replaces_samples
 from storeds.loaders.sampler import EpochSampler, epoch_takers
 
@@ -177,9 +176,7 @@ class StoreIterable(IterableDataset[Any]):
         chunks = iter(lambda: list(islice(indices, size)), [])
         skip, is_empty = place.taken % size, True
         for chunk in islice(chunks, part["worker"], None, workers):
-            with use_replacements(self._replacements):
-                samples = read_by_dataset(self.dataset, chunk[skip:], partial(read_samples, fill=False))
-            for sample in samples:
+            for sample in read_counted(self.dataset, Ask(chunk[skip:], fill=False, allowed=self._replacements)):
                 place.taken += 1
                 if not isinstance(sample, Skipped):
                     is_empty = False

@@ -11,9 +11,7 @@ import select
 import signal
 import time
 import traceback
-from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -21,37 +19,37 @@ import torch
 from torch._utils import ExceptionWrapper
 from torch.utils.data import (
     BatchSampler,
-    ConcatDataset,
     DataLoader,
     Dataset,
     IterableDataset,
     Sampler,
-    Subset,
     get_worker_info,
 )
 
+from storeds._utils.prefetch import blocks_read
 from storeds._utils.text import html_table, some
 from storeds.batching.buffers import BufferPool
 from storeds.batching.collate import collate, collate_columns
 from storeds.batching.memory import PackedBatch, SlotMemory, SlotName, SlotPool, finished, use_memory
 from storeds.batching.roles import fit_collate, is_collate
 from storeds.datasets.assembly import declared_elements
-from storeds.datasets.counters import BatchEvents, LoaderStats, count_events
-from storeds.datasets.epoch import Work, add_time, take_work, use_epoch, use_replacements
-from storeds.datasets.map_dataset import StoreDataset, fill_skipped, resolve_indices
+from storeds.datasets.batch import Ask, Counted, Made, Work
+from storeds.datasets.map_dataset import StoreDataset
 from storeds.datasets.mixture import StoreMixture
+from storeds.datasets.reading import count, is_of_storeds, read
+from storeds.datasets.tree import inside, leaves
 from storeds.errors import ConfigError, RecordError, suggest
 from storeds.loaders.advice import explain
 from storeds.loaders.plan import Plan
 from storeds.loaders.planning import PLAN_SETTINGS, Replacements, replaces_samples
 from storeds.loaders.sampler import BatchRequest, EpochSampler, OtherSampler, holds_epoch_sampler
+from storeds.loaders.stats import LoaderStats
 from storeds.protocols import Backend, Field
 from storeds.readers.reader import built_in
 
 _LOG = logging.getLogger("storeds")
-_MAKES_SAMPLES = ("__getitem__", "__getitems__")
 
-__all__ = ["BatchFetcher", "Request", "Result", "StoreLoader", "read_by_dataset"]
+__all__ = ["BatchFetcher", "Request", "Result", "StoreLoader"]
 
 
 class Request(NamedTuple):
@@ -79,9 +77,9 @@ class Result(NamedTuple):
     size : int
         How many indices were requested.
     batch : Any
-        The result of the ``collate_fn``, or the exception of a worker in its place.
-    events : list of BatchEvents
-        Of each dataset that took part.
+        The result of the ``collate_fn``, or in its place a `_Failure`, or an `_Error` of this process.
+    counted : list of Counted
+        Of each store that took part.
     work : Work
     worker : int
         Which worker made it; 0 without workers.
@@ -91,7 +89,7 @@ class Result(NamedTuple):
     number: int
     size: int
     batch: Any
-    events: list[BatchEvents]
+    counted: list[Counted]
     work: Work
     worker: int
 
@@ -115,6 +113,18 @@ class _Failure(ExceptionWrapper):
         except RecordError as error:
             vars(error).update(self.known)
             raise
+
+
+class _Error(NamedTuple):
+    """An exception of the process that makes the batches itself."""
+
+    error: Exception
+
+    def reraise(self) -> None:
+        try:
+            raise self.error
+        finally:
+            del self  # the traceback has this frame
 
 
 class BatchFetcher(Dataset[Result]):
@@ -143,70 +153,59 @@ class BatchFetcher(Dataset[Result]):
     def fit(self) -> None:
         """Fit the ``collate_fn`` to the present settings of the dataset."""
         self.collate_fn = fitted_collate(self._given, self.dataset)
-        self._inner, self._is_ours = _below_subsets(self.dataset), is_collate(self.collate_fn)
+        self._is_ours = is_collate(self.collate_fn)
 
     def __getitem__(self, request: Request) -> Result:
         """Return the batch of a request."""
         asked, slot = request
-        worker, events = get_worker_info(), list[BatchEvents]()
+        worker = get_worker_info()
         memory = self._memory if worker is None else _opened(slot)
-        take_work()  # of samples that this thread made outside of a batch
+        blocks, made = blocks_read(), Made()
+        batch: Any
         try:
             # A function of the user may keep a batch that it made with `collate`, and the slot is used again.
-            own = memory if self._is_ours or worker is None else None
-            with use_epoch(asked.epoch, asked.seed, events), use_memory(own), use_replacements(self._replacements):
-                batch = self._batch(asked.indices)
+            with use_memory(memory if self._is_ours or worker is None else None):
+                made = read(self.dataset, self._ask(asked))
+                batch = self._collated(made.result(), made.work, is_batch=not isinstance(asked.indices, int))
             if worker is not None:
                 began = time.perf_counter()
                 batch = PackedBatch.of(batch, slot, memory if isinstance(memory, SlotMemory) else None)
-                add_time("collate", began)
+                made.work.add_time("collate", began)
         except Exception as error:
-            if worker is None:
-                count_events(events, asked.progress)
-                raise
-            batch = PackedBatch(slot, 0, _Failure(error, worker.id))  # its arrival makes the slot free
+            # The arrival of a worker's makes the slot free.
+            batch = _Error(error) if worker is None else PackedBatch(slot, 0, _Failure(error, worker.id))
+        made.work.cold_bytes = (blocks_read() - blocks) * 512
         size = 1 if isinstance(asked.indices, int) else len(asked.indices)
         at = 0 if worker is None else worker.id
-        return Result(asked.progress, asked.number, size, batch, events, take_work(), at)
+        return Result(asked.progress, asked.number, size, batch, made.counted, made.work, at)
 
-    def _batch(self, indices: list[int] | int) -> Any:
-        if isinstance(indices, int):
-            (sample,) = read_by_dataset(self.dataset, [indices], _one_by_one)
-            return self._collated(sample)
-        read, store = fill_skipped(partial(self._read, indices)), self._inner
-        if isinstance(read, dict):
-            began = time.perf_counter()
-            batch = collate_columns(read, store.as_dict)
-            add_time("collate", began)
-            return batch
+    def _ask(self, asked: BatchRequest) -> Ask:
+        is_batch = not isinstance(asked.indices, int)
+        return Ask(
+            asked.indices if isinstance(asked.indices, list) else [asked.indices],
+            asked.epoch,
+            asked.seed,
+            fill=is_batch,
+            may_wait=is_batch and self._is_ours,
+            as_columns=is_batch and self.collate_fn is collate,
+            allowed=self._replacements,
+        )
+
+    def _collated(self, samples: Any, work: Work, *, is_batch: bool) -> Any:
+        began, store = time.perf_counter(), leaves(self.dataset)[0]
         try:
-            return self._collated(finished(read) if self._is_ours else read)
+            if isinstance(samples, dict):
+                return collate_columns(samples, store.as_dict)
+            if not is_batch:
+                return self.collate_fn(samples[0])
+            return self.collate_fn(finished(samples) if self._is_ours else samples)
         except ConfigError as error:
-            if not _reads_as(store, StoreDataset) or store.as_dict:  # the message has the names, if there are any
+            if not is_of_storeds(store) or store.as_dict:  # the message has the names, if there are any
                 raise
             names = ", ".join(f"{place} {name!r}" for place, name in enumerate(store.reader.fields))
             raise ConfigError(f"{error}. The elements of these samples are {names}") from error
-
-    def _read(self, indices: list[int], fill: bool) -> Any:
-        """Return samples or columns; `fill` is that of `read_samples`."""
-        return read_by_dataset(self.dataset, indices, partial(self._read_part, fill=fill))
-
-    def _read_part(self, dataset: Any, indices: list[int], *, fill: bool) -> Any:
-        """Return samples or columns of the dataset, or samples of one that it joins."""
-        is_whole = dataset is self._inner
-        if _reads_as(dataset, StoreDataset) and (self._is_ours or not is_whole):
-            columns = is_whole and self.collate_fn is collate
-            # The rest of the batch may be good where datasets are joined: then bad samples are skipped.
-            fill = fill or is_whole
-            return dataset._read(dataset._resolve(indices), defer=self._is_ours, columns=columns, fill=fill)
-        many = getattr(dataset, "__getitems__", None) if is_whole else None
-        return many(indices) if many else _one_by_one(dataset, indices)
-
-    def _collated(self, samples: Any) -> Any:
-        began = time.perf_counter()
-        batch = self.collate_fn(samples)
-        add_time("collate", began)
-        return batch
+        finally:
+            work.add_time("collate", began)
 
 
 def _begin_worker(function: Callable[[int], object] | None, worker: int) -> None:
@@ -232,10 +231,10 @@ def fitted_collate(collate_fn: Any, dataset: Any) -> Any:
 
     So is a function for samples that are not those of stores, or of stores whose batches would differ.
     """
-    stores = _stores_below(dataset)
-    if not is_collate(collate_fn) or None in stores:
+    stores = leaves(dataset)
+    if not is_collate(collate_fn) or not all(map(is_of_storeds, stores)):
         return collate_fn
-    fitted = [_fit_to_store(collate_fn, store) for store in stores if store is not None]
+    fitted = [_fit_to_store(collate_fn, store) for store in stores]
     settings = [(each.func, each.keywords) if isinstance(each, functools.partial) else (each, {}) for each in fitted]
     return fitted[0] if all(each == settings[0] for each in settings) else collate_fn
 
@@ -243,56 +242,6 @@ def fitted_collate(collate_fn: Any, dataset: Any) -> Any:
 def _fit_to_store(collate_fn: Any, store: StoreDataset) -> Any:
     changed = [name for name, _ in store._pipeline.transforms]
     return fit_collate(collate_fn, _elements(store), as_dict=store.as_dict, changed=changed)
-
-
-def _stores_below(dataset: Any) -> list[StoreDataset | None]:
-    """Return the StoreDatasets whose samples a dataset passes on unchanged, and None for each other dataset."""
-    if _reads_as(dataset, Subset):
-        return _stores_below(dataset.dataset)
-    if _reads_as(dataset, ConcatDataset, StoreMixture):
-        return [store for part in dataset.datasets for store in _stores_below(part)]
-    return [dataset if _reads_as(dataset, StoreDataset) else None]
-
-
-def _reads_as(dataset: Any, *kinds: type) -> bool:
-    """Return whether a dataset is of one of these classes, or of a subclass that makes its samples in the same way."""
-    return any(
-        isinstance(dataset, kind)
-        and all(getattr(type(dataset), name, None) is getattr(kind, name, None) for name in _MAKES_SAMPLES)
-        for kind in kinds
-    )
-
-
-def _below_subsets(dataset: Any) -> Any:
-    while _reads_as(dataset, Subset):
-        dataset = dataset.dataset
-    return dataset
-
-
-def read_by_dataset(dataset: Any, indices: list[int], read: Callable[[Any, list[int]], Any]) -> Any:
-    """Return samples in the order of their indices: `read` is called once for each dataset in a Subset or ConcatDataset.
-
-    Raises IndexError for indices that lie outside of one of these.
-    """
-    if not _reads_as(dataset, Subset, ConcatDataset, StoreMixture):
-        return read(dataset, indices)
-    indices = resolve_indices(indices, len(dataset), f"this {type(dataset).__name__}")
-    if isinstance(dataset, Subset):
-        return read_by_dataset(dataset.dataset, [dataset.indices[at] for at in indices], read)
-    ends = dataset.cumulative_sizes
-    parts: dict[int, list[int]] = {}  # dataset → places in the batch
-    for place, index in enumerate(indices):
-        parts.setdefault(bisect_right(ends, index), []).append(place)
-    samples: dict[int, Any] = {}
-    for number, places in parts.items():
-        first = ends[number - 1] if number else 0
-        part = read_by_dataset(dataset.datasets[number], [indices[at] - first for at in places], read)
-        samples |= zip(places, part, strict=True)
-    return [samples[place] for place in range(len(indices))]
-
-
-def _one_by_one(dataset: Any, indices: list[int]) -> list[Any]:
-    return [dataset[index] for index in indices]
 
 
 def _elements(store: StoreDataset) -> dict[str, Field]:
@@ -402,6 +351,7 @@ class StoreLoader(DataLoader[Any]):
             raise ConfigError(f"{name}: log_every is a number of seconds above 0, got {log_every!r}")
         self._log_every = log_every
         self._logged = time.monotonic()
+        self._leaves = leaves(dataset)
         self._memory = BufferPool(limit=2)  # without workers: one batch is in use, and the next one is made
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -467,11 +417,11 @@ class StoreLoader(DataLoader[Any]):
         for result in results:
             now, stats = time.perf_counter(), self._stats
             stats.wait(now - began, is_first=is_first)
-            stats.add(result.worker, result.size, result.work, result.events)
+            stats.add(result.worker, result.size, result.work, result.counted)
             is_first = False
-            count_events(result.events, this_pass)
+            count(self._leaves, result.counted, this_pass)
             batch = result.batch
-            if isinstance(batch, _Failure):
+            if isinstance(batch, (_Failure, _Error)):
                 batch.reraise()
             self._order.receive(result.progress, result.number, result.size)
             del result
@@ -499,9 +449,7 @@ class StoreLoader(DataLoader[Any]):
         """
         numbers = self._stats.to_dict()
         if isinstance(self.dataset, StoreMixture):
-            parts: list[Any] = self.dataset.datasets
-            keys = {name: part._counters.key for name, part in zip(self.dataset.names, parts, strict=True)}
-            numbers["sources"] = {name: self._stats.seen[key] for name, key in keys.items()}
+            numbers["sources"] = {name: self._stats.seen[leaf] for leaf, name in enumerate(self.dataset.names)}
         return numbers
 
     def reset_stats(self) -> None:
@@ -513,7 +461,7 @@ class StoreLoader(DataLoader[Any]):
 
         Where transforms limit, the slowest one is found by timing them on a few samples in this process.
         """
-        stores = [store for store in _stores_below(self.dataset) if store is not None]
+        stores = [store for store in self._leaves if is_of_storeds(store)]
         return explain(self._stats, stores, self._hands)
 
     @property
@@ -697,7 +645,7 @@ def _ends(results: Any) -> str:
 
 def _advice(dataset: Any) -> str:
     """Return the stores that a dead worker read, the probable cause of its end and a remedy."""
-    urls = list(dict.fromkeys(_urls(dataset)))
+    urls = list(dict.fromkeys(leaf.url for leaf in inside(dataset) if isinstance(getattr(leaf, "url", None), str)))
     files = [url for url in urls if url.startswith("lmdb://")]
     read = f"It read {some(urls)}." if urls else ""
     if not files:
@@ -707,14 +655,3 @@ def _advice(dataset: Any) -> str:
         f"Run `storeds verify {files[0]}` to find damage: it reads in other processes. "
         "If the file is whole, look for the kernel's out-of-memory killer (SIGKILL) and for too little shared memory."
     )
-
-
-def _urls(dataset: Any) -> Iterator[str]:
-    """Yield the URLs of the stores below a dataset: through Subset, ConcatDataset and the like."""
-    url = getattr(dataset, "url", None)
-    if isinstance(url, str):
-        yield url
-        return
-    inner = getattr(dataset, "dataset", None)
-    for each in [inner] if inner is not None else getattr(dataset, "datasets", ()):
-        yield from _urls(each)

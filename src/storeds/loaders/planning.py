@@ -11,8 +11,9 @@ import numpy as np
 from torch.utils.data import ConcatDataset, Subset
 
 from storeds._utils.arguments import integer
-from storeds.datasets.map_dataset import StoreDataset, resolve_indices
+from storeds.datasets.map_dataset import StoreDataset
 from storeds.datasets.mixture import StoreMixture
+from storeds.datasets.tree import resolve_indices
 from storeds.errors import ConfigError, suggest
 from storeds.loaders.plan import Bucketed, Grouped, Plan, Quotas, Shuffled, Strata, Weighted
 from storeds.protocols import Array
@@ -269,14 +270,14 @@ class Replacements:
         self._located: tuple[list[Any], Array, Array] | None = None
         self._has_parts = any(isinstance(each, Subset) for each in _nested(data))
 
-    def __call__(self, counters: str, index: int) -> Array | None:
-        """Return the ascending indices of samples; None if each may come. See `storeds.datasets.epoch.use_replacements`."""
+    def __call__(self, leaf: int, index: int) -> Array | None:
+        """Return the ascending indices of samples of a leaf; None if each may come. See `storeds.datasets.batch.Ask`."""
         if not self._has_parts and (self._plan is None or self._plan.replacements(0) is None):
             return None
         if self._located is None:
             self._located = _located(self._data)
         leaves, numbers, indices = self._located
-        own = np.isin(numbers, [at for at, leaf in enumerate(leaves) if _counters_of(leaf) == counters])
+        own = np.isin(numbers, [at for at, each in enumerate(leaves) if each is leaves[leaf]])
         drawn = np.flatnonzero(own & (indices == index))
         allowed = self._plan.replacements(int(drawn[0])) if self._plan is not None and drawn.size else None
         places = np.flatnonzero(own) if allowed is None else allowed[own[allowed]]
@@ -304,10 +305,6 @@ def replaces_samples(data: Any) -> bool:
     """Return whether a dataset, or one inside of it, may replace bad samples."""
     policies = [each._counters.policy.on_error for each in _nested(data) if isinstance(each, StoreDataset)]
     return any(policy != "raise" for policy in policies)
-
-
-def _counters_of(dataset: Any) -> str | None:
-    return getattr(getattr(dataset, "_counters", None), "key", None)
 
 
 def _class_names(data: Any, field: str) -> Sequence[str] | None:

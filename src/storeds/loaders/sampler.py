@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence, Sized, ValuesView
+from collections.abc import Iterator, Mapping, Sequence, Sized
 from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
 import xxhash
-from torch.utils.data import Dataset, Sampler
+from torch.utils.data import Sampler
 
 from storeds._utils.arguments import integer, ranks
 from storeds._utils.permutation import MAX_COUNT, Order
 from storeds.datasets.epoch import MAX_EPOCH, SharedEpoch, agreed_seed, draw_seed
-from storeds.datasets.map_dataset import as_index
 from storeds.datasets.mixture import StoreMixture
+from storeds.datasets.tree import as_index, inside
 from storeds.errors import ConfigError
 from storeds.loaders.plan import Plan
 from storeds.loaders.planning import PlanSettings, make_plan
@@ -630,19 +630,8 @@ def _where_digest(data: Any) -> str | None:
 
 
 def epoch_takers(data: Any) -> list[Any]:
-    """Return the datasets that have ``set_epoch``: this one, or those inside it, which its attributes hold."""
-    return list({id(each): each for each in _search(data, 4)}.values())
-
-
-def _search(data: Any, depth: int) -> Iterator[Any]:
-    if callable(getattr(data, "set_epoch", None)):
-        yield data
-    elif isinstance(data, Dataset) and depth:
-        for value in vars(data).values():
-            several = value.values() if isinstance(value, Mapping) else value
-            for each in several if isinstance(several, (list, tuple, ValuesView)) else [value]:
-                if isinstance(each, Dataset):
-                    yield from _search(each, depth - 1)
+    """Return the datasets that have ``set_epoch`` below this one, also those that attributes of a user's dataset hold."""
+    return [each for each in inside(data) if callable(getattr(each, "set_epoch", None))]
 
 
 def _seed_of(datasets: Sequence[Any]) -> int | None:

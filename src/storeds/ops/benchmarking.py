@@ -15,7 +15,7 @@ from storeds.backends.opening import open_backend
 from storeds.backends.view import describe
 from storeds.config import Config, Split, build_loader, load_config
 from storeds.datasets.assembly import reader_name
-from storeds.datasets.epoch import STAGES
+from storeds.datasets.batch import STAGES
 from storeds.datasets.source import Source
 from storeds.errors import ConfigError
 from storeds.ops.common import Progress, ProgressHook
