@@ -15,7 +15,9 @@ import pytest
 import storeds
 from make_store import make_store
 from storeds import errors, registry
-from storeds.backends import Engine, RawStore, Rows, check_most_is_read
+from storeds.backends.engine import Engine
+from storeds.backends.raw import RawStore, Rows
+from storeds.backends.unread import check_most_is_read
 from storeds.plugins import Opener
 from storeds.protocols import Field, Meta, SupportsDescription
 
