@@ -12,7 +12,7 @@ import os
 import re
 import stat
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from glob import escape, glob
 from typing import TYPE_CHECKING, Any
 
@@ -132,54 +132,38 @@ def with_scheme(url: str | os.PathLike[str] | StoreURL) -> StoreURL:
     return parsed
 
 
-@dataclass(frozen=True)
-class Claim:
-    """What opens a store, and why it is that, if no argument says so."""
-
-    target: Any
-    options: Mapping[str, Any]
-    why: str | None = None
-
-    def open(self, url: StoreURL) -> Backend:
-        """Open the store; a class of another package gets the URL as written."""
-        where = url if isinstance(self.target, Engine) else url.text
-        backend: Backend = self.target(where, **self.options)
-        if isinstance(backend, Store):
-            backend.recognised = self.why
-        return backend
-
-
 def _open_one(url: StoreURL, layout: str | None, options: Mapping[str, Any]) -> Backend:
-    if url.scheme is None:
-        url = replace(url, scheme=_engine_of_path(url))
-    return _claim(url, layout, options).open(url)
-
-
-def _claim(url: StoreURL, layout: str | None, options: Mapping[str, Any]) -> Claim:
-    """Return what opens a store: the named layout, its engine, the plug-in that claims it, or what finds out what it is.
+    """Open a store by the named layout, its engine, the plug-in that claims it, or what finds out what it is.
 
     Raises
     ------
     ConfigError
         The engine or layout is unknown, or several plug-ins claim the store.
     """
-    engine = _backend_of(url.scheme or "")
+    if url.scheme is None:
+        url = replace(url, scheme=_engine_of_path(url))
+    scheme = url.scheme or ""
+    target, why = _backend_of(scheme), None
+    holds_foreign = getattr(target, "holds_foreign", None)
     if layout not in (None, *_NATIVE):
-        target = LAYOUTS.get(f"{url.scheme}/{layout}")
-        return Claim(target, {**options, "layout": layout} if getattr(target, "presets", None) else options)
-    holds_foreign = getattr(engine, "holds_foreign", None)
-    if layout in _NATIVE or holds_foreign is None or not holds_foreign(url, options):
-        return Claim(engine, options)
-    claims = _plugin_claims(url, options)
-    if len(claims) > 1:
-        shown = " or ".join(f"layout={layout!r} ({why})" for layout, why in claims.items())
-        raise ConfigError(f"{url.redacted}: several layouts claim this store; pass {shown}")
-    for name, why in claims.items():
-        _LOG.info("%s is opened with layout %r: %s", url.redacted, name, why)
-        return Claim(LAYOUTS.get(f"{url.scheme}/{name}"), options, why)
-    if url.scheme not in FOREIGN:
-        return Claim(engine, options)  # which says what is wrong
-    return Claim(import_object(FOREIGN[url.scheme]), options)
+        target = LAYOUTS.get(f"{scheme}/{layout}")
+        options = {**options, "layout": layout} if getattr(target, "presets", None) else options
+    elif layout is None and holds_foreign is not None and holds_foreign(url, options):
+        claims = _plugin_claims(url, options)
+        if len(claims) > 1:
+            shown = " or ".join(f"layout={name!r} ({why})" for name, why in claims.items())
+            raise ConfigError(f"{url.redacted}: several layouts claim this store; pass {shown}")
+        if claims:
+            ((name, why),) = claims.items()
+            _LOG.info("%s is opened with layout %r: %s", url.redacted, name, why)
+            target = LAYOUTS.get(f"{scheme}/{name}")
+        elif scheme in FOREIGN:  # otherwise the engine says what is wrong
+            target = import_object(FOREIGN[scheme])
+    # A class of another package gets the URL as written.
+    backend: Backend = target(url if isinstance(target, Engine) else url.text, **options)
+    if isinstance(backend, Store):
+        backend.recognised = why
+    return backend
 
 
 def _backend_of(scheme: str) -> Any:
