@@ -36,7 +36,7 @@ from storeds.backends.mongodb.documents import (
     sealed_of,
     to_documents,
 )
-from storeds.backends.mongodb.retry import on_database
+from storeds.backends.mongodb.retry import with_retries
 from storeds.errors import StoredsError, StoreExistsError, UnavailableError, appeared
 from storeds.protocols import Array
 
@@ -82,7 +82,12 @@ class MongodbSink:
 
     def _on_database(self, operation: Callable[[Any], T]) -> T:
         """Call `operation` with the database and return its result, repeated after transient failures."""
-        return on_database(self._ref, self._location, lambda database: operation(_durable(database)))
+
+        def attempt() -> T:
+            with leased_database(self._ref, self._location) as database:
+                return operation(_durable(database))
+
+        return with_retries(self._location, attempt)
 
     def exists(self) -> bool:
         # docstring inherited
