@@ -78,15 +78,11 @@ def describe_file(
     from storeds.backends.staging import active_writer
 
     writer, folder = active_writer(path), staging_folder(path)
-    try:
-        is_left = folder.exists()
-    except OSError as error:
-        raise os_failure(f"{url}: {folder}", "looked at", error) from None
     return Description(
         stat_store(path, url).st_size,
         {"file_system": file_system(path), **settings},
         [*file_system_advice(path), *advice],
         recognised=recognised,
-        leftovers=str(folder) if is_left and writer is None else None,
+        leftovers=str(folder) if writer is None and os.path.exists(folder) else None,
         writer=writer,
     )
