@@ -244,8 +244,8 @@ class MongodbSink:
     def drop(self) -> None:
         # docstring inherited
         # Before the first `put`, what other writers left; after it, what this writer put.
-        for name in [self._own] if self._is_begun else self._left:
-            self._on_database(partial(_drop, name=name))
+        names = [self._own] if self._is_begun else self._left
+        self._on_database(lambda database: [database[name].drop() for name in names])
         self._left, self._is_begun = [], False
         self._count = self._bytes = self._parts = 0
 
@@ -256,10 +256,6 @@ class MongodbSink:
     def explain(self, error: Exception) -> str:
         # docstring inherited
         return str(error)
-
-
-def _drop(database: Any, name: str) -> None:
-    database[name].drop()
 
 
 def _durable(database: Any) -> Any:
