@@ -9,7 +9,6 @@ import contextlib
 import itertools
 import logging
 import os
-import re
 import stat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -17,11 +16,11 @@ from glob import escape, glob
 from typing import TYPE_CHECKING, Any
 
 from storeds._utils.globs import Glob, glob_of
-from storeds._utils.urls import FILE_ENGINES, StoreURL, file_url, split_options
+from storeds._utils.urls import StoreURL, file_url, split_options
 from storeds.backends.engine import Engine
 from storeds.backends.file_stores import engine_at
 from storeds.backends.store import Store
-from storeds.backends.unread import log_unread
+from storeds.backends.unread import SHOWN, bounded
 from storeds.backends.view import View, stores_in
 from storeds.errors import (
     ConfigError,
@@ -44,7 +43,6 @@ COMMIT_EVERY = 1000
 """Records of a durable batch, by default."""
 _LMDB_DATA = "data.mdb"
 _NATIVE = ("storeds/1", "native")
-_OPTIONS = re.compile(r"\w+=[^&?/]*(&\w+=[^&?/]*)*")  # with a slash, the ? is part of a folder's name
 _SUFFIXES = {
     ".lmdb": "lmdb",
     ".mdb": "lmdb",
@@ -91,32 +89,26 @@ def open_backend(
     """
     backend = _open(url, layout, options)
     unread = [each for store in stores_in(backend) if isinstance(store, Store) for each in store.unread()]
-    log_unread(backend.url, list(dict.fromkeys(unread)))
+    if unread:
+        shown = "; ".join(bounded(dict.fromkeys(unread), SHOWN))
+        _LOG.warning("%s: not read: %s; `storeds info` lists all", backend.url, shown)
     return backend
 
 
 def _open(
     url: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], layout: str | None, options: Mapping[str, Any]
 ) -> Backend:
-    urls: Sequence[Any] = ()
-    pattern = None
     if isinstance(url, Sequence) and not isinstance(url, (str, bytes)):
-        urls = url
-    else:
-        parsed = with_scheme(url)
-        pattern = glob_of(parsed)
-        if pattern is None:
-            return _open_one(parsed, layout, options)
-        urls = [parsed]
-    members = itertools.chain.from_iterable(_open_each(each, layout, options) for each in urls)
-    return View(members, url=None if pattern is None else _pattern_url(pattern))
+        return View(itertools.chain.from_iterable(_open_each(each, layout, options) for each in url))
+    parsed = with_scheme(url)
+    pattern = glob_of(parsed)
+    if pattern is None:
+        return _open_one(parsed, layout, options)
+    return View(_open_each(parsed, layout, options), url=_pattern_url(pattern))
 
 
 def with_scheme(url: str | os.PathLike[str] | StoreURL) -> StoreURL:
-    """Parse a URL or a path; a bare path with options, ``x.h5?group=train``, gets its scheme, unless a file has that name.
-
-    Raises ConfigError for options where no file determines the engine: of a pattern, or of a store that does not exist yet.
-    """
+    """Parse a URL or a path; the path of a file with options, ``x.h5?group=train``, gets its scheme, unless a file has that name."""
     parsed = StoreURL.parse(url)
     path, options = split_options(parsed.path)
     if parsed.scheme is not None or path == parsed.path:
@@ -124,11 +116,6 @@ def with_scheme(url: str | os.PathLike[str] | StoreURL) -> StoreURL:
     whole = os.path.abspath(os.path.expanduser(path))
     if os.path.exists(whole):
         return StoreURL.parse(f"{scheme_of(path, writing=False)}://{whole}?{options}")
-    if _OPTIONS.fullmatch(options):
-        known = _SUFFIXES.get(os.path.splitext(path)[1].lower())
-        schemes = [known] if known else FILE_ENGINES
-        wanted = " or ".join(redact(f"{scheme}://{path}?{options}") for scheme in schemes)
-        raise ConfigError(f"{parsed.redacted!r}: no such path, and options need a scheme: write {wanted}")
     return parsed
 
 
@@ -207,8 +194,7 @@ def _open_each(url: Any, layout: str | None, options: Mapping[str, Any]) -> Iter
     seen: dict[str, str] = {}
     for path in pattern.paths():
         # A bare path, since in a URL a ? of its name would start the options.
-        scheme = pattern.scheme or _scheme_of_match(path, pattern)
-        backend = _open_one(StoreURL(path, scheme, path), layout, {**pattern.options, **options})
+        backend = _open_one(StoreURL(path, pattern.scheme, path), layout, {**pattern.options, **options})
         twin = seen.get(backend.meta.build)
         if twin is not None:
             backend.close()
@@ -218,14 +204,6 @@ def _open_each(url: Any, layout: str | None, options: Mapping[str, Any]) -> Iter
             )
         seen[backend.meta.build] = backend.url
         yield backend
-
-
-def _scheme_of_match(path: str, pattern: Glob) -> str:
-    try:
-        return scheme_of(path, writing=False)
-    except ConfigError:
-        what = "a folder" if os.path.isdir(path) else "no store"
-        raise FormatError(f"{path!r} is {what}, but {pattern.pattern} matches it; narrow the pattern") from None
 
 
 def _pattern_url(pattern: Glob) -> str:
@@ -311,7 +289,7 @@ def scheme_of(url: str | os.PathLike[str] | StoreURL, *, writing: bool) -> str:
         return _engine_of_suffix(parsed)
     pattern = glob_of(parsed)
     if pattern is not None:  # the matches may belong to several engines that keep files
-        return _scheme_of_match(pattern.paths()[0], pattern)
+        return scheme_of(pattern.paths()[0], writing=False)
     return _engine_of_path(parsed)
 
 

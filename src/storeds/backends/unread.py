@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Iterable, Sequence
 
 from storeds.errors import ConfigError
 
-__all__ = ["bounded", "check_most_is_read", "log_unread"]
+__all__ = ["SHOWN", "bounded", "check_most_is_read"]
 
-_LOG = logging.getLogger("storeds")
 _MOST = 200  # entries that `unread` lists
-_SHOWN = 6
+SHOWN = 6  # entries that messages show
 _LONGEST_ENTRY = 160  # characters of an entry
 _MORE = re.compile(r"and (\d+) more")
 
@@ -33,12 +31,6 @@ def bounded(entries: Iterable[str], most: int = _MOST) -> list[str]:
         else:
             more += 1
     return [*out, f"and {more} more"] if more else out
-
-
-def log_unread(url: str, unread: Sequence[str]) -> None:
-    """Log one warning that names the first unread parts of a store."""
-    if unread:
-        _LOG.warning("%s: not read: %s; `storeds info` lists all", url, "; ".join(bounded(unread, _SHOWN)))
 
 
 def check_most_is_read(url: str, unread: Sequence[str], left: int, total: int, unit: str, advice: str) -> None:
@@ -64,6 +56,6 @@ def check_most_is_read(url: str, unread: Sequence[str], left: int, total: int, u
     """
     if 2 * left > total:
         raise ConfigError(
-            f"{url}: most of it would not be read, {left:,} of {total:,} {unit}: {'; '.join(bounded(unread, _SHOWN))}; "
+            f"{url}: most of it would not be read, {left:,} of {total:,} {unit}: {'; '.join(bounded(unread, SHOWN))}; "
             f"{advice}"
         )
