@@ -1,13 +1,11 @@
-"""Reports the parts of a store that no record holds."""
+"""Bounds the list of the parts of a store that no record holds."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
-from storeds.errors import ConfigError
-
-__all__ = ["SHOWN", "bounded", "check_most_is_read"]
+__all__ = ["SHOWN", "bounded"]
 
 _MOST = 200  # entries that `unread` lists
 SHOWN = 6  # entries that messages show
@@ -31,31 +29,3 @@ def bounded(entries: Iterable[str], most: int = _MOST) -> list[str]:
         else:
             more += 1
     return [*out, f"and {more} more"] if more else out
-
-
-def check_most_is_read(url: str, unread: Sequence[str], left: int, total: int, unit: str, advice: str) -> None:
-    """Raise ConfigError if a layout would not read most of a store.
-
-    Parameters
-    ----------
-    url : str
-        Redacted.
-    unread : sequence of str
-        As `bounded` returns it.
-    left, total : int
-        The unread amount, and the total.
-    unit : str
-        Their unit: ``"bytes"``, ``"entries"``, ``"fields"``.
-    advice : str
-        The exact argument that reads the rest, and the one that ignores it.
-
-    Raises
-    ------
-    ConfigError
-        More than half is unread.
-    """
-    if 2 * left > total:
-        raise ConfigError(
-            f"{url}: most of it would not be read, {left:,} of {total:,} {unit}: {'; '.join(bounded(unread, SHOWN))}; "
-            f"{advice}"
-        )
