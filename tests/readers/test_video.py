@@ -21,7 +21,7 @@ from make_store import make_store
 from photographs import jpeg
 from storeds import StoreDataset, collate, errors, open_backend, pack, readers
 from storeds.backends import Store
-from storeds.backends.hdf5 import Hdf5Opener
+from storeds.backends.hdf5.reading import Hdf5Opener
 from storeds.ops.packing.sources import open_source
 from storeds.readers import ClipPlan
 from storeds.testing import ReaderTests

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 import storeds
 from make_store import make_store
-from storeds.backends.mongodb import ClientOpener, Location, parse_location
+from storeds.backends.mongodb.client import ClientOpener, Location, parse_location
 from storeds.errors import ConfigError, StoredsError
 from storeds.plugins import StoreURL, file_path, file_url, redact, redact_message
 

@@ -128,10 +128,14 @@ def check_hdf5_file(descriptor: int, url: str) -> None:
         raise FormatError(f"{url}: its metadata do not match their checksum; copy it again")
 
 
-def has_stamp(descriptor: int) -> bool:
-    """Whether an open HDF5 file ends with a stamp, as every store does that no tool has written to since."""
-    size = os.fstat(descriptor).st_size
-    return os.pread(descriptor, len(_MAGIC), max(0, size - len(_MAGIC))) == _MAGIC
+def has_stamp(path: str, url: str) -> bool:
+    """Whether an HDF5 file ends with a stamp, as every store does that no tool has written to since."""
+    try:
+        with open(path, "rb", buffering=0) as file:
+            file.seek(-len(_MAGIC), os.SEEK_END)
+            return file.read() == _MAGIC
+    except OSError as error:
+        raise os_failure(url, "read", error) from error
 
 
 def metadata_ranges(raw: Iterable[tuple[int, int]], size: int) -> list[tuple[int, int]]:
