@@ -156,7 +156,7 @@ BREAKS = [Break(*row) for row in (
      "readahead is None and value_size(found, self.settings.database) > _LARGE", "False"),
     ("25: a damaged record of LMDB spoils no other, in training and verify", "datasets/test_bad_records.py -k 'bad_lmdb or lmdbs'", "backends/lmdb/reading.py",
      "return self._read_each(positions)", "return Rows([Fault('it is damaged')] * len(positions), FAULT_DIGEST * len(positions), FAULT_SEAL * len(positions))"),
-    ("25: repr of a config hides passwords in keys", "config/test_config.py -k 'password or repr'", "_utils/settings.py", "shown_key(key) if isinstance(key, str) else key:", "key:"),
+    ("25: repr of a config hides passwords in keys", "config/test_config.py -k 'password or repr'", "_utils/settings.py", "redact(key) if isinstance(key, str) else key:", "key:"),
     ("25: JSON output escapes U+009B", "cli/test_cli.py -k control", "cli/app.py", "if not text.isprintable():", "if False:"),
     ("25: backends of one file with other options share it", "backends/test_bad_stores.py -k 'live_backends'", "backends/file_stores.py",
      "return self.engine, status.st_dev, status.st_ino\n", "return self.engine, status.st_dev, status.st_ino, self.settings\n"),

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from urllib.parse import unquote, unquote_to_bytes
 
 from storeds.errors import ConfigError
-from storeds.redaction import password_start, redact, redact_message
+from storeds.redaction import password_of, redact
 
 __all__ = ["FILE_ENGINES", "StoreURL", "file_path", "file_url", "split_options"]
 
@@ -137,16 +137,12 @@ def _reject_bare_characters(url: str, rest: str) -> None:
 
 def _reject_password(url: str, scheme: str | None, rest: str, path: str) -> None:
     """Reject a password in a path or a name: messages show paths unredacted."""
-    start = password_start(rest) if "@" in rest else None  # a password ends at an @
-    if start is None or _EXPLICIT_PATH.match(rest) or os.path.lexists(os.path.expanduser(path)):
+    if password_of(rest) is None or _EXPLICIT_PATH.match(rest) or os.path.lexists(os.path.expanduser(path)):
         return
-    if rest.startswith("[") and redact_message(rest) == rest:  # the URL that a View of several stores shows
-        return
-    shown = redact(f"{url[: len(url) - len(rest) + start]}***{url[url.rindex('@') :]}")
     what = (
         f"{scheme}:// is for files, which have no password" if scheme else "a URL begins with its scheme, mongodb://…"
     )
-    raise ConfigError(f"{shown!r}: {what}; to name a file like this, begin its path with ./")
+    raise ConfigError(f"{redact(url)!r}: {what}; to name a file like this, begin its path with ./")
 
 
 def _parse_query(query: str, url: str) -> dict[str, str]:
