@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from glob import escape, glob
 from typing import TYPE_CHECKING, Any
 
-from storeds._utils.globs import Glob, glob_of
+from storeds._utils.globs import matches, pattern_of
 from storeds._utils.urls import FILE_ENGINES, StoreURL, file_url, split_options
 from storeds.backends.engine import Engine
 from storeds.backends.file_stores import engine_at
@@ -104,12 +104,12 @@ def _open(
         urls = url
     else:
         parsed = with_scheme(url)
-        pattern = glob_of(parsed)
+        pattern = pattern_of(parsed)
         if pattern is None:
             return _open_one(parsed, layout, options)
         urls = [parsed]
     members = itertools.chain.from_iterable(_open_each(each, layout, options) for each in urls)
-    return View(members, url=None if pattern is None else _pattern_url(pattern))
+    return View(members, url=None if pattern is None else _pattern_url(parsed, pattern))
 
 
 def with_scheme(url: str | os.PathLike[str] | StoreURL) -> StoreURL:
@@ -212,40 +212,40 @@ def _open_each(url: Any, layout: str | None, options: Mapping[str, Any]) -> Iter
     if not isinstance(url, (str, os.PathLike, StoreURL)):
         raise ConfigError(f"a list of stores holds URLs and paths, not {type(url).__name__}")
     parsed = with_scheme(url)
-    pattern = glob_of(parsed)
+    pattern = pattern_of(parsed)
     if pattern is None:
         yield _open_one(parsed, layout, options)
         return
-    for name in pattern.options.keys() & options.keys():
+    for name in parsed.options.keys() & options.keys():
         raise ConfigError(
-            f"{redact(_pattern_url(pattern))}: option {name!r} is given in the URL and as a keyword; give it once"
+            f"{redact(_pattern_url(parsed, pattern))}: option {name!r} is given in the URL and as a keyword; give it once"
         )
     seen: dict[str, str] = {}
-    for path in pattern.paths():
+    for path in matches(parsed, pattern):
         # A bare path, since in a URL a ? of its name would start the options.
-        scheme = pattern.scheme or _scheme_of_match(path, pattern)
-        backend = _open_one(StoreURL(path, scheme, path), layout, {**pattern.options, **options})
+        scheme = parsed.scheme or _scheme_of_match(path, pattern)
+        backend = _open_one(StoreURL(path, scheme, path), layout, {**parsed.options, **options})
         twin = seen.get(backend.meta.build)
         if twin is not None:
             backend.close()
             raise ConfigError(
-                f"{pattern.pattern} matches the same store twice, as {twin} and {backend.url}; remove the link or the copy, or "
+                f"{pattern} matches the same store twice, as {twin} and {backend.url}; remove the link or the copy, or "
                 "list both, if its records are to count twice"
             )
         seen[backend.meta.build] = backend.url
         yield backend
 
 
-def _scheme_of_match(path: str, pattern: Glob) -> str:
+def _scheme_of_match(path: str, pattern: str) -> str:
     try:
         return scheme_of(path, writing=False)
     except ConfigError:
         what = "a folder" if os.path.isdir(path) else "no store"
-        raise FormatError(f"{path!r} is {what}, but {pattern.pattern} matches it; narrow the pattern") from None
+        raise FormatError(f"{path!r} is {what}, but {pattern} matches it; narrow the pattern") from None
 
 
-def _pattern_url(pattern: Glob) -> str:
-    return file_url(pattern.scheme, pattern.pattern) if pattern.scheme else pattern.pattern
+def _pattern_url(url: StoreURL, pattern: str) -> str:
+    return file_url(url.scheme, pattern) if url.scheme else pattern
 
 
 def open_writer(
@@ -300,7 +300,7 @@ def open_writer(
             f"a writer writes one store, and this is a list of {len(url)}; write one after the other, then read the list as one"
         )
     parsed = with_scheme(url)
-    if glob_of(parsed) is not None:
+    if pattern_of(parsed) is not None:
         raise ConfigError(
             f"{parsed.redacted!r} is a pattern, and a writer writes one store: name it without * and […]; patterns are for reading "
             "many stores as one"
@@ -325,9 +325,9 @@ def scheme_of(url: str | os.PathLike[str] | StoreURL, *, writing: bool) -> str:
         return parsed.scheme
     if writing:
         return _engine_of_suffix(parsed)
-    pattern = glob_of(parsed)
+    pattern = pattern_of(parsed)
     if pattern is not None:  # the matches may belong to several engines that keep files
-        return _scheme_of_match(pattern.paths()[0], pattern)
+        return _scheme_of_match(matches(parsed, pattern)[0], pattern)
     return _engine_of_path(parsed)
 
 
