@@ -65,22 +65,15 @@ class StoreURL:
         return cls(text, scheme, path, _parse_query(query, text))
 
     @property
-    def redacted(self) -> str:
-        """The text with its secrets replaced by ``***``."""
-        return redact(self.text)
-
-    @property
     def file(self) -> str:
         """The absolute path of a file; raises ConfigError where the URL has none."""
         if not self.path:
             scheme = self.scheme or "lmdb"
-            raise ConfigError(
-                f"{self.redacted!r}: expected a path, as in {scheme}://data/train or {scheme}:///data/train"
-            )
+            raise ConfigError(f"{str(self)!r}: expected a path, as in {scheme}://data/train or {scheme}:///data/train")
         return os.path.abspath(os.path.expanduser(self.path))
 
     def __str__(self) -> str:
-        return self.redacted
+        return redact(self.text)
 
 
 def split_options(text: str) -> tuple[str, str]:

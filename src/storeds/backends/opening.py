@@ -128,7 +128,7 @@ def with_scheme(url: str | os.PathLike[str] | StoreURL) -> StoreURL:
         known = _SUFFIXES.get(os.path.splitext(path)[1].lower())
         schemes = [known] if known else FILE_ENGINES
         wanted = " or ".join(redact(f"{scheme}://{path}?{options}") for scheme in schemes)
-        raise ConfigError(f"{parsed.redacted!r}: no such path, and options need a scheme: write {wanted}")
+        raise ConfigError(f"{str(parsed)!r}: no such path, and options need a scheme: write {wanted}")
     return parsed
 
 
@@ -173,9 +173,9 @@ def _claim(url: StoreURL, layout: str | None, options: Mapping[str, Any]) -> Cla
     claims = _plugin_claims(url, options)
     if len(claims) > 1:
         shown = " or ".join(f"layout={layout!r} ({why})" for layout, why in claims.items())
-        raise ConfigError(f"{url.redacted}: several layouts claim this store; pass {shown}")
+        raise ConfigError(f"{url}: several layouts claim this store; pass {shown}")
     for name, why in claims.items():
-        _LOG.info("%s is opened with layout %r: %s", url.redacted, name, why)
+        _LOG.info("%s is opened with layout %r: %s", url, name, why)
         return Claim(LAYOUTS.get(f"{url.scheme}/{name}"), options, why)
     if url.scheme not in FOREIGN:
         return Claim(engine, options)  # which says what is wrong
@@ -302,7 +302,7 @@ def open_writer(
     parsed = with_scheme(url)
     if pattern_of(parsed) is not None:
         raise ConfigError(
-            f"{parsed.redacted!r} is a pattern, and a writer writes one store: name it without * and […]; patterns are for reading "
+            f"{str(parsed)!r} is a pattern, and a writer writes one store: name it without * and […]; patterns are for reading "
             "many stores as one"
         )
     scheme = scheme_of(parsed, writing=True)

@@ -74,7 +74,7 @@ def parse_location(url: str | StoreURL) -> Location:
     default.
     """
     parsed = StoreURL.parse(url)
-    shown, scheme = parsed.redacted, parsed.scheme
+    shown, scheme = str(parsed), parsed.scheme
     body, _, query = parsed.path.partition("?")
     userinfo, at, place = body.rpartition("@")
     hosts, *path = place.split("/")
