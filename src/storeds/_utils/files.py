@@ -10,11 +10,7 @@ from pathlib import Path
 from storeds._utils.text import some
 from storeds.errors import FormatError, StoredsError, StoreNotFoundError, UnavailableError
 
-__all__ = ["CutShortError", "engine_of_file", "nearest", "os_failure", "read_at"]
-
-
-class CutShortError(FormatError):
-    """A file is truncated: no layout can read it."""
+__all__ = ["engine_of_file", "nearest", "os_failure", "read_at"]
 
 
 _HDF5 = b"\x89HDF\r\n\x1a\n"
