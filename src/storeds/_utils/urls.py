@@ -77,14 +77,9 @@ class StoreURL:
 
 
 def split_options(text: str) -> tuple[str, str]:
-    """Return the path in ``path?options`` and the options: a path with a ``?`` if a file has that name, the longest such."""
-    path, _, options = text.partition("?")
-    whole = text
-    while len(whole) > len(path):
-        if os.path.lexists(os.path.expanduser(whole)):
-            return whole, text[len(whole) + 1 :]
-        whole = whole.rpartition("?")[0]
-    return path, options
+    """Return the path in ``path?options`` and the options; all of it is the path if a file has exactly that name."""
+    path, mark, options = text.partition("?")
+    return (text, "") if mark and os.path.lexists(os.path.expanduser(text)) else (path, options)
 
 
 def file_path(url: str | StoreURL) -> tuple[str, dict[str, str]]:
