@@ -133,7 +133,7 @@ BREAKS = [Break(*row) for row in (
     # 10. Speed, as far as a count shows it.
     ("10: a batch is one storage call", "datasets/test_modes.py -k 'one_storage_call_a_batch and memory'", "readers/rows.py",
      "iter(view.get_many([at for positions in located for at in positions if at not in known], stored))", "iter([view.get_many([at], stored)[0] for positions in located for at in positions])"),
-    ("10: importing storeds loads no engine and not torch", "test_public.py -k loads_no", "__init__.py", "import importlib\n", "import importlib\n\nimport torch\n"),
+    ("10: importing storeds loads no engine and not torch", "test_public.py -k loads_no", "__init__.py", "from typing import TYPE_CHECKING\n", "from typing import TYPE_CHECKING\n\nimport torch\n"),
     ("10: arrays skip samples only without settings of collate", "batching/test_batching.py -k fixed_shape", "loaders/loader.py", "columns = is_whole and self.collate_fn is collate", "columns = is_whole"),
     # 11. The storage format does not change.
     ("11: an older store has its id", "backends/test_old_stores.py -k verify", "records/codec.py", '{"attrs": dict(attrs), "fields"', '{"attributes": dict(attrs), "fields"'),
