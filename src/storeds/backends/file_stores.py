@@ -8,7 +8,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
-from storeds._utils.file_systems import file_system, file_system_advice
+from storeds._utils.file_systems import file_system_advice, file_system_of
 from storeds._utils.files import check_status, engine_of_file, os_failure, staging_folder, stat_store
 from storeds._utils.urls import file_url
 from storeds.backends.raw import BackendOptions, HandleOpener
@@ -80,7 +80,7 @@ def describe_file(
     writer, folder = active_writer(path), staging_folder(path)
     return Description(
         stat_store(path, url).st_size,
-        {"file_system": file_system(path), **settings},
+        {"file_system": file_system_of(path)[0], **settings},
         [*file_system_advice(path), *advice],
         recognised=recognised,
         leftovers=str(folder) if writer is None and os.path.exists(folder) else None,

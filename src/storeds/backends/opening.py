@@ -15,7 +15,7 @@ from dataclasses import replace
 from glob import escape, glob
 from typing import TYPE_CHECKING, Any
 
-from storeds._utils.globs import Glob, glob_of
+from storeds._utils.globs import matches, pattern_of
 from storeds._utils.urls import StoreURL, file_url, split_options
 from storeds.backends.engine import Engine
 from storeds.backends.file_stores import engine_at
@@ -101,10 +101,10 @@ def _open(
     if isinstance(url, Sequence) and not isinstance(url, (str, bytes)):
         return View(itertools.chain.from_iterable(_open_each(each, layout, options) for each in url))
     parsed = with_scheme(url)
-    pattern = glob_of(parsed)
+    pattern = pattern_of(parsed)
     if pattern is None:
         return _open_one(parsed, layout, options)
-    return View(_open_each(parsed, layout, options), url=_pattern_url(pattern))
+    return View(_open_each(parsed, layout, options), url=_pattern_url(parsed, pattern))
 
 
 def with_scheme(url: str | os.PathLike[str] | StoreURL) -> StoreURL:
@@ -139,10 +139,10 @@ def _open_one(url: StoreURL, layout: str | None, options: Mapping[str, Any]) -> 
         claims = _plugin_claims(url, options)
         if len(claims) > 1:
             shown = " or ".join(f"layout={name!r} ({why})" for name, why in claims.items())
-            raise ConfigError(f"{url.redacted}: several layouts claim this store; pass {shown}")
+            raise ConfigError(f"{url}: several layouts claim this store; pass {shown}")
         if claims:
             ((name, why),) = claims.items()
-            _LOG.info("%s is opened with layout %r: %s", url.redacted, name, why)
+            _LOG.info("%s is opened with layout %r: %s", url, name, why)
             target = LAYOUTS.get(f"{scheme}/{name}")
         elif scheme in FOREIGN:  # otherwise the engine says what is wrong
             target = import_object(FOREIGN[scheme])
@@ -183,31 +183,31 @@ def _open_each(url: Any, layout: str | None, options: Mapping[str, Any]) -> Iter
     if not isinstance(url, (str, os.PathLike, StoreURL)):
         raise ConfigError(f"a list of stores holds URLs and paths, not {type(url).__name__}")
     parsed = with_scheme(url)
-    pattern = glob_of(parsed)
+    pattern = pattern_of(parsed)
     if pattern is None:
         yield _open_one(parsed, layout, options)
         return
-    for name in pattern.options.keys() & options.keys():
+    for name in parsed.options.keys() & options.keys():
         raise ConfigError(
-            f"{redact(_pattern_url(pattern))}: option {name!r} is given in the URL and as a keyword; give it once"
+            f"{redact(_pattern_url(parsed, pattern))}: option {name!r} is given in the URL and as a keyword; give it once"
         )
     seen: dict[str, str] = {}
-    for path in pattern.paths():
+    for path in matches(parsed, pattern):
         # A bare path, since in a URL a ? of its name would start the options.
-        backend = _open_one(StoreURL(path, pattern.scheme, path), layout, {**pattern.options, **options})
+        backend = _open_one(StoreURL(path, parsed.scheme, path), layout, {**parsed.options, **options})
         twin = seen.get(backend.meta.build)
         if twin is not None:
             backend.close()
             raise ConfigError(
-                f"{pattern.pattern} matches the same store twice, as {twin} and {backend.url}; remove the link or the copy, or "
+                f"{pattern} matches the same store twice, as {twin} and {backend.url}; remove the link or the copy, or "
                 "list both, if its records are to count twice"
             )
         seen[backend.meta.build] = backend.url
         yield backend
 
 
-def _pattern_url(pattern: Glob) -> str:
-    return file_url(pattern.scheme, pattern.pattern) if pattern.scheme else pattern.pattern
+def _pattern_url(url: StoreURL, pattern: str) -> str:
+    return file_url(url.scheme, pattern) if url.scheme else pattern
 
 
 def open_writer(
@@ -264,7 +264,7 @@ def open_writer(
     parsed = with_scheme(url)
     if glob_of(parsed) is not None:
         raise ConfigError(
-            f"{parsed.redacted!r} is a pattern, and a writer writes one store: name it without * and […]; patterns are for reading "
+            f"{str(parsed)!r} is a pattern, and a writer writes one store: name it without * and […]; patterns are for reading "
             "many stores as one"
         )
     scheme = scheme_of(parsed, writing=True)
@@ -287,9 +287,9 @@ def scheme_of(url: str | os.PathLike[str] | StoreURL, *, writing: bool) -> str:
         return parsed.scheme
     if writing:
         return _engine_of_suffix(parsed)
-    pattern = glob_of(parsed)
+    pattern = pattern_of(parsed)
     if pattern is not None:  # the matches may belong to several engines that keep files
-        return scheme_of(pattern.paths()[0], writing=False)
+        return scheme_of(matches(parsed, pattern)[0], writing=False)
     return _engine_of_path(parsed)
 
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import h5py
 import xxhash
 
-from storeds._utils.files import CutShortError, os_failure
+from storeds._utils.files import os_failure
 from storeds.errors import FormatError, StoredsError, UnavailableError
 
 __all__ = [
@@ -64,7 +64,7 @@ def _failure(error: Exception, url: str) -> StoredsError:
     cut = _CUT.search(reason)
     if cut is None:
         return system_failure(error, url) or FormatError(f"{url} cannot be opened by HDF5: {reason}")
-    return CutShortError(
+    return FormatError(
         f"{url} is cut short: {int(cut[1]):,} of its {int(cut[2]):,} bytes are there; the copy or download was "
         "interrupted, or its writer never closed it: copy or download it again"
     )

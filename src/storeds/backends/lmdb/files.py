@@ -12,7 +12,6 @@ from typing import Any
 
 import lmdb
 
-from storeds._utils.files import CutShortError
 from storeds.errors import ConfigError, FormatError, UnavailableError
 from storeds.protocols import Array
 from storeds.records.meta import WRITTEN_BY
@@ -104,6 +103,6 @@ def _check_length(descriptor: int, url: str) -> None:
         raise FormatError(f"{url} is cut short or damaged: {size} bytes do not hold an LMDB header; copy it again")
     last, _ = max((_META.unpack(page)[1:] for page in (first, second)), key=lambda meta: int(meta[1]))
     if (last + 1) * page_size > size:
-        raise CutShortError(
+        raise FormatError(
             f"{url} is cut short: its header says {(last + 1) * page_size} bytes, the file has {size}; copy it again"
         )
