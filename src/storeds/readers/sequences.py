@@ -22,7 +22,7 @@ from storeds.readers.images import Images, bind_images
 from storeds.readers.options import Decode, Modes, PictureOptions
 from storeds.readers.reader import ElementReader
 from storeds.readers.rows import PADDED, Part, Window
-from storeds.readers.runs import Runs
+from storeds.readers.runs import runs_of
 from storeds.records.shapes import ChannelAxis, Channels
 
 __all__ = ["sequence"]
@@ -128,7 +128,7 @@ class SequenceSpec:
             )
         number = next((n for n in ("step", "frame") if n in declared and declared[n].kind == "int"), None)
         rows = Window(
-            Runs(view, by, number),
+            runs_of(view, by, number),
             tuple(Part(offsets, tuple(dict.fromkeys(fields))) for offsets, fields in parts.items()),
             self.is_padded,
         )

@@ -19,7 +19,7 @@ from storeds.readers.images import bind_images, default_image
 from storeds.readers.options import Decode, Modes, PictureOptions, Positions
 from storeds.readers.reader import ElementReader
 from storeds.readers.rows import Clip
-from storeds.readers.runs import Runs
+from storeds.readers.runs import runs_of
 from storeds.readers.video_files import bind_video_files
 from storeds.records.shapes import with_pictures
 
@@ -120,7 +120,7 @@ class VideoSpec:
             if name not in (*declared, INDEX, *_PER_FRAME):
                 raise ConfigError(f"per_frame: {view.url} has no field {name!r}; {suggest(name, declared, 'fields')}")
         frame = _FRAME if declared.get(_FRAME, Field("json")).kind == "int" else None
-        rows = Clip(self.by, frame, Runs(view, self.by, frame), self.plan)
+        rows = Clip(self.by, frame, runs_of(view, self.by, frame), self.plan)
         return self._of_frames(view, rows)
 
     def _of_frames(self, view: Backend, rows: Clip) -> ElementReader:
