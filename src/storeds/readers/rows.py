@@ -115,6 +115,10 @@ class Clip(Rows):
     frame: str | None
     runs: Index
     plan: ClipPlan
+    count: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "count", len(self.runs.positions) - 1)
 
     @property
     def is_random(self) -> bool:  # type: ignore[override]
@@ -127,7 +131,7 @@ class Clip(Rows):
         return (self.by,) if self.frame is None else (self.by, self.frame)
 
     def __len__(self) -> int:
-        return len(self.runs.positions) - 1
+        return self.count
 
     def locate(self, index: int, context: SampleContext) -> Sequence[int]:
         # docstring inherited
