@@ -120,6 +120,13 @@ class Element(Choice, ABC):
             return self.inner.needs
         return () if self.path is None else (self.path.field,)
 
+    @property
+    def options(self) -> tuple[str, ...]:
+        """The options of readers that change the value; the others are refused if no element has them."""
+        if self.inner is not None:
+            return self.inner.options
+        return ("decode",) if "image" in (self.declared.kind, self.declared.role) else ()  # bytes that stay as they are
+
     @abstractmethod
     def value(self, rows: Sequence[Record], facts: Facts) -> Any:
         """Return the value of the element of the sample that `rows` make.
@@ -179,6 +186,11 @@ class TensorElement(Element):
 
     axis: ChannelAxis | None = None
     is_view: bool = False
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        # docstring inherited
+        return () if self.axis is None else ("channels",)
 
     def value(self, rows: Sequence[Record], facts: Facts) -> Any:
         # docstring inherited
@@ -252,6 +264,11 @@ class PictureElement(Element):
         (stored,) = super().needs
         return (stored, *verdict_fields(stored)) if self.is_judged else (stored,)
 
+    @property
+    def options(self) -> tuple[str, ...]:
+        # docstring inherited
+        return ("decode", "mode", "repair", "orient", "max_pixels", *["min_recovered"] * self.decoder.repair)
+
     def look(self, record: Record) -> Picture:
         """Return the picture of a record, before decoding; raises DecodeError if it is too large."""
         assert self.path is not None
@@ -293,6 +310,11 @@ class PixelsElement(Element):
     decoder: PictureDecoder
     axis: ChannelAxis
 
+    @property
+    def options(self) -> tuple[str, ...]:
+        # docstring inherited
+        return ("decode", "mode", "channels")
+
     def value(self, rows: Sequence[Record], facts: Facts) -> Any:
         # docstring inherited
         return self.decoder.of_pixels(channels_first(self._stored(rows[0]), self.axis))
@@ -312,6 +334,11 @@ class MaskElement(Element):
     """
 
     mode: str = UNCHANGED
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        # docstring inherited
+        return () if self.inner is None else ("max_pixels",)
 
     def value(self, rows: Sequence[Record], facts: Facts) -> torch.Tensor:
         # docstring inherited
@@ -335,6 +362,11 @@ class CoordinatesElement(Element):
     """
 
     is_trusted: bool
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        # docstring inherited
+        return ("box_format",) if self.declared.role == "boxes" else ()
 
     def value(self, rows: Sequence[Record], facts: Facts) -> torch.Tensor:
         # docstring inherited

@@ -64,7 +64,7 @@ def image(
     max_pixels : int
         An image that claims more pixels raises DecodeError, before memory is allocated for it.
     """
-    options = PictureOptions.of(image, locals(), "pil")
+    options = PictureOptions(decode, mode, channels, repair, min_recovered, orient, max_pixels, default="pil")
     return ImageSpec(fields, options)
 
 
@@ -80,8 +80,8 @@ class ImageSpec:
         declared = with_pictures(view.meta.fields)
         chosen = choose(view, self.fields, lambda: default_image("image", view, self.options), declared)
         images = bind_images(view, chosen, self.options)
-        self.options.check(chosen, images.names, [*images.elements.values()])
         elements = tuple(images.elements.get(each.name) or plain(each) for each in chosen)
+        self.options.check(elements, images.names)
         rows, target = OneRow(Count(len(view))), target_of(chosen, (images.data,))
         return ElementReader("image", rows, elements, images.data, target, may_fit=len(images.names) == 1)
 

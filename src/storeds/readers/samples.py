@@ -90,7 +90,7 @@ def sample(
     channels, repair, min_recovered, max_pixels
         As for `image`. A mask that lacks pixels is never repaired.
     """
-    options = PictureOptions.of(sample, locals(), "tensor")
+    options = PictureOptions(decode, mode, channels, repair, min_recovered, orient, max_pixels)
     if box_format is not None and box_format not in BOX_FORMATS:
         raise ConfigError(f"unknown box_format {box_format!r}; {suggest(box_format, BOX_FORMATS, 'formats')}")
     return SampleSpec(fields, given_roles(roles, "classes"), options, box_format)
@@ -123,8 +123,7 @@ class SampleSpec:
         known = self._known_classes(chosen, declared, view)
         elements = tuple(self._element(each, declared, known.get(each.name), data, view) for each in chosen)
         images = [each.name for each in chosen if each.declared.kind == "image"]
-        has_boxes = any(each.role == "boxes" for each in declared.values())
-        self.options.check(chosen, images, elements, {} if has_boxes else {"box_format": "boxes"})
+        self.options.check(elements, images, () if self.box_format is None else ("box_format",))
         joint = Joint.of(
             elements, declared, known.get(target or ""), orient=self.options.orient, box_format=self.box_format
         )

@@ -22,11 +22,12 @@ from storeds.records.meta import Count
 
 __all__ = ["bind_video_files"]
 
-_OF_FRAMES = ("repair", "min_recovered", "orient", "channels", "per_frame")
 _MODES = {"RGB": "rgb24", "L": "gray"}
 
 
-def bind_video_files(view: Backend, fields: Fields, by: str, options: PictureOptions, plan: ClipPlan) -> ElementReader:
+def bind_video_files(
+    view: Backend, fields: Fields, by: str, options: PictureOptions, plan: ClipPlan, more: Sequence[str]
+) -> ElementReader:
     """Return the reader of a store in which the field `by` holds video files. The function `video` describes the options.
 
     Raises
@@ -35,21 +36,21 @@ def bind_video_files(view: Backend, fields: Fields, by: str, options: PictureOpt
         An option is for videos that are stored frame by frame.
     """
     declared = view.meta.fields
-    if options.decode not in ("tensor", "pil"):
-        raise ConfigError(f"decode={options.decode!r} is for images; video files are decoded to 'tensor' or 'pil'")
     _import_av()
     chosen = choose(view, fields, lambda: (by, *label_of(declared)), declared)
     data = next((each.name for each in chosen if each.path and each.source == by), None)
-    mode = options.mode if isinstance(options.mode, str) else options.mode.get(data or "", "RGB")
+    decode, mode = options.decode_of(data or ""), options.mode_of(data or "", is_data=True)
+    if decode not in ("tensor", "pil"):
+        raise ConfigError(f"decode={decode!r} is for images; video files are decoded to 'tensor' or 'pil'")
     if mode not in _MODES:
-        raise ConfigError(f"mode={options.mode!r}: video files are decoded to mode RGB or L")
-    options.refuse(dict.fromkeys(_OF_FRAMES, "videos that are stored frame by frame"), chosen)
+        raise ConfigError(f"mode={mode!r}: video files are decoded to mode RGB or L")
     elements = [
-        FilmElement(**vars(each), decode=options.decode, mode=mode, max_pixels=options.max_pixels, plan=plan)
+        FilmElement(**vars(each), decode=decode, mode=mode, max_pixels=options.max_pixels, plan=plan)
         if each.path and each.source == by
         else plain(each)
         for each in chosen
     ]
+    options.check(elements, [] if data is None else [data], more)
     return ElementReader("video", OneRow(Count(len(view))), tuple(elements), data, target_of(chosen, (data,)))
 
 
@@ -76,6 +77,11 @@ class FilmElement(Element):
     mode: str
     max_pixels: int
     plan: ClipPlan
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        # docstring inherited
+        return ("decode", "mode", "max_pixels")
 
     def value(self, rows: Sequence[Record], facts: Facts) -> Any:
         # docstring inherited

@@ -87,7 +87,7 @@ def video(
     -----
     Random clips are drawn from the sample's own generator, or from torch's global one without a seed.
     """
-    options = PictureOptions.of(video, locals(), "tensor")
+    options = PictureOptions(decode, mode, channels, repair, min_recovered, orient, max_pixels)
     if isinstance(per_frame, str):
         raise ConfigError(f"per_frame must be a sequence of names, not the string {per_frame!r}")
     plan = ClipPlan(frames, stride, clips, sampling or ("all" if frames is None else "random"), short)
@@ -113,7 +113,7 @@ class VideoSpec:
                 f"{suggest(self.by, declared, 'fields')}; name another field with by="
             )
         if declared[self.by].kind == "bytes":
-            return bind_video_files(view, self.fields, self.by, self.options, self.plan)
+            return bind_video_files(view, self.fields, self.by, self.options, self.plan, self.more)
         if declared[self.by].kind not in ("int", "str"):
             raise ConfigError(f"by={self.by!r} is a field of kind {declared[self.by].kind}; expected int, str or bytes")
         for name in self.per_frame:
@@ -123,14 +123,17 @@ class VideoSpec:
         rows = Clip(self.by, frame, runs_of(view, self.by, frame), self.plan)
         return self._of_frames(view, rows)
 
+    @property
+    def more(self) -> tuple[str, ...]:
+        """The options that the user gives, of those that some stores cannot use."""
+        return () if self.per_frame == _PER_FRAME else ("per_frame",)
+
     def _of_frames(self, view: Backend, rows: Clip) -> ElementReader:
         """Return the reader of videos that are stored frame by frame."""
         fields = with_pictures(view.meta.fields)
         chosen = choose(view, self.fields, lambda: default_image("video", view, self.options), fields)
         images = bind_images(view, chosen, self.options)
         several = [each.name for each in chosen if each.path and each.source in self.per_frame]
-        more = {} if several else {"per_frame": "fields of frames"}
-        self.options.check(chosen, images.names, [*images.elements.values()], more)
         elements: list[Element] = []
         for each in chosen:
             frame = images.elements.get(each.name)
@@ -140,6 +143,7 @@ class VideoSpec:
                 elements.append(PerFrameElement(**vars(each), plan=self.plan))
             else:
                 elements.append(plain(each))
+        self.options.check(elements, images.names, self.more)
         shared = [each.name for each in chosen if each.source in (self.by, *self.per_frame)]
         return ElementReader("video", rows, tuple(elements), images.data, target_of(chosen, (images.data, *shared)))
 
@@ -201,6 +205,11 @@ class PerFrameElement(Element):
     """The values of all frames, as a tensor of numbers or as a list."""
 
     plan: ClipPlan
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        # docstring inherited
+        return ("per_frame",)
 
     def value(self, rows: Sequence[Record], facts: Facts) -> Any:
         # docstring inherited
