@@ -12,7 +12,6 @@ from storeds.readers.choice import Fields, choose, plain, target_of
 from storeds.readers.elements import ArrayElement, Choice
 from storeds.readers.reader import ElementReader
 from storeds.readers.rows import OneRow
-from storeds.records.meta import Count
 from storeds.records.shapes import Channels, is_image_like
 from storeds.records.verdict_fields import without_verdicts
 
@@ -76,7 +75,7 @@ class ArraySpec:
                 # Without decode, this only checks `channels`.
                 as_image = array.as_image() if is_image or each.name in positions else array
                 elements[each.name] = array if self.decode is None else as_image
-        rows, target = OneRow(Count(len(view))), target_of(chosen, (data,))
+        rows, target = OneRow(len(view)), target_of(chosen, (data,))
         return ElementReader("array", rows, (*elements.values(),), data, target, may_fit=True)
 
     def _positions(self, data: str | None) -> dict[str, Channels]:

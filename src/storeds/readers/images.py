@@ -16,7 +16,6 @@ from storeds.readers.elements import Choice, PictureElement, PixelsElement
 from storeds.readers.options import Decode, Modes, PictureOptions, Positions
 from storeds.readers.reader import ElementReader
 from storeds.readers.rows import OneRow
-from storeds.records.meta import Count
 from storeds.records.shapes import holds_pixels, is_mask, with_pictures
 from storeds.records.verdict_fields import pictures, without_verdicts
 
@@ -82,7 +81,7 @@ class ImageSpec:
         images = bind_images(view, chosen, self.options)
         elements = tuple(images.elements.get(each.name) or plain(each) for each in chosen)
         self.options.check(elements, images.names)
-        rows, target = OneRow(Count(len(view))), target_of(chosen, (images.data,))
+        rows, target = OneRow(len(view)), target_of(chosen, (images.data,))
         return ElementReader("image", rows, elements, images.data, target, may_fit=len(images.names) == 1)
 
 

@@ -37,7 +37,7 @@ from storeds.readers.reader import ElementReader
 from storeds.readers.rows import OneRow
 from storeds.records.annotations import check_row_counts
 from storeds.records.classes import stored_classes
-from storeds.records.meta import NATIVE, Count
+from storeds.records.meta import NATIVE
 from storeds.records.roles import BOX_FORMATS, boxes_of, check_rows, given_roles
 from storeds.records.samples import Sample
 from storeds.records.shapes import is_mask, with_pictures
@@ -127,7 +127,7 @@ class SampleSpec:
         joint = Joint.of(
             elements, declared, known.get(target or ""), orient=self.options.orient, box_format=self.box_format
         )
-        return ElementReader("sample", OneRow(Count(len(view))), elements, data, target, joint, may_fit=True)
+        return ElementReader("sample", OneRow(len(view)), elements, data, target, joint, may_fit=True)
 
     def _with_pictures(self, fields: Mapping[str, Field]) -> dict[str, Field]:
         """Return the fields of a store, in which arrays of pixels have the role image if nothing says what the image is."""

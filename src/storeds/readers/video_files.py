@@ -18,7 +18,6 @@ from storeds.readers.elements import Element, Facts
 from storeds.readers.options import PictureOptions
 from storeds.readers.reader import ElementReader
 from storeds.readers.rows import OneRow
-from storeds.records.meta import Count
 
 __all__ = ["bind_video_files"]
 
@@ -51,7 +50,7 @@ def bind_video_files(
         for each in chosen
     ]
     options.check(elements, [] if data is None else [data], more)
-    return ElementReader("video", OneRow(Count(len(view))), tuple(elements), data, target_of(chosen, (data,)))
+    return ElementReader("video", OneRow(len(view)), tuple(elements), data, target_of(chosen, (data,)))
 
 
 @dataclass(frozen=True, kw_only=True)
