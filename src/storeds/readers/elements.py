@@ -6,7 +6,7 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import numpy as np
 
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ArrayElement",
-    "Choice",
     "CoordinatesElement",
     "Element",
     "Facts",
@@ -50,6 +49,9 @@ __all__ = [
     "PlainElement",
     "TensorElement",
 ]
+
+
+E = TypeVar("E", bound="Element")
 
 
 @dataclass(slots=True)
@@ -77,8 +79,8 @@ class Facts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choice:
-    """One element of samples, of which it is not known yet how its value is made.
+class Element(ABC):
+    """One element of every sample of a bound reader. Picklable and thread-safe.
 
     Parameters
     ----------
@@ -92,6 +94,8 @@ class Choice:
         The stored field and the steps into its value; None if it is computed.
     is_copy : bool
         Whether an earlier element comes from the same field. A change of one leaves the other as it is.
+    inner : Element or None
+        What makes one row or one part of its value, such as the image of each frame.
     """
 
     name: str
@@ -99,19 +103,11 @@ class Choice:
     declared: Field
     path: JsonPath | None
     is_copy: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class Element(Choice, ABC):
-    """One element of every sample of a bound reader. Picklable and thread-safe.
-
-    Parameters
-    ----------
-    inner : Element or None
-        What makes one row or one part of its value, such as the image of each frame.
-    """
-
     inner: Element | None = None
+
+    def as_kind(self, kind: type[E], **more: Any) -> E:
+        """Return this element as one of another class, with other attributes or more of them."""
+        return kind(**{**vars(self), **more})
 
     @property
     def needs(self) -> tuple[str, ...]:

@@ -11,8 +11,8 @@ from storeds.errors import ConfigError
 from storeds.pictures.header import MAX_PIXELS
 from storeds.protocols import Backend, Field
 from storeds.readers.channels import channels_of
-from storeds.readers.choice import Fields, choose, label_of, plain, target_of
-from storeds.readers.elements import Choice, PictureElement, PixelsElement
+from storeds.readers.choice import Fields, choose, label_of, target_of
+from storeds.readers.elements import Element, PictureElement, PixelsElement
 from storeds.readers.options import Decode, Modes, PictureOptions, Positions
 from storeds.readers.reader import ElementReader
 from storeds.readers.rows import OneRow
@@ -79,7 +79,7 @@ class ImageSpec:
         declared = with_pictures(view.meta.fields)
         chosen = choose(view, self.fields, lambda: default_image("image", view, self.options), declared)
         images = bind_images(view, chosen, self.options)
-        elements = tuple(images.elements.get(each.name) or plain(each) for each in chosen)
+        elements = tuple(images.elements.get(each.name) or each for each in chosen)
         self.options.check(elements, images.names)
         rows, target = OneRow(len(view)), target_of(chosen, (images.data,))
         return ElementReader("image", rows, elements, images.data, target, may_fit=len(images.names) == 1)
@@ -102,7 +102,7 @@ class Images(NamedTuple):
     elements: dict[str, PictureElement | PixelsElement]
 
 
-def bind_images(view: Backend, chosen: Sequence[Choice], options: PictureOptions) -> Images:
+def bind_images(view: Backend, chosen: Sequence[Element], options: PictureOptions) -> Images:
     """Return the images among the elements of a store; raises ConfigError where it is unknown how to read one."""
     names = [each.name for each in chosen if _is_image(each.name, each.declared, options)]
     data, judged = data_of(chosen, names), pictures(view.meta.fields)
@@ -115,14 +115,14 @@ def bind_images(view: Backend, chosen: Sequence[Choice], options: PictureOptions
         if each.declared.kind == "array":
             position = options.channels_of(each.name)
             axis = channels_of(each.name, each.declared, position, [other.name for other in chosen])
-            elements[each.name] = PixelsElement(**vars(each), decoder=decoder, axis=axis)
+            elements[each.name] = each.as_kind(PixelsElement, decoder=decoder, axis=axis)
         else:
             is_judged = each.source in judged
-            elements[each.name] = PictureElement(**vars(each), decoder=decoder, is_judged=is_judged)
+            elements[each.name] = each.as_kind(PictureElement, decoder=decoder, is_judged=is_judged)
     return Images(names, data, elements)
 
 
-def data_of(chosen: Sequence[Choice], images: Sequence[str]) -> str | None:
+def data_of(chosen: Sequence[Element], images: Sequence[str]) -> str | None:
     """Return the image that is the data of a sample: ``image``, or the first one that is no mask by its name."""
     if "image" in images:
         return "image"

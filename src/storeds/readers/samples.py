@@ -17,9 +17,8 @@ from storeds.pictures.header import MAX_PIXELS
 from storeds.protocols import Backend, Field, Record
 from storeds.readers.annotations import Classes, Size
 from storeds.readers.channels import channels_of
-from storeds.readers.choice import Fields, choose, label_of, plain, target_of
+from storeds.readers.choice import Fields, choose, label_of, target_of
 from storeds.readers.elements import (
-    Choice,
     CoordinatesElement,
     Element,
     Facts,
@@ -27,7 +26,6 @@ from storeds.readers.elements import (
     LabelsElement,
     MaskElement,
     PictureElement,
-    PlainElement,
     TensorElement,
 )
 from storeds.readers.images import check_one_guess, default_image
@@ -153,7 +151,7 @@ class SampleSpec:
             roles |= dict.fromkeys(["image"] if "image" in found else found[:1], "image")
         return tuple(name for role in _ORDER for name, each in roles.items() if each == role)
 
-    def _with_roles(self, chosen: Sequence[Choice]) -> dict[str, Field]:
+    def _with_roles(self, chosen: Sequence[Element]) -> dict[str, Field]:
         """Return element → declaration, with the roles that the user gave, and those that kind and name tell."""
         elements = {each.source: each.name for each in reversed(chosen) if each.path}
         with_roles: dict[str, Field] = {}
@@ -173,7 +171,7 @@ class SampleSpec:
         return with_roles
 
     def _known_classes(
-        self, chosen: Sequence[Choice], declared: Mapping[str, Field], view: Backend
+        self, chosen: Sequence[Element], declared: Mapping[str, Field], view: Backend
     ) -> dict[str, Classes]:
         """Return the classes of each label of which they are known; raises ConfigError."""
         attrs = view.meta.attrs
@@ -197,35 +195,35 @@ class SampleSpec:
         return known
 
     def _element(
-        self, choice: Choice, declared: Mapping[str, Field], classes: Classes | None, data: str | None, view: Backend
+        self, each: Element, declared: Mapping[str, Field], classes: Classes | None, data: str | None, view: Backend
     ) -> Element:
         """Return an element with the decoder that its role asks for."""
-        if choice.path is None:
-            return plain(choice)
-        name, field = choice.name, declared[choice.name]
-        given: dict[str, Any] = {**vars(choice), "declared": field}
-        if choice.declared.kind == "image" and self.options.decode_of(name) != "bytes":
-            is_judged = choice.source in pictures(view.meta.fields)
-            decoder = self._decoder(choice, is_mask=field.role == "mask", is_data=name == data)
-            picture = PictureElement(**given, decoder=decoder, is_judged=is_judged, is_named=True)
+        if each.path is None:
+            return each
+        name, field = each.name, declared[each.name]
+        found = dataclasses.replace(each, declared=field)
+        if each.declared.kind == "image" and self.options.decode_of(name) != "bytes":
+            is_judged = each.source in pictures(view.meta.fields)
+            decoder = self._decoder(each, is_mask=field.role == "mask", is_data=name == data)
+            picture = found.as_kind(PictureElement, decoder=decoder, is_judged=is_judged, is_named=True)
             if field.role != "mask":
                 return picture
-            return MaskElement(**given, inner=picture, mode=self.options.mode_of(name, is_data=False))
+            return found.as_kind(MaskElement, inner=picture, mode=self.options.mode_of(name, is_data=False))
         if field.role == "image" and field.kind == "array":  # of any dtype and number of channels, without a decoder
             position = self.options.channels_of(name)
-            return TensorElement(**given, axis=channels_of(name, field, position, [*declared]))
-        if field.role == "mask":
-            return MaskElement(**given)
+            return found.as_kind(TensorElement, axis=channels_of(name, field, position, [*declared]))
         if field.role in ("boxes", "keypoints"):
-            is_trusted = view.meta.layout == NATIVE and not choice.path.steps and name not in self.roles
-            return CoordinatesElement(**given, is_trusted=is_trusted)
+            is_trusted = view.meta.layout == NATIVE and not each.path.steps and name not in self.roles
+            return found.as_kind(CoordinatesElement, is_trusted=is_trusted)
         if field.role == "labels":
-            return LabelsElement(**given, classes=classes)
+            return found.as_kind(LabelsElement, classes=classes)
         if field.role == "label" and classes is not None:
-            return LabelElement(**given, classes=classes)
-        return (TensorElement if field.kind == "array" else PlainElement)(**given)
+            return found.as_kind(LabelElement, classes=classes)
+        if field.role == "mask":
+            return found.as_kind(MaskElement)
+        return found.as_kind(TensorElement) if field.kind == "array" else found
 
-    def _decoder(self, choice: Choice, *, is_mask: bool, is_data: bool) -> PictureDecoder:
+    def _decoder(self, choice: Element, *, is_mask: bool, is_data: bool) -> PictureDecoder:
         options, name = self.options, choice.name
         if not is_mask:
             mode = options.mode_of(name, is_data=is_data or choice.declared.role == "image")

@@ -16,8 +16,8 @@ from storeds.pictures.decoders import bad_picture
 from storeds.pictures.header import MAX_PIXELS
 from storeds.protocols import Backend, Field, Record
 from storeds.readers.channels import channels_first, channels_of
-from storeds.readers.choice import Fields, choose, label_of, plain, target_of
-from storeds.readers.elements import Choice, Element, Facts
+from storeds.readers.choice import Fields, choose, label_of, target_of
+from storeds.readers.elements import Element, Facts
 from storeds.readers.images import bind_images
 from storeds.readers.options import Decode, Modes, PictureOptions
 from storeds.readers.reader import ElementReader
@@ -117,12 +117,12 @@ class SequenceSpec:
         elements: list[Element] = []
         for each in chosen:
             if each.path is None:
-                elements.append(plain(each))
+                elements.append(each)
                 continue
             offsets, inner = self.windows.get(each.name, _NOW), images.elements.get(each.name)
             parts.setdefault(offsets, [])
-            found = WindowElement(
-                **vars(each),
+            found = each.as_kind(
+                WindowElement,
                 inner=inner,
                 part=[*parts].index(offsets),
                 is_window=each.name in self.windows,
@@ -132,8 +132,8 @@ class SequenceSpec:
             elements.append(found)
         self.options.check(elements, images.names)
         for name, offsets in self.windows.items() if self.is_padded else ():
-            padded = Choice(name=f"{name}{PADDED}", source=PADDED, declared=Field("bool"), path=None)
-            elements.append(WindowElement(**vars(padded), part=[*parts].index(offsets)))
+            part, flag = [*parts].index(offsets), Field("bool")
+            elements.append(WindowElement(name=f"{name}{PADDED}", source=PADDED, declared=flag, path=None, part=part))
         number = next((n for n in ("step", "frame") if n in declared and declared[n].kind == "int"), None)
         rows = Window(
             runs_of(view, by, number),
@@ -156,7 +156,7 @@ class SequenceSpec:
             raise ConfigError(f"by={by!r} is a field of kind {declared[by].kind}; expected int or str")
         return by
 
-    def _axis(self, choice: Choice, chosen: Sequence[Choice]) -> ChannelAxis | None:
+    def _axis(self, choice: Element, chosen: Sequence[Element]) -> ChannelAxis | None:
         """Return where the channels of an array of any dtype and number of channels are; None if the user names none."""
         position = self.options.channels_of(choice.name)
         if position is None:

@@ -12,7 +12,7 @@ import numpy as np
 from storeds.errors import ConfigError, DecodeError, MissingDependencyError
 from storeds.pictures.decoders import check_pixels
 from storeds.protocols import Array, Backend, Record
-from storeds.readers.choice import Fields, choose, label_of, plain, target_of
+from storeds.readers.choice import Fields, choose, label_of, target_of
 from storeds.readers.clips import ClipPlan
 from storeds.readers.elements import Element, Facts
 from storeds.readers.options import PictureOptions
@@ -44,9 +44,9 @@ def bind_video_files(
     if mode not in _MODES:
         raise ConfigError(f"mode={mode!r}: video files are decoded to mode RGB or L")
     elements = [
-        FilmElement(**vars(each), decode=decode, mode=mode, max_pixels=options.max_pixels, plan=plan)
+        each.as_kind(FilmElement, decode=decode, mode=mode, max_pixels=options.max_pixels, plan=plan)
         if each.path and each.source == by
-        else plain(each)
+        else each
         for each in chosen
     ]
     options.check(elements, [] if data is None else [data], more)

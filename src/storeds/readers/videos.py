@@ -12,7 +12,7 @@ from storeds.errors import ConfigError, DecodeError, suggest
 from storeds.pictures.decoders import bad_picture
 from storeds.pictures.header import MAX_PIXELS
 from storeds.protocols import Backend, Field, Record, Repair
-from storeds.readers.choice import INDEX, Fields, choose, plain, target_of
+from storeds.readers.choice import INDEX, Fields, choose, target_of
 from storeds.readers.clips import ClipPlan
 from storeds.readers.elements import Element, Facts
 from storeds.readers.images import bind_images, default_image
@@ -138,11 +138,11 @@ class VideoSpec:
         for each in chosen:
             frame = images.elements.get(each.name)
             if frame is not None or each.declared.kind == "image":
-                elements.append(ClipElement(**vars(each), inner=frame or plain(each), rows=rows))
+                elements.append(each.as_kind(ClipElement, inner=frame or each, rows=rows))
             elif each.name in several:
-                elements.append(PerFrameElement(**vars(each), plan=self.plan))
+                elements.append(each.as_kind(PerFrameElement, plan=self.plan))
             else:
-                elements.append(plain(each))
+                elements.append(each)
         self.options.check(elements, images.names, self.more)
         shared = [each.name for each in chosen if each.source in (self.by, *self.per_frame)]
         return ElementReader("video", rows, tuple(elements), images.data, target_of(chosen, (images.data, *shared)))
