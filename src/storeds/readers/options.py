@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 from PIL import ImageMode
 
-from storeds._utils.arguments import check_share
+from storeds._utils.arguments import check_share, integer
 from storeds.errors import ConfigError, suggest
 from storeds.pictures.decode import PictureDecoder
 from storeds.pictures.decoders import UNCHANGED
@@ -63,8 +63,7 @@ class PictureOptions:
             raise ConfigError(f"repair must be True or False, got {self.repair!r}")
         check_share("min_recovered", self.min_recovered)
         check_channels(self.channels)
-        if isinstance(self.max_pixels, bool) or not isinstance(self.max_pixels, int) or self.max_pixels < 1:
-            raise ConfigError(f"max_pixels must be a positive number of pixels, got {self.max_pixels!r}")
+        integer("max_pixels", self.max_pixels, 1)
         for decode in self.decode.values() if isinstance(self.decode, Mapping) else (self.decode,):
             if decode not in (None, "bytes"):
                 self.decoder(decode, "RGB")

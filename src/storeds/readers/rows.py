@@ -146,8 +146,6 @@ class Clip(Rows):
 
     def check(self, rows: Sequence[Record], context: SampleContext) -> None:
         # docstring inherited
-        if not rows:
-            raise DecodeError(f"video {context.index} has no frames")
         start, stop = self.runs.positions[context.index : context.index + 2].tolist()
         count = stop - start
         if self.plan.refuses(count):
