@@ -37,12 +37,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ArrayElement",
+    "ClassElement",
     "CoordinatesElement",
     "Element",
     "Facts",
     "IndexElement",
-    "LabelElement",
-    "LabelsElement",
     "MaskElement",
     "PictureElement",
     "PixelsElement",
@@ -374,25 +373,15 @@ class CoordinatesElement(Element):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LabelsElement(Element):
-    """The class numbers of several labels."""
+class ClassElement(Element):
+    """The class number of a label, or those of several labels, int64 of shape (n,)."""
 
     classes: Classes | None
 
-    def value(self, rows: Sequence[Record], facts: Facts) -> torch.Tensor:
-        # docstring inherited
-        return labels_tensor(self.name, self._stored(rows[0]), self.classes)
-
-
-@dataclass(frozen=True, kw_only=True)
-class LabelElement(Element):
-    """The class number of one label."""
-
-    classes: Classes
-
     def value(self, rows: Sequence[Record], facts: Facts) -> Any:
         # docstring inherited
-        return class_number(self.name, self._stored(rows[0]), self.classes)
+        convert = labels_tensor if self.declared.role == "labels" else class_number
+        return convert(self.name, self._stored(rows[0]), self.classes)
 
     def column(self, view: Backend) -> Array:
         # docstring inherited

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -19,11 +19,10 @@ from storeds.readers.annotations import Classes, Size
 from storeds.readers.channels import channels_of
 from storeds.readers.choice import Fields, choose, label_of, target_of
 from storeds.readers.elements import (
+    ClassElement,
     CoordinatesElement,
     Element,
     Facts,
-    LabelElement,
-    LabelsElement,
     MaskElement,
     PictureElement,
     TensorElement,
@@ -122,9 +121,15 @@ class SampleSpec:
         elements = tuple(self._element(each, declared, known.get(each.name), data, view) for each in chosen)
         images = [each.name for each in chosen if each.declared.kind == "image"]
         self.options.check(elements, images, () if self.box_format is None else ("box_format",))
-        joint = Joint.of(
-            elements, declared, known.get(target or ""), orient=self.options.orient, box_format=self.box_format
-        )
+        in_files = [at for at, each in enumerate(elements) if isinstance(each, PictureElement)]
+        in_arrays = [
+            at for at, each in enumerate(elements) if isinstance(each, TensorElement) and each.axis is not None
+        ]
+        rest = {*range(len(elements))}.difference(in_files, in_arrays)
+        others = sorted(rest, key=lambda at: (not isinstance(elements[at], MaskElement), at))
+        classes = known[target].names if target in known else None
+        places = (*in_files, *in_arrays), tuple(others)
+        joint = Joint(declared, self.options.orient, self.box_format, classes, *places)
         return ElementReader("sample", OneRow(len(view)), elements, data, target, joint, may_fit=True)
 
     def _with_pictures(self, fields: Mapping[str, Field]) -> dict[str, Field]:
@@ -215,10 +220,8 @@ class SampleSpec:
         if field.role in ("boxes", "keypoints"):
             is_trusted = view.meta.layout == NATIVE and not each.path.steps and name not in self.roles
             return found.as_kind(CoordinatesElement, is_trusted=is_trusted)
-        if field.role == "labels":
-            return found.as_kind(LabelsElement, classes=classes)
-        if field.role == "label" and classes is not None:
-            return found.as_kind(LabelElement, classes=classes)
+        if field.role == "labels" or (field.role == "label" and classes is not None):
+            return found.as_kind(ClassElement, classes=classes)
         if field.role == "mask":
             return found.as_kind(MaskElement)
         return found.as_kind(TensorElement) if field.kind == "array" else found
@@ -234,10 +237,6 @@ class SampleSpec:
             decode, mode = "pil", UNCHANGED  # class ids are read from the file as it is
         # What a repair fills is grey, and would be a class id.
         return PictureDecoder(decode, mode, options.repair, 1.0, orient=False, max_pixels=options.max_pixels)
-
-
-def _is_array_image(element: Element) -> bool:
-    return isinstance(element, TensorElement) and element.axis is not None
 
 
 @dataclass(frozen=True)
@@ -264,23 +263,6 @@ class Joint:
     classes: tuple[str, ...] | None
     images: tuple[int, ...]
     others: tuple[int, ...]
-
-    @classmethod
-    def of(
-        cls,
-        elements: Sequence[Element],
-        declared: Mapping[str, Field],
-        classes: Classes | None,
-        *,
-        orient: bool,
-        box_format: str | None,
-    ) -> Self:
-        """Return what makes samples of `elements`; `classes` are those of the target."""
-        places = {at: isinstance(each, PictureElement) or _is_array_image(each) for at, each in enumerate(elements)}
-        images = sorted(filter(places.get, places), key=lambda at: _is_array_image(elements[at]))
-        others = sorted(places.keys() - images, key=lambda at: (not isinstance(elements[at], MaskElement), at))
-        names = None if classes is None else classes.names
-        return cls(declared, orient, box_format, names, tuple(images), tuple(others))
 
     def produced(self) -> dict[str, Field]:
         """Return element → declaration of its value after the transforms, of which coordinates are pixels."""
