@@ -67,11 +67,7 @@ class ArraySpec:
         for each in chosen:
             is_image = self.decode is not None and each.name == data
             if each.name in positions or is_image or each.declared.kind == "array":
-                array = each.as_kind(
-                    ArrayElement,
-                    channels=positions.get(each.name),
-                    elements=(*elements,),
-                )
+                array = each.as_kind(ArrayElement, channels=positions.get(each.name))
                 # Without decode, this only checks `channels`.
                 as_image = array.as_image() if is_image or each.name in positions else array
                 elements[each.name] = array if self.decode is None else as_image

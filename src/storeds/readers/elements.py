@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -47,6 +47,7 @@ __all__ = [
     "PixelsElement",
     "PlainElement",
     "TensorElement",
+    "stacked",
 ]
 
 
@@ -213,12 +214,9 @@ class ArrayElement(TensorElement):
     ----------
     channels : str or None
         Where the user says that its channels are.
-    elements : tuple of str
-        All elements of the sample, for messages.
     """
 
     channels: Channels | None
-    elements: tuple[str, ...]
 
     @property
     def shape(self) -> tuple[int | None, ...]:
@@ -230,7 +228,7 @@ class ArrayElement(TensorElement):
 
     def as_image(self) -> Self:
         """Return this element with its channels first; raises ConfigError if it holds no images or that is ambiguous."""
-        return replace(self, axis=channels_of(self.name, self.declared, self.channels, self.elements))
+        return replace(self, axis=channels_of(self.name, self.declared, self.channels))
 
 
 # --- Images ---
@@ -313,6 +311,21 @@ class PixelsElement(Element):
     def value(self, rows: Sequence[Record], facts: Facts) -> Any:
         # docstring inherited
         return self.decoder.of_pixels(channels_first(self._stored(rows[0]), self.axis))
+
+
+def stacked(images: Sequence[Any], name_of: Callable[[int], str]) -> Any:
+    """Return tensors as one, and other images as they are; raises DecodeError, which names the first of another shape."""
+    import torch
+
+    if not all(isinstance(image, torch.Tensor) for image in images):
+        return images
+    for at, image in enumerate(images):
+        if (image.shape, image.dtype) != (images[0].shape, images[0].dtype):
+            raise DecodeError(
+                f"{name_of(at)} has shape {tuple(image.shape)} of {image.dtype}, but the first one has {tuple(images[0].shape)} "
+                f"of {images[0].dtype}"
+            )
+    return torch.stack(list(images))
 
 
 # --- What belongs to an image. Bad values raise ValueError ---

@@ -113,8 +113,7 @@ def bind_images(view: Backend, chosen: Sequence[Element], options: PictureOption
         mode = options.mode_of(each.name, is_data=each.name == data)
         decoder = options.decoder(options.decode_of(each.name), mode)
         if each.declared.kind == "array":
-            position = options.channels_of(each.name)
-            axis = channels_of(each.name, each.declared, position, [other.name for other in chosen])
+            axis = channels_of(each.name, each.declared, options.channels_of(each.name))
             elements[each.name] = each.as_kind(PixelsElement, decoder=decoder, axis=axis)
         else:
             is_judged = each.source in judged

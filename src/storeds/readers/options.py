@@ -45,6 +45,8 @@ class PictureOptions:
     ----------
     default : str
         The decoder of images that `decode` does not name.
+    more : tuple of str
+        The other options of the reader that the user gives, and that need elements of some kind.
     """
 
     decode: Decode | None = None
@@ -55,6 +57,7 @@ class PictureOptions:
     orient: bool = False
     max_pixels: int = MAX_PIXELS
     default: str = "tensor"
+    more: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for mode in self.mode.values() if isinstance(self.mode, Mapping) else (self.mode,):
@@ -88,7 +91,7 @@ class PictureOptions:
         """Return what the user says about the channels of an image."""
         return self.channels.get(name) if isinstance(self.channels, Mapping) else self.channels
 
-    def check(self, elements: Sequence[Element], images: Sequence[str], more: Sequence[str] = ()) -> None:
+    def check(self, elements: Sequence[Element], images: Sequence[str]) -> None:
         """Raise ConfigError if an option names an element that is no image, or changes nothing in the samples.
 
         Parameters
@@ -97,8 +100,6 @@ class PictureOptions:
             Those of samples.
         images : sequence of str
             The elements that hold images, and masks in files.
-        more : sequence of str
-            The other options of the reader that the user gives.
         """
         arrays = [each.name for each in elements if "channels" in each.options]
         for option, known, what in (("decode", images, ""), ("mode", images, ""), ("channels", arrays, "array ")):
@@ -111,7 +112,7 @@ class PictureOptions:
                     )
         used = {option for each in elements for option in each.options}
         changed = [each.name for each in dataclasses.fields(self) if getattr(self, each.name) != each.default]
-        for option in (*changed, *more):
+        for option in (*changed, *self.more):
             if option in _FOR and option not in used and not isinstance(getattr(self, option, None), Mapping):
                 raise ConfigError(
                     f"{option} is for {_FOR[option]}, and none of the elements {', '.join(each.name for each in elements)} is "

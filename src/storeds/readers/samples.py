@@ -87,7 +87,8 @@ def sample(
     channels, repair, min_recovered, max_pixels
         As for `image`. A mask that lacks pixels is never repaired.
     """
-    options = PictureOptions(decode, mode, channels, repair, min_recovered, orient, max_pixels)
+    more = () if box_format is None else ("box_format",)
+    options = PictureOptions(decode, mode, channels, repair, min_recovered, orient, max_pixels, more=more)
     if box_format is not None and box_format not in BOX_FORMATS:
         raise ConfigError(f"unknown box_format {box_format!r}; {suggest(box_format, BOX_FORMATS, 'formats')}")
     return SampleSpec(fields, given_roles(roles, "classes"), options, box_format)
@@ -120,7 +121,7 @@ class SampleSpec:
         known = self._known_classes(chosen, declared, view)
         elements = tuple(self._element(each, declared, known.get(each.name), data, view) for each in chosen)
         images = [each.name for each in chosen if each.declared.kind == "image"]
-        self.options.check(elements, images, () if self.box_format is None else ("box_format",))
+        self.options.check(elements, images)
         in_files = [at for at, each in enumerate(elements) if isinstance(each, PictureElement)]
         in_arrays = [
             at for at, each in enumerate(elements) if isinstance(each, TensorElement) and each.axis is not None
@@ -215,8 +216,7 @@ class SampleSpec:
                 return picture
             return found.as_kind(MaskElement, inner=picture, mode=self.options.mode_of(name, is_data=False))
         if field.role == "image" and field.kind == "array":  # of any dtype and number of channels, without a decoder
-            position = self.options.channels_of(name)
-            return found.as_kind(TensorElement, axis=channels_of(name, field, position, [*declared]))
+            return found.as_kind(TensorElement, axis=channels_of(name, field, self.options.channels_of(name)))
         if field.role in ("boxes", "keypoints"):
             is_trusted = view.meta.layout == NATIVE and not each.path.steps and name not in self.roles
             return found.as_kind(CoordinatesElement, is_trusted=is_trusted)

@@ -17,7 +17,7 @@ from storeds.pictures.header import MAX_PIXELS
 from storeds.protocols import Backend, Field, Record
 from storeds.readers.channels import channels_first, channels_of
 from storeds.readers.choice import Fields, choose, label_of, target_of
-from storeds.readers.elements import Element, Facts
+from storeds.readers.elements import Element, Facts, stacked
 from storeds.readers.images import bind_images
 from storeds.readers.options import Decode, Modes, PictureOptions
 from storeds.readers.reader import ElementReader
@@ -120,13 +120,16 @@ class SequenceSpec:
                 elements.append(each)
                 continue
             offsets, inner = self.windows.get(each.name, _NOW), images.elements.get(each.name)
+            position, axis = self.options.channels_of(each.name), None
+            if inner is None and position is not None:  # an array of any dtype and number of channels
+                axis = channels_of(each.name, each.declared, position)
             parts.setdefault(offsets, [])
             found = each.as_kind(
                 WindowElement,
                 inner=inner,
                 part=[*parts].index(offsets),
                 is_window=each.name in self.windows,
-                axis=None if inner is not None else self._axis(each, chosen),
+                axis=axis,
             )
             parts[offsets] += found.needs
             elements.append(found)
@@ -155,13 +158,6 @@ class SequenceSpec:
         if declared[by].kind not in ("int", "str"):
             raise ConfigError(f"by={by!r} is a field of kind {declared[by].kind}; expected int or str")
         return by
-
-    def _axis(self, choice: Element, chosen: Sequence[Element]) -> ChannelAxis | None:
-        """Return where the channels of an array of any dtype and number of channels are; None if the user names none."""
-        position = self.options.channels_of(choice.name)
-        if position is None:
-            return None
-        return channels_of(choice.name, choice.declared, position, [other.name for other in chosen])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,20 +204,16 @@ class WindowElement(Element):
         return torch.from_numpy(values) if isinstance(values, np.ndarray) else values
 
     def _images(self, window: Record, inner: Element, facts: Facts) -> Any:
-        import torch
-
         images: list[Any] = []
         for at in range(len(window[self.source])):
             try:
                 images.append(inner.value([{name: window[name][at] for name in self.needs}], facts))
             except DecodeError as error:
-                raise bad_picture(f"row {at} of the window of {self.name!r}: {error}", error.kind) from error.__cause__
-        if not all(isinstance(image, torch.Tensor) for image in images):
-            return images
-        shapes = {tuple(image.shape) for image in images}
-        if len(shapes) > 1:
-            raise DecodeError(f"the images of a window of {self.name!r} differ in shape: {sorted(shapes)}")
-        return torch.stack(images)
+                raise bad_picture(f"{self._name_of(at)}: {error}", error.kind) from error.__cause__
+        return stacked(images, self._name_of)
+
+    def _name_of(self, at: int) -> str:
+        return f"row {at} of the window of {self.name!r}"
 
 
 def _offsets(name: str, given: Any) -> tuple[int, ...]:

@@ -24,9 +24,7 @@ __all__ = ["bind_video_files"]
 _MODES = {"RGB": "rgb24", "L": "gray"}
 
 
-def bind_video_files(
-    view: Backend, fields: Fields, by: str, options: PictureOptions, plan: ClipPlan, more: Sequence[str]
-) -> ElementReader:
+def bind_video_files(view: Backend, fields: Fields, by: str, options: PictureOptions, plan: ClipPlan) -> ElementReader:
     """Return the reader of a store in which the field `by` holds video files. The function `video` describes the options.
 
     Raises
@@ -49,7 +47,7 @@ def bind_video_files(
         else each
         for each in chosen
     ]
-    options.check(elements, [] if data is None else [data], more)
+    options.check(elements, [] if data is None else [data])
     return ElementReader("video", OneRow(len(view)), tuple(elements), data, target_of(chosen, (data,)))
 
 

@@ -14,7 +14,7 @@ from storeds.pictures.header import MAX_PIXELS
 from storeds.protocols import Backend, Field, Record, Repair
 from storeds.readers.choice import INDEX, Fields, choose, target_of
 from storeds.readers.clips import ClipPlan
-from storeds.readers.elements import Element, Facts
+from storeds.readers.elements import Element, Facts, stacked
 from storeds.readers.images import bind_images, default_image
 from storeds.readers.options import Decode, Modes, PictureOptions, Positions
 from storeds.readers.reader import ElementReader
@@ -87,7 +87,8 @@ def video(
     -----
     Random clips are drawn from the sample's own generator, or from torch's global one without a seed.
     """
-    options = PictureOptions(decode, mode, channels, repair, min_recovered, orient, max_pixels)
+    more = () if per_frame == _PER_FRAME else ("per_frame",)
+    options = PictureOptions(decode, mode, channels, repair, min_recovered, orient, max_pixels, more=more)
     if isinstance(per_frame, str):
         raise ConfigError(f"per_frame must be a sequence of names, not the string {per_frame!r}")
     plan = ClipPlan(frames, stride, clips, sampling or ("all" if frames is None else "random"), short)
@@ -113,7 +114,7 @@ class VideoSpec:
                 f"{suggest(self.by, declared, 'fields')}; name another field with by="
             )
         if declared[self.by].kind == "bytes":
-            return bind_video_files(view, self.fields, self.by, self.options, self.plan, self.more)
+            return bind_video_files(view, self.fields, self.by, self.options, self.plan)
         if declared[self.by].kind not in ("int", "str"):
             raise ConfigError(f"by={self.by!r} is a field of kind {declared[self.by].kind}; expected int, str or bytes")
         for name in self.per_frame:
@@ -122,11 +123,6 @@ class VideoSpec:
         frame = _FRAME if declared.get(_FRAME, Field("json")).kind == "int" else None
         rows = Clip(self.by, frame, runs_of(view, self.by, frame), self.plan)
         return self._of_frames(view, rows)
-
-    @property
-    def more(self) -> tuple[str, ...]:
-        """The options that the user gives, of those that some stores cannot use."""
-        return () if self.per_frame == _PER_FRAME else ("per_frame",)
 
     def _of_frames(self, view: Backend, rows: Clip) -> ElementReader:
         """Return the reader of videos that are stored frame by frame."""
@@ -143,7 +139,7 @@ class VideoSpec:
                 elements.append(each.as_kind(PerFrameElement, plan=self.plan))
             else:
                 elements.append(each)
-        self.options.check(elements, images.names, self.more)
+        self.options.check(elements, images.names)
         shared = [each.name for each in chosen if each.source in (self.by, *self.per_frame)]
         return ElementReader("video", rows, tuple(elements), images.data, target_of(chosen, (images.data, *shared)))
 
@@ -164,8 +160,6 @@ class ClipElement(Element):
 
     def value(self, rows: Sequence[Record], facts: Facts) -> Any:
         # docstring inherited
-        import torch
-
         frames: dict[int, Any] = {}
         clip: list[Any] = []
         for at, record in enumerate(rows):
@@ -175,17 +169,8 @@ class ClipElement(Element):
                 frame = frames[place].copy() if hasattr(frames[place], "copy") else frames[place]
             else:
                 frame = frames[place] = self._frame(record, at, facts)
-            if (
-                clip
-                and isinstance(frame, torch.Tensor)
-                and (frame.shape, frame.dtype) != (clip[0].shape, clip[0].dtype)
-            ):
-                raise DecodeError(
-                    f"{self.rows.name_of(record, at)} has shape {tuple(frame.shape)} of {frame.dtype}, but the first one has "
-                    f"{tuple(clip[0].shape)} of {clip[0].dtype}"
-                )
             clip.append(frame)
-        return self.rows.plan.by_clip(torch.stack(clip) if isinstance(clip[0], torch.Tensor) else clip)
+        return self.rows.plan.by_clip(stacked(clip, lambda at: self.rows.name_of(rows[at], at)))
 
     def _frame(self, record: Record, at: int, facts: Facts) -> Any:
         """Return a decoded frame; errors and repairs name it."""
