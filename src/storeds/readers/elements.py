@@ -17,7 +17,6 @@ from storeds.pictures.verdict import Verdict
 from storeds.protocols import Array, Backend, CropRequest, Field, Record, SampleContext
 from storeds.readers.annotations import (
     Classes,
-    Size,
     class_ids,
     class_number,
     coordinates_tensor,
@@ -27,9 +26,9 @@ from storeds.readers.annotations import (
 )
 from storeds.readers.channels import channels_first, channels_of
 from storeds.readers.paths import JsonPath, value_at
-from storeds.records.annotations import check_mask, check_values
+from storeds.records.annotations import Size, check_mask, check_values
 from storeds.records.columns import read_column
-from storeds.records.shapes import ChannelAxis, Channels
+from storeds.records.shapes import ChannelAxis, Channels, holds_pixels
 from storeds.records.verdict_fields import verdict_fields
 
 if TYPE_CHECKING:
@@ -121,7 +120,8 @@ class Element(ABC):
         """The options of readers that change the value; the others are refused if no element has them."""
         if self.inner is not None:
             return self.inner.options
-        return ("decode",) if "image" in (self.declared.kind, self.declared.role) else ()  # bytes that stay as they are
+        is_pixels = self.declared.role == "image" and holds_pixels(self.declared)
+        return ("decode",) if is_pixels or self.declared.kind == "image" else ()  # images that stay as stored
 
     @abstractmethod
     def value(self, rows: Sequence[Record], facts: Facts) -> Any:

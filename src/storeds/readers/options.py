@@ -91,16 +91,9 @@ class PictureOptions:
         """Return what the user says about the channels of an image."""
         return self.channels.get(name) if isinstance(self.channels, Mapping) else self.channels
 
-    def check(self, elements: Sequence[Element], images: Sequence[str]) -> None:
-        """Raise ConfigError if an option names an element that is no image, or changes nothing in the samples.
-
-        Parameters
-        ----------
-        elements : sequence of Element
-            Those of samples.
-        images : sequence of str
-            The elements that hold images, and masks in files.
-        """
+    def check(self, elements: Sequence[Element]) -> None:
+        """Raise ConfigError if an option names an element that is no image, or changes nothing in the samples."""
+        images = [each.name for each in elements if each.declared.kind == "image" or "decode" in each.options]
         arrays = [each.name for each in elements if "channels" in each.options]
         for option, known, what in (("decode", images, ""), ("mode", images, ""), ("channels", arrays, "array ")):
             named = getattr(self, option)

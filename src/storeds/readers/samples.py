@@ -15,7 +15,7 @@ from storeds.pictures.decode import PictureDecoder
 from storeds.pictures.decoders import UNCHANGED, orientation_of
 from storeds.pictures.header import MAX_PIXELS
 from storeds.protocols import Backend, Field, Record
-from storeds.readers.annotations import Classes, Size
+from storeds.readers.annotations import Classes
 from storeds.readers.channels import channels_of
 from storeds.readers.choice import Fields, choose, label_of, target_of
 from storeds.readers.elements import (
@@ -32,7 +32,7 @@ from storeds.readers.options import Decode, Modes, PictureOptions, Positions
 from storeds.readers.paths import with_given_role
 from storeds.readers.reader import ElementReader
 from storeds.readers.rows import OneRow
-from storeds.records.annotations import check_row_counts
+from storeds.records.annotations import Size, check_row_counts
 from storeds.records.classes import stored_classes
 from storeds.records.meta import NATIVE
 from storeds.records.roles import BOX_FORMATS, boxes_of, check_rows, given_roles
@@ -120,8 +120,7 @@ class SampleSpec:
         target = roles.get("label") or roles.get("labels") or target_of(chosen, (data, *spatial))
         known = self._known_classes(chosen, declared, view)
         elements = tuple(self._element(each, declared, known.get(each.name), data, view) for each in chosen)
-        images = [each.name for each in chosen if each.declared.kind == "image"]
-        self.options.check(elements, images)
+        self.options.check(elements)
         in_files = [at for at, each in enumerate(elements) if isinstance(each, PictureElement)]
         in_arrays = [
             at for at, each in enumerate(elements) if isinstance(each, TensorElement) and each.axis is not None

@@ -112,14 +112,14 @@ class SequenceSpec:
         for name in self.windows:
             if name not in (names := [each.name for each in chosen]):
                 raise ConfigError(f"windows names {name!r}; {suggest(name, names, 'elements of a sample')}")
-        images = bind_images(view, chosen, self.options)
+        data, images = bind_images(view, chosen, self.options)
         parts: dict[tuple[int, ...], list[str]] = {}
         elements: list[Element] = []
         for each in chosen:
             if each.path is None:
                 elements.append(each)
                 continue
-            offsets, inner = self.windows.get(each.name, _NOW), images.elements.get(each.name)
+            offsets, inner = self.windows.get(each.name, _NOW), images.get(each.name)
             position, axis = self.options.channels_of(each.name), None
             if inner is None and position is not None:  # an array of any dtype and number of channels
                 axis = channels_of(each.name, each.declared, position)
@@ -133,7 +133,7 @@ class SequenceSpec:
             )
             parts[offsets] += found.needs
             elements.append(found)
-        self.options.check(elements, images.names)
+        self.options.check(elements)
         for name, offsets in self.windows.items() if self.is_padded else ():
             part, flag = [*parts].index(offsets), Field("bool")
             elements.append(WindowElement(name=f"{name}{PADDED}", source=PADDED, declared=flag, path=None, part=part))
@@ -143,7 +143,7 @@ class SequenceSpec:
             tuple(Part(offsets, tuple(dict.fromkeys(fields))) for offsets, fields in parts.items()),
             self.is_padded,
         )
-        return ElementReader("sequence", rows, tuple(elements), images.data, target_of(chosen, (images.data,)))
+        return ElementReader("sequence", rows, tuple(elements), data, target_of(chosen, (data,)))
 
     def _by(self, view: Backend) -> str:
         """Return the field that the steps of an episode share."""

@@ -35,19 +35,19 @@ def bind_video_files(view: Backend, fields: Fields, by: str, options: PictureOpt
     declared = view.meta.fields
     _import_av()
     chosen = choose(view, fields, lambda: (by, *label_of(declared)), declared)
-    data = next((each.name for each in chosen if each.path and each.source == by), None)
-    decode, mode = options.decode_of(data or ""), options.mode_of(data or "", is_data=True)
-    if decode not in ("tensor", "pil"):
-        raise ConfigError(f"decode={decode!r} is for images; video files are decoded to 'tensor' or 'pil'")
-    if mode not in _MODES:
-        raise ConfigError(f"mode={mode!r}: video files are decoded to mode RGB or L")
-    elements = [
-        each.as_kind(FilmElement, decode=decode, mode=mode, max_pixels=options.max_pixels, plan=plan)
-        if each.path and each.source == by
-        else each
-        for each in chosen
-    ]
-    options.check(elements, [] if data is None else [data])
+    elements: list[Element] = []
+    for each in chosen:
+        if each.path is None or each.source != by:
+            elements.append(each)
+            continue
+        decode, mode = options.decode_of(each.name), options.mode_of(each.name, is_data=True)
+        if decode not in ("tensor", "pil"):
+            raise ConfigError(f"decode={decode!r} is for images; video files are decoded to 'tensor' or 'pil'")
+        if mode not in _MODES:
+            raise ConfigError(f"mode={mode!r}: video files are decoded to mode RGB or L")
+        elements.append(each.as_kind(FilmElement, decode=decode, mode=mode, max_pixels=options.max_pixels, plan=plan))
+    data = next((each.name for each in elements if isinstance(each, FilmElement)), None)
+    options.check(elements)
     return ElementReader("video", OneRow(len(view)), tuple(elements), data, target_of(chosen, (data,)))
 
 

@@ -128,20 +128,20 @@ class VideoSpec:
         """Return the reader of videos that are stored frame by frame."""
         fields = with_pictures(view.meta.fields)
         chosen = choose(view, self.fields, lambda: default_image("video", view, self.options), fields)
-        images = bind_images(view, chosen, self.options)
+        data, images = bind_images(view, chosen, self.options)
         several = [each.name for each in chosen if each.path and each.source in self.per_frame]
         elements: list[Element] = []
         for each in chosen:
-            frame = images.elements.get(each.name)
+            frame = images.get(each.name)
             if frame is not None or each.declared.kind == "image":
                 elements.append(each.as_kind(ClipElement, inner=frame or each, rows=rows))
             elif each.name in several:
                 elements.append(each.as_kind(PerFrameElement, plan=self.plan))
             else:
                 elements.append(each)
-        self.options.check(elements, images.names)
+        self.options.check(elements)
         shared = [each.name for each in chosen if each.source in (self.by, *self.per_frame)]
-        return ElementReader("video", rows, tuple(elements), images.data, target_of(chosen, (images.data, *shared)))
+        return ElementReader("video", rows, tuple(elements), data, target_of(chosen, (data, *shared)))
 
 
 @dataclass(frozen=True, kw_only=True)
