@@ -185,23 +185,21 @@ class WindowElement(Element):
 
     def value(self, rows: Sequence[Record], facts: Facts) -> Any:
         # docstring inherited
-        window = rows[self.part]
-        if self.inner is not None:
-            found = self._images(window, self.inner, facts)
-        else:
-            found = self._stacked(window[self.source])
-        return found if self.is_window else found[0]
-
-    def _stacked(self, values: Any) -> Any:
         import torch
 
+        window = rows[self.part]
+        if self.inner is not None:
+            images = self._images(window, self.inner, facts)
+            return images if self.is_window else images[0]
+        values = window[self.source]
         if self.is_copy:
             values = copy.deepcopy(values)
         if not isinstance(values, np.ndarray) and (self.declared.is_scalar or self.declared.is_fixed):
             values = np.asarray(values)
         if self.axis is not None:
             values = np.ascontiguousarray(channels_first(values, self.axis))
-        return torch.from_numpy(values) if isinstance(values, np.ndarray) else values
+        found = torch.from_numpy(values) if isinstance(values, np.ndarray) else values
+        return found if self.is_window else found[0]
 
     def _images(self, window: Record, inner: Element, facts: Facts) -> Any:
         images: list[Any] = []
