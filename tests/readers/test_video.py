@@ -257,7 +257,7 @@ def test_short_videos_follow_the_option(url: str) -> None:
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"frames": 0}, "frames must be an int"),
+        ({"frames": 0}, "frames must be at least 1"),
         ({"frames": 2, "sampling": "randm"}, "'random'"),
         ({"frames": 2, "sampling": "all"}, "takes every frame"),
         ({"frames": 2, "sampling": "uniform", "stride": 2}, "do not pass stride"),
