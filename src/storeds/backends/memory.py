@@ -156,8 +156,8 @@ class MemorySink:
 def _opener(url: str | StoreURL, **options: Any) -> _MemoryOpener:
     parsed = StoreURL.parse(url)
     parse_options(BackendOptions, {}, options, url)
-    if not parsed.path or "?" in parsed.path or parsed.redacted != parsed.text:
-        raise ConfigError(f"{parsed.redacted!r}: expected memory://name, without options or a password")
+    if not parsed.path or "?" in parsed.path or str(parsed) != parsed.text:
+        raise ConfigError(f"{str(parsed)!r}: expected memory://name, without options or a password")
     return _MemoryOpener(parsed.path)
 
 

@@ -262,7 +262,7 @@ def open_writer(
             f"a writer writes one store, and this is a list of {len(url)}; write one after the other, then read the list as one"
         )
     parsed = with_scheme(url)
-    if glob_of(parsed) is not None:
+    if pattern_of(parsed) is not None:
         raise ConfigError(
             f"{str(parsed)!r} is a pattern, and a writer writes one store: name it without * and […]; patterns are for reading "
             "many stores as one"
