@@ -148,7 +148,7 @@ BREAKS = [Break(*row) for row in (
      "_PATIENCE if self._has_leases(thread) else None", "None"),
     ("25: a whole CMYK JPEG is whole", "pictures/test_verdicts.py -k whole_picture", "pictures/verdict.py", "return _decode_by_pillow(blob, found) if message.startswith(_REFUSALS) else message", "return message"),
     ("25: a file cut short under an HDF5 reader is an error, not SIGBUS", "backends/test_hdf5_rows.py -k 'under_a_reader'", "backends/hdf5/rows.py",
-     "found = list(map(os.pread, itertools.repeat(self._descriptor), sizes, begins.tolist()))", "file = self.__dict__.setdefault('_map', __import__('mmap').mmap(self._descriptor, 0, prot=1)); found = [file[a:b] for a, b in zip(begins, ends)]"),
+     "found = list(map(os.pread, itertools.repeat(self._descriptor), sizes, places))", "file = self.__dict__.setdefault('_map', __import__('mmap').mmap(self._descriptor, 0, prot=1)); found = [file[a : a + n] for a, n in zip(places, sizes)]"),
     ("25: a bad sector is an error of its records", "backends/test_hdf5_rows.py -k bad_sector", "backends/hdf5/rows.py", "except OSError:\n", "except IndexError:\n"),
     ("25: HDF5 opens again when it was replaced meanwhile", "backends/test_hdf5_rows.py -k two_steps", "backends/hdf5/reading.py", "between two steps\n            return self._open()\n", "between two steps\n            raise\n"),
     ("25: a cold batch of LMDB is loaded at once", "backends/test_cold_reads.py -k lmdb", "backends/lmdb/reading.py", "        if self._is_cold:\n", "        if False:\n"),
