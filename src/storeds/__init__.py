@@ -5,12 +5,18 @@ Importing this package loads no storage engine and not torch; each name loads wh
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from storeds import errors
 from storeds.protocols import Backend, Decoder, Field, Meta, Reader, ReaderSpec, Record, SampleContext, Writer
-from storeds.registry import register_backend, register_decoder, register_layout, register_reader, register_source
+from storeds.registry import (
+    export_lazily,
+    register_backend,
+    register_decoder,
+    register_layout,
+    register_reader,
+    register_source,
+)
 
 if TYPE_CHECKING:
     from storeds.backends.opening import open_backend as open_backend
@@ -38,32 +44,6 @@ if TYPE_CHECKING:
     from storeds.ops import verify as verify
 
 __version__ = "0.1.0"
-
-_LAZY = {
-    "Config": "storeds.config",
-    "EpochSampler": "storeds.loaders.sampler",
-    "Skipped": "storeds.batching.collate",
-    "Source": "storeds.datasets.source",
-    "StoreDataset": "storeds.datasets.map_dataset",
-    "StoreIterable": "storeds.loaders.iterable",
-    "StoreLoader": "storeds.loaders.loader",
-    "StoreMixture": "storeds.datasets.mixture",
-    "ThreadLoader": "storeds.loaders.threaded",
-    "build_dataset": "storeds.config",
-    "build_loader": "storeds.config",
-    "collate": "storeds.batching.collate",
-    "collate_detection": "storeds.batching.detection",
-    "convert": "storeds.ops",
-    "export": "storeds.ops",
-    "info": "storeds.ops",
-    "load_config": "storeds.config",
-    "open_backend": "storeds.backends.opening",
-    "open_writer": "storeds.backends.opening",
-    "pack": "storeds.ops",
-    "repair": "storeds.ops",
-    "to_device": "storeds.loaders.device",
-    "verify": "storeds.ops",
-}
 
 __all__ = [
     "Backend",
@@ -107,12 +87,24 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
-        raise AttributeError(f"module 'storeds' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_LAZY[name]), name)
-    globals()[name] = value
-    return value
+__getattr__ = export_lazily(
+    __name__,
+    {
+        "backends.opening": ("open_backend", "open_writer"),
+        "batching.collate": ("Skipped", "collate"),
+        "batching.detection": ("collate_detection",),
+        "config": ("Config", "build_dataset", "build_loader", "load_config"),
+        "datasets.map_dataset": ("StoreDataset",),
+        "datasets.mixture": ("StoreMixture",),
+        "datasets.source": ("Source",),
+        "loaders.device": ("to_device",),
+        "loaders.iterable": ("StoreIterable",),
+        "loaders.loader": ("StoreLoader",),
+        "loaders.sampler": ("EpochSampler",),
+        "loaders.threaded": ("ThreadLoader",),
+        "ops": ("convert", "export", "info", "pack", "repair", "verify"),
+    },
+)
 
 
 def __dir__() -> list[str]:

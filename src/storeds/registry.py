@@ -60,9 +60,7 @@ class Registry:
     _known: dict[str, _Known] = field(default_factory=dict)
     _scanned: bool = False
 
-    def add(
-        self, name: str, target: Any, *, needs: str = "", clobber: bool = False, origin: str = "registered"
-    ) -> None:
+    def add(self, name: str, target: Any, *, needs: str = "", clobber: bool = False) -> None:
         """Register `target`, a callable or an import string; raises ConfigError if the name is taken."""
         if not callable(target) and not isinstance(target, str):
             raise ConfigError(f"{self.what} {name!r} is a class, a function or package.module:name, not {target!r}")
@@ -70,7 +68,7 @@ class Registry:
             raise ConfigError(
                 f"{self.what} {name!r} exists already ({self._known[name].origin}); pass clobber=True to replace it"
             )
-        self._known[name] = _Known(target, needs, origin)
+        self._known[name] = _Known(target, needs, "registered")
 
     def get(self, name: str) -> Any:
         """Return the object registered as `name`, importing it if necessary.

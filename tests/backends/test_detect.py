@@ -15,7 +15,8 @@ import pytest
 import storeds
 from make_store import make_store
 from storeds import errors, registry
-from storeds.backends import Engine, RawStore, Rows, check_most_is_read
+from storeds.backends.engine import Engine
+from storeds.backends.raw import RawStore, Rows
 from storeds.plugins import Opener
 from storeds.protocols import Field, Meta, SupportsDescription
 
@@ -125,12 +126,6 @@ def test_what_a_layout_leaves_unread_is_logged_listed_and_counted(
     assert isinstance(many, SupportsDescription)
     assert many.describe().unread == pickle.loads(pickle.dumps(many)).describe().unread == found
     assert len([line for line in caplog.records if line.levelno == logging.WARNING]) == 1
-
-
-def test_leaving_most_of_a_store_unread_is_an_error_with_what_and_how_much() -> None:
-    check_most_is_read("x.h5", ["b (3 rows)"], 50, 100, "bytes", "columns= names what is read")
-    with pytest.raises(errors.ConfigError, match=r"51 of 100 bytes: b \(3 rows\); columns= names"):
-        check_most_is_read("x.h5", ["b (3 rows)"], 51, 100, "bytes", "columns= names what is read")
 
 
 def test_an_option_that_the_native_layout_lacks_may_be_the_foreign_ones(tmp_path: Path) -> None:

@@ -228,9 +228,9 @@ def test_options_reach_every_store(tmp_path: Path) -> None:
     assert numbers_of(storeds.open_backend(urls, readahead=True)) == [0, 1]
     with pytest.raises(ConfigError, match="'readahead' is given in the URL and as a keyword"):
         storeds.open_backend(f"lmdb://{tmp_path}/*?readahead=true", readahead=True)
-    with pytest.raises(ConfigError, match=rf"write lmdb://{tmp_path}/\*\.lmdb\?readahead=true"):
+    with pytest.raises(StoreNotFoundError, match="no file matches"):
         storeds.open_backend(f"{tmp_path}/*.lmdb?readahead=true")
-    with pytest.raises(ConfigError, match=r"options need a scheme: write lmdb://.*b\.lmdb\?readahead=true"):
+    with pytest.raises(ConfigError, match="write lmdb://… or hdf5://…"):
         storeds.open_writer(f"{tmp_path}/b.lmdb?readahead=true", FIELDS)
 
 

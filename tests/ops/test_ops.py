@@ -176,7 +176,7 @@ def test_info_advises_against_chunked_datasets_and_network_file_systems(
     found = storeds.info(url)
     assert found.handle["reads"] == "through libhdf5"
     assert "convert makes them flat" in found.advice[0]
-    monkeypatch.setattr("storeds._utils.file_systems.file_system", lambda path: "nfs4")
+    monkeypatch.setattr("storeds._utils.file_systems.file_system_of", lambda path: ("nfs4", "/"))
     assert any("network file system (nfs4)" in line for line in storeds.info(url).advice)
 
 

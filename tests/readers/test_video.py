@@ -21,7 +21,7 @@ from make_store import make_store
 from photographs import jpeg
 from storeds import StoreDataset, collate, errors, open_backend, pack, readers
 from storeds.backends import Store
-from storeds.backends.hdf5 import Hdf5Opener
+from storeds.backends.hdf5.reading import Hdf5Opener
 from storeds.ops.packing.sources import open_source
 from storeds.readers import ClipPlan
 from storeds.testing import ReaderTests
@@ -257,7 +257,7 @@ def test_short_videos_follow_the_option(url: str) -> None:
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"frames": 0}, "frames must be an int"),
+        ({"frames": 0}, "frames must be at least 1"),
         ({"frames": 2, "sampling": "randm"}, "'random'"),
         ({"frames": 2, "sampling": "all"}, "takes every frame"),
         ({"frames": 2, "sampling": "uniform", "stride": 2}, "do not pass stride"),

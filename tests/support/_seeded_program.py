@@ -17,7 +17,7 @@ import storeds
 from make_store import make_store
 from photographs import jpeg
 from storeds import errors
-from storeds.backends.mongodb import MONGODB  # noqa: F401  # before run_mongod asks its server whether it is ready
+from storeds.backends.mongodb.reading import MONGODB  # noqa: F401  # before run_mongod asks its server whether it is ready
 from storeds.testing import run_mongod
 
 

@@ -18,7 +18,7 @@ from conftest import with_path
 from make_store import make_store
 from storeds import StoreDataset
 from storeds.backends import Store
-from storeds.backends.mongodb import parse_location
+from storeds.backends.mongodb.client import parse_location
 
 __all__ = [
     "CHUNKED",

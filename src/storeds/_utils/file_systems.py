@@ -6,20 +6,18 @@ import contextlib
 import os
 from pathlib import Path
 
-__all__ = ["file_system", "file_system_advice", "file_system_of"]
+__all__ = ["file_system_advice", "file_system_of"]
 
 
 # File systems on which locks, mappings or caches of other machines make a database file unsafe or slow.
 _NETWORK = ("9p", "afs", "ceph", "cifs", "fuse.sshfs", "glusterfs", "lustre", "nfs", "nfs4", "smb3", "smbfs")
 
 
-def file_system(path: str) -> str:
-    """Return the type of the file system that holds `path`, for example ``ext4``; ``unknown`` if the system does not report it."""
-    return file_system_of(path)[0]
-
-
 def file_system_of(path: str) -> tuple[str, str]:
-    """Return the type of the file system that holds `path`, and its mount point."""
+    """Return the type of the file system that holds `path`, for example ``ext4``, and its mount point.
+
+    The type is ``unknown`` if the system does not report it.
+    """
     path, best, kind = os.path.realpath(path), os.path.sep, "unknown"
     with contextlib.suppress(OSError), open("/proc/self/mounts", "rb") as mounts:
         for line in map(os.fsdecode, mounts):
@@ -32,7 +30,7 @@ def file_system_of(path: str) -> tuple[str, str]:
 
 def file_system_advice(path: str) -> list[str]:
     """Return a warning if `path` lies on a network file system."""
-    kind = file_system(path)
+    kind, _ = file_system_of(path)
     if kind in _NETWORK:
         return [f"it lies on a network file system ({kind}): copy it to a local disk for speed and safety"]
     return []

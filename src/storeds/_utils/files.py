@@ -10,11 +10,7 @@ from pathlib import Path
 from storeds._utils.text import some
 from storeds.errors import FormatError, StoredsError, StoreNotFoundError, UnavailableError
 
-__all__ = ["CutShortError", "engine_of_file", "nearest", "os_failure", "read_at"]
-
-
-class CutShortError(FormatError):
-    """A file is truncated: no layout can read it."""
+__all__ = ["engine_of_file", "nearest", "os_failure", "read_at"]
 
 
 _HDF5 = b"\x89HDF\r\n\x1a\n"
@@ -24,11 +20,16 @@ _LMDB = b"\xde\xc0\xef\xbe"
 
 def engine_of_file(path: str) -> str | None:
     """Return ``"lmdb"``, ``"hdf5"`` or None for the regular file at `path`, by its magic bytes."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        return engine_of_descriptor(descriptor, os.fstat(descriptor).st_size)
-    finally:
-        os.close(descriptor)
+    with open(path, "rb", buffering=0) as file:
+        descriptor, size = file.fileno(), os.fstat(file.fileno()).st_size
+        if os.pread(descriptor, 32, 0)[16:20] == _LMDB:
+            return "lmdb"
+        offset = 0
+        while offset < size:  # HDF5 allows a user block of 512, 1024, 2048, … bytes in front
+            if os.pread(descriptor, len(_HDF5), offset) == _HDF5:
+                return "hdf5"
+            offset = offset * 2 or 512
+    return None
 
 
 def read_at(descriptor: int, size: int, offset: int) -> bytes:
@@ -41,18 +42,6 @@ def read_at(descriptor: int, size: int, offset: int) -> bytes:
         offset, size = offset + len(parts[-1]), size - len(parts[-1])
         parts.append(os.pread(descriptor, size, offset) if size else b"")
     return b"".join(parts)
-
-
-def engine_of_descriptor(descriptor: int, size: int) -> str | None:
-    """Return what `engine_of_file` does, for an open file of `size` bytes."""
-    if os.pread(descriptor, 32, 0)[16:20] == _LMDB:
-        return "lmdb"
-    offset = 0
-    while offset < size:  # HDF5 allows a user block of 512, 1024, 2048, … bytes in front
-        if os.pread(descriptor, len(_HDF5), offset) == _HDF5:
-            return "hdf5"
-        offset = offset * 2 or 512
-    return None
 
 
 def staging_folder(target: str | Path) -> Path:

@@ -6,71 +6,45 @@ import fnmatch
 import glob
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
 
 from storeds._utils.files import nearest, os_failure
 from storeds._utils.urls import FILE_ENGINES, StoreURL
 from storeds.errors import StoreNotFoundError
 
-__all__ = ["Glob", "glob_of"]
+__all__ = ["matches", "pattern_of"]
 
 
 _MAGIC = re.compile(r"\*|\[!?\]?[^\]]*\]")
 
 
-@dataclass(frozen=True)
-class Glob:
-    """A pattern for files, and how to open the matches.
-
-    Attributes
-    ----------
-    scheme : str or None
-        The engine, if the URL names one.
-    pattern : str
-        Absolute.
-    options : mapping
-        The options after the ``?`` of the URL.
-    written : str
-        The absolute path without expansion of special characters.
-    """
-
-    scheme: str | None
-    pattern: str
-    options: Mapping[str, str] = field(default_factory=dict)
-    written: str = ""
-
-    def paths(self) -> list[str]:
-        """Return the matching paths, in byte order.
-
-        Raises
-        ------
-        StoreNotFoundError
-            Nothing matches, or a folder cannot be listed.
-        """
-        found = sorted(set(_matches("/", self.pattern.strip("/").split("/"))), key=os.fsencode)
-        if not found:
-            raise StoreNotFoundError(f"no file matches {self.pattern}: {nearest(self.written)}")
-        return found
-
-
-def glob_of(url: str | os.PathLike[str] | StoreURL) -> Glob | None:
-    """Return the glob pattern in a URL or bare path, or None if it names one store.
+def pattern_of(url: StoreURL) -> str | None:
+    """Return the absolute pattern in a URL or bare path, or None if it names one store.
 
     It names one store if it has no special characters, its engine stores no files, or a file of that name exists.
     """
-    parsed = StoreURL.parse(url)
-    scheme, path = parsed.scheme, parsed.path
-    if scheme not in (None, *FILE_ENGINES) or not _MAGIC.search(path):
-        return None
-    written = os.path.abspath(os.path.expanduser(path))
-    if os.path.lexists(written):
+    path = url.path
+    if url.scheme not in (None, *FILE_ENGINES) or not _MAGIC.search(path) or os.path.lexists(url.file):
         return None
     if path.startswith("~"):
         home, slash, path = path.partition("/")
         path = glob.escape(os.path.expanduser(home)) + slash + path
     # The user did not write the current folder, so its special characters are escaped.
-    return Glob(scheme, os.path.normpath(os.path.join(glob.escape(os.getcwd()), path)), parsed.options, written)
+    return os.path.normpath(os.path.join(glob.escape(os.getcwd()), path))
+
+
+def matches(url: StoreURL, pattern: str) -> list[str]:
+    """Return the paths that the pattern of a URL matches, in byte order.
+
+    Raises
+    ------
+    StoreNotFoundError
+        Nothing matches, or a folder cannot be listed.
+    """
+    found = sorted(set(_matches("/", pattern.strip("/").split("/"))), key=os.fsencode)
+    if not found:
+        raise StoreNotFoundError(f"no file matches {pattern}: {nearest(url.file)}")
+    return found
 
 
 def _matches(folder: str, parts: Sequence[str]) -> Iterator[str]:

@@ -129,11 +129,8 @@ class ReadAhead(Generic[J, R]):
             self._begun += 1
             self._pending.append(self._pool.submit(_do, self._function, job, self._begun, self._failed))
 
-    def close(self, *, wait: bool = True) -> None:
+    def close(self, *, wait: bool = True, exiting: Callable[[], bool] = sys.is_finalizing) -> None:
         """Stop iterating; with `wait`, block until running jobs end."""
-        self._stop(wait=wait)
-
-    def _stop(self, *, wait: bool, exiting: Callable[[], bool] = sys.is_finalizing) -> None:
         self._closed = True
         if exiting():  # module globals may be gone, and the interpreter has already joined the threads
             return
@@ -146,7 +143,7 @@ class ReadAhead(Generic[J, R]):
     def __del__(self) -> None:
         # Do not wait: garbage collection may run while this thread holds a lock that a job needs.
         if hasattr(self, "_pool"):
-            self._stop(wait=False)
+            self.close(wait=False)
 
 
 def _do(function: Callable[[J], R], job: J, number: int, failed: list[float]) -> R:

@@ -10,9 +10,9 @@ import msgspec
 
 from storeds._utils.urls import StoreURL
 from storeds.errors import ConfigError, suggest
-from storeds.redaction import is_like_url, redact, redact_message
+from storeds.redaction import is_secret, redact, redact_message
 
-__all__ = ["Settings", "in_words", "parse_options", "shown_key"]
+__all__ = ["Settings", "in_words", "parse_options"]
 
 _ERROR = re.compile(r"(?P<what>.*?)(?: - at `(?P<place>\$.*)`)?", re.DOTALL)
 _TYPES = {
@@ -58,7 +58,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         for name in given:
             if name not in cls.__struct_fields__:
                 listing = suggest(str(name), cls.__struct_fields__, f"{what}s")
-                raise ConfigError(f"{where}: unknown {what} {shown_key(name)!r}; {listing}")
+                raise ConfigError(f"{where}: unknown {what} {redact(str(name))!r}; {listing}")
         parsed = dict(given)
         name = ""
         try:
@@ -101,11 +101,6 @@ def _unchanged(expected: type, value: Any) -> Any:
     return value
 
 
-def shown_key(key: Any) -> str:
-    """Return a key of a config for messages: a URL at the place of a key may hold a password."""
-    return "***" if is_like_url(str(key)) else str(key)
-
-
 def _explained(text: str, cls: type[Settings]) -> str:
     """Return msgspec's message in our words, without values."""
     match = _ERROR.fullmatch(text)
@@ -118,7 +113,7 @@ def _explained(text: str, cls: type[Settings]) -> str:
     if what.startswith("Object contains unknown field"):
         inner = declared if isinstance(declared, type) and issubclass(declared, Settings) else cls
         name = what.split("`")[1]
-        return f"unknown key {f'{place}.{shown_key(name)}'!r}; {suggest(name, inner.__struct_fields__, 'keys')}"
+        return f"unknown key {f'{place}.{redact(name)}'!r}; {suggest(name, inner.__struct_fields__, 'keys')}"
     if what.startswith("Invalid enum value"):
         allowed = [
             repr(value)
@@ -155,13 +150,9 @@ def _hidden(value: Any) -> Any:
         return redact(value)
     if isinstance(value, Mapping):
         return {
-            shown_key(key) if isinstance(key, str) else key: "***" if _is_secret(key) else _hidden(item)
+            redact(key) if isinstance(key, str) else key: "***" if is_secret(str(key)) else _hidden(item)
             for key, item in value.items()
         }
     if isinstance(value, (list, tuple)):
         return type(value)(map(_hidden, value))
     return value
-
-
-def _is_secret(key: Any) -> bool:
-    return redact(f"?{key}=x") != f"?{key}=x"

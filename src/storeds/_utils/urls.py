@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from urllib.parse import unquote, unquote_to_bytes
 
 from storeds.errors import ConfigError
-from storeds.redaction import password_start, redact, redact_message
+from storeds.redaction import password_of, redact
 
 __all__ = ["FILE_ENGINES", "StoreURL", "file_path", "file_url", "split_options"]
 
@@ -65,33 +65,21 @@ class StoreURL:
         return cls(text, scheme, path, _parse_query(query, text))
 
     @property
-    def redacted(self) -> str:
-        """The text with its secrets replaced by ``***``."""
-        return redact(self.text)
-
-    @property
     def file(self) -> str:
         """The absolute path of a file; raises ConfigError where the URL has none."""
         if not self.path:
             scheme = self.scheme or "lmdb"
-            raise ConfigError(
-                f"{self.redacted!r}: expected a path, as in {scheme}://data/train or {scheme}:///data/train"
-            )
+            raise ConfigError(f"{str(self)!r}: expected a path, as in {scheme}://data/train or {scheme}:///data/train")
         return os.path.abspath(os.path.expanduser(self.path))
 
     def __str__(self) -> str:
-        return self.redacted
+        return redact(self.text)
 
 
 def split_options(text: str) -> tuple[str, str]:
-    """Return the path in ``path?options`` and the options: a path with a ``?`` if a file has that name, the longest such."""
-    path, _, options = text.partition("?")
-    whole = text
-    while len(whole) > len(path):
-        if os.path.lexists(os.path.expanduser(whole)):
-            return whole, text[len(whole) + 1 :]
-        whole = whole.rpartition("?")[0]
-    return path, options
+    """Return the path in ``path?options`` and the options; all of it is the path if a file has exactly that name."""
+    path, mark, options = text.partition("?")
+    return (text, "") if mark and os.path.lexists(os.path.expanduser(text)) else (path, options)
 
 
 def file_path(url: str | StoreURL) -> tuple[str, dict[str, str]]:
@@ -137,16 +125,12 @@ def _reject_bare_characters(url: str, rest: str) -> None:
 
 def _reject_password(url: str, scheme: str | None, rest: str, path: str) -> None:
     """Reject a password in a path or a name: messages show paths unredacted."""
-    start = password_start(rest) if "@" in rest else None  # a password ends at an @
-    if start is None or _EXPLICIT_PATH.match(rest) or os.path.lexists(os.path.expanduser(path)):
+    if password_of(rest) is None or _EXPLICIT_PATH.match(rest) or os.path.lexists(os.path.expanduser(path)):
         return
-    if rest.startswith("[") and redact_message(rest) == rest:  # the URL that a View of several stores shows
-        return
-    shown = redact(f"{url[: len(url) - len(rest) + start]}***{url[url.rindex('@') :]}")
     what = (
         f"{scheme}:// is for files, which have no password" if scheme else "a URL begins with its scheme, mongodb://…"
     )
-    raise ConfigError(f"{shown!r}: {what}; to name a file like this, begin its path with ./")
+    raise ConfigError(f"{redact(url)!r}: {what}; to name a file like this, begin its path with ./")
 
 
 def _parse_query(query: str, url: str) -> dict[str, str]:

@@ -12,39 +12,25 @@ from storeds.records.index import Index
 from storeds.registry import export_lazily
 
 if TYPE_CHECKING:
-    from storeds.backends.engine import Engine
-    from storeds.backends.raw import Fault, Opener, RawStore, Rows, Stacked
     from storeds.backends.selecting import select
     from storeds.backends.store import Store
-    from storeds.backends.unread import bounded, check_most_is_read
     from storeds.backends.view import View
     from storeds.backends.writer import StoreWriter
 
 __all__ = [
-    "Engine",
-    "Fault",
     "Index",
-    "Opener",
     "Place",
-    "RawStore",
-    "Rows",
-    "Stacked",
     "Store",
     "StoreWriter",
     "View",
-    "bounded",
-    "check_most_is_read",
     "select",
 ]
 
 __getattr__ = export_lazily(
     __name__,
     {
-        "engine": ("Engine",),
-        "raw": ("Fault", "Opener", "RawStore", "Rows", "Stacked"),
         "selecting": ("select",),
         "store": ("Store",),
-        "unread": ("bounded", "check_most_is_read"),
         "view": ("View",),
         "writer": ("StoreWriter",),
     },

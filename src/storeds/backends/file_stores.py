@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Hashable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
-from storeds._utils.file_systems import file_system, file_system_advice
+from storeds._utils.file_systems import file_system_advice, file_system_of
 from storeds._utils.files import check_status, engine_of_file, os_failure, staging_folder, stat_store
 from storeds._utils.urls import file_url
 from storeds.backends.raw import BackendOptions, HandleOpener
-from storeds.errors import StoredsError
 from storeds.protocols import JSON, Description
 
-__all__ = ["FileLocation", "describe_file", "descriptor_of", "engine_at"]
+__all__ = ["FileLocation", "describe_file", "engine_at"]
 
 Opts = TypeVar("Opts", bound=BackendOptions)
 
@@ -52,21 +50,6 @@ class FileLocation(HandleOpener[Any], Generic[Opts]):
         return self.engine, status.st_dev, status.st_ino
 
 
-@contextmanager
-def descriptor_of(path: str, url: str) -> Iterator[int]:
-    """Yield a read-only descriptor of a file; a system call that fails is an error that names the store."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            yield descriptor
-        finally:
-            os.close(descriptor)
-    except OSError as error:
-        if isinstance(error, StoredsError):  # some of ours are OSErrors too
-            raise
-        raise os_failure(url, "read", error) from error
-
-
 def engine_at(path: str, url: str) -> tuple[os.stat_result, str | None]:
     """Return the status of the file or folder at `path`, and its engine by its first bytes: ``lmdb``, ``hdf5`` or None.
 
@@ -95,15 +78,11 @@ def describe_file(
     from storeds.backends.staging import active_writer
 
     writer, folder = active_writer(path), staging_folder(path)
-    try:
-        is_left = folder.exists()
-    except OSError as error:
-        raise os_failure(f"{url}: {folder}", "looked at", error) from None
     return Description(
         stat_store(path, url).st_size,
-        {"file_system": file_system(path), **settings},
+        {"file_system": file_system_of(path)[0], **settings},
         [*file_system_advice(path), *advice],
         recognised=recognised,
-        leftovers=str(folder) if is_left and writer is None else None,
+        leftovers=str(folder) if writer is None and os.path.exists(folder) else None,
         writer=writer,
     )

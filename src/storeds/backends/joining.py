@@ -14,7 +14,6 @@ import xxhash
 from storeds.backends.class_numbers import ClassNumbers, join_classes
 from storeds.errors import ConfigError, FormatError
 from storeds.protocols import JSON, Backend, Field, Meta
-from storeds.records.meta import Count
 from storeds.records.roles import role_text
 from storeds.records.verdict_fields import without_verdicts
 
@@ -100,7 +99,7 @@ def joined_meta(stores: Sequence[Backend]) -> tuple[Meta, dict[int, ClassNumbers
     meta = Meta(
         xxhash.xxh3_128_hexdigest(ids),
         xxhash.xxh3_128_hexdigest(builds),
-        Count(sum(meta.count for meta in metas)),
+        sum(meta.count for meta in metas),
         CONCATENATED,
         fields,
         joined,

@@ -19,7 +19,6 @@ from storeds.errors import (
 from storeds.protocols import Array
 from storeds.records.columns import text_offsets
 from storeds.records.verifier import native_meta
-from storeds.redaction import redact
 
 __all__ = ["MEMORY", "MemorySink"]
 
@@ -40,13 +39,6 @@ class _Partial:
 
 _STORES: dict[str, _Store] = {}
 _PARTIAL: dict[str, _Partial] = {}
-
-
-def _name(url: str) -> str:
-    name = StoreURL.parse(url).path
-    if not name or "?" in name or redact(url) != url:
-        raise ConfigError(f"{redact(url)!r}: expected memory://name, without options or a password")
-    return name
 
 
 class _MemoryStore(RawStore):
@@ -103,10 +95,9 @@ class MemorySink:
 
     errors: tuple[type[Exception], ...] = ()
 
-    def __init__(self, url: str) -> None:
-        self._name = _name(url)
-        self.url = f"memory://{self._name}"
-        self._partial: _Partial | None = None
+    def __init__(self, name: str) -> None:
+        self._name, self.url = name, f"memory://{name}"
+        self._partial = _Partial()  # until `begin` takes the one of its name
 
     def exists(self) -> bool:
         # docstring inherited
@@ -129,53 +120,49 @@ class MemorySink:
 
     def put(self, first: int, packed: Sequence[bytes], note: bytes) -> None:
         # docstring inherited
-        self._mine.records[first:] = packed
-        self._mine.kept = note, first + len(packed)
+        self._partial.records[first:] = packed
+        self._partial.kept = note, first + len(packed)
 
     def scan(self) -> Iterator[bytes]:
         # docstring inherited
-        return iter(self._mine.records)
+        return iter(self._partial.records)
 
     def finish(self, columns: Mapping[str, Array], meta: str, *, replace: bool) -> None:
         # docstring inherited
         if self.exists() and not replace:
             raise appeared(self.url)
         stored = {name: column.tobytes() for name, column in columns.items()}
-        _STORES[self._name] = _Store(meta, tuple(self._mine.records), stored)
+        _STORES[self._name] = _Store(meta, tuple(self._partial.records), stored)
         self.drop()
 
     def drop(self) -> None:
         # docstring inherited
-        self._mine.kept = None
-        self._mine.records.clear()
+        self._partial.kept = None
+        self._partial.records.clear()
 
     def close(self) -> None:
         # docstring inherited
         partial = self._partial
-        if partial is not None and partial.writer is self:
-            if partial.kept is None and _PARTIAL.get(self._name) is partial:
-                del _PARTIAL[self._name]
+        if partial.writer is self:
+            if partial.kept is None:
+                _PARTIAL.pop(self._name, None)
             partial.writer = None
 
     def explain(self, error: Exception) -> str:
         # docstring inherited
         return str(error)
 
-    @property
-    def _mine(self) -> _Partial:
-        assert self._partial is not None
-        return self._partial
-
 
 def _opener(url: str | StoreURL, **options: Any) -> _MemoryOpener:
-    text = StoreURL.parse(url).text
+    parsed = StoreURL.parse(url)
     parse_options(BackendOptions, {}, options, url)
-    return _MemoryOpener(_name(text))
+    if not parsed.path or "?" in parsed.path or str(parsed) != parsed.text:
+        raise ConfigError(f"{str(parsed)!r}: expected memory://name, without options or a password")
+    return _MemoryOpener(parsed.path)
 
 
 def _sink(url: str | StoreURL, **options: Any) -> MemorySink:
-    parse_options(BackendOptions, {}, options, url)
-    return MemorySink(StoreURL.parse(url).text)
+    return MemorySink(_opener(url, **options).name)
 
 
 MEMORY = Engine(_opener, _sink)

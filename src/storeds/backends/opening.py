@@ -9,19 +9,18 @@ import contextlib
 import itertools
 import logging
 import os
-import re
 import stat
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from glob import escape, glob
 from typing import TYPE_CHECKING, Any
 
-from storeds._utils.globs import Glob, glob_of
-from storeds._utils.urls import FILE_ENGINES, StoreURL, file_url, split_options
+from storeds._utils.globs import matches, pattern_of
+from storeds._utils.urls import StoreURL, file_url, split_options
 from storeds.backends.engine import Engine
 from storeds.backends.file_stores import engine_at
 from storeds.backends.store import Store
-from storeds.backends.unread import log_unread
+from storeds.backends.unread import SHOWN, bounded
 from storeds.backends.view import View, stores_in
 from storeds.errors import (
     ConfigError,
@@ -44,7 +43,6 @@ COMMIT_EVERY = 1000
 """Records of a durable batch, by default."""
 _LMDB_DATA = "data.mdb"
 _NATIVE = ("storeds/1", "native")
-_OPTIONS = re.compile(r"\w+=[^&?/]*(&\w+=[^&?/]*)*")  # with a slash, the ? is part of a folder's name
 _SUFFIXES = {
     ".lmdb": "lmdb",
     ".mdb": "lmdb",
@@ -91,32 +89,26 @@ def open_backend(
     """
     backend = _open(url, layout, options)
     unread = [each for store in stores_in(backend) if isinstance(store, Store) for each in store.unread()]
-    log_unread(backend.url, list(dict.fromkeys(unread)))
+    if unread:
+        shown = "; ".join(bounded(dict.fromkeys(unread), SHOWN))
+        _LOG.warning("%s: not read: %s; `storeds info` lists all", backend.url, shown)
     return backend
 
 
 def _open(
     url: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], layout: str | None, options: Mapping[str, Any]
 ) -> Backend:
-    urls: Sequence[Any] = ()
-    pattern = None
     if isinstance(url, Sequence) and not isinstance(url, (str, bytes)):
-        urls = url
-    else:
-        parsed = with_scheme(url)
-        pattern = glob_of(parsed)
-        if pattern is None:
-            return _open_one(parsed, layout, options)
-        urls = [parsed]
-    members = itertools.chain.from_iterable(_open_each(each, layout, options) for each in urls)
-    return View(members, url=None if pattern is None else _pattern_url(pattern))
+        return View(itertools.chain.from_iterable(_open_each(each, layout, options) for each in url))
+    parsed = with_scheme(url)
+    pattern = pattern_of(parsed)
+    if pattern is None:
+        return _open_one(parsed, layout, options)
+    return View(_open_each(parsed, layout, options), url=_pattern_url(parsed, pattern))
 
 
 def with_scheme(url: str | os.PathLike[str] | StoreURL) -> StoreURL:
-    """Parse a URL or a path; a bare path with options, ``x.h5?group=train``, gets its scheme, unless a file has that name.
-
-    Raises ConfigError for options where no file determines the engine: of a pattern, or of a store that does not exist yet.
-    """
+    """Parse a URL or a path; the path of a file with options, ``x.h5?group=train``, gets its scheme, unless a file has that name."""
     parsed = StoreURL.parse(url)
     path, options = split_options(parsed.path)
     if parsed.scheme is not None or path == parsed.path:
@@ -124,62 +116,41 @@ def with_scheme(url: str | os.PathLike[str] | StoreURL) -> StoreURL:
     whole = os.path.abspath(os.path.expanduser(path))
     if os.path.exists(whole):
         return StoreURL.parse(f"{scheme_of(path, writing=False)}://{whole}?{options}")
-    if _OPTIONS.fullmatch(options):
-        known = _SUFFIXES.get(os.path.splitext(path)[1].lower())
-        schemes = [known] if known else FILE_ENGINES
-        wanted = " or ".join(redact(f"{scheme}://{path}?{options}") for scheme in schemes)
-        raise ConfigError(f"{parsed.redacted!r}: no such path, and options need a scheme: write {wanted}")
     return parsed
 
 
-@dataclass(frozen=True)
-class Claim:
-    """What opens a store, and why it is that, if no argument says so."""
-
-    target: Any
-    options: Mapping[str, Any]
-    why: str | None = None
-
-    def open(self, url: StoreURL) -> Backend:
-        """Open the store; a class of another package gets the URL as written."""
-        where = url if isinstance(self.target, Engine) else url.text
-        backend: Backend = self.target(where, **self.options)
-        if isinstance(backend, Store):
-            backend.recognised = self.why
-        return backend
-
-
 def _open_one(url: StoreURL, layout: str | None, options: Mapping[str, Any]) -> Backend:
-    if url.scheme is None:
-        url = replace(url, scheme=_engine_of_path(url))
-    return _claim(url, layout, options).open(url)
-
-
-def _claim(url: StoreURL, layout: str | None, options: Mapping[str, Any]) -> Claim:
-    """Return what opens a store: the named layout, its engine, the plug-in that claims it, or what finds out what it is.
+    """Open a store by the named layout, its engine, the plug-in that claims it, or what finds out what it is.
 
     Raises
     ------
     ConfigError
         The engine or layout is unknown, or several plug-ins claim the store.
     """
-    engine = _backend_of(url.scheme or "")
+    if url.scheme is None:
+        url = replace(url, scheme=_engine_of_path(url))
+    scheme = url.scheme or ""
+    target, why = _backend_of(scheme), None
+    holds_foreign = getattr(target, "holds_foreign", None)
     if layout not in (None, *_NATIVE):
-        target = LAYOUTS.get(f"{url.scheme}/{layout}")
-        return Claim(target, {**options, "layout": layout} if getattr(target, "presets", None) else options)
-    holds_foreign = getattr(engine, "holds_foreign", None)
-    if layout in _NATIVE or holds_foreign is None or not holds_foreign(url, options):
-        return Claim(engine, options)
-    claims = _plugin_claims(url, options)
-    if len(claims) > 1:
-        shown = " or ".join(f"layout={layout!r} ({why})" for layout, why in claims.items())
-        raise ConfigError(f"{url.redacted}: several layouts claim this store; pass {shown}")
-    for name, why in claims.items():
-        _LOG.info("%s is opened with layout %r: %s", url.redacted, name, why)
-        return Claim(LAYOUTS.get(f"{url.scheme}/{name}"), options, why)
-    if url.scheme not in FOREIGN:
-        return Claim(engine, options)  # which says what is wrong
-    return Claim(import_object(FOREIGN[url.scheme]), options)
+        target = LAYOUTS.get(f"{scheme}/{layout}")
+        options = {**options, "layout": layout} if getattr(target, "presets", None) else options
+    elif layout is None and holds_foreign is not None and holds_foreign(url, options):
+        claims = _plugin_claims(url, options)
+        if len(claims) > 1:
+            shown = " or ".join(f"layout={name!r} ({why})" for name, why in claims.items())
+            raise ConfigError(f"{url}: several layouts claim this store; pass {shown}")
+        if claims:
+            ((name, why),) = claims.items()
+            _LOG.info("%s is opened with layout %r: %s", url, name, why)
+            target = LAYOUTS.get(f"{scheme}/{name}")
+        elif scheme in FOREIGN:  # otherwise the engine says what is wrong
+            target = import_object(FOREIGN[scheme])
+    # A class of another package gets the URL as written.
+    backend: Backend = target(url if isinstance(target, Engine) else url.text, **options)
+    if isinstance(backend, Store):
+        backend.recognised = why
+    return backend
 
 
 def _backend_of(scheme: str) -> Any:
@@ -212,40 +183,31 @@ def _open_each(url: Any, layout: str | None, options: Mapping[str, Any]) -> Iter
     if not isinstance(url, (str, os.PathLike, StoreURL)):
         raise ConfigError(f"a list of stores holds URLs and paths, not {type(url).__name__}")
     parsed = with_scheme(url)
-    pattern = glob_of(parsed)
+    pattern = pattern_of(parsed)
     if pattern is None:
         yield _open_one(parsed, layout, options)
         return
-    for name in pattern.options.keys() & options.keys():
+    for name in parsed.options.keys() & options.keys():
         raise ConfigError(
-            f"{redact(_pattern_url(pattern))}: option {name!r} is given in the URL and as a keyword; give it once"
+            f"{redact(_pattern_url(parsed, pattern))}: option {name!r} is given in the URL and as a keyword; give it once"
         )
     seen: dict[str, str] = {}
-    for path in pattern.paths():
+    for path in matches(parsed, pattern):
         # A bare path, since in a URL a ? of its name would start the options.
-        scheme = pattern.scheme or _scheme_of_match(path, pattern)
-        backend = _open_one(StoreURL(path, scheme, path), layout, {**pattern.options, **options})
+        backend = _open_one(StoreURL(path, parsed.scheme, path), layout, {**parsed.options, **options})
         twin = seen.get(backend.meta.build)
         if twin is not None:
             backend.close()
             raise ConfigError(
-                f"{pattern.pattern} matches the same store twice, as {twin} and {backend.url}; remove the link or the copy, or "
+                f"{pattern} matches the same store twice, as {twin} and {backend.url}; remove the link or the copy, or "
                 "list both, if its records are to count twice"
             )
         seen[backend.meta.build] = backend.url
         yield backend
 
 
-def _scheme_of_match(path: str, pattern: Glob) -> str:
-    try:
-        return scheme_of(path, writing=False)
-    except ConfigError:
-        what = "a folder" if os.path.isdir(path) else "no store"
-        raise FormatError(f"{path!r} is {what}, but {pattern.pattern} matches it; narrow the pattern") from None
-
-
-def _pattern_url(pattern: Glob) -> str:
-    return file_url(pattern.scheme, pattern.pattern) if pattern.scheme else pattern.pattern
+def _pattern_url(url: StoreURL, pattern: str) -> str:
+    return file_url(url.scheme, pattern) if url.scheme else pattern
 
 
 def open_writer(
@@ -300,9 +262,9 @@ def open_writer(
             f"a writer writes one store, and this is a list of {len(url)}; write one after the other, then read the list as one"
         )
     parsed = with_scheme(url)
-    if glob_of(parsed) is not None:
+    if pattern_of(parsed) is not None:
         raise ConfigError(
-            f"{parsed.redacted!r} is a pattern, and a writer writes one store: name it without * and […]; patterns are for reading "
+            f"{str(parsed)!r} is a pattern, and a writer writes one store: name it without * and […]; patterns are for reading "
             "many stores as one"
         )
     scheme = scheme_of(parsed, writing=True)
@@ -325,9 +287,9 @@ def scheme_of(url: str | os.PathLike[str] | StoreURL, *, writing: bool) -> str:
         return parsed.scheme
     if writing:
         return _engine_of_suffix(parsed)
-    pattern = glob_of(parsed)
+    pattern = pattern_of(parsed)
     if pattern is not None:  # the matches may belong to several engines that keep files
-        return _scheme_of_match(pattern.paths()[0], pattern)
+        return scheme_of(matches(parsed, pattern)[0], writing=False)
     return _engine_of_path(parsed)
 
 

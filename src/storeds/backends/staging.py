@@ -182,23 +182,22 @@ class Staging:
     def exists(self) -> bool:
         """Whether a store is at the target; raises StoreExistsError for a folder or a file that is no store."""
         with reporting(self.url, self.target.parent):
-            return self._exists()
-
-    def _exists(self) -> bool:
-        if self.target.is_symlink():
-            raise StoreExistsError(f"{self.url} is a symbolic link in a circle; remove it, or choose another path")
-        if self.target.is_dir():
-            raise StoreExistsError(f"{self.url} is a folder; a store is one file, so choose another path")
-        if self.target.is_file() and self.target.stat().st_size:
-            try:
-                engine = engine_of_file(str(self.target))
-            except OSError as error:
-                raise StoreExistsError(
-                    f"{self.url} exists and cannot be read ({error.strerror}), so it is not replaced; remove it yourself"
-                ) from None
-            if engine is None:
-                raise StoreExistsError(f"{self.url} is a file, but no store, so it is not replaced; remove it yourself")
-        return os.path.lexists(self.target)
+            if self.target.is_symlink():
+                raise StoreExistsError(f"{self.url} is a symbolic link in a circle; remove it, or choose another path")
+            if self.target.is_dir():
+                raise StoreExistsError(f"{self.url} is a folder; a store is one file, so choose another path")
+            if self.target.is_file() and self.target.stat().st_size:
+                try:
+                    engine = engine_of_file(str(self.target))
+                except OSError as error:
+                    raise StoreExistsError(
+                        f"{self.url} exists and cannot be read ({error.strerror}), so it is not replaced; remove it yourself"
+                    ) from None
+                if engine is None:
+                    raise StoreExistsError(
+                        f"{self.url} is a file, but no store, so it is not replaced; remove it yourself"
+                    )
+            return os.path.lexists(self.target)
 
     def begin(self) -> None:
         """Create the folder and lock it for this writer; an interrupted write that is in it stays.

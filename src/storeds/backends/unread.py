@@ -1,18 +1,14 @@
-"""Reports the parts of a store that no record holds."""
+"""Bounds the list of the parts of a store that no record holds."""
 
 from __future__ import annotations
 
-import logging
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
-from storeds.errors import ConfigError
+__all__ = ["SHOWN", "bounded"]
 
-__all__ = ["bounded", "check_most_is_read", "log_unread"]
-
-_LOG = logging.getLogger("storeds")
 _MOST = 200  # entries that `unread` lists
-_SHOWN = 6
+SHOWN = 6  # entries that messages show
 _LONGEST_ENTRY = 160  # characters of an entry
 _MORE = re.compile(r"and (\d+) more")
 
@@ -33,37 +29,3 @@ def bounded(entries: Iterable[str], most: int = _MOST) -> list[str]:
         else:
             more += 1
     return [*out, f"and {more} more"] if more else out
-
-
-def log_unread(url: str, unread: Sequence[str]) -> None:
-    """Log one warning that names the first unread parts of a store."""
-    if unread:
-        _LOG.warning("%s: not read: %s; `storeds info` lists all", url, "; ".join(bounded(unread, _SHOWN)))
-
-
-def check_most_is_read(url: str, unread: Sequence[str], left: int, total: int, unit: str, advice: str) -> None:
-    """Raise ConfigError if a layout would not read most of a store.
-
-    Parameters
-    ----------
-    url : str
-        Redacted.
-    unread : sequence of str
-        As `bounded` returns it.
-    left, total : int
-        The unread amount, and the total.
-    unit : str
-        Their unit: ``"bytes"``, ``"entries"``, ``"fields"``.
-    advice : str
-        The exact argument that reads the rest, and the one that ignores it.
-
-    Raises
-    ------
-    ConfigError
-        More than half is unread.
-    """
-    if 2 * left > total:
-        raise ConfigError(
-            f"{url}: most of it would not be read, {left:,} of {total:,} {unit}: {'; '.join(bounded(unread, _SHOWN))}; "
-            f"{advice}"
-        )

@@ -20,7 +20,6 @@ from storeds.protocols import Array, Backend, Description, Meta, Place, Record, 
 from storeds.records.arrays import read_arrays, stack_records, stackable
 from storeds.records.columns import check_has_column, read_column
 from storeds.records.index import Index
-from storeds.records.meta import Count
 from storeds.records.where import check_where, matching_positions
 
 __all__ = ["View", "describe", "place_text", "position_in_whole", "stores_in", "whole"]
@@ -82,7 +81,7 @@ class View:
             meta, self._numbers = joined_meta(self.stores)
         if index is not None:
             id_ = xxhash.xxh3_128_hexdigest(f"{meta.id}\n{index.name if how is None else repr(how)}".encode())
-            meta = replace(meta, id=id_, build=index.name, count=Count(len(index.positions)))
+            meta = replace(meta, id=id_, build=index.name, count=len(index.positions))
         self.meta: Meta = meta
         self._bounds: Array = np.cumsum([0, *map(len, self.stores)])
         has_more = any(store.meta.fields != meta.fields for store in self.stores)

@@ -31,7 +31,7 @@ from storeds.records.classes import class_fields, classes_in, unnamed_class
 from storeds.records.codec import ContentHash, RecordCodec, Seals, checksum, column_checksum
 from storeds.records.columns import ColumnCollector
 from storeds.records.fields import fields_to_json, parse_fields
-from storeds.records.meta import NATIVE, Count, meta_to_text, new_build
+from storeds.records.meta import NATIVE, meta_to_text, new_build
 from storeds.records.role_checks import LOSSY, RoleChecker
 from storeds.records.verdict_fields import UNCHECKED, pictures, verdict_fields, with_verdicts
 
@@ -411,7 +411,7 @@ class StoreWriter:
             raise RecordError.at(self.url, position, f"{fault}. {_KEPT}")
         with self._engine("published"):
             content = self._content.finish(self.fields, attrs)
-            meta = Meta(content, new_build(), Count(self._durable), NATIVE, self.fields, attrs, fast_crops)
+            meta = Meta(content, new_build(), self._durable, NATIVE, self.fields, attrs, fast_crops)
             columns = self._columns.columns()
             checksums: JSON = {name: column_checksum(column) for name, column in columns.items()}
             text = meta_to_text(meta, columns=checksums, salt=self._seals.text)

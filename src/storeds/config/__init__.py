@@ -23,7 +23,7 @@ from storeds.errors import ConfigError, suggest
 from storeds.protocols import Backend
 from storeds.protocols import Field as StoreField
 from storeds.records.columns import read_column
-from storeds.redaction import is_like_url
+from storeds.redaction import redact
 
 if TYPE_CHECKING:
     from storeds.datasets.map_dataset import StoreDataset
@@ -39,7 +39,7 @@ _SHOWN, _LONG = 8, 60  # values in a message, characters of one
 
 def _named_by_text(splits: Any) -> Any:
     """Return the split tables with text keys: YAML reads ``0:`` as a number. Messages show these names."""
-    if isinstance(splits, Mapping) and any(is_like_url(str(name)) for name in splits):
+    if isinstance(splits, Mapping) and any(redact(str(name)) != str(name) for name in splits):
         raise ValueError("a split has a name such as train, and one of these looks like a URL")
     return {str(name): table for name, table in splits.items()} if isinstance(splits, Mapping) else splits
 

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from storeds._utils.settings import shown_key
 from storeds.errors import ConfigError, MissingDependencyError, StoreNotFoundError
 from storeds.redaction import redact, redact_message
 
@@ -59,7 +58,7 @@ def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     table: dict[str, Any] = {}
     for key, value in pairs:
         if key in table:
-            raise ValueError(f"the key {shown_key(key)!r} appears twice")
+            raise ValueError(f"the key {redact(key)!r} appears twice")
         table[key] = value
     return table
 

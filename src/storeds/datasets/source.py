@@ -13,8 +13,9 @@ import msgspec
 from msgspec import structs
 
 from storeds._utils.arguments import DEEPEST, is_omegaconf, plain
-from storeds._utils.settings import Settings, shown_key
+from storeds._utils.settings import Settings
 from storeds.errors import ConfigError
+from storeds.redaction import redact
 
 __all__ = ["Source", "expand", "path_text"]
 
@@ -149,7 +150,7 @@ class Source(Settings, frozen=True):
         for name in more:
             near = get_close_matches(str(name), cls.__struct_fields__, 1, 0.75)
             if near:
-                raise ConfigError(f"unknown key {shown_key(name)!r}; did you mean {near[0]!r}?")
+                raise ConfigError(f"unknown key {redact(str(name))!r}; did you mean {near[0]!r}?")
             if options and name in options:
                 raise ConfigError(f"the option {name!r} is given twice: in options, and as a keyword or key of its own")
         return {**(options or {}), **more} if more else options
@@ -224,7 +225,7 @@ class _Expansion:
 
 
 def _dotted(path: tuple[Any, ...]) -> str:
-    return ".".join(map(shown_key, path)) or "it"
+    return ".".join(redact(str(key)) for key in path) or "it"
 
 
 def _variable(match: re.Match[str]) -> str:

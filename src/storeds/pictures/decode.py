@@ -31,7 +31,7 @@ from storeds.pictures.decoders import (
     to_tensor,
 )
 from storeds.pictures.formats import decode_reason, structure_problem
-from storeds.pictures.header import SOI, Header, check_scans, read_header
+from storeds.pictures.header import SOI, Header, coverage, parse, read_header
 from storeds.pictures.verdict import Verdict, examine
 from storeds.pictures.verdict import repair as repair_jpeg
 from storeds.protocols import Array, Cropped, Cropper, CropRequest, Decoder, Repair, SampleContext, Window
@@ -212,8 +212,12 @@ class PictureDecoder:
             if windows is not None:
                 return Cropped(windows)
         pixels = jpeg_pixels(blob, header, shortcuts=self._function is decode_fast)
-        if not (is_known or header.in_one_scan):
-            check_scans(blob)  # libjpeg does not notice a missing scan. With a single scan, it notices all damage
+        if not (
+            is_known or header.in_one_scan
+        ):  # libjpeg does not notice a missing scan, but all damage of a single one
+            found = parse(blob)
+            if found.ending != "eoi" or coverage(found, found.scans) < 1.0:
+                raise ValueError(found.reason or "its scans lack some coefficients")
         if self._function is decode_pil:
             return as_pil(pixels, blob, orient=self.orient)
         return _cropped(to_tensor(oriented(pixels, orientation), self.strided), crops)

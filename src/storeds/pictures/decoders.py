@@ -95,25 +95,22 @@ def decode_pil(blob: bytes, mode: str, *, orient: bool = False, max_pixels: int 
         that Pillow cannot decode, it raises its own errors.
     """
     warn_of_truncated_images()
-    with _opened(blob, max_pixels) as image:
-        check_pixels(*image.size, max_pixels)
-        return convert(upright(image) if orient else image, mode)
-
-
-def _opened(blob: bytes, load_up_to: int = 0) -> Image.Image:
     try:
-        return open_picture(blob, load_up_to)
+        opened = open_picture(blob, max_pixels)
     except Image.DecompressionBombError:
         raise bad_picture(
-            f"it claims more pixels than max_pixels={max(load_up_to, MAX_PIXELS):,}; pass a larger max_pixels if that is right",
+            f"it claims more pixels than max_pixels={max(max_pixels, MAX_PIXELS):,}; pass a larger max_pixels if that is right",
             "too_large",
         ) from None
+    with opened as image:
+        check_pixels(*image.size, max_pixels)
+        return convert(upright(image) if orient else image, mode)
 
 
 def as_pil(pixels: Array, blob: bytes, *, orient: bool) -> Image.Image:
     """Return the pixels of a JPEG as the image that `decode_pil` returns, with the metadata of the file."""
     image = Image.fromarray(pixels.squeeze(2) if pixels.shape[2] == 1 else pixels)
-    with _opened(blob) as opened:
+    with open_picture(blob) as opened:
         image.info = opened.info
     return upright(image) if orient else image
 

@@ -21,7 +21,6 @@ __all__ = [
     "Header",
     "Scan",
     "Structure",
-    "check_scans",
     "coverage",
     "parse",
     "read_header",
@@ -286,13 +285,6 @@ def coverage(found: Structure, scans: Sequence[Scan]) -> float:
         for weight, band in zip(weights, missing, strict=True)
     )
     return carried / (_BAND * sum(weights))
-
-
-def check_scans(blob: bytes) -> None:
-    """Raise ValueError for a JPEG that lacks scans or its end marker, whatever its data are."""
-    found = parse(blob)
-    if found.ending != "eoi" or coverage(found, found.scans) < 1.0:
-        raise ValueError(found.reason or "its scans lack some coefficients")
 
 
 def without_harmless(blob: bytes, found: Structure) -> bytes:

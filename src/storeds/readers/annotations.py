@@ -19,7 +19,7 @@ from storeds.errors import suggest
 from storeds.pictures.decoders import UNCHANGED, convert
 from storeds.pictures.formats import open_picture
 from storeds.protocols import Field
-from storeds.records.annotations import check_labels, check_mask, check_mask_mode
+from storeds.records.annotations import Size, check_labels, check_mask, check_mask_mode
 from storeds.records.segmentations import rasterised, short
 
 if TYPE_CHECKING:
@@ -35,8 +35,6 @@ __all__ = [
     "mask_tensor",
     "plain_rows",
 ]
-
-Size = tuple[int, int]
 
 _NPY = b"\x93NUMPY"
 _PNG = b"\x89PNG\r\n\x1a\n"

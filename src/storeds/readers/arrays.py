@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from storeds.errors import ConfigError, suggest
 from storeds.protocols import Backend
 from storeds.readers.channels import check_channels
-from storeds.readers.choice import Fields, choose, plain, target_of
-from storeds.readers.elements import ArrayElement, Choice
+from storeds.readers.choice import Fields, choose, target_of
+from storeds.readers.elements import ArrayElement, Element
 from storeds.readers.reader import ElementReader
 from storeds.readers.rows import OneRow
-from storeds.records.meta import Count
 from storeds.records.shapes import Channels, is_image_like
 from storeds.records.verdict_fields import without_verdicts
 
@@ -64,19 +63,15 @@ class ArraySpec:
         for name in positions:
             if name not in names:
                 raise ConfigError(f"channels names {name!r}; {suggest(name, names, 'elements of a sample')}")
-        elements = {each.name: plain(each) for each in chosen}
+        elements = {each.name: each for each in chosen}
         for each in chosen:
             is_image = self.decode is not None and each.name == data
             if each.name in positions or is_image or each.declared.kind == "array":
-                array = ArrayElement(
-                    **vars(each),
-                    channels=positions.get(each.name),
-                    elements=(*elements,),
-                )
+                array = each.as_kind(ArrayElement, channels=positions.get(each.name))
                 # Without decode, this only checks `channels`.
                 as_image = array.as_image() if is_image or each.name in positions else array
                 elements[each.name] = array if self.decode is None else as_image
-        rows, target = OneRow(Count(len(view))), target_of(chosen, (data,))
+        rows, target = OneRow(len(view)), target_of(chosen, (data,))
         return ElementReader("array", rows, (*elements.values(),), data, target, may_fit=True)
 
     def _positions(self, data: str | None) -> dict[str, Channels]:
@@ -86,7 +81,7 @@ class ArraySpec:
         return dict(self.channels) if isinstance(self.channels, Mapping) else {data or "": self.channels}
 
 
-def _data_of(chosen: list[Choice]) -> str | None:
+def _data_of(chosen: list[Element]) -> str | None:
     """Return the element of the image: of several arrays, the first one in the shape of images."""
     stored = [each for each in chosen if each.path]
     arrays = [each.name for each in stored if each.declared.kind in ("array", "image")]

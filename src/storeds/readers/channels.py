@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import get_args
 
 import numpy as np
@@ -21,7 +21,7 @@ def check_channels(channels: Channels | Mapping[str, Channels] | None) -> None:
             raise ConfigError(f"channels must be 'first' or 'last', not {each!r}")
 
 
-def channels_of(name: str, declared: Field, given: Channels | None, elements: Sequence[str]) -> ChannelAxis:
+def channels_of(name: str, declared: Field, given: Channels | None) -> ChannelAxis:
     """Return where the channels of an element are; raise ConfigError if it holds no images, or if that is ambiguous.
 
     Parameters
@@ -30,8 +30,6 @@ def channels_of(name: str, declared: Field, given: Channels | None, elements: Se
     declared : Field
     given : str or None
         What the user says.
-    elements : sequence of str
-        All elements, for messages.
     """
     shape = declared.shape
     if declared.kind != "array" or shape is None or len(shape) < 2:
@@ -39,7 +37,7 @@ def channels_of(name: str, declared: Field, given: Channels | None, elements: Se
         raise ConfigError(
             f"element {name!r} holds {what}, which are not images: images have at least a height and a width. Leave "
             "out decode and channels, or name another element, for example channels={'image': 'last'} or "
-            f"transform={{'image': …}}; a sample has {', '.join(elements)}"
+            "transform={'image': …}"
         )
     if given is not None and len(shape) == 2:
         raise ConfigError(f"channels: element {name!r} has shape {shape}, a single channel; do not pass channels")

@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 from storeds.errors import ConfigError, suggest
 from storeds.protocols import Backend, Field
-from storeds.readers.elements import Choice, Element, IndexElement, PlainElement
+from storeds.readers.elements import Element, IndexElement, PlainElement
 from storeds.readers.paths import JsonPath, split_path
 
 __all__ = [
@@ -15,7 +15,6 @@ __all__ = [
     "Fields",
     "choose",
     "label_of",
-    "plain",
     "target_of",
 ]
 
@@ -33,8 +32,8 @@ def choose(
     declared: Mapping[str, Field],
     *,
     paths: bool = False,
-) -> list[Choice]:
-    """Return the elements of the samples of a store, in order.
+) -> list[Element]:
+    """Return the elements of the samples of a store, in order: the index, and values as stored.
 
     Parameters
     ----------
@@ -55,7 +54,7 @@ def choose(
     """
     asked = _asked(fields) or {name: name for name in default()}
     has_index = INDEX in declared
-    chosen: list[Choice] = []
+    chosen: list[Element] = []
     seen: set[str] = set()
     for name, source in asked.items():
         path = split_path(source, declared) if paths else JsonPath(source) if source in declared else None
@@ -63,7 +62,7 @@ def choose(
             known = [*declared, *([] if has_index else [INDEX])]
             raise ConfigError(f"{view.url} has no field {source!r}; {suggest(source, known, 'fields')}")
         if path is None:
-            chosen.append(Choice(name=name, source=source, declared=Field("int"), path=None))
+            chosen.append(IndexElement(name=name, source=source, declared=Field("int"), path=None))
             continue
         field = declared[path.field]
         if path.steps and field.kind != "json":
@@ -72,7 +71,7 @@ def choose(
                 "json have parts"
             )
         found = Field("json") if path.steps else field
-        chosen.append(Choice(name=name, source=source, declared=found, path=path, is_copy=path.field in seen))
+        chosen.append(PlainElement(name=name, source=source, declared=found, path=path, is_copy=path.field in seen))
         seen.add(path.field)
     return chosen
 
@@ -91,11 +90,6 @@ def _asked(fields: Fields) -> dict[str, str]:
     return {name: name for name in fields}
 
 
-def plain(choice: Choice) -> Element:
-    """Return the element that is the index, or the value as stored."""
-    return (IndexElement if choice.path is None else PlainElement)(**vars(choice))
-
-
 def label_of(fields: Mapping[str, Field]) -> tuple[str, ...]:
     """Return the field of the label: ``label``, or the only int field with a usual name of labels."""
     if "label" in fields:
@@ -104,7 +98,7 @@ def label_of(fields: Mapping[str, Field]) -> tuple[str, ...]:
     return tuple(named) if len(named) == 1 else ()
 
 
-def target_of(chosen: Sequence[Choice], others: Collection[str | None]) -> str | None:
+def target_of(chosen: Sequence[Element], others: Collection[str | None]) -> str | None:
     """Return the element of the label: the field ``label``, or the first element that is none of `others`."""
     found = {
         each.name: each.source for each in chosen if each.path and each.name not in others and each.source != "key"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from storeds._utils.arguments import integer
 from storeds.errors import ConfigError, suggest
 
 if TYPE_CHECKING:
@@ -30,9 +31,7 @@ class ClipPlan:
 
     def __post_init__(self) -> None:
         for name in ("stride", "clips") if self.frames is None else ("frames", "stride", "clips"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ConfigError(f"{name} must be an int of 1 or more, got {value!r}")
+            integer(name, getattr(self, name), 1)
         for name, known in _CHOICES.items():
             value = getattr(self, name)
             if value not in known:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import numpy as np
 
@@ -17,7 +17,6 @@ from storeds.pictures.verdict import Verdict
 from storeds.protocols import Array, Backend, CropRequest, Field, Record, SampleContext
 from storeds.readers.annotations import (
     Classes,
-    Size,
     class_ids,
     class_number,
     coordinates_tensor,
@@ -27,9 +26,9 @@ from storeds.readers.annotations import (
 )
 from storeds.readers.channels import channels_first, channels_of
 from storeds.readers.paths import JsonPath, value_at
-from storeds.records.annotations import check_mask, check_values
+from storeds.records.annotations import Size, check_mask, check_values
 from storeds.records.columns import read_column
-from storeds.records.shapes import ChannelAxis, Channels
+from storeds.records.shapes import ChannelAxis, Channels, holds_pixels
 from storeds.records.verdict_fields import verdict_fields
 
 if TYPE_CHECKING:
@@ -37,19 +36,21 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ArrayElement",
-    "Choice",
+    "ClassElement",
     "CoordinatesElement",
     "Element",
     "Facts",
     "IndexElement",
-    "LabelElement",
-    "LabelsElement",
     "MaskElement",
     "PictureElement",
     "PixelsElement",
     "PlainElement",
     "TensorElement",
+    "stacked",
 ]
+
+
+E = TypeVar("E", bound="Element")
 
 
 @dataclass(slots=True)
@@ -77,8 +78,8 @@ class Facts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choice:
-    """One element of samples, of which it is not known yet how its value is made.
+class Element(ABC):
+    """One element of every sample of a bound reader. Picklable and thread-safe.
 
     Parameters
     ----------
@@ -92,6 +93,8 @@ class Choice:
         The stored field and the steps into its value; None if it is computed.
     is_copy : bool
         Whether an earlier element comes from the same field. A change of one leaves the other as it is.
+    inner : Element or None
+        What makes one row or one part of its value, such as the image of each frame.
     """
 
     name: str
@@ -99,19 +102,11 @@ class Choice:
     declared: Field
     path: JsonPath | None
     is_copy: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class Element(Choice, ABC):
-    """One element of every sample of a bound reader. Picklable and thread-safe.
-
-    Parameters
-    ----------
-    inner : Element or None
-        What makes one row or one part of its value, such as the image of each frame.
-    """
-
     inner: Element | None = None
+
+    def as_kind(self, kind: type[E], **more: Any) -> E:
+        """Return this element as one of another class, with other attributes or more of them."""
+        return kind(**{**vars(self), **more})
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -119,6 +114,14 @@ class Element(Choice, ABC):
         if self.inner is not None:
             return self.inner.needs
         return () if self.path is None else (self.path.field,)
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """The options of readers that change the value; the others are refused if no element has them."""
+        if self.inner is not None:
+            return self.inner.options
+        is_pixels = self.declared.role == "image" and holds_pixels(self.declared)
+        return ("decode",) if is_pixels or self.declared.kind == "image" else ()  # images that stay as stored
 
     @abstractmethod
     def value(self, rows: Sequence[Record], facts: Facts) -> Any:
@@ -180,6 +183,11 @@ class TensorElement(Element):
     axis: ChannelAxis | None = None
     is_view: bool = False
 
+    @property
+    def options(self) -> tuple[str, ...]:
+        # docstring inherited
+        return () if self.axis is None else ("channels",)
+
     def value(self, rows: Sequence[Record], facts: Facts) -> Any:
         # docstring inherited
         import torch
@@ -206,12 +214,9 @@ class ArrayElement(TensorElement):
     ----------
     channels : str or None
         Where the user says that its channels are.
-    elements : tuple of str
-        All elements of the sample, for messages.
     """
 
     channels: Channels | None
-    elements: tuple[str, ...]
 
     @property
     def shape(self) -> tuple[int | None, ...]:
@@ -223,7 +228,7 @@ class ArrayElement(TensorElement):
 
     def as_image(self) -> Self:
         """Return this element with its channels first; raises ConfigError if it holds no images or that is ambiguous."""
-        return replace(self, axis=channels_of(self.name, self.declared, self.channels, self.elements))
+        return replace(self, axis=channels_of(self.name, self.declared, self.channels))
 
 
 # --- Images ---
@@ -251,6 +256,11 @@ class PictureElement(Element):
         # docstring inherited
         (stored,) = super().needs
         return (stored, *verdict_fields(stored)) if self.is_judged else (stored,)
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        # docstring inherited
+        return ("decode", "mode", "repair", "orient", "max_pixels", *["min_recovered"] * self.decoder.repair)
 
     def look(self, record: Record) -> Picture:
         """Return the picture of a record, before decoding; raises DecodeError if it is too large."""
@@ -293,9 +303,29 @@ class PixelsElement(Element):
     decoder: PictureDecoder
     axis: ChannelAxis
 
+    @property
+    def options(self) -> tuple[str, ...]:
+        # docstring inherited
+        return ("decode", "mode", "channels")
+
     def value(self, rows: Sequence[Record], facts: Facts) -> Any:
         # docstring inherited
         return self.decoder.of_pixels(channels_first(self._stored(rows[0]), self.axis))
+
+
+def stacked(images: Sequence[Any], name_of: Callable[[int], str]) -> Any:
+    """Return tensors as one, and other images as they are; raises DecodeError, which names the first of another shape."""
+    import torch
+
+    if not all(isinstance(image, torch.Tensor) for image in images):
+        return images
+    for at, image in enumerate(images):
+        if (image.shape, image.dtype) != (images[0].shape, images[0].dtype):
+            raise DecodeError(
+                f"{name_of(at)} has shape {tuple(image.shape)} of {image.dtype}, but the first one has {tuple(images[0].shape)} "
+                f"of {images[0].dtype}"
+            )
+    return torch.stack(list(images))
 
 
 # --- What belongs to an image. Bad values raise ValueError ---
@@ -312,6 +342,11 @@ class MaskElement(Element):
     """
 
     mode: str = UNCHANGED
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        # docstring inherited
+        return () if self.inner is None else ("max_pixels",)
 
     def value(self, rows: Sequence[Record], facts: Facts) -> torch.Tensor:
         # docstring inherited
@@ -336,6 +371,11 @@ class CoordinatesElement(Element):
 
     is_trusted: bool
 
+    @property
+    def options(self) -> tuple[str, ...]:
+        # docstring inherited
+        return ("box_format",) if self.declared.role == "boxes" else ()
+
     def value(self, rows: Sequence[Record], facts: Facts) -> torch.Tensor:
         # docstring inherited
         value = self._stored(rows[0])
@@ -346,25 +386,15 @@ class CoordinatesElement(Element):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LabelsElement(Element):
-    """The class numbers of several labels."""
+class ClassElement(Element):
+    """The class number of a label, or those of several labels, int64 of shape (n,)."""
 
     classes: Classes | None
 
-    def value(self, rows: Sequence[Record], facts: Facts) -> torch.Tensor:
-        # docstring inherited
-        return labels_tensor(self.name, self._stored(rows[0]), self.classes)
-
-
-@dataclass(frozen=True, kw_only=True)
-class LabelElement(Element):
-    """The class number of one label."""
-
-    classes: Classes
-
     def value(self, rows: Sequence[Record], facts: Facts) -> Any:
         # docstring inherited
-        return class_number(self.name, self._stored(rows[0]), self.classes)
+        convert = labels_tensor if self.declared.role == "labels" else class_number
+        return convert(self.name, self._stored(rows[0]), self.classes)
 
     def column(self, view: Backend) -> Array:
         # docstring inherited

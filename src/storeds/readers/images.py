@@ -5,22 +5,20 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from storeds.errors import ConfigError
 from storeds.pictures.header import MAX_PIXELS
 from storeds.protocols import Backend, Field
 from storeds.readers.channels import channels_of
-from storeds.readers.choice import Fields, choose, label_of, plain, target_of
-from storeds.readers.elements import Choice, PictureElement, PixelsElement
+from storeds.readers.choice import Fields, choose, label_of, target_of
+from storeds.readers.elements import Element, PictureElement, PixelsElement
 from storeds.readers.options import Decode, Modes, PictureOptions, Positions
 from storeds.readers.reader import ElementReader
 from storeds.readers.rows import OneRow
-from storeds.records.meta import Count
 from storeds.records.shapes import holds_pixels, is_mask, with_pictures
 from storeds.records.verdict_fields import pictures, without_verdicts
 
-__all__ = ["Images", "bind_images", "check_one_guess", "data_of", "default_image", "image"]
+__all__ = ["bind_images", "check_one_guess", "data_of", "default_image", "image"]
 
 _LOG = logging.getLogger("storeds")
 
@@ -64,7 +62,7 @@ def image(
     max_pixels : int
         An image that claims more pixels raises DecodeError, before memory is allocated for it.
     """
-    options = PictureOptions.of(image, locals(), "pil")
+    options = PictureOptions(decode, mode, channels, repair, min_recovered, orient, max_pixels, default="pil")
     return ImageSpec(fields, options)
 
 
@@ -79,32 +77,18 @@ class ImageSpec:
         """Return the reader of a store; raises ConfigError if it does not fit."""
         declared = with_pictures(view.meta.fields)
         chosen = choose(view, self.fields, lambda: default_image("image", view, self.options), declared)
-        images = bind_images(view, chosen, self.options)
-        self.options.check(chosen, images.names, [*images.elements.values()])
-        elements = tuple(images.elements.get(each.name) or plain(each) for each in chosen)
-        rows, target = OneRow(Count(len(view))), target_of(chosen, (images.data,))
-        return ElementReader("image", rows, elements, images.data, target, may_fit=len(images.names) == 1)
+        data, images = bind_images(view, chosen, self.options)
+        elements = tuple(images.get(each.name) or each for each in chosen)
+        self.options.check(elements)
+        rows, target = OneRow(len(view)), target_of(chosen, (data,))
+        is_single = sum("decode" in each.options for each in elements) == 1
+        return ElementReader("image", rows, elements, data, target, may_fit=is_single)
 
 
-class Images(NamedTuple):
-    """The elements of samples that hold images.
-
-    Attributes
-    ----------
-    names : list of str
-    data : str or None
-        The one that is the data of the sample.
-    elements : dict of str to Element
-        Those that are decoded.
-    """
-
-    names: list[str]
-    data: str | None
-    elements: dict[str, PictureElement | PixelsElement]
-
-
-def bind_images(view: Backend, chosen: Sequence[Choice], options: PictureOptions) -> Images:
-    """Return the images among the elements of a store; raises ConfigError where it is unknown how to read one."""
+def bind_images(
+    view: Backend, chosen: Sequence[Element], options: PictureOptions
+) -> tuple[str | None, dict[str, PictureElement | PixelsElement]]:
+    """Return the image that is the data, and those that are decoded; raises ConfigError where it is unknown how to read one."""
     names = [each.name for each in chosen if _is_image(each.name, each.declared, options)]
     data, judged = data_of(chosen, names), pictures(view.meta.fields)
     elements: dict[str, PictureElement | PixelsElement] = {}
@@ -114,16 +98,15 @@ def bind_images(view: Backend, chosen: Sequence[Choice], options: PictureOptions
         mode = options.mode_of(each.name, is_data=each.name == data)
         decoder = options.decoder(options.decode_of(each.name), mode)
         if each.declared.kind == "array":
-            position = options.channels_of(each.name)
-            axis = channels_of(each.name, each.declared, position, [other.name for other in chosen])
-            elements[each.name] = PixelsElement(**vars(each), decoder=decoder, axis=axis)
+            axis = channels_of(each.name, each.declared, options.channels_of(each.name))
+            elements[each.name] = each.as_kind(PixelsElement, decoder=decoder, axis=axis)
         else:
             is_judged = each.source in judged
-            elements[each.name] = PictureElement(**vars(each), decoder=decoder, is_judged=is_judged)
-    return Images(names, data, elements)
+            elements[each.name] = each.as_kind(PictureElement, decoder=decoder, is_judged=is_judged)
+    return data, elements
 
 
-def data_of(chosen: Sequence[Choice], images: Sequence[str]) -> str | None:
+def data_of(chosen: Sequence[Element], images: Sequence[str]) -> str | None:
     """Return the image that is the data of a sample: ``image``, or the first one that is no mask by its name."""
     if "image" in images:
         return "image"

@@ -12,8 +12,8 @@ import numpy as np
 from storeds.errors import DecodeError, RecordError
 from storeds.protocols import Array, Backend, Record, SampleContext
 from storeds.readers.clips import ClipPlan
-from storeds.readers.runs import Runs
 from storeds.records.arrays import read_arrays
+from storeds.records.index import Index
 
 __all__ = ["PADDED", "Clip", "OneRow", "Part", "Read", "Rows", "Window", "read_located"]
 
@@ -105,15 +105,20 @@ class Clip(Rows):
         Field of the number or name of the video.
     frame : str or None
         Field of the number of the frame.
-    runs : Runs
+    runs : Index
+        The first position of each video, and the end of the last.
     plan : ClipPlan
         Which frames.
     """
 
     by: str
     frame: str | None
-    runs: Runs
+    runs: Index
     plan: ClipPlan
+    count: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "count", len(self.runs.positions) - 1)
 
     @property
     def is_random(self) -> bool:  # type: ignore[override]
@@ -126,24 +131,23 @@ class Clip(Rows):
         return (self.by,) if self.frame is None else (self.by, self.frame)
 
     def __len__(self) -> int:
-        return len(self.runs)
+        return self.count
 
     def locate(self, index: int, context: SampleContext) -> Sequence[int]:
         # docstring inherited
-        start, count = self.runs.span(index)
+        start, stop = self.runs.positions[index : index + 2].tolist()
         # Creating a generator takes longer than everything else here, so do it only to draw from it.
         generator = context.generator if self.is_random else None
-        return [start + at for at in self.plan.choose(count, generator)]
+        return [start + at for at in self.plan.choose(stop - start, generator)]
 
     def pick(self, column: Array) -> Array:
         # docstring inherited
-        return column[self.runs.bounds[:-1]]
+        return column[self.runs.positions[:-1]]
 
     def check(self, rows: Sequence[Record], context: SampleContext) -> None:
         # docstring inherited
-        if not rows:
-            raise DecodeError(f"video {context.index} has no frames")
-        _, count = self.runs.span(context.index)
+        start, stop = self.runs.positions[context.index : context.index + 2].tolist()
+        count = stop - start
         if self.plan.refuses(count):
             raise DecodeError(
                 f"video {rows[0][self.by]} is short: it has {count} frames, but a clip needs {self.plan.needs}; "
@@ -180,20 +184,21 @@ class Window(Rows):
 
     Parameters
     ----------
-    runs : Runs
+    runs : Index
+        The first position of each episode, and the end of the last.
     parts : tuple of Part
         Which records of which fields.
     is_padded : bool
         Whether rows outside of the episode repeat the nearest one. Otherwise only steps whose windows lie inside are samples.
     """
 
-    runs: Runs
+    runs: Index
     parts: tuple[Part, ...]
     is_padded: bool
     count: int = field(init=False)
 
     def __post_init__(self) -> None:
-        count = self.runs.bounds[-1] if self.is_padded else self._whole().sum()
+        count = self.runs.positions[-1] if self.is_padded else self._whole().sum()
         object.__setattr__(self, "count", int(count))
 
     def __len__(self) -> int:
@@ -235,12 +240,12 @@ class Window(Rows):
 
     def _whole(self) -> Array:
         """Return how many samples each episode has if windows are not padded."""
-        counts: Array = np.maximum(np.diff(self.runs.bounds) - sum(self._reach()), 0)
+        counts: Array = np.maximum(np.diff(self.runs.positions) - sum(self._reach()), 0)
         return counts
 
     def _steps(self, indices: Sequence[int]) -> tuple[Array, Array, Array]:
         """Return the step of each sample, and the first step and the end of its episode."""
-        asked, bounds = np.asarray(indices, np.int64), self.runs.bounds
+        asked, bounds = np.asarray(indices, np.int64), self.runs.positions
         if self.is_padded:
             steps, episodes = asked, np.searchsorted(bounds, asked, "right") - 1
         else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -15,19 +15,16 @@ from storeds.pictures.decode import PictureDecoder
 from storeds.pictures.decoders import UNCHANGED, orientation_of
 from storeds.pictures.header import MAX_PIXELS
 from storeds.protocols import Backend, Field, Record
-from storeds.readers.annotations import Classes, Size
+from storeds.readers.annotations import Classes
 from storeds.readers.channels import channels_of
-from storeds.readers.choice import Fields, choose, label_of, plain, target_of
+from storeds.readers.choice import Fields, choose, label_of, target_of
 from storeds.readers.elements import (
-    Choice,
+    ClassElement,
     CoordinatesElement,
     Element,
     Facts,
-    LabelElement,
-    LabelsElement,
     MaskElement,
     PictureElement,
-    PlainElement,
     TensorElement,
 )
 from storeds.readers.images import check_one_guess, default_image
@@ -35,9 +32,9 @@ from storeds.readers.options import Decode, Modes, PictureOptions, Positions
 from storeds.readers.paths import with_given_role
 from storeds.readers.reader import ElementReader
 from storeds.readers.rows import OneRow
-from storeds.records.annotations import check_row_counts
+from storeds.records.annotations import Size, check_row_counts
 from storeds.records.classes import stored_classes
-from storeds.records.meta import NATIVE, Count
+from storeds.records.meta import NATIVE
 from storeds.records.roles import BOX_FORMATS, boxes_of, check_rows, given_roles
 from storeds.records.samples import Sample
 from storeds.records.shapes import is_mask, with_pictures
@@ -90,7 +87,8 @@ def sample(
     channels, repair, min_recovered, max_pixels
         As for `image`. A mask that lacks pixels is never repaired.
     """
-    options = PictureOptions.of(sample, locals(), "tensor")
+    more = () if box_format is None else ("box_format",)
+    options = PictureOptions(decode, mode, channels, repair, min_recovered, orient, max_pixels, more=more)
     if box_format is not None and box_format not in BOX_FORMATS:
         raise ConfigError(f"unknown box_format {box_format!r}; {suggest(box_format, BOX_FORMATS, 'formats')}")
     return SampleSpec(fields, given_roles(roles, "classes"), options, box_format)
@@ -122,13 +120,17 @@ class SampleSpec:
         target = roles.get("label") or roles.get("labels") or target_of(chosen, (data, *spatial))
         known = self._known_classes(chosen, declared, view)
         elements = tuple(self._element(each, declared, known.get(each.name), data, view) for each in chosen)
-        images = [each.name for each in chosen if each.declared.kind == "image"]
-        has_boxes = any(each.role == "boxes" for each in declared.values())
-        self.options.check(chosen, images, elements, {} if has_boxes else {"box_format": "boxes"})
-        joint = Joint.of(
-            elements, declared, known.get(target or ""), orient=self.options.orient, box_format=self.box_format
-        )
-        return ElementReader("sample", OneRow(Count(len(view))), elements, data, target, joint, may_fit=True)
+        self.options.check(elements)
+        in_files = [at for at, each in enumerate(elements) if isinstance(each, PictureElement)]
+        in_arrays = [
+            at for at, each in enumerate(elements) if isinstance(each, TensorElement) and each.axis is not None
+        ]
+        rest = {*range(len(elements))}.difference(in_files, in_arrays)
+        others = sorted(rest, key=lambda at: (not isinstance(elements[at], MaskElement), at))
+        classes = known[target].names if target in known else None
+        places = (*in_files, *in_arrays), tuple(others)
+        joint = Joint(declared, self.options.orient, self.box_format, classes, *places)
+        return ElementReader("sample", OneRow(len(view)), elements, data, target, joint, may_fit=True)
 
     def _with_pictures(self, fields: Mapping[str, Field]) -> dict[str, Field]:
         """Return the fields of a store, in which arrays of pixels have the role image if nothing says what the image is."""
@@ -154,7 +156,7 @@ class SampleSpec:
             roles |= dict.fromkeys(["image"] if "image" in found else found[:1], "image")
         return tuple(name for role in _ORDER for name, each in roles.items() if each == role)
 
-    def _with_roles(self, chosen: Sequence[Choice]) -> dict[str, Field]:
+    def _with_roles(self, chosen: Sequence[Element]) -> dict[str, Field]:
         """Return element → declaration, with the roles that the user gave, and those that kind and name tell."""
         elements = {each.source: each.name for each in reversed(chosen) if each.path}
         with_roles: dict[str, Field] = {}
@@ -174,7 +176,7 @@ class SampleSpec:
         return with_roles
 
     def _known_classes(
-        self, chosen: Sequence[Choice], declared: Mapping[str, Field], view: Backend
+        self, chosen: Sequence[Element], declared: Mapping[str, Field], view: Backend
     ) -> dict[str, Classes]:
         """Return the classes of each label of which they are known; raises ConfigError."""
         attrs = view.meta.attrs
@@ -198,35 +200,32 @@ class SampleSpec:
         return known
 
     def _element(
-        self, choice: Choice, declared: Mapping[str, Field], classes: Classes | None, data: str | None, view: Backend
+        self, each: Element, declared: Mapping[str, Field], classes: Classes | None, data: str | None, view: Backend
     ) -> Element:
         """Return an element with the decoder that its role asks for."""
-        if choice.path is None:
-            return plain(choice)
-        name, field = choice.name, declared[choice.name]
-        given: dict[str, Any] = {**vars(choice), "declared": field}
-        if choice.declared.kind == "image" and self.options.decode_of(name) != "bytes":
-            is_judged = choice.source in pictures(view.meta.fields)
-            decoder = self._decoder(choice, is_mask=field.role == "mask", is_data=name == data)
-            picture = PictureElement(**given, decoder=decoder, is_judged=is_judged, is_named=True)
+        if each.path is None:
+            return each
+        name, field = each.name, declared[each.name]
+        found = dataclasses.replace(each, declared=field)
+        if each.declared.kind == "image" and self.options.decode_of(name) != "bytes":
+            is_judged = each.source in pictures(view.meta.fields)
+            decoder = self._decoder(each, is_mask=field.role == "mask", is_data=name == data)
+            picture = found.as_kind(PictureElement, decoder=decoder, is_judged=is_judged, is_named=True)
             if field.role != "mask":
                 return picture
-            return MaskElement(**given, inner=picture, mode=self.options.mode_of(name, is_data=False))
+            return found.as_kind(MaskElement, inner=picture, mode=self.options.mode_of(name, is_data=False))
         if field.role == "image" and field.kind == "array":  # of any dtype and number of channels, without a decoder
-            position = self.options.channels_of(name)
-            return TensorElement(**given, axis=channels_of(name, field, position, [*declared]))
-        if field.role == "mask":
-            return MaskElement(**given)
+            return found.as_kind(TensorElement, axis=channels_of(name, field, self.options.channels_of(name)))
         if field.role in ("boxes", "keypoints"):
-            is_trusted = view.meta.layout == NATIVE and not choice.path.steps and name not in self.roles
-            return CoordinatesElement(**given, is_trusted=is_trusted)
-        if field.role == "labels":
-            return LabelsElement(**given, classes=classes)
-        if field.role == "label" and classes is not None:
-            return LabelElement(**given, classes=classes)
-        return (TensorElement if field.kind == "array" else PlainElement)(**given)
+            is_trusted = view.meta.layout == NATIVE and not each.path.steps and name not in self.roles
+            return found.as_kind(CoordinatesElement, is_trusted=is_trusted)
+        if field.role == "labels" or (field.role == "label" and classes is not None):
+            return found.as_kind(ClassElement, classes=classes)
+        if field.role == "mask":
+            return found.as_kind(MaskElement)
+        return found.as_kind(TensorElement) if field.kind == "array" else found
 
-    def _decoder(self, choice: Choice, *, is_mask: bool, is_data: bool) -> PictureDecoder:
+    def _decoder(self, choice: Element, *, is_mask: bool, is_data: bool) -> PictureDecoder:
         options, name = self.options, choice.name
         if not is_mask:
             mode = options.mode_of(name, is_data=is_data or choice.declared.role == "image")
@@ -237,10 +236,6 @@ class SampleSpec:
             decode, mode = "pil", UNCHANGED  # class ids are read from the file as it is
         # What a repair fills is grey, and would be a class id.
         return PictureDecoder(decode, mode, options.repair, 1.0, orient=False, max_pixels=options.max_pixels)
-
-
-def _is_array_image(element: Element) -> bool:
-    return isinstance(element, TensorElement) and element.axis is not None
 
 
 @dataclass(frozen=True)
@@ -267,23 +262,6 @@ class Joint:
     classes: tuple[str, ...] | None
     images: tuple[int, ...]
     others: tuple[int, ...]
-
-    @classmethod
-    def of(
-        cls,
-        elements: Sequence[Element],
-        declared: Mapping[str, Field],
-        classes: Classes | None,
-        *,
-        orient: bool,
-        box_format: str | None,
-    ) -> Self:
-        """Return what makes samples of `elements`; `classes` are those of the target."""
-        places = {at: isinstance(each, PictureElement) or _is_array_image(each) for at, each in enumerate(elements)}
-        images = sorted(filter(places.get, places), key=lambda at: _is_array_image(elements[at]))
-        others = sorted(places.keys() - images, key=lambda at: (not isinstance(elements[at], MaskElement), at))
-        names = None if classes is None else classes.names
-        return cls(declared, orient, box_format, names, tuple(images), tuple(others))
 
     def produced(self) -> dict[str, Field]:
         """Return element → declaration of its value after the transforms, of which coordinates are pixels."""

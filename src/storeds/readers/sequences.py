@@ -16,13 +16,13 @@ from storeds.pictures.decoders import bad_picture
 from storeds.pictures.header import MAX_PIXELS
 from storeds.protocols import Backend, Field, Record
 from storeds.readers.channels import channels_first, channels_of
-from storeds.readers.choice import Fields, choose, label_of, plain, target_of
-from storeds.readers.elements import Choice, Element, Facts, PictureElement, PixelsElement, TensorElement
-from storeds.readers.images import Images, bind_images
+from storeds.readers.choice import Fields, choose, label_of, target_of
+from storeds.readers.elements import Element, Facts, stacked
+from storeds.readers.images import bind_images
 from storeds.readers.options import Decode, Modes, PictureOptions
 from storeds.readers.reader import ElementReader
 from storeds.readers.rows import PADDED, Part, Window
-from storeds.readers.runs import Runs
+from storeds.readers.runs import runs_of
 from storeds.records.shapes import ChannelAxis, Channels
 
 __all__ = ["sequence"]
@@ -79,7 +79,7 @@ def sequence(
     Fields with the same window are read in one storage call a batch. Where these all have a fixed size, no record is made:
     rows are copied from the arrays of the batch.
     """
-    options = PictureOptions.of(sequence, locals(), "tensor")
+    options = PictureOptions(decode, mode, channels, repair, min_recovered, orient, max_pixels)
     integer("stride", stride, 1)
     if channels is not None and not isinstance(channels, Mapping):
         raise ConfigError("channels is a table of element → 'last' or 'first' here: {'image': 'last'}")
@@ -112,27 +112,38 @@ class SequenceSpec:
         for name in self.windows:
             if name not in (names := [each.name for each in chosen]):
                 raise ConfigError(f"windows names {name!r}; {suggest(name, names, 'elements of a sample')}")
-        images = bind_images(view, chosen, self.options)
-        inner = self._inner(chosen, images)
-        self.options.check(chosen, images.names, [*inner.values()])
+        data, images = bind_images(view, chosen, self.options)
         parts: dict[tuple[int, ...], list[str]] = {}
+        elements: list[Element] = []
         for each in chosen:
-            if each.path is not None:
-                parts.setdefault(self.windows.get(each.name, _NOW), []).extend(inner[each.name].needs)
-        places = {offsets: place for place, offsets in enumerate(parts)}
-        elements = [self._element(each, inner[each.name], places) for each in chosen]
-        for name, offsets in self.windows.items() if self.is_padded else ():
-            padded = f"{name}{PADDED}"
-            elements.append(
-                PaddedElement(name=padded, source=padded, declared=Field("bool"), path=None, part=places[offsets])
+            if each.path is None:
+                elements.append(each)
+                continue
+            offsets, inner = self.windows.get(each.name, _NOW), images.get(each.name)
+            position, axis = self.options.channels_of(each.name), None
+            if inner is None and position is not None:  # an array of any dtype and number of channels
+                axis = channels_of(each.name, each.declared, position)
+            parts.setdefault(offsets, [])
+            found = each.as_kind(
+                WindowElement,
+                inner=inner,
+                part=[*parts].index(offsets),
+                is_window=each.name in self.windows,
+                axis=axis,
             )
+            parts[offsets] += found.needs
+            elements.append(found)
+        self.options.check(elements)
+        for name, offsets in self.windows.items() if self.is_padded else ():
+            part, flag = [*parts].index(offsets), Field("bool")
+            elements.append(WindowElement(name=f"{name}{PADDED}", source=PADDED, declared=flag, path=None, part=part))
         number = next((n for n in ("step", "frame") if n in declared and declared[n].kind == "int"), None)
         rows = Window(
-            Runs(view, by, number),
+            runs_of(view, by, number),
             tuple(Part(offsets, tuple(dict.fromkeys(fields))) for offsets, fields in parts.items()),
             self.is_padded,
         )
-        return ElementReader("sequence", rows, tuple(elements), images.data, target_of(chosen, (images.data,)))
+        return ElementReader("sequence", rows, tuple(elements), data, target_of(chosen, (data,)))
 
     def _by(self, view: Backend) -> str:
         """Return the field that the steps of an episode share."""
@@ -148,53 +159,10 @@ class SequenceSpec:
             raise ConfigError(f"by={by!r} is a field of kind {declared[by].kind}; expected int or str")
         return by
 
-    def _inner(self, chosen: Sequence[Choice], images: Images) -> dict[str, Element]:
-        """Return what makes one row of each element."""
-        inner: dict[str, Element] = {}
-        for each in chosen:
-            found = images.elements.get(each.name)
-            position = self.options.channels_of(each.name)
-            if found is None and position is not None:  # an array of any dtype and number of channels
-                axis = channels_of(each.name, each.declared, position, [other.name for other in chosen])
-                inner[each.name] = TensorElement(**vars(each), axis=axis)
-            else:
-                inner[each.name] = found or plain(each)
-        return inner
-
-    def _element(self, choice: Choice, inner: Element, places: Mapping[tuple[int, ...], int]) -> Element:
-        """Return an element that takes all rows of its window, or the one of the step."""
-        if choice.path is None:
-            return inner
-        is_window, part = choice.name in self.windows, places[self.windows.get(choice.name, _NOW)]
-        given = vars(choice)
-        if isinstance(inner, (PictureElement, PixelsElement)):
-            return WindowImages(**given, part=part, is_window=is_window, inner=inner)
-        axis = inner.axis if isinstance(inner, TensorElement) else None
-        return WindowElement(**given, part=part, is_window=is_window, axis=axis)
-
-
-@dataclass(frozen=True, kw_only=True)
-class PaddedElement(Element):
-    """Which rows of a window lie outside of the episode.
-
-    Parameters
-    ----------
-    part : int
-        The place of the window among those of the sample.
-    """
-
-    part: int
-
-    def value(self, rows: Sequence[Record], facts: Facts) -> Any:
-        # docstring inherited
-        import torch
-
-        return torch.from_numpy(rows[self.part][PADDED])
-
 
 @dataclass(frozen=True, kw_only=True)
 class WindowElement(Element):
-    """The rows of a window: a tensor of numbers or arrays, or a list.
+    """The rows of a window: a tensor of numbers, arrays or decoded images, or a list.
 
     Parameters
     ----------
@@ -207,14 +175,23 @@ class WindowElement(Element):
     """
 
     part: int
-    is_window: bool
-    axis: ChannelAxis | None
+    is_window: bool = True
+    axis: ChannelAxis | None = None
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        # docstring inherited
+        return super().options if self.axis is None else (*super().options, "channels")
 
     def value(self, rows: Sequence[Record], facts: Facts) -> Any:
         # docstring inherited
         import torch
 
-        values = rows[self.part][self.source]
+        window = rows[self.part]
+        if self.inner is not None:
+            images = self._images(window, self.inner, facts)
+            return images if self.is_window else images[0]
+        values = window[self.source]
         if self.is_copy:
             values = copy.deepcopy(values)
         if not isinstance(values, np.ndarray) and (self.declared.is_scalar or self.declared.is_fixed):
@@ -224,43 +201,17 @@ class WindowElement(Element):
         found = torch.from_numpy(values) if isinstance(values, np.ndarray) else values
         return found if self.is_window else found[0]
 
-
-@dataclass(frozen=True, kw_only=True)
-class WindowImages(Element):
-    """The decoded images of a window: one tensor, or a list.
-
-    Parameters
-    ----------
-    part, is_window
-        As for `WindowElement`.
-    inner : Element
-        Decodes one image.
-    """
-
-    part: int
-    is_window: bool
-    inner: Element
-
-    def value(self, rows: Sequence[Record], facts: Facts) -> Any:
-        # docstring inherited
-        images = self._images(rows[self.part], facts)
-        return images if self.is_window else images[0]
-
-    def _images(self, window: Record, facts: Facts) -> Any:
-        import torch
-
+    def _images(self, window: Record, inner: Element, facts: Facts) -> Any:
         images: list[Any] = []
         for at in range(len(window[self.source])):
             try:
-                images.append(self.inner.value([{name: window[name][at] for name in self.needs}], facts))
+                images.append(inner.value([{name: window[name][at] for name in self.needs}], facts))
             except DecodeError as error:
-                raise bad_picture(f"row {at} of the window of {self.name!r}: {error}", error.kind) from error.__cause__
-        if not all(isinstance(image, torch.Tensor) for image in images):
-            return images
-        shapes = {tuple(image.shape) for image in images}
-        if len(shapes) > 1:
-            raise DecodeError(f"the images of a window of {self.name!r} differ in shape: {sorted(shapes)}")
-        return torch.stack(images)
+                raise bad_picture(f"{self._name_of(at)}: {error}", error.kind) from error.__cause__
+        return stacked(images, self._name_of)
+
+    def _name_of(self, at: int) -> str:
+        return f"row {at} of the window of {self.name!r}"
 
 
 def _offsets(name: str, given: Any) -> tuple[int, ...]:

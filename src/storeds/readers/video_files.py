@@ -12,17 +12,15 @@ import numpy as np
 from storeds.errors import ConfigError, DecodeError, MissingDependencyError
 from storeds.pictures.decoders import check_pixels
 from storeds.protocols import Array, Backend, Record
-from storeds.readers.choice import Fields, choose, label_of, plain, target_of
+from storeds.readers.choice import Fields, choose, label_of, target_of
 from storeds.readers.clips import ClipPlan
 from storeds.readers.elements import Element, Facts
 from storeds.readers.options import PictureOptions
 from storeds.readers.reader import ElementReader
 from storeds.readers.rows import OneRow
-from storeds.records.meta import Count
 
 __all__ = ["bind_video_files"]
 
-_OF_FRAMES = ("repair", "min_recovered", "orient", "channels", "per_frame")
 _MODES = {"RGB": "rgb24", "L": "gray"}
 
 
@@ -35,22 +33,22 @@ def bind_video_files(view: Backend, fields: Fields, by: str, options: PictureOpt
         An option is for videos that are stored frame by frame.
     """
     declared = view.meta.fields
-    if options.decode not in ("tensor", "pil"):
-        raise ConfigError(f"decode={options.decode!r} is for images; video files are decoded to 'tensor' or 'pil'")
     _import_av()
     chosen = choose(view, fields, lambda: (by, *label_of(declared)), declared)
-    data = next((each.name for each in chosen if each.path and each.source == by), None)
-    mode = options.mode if isinstance(options.mode, str) else options.mode.get(data or "", "RGB")
-    if mode not in _MODES:
-        raise ConfigError(f"mode={options.mode!r}: video files are decoded to mode RGB or L")
-    options.refuse(dict.fromkeys(_OF_FRAMES, "videos that are stored frame by frame"), chosen)
-    elements = [
-        FilmElement(**vars(each), decode=options.decode, mode=mode, max_pixels=options.max_pixels, plan=plan)
-        if each.path and each.source == by
-        else plain(each)
-        for each in chosen
-    ]
-    return ElementReader("video", OneRow(Count(len(view))), tuple(elements), data, target_of(chosen, (data,)))
+    elements: list[Element] = []
+    for each in chosen:
+        if each.path is None or each.source != by:
+            elements.append(each)
+            continue
+        decode, mode = options.decode_of(each.name), options.mode_of(each.name, is_data=True)
+        if decode not in ("tensor", "pil"):
+            raise ConfigError(f"decode={decode!r} is for images; video files are decoded to 'tensor' or 'pil'")
+        if mode not in _MODES:
+            raise ConfigError(f"mode={mode!r}: video files are decoded to mode RGB or L")
+        elements.append(each.as_kind(FilmElement, decode=decode, mode=mode, max_pixels=options.max_pixels, plan=plan))
+    data = next((each.name for each in elements if isinstance(each, FilmElement)), None)
+    options.check(elements)
+    return ElementReader("video", OneRow(len(view)), tuple(elements), data, target_of(chosen, (data,)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +74,11 @@ class FilmElement(Element):
     mode: str
     max_pixels: int
     plan: ClipPlan
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        # docstring inherited
+        return ("decode", "mode", "max_pixels")
 
     def value(self, rows: Sequence[Record], facts: Facts) -> Any:
         # docstring inherited

@@ -12,14 +12,14 @@ from storeds.errors import ConfigError, DecodeError, suggest
 from storeds.pictures.decoders import bad_picture
 from storeds.pictures.header import MAX_PIXELS
 from storeds.protocols import Backend, Field, Record, Repair
-from storeds.readers.choice import INDEX, Fields, choose, plain, target_of
+from storeds.readers.choice import INDEX, Fields, choose, target_of
 from storeds.readers.clips import ClipPlan
-from storeds.readers.elements import Element, Facts
+from storeds.readers.elements import Element, Facts, stacked
 from storeds.readers.images import bind_images, default_image
 from storeds.readers.options import Decode, Modes, PictureOptions, Positions
 from storeds.readers.reader import ElementReader
 from storeds.readers.rows import Clip
-from storeds.readers.runs import Runs
+from storeds.readers.runs import runs_of
 from storeds.readers.video_files import bind_video_files
 from storeds.records.shapes import with_pictures
 
@@ -87,7 +87,8 @@ def video(
     -----
     Random clips are drawn from the sample's own generator, or from torch's global one without a seed.
     """
-    options = PictureOptions.of(video, locals(), "tensor")
+    more = () if per_frame == _PER_FRAME else ("per_frame",)
+    options = PictureOptions(decode, mode, channels, repair, min_recovered, orient, max_pixels, more=more)
     if isinstance(per_frame, str):
         raise ConfigError(f"per_frame must be a sequence of names, not the string {per_frame!r}")
     plan = ClipPlan(frames, stride, clips, sampling or ("all" if frames is None else "random"), short)
@@ -120,28 +121,27 @@ class VideoSpec:
             if name not in (*declared, INDEX, *_PER_FRAME):
                 raise ConfigError(f"per_frame: {view.url} has no field {name!r}; {suggest(name, declared, 'fields')}")
         frame = _FRAME if declared.get(_FRAME, Field("json")).kind == "int" else None
-        rows = Clip(self.by, frame, Runs(view, self.by, frame), self.plan)
+        rows = Clip(self.by, frame, runs_of(view, self.by, frame), self.plan)
         return self._of_frames(view, rows)
 
     def _of_frames(self, view: Backend, rows: Clip) -> ElementReader:
         """Return the reader of videos that are stored frame by frame."""
         fields = with_pictures(view.meta.fields)
         chosen = choose(view, self.fields, lambda: default_image("video", view, self.options), fields)
-        images = bind_images(view, chosen, self.options)
+        data, images = bind_images(view, chosen, self.options)
         several = [each.name for each in chosen if each.path and each.source in self.per_frame]
-        more = {} if several else {"per_frame": "fields of frames"}
-        self.options.check(chosen, images.names, [*images.elements.values()], more)
         elements: list[Element] = []
         for each in chosen:
-            frame = images.elements.get(each.name)
+            frame = images.get(each.name)
             if frame is not None or each.declared.kind == "image":
-                elements.append(ClipElement(**vars(each), inner=frame or plain(each), rows=rows))
+                elements.append(each.as_kind(ClipElement, inner=frame or each, rows=rows))
             elif each.name in several:
-                elements.append(PerFrameElement(**vars(each), plan=self.plan))
+                elements.append(each.as_kind(PerFrameElement, plan=self.plan))
             else:
-                elements.append(plain(each))
+                elements.append(each)
+        self.options.check(elements)
         shared = [each.name for each in chosen if each.source in (self.by, *self.per_frame)]
-        return ElementReader("video", rows, tuple(elements), images.data, target_of(chosen, (images.data, *shared)))
+        return ElementReader("video", rows, tuple(elements), data, target_of(chosen, (data, *shared)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,8 +160,6 @@ class ClipElement(Element):
 
     def value(self, rows: Sequence[Record], facts: Facts) -> Any:
         # docstring inherited
-        import torch
-
         frames: dict[int, Any] = {}
         clip: list[Any] = []
         for at, record in enumerate(rows):
@@ -171,17 +169,8 @@ class ClipElement(Element):
                 frame = frames[place].copy() if hasattr(frames[place], "copy") else frames[place]
             else:
                 frame = frames[place] = self._frame(record, at, facts)
-            if (
-                clip
-                and isinstance(frame, torch.Tensor)
-                and (frame.shape, frame.dtype) != (clip[0].shape, clip[0].dtype)
-            ):
-                raise DecodeError(
-                    f"{self.rows.name_of(record, at)} has shape {tuple(frame.shape)} of {frame.dtype}, but the first one has "
-                    f"{tuple(clip[0].shape)} of {clip[0].dtype}"
-                )
             clip.append(frame)
-        return self.rows.plan.by_clip(torch.stack(clip) if isinstance(clip[0], torch.Tensor) else clip)
+        return self.rows.plan.by_clip(stacked(clip, lambda at: self.rows.name_of(rows[at], at)))
 
     def _frame(self, record: Record, at: int, facts: Facts) -> Any:
         """Return a decoded frame; errors and repairs name it."""
@@ -201,6 +190,11 @@ class PerFrameElement(Element):
     """The values of all frames, as a tensor of numbers or as a list."""
 
     plan: ClipPlan
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        # docstring inherited
+        return ("per_frame",)
 
     def value(self, rows: Sequence[Record], facts: Facts) -> Any:
         # docstring inherited

@@ -13,6 +13,7 @@ from storeds.records.segmentations import array_of, check_coco_masks, short
 
 __all__ = [
     "LARGEST",
+    "Size",
     "box_edges",
     "check_boxes",
     "check_keypoints",

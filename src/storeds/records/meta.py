@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import xxhash
@@ -14,18 +14,7 @@ from storeds.protocols import JSON, Meta
 from storeds.records.canonical_json import canonical_json
 from storeds.records.fields import fields_from_json, fields_to_json
 
-__all__ = ["NATIVE", "WRITTEN_BY", "Count", "meta_from_text", "meta_to_text", "new_build"]
-
-
-class Count(int):
-    """An int below 2**64 whose pickle has a fixed size of 8 bytes."""
-
-    def __reduce__(self) -> tuple[Callable[[bytes], Count], tuple[bytes]]:
-        return _unpickle_count, (self.to_bytes(8, "little"),)
-
-
-def _unpickle_count(data: bytes) -> Count:
-    return Count(int.from_bytes(data, "little"))
+__all__ = ["NATIVE", "WRITTEN_BY", "meta_from_text", "meta_to_text", "new_build"]
 
 
 NATIVE = "storeds/1"
@@ -57,7 +46,7 @@ def meta_from_text(text: str | bytes, url: str) -> tuple[Meta, Mapping[str, Any]
     try:
         body = json.loads(text)
         check = body.pop("check")
-        count, fast_crops = Count(body["count"]), body.get("fast_crops")
+        count, fast_crops = int(body["count"]), body.get("fast_crops")
         fields = fields_from_json(body["fields"])
         meta = Meta(body["id"], body["build"], count, body["layout"], fields, body["attrs"], fast_crops)
         intact = check == _meta_checksum(body)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -69,17 +69,15 @@ class RoleChecker:
             if header.format == "JPEG" and self._on_lossy is not None:
                 self._on_lossy(name)
 
-    def faults(self, record: Record, classes: JSON) -> Iterator[str]:
-        """Yield what `check` finds, and a class of the record that `classes` of the attributes lacks."""
+    def fault(self, record: Record, classes: JSON) -> str | None:
+        """Return what `check` finds, or a class of the record that `classes` of the attributes lacks; None if it is good."""
         try:
             self.check(record)
         except ValueError as error:
-            yield str(error)
-            return
+            return str(error)
         found = {name: dict.fromkeys(classes_in(field, record[name]), 0) for name, field in self._classes.items()}
         unnamed = unnamed_class(found, classes)
-        if unnamed is not None:
-            yield unnamed[1]
+        return None if unnamed is None else unnamed[1]
 
     def _size(self, record: Record) -> tuple[int, int] | None:
         """Return height and width of the image as stored, or None if that is not clear."""

@@ -10,7 +10,7 @@ import xxhash
 
 from storeds.errors import FormatError, RecordError
 from storeds.protocols import Array, Meta
-from storeds.records.codec import Seals, column_checksum
+from storeds.records.codec import Seals
 from storeds.records.columns import SCALARS, text_column, text_offsets
 from storeds.records.meta import meta_from_text
 
@@ -38,7 +38,7 @@ class Verifier:
         """Return a column from its bytes, as `storeds.backends.raw.RawStore.column` gives them; raises FormatError."""
         found = [b"".join(part) for part in parts]
         for part, data in zip(self._parts(name), found, strict=True):
-            if column_checksum(data) != self._checksums.get(part):
+            if not self._matches(part, [data]):
                 raise FormatError(f"{self._url}: column {part!r} does not match its checksum; copy it again")
         kind = self._meta.fields[name].kind
         if kind == "str":

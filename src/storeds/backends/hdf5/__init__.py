@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 from storeds.registry import export_lazily
 
 if TYPE_CHECKING:
-    from storeds.backends.hdf5.reading import HDF5, Hdf5Opener, Hdf5Options
-    from storeds.backends.hdf5.sink import Hdf5Sink
+    from storeds.backends.hdf5.reading import Hdf5Options
 
-__all__ = ["HDF5", "Hdf5Opener", "Hdf5Options", "Hdf5Sink"]
+__all__ = ["Hdf5Options"]
 
-__getattr__ = export_lazily(__name__, {"reading": ("HDF5", "Hdf5Opener", "Hdf5Options"), "sink": ("Hdf5Sink",)})
+__getattr__ = export_lazily(__name__, {"reading": ("Hdf5Options",)})

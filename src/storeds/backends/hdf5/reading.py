@@ -16,7 +16,7 @@ from msgspec import structs
 from storeds._utils.settings import parse_options
 from storeds._utils.urls import StoreURL, file_path
 from storeds.backends.engine import Engine
-from storeds.backends.file_stores import FileLocation, describe_file, descriptor_of, engine_at
+from storeds.backends.file_stores import FileLocation, describe_file, engine_at
 from storeds.backends.handles import POOL
 from storeds.backends.hdf5.columns import Column, datasets_of, fixed_values, steps
 from storeds.backends.hdf5.headers import check_attribute
@@ -265,9 +265,8 @@ def holds_foreign(url: StoreURL, options: Mapping[str, Any]) -> bool:
     opener = _opener(path)
     if not os.path.isfile(path) or engine_at(path, opener.url)[1] != opener.engine:
         return False
-    with descriptor_of(path, opener.url) as descriptor:
-        if has_stamp(descriptor):
-            return False
+    if has_stamp(path, opener.url):
+        return False
     locking = {**url.options, **options}.get("locking", "auto")
     with open_hdf5_file(path, opener.url, str(locking), 0) as file, library_errors(opener.url):
         return not is_native(file)

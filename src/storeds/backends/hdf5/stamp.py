@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import h5py
 import xxhash
 
-from storeds._utils.files import CutShortError, os_failure
+from storeds._utils.files import os_failure
 from storeds.errors import FormatError, StoredsError, UnavailableError
 
 __all__ = [
@@ -64,7 +64,7 @@ def _failure(error: Exception, url: str) -> StoredsError:
     cut = _CUT.search(reason)
     if cut is None:
         return system_failure(error, url) or FormatError(f"{url} cannot be opened by HDF5: {reason}")
-    return CutShortError(
+    return FormatError(
         f"{url} is cut short: {int(cut[1]):,} of its {int(cut[2]):,} bytes are there; the copy or download was "
         "interrupted, or its writer never closed it: copy or download it again"
     )
@@ -128,10 +128,14 @@ def check_hdf5_file(descriptor: int, url: str) -> None:
         raise FormatError(f"{url}: its metadata do not match their checksum; copy it again")
 
 
-def has_stamp(descriptor: int) -> bool:
-    """Whether an open HDF5 file ends with a stamp, as every store does that no tool has written to since."""
-    size = os.fstat(descriptor).st_size
-    return os.pread(descriptor, len(_MAGIC), max(0, size - len(_MAGIC))) == _MAGIC
+def has_stamp(path: str, url: str) -> bool:
+    """Whether an HDF5 file ends with a stamp, as every store does that no tool has written to since."""
+    try:
+        with open(path, "rb", buffering=0) as file:
+            file.seek(-len(_MAGIC), os.SEEK_END)
+            return file.read() == _MAGIC
+    except OSError as error:
+        raise os_failure(url, "read", error) from error
 
 
 def metadata_ranges(raw: Iterable[tuple[int, int]], size: int) -> list[tuple[int, int]]:

@@ -11,11 +11,7 @@ from storeds.registry import export_lazily
 
 if TYPE_CHECKING:
     from storeds.backends.lmdb.format import LmdbOptions
-    from storeds.backends.lmdb.reading import LMDB, LmdbOpener
-    from storeds.backends.lmdb.sink import LmdbSink
 
-__all__ = ["LMDB", "LmdbOpener", "LmdbOptions", "LmdbSink"]
+__all__ = ["LmdbOptions"]
 
-__getattr__ = export_lazily(
-    __name__, {"reading": ("LMDB", "LmdbOpener"), "format": ("LmdbOptions",), "sink": ("LmdbSink",)}
-)
+__getattr__ = export_lazily(__name__, {"format": ("LmdbOptions",)})

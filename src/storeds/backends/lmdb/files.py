@@ -12,12 +12,11 @@ from typing import Any
 
 import lmdb
 
-from storeds._utils.files import CutShortError
 from storeds.errors import ConfigError, FormatError, UnavailableError
 from storeds.protocols import Array
 from storeds.records.meta import WRITTEN_BY
 
-__all__ = ["MOST_DATABASES", "Environment", "build_of", "check_length", "lmdb_errors", "open_environment"]
+__all__ = ["MOST_DATABASES", "Environment", "build_of", "lmdb_errors", "open_environment"]
 
 MOST_DATABASES = 32  # named ones that are open at once
 
@@ -71,11 +70,8 @@ def build_of(path: str) -> str:
 
 def open_environment(path: str, url: str, *, readahead: bool) -> Environment:
     """Open a published file read-only and without a lock file; raises FormatError unless it is complete."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        check_length(descriptor, url)
-    finally:
-        os.close(descriptor)
+    with open(path, "rb", buffering=0) as file:
+        _check_length(file.fileno(), url)
     with lmdb_errors(url):
         return Environment(path, readahead=readahead)
 
@@ -97,7 +93,7 @@ def lmdb_errors(url: str) -> Iterator[None]:
         raise FormatError(f"{url} cannot be read by LMDB: {error}; copy it again") from error
 
 
-def check_length(descriptor: int, url: str) -> None:
+def _check_length(descriptor: int, url: str) -> None:
     """Raise FormatError if an LMDB file is cut short: its reader would die of SIGBUS at the first missing page."""
     size = os.fstat(descriptor).st_size
     first = os.pread(descriptor, _META.size, 0)
@@ -107,6 +103,6 @@ def check_length(descriptor: int, url: str) -> None:
         raise FormatError(f"{url} is cut short or damaged: {size} bytes do not hold an LMDB header; copy it again")
     last, _ = max((_META.unpack(page)[1:] for page in (first, second)), key=lambda meta: int(meta[1]))
     if (last + 1) * page_size > size:
-        raise CutShortError(
+        raise FormatError(
             f"{url} is cut short: its header says {(last + 1) * page_size} bytes, the file has {size}; copy it again"
         )

@@ -176,7 +176,7 @@ def _opener(url: str | StoreURL, **options: Any) -> LmdbOpener:
 def _sink(url: str | StoreURL, **options: Any) -> LmdbSink:
     from storeds.backends.lmdb.sink import LmdbSink  # reading needs no writer
 
-    return LmdbSink(url, **options)
+    return LmdbSink(_opener(url, **options).path)
 
 
 def holds_foreign(url: StoreURL, options: Mapping[str, Any]) -> bool:

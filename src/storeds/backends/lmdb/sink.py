@@ -13,9 +13,8 @@ from typing import Any
 import lmdb
 import numpy as np
 
-from storeds._utils.settings import parse_options
-from storeds._utils.urls import StoreURL, file_path, file_url
-from storeds.backends.lmdb.format import COLUMNS, COUNT_BITS, META, PAGES, RECORDS, LmdbOptions, position_key
+from storeds._utils.urls import file_url
+from storeds.backends.lmdb.format import COLUMNS, COUNT_BITS, META, PAGES, RECORDS, position_key
 from storeds.backends.staging import Staging, explain, replace_file, sync_path
 from storeds.protocols import Array
 
@@ -36,10 +35,8 @@ class LmdbSink:
 
     Parameters
     ----------
-    url : str or StoreURL
-        Of the target.
-    **options
-        See `LmdbOptions`; they have no effect.
+    path : str
+        Absolute.
 
     Notes
     -----
@@ -49,9 +46,7 @@ class LmdbSink:
 
     errors: tuple[type[Exception], ...] = (OSError, lmdb.Error)
 
-    def __init__(self, url: str | StoreURL, **options: Any) -> None:
-        path, in_url = file_path(url)
-        parse_options(LmdbOptions, in_url, options, url)
+    def __init__(self, path: str) -> None:
         self.url: str = file_url("lmdb", path)
         self._staging = Staging(path, self.url, "building.mdb")
         self._file = self._staging.built

@@ -21,7 +21,7 @@ from storeds._utils.urls import StoreURL
 from storeds.backends.handles import HandleRef
 from storeds.backends.raw import HandleOpener
 from storeds.errors import ConfigError, StoredsError, UnavailableError
-from storeds.redaction import redact, redact_message
+from storeds.redaction import is_secret, redact_message
 
 __all__ = [
     "ClientFactory",
@@ -74,7 +74,7 @@ def parse_location(url: str | StoreURL) -> Location:
     default.
     """
     parsed = StoreURL.parse(url)
-    shown, scheme = parsed.redacted, parsed.scheme
+    shown, scheme = str(parsed), parsed.scheme
     body, _, query = parsed.path.partition("?")
     userinfo, at, place = body.rpartition("@")
     hosts, *path = place.split("/")
@@ -105,7 +105,7 @@ def _scrub(text: str, uri: str) -> str:
     secrets = {userinfo.partition(":")[2]}
     for option in uri.partition("?")[2].split("&"):
         name, _, value = option.partition("=")
-        if redact(f"?{name}=x") != f"?{name}=x":
+        if is_secret(name):
             secrets.add(value)
     for secret in sorted(filter(None, secrets), key=len, reverse=True):
         for form in {secret, unquote(secret), unquote_plus(secret)}:

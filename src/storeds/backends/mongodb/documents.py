@@ -32,7 +32,6 @@ __all__ = [
     "parts_from",
     "resolve",
     "seal_of",
-    "sealed_in",
     "sealed_of",
     "to_documents",
 ]
@@ -46,7 +45,6 @@ _PARTS, _TEXT, _DATA = "_parts", "_text", "_data"
 _LARGE = 15 << 20  # bytes of a document and of a part: below MongoDB's 16 MiB, with room for names
 _MOST_PARTS = (1 << 32) // _LARGE + 1  # of a value, which msgpack limits to 4 GiB
 _SEAL_BYTES = 8
-_UNSIGNED = (1 << 64) - 1
 _decode = msgspec.msgpack.Decoder(dict[str, Any]).decode
 
 
@@ -175,21 +173,15 @@ def _from_bson(value: Any) -> Any:
     return value
 
 
-def seal_of(document: Mapping[str, Any]) -> int | None:
-    """Return the seal in a document as an unsigned number, or None if there is none."""
-    seal = document.get(SEAL)
-    return int(seal) & _UNSIGNED if isinstance(seal, int) else None
-
-
-def sealed_in(document: Mapping[str, Any]) -> bytes:
+def seal_of(document: Mapping[str, Any]) -> bytes:
     """Return the seal in a document, 8 big-endian bytes; raises ValueError if there is none."""
-    seal = seal_of(document)
-    if seal is None:
+    seal = document.get(SEAL)
+    if not isinstance(seal, int):
         raise ValueError("it has no seal")
-    return seal.to_bytes(_SEAL_BYTES, "big")
+    return seal.to_bytes(_SEAL_BYTES, "big", signed=True)
 
 
 def sealed_of(document: Mapping[str, Any]) -> bytes:
     """Return the packed record of a document that `to_documents` returned, with its seal; raises ValueError or TypeError."""
     record = {name: _from_bson(value) for name, value in document.items() if name not in ("_id", SEAL)}
-    return encode(record) + (seal_of(document) or 0).to_bytes(_SEAL_BYTES, "big")
+    return encode(record) + seal_of(document)

@@ -6,7 +6,7 @@ import functools
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar, NamedTuple, TypeVar
@@ -31,7 +31,7 @@ from storeds.backends.mongodb.documents import (
     part_ids,
     partials_of,
     resolve,
-    sealed_in,
+    seal_of,
 )
 from storeds.backends.mongodb.retry import with_retries
 from storeds.backends.mongodb.sink import MongodbSink
@@ -47,8 +47,6 @@ __all__ = ["MONGODB", "MongodbOpener"]
 
 POOL.wait_before_forks()
 
-P = TypeVar("P")
-R = TypeVar("R")
 T = TypeVar("T")
 
 _WORTH_TWO = 512 << 10  # bytes
@@ -56,18 +54,6 @@ _REPLY_BYTES = 16 << 20  # the most that a server puts into one reply
 _REPLY_DOCUMENTS = 100_000
 _PAGE = 65_536  # values of a column
 _THREADS = 4  # shared by all readers of this process
-
-
-def _start(function: Callable[[P], R], part: P) -> Future[R]:
-    """Call ``function(part)`` in a thread."""
-    # One half of a batch is decoded while the server sends the other: a batch of 12 MiB takes 0.5 to 0.8 of the time, one of
-    # 2.5 MiB 0.6 to 0.9, see `python -m benchmarks reading`.
-    try:
-        return _threads(os.getpid()).submit(function, part)
-    except RuntimeError:  # the interpreter is shutting down and accepts no more work
-        done: Future[R] = Future()
-        done.set_result(function(part))
-        return done
 
 
 # One pool for each process, since a fork copies no threads. The cache has no lock that a fork could copy locked.
@@ -138,7 +124,9 @@ class MongodbStore(RawStore):
         middle = len(positions) // 2
         if not middle or self._mean_bytes * len(positions) <= _WORTH_TWO:
             return self._read_whole(positions)
-        second = _start(self._read_whole, positions[middle:])
+        # One half of a batch is decoded while the server sends the other: a batch of 12 MiB takes 0.5 to 0.8 of the time, one
+        # of 2.5 MiB 0.6 to 0.9, see `python -m benchmarks reading`.
+        second = _threads(os.getpid()).submit(self._read_whole, positions[middle:])
         try:
             first = self._read_whole(positions[:middle])
             return _joined([first, second.result()])
@@ -171,7 +159,7 @@ class MongodbStore(RawStore):
                 if parts is not None:
                     resolve(document, parts)
                 record: dict[str, Any] | Fault = packed_map(document, wanted)
-                digest, seal = (checksum(encode(record)), sealed_in(document)) if is_whole else (b"", b"")
+                digest, seal = (checksum(encode(record)), seal_of(document)) if is_whole else (b"", b"")
             except (ValueError, TypeError, OverflowError) as error:  # the last two: msgpack has no such type or integer
                 key = (document or {}).get("key")
                 record, digest, seal = (
@@ -268,8 +256,6 @@ class MongodbOpener(ClientOpener, Opener[Any]):
         with pymongo_errors(location):
             database = client[location.database]
             document = _meta_in(database, location.collection, location.url)
-            if document is None:
-                raise _not_native(database, location.collection, location.url)
         meta, verifier = native_meta(document[META_TEXT], location.url)
         mean = document.get(MEAN_BYTES)
         return Found(meta, verifier, mean if isinstance(mean, int) else 0, document.get(DOCUMENTS))
@@ -278,11 +264,13 @@ class MongodbOpener(ClientOpener, Opener[Any]):
         return replace(self, found=raw.found)
 
 
-def _meta_in(database: Any, name: str, url: str) -> Mapping[str, Any] | None:
-    """Return the document with the meta of a native store; None where the collection, or bucket, is another tool's.
+def _meta_in(database: Any, name: str, url: str) -> Mapping[str, Any]:
+    """Return the document with the meta of a native store.
 
     Raises
     ------
+    FormatError
+        The collection, or bucket, is another tool's.
     StoreNotFoundError
         Neither exists.
     """
@@ -290,26 +278,17 @@ def _meta_in(database: Any, name: str, url: str) -> Mapping[str, Any] | None:
     if isinstance(found.get(META_TEXT), str):
         return found
     names = sorted(database.list_collection_names())
+    left = partials_of(name, names)
+    begun = f"; {left[0]!r} is an interrupted write; continue it with resume=True (--resume)" if left else ""
     if name in names or _is_bucket(name, names):
-        return None
+        raise FormatError(f"{url} is not a native store; {WRITTEN_BY}{begun}")
     others = [one for one in names if ".partial." not in one]
     shown = f"the collections {some(others, 8)}" if others else "no collections"
-    raise StoreNotFoundError(f"no store at {url}: database {database.name!r} has {shown}{_begun(name, names)}")
-
-
-def _not_native(database: Any, name: str, url: str) -> FormatError:
-    names = database.list_collection_names()
-    what = "GridFS bucket" if _is_bucket(name, names) else "collection"
-    return FormatError(f"{url} is a {what}, but not a native store; {WRITTEN_BY}{_begun(name, names)}")
+    raise StoreNotFoundError(f"no store at {url}: database {database.name!r} has {shown}{begun}")
 
 
 def _is_bucket(name: str, names: Sequence[str]) -> bool:
     return {f"{name}.files", f"{name}.chunks"} <= set(names)
-
-
-def _begun(name: str, names: Sequence[str]) -> str:
-    left = partials_of(name, names)
-    return f"; {left[0]!r} is an interrupted write; continue it with resume=True (--resume)" if left else ""
 
 
 def _leftovers(database: Any, name: str) -> str | None:

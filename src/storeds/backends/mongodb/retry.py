@@ -7,15 +7,14 @@ import math
 import random
 import time
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from pymongo.errors import ConfigurationError, ConnectionFailure, OperationFailure
 
-from storeds.backends.handles import HandleRef
-from storeds.backends.mongodb.client import Location, leased_database, within
+from storeds.backends.mongodb.client import Location, within
 from storeds.errors import UnavailableError
 
-__all__ = ["on_database", "with_retries"]
+__all__ = ["with_retries"]
 
 _LOG = logging.getLogger("storeds")
 
@@ -32,16 +31,6 @@ _DRAW = random.SystemRandom()
 # secondary that has no keys for the cluster's time yet.
 _TRANSIENT = frozenset((6, 7, 43, 50, 89, 91, 133, 134, 175, 189, 202, 211, 237, 262, 290, 9001))
 _TRANSIENT |= frozenset((10107, 11600, 11601, 11602, 13435, 13436))
-
-
-def on_database(ref: HandleRef[Any], location: Location, operation: Callable[[Any], T]) -> T:
-    """Call `operation` with the location's database by the client of `ref`; see `with_retries`."""
-
-    def attempt() -> T:
-        with leased_database(ref, location) as database:
-            return operation(database)
-
-    return with_retries(location, attempt)
 
 
 def with_retries(location: Location, operation: Callable[[], T]) -> T:

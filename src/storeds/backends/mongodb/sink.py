@@ -36,7 +36,7 @@ from storeds.backends.mongodb.documents import (
     sealed_of,
     to_documents,
 )
-from storeds.backends.mongodb.retry import on_database
+from storeds.backends.mongodb.retry import with_retries
 from storeds.errors import StoredsError, StoreExistsError, UnavailableError, appeared
 from storeds.protocols import Array
 
@@ -82,7 +82,12 @@ class MongodbSink:
 
     def _on_database(self, operation: Callable[[Any], T]) -> T:
         """Call `operation` with the database and return its result, repeated after transient failures."""
-        return on_database(self._ref, self._location, lambda database: operation(_durable(database)))
+
+        def attempt() -> T:
+            with leased_database(self._ref, self._location) as database:
+                return operation(_durable(database))
+
+        return with_retries(self._location, attempt)
 
     def exists(self) -> bool:
         # docstring inherited
@@ -239,8 +244,8 @@ class MongodbSink:
     def drop(self) -> None:
         # docstring inherited
         # Before the first `put`, what other writers left; after it, what this writer put.
-        for name in [self._own] if self._is_begun else self._left:
-            self._on_database(partial(_drop, name=name))
+        names = [self._own] if self._is_begun else self._left
+        self._on_database(lambda database: [database[name].drop() for name in names])
         self._left, self._is_begun = [], False
         self._count = self._bytes = self._parts = 0
 
@@ -251,10 +256,6 @@ class MongodbSink:
     def explain(self, error: Exception) -> str:
         # docstring inherited
         return str(error)
-
-
-def _drop(database: Any, name: str) -> None:
-    database[name].drop()
 
 
 def _durable(database: Any) -> Any:

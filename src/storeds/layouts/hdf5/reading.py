@@ -29,7 +29,6 @@ from storeds.layouts.pattern import Pattern
 from storeds.protocols import JSON, Array, Description, Meta
 from storeds.records.canonical_json import canonical_json
 from storeds.records.fields import fields_to_json
-from storeds.records.meta import Count
 
 __all__ = ["FOREIGN_HDF5"]
 
@@ -102,7 +101,7 @@ def _meta(seen: Sequence[Any], layout: str, found: Contents) -> Meta:
     # Without checksums, the size and the modification time identify a file's content.
     id_ = _digest({**content, "files": [file[3:] for file in seen]})
     build = _digest({**content, "files": [file[1:] for file in seen]})
-    return Meta(id_, build, Count(found.count), layout, fields, found.attrs)
+    return Meta(id_, build, found.count, layout, fields, found.attrs)
 
 
 def _digest(content: Mapping[str, JSON]) -> str:

@@ -47,7 +47,7 @@ from storeds.protocols import JSON, Backend, Field, Meta
 from storeds.records.cache import index_path
 from storeds.records.canonical_json import canonical_json
 from storeds.records.fields import fields_to_json, parse_fields
-from storeds.records.meta import WRITTEN_BY, Count
+from storeds.records.meta import WRITTEN_BY
 
 __all__ = ["FOREIGN_LMDB", "find_unread"]
 
@@ -109,7 +109,7 @@ class _Finder:
         _, size, modified = environment.build.split("-")
         facts: list[JSON] = [plan.layout, reader.settings.database, size, modified, keys.count]
         id_ = xxhash.xxh3_128_hexdigest(canonical_json([*facts, fields_to_json(plan.fields)]).encode())
-        meta = Meta(id_, environment.build, Count(keys.count), plan.layout, parse_fields(plan.fields), attrs)
+        meta = Meta(id_, environment.build, keys.count, plan.layout, parse_fields(plan.fields), attrs)
         unread = bounded([*unread_entries(reader, entries), *left, *more])
         return ForeignLmdbOpener(reader.opener.path, reader.settings, plan, meta, why, tuple(unread))
 

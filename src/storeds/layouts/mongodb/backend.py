@@ -33,7 +33,6 @@ from storeds.records.cache import index_path
 from storeds.records.canonical_json import canonical_json
 from storeds.records.columns import column_of
 from storeds.records.fields import fields_to_json
-from storeds.records.meta import Count
 
 __all__ = [
     "IDS",
@@ -91,7 +90,7 @@ class MongodbLayout(RawStore, Generic[Opts]):
             self._columns, fields = self._describe()
             self._unread = bounded([*self._left, *self._other_collections()])
             head = xxhash.xxh3_128(canonical_json([self.layout, fields_to_json(fields), self._content]).encode())
-            meta = Meta(head.hexdigest(), self._build(), Count(len(self._lists[IDS])), self.layout, fields)
+            meta = Meta(head.hexdigest(), self._build(), len(self._lists[IDS]), self.layout, fields)
         except BaseException:
             self._connection.ref.close()
             raise

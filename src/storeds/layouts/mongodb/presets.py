@@ -50,7 +50,7 @@ def _opener(url: str | StoreURL, *, client_factory: ClientFactory | None = None,
                 Reading({"layout": one.layout, **options}, partial(_store, one, url, client_factory, options))
                 for one in (QueryLayout, GridfsLayout)
             ]
-            raise undecided(connection.location.url, StoreURL.parse(url).redacted, _entries(connection), readings, why)
+            raise undecided(connection.location.url, str(StoreURL.parse(url)), _entries(connection), readings, why)
     finally:
         connection.ref.close()
     layout = target(url, client_factory=client_factory, **options)

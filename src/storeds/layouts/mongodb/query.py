@@ -10,7 +10,7 @@ from bson import json_util
 
 from storeds._utils.text import counted
 from storeds.backends.raw import BackendOptions
-from storeds.backends.unread import check_most_is_read
+from storeds.backends.unread import SHOWN, bounded
 from storeds.errors import ConfigError, StoreNotFoundError, suggest
 from storeds.layouts.infer import field_names
 from storeds.layouts.mongodb.backend import IDS, MongodbLayout, key_of, listed
@@ -309,8 +309,11 @@ class QueryLayout(ColumnLayout[ColumnOptions]):
                 "name them with columns={'image': 'Path.To'}"
             )
         self._left += [f"field {path!r}: {why}" for path, why in left.items()]
-        advice = f"columns={columns!r} reads the fields that all have"
-        check_most_is_read(self._location.url, self._left, len(left), len(left) + len(columns), "fields", advice)
+        if len(left) > len(columns):
+            raise ConfigError(
+                f"{self._location.url}: most of it would not be read, {len(left):,} of {len(left) + len(columns):,} fields: "
+                f"{'; '.join(bounded(self._left, SHOWN))}; columns={columns!r} reads the fields that all have"
+            )
         return columns
 
     def _name(self, position: int, document: Mapping[str, Any] | None) -> str | None:

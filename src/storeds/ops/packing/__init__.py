@@ -400,7 +400,7 @@ class _Preparer:
         if self.sized is not None:
             record["width"], record["height"] = _size_of(record[self.sized])
         if self.roles is not None:
-            fault = next(self.roles.faults(record, self.rows.attrs.get("classes")), None)
+            fault = self.roles.fault(record, self.rows.attrs.get("classes"))
             if fault is not None:
                 return _Prepared(None, fault)
         large = _large(record[name] for name in pictures)

@@ -161,7 +161,8 @@ class Checker:
 
     def _check_roles(self, position: int, record: Record, key: str | None, result: BatchResult) -> None:
         self._lossy.clear()
-        for fault in self._roles.faults(record, self._backend.meta.attrs.get("classes")):
+        fault = self._roles.fault(record, self._backend.meta.attrs.get("classes"))
+        if fault is not None:
             result.findings.append(Finding("value", fault, position, key))
         for mask in self._lossy:
             result.notes.append(Finding("lossy_mask", f"field {mask!r}: {LOSSY}", position, key, mask))
