@@ -241,9 +241,9 @@ BREAKS = [Break(*row) for row in (
     ("28: the hint for boxes without a role is boxes", "transforms/test_joint.py -k 'would_not_move'", "transforms/alignment.py", 'likely = "boxes" if is_boxes else', 'likely = "mask" if is_boxes else'),
     ("28: a record known to be bad is not read again", "backends/test_batch_arrays.py -k known_to_be_bad", "datasets/map_dataset.py", "                known = error\n", "                pass\n"),
     # What to train on: quotas, weights, batches, folds and windows.
-    ("plan: a stratum goes on where the last epoch ended", "loaders/test_plans.py -k early", "loaders/plan.py", "np.divmod(uses.astype(np.uint64) + self._used[strata], sizes)", "np.divmod(uses.astype(np.uint64), sizes)"),
-    ("plan: each batch has the shares", "loaders/test_plans.py -k early", "loaders/plan.py", "        self._ends, parts = np.divmod(", "        self._ends, parts = np.divmod(0 * "),
-    ("plan: a sample comes once before any comes again", "loaders/test_plans.py -k before_any", "loaders/plan.py", "return rows, slots[in_order], strata, uses", "return rows, slots, strata, uses"),
+    ("plan: a stratum goes on where the last epoch ended", "loaders/test_plans.py -k early", "loaders/plan.py", "np.divmod(uses.ravel().astype(np.uint64) + self._used[strata], sizes)", "np.divmod(uses.ravel().astype(np.uint64), sizes)"),
+    ("plan: each batch has the shares", "loaders/test_plans.py -k early", "loaders/plan.py", "dealt = turns * self._whole + number", "dealt = number * self._size + turns"),
+    ("plan: a sample comes once before any comes again", "loaders/test_plans.py -k before_any", "loaders/plan.py", "+ turns - self._short[at]", "+ turns"),
     ("plan: quotas are rounded by largest remainder", "loaders/test_plans.py -k early", "loaders/plan.py", "np.round(parts - exact, 6)", "np.round(exact - parts, 6)"),
     ("plan: a weight of 0 never comes", "loaders/test_plans.py -k share_rounded", "loaders/plan.py", "(line <= rest[:, None])", "(line < 0.9 * rest[:, None])"),
     ("plan: a group is not divided", "loaders/test_plans.py -k groups_stay", "loaders/plan.py", 'self.batch_size, "right") - 1]', 'self.batch_size, "right") - 1] - 1'),

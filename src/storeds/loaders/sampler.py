@@ -118,8 +118,8 @@ class EpochSampler(Sampler[Any]):
     window : int, optional
         How many blocks are mixed; 8 by default.
     balance : str, optional
-        A field, such as ``"label"``: all of its values come equally often. A value's samples each come once before any of
-        them comes again, across epochs. This, `weights`, `samples_per_epoch` and mixtures shuffle, whatever `shuffle` says.
+        A field, such as ``"label"``: all of its values come equally often. Each goes through all of its samples before it
+        begins again, across epochs. This, `weights`, `samples_per_epoch` and mixtures shuffle, whatever `shuffle` says.
     weights : str, array or mapping, optional
         A field, or an array with one number for each sample: samples come in proportion to it. Or a mapping of the values
         of `balance` (by default of ``label``), or of class names, to their shares: ``{"cat": 3, "dog": 1}``.
