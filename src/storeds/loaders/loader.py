@@ -382,8 +382,10 @@ class StoreLoader(DataLoader[Any]):
                 "would be lost. With Lightning, pass use_distributed_sampler=False to the Trainer"
             )
         if given is None:
-            if plan:
-                plan |= {"batch_size": arguments.get("batch_size", 1), "drop_last": arguments.get("drop_last", False)}
+            batch_size, drop_last = arguments.get("batch_size", 1), arguments.get("drop_last", False)
+            plan |= {"batch_size": batch_size, "drop_last": drop_last}
+            if batch_size is None and drop_last:  # a DataLoader has no batch to drop
+                arguments["drop_last"] = False
             generator = arguments.get("generator") if seed is None else None
             sampler = EpochSampler(dataset, shuffle=shuffle, seed=seed, generator=generator, **plan)
         arguments.setdefault("collate_fn", collate if arguments.get("batch_size", 1) is not None else None)

@@ -356,18 +356,21 @@ class Grouped(Plan):
     groups : Strata
     batch_size : int
         The largest batch.
+    drop_last : bool
+        Leave out short batches: those with room for which the next group is too large, and the last one.
     """
 
     is_batched = True
 
-    def __init__(self, groups: Strata, what: str, batch_size: int, *, shuffle: bool) -> None:
+    def __init__(self, groups: Strata, what: str, batch_size: int, *, shuffle: bool, drop_last: bool) -> None:
         largest = int(np.argmax(groups.sizes))
         if groups.sizes[largest] > batch_size:
             raise ConfigError(
                 f"group_by={what!r}: the group {groups.names[largest]} has {groups.sizes[largest]:,} samples, and a batch "
                 f"has room for {batch_size:,}; raise batch_size"
             )
-        self.groups, self.what, self.batch_size, self.shuffle = groups, what, batch_size, shuffle
+        self.groups, self.what, self.batch_size = groups, what, batch_size
+        self.shuffle, self.drop_last = shuffle, drop_last
         self.is_random = shuffle
         assert groups.members is not None
         self.key = _digest("grouped", groups.members, groups.sizes, np.array([batch_size]))
@@ -384,16 +387,20 @@ class Grouped(Plan):
         bounds = [0]
         while bounds[-1] < ends[-1]:
             bounds.append(int(ends[np.searchsorted(ends, bounds[-1] + self.batch_size, "right") - 1]))
-        return _Batches(flat, np.array(bounds), np.arange(len(bounds) - 1))
+        batches = np.arange(len(bounds) - 1)
+        if self.drop_last:
+            batches = batches[np.diff(bounds) == self.batch_size]
+        return _Batches(flat, np.array(bounds), batches)
 
     def replacements(self, index: int) -> Array | None:
         return self.groups.around(index)
 
     def describe(self, epoch: int = 0) -> str:
         sizes = self.groups.sizes
+        rest = ", and drop_last leaves out batches that are not full" if self.drop_last else ""
         return (
             f"{int(sizes.sum()):,} samples in {len(sizes):,} groups by {self.what}, of {int(sizes.min())} to "
-            f"{int(sizes.max())}; a group lies in one batch of at most {self.batch_size}"
+            f"{int(sizes.max())}; a group lies in one batch of at most {self.batch_size}{rest}"
         )
 
 

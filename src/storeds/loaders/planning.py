@@ -117,7 +117,8 @@ def make_plan(data: Any, count: int, settings: PlanSettings) -> Plan:
         return Shuffled(0, settings.shuffle)
     if settings.group_by is not None:
         groups, _ = Strata.of(_values(data, settings.group_by, "group_by"), None)
-        return Grouped(groups, settings.group_by, settings.batch_size or count, shuffle=settings.shuffle)
+        how = {"shuffle": settings.shuffle, "drop_last": settings.drop_last}
+        return Grouped(groups, settings.group_by, settings.batch_size or count, **how)
     drawn = _drawn(data, count, settings)
     if not settings.repeat:
         _check_unrepeated(drawn)

@@ -110,8 +110,9 @@ class EpochSampler(Sampler[Any]):
         How many processes share the epoch, and which of them this is. By default those of torch.distributed if it is
         initialised when a pass begins, otherwise 1 and 0.
     drop_last : bool
-        How all ranks take equally many steps: leave out the end of the order that does not divide among them, or
-        (False) repeat samples from the order's beginning.
+        Leave out what is left over: the end of the order that does not divide among the ranks and, where the plan makes
+        the batches, each batch that is not full. Otherwise ranks repeat samples or batches from the order's beginning, so
+        that all take equally many steps. A `StoreLoader` leaves out its own short batch with its own ``drop_last``.
     block_size : int, optional
         For cold disks: shuffle blocks of this many consecutive indices, then the samples within every `window` adjacent
         blocks. The epoch reads each block once, within ``block_size * window`` samples. Needs no more memory.
@@ -140,7 +141,7 @@ class EpochSampler(Sampler[Any]):
         Limits each batch of `bucket_by`: its samples times the largest size of its bucket (of two fields, their product).
     batch_size : int, optional
         For `per_batch`, `group_by` and `bucket_by`, which make the batches. The sampler then yields lists of indices: pass
-        it as ``batch_sampler`` to a plain DataLoader. `drop_last` leaves out short batches too.
+        it as ``batch_sampler`` to a loader.
 
     Raises
     ------
