@@ -22,6 +22,7 @@ from storeds.records.columns import check_one_value
 __all__ = ["PLAN_SETTINGS", "PlanSettings", "Replacements", "make_plan", "replaces_samples"]
 
 _BUCKETS = 8
+_WINDOW = 8  # blocks
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,8 @@ class PlanSettings:
         for name in ("block_size", "window", "samples_per_epoch", "buckets", "budget", "batch_size"):
             if getattr(self, name) is not None:
                 integer(name, getattr(self, name), 1)
+        if self.block_size is not None and self.window is None:
+            object.__setattr__(self, "window", _WINDOW)
         if self.block_size is None and self.window is not None:
             raise ConfigError("window counts blocks, and there are none without block_size: pass block_size too")
         if self.block_size is not None and not self.shuffle:
