@@ -111,7 +111,7 @@ BREAKS = [Break(*row) for row in (
     ("6: the order depends on the epoch", "loaders/test_epochs.py -k new_order", "_utils/permutation.py", 'order", 1, self.seed, self.epoch)', 'order", 1, self.seed)'),
     ("6: prefetched batches do not count", "datasets/test_epoch_programs.py -k workers", "loaders/position.py", "self.drawn if self.batches is None else self._received", "self.drawn"),
     ("6: resuming skips what all ranks consumed", "loaders/test_sampling.py -k whatever_the_worlds", "loaders/position.py", "progress.start + progress.consumed * progress.num_replicas", "progress.start + progress.consumed"),
-    ("6: the state of another store is refused", "loaders/test_sampling.py -k 'of_another_sampler or of_other_records'", "loaders/position.py", "if saved != own and not unknown:", "if False:"),
+    ("6: the state of another store is refused", "loaders/test_sampling.py -k 'of_another_sampler or of_other_records'", "loaders/agreement.py", "if saved != value and not unknown:", "if False:"),
     ("6: foreign transforms are seeded by sample", "transforms/test_calls.py -k reproducible", "transforms/binding.py", "            np.random.seed(seeds[1] & 0xFFFFFFFF)\n", ""),
     # 7. Masks, boxes and keypoints move with their image.
     ("7: boxes shift with the window", "transforms/test_joint.py -k all_elements_move", "transforms/operations.py", "return scale_x, -left * scale_x,", "return scale_x, -left,"),
@@ -256,7 +256,7 @@ BREAKS = [Break(*row) for row in (
     ("plan: a weight of 0 never comes", "loaders/test_plans.py -k share_rounded", "loaders/plan.py", "(line <= rest[:, None])", "(line < 0.9 * rest[:, None])"),
     ("plan: a group is not divided", "loaders/test_plans.py -k groups_stay", "loaders/plan.py", 'self.batch_size, "right") - 1]', 'self.batch_size, "right") - 1] - 1'),
     ("plan: a batch keeps its budget", "loaders/test_plans.py -k budget_limits", "loaders/planning.py", "np.maximum.at(largest, codes,", "np.minimum.at(largest, codes,"),
-    ("plan: a state belongs to its plan", "loaders/test_plans.py -k belongs_to_its_plan", "loaders/position.py", 'if state.get("plan", "") != self.plan.key:', "if False:"),
+    ("plan: a state belongs to its plan", "loaders/test_plans.py -k belongs_to_its_plan", "loaders/agreement.py", 'if state.get("plan", "") != self._plan:', "if False:"),
     ("plan: a framework does not divide again", "loaders/test_plans.py -k around_ours", "loaders/sampler.py", "return isinstance(value, EpochSampler) or any(", "return any("),
     ("plan: each pass of a source has another order", "datasets/test_mixture.py -k 200_epochs", "loaders/plan.py", "passes * np.uint64(len(self._strata.sizes)) + strata.astype(np.uint64)", "passes * np.uint64(0)"),
     ("plan: sources have one schema", "datasets/test_mixture.py -k wrong_sources", "datasets/mixture.py", "if list(columns[0].items()) != list(columns[1].items()):", "if False:"),

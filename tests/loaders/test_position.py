@@ -308,8 +308,7 @@ class TestBatchSamplers:
         """A framework that makes the loader anew reads it."""
         loader = StoreLoader(dataset(), **{"batch_size": 4, **arguments})
         expected = [index.tolist() for (index,) in loader]
-        batches = loader.batch_sampler
-        assert batches is not None
+        batches: Any = loader.batch_sampler
         assert len(batches) == len(expected) == len(loader)
         loader.set_epoch(0)
         assert list(batches) == expected

@@ -403,13 +403,12 @@ class StoreLoader(DataLoader[Any]):
     def _drawn_from(self, sampler: Any) -> tuple[Position | OtherSampler, tuple[int | None, bool]]:
         """Return what draws the batches of this loader, their size and whether a short one is left out."""
         batching = self.batch_size, self.drop_last
-        is_batched = sampler is self.batch_sampler
-        if is_batched and is_plain_batches(sampler) and isinstance(sampler.sampler, EpochSampler):
-            is_batched, batching, sampler = False, (sampler.batch_size, sampler.drop_last), sampler.sampler
+        if is_plain_batches(sampler) and isinstance(sampler.sampler, EpochSampler):
+            sampler, batching = sampler.sampler, (sampler.batch_size, sampler.drop_last)
         if not isinstance(sampler, EpochSampler):
-            return OtherSampler(sampler, self.dataset, is_batched=is_batched), batching
+            return OtherSampler(sampler, self.dataset, self.batch_sampler), batching
         position = sampler._position
-        if is_batched and not position.plan.is_batched:
+        if sampler is self.batch_sampler and not position.plan.is_batched:
             raise ConfigError(
                 f"a batch_sampler yields lists of indices, and {sampler!r} yields indices: pass it as sampler"
             )

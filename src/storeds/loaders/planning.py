@@ -51,6 +51,15 @@ class PlanSettings:
     drop_last: bool = False
     has_sources: bool = False
 
+    @classmethod
+    def of(cls, data: Any, settings: Mapping[str, Any]) -> PlanSettings:
+        """Return the settings for the epochs of a dataset; raises ConfigError for an unknown name."""
+        names = [field.name for field in fields(cls) if field.name != "has_sources"]
+        for name in settings:
+            if name not in names:
+                raise ConfigError(f"EpochSampler has no argument {name!r}; {suggest(name, names, 'arguments')}")
+        return cls(**settings, has_sources=isinstance(data, StoreMixture))
+
     def __post_init__(self) -> None:
         for name in ("block_size", "window", "samples_per_epoch", "buckets", "budget", "batch_size"):
             if getattr(self, name) is not None:

@@ -13,13 +13,10 @@ from storeds._utils.arguments import integer, ranks
 from storeds._utils.permutation import MAX_COUNT, Order
 from storeds.datasets.epoch import MAX_EPOCH, SharedEpoch, agreed_seed, draw_seed
 from storeds.errors import ConfigError
+from storeds.loaders.agreement import Agreement
 from storeds.loaders.planning import PlanSettings, make_plan
 
 __all__ = ["BatchRequest", "DatasetEpochs", "Pass", "Position", "epoch_takers"]
-
-_VERSION = 1
-_AGREED = ("shuffle", "block_size", "window", "drop_last")
-_OPTIONAL = ("store", "where")  # compared where both know them: without where=, the count is enough
 
 
 class BatchRequest(NamedTuple):
@@ -136,7 +133,6 @@ class Position:
         rank: int | None = None,
     ) -> None:
         self.count, self.settings = _count(data), settings
-        self._facts = {"count": self.count, "store": _store_id(data), "where": _where_digest(data)}
         self._datasets = DatasetEpochs(data)
         if generator is not None and seed is not None:
             raise ConfigError("seed and generator both set the order: leave out one of them")
@@ -147,6 +143,7 @@ class Position:
         self._draws_seed = self.seed is None
         self._is_own_seed = False  # drawn while there were no other ranks
         self.plan = make_plan(data, self.count, settings)
+        self._agreement = Agreement(data, self.count, settings, self.plan)
         self._given_ranks = num_replicas, rank
         self._ranks = ranks(num_replicas, rank)
         self._order: tuple[tuple[int, int], Order] | None = None  # the last one, by seed and epoch
@@ -155,19 +152,7 @@ class Position:
         self._turn = 0  # of the last call of `set_epoch` on a dataset that counted
         self._follow_datasets()
 
-    # --- Ranks ---
-
-    @property
-    def num_replicas(self) -> int:
-        """How many processes share the epoch."""
-        return self._present_ranks()[0]
-
-    @property
-    def rank(self) -> int:
-        """Which of the processes this is."""
-        return self._present_ranks()[1]
-
-    def _present_ranks(self) -> tuple[int, int]:
+    def ranks(self) -> tuple[int, int]:
         """Return the number of processes and the rank, which torch.distributed knows only once it is initialised.
 
         Afterwards, and in workers, those that were known last count.
@@ -181,14 +166,13 @@ class Position:
         """Draw the seed of the order now, if it needs one and has none, or one that other ranks do not share."""
         if not self.plan.is_random:
             return
-        is_alone = self.num_replicas == 1
+        is_alone = self.ranks()[0] == 1
         if self.seed is not None and (is_alone or not self._is_own_seed):
             return
         if is_alone or self._generator is not None:
             self.seed, self._is_own_seed = draw_seed(self._generator), self._generator is None
         else:
-            what = "/".join(str(fact) for fact in self._facts.values())
-            self.seed, self._is_own_seed = agreed_seed(what), False
+            self.seed, self._is_own_seed = agreed_seed("/".join(map(str, self._agreement.data.values()))), False
 
     def order(self, epoch: int) -> Order:
         """Return the order of an epoch, which all ranks share."""
@@ -205,8 +189,8 @@ class Position:
 
     def steps(self, epoch: int, start: int = 0) -> int:
         """Return how many places of an epoch each rank takes from a place on."""
-        rest = self.places(epoch) - start
-        return rest // self.num_replicas if self.settings.drop_last else -(-rest // self.num_replicas)
+        rest, (replicas, _) = self.places(epoch) - start, self.ranks()
+        return rest // replicas if self.settings.drop_last else -(-rest // replicas)
 
     # --- Passes ---
 
@@ -233,7 +217,7 @@ class Position:
         """Begin the next pass; return its progress and this rank's indices, or batches."""
         epoch, start = self.next()
         self.fix_seed()
-        order, steps, (replicas, rank) = self.order(epoch), self.steps(epoch, start), self._present_ranks()
+        order, steps, (replicas, rank) = self.order(epoch), self.steps(epoch, start), self.ranks()
         self._move(epoch, start)
         self._pass.has_begun, self._pass.steps, self._pass.num_replicas = True, steps, replicas
         return self._pass, order.walk(start + rank, replicas, steps)
@@ -289,10 +273,11 @@ class Position:
         steps, size = progress.steps, 1 if self.plan.is_batched else batch_size or 1
         batches = progress.batches = steps // size if drop_last else -(-steps // size)
         for number in range(batches):
-            if self.num_replicas != progress.num_replicas:
+            replicas, _ = self.ranks()
+            if replicas != progress.num_replicas:
                 raise ConfigError(
                     f"this pass began with {progress.num_replicas} processes of torch.distributed, and there are "
-                    f"{self.num_replicas}: begin another pass"
+                    f"{replicas}: begin another pass"
                 )
             drawn = [progress.draw(indices) for _ in range(min(size, steps - number * size))]
             if batch_size is None or self.plan.is_batched:
@@ -324,13 +309,7 @@ class Position:
 
     def state_at(self, epoch: int, place: int) -> dict[str, Any]:
         """Return the state of a position at a place of an epoch."""
-        plan = {"plan": self.plan.key} if self.plan.key else {}
-        return {"version": _VERSION, **self._agreed, **plan, "epoch": epoch, "position": place}
-
-    @property
-    def _agreed(self) -> dict[str, Any]:
-        """What two runs must agree on, for a place to mean the same in both."""
-        return {**self._facts, "seed": self.seed, **{name: getattr(self.settings, name) for name in _AGREED}}
+        return self._agreement.state(self.seed, epoch, place)
 
     def load_state_dict(self, state: Mapping[str, Any], *, least: int = 0) -> None:
         """Resume where `state_dict` was called.
@@ -357,37 +336,14 @@ class Position:
 
     def place_in(self, state: Mapping[str, Any]) -> tuple[int, int]:
         """Return the epoch and the place in a state; raises ConfigError if it is malformed or belongs to another run."""
-        if not isinstance(state, Mapping) or state.get("version") != _VERSION:
-            found = state.get("version") if isinstance(state, Mapping) else state
-            raise ConfigError(f"not a sampler's state of version {_VERSION}: version is {found!r}")
-        agreed = self._agreed
-        missing = [name for name in (*agreed, "epoch", "position") if name not in state]
-        if missing:
-            raise ConfigError(f"the sampler's state lacks {', '.join(missing)}")
-        differing = []
-        for name, own in agreed.items():
-            saved = state[name]
-            unknown = (name in _OPTIONAL and None in (saved, own)) or (name == "seed" and self._draws_seed)
-            if saved != own and not unknown:  # digests of where= say nothing to a reader
-                is_digest = name == "where"
-                differing.append(
-                    "another where=, fold or keys selected the records"
-                    if is_digest
-                    else f"{name} was {saved!r} and is {own!r}"
-                )
-        if state.get("plan", "") != self.plan.key:
-            differing.append("another plan of its epochs: other weights, classes, sources, groups or buckets")
-        if differing:
-            raise ConfigError(f"the state belongs to another sampler: {'; '.join(differing)}")
-        if state["seed"] is not None:
-            integer("seed", state["seed"])
+        self._agreement.check(state, self.seed, any_seed=self._draws_seed)
         epoch = integer("epoch", state["epoch"], 0, MAX_EPOCH)
         # The seed of a state is not in use yet, and the number of batches may depend on it.
         most = MAX_COUNT if self.plan.is_batched else self.places(epoch)
         return epoch, integer("position", state["position"], 0, most)
 
     def __getstate__(self) -> dict[str, Any]:
-        self._present_ranks()
+        self.ranks()
         (epoch, start), is_set = self.next(), self._is_set
         return {**self.__dict__, "_pass": Pass(0, epoch, start), "_is_set": is_set, "_order": None}
 
@@ -432,20 +388,6 @@ def _count(data: Any) -> int:
         return integer("the length of data", len(data), 0, MAX_COUNT)
     except TypeError:
         raise ConfigError(f"data must have a length or be a number, and this has none: {data!r}") from None
-
-
-def _store_id(data: Any) -> str | None:
-    identity = getattr(getattr(getattr(data, "backend", None), "meta", None), "id", None)
-    return identity if isinstance(identity, str) else None
-
-
-def _where_digest(data: Any) -> str | None:
-    where, how = getattr(data, "where", None), getattr(getattr(data, "view", None), "how", None)
-    subsets = getattr(how, "subsets", None)
-    if not isinstance(where, Mapping) and subsets is None:
-        return None
-    selected = repr(sorted((where or {}).items())) + (subsets or "")
-    return xxhash.xxh3_64_hexdigest(selected.encode())
 
 
 def epoch_takers(data: Any) -> list[Any]:

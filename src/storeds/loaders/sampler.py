@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence, Sized
-from itertools import islice
+from collections.abc import Iterator, Mapping, Sized
 from typing import Any
 
 import torch
@@ -13,7 +12,6 @@ from torch.utils.data import BatchSampler, Sampler
 from storeds._utils.arguments import integer
 from storeds.datasets.epoch import MAX_EPOCH
 from storeds.datasets.map_dataset import as_index
-from storeds.datasets.mixture import StoreMixture
 from storeds.errors import ConfigError
 from storeds.loaders.plan import Plan
 from storeds.loaders.planning import PlanSettings
@@ -84,17 +82,12 @@ class EpochSampler(Sampler[Any]):
 
     Notes
     -----
-    *Ranks*: all ranks share one order; from position p on, rank r of w takes p + r, p + r + w, …, which are whole batches
-    where the plan makes them. Without a seed, all take rank 0's from the store of torch.distributed's process group: one draw serves all samplers of the run.
+    *Epochs, ranks and resuming* follow the rules of `storeds.loaders.position.Position`. The dataset's epoch follows the
+    passes. Without a seed, all ranks take rank 0's from the store of torch.distributed's process group: one draw serves all
+    samplers of the run.
 
-    *Epochs*: a pass begins with its first index; ``iter()`` alone changes nothing. The first pass is epoch 0. Each later
-    pass is the epoch after the pass that began last, even if that was broken off: ``next(iter(loader))`` twice makes two
-    passes. `set_epoch`, here or on the dataset, sets the epoch of the next pass, and counting continues from there. The
-    dataset's epoch follows the passes. ``len()`` is the number of indices of this rank in a whole epoch. Where the plan
-    makes the batches, their number may depend on the seed, so ``len()`` draws it too.
-
-    *Position*: with `StoreLoader` and `ThreadLoader`, `position` counts the samples that the training loop received,
-    over all ranks, so the state of any rank is valid for all. Batches that workers prefetched do not count.
+    *Length*: ``len()`` is the number of indices of this rank in a whole epoch. Where the plan makes the batches, their number
+    may depend on the seed, so ``len()`` draws it too.
 
     *Plain DataLoader*: the sampler counts the indices that it yielded. A DataLoader with workers draws several batches
     ahead of the training loop, so a state taken within a pass would skip these. To resume within an epoch, use
@@ -122,42 +115,13 @@ class EpochSampler(Sampler[Any]):
         self,
         data: Sized | int,
         *,
-        shuffle: bool = True,
         seed: int | None = None,
         generator: torch.Generator | None = None,
         num_replicas: int | None = None,
         rank: int | None = None,
-        drop_last: bool = False,
-        block_size: int | None = None,
-        window: int | None = None,
-        balance: str | None = None,
-        weights: Any = None,
-        samples_per_epoch: int | None = None,
-        repeat: bool = True,
-        per_batch: bool = False,
-        group_by: str | None = None,
-        bucket_by: str | Sequence[str] | None = None,
-        buckets: int | None = None,
-        budget: int | None = None,
-        batch_size: int | None = None,
+        **plan: Any,
     ) -> None:
-        settings = PlanSettings(
-            shuffle=bool(shuffle),
-            block_size=block_size,
-            window=window,
-            balance=balance,
-            weights=weights,
-            samples_per_epoch=samples_per_epoch,
-            repeat=repeat,
-            per_batch=per_batch,
-            group_by=group_by,
-            bucket_by=bucket_by,
-            buckets=buckets,
-            budget=budget,
-            batch_size=batch_size,
-            drop_last=bool(drop_last),
-            has_sources=isinstance(data, StoreMixture),
-        )
+        settings = PlanSettings.of(data, plan)
         self._position = Position(data, settings, seed=seed, generator=generator, num_replicas=num_replicas, rank=rank)
         self.count, self.plan = self._position.count, self._position.plan
         self.shuffle, self.drop_last = settings.shuffle, settings.drop_last
@@ -171,12 +135,12 @@ class EpochSampler(Sampler[Any]):
     @property
     def num_replicas(self) -> int:
         """How many processes share the epoch."""
-        return self._position.num_replicas
+        return self._position.ranks()[0]
 
     @property
     def rank(self) -> int:
         """Which of the processes this is."""
-        return self._position.rank
+        return self._position.ranks()[1]
 
     @property
     def epoch(self) -> int:
@@ -265,15 +229,17 @@ class OtherSampler:
     Parameters
     ----------
     sampler : Sampler
-        Yields indices, or lists of them if `is_batched`.
+        Of indices, or of lists of them.
     data : Any
         The dataset, whose epoch follows the passes.
+    batches : Sampler, optional
+        Of lists of indices; None for a loader of single samples.
     """
 
     plan: Plan | None = None
 
-    def __init__(self, sampler: Any, data: Any, *, is_batched: bool) -> None:
-        self.sampler, self._is_batched, self._datasets = sampler, is_batched, DatasetEpochs(data)
+    def __init__(self, sampler: Any, data: Any, batches: Any) -> None:
+        self.sampler, self._batches, self._datasets = sampler, batches, DatasetEpochs(data)
         self._turn, self._next = self._datasets.request
         # That of a DistributedSampler, as it was last: another one was set by the user.
         self._seen: int | None = getattr(sampler, "epoch", None)
@@ -283,7 +249,7 @@ class OtherSampler:
         self._turn, self._next = self._datasets.request[0], integer("epoch", epoch, 0, MAX_EPOCH)
 
     def requests(self, batch_size: int | None, drop_last: bool, seed: int | None = None) -> Iterator[BatchRequest]:
-        """Yield the batches of the next pass, as those of a `Position`."""
+        """Yield the batches of the next pass, as those of a `Position`; PyTorch's BatchSampler has made them."""
         turn, requested = self._datasets.request
         own = getattr(self.sampler, "epoch", None)
         epoch = self._next if turn == self._turn else requested
@@ -292,20 +258,8 @@ class OtherSampler:
             self.sampler.set_epoch(epoch)
         self._datasets.enter(epoch)
         self._seen, self._next, self._turn = epoch, epoch + 1, self._datasets.request[0]
-        indices = iter(self.sampler)
-        number = 0
-        while True:
-            if self._is_batched or batch_size is None:
-                drawn = next(indices, None)
-            else:
-                drawn = list(islice(indices, batch_size))
-                if drop_last and len(drawn) < batch_size:
-                    return
-            if drawn is None or (batch_size is not None and not drawn):
-                return
-            wanted = list(drawn) if self._is_batched or batch_size is not None else as_index(drawn)
-            yield BatchRequest(0, number, epoch, wanted, seed)
-            number += 1
+        for number, drawn in enumerate(self.sampler if self._batches is None else self._batches):
+            yield BatchRequest(0, number, epoch, as_index(drawn) if self._batches is None else list(drawn), seed)
 
     def fix_seed(self) -> None:
         """Do nothing: the sampler draws for itself."""
