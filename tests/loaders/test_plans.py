@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import secrets
+import time
 from collections import Counter
 from collections.abc import Callable
 from fractions import Fraction
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,6 +34,7 @@ from make_store import make_store
 from shares import examples
 from storeds import EpochSampler, StoreDataset, StoreLoader, ThreadLoader
 from storeds.errors import BadSamplesError, ConfigError
+from storeds.loaders.plan import Quotas, Strata
 from storeds.protocols import Field
 
 COUNT = 90
@@ -120,18 +123,32 @@ class TestQuotas:
                 assert max(uses) - min(uses) <= 1
 
     @pytest.mark.parametrize("per_batch", [False, True])
-    def test_a_sample_comes_once_before_any_of_its_class_comes_again(
+    def test_each_sample_of_a_class_comes_once_before_any_comes_again_across_epochs(
         self, plain: StoreDataset, per_batch: bool
     ) -> None:
-        sampler = EpochSampler(plain, balance="label", samples_per_epoch=100, per_batch=per_batch, batch_size=7)
-        sequence = [index for _ in range(8) for index in drawn(sampler)]
-        for label in range(3):
-            members = [int(at) for at in np.flatnonzero(label == LABELS)]
-            of_label = [index for index in sequence if LABELS[index] == label]
-            passes = [of_label[at : at + len(members)] for at in range(0, len(of_label), len(members))]
-            for each in passes[:-1]:
-                assert sorted(each) == members
-            assert len(members) < 4 or passes[0] != passes[1]
+        sampler = EpochSampler(plain, balance="label", samples_per_epoch=33, per_batch=per_batch, batch_size=7)
+        times, orders = np.zeros(COUNT, np.int64), set()
+        for _ in range(30):
+            indices = drawn(sampler)
+            times += np.bincount(indices, minlength=COUNT)
+            orders.add(tuple(indices))
+            assert max(int(np.ptp(times[label == LABELS])) for label in range(3)) <= 1
+        assert len(orders) == 30
+        assert [int(times[label == LABELS].sum()) for label in range(3)] == [330] * 3
+
+    def test_a_batch_has_different_samples_as_long_as_a_class_has_enough(self, plain: StoreDataset) -> None:
+        """Only where a class begins its next pass may a sample come twice."""
+        sampler = EpochSampler(plain, balance="label", samples_per_epoch=COUNT, per_batch=True, batch_size=9)
+        for _ in range(5):
+            repeats = [len(batch) - len(set(batch)) for batch in sampler]
+            assert sum(repeat > 0 for repeat in repeats) <= 30 // min(np.bincount(LABELS)) + 3
+
+    def test_a_hundred_thousand_classes_take_no_time(self) -> None:
+        strata, _ = Strata.of(np.repeat(np.arange(100_000), 10), None)
+        plan = Quotas(strata, {0: np.ones(100_000)}, 1_000_000, "label")
+        began = time.process_time()
+        assert len(list(islice(plan.order(1, 3).walk(0, 1, plan.count), 8192))) == 8192
+        assert time.process_time() - began < 0.2 + 8192 * 20e-6
 
     def test_balance_means_equal_shares(self, dataset: StoreDataset) -> None:
         sampler = EpochSampler(dataset, balance="label")
@@ -570,7 +587,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"block_size": 4, "balance": "label"}, "block_size is for epochs of each sample once"),
     ({"samples_per_epoch": 0}, "samples_per_epoch"),
     (
-        {"samples_per_epoch": 2**40, "batch_size": 1, "balance": "label", "per_batch": True},
+        {"samples_per_epoch": 2**40, "batch_size": 2**30, "balance": "label", "per_batch": True},
         "too long to keep exact shares",
     ),
     ({"group_by": "patient", "batch_size": 20, "samples_per_epoch": 9}, "group_by has each sample once"),

@@ -47,8 +47,8 @@ class _OfSources:
 class StoreMixture(ConcatDataset[Any]):
     """Several datasets as one. A loader of storeds takes the samples of each by its share.
 
-    The sources keep their own transforms and policies. Each goes through its own samples, pass after pass: none comes
-    again before all others of its source have come, also across epochs.
+    The sources keep their own transforms and policies. Each goes through its own samples, pass after pass, also across
+    epochs: after any epoch they have come equally often, within one.
 
     Parameters
     ----------

@@ -18,9 +18,10 @@ from storeds.datasets.batch import Ask
 from storeds.datasets.map_dataset import StoreDataset
 from storeds.datasets.pipeline import MOST_IN_A_ROW
 from storeds.datasets.reading import read_counted
+from storeds.datasets.tree import inside
 from storeds.errors import BadSamplesError, ConfigError, suggest
 from storeds.loaders.planning import Replacements, replaces_samples
-from storeds.loaders.sampler import EpochSampler, epoch_takers
+from storeds.loaders.sampler import EpochSampler
 
 __all__ = ["Remainder", "StoreIterable"]
 
@@ -115,7 +116,7 @@ class StoreIterable(IterableDataset[Any]):
             dataset = StoreDataset(dataset, seed=seed, **dataset_arguments)
         elif dataset_arguments:
             raise ConfigError(f"pass {', '.join(dataset_arguments)} when you make the dataset; this one exists already")
-        self._takers = epoch_takers(dataset)
+        self._takers = inside(dataset)
         if not self._takers:
             raise ConfigError(f"a stream reads StoreDatasets, also in a ConcatDataset or a Subset, not {dataset!r}")
         if remainder not in get_args(Remainder):
@@ -123,8 +124,9 @@ class StoreIterable(IterableDataset[Any]):
         self.dataset, self.remainder, self.read_batch = dataset, remainder, integer("read_batch", read_batch, 1)
         order: dict[str, Any] = {"shuffle": shuffle, "block_size": block_size, "window": window}
         self.sampler = EpochSampler(dataset, seed=seed, num_replicas=num_replicas, rank=rank, **order)
-        self.sampler.fix_seed()
-        self._replacements = Replacements(dataset, self.sampler.plan) if replaces_samples(dataset) else None
+        self._position = self.sampler._position
+        self._position.fix_seed()
+        self._replacements = Replacements(dataset, self._position.plan) if replaces_samples(dataset) else None
         self._place = self._loaded = _Place(self.epoch)
         self._turn = 0  # of this process's passes
         # The epoch of the pass that began last, and which pass it is, or 0 for none; shared with workers.
@@ -141,7 +143,7 @@ class StoreIterable(IterableDataset[Any]):
 
         Passes of the epoch of a loaded state begin where the state was taken; passes of other epochs are whole.
         """
-        self.sampler.fix_seed()
+        self._position.fix_seed()
         self.sampler.set_epoch(epoch)
         self._last.zero_()
 
@@ -152,7 +154,7 @@ class StoreIterable(IterableDataset[Any]):
     @property
     def _places(self) -> int:
         """The samples of an epoch, over all ranks."""
-        return self.sampler.order(self.epoch).count
+        return self._position.order(self.epoch).count
 
     def _steps(self, start: int) -> int:
         """Return the number of this rank's samples from a position of the order on."""
@@ -162,7 +164,7 @@ class StoreIterable(IterableDataset[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         epoch, part = self.epoch, self._part()
-        self.sampler.fix_seed()
+        self._position.fix_seed()
         self._warn_of_repeats(epoch)
         begin = self._loaded if self._loaded.epoch == epoch else _Place(epoch)
         self._check_part(begin.part)
@@ -170,7 +172,7 @@ class StoreIterable(IterableDataset[Any]):
         size, workers = self.read_batch, part["num_workers"]
         done = place.taken // size * size * workers  # the rank's samples in earlier rounds of storage calls
         first, steps = place.start + part["rank"], self._steps(place.start)
-        indices = self.sampler.order(epoch).walk(
+        indices = self._position.order(epoch).walk(
             first + done * part["num_replicas"], part["num_replicas"], max(steps - done, 0)
         )
         chunks = iter(lambda: list(islice(indices, size)), [])
@@ -218,9 +220,9 @@ class StoreIterable(IterableDataset[Any]):
         place = self._place if self._place.epoch == epoch else _Place(epoch)
         part = place.part or self._part()
         if part["num_workers"] > 1:
-            return {**self.sampler.state_at(epoch, place.start), "taken": place.taken, "part": part}
+            return {**self._position.state_at(epoch, place.start), "taken": place.taken, "part": part}
         position = min(place.start + place.taken * part["num_replicas"], self._places)
-        return {**self.sampler.state_at(epoch, position), "taken": 0, "part": None}
+        return {**self._position.state_at(epoch, position), "taken": 0, "part": None}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Set the epoch of a state; passes of that epoch begin where `state_dict` was called.
@@ -235,10 +237,10 @@ class StoreIterable(IterableDataset[Any]):
         """
         if not isinstance(state, Mapping) or not {"taken", "part"} <= state.keys():
             raise ConfigError(f"not a state that a stream's state_dict() returned: {state!r}")
-        epoch, start = self.sampler.place_in(state)
+        epoch, start = self._position.place_in(state)
         self._check_part(state["part"])
         self._loaded = _Place(epoch, start, integer("taken", state["taken"], 0), state["part"])
-        self.sampler.load_seed(state)
+        self._position.load_seed(state)
         self.set_epoch(epoch)
         self._place = self._loaded
 

@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 import torch
 from torch._utils import ExceptionWrapper
 from torch.utils.data import (
-    BatchSampler,
     DataLoader,
     Dataset,
     IterableDataset,
@@ -42,7 +41,8 @@ from storeds.errors import ConfigError, RecordError, suggest
 from storeds.loaders.advice import explain
 from storeds.loaders.plan import Plan
 from storeds.loaders.planning import PLAN_SETTINGS, Replacements, replaces_samples
-from storeds.loaders.sampler import BatchRequest, EpochSampler, OtherSampler, holds_epoch_sampler
+from storeds.loaders.position import BatchRequest, Position
+from storeds.loaders.sampler import EpochBatches, EpochSampler, OtherSampler, divides_again, is_plain_batches
 from storeds.loaders.stats import LoaderStats
 from storeds.protocols import Backend, Field
 from storeds.readers.reader import built_in
@@ -325,26 +325,22 @@ class StoreLoader(DataLoader[Any]):
             raise ConfigError(
                 f"{name}: {setting} is for the sampler that the loader makes itself, and one is passed; leave out one of them"
             )
-        if holds_epoch_sampler(given):
+        if divides_again(given):
             raise ConfigError(
                 f"{name} received {given!r}, which divides what its EpochSampler has already divided among the ranks: samples "
                 "would be lost. With Lightning, pass use_distributed_sampler=False to the Trainer"
             )
         if given is None:
-            if plan:
-                plan |= {"batch_size": arguments.get("batch_size", 1), "drop_last": arguments.get("drop_last", False)}
+            batch_size, drop_last = arguments.get("batch_size", 1), arguments.get("drop_last", False)
+            plan |= {"batch_size": batch_size, "drop_last": drop_last}
+            if batch_size is None and drop_last:  # a DataLoader has no batch to drop
+                arguments["drop_last"] = False
             generator = arguments.get("generator") if seed is None else None
             sampler = EpochSampler(dataset, shuffle=shuffle, seed=seed, generator=generator, **plan)
         arguments.setdefault("collate_fn", collate if arguments.get("batch_size", 1) is not None else None)
         fitted_collate(arguments["collate_fn"], dataset)  # raises an error for names that no element has
         super().__init__(dataset, sampler=sampler, **arguments)
-        self._order: EpochSampler | OtherSampler
-        if isinstance(sampler, EpochSampler):
-            self._order = sampler
-            if self.batch_sampler is not None:  # a DataLoader refuses that this is set
-                self.__dict__["batch_sampler"] = _Undivided(sampler, self.batch_size or 1, self.drop_last)
-        else:
-            self._order = OtherSampler(given, dataset, is_batched=batches is not None)
+        self._position, self._batching = self._drawn_from(sampler if batches is None else batches)
         self._copied: list[Any] = []
         self._stats = LoaderStats()
         if log_every is not None and not log_every > 0:
@@ -354,6 +350,22 @@ class StoreLoader(DataLoader[Any]):
         self._leaves = leaves(dataset)
         self._memory = BufferPool(limit=2)  # without workers: one batch is in use, and the next one is made
 
+    def _drawn_from(self, sampler: Any) -> tuple[Position | OtherSampler, tuple[int | None, bool]]:
+        """Return what draws the batches of this loader, their size and whether a short one is left out."""
+        batching = self.batch_size, self.drop_last
+        if is_plain_batches(sampler) and isinstance(sampler.sampler, EpochSampler):
+            sampler, batching = sampler.sampler, (sampler.batch_size, sampler.drop_last)
+        if not isinstance(sampler, EpochSampler):
+            return OtherSampler(sampler, self.dataset, self.batch_sampler), batching
+        position = sampler._position
+        if sampler is self.batch_sampler and not position.plan.is_batched:
+            raise ConfigError(
+                f"a batch_sampler yields lists of indices, and {sampler!r} yields indices: pass it as sampler"
+            )
+        if sampler is self.sampler and self.batch_sampler is not None:  # a DataLoader refuses that this is set
+            self.__dict__["batch_sampler"] = EpochBatches(sampler, self.batch_size or 1, self.drop_last)
+        return position, (position.settings.batch_size, False) if position.plan.is_batched else batching
+
     def __setattr__(self, name: str, value: Any) -> None:
         if name in _FIXED:
             raise ConfigError(f"{name} cannot be assigned: it would have no effect; make another {type(self).__name__}")
@@ -361,9 +373,9 @@ class StoreLoader(DataLoader[Any]):
 
     def _get_iterator(self) -> Any:
         """Return a DataLoader's iterator over results."""
-        self._order.fix_seed()  # before DataLoader draws from the same generator
+        self._position.fix_seed()  # before DataLoader draws from the same generator
         batches: DataLoader[Any] = DataLoader(
-            BatchFetcher(self.dataset, self.collate_fn, self._memory, self._order.plan),
+            BatchFetcher(self.dataset, self.collate_fn, self._memory, self._position.plan),
             batch_size=None,  # a request is one item of the fetcher
             sampler=_Requests(self, SlotPool() if self.num_workers else None),
             collate_fn=_unchanged,
@@ -423,7 +435,7 @@ class StoreLoader(DataLoader[Any]):
             batch = result.batch
             if isinstance(batch, (_Failure, _Error)):
                 batch.reraise()
-            self._order.receive(result.progress, result.number, result.size)
+            self._position.receive(result.progress, result.number, result.size)
             del result
             if self._log_every is not None and time.monotonic() - self._logged >= self._log_every:
                 self._logged = time.monotonic()
@@ -479,7 +491,7 @@ class StoreLoader(DataLoader[Any]):
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next pass, for the order and the random transforms; later passes count from there."""
-        self._order.set_epoch(epoch)
+        self._position.set_epoch(epoch)
 
     @property
     def plan(self) -> Plan:
@@ -487,19 +499,14 @@ class StoreLoader(DataLoader[Any]):
         return self._resumable.plan
 
     @property
-    def _resumable(self) -> EpochSampler:
-        if isinstance(self._order, EpochSampler):
-            return self._order
-        raise ConfigError(f"a loader with {self._order.sampler!r} has no position or plan: leave out the sampler")
-
-    def __len__(self) -> int:
-        if isinstance(self._order, EpochSampler) and self._order.plan.is_batched:
-            return len(self._order)
-        return super().__len__()
+    def _resumable(self) -> Position:
+        if isinstance(self._position, Position):
+            return self._position
+        raise ConfigError(f"a loader with {self._position.sampler!r} has no position or plan: leave out the sampler")
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position of the training loop: batches that it received count, prefetched ones do not."""
-        return {**self._resumable.state_dict(), "batch_size": self.batch_size}
+        return {**self._resumable.state_dict(), "batch_size": self._batching[0]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume at a state with the next pass, with any number of ranks and workers; the next epoch follows.
@@ -520,14 +527,10 @@ class StoreLoader(DataLoader[Any]):
             raise ConfigError(
                 f"not a state that a loader's state_dict() returned: it has {sorted(map(str, state)) or 'nothing'}"
             )
-        batch_size = state.pop("batch_size")
-        if batch_size != self.batch_size:
-            raise ConfigError(
-                f"the state belongs to another loader: batch_size is {batch_size} there and {self.batch_size} here"
-            )
-        self._resumable.load_state_dict(state)
-        if self.drop_last:
-            self._resumable.skip_incomplete_batch(self.batch_size or 1)
+        saved, (batch_size, drop_last) = state.pop("batch_size"), self._batching
+        if saved != batch_size:
+            raise ConfigError(f"the state belongs to another loader: batch_size is {saved} there and {batch_size} here")
+        self._resumable.load_state_dict(state, least=batch_size or 1 if drop_last else 0)
 
 
 _FIXED = ("shuffle", "seed", "log_every", *PLAN_SETTINGS)
@@ -580,27 +583,14 @@ def _check_names(loader: str, arguments: Mapping[str, Any]) -> None:
             raise ConfigError(f"{loader} has no argument {name!r}; {suggest(name, list(known)[2:], 'arguments')}")
 
 
-class _Undivided(BatchSampler):
-    """The batch sampler of a loader that makes its own requests: only frameworks that divide an epoch again iterate it."""
-
-    def __iter__(self) -> Iterator[list[int]]:
-        if getattr(self.sampler, "num_replicas", 1) > 1:
-            raise ConfigError(
-                "a framework divides the batches of a loader, whose EpochSampler has already divided them among the ranks: "
-                "samples would be lost. With Accelerate, do not prepare the loader: loop over it"
-            )
-        return super().__iter__()
-
-
 class _Requests(Sampler[Request]):
     """The requests of a loader; each iteration is a pass. Owns the slots, which live as long as the workers."""
 
     def __init__(self, loader: StoreLoader, slots: SlotPool | None) -> None:
-        self._sampler, self._batch_size, self._drop_last = loader._order, loader.batch_size, loader.drop_last
-        self._slots = slots
+        self._position, self._batching, self._slots = loader._position, loader._batching, slots
 
     def __iter__(self) -> Iterator[Request]:
-        for request in self._sampler.batch_requests(self._batch_size, self._drop_last):
+        for request in self._position.requests(*self._batching):
             yield Request(request, None if self._slots is None else self._slots.acquire())
 
 

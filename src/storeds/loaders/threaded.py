@@ -11,10 +11,10 @@ import torch
 from storeds._utils.prefetch import ReadAhead
 from storeds.batching.buffers import BufferPool
 from storeds.datasets.epoch import draw_seed
+from storeds.datasets.tree import inside
 from storeds.errors import ConfigError
 from storeds.loaders.device import map_tensors
 from storeds.loaders.loader import BatchFetcher, Request, Result, StoreLoader
-from storeds.loaders.sampler import epoch_takers
 
 __all__ = ["ThreadLoader"]
 
@@ -83,11 +83,11 @@ class ThreadLoader(StoreLoader):
     def __iter__(self) -> Any:
         # A generator begins an epoch at its first batch, as that of StoreLoader does.
         # Threads draw from torch's generator in no fixed order, so samples without a seed share one that is drawn here.
-        seedless = any(getattr(dataset, "seed", 0) is None for dataset in epoch_takers(self.dataset))
-        self._order.fix_seed()
+        seedless = any(getattr(dataset, "seed", 0) is None for dataset in inside(self.dataset))
+        self._position.fix_seed()
         drawn = draw_seed(self.generator) if seedless else None
-        requests = self._order.batch_requests(self.batch_size, self.drop_last, drawn)
-        fetcher = BatchFetcher(self.dataset, self.collate_fn, self._memory, self._order.plan)
+        requests = self._position.requests(*self._batching, drawn)
+        fetcher = BatchFetcher(self.dataset, self.collate_fn, self._memory, self._position.plan)
         batches: ReadAhead[Request, Result] = ReadAhead(
             partial(_fetch, fetcher, self.pin_memory and torch.cuda.is_available()),
             map(Request, requests),
