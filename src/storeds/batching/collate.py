@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import operator
+import functools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn, TypeAlias, get_args
@@ -13,10 +13,13 @@ from PIL import Image
 from torch.utils.data._utils.collate import collate as torch_collate
 from torch.utils.data._utils.collate import default_collate_fn_map
 
-from storeds.batching.memory import Samples, empty_batch, is_plain, is_tv_tensor, plain_tensor
+from storeds.batching.buffers import Empty, empty_batch
+from storeds.batching.memory import is_plain
 from storeds.batching.padding import Padded, check_channels, padded
 from storeds.errors import BadSamplesError, ConfigError, suggest
 from storeds.protocols import Array
+from storeds.transforms.elements import is_tv_tensor, plain_tensor
+from storeds.transforms.tail import Tail
 
 __all__ = [
     "Ragged",
@@ -87,6 +90,8 @@ def collate(
     ragged: Mapping[Any, Ragged] | None = None,
     pad_images: _PadImages = False,
     declared: Mapping[Any, Ragged] | None = None,
+    tails: Mapping[Any, Tail] | None = None,
+    empty: Empty = empty_batch,
 ) -> Any:
     """Return a batch of samples, as PyTorch's ``default_collate`` does, with three differences.
 
@@ -118,6 +123,11 @@ def collate(
     declared : mapping of str or int to str
         As `ragged`, for what that does not name. It has no effect on an element that a transform left out, or of which it
         made something without a length. `storeds.StoreLoader` passes what the store declares.
+    tails : mapping of str or int to Tail
+        What is left to do for elements that are uint8. `storeds.StoreLoader` passes the ends of transforms.
+    empty : callable
+        Returns an uninitialised tensor of a shape and a dtype. By default it has memory that a later batch uses, once nothing
+        refers to the tensor or a view of it.
 
     Returns
     -------
@@ -146,9 +156,9 @@ def collate(
         columns = dict(enumerate(zip(*samples, strict=True))) if isinstance(first, tuple) else {0: samples}
     ways = _ways(pad, ragged or {}, declared or {}, columns)
     fills = _fills(pad_images, columns)
-    joined = batch.joined if isinstance(batch, Samples) else {}
+    tails = tails or {}
     made = {
-        name: _collated(values, name, ways.get(name), fills.get(name), joined.get(name, (None, ())))
+        name: _collated(values, name, ways.get(name), fills.get(name), tails.get(name), empty)
         for name, values in columns.items()
     }
     if isinstance(first, Mapping):
@@ -254,25 +264,37 @@ def _with_masks(made: Mapping[_Key, Any]) -> dict[_Key, Any]:
 
 
 def _collated(
-    values: Sequence[Any], name: _Key, way: str | None, fill: float | None, joined: tuple[Any, Sequence[torch.Tensor]]
+    values: Sequence[Any], name: _Key, way: str | None, fill: float | None, tail: Tail | None, empty: Empty
 ) -> Any:
-    """Return one element of a batch: as a list, in a tensor, or padded.
-
-    `fill` is that of an image, and `joined` a tensor with the values that it has already.
-    """
+    """Return one element of a batch: as a list, in a tensor, or padded; `fill` is that of an image."""
+    is_padded = way in ("mask", "pad") or (fill is not None and way != "list")
+    if tail is not None and not is_padded:
+        whole, values = finished(values, tail, empty)
+        if (
+            way is None
+            and len({value.shape for value in values}) == 1
+            and whole.numel() == len(values) * values[0].numel()
+        ):
+            return whole.view(len(values), *values[0].shape)
     if way == "list":
         return _listed(values)
     try:
-        if way is not None or fill is not None:
+        if is_padded:
             rows = way is not None or (is_tv_tensor(values[0], "Mask") and values[0].ndim == 3)
-            made = padded(list(map(_tensor_of, values)), rows=rows, sizes=fill is not None, fill=fill or 0.0)
+            tensors, fill_with = list(map(_tensor_of, values)), fill or 0.0
+            made = padded(tensors, empty, rows=rows, sizes=fill is not None, fill=fill_with, tail=tail)
             return made.values if way == "pad" else made
-        whole, parts = joined
-        if len(parts) == len(values) and all(map(operator.is_, parts, values)):
-            return whole
-        return torch_collate(values, collate_fn_map=_MAP)
+        return torch_collate(values, collate_fn_map=_map(empty))
     except ConfigError as error:
         raise ConfigError(f"element {name!r}: {error}") from error
+
+
+def finished(images: Sequence[Any], tail: Tail, empty: Empty) -> tuple[torch.Tensor, list[Any]]:
+    """Do what is left to do for some images, one behind the other in one memory; return that memory, and all images."""
+    sizes = [image.numel() if tail.is_waiting(image) else 0 for image in images]
+    whole = empty((sum(sizes),), torch.float32)
+    parts = zip(images, torch.split(whole, sizes), strict=True)
+    return whole, [tail(plain_tensor(image), part.view(image.shape)) if len(part) else image for image, part in parts]
 
 
 def _tensor_of(value: Any) -> torch.Tensor:
@@ -296,21 +318,21 @@ def _listed(values: Sequence[Any]) -> list[Any]:
     return [plain_tensor(value) if isinstance(value, torch.Tensor) else value for value in plain]
 
 
-def _stack(values: Sequence[torch.Tensor], *, collate_fn_map: Any = None) -> Any:
+def _stack(values: Sequence[torch.Tensor], empty: Empty, *, collate_fn_map: Any = None) -> Any:
     tensors = list(map(plain_tensor, values))
     if len({tensor.shape for tensor in tensors}) == 1:
         alike = len({tensor.dtype for tensor in tensors}) == 1 and all(map(is_plain, tensors))
         if alike:
-            return torch.stack(tensors, out=empty_batch((len(tensors), *tensors[0].shape), tensors[0].dtype))
+            return torch.stack(tensors, out=empty((len(tensors), *tensors[0].shape), tensors[0].dtype))
         return default_collate_fn_map[torch.Tensor](tensors, collate_fn_map=collate_fn_map)
     check_channels(tensors)
-    return padded(tensors, rows=True, sizes=False)
+    return padded(tensors, empty, rows=True, sizes=False)
 
 
-def _stack_arrays(arrays: Sequence[np.ndarray[Any, Any]], *, collate_fn_map: Any = None) -> Any:
+def _stack_arrays(arrays: Sequence[np.ndarray[Any, Any]], empty: Empty, *, collate_fn_map: Any = None) -> Any:
     if arrays[0].dtype.kind in "SUO":
         return list(arrays)
-    return _stack([torch.as_tensor(array) for array in arrays], collate_fn_map=collate_fn_map)
+    return _stack([torch.as_tensor(array) for array in arrays], empty, collate_fn_map=collate_fn_map)
 
 
 def _stack_dicts(values: Sequence[Mapping[Any, Any]], *, collate_fn_map: Any = None) -> Any:
@@ -334,11 +356,13 @@ def _refuse_images(images: Sequence[Any], **_: Any) -> NoReturn:
     )
 
 
-_MAP: _Map = {
-    **default_collate_fn_map,
-    dict: _stack_dicts,
-    list: _stack_lists,
-    torch.Tensor: _stack,
-    np.ndarray: _stack_arrays,
-    Image.Image: _refuse_images,
-}
+def _map(empty: Empty) -> _Map:
+    """Return what makes a batch of values of each type."""
+    return {
+        **default_collate_fn_map,
+        dict: _stack_dicts,
+        list: _stack_lists,
+        torch.Tensor: functools.partial(_stack, empty=empty),
+        np.ndarray: functools.partial(_stack_arrays, empty=empty),
+        Image.Image: _refuse_images,
+    }

@@ -24,7 +24,7 @@ from storeds._utils.arguments import integer
 from storeds.backends.class_numbers import check_same_classes
 from storeds.backends.selecting import Conditions
 from storeds.batching.collate import Skipped
-from storeds.batching.memory import finished_for_caller, is_plain
+from storeds.batching.memory import is_plain
 from storeds.datasets.assembly import (
     Transforms,
     bind_joint,
@@ -228,14 +228,9 @@ class StoreDataset(Dataset[Any]):
         declared = self.backend.meta.fields
         transforms = transforms_by_element(self._bound, self.url, declared, self._transform, self._target_transform)
         reader = fit_reader(self._bound, transforms, self._transforms)
-        self._pipeline = SamplePipeline(
-            self._view,
-            reader,
-            bind_transforms(reader, transforms),
-            self._as_dict,
-            self._counters,
-            bind_joint(reader, transforms, self._transforms),
-        )
+        joint = bind_joint(reader, self._transforms)
+        bound, tails = bind_transforms(reader, transforms, joint)
+        self._pipeline = SamplePipeline(self._view, reader, bound, self._as_dict, self._counters, joint, tails)
         own = built_in(reader)
         self._column_fields: dict[str, Field] = {} if own is None or transforms else own.columns
         is_drawn = own is not None and own.rows.is_random
@@ -377,7 +372,7 @@ class StoreDataset(Dataset[Any]):
         if isinstance(index, (list, tuple, range)) or getattr(index, "ndim", None):
             return self.__getitems__(index)
         contexts = self._contexts(self._resolve([index]))
-        (sample,) = finished_for_caller(self._pipeline.samples(contexts, fill=False))
+        (sample,) = self._pipeline.samples(contexts, fill=False)
         self._warn_if_repeated(contexts[0])
         return sample
 
@@ -403,7 +398,7 @@ class StoreDataset(Dataset[Any]):
         return _split_columns(read, self._column_fields, self.as_dict) if isinstance(read, dict) else read
 
     def _read(
-        self, resolved: list[int], *, defer: bool = False, columns: bool = True, fill: bool = True
+        self, resolved: list[int], *, whole: bool = True, columns: bool = True, fill: bool = True
     ) -> dict[str, Array] | list[Any]:
         """Return samples, or one array of shape (n, …) for each of their elements, read without making samples.
 
@@ -411,8 +406,8 @@ class StoreDataset(Dataset[Any]):
         ----------
         resolved : list of int
             Indices, as `_resolve` returns them.
-        defer : bool
-            Whether images of samples may be `DeferredImage`.
+        whole : bool
+            Without it, the tails of transforms are left to do for images that are uint8.
         columns : bool
             Whether there may be arrays. There are none where elements vary in shape or have transforms, and where a
             record is bad: then the pipeline applies the policy.
@@ -436,10 +431,10 @@ class StoreDataset(Dataset[Any]):
                 # What has no column is the index.
                 return {n: arrays[n] if n in arrays else np.array(resolved, np.int64) for n in self._column_fields}
         contexts = self._contexts(resolved)
-        samples = self._pipeline.samples(contexts, fill=fill, known=known)
+        samples = self._pipeline.samples(contexts, fill=fill, known=known, whole=whole)
         if contexts:
             self._warn_if_repeated(contexts[0])
-        return samples if defer else finished_for_caller(samples)
+        return samples
 
     def _warn_if_repeated(self, context: SampleContext) -> None:
         """Warn once where a plain DataLoader makes the random samples of an earlier pass again."""
@@ -450,7 +445,7 @@ class StoreDataset(Dataset[Any]):
         def trial(epoch: int) -> Any:
             (result,) = self._pipeline.make([replace(context, epoch=epoch, notes=[])])
             file = io.BytesIO()
-            _ByValue(file).dump(finished_for_caller([result.sample]))
+            _ByValue(file).dump(result.sample)
             return file.getvalue()
 
         made = trial(context.epoch)

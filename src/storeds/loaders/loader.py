@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
+import operator
 import pickle
 import re
 import select
@@ -31,10 +32,10 @@ from torch.utils.data import (
 )
 
 from storeds._utils.text import html_table, some
-from storeds.batching.buffers import BufferPool
+from storeds.batching.buffers import BufferPool, Empty
 from storeds.batching.collate import collate, collate_columns
-from storeds.batching.memory import PackedBatch, SlotMemory, SlotName, SlotPool, finished, use_memory
-from storeds.batching.roles import fit_collate, is_collate
+from storeds.batching.memory import PackedBatch, SlotMemory, SlotName, SlotPool
+from storeds.batching.roles import fit_collate, is_collate, tails_of
 from storeds.datasets.assembly import declared_elements
 from storeds.datasets.counters import BatchEvents, LoaderStats, count_events
 from storeds.datasets.epoch import Work, add_time, take_work, use_epoch, use_replacements
@@ -121,7 +122,7 @@ class BatchFetcher(Dataset[Result]):
     """Makes finished batches of a dataset, in the training process, in its threads or in workers.
 
     Because it knows both the dataset and the ``collate_fn``, it can skip work between the two: for `storeds.collate`,
-    samples of fixed shape are read as columns, and images are scaled to floats in the memory of the batch.
+    samples of fixed shape are read as columns, and `collate` does the tails of transforms in the memory of the batch.
 
     Parameters
     ----------
@@ -142,8 +143,13 @@ class BatchFetcher(Dataset[Result]):
 
     def fit(self) -> None:
         """Fit the ``collate_fn`` to the present settings of the dataset."""
+        self._pipelines = self._settings()
         self.collate_fn = fitted_collate(self._given, self.dataset)
         self._inner, self._is_ours = _below_subsets(self.dataset), is_collate(self.collate_fn)
+
+    def _settings(self) -> list[Any]:
+        """Return what every assignment to a dataset replaces."""
+        return [store._pipeline for store in _stores_below(self.dataset) if store is not None]
 
     def __getitem__(self, request: Request) -> Result:
         """Return the batch of a request."""
@@ -151,11 +157,11 @@ class BatchFetcher(Dataset[Result]):
         worker, events = get_worker_info(), list[BatchEvents]()
         memory = self._memory if worker is None else _opened(slot)
         take_work()  # of samples that this thread made outside of a batch
+        if any(map(operator.is_not, self._pipelines, self._settings())):
+            self.fit()
         try:
-            # A function of the user may keep a batch that it made with `collate`, and the slot is used again.
-            own = memory if self._is_ours or worker is None else None
-            with use_epoch(asked.epoch, asked.seed, events), use_memory(own), use_replacements(self._replacements):
-                batch = self._batch(asked.indices)
+            with use_epoch(asked.epoch, asked.seed, events), use_replacements(self._replacements):
+                batch = self._batch(asked.indices, memory)
             if worker is not None:
                 began = time.perf_counter()
                 batch = PackedBatch.of(batch, slot, memory if isinstance(memory, SlotMemory) else None)
@@ -169,7 +175,7 @@ class BatchFetcher(Dataset[Result]):
         at = 0 if worker is None else worker.id
         return Result(asked.progress, asked.number, size, batch, events, take_work(), at)
 
-    def _batch(self, indices: list[int] | int) -> Any:
+    def _batch(self, indices: list[int] | int, memory: BufferPool | SlotMemory | None) -> Any:
         if isinstance(indices, int):
             (sample,) = read_by_dataset(self.dataset, [indices], _one_by_one)
             return self._collated(sample)
@@ -180,7 +186,8 @@ class BatchFetcher(Dataset[Result]):
             add_time("collate", began)
             return batch
         try:
-            return self._collated(finished(read) if self._is_ours else read)
+            # A function of the user may keep a batch that it made with `collate`, and a slot is used again.
+            return self._collated(read, **{"empty": memory.empty} if self._is_ours and memory is not None else {})
         except ConfigError as error:
             if not _reads_as(store, StoreDataset) or store.as_dict:  # the message has the names, if there are any
                 raise
@@ -198,13 +205,14 @@ class BatchFetcher(Dataset[Result]):
             columns = is_whole and self.collate_fn is collate
             # The rest of the batch may be good where datasets are joined: then bad samples are skipped.
             fill = fill or is_whole
-            return dataset._read(dataset._resolve(indices), defer=self._is_ours, columns=columns, fill=fill)
+            whole = not tails_of(self.collate_fn)
+            return dataset._read(dataset._resolve(indices), whole=whole, columns=columns, fill=fill)
         many = getattr(dataset, "__getitems__", None) if is_whole else None
         return many(indices) if many else _one_by_one(dataset, indices)
 
-    def _collated(self, samples: Any) -> Any:
+    def _collated(self, samples: Any, **memory: Empty) -> Any:
         began = time.perf_counter()
-        batch = self.collate_fn(samples)
+        batch = self.collate_fn(samples, **memory)
         add_time("collate", began)
         return batch
 
@@ -242,7 +250,8 @@ def fitted_collate(collate_fn: Any, dataset: Any) -> Any:
 
 def _fit_to_store(collate_fn: Any, store: StoreDataset) -> Any:
     changed = [name for name, _ in store._pipeline.transforms]
-    return fit_collate(collate_fn, _elements(store), as_dict=store.as_dict, changed=changed)
+    tails = store._pipeline.tails
+    return fit_collate(collate_fn, _elements(store), as_dict=store.as_dict, changed=changed, tails=tails)
 
 
 def _stores_below(dataset: Any) -> list[StoreDataset | None]:
