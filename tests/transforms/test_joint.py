@@ -547,7 +547,6 @@ ALONE = {name: FIELDS[name] for name in ("boxes", "labels")}
         (NO_ROLE | {"mask": Field("array", "<f4", (None, 4))}, Resize(8), "roles=.'mask': 'boxes'"),
         (NO_ROLE, ToTensor(), None),
         (NO_ROLE | {"mask": Field("image", role="mask")}, Resize(8), None),
-        (TWO_BOXES, {"name": V2 + "Compose", "transforms": [V2 + "RandomIoUCrop"]}, "RandomIoUCrop takes one element of boxes"),
         (TWO_BOXES, V2 + "SanitizeBoundingBoxes", None),
         (ALONE, RandomHorizontalFlip(1), "needs the size of the image, and samples have no image and no mask"),
         (ALONE, dict, "needs the size of the image"),

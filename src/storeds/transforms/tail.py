@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from PIL import Image
@@ -29,6 +29,7 @@ class Tail:
     normalize : Normalize, optional
     """
 
+    moves_pixels: ClassVar[bool] = False
     normalize: Normalize | None = None
 
     def __call__(self, image: Any, out: torch.Tensor | None = None) -> torch.Tensor:
