@@ -26,7 +26,9 @@ __all__ = [
     "Skipped",
     "collate",
     "collate_columns",
+    "finished",
     "good_samples",
+    "plain_value",
 ]
 
 _Map: TypeAlias = dict[Any, Callable[..., Any]]
@@ -116,10 +118,10 @@ def collate(
     pad_images : bool, collection or mapping
         Pad images and masks of different heights and widths at the right and at the bottom to the largest of the batch,
         and add a mask (batch, height, width), which is True where there are pixels. In a dict the mask of ``image`` is
-        ``image_mask``. True means each ``tv_tensors.Image`` and ``Mask`` or, in samples without such an image,
-        also each tensor (channels, height, width) with 1 to 4 channels. A collection names the elements. A mapping also
-        says what fills them: ``{"image": 0, "mask": 255}``. By default zero does. Masks of instances (n, height, width) get the mask of
-        `ragged` instead.
+        ``image_mask``. True means each ``tv_tensors.Image`` and ``Mask``; in a `storeds.StoreLoader` each element that the store
+        declares as an image or a mask. A collection names the elements. A mapping also says what fills them:
+        ``{"image": 0, "mask": 255}``. By default zero does. Masks of instances (n, height, width) get the mask of `ragged`
+        instead.
     declared : mapping of str or int to str
         As `ragged`, for what that does not name. It has no effect on an element that a transform left out, or of which it
         made something without a length. `storeds.StoreLoader` passes what the store declares.
@@ -221,23 +223,15 @@ def _ways(
 def _fills(pad_images: _PadImages, columns: Mapping[_Key, Sequence[Any]]) -> Mapping[_Key, float]:
     """Return each element that is padded as an image, with the value that fills it."""
     if isinstance(pad_images, bool):
-        # If images say that they are images, no other tensor is one.
-        know = any(is_tv_tensor(values[0], "Image") for values in columns.values())
-        return {name: 0.0 for name, values in columns.items() if pad_images and _is_image(values[0], know)}
+        return {
+            name: 0.0 for name, values in columns.items() if pad_images and is_tv_tensor(values[0], "Image", "Mask")
+        }
     if isinstance(pad_images, str) or not isinstance(pad_images, Collection):
         raise ConfigError(
             f"pad_images is True, a list of elements or a mapping of elements to the value that fills them, not {pad_images!r}"
         )
     _check_names("pad_images", pad_images, columns)
     return pad_images if isinstance(pad_images, Mapping) else dict.fromkeys(pad_images, 0.0)
-
-
-def _is_image(value: Any, images_know: bool) -> bool:
-    """Return whether ``pad_images=True`` pads an element."""
-    if is_tv_tensor(value, "Image", "Mask"):
-        return True
-    is_plain_tensor = type(value) is torch.Tensor and not images_know
-    return is_plain_tensor and value.ndim == 3 and len(value) in (1, 2, 3, 4)
 
 
 def _check_names(argument: str, names: Collection[_Key], elements: Collection[_Key]) -> None:
@@ -269,15 +263,12 @@ def _collated(
     """Return one element of a batch: as a list, in a tensor, or padded; `fill` is that of an image."""
     is_padded = way in ("mask", "pad") or (fill is not None and way != "list")
     if tail is not None and not is_padded:
-        whole, values = finished(values, tail, empty)
-        if (
-            way is None
-            and len({value.shape for value in values}) == 1
-            and whole.numel() == len(values) * values[0].numel()
-        ):
-            return whole.view(len(values), *values[0].shape)
+        floats, values = finished(values, tail, empty)
+        is_batch = way is None and {value.shape for value in values} == {values[0].shape}
+        if is_batch and floats.numel() == len(values) * values[0].numel():
+            return floats.view(len(values), *values[0].shape)
     if way == "list":
-        return _listed(values)
+        return list(map(plain_value, values))
     try:
         if is_padded:
             rows = way is not None or (is_tv_tensor(values[0], "Mask") and values[0].ndim == 3)
@@ -309,13 +300,10 @@ def _tensor_of(value: Any) -> torch.Tensor:
         ) from error
 
 
-def _listed(values: Sequence[Any]) -> list[Any]:
-    """Return the values of an element as a list: arrays and tensors as plain tensors, others as they are."""
-    plain = [
-        torch.as_tensor(value) if isinstance(value, np.ndarray) and value.dtype.kind not in "SUO" else value
-        for value in values
-    ]
-    return [plain_tensor(value) if isinstance(value, torch.Tensor) else value for value in plain]
+def plain_value(value: Any) -> Any:
+    """Return an array of numbers or a tensor as a plain tensor, and any other value as it is."""
+    is_numbers = isinstance(value, np.ndarray) and value.dtype.kind not in "SUO"
+    return plain_tensor(torch.as_tensor(value)) if is_numbers or isinstance(value, torch.Tensor) else value
 
 
 def _stack(values: Sequence[torch.Tensor], empty: Empty, *, collate_fn_map: Any = None) -> Any:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from storeds.batching.buffers import Empty, empty_batch
-from storeds.batching.collate import finished, good_samples
+from storeds.batching.collate import finished, good_samples, plain_value
 from storeds.errors import ConfigError, suggest
 from storeds.records.roles import BOX_FORMATS
 from storeds.transforms.coordinates import to_corners
@@ -97,7 +97,7 @@ def collate_detection(
                 raise ConfigError(
                     f"element {name!r} would replace the {name} of the targets: pass {name}={name!r}, or rename the element"
                 )
-            target[name] = _other(sample[name])
+            target[name] = plain_value(sample[name])
         targets.append(target)
     _, floats = finished(pictures, (tails or {}).get(images, Tail()), empty)
     return [image.to(torch.float32) for image in floats], targets
@@ -166,13 +166,6 @@ def _rows(value: Any, name: str, dimensions: int, count: int) -> torch.Tensor:
 def _with_visibility(keypoints: torch.Tensor) -> torch.Tensor:
     points = keypoints.to(torch.float32)
     return torch.cat([points, torch.ones_like(points[..., :1])], dim=-1) if points.shape[-1] == 2 else points
-
-
-def _other(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return plain_tensor(value)
-    is_numbers = isinstance(value, np.ndarray) and value.dtype.kind not in "SUO"
-    return torch.as_tensor(value) if is_numbers else value
 
 
 def _tensor(value: Any, name: str) -> torch.Tensor:

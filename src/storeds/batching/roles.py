@@ -76,7 +76,8 @@ def fit_collate(
     settings.pop("declared", None)
     places = functools.partial(_places, fields=fields, as_dict=as_dict)
     if settings.get("pad_images") is True:
-        settings["pad_images"] = [name for name in fields if fields[name].role in ("image", "mask")] or True
+        images = [name for name, field in fields.items() if field.role in ("image", "mask")]
+        settings["pad_images"] = images or [name for name, field in fields.items() if field.kind == "image"] or True
     for argument in {"pad", "ragged", "pad_images"} & settings.keys():
         given = settings[argument]
         if isinstance(given, Collection) and not isinstance(given, str):

@@ -91,7 +91,7 @@ class BoundTransform:
 
     transform: Transform
     tail: Tail | None = field(init=False, compare=False)
-    _head: BoundTransform = field(init=False, compare=False)
+    _head: Compose | None = field(init=False, compare=False)
     _how: Literal["generator", "plain", "foreign"] = field(init=False, compare=False)
     _takes_strided: bool = field(init=False, compare=False)
 
@@ -100,7 +100,7 @@ class BoundTransform:
         head, tail = split(flattened(transform))
         object.__setattr__(self, "transform", transform)
         object.__setattr__(self, "tail", tail)
-        object.__setattr__(self, "_head", self if tail is None else BoundTransform(Compose(head)))
+        object.__setattr__(self, "_head", None if tail is None else Compose(head))
         object.__setattr__(self, "_how", _how_to_call(transform))
         object.__setattr__(self, "_takes_strided", takes_strided(transform))
 
@@ -114,8 +114,8 @@ class BoundTransform:
         whole : bool
             Without it, `tail` is left to do for a uint8 tensor.
         """
-        if self.tail is not None and not whole:
-            return self.tail.pixels(self._head.draw(value, context.generator))
+        if self.tail is not None and self._head is not None and not whole:
+            return self.tail.pixels(self._head(value, context.generator))
         made = self.draw(value, context.generator)
         return in_order(made) if self._takes_strided else made
 

@@ -154,7 +154,8 @@ def crop_and_resize(image: Any, window: Window, size: tuple[int, int], interpola
     if part.ndim == 3 and part.shape[0] == 3 and part.stride(0) == 1 and part.dtype == torch.uint8:
         # torch's kernel for channels-last tensors takes half the time, which outweighs two copies.
         together = part[None].contiguous(memory_format=torch.channels_last)
-        return _resize(together, size, interpolation)[0].contiguous()
+        # NumPy puts the channels first in three quarters of the time.
+        return torch.from_numpy(np.ascontiguousarray(_resize(together, size, interpolation)[0].numpy()))
     return _resize(part, size, interpolation).contiguous()
 
 
