@@ -29,8 +29,8 @@ class Ask(NamedTuple):
         For samples whose dataset has no seed.
     fill : bool
         Whether replacements make up a batch in which every sample would be skipped.
-    may_wait : bool
-        Whether images of samples may be `DeferredImage`.
+    whole : bool
+        Without it, the tails of transforms are left to do for images that are uint8, see `storeds.transforms.tail`.
     as_columns : bool
         Whether there may be one array for each element instead of samples.
     allowed : callable or None
@@ -42,7 +42,7 @@ class Ask(NamedTuple):
     epoch: int | None = None
     seed: int | None = None
     fill: bool = True
-    may_wait: bool = False
+    whole: bool = True
     as_columns: bool = False
     allowed: Callable[..., Array | None] | None = None
 

@@ -18,7 +18,6 @@ from torch.utils.data import ConcatDataset, Dataset
 from storeds._utils.arguments import integer
 from storeds.backends.class_numbers import check_same_classes
 from storeds.backends.selecting import Conditions
-from storeds.batching.memory import finished_for_caller
 from storeds.datasets.assembly import (
     Transforms,
     bind_joint,
@@ -209,14 +208,9 @@ class StoreDataset(Dataset[Any]):
         declared = self.backend.meta.fields
         transforms = transforms_by_element(self._bound, self.url, declared, self._transform, self._target_transform)
         reader = fit_reader(self._bound, transforms, self._transforms)
-        self._pipeline = SamplePipeline(
-            self._view,
-            reader,
-            bind_transforms(reader, transforms),
-            self._as_dict,
-            self._counters.policy,
-            bind_joint(reader, transforms, self._transforms),
-        )
+        joint = bind_joint(reader, self._transforms)
+        bound, tails = bind_transforms(reader, transforms, joint)
+        self._pipeline = SamplePipeline(self._view, reader, bound, self._as_dict, self._counters.policy, joint, tails)
         own = built_in(reader)
         self._column_fields: dict[str, Field] = {} if own is None or transforms else own.columns
 
@@ -415,8 +409,7 @@ class StoreDataset(Dataset[Any]):
                 return columns if ask.as_columns else _split_columns(columns, self._column_fields, self.as_dict)
         seed = ask.seed if self.seed is None else self.seed
         contexts = [SampleContext(index, ask.epoch, seed) for index in resolved]
-        samples = self._pipeline.samples(contexts, ask, made, known)
-        return samples if ask.may_wait else finished_for_caller(samples)
+        return self._pipeline.samples(contexts, ask, made, known)
 
     def __add__(self, other: Dataset[Any]) -> ConcatDataset[Any]:
         """Return both datasets as one; raises ConfigError where a label would mean different classes."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
+import operator
 import pickle
 import re
 import select
@@ -27,10 +28,10 @@ from torch.utils.data import (
 
 from storeds._utils.prefetch import blocks_read
 from storeds._utils.text import html_table, some
-from storeds.batching.buffers import BufferPool
+from storeds.batching.buffers import BufferPool, Empty
 from storeds.batching.collate import collate, collate_columns
-from storeds.batching.memory import PackedBatch, SlotMemory, SlotName, SlotPool, finished, use_memory
-from storeds.batching.roles import fit_collate, is_collate
+from storeds.batching.memory import PackedBatch, SlotMemory, SlotName, SlotPool
+from storeds.batching.roles import fit_collate, is_collate, tails_of
 from storeds.datasets.assembly import declared_elements
 from storeds.datasets.batch import Ask, Counted, Made, Work
 from storeds.datasets.map_dataset import StoreDataset
@@ -131,7 +132,7 @@ class BatchFetcher(Dataset[Result]):
     """Makes finished batches of a dataset, in the training process, in its threads or in workers.
 
     Because it knows both the dataset and the ``collate_fn``, it can skip work between the two: for `storeds.collate`,
-    samples of fixed shape are read as columns, and images are scaled to floats in the memory of the batch.
+    samples of fixed shape are read as columns, and `collate` does the tails of transforms in the memory of the batch.
 
     Parameters
     ----------
@@ -152,21 +153,27 @@ class BatchFetcher(Dataset[Result]):
 
     def fit(self) -> None:
         """Fit the ``collate_fn`` to the present settings of the dataset."""
+        self._pipelines = self._settings()
         self.collate_fn = fitted_collate(self._given, self.dataset)
         self._is_ours = is_collate(self.collate_fn)
+
+    def _settings(self) -> list[Any]:
+        """Return what every assignment to a dataset replaces."""
+        return [leaf._pipeline for leaf in leaves(self.dataset) if is_of_storeds(leaf)]
 
     def __getitem__(self, request: Request) -> Result:
         """Return the batch of a request."""
         asked, slot = request
         worker = get_worker_info()
         memory = self._memory if worker is None else _opened(slot)
+        if any(map(operator.is_not, self._pipelines, self._settings())):
+            self.fit()
         blocks, made = blocks_read(), Made()
         batch: Any
         try:
-            # A function of the user may keep a batch that it made with `collate`, and the slot is used again.
-            with use_memory(memory if self._is_ours or worker is None else None):
-                made = read(self.dataset, self._ask(asked))
-                batch = self._collated(made.result(), made.work, is_batch=not isinstance(asked.indices, int))
+            made = read(self.dataset, self._ask(asked))
+            is_batch = not isinstance(asked.indices, int)
+            batch = self._collated(made.result(), made.work, memory, is_batch=is_batch)
             if worker is not None:
                 began = time.perf_counter()
                 batch = PackedBatch.of(batch, slot, memory if isinstance(memory, SlotMemory) else None)
@@ -186,19 +193,21 @@ class BatchFetcher(Dataset[Result]):
             asked.epoch,
             asked.seed,
             fill=is_batch,
-            may_wait=is_batch and self._is_ours,
+            whole=not (is_batch and tails_of(self.collate_fn)),
             as_columns=is_batch and self.collate_fn is collate,
             allowed=self._replacements,
         )
 
-    def _collated(self, samples: Any, work: Work, *, is_batch: bool) -> Any:
+    def _collated(self, samples: Any, work: Work, memory: BufferPool | SlotMemory | None, *, is_batch: bool) -> Any:
         began, store = time.perf_counter(), leaves(self.dataset)[0]
         try:
             if isinstance(samples, dict):
                 return collate_columns(samples, store.as_dict)
             if not is_batch:
                 return self.collate_fn(samples[0])
-            return self.collate_fn(finished(samples) if self._is_ours else samples)
+            # A function of the user may keep a batch that it made with `collate`, and a slot is used again.
+            into: dict[str, Empty] = {"empty": memory.empty} if self._is_ours and memory is not None else {}
+            return self.collate_fn(samples, **into)
         except ConfigError as error:
             if not is_of_storeds(store) or store.as_dict:  # the message has the names, if there are any
                 raise
@@ -241,7 +250,8 @@ def fitted_collate(collate_fn: Any, dataset: Any) -> Any:
 
 def _fit_to_store(collate_fn: Any, store: StoreDataset) -> Any:
     changed = [name for name, _ in store._pipeline.transforms]
-    return fit_collate(collate_fn, _elements(store), as_dict=store.as_dict, changed=changed)
+    tails = store._pipeline.tails
+    return fit_collate(collate_fn, _elements(store), as_dict=store.as_dict, changed=changed, tails=tails)
 
 
 def _elements(store: StoreDataset) -> dict[str, Field]:

@@ -8,7 +8,7 @@ import os
 import pickle
 import random
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -31,7 +31,8 @@ from storeds.transforms.images import (
     Resize,
     ToTensor,
 )
-from storeds.transforms.operations import ToNormalized, crop, size_of
+from storeds.transforms.operations import crop, in_order, size_of
+from storeds.transforms.tail import Tail, split
 
 __all__ = [
     "TAKES_STRIDED",
@@ -74,10 +75,11 @@ class BoundTransform:
     ----------
     transform : callable
         Takes one value. The bound transform is picklable if it is.
-    finish : callable, optional
-        Applied to the result.
-    may_wait : bool
-        Whether collating may run the last step of a `Compose`.
+
+    Attributes
+    ----------
+    tail : Tail or None
+        The end of the transform, which a batch can do.
 
     Notes
     -----
@@ -88,22 +90,34 @@ class BoundTransform:
     """
 
     transform: Transform
-    finish: Callable[[Any], Any] | None = None
-    may_wait: bool = False
+    tail: Tail | None = field(init=False, compare=False)
+    _head: Compose | None = field(init=False, compare=False)
     _how: Literal["generator", "plain", "foreign"] = field(init=False, compare=False)
+    _takes_strided: bool = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
         transform = wrap_albumentations(self.transform)
+        head, tail = split(flattened(transform))
         object.__setattr__(self, "transform", transform)
+        object.__setattr__(self, "tail", tail)
+        object.__setattr__(self, "_head", None if tail is None else Compose(head))
         object.__setattr__(self, "_how", _how_to_call(transform))
+        object.__setattr__(self, "_takes_strided", takes_strided(transform))
 
-    def __call__(self, value: Any, context: SampleContext) -> Any:
-        """Return the transformed value. Exceptions of the transform pass through."""
-        if self.may_wait and type(self.transform) is Compose:
-            made = self.transform.deferred(value, context.generator)
-        else:
-            made = self.draw(value, context.generator)
-        return made if self.finish is None else self.finish(made)
+    def __call__(self, value: Any, context: SampleContext, *, whole: bool = True) -> Any:
+        """Return the transformed value, contiguous if only built-in transforms made it. Exceptions of the transform pass through.
+
+        Parameters
+        ----------
+        value : Any
+        context : SampleContext
+        whole : bool
+            Without it, `tail` is left to do for a uint8 tensor.
+        """
+        if self.tail is not None and self._head is not None and not whole:
+            return self.tail.pixels(self._head(value, context.generator))
+        made = self.draw(value, context.generator)
+        return in_order(made) if self._takes_strided else made
 
     def draw(self, value: Any, generator: torch.Generator | None) -> Any:
         """Return the transformed value, with randomness from `generator`, or from the global generators if None."""
@@ -146,15 +160,6 @@ class Compose:
             value = transform.draw(value, generator)
         return value
 
-    def deferred(self, value: Any, generator: torch.Generator | None) -> Any:
-        """Return the result, or a ``DeferredImage`` if collating can run the last transforms."""
-        last = self._bound[-1].transform if self._bound else None
-        if not isinstance(last, ToNormalized):
-            return self(value, generator)
-        for transform in self._bound[:-1]:
-            value = transform.draw(value, generator)
-        return last.later(value)
-
     def __repr__(self) -> str:
         return f"Compose([{', '.join(map(repr, self.transforms))}])"
 
@@ -170,15 +175,22 @@ def _callables(owner: str, transforms: Any) -> tuple[Transform, ...]:
 
 
 def _with_scaling_joined(transforms: Sequence[Transform]) -> list[Transform]:
-    """Return transforms with one in the place of a `ToTensor` and the `Normalize` after it."""
+    """Return transforms with one in the place of a `ToTensor` and the `Normalize` after it, which saves a copy."""
     joined: list[Transform] = []
     for transform in transforms:
         # Exact types: a subclass may compute something else.
         if type(transform) is Normalize and joined and type(joined[-1]) is ToTensor:
-            joined[-1] = ToNormalized(transform.mean, transform.std, transform.inplace)
+            joined[-1] = Tail(transform)
         else:
             joined.append(transform)
     return joined
+
+
+def flattened(transform: Transform) -> list[Transform]:
+    """Return the transforms of nested compositions, in order."""
+    if type(transform) is not Compose:
+        return [transform]
+    return [each for part in transform.transforms for each in flattened(part)]
 
 
 @dataclass(frozen=True)
