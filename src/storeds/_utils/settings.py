@@ -33,9 +33,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ----------
     parsers : mapping of str to callable
         Setting → the function that parses its value, before its type is checked. It raises ValueError.
+    renamed : mapping of str to str
+        Former name of a setting → its name.
     """
 
     parsers: ClassVar[Mapping[str, Callable[[Any], Any]]] = {}
+    renamed: ClassVar[Mapping[str, str]] = {}
 
     @classmethod
     def validated(cls, given: Mapping[str, Any], where: str, what: str = "key") -> Self:
@@ -57,8 +60,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """
         for name in given:
             if name not in cls.__struct_fields__:
-                listing = suggest(str(name), cls.__struct_fields__, f"{what}s")
-                raise ConfigError(f"{where}: unknown {what} {shown_key(name)!r}; {listing}")
+                raise ConfigError(
+                    f"{where}: unknown {what} {shown_key(name)!r}; {_instead(cls, str(name), f'{what}s')}"
+                )
         parsed = dict(given)
         name = ""
         try:
@@ -101,6 +105,13 @@ def _unchanged(expected: type, value: Any) -> Any:
     return value
 
 
+def _instead(cls: type[Settings], name: str, what: str) -> str:
+    """Return what to write instead of an unknown name."""
+    if name in cls.renamed:
+        return f"its name is {cls.renamed[name]!r} now"
+    return suggest(name, cls.__struct_fields__, what)
+
+
 def shown_key(key: Any) -> str:
     """Return a key of a config for messages: a URL at the place of a key may hold a password."""
     return "***" if is_like_url(str(key)) else str(key)
@@ -118,7 +129,7 @@ def _explained(text: str, cls: type[Settings]) -> str:
     if what.startswith("Object contains unknown field"):
         inner = declared if isinstance(declared, type) and issubclass(declared, Settings) else cls
         name = what.split("`")[1]
-        return f"unknown key {f'{place}.{shown_key(name)}'!r}; {suggest(name, inner.__struct_fields__, 'keys')}"
+        return f"unknown key {f'{place}.{shown_key(name)}'!r}; {_instead(inner, name, 'keys')}"
     if what.startswith("Invalid enum value"):
         allowed = [
             repr(value)

@@ -39,10 +39,10 @@ from storeds.datasets.counters import BatchEvents, LoaderStats, count_events
 from storeds.datasets.epoch import Work, add_time, take_work, use_epoch, use_replacements
 from storeds.datasets.map_dataset import StoreDataset, fill_skipped, resolve_indices
 from storeds.datasets.mixture import StoreMixture
-from storeds.errors import ConfigError, RecordError, suggest
+from storeds.errors import ConfigError, RecordError
 from storeds.loaders.advice import explain
 from storeds.loaders.plan import Plan
-from storeds.loaders.planning import PLAN_SETTINGS, Replacements, replaces_samples
+from storeds.loaders.planning import PLAN_SETTINGS, Replacements, instead_of, replaces_samples
 from storeds.loaders.position import BatchRequest, Position
 from storeds.loaders.sampler import EpochBatches, EpochSampler, OtherSampler, divides_again, is_plain_batches
 from storeds.protocols import Backend, Field
@@ -324,7 +324,7 @@ class StoreLoader(DataLoader[Any]):
     seed : int, optional
         Without a `sampler`: the seed of the order. By default the sampler draws one from the `generator` at the first
         pass. Without that, it is the dataset's or, if that has none, drawn from torch's default generator.
-    balance, weights, samples_per_epoch, repeat, per_batch, group_by, bucket_by, buckets, budget
+    balance, weights, samples_per_epoch, replacement, per_batch, group_by, bucket_by, num_buckets, max_padded
         Without a `sampler`: what an epoch has, as for `EpochSampler`.
     log_every : float, optional
         Log `why_slow` every so many seconds, at level INFO.
@@ -632,7 +632,7 @@ def _check_names(loader: str, arguments: Mapping[str, Any]) -> None:
     known = inspect.signature(DataLoader.__init__).parameters
     for name in arguments:
         if name not in known:
-            raise ConfigError(f"{loader} has no argument {name!r}; {suggest(name, list(known)[2:], 'arguments')}")
+            raise ConfigError(f"{loader} has no argument {name!r}; {instead_of(name, [*known][2:])}")
 
 
 class _Requests(Sampler[Request]):
