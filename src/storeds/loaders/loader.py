@@ -318,7 +318,8 @@ class StoreLoader(DataLoader[Any]):
         By default an `EpochSampler` over all of `dataset`, with `shuffle` and `seed`. Other samplers of PyTorch work too,
         but then the loader has no state to resume from.
     batch_sampler : Sampler, optional
-        Yields lists of indices, instead of `sampler` and ``batch_size``.
+        Yields lists of indices, instead of `sampler` and ``batch_size``. The loader has a state too if it is an `EpochSampler`
+        that makes batches, or PyTorch's BatchSampler over an `EpochSampler`.
     shuffle : bool
         Without a `sampler`: use a new order each epoch.
     seed : int, optional
@@ -329,7 +330,8 @@ class StoreLoader(DataLoader[Any]):
     log_every : float, optional
         Log `why_slow` every so many seconds, at level INFO.
     **arguments
-        As for `torch.utils.data.DataLoader`; the default ``collate_fn`` is `storeds.collate`. The settings of
+        As for `torch.utils.data.DataLoader`; the default ``collate_fn`` is `storeds.collate`. ``drop_last`` leaves out what
+        is left over: short batches and, without a `sampler`, what does not divide among the ranks. The settings of
         `storeds.collate` and `storeds.collate_detection` may name roles, and elements of tuples by their names. The
         declarations decide about the structure of batches: values that may differ in length get a mask in every batch,
         and JSON is listed, unless `ragged` names them. Elements with a transform of their own are as with `collate`.
