@@ -24,7 +24,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "balanced batches": {"balance": "label", "per_batch": True},
     "weighted": {"weights": "weight", "samples_per_epoch": 30},
     "groups": {"group_by": "patient", "shuffle": True},
-    "buckets": {"bucket_by": "length", "buckets": 3, "shuffle": True},
+    "buckets": {"bucket_by": "length", "num_buckets": 3, "shuffle": True},
     "samples": {"shuffle": True, "batch_size": None},
 }
 
@@ -113,7 +113,13 @@ def test_every_plan_that_makes_batches_leaves_out_short_ones(name: str, data: st
 
 
 def test_a_budget_says_what_a_short_batch_is() -> None:
-    arguments: dict[str, Any] = {"bucket_by": "length", "buckets": 3, "budget": 64, "batch_size": SIZE, "seed": 2}
+    arguments: dict[str, Any] = {
+        "bucket_by": "length",
+        "num_buckets": 3,
+        "max_padded": 64,
+        "batch_size": SIZE,
+        "seed": 2,
+    }
     batches = list(EpochSampler(dataset(), drop_last=True, **arguments))
     assert len(sizes(batches)) > 1
     assert max(sizes(batches)) <= SIZE

@@ -207,7 +207,7 @@ class TestBatches:
 
     @pytest.mark.parametrize("drop_last", [False, True])
     def test_buckets_hold_like_sizes(self, dataset: StoreDataset, drop_last: bool) -> None:
-        sampler = EpochSampler(dataset, bucket_by="length", buckets=4, batch_size=8, drop_last=drop_last)
+        sampler = EpochSampler(dataset, bucket_by="length", num_buckets=4, batch_size=8, drop_last=drop_last)
         batches = list(sampler)
         indices = [index for batch in batches for index in batch]
         assert len(set(indices)) == len(indices)
@@ -218,7 +218,7 @@ class TestBatches:
         assert padded < 0.75 * unsorted
 
     def test_a_budget_limits_the_padded_size(self, plain: StoreDataset) -> None:
-        sampler = EpochSampler(plain, bucket_by="length", batch_size=64, budget=200)
+        sampler = EpochSampler(plain, bucket_by="length", batch_size=64, max_padded=200)
         batches = list(sampler)
         assert sorted(index for batch in batches for index in batch) == list(range(COUNT))
         assert all(LENGTHS[batch].max() * len(batch) <= 200 for batch in batches)
@@ -226,7 +226,7 @@ class TestBatches:
 
     def test_two_fields_are_a_ratio(self, plain: StoreDataset) -> None:
         ratios = np.array([record["width"] / record["height"] for record in RECORDS])
-        batches = list(EpochSampler(plain, bucket_by=["width", "height"], buckets=5, batch_size=6))
+        batches = list(EpochSampler(plain, bucket_by=["width", "height"], num_buckets=5, batch_size=6))
         edges = sorted((ratios[batch].min(), ratios[batch].max()) for batch in batches)
         spans = {
             np.searchsorted(np.quantile(ratios, [0.2, 0.4, 0.6, 0.8]), edge, "right") for pair in edges for edge in pair
@@ -240,7 +240,7 @@ class TestBatches:
         assert Counter(drawn(sampler)) == Counter(drawn(alone))
 
     def test_in_order_without_shuffling(self, plain: StoreDataset) -> None:
-        sampler = EpochSampler(plain, shuffle=False, bucket_by="length", buckets=3, batch_size=8)
+        sampler = EpochSampler(plain, shuffle=False, bucket_by="length", num_buckets=3, batch_size=8)
         firsts = [batch[0] for batch in sampler]
         assert firsts == sorted(firsts)
 
@@ -267,7 +267,7 @@ SETTINGS = st.one_of(
     st.builds(lambda samples: Setting({"weights": "weight", "samples_per_epoch": samples}, False), st.integers(1, 200)),
     st.just(Setting({"group_by": "patient"}, True)),
     st.builds(
-        lambda buckets, weights: Setting({"bucket_by": "length", "buckets": buckets, "weights": weights}, True),
+        lambda buckets, weights: Setting({"bucket_by": "length", "num_buckets": buckets, "weights": weights}, True),
         st.integers(1, 9),
         st.sampled_from([None, "weight"]),
     ),
@@ -461,7 +461,7 @@ REPLACED = {
     "array": Replaced({"weights": WEIGHTS}, lambda _, good: WEIGHTS[good] > 0),
     "groups": Replaced({"group_by": "patient"}, lambda bad, good: PATIENTS[bad] == PATIENTS[good]),
     "buckets": Replaced(
-        {"bucket_by": "length", "buckets": 2, "weights": "weight"},
+        {"bucket_by": "length", "num_buckets": 2, "weights": "weight"},
         lambda bad, good: WEIGHTS[good] > 0 and (LENGTHS[bad] >= MEDIAN) == (LENGTHS[good] >= MEDIAN),
     ),
     "part": Replaced({"shuffle": True}, lambda _, good: good in PART, lambda dataset: Subset(dataset, PART)),
@@ -582,8 +582,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"group_by": "patient", "batch_size": 3}, "group_by='patient': the group p.* raise batch_size"),
     ({"group_by": "patient", "bucket_by": "length", "batch_size": 9}, "both make the batches"),
     ({"bucket_by": "patient", "batch_size": 9}, "a field of numbers"),
-    ({"bucket_by": "length", "batch_size": 9, "budget": 40}, "no room for the largest sample"),
-    ({"budget": 40}, "for bucket_by"),
+    ({"bucket_by": "length", "batch_size": 9, "max_padded": 40}, "no room for the largest sample"),
+    ({"max_padded": 40}, "for bucket_by"),
     ({"block_size": 4, "balance": "label"}, "block_size is for epochs of each sample once"),
     ({"samples_per_epoch": 0}, "samples_per_epoch"),
     (
@@ -591,9 +591,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "too long to keep exact shares",
     ),
     ({"group_by": "patient", "batch_size": 20, "samples_per_epoch": 9}, "group_by has each sample once"),
-    ({"samples_per_epoch": 91, "repeat": False}, "an epoch has 91 samples of part all, and there are 90"),
-    ({"balance": "label", "repeat": False}, "30 samples of label dog, and there are 25"),
-    ({"weights": "weight", "repeat": False}, "largest weight would come more than once"),
+    ({"samples_per_epoch": 91, "replacement": False}, "an epoch has 91 samples of part all, and there are 90"),
+    ({"balance": "label", "replacement": False}, "30 samples of label dog, and there are 25"),
+    ({"weights": "weight", "replacement": False}, "largest weight would come more than once"),
 ]
 
 
@@ -671,6 +671,23 @@ def test_a_weight_that_is_no_number_is_refused(plain: StoreDataset, weight: Any)
 def test_settings_that_make_no_plan_are_refused(plain: StoreDataset, arguments: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         EpochSampler(plain, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [("repeat", "replacement"), ("buckets", "num_buckets"), ("budget", "max_padded")]
+)
+def test_a_former_name_is_refused_with_the_present_one(plain: StoreDataset, old: str, new: str) -> None:
+    config: Any = {"dataset": {"url": plain.url, "reader": "array"}}
+    given: dict[str, Any] = {old: 1}
+    uses: list[Callable[[], Any]] = [
+        lambda: EpochSampler(plain, **given),
+        lambda: StoreLoader(plain, **given),
+        lambda: storeds.build_loader({**config, "loader": given}),
+        lambda: storeds.build_loader({**config, "splits": {"a": {"loader": given}}}, "a"),
+    ]
+    for use in uses:
+        with pytest.raises(ConfigError, match=f"{old}'; its name is '{new}' now"):
+            use()
 
 
 def test_a_state_belongs_to_its_plan(plain: StoreDataset) -> None:

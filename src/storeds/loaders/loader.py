@@ -38,10 +38,10 @@ from storeds.datasets.map_dataset import StoreDataset
 from storeds.datasets.mixture import StoreMixture
 from storeds.datasets.reading import count, is_of_storeds, read
 from storeds.datasets.tree import inside, leaves
-from storeds.errors import ConfigError, RecordError, suggest
+from storeds.errors import ConfigError, RecordError
 from storeds.loaders.advice import explain
 from storeds.loaders.plan import Plan
-from storeds.loaders.planning import PLAN_SETTINGS, Replacements, replaces_samples
+from storeds.loaders.planning import PLAN_SETTINGS, Replacements, instead_of, replaces_samples
 from storeds.loaders.position import BatchRequest, Position
 from storeds.loaders.sampler import EpochBatches, EpochSampler, OtherSampler, divides_again, is_plain_batches
 from storeds.loaders.stats import LoaderStats
@@ -277,18 +277,20 @@ class StoreLoader(DataLoader[Any]):
         By default an `EpochSampler` over all of `dataset`, with `shuffle` and `seed`. Other samplers of PyTorch work too,
         but then the loader has no state to resume from.
     batch_sampler : Sampler, optional
-        Yields lists of indices, instead of `sampler` and ``batch_size``.
+        Yields lists of indices, instead of `sampler` and ``batch_size``. The loader has a state too if it is an `EpochSampler`
+        that makes batches, or PyTorch's BatchSampler over an `EpochSampler`.
     shuffle : bool
         Without a `sampler`: use a new order each epoch.
     seed : int, optional
         Without a `sampler`: the seed of the order. By default the sampler draws one from the `generator` at the first
         pass. Without that, it is the dataset's or, if that has none, drawn from torch's default generator.
-    balance, weights, samples_per_epoch, repeat, per_batch, group_by, bucket_by, buckets, budget
+    balance, weights, samples_per_epoch, replacement, per_batch, group_by, bucket_by, num_buckets, max_padded
         Without a `sampler`: what an epoch has, as for `EpochSampler`.
     log_every : float, optional
         Log `why_slow` every so many seconds, at level INFO.
     **arguments
-        As for `torch.utils.data.DataLoader`; the default ``collate_fn`` is `storeds.collate`. The settings of
+        As for `torch.utils.data.DataLoader`; the default ``collate_fn`` is `storeds.collate`. ``drop_last`` leaves out what
+        is left over: short batches and, without a `sampler`, what does not divide among the ranks. The settings of
         `storeds.collate` and `storeds.collate_detection` may name roles, and elements of tuples by their names. The
         declarations decide about the structure of batches: values that may differ in length get a mask in every batch,
         and JSON is listed, unless `ragged` names them. Elements with a transform of their own are as with `collate`.
@@ -590,7 +592,7 @@ def _check_names(loader: str, arguments: Mapping[str, Any]) -> None:
     known = inspect.signature(DataLoader.__init__).parameters
     for name in arguments:
         if name not in known:
-            raise ConfigError(f"{loader} has no argument {name!r}; {suggest(name, list(known)[2:], 'arguments')}")
+            raise ConfigError(f"{loader} has no argument {name!r}; {instead_of(name, [*known][2:])}")
 
 
 class _Requests(Sampler[Request]):

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from torch.utils.data import Subset
 
-from storeds._utils.arguments import integer
+from storeds._utils.arguments import RENAMED, integer
 from storeds.datasets.map_dataset import StoreDataset
 from storeds.datasets.mixture import StoreMixture
 from storeds.datasets.tree import column_of, leaves, nodes
@@ -21,7 +21,7 @@ from storeds.protocols import Array
 from storeds.records.classes import stored_classes
 from storeds.records.columns import check_one_value
 
-__all__ = ["PLAN_SETTINGS", "PlanSettings", "Replacements", "make_plan", "replaces_samples"]
+__all__ = ["PLAN_SETTINGS", "PlanSettings", "Replacements", "instead_of", "make_plan", "replaces_samples"]
 
 _BUCKETS = 8
 _WINDOW = 8  # blocks
@@ -44,11 +44,11 @@ class PlanSettings:
     weights: Any = None
     per_batch: bool = False
     samples_per_epoch: int | None = None
-    repeat: bool = True
+    replacement: bool = True
     group_by: str | None = None
     bucket_by: str | Sequence[str] | None = None
-    buckets: int | None = None
-    budget: int | None = None
+    num_buckets: int | None = None
+    max_padded: int | None = None
     batch_size: int | None = None
     drop_last: bool = False
     has_sources: bool = False
@@ -59,11 +59,11 @@ class PlanSettings:
         names = [field.name for field in fields(cls) if field.name != "has_sources"]
         for name in settings:
             if name not in names:
-                raise ConfigError(f"EpochSampler has no argument {name!r}; {suggest(name, names, 'arguments')}")
+                raise ConfigError(f"EpochSampler has no argument {name!r}; {instead_of(name, names)}")
         return cls(**settings, has_sources=isinstance(data, StoreMixture))
 
     def __post_init__(self) -> None:
-        for name in ("block_size", "window", "samples_per_epoch", "buckets", "budget", "batch_size"):
+        for name in ("block_size", "window", "samples_per_epoch", "num_buckets", "max_padded", "batch_size"):
             if getattr(self, name) is not None:
                 integer(name, getattr(self, name), 1)
         if self.block_size is not None and self.window is None:
@@ -87,8 +87,8 @@ class PlanSettings:
         if self.block_size is not None and (ways or self.samples_per_epoch is not None):
             name = (*ways, "samples_per_epoch")[0]
             raise ConfigError(f"block_size is for epochs of each sample once, and {name} is set: leave out one of them")
-        if self.group_by is not None and (self.samples_per_epoch is not None or not self.repeat):
-            raise ConfigError("group_by has each sample once: leave out samples_per_epoch and repeat")
+        if self.group_by is not None and (self.samples_per_epoch is not None or not self.replacement):
+            raise ConfigError("group_by has each sample once: leave out samples_per_epoch and replacement")
         self._check_batches()
 
     def _check_batches(self) -> None:
@@ -100,13 +100,18 @@ class PlanSettings:
             raise ConfigError(f"{names[0]} and {names[1]} both make the batches: leave out one of them")
         if names and self.batch_size is None:
             raise ConfigError(f"{names[0]} makes batches: pass batch_size too")
-        if self.bucket_by is None and (self.buckets is not None or self.budget is not None):
-            raise ConfigError("buckets and budget are for bucket_by, which is not set")
+        if self.bucket_by is None and (self.num_buckets is not None or self.max_padded is not None):
+            raise ConfigError("num_buckets and max_padded are for bucket_by, which is not set")
 
     @property
     def by_class(self) -> bool:
         """Whether the samples come by classes."""
         return self.balance is not None or isinstance(self.weights, Mapping)
+
+
+def instead_of(name: str, known: Sequence[str]) -> str:
+    """Return what to write instead of an unknown argument."""
+    return f"its name is {RENAMED[name]!r} now" if name in RENAMED else suggest(name, known, "arguments")
 
 
 _OF_LOADERS = ("shuffle", "batch_size", "drop_last", "has_sources")
@@ -134,7 +139,7 @@ def make_plan(data: Any, count: int, settings: PlanSettings) -> Plan:
         how = {"shuffle": settings.shuffle, "drop_last": settings.drop_last}
         return Grouped(groups, settings.group_by, settings.batch_size or count, **how)
     drawn = _drawn(data, count, settings)
-    if not settings.repeat:
+    if not settings.replacement:
         _check_unrepeated(drawn)
     return drawn if settings.bucket_by is None else _bucketed(drawn, data, settings)
 
@@ -167,12 +172,12 @@ def _check_unrepeated(plan: Plan) -> None:
             for name, quota, size in zip(plan.strata.names, quotas.tolist(), plan.strata.sizes.tolist(), strict=True):
                 if quota > size:
                     raise ConfigError(
-                        f"repeat=False: an epoch has {quota:,} samples of {plan.what} {name}, and there are {size:,}; reduce "
+                        f"replacement=False: an epoch has {quota:,} samples of {plan.what} {name}, and there are {size:,}; reduce "
                         "samples_per_epoch, or let samples repeat"
                     )
     elif isinstance(plan, Weighted) and float(plan.weights.max()) * plan.count > plan.sums[-1]:
         raise ConfigError(
-            "repeat=False: the sample with the largest weight would come more than once; reduce samples_per_epoch"
+            "replacement=False: the sample with the largest weight would come more than once; reduce samples_per_epoch"
         )
 
 
@@ -229,20 +234,20 @@ def _bucketed(drawn: Plan, data: Any, settings: PlanSettings) -> Plan:
             f"bucket_by is a field of numbers, or two such as width and height, and got {settings.bucket_by!r}"
         )
     keys = columns[0] if len(columns) == 1 else columns[0] / np.maximum(columns[1], 1)
-    number = settings.buckets or _BUCKETS
+    number = settings.num_buckets or _BUCKETS
     values, codes = np.unique(keys, return_inverse=True)
     if len(values) > number:
         edges = np.unique(np.quantile(keys, np.linspace(0, 1, number + 1)[1:-1]))
         values, codes = np.unique(np.searchsorted(edges, keys, "right"), return_inverse=True)
     capacities = np.full(len(values), settings.batch_size)
-    if settings.budget is not None:
+    if settings.max_padded is not None:
         largest = np.zeros(len(values))
         np.maximum.at(largest, codes, np.prod([column.astype(np.float64) for column in columns], axis=0))
-        if largest.max() > settings.budget:
+        if largest.max() > settings.max_padded:
             raise ConfigError(
-                f"budget={settings.budget:,} has no room for the largest sample, whose size is {largest.max():,.0f}"
+                f"max_padded={settings.max_padded:,} has no room for the largest sample, whose size is {largest.max():,.0f}"
             )
-        capacities = np.minimum(capacities, (settings.budget // np.maximum(largest, 1)).astype(np.int64))
+        capacities = np.minimum(capacities, (settings.max_padded // np.maximum(largest, 1)).astype(np.int64))
     text = (
         f"batches of {int(capacities.min())} to {int(capacities.max())} samples, from {len(values)} buckets by "
         + " and ".join(names)

@@ -100,13 +100,13 @@ class Position:
     2. A pass begins when its first index is drawn; ``iter()`` alone changes nothing.
     3. Each later pass is the epoch after the pass that began last, even if that one was broken off.
     4. `set_epoch` sets the epoch of the next pass, and counting continues from there. The last call counts.
-    5. A call of ``set_epoch`` on a dataset below is such a call. It is noticed by its number (`SharedEpoch.turn`).
+    5. A user's call of ``set_epoch`` on a dataset below is such a call. Its number tells (`SharedEpoch.request`).
     6. From place p on, rank r of w takes the places p + r, p + r + w, …. All ranks take equally many: what is left over is
        left out (`drop_last`), or ranks take places from the beginning of the order.
     7. With a loader of ours, the place counts what the training loop received; batches that were only prefetched, or that
        overtook a missing one, do not count. With another loader, it counts the indices that were drawn.
     8. A pass that ends is at the end of its epoch, also if its last samples were left out.
-    9. A state is an epoch and a place. After `load`, the next pass is the rest of that epoch, on any number of ranks; if
+    9. A state is an epoch and a place. After `load_state_dict`, the next pass is the rest of that epoch, on any number of ranks; if
        there is none, it is the next epoch.
     10. A call of `set_epoch` with the epoch of a loaded place, or of a pass that was broken off, keeps the place where that
         pass begins or began. The rest of an epoch that was over is then an empty pass.
@@ -139,7 +139,7 @@ class Position:
         if generator is not None and not isinstance(generator, torch.Generator):
             raise ConfigError(f"generator must be a torch.Generator, got {generator!r}")
         self._generator = generator
-        self.seed = integer("seed", seed) if seed is not None else None if generator else self._datasets.seed
+        self.seed = integer("seed", seed) if seed is not None else self._datasets.seed if generator is None else None
         self._draws_seed = self.seed is None
         self._is_own_seed = False  # drawn while there were no other ranks
         self.plan = make_plan(data, self.count, settings)
@@ -148,7 +148,7 @@ class Position:
         self._ranks = ranks(num_replicas, rank)
         self._order: tuple[tuple[int, int], Order] | None = None  # the last one, by seed and epoch
         self._pass = Pass(0, 0, 0)  # the one that began last or, since an epoch was set or loaded, the next one
-        self._is_set = False  # whether the next pass has the epoch of `_pass`, although that one has begun or is over
+        self._is_set = False  # whether the next pass has that epoch because it was set
         self._turn = 0  # of the last call of `set_epoch` on a dataset that counted
         self._follow_datasets()
 

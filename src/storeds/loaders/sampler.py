@@ -56,7 +56,7 @@ class EpochSampler(Sampler[Any]):
         of `balance` (by default of ``label``), or of class names, to their shares: ``{"cat": 3, "dog": 1}``.
     samples_per_epoch : int, optional
         By default as many as there are; of a mixture see `StoreMixture`.
-    repeat : bool
+    replacement : bool
         Whether a sample may come more than once in an epoch, where quotas or weights ask for it; an error otherwise.
     per_batch : bool
         Each batch has the shares of `balance` too, or those of a mixture, within one sample.
@@ -65,9 +65,9 @@ class EpochSampler(Sampler[Any]):
     bucket_by : str or (str, str), optional
         A field of numbers, such as a length; batches have samples of like size. Of two fields, such as width and height,
         their ratio counts.
-    buckets : int
+    num_buckets : int
         How many sizes there are; 8 by default.
-    budget : int, optional
+    max_padded : int, optional
         Limits each batch of `bucket_by`: its samples times the largest size of its bucket (of two fields, their product).
     batch_size : int, optional
         For `per_batch`, `group_by` and `bucket_by`, which make the batches. The sampler then yields lists of indices: pass
