@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from multiprocessing.context import get_spawning_popen
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -51,6 +52,7 @@ from storeds.records.columns import read_column
 from storeds.registry import import_object
 from storeds.transforms import build_transform
 from storeds.transforms.binding import check_picklable
+from storeds.transforms.tail import Tail
 
 if TYPE_CHECKING:
     from storeds.ops.showing import Page
@@ -398,7 +400,12 @@ class StoreDataset(Dataset[Any]):
         return _split_columns(read, self._column_fields, self.as_dict) if isinstance(read, dict) else read
 
     def _read(
-        self, resolved: list[int], *, whole: bool = True, columns: bool = True, fill: bool = True
+        self,
+        resolved: list[int],
+        *,
+        tails: Mapping[str, Tail] = MappingProxyType({}),
+        columns: bool = True,
+        fill: bool = True,
     ) -> dict[str, Array] | list[Any]:
         """Return samples, or one array of shape (n, …) for each of their elements, read without making samples.
 
@@ -406,8 +413,8 @@ class StoreDataset(Dataset[Any]):
         ----------
         resolved : list of int
             Indices, as `_resolve` returns them.
-        whole : bool
-            Without it, the tails of transforms are left to do for images that are uint8.
+        tails : mapping of str to Tail
+            What the batch does for elements that are uint8. If the transforms end otherwise, samples are whole.
         columns : bool
             Whether there may be arrays. There are none where elements vary in shape or have transforms, and where a
             record is bad: then the pipeline applies the policy.
@@ -431,7 +438,7 @@ class StoreDataset(Dataset[Any]):
                 # What has no column is the index.
                 return {n: arrays[n] if n in arrays else np.array(resolved, np.int64) for n in self._column_fields}
         contexts = self._contexts(resolved)
-        samples = self._pipeline.samples(contexts, fill=fill, known=known, whole=whole)
+        samples = self._pipeline.samples(contexts, fill=fill, known=known, tails=tails)
         if contexts:
             self._warn_if_repeated(contexts[0])
         return samples

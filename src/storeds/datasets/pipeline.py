@@ -6,6 +6,7 @@ import itertools
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -82,7 +83,7 @@ class SamplePipeline:
         *,
         fill: bool,
         known: RecordError | None = None,
-        whole: bool = True,
+        tails: Mapping[str, Tail] = MappingProxyType({}),
     ) -> list[Any]:
         """Return the samples of `contexts`, with what the policy puts in the place of bad ones.
 
@@ -92,8 +93,8 @@ class SamplePipeline:
             Whether replacements make up a batch in which every sample would be skipped.
         known : RecordError, optional
             Of a record that was read already, and is not read again.
-        whole : bool
-            Without it, `tails` are left to do for elements that are uint8.
+        tails : mapping of str to Tail
+            What the batch does for elements that are uint8. If those of the transforms are others, samples are whole.
 
         Raises
         ------
@@ -107,6 +108,7 @@ class SamplePipeline:
         if not contexts:
             return []
         events: list[Event] = []
+        whole = tails != self.tails
         try:
             return self._good_samples(self.make(contexts, known, whole), contexts, fill, events, whole)
         finally:

@@ -35,12 +35,13 @@ from storeds._utils.text import html_table, some
 from storeds.batching.buffers import BufferPool, Empty
 from storeds.batching.collate import collate, collate_columns
 from storeds.batching.memory import PackedBatch, SlotMemory, SlotName, SlotPool
-from storeds.batching.roles import fit_collate, is_collate, tails_of
+from storeds.batching.roles import does_tails, fit_collate, is_collate
 from storeds.datasets.assembly import declared_elements
 from storeds.datasets.counters import BatchEvents, LoaderStats, count_events
 from storeds.datasets.epoch import Work, add_time, take_work, use_epoch, use_replacements
 from storeds.datasets.map_dataset import StoreDataset, fill_skipped, resolve_indices
 from storeds.datasets.mixture import StoreMixture
+from storeds.datasets.pipeline import SamplePipeline
 from storeds.errors import ConfigError, RecordError, suggest
 from storeds.loaders.advice import explain
 from storeds.loaders.plan import Plan
@@ -48,6 +49,7 @@ from storeds.loaders.planning import PLAN_SETTINGS, Replacements, replaces_sampl
 from storeds.loaders.sampler import BatchRequest, EpochSampler, OtherSampler, holds_epoch_sampler
 from storeds.protocols import Backend, Field
 from storeds.readers.reader import built_in
+from storeds.transforms.tail import Tail
 
 _LOG = logging.getLogger("storeds")
 _MAKES_SAMPLES = ("__getitem__", "__getitems__")
@@ -143,12 +145,14 @@ class BatchFetcher(Dataset[Result]):
 
     def fit(self) -> None:
         """Fit the ``collate_fn`` to the present settings of the dataset."""
-        self._pipelines = self._settings()
+        pipelines = self._present_pipelines()
         self.collate_fn = fitted_collate(self._given, self.dataset)
         self._inner, self._is_ours = _below_subsets(self.dataset), is_collate(self.collate_fn)
+        self._tails: Mapping[str, Tail] = pipelines[0].tails if does_tails(self.collate_fn) else {}
+        self._pipelines = pipelines  # last: another thread may be here
 
-    def _settings(self) -> list[Any]:
-        """Return what every assignment to a dataset replaces."""
+    def _present_pipelines(self) -> list[SamplePipeline]:
+        """Return what makes the samples of each store; assigning to a dataset replaces it."""
         return [store._pipeline for store in _stores_below(self.dataset) if store is not None]
 
     def __getitem__(self, request: Request) -> Result:
@@ -157,7 +161,7 @@ class BatchFetcher(Dataset[Result]):
         worker, events = get_worker_info(), list[BatchEvents]()
         memory = self._memory if worker is None else _opened(slot)
         take_work()  # of samples that this thread made outside of a batch
-        if any(map(operator.is_not, self._pipelines, self._settings())):
+        if any(map(operator.is_not, self._pipelines, self._present_pipelines())):
             self.fit()
         try:
             with use_epoch(asked.epoch, asked.seed, events), use_replacements(self._replacements):
@@ -205,8 +209,7 @@ class BatchFetcher(Dataset[Result]):
             columns = is_whole and self.collate_fn is collate
             # The rest of the batch may be good where datasets are joined: then bad samples are skipped.
             fill = fill or is_whole
-            whole = not tails_of(self.collate_fn)
-            return dataset._read(dataset._resolve(indices), whole=whole, columns=columns, fill=fill)
+            return dataset._read(dataset._resolve(indices), tails=self._tails, columns=columns, fill=fill)
         many = getattr(dataset, "__getitems__", None) if is_whole else None
         return many(indices) if many else _one_by_one(dataset, indices)
 
