@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn, TypeAlias, get_args
@@ -18,7 +19,6 @@ from storeds.batching.memory import is_plain
 from storeds.batching.padding import Padded, check_channels, padded
 from storeds.errors import BadSamplesError, ConfigError, suggest
 from storeds.protocols import Array
-from storeds.transforms.elements import is_tv_tensor, plain_tensor
 from storeds.transforms.tail import Tail
 
 __all__ = [
@@ -28,6 +28,8 @@ __all__ = [
     "collate_columns",
     "finished",
     "good_samples",
+    "is_tv_tensor",
+    "plain_tensor",
     "plain_value",
 ]
 
@@ -298,6 +300,19 @@ def _tensor_of(value: Any) -> torch.Tensor:
             f"it cannot be padded, because a {type(value).__name__} makes no tensor: {error}. Leave it out of pad, ragged and "
             "pad_images, or use ragged 'list'"
         ) from error
+
+
+def is_tv_tensor(value: Any, *names: str) -> bool:
+    """Return whether a value is of one of these classes of ``torchvision.tv_tensors``; does not import torchvision."""
+    module = sys.modules.get("torchvision.tv_tensors")
+    return module is not None and isinstance(value, tuple(getattr(module, name, ()) for name in names))
+
+
+def plain_tensor(value: torch.Tensor) -> torch.Tensor:
+    """Return a tensor of torchvision as a plain one, in the same memory; other tensors unchanged."""
+    if type(value) is torch.Tensor or not is_tv_tensor(value, "TVTensor"):
+        return value
+    return value.as_subclass(torch.Tensor)
 
 
 def plain_value(value: Any) -> Any:

@@ -9,11 +9,10 @@ import numpy as np
 import torch
 
 from storeds.batching.buffers import Empty, empty_batch
-from storeds.batching.collate import finished, good_samples, plain_value
+from storeds.batching.collate import finished, good_samples, is_tv_tensor, plain_tensor, plain_value
 from storeds.errors import ConfigError, suggest
 from storeds.records.roles import BOX_FORMATS
 from storeds.transforms.coordinates import to_corners
-from storeds.transforms.elements import is_tv_tensor, plain_tensor
 from storeds.transforms.tail import Tail
 
 __all__ = ["collate_detection"]

@@ -14,7 +14,7 @@ from storeds.protocols import ROLES, Field
 from storeds.records.roles import boxes_of
 from storeds.transforms.tail import Tail
 
-__all__ = ["fit_collate", "is_collate", "tails_of"]
+__all__ = ["does_tails", "fit_collate", "is_collate"]
 
 
 def is_collate(collate_fn: Any) -> bool:
@@ -26,10 +26,9 @@ def _function(collate_fn: Any) -> Any:
     return collate_fn.func if isinstance(collate_fn, functools.partial) else collate_fn
 
 
-def tails_of(collate_fn: Any) -> Mapping[Any, Tail]:
-    """Return the tails that a ``collate_fn`` which `fit_collate` returned does: element → tail."""
-    tails: Mapping[Any, Tail] = getattr(collate_fn, "keywords", {}).get("tails", {}) if is_collate(collate_fn) else {}
-    return tails
+def does_tails(collate_fn: Any) -> bool:
+    """Return whether a ``collate_fn`` does the tails with which `fit_collate` was called."""
+    return is_collate(collate_fn) and "tails" in getattr(collate_fn, "keywords", ())
 
 
 def fit_collate(

@@ -108,7 +108,7 @@ class SamplePipeline:
         events: list[Event] = []
         try:
             return self._good_samples(
-                self.make(contexts, made.work, known, whole=ask.whole), contexts, ask, made.work, events
+                self.make(contexts, made.work, known, whole=ask.tails != self.tails), contexts, ask, made.work, events
             )
         finally:
             made.counted.append(Counted(0, contexts[0].epoch, len(contexts), self._with_keys(events)))
@@ -243,7 +243,7 @@ class SamplePipeline:
                 break
             tried = [replace(contexts[at], index=orders[at][attempt], notes=[]) for at in pending]
             for at, context, (sample, positions) in zip(
-                pending, tried, self.make(tried, work, whole=ask.whole), strict=True
+                pending, tried, self.make(tried, work, whole=ask.tails != self.tails), strict=True
             ):
                 found[at] = sample
                 if not isinstance(sample, RecordError):

@@ -31,11 +31,12 @@ from storeds._utils.text import html_table, some
 from storeds.batching.buffers import BufferPool, Empty
 from storeds.batching.collate import collate, collate_columns
 from storeds.batching.memory import PackedBatch, SlotMemory, SlotName, SlotPool
-from storeds.batching.roles import fit_collate, is_collate, tails_of
+from storeds.batching.roles import does_tails, fit_collate, is_collate
 from storeds.datasets.assembly import declared_elements
 from storeds.datasets.batch import Ask, Counted, Made, Work
 from storeds.datasets.map_dataset import StoreDataset
 from storeds.datasets.mixture import StoreMixture
+from storeds.datasets.pipeline import SamplePipeline
 from storeds.datasets.reading import count, is_of_storeds, read
 from storeds.datasets.tree import inside, leaves
 from storeds.errors import ConfigError, RecordError
@@ -47,6 +48,7 @@ from storeds.loaders.sampler import EpochBatches, EpochSampler, OtherSampler, di
 from storeds.loaders.stats import LoaderStats
 from storeds.protocols import Backend, Field
 from storeds.readers.reader import built_in
+from storeds.transforms.tail import Tail
 
 _LOG = logging.getLogger("storeds")
 
@@ -153,12 +155,14 @@ class BatchFetcher(Dataset[Result]):
 
     def fit(self) -> None:
         """Fit the ``collate_fn`` to the present settings of the dataset."""
-        self._pipelines = self._settings()
+        pipelines = self._present_pipelines()
         self.collate_fn = fitted_collate(self._given, self.dataset)
         self._is_ours = is_collate(self.collate_fn)
+        self._tails: Mapping[str, Tail] = pipelines[0].tails if does_tails(self.collate_fn) else {}
+        self._pipelines = pipelines  # last: another thread may be here
 
-    def _settings(self) -> list[Any]:
-        """Return what every assignment to a dataset replaces."""
+    def _present_pipelines(self) -> list[SamplePipeline]:
+        """Return what makes the samples of each store; assigning to a dataset replaces it."""
         return [leaf._pipeline for leaf in leaves(self.dataset) if is_of_storeds(leaf)]
 
     def __getitem__(self, request: Request) -> Result:
@@ -166,7 +170,7 @@ class BatchFetcher(Dataset[Result]):
         asked, slot = request
         worker = get_worker_info()
         memory = self._memory if worker is None else _opened(slot)
-        if any(map(operator.is_not, self._pipelines, self._settings())):
+        if any(map(operator.is_not, self._pipelines, self._present_pipelines())):
             self.fit()
         blocks, made = blocks_read(), Made()
         batch: Any
@@ -193,7 +197,7 @@ class BatchFetcher(Dataset[Result]):
             asked.epoch,
             asked.seed,
             fill=is_batch,
-            whole=not (is_batch and tails_of(self.collate_fn)),
+            tails=self._tails if is_batch else {},
             as_columns=is_batch and self.collate_fn is collate,
             allowed=self._replacements,
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import sys
 import warnings
 from collections.abc import Mapping
 from types import ModuleType
@@ -20,8 +19,6 @@ __all__ = [
     "Elements",
     "check_exact",
     "is_of_torchvision",
-    "is_tv_tensor",
-    "plain_tensor",
     "tv_tensors",
     "unwrapped",
     "wrapped",
@@ -67,19 +64,6 @@ def tv_tensors() -> ModuleType | None:
         )
         return None
     return cast(ModuleType, tv_tensors)
-
-
-def is_tv_tensor(value: Any, *names: str) -> bool:
-    """Return whether a value is of one of these classes of ``torchvision.tv_tensors``; does not import torchvision."""
-    module = sys.modules.get("torchvision.tv_tensors")
-    return module is not None and isinstance(value, tuple(getattr(module, name, ()) for name in names))
-
-
-def plain_tensor(value: torch.Tensor) -> torch.Tensor:
-    """Return a tensor of torchvision as a plain one, in the same memory; other tensors unchanged."""
-    if type(value) is torch.Tensor or not is_tv_tensor(value, "TVTensor"):
-        return value
-    return value.as_subclass(torch.Tensor)
 
 
 def wrapped(values: Mapping[str, Any], elements: Elements, size: Size, box_format: str | None) -> dict[str, Any]:
