@@ -86,7 +86,6 @@ class BoundTransform:
     *Threads*: foreign transforms with a seed run one at a time in a process. Another thread that draws from a global
     generator during the call changes their numbers.
     *Not covered*: generators that a foreign transform owns (`numpy.random.default_rng`), and those of accelerators.
-    `StoreDataset` warns of the former.
     """
 
     transform: Transform
