@@ -27,7 +27,7 @@ from torch.utils.data import (
 )
 
 from storeds._utils.prefetch import ReadAhead, blocks_read
-from storeds._utils.text import html_table, some
+from storeds._utils.text import html_table, name_of, some
 from storeds.batching.buffers import BufferPool
 from storeds.batching.collate import collate, collate_columns
 from storeds.batching.memory import PackedBatch, SlotMemory, SlotName, SlotPool, finished, use_memory
@@ -208,7 +208,10 @@ class BatchFetcher(Dataset[Result]):
             names = ", ".join(f"{place} {name!r}" for place, name in enumerate(store.reader.fields))
             raise ConfigError(f"{error}. The elements of these samples are {names}") from error
         finally:
-            work.add_time("collate", began)
+            if self._is_ours:
+                work.add_time("collate", began)
+            else:
+                work.add_time("outside", began, step=f"the collate_fn {name_of(self._given)}")
 
 
 def _begin_worker(function: Callable[[int], object] | None, worker: int) -> None:
@@ -494,7 +497,7 @@ class StoreLoader(DataLoader[Any]):
     def why_slow(self) -> str:
         """Return one sentence about what limits the training, with its evidence and what to change.
 
-        Where transforms limit, the slowest one is found by timing them on a few samples in this process.
+        It says "outside storeds" for the time of datasets and functions of users, into which it cannot see.
         """
         stores = [store for store in self._leaves if is_of_storeds(store)]
         return explain(self._stats, stores, self.num_workers)

@@ -8,6 +8,7 @@ import os
 import pickle
 import random
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from storeds._utils.text import name_of, some
 from storeds.errors import ConfigError
 from storeds.protocols import Cropped, Cropper, CropRequest, SampleContext, Transform
 from storeds.transforms.albumentations import wrap_albumentations
@@ -38,8 +40,10 @@ __all__ = [
     "BoundTransform",
     "Compose",
     "Views",
+    "add_time",
     "check_picklable",
     "first_crop",
+    "name_of_transform",
     "takes_strided",
 ]
 
@@ -90,20 +94,35 @@ class BoundTransform:
     transform: Transform
     finish: Callable[[Any], Any] | None = None
     may_wait: bool = False
+    name: str = field(init=False, compare=False)
     _how: Literal["generator", "plain", "foreign"] = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "name", name_of_transform(self.transform))
         transform = wrap_albumentations(self.transform)
         object.__setattr__(self, "transform", transform)
         object.__setattr__(self, "_how", _how_to_call(transform))
 
-    def __call__(self, value: Any, context: SampleContext) -> Any:
-        """Return the transformed value. Exceptions of the transform pass through."""
-        if self.may_wait and type(self.transform) is Compose:
-            made = self.transform.deferred(value, context.generator)
-        else:
-            made = self.draw(value, context.generator)
-        return made if self.finish is None else self.finish(made)
+    def __call__(self, value: Any, context: SampleContext, seconds: dict[str, float] | None = None) -> Any:
+        """Return the transformed value. Exceptions of the transform pass through.
+
+        Parameters
+        ----------
+        value : Any
+        context : SampleContext
+        seconds : dict, optional
+            Where to add what each transform takes, by its name.
+        """
+        steps = self.transform._bound if type(self.transform) is Compose else (self,)
+        generator, now = context.generator, time.perf_counter()
+        for step in steps:
+            if self.may_wait and step is steps[-1] and isinstance(step.transform, ToNormalized):
+                value = step.transform.later(value)
+            else:
+                value = step.draw(value, generator)
+            if seconds is not None:
+                now = add_time(seconds, step.name, now)
+        return value if self.finish is None else self.finish(value)
 
     def draw(self, value: Any, generator: torch.Generator | None) -> Any:
         """Return the transformed value, with randomness from `generator`, or from the global generators if None."""
@@ -138,7 +157,7 @@ class Compose:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "transforms", _callables("Compose", self.transforms))
-        object.__setattr__(self, "_bound", tuple(map(BoundTransform, _with_scaling_joined(self.transforms))))
+        object.__setattr__(self, "_bound", tuple(map(BoundTransform, _with_scaling_joined(_flattened(self)))))
 
     def __call__(self, value: Any, generator: torch.Generator | None = None) -> Any:
         """Return the result of the last transform."""
@@ -146,17 +165,28 @@ class Compose:
             value = transform.draw(value, generator)
         return value
 
-    def deferred(self, value: Any, generator: torch.Generator | None) -> Any:
-        """Return the result, or a ``DeferredImage`` if collating can run the last transforms."""
-        last = self._bound[-1].transform if self._bound else None
-        if not isinstance(last, ToNormalized):
-            return self(value, generator)
-        for transform in self._bound[:-1]:
-            value = transform.draw(value, generator)
-        return last.later(value)
-
     def __repr__(self) -> str:
         return f"Compose([{', '.join(map(repr, self.transforms))}])"
+
+
+def add_time(seconds: dict[str, float], name: str, since: float) -> float:
+    """Add the time since `since`, a value of `time.perf_counter`, to that of a transform; return the present time."""
+    now = time.perf_counter()
+    seconds[name] = seconds.get(name, 0.0) + now - since
+    return now
+
+
+def name_of_transform(transform: Any) -> str:
+    """Return the name of a function or class, and of the transforms in a composition of another library."""
+    parts = getattr(transform, "transforms", None)
+    return f"{name_of(transform)}{f' of {some(map(name_of, parts))}' if isinstance(parts, (list, tuple)) else ''}"
+
+
+def _flattened(transform: Transform) -> list[Transform]:
+    """Return the transforms of nested compositions, in order."""
+    if type(transform) is not Compose:
+        return [transform]
+    return [each for part in transform.transforms for each in _flattened(part)]
 
 
 def _callables(owner: str, transforms: Any) -> tuple[Transform, ...]:

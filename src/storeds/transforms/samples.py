@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -22,7 +23,7 @@ from storeds.records.roles import BOX_FORMATS
 from storeds.records.samples import Sample
 from storeds.transforms.albumentations import Albumentations, JointAlbumentations, wrap_albumentations
 from storeds.transforms.alignment import moving_parts
-from storeds.transforms.binding import BoundTransform, Compose, Views
+from storeds.transforms.binding import BoundTransform, Compose, Views, add_time, name_of_transform
 from storeds.transforms.building import build_transform
 from storeds.transforms.coordinates import Coordinates, from_corners, to_corners
 from storeds.transforms.elements import Elements, check_exact, is_of_torchvision, tv_tensors, unwrapped, wrapped
@@ -61,7 +62,8 @@ class JointTransform:
             raise ConfigError(f"box_format must be {', '.join(BOX_FORMATS)} or None, not {box_format!r}")
         self.transforms: Transform | None = build_transform(transforms, "transforms")
         self.box_format = box_format
-        steps = [_step_of(each) for each in _flattened(self.transforms)]
+        transforms = _flattened(self.transforms)
+        steps, self._names = [_step_of(each) for each in transforms], [name_of_transform(each) for each in transforms]
         last = len(steps)
         while last and type(steps[last - 1]) in (ToTensor, Normalize):
             last -= 1
@@ -70,8 +72,17 @@ class JointTransform:
         self._prepared: tuple[Elements, list[Any]] | None = None
         tv_tensors()  # the import takes seconds, which workers started by fork then save
 
-    def __call__(self, sample: Sample, context: SampleContext) -> dict[str, Any]:
+    def __call__(
+        self, sample: Sample, context: SampleContext, seconds: dict[str, float] | None = None
+    ) -> dict[str, Any]:
         """Return element → value, tv_tensors if torchvision is installed.
+
+        Parameters
+        ----------
+        sample : Sample
+        context : SampleContext
+        seconds : dict, optional
+            Where to add what each transform takes, by its name.
 
         Raises
         ------
@@ -88,8 +99,8 @@ class JointTransform:
             raise RecordError(
                 f"{differing}, so they cannot be transformed together; images and masks of one sample must have one size"
             )
-        crop = sample.window
-        for step in steps:
+        crop, now = sample.window, time.perf_counter()
+        for step, name in zip(steps, self._names, strict=False):
             if isinstance(step, FilterBoxes):
                 state.filter(step)
             elif isinstance(step, JointAlbumentations):
@@ -103,8 +114,10 @@ class JointTransform:
             else:  # the reader has drawn what this crop, the first step, does
                 state.apply(step.drawn(crop))
                 crop = None
+            if seconds is not None:
+                now = add_time(seconds, name, now)
         state.store_coordinates(self.box_format)
-        state.each_image(lambda image: self._end(image, context))
+        state.each_image(lambda image: self._end(image, context, seconds))
         return wrapped(state.values, elements, state.size, self.box_format)
 
     def _prepare(self, fields: Mapping[str, Field]) -> tuple[Elements, list[Any]]:
