@@ -14,7 +14,7 @@ from storeds.registry import export_lazily
 
 if TYPE_CHECKING:
     from storeds.loaders.device import to_device
-    from storeds.loaders.iterable import Remainder, StoreIterable
+    from storeds.loaders.iterable import StoreIterable
     from storeds.loaders.loader import StoreLoader
     from storeds.loaders.plan import Plan
     from storeds.loaders.sampler import EpochSampler
@@ -25,7 +25,6 @@ __all__ = [
     "EpochSampler",
     "Order",
     "Plan",
-    "Remainder",
     "StoreIterable",
     "StoreLoader",
     "permute",
@@ -38,7 +37,7 @@ __getattr__ = export_lazily(
     __name__,
     {
         "device": ("to_device",),
-        "iterable": ("Remainder", "StoreIterable"),
+        "iterable": ("StoreIterable",),
         "loader": ("StoreLoader",),
         "plan": ("Plan",),
         "sampler": ("EpochSampler",),
