@@ -101,7 +101,7 @@ def test_a_delay_is_named_by_its_stage(url: str, stage: str, way: str) -> None:
         # Without workers, the loop waits for what is made in it: here much less than the delay.
         assert said.startswith("the training loop limits: ")
     else:
-        assert said.startswith("what is outside storeds limits: " if stage == "outside" else f"{stage} limits: ")
+        assert said.startswith("time outside storeds limits: " if stage == "outside" else f"{stage} limits: ")
     assert ("SlowTransform" in said) == (stage == "transform")
     stats = loader.stats()
     count = COUNT // 2 if way.startswith("rank") else COUNT
@@ -174,7 +174,7 @@ def test_a_slow_dataset_of_a_user_is_named_as_outside(url: str, way: str) -> Non
         loader = kind(dataset, batch_size=4, **arguments)
         list(loader)
         said = loader.why_slow()
-        assert said.startswith("what is outside storeds limits: ")
+        assert said.startswith("time outside storeds limits: ")
         assert "most of it in the dataset SlowDataset; " in said
     mixed = kind(ConcatDataset([SlowDataset(), other]), batch_size=4, collate_fn=len, **arguments)
     list(mixed)

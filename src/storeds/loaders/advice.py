@@ -43,7 +43,7 @@ def explain(stats: LoaderStats, stores: Sequence[StoreDataset], workers: int) ->
     if stage == "read":
         evidence += _about_reading(work, stats.totals.samples, stores)
     evidence.append(_about_workers(workers))
-    what = "what is outside storeds" if stage == "outside" else stage
+    what = "time outside storeds" if stage == "outside" else stage
     return f"{what} limits: {work.seconds[stage] / busy:.0%} of the time of workers{part}; {'; '.join(evidence)}"
 
 
