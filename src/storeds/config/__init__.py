@@ -374,24 +374,18 @@ def build_loader(
         "collate_fn": settings.collate_fn(),
         "pin_memory": pin,
     }
-    loader: StoreLoader
-    if settings.start_method == "thread":
-        from storeds.loaders.threaded import ThreadLoader
-
-        _check_threaded(settings)
-        loader = ThreadLoader(dataset, **arguments, num_workers=workers, prefetch_factor=settings.prefetch_factor or 2)
-    else:
-        loader = StoreLoader(
-            dataset,
-            **arguments,
-            num_workers=workers,
-            multiprocessing_context=settings.start_method if workers else None,
-            persistent_workers=workers > 0 and settings.persistent_workers is not False,
-            prefetch_factor=settings.prefetch_factor if workers else None,
-            timeout=settings.timeout if workers else 0,
-            in_order=settings.in_order,
-            worker_init_fn=settings.function("worker_init_fn"),
-        )
+    persistent = settings.persistent_workers
+    loader = StoreLoader(
+        dataset,
+        **arguments,
+        num_workers=workers,
+        start_method=settings.start_method,
+        persistent_workers=workers > 0 and (settings.start_method != "thread" if persistent is None else persistent),
+        prefetch_factor=settings.prefetch_factor if workers else None,
+        timeout=settings.timeout if workers else 0,
+        in_order=settings.in_order,
+        worker_init_fn=settings.function("worker_init_fn"),
+    )
     if isinstance(dataset, StoreDataset) and not len(dataset.backend):
         _LOG.warning("there is no batch to load: %s holds no records", dataset.url)
     elif len(dataset) and not len(loader):  # a dataset without samples has warned about that
@@ -401,12 +395,6 @@ def build_loader(
             *(len(dataset), dataset.url, sampler.num_replicas, settings.batch_size or 1),
         )
     return loader
-
-
-def _check_threaded(settings: Loader) -> None:
-    given = {"timeout": settings.timeout, "worker_init_fn": settings.worker_init_fn, "in_order": not settings.in_order}
-    for name in (name for name, value in given.items() if value):
-        raise ConfigError(f"[loader]: {name} is for processes, and start_method is 'thread'; leave one of them out")
 
 
 def _cpus_of_this_rank() -> int:

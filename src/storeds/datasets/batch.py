@@ -56,7 +56,9 @@ class Work:
     Attributes
     ----------
     seconds : dict
-        Stage → seconds; ``outside`` is what datasets of users took, if there are any.
+        Stage → seconds; ``outside`` is what datasets and collate functions of users took, if there are any.
+    steps : dict
+        Stage → name → seconds: of each transform, for some of the samples; of each dataset or function of users.
     bytes : int
         Of the records.
     cold_bytes : int
@@ -64,15 +66,19 @@ class Work:
     """
 
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
+    steps: dict[str, dict[str, float]] = field(default_factory=dict)
     bytes: int = 0
     cold_bytes: int = 0
 
-    def add_time(self, stage: str, since: float, within: str | None = None) -> float:
-        """Add the time since `since`, a value of `time.perf_counter`, to a stage; return the present time.
+    def add_time(self, stage: str, since: float, within: str | None = None, step: str | None = None) -> float:
+        """Add the time since `since`, a value of `time.perf_counter`, to a stage, and to a step of it; return the present time.
 
         With `within`, that stage goes on, and the caller adds all of its time later: so this part is taken off now.
         """
         now = perf_counter()
+        if step is not None:
+            steps = self.steps.setdefault(stage, {})
+            steps[step] = steps.get(step, 0.0) + now - since
         self.seconds[stage] = self.seconds.get(stage, 0.0) + now - since
         if within is not None:
             self.seconds[within] -= now - since
@@ -80,9 +86,11 @@ class Work:
 
     def add(self, other: Work) -> None:
         """Add what making a part of the batch took."""
-        for stage, spent in other.seconds.items():
-            self.seconds[stage] = self.seconds.get(stage, 0.0) + spent
+        _add(self.seconds, other.seconds)
+        for stage, steps in other.steps.items():
+            _add(self.steps.setdefault(stage, {}), steps)
         self.bytes += other.bytes
+        self.cold_bytes += other.cold_bytes
 
     def add_bytes(self, records: Iterable[Any]) -> None:
         """Add the bytes and arrays of some records, or the arrays of a batch."""
@@ -93,6 +101,11 @@ class Work:
                         self.bytes += len(value)
                     elif isinstance(value, np.ndarray):
                         self.bytes += value.nbytes
+
+
+def _add(seconds: dict[str, float], more: Mapping[str, float]) -> None:
+    for name, spent in more.items():
+        seconds[name] = seconds.get(name, 0.0) + spent
 
 
 class Counted(NamedTuple):

@@ -32,6 +32,7 @@ from storeds.transforms.tail import Tail
 
 __all__ = ["MOST_IN_A_ROW", "SamplePipeline"]
 
+_TIMED = 8  # one sample in so many has a clock around each transform, which takes 0.2 µs
 # A store in which so many samples in a row are bad is not worth training on.
 MOST_IN_A_ROW = 100
 
@@ -159,8 +160,9 @@ class SamplePipeline:
         found = read_rows(self.reader, self.view, contexts, bad)
         began = work.add_time("read", began)
         work.add_bytes(record for _, records in found for record in records)
-        for (positions, records), context in zip(found, contexts, strict=True):
-            yield _Result(self._sample(records, positions, context, work, whole=whole), positions)
+        for at, ((positions, records), context) in enumerate(zip(found, contexts, strict=True)):
+            sample = self._sample(records, positions, context, work, whole=whole, is_timed=at % _TIMED == 0)
+            yield _Result(sample, positions)
         work.add_time("decode", began)
 
     def _sample(
@@ -171,6 +173,7 @@ class SamplePipeline:
         work: Work,
         *,
         whole: bool,
+        is_timed: bool,
     ) -> Any:
         for record in records:
             if isinstance(record, RecordError):
@@ -187,7 +190,8 @@ class SamplePipeline:
             raise
         if self.joint is not None or self.transforms:
             began = time.perf_counter()
-            sample = self._transformed(sample, positions, context)
+            seconds = work.steps.setdefault("transform", {}) if is_timed else None
+            sample = self._transformed(sample, positions, context, seconds)
             if whole and not isinstance(sample, RecordError):
                 self._finish(sample)
             work.add_time("transform", began, within="decode")
@@ -197,15 +201,17 @@ class SamplePipeline:
             return sample
         return tuple(sample[name] for name in self.reader.fields)
 
-    def _transformed(self, sample: Any, positions: Sequence[int], context: SampleContext) -> Any:
-        """Return a sample after its transforms, or the error of a bad one."""
+    def _transformed(
+        self, sample: Any, positions: Sequence[int], context: SampleContext, seconds: dict[str, float] | None
+    ) -> Any:
+        """Return a sample after its transforms, or the error of a bad one; add what each takes to `seconds`, if there are any."""
         if self.joint is not None:
-            sample = self._joined(sample, positions, context)
+            sample = self._joined(sample, positions, context, seconds)
             if isinstance(sample, RecordError):
                 return sample
         for name, transform in self.transforms:
             try:
-                sample[name] = transform(sample[name], context, whole=False)
+                sample[name] = transform(sample[name], context, whole=False, seconds=seconds)
             except Exception as error:  # whatever a user's transform raises
                 reason = f"transform {transform!r} failed on {name!r}: {_reason(error)}"
                 return self._error_at(TransformError, positions, reason, None, error)
@@ -219,11 +225,13 @@ class SamplePipeline:
                 out = _IMAGES.empty(image.shape, torch.float32)
                 sample[name] = tail(image.as_subclass(torch.Tensor), out).as_subclass(type(image))
 
-    def _joined(self, sample: Sample, positions: Sequence[int], context: SampleContext) -> dict[str, Any] | RecordError:
+    def _joined(
+        self, sample: Sample, positions: Sequence[int], context: SampleContext, seconds: dict[str, float] | None
+    ) -> dict[str, Any] | RecordError:
         """Return the elements of a sample after the transforms of whole samples, or the error of a bad one."""
         assert self.joint is not None
         try:
-            return self.joint(sample, context, whole=False)
+            return self.joint(sample, context, whole=False, seconds=seconds)
         except RecordError as error:  # of its values, such as a mask of another size
             return self._error_at(RecordError, positions, error.reason or str(error), error.kind, error.__cause__)
         except Exception as error:  # whatever a user's transform raises

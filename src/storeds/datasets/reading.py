@@ -84,5 +84,5 @@ def _of_leaf(part: Part, ask: Ask, *, is_part: bool = False) -> Made:
         made.samples = many(ask.indices) if many else [part.dataset[index] for index in ask.indices]
     except Exception as error:
         made.error = error
-    made.work.add_time("outside", began)
+    made.work.add_time("outside", began, step=f"the dataset {type(part.dataset).__name__}")
     return made

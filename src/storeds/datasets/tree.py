@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, ValuesView
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -54,8 +54,10 @@ def _inside(dataset: Any, depth: int) -> Iterator[Any]:
             yield leaf
         elif isinstance(leaf, Dataset) and depth:
             for value in vars(leaf).values():
-                several = value.values() if isinstance(value, Mapping) else value
-                for each in several if isinstance(several, (list, tuple, ValuesView)) else [value]:
+                for part in value.values() if isinstance(value, Mapping) else [value]:
+                    for each in part if isinstance(part, (list, tuple)) else [part]:
+                        if isinstance(each, Dataset):
+                            yield from _inside(each, depth - 1)
                     if isinstance(each, Dataset):
                         yield from _inside(each, depth - 1)
 

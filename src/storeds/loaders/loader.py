@@ -26,26 +26,29 @@ from torch.utils.data import (
     get_worker_info,
 )
 
-from storeds._utils.prefetch import blocks_read
-from storeds._utils.text import html_table, some
+from storeds._utils.prefetch import ReadAhead, blocks_read
+from storeds._utils.text import html_table, name_of, some
 from storeds.batching.buffers import BufferPool, Empty
 from storeds.batching.collate import collate, collate_columns
 from storeds.batching.memory import PackedBatch, SlotMemory, SlotName, SlotPool
 from storeds.batching.roles import does_tails, fit_collate, is_collate
 from storeds.datasets.assembly import declared_elements
 from storeds.datasets.batch import Ask, Counted, Made, Work
+from storeds.datasets.epoch import draw_seed
 from storeds.datasets.map_dataset import StoreDataset
 from storeds.datasets.mixture import StoreMixture
 from storeds.datasets.pipeline import SamplePipeline
 from storeds.datasets.reading import count, is_of_storeds, read
 from storeds.datasets.tree import inside, leaves
-from storeds.errors import ConfigError, RecordError
+from storeds.errors import ConfigError, RecordError, suggest
 from storeds.loaders.advice import explain
+from storeds.loaders.device import map_tensors
 from storeds.loaders.plan import Plan
 from storeds.loaders.planning import PLAN_SETTINGS, Replacements, instead_of, replaces_samples
 from storeds.loaders.position import BatchRequest, Position
 from storeds.loaders.sampler import EpochBatches, EpochSampler, OtherSampler, divides_again, is_plain_batches
 from storeds.loaders.stats import LoaderStats
+from storeds.loaders.threads import in_threads
 from storeds.protocols import Backend, Field
 from storeds.readers.reader import built_in
 from storeds.transforms.tail import Tail
@@ -218,7 +221,10 @@ class BatchFetcher(Dataset[Result]):
             names = ", ".join(f"{place} {name!r}" for place, name in enumerate(store.reader.fields))
             raise ConfigError(f"{error}. The elements of these samples are {names}") from error
         finally:
-            work.add_time("collate", began)
+            if self._is_ours:
+                work.add_time("collate", began)
+            else:
+                work.add_time("outside", began, step=f"the collate_fn {name_of(self._given)}")
 
 
 def _begin_worker(function: Callable[[int], object] | None, worker: int) -> None:
@@ -290,6 +296,8 @@ class StoreLoader(DataLoader[Any]):
         pass. Without that, it is the dataset's or, if that has none, drawn from torch's default generator.
     balance, weights, samples_per_epoch, replacement, per_batch, group_by, bucket_by, num_buckets, max_padded
         Without a `sampler`: what an epoch has, as for `EpochSampler`.
+    start_method : str, optional
+        How workers start: processes by ``"fork"``, ``"spawn"`` or ``"forkserver"``, by default as Python's; or ``"thread"``.
     log_every : float, optional
         Log `why_slow` every so many seconds, at level INFO.
     **arguments
@@ -315,6 +323,15 @@ class StoreLoader(DataLoader[Any]):
     *Workers* receive the epoch with each batch, so loaders that are read side by side do not disturb each other. Where an
     attribute of the loader, of the dataset or of one of its transforms was assigned since persistent workers began, the next
     pass starts others. A ``worker_init_fn`` finds the dataset of its worker at ``get_worker_info().dataset``.
+
+    *Threads* make the same batches, without copying one between processes; the dataset must be thread-safe, as a
+    `StoreDataset` is. Reading, decoding and the transforms of storeds run outside Python's lock; transforms written in Python
+    take turns. Each thread computes with one thread of torch. They end with the pass, after a break with their batches. Do
+    not fork during a pass, as another loader with workers would: a thread may be writing to a log file, which Python would
+    leave locked in the child.
+
+    *Memory*: without workers and with threads, the tensors of a batch that `storeds.collate` makes lie in memory that a later
+    batch uses, once nothing refers to a tensor of the batch or a view of one.
     """
 
     sampler: Any
@@ -326,10 +343,15 @@ class StoreLoader(DataLoader[Any]):
         sampler: Any = None,
         shuffle: bool = False,
         seed: int | None = None,
+        start_method: str | None = None,
         log_every: float | None = None,
         **arguments: Any,
     ) -> None:
         name = type(self).__name__
+        _check_start_method(name, start_method, arguments)
+        self._uses_threads = start_method == "thread"
+        if start_method is not None and arguments.get("num_workers") and not self._uses_threads:
+            arguments["multiprocessing_context"] = start_method
         asked = {key: arguments.pop(key, None) for key in PLAN_SETTINGS}
         plan = {key: value for key, value in asked.items() if value is not None}
         _check_names(name, arguments)
@@ -364,7 +386,9 @@ class StoreLoader(DataLoader[Any]):
         self._log_every = log_every
         self._logged = time.monotonic()
         self._leaves = leaves(dataset)
-        self._memory = BufferPool(limit=2)  # without workers: one batch is in use, and the next one is made
+        # One batch is in use, and another one is made; by threads more of them, ahead of the training loop.
+        ahead = self.num_workers * (1 + (self.prefetch_factor or 0)) if self._uses_threads else 0
+        self._memory = BufferPool(limit=2 + ahead)
 
     def _drawn_from(self, sampler: Any) -> tuple[Position | OtherSampler, tuple[int | None, bool]]:
         """Return what draws the batches of this loader, their size and whether a short one is left out."""
@@ -387,11 +411,23 @@ class StoreLoader(DataLoader[Any]):
             raise ConfigError(f"{name} cannot be assigned: it would have no effect; make another {type(self).__name__}")
         super().__setattr__(name, value)
 
+    def check_worker_number_rationality(self) -> None:
+        if not self._uses_threads:  # its warning is about processes
+            super().check_worker_number_rationality()
+
     def _get_iterator(self) -> Any:
-        """Return a DataLoader's iterator over results."""
+        """Return an iterator over results: one in threads, or a DataLoader's."""
         self._position.fix_seed()  # before DataLoader draws from the same generator
+        fetcher = BatchFetcher(self.dataset, self.collate_fn, self._memory, self._position.plan)
+        if self._uses_threads and self.num_workers:
+            # Threads draw from torch's generator in no fixed order, so samples without a seed share one that is drawn here.
+            seedless = any(getattr(each, "seed", 0) is None for each in inside(self.dataset))
+            requests = iter(_Requests(self, None, draw_seed(self.generator) if seedless else None))
+            fetch: Callable[[Request], Result] = fetcher.__getitem__
+            fetch = functools.partial(_pinned, fetch) if self.pin_memory and torch.cuda.is_available() else fetch
+            return in_threads(fetch, requests, self.num_workers, self.prefetch_factor or 1)
         batches: DataLoader[Any] = DataLoader(
-            BatchFetcher(self.dataset, self.collate_fn, self._memory, self._position.plan),
+            fetcher,
             batch_size=None,  # a request is one item of the fetcher
             sampler=_Requests(self, SlotPool() if self.num_workers else None),
             collate_fn=_unchanged,
@@ -422,7 +458,9 @@ class StoreLoader(DataLoader[Any]):
             self._copied = self._copies()
             yield from self._received(results)
         except Exception as error:
-            if self.num_workers:
+            if isinstance(results, ReadAhead):
+                results.close()
+            elif self.num_workers:
                 # PyTorch's error refers to itself, and so to the workers. Those that the garbage collector ends take 5
                 # seconds each: it drops the queue that tells them to end.
                 traceback.clear_frames(error.__traceback__)
@@ -487,23 +525,18 @@ class StoreLoader(DataLoader[Any]):
     def why_slow(self) -> str:
         """Return one sentence about what limits the training, with its evidence and what to change.
 
-        Where transforms limit, the slowest one is found by timing them on a few samples in this process.
+        It says "outside storeds" for the time of datasets and functions of users, into which it cannot see.
         """
         stores = [store for store in self._leaves if is_of_storeds(store)]
-        return explain(self._stats, stores, self._hands)
-
-    @property
-    def _hands(self) -> int:
-        """The number of workers or threads that make batches."""
-        return self.num_workers
+        return explain(self._stats, stores, self.num_workers)
 
     def __repr__(self) -> str:
-        arguments = f"batch_size={self.batch_size}, num_workers={self._hands}, drop_last={self.drop_last}"
+        arguments = f"batch_size={self.batch_size}, num_workers={self.num_workers}, drop_last={self.drop_last}"
         return f"{type(self).__name__}({self.dataset!r}, {arguments}, sampler={self.sampler!r})"
 
     def _repr_html_(self) -> str:
         shown = {name: getattr(self, name) for name in ("dataset", "batch_size", "drop_last", "sampler")}
-        return html_table({**shown, "num_workers": self._hands, "batches": len(self)})
+        return html_table({**shown, "num_workers": self.num_workers, "batches": len(self)})
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next pass, for the order and the random transforms; later passes count from there."""
@@ -549,7 +582,8 @@ class StoreLoader(DataLoader[Any]):
         self._resumable.load_state_dict(state, least=batch_size or 1 if drop_last else 0)
 
 
-_FIXED = ("shuffle", "seed", "log_every", *PLAN_SETTINGS)
+_START_METHODS = ("fork", "spawn", "forkserver", "thread")
+_FIXED = ("shuffle", "seed", "start_method", "log_every", *PLAN_SETTINGS)
 _OF_WORKERS = (
     *("num_workers", "prefetch_factor", "timeout", "pin_memory", "pin_memory_device", "multiprocessing_context"),
     *("generator", "in_order", "worker_init_fn", "collate_fn", "dataset"),
@@ -592,6 +626,22 @@ def _are_same(before: Sequence[Any], now: Sequence[Any]) -> bool:
     )
 
 
+def _check_start_method(loader: str, start_method: str | None, arguments: Mapping[str, Any]) -> None:
+    """Raise ConfigError for an unknown start method, and for arguments that contradict it."""
+    if start_method not in (None, *_START_METHODS):
+        raise ConfigError(
+            f"{loader}: unknown start_method {start_method!r}; {suggest(str(start_method), _START_METHODS, 'start methods')}"
+        )
+    contradicting = {name: arguments.get(name) for name in ("multiprocessing_context",) if start_method is not None}
+    if start_method == "thread":
+        contradicting |= {name: arguments.get(name) for name in ("persistent_workers", "timeout", "worker_init_fn")}
+        contradicting["in_order"] = not arguments.get("in_order", True)
+    for name in (name for name, value in contradicting.items() if value):
+        raise ConfigError(f"{loader}: start_method is {start_method!r}, which takes no {name}: leave out one of them")
+    if arguments.get("num_workers") and arguments.get("prefetch_factor") == 0:
+        raise ConfigError(f"{loader}: prefetch_factor is a number of batches, 1 or more, got 0")
+
+
 def _check_names(loader: str, arguments: Mapping[str, Any]) -> None:
     known = inspect.signature(DataLoader.__init__).parameters
     for name in arguments:
@@ -602,16 +652,22 @@ def _check_names(loader: str, arguments: Mapping[str, Any]) -> None:
 class _Requests(Sampler[Request]):
     """The requests of a loader; each iteration is a pass. Owns the slots, which live as long as the workers."""
 
-    def __init__(self, loader: StoreLoader, slots: SlotPool | None) -> None:
-        self._position, self._batching, self._slots = loader._position, loader._batching, slots
+    def __init__(self, loader: StoreLoader, slots: SlotPool | None, seed: int | None = None) -> None:
+        self._position, self._batching = loader._position, loader._batching
+        self._slots, self._seed = slots, seed
 
     def __iter__(self) -> Iterator[Request]:
-        for request in self._position.requests(*self._batching):
+        for request in self._position.requests(*self._batching, self._seed):
             yield Request(request, None if self._slots is None else self._slots.acquire())
 
 
 def _unchanged(batch: Any) -> Any:
     return batch
+
+
+def _pinned(fetch: Callable[[Request], Result], request: Request) -> Result:
+    result = fetch(request)
+    return result._replace(batch=map_tensors(result.batch, torch.Tensor.pin_memory))
 
 
 # The messages of torch.utils.data about a dead worker.

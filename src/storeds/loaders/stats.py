@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from storeds.datasets.batch import STAGES, Counted, Work
+from storeds.datasets.batch import Counted, Work
 
 __all__ = ["LoaderStats", "StageTotals"]
 
@@ -18,25 +18,20 @@ class StageTotals:
 
     Attributes
     ----------
-    batches, samples, bytes, cold_bytes : int
-    seconds : dict
-        Stage → seconds that workers spent on these batches, added up.
+    batches, samples : int
+    work : Work
+        What making them took, added up.
     """
 
     batches: int = 0
     samples: int = 0
-    bytes: int = 0
-    cold_bytes: int = 0
-    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
+    work: Work = field(default_factory=Work)
 
     def add(self, samples: int, work: Work) -> None:
         """Add a batch."""
         self.batches += 1
         self.samples += samples
-        self.bytes += work.bytes
-        self.cold_bytes += work.cold_bytes
-        for stage, spent in work.seconds.items():
-            self.seconds[stage] = self.seconds.get(stage, 0.0) + spent
+        self.work.add(work)
 
 
 @dataclass
@@ -104,7 +99,7 @@ def _numbers(totals: StageTotals) -> dict[str, Any]:
     return {
         "batches": totals.batches,
         "samples": totals.samples,
-        "bytes": totals.bytes,
-        "cold_bytes": totals.cold_bytes,
-        "seconds": dict(totals.seconds),
+        "bytes": totals.work.bytes,
+        "cold_bytes": totals.work.cold_bytes,
+        "seconds": dict(totals.work.seconds),
     }

@@ -8,6 +8,7 @@ import os
 import pickle
 import random
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from storeds._utils.text import name_of, some
 from storeds.errors import ConfigError
 from storeds.protocols import Cropped, Cropper, CropRequest, SampleContext, Transform
 from storeds.transforms.albumentations import wrap_albumentations
@@ -39,8 +41,10 @@ __all__ = [
     "BoundTransform",
     "Compose",
     "Views",
+    "add_time",
     "check_picklable",
     "first_crop",
+    "name_of_transform",
     "takes_strided",
 ]
 
@@ -91,10 +95,12 @@ class BoundTransform:
     transform: Transform
     tail: Tail | None = field(init=False, compare=False)
     _head: Compose | None = field(init=False, compare=False)
+    name: str = field(init=False, compare=False)
     _how: Literal["generator", "plain", "foreign"] = field(init=False, compare=False)
     _takes_strided: bool = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "name", name_of_transform(self.transform))
         transform = wrap_albumentations(self.transform)
         head, tail = split(flattened(transform))
         object.__setattr__(self, "transform", transform)
@@ -103,7 +109,9 @@ class BoundTransform:
         object.__setattr__(self, "_how", _how_to_call(transform))
         object.__setattr__(self, "_takes_strided", takes_strided(transform))
 
-    def __call__(self, value: Any, context: SampleContext, *, whole: bool = True) -> Any:
+    def __call__(
+        self, value: Any, context: SampleContext, *, whole: bool = True, seconds: dict[str, float] | None = None
+    ) -> Any:
         """Return the transformed value, contiguous if only built-in transforms made it. Exceptions of the transform pass through.
 
         Parameters
@@ -112,11 +120,19 @@ class BoundTransform:
         context : SampleContext
         whole : bool
             Without it, `tail` is left to do for a uint8 tensor.
+        seconds : dict, optional
+            Where to add what each transform takes, by its name.
         """
-        if self.tail is not None and self._head is not None and not whole:
-            return self.tail.pixels(self._head(value, context.generator))
-        made = self.draw(value, context.generator)
-        return in_order(made) if self._takes_strided else made
+        tail = None if whole else self.tail
+        composed: Any = self.transform if tail is None else self._head
+        steps, now = composed._bound if type(composed) is Compose else (self,), time.perf_counter()
+        for step in steps:
+            value = step.draw(value, context.generator)
+            if seconds is not None:
+                now = add_time(seconds, step.name, now)
+        if tail is not None:
+            return tail.pixels(value)
+        return in_order(value) if self._takes_strided else value
 
     def draw(self, value: Any, generator: torch.Generator | None) -> Any:
         """Return the transformed value, with randomness from `generator`, or from the global generators if None."""
@@ -151,7 +167,7 @@ class Compose:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "transforms", _callables("Compose", self.transforms))
-        object.__setattr__(self, "_bound", tuple(map(BoundTransform, _with_scaling_joined(self.transforms))))
+        object.__setattr__(self, "_bound", tuple(map(BoundTransform, _with_scaling_joined(_flattened(self)))))
 
     def __call__(self, value: Any, generator: torch.Generator | None = None) -> Any:
         """Return the result of the last transform."""
@@ -161,6 +177,26 @@ class Compose:
 
     def __repr__(self) -> str:
         return f"Compose([{', '.join(map(repr, self.transforms))}])"
+
+
+def add_time(seconds: dict[str, float], name: str, since: float) -> float:
+    """Add the time since `since`, a value of `time.perf_counter`, to that of a transform; return the present time."""
+    now = time.perf_counter()
+    seconds[name] = seconds.get(name, 0.0) + now - since
+    return now
+
+
+def name_of_transform(transform: Any) -> str:
+    """Return the name of a function or class, and of the transforms in a composition of another library."""
+    parts = getattr(transform, "transforms", None)
+    return f"{name_of(transform)}{f' of {some(map(name_of, parts))}' if isinstance(parts, (list, tuple)) else ''}"
+
+
+def _flattened(transform: Transform) -> list[Transform]:
+    """Return the transforms of nested compositions, in order."""
+    if type(transform) is not Compose:
+        return [transform]
+    return [each for part in transform.transforms for each in _flattened(part)]
 
 
 def _callables(owner: str, transforms: Any) -> tuple[Transform, ...]:
