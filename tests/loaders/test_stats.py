@@ -145,5 +145,5 @@ def test_a_loader_shows_what_it_is_and_refuses_unknown_arguments(url: str) -> No
     assert repr(StoreLoader(dataset, batch_size=3)).startswith("StoreLoader(StoreDataset('lmdb://")
     assert "batch_size=3, num_workers=0" in repr(StoreLoader(dataset, batch_size=3))
     for kind in (StoreLoader, ThreadLoader):
-        with pytest.raises(errors.ConfigError, match=r"no argument 'batchsize'; did you mean 'batch_size'"):
+        with pytest.raises(errors.ConfigError, match=r"unknown argument 'batchsize'; did you mean 'batch_size'"):
             kind(dataset, batchsize=2)

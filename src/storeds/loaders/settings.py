@@ -1,33 +1,43 @@
-"""`Loader`: the ``[loader]`` table of a config, and the functions that it names."""
+"""`LoaderSettings`: the settings of a loader, which are the table ``[loader]`` of a config and the arguments of `StoreLoader`."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, TypeAlias, cast
 
 import msgspec
+import numpy as np
+from msgspec import structs
 
 from storeds._utils.settings import Settings
 from storeds.errors import ConfigError, suggest
 from storeds.registry import import_object
 
-__all__ = ["Loader"]
+__all__ = ["LoaderSettings"]
 
 Ragged: TypeAlias = Literal["mask", "pad", "list"]
 _MADE_BY = {"storeds": "storeds.collate", "detection": "storeds.collate_detection"}
+_OF_WORKERS = ("start_method", "persistent_workers", "prefetch_factor", "timeout", "worker_init_fn")
 
 
-class Loader(Settings, frozen=True):
-    """The ``[loader]`` table: arguments of `torch.utils.data.DataLoader`; `build_loader` picks and logs missing ones."""
+class LoaderSettings(Settings, frozen=True):
+    """The settings of a `StoreLoader`; also the ``[loader]`` table of a config.
+
+    Every key is the `StoreLoader` argument of the same name. Those of `torch.utils.data.DataLoader` have its defaults.
+    """
 
     batch_size: Annotated[
         Annotated[int, msgspec.Meta(ge=1)] | None,
         msgspec.Meta(description="Samples per batch; null for single samples."),
-    ] = 32
+    ] = 1
     shuffle: Annotated[
         bool, msgspec.Meta(description="A new order each epoch; runs with the same dataset seed repeat it.")
     ] = False
+    seed: Annotated[int | None, msgspec.Meta(description="The seed of the order; by default that of the dataset.")] = (
+        None
+    )
     block_size: Annotated[
         Annotated[int, msgspec.Meta(ge=1)] | None,
         msgspec.Meta(description="Shuffle blocks of this many neighbours, for cold disks."),
@@ -40,7 +50,7 @@ class Loader(Settings, frozen=True):
         str | None, msgspec.Meta(description="A field, such as label: all of its values come equally often.")
     ] = None
     weights: Annotated[
-        str | dict[str, float] | None,
+        str | list[float] | dict[Any, Any] | None,
         msgspec.Meta(description="A field of numbers: how often each sample comes; or a table of class → share."),
     ] = None
     samples_per_epoch: Annotated[
@@ -79,13 +89,13 @@ class Loader(Settings, frozen=True):
         ),
     ] = msgspec.field(default_factory=list)
     ragged: Annotated[
-        dict[str, Ragged],
+        dict[str | int, Ragged],
         msgspec.Meta(
             description="Element or role that varies in length: mask (padded, with a mask), pad (padded alone) or list."
         ),
     ] = msgspec.field(default_factory=dict)
     pad_images: Annotated[
-        bool | list[str | int] | dict[str, float],
+        bool | list[str | int] | dict[str | int, float],
         msgspec.Meta(
             description="Pad images of different sizes, with a mask: true, elements or roles, or what fills each of them."
         ),
@@ -94,22 +104,21 @@ class Loader(Settings, frozen=True):
         int, msgspec.Meta(description="Added to the labels of collate = 'detection'; 1 for torchvision's models.")
     ] = 0
     num_workers: Annotated[
-        Annotated[int, msgspec.Meta(ge=0)] | None,
-        msgspec.Meta(description="Workers; by default one per CPU that this process may use."),
-    ] = None
+        Annotated[int, msgspec.Meta(ge=0)] | Literal["auto"],
+        msgspec.Meta(
+            description="Worker processes, or threads; auto: the CPUs of this process, divided among the ranks."
+        ),
+    ] = 0
     start_method: Annotated[
         Literal["fork", "spawn", "forkserver", "thread"] | None,
         msgspec.Meta(description="How workers start; thread makes them threads of this process."),
     ] = None
-    persistent_workers: Annotated[
-        bool | None, msgspec.Meta(description="Keep workers between epochs; the default when there are workers.")
-    ] = None
+    persistent_workers: Annotated[bool, msgspec.Meta(description="Keep workers between epochs.")] = False
     prefetch_factor: Annotated[
         Annotated[int, msgspec.Meta(ge=1)] | None, msgspec.Meta(description="Batches loaded ahead by each worker.")
     ] = None
-    pin_memory: Annotated[
-        bool | None, msgspec.Meta(description="Copy batches to pinned memory; by default with CUDA.")
-    ] = None
+    pin_memory: Annotated[bool, msgspec.Meta(description="Copy batches to pinned memory, for CUDA.")] = False
+    pin_memory_device: Annotated[str, msgspec.Meta(description="The device of pinned memory; CUDA by default.")] = ""
     timeout: Annotated[
         float, msgspec.Meta(ge=0, description="Seconds to wait for a batch from a worker; 0 for no limit.")
     ] = 0
@@ -119,6 +128,30 @@ class Loader(Settings, frozen=True):
     worker_init_fn: Annotated[
         str | None, msgspec.Meta(description="The dotted path of a function called in each worker.")
     ] = None
+    log_every: Annotated[
+        Annotated[float, msgspec.Meta(gt=0)] | None,
+        msgspec.Meta(description="Log every so many seconds what limits the training."),
+    ] = None
+
+    @classmethod
+    def of_arguments(cls, arguments: Mapping[str, Any], where: str) -> LoaderSettings:
+        """Validate arguments of a loader, which may be functions, arrays and numbers of NumPy too; raises ConfigError.
+
+        None stands for the default, except that of `batch_size`.
+        """
+        given = {name: value.item() if isinstance(value, np.generic) else value for name, value in arguments.items()}
+        given = {name: value for name, value in given.items() if value is not None or name == "batch_size"}
+        objects = {name: value for name, value in given.items() if callable(value) or hasattr(value, "__array__")}
+        objects = {name: value for name, value in objects.items() if name in ("collate", "weights", "worker_init_fn")}
+        named = {name: value for name, value in given.items() if name not in objects}
+        return structs.replace(cls.validated(named, where, "argument"), **objects)
+
+    def for_workers(self) -> dict[str, Any]:
+        """Return the settings of workers; without these, their defaults, so that ``num_workers = 0`` alone turns them off."""
+        workers = _cpus_of_this_rank() if self.num_workers == "auto" else self.num_workers
+        own = self if workers else LoaderSettings()
+        settings = {name: getattr(own, name) for name in _OF_WORKERS}
+        return {**settings, "num_workers": workers, "worker_init_fn": own.function("worker_init_fn")}
 
     def collate_fn(self) -> Callable[..., Any] | None:
         """Return the function that makes batches; None for PyTorch's own, and for samples that are not batched.
@@ -132,7 +165,7 @@ class Loader(Settings, frozen=True):
         self._check_for("storeds", way, {"pad": self.pad, "ragged": self.ragged, "pad_images": self.pad_images})
         self._check_for("detection", way, {"label_offset": self.label_offset})
         if self.collate == "detection" and way is None:
-            raise ConfigError("[loader]: collate = 'detection' makes batches, and the config says batch_size = null")
+            raise ConfigError("collate = 'detection' makes batches, and batch_size = null makes none")
         if way == "storeds":
             from storeds.batching.collate import collate
 
@@ -143,29 +176,38 @@ class Loader(Settings, frozen=True):
             from storeds.batching.detection import collate_detection
 
             return functools.partial(collate_detection, label_offset=self.label_offset)
-        return None if self.collate in ("default", "storeds", "detection") else self.function("collate")
+        return None if self.collate in (*_MADE_BY, "default") else self.function("collate")
 
     def _check_for(self, wanted: str, way: str | None, settings: dict[str, Any]) -> None:
         for name in (name for name, value in settings.items() if value and way != wanted):
             given = "batch_size = null" if way is None else f"collate = {way!r}"
-            raise ConfigError(
-                f"[loader]: {name} is for batches that {_MADE_BY[wanted]} makes, and the config says {given}"
-            )
+            raise ConfigError(f"{name} is for batches that {_MADE_BY[wanted]} makes, and the loader has {given}")
 
-    def function(self, key: str) -> Callable[..., Any] | None:
+    def function(self, name: str) -> Callable[..., Any] | None:
         """Return the function that a setting names; raise ConfigError if it cannot be imported."""
-        path: str | None = getattr(self, key)
-        if path is None:
-            return None
-        if key == "collate" and "." not in path and ":" not in path:
-            known = ("storeds", "detection", "default")
+        path = getattr(self, name)
+        if path is None or callable(path):
+            return cast("Callable[..., Any] | None", path)
+        if name == "collate" and "." not in path and ":" not in path:
+            known = (*_MADE_BY, "default")
             raise ConfigError(
-                f"[loader]: unknown collate {path!r}; {suggest(path, known, 'values')}, and dotted paths of functions"
+                f"unknown collate {path!r}; {suggest(path, known, 'values')}, and dotted paths of functions"
             )
         try:
             found = import_object(path if ":" in path else ":".join(path.rsplit(".", 1)))
         except (ImportError, ValueError) as error:
-            raise ConfigError(f"[loader]: {key} {path!r} cannot be imported: {error}") from error
+            raise ConfigError(f"{name} {path!r} cannot be imported: {error}") from error
         if not callable(found):
-            raise ConfigError(f"[loader]: {key} {path!r} is not a function but a {type(found).__name__}")
+            raise ConfigError(f"{name} {path!r} is not a function but a {type(found).__name__}")
         return cast("Callable[..., Any]", found)
+
+
+def _cpus_of_this_rank() -> int:
+    """Return how many CPUs this process may use, divided among the ranks.
+
+    torchrun says how many ranks this machine has. Without it, all processes of torch.distributed count.
+    """
+    from storeds.datasets.epoch import world_size
+
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "0")) or world_size()
+    return max(len(os.sched_getaffinity(0)) // ranks, 1)
