@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from storeds.loaders.iterable import StoreIterable as StoreIterable
     from storeds.loaders.loader import StoreLoader as StoreLoader
     from storeds.loaders.sampler import EpochSampler as EpochSampler
-    from storeds.loaders.threaded import ThreadLoader as ThreadLoader
     from storeds.ops import convert as convert
     from storeds.ops import export as export
     from storeds.ops import info as info
@@ -62,7 +61,6 @@ __all__ = [
     "StoreIterable",
     "StoreLoader",
     "StoreMixture",
-    "ThreadLoader",
     "Writer",
     "build_dataset",
     "build_loader",
@@ -101,10 +99,8 @@ __getattr__ = export_lazily(
         "loaders.iterable": ("StoreIterable",),
         "loaders.loader": ("StoreLoader",),
         "loaders.sampler": ("EpochSampler",),
-        "loaders.threaded": ("ThreadLoader",),
         "ops": ("convert", "export", "info", "pack", "repair", "verify"),
     },
-    renamed={"Source": "DatasetSettings"},
 )
 
 

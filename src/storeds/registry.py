@@ -11,7 +11,6 @@ import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any
 
 from storeds.errors import ConfigError, MissingDependencyError, suggest
@@ -150,24 +149,16 @@ def import_object(path: str) -> Any:
         raise ImportError(f"module {module!r} has no {name!r}") from None
 
 
-def export_lazily(
-    package: str, modules: Mapping[str, tuple[str, ...]], renamed: Mapping[str, str] = MappingProxyType({})
-) -> Callable[[str], Any]:
-    """Return the ``__getattr__`` of a package: it imports a module when one of the names listed for it is first used.
+_REMOVED = {"Source": "DatasetSettings", "ThreadLoader": 'StoreLoader(dataset, start_method="thread")'}
 
-    Parameters
-    ----------
-    package : str
-    modules : mapping
-        Module → names.
-    renamed : mapping
-        A name that is gone → the one that took its place, for the error.
-    """
+
+def export_lazily(package: str, modules: Mapping[str, tuple[str, ...]]) -> Callable[[str], Any]:
+    """Return the ``__getattr__`` of a package: it imports a module when one of the names listed for it is first used."""
     module_of = {name: module for module, names in modules.items() for name in names}
 
     def find(name: str) -> Any:
-        if name in renamed:
-            raise AttributeError(f"{package}.{name} has another name: {package}.{renamed[name]}")
+        if name in _REMOVED:  # of an AttributeError, an import would drop the text
+            raise ImportError(f"{package}.{name} was removed: use {_REMOVED[name]}")
         if name not in module_of:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         return getattr(importlib.import_module(f"{package}.{module_of[name]}"), name)

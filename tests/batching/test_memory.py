@@ -149,7 +149,7 @@ def test_a_transform_may_ask_another_dataset(url: str) -> None:
     expected = flat(DataLoader(part, batch_size=4))
     for made in (
         StoreLoader(part, batch_size=4, num_workers=1),
-        storeds.ThreadLoader(part, batch_size=4, num_workers=2),
+        storeds.StoreLoader(part, start_method="thread", batch_size=4, num_workers=2),
     ):
         for (images, labels), truth in zip(flat(made), expected, strict=True):
             assert (images == truth[0]).all()

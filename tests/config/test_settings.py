@@ -361,8 +361,8 @@ def test_mixing_needs_sources() -> None:
 
 
 def test_the_old_name_of_the_settings_says_the_new_one() -> None:
-    with pytest.raises(AttributeError, match=r"storeds.Source has another name: storeds.DatasetSettings"):
-        storeds.Source  # type: ignore[attr-defined]  # noqa: B018
+    with pytest.raises(ImportError, match=r"storeds.Source was removed: use DatasetSettings"):
+        storeds.Source  # noqa: B018
 
 
 # --- Settings that are assigned ---

@@ -13,8 +13,9 @@ from torch.utils.data import DataLoader
 
 import storeds
 from make_store import make_store
-from storeds import StoreDataset, StoreLoader, StoreMixture, ThreadLoader
+from storeds import StoreDataset, StoreLoader, StoreMixture
 from storeds.errors import ConfigError
+from threaded import threaded
 
 FIELDS = {"x": "int", "label": "int"}
 LARGE, SMALL = 1000, 37
@@ -56,7 +57,7 @@ def test_over_200_epochs_each_record_of_a_source_comes_equally_often(urls: dict[
     assert sampler.plan.describe() == "400 samples by source: large 300 (75.0%), small 100 (25.0%)"
 
 
-@pytest.mark.parametrize("kind", [StoreLoader, ThreadLoader, DataLoader])
+@pytest.mark.parametrize("kind", [StoreLoader, threaded, DataLoader])
 def test_every_loader_reads_the_samples_of_their_sources(urls: dict[str, str], kind: Any) -> None:
     mixture = StoreMixture(sources(urls), {"large": 1, "small": 1})
     sampler = storeds.EpochSampler(mixture, samples_per_epoch=60)

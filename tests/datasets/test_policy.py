@@ -32,6 +32,7 @@ from picture_stores import picture_store
 from shares import share
 from storeds import Skipped, StoreDataset, errors
 from storeds.backends import Store
+from threaded import threaded
 
 COUNT = 60
 SIZE = (48, 32)
@@ -226,7 +227,7 @@ def test_a_batch_of_which_a_concatenation_skips_all_is_an_error_and_one_of_store
     assert len(batch[0]) == 2
 
 
-@pytest.mark.parametrize("kind", [storeds.StoreLoader, storeds.ThreadLoader, DataLoader])
+@pytest.mark.parametrize("kind", [storeds.StoreLoader, threaded, DataLoader])
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("joined", ["mixture", "concatenation", "part of a concatenation"])
 def test_replacements_fill_a_batch_of_joined_datasets_that_would_be_empty(
@@ -312,7 +313,7 @@ def spoil(path: Path, position: int) -> None:
             transaction.put(position.to_bytes(8, "big"), bytes(value))
 
 
-@pytest.mark.parametrize("kind", [storeds.StoreLoader, storeds.ThreadLoader])
+@pytest.mark.parametrize("kind", [storeds.StoreLoader, threaded])
 def test_a_batch_of_joined_datasets_takes_one_storage_call_for_each(
     store: str, write: Callable[[str], str], asked: list[list[int]], kind: Any
 ) -> None:
@@ -338,7 +339,7 @@ def test_where_and_replace_stay_within_the_selection(store: str) -> None:
 
 
 @pytest.mark.parametrize("limit", [{"max_bad": 2}, {"max_bad_fraction": 0.04}])
-@pytest.mark.parametrize("kind", [DataLoader, storeds.StoreLoader, storeds.ThreadLoader])
+@pytest.mark.parametrize("kind", [DataLoader, storeds.StoreLoader, threaded])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_too_many_bad_samples_stop_the_run_with_one_error_that_lists_them(
     store: str, limit: dict[str, Any], kind: Any, workers: int
@@ -402,7 +403,7 @@ def of_epoch_0(dataset: StoreDataset, loader: Any) -> Any:
         (storeds.StoreLoader, {"num_workers": 2}),
         (storeds.StoreLoader, {"num_workers": 2, "persistent_workers": True}),
         (storeds.StoreLoader, {"sampler": range(COUNT)}),
-        (storeds.ThreadLoader, {"num_workers": 2}),
+        (storeds.StoreLoader, {"num_workers": 2, "start_method": "thread"}),
         (DataLoader, {}),
         (DataLoader, {"num_workers": 2}),
         (DataLoader, {"num_workers": 2, "persistent_workers": True}),

@@ -23,7 +23,7 @@ LOADERS: dict[str, tuple[type[storeds.StoreLoader], dict[str, Any]]] = {
     "workers": (storeds.StoreLoader, WORKERS),
     "persistent": (storeds.StoreLoader, {**PERSISTENT, "num_workers": 2}),
     "spawned": (storeds.StoreLoader, {**PERSISTENT, "multiprocessing_context": "spawn"}),
-    "threads": (storeds.ThreadLoader, {"num_workers": 2}),
+    "threads": (storeds.StoreLoader, {"num_workers": 2, "start_method": "thread"}),
 }
 
 
@@ -126,7 +126,7 @@ url = {numbered_store(tmp_path)!r}
 dataset = storeds.StoreDataset(url, reader="array", fields=["x"])
 os.epochs = [
     iter(storeds.StoreIterable(url, reader='array', fields=['x'])),
-    iter(storeds.ThreadLoader(dataset, num_workers=2, batch_size=2)),
+    iter(storeds.StoreLoader(dataset, start_method="thread", num_workers=2, batch_size=2)),
     iter(storeds.StoreLoader(dataset, num_workers=1, batch_size=2)),
 ]
 for epoch in os.epochs:

@@ -18,7 +18,6 @@ from make_store import make_store
 from storeds import (
     EpochSampler,
     StoreDataset,
-    ThreadLoader,
     build_dataset,
     build_loader,
     errors,
@@ -26,6 +25,7 @@ from storeds import (
     to_device,
 )
 from storeds.loaders import StoreLoader
+from threaded import threaded
 
 COUNT = 50
 
@@ -80,7 +80,7 @@ def test_tensors_in_any_nesting_come_to_the_device(device: str) -> None:
             assert batch["b"].names == ["n"]
 
 
-@pytest.mark.parametrize("kind", [StoreLoader, ThreadLoader])
+@pytest.mark.parametrize("kind", [StoreLoader, threaded])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_loader_made_by_hand_needs_no_sampler(url: str, kind: type[StoreLoader], workers: int) -> None:
     dataset = StoreDataset(url, reader="array", fields=["x"])
@@ -123,9 +123,8 @@ def test_a_loader_that_gives_nothing_says_why(
 
 
 def test_a_stream_goes_into_pytorchs_own_loader(url: str) -> None:
-    for kind in (StoreLoader, ThreadLoader):
-        with pytest.raises(errors.ConfigError, match=f"{kind.__name__} is for datasets with indices; .*DataLoader"):
-            kind(storeds.StoreIterable([url], reader="array"), batch_size=4)
+    with pytest.raises(errors.ConfigError, match=r"StoreLoader is for datasets with indices; .*DataLoader"):
+        StoreLoader(storeds.StoreIterable([url], reader="array"), batch_size=4)
 
 
 def test_a_state_of_another_batch_size_and_what_is_no_state_are_refused(url: str) -> None:
@@ -150,7 +149,7 @@ def test_tensors_that_are_more_than_their_values_are_stacked_as_pytorch_does(url
     with_gradients, without_layout = (
         StoreDataset(url, reader="array", fields=["x"], transform=transform) for transform in (tracked, sparse)
     )
-    for kind in (StoreLoader, functools.partial(ThreadLoader, num_workers=1)):
+    for kind in (StoreLoader, functools.partial(threaded, num_workers=1)):
         (batch,) = next(iter(kind(with_gradients, batch_size=4)))
         assert batch.requires_grad
         assert batch.tolist() == [0, 1, 2, 3]

@@ -30,9 +30,10 @@ import storeds
 from conftest import with_path
 from make_store import make_store
 from shares import examples
-from storeds import EpochSampler, StoreDataset, StoreLoader, ThreadLoader
+from storeds import EpochSampler, StoreDataset, StoreLoader
 from storeds.errors import BadSamplesError, ConfigError
 from storeds.protocols import Field
+from threaded import threaded
 
 COUNT = 90
 FIELDS = {"label": "int", "weight": "float", "patient": "str", "length": "int", "width": "int", "height": "int"}
@@ -306,7 +307,7 @@ def test_every_loader_has_the_same_batches(plain: StoreDataset, way: str, argume
     workers: dict[str, Any] = {"num_workers": 0 if way == "none" else 2}
     if way in ("fork", "spawn"):
         workers["multiprocessing_context"] = way
-    loader = (ThreadLoader if way == "thread" else StoreLoader)(plain, batch_size=8, **arguments, **workers)
+    loader = (threaded if way == "thread" else StoreLoader)(plain, batch_size=8, **arguments, **workers)
     assert [index.tolist() for index, _ in loader] == expected
     assert len(loader) == len(expected)
 
@@ -346,7 +347,7 @@ class TestWithoutASeed:
         assert len(passes[0]) == count
         return passes[0] + passes[1]
 
-    @pytest.mark.parametrize("kind", [StoreLoader, ThreadLoader, EpochSampler])
+    @pytest.mark.parametrize("kind", [StoreLoader, threaded, EpochSampler])
     @pytest.mark.parametrize("arguments", [*RANDOM, {}], ids=lambda each: "-".join(each) or "mixture")
     def test_a_generator_orders(self, seedless: StoreDataset, kind: Any, arguments: dict[str, Any]) -> None:
         dataset: Any = seedless if arguments else storeds.StoreMixture({"all": seedless})
@@ -494,7 +495,7 @@ class TestReplacements:
         [
             (StoreLoader, {}),
             (StoreLoader, {"num_workers": 2, "multiprocessing_context": "fork"}),
-            (ThreadLoader, {"num_workers": 2}),
+            (StoreLoader, {"num_workers": 2, "start_method": "thread"}),
         ],
         ids=["none", "fork", "threads"],
     )
@@ -667,7 +668,7 @@ def test_a_state_belongs_to_its_plan(plain: StoreDataset) -> None:
 class TestSamplersOfPyTorch:
     """They work in our loaders, which then have no position."""
 
-    @pytest.mark.parametrize("kind", [StoreLoader, ThreadLoader])
+    @pytest.mark.parametrize("kind", [StoreLoader, threaded])
     def test_the_loader_draws_what_they_yield(self, plain: StoreDataset, kind: type[StoreLoader]) -> None:
         def generator() -> torch.Generator:
             return torch.Generator().manual_seed(3)

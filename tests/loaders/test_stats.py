@@ -17,7 +17,7 @@ import storeds
 from _modes import Counted
 from make_store import make_store
 from photographs import saved
-from storeds import EpochSampler, StoreDataset, StoreLoader, ThreadLoader, errors
+from storeds import EpochSampler, StoreDataset, StoreLoader, errors
 from storeds.readers import array
 from wrapped_reader import WrappedReader
 
@@ -26,7 +26,7 @@ WAYS: dict[str, tuple[Any, dict[str, Any]]] = {
     "alone": (StoreLoader, {}),
     "fork": (StoreLoader, {"num_workers": 1, "multiprocessing_context": "fork"}),
     "spawn": (StoreLoader, {"num_workers": 1, "multiprocessing_context": "spawn"}),
-    "threads": (ThreadLoader, {"num_workers": 1}),
+    "threads": (StoreLoader, {"num_workers": 1, "start_method": "thread"}),
     "rank 0 of 2": (StoreLoader, {"num_workers": 1}),
     "rank 1 of 2": (StoreLoader, {"num_workers": 1}),
 }
@@ -144,6 +144,5 @@ def test_a_loader_shows_what_it_is_and_refuses_unknown_arguments(url: str) -> No
     dataset = StoreDataset(url, reader="array", fields=["x"])
     assert repr(StoreLoader(dataset, batch_size=3)).startswith("StoreLoader(StoreDataset('lmdb://")
     assert "batch_size=3, num_workers=0" in repr(StoreLoader(dataset, batch_size=3))
-    for kind in (StoreLoader, ThreadLoader):
-        with pytest.raises(errors.ConfigError, match=r"unknown argument 'batchsize'; did you mean 'batch_size'"):
-            kind(dataset, batchsize=2)
+    with pytest.raises(errors.ConfigError, match=r"unknown argument 'batchsize'; did you mean 'batch_size'"):
+        StoreLoader(dataset, batchsize=2)

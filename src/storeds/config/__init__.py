@@ -391,12 +391,6 @@ def build_loader(
     The keys have the defaults of `StoreLoader`, which are those of PyTorch: no workers, for example, and samples in order.
     """
     config = _loaded(config)
-    settings = config.loader_for(split)
-    dataset = build_dataset(config, split)
-    if settings.start_method == "thread":
-        from storeds.loaders.threaded import ThreadLoader
-
-        return ThreadLoader(dataset, **settings.changed())
     from storeds.loaders.loader import StoreLoader
 
-    return StoreLoader(dataset, **settings.changed())
+    return StoreLoader(build_dataset(config, split), **config.loader_for(split).changed())

@@ -33,5 +33,4 @@ __getattr__ = export_lazily(
         "mixture": ("StoreMixture",),
         "settings": ("DatasetSettings",),
     },
-    renamed={"Source": "DatasetSettings"},
 )

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from storeds.loaders.plan import Plan
     from storeds.loaders.sampler import EpochSampler
     from storeds.loaders.tf import to_tf_dataset
-    from storeds.loaders.threaded import ThreadLoader
 
 __all__ = [
     "EpochOrder",
@@ -29,7 +28,6 @@ __all__ = [
     "Remainder",
     "StoreIterable",
     "StoreLoader",
-    "ThreadLoader",
     "permute",
     "round_keys",
     "to_device",
@@ -45,6 +43,5 @@ __getattr__ = export_lazily(
         "plan": ("Plan",),
         "sampler": ("EpochSampler",),
         "tf": ("to_tf_dataset",),
-        "threaded": ("ThreadLoader",),
     },
 )

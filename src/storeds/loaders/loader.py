@@ -25,7 +25,7 @@ from torch.utils.data import (
     get_worker_info,
 )
 
-from storeds._utils.prefetch import blocks_read
+from storeds._utils.prefetch import ReadAhead, blocks_read
 from storeds._utils.text import html_table, some
 from storeds.batching.buffers import BufferPool
 from storeds.batching.collate import collate, collate_columns
@@ -33,17 +33,20 @@ from storeds.batching.memory import PackedBatch, SlotMemory, SlotName, SlotPool,
 from storeds.batching.roles import fit_collate, is_collate
 from storeds.datasets.assembly import declared_elements
 from storeds.datasets.batch import Ask, Counted, Made, Work
+from storeds.datasets.epoch import draw_seed
 from storeds.datasets.map_dataset import StoreDataset
 from storeds.datasets.mixture import StoreMixture
 from storeds.datasets.reading import count, is_of_storeds, read
 from storeds.datasets.tree import inside, leaves
 from storeds.errors import ConfigError, RecordError
 from storeds.loaders.advice import explain
+from storeds.loaders.device import map_tensors
 from storeds.loaders.plan import Plan
 from storeds.loaders.planning import PLAN_SETTINGS, Replacements, replaces_samples
-from storeds.loaders.sampler import BatchRequest, EpochSampler, OtherSampler, holds_epoch_sampler
+from storeds.loaders.sampler import BatchRequest, EpochSampler, OtherSampler, epoch_takers, holds_epoch_sampler
 from storeds.loaders.settings import LoaderSettings
 from storeds.loaders.stats import LoaderStats
+from storeds.loaders.threads import in_threads
 from storeds.protocols import Backend, Field
 from storeds.readers.reader import built_in
 
@@ -274,7 +277,7 @@ class StoreLoader(DataLoader[Any]):
         Without a `sampler` and a `seed`: draws the seed of the order at the first pass. Without that, it is the dataset's
         or, if that has none, drawn from torch's default generator.
     multiprocessing_context : optional
-        As for `torch.utils.data.DataLoader`; `start_method` is the same in a config.
+        As for `torch.utils.data.DataLoader`, instead of `start_method`.
     **settings
         The keys of ``[loader]`` in a config, which `LoaderSettings` lists. Those that `torch.utils.data.DataLoader` has
         are as there; those that `EpochSampler` has say what an epoch is. Others are:
@@ -288,6 +291,8 @@ class StoreLoader(DataLoader[Any]):
         - `num_workers`: ``"auto"`` takes the CPUs that this process may use, divided by torchrun's number of ranks on this
           machine or, without torchrun, by the number of processes of torch.distributed. With 0, settings of workers have
           no effect.
+        - `start_method`: how workers start, as processes by ``"fork"``, ``"spawn"`` or ``"forkserver"``, by default as
+          Python's; or ``"thread"``.
         - `log_every`: log `why_slow` every so many seconds, at level INFO.
 
     Raises
@@ -306,6 +311,15 @@ class StoreLoader(DataLoader[Any]):
     *Workers* receive the epoch with each batch, so loaders that are read side by side do not disturb each other. Where an
     attribute of the loader, of the dataset or of one of its transforms was assigned since persistent workers began, the next
     pass starts others. A ``worker_init_fn`` finds the dataset of its worker at ``get_worker_info().dataset``.
+
+    *Threads* make the same batches, without copying one between processes; the dataset must be thread-safe, as a
+    `StoreDataset` is. Reading, decoding and the transforms of storeds run outside Python's lock; transforms written in Python
+    take turns. Each thread computes with one thread of torch. They end with the pass, after a break with their batches. Do
+    not fork during a pass, as another loader with workers would: a thread may be writing to a log file, which Python would
+    leave locked in the child.
+
+    *Memory*: without workers and with threads, the tensors of a batch that `storeds.collate` makes lie in memory that a later
+    batch uses, once nothing refers to a tensor of the batch or a view of one.
     """
 
     sampler: Any
@@ -325,6 +339,7 @@ class StoreLoader(DataLoader[Any]):
         if collate_fn is not None and settings.get("collate") is not None:
             raise ConfigError(f"{name}: collate and collate_fn are the same; leave out one of them")
         chosen = LoaderSettings.of_arguments({"collate": collate_fn, **settings}, name)
+        self._uses_threads = chosen.start_method == "thread"
         if isinstance(dataset, IterableDataset):
             raise ConfigError(f"{name} is for datasets with indices; pass a stream to torch.utils.data.DataLoader")
         given = sampler if batch_sampler is None else batch_sampler
@@ -349,8 +364,7 @@ class StoreLoader(DataLoader[Any]):
             )
         collate_fn = chosen.collate_fn()
         fitted_collate(collate_fn, dataset)  # raises an error for names that no element has
-        workers = chosen.for_workers()
-        start_method = workers.pop("start_method")
+        workers = chosen.for_workers(multiprocessing_context)
         super().__init__(
             dataset,
             batch_size=chosen.batch_size,
@@ -360,7 +374,6 @@ class StoreLoader(DataLoader[Any]):
             # Single samples are in no batch that might be dropped.
             drop_last=chosen.drop_last and not (given is None and chosen.batch_size is None),
             generator=generator,
-            multiprocessing_context=start_method or multiprocessing_context,
             pin_memory=chosen.pin_memory,
             pin_memory_device=chosen.pin_memory_device,
             in_order=chosen.in_order,
@@ -378,7 +391,9 @@ class StoreLoader(DataLoader[Any]):
         self._log_every = chosen.log_every
         self._logged = time.monotonic()
         self._leaves = leaves(dataset)
-        self._memory = BufferPool(limit=2)  # without workers: one batch is in use, and the next one is made
+        # One batch is in use, and another one is made; by threads more of them, ahead of the training loop.
+        ahead = self.num_workers * (1 + (self.prefetch_factor or 0)) if self._uses_threads else 0
+        self._memory = BufferPool(limit=2 + ahead)
         if given is None and not self.plan.is_batched and not len(self):  # the plan may draw a seed for its batches
             _warn_of_nothing(self, dataset)
 
@@ -387,11 +402,23 @@ class StoreLoader(DataLoader[Any]):
             raise ConfigError(f"{name} cannot be assigned: it would have no effect; make another {type(self).__name__}")
         super().__setattr__(name, value)
 
+    def check_worker_number_rationality(self) -> None:
+        if not self._uses_threads:  # its warning is about processes
+            super().check_worker_number_rationality()
+
     def _get_iterator(self) -> Any:
-        """Return a DataLoader's iterator over results."""
+        """Return an iterator over results: one in threads, or a DataLoader's."""
         self._order.fix_seed()  # before DataLoader draws from the same generator
+        fetcher = BatchFetcher(self.dataset, self.collate_fn, self._memory, self._order.plan)
+        if self._uses_threads and self.num_workers:
+            # Threads draw from torch's generator in no fixed order, so samples without a seed share one that is drawn here.
+            seedless = any(getattr(each, "seed", 0) is None for each in epoch_takers(self.dataset))
+            requests = iter(_Requests(self, None, draw_seed(self.generator) if seedless else None))
+            fetch: Callable[[Request], Result] = fetcher.__getitem__
+            fetch = functools.partial(_pinned, fetch) if self.pin_memory and torch.cuda.is_available() else fetch
+            return in_threads(fetch, requests, self.num_workers, self.prefetch_factor or 1)
         batches: DataLoader[Any] = DataLoader(
-            BatchFetcher(self.dataset, self.collate_fn, self._memory, self._order.plan),
+            fetcher,
             batch_size=None,  # a request is one item of the fetcher
             sampler=_Requests(self, SlotPool() if self.num_workers else None),
             collate_fn=_unchanged,
@@ -422,7 +449,9 @@ class StoreLoader(DataLoader[Any]):
             self._copied = self._copies()
             yield from self._received(results)
         except Exception as error:
-            if self.num_workers:
+            if isinstance(results, ReadAhead):
+                results.close()
+            elif self.num_workers:
                 # PyTorch's error refers to itself, and so to the workers. Those that the garbage collector ends take 5
                 # seconds each: it drops the queue that tells them to end.
                 traceback.clear_frames(error.__traceback__)
@@ -490,20 +519,15 @@ class StoreLoader(DataLoader[Any]):
         Where transforms limit, the slowest one is found by timing them on a few samples in this process.
         """
         stores = [store for store in self._leaves if is_of_storeds(store)]
-        return explain(self._stats, stores, self._hands)
-
-    @property
-    def _hands(self) -> int:
-        """The number of workers or threads that make batches."""
-        return self.num_workers
+        return explain(self._stats, stores, self.num_workers)
 
     def __repr__(self) -> str:
-        arguments = f"batch_size={self.batch_size}, num_workers={self._hands}, drop_last={self.drop_last}"
+        arguments = f"batch_size={self.batch_size}, num_workers={self.num_workers}, drop_last={self.drop_last}"
         return f"{type(self).__name__}({self.dataset!r}, {arguments}, sampler={self.sampler!r})"
 
     def _repr_html_(self) -> str:
         shown = {name: getattr(self, name) for name in ("dataset", "batch_size", "drop_last", "sampler")}
-        return html_table({**shown, "num_workers": self._hands, "batches": len(self)})
+        return html_table({**shown, "num_workers": self.num_workers, "batches": len(self)})
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next pass, for the order and the random transforms; later passes count from there."""
@@ -558,7 +582,7 @@ class StoreLoader(DataLoader[Any]):
             self._resumable.skip_incomplete_batch(self.batch_size or 1)
 
 
-_FIXED = ("shuffle", "seed", "log_every", *PLAN_SETTINGS)
+_FIXED = ("shuffle", "seed", "start_method", "log_every", *PLAN_SETTINGS)
 _OF_WORKERS = (
     *("num_workers", "prefetch_factor", "timeout", "pin_memory", "pin_memory_device", "multiprocessing_context"),
     *("generator", "in_order", "worker_init_fn", "collate_fn", "dataset"),
@@ -629,17 +653,22 @@ class _Undivided(BatchSampler):
 class _Requests(Sampler[Request]):
     """The requests of a loader; each iteration is a pass. Owns the slots, which live as long as the workers."""
 
-    def __init__(self, loader: StoreLoader, slots: SlotPool | None) -> None:
+    def __init__(self, loader: StoreLoader, slots: SlotPool | None, seed: int | None = None) -> None:
         self._sampler, self._batch_size, self._drop_last = loader._order, loader.batch_size, loader.drop_last
-        self._slots = slots
+        self._slots, self._seed = slots, seed
 
     def __iter__(self) -> Iterator[Request]:
-        for request in self._sampler.batch_requests(self._batch_size, self._drop_last):
+        for request in self._sampler.batch_requests(self._batch_size, self._drop_last, self._seed):
             yield Request(request, None if self._slots is None else self._slots.acquire())
 
 
 def _unchanged(batch: Any) -> Any:
     return batch
+
+
+def _pinned(fetch: Callable[[Request], Result], request: Request) -> Result:
+    result = fetch(request)
+    return result._replace(batch=map_tensors(result.batch, torch.Tensor.pin_memory))
 
 
 # The messages of torch.utils.data about a dead worker.

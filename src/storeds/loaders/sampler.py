@@ -160,7 +160,7 @@ class EpochSampler(Sampler[Any]):
     dataset's epoch follows the passes. ``len()`` is the number of indices of this rank in a whole epoch. Where the plan
     makes the batches, their number may depend on the seed, so ``len()`` draws it too.
 
-    *Position*: with `StoreLoader` and `ThreadLoader`, `position` counts the samples that the training loop received,
+    *Position*: with `StoreLoader`, `position` counts the samples that the training loop received,
     over all ranks, so the state of any rank is valid for all. Batches that workers prefetched do not count.
 
     *Plain DataLoader*: the sampler counts the indices that it yielded. A DataLoader with workers draws several batches

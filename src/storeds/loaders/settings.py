@@ -19,7 +19,7 @@ __all__ = ["LoaderSettings"]
 
 Ragged: TypeAlias = Literal["mask", "pad", "list"]
 _MADE_BY = {"storeds": "storeds.collate", "detection": "storeds.collate_detection"}
-_OF_WORKERS = ("start_method", "persistent_workers", "prefetch_factor", "timeout", "worker_init_fn")
+_OF_PROCESSES = ("persistent_workers", "timeout", "worker_init_fn")
 
 
 class LoaderSettings(Settings, frozen=True):
@@ -146,12 +146,35 @@ class LoaderSettings(Settings, frozen=True):
         named = {name: value for name, value in given.items() if name not in objects}
         return structs.replace(cls.validated(named, where, "argument"), **objects)
 
-    def for_workers(self) -> dict[str, Any]:
-        """Return the settings of workers; without these, their defaults, so that ``num_workers = 0`` alone turns them off."""
+    def for_workers(self, context: Any = None) -> dict[str, Any]:
+        """Return the arguments of a DataLoader about workers; without any, their defaults, so ``num_workers = 0`` is enough.
+
+        Parameters
+        ----------
+        context : optional
+            ``multiprocessing_context``, which says how workers start if `start_method` does not.
+
+        Raises
+        ------
+        ConfigError
+            A setting contradicts `start_method`, or the function cannot be imported.
+        """
+        contradicting = {"multiprocessing_context": context} if self.start_method is not None else {}
+        if self.start_method == "thread":
+            contradicting |= {name: getattr(self, name) for name in _OF_PROCESSES} | {"in_order": not self.in_order}
+        for name in (name for name, value in contradicting.items() if value):
+            raise ConfigError(f"start_method is {self.start_method!r}, which takes no {name}: leave out one of them")
         workers = _cpus_of_this_rank() if self.num_workers == "auto" else self.num_workers
-        own = self if workers else LoaderSettings()
-        settings = {name: getattr(own, name) for name in _OF_WORKERS}
-        return {**settings, "num_workers": workers, "worker_init_fn": own.function("worker_init_fn")}
+        if not workers:
+            return {"num_workers": 0}
+        return {
+            "num_workers": workers,
+            "multiprocessing_context": context if self.start_method in (None, "thread") else self.start_method,
+            "persistent_workers": self.persistent_workers,
+            "prefetch_factor": self.prefetch_factor,
+            "timeout": self.timeout,
+            "worker_init_fn": self.function("worker_init_fn"),
+        }
 
     def collate_fn(self) -> Callable[..., Any] | None:
         """Return the function that makes batches; None for PyTorch's own, and for samples that are not batched.
