@@ -92,7 +92,7 @@ TABLES: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("table", TABLES, ids=lambda table: ", ".join(table) or "nothing")
 def test_a_loader_of_a_config_is_the_one_made_with_these_arguments(url: str, table: dict[str, Any]) -> None:
-    settings = {"url": url, "reader": "array", "fields": ["x", "label", "size"], "seed": 5}
+    settings: dict[str, Any] = {"url": url, "reader": "array", "fields": ["x", "label", "size"], "seed": 5}
     ours = build_loader({"dataset": settings, "loader": table})
     other = StoreLoader(StoreDataset(**settings), **table)
     for name in (
@@ -280,9 +280,8 @@ def test_a_split_reads_other_columns(tmp_path: Path) -> None:
 
 
 def values(config: Any, split: str | None) -> list[int]:
-    return [
-        x for (x,) in torch.utils.data.Subset(build_dataset(config, split), range(len(build_dataset(config, split))))
-    ]
+    dataset = build_dataset(config, split)
+    return [x for (x,) in (dataset[at] for at in range(len(dataset)))]
 
 
 @pytest.fixture

@@ -239,7 +239,8 @@ def _config(
             changes["transform"] = None
         config = {"dataset": changes, "loader": {"batch_size": 64, "shuffle": True}}
     loaded = load_config(config)
-    settings = structs.replace(loaded.loader_for(split), persistent_workers=True, **size)
+    settings = loaded.loader_for(split)
+    settings = structs.replace(settings, persistent_workers=settings.start_method != "thread", **size)
     tables = {
         name: Split({key: value for key, value in table.dataset.items() if key not in changes})
         for name, table in loaded.splits.items()
