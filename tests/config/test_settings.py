@@ -6,6 +6,7 @@ import copy
 import inspect
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -209,8 +210,26 @@ def test_a_loader_takes_functions_arrays_and_numbers_of_numpy(url: str) -> None:
     assert list(StoreLoader(dataset, batch_size=12, weights=[1.0] * COUNT, collate_fn=len)) == [12, 12]
     with pytest.raises(errors.ConfigError, match="collate and collate_fn are the same"):
         StoreLoader(dataset, collate="default", collate_fn=len)
-    with pytest.raises(errors.ConfigError, match="balance is for the sampler that the loader makes itself"):
-        StoreLoader(dataset, sampler=range(4), balance="label")
+    for setting in ({"balance": "label"}, {"weights": np.ones(4)}, {"shuffle": True}, {"seed": 3}):
+        with pytest.raises(errors.ConfigError, match=f"{next(iter(setting))} is for the sampler that the loader makes"):
+            StoreLoader(dataset, sampler=range(4), **setting)
+
+
+@dataclass
+class Collator:
+    """A function without a hash, as those of 🤗 Transformers."""
+
+    size: int = 0
+
+    def __call__(self, samples: list[Any]) -> int:
+        return self.size + len(samples)
+
+
+@pytest.mark.parametrize("name", ["collate", "collate_fn"])
+def test_a_function_that_makes_batches_needs_no_hash(url: str, name: str) -> None:
+    dataset: Any = StoreDataset(url, reader="array")
+    assert list(StoreLoader(dataset, batch_size=12, **{name: Collator(5)})) == [17, 17]
+    assert list(StoreLoader(dataset, batch_size=None, **{name: lambda sample: 1})) == [1] * COUNT
 
 
 # --- Settings over settings ---

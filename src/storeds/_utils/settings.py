@@ -75,7 +75,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def changed(self) -> dict[str, Any]:
         """Return name → value of the settings that differ from their default."""
         values = {field.name: (getattr(self, field.name), field) for field in msgspec.structs.fields(self)}
-        return {name: value for name, (value, field) in values.items() if value != _default(field)}
+        # Whether an array equals its default is no bool.
+        return {name: value for name, (value, field) in values.items() if (value == _default(field)) is not True}
 
     def __repr__(self) -> str:
         shown = (f"{name}={_hidden(getattr(self, name))!r}" for name in self.__struct_fields__)

@@ -52,7 +52,7 @@ class Split(Settings, frozen=True):
     loader: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
-class Source(NamedTuple):
+class Part(NamedTuple):
     """One dataset of a split: its name and weight, if it is of a mixture, and its settings.
 
     Attributes
@@ -97,7 +97,7 @@ class Mixture(Settings, frozen=True):
         mixture.parts({})
         return mixture
 
-    def parts(self, changes: Mapping[str, Any]) -> list[Source]:
+    def parts(self, changes: Mapping[str, Any]) -> list[Part]:
         """Return the sources, each with the settings of a split; raises ConfigError with the name of a wrong source."""
         parts = []
         for place, entry in enumerate(self.sources):
@@ -107,7 +107,7 @@ class Mixture(Settings, frozen=True):
                 settings = DatasetSettings.parse(own, over=self.shared)
             except ConfigError as error:
                 raise ConfigError(f"config: source {redact(name)!r} of the mixture: {error}") from None
-            parts.append(Source(name, weight, settings, changes))
+            parts.append(Part(name, weight, settings, changes))
         names = [part.name for part in parts]
         if len(set(names)) < len(names):
             raise ConfigError(
@@ -184,7 +184,7 @@ class Config(Settings, frozen=True):
         """
         return self.settings_of(self.sources_for(split)[1][0], split, fields)
 
-    def sources_for(self, split: str | int | None) -> tuple[Mixture | None, list[Source]]:
+    def sources_for(self, split: str | int | None) -> tuple[Mixture | None, list[Part]]:
         """Return the mixture of a split, if it is one, and its datasets; `settings_of` applies the split to each.
 
         ``sources``, ``temperature`` and ``stop`` of ``[splits.NAME.dataset]`` override those of ``[dataset]``, and a ``url``
@@ -204,12 +204,12 @@ class Config(Settings, frozen=True):
             settings = (
                 self.dataset if mixture is None else DatasetSettings.parse({"url": changes["url"]}, where, over=shared)
             )
-            return None, [Source(None, None, settings, changes)]
+            return None, [Part(None, None, settings, changes)]
         mixture = Mixture.validated({**structs.asdict(mixture), **mixing}, f"[splits.{split}.dataset]")
         return mixture, mixture.parts(changes)
 
     def settings_of(
-        self, source: Source, split: str | int | None, fields: Mapping[str, StoreField] | None = None
+        self, source: Part, split: str | int | None, fields: Mapping[str, StoreField] | None = None
     ) -> DatasetSettings:
         """Return the settings of a source of `sources_for`; see `source_for`."""
         if split is None:
@@ -329,7 +329,7 @@ def build_dataset(
     )
 
 
-def _build_one(config: Config, split: str | int | None, source: Source) -> StoreDataset:
+def _build_one(config: Config, split: str | int | None, source: Part) -> StoreDataset:
     from storeds.datasets.assembly import open_source
     from storeds.datasets.map_dataset import StoreDataset
     from storeds.datasets.mixture import SOURCE, Tagged
@@ -350,7 +350,7 @@ def _build_one(config: Config, split: str | int | None, source: Source) -> Store
     return dataset
 
 
-def _check_unsplit(config: Config, sources: Iterable[Source]) -> None:
+def _check_unsplit(config: Config, sources: Iterable[Part]) -> None:
     names = ", ".join(config.splits) or "no names"
     if any(PLACEHOLDER in url for source in sources for url in urls_of(source.settings)):
         raise ConfigError(f"config: [dataset] url has {PLACEHOLDER}, so name a split; [splits] has {names}")

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Any
 
-from storeds._utils.arguments import DEEPEST, is_omegaconf, plain
+from storeds._utils.arguments import DEEPEST, from_omegaconf, is_omegaconf
 from storeds.errors import ConfigError
 from storeds.redaction import redact
 
@@ -44,7 +44,7 @@ def expand(value: Any, path: tuple[Any, ...] = (), *, variables: bool = True) ->
     if isinstance(value, int) and not isinstance(value, bool) and not -(1 << 63) <= value < 1 << 64:
         raise ConfigError(f"config: {_dotted(path)}: an integer of more than 64 bits")
     if is_omegaconf(value):
-        return expand(plain(value), path, variables=False)
+        return expand(from_omegaconf(value), path, variables=False)
     if isinstance(value, Mapping):
         return {key: expand(item, (*path, key), variables=variables) for key, item in value.items()}
     if type(value) in (list, tuple):

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias, cast
 import msgspec
 from msgspec import structs
 
-from storeds._utils.arguments import plain
+from storeds._utils.arguments import from_omegaconf
 from storeds.backends.opening import open_backend
 from storeds.datasets.settings import DatasetSettings
 from storeds.errors import ConfigError, suggest
@@ -179,7 +179,7 @@ def with_stats(spec: Any, reader: Reader[Any], backend: Backend) -> Any:
             return _measured(part, element, reader, backend)
         return {name: resolved(value, element) if name == "transforms" else value for name, value in part.items()}
 
-    return resolved(plain(spec), reader.data or "image")
+    return resolved(from_omegaconf(spec), reader.data or "image")
 
 
 class _Moments(msgspec.Struct):

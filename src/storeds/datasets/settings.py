@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal, ParamSpec, cast
 import msgspec
 from msgspec import structs
 
-from storeds._utils.arguments import plain
+from storeds._utils.arguments import from_omegaconf
 from storeds._utils.settings import Settings
 from storeds.errors import ConfigError
 from storeds.redaction import redact
@@ -167,7 +167,7 @@ def over_settings(init: Callable[P, None]) -> Callable[P, None]:
 
     @functools.wraps(init)
     def wrapper(self: Any, url: Any, **arguments: Any) -> None:
-        url, arguments = plain(url), plain(arguments)
+        url, arguments = from_omegaconf(url), from_omegaconf(arguments)
         if isinstance(url, DatasetSettings):
             arguments = url.merged(structs.asdict(url), arguments)
             url = arguments.pop("url")

@@ -343,7 +343,7 @@ class StoreLoader(DataLoader[Any]):
         if isinstance(dataset, IterableDataset):
             raise ConfigError(f"{name} is for datasets with indices; pass a stream to torch.utils.data.DataLoader")
         given = sampler if batch_sampler is None else batch_sampler
-        for setting in chosen.changed().keys() & {"shuffle", *PLAN_SETTINGS} if given is not None else ():
+        for setting in chosen.changed().keys() & {"shuffle", "seed", *PLAN_SETTINGS} if given is not None else ():
             raise ConfigError(
                 f"{name}: {setting} is for the sampler that the loader makes itself, and one is passed; leave out one of them"
             )

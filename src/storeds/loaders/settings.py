@@ -18,7 +18,9 @@ from storeds.registry import import_object
 __all__ = ["LoaderSettings"]
 
 Ragged: TypeAlias = Literal["mask", "pad", "list"]
-_MADE_BY = {"storeds": "storeds.collate", "detection": "storeds.collate_detection"}
+_FUNCTIONS = {"storeds": "storeds:collate", "detection": "storeds:collate_detection"}
+_OPTIONS = {"pad": "storeds", "ragged": "storeds", "pad_images": "storeds", "label_offset": "detection"}
+"""Setting → the way of making batches that has it."""
 _OF_PROCESSES = ("persistent_workers", "timeout", "worker_init_fn")
 
 
@@ -185,26 +187,18 @@ class LoaderSettings(Settings, frozen=True):
             The function cannot be imported, or a setting is for batches that are made in another way.
         """
         way = self.collate if self.batch_size is not None else None
-        self._check_for("storeds", way, {"pad": self.pad, "ragged": self.ragged, "pad_images": self.pad_images})
-        self._check_for("detection", way, {"label_offset": self.label_offset})
+        options = {name: value for name, value in self.changed().items() if name in _OPTIONS}
+        for name in options:
+            if way != _OPTIONS[name]:
+                given = "batch_size = null" if way is None else f"collate = {way!r}"
+                made = _FUNCTIONS[_OPTIONS[name]].replace(":", ".")
+                raise ConfigError(f"{name} is for batches that {made} makes, and the loader has {given}")
         if self.collate == "detection" and way is None:
             raise ConfigError("collate = 'detection' makes batches, and batch_size = null makes none")
-        if way == "storeds":
-            from storeds.batching.collate import collate
-
-            named: dict[str, Any] = {"pad": tuple(self.pad), "ragged": self.ragged, "pad_images": self.pad_images}
-            named = {name: value for name, value in named.items() if value}
-            return functools.partial(collate, **named) if named else collate
-        if way == "detection":
-            from storeds.batching.detection import collate_detection
-
-            return functools.partial(collate_detection, label_offset=self.label_offset)
-        return None if self.collate in (*_MADE_BY, "default") else self.function("collate")
-
-    def _check_for(self, wanted: str, way: str | None, settings: dict[str, Any]) -> None:
-        for name in (name for name, value in settings.items() if value and way != wanted):
-            given = "batch_size = null" if way is None else f"collate = {way!r}"
-            raise ConfigError(f"{name} is for batches that {_MADE_BY[wanted]} makes, and the loader has {given}")
+        if isinstance(way, str) and way in _FUNCTIONS:  # a function may have no hash
+            function: Callable[..., Any] = import_object(_FUNCTIONS[way])
+            return functools.partial(function, **options) if options else function
+        return None if self.collate in (*_FUNCTIONS, "default") else self.function("collate")
 
     def function(self, name: str) -> Callable[..., Any] | None:
         """Return the function that a setting names; raise ConfigError if it cannot be imported."""
@@ -212,7 +206,7 @@ class LoaderSettings(Settings, frozen=True):
         if path is None or callable(path):
             return cast("Callable[..., Any] | None", path)
         if name == "collate" and "." not in path and ":" not in path:
-            known = (*_MADE_BY, "default")
+            known = (*_FUNCTIONS, "default")
             raise ConfigError(
                 f"unknown collate {path!r}; {suggest(path, known, 'values')}, and dotted paths of functions"
             )
