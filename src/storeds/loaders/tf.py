@@ -1,4 +1,4 @@
-"""Provides the samples of a store as a ``tf.data.Dataset``: a generator over a `ThreadLoader`."""
+"""Provides the samples of a store as a ``tf.data.Dataset``: a generator over a `StoreLoader`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from storeds.datasets.assembly import declared_elements
 from storeds.datasets.map_dataset import StoreDataset
 from storeds.errors import ConfigError, MissingDependencyError, RecordError, suggest
 from storeds.loaders.sampler import EpochSampler
-from storeds.loaders.threaded import ThreadLoader
+from storeds.loaders.loader import StoreLoader
 from storeds.protocols import Array, Field
 from storeds.readers.reader import built_in
 from storeds.records.canonical_json import canonical_json
@@ -128,12 +128,13 @@ def to_tf_dataset(
     elements = elements_of(source, {} if shapes is None else shapes, ragged)
     part: dict[str, Any] = {"num_replicas": num_replicas, "rank": rank}
     sampler = EpochSampler(source, shuffle=shuffle, seed=seed, block_size=block_size, window=window, **part)
-    loader = ThreadLoader(
+    loader = StoreLoader(
         source,
         sampler=sampler,
         batch_size=integer("read_batch", read_batch, 1) if batch_size is None else integer("batch_size", batch_size, 1),
         drop_last=drop_remainder,
         collate_fn=_Columns(elements),
+        start_method="thread",
         num_workers=read_ahead,
         prefetch_factor=1,
     )
@@ -154,7 +155,7 @@ def _arranged(elements: Sequence[Element], as_dict: bool, values: Iterable[Any])
     return dict(zip([element.name for element in elements], values, strict=True)) if as_dict else tuple(values)
 
 
-def _passed(loader: ThreadLoader, elements: Sequence[Element], tf: Any | None) -> Iterator[Iterable[Any]]:
+def _passed(loader: StoreLoader, elements: Sequence[Element], tf: Any | None) -> Iterator[Iterable[Any]]:
     """Yield the values of one pass that TensorFlow gets: batches or, without `tf`, single samples."""
     for columns in loader:
         if tf is None:
