@@ -17,8 +17,8 @@ from storeds.batching.collate import Skipped
 from storeds.datasets.assembly import declared_elements
 from storeds.datasets.map_dataset import StoreDataset
 from storeds.errors import ConfigError, MissingDependencyError, RecordError, suggest
-from storeds.loaders.sampler import EpochSampler
 from storeds.loaders.loader import StoreLoader
+from storeds.loaders.sampler import EpochSampler
 from storeds.protocols import Array, Field
 from storeds.readers.reader import built_in
 from storeds.records.canonical_json import canonical_json
