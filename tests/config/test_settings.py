@@ -228,8 +228,9 @@ class Collator:
 @pytest.mark.parametrize("name", ["collate", "collate_fn"])
 def test_a_function_that_makes_batches_needs_no_hash(url: str, name: str) -> None:
     dataset: Any = StoreDataset(url, reader="array")
-    assert list(StoreLoader(dataset, batch_size=12, **{name: Collator(5)})) == [17, 17]
-    assert list(StoreLoader(dataset, batch_size=None, **{name: lambda sample: 1})) == [1] * COUNT
+    for function, size, expected in ((Collator(5), 12, [17, 17]), (lambda sample: 1, None, [1] * COUNT)):
+        given: dict[str, Any] = {name: function}
+        assert list(StoreLoader(dataset, batch_size=size, **given)) == expected
 
 
 # --- Settings over settings ---
@@ -371,6 +372,11 @@ def test_splits_of_a_mixture_that_share_records_are_found_across_sources(stores:
     config["allow_overlap"] = False
     with pytest.raises(errors.ConfigError, match="share .* records of .*b.lmdb"):
         build_dataset(config, "train")
+
+
+def test_a_misspelt_key_beside_sources_is_named() -> None:
+    with pytest.raises(errors.ConfigError, match=r"config: dataset: unknown key 'trnsform'; did you mean 'transform'"):
+        load_config({"dataset": {"trnsform": [], "sources": [{"url": "x"}]}})
 
 
 def test_mixing_needs_sources() -> None:

@@ -93,7 +93,11 @@ class Mixture(Settings, frozen=True):
         """Validate a table over the settings of all sources; raises ConfigError."""
         own = {name: value for name, value in table.items() if name in _OF_MIXTURE}
         rest = {name: value for name, value in table.items() if name not in own}
-        mixture = cls.validated({**own, "shared": DatasetSettings.merged(shared, rest)}, "config: dataset")
+        try:
+            merged = DatasetSettings.merged(shared, rest)
+        except ConfigError as error:
+            raise ConfigError(f"config: dataset: {error}") from None
+        mixture = cls.validated({**own, "shared": merged}, "config: dataset")
         mixture.parts({})
         return mixture
 
