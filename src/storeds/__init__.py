@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from storeds.config import load_config as load_config
     from storeds.datasets.map_dataset import StoreDataset as StoreDataset
     from storeds.datasets.mixture import StoreMixture as StoreMixture
-    from storeds.datasets.source import Source as Source
+    from storeds.datasets.settings import DatasetSettings as DatasetSettings
     from storeds.loaders.device import to_device as to_device
     from storeds.loaders.iterable import StoreIterable as StoreIterable
     from storeds.loaders.loader import StoreLoader as StoreLoader
@@ -47,6 +47,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Backend",
     "Config",
+    "DatasetSettings",
     "Decoder",
     "EpochSampler",
     "Field",
@@ -56,7 +57,6 @@ __all__ = [
     "Record",
     "SampleContext",
     "Skipped",
-    "Source",
     "StoreDataset",
     "StoreIterable",
     "StoreLoader",
@@ -94,7 +94,7 @@ __getattr__ = export_lazily(
         "config": ("Config", "build_dataset", "build_loader", "load_config"),
         "datasets.map_dataset": ("StoreDataset",),
         "datasets.mixture": ("StoreMixture",),
-        "datasets.source": ("Source",),
+        "datasets.settings": ("DatasetSettings",),
         "loaders.device": ("to_device",),
         "loaders.iterable": ("StoreIterable",),
         "loaders.loader": ("StoreLoader",),

@@ -149,7 +149,7 @@ def import_object(path: str) -> Any:
         raise ImportError(f"module {module!r} has no {name!r}") from None
 
 
-_REMOVED = {"ThreadLoader": 'StoreLoader(dataset, start_method="thread")'}
+_REMOVED = {"Source": "DatasetSettings", "ThreadLoader": 'StoreLoader(dataset, start_method="thread")'}
 
 
 def export_lazily(package: str, modules: Mapping[str, tuple[str, ...]]) -> Callable[[str], Any]:

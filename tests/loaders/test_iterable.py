@@ -142,7 +142,7 @@ class TestEpochs:
 class TestSources:
     def test_what_a_dataset_takes_and_joined_datasets(self, urls: list[str]) -> None:
         first, last = (StoreDataset(url, reader="array", seed=2) for url in (urls[0], urls[2]))
-        for sources in ([urls[0], urls[2]], storeds.Source(url=urls), storeds.open_backend(urls)):
+        for sources in ([urls[0], urls[2]], storeds.DatasetSettings(url=urls), storeds.open_backend(urls)):
             assert numbers(stream(sources)) == list(range(COUNT))
         assert numbers(StoreIterable(first + last, shuffle=True)) == whole(shuffle=True)
         assert numbers(StoreIterable(Subset(last, [3, 1]))) == [10, 8]

@@ -150,7 +150,7 @@ def test_a_loader_shows_what_it_is_and_refuses_unknown_arguments(url: str) -> No
     dataset = StoreDataset(url, reader="array", fields=["x"])
     assert repr(StoreLoader(dataset, batch_size=3)).startswith("StoreLoader(StoreDataset('lmdb://")
     assert "batch_size=3, num_workers=0" in repr(StoreLoader(dataset, batch_size=3))
-    with pytest.raises(errors.ConfigError, match=r"no argument 'batchsize'; did you mean 'batch_size'"):
+    with pytest.raises(errors.ConfigError, match=r"unknown argument 'batchsize'; did you mean 'batch_size'"):
         StoreLoader(dataset, batchsize=2)
 
 

@@ -14,7 +14,7 @@ from storeds.redaction import is_secret, redact, redact_message
 
 __all__ = ["Settings", "in_words", "parse_options"]
 
-_ERROR = re.compile(r"(?P<what>.*?)(?: - at `(?P<place>\$.*)`)?", re.DOTALL)
+_ERROR = re.compile(r"(?P<what>.*?)(?: - at (?P<key>`key` in )?`(?P<place>\$.*)`)?", re.DOTALL)
 _TYPES = {
     "array": "a list",
     "object": "a table",
@@ -77,13 +77,18 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     def changed(self) -> dict[str, Any]:
         """Return name → value of the settings that differ from their default."""
-        defaults = {field.name: field for field in msgspec.structs.fields(self)}
-        values = {name: getattr(self, name) for name in defaults}
-        return {name: value for name, value in values.items() if value != defaults[name].default}
+        values = {field.name: (getattr(self, field.name), field) for field in msgspec.structs.fields(self)}
+        # Whether an array equals its default is no bool.
+        return {name: value for name, (value, field) in values.items() if (value == _default(field)) is not True}
 
     def __repr__(self) -> str:
         shown = (f"{name}={_hidden(getattr(self, name))!r}" for name in self.__struct_fields__)
         return f"{type(self).__name__}({', '.join(shown)})"
+
+
+def _default(field: msgspec.structs.FieldInfo) -> Any:
+    factory = field.default_factory
+    return field.default if factory is msgspec.NODEFAULT else factory()
 
 
 S = TypeVar("S", bound=Settings)
@@ -132,7 +137,8 @@ def _explained(text: str, cls: type[Settings]) -> str:
             for value in get_args(part)
         ]
         return f"{place}: expected {', '.join(allowed)}"
-    return redact_message(f"{place}: {in_words(what)}" if place else in_words(what))
+    words = f"a key of this table: {in_words(what)}" if match["key"] else in_words(what)
+    return redact_message(f"{place}: {words}" if place else words)
 
 
 def in_words(what: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import mmap
+import os
 from multiprocessing.context import get_spawning_popen
 from typing import Any, ClassVar
 
@@ -17,6 +18,7 @@ from storeds.errors import ConfigError
 
 __all__ = [
     "MAX_EPOCH",
+    "SharedChange",
     "SharedEpoch",
     "SharedTable",
     "agreed_seed",
@@ -94,6 +96,37 @@ class SharedEpoch(SharedTable):
         (table,) = self.table
         called, requested = self.request
         return _copied, (int(table["number"]) if table["is_set"] else None, requested if called else None)
+
+
+class SharedChange(SharedTable):
+    """Whether settings were assigned to the dataset of the training process since its workers got their copies."""
+
+    DTYPE = np.dtype([("turn", "<i8")])
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._process: int | None = os.getpid()
+
+    def report(self, epoch: SharedEpoch) -> SharedChange:
+        """Tell the workers that a setting is assigned; return the cell of those that begin from now on. In a worker, do nothing."""
+        if self._process != os.getpid():
+            return self
+        self.table["turn"] = epoch.turn + 1
+        return SharedChange()
+
+    def is_due(self, epoch: SharedEpoch) -> bool:
+        """Return whether a setting was assigned, and the epoch was set since, as it is before a pass."""
+        turn = int(self.table["turn"][0])
+        return 0 < turn <= epoch.turn
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_restored_change, (self._cell,)) if get_spawning_popen() is not None else (SharedChange, ())
+
+
+def _restored_change(cell: torch.Tensor) -> SharedChange:
+    shared = SharedChange()
+    shared._cell, shared._process = cell, None
+    return shared
 
 
 def _restored(cell: torch.Tensor) -> SharedEpoch:

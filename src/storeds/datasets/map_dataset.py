@@ -9,7 +9,7 @@ import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from multiprocessing.context import get_spawning_popen
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
@@ -23,7 +23,6 @@ from storeds.datasets.assembly import (
     bind_joint,
     bind_transforms,
     build_transforms,
-    check_seed,
     fit_reader,
     make_reader,
     open_source,
@@ -33,9 +32,9 @@ from storeds.datasets.assembly import (
 )
 from storeds.datasets.batch import Ask, Counted, Made
 from storeds.datasets.counters import Policy, SampleCounters, SampleReport
-from storeds.datasets.epoch import MAX_EPOCH, SharedEpoch
+from storeds.datasets.epoch import MAX_EPOCH, SharedChange, SharedEpoch
 from storeds.datasets.pipeline import SamplePipeline
-from storeds.datasets.source import Source
+from storeds.datasets.settings import DatasetSettings, over_settings
 from storeds.datasets.tree import resolve_indices
 from storeds.errors import ConfigError, RecordError
 from storeds.protocols import Array, Backend, Field, Reader, ReaderSpec, SampleContext, Transform
@@ -72,9 +71,9 @@ class StoreDataset(Dataset[Any]):
 
     Parameters
     ----------
-    url : str, path, sequence of them, Backend or Source
-        What `open_backend` takes (a pattern or a list joins many stores), an open backend, or a `Source`. The settings
-        of a `Source` apply to every argument that is left at its default here.
+    url : str, path, sequence of them, Backend or DatasetSettings
+        What `open_backend` takes (a pattern or a list joins many stores), an open backend, or a `DatasetSettings`. Each
+        argument that is passed beside it replaces its setting.
     reader : str or ReaderSpec
         ``"image"``, ``"sample"``, ``"array"``, ``"video"`` or a registered name. ``"image"`` becomes ``"sample"`` with
         `transforms` or `roles`, and where an element has the role mask, boxes or keypoints.
@@ -151,12 +150,14 @@ class StoreDataset(Dataset[Any]):
 
     `transforms`, `transform`, `target_transform`, `as_dict` and `seed` may be assigned, as in ``dataset.transform = None``;
     the other arguments may not. The next sample uses the new value. Copies keep theirs, also those in workers that are
-    running: persistent workers of a PyTorch DataLoader never receive it, and a `StoreLoader` starts others with its next pass.
+    running. A `StoreLoader` starts others with its next pass. Persistent workers of a PyTorch DataLoader never receive it:
+    they raise ConfigError once `set_epoch` was called after it.
     """
 
+    @over_settings
     def __init__(
         self,
-        url: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Backend | Source,
+        url: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Backend | DatasetSettings,
         *,
         reader: str | ReaderSpec[Any] = "image",
         fields: Sequence[str] | Mapping[str, str] | None = None,
@@ -182,24 +183,36 @@ class StoreDataset(Dataset[Any]):
         reader_options: Mapping[str, Any] | None = None,
         **store_options: Any,
     ) -> None:
-        arguments = dict(locals())
-        for name in ("self", "url", "store_options", "__class__"):
-            arguments.pop(name, None)
         super().__init__()
-        arguments["options"] = Source.store_options(options, store_options)
-        settings = Source.unchecked(url, **arguments)
-        policy = Policy(settings.on_error, settings.max_bad, settings.max_bad_fraction)
-        self._as_dict: bool = settings.as_dict
-        self.seed: int | None = check_seed(settings.seed)
-        self._backend: Backend = open_source(settings.url, settings.layout, settings.options)
-        self._how = Conditions.of(self.backend, settings.where, settings.fold, settings.keys)
+        policy = Policy(on_error, max_bad, max_bad_fraction)
+        self._as_dict: bool = as_dict
+        self._seed: int | None = _checked_seed(seed)
+        opened = DatasetSettings.merged({"options": options}, store_options)["options"]
+        self._backend: Backend = open_source(url, layout, opened)
+        self._how = Conditions.of(self.backend, where, fold, keys)
         self._view: Backend = self._how.view(self.backend)
-        self._bound: Reader[Any] = make_reader(settings, self._view.meta.fields).bind(self._view)
-        self._transforms: Transform | None = build_transform(self._with_stats(settings.transforms), "transforms")
-        self._transform: Transforms = build_transforms(self._with_stats(settings.transform))
-        self._target_transform: Transform | None = _target_transform(settings.target_transform)
+        decoding = {
+            "decode": decode,
+            "channels": channels,
+            "mode": mode,
+            "repair": repair,
+            "min_recovered": min_recovered,
+        }
+        spec = make_reader(
+            reader,
+            fields,
+            {**decoding, "roles": roles},
+            reader_options,
+            self._view.meta.fields,
+            joint=transforms is not None,
+        )
+        self._bound: Reader[Any] = spec.bind(self._view)
+        self._transforms: Transform | None = build_transform(self._with_stats(transforms), "transforms")
+        self._transform: Transforms = build_transforms(self._with_stats(transform))
+        self._target_transform: Transform | None = _target_transform(target_transform)
         # Shared with workers, so that set_epoch reaches persistent ones (pytorch#97326).
         self._epoch = SharedEpoch()
+        self._assigned = SharedChange()
         self._counters = SampleCounters(policy, len(self._bound), self._epoch, self.url)
         self._build()
 
@@ -222,7 +235,12 @@ class StoreDataset(Dataset[Any]):
         changed = copy.copy(self)
         changed.__dict__.update(settings)
         changed._build()
-        self.__dict__.update(changed.__dict__)
+        self.__dict__.update(changed.__dict__, _assigned=self._assigned.report(self._epoch))
+
+    def __copy__(self) -> Self:
+        copied = object.__new__(type(self))
+        copied.__dict__.update(self.__dict__, _assigned=SharedChange())  # not that of the workers of this one
+        return copied
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in _FIXED and type(self) is StoreDataset:  # a subclass may have attributes of these names
@@ -277,6 +295,17 @@ class StoreDataset(Dataset[Any]):
     @as_dict.setter
     def as_dict(self, value: bool) -> None:
         self._change(_as_dict=value)
+
+    @property
+    def seed(self) -> int | None:
+        """What makes the randomness of samples the same in each run. It may be assigned, as `transforms`."""
+        return self._seed
+
+    @seed.setter
+    def seed(self, value: int | None) -> None:
+        self._seed = _checked_seed(value)
+        if "_assigned" in vars(self):  # a subclass may set it before it calls __init__
+            self._assigned = self._assigned.report(self._epoch)
 
     @property
     def view(self) -> Backend:
@@ -380,9 +409,15 @@ class StoreDataset(Dataset[Any]):
         """Return the samples of a batch, and what happened to them, which nothing counts here. For loaders."""
         made = Made()
         _freeze_inherited()
+        is_from_elsewhere = ask.epoch is None  # not from a loader of storeds, which starts other workers itself
         if ask.epoch is None:
             ask = ask._replace(epoch=self._epoch.number)
         try:
+            if is_from_elsewhere and self._assigned.is_due(self._epoch):
+                raise ConfigError(
+                    f"a setting of the dataset of {self.url} was assigned after this worker began, which has the old one: make "
+                    "another DataLoader, without persistent_workers, or use StoreLoader, which then starts other workers"
+                )
             made.samples = self._made(resolve_indices(ask.indices, len(self), self.url), ask, made)
         except Exception as error:
             made.error = error
@@ -452,6 +487,13 @@ class StoreDataset(Dataset[Any]):
 _FIXED = frozenset(inspect.signature(StoreDataset).parameters) - {
     *("transforms", "transform", "target_transform", "as_dict", "seed")
 }
+
+
+def _checked_seed(seed: Any) -> int | None:
+    """Return the seed; raises ConfigError unless it is an int or None."""
+    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
+        raise ConfigError(f"seed must be an int or None, got {seed!r}")
+    return seed
 
 
 def _target_transform(spec: Any) -> Transform | None:

@@ -18,11 +18,13 @@ if TYPE_CHECKING:
     from storeds.loaders.loader import StoreLoader
     from storeds.loaders.plan import Plan
     from storeds.loaders.sampler import EpochSampler
+    from storeds.loaders.settings import LoaderSettings
     from storeds.loaders.tf import to_tf_dataset
 
 __all__ = [
     "EpochOrder",
     "EpochSampler",
+    "LoaderSettings",
     "Order",
     "Plan",
     "StoreIterable",
@@ -41,6 +43,7 @@ __getattr__ = export_lazily(
         "loader": ("StoreLoader",),
         "plan": ("Plan",),
         "sampler": ("EpochSampler",),
+        "settings": ("LoaderSettings",),
         "tf": ("to_tf_dataset",),
     },
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import logging
 import operator
 import pickle
@@ -40,13 +39,14 @@ from storeds.datasets.mixture import StoreMixture
 from storeds.datasets.pipeline import SamplePipeline
 from storeds.datasets.reading import count, is_of_storeds, read
 from storeds.datasets.tree import inside, leaves
-from storeds.errors import ConfigError, RecordError, suggest
+from storeds.errors import ConfigError, RecordError
 from storeds.loaders.advice import explain
 from storeds.loaders.device import map_tensors
 from storeds.loaders.plan import Plan
-from storeds.loaders.planning import PLAN_SETTINGS, Replacements, instead_of, replaces_samples
+from storeds.loaders.planning import PLAN_SETTINGS, Replacements, replaces_samples
 from storeds.loaders.position import BatchRequest, Position
 from storeds.loaders.sampler import EpochBatches, EpochSampler, OtherSampler, divides_again, is_plain_batches
+from storeds.loaders.settings import LoaderSettings
 from storeds.loaders.stats import LoaderStats
 from storeds.loaders.threads import in_threads
 from storeds.protocols import Backend, Field
@@ -289,23 +289,29 @@ class StoreLoader(DataLoader[Any]):
     batch_sampler : Sampler, optional
         Yields lists of indices, instead of `sampler` and ``batch_size``. The loader has a state too if it is an `EpochSampler`
         that makes batches, or PyTorch's BatchSampler over an `EpochSampler`.
-    shuffle : bool
-        Without a `sampler`: use a new order each epoch.
-    seed : int, optional
-        Without a `sampler`: the seed of the order. By default the sampler draws one from the `generator` at the first
-        pass. Without that, it is the dataset's or, if that has none, drawn from torch's default generator.
-    balance, weights, samples_per_epoch, replacement, per_batch, group_by, bucket_by, num_buckets, max_padded
-        Without a `sampler`: what an epoch has, as for `EpochSampler`.
-    start_method : str, optional
-        How workers start: processes by ``"fork"``, ``"spawn"`` or ``"forkserver"``, by default as Python's; or ``"thread"``.
-    log_every : float, optional
-        Log `why_slow` every so many seconds, at level INFO.
-    **arguments
-        As for `torch.utils.data.DataLoader`; the default ``collate_fn`` is `storeds.collate`. ``drop_last`` leaves out what
-        is left over: short batches and, without a `sampler`, what does not divide among the ranks. The settings of
-        `storeds.collate` and `storeds.collate_detection` may name roles, and elements of tuples by their names. The
-        declarations decide about the structure of batches: values that may differ in length get a mask in every batch,
-        and JSON is listed, unless `ragged` names them. Elements with a transform of their own are as with `collate`.
+    collate_fn : callable, optional
+        The same as `collate`.
+    generator : torch.Generator, optional
+        Without a `sampler` and a `seed`: draws the seed of the order at the first pass. Without that, it is the dataset's
+        or, if that has none, drawn from torch's default generator.
+    multiprocessing_context : optional
+        As for `torch.utils.data.DataLoader`, instead of `start_method`.
+    **settings
+        The keys of ``[loader]`` in a config, which `LoaderSettings` lists. Those that `torch.utils.data.DataLoader` has
+        are as there; those that `EpochSampler` has say what an epoch is. Others are:
+
+        - `collate`: ``"storeds"`` for `storeds.collate` (the default), ``"detection"``, ``"default"`` for PyTorch's, a
+          function, or its dotted path. `pad`, `ragged` and `pad_images` are settings of `storeds.collate`, and
+          `label_offset` is one of `storeds.collate_detection`. They may name roles, and elements of tuples by their
+          names. The declarations decide about the structure of batches: values that may differ in length get a mask in
+          every batch, and JSON is listed, unless `ragged` names them. Elements with a transform of their own are as with
+          `storeds.collate`.
+        - `num_workers`: ``"auto"`` takes the CPUs that this process may use, divided by torchrun's number of ranks on this
+          machine or, without torchrun, by the number of processes of torch.distributed. With 0, settings of workers have
+          no effect.
+        - `start_method`: how workers start, as processes by ``"fork"``, ``"spawn"`` or ``"forkserver"``, by default as
+          Python's; or ``"thread"``.
+        - `log_every`: log `why_slow` every so many seconds, at level INFO.
 
     Raises
     ------
@@ -341,25 +347,21 @@ class StoreLoader(DataLoader[Any]):
         dataset: Any,
         *,
         sampler: Any = None,
-        shuffle: bool = False,
-        seed: int | None = None,
-        start_method: str | None = None,
-        log_every: float | None = None,
-        **arguments: Any,
+        batch_sampler: Any = None,
+        collate_fn: Callable[..., Any] | None = None,
+        generator: torch.Generator | None = None,
+        multiprocessing_context: Any = None,
+        **settings: Any,
     ) -> None:
         name = type(self).__name__
-        _check_start_method(name, start_method, arguments)
-        self._uses_threads = start_method == "thread"
-        if start_method is not None and arguments.get("num_workers") and not self._uses_threads:
-            arguments["multiprocessing_context"] = start_method
-        asked = {key: arguments.pop(key, None) for key in PLAN_SETTINGS}
-        plan = {key: value for key, value in asked.items() if value is not None}
-        _check_names(name, arguments)
+        if collate_fn is not None and settings.get("collate") is not None:
+            raise ConfigError(f"{name}: collate and collate_fn are the same; leave out one of them")
+        chosen = LoaderSettings.of_arguments({"collate": collate_fn, **settings}, name)
+        self._uses_threads = chosen.start_method == "thread"
         if isinstance(dataset, IterableDataset):
             raise ConfigError(f"{name} is for datasets with indices; pass a stream to torch.utils.data.DataLoader")
-        batches = arguments.get("batch_sampler")
-        given = sampler if batches is None else batches
-        for setting in ({"shuffle": shuffle} if shuffle else {}) | plan if given is not None else ():
+        given = sampler if batch_sampler is None else batch_sampler
+        for setting in chosen.changed().keys() & {"shuffle", "seed", *PLAN_SETTINGS} if given is not None else ():
             raise ConfigError(
                 f"{name}: {setting} is for the sampler that the loader makes itself, and one is passed; leave out one of them"
             )
@@ -369,26 +371,43 @@ class StoreLoader(DataLoader[Any]):
                 "would be lost. With Lightning, pass use_distributed_sampler=False to the Trainer"
             )
         if given is None:
-            batch_size, drop_last = arguments.get("batch_size", 1), arguments.get("drop_last", False)
-            plan |= {"batch_size": batch_size, "drop_last": drop_last}
-            if batch_size is None and drop_last:  # a DataLoader has no batch to drop
-                arguments["drop_last"] = False
-            generator = arguments.get("generator") if seed is None else None
-            sampler = EpochSampler(dataset, shuffle=shuffle, seed=seed, generator=generator, **plan)
-        arguments.setdefault("collate_fn", collate if arguments.get("batch_size", 1) is not None else None)
-        fitted_collate(arguments["collate_fn"], dataset)  # raises an error for names that no element has
-        super().__init__(dataset, sampler=sampler, **arguments)
-        self._position, self._batching = self._drawn_from(sampler if batches is None else batches)
+            sampler = EpochSampler(
+                dataset,
+                shuffle=chosen.shuffle,
+                seed=chosen.seed,
+                generator=generator if chosen.seed is None else None,
+                drop_last=chosen.drop_last,
+                batch_size=chosen.batch_size,
+                **{setting: getattr(chosen, setting) for setting in PLAN_SETTINGS},
+            )
+        collate_fn = chosen.collate_fn()
+        fitted_collate(collate_fn, dataset)  # raises an error for names that no element has
+        workers = chosen.for_workers(multiprocessing_context)
+        super().__init__(
+            dataset,
+            batch_size=chosen.batch_size,
+            sampler=sampler,
+            batch_sampler=batch_sampler,
+            collate_fn=collate_fn,
+            # Single samples are in no batch that might be dropped.
+            drop_last=chosen.drop_last and not (given is None and chosen.batch_size is None),
+            generator=generator,
+            pin_memory=chosen.pin_memory,
+            pin_memory_device=chosen.pin_memory_device,
+            in_order=chosen.in_order,
+            **workers,
+        )
+        self._position, self._batching = self._drawn_from(sampler if batch_sampler is None else batch_sampler)
         self._copied: list[Any] = []
         self._stats = LoaderStats()
-        if log_every is not None and not log_every > 0:
-            raise ConfigError(f"{name}: log_every is a number of seconds above 0, got {log_every!r}")
-        self._log_every = log_every
+        self._log_every = chosen.log_every
         self._logged = time.monotonic()
         self._leaves = leaves(dataset)
         # One batch is in use, and another one is made; by threads more of them, ahead of the training loop.
         ahead = self.num_workers * (1 + (self.prefetch_factor or 0)) if self._uses_threads else 0
         self._memory = BufferPool(limit=2 + ahead)
+        if given is None and not self.plan.is_batched and not len(self):  # the plan may draw a seed for its batches
+            _warn_of_nothing(self, dataset)
 
     def _drawn_from(self, sampler: Any) -> tuple[Position | OtherSampler, tuple[int | None, bool]]:
         """Return what draws the batches of this loader, their size and whether a short one is left out."""
@@ -582,7 +601,6 @@ class StoreLoader(DataLoader[Any]):
         self._resumable.load_state_dict(state, least=batch_size or 1 if drop_last else 0)
 
 
-_START_METHODS = ("fork", "spawn", "forkserver", "thread")
 _FIXED = ("shuffle", "seed", "start_method", "log_every", *PLAN_SETTINGS)
 _OF_WORKERS = (
     *("num_workers", "prefetch_factor", "timeout", "pin_memory", "pin_memory_device", "multiprocessing_context"),
@@ -608,7 +626,7 @@ def _inside(value: Any) -> Iterable[Any]:
     """Return what may be assigned in a dataset, a transform or a function: attributes, or the items of a container."""
     if isinstance(value, StoreDataset):  # everything else is how it works
         others = [each for name, each in vars(value).items() if not name.startswith("_")]
-        return value.transforms, value.transform, value.target_transform, value.as_dict, *others
+        return value.transforms, value.transform, value.target_transform, value.as_dict, value.seed, *others
     if isinstance(value, (list, tuple, dict)):
         items = value.values() if isinstance(value, dict) else value
         return items if len(items) <= _MOST_ITEMS else (len(items),)
@@ -626,27 +644,17 @@ def _are_same(before: Sequence[Any], now: Sequence[Any]) -> bool:
     )
 
 
-def _check_start_method(loader: str, start_method: str | None, arguments: Mapping[str, Any]) -> None:
-    """Raise ConfigError for an unknown start method, and for arguments that contradict it."""
-    if start_method not in (None, *_START_METHODS):
-        raise ConfigError(
-            f"{loader}: unknown start_method {start_method!r}; {suggest(str(start_method), _START_METHODS, 'start methods')}"
+def _warn_of_nothing(loader: StoreLoader, dataset: Any) -> None:
+    """Log why a loader has no batch, unless the dataset has said so."""
+    url = getattr(dataset, "url", "the dataset")
+    if len(dataset):
+        _LOG.warning(
+            "there is no batch to load: %d samples of %s for %d ranks make no whole batch of %d, and drop_last drops a smaller "
+            "one; reduce batch_size, or set drop_last = false",
+            *(len(dataset), url, loader.sampler.num_replicas, loader.batch_size or 1),
         )
-    contradicting = {name: arguments.get(name) for name in ("multiprocessing_context",) if start_method is not None}
-    if start_method == "thread":
-        contradicting |= {name: arguments.get(name) for name in ("persistent_workers", "timeout", "worker_init_fn")}
-        contradicting["in_order"] = not arguments.get("in_order", True)
-    for name in (name for name, value in contradicting.items() if value):
-        raise ConfigError(f"{loader}: start_method is {start_method!r}, which takes no {name}: leave out one of them")
-    if arguments.get("num_workers") and arguments.get("prefetch_factor") == 0:
-        raise ConfigError(f"{loader}: prefetch_factor is a number of batches, 1 or more, got 0")
-
-
-def _check_names(loader: str, arguments: Mapping[str, Any]) -> None:
-    known = inspect.signature(DataLoader.__init__).parameters
-    for name in arguments:
-        if name not in known:
-            raise ConfigError(f"{loader} has no argument {name!r}; {instead_of(name, [*known][2:])}")
+    elif not isinstance(dataset, StoreDataset) or not len(dataset.backend):
+        _LOG.warning("there is no batch to load: %s holds no records", url)
 
 
 class _Requests(Sampler[Request]):
