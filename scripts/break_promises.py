@@ -247,7 +247,7 @@ BREAKS = [Break(*row) for row in (
     ("28: the hint for boxes without a role is boxes", "transforms/test_joint.py -k 'would_not_move'", "transforms/alignment.py", 'likely = "boxes" if is_boxes else', 'likely = "mask" if is_boxes else'),
     ("28: a record known to be bad is not read again", "backends/test_batch_arrays.py -k known_to_be_bad", "datasets/map_dataset.py", "                known = error  # the pipeline", "                pass  # the pipeline"),
     # What to train on: quotas, weights, batches, folds and windows.
-    ("plan: drop_last of a loader reaches its sampler", "loaders/test_drop_last.py -k each_others_state", "loaders/loader.py", '"drop_last": drop_last}', '"drop_last": False}'),
+    ("plan: drop_last of a loader reaches its sampler", "loaders/test_drop_last.py -k each_others_state", "loaders/loader.py", 'drop_last=chosen.drop_last,\n                batch', 'drop_last=False,\n                batch'),
     ("plan: groups leave out short batches", "loaders/test_drop_last.py -k short_ones", "loaders/plan.py", "batches[np.diff(bounds) == self.batch_size]", "batches[np.diff(bounds) > 0]"),
     ("position: a pass follows the one that began last", "loaders/test_position.py -k test_1_and_3", "loaders/position.py", "        return last.epoch + 1, 0\n", "        return last.epoch + last.is_over, 0\n"),
     ("position: a call on a dataset is noticed", "loaders/test_position.py -k test_4", "loaders/position.py", "if turn != self._turn:", "if False:"),
