@@ -232,7 +232,9 @@ class Program:
             assert batch is None
             iteration.ended = made.exhausted = True
             return
-        known = samples(self.setup.count, self.setup.seed, made.epoch)
+        # A plain loader reads for the dataset's epoch: that of the pass that began last, or the one set since.
+        epoch = self.dataset.epoch if self.setup.is_plain else made.epoch
+        known = samples(self.setup.count, self.setup.seed, epoch)
         assert batch is not None, f"{wanted} of epoch {made.epoch} are lost"
         assert [float(value) for value in batch[0]] == [known[index] for index in wanted]
         made.given += len(wanted)

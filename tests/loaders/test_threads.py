@@ -199,9 +199,9 @@ def test_no_more_is_kept_than_agreed() -> None:
     held = [memory.empty(BIG, torch.uint8) for _ in range(2)] + [
         memory.empty((1 << 20,), torch.uint8) for _ in range(5)
     ]
-    assert len(memory._arrays) == 2
+    assert len(memory._buffers) == 2
     del held
-    assert len(pickle.loads(pickle.dumps(memory))._arrays) == 0
+    assert len(pickle.loads(pickle.dumps(memory))._buffers) == 0
 
 
 def test_batches_that_are_kept_stay_as_they_were(url: str, tmp_path: Path) -> None:

@@ -8,10 +8,13 @@ from typing import Any
 
 from storeds.errors import ConfigError
 
-__all__ = ["DEEPEST", "check_share", "integer", "is_omegaconf", "plain", "ranks"]
+__all__ = ["DEEPEST", "RENAMED", "check_share", "integer", "is_omegaconf", "plain", "ranks"]
 
 DEEPEST = 64
 """Levels of nested tables and lists that a config may have."""
+
+RENAMED = {"repeat": "replacement", "buckets": "num_buckets", "budget": "max_padded"}
+"""Settings of a loader that had another name, for messages."""
 
 
 def is_omegaconf(value: Any) -> bool:

@@ -33,9 +33,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ----------
     parsers : mapping of str to callable
         Setting → the function that parses its value, before its type is checked. It raises ValueError.
+    renamed : mapping of str to str
+        Former name of a setting → its name.
     """
 
     parsers: ClassVar[Mapping[str, Callable[[Any], Any]]] = {}
+    renamed: ClassVar[Mapping[str, str]] = {}
 
     @classmethod
     def validated(cls, given: Mapping[str, Any], where: str, what: str = "key") -> Self:
@@ -57,7 +60,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """
         for name in given:
             if name not in cls.__struct_fields__:
-                listing = suggest(str(name), cls.__struct_fields__, f"{what}s")
+                listing = _instead(cls, str(name), f"{what}s")
                 raise ConfigError(f"{where}: unknown {what} {redact(str(name))!r}; {listing}")
         parsed = dict(given)
         name = ""
@@ -101,6 +104,13 @@ def _unchanged(expected: type, value: Any) -> Any:
     return value
 
 
+def _instead(cls: type[Settings], name: str, what: str) -> str:
+    """Return what to write instead of an unknown name."""
+    if name in cls.renamed:
+        return f"its name is {cls.renamed[name]!r} now"
+    return suggest(name, cls.__struct_fields__, what)
+
+
 def _explained(text: str, cls: type[Settings]) -> str:
     """Return msgspec's message in our words, without values."""
     match = _ERROR.fullmatch(text)
@@ -113,7 +123,7 @@ def _explained(text: str, cls: type[Settings]) -> str:
     if what.startswith("Object contains unknown field"):
         inner = declared if isinstance(declared, type) and issubclass(declared, Settings) else cls
         name = what.split("`")[1]
-        return f"unknown key {f'{place}.{redact(name)}'!r}; {suggest(name, inner.__struct_fields__, 'keys')}"
+        return f"unknown key {f'{place}.{redact(name)}'!r}; {_instead(inner, name, 'keys')}"
     if what.startswith("Invalid enum value"):
         allowed = [
             repr(value)

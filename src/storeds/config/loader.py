@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import Annotated, Any, Literal, TypeAlias, cast
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias, cast
 
 import msgspec
 
+from storeds._utils.arguments import RENAMED
 from storeds._utils.settings import Settings
 from storeds.errors import ConfigError, suggest
 from storeds.registry import import_object
@@ -20,6 +21,8 @@ _MADE_BY = {"storeds": "storeds.collate", "detection": "storeds.collate_detectio
 
 class Loader(Settings, frozen=True):
     """The ``[loader]`` table: arguments of `torch.utils.data.DataLoader`; `build_loader` picks and logs missing ones."""
+
+    renamed: ClassVar[Mapping[str, str]] = RENAMED
 
     batch_size: Annotated[
         Annotated[int, msgspec.Meta(ge=1)] | None,
@@ -46,7 +49,7 @@ class Loader(Settings, frozen=True):
     samples_per_epoch: Annotated[
         Annotated[int, msgspec.Meta(ge=1)] | None, msgspec.Meta(description="By default as many as there are.")
     ] = None
-    repeat: Annotated[
+    replacement: Annotated[
         bool, msgspec.Meta(description="Whether a sample may come more than once in an epoch; an error otherwise.")
     ] = True
     per_batch: Annotated[
@@ -59,10 +62,10 @@ class Loader(Settings, frozen=True):
         str | list[str] | None,
         msgspec.Meta(description="A field, or two such as width and height: batches have samples of like size."),
     ] = None
-    buckets: Annotated[
+    num_buckets: Annotated[
         Annotated[int, msgspec.Meta(ge=1)] | None, msgspec.Meta(description="How many sizes; 8 by default.")
     ] = None
-    budget: Annotated[
+    max_padded: Annotated[
         Annotated[int, msgspec.Meta(ge=1)] | None,
         msgspec.Meta(description="Limits samples × largest size of a bucket in a batch of bucket_by."),
     ] = None

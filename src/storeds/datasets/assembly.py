@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, TypeAlias, cast
 
 import msgspec
@@ -22,8 +22,8 @@ from storeds.registry import READERS
 from storeds.transforms import BoundTransform, JointTransform, build_transform
 from storeds.transforms.alignment import check_roles, check_spatial, takes_images
 from storeds.transforms.arguments import is_list
-from storeds.transforms.binding import first_crop, takes_strided
-from storeds.transforms.operations import in_order
+from storeds.transforms.binding import Compose, first_crop, takes_strided
+from storeds.transforms.tail import Tail
 
 __all__ = [
     "Transforms",
@@ -291,27 +291,24 @@ def reader_name(reader: Reader[Any]) -> str:
     return type(reader).__name__ if own is None else own.kind
 
 
-def bind_transforms(reader: Reader[Any], transforms: Mapping[str, Transform]) -> list[tuple[str, BoundTransform]]:
-    """Return element → transform, called with each sample's randomness. That of the data may leave scaling to collate."""
-    own = built_in(reader)
-    data = None if own is not None and own.joint is not None else reader.data
-    return [
-        (name, BoundTransform(each, _in_order(each), may_wait=True) if name == data else BoundTransform(each))
-        for name, each in transforms.items()
-    ]
-
-
-def bind_joint(
-    reader: Reader[Any], transforms: Mapping[str, Transform], joint: Transform | None
-) -> JointTransform | None:
+def bind_joint(reader: Reader[Any], joint: Transform | None) -> JointTransform | None:
     """Return what makes the elements of whole samples, where the reader builds these."""
     own = built_in(reader)
-    if own is None or own.joint is None:
-        return None
-    # A transform of one image takes the floats, so collating cannot make them.
-    may_wait = not any(own.joint.declared[name].role == "image" for name in transforms)
-    return JointTransform(joint, box_format=own.joint.box_format, may_wait=may_wait)
+    return None if own is None or own.joint is None else JointTransform(joint, box_format=own.joint.box_format)
 
 
-def _in_order(transform: Transform) -> Callable[[Any], Any] | None:
-    return in_order if takes_strided(transform) else None
+def bind_transforms(
+    reader: Reader[Any], transforms: Mapping[str, Transform], joint: JointTransform | None
+) -> tuple[list[tuple[str, BoundTransform]], dict[str, Tail]]:
+    """Return element → transform, called with each sample's randomness; and element → what these and `joint` leave to do."""
+    own = built_in(reader)
+    tails: dict[str, Tail] = {}
+    if joint is not None and joint.tail is not None and own is not None and own.joint is not None:
+        tails = {name: joint.tail for name, field in own.joint.declared.items() if field.role == "image"}
+    # A transform of one image takes the floats.
+    bound = {
+        name: BoundTransform(Compose([tails[name], each]) if name in tails else each)
+        for name, each in transforms.items()
+    }
+    tails |= {name: each.tail for name, each in bound.items() if each.tail is not None}
+    return list(bound.items()), {name: tail for name, tail in tails.items() if name not in bound or bound[name].tail}

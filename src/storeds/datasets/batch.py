@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from storeds.datasets.counters import Event
 from storeds.protocols import Array
+from storeds.transforms.tail import Tail
 
 __all__ = ["STAGES", "Ask", "Counted", "Made", "Work"]
 
@@ -29,8 +31,8 @@ class Ask(NamedTuple):
         For samples whose dataset has no seed.
     fill : bool
         Whether replacements make up a batch in which every sample would be skipped.
-    may_wait : bool
-        Whether images of samples may be `DeferredImage`.
+    tails : mapping of str to Tail
+        What the batch does for elements that are uint8. If the transforms end otherwise, samples are whole.
     as_columns : bool
         Whether there may be one array for each element instead of samples.
     allowed : callable or None
@@ -42,7 +44,7 @@ class Ask(NamedTuple):
     epoch: int | None = None
     seed: int | None = None
     fill: bool = True
-    may_wait: bool = False
+    tails: Mapping[str, Tail] = MappingProxyType({})
     as_columns: bool = False
     allowed: Callable[..., Array | None] | None = None
 

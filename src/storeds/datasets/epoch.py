@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import mmap
-import weakref
 from multiprocessing.context import get_spawning_popen
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -53,12 +53,7 @@ MAX_EPOCH = 2**63 - 1
 """The largest epoch: it fits into an int64."""
 
 _SEED_KEY = "storeds/seed"
-
-
-class EpochListener(Protocol):
-    """Starts its next pass at the epoch that a user sets on its dataset."""
-
-    def _request_epoch(self, epoch: int) -> None: ...
+_calls = itertools.count(1)  # of a user's `set_epoch`, over all datasets, so that the last one is known
 
 
 class SharedEpoch(SharedTable):
@@ -69,22 +64,13 @@ class SharedEpoch(SharedTable):
     """
 
     DTYPE = np.dtype([("number", "<i8"), ("is_set", "?"), ("turn", "<i8")])
-    requested: int | None = None
-    """The last epoch that a user set on the dataset, in this process or in the one that the dataset came from."""
-    _listeners: weakref.WeakSet[EpochListener] | None = None
-
-    def listen(self, listener: EpochListener) -> None:
-        """Report each epoch that a user sets in this process from now on to `listener`."""
-        if self._listeners is None:
-            self._listeners = weakref.WeakSet()
-        self._listeners.add(listener)
+    request: tuple[int, int] = (0, 0)
+    """The number of the last call of a user's `set` in this process, and the epoch: each position compares the number."""
 
     def set(self, epoch: int) -> None:
-        """Set the epoch in every process, and for the next pass of each sampler."""
+        """Set the epoch in every process, and for the next pass of every loader."""
         self.enter(epoch)
-        self.requested = epoch
-        for listener in self._listeners or ():
-            listener._request_epoch(epoch)
+        self.request = next(_calls), epoch
 
     def enter(self, epoch: int) -> None:
         """Set the epoch in every process; samplers keep theirs."""
@@ -106,7 +92,8 @@ class SharedEpoch(SharedTable):
         if get_spawning_popen() is not None:
             return _restored, (self._cell,)
         (table,) = self.table
-        return _copied, (int(table["number"]) if table["is_set"] else None, self.requested)
+        called, requested = self.request
+        return _copied, (int(table["number"]) if table["is_set"] else None, requested if called else None)
 
 
 def _restored(cell: torch.Tensor) -> SharedEpoch:
@@ -117,7 +104,8 @@ def _restored(cell: torch.Tensor) -> SharedEpoch:
 
 def _copied(epoch: int | None, requested: int | None) -> SharedEpoch:
     copy = SharedEpoch()
-    copy.requested = requested
+    if requested is not None:
+        copy.request = next(_calls), requested
     if epoch is not None:
         copy.enter(epoch)
     return copy

@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch.utils.data import ConcatDataset, Dataset, get_worker_info
+from torch.utils.data import ConcatDataset, Dataset
 
 from storeds._utils.arguments import integer
 from storeds.backends.class_numbers import check_same_classes
 from storeds.backends.selecting import Conditions
-from storeds.batching.memory import finished_for_caller
 from storeds.datasets.assembly import (
     Transforms,
     bind_joint,
@@ -51,22 +50,21 @@ from storeds.transforms.binding import check_picklable
 if TYPE_CHECKING:
     from storeds.ops.showing import Page
 
-__all__ = ["StoreDataset"]
+__all__ = ["SHOW", "StoreDataset"]
 
 
-_frozen_in = 0
+_process = os.getpid()  # whose garbage collector is as it should be
 
 
 def _freeze_inherited() -> None:
-    """Keep a forked worker's garbage collector from writing to inherited objects, which copies their pages (pytorch#13246)."""
-    global _frozen_in
-    if _frozen_in != os.getpid():
-        _frozen_in = os.getpid()
-        if get_worker_info() is not None:
-            gc.freeze()
+    """Keep the garbage collector of a forked process from writing to inherited objects, which copies their pages (pytorch#13246)."""
+    global _process
+    if _process != os.getpid():
+        _process = os.getpid()
+        gc.freeze()
 
 
-_SHOW, _IN_NOTEBOOK = "storeds.ops.showing:show", 24  # what shows samples, loaded on use, and how many a notebook shows
+SHOW, _IN_NOTEBOOK = "storeds.ops.showing:show", 24  # what shows samples, loaded on use, and how many a notebook shows
 
 
 class StoreDataset(Dataset[Any]):
@@ -210,14 +208,9 @@ class StoreDataset(Dataset[Any]):
         declared = self.backend.meta.fields
         transforms = transforms_by_element(self._bound, self.url, declared, self._transform, self._target_transform)
         reader = fit_reader(self._bound, transforms, self._transforms)
-        self._pipeline = SamplePipeline(
-            self._view,
-            reader,
-            bind_transforms(reader, transforms),
-            self._as_dict,
-            self._counters.policy,
-            bind_joint(reader, transforms, self._transforms),
-        )
+        joint = bind_joint(reader, self._transforms)
+        bound, tails = bind_transforms(reader, transforms, joint)
+        self._pipeline = SamplePipeline(self._view, reader, bound, self._as_dict, self._counters.policy, joint, tails)
         own = built_in(reader)
         self._column_fields: dict[str, Field] = {} if own is None or transforms else own.columns
 
@@ -355,7 +348,7 @@ class StoreDataset(Dataset[Any]):
             index = range(*index.indices(len(self)))
         if isinstance(index, (list, tuple, range)) or getattr(index, "ndim", None):
             return self.__getitems__(index)
-        (sample,) = self._samples([index], fill=False)
+        (sample,) = self._counted([index], fill=False)
         return sample
 
     def __getitems__(self, indices: Iterable[Any]) -> list[Any]:
@@ -370,12 +363,13 @@ class StoreDataset(Dataset[Any]):
         UnavailableError
             The engine cannot be reached.
         """
-        return self._samples(indices, fill=True)
-
-    def _samples(self, indices: Iterable[Any], *, fill: bool) -> list[Any]:
         kind = type(self)
         if kind.__getitem__ is not StoreDataset.__getitem__ and kind.__getitems__ is StoreDataset.__getitems__:
             return [self[index] for index in indices]  # a subclass says what a sample is
+        return self._counted(indices, fill=True)
+
+    def _counted(self, indices: Iterable[Any], *, fill: bool) -> list[Any]:
+        """Return samples, after counting what happened to them."""
         made = self.read(Ask(list(indices), fill=fill))
         for each in made.counted:
             self._counters.add(each.epoch, each.seen, each.events)
@@ -415,8 +409,7 @@ class StoreDataset(Dataset[Any]):
                 return columns if ask.as_columns else _split_columns(columns, self._column_fields, self.as_dict)
         seed = ask.seed if self.seed is None else self.seed
         contexts = [SampleContext(index, ask.epoch, seed) for index in resolved]
-        samples = self._pipeline.samples(contexts, ask, made, known)
-        return samples if ask.may_wait else finished_for_caller(samples)
+        return self._pipeline.samples(contexts, ask, made, known)
 
     def __add__(self, other: Dataset[Any]) -> ConcatDataset[Any]:
         """Return both datasets as one; raises ConfigError where a label would mean different classes."""
@@ -433,11 +426,11 @@ class StoreDataset(Dataset[Any]):
 
         See `storeds.ops.show`. Transforms are left out.
         """
-        page: Page = import_object(_SHOW)(self, None if indices is None else list(indices))
+        page: Page = import_object(SHOW)(self, None if indices is None else list(indices))
         return page
 
     def _repr_html_(self) -> str:
-        html: str = import_object(_SHOW)(self, count=_IN_NOTEBOOK)._repr_html_()
+        html: str = import_object(SHOW)(self, count=_IN_NOTEBOOK)._repr_html_()
         return html
 
     def __getstate__(self) -> dict[str, Any]:

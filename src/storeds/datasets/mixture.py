@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 from torch.utils.data import ConcatDataset
@@ -13,12 +13,16 @@ from storeds.backends.class_numbers import check_same_classes
 from storeds.datasets.assembly import declared_elements
 from storeds.datasets.batch import Ask
 from storeds.datasets.counters import SampleReport
-from storeds.datasets.map_dataset import StoreDataset
+from storeds.datasets.map_dataset import SHOW, StoreDataset
 from storeds.datasets.reading import read_counted
 from storeds.errors import ConfigError, RecordError, suggest
-from storeds.protocols import Array, Backend, Field, Meta, Record
+from storeds.protocols import Array, Backend, Field, Meta, Reader, Record
 from storeds.records.arrays import read_arrays
 from storeds.records.columns import TEXT, read_column
+from storeds.registry import import_object
+
+if TYPE_CHECKING:
+    from storeds.ops.showing import Page
 
 __all__ = ["SOURCE", "StoreMixture", "Tagged"]
 
@@ -26,11 +30,25 @@ SOURCE = "source"
 """The field with the name of a sample's source."""
 
 
+class _OfSources:
+    """A setting of all sources: reading gives that of the first, assigning sets it in each."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, mixture: StoreMixture, owner: type | None = None) -> Any:
+        return getattr(mixture._first, self._name)
+
+    def __set__(self, mixture: StoreMixture, value: Any) -> None:
+        for part in mixture.sources.values():
+            setattr(part, self._name, value)
+
+
 class StoreMixture(ConcatDataset[Any]):
     """Several datasets as one. A loader of storeds takes the samples of each by its share.
 
-    The sources keep their own transforms and policies. Each goes through its own samples, pass after pass: none comes
-    again before all others of its source have come, also across epochs.
+    The sources keep their own transforms and policies. Each goes through its own samples, pass after pass, also across
+    epochs: after any epoch they have come equally often, within one.
 
     Parameters
     ----------
@@ -50,6 +68,7 @@ class StoreMixture(ConcatDataset[Any]):
     Attributes
     ----------
     names : list of str
+    sources : dict of str to StoreDataset
     shares : dict
         Epoch → array with the weight of each source from then on.
     samples_per_epoch : int
@@ -71,6 +90,7 @@ class StoreMixture(ConcatDataset[Any]):
         if not sources:
             raise ConfigError("a mixture has at least one source")
         self.names, parts = list(sources), list(sources.values())
+        self.sources, self._first = dict(sources), parts[0]
         for name, part in sources.items():
             if not len(part):
                 raise ConfigError(f"source {name!r} has no samples: {part.url}")
@@ -88,6 +108,8 @@ class StoreMixture(ConcatDataset[Any]):
                 epochs.min() if stop == "first" else np.ceil(epochs[np.isfinite(epochs)].max())
             )
 
+    transforms, transform, target_transform, as_dict, seed = (_OfSources() for _ in range(5))
+
     @property
     def url(self) -> str:
         """The URLs of all sources, with secrets removed."""
@@ -99,9 +121,48 @@ class StoreMixture(ConcatDataset[Any]):
         parts: list[StoreDataset] = self.datasets  # type: ignore[assignment]  # typed as any datasets
         return max(parts, key=lambda part: len(getattr(part, "classes", ()))).classes
 
-    def report(self) -> dict[str, SampleReport]:
-        """Return the report of each source by its name."""
-        return {name: part.report() for name, part in zip(self.names, self.datasets, strict=True)}  # type: ignore[attr-defined]  # typed as any dataset
+    @property
+    def class_to_idx(self) -> dict[str, int]:
+        """Class name → label."""
+        return {name: label for label, name in enumerate(self.classes)}
+
+    @property
+    def targets(self) -> list[Any]:
+        """The labels of all samples, source after source; no image is read."""
+        return [label for part in self.sources.values() for label in part.targets]
+
+    def column(self, field: str) -> Array:
+        """Return an element, or another stored field, of every sample, source after source; no image is read."""
+        return np.concatenate([part.column(field) for part in self.sources.values()])
+
+    @property
+    def reader(self) -> Reader[Any]:
+        """The reader of the first source. All have the same elements."""
+        return self._first.reader
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the first source, as `StoreDataset.epoch`; `set_epoch` sets that of all."""
+        return self._first.epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch of all sources, see `StoreDataset.set_epoch`."""
+        for part in self.sources.values():
+            part.set_epoch(epoch)
+
+    def report(self) -> SampleReport:
+        """Return how many samples of all sources were requested, repaired and bad; `sources` have their own reports."""
+        return SampleReport.joined([part.report() for part in self.sources.values()])
+
+    def show(self, indices: Iterable[int] | None = None) -> Page:
+        """Return samples to look at, see `StoreDataset.show`."""
+        page: Page = import_object(SHOW)(self, None if indices is None else list(indices))
+        return page
+
+    def close(self) -> None:
+        """Close the stores of all sources."""
+        for part in self.sources.values():
+            part.close()
 
     def __getitem__(self, index: Any) -> Any:
         """Return one sample; raises as `__getitems__` does."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -13,6 +13,7 @@ import torch
 
 from storeds._utils.permutation import permute, round_keys
 from storeds.backends.view import place_text, position_in_whole, whole
+from storeds.batching.buffers import BufferPool
 from storeds.batching.collate import Skipped
 from storeds.datasets.batch import Ask, Counted, Made, Work
 from storeds.datasets.counters import Event, Policy
@@ -26,13 +27,17 @@ from storeds.errors import (
 from storeds.protocols import Array, Backend, Reader, Record, SampleContext
 from storeds.readers.reader import read_rows
 from storeds.records.samples import Sample
-from storeds.transforms import BoundTransform
+from storeds.transforms import BoundTransform, JointTransform
+from storeds.transforms.tail import Tail
 
 __all__ = ["MOST_IN_A_ROW", "SamplePipeline"]
 
 _TIMED = 8  # one sample in so many has a clock around each transform, which takes 0.2 µs
 # A store in which so many samples in a row are bad is not worth training on.
 MOST_IN_A_ROW = 100
+
+# Of images that a caller may keep: fresh memory for every image costs about as much as resizing it.
+_IMAGES = BufferPool(limit=64, smallest=1 << 18)
 
 
 class _Result(NamedTuple):
@@ -58,8 +63,10 @@ class SamplePipeline:
         Whether samples are dicts; tuples otherwise.
     policy : Policy
         What happens to bad samples.
-    joint : callable, optional
+    joint : JointTransform, optional
         Makes the elements of the `Sample` that the reader builds, before `transforms`.
+    tails : mapping of str to Tail
+        Element → the end of its transform, which a batch can do.
     """
 
     view: Backend
@@ -67,7 +74,8 @@ class SamplePipeline:
     transforms: Sequence[tuple[str, BoundTransform]]
     as_dict: bool
     policy: Policy
-    joint: Callable[[Sample, SampleContext, dict[str, float] | None], dict[str, Any]] | None = None
+    joint: JointTransform | None
+    tails: Mapping[str, Tail]
 
     def samples(
         self,
@@ -77,8 +85,6 @@ class SamplePipeline:
         known: RecordError | None = None,
     ) -> list[Any]:
         """Return the samples of `contexts`, with what the policy puts in the place of bad ones.
-
-        Images may be `DeferredImage`.
 
         Parameters
         ----------
@@ -102,7 +108,9 @@ class SamplePipeline:
             return []
         events: list[Event] = []
         try:
-            return self._good_samples(self.make(contexts, made.work, known), contexts, ask, made.work, events)
+            return self._good_samples(
+                self.make(contexts, made.work, known, whole=ask.tails != self.tails), contexts, ask, made.work, events
+            )
         finally:
             made.counted.append(Counted(0, contexts[0].epoch, len(contexts), self._with_keys(events)))
 
@@ -142,7 +150,7 @@ class SamplePipeline:
         return samples
 
     def make(
-        self, contexts: Sequence[SampleContext], work: Work, known: RecordError | None = None
+        self, contexts: Sequence[SampleContext], work: Work, known: RecordError | None = None, *, whole: bool = True
     ) -> Iterator[_Result]:
         """Yield the result for each context, whatever the policy; reads all records at once, without the `known` bad one."""
         began = time.perf_counter()
@@ -153,7 +161,8 @@ class SamplePipeline:
         began = work.add_time("read", began)
         work.add_bytes(record for _, records in found for record in records)
         for at, ((positions, records), context) in enumerate(zip(found, contexts, strict=True)):
-            yield _Result(self._sample(records, positions, context, work, is_timed=at % _TIMED == 0), positions)
+            is_timed = at % _TIMED == 0
+            yield _Result(self._sample(records, positions, context, work, whole=whole, is_timed=is_timed), positions)
         work.add_time("decode", began)
 
     def _sample(
@@ -163,6 +172,7 @@ class SamplePipeline:
         context: SampleContext,
         work: Work,
         *,
+        whole: bool,
         is_timed: bool,
     ) -> Any:
         for record in records:
@@ -182,6 +192,8 @@ class SamplePipeline:
             began = time.perf_counter()
             seconds = work.steps.setdefault("transform", {}) if is_timed else None
             sample = self._transformed(sample, positions, context, seconds)
+            if whole and not isinstance(sample, RecordError):
+                self._finish(sample)
             work.add_time("transform", began, within="decode")
             if isinstance(sample, RecordError):
                 return sample
@@ -199,11 +211,19 @@ class SamplePipeline:
                 return sample
         for name, transform in self.transforms:
             try:
-                sample[name] = transform(sample[name], context, seconds)
+                sample[name] = transform(sample[name], context, whole=False, seconds=seconds)
             except Exception as error:  # whatever a user's transform raises
                 reason = f"transform {transform!r} failed on {name!r}: {_reason(error)}"
                 return self._error_at(TransformError, positions, reason, None, error)
         return sample
+
+    def _finish(self, sample: dict[str, Any]) -> None:
+        """Do what is left to do for a sample that no batch of ours takes."""
+        for name, tail in self.tails.items():
+            image = sample[name]
+            if tail.is_waiting(image):
+                out = _IMAGES.empty(image.shape, torch.float32)
+                sample[name] = tail(image.as_subclass(torch.Tensor), out).as_subclass(type(image))
 
     def _joined(
         self, sample: Sample, positions: Sequence[int], context: SampleContext, seconds: dict[str, float] | None
@@ -211,7 +231,7 @@ class SamplePipeline:
         """Return the elements of a sample after the transforms of whole samples, or the error of a bad one."""
         assert self.joint is not None
         try:
-            return self.joint(sample, context, seconds)
+            return self.joint(sample, context, whole=False, seconds=seconds)
         except RecordError as error:  # of its values, such as a mask of another size
             return self._error_at(RecordError, positions, error.reason or str(error), error.kind, error.__cause__)
         except Exception as error:  # whatever a user's transform raises
@@ -230,7 +250,9 @@ class SamplePipeline:
             if any(attempt == len(orders[at]) for at in pending):
                 break
             tried = [replace(contexts[at], index=orders[at][attempt], notes=[]) for at in pending]
-            for at, context, (sample, positions) in zip(pending, tried, self.make(tried, work), strict=True):
+            for at, context, (sample, positions) in zip(
+                pending, tried, self.make(tried, work, whole=ask.tails != self.tails), strict=True
+            ):
                 found[at] = sample
                 if not isinstance(sample, RecordError):
                     events += self._repairs(context, positions)

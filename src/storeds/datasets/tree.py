@@ -13,7 +13,7 @@ from torch.utils.data import ConcatDataset, Dataset, Subset
 
 from storeds.protocols import Array
 
-__all__ = ["Part", "as_index", "children", "column_of", "inside", "leaves", "parts", "resolve_indices"]
+__all__ = ["Part", "as_index", "children", "column_of", "inside", "leaves", "nodes", "parts", "resolve_indices"]
 
 _NO_MASK = "a mask is not a list of indices; use where= or mask.nonzero()"
 # Where the classes are defined that pass samples on unchanged. A subclass of them may make its own.
@@ -31,27 +31,33 @@ def children(dataset: Any) -> Sequence[Any]:
     return [dataset.dataset] if isinstance(dataset, Subset) else dataset.datasets
 
 
+def nodes(dataset: Any) -> Iterator[Any]:
+    """Yield a dataset and all below it, in order; one that comes several times, as often."""
+    yield dataset
+    for each in children(dataset):
+        yield from nodes(each)
+
+
 def leaves(dataset: Any) -> list[Any]:
     """Return the datasets that make the samples of a dataset, in order; one that comes several times is there as often."""
-    below = children(dataset)
-    return [leaf for each in below for leaf in leaves(each)] if below else [dataset]
+    return [each for each in nodes(dataset) if not children(each)]
 
 
 def inside(dataset: Any) -> list[Any]:
-    """Return the leaves of a dataset, and instead of one of a user, the datasets that its attributes hold; each once."""
+    """Return the leaves of a dataset that have ``set_epoch``; of a user's dataset, those that its attributes hold. Each once."""
     return list({id(each): each for each in _inside(dataset, _DEEPEST)}.values())
 
 
 def _inside(dataset: Any, depth: int) -> Iterator[Any]:
     for leaf in leaves(dataset):
-        if callable(getattr(leaf, "set_epoch", None)) or not isinstance(leaf, Dataset) or not depth:
+        if callable(getattr(leaf, "set_epoch", None)):
             yield leaf
-            continue
-        for value in vars(leaf).values():
-            for part in value.values() if isinstance(value, Mapping) else [value]:
-                for each in part if isinstance(part, (list, tuple)) else [part]:
-                    if isinstance(each, Dataset):
-                        yield from _inside(each, depth - 1)
+        elif isinstance(leaf, Dataset) and depth:
+            for value in vars(leaf).values():
+                for part in value.values() if isinstance(value, Mapping) else [value]:
+                    for each in part if isinstance(part, (list, tuple)) else [part]:
+                        if isinstance(each, Dataset):
+                            yield from _inside(each, depth - 1)
 
 
 class Part(NamedTuple):

@@ -14,9 +14,10 @@ from storeds.datasets.batch import Ask
 from storeds.datasets.map_dataset import StoreDataset
 from storeds.datasets.pipeline import MOST_IN_A_ROW
 from storeds.datasets.reading import read_counted
+from storeds.datasets.tree import inside
 from storeds.errors import BadSamplesError, ConfigError
 from storeds.loaders.planning import Replacements, replaces_samples
-from storeds.loaders.sampler import EpochSampler, epoch_takers
+from storeds.loaders.sampler import EpochSampler
 
 __all__ = ["StoreIterable"]
 
@@ -108,13 +109,14 @@ class StoreIterable(IterableDataset[Any]):
             dataset = StoreDataset(dataset, seed=seed, **dataset_arguments)
         elif dataset_arguments:
             raise ConfigError(f"pass {', '.join(dataset_arguments)} when you make the dataset; this one exists already")
-        self._takers = epoch_takers(dataset)
+        self._takers = inside(dataset)
         if not self._takers:
             raise ConfigError(f"a stream reads StoreDatasets, also in a ConcatDataset or a Subset, not {dataset!r}")
         self.dataset, self.read_batch = dataset, integer("read_batch", read_batch, 1)
         order: dict[str, Any] = {"shuffle": shuffle, "block_size": block_size, "window": window, "drop_last": drop_last}
         self.sampler = EpochSampler(dataset, seed=seed, num_replicas=num_replicas, rank=rank, **order)
-        self.sampler.fix_seed()
+        self._position = self.sampler._position
+        self._position.fix_seed()
         self._replacements = Replacements(dataset, self.sampler.plan) if replaces_samples(dataset) else None
         self._begin = self._place = _Place(self.epoch)  # where passes of that epoch begin, and where the last one is
 
@@ -129,19 +131,19 @@ class StoreIterable(IterableDataset[Any]):
 
         Passes of the epoch of a loaded state begin where the state was taken; passes of other epochs are whole.
         """
-        self.sampler.fix_seed()
-        self.sampler.set_epoch(epoch)
+        self._position.fix_seed()
+        self._position.set_epoch(epoch)
 
     def __len__(self) -> int:
         """Return the number of samples of this rank over all of its workers in a whole epoch, skipped ones included."""
         return len(self.sampler)
 
     def __iter__(self) -> Iterator[Any]:
-        self.sampler.fix_seed()
+        self._position.fix_seed()
         begin, part = self._present(self._begin), self._part()
         place = self._place = _Place(begin.epoch, begin.start, begin.taken)
         size, workers, ranks = self.read_batch, part["num_workers"], part["num_replicas"]
-        order, steps = self.sampler.order(place.epoch), self.sampler._steps(place.epoch, place.start)
+        order, steps = self._position.order(place.epoch), self._position.steps(place.epoch, place.start)
         skip, is_empty = place.taken % size, True
         for at in range((place.taken // size * workers + part["worker"]) * size, steps, size * workers):
             first, count = place.start + (at + skip) * ranks + part["rank"], min(size, steps - at) - skip
@@ -171,9 +173,9 @@ class StoreIterable(IterableDataset[Any]):
         """Return the place of the pass that began last, as a small dict that JSON can hold."""
         place, part = self._present(self._place), self._part()
         if part["num_workers"] > 1:
-            return {**self.sampler.state_at(place.epoch, place.start), "taken": place.taken, "part": part}
-        position = min(place.start + place.taken * part["num_replicas"], self.sampler.order(place.epoch).count)
-        return {**self.sampler.state_at(place.epoch, position), "taken": 0, "part": None}
+            return {**self._position.state_at(place.epoch, place.start), "taken": place.taken, "part": part}
+        position = min(place.start + place.taken * part["num_replicas"], self._position.order(place.epoch).count)
+        return {**self._position.state_at(place.epoch, position), "taken": 0, "part": None}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Set the epoch of a state; passes of that epoch begin where `state_dict` was called.
@@ -188,12 +190,12 @@ class StoreIterable(IterableDataset[Any]):
         """
         if not isinstance(state, Mapping) or not {"taken", "part"} <= state.keys():
             raise ConfigError(f"not a state that a stream's state_dict() returned: {state!r}")
-        place = _Place(*self.sampler.place_in(state), integer("taken", state["taken"], 0))
+        place = _Place(*self._position.place_in(state), integer("taken", state["taken"], 0))
         if state["part"] not in (None, self._part()):
             raise ConfigError(
                 f"the state belongs to another worker: it is of {state['part']}, and this is {self._part()}"
             )
-        self.sampler.load_seed(state)
+        self._position.load_seed(state)
         self.set_epoch(place.epoch)
         self._begin = self._place = place
 

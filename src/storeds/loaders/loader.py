@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
+import operator
 import pickle
 import re
 import select
@@ -18,7 +19,6 @@ from typing import Any, NamedTuple
 import torch
 from torch._utils import ExceptionWrapper
 from torch.utils.data import (
-    BatchSampler,
     DataLoader,
     Dataset,
     IterableDataset,
@@ -28,27 +28,30 @@ from torch.utils.data import (
 
 from storeds._utils.prefetch import ReadAhead, blocks_read
 from storeds._utils.text import html_table, name_of, some
-from storeds.batching.buffers import BufferPool
+from storeds.batching.buffers import BufferPool, Empty
 from storeds.batching.collate import collate, collate_columns
-from storeds.batching.memory import PackedBatch, SlotMemory, SlotName, SlotPool, finished, use_memory
-from storeds.batching.roles import fit_collate, is_collate
+from storeds.batching.memory import PackedBatch, SlotMemory, SlotName, SlotPool
+from storeds.batching.roles import does_tails, fit_collate, is_collate
 from storeds.datasets.assembly import declared_elements
 from storeds.datasets.batch import Ask, Counted, Made, Work
 from storeds.datasets.epoch import draw_seed
 from storeds.datasets.map_dataset import StoreDataset
 from storeds.datasets.mixture import StoreMixture
+from storeds.datasets.pipeline import SamplePipeline
 from storeds.datasets.reading import count, is_of_storeds, read
 from storeds.datasets.tree import inside, leaves
 from storeds.errors import ConfigError, RecordError, suggest
 from storeds.loaders.advice import explain
 from storeds.loaders.device import map_tensors
 from storeds.loaders.plan import Plan
-from storeds.loaders.planning import PLAN_SETTINGS, Replacements, replaces_samples
-from storeds.loaders.sampler import BatchRequest, EpochSampler, OtherSampler, epoch_takers, holds_epoch_sampler
+from storeds.loaders.planning import PLAN_SETTINGS, Replacements, instead_of, replaces_samples
+from storeds.loaders.position import BatchRequest, Position
+from storeds.loaders.sampler import EpochBatches, EpochSampler, OtherSampler, divides_again, is_plain_batches
 from storeds.loaders.stats import LoaderStats
 from storeds.loaders.threads import in_threads
 from storeds.protocols import Backend, Field
 from storeds.readers.reader import built_in
+from storeds.transforms.tail import Tail
 
 _LOG = logging.getLogger("storeds")
 
@@ -134,7 +137,7 @@ class BatchFetcher(Dataset[Result]):
     """Makes finished batches of a dataset, in the training process, in its threads or in workers.
 
     Because it knows both the dataset and the ``collate_fn``, it can skip work between the two: for `storeds.collate`,
-    samples of fixed shape are read as columns, and images are scaled to floats in the memory of the batch.
+    samples of fixed shape are read as columns, and `collate` does the tails of transforms in the memory of the batch.
 
     Parameters
     ----------
@@ -155,21 +158,29 @@ class BatchFetcher(Dataset[Result]):
 
     def fit(self) -> None:
         """Fit the ``collate_fn`` to the present settings of the dataset."""
+        pipelines = self._present_pipelines()
         self.collate_fn = fitted_collate(self._given, self.dataset)
         self._is_ours = is_collate(self.collate_fn)
+        self._tails: Mapping[str, Tail] = pipelines[0].tails if does_tails(self.collate_fn) else {}
+        self._pipelines = pipelines  # last: another thread may be here
+
+    def _present_pipelines(self) -> list[SamplePipeline]:
+        """Return what makes the samples of each store; assigning to a dataset replaces it."""
+        return [leaf._pipeline for leaf in leaves(self.dataset) if is_of_storeds(leaf)]
 
     def __getitem__(self, request: Request) -> Result:
         """Return the batch of a request."""
         asked, slot = request
         worker = get_worker_info()
         memory = self._memory if worker is None else _opened(slot)
+        if any(map(operator.is_not, self._pipelines, self._present_pipelines())):
+            self.fit()
         blocks, made = blocks_read(), Made()
         batch: Any
         try:
-            # A function of the user may keep a batch that it made with `collate`, and the slot is used again.
-            with use_memory(memory if self._is_ours or worker is None else None):
-                made = read(self.dataset, self._ask(asked))
-                batch = self._collated(made.result(), made.work, is_batch=not isinstance(asked.indices, int))
+            made = read(self.dataset, self._ask(asked))
+            is_batch = not isinstance(asked.indices, int)
+            batch = self._collated(made.result(), made.work, memory, is_batch=is_batch)
             if worker is not None:
                 began = time.perf_counter()
                 batch = PackedBatch.of(batch, slot, memory if isinstance(memory, SlotMemory) else None)
@@ -189,19 +200,21 @@ class BatchFetcher(Dataset[Result]):
             asked.epoch,
             asked.seed,
             fill=is_batch,
-            may_wait=is_batch and self._is_ours,
+            tails=self._tails if is_batch else {},
             as_columns=is_batch and self.collate_fn is collate,
             allowed=self._replacements,
         )
 
-    def _collated(self, samples: Any, work: Work, *, is_batch: bool) -> Any:
+    def _collated(self, samples: Any, work: Work, memory: BufferPool | SlotMemory | None, *, is_batch: bool) -> Any:
         began, store = time.perf_counter(), leaves(self.dataset)[0]
         try:
             if isinstance(samples, dict):
                 return collate_columns(samples, store.as_dict)
             if not is_batch:
                 return self.collate_fn(samples[0])
-            return self.collate_fn(finished(samples) if self._is_ours else samples)
+            # A function of the user may keep a batch that it made with `collate`, and a slot is used again.
+            into: dict[str, Empty] = {"empty": memory.empty} if self._is_ours and memory is not None else {}
+            return self.collate_fn(samples, **into)
         except ConfigError as error:
             if not is_of_storeds(store) or store.as_dict:  # the message has the names, if there are any
                 raise
@@ -247,7 +260,8 @@ def fitted_collate(collate_fn: Any, dataset: Any) -> Any:
 
 def _fit_to_store(collate_fn: Any, store: StoreDataset) -> Any:
     changed = [name for name, _ in store._pipeline.transforms]
-    return fit_collate(collate_fn, _elements(store), as_dict=store.as_dict, changed=changed)
+    tails = store._pipeline.tails
+    return fit_collate(collate_fn, _elements(store), as_dict=store.as_dict, changed=changed, tails=tails)
 
 
 def _elements(store: StoreDataset) -> dict[str, Field]:
@@ -273,20 +287,22 @@ class StoreLoader(DataLoader[Any]):
         By default an `EpochSampler` over all of `dataset`, with `shuffle` and `seed`. Other samplers of PyTorch work too,
         but then the loader has no state to resume from.
     batch_sampler : Sampler, optional
-        Yields lists of indices, instead of `sampler` and ``batch_size``.
+        Yields lists of indices, instead of `sampler` and ``batch_size``. The loader has a state too if it is an `EpochSampler`
+        that makes batches, or PyTorch's BatchSampler over an `EpochSampler`.
     shuffle : bool
         Without a `sampler`: use a new order each epoch.
     seed : int, optional
         Without a `sampler`: the seed of the order. By default the sampler draws one from the `generator` at the first
         pass. Without that, it is the dataset's or, if that has none, drawn from torch's default generator.
-    balance, weights, samples_per_epoch, repeat, per_batch, group_by, bucket_by, buckets, budget
+    balance, weights, samples_per_epoch, replacement, per_batch, group_by, bucket_by, num_buckets, max_padded
         Without a `sampler`: what an epoch has, as for `EpochSampler`.
     start_method : str, optional
         How workers start: processes by ``"fork"``, ``"spawn"`` or ``"forkserver"``, by default as Python's; or ``"thread"``.
     log_every : float, optional
         Log `why_slow` every so many seconds, at level INFO.
     **arguments
-        As for `torch.utils.data.DataLoader`; the default ``collate_fn`` is `storeds.collate`. The settings of
+        As for `torch.utils.data.DataLoader`; the default ``collate_fn`` is `storeds.collate`. ``drop_last`` leaves out what
+        is left over: short batches and, without a `sampler`, what does not divide among the ranks. The settings of
         `storeds.collate` and `storeds.collate_detection` may name roles, and elements of tuples by their names. The
         declarations decide about the structure of batches: values that may differ in length get a mask in every batch,
         and JSON is listed, unless `ragged` names them. Elements with a transform of their own are as with `collate`.
@@ -347,26 +363,22 @@ class StoreLoader(DataLoader[Any]):
             raise ConfigError(
                 f"{name}: {setting} is for the sampler that the loader makes itself, and one is passed; leave out one of them"
             )
-        if holds_epoch_sampler(given):
+        if divides_again(given):
             raise ConfigError(
                 f"{name} received {given!r}, which divides what its EpochSampler has already divided among the ranks: samples "
                 "would be lost. With Lightning, pass use_distributed_sampler=False to the Trainer"
             )
         if given is None:
-            if plan:
-                plan |= {"batch_size": arguments.get("batch_size", 1), "drop_last": arguments.get("drop_last", False)}
+            batch_size, drop_last = arguments.get("batch_size", 1), arguments.get("drop_last", False)
+            plan |= {"batch_size": batch_size, "drop_last": drop_last}
+            if batch_size is None and drop_last:  # a DataLoader has no batch to drop
+                arguments["drop_last"] = False
             generator = arguments.get("generator") if seed is None else None
             sampler = EpochSampler(dataset, shuffle=shuffle, seed=seed, generator=generator, **plan)
         arguments.setdefault("collate_fn", collate if arguments.get("batch_size", 1) is not None else None)
         fitted_collate(arguments["collate_fn"], dataset)  # raises an error for names that no element has
         super().__init__(dataset, sampler=sampler, **arguments)
-        self._order: EpochSampler | OtherSampler
-        if isinstance(sampler, EpochSampler):
-            self._order = sampler
-            if self.batch_sampler is not None:  # a DataLoader refuses that this is set
-                self.__dict__["batch_sampler"] = _Undivided(sampler, self.batch_size or 1, self.drop_last)
-        else:
-            self._order = OtherSampler(given, dataset, is_batched=batches is not None)
+        self._position, self._batching = self._drawn_from(sampler if batches is None else batches)
         self._copied: list[Any] = []
         self._stats = LoaderStats()
         if log_every is not None and not log_every > 0:
@@ -377,6 +389,22 @@ class StoreLoader(DataLoader[Any]):
         # One batch is in use, and another one is made; by threads more of them, ahead of the training loop.
         ahead = self.num_workers * (1 + (self.prefetch_factor or 0)) if self._uses_threads else 0
         self._memory = BufferPool(limit=2 + ahead)
+
+    def _drawn_from(self, sampler: Any) -> tuple[Position | OtherSampler, tuple[int | None, bool]]:
+        """Return what draws the batches of this loader, their size and whether a short one is left out."""
+        batching = self.batch_size, self.drop_last
+        if is_plain_batches(sampler) and isinstance(sampler.sampler, EpochSampler):
+            sampler, batching = sampler.sampler, (sampler.batch_size, sampler.drop_last)
+        if not isinstance(sampler, EpochSampler):
+            return OtherSampler(sampler, self.dataset, self.batch_sampler), batching
+        position = sampler._position
+        if sampler is self.batch_sampler and not position.plan.is_batched:
+            raise ConfigError(
+                f"a batch_sampler yields lists of indices, and {sampler!r} yields indices: pass it as sampler"
+            )
+        if sampler is self.sampler and self.batch_sampler is not None:  # a DataLoader refuses that this is set
+            self.__dict__["batch_sampler"] = EpochBatches(sampler, self.batch_size or 1, self.drop_last)
+        return position, (position.settings.batch_size, False) if position.plan.is_batched else batching
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in _FIXED:
@@ -389,11 +417,11 @@ class StoreLoader(DataLoader[Any]):
 
     def _get_iterator(self) -> Any:
         """Return an iterator over results: one in threads, or a DataLoader's."""
-        self._order.fix_seed()  # before DataLoader draws from the same generator
-        fetcher = BatchFetcher(self.dataset, self.collate_fn, self._memory, self._order.plan)
+        self._position.fix_seed()  # before DataLoader draws from the same generator
+        fetcher = BatchFetcher(self.dataset, self.collate_fn, self._memory, self._position.plan)
         if self._uses_threads and self.num_workers:
             # Threads draw from torch's generator in no fixed order, so samples without a seed share one that is drawn here.
-            seedless = any(getattr(each, "seed", 0) is None for each in epoch_takers(self.dataset))
+            seedless = any(getattr(each, "seed", 0) is None for each in inside(self.dataset))
             requests = iter(_Requests(self, None, draw_seed(self.generator) if seedless else None))
             fetch: Callable[[Request], Result] = fetcher.__getitem__
             fetch = functools.partial(_pinned, fetch) if self.pin_memory and torch.cuda.is_available() else fetch
@@ -461,7 +489,7 @@ class StoreLoader(DataLoader[Any]):
             batch = result.batch
             if isinstance(batch, (_Failure, _Error)):
                 batch.reraise()
-            self._order.receive(result.progress, result.number, result.size)
+            self._position.receive(result.progress, result.number, result.size)
             del result
             if self._log_every is not None and time.monotonic() - self._logged >= self._log_every:
                 self._logged = time.monotonic()
@@ -512,7 +540,7 @@ class StoreLoader(DataLoader[Any]):
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next pass, for the order and the random transforms; later passes count from there."""
-        self._order.set_epoch(epoch)
+        self._position.set_epoch(epoch)
 
     @property
     def plan(self) -> Plan:
@@ -520,19 +548,14 @@ class StoreLoader(DataLoader[Any]):
         return self._resumable.plan
 
     @property
-    def _resumable(self) -> EpochSampler:
-        if isinstance(self._order, EpochSampler):
-            return self._order
-        raise ConfigError(f"a loader with {self._order.sampler!r} has no position or plan: leave out the sampler")
-
-    def __len__(self) -> int:
-        if isinstance(self._order, EpochSampler) and self._order.plan.is_batched:
-            return len(self._order)
-        return super().__len__()
+    def _resumable(self) -> Position:
+        if isinstance(self._position, Position):
+            return self._position
+        raise ConfigError(f"a loader with {self._position.sampler!r} has no position or plan: leave out the sampler")
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position of the training loop: batches that it received count, prefetched ones do not."""
-        return {**self._resumable.state_dict(), "batch_size": self.batch_size}
+        return {**self._resumable.state_dict(), "batch_size": self._batching[0]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume at a state with the next pass, with any number of ranks and workers; the next epoch follows.
@@ -553,14 +576,10 @@ class StoreLoader(DataLoader[Any]):
             raise ConfigError(
                 f"not a state that a loader's state_dict() returned: it has {sorted(map(str, state)) or 'nothing'}"
             )
-        batch_size = state.pop("batch_size")
-        if batch_size != self.batch_size:
-            raise ConfigError(
-                f"the state belongs to another loader: batch_size is {batch_size} there and {self.batch_size} here"
-            )
-        self._resumable.load_state_dict(state)
-        if self.drop_last:
-            self._resumable.skip_incomplete_batch(self.batch_size or 1)
+        saved, (batch_size, drop_last) = state.pop("batch_size"), self._batching
+        if saved != batch_size:
+            raise ConfigError(f"the state belongs to another loader: batch_size is {saved} there and {batch_size} here")
+        self._resumable.load_state_dict(state, least=batch_size or 1 if drop_last else 0)
 
 
 _START_METHODS = ("fork", "spawn", "forkserver", "thread")
@@ -627,30 +646,17 @@ def _check_names(loader: str, arguments: Mapping[str, Any]) -> None:
     known = inspect.signature(DataLoader.__init__).parameters
     for name in arguments:
         if name not in known:
-            raise ConfigError(f"{loader} has no argument {name!r}; {suggest(name, list(known)[2:], 'arguments')}")
-
-
-class _Undivided(BatchSampler):
-    """The batch sampler of a loader that makes its own requests: only frameworks that divide an epoch again iterate it."""
-
-    def __iter__(self) -> Iterator[list[int]]:
-        if getattr(self.sampler, "num_replicas", 1) > 1:
-            raise ConfigError(
-                "a framework divides the batches of a loader, whose EpochSampler has already divided them among the ranks: "
-                "samples would be lost. With Accelerate, do not prepare the loader: loop over it"
-            )
-        return super().__iter__()
+            raise ConfigError(f"{loader} has no argument {name!r}; {instead_of(name, [*known][2:])}")
 
 
 class _Requests(Sampler[Request]):
     """The requests of a loader; each iteration is a pass. Owns the slots, which live as long as the workers."""
 
     def __init__(self, loader: StoreLoader, slots: SlotPool | None, seed: int | None = None) -> None:
-        self._sampler, self._batch_size, self._drop_last = loader._order, loader.batch_size, loader.drop_last
-        self._slots, self._seed = slots, seed
+        self._position, self._batching, self._slots, self._seed = loader._position, loader._batching, slots, seed
 
     def __iter__(self) -> Iterator[Request]:
-        for request in self._sampler.batch_requests(self._batch_size, self._drop_last, self._seed):
+        for request in self._position.requests(*self._batching, self._seed):
             yield Request(request, None if self._slots is None else self._slots.acquire())
 
 

@@ -9,7 +9,7 @@ import pickle
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -33,7 +33,8 @@ from storeds.transforms.images import (
     Resize,
     ToTensor,
 )
-from storeds.transforms.operations import ToNormalized, crop, size_of
+from storeds.transforms.operations import crop, in_order, size_of
+from storeds.transforms.tail import Tail, split
 
 __all__ = [
     "TAKES_STRIDED",
@@ -78,51 +79,61 @@ class BoundTransform:
     ----------
     transform : callable
         Takes one value. The bound transform is picklable if it is.
-    finish : callable, optional
-        Applied to the result.
-    may_wait : bool
-        Whether collating may run the last step of a `Compose`.
+
+    Attributes
+    ----------
+    tail : Tail or None
+        The end of the transform, which a batch can do.
 
     Notes
     -----
     *Threads*: foreign transforms with a seed run one at a time in a process. Another thread that draws from a global
     generator during the call changes their numbers.
     *Not covered*: generators that a foreign transform owns (`numpy.random.default_rng`), and those of accelerators.
-    `StoreDataset` warns of the former.
     """
 
     transform: Transform
-    finish: Callable[[Any], Any] | None = None
-    may_wait: bool = False
     name: str = field(init=False, compare=False)
+    tail: Tail | None = field(init=False, compare=False)
+    _head: Compose | None = field(init=False, compare=False)
     _how: Literal["generator", "plain", "foreign"] = field(init=False, compare=False)
+    _takes_strided: bool = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "name", name_of_transform(self.transform))
         transform = wrap_albumentations(self.transform)
+        head, tail = split(flattened(transform))
         object.__setattr__(self, "transform", transform)
+        object.__setattr__(self, "tail", tail)
+        object.__setattr__(self, "_head", None if tail is None else Compose(head))
         object.__setattr__(self, "_how", _how_to_call(transform))
+        object.__setattr__(self, "_takes_strided", takes_strided(transform))
 
-    def __call__(self, value: Any, context: SampleContext, seconds: dict[str, float] | None = None) -> Any:
-        """Return the transformed value. Exceptions of the transform pass through.
+    def __call__(
+        self, value: Any, context: SampleContext, *, whole: bool = True, seconds: dict[str, float] | None = None
+    ) -> Any:
+        """Return the transformed value, contiguous if only built-in transforms made it. Exceptions of the transform pass through.
 
         Parameters
         ----------
         value : Any
         context : SampleContext
+        whole : bool
+            Without it, `tail` is left to do for a uint8 tensor.
         seconds : dict, optional
             Where to add what each transform takes, by its name.
         """
-        steps = self.transform._bound if type(self.transform) is Compose else (self,)
+        tail = None if whole else self.tail
+        transform = self.transform if tail is None else self._head
+        steps = transform._bound if type(transform) is Compose else (self,)
         generator, now = context.generator, time.perf_counter()
         for step in steps:
-            if self.may_wait and step is steps[-1] and isinstance(step.transform, ToNormalized):
-                value = step.transform.later(value)
-            else:
-                value = step.draw(value, generator)
+            value = step.draw(value, generator)
             if seconds is not None:
                 now = add_time(seconds, step.name, now)
-        return value if self.finish is None else self.finish(value)
+        if tail is not None:
+            return tail.pixels(value)
+        return in_order(value) if self._takes_strided else value
 
     def draw(self, value: Any, generator: torch.Generator | None) -> Any:
         """Return the transformed value, with randomness from `generator`, or from the global generators if None."""
@@ -157,7 +168,7 @@ class Compose:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "transforms", _callables("Compose", self.transforms))
-        object.__setattr__(self, "_bound", tuple(map(BoundTransform, _with_scaling_joined(_flattened(self)))))
+        object.__setattr__(self, "_bound", tuple(map(BoundTransform, _with_scaling_joined(flattened(self)))))
 
     def __call__(self, value: Any, generator: torch.Generator | None = None) -> Any:
         """Return the result of the last transform."""
@@ -178,15 +189,10 @@ def add_time(seconds: dict[str, float], name: str, since: float) -> float:
 
 def name_of_transform(transform: Any) -> str:
     """Return the name of a function or class, and of the transforms in a composition of another library."""
+    if type(transform) is Tail:
+        return "Normalize"
     parts = getattr(transform, "transforms", None)
     return f"{name_of(transform)}{f' of {some(map(name_of, parts))}' if isinstance(parts, (list, tuple)) else ''}"
-
-
-def _flattened(transform: Transform) -> list[Transform]:
-    """Return the transforms of nested compositions, in order."""
-    if type(transform) is not Compose:
-        return [transform]
-    return [each for part in transform.transforms for each in _flattened(part)]
 
 
 def _callables(owner: str, transforms: Any) -> tuple[Transform, ...]:
@@ -200,15 +206,22 @@ def _callables(owner: str, transforms: Any) -> tuple[Transform, ...]:
 
 
 def _with_scaling_joined(transforms: Sequence[Transform]) -> list[Transform]:
-    """Return transforms with one in the place of a `ToTensor` and the `Normalize` after it."""
+    """Return transforms with one in the place of a `ToTensor` and the `Normalize` after it, which saves a copy."""
     joined: list[Transform] = []
     for transform in transforms:
         # Exact types: a subclass may compute something else.
         if type(transform) is Normalize and joined and type(joined[-1]) is ToTensor:
-            joined[-1] = ToNormalized(transform.mean, transform.std, transform.inplace)
+            joined[-1] = Tail(transform)
         else:
             joined.append(transform)
     return joined
+
+
+def flattened(transform: Transform) -> list[Transform]:
+    """Return the transforms of nested compositions, in order."""
+    if type(transform) is not Compose:
+        return [transform]
+    return [each for part in transform.transforms for each in flattened(part)]
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ from storeds.transforms.coordinates import Coordinates, from_corners, to_corners
 from storeds.transforms.elements import Elements, check_exact, is_of_torchvision, tv_tensors, unwrapped, wrapped
 from storeds.transforms.images import FilterBoxes, Normalize, Spatial, ToTensor
 from storeds.transforms.operations import Operation, Orient, extent, in_order
+from storeds.transforms.tail import split
 
 __all__ = ["JointTransform"]
 
@@ -44,8 +45,11 @@ class JointTransform:
         As for `build_transform`: a transform, or a list of them. None only rotates and wraps elements.
     box_format : str, optional
         Format of the boxes that it returns: ``xyxy``, ``xywh`` or ``cxcywh``. Default: the format of their field.
-    may_wait : bool
-        Whether collating may run ``ToTensor`` and ``Normalize`` at the end of `transforms`.
+
+    Attributes
+    ----------
+    tail : Tail or None
+        The end of `transforms` that a batch can do for each image.
 
     Raises
     ------
@@ -57,23 +61,19 @@ class JointTransform:
     Thread-safe. Picklable if the transforms are.
     """
 
-    def __init__(self, transforms: Any, *, box_format: str | None = None, may_wait: bool = False) -> None:
+    def __init__(self, transforms: Any, *, box_format: str | None = None) -> None:
         if box_format is not None and box_format not in BOX_FORMATS:
             raise ConfigError(f"box_format must be {', '.join(BOX_FORMATS)} or None, not {box_format!r}")
         self.transforms: Transform | None = build_transform(transforms, "transforms")
         self.box_format = box_format
         transforms = _flattened(self.transforms)
-        steps, self._names = [_step_of(each) for each in transforms], [name_of_transform(each) for each in transforms]
-        last = len(steps)
-        while last and type(steps[last - 1]) in (ToTensor, Normalize):
-            last -= 1
-        self._steps = steps[:last]
-        self._end = BoundTransform(Compose(steps[last:]), in_order, may_wait)
+        self._names = [name_of_transform(each) for each in transforms]
+        self._steps, self.tail = split([_step_of(each) for each in transforms])
         self._prepared: tuple[Elements, list[Any]] | None = None
         tv_tensors()  # the import takes seconds, which workers started by fork then save
 
     def __call__(
-        self, sample: Sample, context: SampleContext, seconds: dict[str, float] | None = None
+        self, sample: Sample, context: SampleContext, *, whole: bool = True, seconds: dict[str, float] | None = None
     ) -> dict[str, Any]:
         """Return element → value, tv_tensors if torchvision is installed.
 
@@ -81,6 +81,8 @@ class JointTransform:
         ----------
         sample : Sample
         context : SampleContext
+        whole : bool
+            Without it, `tail` is left to do for uint8 tensors of images.
         seconds : dict, optional
             Where to add what each transform takes, by its name.
 
@@ -117,7 +119,8 @@ class JointTransform:
             if seconds is not None:
                 now = add_time(seconds, name, now)
         state.store_coordinates(self.box_format)
-        state.each_image(lambda image: self._end(image, context, seconds))
+        end = in_order if self.tail is None else self.tail if whole else self.tail.pixels
+        state.each_image(end)
         return wrapped(state.values, elements, state.size, self.box_format)
 
     def _prepare(self, fields: Mapping[str, Field]) -> tuple[Elements, list[Any]]:
