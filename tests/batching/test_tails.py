@@ -14,8 +14,9 @@ from torch.utils.data import ConcatDataset, DataLoader, Subset
 import storeds
 from make_store import make_store
 from photographs import jpeg
-from storeds import EpochSampler, StoreDataset, StoreLoader, ThreadLoader, collate, collate_detection
+from storeds import EpochSampler, StoreDataset, StoreLoader, collate, collate_detection
 from storeds.transforms import Compose, Normalize, RandomHorizontalFlip, Resize, ToTensor
+from threaded import threaded
 
 COUNT = 6
 ENDS: dict[str, list[Any]] = {
@@ -85,7 +86,7 @@ def flat(value: Any) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize(("kind", "workers"), [(StoreLoader, 0), (StoreLoader, 1), (ThreadLoader, 2), (DataLoader, 1)])
+@pytest.mark.parametrize(("kind", "workers"), [(StoreLoader, 0), (StoreLoader, 1), (threaded, 2), (DataLoader, 1)])
 def test_a_batch_is_that_of_whole_samples(url: str, kind: Any, workers: int, case: str) -> None:
     make, collate_fn = CASES[case]
     data = make(url)
@@ -101,7 +102,7 @@ def test_a_batch_is_that_of_whole_samples(url: str, kind: Any, workers: int, cas
         assert any(torch.equal(part, other) for other in found)
 
 
-@pytest.mark.parametrize("kind", [StoreLoader, ThreadLoader])
+@pytest.mark.parametrize("kind", [StoreLoader, threaded])
 def test_a_transform_that_is_assigned_during_a_pass_holds_from_the_next_batch_on(url: str, kind: Any) -> None:
     data = images(url)
     batches = iter(kind(data, batch_size=2, sampler=EpochSampler(data, shuffle=False)))

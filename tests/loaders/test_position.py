@@ -15,13 +15,14 @@ from torch.utils.data import BatchSampler, ConcatDataset, DataLoader, Sequential
 
 import storeds
 from make_store import make_store
-from storeds import EpochSampler, StoreDataset, StoreLoader, ThreadLoader
+from storeds import EpochSampler, StoreDataset, StoreLoader
 from storeds.errors import ConfigError
+from threaded import threaded
 
 COUNT, SIZE = 22, 4
 URL = "memory://position"
-OURS = pytest.mark.parametrize("kind", [StoreLoader, ThreadLoader])
-EVERY = pytest.mark.parametrize("kind", [StoreLoader, ThreadLoader, DataLoader])
+OURS = pytest.mark.parametrize("kind", [StoreLoader, threaded])
+EVERY = pytest.mark.parametrize("kind", [StoreLoader, threaded, DataLoader])
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -106,7 +107,7 @@ class TestPasses:
 
     def test_5_each_loader_over_a_dataset_notices_a_call_once(self) -> None:
         data = dataset()
-        early = [load(StoreLoader, data), load(ThreadLoader, data), load(DataLoader, data)]
+        early = [load(StoreLoader, data), load(threaded, data), load(DataLoader, data)]
         data.set_epoch(5)
         late = load(StoreLoader, data)
         for loader in [*early, late]:
@@ -336,7 +337,7 @@ class TestBatchSamplers:
 class TestSeeds:
     """Without a seed, torch's generators decide, as in a DataLoader."""
 
-    @pytest.mark.parametrize("kind", [DataLoader, StoreLoader, ThreadLoader])
+    @pytest.mark.parametrize("kind", [DataLoader, StoreLoader, threaded])
     def test_equal_generators_give_equal_orders_and_others_others(self, kind: Any) -> None:
         def run(seed: int) -> list[int]:
             generator = torch.Generator().manual_seed(seed)

@@ -58,8 +58,6 @@ def _inside(dataset: Any, depth: int) -> Iterator[Any]:
                     for each in part if isinstance(part, (list, tuple)) else [part]:
                         if isinstance(each, Dataset):
                             yield from _inside(each, depth - 1)
-                    if isinstance(each, Dataset):
-                        yield from _inside(each, depth - 1)
 
 
 class Part(NamedTuple):

@@ -132,7 +132,7 @@ class StoreIterable(IterableDataset[Any]):
         Passes of the epoch of a loaded state begin where the state was taken; passes of other epochs are whole.
         """
         self._position.fix_seed()
-        self.sampler.set_epoch(epoch)
+        self._position.set_epoch(epoch)
 
     def __len__(self) -> int:
         """Return the number of samples of this rank over all of its workers in a whole epoch, skipped ones included."""

@@ -167,7 +167,7 @@ class Compose:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "transforms", _callables("Compose", self.transforms))
-        object.__setattr__(self, "_bound", tuple(map(BoundTransform, _with_scaling_joined(_flattened(self)))))
+        object.__setattr__(self, "_bound", tuple(map(BoundTransform, _with_scaling_joined(flattened(self)))))
 
     def __call__(self, value: Any, generator: torch.Generator | None = None) -> Any:
         """Return the result of the last transform."""
@@ -188,15 +188,10 @@ def add_time(seconds: dict[str, float], name: str, since: float) -> float:
 
 def name_of_transform(transform: Any) -> str:
     """Return the name of a function or class, and of the transforms in a composition of another library."""
+    if type(transform) is Tail:
+        return "Normalize"
     parts = getattr(transform, "transforms", None)
     return f"{name_of(transform)}{f' of {some(map(name_of, parts))}' if isinstance(parts, (list, tuple)) else ''}"
-
-
-def _flattened(transform: Transform) -> list[Transform]:
-    """Return the transforms of nested compositions, in order."""
-    if type(transform) is not Compose:
-        return [transform]
-    return [each for part in transform.transforms for each in _flattened(part)]
 
 
 def _callables(owner: str, transforms: Any) -> tuple[Transform, ...]:
