@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal, Self, TypeVar, get_args, get_origin, get_type_hints
@@ -75,20 +76,30 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             wrong = wrong if wrong.startswith(name) else f"{name}: {wrong}"
         raise ConfigError(f"{where}: {wrong}")  # outside the handler: the error as context would show the value
 
+    @classmethod
+    def defaults(cls) -> Mapping[str, Any]:
+        """Return name → default of the settings that have one."""
+        return _defaults(cls)
+
     def changed(self) -> dict[str, Any]:
         """Return name → value of the settings that differ from their default."""
-        values = {field.name: (getattr(self, field.name), field) for field in msgspec.structs.fields(self)}
+        values, defaults = {name: getattr(self, name) for name in self.__struct_fields__}, self.defaults()
         # Whether an array equals its default is no bool.
-        return {name: value for name, (value, field) in values.items() if (value == _default(field)) is not True}
+        return {name: each for name, each in values.items() if (each == defaults.get(name, _NOTHING)) is not True}
 
     def __repr__(self) -> str:
         shown = (f"{name}={_hidden(getattr(self, name))!r}" for name in self.__struct_fields__)
         return f"{type(self).__name__}({', '.join(shown)})"
 
 
-def _default(field: msgspec.structs.FieldInfo) -> Any:
-    factory = field.default_factory
-    return field.default if factory is msgspec.NODEFAULT else factory()
+_NOTHING = object()
+
+
+@functools.cache  # it takes msgspec a millisecond
+def _defaults(cls: type[Settings]) -> Mapping[str, Any]:
+    fields = {field.name: (field.default, field.default_factory) for field in msgspec.structs.fields(cls)}
+    made = {name: value if factory is msgspec.NODEFAULT else factory() for name, (value, factory) in fields.items()}
+    return {name: value for name, value in made.items() if value is not msgspec.NODEFAULT}
 
 
 S = TypeVar("S", bound=Settings)

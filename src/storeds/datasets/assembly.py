@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias, cast
 
 import msgspec
-from msgspec import structs
 
 from storeds._utils.arguments import from_omegaconf
 from storeds.backends.opening import open_backend
@@ -95,7 +94,7 @@ def make_reader(
     """
     if reader == "image" and (joint or settings["roles"] is not None or _has_parts(fields, declared)):
         reader = "sample"
-    defaults = {field.name: field.default for field in structs.fields(DatasetSettings)}
+    defaults = DatasetSettings.defaults()
     # The number 1 is not as True, which readers refuse.
     changed = {
         name: value
