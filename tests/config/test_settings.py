@@ -82,7 +82,7 @@ TABLES: list[dict[str, Any]] = [
     {"batch_size": 5, "weights": {"a": 3, 1: 1}},
     {"batch_size": 5, "weights": "size"},
     {"batch_size": 10, "group_by": "size"},
-    {"batch_size": 5, "bucket_by": ["size", "x"], "buckets": 3},
+    {"batch_size": 5, "bucket_by": ["size", "x"], "num_buckets": 3},
     {"batch_size": None, "timeout": 5, "prefetch_factor": 2, "persistent_workers": True, "start_method": "spawn"},
     {"batch_size": 4, "num_workers": 1, "start_method": "fork", "prefetch_factor": 3, "persistent_workers": True},
     {"batch_size": 4, "collate": "default", "num_workers": 0},
