@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from benchmarks._common import Result, Run, entry
-from storeds import StoreDataset, StoreLoader, ThreadLoader, collate, convert
+from storeds import StoreDataset, StoreLoader, collate, convert
 
 
 class Plain(Dataset[tuple[torch.Tensor, int]]):
@@ -81,15 +81,15 @@ def loaders(run: Run) -> Iterator[Result]:
         dataset: Any = StoreDataset(path, reader="array", fields=["data", "label"])
         stored: Any = StoreDataset(native, reader="array", fields=["data", "label"])
         kept: dict[str, Any] = {"num_workers": 2, "persistent_workers": True}
-        threads: dict[str, Any] = {"batch_size": batch, "shuffle": True, "num_workers": 2}
+        threads: dict[str, Any] = {"batch_size": batch, "shuffle": True, "num_workers": 2, "start_method": "thread"}
         ways: dict[str, Any] = {
             "h5py Dataset": DataLoader(Plain(path, count), batch, shuffle=True, **kept),
             "TensorDataset in memory": DataLoader(in_memory(path), batch, shuffle=True, **kept),
             "DataLoader": DataLoader(dataset, batch, shuffle=True, collate_fn=collate, **kept),
             "StoreLoader": StoreLoader(dataset, batch_size=batch, shuffle=True, **kept),
-            "ThreadLoader": ThreadLoader(dataset, **threads),
+            "threads": StoreLoader(dataset, **threads),
             "StoreLoader, native LMDB": StoreLoader(stored, batch_size=batch, shuffle=True, **kept),
-            "ThreadLoader, native LMDB": ThreadLoader(stored, **threads),
+            "threads, native LMDB": StoreLoader(stored, **threads),
         }
         for name, loader in ways.items():
             check_epoch(name, loader, count)
@@ -98,8 +98,8 @@ def loaders(run: Run) -> Iterator[Result]:
             ("StoreLoader", "h5py Dataset", 2.5),
             ("StoreLoader, native LMDB", "h5py Dataset", 2.0),
             ("StoreLoader", "TensorDataset in memory", None),
-            ("ThreadLoader", "StoreLoader", None),
-            ("ThreadLoader, native LMDB", "StoreLoader, native LMDB", None),
+            ("threads", "StoreLoader", None),
+            ("threads, native LMDB", "StoreLoader, native LMDB", None),
         ]
         for name, other, least in pairs:
             title = f"{' × '.join(map(str, shape))} {dtype}, batches of {batch}: {name} ÷ {other}"

@@ -154,7 +154,7 @@ def samples(run: Run) -> Iterator[Result]:
         more: dict[str, Any] = {"root": run.folder} if kind == "coco" else {}
         pack(run.folder / source, url, kind=kind, **more)
         given = {"url": url, "reader": "sample", "fields": fields, "decode": "tensor", "seed": 0, "transforms": steps}
-        how = {"batch_size": _BATCH, "shuffle": True, "num_workers": 2, "collate": collate}
+        how = {"batch_size": _BATCH, "shuffle": True, "num_workers": 2, "persistent_workers": True, "collate": collate}
         ours = build_loader({"dataset": given, "loader": how})
         kept: dict[str, Any] = {"shuffle": True, "num_workers": 2, "persistent_workers": True}
         files: Any = Files(run.folder, paths, task)

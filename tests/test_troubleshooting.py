@@ -223,7 +223,7 @@ def test_batches_that_are_kept_take_no_file_descriptors(tmp_path: Path, store: s
 {IN_BATCHES.format(body="return torch.zeros(2)", batch_size=1)}
 import storeds
 dataset = storeds.StoreDataset({store!r}, transform="ToTensor")
-print(sum(len(list(storeds.ThreadLoader(dataset, batch_size=1, num_workers=1))) for _ in range(2)))
+print(sum(len(list(storeds.StoreLoader(dataset, start_method="thread", batch_size=1, num_workers=1))) for _ in range(2)))
 """
     printed = output_of(program, tmp_path)
     assert re.search("Too many open files|received 0 items of ancdata", printed)
@@ -237,8 +237,9 @@ def test_shared_memory_is_full(tmp_path: Path, store: str) -> None:
 {IN_BATCHES.format(body="return torch.zeros(3, 224, 224)", batch_size=10)}
 import storeds
 dataset = storeds.StoreDataset({store!r}, transform=[{{"name": "Resize", "size": [224, 224]}}, "ToTensor"])
-for kind in (storeds.ThreadLoader, storeds.StoreLoader):
-    print(sum(len(labels) for _, labels in kind(dataset, batch_size=20, num_workers=1)))
+for start_method in ("thread", "fork"):
+    loader = storeds.StoreLoader(dataset, batch_size=20, num_workers=1, start_method=start_method)
+    print(sum(len(labels) for _, labels in loader))
 """
     printed = output_of(program, tmp_path, before=small)
     if "mount:" in printed or "unshare:" in printed:

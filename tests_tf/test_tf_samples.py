@@ -79,7 +79,7 @@ def test_single_samples_are_those_of_the_dataset(url: str) -> None:
 
 def test_batches_are_ragged_where_asked(url: str) -> None:
     samples = dataset(url, transforms=[{"name": "Resize", "size": [16, 24]}])
-    made = to_tf_dataset(samples, batch_size=BATCH, ragged=RAGGED, drop_remainder=True)
+    made = to_tf_dataset(samples, batch_size=BATCH, ragged=RAGGED, drop_last=True)
     assert made.element_spec["image"] == tf.TensorSpec((BATCH, 16, 24, 3), tf.uint8)
     assert made.element_spec["mask"] == tf.TensorSpec((BATCH, 16, 24), tf.uint8)
     for number, batch in enumerate(made):

@@ -52,6 +52,7 @@ def epochs(job: Job) -> Epoch:
             "loader": {
                 "batch_size": job.batch,
                 "num_workers": job.workers,
+                "persistent_workers": loader != "ThreadLoader",
                 "shuffle": True,
                 "start_method": "thread" if loader == "ThreadLoader" else None,
             },

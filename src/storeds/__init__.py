@@ -30,12 +30,11 @@ if TYPE_CHECKING:
     from storeds.config import load_config as load_config
     from storeds.datasets.map_dataset import StoreDataset as StoreDataset
     from storeds.datasets.mixture import StoreMixture as StoreMixture
-    from storeds.datasets.source import Source as Source
+    from storeds.datasets.settings import DatasetSettings as DatasetSettings
     from storeds.loaders.device import to_device as to_device
     from storeds.loaders.iterable import StoreIterable as StoreIterable
     from storeds.loaders.loader import StoreLoader as StoreLoader
     from storeds.loaders.sampler import EpochSampler as EpochSampler
-    from storeds.loaders.threaded import ThreadLoader as ThreadLoader
     from storeds.ops import convert as convert
     from storeds.ops import export as export
     from storeds.ops import info as info
@@ -48,6 +47,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Backend",
     "Config",
+    "DatasetSettings",
     "Decoder",
     "EpochSampler",
     "Field",
@@ -57,12 +57,10 @@ __all__ = [
     "Record",
     "SampleContext",
     "Skipped",
-    "Source",
     "StoreDataset",
     "StoreIterable",
     "StoreLoader",
     "StoreMixture",
-    "ThreadLoader",
     "Writer",
     "build_dataset",
     "build_loader",
@@ -96,12 +94,11 @@ __getattr__ = export_lazily(
         "config": ("Config", "build_dataset", "build_loader", "load_config"),
         "datasets.map_dataset": ("StoreDataset",),
         "datasets.mixture": ("StoreMixture",),
-        "datasets.source": ("Source",),
+        "datasets.settings": ("DatasetSettings",),
         "loaders.device": ("to_device",),
         "loaders.iterable": ("StoreIterable",),
         "loaders.loader": ("StoreLoader",),
         "loaders.sampler": ("EpochSampler",),
-        "loaders.threaded": ("ThreadLoader",),
         "ops": ("convert", "export", "info", "pack", "repair", "verify"),
     },
 )

@@ -149,11 +149,16 @@ def import_object(path: str) -> Any:
         raise ImportError(f"module {module!r} has no {name!r}") from None
 
 
+_REMOVED = {"Source": "DatasetSettings", "ThreadLoader": 'StoreLoader(dataset, start_method="thread")'}
+
+
 def export_lazily(package: str, modules: Mapping[str, tuple[str, ...]]) -> Callable[[str], Any]:
     """Return the ``__getattr__`` of a package: it imports a module when one of the names listed for it is first used."""
     module_of = {name: module for module, names in modules.items() for name in names}
 
     def find(name: str) -> Any:
+        if name in _REMOVED:  # of an AttributeError, an import would drop the text
+            raise ImportError(f"{package}.{name} was removed: use {_REMOVED[name]}")
         if name not in module_of:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         return getattr(importlib.import_module(f"{package}.{module_of[name]}"), name)

@@ -206,7 +206,7 @@ def test_losing_the_server_ends_an_epoch_of_a_thread_loader_within_the_deadline(
         url = f"{uri}/db/lost?timeoutMS=10000"
         make_store({"x": "int"}, ({"x": n} for n in range(1000)), url)
         dataset = storeds.StoreDataset(url, reader="array", fields=["x"])
-        epoch = iter(storeds.ThreadLoader(dataset, batch_size=4, num_workers=4))
+        epoch = iter(storeds.StoreLoader(dataset, start_method="thread", batch_size=4, num_workers=4))
         next(epoch)
     start = time.monotonic()
     with pytest.raises(errors.UnavailableError, match="timeoutMS=10000"):

@@ -91,7 +91,7 @@ def test_json_whose_keys_or_lengths_differ_stays_a_list() -> None:
         ),
         ([{"x": torch.zeros(4, size)} for size in (5, 6)], {"ragged": {"x": "mask"}}, "element 'x': values of shapes"),
         ([(torch.zeros(3, 4, size),) for size in (5, 6)], {}, r"element 0: .*Resize.*pad_images=True"),
-        ([(torch.zeros(1, 4, 5),), (torch.zeros(3, 4, 6),)], {"pad_images": True}, "images of 1 and 3 channels"),
+        ([(torch.zeros(1, 4, 5),), (torch.zeros(3, 4, 6),)], {"pad_images": [0]}, "images of 1 and 3 channels"),
         *(
             (
                 [{"x": torch.zeros(4, size, dtype=torch.uint8)} for size in (5, 6)],

@@ -236,8 +236,8 @@ PATHS: dict[str, Callable[[Any], Any]] = {
     "a part of the name": lambda path: {"dataset": {"url": path.with_name("{split}.lmdb")}},
     "a variable": lambda path: {"dataset": {"url": Path("${FOLDER}") / path.name}},
     "sources": lambda path: {"dataset": {"sources": [{"url": path}, {"url": str(path), "keys": None}]}},
-    "a Source": lambda path: storeds.config.Config(dataset=storeds.datasets.Source(url=path)),
-    "a Source of a list": lambda path: storeds.config.Config(dataset=storeds.datasets.Source(url=[path])),
+    "a Source": lambda path: storeds.config.Config(dataset=storeds.DatasetSettings(url=path)),
+    "a Source of a list": lambda path: storeds.config.Config(dataset=storeds.DatasetSettings(url=[path])),
     "keys": lambda path: {"dataset": {"url": path, "keys": path.with_name("keys.txt")}},
 }
 
@@ -254,8 +254,8 @@ def test_a_store_of_a_config_may_be_a_path(form: str, tmp_path: Path, monkeypatc
 
 def test_a_dataset_takes_a_source_whose_url_is_a_path(url: str) -> None:
     path: Any = Path(url.removeprefix("lmdb://"))
-    for source in (storeds.datasets.Source(url=path), storeds.datasets.Source.parse({"url": path})):
-        assert source == storeds.datasets.Source(url=str(path))
+    for source in (storeds.DatasetSettings(url=path), storeds.DatasetSettings.parse({"url": path})):
+        assert source == storeds.DatasetSettings(url=str(path))
         assert len(storeds.StoreDataset(source)) == 12
 
 
@@ -268,8 +268,8 @@ def test_a_secret_that_looks_like_a_variable_is_not_expanded_twice(monkeypatch: 
 def test_the_schema_names_every_key_of_dataset_and_loader() -> None:
     schema = config_schema()
     assert set(schema["properties"]) == {"dataset", "loader", "splits", "allow_overlap"}
-    assert {"url", "reader", "transform", "where", "seed"} <= set(schema["$defs"]["Source"]["properties"])
-    assert not schema["$defs"]["Source"]["additionalProperties"]
+    assert {"url", "reader", "transform", "where", "seed"} <= set(schema["$defs"]["DatasetSettings"]["properties"])
+    assert not schema["$defs"]["DatasetSettings"]["additionalProperties"]
 
 
 # Splits that share records

@@ -18,7 +18,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
 import storeds
 from make_store import make_store
 from photographs import jpeg
-from storeds import StoreDataset, StoreLoader, ThreadLoader, errors
+from storeds import StoreDataset, StoreLoader, errors
 from storeds.transforms import CenterCrop, Compose, Normalize, RandomResizedCrop, Resize, ToTensor
 
 COUNT = 6
@@ -69,7 +69,7 @@ CASES: dict[str, tuple[dict[str, Any], str, Any]] = {
 LOADERS: dict[str, Callable[[Any], Any]] = {
     "StoreLoader": lambda dataset: StoreLoader(dataset, batch_size=1),
     "workers": lambda dataset: StoreLoader(dataset, batch_size=1, num_workers=1),
-    "ThreadLoader": lambda dataset: ThreadLoader(dataset, batch_size=1, num_workers=2),
+    "threads": lambda dataset: StoreLoader(dataset, start_method="thread", batch_size=1, num_workers=2),
     "DataLoader": lambda dataset: DataLoader(dataset, batch_size=1, collate_fn=storeds.collate),
     "Subset": lambda dataset: StoreLoader(Subset(dataset, range(COUNT)), batch_size=1),
 }

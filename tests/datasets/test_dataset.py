@@ -284,7 +284,7 @@ def test_what_is_not_the_records_fault_escapes_from_a_reader_with_its_place_note
 
 
 def test_a_source_stands_for_every_argument_left_at_its_default(url: str) -> None:
-    source = storeds.Source(url=url, fields=("index",), where={"split": "val"}, seed=1)
+    source = storeds.DatasetSettings(url=url, fields=("index",), where={"split": "val"}, seed=1)
     assert StoreDataset(source)[:] == [(number,) for number in range(6)]
     assert StoreDataset(source, fields=["key"])[0] == ("p/0",)
 

@@ -21,7 +21,7 @@ import storeds
 from _jittered import jittered
 from make_store import make_store
 from shares import FULL
-from storeds import EpochSampler, StoreDataset, StoreLoader, ThreadLoader
+from storeds import EpochSampler, StoreDataset, StoreLoader
 
 PROGRAMS = 8000 if FULL else 300
 COUNTS = (1, 2, 7, 12, 20, 33)
@@ -58,7 +58,7 @@ class Setup:
         sampler = EpochSampler(dataset, num_replicas=self.world, rank=self.rank, drop_last=self.trims)
         arguments: dict[str, Any] = {"sampler": sampler, "batch_size": self.batch, "drop_last": self.drop_last}
         if self.kind == "threads":
-            return ThreadLoader(dataset, num_workers=2, **arguments)
+            return StoreLoader(dataset, start_method="thread", num_workers=2, **arguments)
         if self.has_workers:
             arguments |= {"num_workers": 2, "multiprocessing_context": "fork"}
             arguments |= {"persistent_workers": True, "prefetch_factor": 4} if "persistent" in self.kind else {}
@@ -232,7 +232,9 @@ class Program:
             assert batch is None
             iteration.ended = made.exhausted = True
             return
-        known = samples(self.setup.count, self.setup.seed, made.epoch)
+        # A plain loader reads for the dataset's epoch: that of the pass that began last, or the one set since.
+        epoch = self.dataset.epoch if self.setup.is_plain else made.epoch
+        known = samples(self.setup.count, self.setup.seed, epoch)
         assert batch is not None, f"{wanted} of epoch {made.epoch} are lost"
         assert [float(value) for value in batch[0]] == [known[index] for index in wanted]
         made.given += len(wanted)

@@ -13,8 +13,9 @@ from torch.utils.data import DataLoader
 
 import storeds
 from make_store import make_store
-from storeds import StoreDataset, StoreLoader, StoreMixture, ThreadLoader
-from storeds.errors import ConfigError
+from storeds import StoreDataset, StoreLoader, StoreMixture
+from storeds.errors import ClosedError, ConfigError
+from threaded import threaded
 
 FIELDS = {"x": "int", "label": "int"}
 LARGE, SMALL = 1000, 37
@@ -42,21 +43,20 @@ def test_over_200_epochs_each_record_of_a_source_comes_equally_often(urls: dict[
     mixture = StoreMixture(sources(urls), {"large": 0.75, "small": 0.25})
     sampler = storeds.EpochSampler(mixture, samples_per_epoch=400)
     times: Counter[int] = Counter()
-    small: list[int] = []
+    small: list[list[int]] = []
     for _ in range(200):
         indices = list(sampler)
         assert sum(index < LARGE for index in indices) == 300
         times.update(indices)
-        small += [index for index in indices if index >= LARGE]
-    assert sorted(small[:SMALL]) == sorted(small[SMALL : 2 * SMALL])
-    assert small[:SMALL] != small[SMALL : 2 * SMALL]  # another pass, another order
-    for of_source in (range(LARGE), range(LARGE, LARGE + SMALL)):
-        counts = [times[index] for index in of_source]
-        assert max(counts) - min(counts) <= 1
+        small.append([index for index in indices if index >= LARGE])
+        for of_source in (range(LARGE), range(LARGE, LARGE + SMALL)):
+            counts = [times[index] for index in of_source]
+            assert max(counts) - min(counts) <= 1
+    assert len({tuple(sorted(indices)) for indices in small}) == 200  # each pass has another order
     assert sampler.plan.describe() == "400 samples by source: large 300 (75.0%), small 100 (25.0%)"
 
 
-@pytest.mark.parametrize("kind", [StoreLoader, ThreadLoader, DataLoader])
+@pytest.mark.parametrize("kind", [StoreLoader, threaded, DataLoader])
 def test_every_loader_reads_the_samples_of_their_sources(urls: dict[str, str], kind: Any) -> None:
     mixture = StoreMixture(sources(urls), {"large": 1, "small": 1})
     sampler = storeds.EpochSampler(mixture, samples_per_epoch=60)
@@ -122,7 +122,7 @@ class TestConfig:
                 assert int(values.max()) < 50
             assert seen == {"a": 40 - small, "b": small}
         mixture: Any = loader.dataset
-        assert {name: report.seen for name, report in mixture.report().items()} == {"a": 50, "b": 30}
+        assert {name: part.report().seen for name, part in mixture.sources.items()} == {"a": 50, "b": 30}
         assert loader.stats()["sources"] == {"a": 50, "b": 30}
 
     def test_splits_apply_to_each_source(self, table: dict[str, Any], tmp_path: Path) -> None:
@@ -181,3 +181,33 @@ def test_a_mixture_reads_as_its_parts_do(urls: dict[str, str]) -> None:
     assert mixture[-1] == (-SMALL,)
     assert mixture.__getitems__([LARGE, 5, -1]) == [(-1,), (5,), (-SMALL,)]
     assert np.array_equal(torch.tensor([x for (x,) in (mixture[at] for at in range(3))]), range(3))
+
+
+# What only a dataset of one store has.
+OF_ONE_STORE = {"backend", "view", "where", "read"}
+
+
+def test_a_mixture_has_every_name_of_a_dataset_that_makes_sense(urls: dict[str, str]) -> None:
+    assert {name for name in vars(StoreDataset) if name[0] != "_"} - set(dir(StoreMixture)) == OF_ONE_STORE
+
+
+def test_what_is_asked_of_a_mixture_is_asked_of_its_sources(urls: dict[str, str]) -> None:
+    mixture = StoreMixture(sources(urls, fields=["x", "label"]))
+    assert (mixture.classes, mixture.class_to_idx) == (["cat", "dog"], {"cat": 0, "dog": 1})
+    assert mixture.targets == [0] * LARGE + [1] * SMALL
+    assert mixture.column("x").tolist() == [*range(LARGE), *range(-1, -SMALL - 1, -1)]
+    mixture.set_epoch(4)
+    mixture.as_dict, mixture.target_transform, mixture.seed = True, _negative, 8
+    assert mixture.epoch == 4
+    assert mixture[-1] == {"x": -SMALL, "label": -1}
+    for part in mixture.sources.values():
+        assert (part.epoch, part.as_dict, part.target_transform, part.seed) == (4, True, _negative, 8)
+    assert (mixture.as_dict, mixture.target_transform, mixture.seed) == (True, _negative, 8)
+    assert (mixture.report().seen, mixture.sources["small"].report().seen) == (1, 1)
+    mixture.close()
+    with pytest.raises(ClosedError):
+        mixture[0]
+
+
+def _negative(label: int) -> int:
+    return -label

@@ -21,6 +21,7 @@ from make_store import make_store
 from photographs import jpeg
 from storeds import StoreDataset, errors
 from storeds.backends import select
+from threaded import threaded
 
 # What PyTorch says of three workers on a machine with two processors.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
@@ -156,7 +157,7 @@ class TestOddIndices:
         data = whole[joined]
         asks: list[Callable[[], Any]] = [
             partial(list, kind(data, sampler=Given([0, wrong]), batch_size=size, num_workers=workers))
-            for kind in (storeds.StoreLoader, storeds.ThreadLoader)
+            for kind in (storeds.StoreLoader, threaded)
             for size in (2, None)
             for workers in (0, 1)
         ]

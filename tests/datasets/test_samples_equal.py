@@ -14,7 +14,7 @@ from PIL import Image
 import storeds
 from make_store import make_store
 from photographs import saved
-from storeds import StoreDataset, StoreLoader, ThreadLoader, errors
+from storeds import StoreDataset, StoreLoader, errors
 
 ENGINES = ["lmdb", "hdf5", "mongodb"]
 CLASSES = {"classes": ["cat", "dog", "bird"]}
@@ -97,7 +97,7 @@ def loaded(dataset: StoreDataset, how: str) -> list[list[tuple[int, str]]]:
     """Return the sorted hashes of two epochs."""
     arguments: dict[str, Any] = {"batch_size": 3, "shuffle": True, "seed": 9, "num_workers": 2, "collate_fn": digests}
     if how == "threads":
-        loader: StoreLoader = ThreadLoader(dataset, **arguments)
+        loader: StoreLoader = StoreLoader(dataset, start_method="thread", **arguments)
     else:
         if how == "spawn":  # where each worker imports torch
             arguments |= {"num_workers": 1, "persistent_workers": True}

@@ -220,7 +220,7 @@ class TestDatasets:
             open_backend(path, columns="x:x[]", group="train"),
             StoreDataset(path, columns={"x": "train/x[]"}, reader="array").backend,
             storeds.StoreDataset(
-                storeds.Source.parse({"url": str(path), "reader": "array", "columns": {"x": "train/x[]"}})
+                storeds.DatasetSettings.parse({"url": str(path), "reader": "array", "columns": {"x": "train/x[]"}})
             ).backend,
         ]
         assert [store.column("x").tolist() for store in stores] == [[0, 1, 2, 3, 4]] * 4

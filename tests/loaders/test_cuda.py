@@ -13,7 +13,8 @@ import torch
 from torch.utils.data import DataLoader
 
 import storeds
-from storeds import StoreDataset, StoreLoader, ThreadLoader, to_device
+from storeds import StoreDataset, StoreLoader, to_device
+from threaded import threaded
 
 pytestmark = [
     pytest.mark.cuda,
@@ -40,7 +41,7 @@ def loader(url: str, kind: Any = StoreLoader, **arguments: Any) -> Any:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("kind", [DataLoader, StoreLoader, ThreadLoader])
+@pytest.mark.parametrize("kind", [DataLoader, StoreLoader, threaded])
 def test_batches_are_pinned_and_hold_their_records(url: str, kind: Any, workers: int) -> None:
     seen = []
     for x, label in loader(url, kind, num_workers=workers):
@@ -52,7 +53,7 @@ def test_batches_are_pinned_and_hold_their_records(url: str, kind: Any, workers:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("kind", [StoreLoader, ThreadLoader])
+@pytest.mark.parametrize("kind", [StoreLoader, threaded])
 def test_batches_reach_the_gpu_whole_while_steps_run(url: str, kind: Any, workers: int) -> None:
     """Long steps keep the GPU behind the CPU: memory that is reused too early would show in the sums."""
     weights = torch.eye(2048, device="cuda")
@@ -66,7 +67,7 @@ def test_batches_reach_the_gpu_whole_while_steps_run(url: str, kind: Any, worker
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("kind", [StoreLoader, ThreadLoader])
+@pytest.mark.parametrize("kind", [StoreLoader, threaded])
 def test_lists_for_detectors_are_pinned_and_reach_the_gpu(tmp_path: Path, kind: Any, workers: int) -> None:
     fields: Any = {
         "image": {"kind": "array", "dtype": "uint8", "shape": [3, None, None], "role": "image"},

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import ConcatDataset, Subset
 
 import storeds
-from _jittered import jittered_dataset, numbered_store, one_pass
+from _jittered import COUNT, Wrapper, jittered_dataset, numbered_store, one_pass
 
 SUPPORT = Path(__file__).parents[1] / "support"
 WORKERS: dict[str, Any] = {"num_workers": 2, "multiprocessing_context": "fork"}
@@ -23,7 +24,7 @@ LOADERS: dict[str, tuple[type[storeds.StoreLoader], dict[str, Any]]] = {
     "workers": (storeds.StoreLoader, WORKERS),
     "persistent": (storeds.StoreLoader, {**PERSISTENT, "num_workers": 2}),
     "spawned": (storeds.StoreLoader, {**PERSISTENT, "multiprocessing_context": "spawn"}),
-    "threads": (storeds.ThreadLoader, {"num_workers": 2}),
+    "threads": (storeds.StoreLoader, {"num_workers": 2, "start_method": "thread"}),
 }
 
 
@@ -62,6 +63,23 @@ def test_loaders_iterated_side_by_side_keep_their_own_epochs(tmp_path: Path, how
     side_by_side = list(zip(one, other, strict=True))
     assert one_pass(batch for batch, _ in side_by_side) == expected[1]
     assert one_pass(batch for _, batch in side_by_side) == expected[3]
+
+
+@pytest.mark.parametrize("how", LOADERS)
+def test_datasets_of_users_around_ours_get_the_epoch_of_the_pass(tmp_path: Path, how: str) -> None:
+    url = numbered_store(tmp_path)
+    inner = [jittered_dataset(url, 7) for _ in range(2)]
+    wrappers: list[Any] = [Wrapper(inner), Subset(Wrapper(inner[:1]), range(COUNT)), ConcatDataset([Wrapper(inner)])]
+    truth = jittered_dataset(url, 7)
+    for wrapper in wrappers:
+        loader = make_loader(how, wrapper)
+        for epoch in (0, 1, 5):
+            if epoch == 5:
+                loader.set_epoch(epoch)
+            next(iter(loader))  # a pass that is broken off, with batches ahead
+            loader.set_epoch(epoch)
+            truth.set_epoch(epoch)
+            assert sorted(one_pass(loader)) == [float(value) for (value,) in truth[:]]
 
 
 @pytest.mark.slow
@@ -126,7 +144,7 @@ url = {numbered_store(tmp_path)!r}
 dataset = storeds.StoreDataset(url, reader="array", fields=["x"])
 os.epochs = [
     iter(storeds.StoreIterable(url, reader='array', fields=['x'])),
-    iter(storeds.ThreadLoader(dataset, num_workers=2, batch_size=2)),
+    iter(storeds.StoreLoader(dataset, start_method="thread", num_workers=2, batch_size=2)),
     iter(storeds.StoreLoader(dataset, num_workers=1, batch_size=2)),
 ]
 for epoch in os.epochs:

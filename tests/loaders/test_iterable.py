@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import pickle
-import warnings
 from collections.abc import Sequence
 from itertools import islice
 from typing import Any
@@ -92,18 +90,17 @@ class TestOrder:
         st.integers(1, 6),
         st.integers(1, 4),
         st.integers(1, 9),
-        st.sampled_from(["keep", "drop", "pad"]),
+        st.booleans(),
         st.sampled_from(ORDERS),
     )
-    def test_no_sample_is_lost_or_comes_twice_over_ranks_and_workers(
-        self, count: int, ranks: int, workers: int, read_batch: int, remainder: Any, order: dict[str, Any]
+    def test_ranks_and_workers_share_an_epoch_as_those_of_a_sampler(
+        self, count: int, ranks: int, workers: int, read_batch: int, drop_last: bool, order: dict[str, Any]
     ) -> None:
         url = make_store({"x": "int"}, ({"x": number} for number in range(count)))
         with pytest.MonkeyPatch.context() as patch:
             union: list[int] = []
-            sizes: list[int] = []
             for rank in range(ranks):
-                how: dict[str, Any] = {"read_batch": read_batch, "remainder": remainder, **order}
+                how: dict[str, Any] = {"read_batch": read_batch, "drop_last": drop_last, **order}
                 found = stream(url, num_replicas=ranks, rank=rank, **how)
                 own: list[int] = []
                 for worker in range(workers):
@@ -111,11 +108,13 @@ class TestOrder:
                     patch.setattr("storeds.loaders.iterable.get_worker_info", lambda info=info: info)
                     found.set_epoch(0)
                     own += numbers(found)
+                sampler = EpochSampler(
+                    count, seed=2, **{"shuffle": False, **order}, num_replicas=ranks, rank=rank, drop_last=drop_last
+                )
+                assert sorted(own) == sorted(sampler)
                 assert len(own) == len(found)
-                union, sizes = union + own, [*sizes, len(own)]
-        assert max(sizes) - min(sizes) <= (remainder == "keep")
-        expected = {"keep": count, "drop": count - count % ranks, "pad": count + -count % ranks}
-        assert len(union) == expected[remainder]
+                union += own
+        assert len(union) == (count - count % ranks if drop_last else count + -count % ranks)
         assert len(set(union)) == min(count, len(union))
 
     def test_without_a_seed_runs_differ_and_repeat_after_manual_seed(self, urls: list[str]) -> None:
@@ -126,29 +125,12 @@ class TestOrder:
         assert runs[0] == runs[2] != runs[1]
 
 
-def print_warnings(worker: int) -> None:
-    """Let a forked worker print its warnings, which pytest would collect."""
-
-    def show(message: Warning | str, *_: Any, **__: Any) -> None:
-        os.write(2, f"{message}\n".encode())
-
-    warnings.showwarning = show
-
-
 class TestEpochs:
-    @pytest.mark.parametrize(("workers", "persistent"), [(0, False), (2, False), (2, True)])
-    def test_a_pass_without_set_epoch_repeats_the_order_and_warns_once(
-        self, urls: list[str], workers: int, persistent: bool, capfd: pytest.CaptureFixture[str]
-    ) -> None:
-        found = stream(urls, shuffle=True)
-        loader = load(found, workers, persistent_workers=persistent, worker_init_fn=print_warnings)
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            assert [sum(loader, []) for _ in range(3)] == [whole(0, shuffle=True)] * 3
-        told = [str(warning.message) for warning in caught] or capfd.readouterr().err.splitlines()
-        assert sum("repeats the order of epoch 0" in line for line in told) == 1
+    def test_a_pass_without_set_epoch_repeats_the_order(self, urls: list[str]) -> None:
+        loader = load(stream(urls, shuffle=True), 2, persistent_workers=True)
+        assert [sum(loader, []) for _ in range(2)] == [whole(0, shuffle=True)] * 2
 
-    def test_set_epoch_on_stream_or_dataset_does_not_warn(self, urls: list[str]) -> None:
+    def test_set_epoch_on_stream_or_dataset(self, urls: list[str]) -> None:
         found = stream(urls, shuffle=True)
         for epoch in (0, 0, 1):
             found.set_epoch(epoch)
@@ -160,7 +142,7 @@ class TestEpochs:
 class TestSources:
     def test_what_a_dataset_takes_and_joined_datasets(self, urls: list[str]) -> None:
         first, last = (StoreDataset(url, reader="array", seed=2) for url in (urls[0], urls[2]))
-        for sources in ([urls[0], urls[2]], storeds.Source(url=urls), storeds.open_backend(urls)):
+        for sources in ([urls[0], urls[2]], storeds.DatasetSettings(url=urls), storeds.open_backend(urls)):
             assert numbers(stream(sources)) == list(range(COUNT))
         assert numbers(StoreIterable(first + last, shuffle=True)) == whole(shuffle=True)
         assert numbers(StoreIterable(Subset(last, [3, 1]))) == [10, 8]
@@ -200,7 +182,7 @@ class TestSources:
             ({"sources": torch.utils.data.TensorDataset(), "as_dict": True}, "as_dict when you make the dataset"),
             ({"shuffle": True, "window": 2}, "none without block_size"),
             ({"read_batch": 0}, "read_batch must be at least 1"),
-            ({"remainder": "padd"}, "unknown remainder 'padd'; did you mean 'pad'"),
+            ({"remainder": "pad"}, "remainder is now drop_last"),
         ],
     )
     def test_wrong_arguments(self, urls: list[str], arguments: dict[str, Any], message: str) -> None:
@@ -228,7 +210,10 @@ class TestState:
                     rest.append(numbers(again) if position != 9 else sum(load(again, 2), []))
                     again.set_epoch(3)
                     assert len(numbers(again)) == len(again)
-                assert sorted(sum(rest, [])) == sorted(expected[position:])
+                padded = (
+                    expected[position:] + expected[: -(COUNT - position) % ranks]
+                )  # the order, and again from its beginning
+                assert sorted(sum(rest, [])) == sorted(padded)
             if position < COUNT:
                 assert next(samples) == (expected[position],)
 

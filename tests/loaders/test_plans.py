@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import secrets
+import time
 from collections import Counter
 from collections.abc import Callable
 from fractions import Fraction
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,9 +32,11 @@ import storeds
 from conftest import with_path
 from make_store import make_store
 from shares import examples
-from storeds import EpochSampler, StoreDataset, StoreLoader, ThreadLoader
+from storeds import EpochSampler, StoreDataset, StoreLoader
 from storeds.errors import BadSamplesError, ConfigError
+from storeds.loaders.plan import Quotas, Strata
 from storeds.protocols import Field
+from threaded import threaded
 
 COUNT = 90
 FIELDS = {"label": "int", "weight": "float", "patient": "str", "length": "int", "width": "int", "height": "int"}
@@ -120,18 +124,32 @@ class TestQuotas:
                 assert max(uses) - min(uses) <= 1
 
     @pytest.mark.parametrize("per_batch", [False, True])
-    def test_a_sample_comes_once_before_any_of_its_class_comes_again(
+    def test_each_sample_of_a_class_comes_once_before_any_comes_again_across_epochs(
         self, plain: StoreDataset, per_batch: bool
     ) -> None:
-        sampler = EpochSampler(plain, balance="label", samples_per_epoch=100, per_batch=per_batch, batch_size=7)
-        sequence = [index for _ in range(8) for index in drawn(sampler)]
-        for label in range(3):
-            members = [int(at) for at in np.flatnonzero(label == LABELS)]
-            of_label = [index for index in sequence if LABELS[index] == label]
-            passes = [of_label[at : at + len(members)] for at in range(0, len(of_label), len(members))]
-            for each in passes[:-1]:
-                assert sorted(each) == members
-            assert len(members) < 4 or passes[0] != passes[1]
+        sampler = EpochSampler(plain, balance="label", samples_per_epoch=33, per_batch=per_batch, batch_size=7)
+        times, orders = np.zeros(COUNT, np.int64), set()
+        for _ in range(30):
+            indices = drawn(sampler)
+            times += np.bincount(indices, minlength=COUNT)
+            orders.add(tuple(indices))
+            assert max(int(np.ptp(times[label == LABELS])) for label in range(3)) <= 1
+        assert len(orders) == 30
+        assert [int(times[label == LABELS].sum()) for label in range(3)] == [330] * 3
+
+    def test_a_batch_has_different_samples_as_long_as_a_class_has_enough(self, plain: StoreDataset) -> None:
+        """Only where a class begins its next pass may a sample come twice."""
+        sampler = EpochSampler(plain, balance="label", samples_per_epoch=COUNT, per_batch=True, batch_size=9)
+        for _ in range(5):
+            repeats = [len(batch) - len(set(batch)) for batch in sampler]
+            assert sum(repeat > 0 for repeat in repeats) <= 30 // min(np.bincount(LABELS)) + 3
+
+    def test_a_hundred_thousand_classes_take_no_time(self) -> None:
+        strata, _ = Strata.of(np.repeat(np.arange(100_000), 10), None)
+        plan = Quotas(strata, {0: np.ones(100_000)}, 1_000_000, "label")
+        began = time.process_time()
+        assert len(list(islice(plan.order(1, 3).walk(0, 1, plan.count), 8192))) == 8192
+        assert time.process_time() - began < 0.2 + 8192 * 20e-6
 
     def test_balance_means_equal_shares(self, dataset: StoreDataset) -> None:
         sampler = EpochSampler(dataset, balance="label")
@@ -190,7 +208,7 @@ class TestBatches:
 
     @pytest.mark.parametrize("drop_last", [False, True])
     def test_buckets_hold_like_sizes(self, dataset: StoreDataset, drop_last: bool) -> None:
-        sampler = EpochSampler(dataset, bucket_by="length", buckets=4, batch_size=8, drop_last=drop_last)
+        sampler = EpochSampler(dataset, bucket_by="length", num_buckets=4, batch_size=8, drop_last=drop_last)
         batches = list(sampler)
         indices = [index for batch in batches for index in batch]
         assert len(set(indices)) == len(indices)
@@ -201,7 +219,7 @@ class TestBatches:
         assert padded < 0.75 * unsorted
 
     def test_a_budget_limits_the_padded_size(self, plain: StoreDataset) -> None:
-        sampler = EpochSampler(plain, bucket_by="length", batch_size=64, budget=200)
+        sampler = EpochSampler(plain, bucket_by="length", batch_size=64, max_padded=200)
         batches = list(sampler)
         assert sorted(index for batch in batches for index in batch) == list(range(COUNT))
         assert all(LENGTHS[batch].max() * len(batch) <= 200 for batch in batches)
@@ -209,7 +227,7 @@ class TestBatches:
 
     def test_two_fields_are_a_ratio(self, plain: StoreDataset) -> None:
         ratios = np.array([record["width"] / record["height"] for record in RECORDS])
-        batches = list(EpochSampler(plain, bucket_by=["width", "height"], buckets=5, batch_size=6))
+        batches = list(EpochSampler(plain, bucket_by=["width", "height"], num_buckets=5, batch_size=6))
         edges = sorted((ratios[batch].min(), ratios[batch].max()) for batch in batches)
         spans = {
             np.searchsorted(np.quantile(ratios, [0.2, 0.4, 0.6, 0.8]), edge, "right") for pair in edges for edge in pair
@@ -223,7 +241,7 @@ class TestBatches:
         assert Counter(drawn(sampler)) == Counter(drawn(alone))
 
     def test_in_order_without_shuffling(self, plain: StoreDataset) -> None:
-        sampler = EpochSampler(plain, shuffle=False, bucket_by="length", buckets=3, batch_size=8)
+        sampler = EpochSampler(plain, shuffle=False, bucket_by="length", num_buckets=3, batch_size=8)
         firsts = [batch[0] for batch in sampler]
         assert firsts == sorted(firsts)
 
@@ -250,7 +268,7 @@ SETTINGS = st.one_of(
     st.builds(lambda samples: Setting({"weights": "weight", "samples_per_epoch": samples}, False), st.integers(1, 200)),
     st.just(Setting({"group_by": "patient"}, True)),
     st.builds(
-        lambda buckets, weights: Setting({"bucket_by": "length", "buckets": buckets, "weights": weights}, True),
+        lambda buckets, weights: Setting({"bucket_by": "length", "num_buckets": buckets, "weights": weights}, True),
         st.integers(1, 9),
         st.sampled_from([None, "weight"]),
     ),
@@ -306,7 +324,7 @@ def test_every_loader_has_the_same_batches(plain: StoreDataset, way: str, argume
     workers: dict[str, Any] = {"num_workers": 0 if way == "none" else 2}
     if way in ("fork", "spawn"):
         workers["multiprocessing_context"] = way
-    loader = (ThreadLoader if way == "thread" else StoreLoader)(plain, batch_size=8, **arguments, **workers)
+    loader = (threaded if way == "thread" else StoreLoader)(plain, batch_size=8, **arguments, **workers)
     assert [index.tolist() for index, _ in loader] == expected
     assert len(loader) == len(expected)
 
@@ -346,7 +364,7 @@ class TestWithoutASeed:
         assert len(passes[0]) == count
         return passes[0] + passes[1]
 
-    @pytest.mark.parametrize("kind", [StoreLoader, ThreadLoader, EpochSampler])
+    @pytest.mark.parametrize("kind", [StoreLoader, threaded, EpochSampler])
     @pytest.mark.parametrize("arguments", [*RANDOM, {}], ids=lambda each: "-".join(each) or "mixture")
     def test_a_generator_orders(self, seedless: StoreDataset, kind: Any, arguments: dict[str, Any]) -> None:
         dataset: Any = seedless if arguments else storeds.StoreMixture({"all": seedless})
@@ -444,7 +462,7 @@ REPLACED = {
     "array": Replaced({"weights": WEIGHTS}, lambda _, good: WEIGHTS[good] > 0),
     "groups": Replaced({"group_by": "patient"}, lambda bad, good: PATIENTS[bad] == PATIENTS[good]),
     "buckets": Replaced(
-        {"bucket_by": "length", "buckets": 2, "weights": "weight"},
+        {"bucket_by": "length", "num_buckets": 2, "weights": "weight"},
         lambda bad, good: WEIGHTS[good] > 0 and (LENGTHS[bad] >= MEDIAN) == (LENGTHS[good] >= MEDIAN),
     ),
     "part": Replaced({"shuffle": True}, lambda _, good: good in PART, lambda dataset: Subset(dataset, PART)),
@@ -494,7 +512,7 @@ class TestReplacements:
         [
             (StoreLoader, {}),
             (StoreLoader, {"num_workers": 2, "multiprocessing_context": "fork"}),
-            (ThreadLoader, {"num_workers": 2}),
+            (StoreLoader, {"num_workers": 2, "start_method": "thread"}),
         ],
         ids=["none", "fork", "threads"],
     )
@@ -565,18 +583,18 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"group_by": "patient", "batch_size": 3}, "group_by='patient': the group p.* raise batch_size"),
     ({"group_by": "patient", "bucket_by": "length", "batch_size": 9}, "both make the batches"),
     ({"bucket_by": "patient", "batch_size": 9}, "a field of numbers"),
-    ({"bucket_by": "length", "batch_size": 9, "budget": 40}, "no room for the largest sample"),
-    ({"budget": 40}, "for bucket_by"),
+    ({"bucket_by": "length", "batch_size": 9, "max_padded": 40}, "no room for the largest sample"),
+    ({"max_padded": 40}, "for bucket_by"),
     ({"block_size": 4, "balance": "label"}, "block_size is for epochs of each sample once"),
     ({"samples_per_epoch": 0}, "samples_per_epoch"),
     (
-        {"samples_per_epoch": 2**40, "batch_size": 1, "balance": "label", "per_batch": True},
+        {"samples_per_epoch": 2**40, "batch_size": 2**30, "balance": "label", "per_batch": True},
         "too long to keep exact shares",
     ),
     ({"group_by": "patient", "batch_size": 20, "samples_per_epoch": 9}, "group_by has each sample once"),
-    ({"samples_per_epoch": 91, "repeat": False}, "an epoch has 91 samples of part all, and there are 90"),
-    ({"balance": "label", "repeat": False}, "30 samples of label dog, and there are 25"),
-    ({"weights": "weight", "repeat": False}, "largest weight would come more than once"),
+    ({"samples_per_epoch": 91, "replacement": False}, "an epoch has 91 samples of part all, and there are 90"),
+    ({"balance": "label", "replacement": False}, "30 samples of label dog, and there are 25"),
+    ({"weights": "weight", "replacement": False}, "largest weight would come more than once"),
 ]
 
 
@@ -656,6 +674,23 @@ def test_settings_that_make_no_plan_are_refused(plain: StoreDataset, arguments: 
         EpochSampler(plain, **arguments)
 
 
+@pytest.mark.parametrize(
+    ("old", "new"), [("repeat", "replacement"), ("buckets", "num_buckets"), ("budget", "max_padded")]
+)
+def test_a_former_name_is_refused_with_the_present_one(plain: StoreDataset, old: str, new: str) -> None:
+    config: Any = {"dataset": {"url": plain.url, "reader": "array"}}
+    given: dict[str, Any] = {old: 1}
+    uses: list[Callable[[], Any]] = [
+        lambda: EpochSampler(plain, **given),
+        lambda: StoreLoader(plain, **given),
+        lambda: storeds.build_loader({**config, "loader": given}),
+        lambda: storeds.build_loader({**config, "splits": {"a": {"loader": given}}}, "a"),
+    ]
+    for use in uses:
+        with pytest.raises(ConfigError, match=f"{old}'; its name is '{new}' now"):
+            use()
+
+
 def test_a_state_belongs_to_its_plan(plain: StoreDataset) -> None:
     state = EpochSampler(plain, balance="label").state_dict()
     EpochSampler(plain, balance="label").load_state_dict(state)
@@ -667,7 +702,7 @@ def test_a_state_belongs_to_its_plan(plain: StoreDataset) -> None:
 class TestSamplersOfPyTorch:
     """They work in our loaders, which then have no position."""
 
-    @pytest.mark.parametrize("kind", [StoreLoader, ThreadLoader])
+    @pytest.mark.parametrize("kind", [StoreLoader, threaded])
     def test_the_loader_draws_what_they_yield(self, plain: StoreDataset, kind: type[StoreLoader]) -> None:
         def generator() -> torch.Generator:
             return torch.Generator().manual_seed(3)

@@ -19,13 +19,13 @@ from storeds import (
     StoreDataset,
     StoreIterable,
     StoreLoader,
-    ThreadLoader,
     build_loader,
     collate,
     collate_detection,
     errors,
 )
 from storeds.batching import Padded
+from threaded import threaded
 
 COUNT, BATCH = 24, 4
 ROWS: Any = {"kind": "array", "dtype": "int64", "shape": [None], "role": "labels"}
@@ -142,7 +142,7 @@ LOADERS: dict[str, tuple[Any, dict[str, Any]]] = {
     "alone": (StoreLoader, {}),
     "fork": (StoreLoader, {"num_workers": 2, "multiprocessing_context": "fork"}),
     "spawn": (StoreLoader, {"num_workers": 1, "multiprocessing_context": "spawn"}),
-    "threads": (ThreadLoader, {"num_workers": 2}),
+    "threads": (StoreLoader, {"num_workers": 2, "start_method": "thread"}),
     "torch's": (DataLoader, {"num_workers": 2}),
 }
 
@@ -181,7 +181,7 @@ def test_streams_make_the_same_batches(url: str, workers: int) -> None:
     check_padded(DataLoader(stream, BATCH, collate_fn=padded, num_workers=workers), expected, {"image": 0})
 
 
-@pytest.mark.parametrize("loader", [StoreLoader, ThreadLoader])
+@pytest.mark.parametrize("loader", [StoreLoader, threaded])
 def test_joined_datasets_are_batched_as_one(url: str, loader: Any) -> None:
     joined = dataset(url, as_dict=True) + Subset(dataset(url, as_dict=True), range(BATCH))
     batches = list(loader(joined, batch_size=BATCH))
@@ -215,7 +215,7 @@ class Doubled(StoreDataset):
         return {**super().__getitem__(index), "id": 2 * super().__getitem__(index)["id"]}
 
 
-@pytest.mark.parametrize("loader", [StoreLoader, ThreadLoader])
+@pytest.mark.parametrize("loader", [StoreLoader, threaded])
 @pytest.mark.parametrize(
     "wrap",
     [lambda data: data, lambda data: Part(data, range(COUNT)), lambda data: Joined([data]), lambda data: data + data],
@@ -230,7 +230,7 @@ def test_a_subclass_that_changes_no_sample_has_the_same_batches(url: str, wrap: 
         assert all(torch.equal(batch[name], same[name]) for name in batch)
 
 
-@pytest.mark.parametrize("loader", [StoreLoader, ThreadLoader, DataLoader])
+@pytest.mark.parametrize("loader", [StoreLoader, threaded, DataLoader])
 def test_a_subclass_that_says_what_a_sample_is_is_asked_for_each(url: str, loader: Any) -> None:
     own = Doubled(url, reader="array", fields=["id"], as_dict=True)
     assert [sample["id"] for sample in own.__getitems__(range(3))] == [0, 2, 4]

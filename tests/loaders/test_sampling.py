@@ -24,7 +24,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
 from _jittered import COUNT, numbered_store
 from make_store import make_store
 from shares import examples
-from storeds import EpochSampler, StoreDataset, StoreLoader, ThreadLoader
+from storeds import EpochSampler, StoreDataset, StoreLoader
 from storeds.errors import ConfigError
 
 
@@ -60,7 +60,7 @@ KINDS: dict[str, tuple[Any, dict[str, Any]]] = {
     "workers": (StoreLoader, {"num_workers": 2}),
     "read-ahead": (StoreLoader, {"num_workers": 2, "prefetch_factor": 5}),
     "persistent": (StoreLoader, {"num_workers": 2, "persistent_workers": True}),
-    "threads": (ThreadLoader, {"num_workers": 2}),
+    "threads": (StoreLoader, {"num_workers": 2, "start_method": "thread"}),
     "plain": (DataLoader, {}),
     "plain-workers": (DataLoader, {"num_workers": 2}),
 }
@@ -70,7 +70,7 @@ ours = pytest.mark.parametrize("kind", [kind for kind in KINDS if not kind.start
 def load(sampler: EpochSampler, kind: str, *, bad: int | None = None, **arguments: Any) -> Any:
     """Return a loader over the sampler's indices themselves."""
     make, given = KINDS[kind]
-    if given.get("num_workers") and make is not ThreadLoader:
+    if given.get("num_workers") and "start_method" not in given:
         given = {"multiprocessing_context": "fork", **given}
     return make(Numbers(sampler.count, bad), sampler=sampler, **{"batch_size": 4, **given, **arguments})
 

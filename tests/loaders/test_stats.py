@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
 import time
@@ -11,13 +12,15 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
+import torch
 from PIL import Image
+from torch.utils.data import ConcatDataset, Subset
 
 import storeds
 from _modes import Counted
 from make_store import make_store
 from photographs import saved
-from storeds import EpochSampler, StoreDataset, StoreLoader, ThreadLoader, errors
+from storeds import EpochSampler, StoreDataset, StoreLoader, errors
 from storeds.readers import array
 from wrapped_reader import WrappedReader
 
@@ -26,7 +29,7 @@ WAYS: dict[str, tuple[Any, dict[str, Any]]] = {
     "alone": (StoreLoader, {}),
     "fork": (StoreLoader, {"num_workers": 1, "multiprocessing_context": "fork"}),
     "spawn": (StoreLoader, {"num_workers": 1, "multiprocessing_context": "spawn"}),
-    "threads": (ThreadLoader, {"num_workers": 1}),
+    "threads": (StoreLoader, {"num_workers": 1, "start_method": "thread"}),
     "rank 0 of 2": (StoreLoader, {"num_workers": 1}),
     "rank 1 of 2": (StoreLoader, {"num_workers": 1}),
 }
@@ -91,11 +94,14 @@ def test_a_delay_is_named_by_its_stage(url: str, stage: str, way: str) -> None:
         if stage == "training":
             time.sleep(8 * DELAY)
     said = loader.why_slow()
+    if stage == "collate":  # a function of the user
+        stage = "outside"
+        assert "most of it in the collate_fn slow_collate" in said
     if stage == "training":
         # Without workers, the loop waits for what is made in it: here much less than the delay.
         assert said.startswith("the training loop limits: ")
     else:
-        assert said.startswith(f"{stage} limits: ")
+        assert said.startswith("time outside storeds limits: " if stage == "outside" else f"{stage} limits: ")
     assert ("SlowTransform" in said) == (stage == "transform")
     stats = loader.stats()
     count = COUNT // 2 if way.startswith("rank") else COUNT
@@ -144,6 +150,70 @@ def test_a_loader_shows_what_it_is_and_refuses_unknown_arguments(url: str) -> No
     dataset = StoreDataset(url, reader="array", fields=["x"])
     assert repr(StoreLoader(dataset, batch_size=3)).startswith("StoreLoader(StoreDataset('lmdb://")
     assert "batch_size=3, num_workers=0" in repr(StoreLoader(dataset, batch_size=3))
-    for kind in (StoreLoader, ThreadLoader):
-        with pytest.raises(errors.ConfigError, match=r"no argument 'batchsize'; did you mean 'batch_size'"):
-            kind(dataset, batchsize=2)
+    with pytest.raises(errors.ConfigError, match=r"unknown argument 'batchsize'; did you mean 'batch_size'"):
+        StoreLoader(dataset, batchsize=2)
+
+
+class SlowDataset(torch.utils.data.Dataset[torch.Tensor]):
+    """A dataset of a user."""
+
+    def __len__(self) -> int:
+        return COUNT
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        time.sleep(DELAY / 4)
+        return torch.zeros(3)
+
+
+@pytest.mark.parametrize("way", ["alone", "fork", "threads"])
+def test_a_slow_dataset_of_a_user_is_named_as_outside(url: str, way: str) -> None:
+    kind, arguments = WAYS[way]
+    other = StoreDataset(url, reader="array", fields=["x"])
+    slow: list[Any] = [SlowDataset(), Subset(SlowDataset(), range(20)), ConcatDataset([SlowDataset(), SlowDataset()])]
+    for dataset in slow:
+        loader = kind(dataset, batch_size=4, **arguments)
+        list(loader)
+        said = loader.why_slow()
+        assert said.startswith("time outside storeds limits: ")
+        assert "most of it in the dataset SlowDataset; " in said
+    mixed = kind(ConcatDataset([SlowDataset(), other]), batch_size=4, collate_fn=len, **arguments)
+    list(mixed)
+    assert "most of it in the dataset SlowDataset; " in mixed.why_slow()
+
+
+def draw(value: torch.Tensor) -> torch.Tensor:
+    time.sleep(DELAY / 4)
+    return value + torch.rand(1)
+
+
+def resize(sample: dict[str, Any]) -> dict[str, Any]:
+    time.sleep(DELAY / 4)
+    return sample
+
+
+@pytest.mark.parametrize(
+    ("arguments", "slowest"),
+    [
+        ({"transform": draw}, "draw"),
+        ({"transform": storeds.transforms.Compose([Plain(), storeds.transforms.Compose([Plain(), draw])])}, "draw"),
+        ({"transform": functools.partial(draw)}, "draw"),
+        ({"target_transform": SlowTransform(), "transform": Plain()}, "SlowTransform"),
+        ({"transforms": [resize, "ToTensor"]}, "resize"),
+        (
+            {"transforms": ["RandomHorizontalFlip", storeds.transforms.Compose([resize])], "transform": Plain()},
+            "resize",
+        ),
+    ],
+)
+def test_the_slowest_transform_is_named_without_running_any_again(arguments: Any, slowest: str) -> None:
+    png = saved(Image.new("RGB", (9, 9)))
+    url = make_store({"image": {"kind": "image", "role": "image"}, "label": "int"}, [{"image": png, "label": 0}] * 8)
+    loader = StoreLoader(StoreDataset(url, decode="tensor", **arguments), batch_size=2)
+    list(loader)
+    torch.manual_seed(0)
+    expected = torch.rand(1)
+    torch.manual_seed(0)
+    seen = loader.dataset.report().seen  # type: ignore[attr-defined]
+    assert f", most of it in {slowest}; " in loader.why_slow()
+    assert torch.equal(torch.rand(1), expected)
+    assert loader.dataset.report().seen == seen  # type: ignore[attr-defined]

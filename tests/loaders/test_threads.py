@@ -17,9 +17,10 @@ import storeds
 from make_store import make_store
 from photographs import jpeg
 from picture_stores import picture_store
-from storeds import StoreDataset, StoreLoader, ThreadLoader, build_loader, errors, load_config
+from storeds import StoreDataset, StoreLoader, build_loader, errors, load_config
 from storeds.batching import BufferPool
 from storeds.transforms import CenterCrop, Compose, Normalize, RandomHorizontalFlip, Resize, ToTensor
+from threaded import threaded
 
 COUNT = 40
 TRANSFORM = [
@@ -48,9 +49,9 @@ def loader(url: str, start_method: str, workers: int = 2, **settings: Any) -> St
     return build_loader(load_config({"dataset": dataset, "loader": {**settings, "start_method": start_method}}))
 
 
-def numbers(url: str, **arguments: Any) -> ThreadLoader:
+def numbers(url: str, **arguments: Any) -> StoreLoader:
     dataset = StoreDataset(url, reader="array", fields=["label"])
-    return ThreadLoader(dataset, **{"batch_size": 6, "num_workers": 2, **arguments})
+    return threaded(dataset, **{"batch_size": 6, "num_workers": 2, **arguments})
 
 
 def threads() -> set[str]:
@@ -60,7 +61,6 @@ def threads() -> set[str]:
 @pytest.mark.parametrize("workers", [0, 3])
 def test_batches_reports_and_positions_are_those_of_processes(url: str, workers: int) -> None:
     ours, theirs = loader(url, "thread", workers), loader(url, "fork")
-    assert isinstance(ours, ThreadLoader)
     for epoch in range(2):
         ours.set_epoch(epoch)
         theirs.set_epoch(epoch)
@@ -125,19 +125,39 @@ def test_each_thread_computes_alone_and_others_as_before(url: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"persistent_workers": True}, "persistent_workers"),
-        ({"multiprocessing_context": "fork"}, "multiprocessing_context"),
-        ({"num_workers": -1}, "0 or more"),
-        ({"prefetch_factor": 0}, "1 or more"),
+        ({"persistent_workers": True}, "takes no persistent_workers"),
+        ({"multiprocessing_context": "fork"}, "takes no multiprocessing_context"),
+        ({"timeout": 3.0}, "takes no timeout"),
+        ({"worker_init_fn": print}, "takes no worker_init_fn"),
+        ({"in_order": False}, "takes no in_order"),
+        ({"prefetch_factor": 0}, "prefetch_factor: expected an integer >= 1"),
         ({"shuffle": True, "sampler": storeds.EpochSampler(COUNT)}, "leave out one of them"),
     ],
 )
 def test_what_is_for_processes_alone_is_refused(url: str, arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(errors.ConfigError, match=message):
         numbers(url, **arguments)
-    for key in ({"timeout": 3.0}, {"worker_init_fn": "os.getpid"}, {"in_order": False}):
-        with pytest.raises(errors.ConfigError, match=f"{next(iter(key))} is for processes"):
+    for key in ({"timeout": 3.0}, {"worker_init_fn": "os.getpid"}, {"in_order": False}, {"persistent_workers": True}):
+        with pytest.raises(errors.ConfigError, match=f"start_method is 'thread', which takes no {next(iter(key))}"):
             loader(url, "thread", **key)
+
+
+def test_start_methods_have_one_name(url: str) -> None:
+    dataset = StoreDataset(url, reader="array", fields=["label"])
+    with pytest.raises(errors.ConfigError, match="start_method: expected 'fork', 'spawn', 'forkserver', 'thread'"):
+        StoreLoader(dataset, start_method="threads")
+    with pytest.raises(errors.ConfigError, match="which takes no multiprocessing_context"):
+        StoreLoader(dataset, num_workers=1, start_method="spawn", multiprocessing_context="fork")
+    for package in (storeds, storeds.loaders):
+        with pytest.raises(ImportError, match=r'StoreLoader\(dataset, start_method="thread"\)'):
+            package.ThreadLoader  # noqa: B018
+    for start_method in ("fork", "spawn", "forkserver", "thread"):
+        made = StoreLoader(dataset, batch_size=COUNT, num_workers=1, start_method=start_method)
+        assert [labels.tolist() for (labels,) in made] == [list(range(COUNT))]
+        with pytest.raises(errors.ConfigError, match="start_method cannot be assigned"):
+            made.start_method = "fork"
+        alone = StoreLoader(dataset, batch_size=COUNT, start_method=start_method)
+        assert [labels.tolist() for (labels,) in alone] == [list(range(COUNT))]
 
 
 # --- Memory that is used again ---
@@ -179,16 +199,16 @@ def test_no_more_is_kept_than_agreed() -> None:
     held = [memory.empty(BIG, torch.uint8) for _ in range(2)] + [
         memory.empty((1 << 20,), torch.uint8) for _ in range(5)
     ]
-    assert len(memory._arrays) == 2
+    assert len(memory._buffers) == 2
     del held
-    assert len(pickle.loads(pickle.dumps(memory))._arrays) == 0
+    assert len(pickle.loads(pickle.dumps(memory))._buffers) == 0
 
 
 def test_batches_that_are_kept_stay_as_they_were(url: str, tmp_path: Path) -> None:
     rows = ({"x": torch.full((1 << 17,), float(number)).numpy()} for number in range(24))
     fields = {"x": {"kind": "array", "dtype": "float32", "shape": [1 << 17]}}
     big = make_store(fields, rows, f"lmdb://{tmp_path}/big.lmdb")
-    made = ThreadLoader(StoreDataset(big, reader="array"), batch_size=4, num_workers=3)
+    made = StoreLoader(StoreDataset(big, reader="array"), start_method="thread", batch_size=4, num_workers=3)
     kept = [batch[0] for batch in made]
     list(made)
     assert [batch[:, 0].tolist() for batch in kept] == [[4.0 * n + k for k in range(4)] for n in range(6)]
@@ -239,9 +259,7 @@ SCALED: dict[str, tuple[Any, Callable[[StoreDataset], Any]]] = {  # a transform,
 
 
 @pytest.mark.parametrize("case", SCALED)
-@pytest.mark.parametrize(
-    ("kind", "workers"), [(StoreLoader, 0), (StoreLoader, 2), (ThreadLoader, 0), (ThreadLoader, 2)]
-)
+@pytest.mark.parametrize(("kind", "workers"), [(StoreLoader, 0), (StoreLoader, 2), (threaded, 0), (threaded, 2)])
 def test_images_are_scaled_as_samples_are_whoever_makes_the_batch(kind: Any, workers: int, case: str) -> None:
     blobs = [jpeg(number, (64, 48)) for number in range(4)]
     transform, wrap = SCALED[case]
@@ -251,7 +269,7 @@ def test_images_are_scaled_as_samples_are_whoever_makes_the_batch(kind: Any, wor
     for collate in (storeds.collate, functools.partial(storeds.collate, pad=[0])):
         sampler.set_epoch(0)
         made = kind(dataset, sampler=sampler, batch_size=4, num_workers=workers, collate_fn=collate)
-        if kind is ThreadLoader and case == "of some floats":
+        if kind is threaded and case == "of some floats":
             torch.set_default_dtype(torch.float64)  # which does not matter
         try:
             ((images, labels),) = list(made)
@@ -263,7 +281,7 @@ def test_images_are_scaled_as_samples_are_whoever_makes_the_batch(kind: Any, wor
         assert labels.tolist() == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize("kind", [StoreLoader, ThreadLoader])
+@pytest.mark.parametrize("kind", [StoreLoader, threaded])
 def test_a_collate_of_ones_own_is_given_floats(url: str, kind: Any) -> None:
     dataset = StoreDataset(url, decode="tensor", transform=TRANSFORM, on_error="replace", seed=1)
     loader = kind(dataset, sampler=storeds.EpochSampler(dataset), batch_size=4, num_workers=2, collate_fn=kinds)

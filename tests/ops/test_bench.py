@@ -17,7 +17,7 @@ from _packing import storeds_command, storeds_json
 from make_store import make_store
 from photographs import jpeg
 from storeds import errors
-from storeds.datasets.epoch import STAGES
+from storeds.datasets.batch import STAGES
 from storeds.ops import Progress, bench
 from storeds.ops.benchmarking import Measurement, _best
 

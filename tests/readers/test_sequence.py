@@ -19,9 +19,10 @@ import storeds
 from conftest import ENGINES
 from make_store import make_store
 from shares import examples
-from storeds import StoreDataset, StoreLoader, ThreadLoader
+from storeds import StoreDataset, StoreLoader
 from storeds.errors import ConfigError, DecodeError, RecordError
 from storeds.protocols import Array
+from threaded import threaded
 
 LENGTHS = (7, 1, 12, 5)
 ACTIONS = [np.random.default_rng(at).normal(size=(length, 3)).astype("f4") for at, length in enumerate(LENGTHS)]
@@ -167,7 +168,7 @@ def test_a_batch_is_one_storage_call_a_window_and_reads_only_its_rows(demonstrat
     ]
 
 
-@pytest.mark.parametrize("kind", [StoreLoader, ThreadLoader])
+@pytest.mark.parametrize("kind", [StoreLoader, threaded])
 def test_loaders_stack_windows(demonstrations: Path, kind: type[StoreLoader]) -> None:
     dataset = StoreDataset(
         demonstrations,

@@ -5,7 +5,7 @@ A module of its own, with few imports, because spawned workers and the programs 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import torch
 import storeds
 from make_store import make_store
 
-__all__ = ["COUNT", "jittered", "jittered_dataset", "numbered_store", "one_pass"]
+__all__ = ["COUNT", "Wrapper", "jittered", "jittered_dataset", "numbered_store", "one_pass"]
 
 COUNT = 12
 
@@ -36,3 +36,17 @@ def jittered_dataset(url: str, seed: int | None) -> storeds.StoreDataset:
 
 def one_pass(loader: Iterable[Any]) -> list[float]:
     return [float(value) for (values,) in loader for value in values]
+
+
+class Wrapper(torch.utils.data.Dataset[Any]):
+    """A dataset of a user, which takes its samples from others and knows nothing of epochs."""
+
+    def __init__(self, datasets: Sequence[storeds.StoreDataset]) -> None:
+        self.parts = {"all": list(datasets)}
+
+    def __len__(self) -> int:
+        return COUNT
+
+    def __getitem__(self, index: int) -> tuple[Any]:
+        (value,) = self.parts["all"][index % len(self.parts["all"])][index]
+        return (value,)

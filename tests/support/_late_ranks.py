@@ -40,7 +40,7 @@ def make_loaders(url: str) -> dict[str, Any]:
         "pickled": pickle.loads(pickle.dumps(storeds.StoreLoader(dataset(), batch_size=3, shuffle=True))),
         "copied": copy.deepcopy(storeds.StoreLoader(dataset(), batch_size=3, shuffle=True)),
         "workers": storeds.StoreLoader(dataset(), batch_size=3, shuffle=True, num_workers=2),
-        "threads": storeds.ThreadLoader(dataset(), batch_size=3, shuffle=True, num_workers=2),
+        "threads": storeds.StoreLoader(dataset(), start_method="thread", batch_size=3, shuffle=True, num_workers=2),
         "joined": storeds.StoreLoader(ConcatDataset([dataset()]), batch_size=3, samples_per_epoch=12),
         "mixture": storeds.StoreLoader(mixture, batch_size=3),
         "config": storeds.build_loader(config),

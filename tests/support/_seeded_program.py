@@ -39,7 +39,7 @@ def use(url: str, copy: str) -> None:
     crop = {"name": "RandomResizedCrop", "size": 8}
     dataset = storeds.StoreDataset(copy, transform=[crop], decode="tensor", seed=3)
     assert len([dataset[n] for n in range(8)]) == 8
-    loader = storeds.ThreadLoader(dataset, num_workers=2, batch_size=4, shuffle=True, seed=3)
+    loader = storeds.StoreLoader(dataset, start_method="thread", num_workers=2, batch_size=4, shuffle=True, seed=3)
     assert len(list(loader)) == 2
     assert len(list(storeds.StoreIterable(url, transform=[crop], seed=3, shuffle=True))) == 8
 

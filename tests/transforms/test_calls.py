@@ -113,7 +113,7 @@ def test_steps_done_together_or_later_leave_what_follows_the_same_numbers(states
             value = apply(build_transform(step), value, apart)
         assert torch.equal(joined, value)
         flipped: Any = build_transform(["RandomHorizontalFlip", *scaling])
-        BoundTransform(flipped, may_wait=True)(image, later)
+        BoundTransform(flipped)(image, later, whole=False)
         assert apply(draw_all, 0, together) == apply(draw_all, 0, apart) == apply(draw_all, 0, later)
 
 

@@ -290,6 +290,33 @@ def test_pickles_texts_and_configs_keep_a_transform(transform: Any) -> None:
 # --- ToTensor and Normalize ---
 
 
+MEANS = [([0.5], [0.5]), ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]), ([0.1307], [0.3081]), ([-3.7, 0, 1e4], [1e-3])]
+
+
+@pytest.mark.parametrize("mean_and_std", [None, *MEANS])
+@pytest.mark.parametrize("layout", ["channels first", "channels last", "mirrored"])
+def test_the_tail_of_a_batch_gives_the_bits_of_both_transforms(mean_and_std: Any, layout: str) -> None:
+    """Of all 256 values in each channel; the oracle is torch's arithmetic, one step after the other."""
+    values = torch.arange(256, dtype=torch.uint8).reshape(16, 16).expand(3, 16, 16).contiguous()
+    image = values.permute(1, 2, 0).contiguous().permute(2, 0, 1) if layout == "channels last" else values
+    image = image.mT if layout == "mirrored" else image
+    expected = image.to(torch.float32) / 255
+    transforms: list[Any] = [Resize(16), ToTensor()]
+    if mean_and_std is not None:
+        mean, std = (torch.tensor(each, dtype=torch.float32)[:, None, None] for each in mean_and_std)
+        expected = (expected - mean) / std
+        transforms.append(Normalize(*mean_and_std))
+    bound = BoundTransform(Compose([Compose(transforms[:1]), Compose(transforms[1:])]))
+    waiting = bound(image, SampleContext(0), whole=False)
+    assert bound.tail is not None
+    assert bound.tail.is_waiting(waiting)
+    batch = torch.full((2, 3, 20, 20), math.nan)
+    for out in (batch[1, :, :16, :16], torch.empty(3, 16, 16)):
+        assert torch.equal(bound.tail(waiting, out), expected)
+        assert torch.equal(out, expected)
+    assert torch.equal(bound(image, SampleContext(0)), expected)
+
+
 @pytest.mark.parametrize(
     ("mode", "dtype", "scale"),
     [

@@ -8,10 +8,13 @@ from typing import Any
 
 from storeds.errors import ConfigError
 
-__all__ = ["DEEPEST", "check_share", "integer", "is_omegaconf", "plain", "ranks"]
+__all__ = ["DEEPEST", "RENAMED", "check_share", "from_omegaconf", "integer", "is_omegaconf", "ranks"]
 
 DEEPEST = 64
 """Levels of nested tables and lists that a config may have."""
+
+RENAMED = {"repeat": "replacement", "buckets": "num_buckets", "budget": "max_padded"}
+"""Settings of a loader that had another name, for messages."""
 
 
 def is_omegaconf(value: Any) -> bool:
@@ -20,7 +23,7 @@ def is_omegaconf(value: Any) -> bool:
     return omegaconf is not None and isinstance(value, (omegaconf.DictConfig, omegaconf.ListConfig))
 
 
-def plain(value: Any) -> Any:
+def from_omegaconf(value: Any) -> Any:
     """Return `value` with every OmegaConf container converted to a dict or list and its interpolations resolved.
 
     Raises
@@ -33,9 +36,9 @@ def plain(value: Any) -> Any:
     if is_omegaconf(value):
         return _resolved(value)
     if type(value) is dict:
-        return {key: plain(item) for key, item in value.items()}
+        return {key: from_omegaconf(item) for key, item in value.items()}
     if type(value) in (list, tuple):
-        return type(value)(map(plain, value))
+        return type(value)(map(from_omegaconf, value))
     return value
 
 

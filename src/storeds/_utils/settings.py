@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal, Self, TypeVar, get_args, get_origin, get_type_hints
@@ -14,7 +15,7 @@ from storeds.redaction import is_secret, redact, redact_message
 
 __all__ = ["Settings", "in_words", "parse_options"]
 
-_ERROR = re.compile(r"(?P<what>.*?)(?: - at `(?P<place>\$.*)`)?", re.DOTALL)
+_ERROR = re.compile(r"(?P<what>.*?)(?: - at (?P<key>`key` in )?`(?P<place>\$.*)`)?", re.DOTALL)
 _TYPES = {
     "array": "a list",
     "object": "a table",
@@ -33,9 +34,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ----------
     parsers : mapping of str to callable
         Setting → the function that parses its value, before its type is checked. It raises ValueError.
+    renamed : mapping of str to str
+        Former name of a setting → its name.
     """
 
     parsers: ClassVar[Mapping[str, Callable[[Any], Any]]] = {}
+    renamed: ClassVar[Mapping[str, str]] = {}
 
     @classmethod
     def validated(cls, given: Mapping[str, Any], where: str, what: str = "key") -> Self:
@@ -57,7 +61,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """
         for name in given:
             if name not in cls.__struct_fields__:
-                listing = suggest(str(name), cls.__struct_fields__, f"{what}s")
+                listing = _instead(cls, str(name), f"{what}s")
                 raise ConfigError(f"{where}: unknown {what} {redact(str(name))!r}; {listing}")
         parsed = dict(given)
         name = ""
@@ -72,15 +76,30 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             wrong = wrong if wrong.startswith(name) else f"{name}: {wrong}"
         raise ConfigError(f"{where}: {wrong}")  # outside the handler: the error as context would show the value
 
+    @classmethod
+    def defaults(cls) -> Mapping[str, Any]:
+        """Return name → default of the settings that have one."""
+        return _defaults(cls)
+
     def changed(self) -> dict[str, Any]:
         """Return name → value of the settings that differ from their default."""
-        defaults = {field.name: field for field in msgspec.structs.fields(self)}
-        values = {name: getattr(self, name) for name in defaults}
-        return {name: value for name, value in values.items() if value != defaults[name].default}
+        values, defaults = {name: getattr(self, name) for name in self.__struct_fields__}, self.defaults()
+        # Whether an array equals its default is no bool.
+        return {name: each for name, each in values.items() if (each == defaults.get(name, _NOTHING)) is not True}
 
     def __repr__(self) -> str:
         shown = (f"{name}={_hidden(getattr(self, name))!r}" for name in self.__struct_fields__)
         return f"{type(self).__name__}({', '.join(shown)})"
+
+
+_NOTHING = object()
+
+
+@functools.cache  # it takes msgspec a millisecond
+def _defaults(cls: type[Settings]) -> Mapping[str, Any]:
+    fields = {field.name: (field.default, field.default_factory) for field in msgspec.structs.fields(cls)}
+    made = {name: value if factory is msgspec.NODEFAULT else factory() for name, (value, factory) in fields.items()}
+    return {name: value for name, value in made.items() if value is not msgspec.NODEFAULT}
 
 
 S = TypeVar("S", bound=Settings)
@@ -101,6 +120,13 @@ def _unchanged(expected: type, value: Any) -> Any:
     return value
 
 
+def _instead(cls: type[Settings], name: str, what: str) -> str:
+    """Return what to write instead of an unknown name."""
+    if name in cls.renamed:
+        return f"its name is {cls.renamed[name]!r} now"
+    return suggest(name, cls.__struct_fields__, what)
+
+
 def _explained(text: str, cls: type[Settings]) -> str:
     """Return msgspec's message in our words, without values."""
     match = _ERROR.fullmatch(text)
@@ -113,7 +139,7 @@ def _explained(text: str, cls: type[Settings]) -> str:
     if what.startswith("Object contains unknown field"):
         inner = declared if isinstance(declared, type) and issubclass(declared, Settings) else cls
         name = what.split("`")[1]
-        return f"unknown key {f'{place}.{redact(name)}'!r}; {suggest(name, inner.__struct_fields__, 'keys')}"
+        return f"unknown key {f'{place}.{redact(name)}'!r}; {_instead(inner, name, 'keys')}"
     if what.startswith("Invalid enum value"):
         allowed = [
             repr(value)
@@ -122,7 +148,8 @@ def _explained(text: str, cls: type[Settings]) -> str:
             for value in get_args(part)
         ]
         return f"{place}: expected {', '.join(allowed)}"
-    return redact_message(f"{place}: {in_words(what)}" if place else in_words(what))
+    words = f"a key of this table: {in_words(what)}" if match["key"] else in_words(what)
+    return redact_message(f"{place}: {words}" if place else words)
 
 
 def in_words(what: str) -> str:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Iterable, Mapping
+from functools import partial
 from html import escape
+from typing import Any
 
-__all__ = ["byte_size", "counted", "html_table", "printable", "some"]
+__all__ = ["byte_size", "counted", "html_table", "name_of", "printable", "some"]
 
 _UNITS = ("kB", "MB", "GB", "TB", "PB")
 
@@ -50,6 +52,14 @@ def some(names: Iterable[str], most: int = 4) -> str:
     """Return the first `most` names, made printable, with ``…`` if there are more."""
     listed = list(names)
     return ", ".join(map(printable, listed[:most])) + (", …" if len(listed) > most else "")
+
+
+def name_of(function: Any) -> str:
+    """Return the name of a function, or of the class of another callable."""
+    while isinstance(function, partial):
+        function = function.func
+    name: str = getattr(function, "__name__", type(function).__name__)
+    return name
 
 
 def html_table(rows: Mapping[str, object]) -> str:

@@ -1,4 +1,4 @@
-"""Memory that one process uses again for the tensors of batches: `BufferPool`, and `SharedPool` in plain workers."""
+"""`BufferPool`: memory for the tensors of batches, which is used again when nothing refers to it any more."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from multiprocessing import parent_process
 from multiprocessing.reduction import DupFd, ForkingPickler
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -21,154 +22,175 @@ from torch.multiprocessing.reductions import rebuild_storage_fd, reduce_storage
 
 from storeds.protocols import Array
 
-__all__ = ["BufferPool", "SharedPool", "as_tensor", "grown", "map_file", "shared_pool", "tensor_at"]
+__all__ = ["Buffer", "BufferPool", "Empty", "empty_batch", "grown", "map_file", "tensor_at"]
+
+Empty: TypeAlias = Callable[[Sequence[int], torch.dtype], torch.Tensor]
+"""Returns an uninitialised tensor of a shape and a dtype."""
 
 
 def tensor_at(memory: Array, start: int, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """Return a tensor in a memory; it and every view of it refer to one array, which is made here."""
-    return as_tensor(memory[start : start + math.prod(shape) * dtype.itemsize], shape, dtype)
-
-
-def as_tensor(array: Array, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """Return the tensor whose bytes are those of an array."""
+    """Return a tensor in a memory; it and every view of it refer to one array, which refers to the memory."""
+    array = memory[start : start + math.prod(shape) * dtype.itemsize]
     if not len(array):  # NumPy's stride of nothing may be 0, which torch does not view as another dtype
         return torch.empty(tuple(shape), dtype=dtype, device="cpu")
     return torch.from_numpy(array).view(dtype).view(tuple(shape))
 
 
-def _references(arrays: Sequence[Array], at: int) -> int:
-    return sys.getrefcount(arrays[at])
+class Buffer:
+    """Memory of one process. Every tensor in it refers to `memory`, so that its reference count tells who uses it."""
+
+    def __init__(self, size: int) -> None:
+        self.memory: Array = np.empty(size, np.uint8)
+
+    @property
+    def references(self) -> int:
+        return sys.getrefcount(self.memory)
+
+    @property
+    def is_used(self) -> bool:
+        """Whether this process has a tensor in it, or a view of one."""
+        return self.references > _UNUSED
+
+    def acquire(self) -> bool:
+        """Take this memory for a batch; return False if anything uses it."""
+        return not self.is_used
+
+    def fits(self, size: int) -> bool:
+        """Return whether a tensor of so many bytes has room, and does not waste more than half."""
+        return size <= len(self.memory) <= 2 * size
 
 
-_UNUSED = _references([np.empty(1, np.uint8)], 0)
+_UNUSED = Buffer(1).references
 
 
 class BufferPool:
-    """Makes tensors from a few arrays, and reuses an array when nothing refers to its tensor any more. Thread-safe.
-
-    A tensor made from an array refers to it, and so does every view of that tensor. So the array's reference count shows
-    whether anything can still see it. A pickle or copy of the pool is empty.
+    """Some buffers, each of which is used again when nothing refers to it any more. Thread-safe.
 
     Parameters
     ----------
     limit : int
-        The number of arrays to keep. Tensors that are kept beyond that get memory of their own.
+        The number of buffers to keep. Tensors that are kept beyond that get memory of their own.
     smallest : int
         Bytes from which memory is reused.
+
+    Notes
+    -----
+    A pickle or copy of the pool is empty.
     """
 
     def __init__(self, limit: int, smallest: int = 1 << 20) -> None:
         self._limit, self._smallest = limit, smallest
-        self._arrays: list[Array] = []
+        self._buffers: list[Any] = []
         self._lock = threading.Lock()
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """Return an uninitialised tensor in memory that nothing else uses."""
         size = math.prod(shape) * dtype.itemsize
-        array = self._acquire(size) if size >= self._smallest else None
-        if array is None:
+        memory = self._acquired(size, lambda buffer: buffer.memory) if size >= self._smallest else None
+        if memory is None:
             return torch.empty(tuple(shape), dtype=dtype, device="cpu")
-        return tensor_at(array, 0, shape, dtype)
+        return tensor_at(memory, 0, shape, dtype)
 
-    def _acquire(self, size: int) -> Array | None:
+    def _acquired(self, size: int, get: Callable[[Any], Any]) -> Any:
+        """Return what `get` takes from a buffer that nothing used; None if there may be no more of them."""
         # Never wait: a fork may have copied the lock while another thread held it.
         if not self._lock.acquire(blocking=False):
             return None
         try:
-            return self._unused(size)
+            for buffer in self._buffers:
+                if buffer.fits(size) and buffer.acquire():
+                    return get(buffer)
+            place = len(self._buffers)
+            if place == self._limit:
+                place = next((at for at, buffer in enumerate(self._buffers) if buffer.acquire()), -1)
+            if place < 0:
+                return None
+            self._buffers[place : place + 1] = [self._made(place, size)]
+            return get(self._buffers[place])
         finally:
             self._lock.release()
 
-    def _unused(self, size: int) -> Array | None:
-        for at in range(len(self._arrays)):
-            if _references(self._arrays, at) == _UNUSED:
-                if not size <= len(self._arrays[at]) <= 2 * size:
-                    self._arrays[at] = np.empty(size, np.uint8)
-                return self._arrays[at]
-        if len(self._arrays) < self._limit:
-            self._arrays.append(np.empty(size, np.uint8))
-            return self._arrays[-1]
-        return None
+    def _made(self, place: int, size: int) -> Buffer:
+        """Return a new buffer for a place in the list, acquired."""
+        return Buffer(size)
 
     def __reduce__(self) -> tuple[type[BufferPool], tuple[int, int]]:
         return BufferPool, (self._limit, self._smallest)
 
 
-# --- Memory that a worker of a plain DataLoader reuses ---
+# --- Memory of a worker of a plain DataLoader ---
 
 _MAX_BUFFERS = 32  # of one worker
-_SMALLEST_SHARED = 1 << 16  # bytes; PyTorch sends smaller tensors by a copy
+_SMALLEST_SENT = 1 << 16  # bytes; PyTorch sends smaller tensors by a copy
 _PAGES = 1 << 16  # bytes: a file grows in steps of so many
 
 
-class SharedPool:
-    """Makes the tensors of a worker in anonymous memory, which PyTorch sends without a copy, and which is used again.
+class _SentBuffer(Buffer):
+    """Anonymous memory that PyTorch sends without a copy.
 
-    Each use of a buffer opens its file once more and locks it. PyTorch sends that descriptor with the tensor, and keeps
-    it open as long as the tensor lives. Only when all processes have closed it, also those that were forked or killed,
-    the kernel drops the lock, and the buffer can be locked again. In no process does another hold the memory.
+    Each use opens its file once more and locks it. PyTorch sends that descriptor with the tensor, and keeps it open as long
+    as the tensor lives. Only when all processes have closed it, also those that were forked or killed, the kernel drops the
+    lock, and the buffer can be locked again. In no process does another hold the memory.
     """
 
+    def __init__(self, size: int) -> None:
+        self.files = [os.memfd_create("storeds-buffer")]
+        weakref.finalize(self, _close_all, self.files).atexit = False
+        self.memory = grown(self.files[0], size)
+        self.address = self.memory.ctypes.data
+
+    def acquire(self) -> bool:
+        # docstring inherited
+        if self.is_used:
+            return False
+        _close_all(self.files[1:])
+        del self.files[1:]
+        lock = _locked(self.files[0])
+        self.files += () if lock is None else (lock,)
+        return lock is not None
+
+
+class _SentPool(BufferPool):
+    """The buffers of a worker. None where it can open no files: then PyTorch copies a batch to send it."""
+
     def __init__(self) -> None:
-        self._buffers: list[tuple[int, Array]] = []  # file and memory
-        self._leases: dict[int, int] = {}  # address → descriptor, of tensors that this process holds
+        super().__init__(_MAX_BUFFERS, _SMALLEST_SENT)
         ForkingPickler.register(torch.UntypedStorage, self._reduced)
 
-    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """Return an uninitialised tensor in memory that no process uses."""
-        size = math.prod(shape) * dtype.itemsize
-        found = self._acquire(size) if size >= _SMALLEST_SHARED else None
-        if found is None:
-            return torch.empty(tuple(shape), dtype=dtype, device="cpu")
-        lease, memory = found
-        array = memory[:size]
-        self._leases[array.ctypes.data] = lease
-        weakref.finalize(array, self._release, array.ctypes.data).atexit = False
-        return as_tensor(array, shape, dtype)
-
-    def _acquire(self, size: int) -> tuple[int, Array] | None:
-        """Return a locked descriptor and memory of at least so many bytes; None where files cannot be opened."""
+    def _acquired(self, size: int, get: Callable[[Any], Any]) -> Any:
         try:
-            for file, memory in self._buffers:
-                lease = _locked(file) if size <= len(memory) <= 2 * size else None
-                if lease is not None:
-                    return lease, memory
-            file = os.memfd_create("storeds-buffer")
-            memory = grown(file, size)
-            weakref.finalize(memory, os.close, file).atexit = False
-            # Where a process holds the oldest one, its memory stays.
-            self._buffers = [*self._buffers[1 - _MAX_BUFFERS :], (file, memory)]
-            lease = _locked(file)
+            return super()._acquired(size, get)
         except OSError:  # no /proc, or too many open files
             return None
-        return None if lease is None else (lease, memory)
 
-    def _release(self, address: int) -> None:
-        os.close(self._leases.pop(address))
+    def _made(self, place: int, size: int) -> Buffer:
+        buffer = _SentBuffer(size)
+        buffer.acquire()
+        return buffer
 
     def _reduced(self, storage: torch.UntypedStorage) -> tuple[Any, ...]:
-        """Return what PyTorch sends: the descriptor of a tensor in a buffer; of other memory what it always sends."""
-        lease = self._leases.get(storage.data_ptr())
-        if lease is None or get_sharing_strategy() != "file_descriptor":  # type: ignore[no-untyped-call]  # torch leaves it without types
+        """Return what PyTorch sends: the locked descriptor of a tensor in a buffer; of other memory what it always sends."""
+        address = storage.data_ptr()
+        lock = next((each.files[1] for each in self._buffers if each.address == address and each.is_used), None)
+        if lock is None or get_sharing_strategy() != "file_descriptor":  # type: ignore[no-untyped-call]  # torch leaves it without types
             return reduce_storage(storage)  # type: ignore[no-any-return, no-untyped-call]  # torch leaves it without types
-        return rebuild_storage_fd, (type(storage), DupFd(lease), storage.nbytes())
+        return rebuild_storage_fd, (type(storage), DupFd(lock), storage.nbytes())
 
 
-@functools.cache
-def shared_pool() -> SharedPool:
-    """Return the pool of this worker."""
-    return SharedPool()
+def _close_all(files: Sequence[int]) -> None:
+    for file in files:
+        os.close(file)
 
 
 def _locked(file: int) -> int | None:
     """Return a new descriptor of a file, which it locks; None if another one has the lock."""
-    lease = os.open(f"/proc/self/fd/{file}", os.O_RDWR)
+    lock = os.open(f"/proc/self/fd/{file}", os.O_RDWR)
     try:
-        fcntl.flock(lease, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        os.close(lease)
+        os.close(lock)
         return None
-    return lease
+    return lock
 
 
 def grown(file: int, size: int) -> Array:
@@ -189,3 +211,18 @@ def grown(file: int, size: int) -> Array:
 def map_file(file: int, size: int) -> Array:
     """Return the bytes of a file, in memory that other processes may map too."""
     return np.frombuffer(mmap.mmap(file, size), np.uint8) if size else np.empty(0, np.uint8)
+
+
+# --- Memory for whoever calls storeds.collate ---
+
+
+@functools.lru_cache(maxsize=1)
+def _pool_of(process: int) -> BufferPool:
+    """Return the pool of this process; a forked child has another one."""
+    # Without workers one batch is in use, and the next one is made.
+    return BufferPool(limit=2) if parent_process() is None else _SentPool()
+
+
+def empty_batch(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """Return an uninitialised tensor in memory of this process; a child process, such as a worker, sends it without a copy."""
+    return _pool_of(os.getpid()).empty(shape, dtype)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import operator
+import functools
+import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn, TypeAlias, get_args
@@ -13,17 +14,23 @@ from PIL import Image
 from torch.utils.data._utils.collate import collate as torch_collate
 from torch.utils.data._utils.collate import default_collate_fn_map
 
-from storeds.batching.memory import Samples, empty_batch, is_plain, is_tv_tensor, plain_tensor
+from storeds.batching.buffers import Empty, empty_batch
+from storeds.batching.memory import is_plain
 from storeds.batching.padding import Padded, check_channels, padded
 from storeds.errors import BadSamplesError, ConfigError, suggest
 from storeds.protocols import Array
+from storeds.transforms.tail import Tail
 
 __all__ = [
     "Ragged",
     "Skipped",
     "collate",
     "collate_columns",
+    "finished",
     "good_samples",
+    "is_tv_tensor",
+    "plain_tensor",
+    "plain_value",
 ]
 
 _Map: TypeAlias = dict[Any, Callable[..., Any]]
@@ -87,6 +94,8 @@ def collate(
     ragged: Mapping[Any, Ragged] | None = None,
     pad_images: _PadImages = False,
     declared: Mapping[Any, Ragged] | None = None,
+    tails: Mapping[Any, Tail] | None = None,
+    empty: Empty = empty_batch,
 ) -> Any:
     """Return a batch of samples, as PyTorch's ``default_collate`` does, with three differences.
 
@@ -111,13 +120,18 @@ def collate(
     pad_images : bool, collection or mapping
         Pad images and masks of different heights and widths at the right and at the bottom to the largest of the batch,
         and add a mask (batch, height, width), which is True where there are pixels. In a dict the mask of ``image`` is
-        ``image_mask``. True means each ``tv_tensors.Image`` and ``Mask`` or, in samples without such an image,
-        also each tensor (channels, height, width) with 1 to 4 channels. A collection names the elements. A mapping also
-        says what fills them: ``{"image": 0, "mask": 255}``. By default zero does. Masks of instances (n, height, width) get the mask of
-        `ragged` instead.
+        ``image_mask``. True means each ``tv_tensors.Image`` and ``Mask``; in a `storeds.StoreLoader` each element that the store
+        declares as an image or a mask. A collection names the elements. A mapping also says what fills them:
+        ``{"image": 0, "mask": 255}``. By default zero does. Masks of instances (n, height, width) get the mask of `ragged`
+        instead.
     declared : mapping of str or int to str
         As `ragged`, for what that does not name. It has no effect on an element that a transform left out, or of which it
         made something without a length. `storeds.StoreLoader` passes what the store declares.
+    tails : mapping of str or int to Tail
+        What is left to do for elements that are uint8. `storeds.StoreLoader` passes the ends of transforms.
+    empty : callable
+        Returns an uninitialised tensor of a shape and a dtype. By default it has memory that a later batch uses, once nothing
+        refers to the tensor or a view of it.
 
     Returns
     -------
@@ -146,9 +160,9 @@ def collate(
         columns = dict(enumerate(zip(*samples, strict=True))) if isinstance(first, tuple) else {0: samples}
     ways = _ways(pad, ragged or {}, declared or {}, columns)
     fills = _fills(pad_images, columns)
-    joined = batch.joined if isinstance(batch, Samples) else {}
+    tails = tails or {}
     made = {
-        name: _collated(values, name, ways.get(name), fills.get(name), joined.get(name, (None, ())))
+        name: _collated(values, name, ways.get(name), fills.get(name), tails.get(name), empty)
         for name, values in columns.items()
     }
     if isinstance(first, Mapping):
@@ -211,23 +225,15 @@ def _ways(
 def _fills(pad_images: _PadImages, columns: Mapping[_Key, Sequence[Any]]) -> Mapping[_Key, float]:
     """Return each element that is padded as an image, with the value that fills it."""
     if isinstance(pad_images, bool):
-        # If images say that they are images, no other tensor is one.
-        know = any(is_tv_tensor(values[0], "Image") for values in columns.values())
-        return {name: 0.0 for name, values in columns.items() if pad_images and _is_image(values[0], know)}
+        return {
+            name: 0.0 for name, values in columns.items() if pad_images and is_tv_tensor(values[0], "Image", "Mask")
+        }
     if isinstance(pad_images, str) or not isinstance(pad_images, Collection):
         raise ConfigError(
             f"pad_images is True, a list of elements or a mapping of elements to the value that fills them, not {pad_images!r}"
         )
     _check_names("pad_images", pad_images, columns)
     return pad_images if isinstance(pad_images, Mapping) else dict.fromkeys(pad_images, 0.0)
-
-
-def _is_image(value: Any, images_know: bool) -> bool:
-    """Return whether ``pad_images=True`` pads an element."""
-    if is_tv_tensor(value, "Image", "Mask"):
-        return True
-    is_plain_tensor = type(value) is torch.Tensor and not images_know
-    return is_plain_tensor and value.ndim == 3 and len(value) in (1, 2, 3, 4)
 
 
 def _check_names(argument: str, names: Collection[_Key], elements: Collection[_Key]) -> None:
@@ -254,25 +260,34 @@ def _with_masks(made: Mapping[_Key, Any]) -> dict[_Key, Any]:
 
 
 def _collated(
-    values: Sequence[Any], name: _Key, way: str | None, fill: float | None, joined: tuple[Any, Sequence[torch.Tensor]]
+    values: Sequence[Any], name: _Key, way: str | None, fill: float | None, tail: Tail | None, empty: Empty
 ) -> Any:
-    """Return one element of a batch: as a list, in a tensor, or padded.
-
-    `fill` is that of an image, and `joined` a tensor with the values that it has already.
-    """
+    """Return one element of a batch: as a list, in a tensor, or padded; `fill` is that of an image."""
+    is_padded = way in ("mask", "pad") or (fill is not None and way != "list")
+    if tail is not None and not is_padded:
+        floats, values = finished(values, tail, empty)
+        is_batch = way is None and {value.shape for value in values} == {values[0].shape}
+        if is_batch and floats.numel() == len(values) * values[0].numel():
+            return floats.view(len(values), *values[0].shape)
     if way == "list":
-        return _listed(values)
+        return list(map(plain_value, values))
     try:
-        if way is not None or fill is not None:
+        if is_padded:
             rows = way is not None or (is_tv_tensor(values[0], "Mask") and values[0].ndim == 3)
-            made = padded(list(map(_tensor_of, values)), rows=rows, sizes=fill is not None, fill=fill or 0.0)
+            tensors, fill_with = list(map(_tensor_of, values)), fill or 0.0
+            made = padded(tensors, empty, rows=rows, sizes=fill is not None, fill=fill_with, tail=tail)
             return made.values if way == "pad" else made
-        whole, parts = joined
-        if len(parts) == len(values) and all(map(operator.is_, parts, values)):
-            return whole
-        return torch_collate(values, collate_fn_map=_MAP)
+        return torch_collate(values, collate_fn_map=_map(empty))
     except ConfigError as error:
         raise ConfigError(f"element {name!r}: {error}") from error
+
+
+def finished(images: Sequence[Any], tail: Tail, empty: Empty) -> tuple[torch.Tensor, list[Any]]:
+    """Do what is left to do for some images, one behind the other in one memory; return that memory, and all images."""
+    sizes = [image.numel() if tail.is_waiting(image) else 0 for image in images]
+    whole = empty((sum(sizes),), torch.float32)
+    parts = zip(images, torch.split(whole, sizes), strict=True)
+    return whole, [tail(plain_tensor(image), part.view(image.shape)) if len(part) else image for image, part in parts]
 
 
 def _tensor_of(value: Any) -> torch.Tensor:
@@ -287,30 +302,40 @@ def _tensor_of(value: Any) -> torch.Tensor:
         ) from error
 
 
-def _listed(values: Sequence[Any]) -> list[Any]:
-    """Return the values of an element as a list: arrays and tensors as plain tensors, others as they are."""
-    plain = [
-        torch.as_tensor(value) if isinstance(value, np.ndarray) and value.dtype.kind not in "SUO" else value
-        for value in values
-    ]
-    return [plain_tensor(value) if isinstance(value, torch.Tensor) else value for value in plain]
+def is_tv_tensor(value: Any, *names: str) -> bool:
+    """Return whether a value is of one of these classes of ``torchvision.tv_tensors``; does not import torchvision."""
+    module = sys.modules.get("torchvision.tv_tensors")
+    return module is not None and isinstance(value, tuple(getattr(module, name, ()) for name in names))
 
 
-def _stack(values: Sequence[torch.Tensor], *, collate_fn_map: Any = None) -> Any:
+def plain_tensor(value: torch.Tensor) -> torch.Tensor:
+    """Return a tensor of torchvision as a plain one, in the same memory; other tensors unchanged."""
+    if type(value) is torch.Tensor or not is_tv_tensor(value, "TVTensor"):
+        return value
+    return value.as_subclass(torch.Tensor)
+
+
+def plain_value(value: Any) -> Any:
+    """Return an array of numbers or a tensor as a plain tensor, and any other value as it is."""
+    is_numbers = isinstance(value, np.ndarray) and value.dtype.kind not in "SUO"
+    return plain_tensor(torch.as_tensor(value)) if is_numbers or isinstance(value, torch.Tensor) else value
+
+
+def _stack(values: Sequence[torch.Tensor], empty: Empty, *, collate_fn_map: Any = None) -> Any:
     tensors = list(map(plain_tensor, values))
     if len({tensor.shape for tensor in tensors}) == 1:
         alike = len({tensor.dtype for tensor in tensors}) == 1 and all(map(is_plain, tensors))
         if alike:
-            return torch.stack(tensors, out=empty_batch((len(tensors), *tensors[0].shape), tensors[0].dtype))
+            return torch.stack(tensors, out=empty((len(tensors), *tensors[0].shape), tensors[0].dtype))
         return default_collate_fn_map[torch.Tensor](tensors, collate_fn_map=collate_fn_map)
     check_channels(tensors)
-    return padded(tensors, rows=True, sizes=False)
+    return padded(tensors, empty, rows=True, sizes=False)
 
 
-def _stack_arrays(arrays: Sequence[np.ndarray[Any, Any]], *, collate_fn_map: Any = None) -> Any:
+def _stack_arrays(arrays: Sequence[np.ndarray[Any, Any]], empty: Empty, *, collate_fn_map: Any = None) -> Any:
     if arrays[0].dtype.kind in "SUO":
         return list(arrays)
-    return _stack([torch.as_tensor(array) for array in arrays], collate_fn_map=collate_fn_map)
+    return _stack([torch.as_tensor(array) for array in arrays], empty, collate_fn_map=collate_fn_map)
 
 
 def _stack_dicts(values: Sequence[Mapping[Any, Any]], *, collate_fn_map: Any = None) -> Any:
@@ -334,11 +359,13 @@ def _refuse_images(images: Sequence[Any], **_: Any) -> NoReturn:
     )
 
 
-_MAP: _Map = {
-    **default_collate_fn_map,
-    dict: _stack_dicts,
-    list: _stack_lists,
-    torch.Tensor: _stack,
-    np.ndarray: _stack_arrays,
-    Image.Image: _refuse_images,
-}
+def _map(empty: Empty) -> _Map:
+    """Return what makes a batch of values of each type."""
+    return {
+        **default_collate_fn_map,
+        dict: _stack_dicts,
+        list: _stack_lists,
+        torch.Tensor: functools.partial(_stack, empty=empty),
+        np.ndarray: functools.partial(_stack_arrays, empty=empty),
+        Image.Image: _refuse_images,
+    }

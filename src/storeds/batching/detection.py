@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from storeds.batching.collate import good_samples
-from storeds.batching.memory import empty_batch, is_tv_tensor, plain_tensor, scaled_together
+from storeds.batching.buffers import Empty, empty_batch
+from storeds.batching.collate import finished, good_samples, is_tv_tensor, plain_tensor, plain_value
 from storeds.errors import ConfigError, suggest
 from storeds.records.roles import BOX_FORMATS
 from storeds.transforms.coordinates import to_corners
-from storeds.transforms.operations import DeferredImage
+from storeds.transforms.tail import Tail
 
 __all__ = ["collate_detection"]
 
@@ -29,6 +29,8 @@ def collate_detection(
     label_offset: int = 0,
     box_format: str = "xyxy",
     fields: Sequence[str] | None = None,
+    tails: Mapping[str, Tail] | None = None,
+    empty: Empty = empty_batch,
 ) -> tuple[list[torch.Tensor], list[dict[str, Any]]]:
     """Return a batch as torchvision's detectors take it: ``(images, targets)``, two lists. Drops skipped samples.
 
@@ -46,6 +48,8 @@ def collate_detection(
         own.
     fields : sequence of str, optional
         The elements of samples that are tuples, in order. `storeds.StoreLoader` passes those of a `StoreDataset`.
+    tails, empty
+        As for `collate`; of images only.
 
     Returns
     -------
@@ -92,9 +96,10 @@ def collate_detection(
                 raise ConfigError(
                     f"element {name!r} would replace the {name} of the targets: pass {name}={name!r}, or rename the element"
                 )
-            target[name] = _other(sample[name])
+            target[name] = plain_value(sample[name])
         targets.append(target)
-    return _as_floats(pictures), targets
+    _, floats = finished(pictures, (tails or {}).get(images, Tail()), empty)
+    return [image.to(torch.float32) for image in floats], targets
 
 
 def _named(sample: Any, fields: Sequence[str] | None) -> Mapping[str, Any]:
@@ -131,17 +136,6 @@ def _image(value: Any, name: str) -> torch.Tensor:
     return plain_tensor(value)
 
 
-def _as_floats(pictures: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Return images as float32, bytes scaled to 1 and in one memory."""
-    of_bytes = [DeferredImage(each, _scale_bytes) for each in pictures if each.dtype == torch.uint8]
-    _, scaled = scaled_together(of_bytes, empty_batch)
-    return [scaled.pop(0) if each.dtype == torch.uint8 else each.to(torch.float32) for each in pictures]
-
-
-def _scale_bytes(image: torch.Tensor, out: torch.Tensor) -> None:
-    out.copy_(image).div_(255)
-
-
 def _boxes(value: Any, name: str, box_format: str) -> torch.Tensor:
     """Return boxes as float32 corners."""
     layout = value.format.value.lower() if is_tv_tensor(value, "BoundingBoxes") else box_format
@@ -171,13 +165,6 @@ def _rows(value: Any, name: str, dimensions: int, count: int) -> torch.Tensor:
 def _with_visibility(keypoints: torch.Tensor) -> torch.Tensor:
     points = keypoints.to(torch.float32)
     return torch.cat([points, torch.ones_like(points[..., :1])], dim=-1) if points.shape[-1] == 2 else points
-
-
-def _other(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return plain_tensor(value)
-    is_numbers = isinstance(value, np.ndarray) and value.dtype.kind not in "SUO"
-    return torch.as_tensor(value) if is_numbers else value
 
 
 def _tensor(value: Any, name: str) -> torch.Tensor:

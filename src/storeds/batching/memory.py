@@ -1,4 +1,4 @@
-"""Memory for the tensors of batches, and the slots of the training process, in which workers write them.
+"""The memory of batches that workers make: slots of the training process, and what workers send in their place.
 
 The training process names a free slot in each request. The worker writes the tensors of the batch into it and sends
 their places. When nothing in the training process refers to a tensor of the batch any more, the slot is free again.
@@ -12,160 +12,23 @@ import math
 import os
 import resource
 import secrets
-import sys
-import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch.utils.data import get_worker_info
 
-from storeds.batching.buffers import BufferPool, as_tensor, grown, map_file, shared_pool, tensor_at
+from storeds.batching.buffers import Buffer, BufferPool, grown, map_file, tensor_at
 from storeds.errors import ConfigError
 from storeds.protocols import Array
-from storeds.transforms.operations import DeferredImage
 
-__all__ = [
-    "PackedBatch",
-    "Samples",
-    "SlotMemory",
-    "SlotName",
-    "SlotPool",
-    "empty_batch",
-    "finished",
-    "finished_for_caller",
-    "is_plain",
-    "is_tv_tensor",
-    "plain_tensor",
-    "scaled_together",
-    "use_memory",
-]
-
-Empty: TypeAlias = Callable[[Sequence[int], torch.dtype], torch.Tensor]
+__all__ = ["PackedBatch", "SlotMemory", "SlotName", "SlotPool", "is_plain"]
 
 _ALIGNMENT = 64  # bytes: the start of each tensor in a slot
 
-
-class BatchMemory(Protocol):
-    """Makes the tensors of a batch."""
-
-    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor: ...
-
-
-_thread = threading.local()
-
-
-@contextmanager
-def use_memory(memory: BatchMemory | None) -> Iterator[None]:
-    """Make the batches of this thread in `memory`."""
-    _thread.memory = memory
-    try:
-        yield
-    finally:
-        _thread.memory = None
-
-
-def empty_batch(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """Return an uninitialised tensor in the memory of this thread's batch.
-
-    In a worker of a plain DataLoader, other processes may map it, so PyTorch sends it without a copy.
-    """
-    memory: BatchMemory | None = getattr(_thread, "memory", None)
-    if memory is None and get_worker_info() is not None:
-        memory = shared_pool()
-    if memory is None:
-        return torch.empty(tuple(shape), dtype=dtype, device="cpu")
-    return memory.empty(shape, dtype)
-
-
-# --- What batches are made of ---
-
-
-def is_tv_tensor(value: Any, *names: str) -> bool:
-    """Return whether a value is of one of these classes of ``torchvision.tv_tensors``; does not import torchvision."""
-    module = sys.modules.get("torchvision.tv_tensors")
-    return module is not None and isinstance(value, tuple(getattr(module, name, ()) for name in names))
-
-
-def plain_tensor(value: torch.Tensor) -> torch.Tensor:
-    """Return a tensor of torchvision as a plain one, in the same memory; other tensors unchanged."""
-    if type(value) is torch.Tensor or not is_tv_tensor(value, "TVTensor"):
-        return value
-    return value.as_subclass(torch.Tensor)
-
-
-def is_plain(tensor: torch.Tensor) -> bool:
-    """Return whether a copy of the values in ordinary memory is equivalent to the tensor."""
-    return tensor.is_cpu and tensor.layout == torch.strided and not tensor.requires_grad
-
-
-# --- Images that are scaled to floats in the memory of their batch ---
-
-
-class Samples(list[Any]):
-    """The samples of one batch that nothing else refers to. In another process they are a list.
-
-    Attributes
-    ----------
-    joined : dict
-        Element → the tensor in which its images lie one behind the other, and these images, as the samples have them.
-    """
-
-    def __init__(self, samples: Sequence[Any]) -> None:
-        super().__init__(samples)
-        self.joined: dict[Any, tuple[torch.Tensor, list[torch.Tensor]]] = {}
-
-    def __reduce__(self) -> tuple[type[list[Any]], tuple[list[Any]]]:
-        return list, (list(self),)
-
-
-def scaled_together(images: Sequence[DeferredImage], empty: Empty) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """Return images of any sizes as floats that lie one behind the other in a flat tensor; and that tensor."""
-    whole = empty((sum(each.image.numel() for each in images),), torch.float32)
-    parts = torch.split(whole, [each.image.numel() for each in images])
-    return whole, [each.scaled(part.view(each.image.shape)) for each, part in zip(images, parts, strict=True)]
-
-
-def finished(samples: Sequence[Any], empty: Empty = empty_batch) -> Samples:
-    """Return samples without deferred images: those of an element are scaled in one memory, which `empty` makes."""
-    made = Samples(samples)
-    waiting: dict[Any, list[int]] = {}
-    for at, sample in enumerate(samples):
-        elements = sample.items() if isinstance(sample, dict) else enumerate(sample) if type(sample) is tuple else ()
-        for name, value in elements:
-            if isinstance(value, DeferredImage):
-                waiting.setdefault(name, []).append(at)
-    for name, places in waiting.items():
-        whole, parts = scaled_together([samples[at][name] for at in places], empty)
-        if len({part.shape for part in parts}) == 1:
-            made.joined[name] = whole.view(len(parts), *parts[0].shape), parts
-        for at, part in zip(places, parts, strict=True):
-            sample = made[at]
-            made[at] = (
-                {**sample, name: part} if isinstance(sample, dict) else (*sample[:name], part, *sample[name + 1 :])
-            )
-    return made
-
-
-def finished_for_caller(samples: Sequence[Any]) -> list[Any]:
-    """Return samples without deferred images, for a caller that may keep them.
-
-    In a worker, where samples become a batch, those of an element lie in one memory, which is held as long as one of them.
-    Elsewhere each has its own, which is used again: fresh memory for every image costs about as much as resizing it.
-    """
-    if len(samples) > 1 and get_worker_info() is not None:
-        return finished(samples, shared_pool().empty)
-    return [sample for each in samples for sample in finished([each], _singles.empty)]
-
-
-_singles = BufferPool(limit=64, smallest=1 << 18)  # images of a usual batch
-
-
-# --- Slots: the training process ---
+# --- The training process ---
 
 _MAX_SLOTS = 256  # each takes two file descriptors
 
@@ -196,19 +59,29 @@ class SlotName(NamedTuple):
         return f"storeds-batch-{self.pool}-{self.serial}"
 
 
-class _Slot:
+class _Slot(Buffer):
     """Anonymous memory for one batch, which only this process keeps alive. It has no name in any file system."""
 
     def __init__(self, pool: str, place: int) -> None:
-        self.place, serial = place, next(_serials)
-        unopened = SlotName(pool, place, serial, "")
+        unopened = SlotName(pool, place, next(_serials), "")
         self.file = os.memfd_create(unopened.label)
         self.name = unopened._replace(path=f"/proc/{os.getpid()}/fd/{self.file}")
         weakref.finalize(self, os.close, self.file).atexit = False
-        self.memory: Array = np.empty(0, np.uint8)
-        self.is_leased = self.is_retired = False
+        self.memory = np.empty(0, np.uint8)
+        self.is_requested = False
+        """Whether a request names it that has no result yet."""
 
-    def mapped(self, size: int) -> Array:
+    def acquire(self) -> bool:
+        # docstring inherited
+        is_free = not self.is_requested and not self.is_used
+        self.is_requested = self.is_requested or is_free
+        return is_free
+
+    def fits(self, size: int) -> bool:
+        # docstring inherited
+        return True  # a worker makes its file as large as it needs
+
+    def map(self, size: int) -> Array:
         """Return at least so much of the memory."""
         if len(self.memory) < size:
             self.memory = map_file(self.file, os.fstat(self.file).st_size)
@@ -219,82 +92,52 @@ _serials = itertools.count()
 _POOLS: weakref.WeakValueDictionary[str, SlotPool] = weakref.WeakValueDictionary()
 
 
-class SlotPool:
+class SlotPool(BufferPool):
     """The slots of one set of workers. For the training process, which alone decides who uses a slot.
 
     Notes
     -----
-    A slot is free, named in a request, or leased to the tensors of a batch that was received. Requests that are never
-    answered keep their slots, until the pool ends with the loader's iterator. Lists are used without a lock: finalizers
-    run at any time, also while this thread is in here.
+    A slot is free, named in a request, or used by the tensors of a batch that was received. Requests that are never
+    answered keep their slots, until the pool ends with the loader's iterator.
     """
 
     def __init__(self) -> None:
-        self.key = secrets.token_hex(8)
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        count = _MAX_SLOTS if soft == resource.RLIM_INFINITY else min(_MAX_SLOTS, soft // 8)
-        self._places = list(range(count))[::-1]  # that have no slot
-        self._free: list[_Slot] = []
-        self._slots: dict[int, _Slot] = {}
+        super().__init__(_MAX_SLOTS if soft == resource.RLIM_INFINITY else min(_MAX_SLOTS, soft // 8))
+        self.key = secrets.token_hex(8)
         _POOLS[self.key] = self
 
     def acquire(self) -> SlotName | None:
         """Return a slot that nothing uses; None if the training loop holds more batches than there may be slots."""
-        if not self._free and not self._places:
-            return None
-        slot = self._free.pop() if self._free else _Slot(self.key, self._places.pop())
-        self._slots[slot.place] = slot
-        return slot.name
+        name: SlotName | None = self._acquired(0, lambda slot: slot.name)
+        return name
 
-    def receive(self, place: int, size: int) -> _Lease:
-        """Return the lease of a batch that arrived in a slot."""
-        return _Lease(self, self._slots[place], size)
+    def received(self, name: SlotName) -> _Slot:
+        """Return the slot of a result."""
+        slot: _Slot = self._buffers[name.place]
+        return slot
 
-    def release(self, slot: _Slot) -> None:
-        slot.is_leased = False
-        if not slot.is_retired:
-            self._free.append(slot)
+    def drop_used(self) -> None:
+        """Never use the slots of received batches again: a child that is being forked has these batches too."""
+        for place, slot in enumerate(self._buffers):
+            if slot.is_used and not slot.is_requested:
+                self._buffers[place] = _Slot(self.key, place)
 
-    def retire_leased(self) -> None:
-        """Never reuse the slots of batches in use: a child that is being forked holds these batches too."""
-        for slot in list(self._slots.values()):
-            if slot.is_leased and not slot.is_retired:
-                slot.is_retired = True
-                self._places.append(slot.place)
+    def _made(self, place: int, size: int) -> Buffer:
+        slot = _Slot(self.key, place)
+        slot.acquire()
+        return slot
 
 
-class _Lease:
-    """Makes the tensors of a batch. The slot is free when this object is gone: the finalizers of the tensors hold it."""
-
-    def __init__(self, pool: SlotPool, slot: _Slot, size: int) -> None:
-        slot.is_leased = True
-        self._pool, self._slot, self._memory = weakref.ref(pool), slot, slot.mapped(size)
-
-    def tensor(self, start: int, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        array = self._memory[start : start + math.prod(shape) * dtype.itemsize]
-        # Not at exit: then no worker uses the slot again.
-        weakref.finalize(array, _hold, self).atexit = False
-        return as_tensor(array, shape, dtype)
-
-    def __del__(self) -> None:
-        pool = self._pool()
-        if pool is not None:
-            pool.release(self._slot)
-
-
-def _hold(lease: _Lease) -> None:
-    """Do nothing: what waits for this call keeps the lease alive."""
-
-
-def _retire_leased() -> None:
+def _drop_used() -> None:
     for pool in list(_POOLS.values()):
-        pool.retire_leased()
+        pool.drop_used()
 
 
-os.register_at_fork(before=_retire_leased)
+os.register_at_fork(before=_drop_used)
 
 
-# --- Slots: a worker ---
+# --- A worker ---
 
 _opened: dict[int, tuple[SlotName, Array]] = {}
 """The slots that this worker has mapped, by place."""
@@ -371,16 +214,9 @@ class _Place(NamedTuple):
     dtype: torch.dtype
 
 
-class _Inline(NamedTuple):
-    """Stands for a small tensor that is sent by value."""
-
-    values: bytes
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-
-
-# The pipe holds 64 KiB. A worker that is killed while it waits for room there takes the lock of all others with it.
-_MAX_INLINE = 1 << 14
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Return whether a copy of the values in ordinary memory is equivalent to the tensor."""
+    return tensor.is_cpu and tensor.layout == torch.strided and not tensor.requires_grad
 
 
 @dataclass(frozen=True)
@@ -394,7 +230,7 @@ class PackedBatch:
     size : int
         Its bytes in use.
     content : Any
-        The batch, with places instead of tensors.
+        The batch, with places instead of tensors; or what takes the place of a batch.
     """
 
     slot: SlotName | None
@@ -403,7 +239,7 @@ class PackedBatch:
 
     @classmethod
     def of(cls, batch: Any, slot: SlotName | None, memory: SlotMemory | None) -> PackedBatch:
-        """Return a batch for sending; without `memory`, PyTorch sends its larger tensors."""
+        """Return a batch for sending; without `memory`, PyTorch sends its tensors."""
 
         def packed(tensor: torch.Tensor) -> Any:
             if tensor.requires_grad and not tensor.is_leaf:  # PyTorch raises that in another thread, and hangs
@@ -411,14 +247,7 @@ class PackedBatch:
             if type(tensor) is not torch.Tensor or not is_plain(tensor):
                 return tensor
             tensor = tensor.resolve_conj().resolve_neg()  # PyTorch sends the values without
-            if not tensor.is_contiguous():
-                return tensor
-            if memory is not None:
-                return memory.place(tensor)
-            if tensor.nbytes > _MAX_INLINE:
-                return tensor
-            values = tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
-            return _Inline(values, tuple(tensor.shape), tensor.dtype)
+            return memory.place(tensor) if memory is not None and tensor.is_contiguous() else tensor
 
         content = _map_leaves(batch, torch.Tensor, packed)
         return cls(slot, 0 if memory is None else memory.size, content)
@@ -427,22 +256,18 @@ class PackedBatch:
         return _unpacked, (self.slot, self.size, self.content)
 
 
-def _unpacked(slot: SlotName | None, size: int, content: Any) -> Any:
+def _unpacked(name: SlotName | None, size: int, content: Any) -> Any:
     """Return the batch; its tensors in the slot are plain, each with a storage of its own."""
-    lease = None
-    if slot is not None:
-        pool = _POOLS.get(slot.pool)
-        if pool is None:
-            raise RuntimeError("a batch of a StoreLoader arrives in the process that made the loader, and nowhere else")
-        lease = pool.receive(slot.place, size)
-
-    def tensor(leaf: _Place | _Inline) -> torch.Tensor:
-        if isinstance(leaf, _Place):
-            assert lease is not None
-            return lease.tensor(*leaf)
-        return tensor_at(np.frombuffer(bytearray(leaf.values), np.uint8), 0, leaf.shape, leaf.dtype)
-
-    return _map_leaves(content, (_Place, _Inline), tensor)
+    if name is None:
+        return content
+    pool = _POOLS.get(name.pool)
+    if pool is None:
+        raise RuntimeError("a batch of a StoreLoader arrives in the process that made the loader, and nowhere else")
+    slot = pool.received(name)
+    memory = slot.map(size)
+    batch = _map_leaves(content, _Place, lambda place: tensor_at(memory, *place))
+    slot.is_requested = False  # from now on, its tensors tell whether it is used
+    return batch
 
 
 def _map_leaves(value: Any, kinds: Any, function: Callable[[Any], Any]) -> Any:

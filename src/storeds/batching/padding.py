@@ -8,8 +8,9 @@ from typing import NamedTuple
 
 import torch
 
-from storeds.batching.memory import empty_batch
+from storeds.batching.buffers import Empty
 from storeds.errors import ConfigError
+from storeds.transforms.tail import Tail
 
 __all__ = ["Padded", "check_channels", "padded"]
 
@@ -30,18 +31,30 @@ class Padded(NamedTuple):
     mask: torch.Tensor
 
 
-def padded(values: Sequence[torch.Tensor], *, rows: bool, sizes: bool, fill: float = 0) -> Padded:
+def padded(
+    values: Sequence[torch.Tensor],
+    empty: Empty,
+    *,
+    rows: bool,
+    sizes: bool,
+    fill: float = 0,
+    tail: Tail | None = None,
+) -> Padded:
     """Pad values to the largest of them, at the end of each dimension in which they may differ.
 
     Parameters
     ----------
     values : sequence of torch.Tensor
+    empty : callable
+        Makes the tensors.
     rows : bool
         Whether they differ in their first dimension. It is padded with zeros, and the mask tells the rows.
     sizes : bool
         Whether they differ in their last two dimensions, as images and masks do. These are padded with `fill`, and
         without `rows` the mask tells the pixels.
     fill : float
+    tail : Tail, optional
+        What is left to do for values that are uint8.
     """
     if not sizes:
         values = _with_shape_of_rows(values)
@@ -58,13 +71,15 @@ def padded(values: Sequence[torch.Tensor], *, rows: bool, sizes: bool, fill: flo
             "pad_images=True or name this element there, or pass a custom collate_fn"
         )
     largest = [max(edges) for edges in zip(*shapes, strict=True)]
-    dtype = functools.reduce(torch.promote_types, (value.dtype for value in values))
-    batch = empty_batch((len(values), *largest), dtype)
-    mask = empty_batch((len(values), *(largest[:1] if rows else largest[-2:])), torch.bool)
+    is_waiting = [tail is not None and tail.is_waiting(value) for value in values]
+    types = [torch.float32 if waits else value.dtype for value, waits in zip(values, is_waiting, strict=True)]
+    dtype = functools.reduce(torch.promote_types, types)
+    batch = empty((len(values), *largest), dtype)
+    mask = empty((len(values), *(largest[:1] if rows else largest[-2:])), torch.bool)
     mask.zero_()
     if sizes:
         _check_fill(fill, dtype)
-    for value, shape, out, there in zip(values, shapes, batch, mask, strict=True):
+    for value, waits, shape, out, there in zip(values, is_waiting, shapes, batch, mask, strict=True):
         if rows:
             out[shape[0] :] = 0
             out = out[: shape[0]]
@@ -72,7 +87,10 @@ def padded(values: Sequence[torch.Tensor], *, rows: bool, sizes: bool, fill: flo
             out[..., shape[-2] :, :].fill_(fill)
             out[..., : shape[-2], shape[-1] :].fill_(fill)
             out = out[..., : shape[-2], : shape[-1]]
-        out.copy_(value)
+        if tail is not None and waits:
+            tail(value, out)
+        else:
+            out.copy_(value)
         there[tuple(map(slice, shape[:1] if rows else shape[-2:]))] = True
     return Padded(batch, mask)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from storeds.batching.collate import Ragged, collate
@@ -11,8 +12,9 @@ from storeds.batching.detection import collate_detection
 from storeds.errors import ConfigError, suggest
 from storeds.protocols import ROLES, Field
 from storeds.records.roles import boxes_of
+from storeds.transforms.tail import Tail
 
-__all__ = ["fit_collate", "is_collate"]
+__all__ = ["does_tails", "fit_collate", "is_collate"]
 
 
 def is_collate(collate_fn: Any) -> bool:
@@ -24,8 +26,18 @@ def _function(collate_fn: Any) -> Any:
     return collate_fn.func if isinstance(collate_fn, functools.partial) else collate_fn
 
 
+def does_tails(collate_fn: Any) -> bool:
+    """Return whether a ``collate_fn`` does the tails with which `fit_collate` was called."""
+    return is_collate(collate_fn) and "tails" in getattr(collate_fn, "keywords", ())
+
+
 def fit_collate(
-    collate_fn: Callable[..., Any], fields: Mapping[str, Field], *, as_dict: bool, changed: Collection[str] = ()
+    collate_fn: Callable[..., Any],
+    fields: Mapping[str, Field],
+    *,
+    as_dict: bool,
+    changed: Collection[str] = (),
+    tails: Mapping[str, Tail] = MappingProxyType({}),
 ) -> Callable[..., Any]:
     """Return a function of ours for samples of these elements, and any other ``collate_fn`` unchanged.
 
@@ -43,6 +55,8 @@ def fit_collate(
         Whether samples are dicts.
     changed : collection of str
         Elements that have a transform of their own, so that their declaration says nothing about their length.
+    tails : mapping of str to Tail
+        Element → what is left to do for it.
 
     Raises
     ------
@@ -52,12 +66,17 @@ def fit_collate(
     if not is_collate(collate_fn):
         return collate_fn
     settings = dict(collate_fn.keywords) if isinstance(collate_fn, functools.partial) else {}
+    settings.pop("tails", None)  # the function may have been fitted before
     if _function(collate_fn) is collate_detection:
-        return functools.partial(collate_detection, **_for_detection(settings, fields, as_dict=as_dict))
-    settings.pop("declared", None)  # the function may have been fitted before
+        settings = _for_detection(settings, fields, as_dict=as_dict)
+        if tails.keys() == {settings.get("images", "image")}:
+            settings["tails"] = dict(tails)
+        return functools.partial(collate_detection, **settings)
+    settings.pop("declared", None)
     places = functools.partial(_places, fields=fields, as_dict=as_dict)
     if settings.get("pad_images") is True:
-        settings["pad_images"] = [name for name in fields if fields[name].role in ("image", "mask")] or True
+        images = [name for name, field in fields.items() if field.role in ("image", "mask")]
+        settings["pad_images"] = images or [name for name, field in fields.items() if field.kind == "image"] or True
     for argument in {"pad", "ragged", "pad_images"} & settings.keys():
         given = settings[argument]
         if isinstance(given, Collection) and not isinstance(given, str):
@@ -68,6 +87,8 @@ def fit_collate(
     declared = {place: way for name, way in ways.items() if name not in changed for place in places("declared", name)}
     if declared:
         settings["declared"] = declared
+    if tails:
+        settings["tails"] = {place: tail for name, tail in tails.items() for place in places("tails", name)}
     return functools.partial(collate, **settings) if settings else collate
 
 

@@ -211,7 +211,7 @@ def _number(text: str) -> int:
 
 
 def _show_bench(report: BenchReport) -> None:
-    from storeds.datasets.epoch import STAGES
+    from storeds.datasets.batch import STAGES
 
     stages = (*STAGES, "waiting")
     rows = []

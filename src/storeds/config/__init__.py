@@ -1,6 +1,7 @@
 """Builds datasets and loaders from a config file: `load_config`, then `build_dataset` and `build_loader`.
 
-`Config` and `Loader` (``loader.py``) are the validated tables. `files.py` parses files, `overrides.py` applies ``key=value`` texts, `splits.py` selects splits.
+`Config` holds the validated tables: `DatasetSettings`, `LoaderSettings`, and what differs for a split. `files.py` parses
+files, `variables.py` and `overrides.py` change values, `splits.py` selects the records of splits.
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ from msgspec import structs
 
 from storeds._utils.settings import Settings
 from storeds.config.files import read_mapping
-from storeds.config.loader import Loader
 from storeds.config.overrides import override
-from storeds.config.splits import shared_records, split_value, urls_of, with_split
-from storeds.datasets.source import Source, expand, path_text
+from storeds.config.splits import PLACEHOLDER, shared_records, urls_of, with_split
+from storeds.config.variables import expand
+from storeds.datasets.settings import DatasetSettings
 from storeds.errors import ConfigError, suggest
+from storeds.loaders.settings import LoaderSettings
 from storeds.protocols import Backend
 from storeds.protocols import Field as StoreField
 from storeds.records.columns import read_column
@@ -30,10 +32,9 @@ if TYPE_CHECKING:
     from storeds.datasets.mixture import StoreMixture
     from storeds.loaders.loader import StoreLoader
 
-__all__ = ["Config", "Loader", "build_dataset", "build_loader", "config_schema", "load_config"]
+__all__ = ["Config", "build_dataset", "build_loader", "config_schema", "load_config"]
 
 _LOG = logging.getLogger("storeds")
-_PLACEHOLDER = "{split}"
 _SHOWN, _LONG = 8, 60  # values in a message, characters of one
 
 
@@ -51,9 +52,31 @@ class Split(Settings, frozen=True):
     loader: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
-class Mixing(Settings, frozen=True):
-    """What ``[dataset]`` says about a mixture, beside its ``sources``."""
+class Part(NamedTuple):
+    """One dataset of a split: its name and weight, if it is of a mixture, and its settings.
 
+    Attributes
+    ----------
+    name : str or None
+    weight : Any
+    settings : DatasetSettings
+        Without those of the split.
+    changes : mapping
+        Those of the split.
+    """
+
+    name: str | None
+    weight: Any
+    settings: DatasetSettings
+    changes: Mapping[str, Any]
+
+
+class Mixture(Settings, frozen=True):
+    """What ``[dataset]`` says where it has ``sources``."""
+
+    sources: Annotated[
+        list[dict[str, Any]], msgspec.Meta(min_length=1, description="Several datasets, mixed by their weights.")
+    ]
     temperature: Annotated[
         Annotated[float, msgspec.Meta(gt=0)] | None,
         msgspec.Meta(description="Instead of weights: above 1, small sources come more often than their size says."),
@@ -62,14 +85,42 @@ class Mixing(Settings, frozen=True):
         Literal["first", "last"] | None,
         msgspec.Meta(description="An epoch ends when the first or the last source has come once."),
     ] = None
+    shared: dict[str, Any] = msgspec.field(default_factory=dict)
+    """The other keys of ``[dataset]``, which are settings of all sources."""
+
+    @classmethod
+    def parse(cls, table: Mapping[str, Any], shared: Mapping[str, Any]) -> Mixture:
+        """Validate a table over the settings of all sources; raises ConfigError."""
+        own = {name: value for name, value in table.items() if name in _OF_MIXTURE}
+        rest = {name: value for name, value in table.items() if name not in own}
+        try:
+            merged = DatasetSettings.merged(shared, rest)
+        except ConfigError as error:
+            raise ConfigError(f"config: dataset: {error}") from None
+        mixture = cls.validated({**own, "shared": merged}, "config: dataset")
+        mixture.parts({})
+        return mixture
+
+    def parts(self, changes: Mapping[str, Any]) -> list[Part]:
+        """Return the sources, each with the settings of a split; raises ConfigError with the name of a wrong source."""
+        parts = []
+        for place, entry in enumerate(self.sources):
+            own = dict(entry)
+            name, weight = str(own.pop("name", place)), own.pop("weight", None)
+            try:
+                settings = DatasetSettings.parse(own, over=self.shared)
+            except ConfigError as error:
+                raise ConfigError(f"config: source {redact(name)!r} of the mixture: {error}") from None
+            parts.append(Part(name, weight, settings, changes))
+        names = [part.name for part in parts]
+        if len(set(names)) < len(names):
+            raise ConfigError(
+                f"config: sources of a mixture have different names, and these have {', '.join(map(str, names))}"
+            )
+        return parts
 
 
-class MixedSource(NamedTuple):
-    """A source of a mixture: its name, its weight, and the config of its dataset."""
-
-    name: str
-    weight: Any
-    config: Config
+_OF_MIXTURE = ("sources", "temperature", "stop")
 
 
 class Config(Settings, frozen=True):
@@ -77,68 +128,46 @@ class Config(Settings, frozen=True):
 
     Attributes
     ----------
-    dataset : Source
+    dataset : DatasetSettings
         Of a mixture, its first source.
-    loader : Loader
+    loader : LoaderSettings
     splits : dict
         Split name → settings that differ for this split.
     allow_overlap : bool
         Whether two splits may have records in common.
+    mixture : Mixture or None
+        Where ``[dataset]`` has ``sources``.
     """
 
     parsers: ClassVar[Mapping[str, Callable[[Any], Any]]] = {"splits": _named_by_text}
 
-    dataset: Source
-    loader: Loader = Loader()
+    dataset: DatasetSettings
+    loader: LoaderSettings = LoaderSettings()
     splits: dict[str, Split] = msgspec.field(default_factory=dict)
     allow_overlap: Annotated[
         bool, msgspec.Meta(description="Allow two splits to share records, which is an error otherwise.")
     ] = False
-    sources: tuple[MixedSource, ...] = ()
-    mixing: Mixing = Mixing()
+    mixture: Mixture | None = None
 
     @classmethod
     def parse(cls, mapping: Any) -> Config:
         """Expand variables and validate a mapping of the tables; raises ConfigError with the wrong key or value."""
         if not isinstance(mapping, Mapping):
             raise ConfigError(f"config: expected a mapping of keys to values, got {type(mapping).__name__}")
-        return cls._of_tables(expand(mapping))
-
-    @classmethod
-    def _of_tables(cls, tables: dict[str, Any]) -> Config:
-        for name in ("sources", "mixing"):
+        tables = expand(mapping)
+        for name in ("mixture", "sources"):
             if name in tables:
-                raise ConfigError(f"config: {name!r} is a key of [dataset], not a table of its own")
-        shared = tables.get("dataset")
-        if isinstance(shared, Mapping) and "sources" in shared:
-            return cls._mixed(tables, dict(shared))
-        if isinstance(tables.get("dataset"), Mapping):
-            tables["dataset"] = Source.of_table(tables["dataset"], "config: dataset")
+                raise ConfigError(f"config: there is no table {name!r}; sources is a key of [dataset]")
+        dataset = tables.get("dataset")
+        if isinstance(dataset, Mapping) and "sources" in dataset:
+            tables["mixture"] = Mixture.parse(dataset, {})
+            tables["dataset"] = tables["mixture"].parts({})[0].settings
+        elif isinstance(dataset, Mapping):
+            tables["dataset"] = DatasetSettings.parse(dataset, "config: dataset")
         return cls.validated(tables, "config")
 
-    @classmethod
-    def _mixed(cls, tables: dict[str, Any], shared: dict[str, Any]) -> Config:
-        """Return the config of a mixture: each source has the keys of ``[dataset]`` and its own over them."""
-        entries = shared.pop("sources")
-        mixing = {name: shared.pop(name) for name in Mixing.__struct_fields__ if name in shared}
-        if not isinstance(entries, (list, tuple)) or not entries or not all(isinstance(e, Mapping) for e in entries):
-            raise ConfigError("config: dataset.sources: expected a list of tables, each with a url")
-        parts = []
-        for place, entry in enumerate(entries):
-            own = dict(entry)
-            name, weight = str(own.pop("name", place)), own.pop("weight", None)
-            try:
-                parts.append(MixedSource(name, weight, cls._of_tables({**tables, "dataset": {**shared, **own}})))
-            except ConfigError as error:
-                raise ConfigError(f"config: source {name!r} of the mixture: {error}") from None
-        names = [part.name for part in parts]
-        if len(set(names)) < len(names):
-            raise ConfigError(f"config: sources of a mixture have different names, and these have {', '.join(names)}")
-        settings = Mixing.validated(mixing, "config: dataset")
-        return structs.replace(parts[0].config, sources=tuple(parts), mixing=settings)
-
-    def source_for(self, split: str | int | None, fields: Mapping[str, StoreField] | None = None) -> Source:
-        """Return the dataset settings for one split; no I/O.
+    def source_for(self, split: str | int | None, fields: Mapping[str, StoreField] | None = None) -> DatasetSettings:
+        """Return the dataset settings for one split, of a mixture those of its first source; no I/O.
 
         ``[splits.NAME.dataset]`` overrides ``[dataset]``, and the split's name replaces ``{split}`` in the URL. If the
         URL has no ``{split}`` and the table has no ``url``, ``where``, ``fold`` or ``keys``, the split selects the records
@@ -157,29 +186,50 @@ class Config(Settings, frozen=True):
         ConfigError
             The split does not exist, or its table is invalid.
         """
-        if split is None:
-            return self.dataset
-        split = str(split)
-        table = self._split(split)
-        changes = dict(table.dataset)
-        url = path_text(changes.get("url", self.dataset.url))
-        if any(_PLACEHOLDER in each for each in ([url] if isinstance(url, str) else url)):
-            named = [each.replace(_PLACEHOLDER, split) for each in ([url] if isinstance(url, str) else url)]
-            changes["url"] = named[0] if isinstance(url, str) else named
-        elif changes.keys().isdisjoint(("url", "where", "fold", "keys")):
-            value = split_value(split, fields)
-            if value is not None:
-                changes["where"] = with_split(self.dataset.where, value)
-            elif not self.splits:
-                raise ConfigError(
-                    f"config: nothing says which records are split {split!r}: [dataset] url has no {_PLACEHOLDER}, the "
-                    f"store has no field 'split', and there is no [splits.{split}.dataset] with a where or url"
-                )
-        return Source.of_table({**structs.asdict(self.dataset), **changes})
+        return self.settings_of(self.sources_for(split)[1][0], split, fields)
 
-    def loader_for(self, split: str | int | None) -> Loader:
+    def sources_for(self, split: str | int | None) -> tuple[Mixture | None, list[Part]]:
+        """Return the mixture of a split, if it is one, and its datasets; `settings_of` applies the split to each.
+
+        ``sources``, ``temperature`` and ``stop`` of ``[splits.NAME.dataset]`` override those of ``[dataset]``, and a ``url``
+        there stands in place of ``sources``.
+        """
+        changes, mixture = self._split(split).dataset, self.mixture
+        shared = structs.asdict(self.dataset) if mixture is None else mixture.shared
+        if "sources" in changes:
+            mixture = Mixture.parse(changes, {name: value for name, value in shared.items() if name != "url"})
+            return mixture, [part._replace(changes={"url": part.settings.url}) for part in mixture.parts({})]
+        mixing = {name: value for name, value in changes.items() if name in _OF_MIXTURE}
+        changes = {name: value for name, value in changes.items() if name not in mixing}
+        if mixture is None or "url" in changes:
+            where = f"[splits.{split}.dataset]"
+            if mixing:
+                raise ConfigError(f"{where}: {next(iter(mixing))} is for a mixture, and there are no sources")
+            settings = (
+                self.dataset if mixture is None else DatasetSettings.parse({"url": changes["url"]}, where, over=shared)
+            )
+            return None, [Part(None, None, settings, changes)]
+        mixture = Mixture.validated({**structs.asdict(mixture), **mixing}, f"[splits.{split}.dataset]")
+        return mixture, mixture.parts(changes)
+
+    def settings_of(
+        self, source: Part, split: str | int | None, fields: Mapping[str, StoreField] | None = None
+    ) -> DatasetSettings:
+        """Return the settings of a source of `sources_for`; see `source_for`."""
+        if split is None:
+            return source.settings
+        changes = with_split(source.settings, source.changes, str(split), fields)
+        if changes is None and not self.splits:
+            raise ConfigError(
+                f"config: nothing says which records are split {split!r}: [dataset] url has no {PLACEHOLDER}, the "
+                f"store has no field 'split', and there is no [splits.{split}.dataset] with a where or url"
+            )
+        return source.settings.replaced(source.changes if changes is None else changes, f"[splits.{split}.dataset]")
+
+    def loader_for(self, split: str | int | None) -> LoaderSettings:
         """Return the loader's settings for one split."""
-        return Loader.validated({**structs.asdict(self.loader), **self._split(split).loader}, "[loader]")
+        changes = self._split(split).loader
+        return LoaderSettings.validated({**structs.asdict(self.loader), **changes}, f"[splits.{split}.loader]")
 
     def _split(self, split: str | int | None) -> Split:
         if split is None:
@@ -213,10 +263,17 @@ def load_config(
     StoreNotFoundError
         The file does not exist.
     """
-    mapping = path_or_mapping if isinstance(path_or_mapping, Mapping) else read_mapping(path_or_mapping)
-    config = Config.parse(override(mapping, overrides) if overrides else mapping)
+    if not isinstance(path_or_mapping, Mapping):
+        mapping = read_mapping(path_or_mapping)
+        try:
+            return load_config(mapping, overrides=overrides)
+        except ConfigError as error:
+            shown = redact(os.fspath(path_or_mapping))
+            raise ConfigError(f"{shown}: {str(error).removeprefix('config: ')}") from None
+    config = Config.parse(override(path_or_mapping, overrides) if overrides else path_or_mapping)
     for split in config.splits:  # report errors now, not when a split is first used
-        config.source_for(split)
+        for source in config.sources_for(split)[1]:
+            config.settings_of(source, split)
         config.loader_for(split)
     return config
 
@@ -229,19 +286,14 @@ def config_schema() -> dict[str, Any]:
     """Return the JSON Schema of a config, for editors and checks."""
     schema = msgspec.json.schema(Config)
     definitions = schema["$defs"]
-    whole = definitions.pop("Config")
-    for name in ("sources", "mixing"):  # these are written in [dataset]
-        del whole["properties"][name]
-    del definitions["MixedSource"]
-    dataset = definitions["Source"]
-    source = {
+    whole, mixture = definitions.pop("Config"), definitions.pop("Mixture")["properties"]
+    del whole["properties"]["mixture"], mixture["shared"]  # the keys of a mixture are written in [dataset]
+    mixture["sources"]["items"] = {
         "type": "object",
         "description": "The keys of a dataset, and a name and a weight: a number, or a table of epoch → number.",
     }
-    dataset["properties"] |= {
-        "sources": {"type": "array", "items": source, "description": "Several datasets, mixed by their weights."},
-        **definitions.pop("Mixing")["properties"],
-    }
+    dataset = definitions["DatasetSettings"]
+    dataset["properties"] |= mixture
     dataset["anyOf"] = [{"required": [name]} for name in (*dataset.pop("required"), "sources")]
     return {**whole, "$defs": definitions}
 
@@ -265,61 +317,60 @@ def build_dataset(
         selects some of the same records, and ``allow_overlap`` is not true.
     """
     config = _loaded(config)
-    if config.sources:
-        return _build_mixture(config, split)
-    return _build_one(config, split)
-
-
-def _build_mixture(config: Config, split: str | int | None) -> StoreMixture:
+    mixture, sources = config.sources_for(split)
+    if split is None:
+        _check_unsplit(config, sources)
+    datasets = [_build_one(config, split, source) for source in sources]
+    if mixture is None:
+        return datasets[0]
     from storeds.datasets.mixture import StoreMixture
 
-    sources = {part.name: _build_one(part.config, split, part.name) for part in config.sources}
-    weights = {part.name: part.weight for part in config.sources if part.weight is not None}
-    return StoreMixture(sources, weights or None, temperature=config.mixing.temperature, stop=config.mixing.stop)
+    return StoreMixture(
+        {str(source.name): dataset for source, dataset in zip(sources, datasets, strict=True)},
+        {str(source.name): source.weight for source in sources if source.weight is not None} or None,
+        temperature=mixture.temperature,
+        stop=mixture.stop,
+    )
 
 
-def _build_one(config: Config, split: str | int | None, name: str | None = None) -> StoreDataset:
-    """Build the dataset of a config without sources; `name` is that of a source, which its samples may have as a field."""
+def _build_one(config: Config, split: str | int | None, source: Part) -> StoreDataset:
     from storeds.datasets.assembly import open_source
     from storeds.datasets.map_dataset import StoreDataset
     from storeds.datasets.mixture import SOURCE, Tagged
 
-    unlimited = config.source_for(split)
-    if split is None:
-        _check_unsplit(config)
+    unlimited = config.settings_of(source, split)
     backend = open_source(unlimited.url, unlimited.layout, unlimited.options)
-    source = config.source_for(split, backend.meta.fields)
+    settings = config.settings_of(source, split, backend.meta.fields)
     if split is not None and not config.allow_overlap:
-        _check_overlap(config, str(split), source, backend)
-    arguments = {**source.arguments(), "layout": None, "options": None}  # the open backend already has these
-    if name is not None and SOURCE in (
-        source.fields.values() if isinstance(source.fields, dict) else source.fields or ()
-    ):
-        backend = Tagged(backend, SOURCE, name)
-    dataset = StoreDataset(backend, **arguments)
+        _check_overlap(config, str(split), settings, backend)
+    fields = settings.fields
+    if source.name is not None and SOURCE in (fields.values() if isinstance(fields, dict) else fields or ()):
+        backend = Tagged(backend, SOURCE, source.name)
+    opened: Any = {"url": backend, "layout": None, "options": None}
+    dataset = StoreDataset(structs.replace(settings, **opened))
     if not len(dataset):
         for name, wanted in (dataset.where or {}).items():
             _check_values(dataset, name, wanted)
     return dataset
 
 
-def _check_unsplit(config: Config) -> None:
+def _check_unsplit(config: Config, sources: Iterable[Part]) -> None:
     names = ", ".join(config.splits) or "no names"
-    if any(_PLACEHOLDER in url for url in urls_of(config.dataset)):
-        raise ConfigError(f"config: [dataset] url has {_PLACEHOLDER}, so name a split; [splits] has {names}")
+    if any(PLACEHOLDER in url for source in sources for url in urls_of(source.settings)):
+        raise ConfigError(f"config: [dataset] url has {PLACEHOLDER}, so name a split; [splits] has {names}")
     if config.splits:
         _LOG.warning("no split is named, so the records of all splits (%s) are taken together", names)
 
 
-def _check_overlap(config: Config, split: str, source: Source, backend: Backend) -> None:
+def _check_overlap(config: Config, split: str, settings: DatasetSettings, backend: Backend) -> None:
     """Raise ConfigError if another split of the config selects some of the records of `split`."""
-    for other in config.splits:
-        if other == split:
-            continue
-        shared = shared_records(source, backend, config.source_for(other, backend.meta.fields))
+    for other, source in (
+        (name, each) for name in config.splits if name != split for each in config.sources_for(name)[1]
+    ):
+        shared = shared_records(settings, backend, config.settings_of(source, other, backend.meta.fields))
         if shared is not None:
             raise ConfigError(
-                f"splits {split!r} and {other!r} of the config share {shared}. Give each its own: put {_PLACEHOLDER} into the url of [dataset], or set where or "
+                f"splits {split!r} and {other!r} of the config share {shared}. Give each its own: put {PLACEHOLDER} into the url of [dataset], or set where or "
                 f"url in [splits.{split}.dataset] and [splits.{other}.dataset], or pack with --split, which adds a field "
                 "'split'. If they are meant to overlap, set allow_overlap = true at the top of the config"
             )
@@ -339,77 +390,11 @@ def _check_values(dataset: StoreDataset, name: str, wanted: list[Any]) -> None:
 def build_loader(
     config: Config | str | os.PathLike[str] | Mapping[str, Any], split: str | int | None = None
 ) -> StoreLoader:
-    """Build a `DataLoader` over `build_dataset` and an `EpochSampler`; logs the settings that it picks.
+    """Build ``StoreLoader(build_dataset(config, split), **table)``, where the table is ``[loader]`` with those of the split.
 
-    Defaults: one worker per CPU that this process may use, divided among the ranks of this machine. Workers are
-    persistent. Batches go to pinned memory if CUDA is available.
-
-    The dataset's seed sets the order of an epoch; without a seed the order differs between runs. The ranks of
-    torch.distributed divide each epoch. Each new iteration is the next epoch: see `StoreLoader`.
-
-    Logs a warning if the loader has no batch: the store is empty, no record is selected, or `drop_last` drops all.
+    The keys have the defaults of `StoreLoader`, which are those of PyTorch: no workers, for example, and samples in order.
     """
-    import torch
-
-    from storeds.datasets.map_dataset import StoreDataset
-    from storeds.loaders.loader import StoreLoader
-    from storeds.loaders.planning import PLAN_SETTINGS
-    from storeds.loaders.sampler import EpochSampler
-
     config = _loaded(config)
-    dataset, settings = build_dataset(config, split), config.loader_for(split)
-    workers = _cpus_of_this_rank() if settings.num_workers is None else settings.num_workers
-    pin = torch.cuda.is_available() if settings.pin_memory is None else settings.pin_memory
-    plan = {name: getattr(settings, name) for name in PLAN_SETTINGS}
-    if not settings.shuffle:
-        plan |= {"block_size": None, "window": None}
-    sampler = EpochSampler(
-        dataset, shuffle=settings.shuffle, drop_last=settings.drop_last, batch_size=settings.batch_size, **plan
-    )
-    _LOG.info("loader: %d workers, pin_memory=%s, rank %d of %d", workers, pin, sampler.rank, sampler.num_replicas)
-    arguments: dict[str, Any] = {
-        "sampler": sampler,
-        "batch_size": settings.batch_size,
-        "drop_last": settings.drop_last and settings.batch_size is not None,
-        "collate_fn": settings.collate_fn(),
-        "pin_memory": pin,
-    }
-    loader: StoreLoader
-    if settings.start_method == "thread":
-        from storeds.loaders.threaded import ThreadLoader
+    from storeds.loaders.loader import StoreLoader
 
-        _check_threaded(settings)
-        loader = ThreadLoader(dataset, **arguments, num_workers=workers, prefetch_factor=settings.prefetch_factor or 2)
-    else:
-        loader = StoreLoader(
-            dataset,
-            **arguments,
-            num_workers=workers,
-            multiprocessing_context=settings.start_method if workers else None,
-            persistent_workers=workers > 0 and settings.persistent_workers is not False,
-            prefetch_factor=settings.prefetch_factor if workers else None,
-            timeout=settings.timeout if workers else 0,
-            in_order=settings.in_order,
-            worker_init_fn=settings.function("worker_init_fn"),
-        )
-    if isinstance(dataset, StoreDataset) and not len(dataset.backend):
-        _LOG.warning("there is no batch to load: %s holds no records", dataset.url)
-    elif len(dataset) and not len(loader):  # a dataset without samples has warned about that
-        _LOG.warning(
-            "there is no batch to load: %d samples of %s for %d ranks make no whole batch of %d, and drop_last drops a smaller "
-            "one; reduce batch_size, or set drop_last = false",
-            *(len(dataset), dataset.url, sampler.num_replicas, settings.batch_size or 1),
-        )
-    return loader
-
-
-def _check_threaded(settings: Loader) -> None:
-    given = {"timeout": settings.timeout, "worker_init_fn": settings.worker_init_fn, "in_order": not settings.in_order}
-    for name in (name for name, value in given.items() if value):
-        raise ConfigError(f"[loader]: {name} is for processes, and start_method is 'thread'; leave one of them out")
-
-
-def _cpus_of_this_rank() -> int:
-    """Return how many CPUs this process may use, divided among the ranks that torchrun started on this machine."""
-    cpus = len(os.sched_getaffinity(0))
-    return max(cpus // max(int(os.environ.get("LOCAL_WORLD_SIZE", "1")), 1), 1)
+    return StoreLoader(build_dataset(config, split), **config.loader_for(split).changed())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -11,51 +11,69 @@ from storeds._utils.text import counted
 from storeds.backends.opening import open_backend
 from storeds.backends.selecting import Conditions
 from storeds.backends.view import stores_in
+from storeds.datasets.settings import DatasetSettings, path_text
 from storeds.errors import ConfigError, RecordError, StoredsError
 from storeds.protocols import Array, Backend, Field
 from storeds.records.meta import NATIVE
 from storeds.records.where import check_where, matching_positions
 
-if TYPE_CHECKING:
-    from storeds.datasets.source import Source
+__all__ = ["PLACEHOLDER", "shared_records", "urls_of", "with_split"]
 
-__all__ = ["shared_records", "split_value", "urls_of", "with_split"]
-
+PLACEHOLDER = "{split}"
 _SPLIT = "split"
 
 
-def split_value(name: str, fields: Mapping[str, Field] | None) -> str | int | None:
-    """Return the value of the field ``split`` for split `name`, or None if `fields` has no such field.
+def with_split(
+    settings: DatasetSettings, changes: Mapping[str, Any], name: str, fields: Mapping[str, Field] | None
+) -> dict[str, Any] | None:
+    """Return what a split changes about a dataset, with the URL or the condition that selects its records.
 
-    Without `fields`, the field is assumed to be text. Raises ConfigError if it holds integers and `name` is not one.
+    Parameters
+    ----------
+    settings : DatasetSettings
+    changes : mapping
+        The table of the split.
+    name : str
+        The split.
+    fields : mapping, optional
+        The fields of the store. Without it, a field ``split`` of texts is assumed.
+
+    Returns
+    -------
+    dict or None
+        None if nothing selects the records of this split.
+
+    Raises
+    ------
+    ConfigError
+        The field ``split`` holds integers, and `name` is not one. Or ``where`` leaves no record of the split.
     """
+    url = path_text(changes.get("url", settings.url))
+    urls = [url] if isinstance(url, str) else url
+    if isinstance(urls, (list, tuple)) and any(PLACEHOLDER in each for each in urls if isinstance(each, str)):
+        named = [each.replace(PLACEHOLDER, name) for each in urls]
+        return {**changes, "url": named[0] if isinstance(url, str) else named}
+    if not changes.keys().isdisjoint(("url", "where", "fold", "keys")):
+        return dict(changes)
     kind = "str" if fields is None else fields[_SPLIT].kind if _SPLIT in fields else None
-    if kind == "int":
-        try:
-            return int(name)
-        except ValueError:
-            pass
+    if kind not in ("int", "str"):
+        return None
+    if kind == "int" and not name.lstrip("-").isdecimal():
         raise ConfigError(
             f"the store's field 'split' holds integers, so it has no value {name!r}; "
             f"set where = {{ split = 0 }}, or another number, in [splits.{name}.dataset]"
         )
-    return name if kind == "str" else None
+    taken = (settings.where or {}).get(_SPLIT, name)
+    # As texts: before the store is open, the name of a split of numbers is text.
+    if name not in map(str, taken if isinstance(taken, (list, tuple)) else [taken]):
+        raise ConfigError(
+            f"config: [dataset] where takes only records whose 'split' is {taken!r}, which leaves none for split "
+            f"{name!r}; set where in [splits.{name}.dataset]"
+        )
+    return {**changes, "where": {**(settings.where or {}), _SPLIT: int(name) if kind == "int" else name}}
 
 
-def with_split(where: Mapping[str, Any] | None, value: str | int) -> dict[str, Any]:
-    """Return `where` with the added condition that the field ``split`` is `value`; raises ConfigError if none match."""
-    if where is not None and _SPLIT in where:
-        taken = where[_SPLIT]
-        # As texts: before the store is open, the name of a split of numbers is text.
-        if str(value) not in map(str, taken if isinstance(taken, (list, tuple)) else [taken]):
-            raise ConfigError(
-                f"config: [dataset] where takes only records whose 'split' is {taken!r}, which leaves none for split "
-                f"{value!r}; set where in [splits.{value}.dataset]"
-            )
-    return {**(where or {}), _SPLIT: value}
-
-
-def shared_records(one: Source, backend: Backend, other: Source) -> str | None:
+def shared_records(one: DatasetSettings, backend: Backend, other: DatasetSettings) -> str | None:
     """Describe the records that `one`, whose store is open as `backend`, shares with `other`; None if there are none.
 
     Two stores are the same if they have the same URL, or are native, outside of MongoDB, and of equal content. Duplicate
@@ -76,7 +94,9 @@ def shared_records(one: Source, backend: Backend, other: Source) -> str | None:
     return None
 
 
-def _positions(store: Backend, one: Source, other: Source, condition: dict[str, Any]) -> Sequence[int] | Array:
+def _positions(
+    store: Backend, one: DatasetSettings, other: DatasetSettings, condition: dict[str, Any]
+) -> Sequence[int] | Array:
     """Return the positions that both select; `condition` is what their ``where`` says together."""
     if all(each.fold is None and each.keys is None for each in (one, other)):
         return matching_positions(store, condition) if condition else range(len(store))
@@ -99,18 +119,18 @@ def _key(backend: Backend, position: int) -> str:
     return "" if record is None or isinstance(record, RecordError) else f", key {str(record['key'])[:60]!r}"
 
 
-def _same_stores(one: Source, backend: Backend, other: Source) -> Iterator[Backend]:
+def _same_stores(one: DatasetSettings, backend: Backend, other: DatasetSettings) -> Iterator[Backend]:
     """Yield each store of `backend` that `other` names by the same URL, or that is native and has the same content."""
     mine, theirs = urls_of(one), urls_of(other)
     if (one.layout, one.options) == (other.layout, other.options):
         for url in (url for url in mine if url in theirs):
-            yield backend if len(mine) == 1 else open_backend(url, layout=one.layout, **one.options)
+            yield backend if len(mine) == 1 else open_backend(url, layout=one.layout, **(one.options or {}))
     if not any(url.startswith("mongodb") for url in theirs):  # a server may be slow or down
-        with open_backend(other.url, layout=NATIVE, **other.options) as stores:
+        with open_backend(other.url, layout=NATIVE, **(other.options or {})) as stores:
             ids = {store.meta.id for store in stores_in(stores)}
         yield from (store for store in stores_in(backend) if store.meta.layout == NATIVE and store.meta.id in ids)
 
 
-def urls_of(source: Source) -> list[str]:
+def urls_of(source: DatasetSettings) -> list[str]:
     """Return the URLs of a source as a list."""
     return [source.url] if isinstance(source.url, str) else source.url

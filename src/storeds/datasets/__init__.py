@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from storeds.datasets.counters import Event, Policy, SampleReport
     from storeds.datasets.map_dataset import StoreDataset
     from storeds.datasets.mixture import StoreMixture
-    from storeds.datasets.source import Source
+    from storeds.datasets.settings import DatasetSettings
 
 __all__ = [
+    "DatasetSettings",
     "Event",
     "Policy",
     "SampleReport",
-    "Source",
     "StoreDataset",
     "StoreMixture",
 ]
@@ -31,6 +31,6 @@ __getattr__ = export_lazily(
         "counters": ("Event", "Policy", "SampleReport"),
         "map_dataset": ("StoreDataset",),
         "mixture": ("StoreMixture",),
-        "source": ("Source",),
+        "settings": ("DatasetSettings",),
     },
 )

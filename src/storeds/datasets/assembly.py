@@ -5,14 +5,14 @@ from __future__ import annotations
 import inspect
 import os
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias, cast
 
 import msgspec
 
-from storeds._utils.arguments import plain
+from storeds._utils.arguments import from_omegaconf
 from storeds.backends.opening import open_backend
-from storeds.datasets.source import Source
+from storeds.datasets.settings import DatasetSettings
 from storeds.errors import ConfigError, suggest
 from storeds.protocols import Backend, Field, Reader, ReaderSpec, Transform
 from storeds.readers.paths import split_path
@@ -22,15 +22,14 @@ from storeds.registry import READERS
 from storeds.transforms import BoundTransform, JointTransform, build_transform
 from storeds.transforms.alignment import check_roles, check_spatial, takes_images
 from storeds.transforms.arguments import is_list
-from storeds.transforms.binding import first_crop, takes_strided
-from storeds.transforms.operations import in_order
+from storeds.transforms.binding import Compose, first_crop, takes_strided
+from storeds.transforms.tail import Tail
 
 __all__ = [
     "Transforms",
     "bind_joint",
     "bind_transforms",
     "build_transforms",
-    "check_seed",
     "declared_elements",
     "fit_reader",
     "make_reader",
@@ -44,15 +43,6 @@ __all__ = [
 Transforms: TypeAlias = Transform | dict[str, Transform] | None
 """For the sample's data, or for each element that the user named."""
 
-_READER_OPTIONS = ("decode", "channels", "mode", "repair", "min_recovered", "roles")  # of a dataset, for its reader
-
-
-def check_seed(seed: Any) -> int | None:
-    """Return the seed; raises ConfigError unless it is an int or None."""
-    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
-        raise ConfigError(f"seed must be an int or None, got {seed!r}")
-    return seed
-
 
 def open_source(source: Any, layout: str | None, options: Mapping[str, Any] | None) -> Backend:
     """Return `source` if it is an open backend, otherwise open the store that it names."""
@@ -65,81 +55,95 @@ def open_source(source: Any, layout: str | None, options: Mapping[str, Any] | No
         return open_backend(source, layout=layout, **(options or {}))
     if not isinstance(source, Backend):
         raise ConfigError(
-            f"url must be a URL, a path, a list of them, a Backend or a Source, not {type(source).__name__}"
+            f"url must be a URL, a path, a list of them, a Backend or a DatasetSettings, not {type(source).__name__}"
         )
     if layout is not None or options:
         raise ConfigError("layout and options are for opening a store, and this one is open already: leave them out")
     return source
 
 
-def _has_parts(settings: Source, declared: Mapping[str, Field]) -> bool:
-    """Return whether samples have several parts that belong together, which the reader ``"sample"`` reads."""
-    if settings.transforms is not None or settings.roles is not None:
-        return True
-    fields = settings.fields
-    asked = declared if fields is None else fields.values() if isinstance(fields, Mapping) else fields
-    paths = [split_path(name, declared) for name in asked if isinstance(name, str)]
-    if any(path is not None and path.steps for path in paths):
-        return True
-    roles = {declared[name].role for name in asked if name in declared}
-    return not roles.isdisjoint(("mask", "boxes", "keypoints"))
+def make_reader(
+    reader: Any,
+    fields: Any,
+    settings: Mapping[str, Any],
+    options: Mapping[str, Any] | None,
+    declared: Mapping[str, Field],
+    *,
+    joint: bool,
+) -> ReaderSpec[Any]:
+    """Return a description of the reader of a dataset.
 
+    Parameters
+    ----------
+    reader : str or ReaderSpec
+        ``"image"`` becomes ``"sample"`` where samples have several parts that belong together.
+    fields : sequence of str, mapping of str to str, or None
+    settings : mapping
+        Arguments of the dataset for its reader, of which only some readers take `decode`, `mode`, `repair`, ….
+    options : mapping, optional
+        ``reader_options``.
+    declared : mapping of str to Field
+        The fields of the store.
+    joint : bool
+        Whether there are transforms for whole samples.
 
-def make_reader(settings: Source, declared: Mapping[str, Field]) -> ReaderSpec[Any]:
-    """Return the reader that the settings name, with their options; only some readers take decode, mode, repair, …."""
-    reader: Any = settings.reader
-    if reader == "image" and _has_parts(settings, declared):
+    Raises
+    ------
+    ConfigError
+        A setting has no effect on this reader, is unknown, or is given twice.
+    """
+    if reader == "image" and (joint or settings["roles"] is not None or _has_parts(fields, declared)):
         reader = "sample"
-    fields, own = settings.fields, dict(settings.reader_options or {})
-    given = {name: getattr(settings, name) for name in _READER_OPTIONS}
-    changed = {name: value for name, value in given.items() if not _is_default(name, value)}
+    defaults = DatasetSettings.defaults()
+    # The number 1 is not as True, which readers refuse.
+    changed = {
+        name: value
+        for name, value in settings.items()
+        if (type(value), value) != (type(defaults[name]), defaults[name])
+    }
+    if fields is not None:
+        changed["fields"] = fields
+    own = options or {}
     if not isinstance(reader, (str, type)) and hasattr(reader, "bind"):
-        surplus = ["fields"] * (fields is not None) + ["reader_options"] * bool(own) + [*changed]
+        surplus = [*changed, *["reader_options"] * bool(own)]
         if surplus:
             raise ConfigError(
                 f"{', '.join(surplus)} are for making a reader, and this one is made already: pass them to {type(reader).__name__}"
             )
         return cast("ReaderSpec[Any]", reader)
-    target = READERS.get(reader) if isinstance(reader, str) else reader
-    shown = reader if isinstance(reader, str) else getattr(reader, "__name__", reader)
     if isinstance(fields, str):
         raise ConfigError(f"fields is a sequence of names, not the text {fields!r}")
-    _check_options(shown, target, own, changed if fields is None else {"fields": fields, **changed})
-    chosen = {} if fields is None else {"fields": fields if isinstance(fields, Mapping) else tuple(fields)}
-    return cast("ReaderSpec[Any]", target(**chosen, **{**changed, **own}))
+    target = READERS.get(reader) if isinstance(reader, str) else reader
+    shown = reader if isinstance(reader, str) else getattr(reader, "__name__", reader)
+    _check_options(shown, inspect.signature(target).parameters, own, changed)
+    if fields is not None and not isinstance(fields, Mapping):
+        changed["fields"] = tuple(fields)
+    return cast("ReaderSpec[Any]", target(**{**changed, **own}))
 
 
-def _is_default(name: str, value: Any) -> bool:
-    """Return whether a setting is as its default; the number 1 is not as True, which readers refuse."""
-    default = Source.default(name)
-    return type(value) is type(default) and bool(value == default)
-
-
-def _check_options(reader: str, target: Any, own: Mapping[str, Any], changed: Mapping[str, Any]) -> None:
-    """Raise ConfigError for an option that the reader does not take, or that is given twice.
-
-    Parameters
-    ----------
-    reader : str
-    target : callable
-        Makes the reader; its parameters are the options.
-    own : mapping
-        ``reader_options``.
-    changed : mapping
-        The options of the dataset, for its reader, that differ from the default.
-    """
-    accepted = inspect.signature(target).parameters
-    options = [name for name in accepted if name != "fields"]
+def _check_options(shown: str, accepted: Iterable[str], own: Mapping[str, Any], changed: Mapping[str, Any]) -> None:
+    """Raise ConfigError for an option that a reader does not take, or that is given twice; `own` are ``reader_options``."""
+    known = [name for name in accepted if name != "fields"]
     for name in own:
         if name == "fields":
             raise ConfigError("fields is an argument of StoreDataset, or a key of [dataset], not one of reader_options")
-        if name not in options:
-            raise ConfigError(f"reader {reader!r} has no option {name!r}; {suggest(name, options, 'options')}")
+        if name not in known:
+            raise ConfigError(f"reader {shown!r} has no option {name!r}; {suggest(name, known, 'options')}")
         if name in changed and changed[name] != own[name]:
             raise ConfigError(f"{name} is given twice with different values, to the dataset and in reader_options")
     for name in changed:
         if name not in accepted:
-            raise ConfigError(f"reader {reader!r} takes no {name}: it would have no effect; leave it out")
+            raise ConfigError(f"reader {shown!r} takes no {name}: it would have no effect; leave it out")
+
+
+def _has_parts(fields: Any, declared: Mapping[str, Field]) -> bool:
+    """Return whether samples have a mask, boxes or keypoints, or values inside of JSON."""
+    asked = declared if fields is None else fields.values() if isinstance(fields, Mapping) else fields
+    paths = [split_path(name, declared) for name in asked if isinstance(name, str)]
+    roles = {declared[name].role for name in asked if name in declared}
+    return any(path is not None and path.steps for path in paths) or not roles.isdisjoint(
+        ("mask", "boxes", "keypoints")
+    )
 
 
 def with_stats(spec: Any, reader: Reader[Any], backend: Backend) -> Any:
@@ -174,7 +178,7 @@ def with_stats(spec: Any, reader: Reader[Any], backend: Backend) -> Any:
             return _measured(part, element, reader, backend)
         return {name: resolved(value, element) if name == "transforms" else value for name, value in part.items()}
 
-    return resolved(plain(spec), reader.data or "image")
+    return resolved(from_omegaconf(spec), reader.data or "image")
 
 
 class _Moments(msgspec.Struct):
@@ -291,27 +295,24 @@ def reader_name(reader: Reader[Any]) -> str:
     return type(reader).__name__ if own is None else own.kind
 
 
-def bind_transforms(reader: Reader[Any], transforms: Mapping[str, Transform]) -> list[tuple[str, BoundTransform]]:
-    """Return element → transform, called with each sample's randomness. That of the data may leave scaling to collate."""
-    own = built_in(reader)
-    data = None if own is not None and own.joint is not None else reader.data
-    return [
-        (name, BoundTransform(each, _in_order(each), may_wait=True) if name == data else BoundTransform(each))
-        for name, each in transforms.items()
-    ]
-
-
-def bind_joint(
-    reader: Reader[Any], transforms: Mapping[str, Transform], joint: Transform | None
-) -> JointTransform | None:
+def bind_joint(reader: Reader[Any], joint: Transform | None) -> JointTransform | None:
     """Return what makes the elements of whole samples, where the reader builds these."""
     own = built_in(reader)
-    if own is None or own.joint is None:
-        return None
-    # A transform of one image takes the floats, so collating cannot make them.
-    may_wait = not any(own.joint.declared[name].role == "image" for name in transforms)
-    return JointTransform(joint, box_format=own.joint.box_format, may_wait=may_wait)
+    return None if own is None or own.joint is None else JointTransform(joint, box_format=own.joint.box_format)
 
 
-def _in_order(transform: Transform) -> Callable[[Any], Any] | None:
-    return in_order if takes_strided(transform) else None
+def bind_transforms(
+    reader: Reader[Any], transforms: Mapping[str, Transform], joint: JointTransform | None
+) -> tuple[list[tuple[str, BoundTransform]], dict[str, Tail]]:
+    """Return element → transform, called with each sample's randomness; and element → what these and `joint` leave to do."""
+    own = built_in(reader)
+    tails: dict[str, Tail] = {}
+    if joint is not None and joint.tail is not None and own is not None and own.joint is not None:
+        tails = {name: joint.tail for name, field in own.joint.declared.items() if field.role == "image"}
+    # A transform of one image takes the floats.
+    bound = {
+        name: BoundTransform(Compose([tails[name], each]) if name in tails else each)
+        for name, each in transforms.items()
+    }
+    tails |= {name: each.tail for name, each in bound.items() if each.tail is not None}
+    return list(bound.items()), {name: tail for name, tail in tails.items() if name not in bound or bound[name].tail}

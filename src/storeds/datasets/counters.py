@@ -1,39 +1,29 @@
-"""Counts the samples that were bad, repaired, skipped or replaced; and the batches of a loader, with what they took.
-
-What happens to the samples of a batch travels with it as a `BatchEvents`, and the training process counts it.
-"""
+"""Counts the samples of a dataset that were bad, repaired, skipped or replaced, and reports them."""
 
 from __future__ import annotations
 
 import logging
 import os
-import secrets
 import threading
-import weakref
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from multiprocessing.context import get_spawning_popen
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-from torch.utils.data import get_worker_info
 
 from storeds._utils.arguments import check_share
 from storeds._utils.text import counted, html_table
-from storeds.datasets.epoch import MAX_EPOCH, SharedEpoch, SharedTable, Work, collected_events, no_time
+from storeds.datasets.epoch import SharedEpoch, SharedTable
 from storeds.errors import BadSamplesError, ConfigError, suggest
 
 __all__ = [
     "FAULTS",
-    "BatchEvents",
     "Event",
-    "LoaderStats",
     "Policy",
     "SampleCounters",
     "SampleReport",
-    "StageTotals",
-    "count_events",
 ]
 
 _LOG = logging.getLogger("storeds")
@@ -51,6 +41,9 @@ FAULTS = (
     "other",
 )
 """The kinds of fault, each with its own counter."""
+
+IN_WORKERS = "in_workers"
+"""Stands in a report for samples that workers of a plain DataLoader met, which tell no more than their number."""
 
 _KEPT = 10  # events of a report
 _PASSES = 8  # whose samples are counted for the limits: of loaders that run side by side
@@ -101,24 +94,6 @@ class Event:
     def text(self) -> str:
         """What is wrong with which record."""
         return f"{self.place}: {self.reason}"
-
-
-class BatchEvents(NamedTuple):
-    """What happened to the samples that one batch takes from a dataset.
-
-    Attributes
-    ----------
-    counters : str
-        The key of the dataset's `SampleCounters`.
-    epoch, seen : int
-        How many samples of which epoch were requested.
-    events : sequence of Event
-    """
-
-    counters: str
-    epoch: int
-    seen: int
-    events: Sequence[Event]
 
 
 POLICIES = ("raise", "skip", "replace")
@@ -176,15 +151,23 @@ def _new_lock() -> None:
 
 os.register_at_fork(after_in_child=_new_lock)
 
-_ROWS = 256
-_NAMES = ("seen", "skipped", "replaced")
+_PROCESSES = 256  # that count at the same time, by the last digits of their numbers
+
+
+@dataclass
+class _Pass:
+    """The samples of a pass, in this process."""
+
+    seen: int = 0
+    bad: int = 0
+    first: list[Event] = field(default_factory=list)
 
 
 class SampleCounters(SharedTable):
     """The counters of one dataset. Thread-safe.
 
-    The batches of our loaders carry their events, which the training process counts. Workers of a plain DataLoader have
-    no such message: they add up their counts, without events, in a row of shared memory each.
+    The batches of our loaders carry their events, which the training process counts. The workers of a plain DataLoader have
+    no such message: each adds up its bad and its repaired samples in two integers that all processes share.
 
     Parameters
     ----------
@@ -198,144 +181,104 @@ class SampleCounters(SharedTable):
         The store, secrets removed.
     """
 
-    DTYPE = np.dtype(
-        [
-            ("epoch", "<i8"),
-            ("turn", "<i8"),  # tells passes of one epoch apart
-            ("of_pass", "<i8", 2),  # its samples, and its bad ones
-            *((name, "<i8") for name in _NAMES),
-            ("bad", "<i8", len(FAULTS)),
-            ("repaired", "<i8", len(FAULTS)),
-        ]
-    )
-    COUNT = _ROWS
+    DTYPE = np.dtype([("bad", "<i8"), ("repaired", "<i8")])
+    COUNT = _PROCESSES
 
     def __init__(self, policy: Policy, length: int, epochs: SharedEpoch, url: str) -> None:
         super().__init__()
         self.policy, self._length, self._epochs, self._url = policy, length, epochs, url
-        self._own = np.zeros(1, self.DTYPE)  # counted in this process
-        # Epoch and turn → the samples and the bad ones of that pass in this process, and its first bad ones.
-        self._passes: dict[Any, tuple[Any, list[Event]]] = {}
+        self._home = os.getpid()
+        self._totals: Counter[str] = Counter()  # of this process: seen, skipped, replaced
+        self._faults: dict[str, Counter[str]] = {"bad": Counter(), "repaired": Counter()}
+        self._passes: dict[Any, _Pass] = {}
         self._first: list[Event] = []
         self._last: deque[Event] = deque(maxlen=_KEPT)
         self._logged: set[str] = set()
-        self._name(secrets.token_hex(8))
-
-    def _name(self, key: str) -> None:
-        self.key = key
-        _COUNTERS[key] = self
 
     def add(self, epoch: int, seen: int, events: Sequence[Event], turn: Any = None) -> None:
-        """Count samples, or put them into the message of the batch that this thread makes.
+        """Count samples that were requested, and what happened to them.
 
         Parameters
         ----------
         turn : hashable, optional
-            The pass of a loader. By default a pass of samples that are read directly begins whenever the epoch is set, and
-            one of the workers of a plain DataLoader also when these start.
+            The pass of a loader. By default a pass of samples that are read directly begins whenever the epoch is set.
 
         Raises
         ------
         BadSamplesError
             Too many samples of the pass are bad.
         """
-        message = collected_events()
-        if message is not None:
-            message.append(BatchEvents(self.key, epoch, seen, events))
-            return
-        turn = self._turn() if turn is None else turn
         with _lock:
-            row, of_pass, first = self._row(epoch, turn)
-            row["seen"] += seen
-            of_pass[0] += seen
-            new = [event for event in events if self._count(event, row, of_pass, first)]
+            of_pass = self._pass(epoch, self._epochs.turn if turn is None else turn)
+            self._totals["seen"] += seen
+            of_pass.seen += seen
+            new = [event for event in events if self._count(event, of_pass)]
         for event in new:
             if event.outcome or event.repaired:
                 start = f"{event.outcome}: " if event.outcome else ""
                 text = f"{event.place} of {self._url}: {event.reason}"
                 _LOG.warning("%s%s (more faults of kind %s are only counted)", start, text, event.fault)
         if any(event.outcome for event in events):
-            self.policy.check(*self._of_pass(epoch, turn, of_pass), self._length, first, self._url)
+            self.policy.check(of_pass.seen, of_pass.bad, self._length, of_pass.first, self._url)
 
-    def _turn(self) -> int:
-        """Return the pass to which samples belong that are read without a loader of storeds."""
-        worker = get_worker_info()
-        return (self._epochs.turn + (0 if worker is None else worker.seed - worker.id)) & MAX_EPOCH
-
-    def _row(self, epoch: int, turn: Any) -> tuple[Any, Any, list[Event]]:
-        """Return where this process counts: over all passes, and in this one; and the first bad samples of this one."""
-        of_pass, first = self._passes.pop((epoch, turn), None) or (np.zeros(2, np.int64), [])
-        self._passes[epoch, turn] = of_pass, first
+    def _pass(self, epoch: int, turn: Any) -> _Pass:
+        found = self._passes[epoch, turn] = self._passes.pop((epoch, turn), _Pass())
         while len(self._passes) > _PASSES:
             del self._passes[next(iter(self._passes))]
-        worker = get_worker_info()
-        if worker is None:
-            return self._own[0], of_pass, first
-        # The workers of a loader have consecutive seeds, so each has a row. Loaders that run side by side may share one.
-        row = self.table[worker.seed % _ROWS]
-        if (row["epoch"], row["turn"]) != (epoch, turn):
-            row["epoch"], row["turn"], row["of_pass"] = epoch, turn, 0
-        return row, row["of_pass"], first
+        return found
 
-    def _count(self, event: Event, row: Any, of_pass: Any, first: list[Event]) -> bool:
+    def _count(self, event: Event, of_pass: _Pass) -> bool:
         """Count an event; return whether it is the first of its kind."""
-        fault = event.fault if event.fault in FAULTS else "other"
-        row["repaired" if event.repaired else "bad"][FAULTS.index(fault)] += 1
+        fault, what = event.fault if event.fault in FAULTS else "other", "repaired" if event.repaired else "bad"
+        self._faults[what][fault] += 1
+        if os.getpid() != self._home:
+            self.table[os.getpid() % _PROCESSES][what] += 1
         self._last.append(event)
         if not event.repaired:
-            of_pass[1] += 1
+            of_pass.bad += 1
             if event.outcome:
-                row[event.outcome] += 1
-            for events in (first, self._first):
+                self._totals[event.outcome] += 1
+            for events in (of_pass.first, self._first):
                 if len(events) < _KEPT:
                     events.append(event)
         is_new = fault not in self._logged
         self._logged.add(fault)
         return is_new
 
-    def _of_pass(self, epoch: int, turn: Any, own: Any) -> tuple[int, int]:
-        """Return how many samples of a pass were seen, and how many of them were bad; by all workers in a worker."""
-        if get_worker_info() is None:
-            return int(own[0]), int(own[1])
-        rows = self.table
-        seen, bad = rows["of_pass"][(rows["epoch"] == epoch) & (rows["turn"] == turn)].sum(axis=0)
-        return int(seen), int(bad)
-
     def report(self) -> SampleReport:
         """Return the present counts of this process and its workers."""
         with _lock:
-            rows = np.concatenate([self._own, self.table])
-            totals = {name: int(rows[name].sum()) for name in _NAMES}
-            bad, repaired = (
-                {fault: int(count) for fault, count in zip(FAULTS, rows[name].sum(axis=0), strict=True) if count}
-                for name in ("bad", "repaired")
-            )
+            others = self.table.copy()
+            if os.getpid() != self._home:  # counted in this process too
+                others[os.getpid() % _PROCESSES] = 0
+            found = {
+                what: {fault: counts[fault] for fault in FAULTS if counts[fault]}
+                for what, counts in self._faults.items()
+            }
+            for what, faults in found.items():
+                if elsewhere := int(others[what].sum()):
+                    faults[IN_WORKERS] = elsewhere
+            totals = {name: self._totals[name] for name in ("seen", "skipped", "replaced")}
             first, last = list(self._first), list(self._last)
-        policy = self.policy.on_error
-        return SampleReport(self._url, policy, **totals, bad=bad, repaired=repaired, first=first, last=last)
+        return SampleReport(
+            self._url,
+            self.policy.on_error,
+            **totals,
+            bad=found["bad"],
+            repaired=found["repaired"],
+            first=first,
+            last=last,
+        )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        if get_spawning_popen() is not None:
-            return _of_worker, (self._cell, self.key, self.policy, self._length, self._epochs, self._url)
-        return type(self), (self.policy, self._length, self._epochs, self._url)
+        settings = self.policy, self._length, self._epochs, self._url
+        return (_of_worker, (self._cell, *settings)) if get_spawning_popen() is not None else (type(self), settings)
 
 
-def _of_worker(cell: Any, key: str, policy: Policy, length: int, epochs: SharedEpoch, url: str) -> SampleCounters:
+def _of_worker(cell: Any, policy: Policy, length: int, epochs: SharedEpoch, url: str) -> SampleCounters:
     counters = SampleCounters(policy, length, epochs, url)
-    counters._cell = cell
-    counters._name(key)
+    counters._cell, counters._home = cell, -1
     return counters
-
-
-_COUNTERS: weakref.WeakValueDictionary[str, SampleCounters] = weakref.WeakValueDictionary()
-
-
-def count_events(messages: Sequence[BatchEvents], turn: Any = None) -> None:
-    """Count the events of a batch for the datasets of this process, see `SampleCounters.add`; raises BadSamplesError."""
-    for message in messages:
-        counters = _COUNTERS.get(message.counters)  # a worker may have made a dataset of its own
-        if counters is not None:
-            counters.add(message.epoch, message.seen, message.events, turn)
 
 
 @dataclass(frozen=True)
@@ -352,10 +295,11 @@ class SampleReport:
     skipped, replaced : int
         What happened to bad ones; 0 with ``raise``.
     bad, repaired : dict
-        Fault → number of samples that were bad, or that were returned after a repair although a part is missing.
+        Fault → number of samples that were bad, or that were returned after a repair although a part is missing. The fault
+        ``in_workers`` has those of the workers of a plain DataLoader, about which nothing else is known here: each worker logs
+        the first of a kind.
     first, last : list of Event
-        The first ten bad samples, and the last ten bad or repaired ones, oldest first. Those of the workers of a plain
-        DataLoader are counted only, and each worker logs the first of a kind.
+        The first ten bad samples, and the last ten bad or repaired ones, oldest first.
     """
 
     url: str
@@ -367,6 +311,31 @@ class SampleReport:
     repaired: dict[str, int]
     first: list[Event]
     last: list[Event]
+
+    @classmethod
+    def joined(cls, reports: Sequence[SampleReport]) -> SampleReport:
+        """Return the sums of several reports, and the events of all, in the order of their time."""
+        totals = {name: sum(getattr(each, name) for each in reports) for name in ("seen", "skipped", "replaced")}
+        counts = {
+            what: dict(sum((Counter(getattr(each, what)) for each in reports), Counter[str]()))
+            for what in ("bad", "repaired")
+        }
+        first, last = (
+            sorted((event for each in reports for event in getattr(each, name)), key=lambda event: event.time)
+            for name in ("first", "last")
+        )
+        urls, policies = (
+            ", ".join(dict.fromkeys(getattr(each, name) for each in reports)) for name in ("url", "on_error")
+        )
+        return cls(
+            urls,
+            policies,
+            **totals,
+            bad=counts["bad"],
+            repaired=counts["repaired"],
+            first=first[:_KEPT],
+            last=last[-_KEPT:],
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON; each event has its `Event.text` too."""
@@ -381,7 +350,7 @@ class SampleReport:
     def __str__(self) -> str:
         total = f"{sum(self.bad.values()):,} bad ({self.skipped:,} skipped, {self.replaced:,} replaced)"
         lines = [f"{self.url}: {counted(self.seen, 'sample')}, {sum(self.repaired.values()):,} repaired, {total}"]
-        faults = [fault for fault in FAULTS if fault in self.bad or fault in self.repaired]
+        faults = [fault for fault in (*FAULTS, IN_WORKERS) if fault in self.bad or fault in self.repaired]
         if faults:
             lines.append(f"  {'fault':<18}{'repaired':>10}{'bad':>10}")
             lines += [
@@ -389,104 +358,3 @@ class SampleReport:
             ]
         lines += [f"  {event.text}" for event in self.last]
         return "\n".join(lines)
-
-
-# --- Batches ---
-
-
-@dataclass
-class StageTotals:
-    """The batches that a training loop received so far, of all workers or of one.
-
-    Attributes
-    ----------
-    batches, samples, bytes, cold_bytes : int
-    seconds : dict
-        Stage → seconds that workers spent on these batches, added up.
-    """
-
-    batches: int = 0
-    samples: int = 0
-    bytes: int = 0
-    cold_bytes: int = 0
-    seconds: dict[str, float] = field(default_factory=no_time)
-
-    def add(self, samples: int, work: Work) -> None:
-        """Add a batch."""
-        self.batches += 1
-        self.samples += samples
-        self.bytes += work.bytes
-        self.cold_bytes += work.cold_bytes
-        for stage, spent in work.seconds.items():
-            self.seconds[stage] += spent
-
-
-@dataclass
-class LoaderStats:
-    """The work behind the batches that a training loop received so far.
-
-    Attributes
-    ----------
-    totals : StageTotals
-        Of all workers.
-    workers : dict
-        Worker → its totals; 0 without workers.
-    starting, waiting, training : float
-        Seconds of the training loop: until the first batch of a pass, until later ones, and between them.
-    waits : int
-        Batches that were waited for, apart from the first of each pass.
-    bad, repaired : int
-        Samples.
-    seen : Counter
-        The key of a dataset's counters → the samples that were requested from it.
-    """
-
-    totals: StageTotals = field(default_factory=StageTotals)
-    workers: dict[int, StageTotals] = field(default_factory=dict)
-    starting: float = 0.0
-    waiting: float = 0.0
-    training: float = 0.0
-    waits: int = 0
-    bad: int = 0
-    repaired: int = 0
-    seen: Counter[str] = field(default_factory=Counter)
-
-    def wait(self, seconds: float, *, is_first: bool) -> None:
-        """Add what the training loop waited for a batch."""
-        if is_first:
-            self.starting += seconds
-        else:
-            self.waiting += seconds
-            self.waits += 1
-
-    def add(self, worker: int, size: int, work: Work, events: Sequence[BatchEvents]) -> None:
-        """Add a batch that the training loop received."""
-        for totals in (self.totals, self.workers.setdefault(worker, StageTotals())):
-            totals.add(size, work)
-        for message in events:
-            self.seen[message.counters] += message.seen
-        repaired = [event.repaired for message in events for event in message.events]
-        self.repaired += sum(repaired)
-        self.bad += len(repaired) - sum(repaired)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain numbers: seconds and bytes."""
-        loop = {"starting": self.starting, "waiting": self.waiting, "training": self.training}
-        totals = _numbers(self.totals)
-        return {
-            **totals,
-            "seconds": {**loop, **totals["seconds"]},
-            "bad": self.bad,
-            "repaired": self.repaired,
-            "workers": {worker: _numbers(each) for worker, each in sorted(self.workers.items())},
-        }
-
-
-def _numbers(totals: StageTotals) -> dict[str, Any]:
-    return {
-        "batches": totals.batches,
-        "samples": totals.samples,
-        "bytes": totals.bytes,
-        "cold_bytes": totals.cold_bytes,
-        "seconds": dict(totals.seconds),
-    }

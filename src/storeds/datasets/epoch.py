@@ -1,16 +1,12 @@
-"""The epoch and the seed of samples; and the batch that a thread makes: its request, its events and its times."""
+"""The epoch of a dataset, in memory that its workers share; and the seeds of runs without one."""
 
 from __future__ import annotations
 
+import itertools
 import mmap
-import resource
-import threading
-import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+import os
 from multiprocessing.context import get_spawning_popen
-from time import perf_counter
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -19,28 +15,14 @@ import xxhash
 from torch.utils.data import get_worker_info
 
 from storeds.errors import ConfigError
-from storeds.protocols import Array
-
-if TYPE_CHECKING:
-    from storeds.datasets.counters import BatchEvents
 
 __all__ = [
     "MAX_EPOCH",
-    "STAGES",
+    "SharedChange",
     "SharedEpoch",
     "SharedTable",
-    "Work",
-    "add_bytes",
-    "add_time",
     "agreed_seed",
-    "collect_events",
-    "collected_events",
     "draw_seed",
-    "no_time",
-    "replacements_for",
-    "take_work",
-    "use_epoch",
-    "use_replacements",
     "world_size",
 ]
 
@@ -73,156 +55,24 @@ MAX_EPOCH = 2**63 - 1
 """The largest epoch: it fits into an int64."""
 
 _SEED_KEY = "storeds/seed"
-
-
-class EpochListener(Protocol):
-    """Starts its next pass at the epoch that a user sets on its dataset."""
-
-    def _request_epoch(self, epoch: int) -> None: ...
-
-
-STAGES = ("read", "decode", "transform", "collate")
-
-
-def no_time() -> dict[str, float]:
-    """Return zero seconds of each stage."""
-    return dict.fromkeys(STAGES, 0.0)
-
-
-class _Context(threading.local):
-    """The batch that this thread makes: its request, and what it took so far."""
-
-    request: tuple[int, int | None] | None = None  # epoch and seed
-    replacements: Callable[[str, int], Array | None] | None = None
-    events: list[BatchEvents] | None = None
-    bytes = blocks = 0
-
-    def __init__(self) -> None:
-        self.seconds = no_time()
-
-
-_context = _Context()
-
-
-@contextmanager
-def use_epoch(epoch: int, seed: int | None, events: list[BatchEvents] | None = None) -> Iterator[None]:
-    """Make the samples of this thread for `epoch`, and with `seed` where their dataset has none.
-
-    Datasets append what happened to the samples to `events`; by default they count it themselves.
-    """
-    before = _context.request, _context.events
-    _context.request, _context.events = (epoch, seed), events
-    try:
-        yield
-    finally:
-        _context.request, _context.events = before
-
-
-@contextmanager
-def collect_events(events: list[BatchEvents]) -> Iterator[None]:
-    """Append what happens to the samples of this thread to `events`, whatever their epoch."""
-    before, _context.events = _context.events, events
-    try:
-        yield
-    finally:
-        _context.events = before
-
-
-@contextmanager
-def use_replacements(rule: Callable[[str, int], Array | None] | None) -> Iterator[None]:
-    """Let `rule` say which samples may replace a bad one, by the key of a dataset's counters and its index."""
-    before, _context.replacements = _context.replacements, rule
-    try:
-        yield
-    finally:
-        _context.replacements = before
-
-
-def replacements_for(counters: str, index: int) -> Array | None:
-    """Return the indices of the samples that may replace a bad one; None if each may."""
-    return None if _context.replacements is None else _context.replacements(counters, index)
-
-
-def collected_events() -> list[BatchEvents] | None:
-    """Return the list for the events of the batch that this thread makes; None outside of a request."""
-    return _context.events
-
-
-class Work(NamedTuple):
-    """What making a batch took.
-
-    Attributes
-    ----------
-    seconds : dict
-        Stage → seconds.
-    bytes : int
-        Of the records.
-    cold_bytes : int
-        Read from a disk, because the page cache did not hold them.
-    """
-
-    seconds: dict[str, float]
-    bytes: int
-    cold_bytes: int
-
-
-def add_time(stage: str, since: float, within: str | None = None) -> float:
-    """Add the time since `since`, a value of `time.perf_counter`, to a stage of this thread; return the present time.
-
-    With `within`, that stage goes on, and the caller adds all of its time later: so this part is taken off now.
-    """
-    now, seconds = perf_counter(), _context.seconds
-    seconds[stage] += now - since
-    if within is not None:
-        seconds[within] -= now - since
-    return now
-
-
-def add_bytes(records: Iterable[Any]) -> None:
-    """Add the bytes and arrays of some records, or the arrays of a batch."""
-    total = 0
-    for record in records:
-        if isinstance(record, Mapping):
-            for value in record.values():
-                if type(value) is bytes:
-                    total += len(value)
-                elif isinstance(value, np.ndarray):
-                    total += value.nbytes
-    _context.bytes += total
-
-
-def take_work() -> Work:
-    """Return what this thread did since the last call."""
-    blocks = resource.getrusage(resource.RUSAGE_THREAD).ru_inblock
-    work = Work(_context.seconds, _context.bytes, (blocks - _context.blocks) * 512)
-    _context.seconds, _context.bytes, _context.blocks = no_time(), 0, blocks
-    return work
+_calls = itertools.count(1)  # of a user's `set_epoch`, over all datasets, so that the last one is known
 
 
 class SharedEpoch(SharedTable):
     """The epoch of a dataset, in memory that its workers share.
 
-    A request of our loaders carries its own epoch to the workers (`use_epoch`). This one is for everybody else: plain
-    DataLoaders, and samples that are read directly.
+    What a loader of ours asks for has its own epoch. This one is for everybody else: plain DataLoaders, samples that are read
+    directly, and datasets of users that read from this one.
     """
 
-    DTYPE = np.dtype([("number", "<i8"), ("is_set", "?"), ("loader", "<i8"), ("is_reported", "?"), ("turn", "<i8")])
-    requested: int | None = None
-    """The last epoch that a user set on the dataset, in this process or in the one that the dataset came from."""
-    _listeners: weakref.WeakSet[EpochListener] | None = None
-
-    def listen(self, listener: EpochListener) -> None:
-        """Report each epoch that a user sets in this process from now on to `listener`."""
-        if self._listeners is None:
-            self._listeners = weakref.WeakSet()
-        self._listeners.add(listener)
+    DTYPE = np.dtype([("number", "<i8"), ("is_set", "?"), ("turn", "<i8")])
+    request: tuple[int, int] = (0, 0)
+    """The number of the last call of a user's `set` in this process, and the epoch: each position compares the number."""
 
     def set(self, epoch: int) -> None:
-        """Set the epoch in every process, and for the next pass of each sampler."""
+        """Set the epoch in every process, and for the next pass of every loader."""
         self.enter(epoch)
-        self.requested = epoch
-        for listener in self._listeners or ():
-            listener._request_epoch(epoch)
+        self.request = next(_calls), epoch
 
     def enter(self, epoch: int) -> None:
         """Set the epoch in every process; samplers keep theirs."""
@@ -235,39 +85,48 @@ class SharedEpoch(SharedTable):
         """How often the epoch was set."""
         return int(self.table["turn"][0])
 
-    def of_samples(self, seed: int | None) -> tuple[int, int | None]:
-        """Return the epoch and the seed of the samples that this thread makes, for a dataset with `seed`."""
-        if _context.request is not None:
-            epoch, other = _context.request
-            return epoch, other if seed is None else seed
-        return int(self.table["number"][0]), seed
-
     @property
-    def is_repeated(self) -> bool:
-        """Whether this worker of a plain DataLoader makes the epoch of an earlier pass again, which nobody set.
-
-        The first worker of each loader answers for all of them. Workers that start for another pass have another seed.
-        Persistent workers keep theirs.
-        """
-        worker = get_worker_info()
-        if worker is None or worker.id or _context.request is not None:
-            return False
-        (table,) = self.table
-        if table["is_set"] or table["is_reported"]:
-            return False
-        if not table["loader"]:
-            table["loader"] = worker.seed
-        return bool(table["loader"] != worker.seed)
-
-    def report_repeated(self) -> None:
-        """Let `is_repeated` be false from now on."""
-        self.table["is_reported"] = True
+    def number(self) -> int:
+        """The epoch of the samples that this process makes."""
+        return int(self.table["number"][0])
 
     def __reduce__(self) -> tuple[Any, ...]:
         if get_spawning_popen() is not None:
             return _restored, (self._cell,)
         (table,) = self.table
-        return _copied, (int(table["number"]) if table["is_set"] else None, self.requested)
+        called, requested = self.request
+        return _copied, (int(table["number"]) if table["is_set"] else None, requested if called else None)
+
+
+class SharedChange(SharedTable):
+    """Whether settings were assigned to the dataset of the training process since its workers got their copies."""
+
+    DTYPE = np.dtype([("turn", "<i8")])
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._process: int | None = os.getpid()
+
+    def report(self, epoch: SharedEpoch) -> SharedChange:
+        """Tell the workers that a setting is assigned; return the cell of those that begin from now on. In a worker, do nothing."""
+        if self._process != os.getpid():
+            return self
+        self.table["turn"] = epoch.turn + 1
+        return SharedChange()
+
+    def is_due(self, epoch: SharedEpoch) -> bool:
+        """Return whether a setting was assigned, and the epoch was set since, as it is before a pass."""
+        turn = int(self.table["turn"][0])
+        return 0 < turn <= epoch.turn
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_restored_change, (self._cell,)) if get_spawning_popen() is not None else (SharedChange, ())
+
+
+def _restored_change(cell: torch.Tensor) -> SharedChange:
+    shared = SharedChange()
+    shared._cell, shared._process = cell, None
+    return shared
 
 
 def _restored(cell: torch.Tensor) -> SharedEpoch:
@@ -278,7 +137,8 @@ def _restored(cell: torch.Tensor) -> SharedEpoch:
 
 def _copied(epoch: int | None, requested: int | None) -> SharedEpoch:
     copy = SharedEpoch()
-    copy.requested = requested
+    if requested is not None:
+        copy.request = next(_calls), requested
     if epoch is not None:
         copy.enter(epoch)
     return copy

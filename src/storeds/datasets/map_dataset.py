@@ -5,32 +5,24 @@ from __future__ import annotations
 import copy
 import gc
 import inspect
-import io
-import operator
 import os
-import pickle
 import time
-import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
 from multiprocessing.context import get_spawning_popen
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
-from torch.utils.data import ConcatDataset, Dataset, get_worker_info
+from torch.utils.data import ConcatDataset, Dataset
 
 from storeds._utils.arguments import integer
 from storeds.backends.class_numbers import check_same_classes
 from storeds.backends.selecting import Conditions
-from storeds.batching.collate import Skipped
-from storeds.batching.memory import finished_for_caller, is_plain
 from storeds.datasets.assembly import (
     Transforms,
     bind_joint,
     bind_transforms,
     build_transforms,
-    check_seed,
     fit_reader,
     make_reader,
     open_source,
@@ -38,10 +30,12 @@ from storeds.datasets.assembly import (
     transforms_by_element,
     with_stats,
 )
-from storeds.datasets.counters import BatchEvents, Policy, SampleCounters, SampleReport, count_events
-from storeds.datasets.epoch import MAX_EPOCH, SharedEpoch, add_bytes, add_time, collect_events, collected_events
+from storeds.datasets.batch import Ask, Counted, Made
+from storeds.datasets.counters import Policy, SampleCounters, SampleReport
+from storeds.datasets.epoch import MAX_EPOCH, SharedChange, SharedEpoch
 from storeds.datasets.pipeline import SamplePipeline
-from storeds.datasets.source import Source
+from storeds.datasets.settings import DatasetSettings, over_settings
+from storeds.datasets.tree import resolve_indices
 from storeds.errors import ConfigError, RecordError
 from storeds.protocols import Array, Backend, Field, Reader, ReaderSpec, SampleContext, Transform
 from storeds.readers.reader import built_in
@@ -55,36 +49,21 @@ from storeds.transforms.binding import check_picklable
 if TYPE_CHECKING:
     from storeds.ops.showing import Page
 
-__all__ = ["StoreDataset", "as_index", "fill_skipped", "read_samples", "resolve_indices"]
+__all__ = ["SHOW", "StoreDataset"]
 
 
-_frozen_in = 0
-
-
-class _ByValue(pickle.Pickler):
-    """Pickles a tensor as its values; PyTorch would add the address of its memory."""
-
-    def reducer_override(self, value: Any) -> Any:
-        if not isinstance(value, torch.Tensor) or not is_plain(value):
-            return NotImplemented
-        return bytes, (value.resolve_conj().resolve_neg().contiguous().flatten().view(torch.uint8).numpy().tobytes(),)
+_process = os.getpid()  # whose garbage collector is as it should be
 
 
 def _freeze_inherited() -> None:
-    """Keep a forked worker's garbage collector from writing to inherited objects, which copies their pages (pytorch#13246)."""
-    global _frozen_in
-    if _frozen_in != os.getpid():
-        _frozen_in = os.getpid()
-        if get_worker_info() is not None:
-            gc.freeze()
+    """Keep the garbage collector of a forked process from writing to inherited objects, which copies their pages (pytorch#13246)."""
+    global _process
+    if _process != os.getpid():
+        _process = os.getpid()
+        gc.freeze()
 
 
-# A worker that makes an earlier pass again looks for random numbers in so many samples, in so many epochs of each.
-_TRIALS, _EPOCHS = 3, 8
-
-_SHOW, _IN_NOTEBOOK = "storeds.ops.showing:show", 24  # what shows samples, loaded on use, and how many a notebook shows
-
-_NO_MASK = "a mask is not a list of indices; use where= or mask.nonzero()"
+SHOW, _IN_NOTEBOOK = "storeds.ops.showing:show", 24  # what shows samples, loaded on use, and how many a notebook shows
 
 
 class StoreDataset(Dataset[Any]):
@@ -92,9 +71,9 @@ class StoreDataset(Dataset[Any]):
 
     Parameters
     ----------
-    url : str, path, sequence of them, Backend or Source
-        What `open_backend` takes (a pattern or a list joins many stores), an open backend, or a `Source`. The settings
-        of a `Source` apply to every argument that is left at its default here.
+    url : str, path, sequence of them, Backend or DatasetSettings
+        What `open_backend` takes (a pattern or a list joins many stores), an open backend, or a `DatasetSettings`. Each
+        argument that is passed beside it replaces its setting.
     reader : str or ReaderSpec
         ``"image"``, ``"sample"``, ``"array"``, ``"video"`` or a registered name. ``"image"`` becomes ``"sample"`` with
         `transforms` or `roles`, and where an element has the role mask, boxes or keypoints.
@@ -171,12 +150,14 @@ class StoreDataset(Dataset[Any]):
 
     `transforms`, `transform`, `target_transform`, `as_dict` and `seed` may be assigned, as in ``dataset.transform = None``;
     the other arguments may not. The next sample uses the new value. Copies keep theirs, also those in workers that are
-    running: persistent workers of a PyTorch DataLoader never receive it, and a `StoreLoader` starts others with its next pass.
+    running. A `StoreLoader` starts others with its next pass. Persistent workers of a PyTorch DataLoader never receive it:
+    they raise ConfigError once `set_epoch` was called after it.
     """
 
+    @over_settings
     def __init__(
         self,
-        url: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Backend | Source,
+        url: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Backend | DatasetSettings,
         *,
         reader: str | ReaderSpec[Any] = "image",
         fields: Sequence[str] | Mapping[str, str] | None = None,
@@ -202,24 +183,36 @@ class StoreDataset(Dataset[Any]):
         reader_options: Mapping[str, Any] | None = None,
         **store_options: Any,
     ) -> None:
-        arguments = dict(locals())
-        for name in ("self", "url", "store_options", "__class__"):
-            arguments.pop(name, None)
         super().__init__()
-        arguments["options"] = Source.store_options(options, store_options)
-        settings = Source.unchecked(url, **arguments)
-        policy = Policy(settings.on_error, settings.max_bad, settings.max_bad_fraction)
-        self._as_dict: bool = settings.as_dict
-        self.seed: int | None = check_seed(settings.seed)
-        self._backend: Backend = open_source(settings.url, settings.layout, settings.options)
-        self._how = Conditions.of(self.backend, settings.where, settings.fold, settings.keys)
+        policy = Policy(on_error, max_bad, max_bad_fraction)
+        self._as_dict: bool = as_dict
+        self._seed: int | None = _checked_seed(seed)
+        opened = DatasetSettings.merged({"options": options}, store_options)["options"]
+        self._backend: Backend = open_source(url, layout, opened)
+        self._how = Conditions.of(self.backend, where, fold, keys)
         self._view: Backend = self._how.view(self.backend)
-        self._bound: Reader[Any] = make_reader(settings, self._view.meta.fields).bind(self._view)
-        self._transforms: Transform | None = build_transform(self._with_stats(settings.transforms), "transforms")
-        self._transform: Transforms = build_transforms(self._with_stats(settings.transform))
-        self._target_transform: Transform | None = _target_transform(settings.target_transform)
+        decoding = {
+            "decode": decode,
+            "channels": channels,
+            "mode": mode,
+            "repair": repair,
+            "min_recovered": min_recovered,
+        }
+        spec = make_reader(
+            reader,
+            fields,
+            {**decoding, "roles": roles},
+            reader_options,
+            self._view.meta.fields,
+            joint=transforms is not None,
+        )
+        self._bound: Reader[Any] = spec.bind(self._view)
+        self._transforms: Transform | None = build_transform(self._with_stats(transforms), "transforms")
+        self._transform: Transforms = build_transforms(self._with_stats(transform))
+        self._target_transform: Transform | None = _target_transform(target_transform)
         # Shared with workers, so that set_epoch reaches persistent ones (pytorch#97326).
         self._epoch = SharedEpoch()
+        self._assigned = SharedChange()
         self._counters = SampleCounters(policy, len(self._bound), self._epoch, self.url)
         self._build()
 
@@ -228,19 +221,11 @@ class StoreDataset(Dataset[Any]):
         declared = self.backend.meta.fields
         transforms = transforms_by_element(self._bound, self.url, declared, self._transform, self._target_transform)
         reader = fit_reader(self._bound, transforms, self._transforms)
-        self._pipeline = SamplePipeline(
-            self._view,
-            reader,
-            bind_transforms(reader, transforms),
-            self._as_dict,
-            self._counters,
-            bind_joint(reader, transforms, self._transforms),
-        )
+        joint = bind_joint(reader, self._transforms)
+        bound, tails = bind_transforms(reader, transforms, joint)
+        self._pipeline = SamplePipeline(self._view, reader, bound, self._as_dict, self._counters.policy, joint, tails)
         own = built_in(reader)
         self._column_fields: dict[str, Field] = {} if own is None or transforms else own.columns
-        is_drawn = own is not None and own.rows.is_random
-        is_random = self.seed is not None and (transforms or self._transforms or is_drawn)
-        self._trials = _TRIALS if is_random else 0
 
     def _with_stats(self, spec: Any) -> Any:
         return with_stats(spec, self._bound, self.backend)
@@ -250,7 +235,12 @@ class StoreDataset(Dataset[Any]):
         changed = copy.copy(self)
         changed.__dict__.update(settings)
         changed._build()
-        self.__dict__.update(changed.__dict__)
+        self.__dict__.update(changed.__dict__, _assigned=self._assigned.report(self._epoch))
+
+    def __copy__(self) -> Self:
+        copied = object.__new__(type(self))
+        copied.__dict__.update(self.__dict__, _assigned=SharedChange())  # not that of the workers of this one
+        return copied
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in _FIXED and type(self) is StoreDataset:  # a subclass may have attributes of these names
@@ -307,6 +297,17 @@ class StoreDataset(Dataset[Any]):
         self._change(_as_dict=value)
 
     @property
+    def seed(self) -> int | None:
+        """What makes the randomness of samples the same in each run. It may be assigned, as `transforms`."""
+        return self._seed
+
+    @seed.setter
+    def seed(self, value: int | None) -> None:
+        self._seed = _checked_seed(value)
+        if "_assigned" in vars(self):  # a subclass may set it before it calls __init__
+            self._assigned = self._assigned.report(self._epoch)
+
+    @property
     def view(self) -> Backend:
         """The records that samples are made of: the backend, or the part of it that `where` selects."""
         return self._view
@@ -361,7 +362,7 @@ class StoreDataset(Dataset[Any]):
     @property
     def epoch(self) -> int:
         """The epoch of the pass that began last, or the one set since. The randomness of samples depends on it."""
-        return self._epoch.of_samples(None)[0]
+        return self._epoch.number
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch, for persistent workers too, and for the next pass of every loader with an `EpochSampler`."""
@@ -376,9 +377,7 @@ class StoreDataset(Dataset[Any]):
             index = range(*index.indices(len(self)))
         if isinstance(index, (list, tuple, range)) or getattr(index, "ndim", None):
             return self.__getitems__(index)
-        contexts = self._contexts(self._resolve([index]))
-        (sample,) = finished_for_caller(self._pipeline.samples(contexts, fill=False))
-        self._warn_if_repeated(contexts[0])
+        (sample,) = self._counted([index], fill=False)
         return sample
 
     def __getitems__(self, indices: Iterable[Any]) -> list[Any]:
@@ -393,86 +392,59 @@ class StoreDataset(Dataset[Any]):
         UnavailableError
             The engine cannot be reached.
         """
-        return self._samples(indices, fill=True)
-
-    def _samples(self, indices: Iterable[Any], *, fill: bool) -> list[Any]:
         kind = type(self)
         if kind.__getitem__ is not StoreDataset.__getitem__ and kind.__getitems__ is StoreDataset.__getitems__:
             return [self[index] for index in indices]  # a subclass says what a sample is
-        read = self._read(self._resolve(indices), fill=fill)
-        return _split_columns(read, self._column_fields, self.as_dict) if isinstance(read, dict) else read
+        return self._counted(indices, fill=True)
 
-    def _read(
-        self, resolved: list[int], *, defer: bool = False, columns: bool = True, fill: bool = True
-    ) -> dict[str, Array] | list[Any]:
-        """Return samples, or one array of shape (n, …) for each of their elements, read without making samples.
+    def _counted(self, indices: Iterable[Any], *, fill: bool) -> list[Any]:
+        """Return samples, after counting what happened to them."""
+        made = self.read(Ask(list(indices), fill=fill))
+        for each in made.counted:
+            self._counters.add(each.epoch, each.seen, each.events)
+        samples: list[Any] = made.result()
+        return samples
 
-        Parameters
-        ----------
-        resolved : list of int
-            Indices, as `_resolve` returns them.
-        defer : bool
-            Whether images of samples may be `DeferredImage`.
-        columns : bool
-            Whether there may be arrays. There are none where elements vary in shape or have transforms, and where a
-            record is bad: then the pipeline applies the policy.
-        fill : bool
-            Whether replacements make up a batch in which every sample would be skipped.
-        """
+    def read(self, ask: Ask) -> Made:
+        """Return the samples of a batch, and what happened to them, which nothing counts here. For loaders."""
+        made = Made()
+        _freeze_inherited()
+        is_from_elsewhere = ask.epoch is None  # not from a loader of storeds, which starts other workers itself
+        if ask.epoch is None:
+            ask = ask._replace(epoch=self._epoch.number)
+        try:
+            if is_from_elsewhere and self._assigned.is_due(self._epoch):
+                raise ConfigError(
+                    f"a setting of the dataset of {self.url} was assigned after this worker began, which has the old one: make "
+                    "another DataLoader, without persistent_workers, or use StoreLoader, which then starts other workers"
+                )
+            made.samples = self._made(resolve_indices(ask.indices, len(self), self.url), ask, made)
+        except Exception as error:
+            made.error = error
+        return made
+
+    def _made(self, resolved: list[int], ask: Ask, made: Made) -> Any:
+        """Return samples, or columns, which are read without making samples."""
+        assert ask.epoch is not None
         known: RecordError | None = None
-        if self._column_fields and columns and resolved:
+        if self._column_fields and resolved:
             own = built_in(self.reader)
             assert own is not None
-            _freeze_inherited()
             began = time.perf_counter()
             try:
                 arrays = own.batches(read_arrays(self._view, resolved, own.stored))
             except RecordError as error:
-                known = error
+                known = error  # the pipeline applies the policy
             else:
-                add_time("read", began)
-                add_bytes([arrays])
-                self._counters.add(self._epoch.of_samples(self.seed)[0], len(resolved), ())
+                made.work.add_time("read", began)
+                made.work.add_bytes([arrays])
+                made.counted.append(Counted(0, ask.epoch, len(resolved), ()))
                 # What has no column is the index.
-                return {n: arrays[n] if n in arrays else np.array(resolved, np.int64) for n in self._column_fields}
-        contexts = self._contexts(resolved)
-        samples = self._pipeline.samples(contexts, fill=fill, known=known)
-        if contexts:
-            self._warn_if_repeated(contexts[0])
-        return samples if defer else finished_for_caller(samples)
-
-    def _warn_if_repeated(self, context: SampleContext) -> None:
-        """Warn once where a plain DataLoader makes the random samples of an earlier pass again."""
-        if not self._trials or not self._epoch.is_repeated:
-            return
-        self._trials -= 1
-
-        def trial(epoch: int) -> Any:
-            (result,) = self._pipeline.make([replace(context, epoch=epoch, notes=[])])
-            file = io.BytesIO()
-            _ByValue(file).dump(finished_for_caller([result.sample]))
-            return file.getvalue()
-
-        made = trial(context.epoch)
-        if all(trial(context.epoch + later) == made for later in range(1, _EPOCHS)):  # nothing in it is random
-            return
-        self._epoch.report_repeated()
-        warnings.warn(
-            f"sample {context.index} of {self.url} was made again in epoch {context.epoch}, with the same random "
-            "numbers as in an earlier pass. PyTorch's DataLoader does not tell a dataset that a pass begins: call "
-            "dataset.set_epoch(epoch) before each pass; or use storeds.StoreLoader, or "
-            "sampler=storeds.EpochSampler(dataset), which count passes themselves",
-            UserWarning,
-            stacklevel=2,
-        )
-
-    def _contexts(self, resolved: list[int]) -> list[SampleContext]:
-        _freeze_inherited()
-        epoch, seed = self._epoch.of_samples(self.seed)
-        return [SampleContext(index, epoch, seed) for index in resolved]
-
-    def _resolve(self, indices: Iterable[Any]) -> list[int]:
-        return resolve_indices(indices, len(self), self.url)
+                columns = {n: arrays[n] if n in arrays else np.array(resolved, np.int64) for n in self._column_fields}
+                return columns if ask.as_columns else _split_columns(columns, self._column_fields, self.as_dict)
+        seed = ask.seed if self.seed is None else self.seed
+        contexts = [SampleContext(index, ask.epoch, seed) for index in resolved]
+        return self._pipeline.samples(contexts, ask, made, known)
 
     def __add__(self, other: Dataset[Any]) -> ConcatDataset[Any]:
         """Return both datasets as one; raises ConfigError where a label would mean different classes."""
@@ -489,11 +461,11 @@ class StoreDataset(Dataset[Any]):
 
         See `storeds.ops.show`. Transforms are left out.
         """
-        page: Page = import_object(_SHOW)(self, None if indices is None else list(indices))
+        page: Page = import_object(SHOW)(self, None if indices is None else list(indices))
         return page
 
     def _repr_html_(self) -> str:
-        html: str = import_object(_SHOW)(self, count=_IN_NOTEBOOK)._repr_html_()
+        html: str = import_object(SHOW)(self, count=_IN_NOTEBOOK)._repr_html_()
         return html
 
     def __getstate__(self) -> dict[str, Any]:
@@ -512,74 +484,16 @@ class StoreDataset(Dataset[Any]):
         return f"StoreDataset({self.url!r}{how and f', {how}'}, count={len(self)}, {reader})"
 
 
-def read_samples(dataset: Any, indices: list[int], *, fill: bool) -> list[Any]:
-    """Return samples of a dataset, read at once.
-
-    Parameters
-    ----------
-    fill : bool
-        Of a `StoreDataset`, whether replacements make up samples that would all be skipped.
-    """
-    if type(dataset).__getitems__ is StoreDataset.__getitems__:
-        return dataset._samples(indices, fill=fill)  # type: ignore[no-any-return]  # a StoreDataset's
-    samples: list[Any] = dataset.__getitems__(indices)
-    return samples
-
-
-def fill_skipped(read: Callable[[bool], Any]) -> Any:
-    """Return the batch that `read` takes from several datasets; its argument is `fill` of `read_samples`.
-
-    If all samples are skipped, it reads again, and replacements make up the batch. Bad samples count once.
-    """
-    events: list[BatchEvents] = []
-    try:
-        with collect_events(events):
-            samples = read(False)
-            if isinstance(samples, list) and samples and all(isinstance(sample, Skipped) for sample in samples):
-                events.clear()
-                samples = read(True)
-            return samples
-    finally:
-        outer = collected_events()
-        if outer is None:
-            count_events(events)
-        else:
-            outer += events
-
-
-def resolve_indices(indices: Iterable[Any], count: int, name: str) -> list[int]:
-    """Return indices as ints from 0 to the last of `count` samples; negative ones count from the end.
-
-    Raises
-    ------
-    IndexError
-        An index is outside ``[-count, count)``; `name` says of what.
-    TypeError
-        An index is no integer, or the indices are a mask.
-    """
-    if type(indices) is list and set(map(type, indices)) == {int} and min(indices) >= 0 and max(indices) < count:
-        return indices  # the usual case: indices of a sampler
-    if getattr(indices, "dtype", None) in (torch.bool, np.dtype(bool)):
-        raise TypeError(_NO_MASK)
-    resolved = []
-    for index in indices:
-        at = as_index(index)
-        if not -count <= at < count:
-            raise IndexError(f"index {at} is outside [0, {count}) of {name}")
-        resolved.append(at + count if at < 0 else at)
-    return resolved
-
-
-def as_index(index: Any) -> int:
-    """Return an integer of any type as an int; raises TypeError for other values, bools among them."""
-    if isinstance(index, bool) or getattr(index, "dtype", None) is torch.bool:  # Python takes bools for ints
-        raise TypeError(_NO_MASK)
-    return operator.index(index)
-
-
 _FIXED = frozenset(inspect.signature(StoreDataset).parameters) - {
     *("transforms", "transform", "target_transform", "as_dict", "seed")
 }
+
+
+def _checked_seed(seed: Any) -> int | None:
+    """Return the seed; raises ConfigError unless it is an int or None."""
+    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
+        raise ConfigError(f"seed must be an int or None, got {seed!r}")
+    return seed
 
 
 def _target_transform(spec: Any) -> Transform | None:

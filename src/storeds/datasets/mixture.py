@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 from torch.utils.data import ConcatDataset
 
 from storeds.backends.class_numbers import check_same_classes
 from storeds.datasets.assembly import declared_elements
+from storeds.datasets.batch import Ask
 from storeds.datasets.counters import SampleReport
-from storeds.datasets.map_dataset import StoreDataset, fill_skipped, read_samples, resolve_indices
+from storeds.datasets.map_dataset import SHOW, StoreDataset
+from storeds.datasets.reading import read_counted
 from storeds.errors import ConfigError, RecordError, suggest
-from storeds.protocols import Array, Backend, Field, Meta, Record
+from storeds.protocols import Array, Backend, Field, Meta, Reader, Record
 from storeds.records.arrays import read_arrays
 from storeds.records.columns import TEXT, read_column
+from storeds.registry import import_object
+
+if TYPE_CHECKING:
+    from storeds.ops.showing import Page
 
 __all__ = ["SOURCE", "StoreMixture", "Tagged"]
 
@@ -26,11 +30,25 @@ SOURCE = "source"
 """The field with the name of a sample's source."""
 
 
+class _OfSources:
+    """A setting of all sources: reading gives that of the first, assigning sets it in each."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, mixture: StoreMixture, owner: type | None = None) -> Any:
+        return getattr(mixture._first, self._name)
+
+    def __set__(self, mixture: StoreMixture, value: Any) -> None:
+        for part in mixture.sources.values():
+            setattr(part, self._name, value)
+
+
 class StoreMixture(ConcatDataset[Any]):
     """Several datasets as one. A loader of storeds takes the samples of each by its share.
 
-    The sources keep their own transforms and policies. Each goes through its own samples, pass after pass: none comes
-    again before all others of its source have come, also across epochs.
+    The sources keep their own transforms and policies. Each goes through its own samples, pass after pass, also across
+    epochs: after any epoch they have come equally often, within one.
 
     Parameters
     ----------
@@ -50,6 +68,7 @@ class StoreMixture(ConcatDataset[Any]):
     Attributes
     ----------
     names : list of str
+    sources : dict of str to StoreDataset
     shares : dict
         Epoch → array with the weight of each source from then on.
     samples_per_epoch : int
@@ -71,6 +90,7 @@ class StoreMixture(ConcatDataset[Any]):
         if not sources:
             raise ConfigError("a mixture has at least one source")
         self.names, parts = list(sources), list(sources.values())
+        self.sources, self._first = dict(sources), parts[0]
         for name, part in sources.items():
             if not len(part):
                 raise ConfigError(f"source {name!r} has no samples: {part.url}")
@@ -88,6 +108,8 @@ class StoreMixture(ConcatDataset[Any]):
                 epochs.min() if stop == "first" else np.ceil(epochs[np.isfinite(epochs)].max())
             )
 
+    transforms, transform, target_transform, as_dict, seed = (_OfSources() for _ in range(5))
+
     @property
     def url(self) -> str:
         """The URLs of all sources, with secrets removed."""
@@ -99,31 +121,61 @@ class StoreMixture(ConcatDataset[Any]):
         parts: list[StoreDataset] = self.datasets  # type: ignore[assignment]  # typed as any datasets
         return max(parts, key=lambda part: len(getattr(part, "classes", ()))).classes
 
-    def report(self) -> dict[str, SampleReport]:
-        """Return the report of each source by its name."""
-        return {name: part.report() for name, part in zip(self.names, self.datasets, strict=True)}  # type: ignore[attr-defined]  # typed as any dataset
+    @property
+    def class_to_idx(self) -> dict[str, int]:
+        """Class name → label."""
+        return {name: label for label, name in enumerate(self.classes)}
+
+    @property
+    def targets(self) -> list[Any]:
+        """The labels of all samples, source after source; no image is read."""
+        return [label for part in self.sources.values() for label in part.targets]
+
+    def column(self, field: str) -> Array:
+        """Return an element, or another stored field, of every sample, source after source; no image is read."""
+        return np.concatenate([part.column(field) for part in self.sources.values()])
+
+    @property
+    def reader(self) -> Reader[Any]:
+        """The reader of the first source. All have the same elements."""
+        return self._first.reader
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the first source, as `StoreDataset.epoch`; `set_epoch` sets that of all."""
+        return self._first.epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch of all sources, see `StoreDataset.set_epoch`."""
+        for part in self.sources.values():
+            part.set_epoch(epoch)
+
+    def report(self) -> SampleReport:
+        """Return how many samples of all sources were requested, repaired and bad; `sources` have their own reports."""
+        return SampleReport.joined([part.report() for part in self.sources.values()])
+
+    def show(self, indices: Iterable[int] | None = None) -> Page:
+        """Return samples to look at, see `StoreDataset.show`."""
+        page: Page = import_object(SHOW)(self, None if indices is None else list(indices))
+        return page
+
+    def close(self) -> None:
+        """Close the stores of all sources."""
+        for part in self.sources.values():
+            part.close()
 
     def __getitem__(self, index: Any) -> Any:
         """Return one sample; raises as `__getitems__` does."""
-        (at,) = resolve_indices([index], len(self), "this mixture")
-        return super().__getitem__(at)  # type: ignore[no-untyped-call]  # torch leaves it without types
+        (sample,) = self._samples([index], fill=False)
+        return sample
 
     def __getitems__(self, indices: Iterable[Any]) -> list[Any]:
         """Return the samples of `indices`, read in one storage call a source; raises as that of a `StoreDataset` does."""
-        wanted = resolve_indices(indices, len(self), "this mixture")
-        samples: list[Any] = fill_skipped(partial(self._by_source, wanted))
-        return samples
+        return self._samples(indices, fill=True)
 
-    def _by_source(self, wanted: list[int], fill: bool) -> list[Any]:
-        places: dict[int, list[int]] = {}
-        for place, index in enumerate(wanted):
-            places.setdefault(bisect_right(self.cumulative_sizes, index), []).append(place)
-        samples: dict[int, Any] = {}
-        for number, of_source in places.items():
-            first = self.cumulative_sizes[number - 1] if number else 0
-            of_part = read_samples(self.datasets[number], [wanted[place] - first for place in of_source], fill=fill)
-            samples |= zip(of_source, of_part, strict=True)
-        return [samples[place] for place in range(len(wanted))]
+    def _samples(self, indices: Iterable[Any], *, fill: bool) -> list[Any]:
+        samples: list[Any] = read_counted(self, Ask(list(indices), fill=fill))
+        return samples
 
     def __repr__(self) -> str:
         sources = ", ".join(f"{name!r}: {part!r}" for name, part in zip(self.names, self.datasets, strict=True))

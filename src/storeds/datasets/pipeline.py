@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -13,9 +13,10 @@ import torch
 
 from storeds._utils.permutation import permute, round_keys
 from storeds.backends.view import place_text, position_in_whole, whole
+from storeds.batching.buffers import BufferPool
 from storeds.batching.collate import Skipped
-from storeds.datasets.counters import Event, SampleCounters
-from storeds.datasets.epoch import add_bytes, add_time, replacements_for
+from storeds.datasets.batch import Ask, Counted, Made, Work
+from storeds.datasets.counters import Event, Policy
 from storeds.errors import (
     BadSamplesError,
     DecodeError,
@@ -26,12 +27,17 @@ from storeds.errors import (
 from storeds.protocols import Array, Backend, Reader, Record, SampleContext
 from storeds.readers.reader import read_rows
 from storeds.records.samples import Sample
-from storeds.transforms import BoundTransform
+from storeds.transforms import BoundTransform, JointTransform
+from storeds.transforms.tail import Tail
 
 __all__ = ["MOST_IN_A_ROW", "SamplePipeline"]
 
+_TIMED = 8  # one sample in so many has a clock around each transform, which takes 0.2 µs
 # A store in which so many samples in a row are bad is not worth training on.
 MOST_IN_A_ROW = 100
+
+# Of images that a caller may keep: fresh memory for every image costs about as much as resizing it.
+_IMAGES = BufferPool(limit=64, smallest=1 << 18)
 
 
 class _Result(NamedTuple):
@@ -55,34 +61,37 @@ class SamplePipeline:
         Element → its transform.
     as_dict : bool
         Whether samples are dicts; tuples otherwise.
-    counters : SampleCounters
-        Its policy says what happens to bad samples.
-    joint : callable, optional
+    policy : Policy
+        What happens to bad samples.
+    joint : JointTransform, optional
         Makes the elements of the `Sample` that the reader builds, before `transforms`.
+    tails : mapping of str to Tail
+        Element → the end of its transform, which a batch can do.
     """
 
     view: Backend
     reader: Reader[Any]
     transforms: Sequence[tuple[str, BoundTransform]]
     as_dict: bool
-    counters: SampleCounters
-    joint: Callable[[Sample, SampleContext], dict[str, Any]] | None = None
+    policy: Policy
+    joint: JointTransform | None
+    tails: Mapping[str, Tail]
 
     def samples(
         self,
         contexts: Sequence[SampleContext],
-        *,
-        fill: bool,
+        ask: Ask,
+        made: Made,
         known: RecordError | None = None,
     ) -> list[Any]:
         """Return the samples of `contexts`, with what the policy puts in the place of bad ones.
 
-        Images may be `DeferredImage`.
-
         Parameters
         ----------
-        fill : bool
-            Whether replacements make up a batch in which every sample would be skipped.
+        ask : Ask
+            That for these samples.
+        made : Made
+            Where to note what happened, also before an error.
         known : RecordError, optional
             Of a record that was read already, and is not read again.
 
@@ -91,7 +100,7 @@ class SamplePipeline:
         RecordError
             With ``raise``, the first bad sample.
         BadSamplesError
-            There are too many bad samples, or no good one was found to replace one.
+            No good sample was found to replace a bad one.
         UnavailableError
             The engine cannot be reached.
         """
@@ -99,16 +108,23 @@ class SamplePipeline:
             return []
         events: list[Event] = []
         try:
-            return self._good_samples(self.make(contexts, known), contexts, fill, events)
+            return self._good_samples(
+                self.make(contexts, made.work, known, whole=ask.tails != self.tails), contexts, ask, made.work, events
+            )
         finally:
-            self.counters.add(contexts[0].epoch, len(contexts), self._with_keys(events))
+            made.counted.append(Counted(0, contexts[0].epoch, len(contexts), self._with_keys(events)))
 
     def _good_samples(
-        self, results: Iterator[_Result], contexts: Sequence[SampleContext], fill: bool, events: list[Event]
+        self,
+        results: Iterator[_Result],
+        contexts: Sequence[SampleContext],
+        ask: Ask,
+        work: Work,
+        events: list[Event],
     ) -> list[Any]:
         """Return samples after the policy; append what happened to `events`, also before an error."""
         samples: list[Any] = []
-        policy = self.counters.policy.on_error
+        policy = self.policy.on_error
         for context, (sample, positions) in zip(contexts, results, strict=True):
             if not isinstance(sample, RecordError):
                 events += self._repairs(context, positions)
@@ -120,10 +136,10 @@ class SamplePipeline:
         bad = [at for at, sample in enumerate(samples) if isinstance(sample, RecordError)]
         if not bad:
             return samples
-        replacing = policy == "replace" or (fill and len(bad) == len(samples))
+        replacing = policy == "replace" or (ask.fill and len(bad) == len(samples))
         events += [_bad(samples[at], contexts[at], "replaced" if replacing else "skipped") for at in bad]
         if replacing:
-            replacements = self._replacements([contexts[at] for at in bad], events)
+            replacements = self._replacements([contexts[at] for at in bad], ask, work, events)
         else:
             replacements = [
                 Skipped(contexts[at].index, samples[at].url, samples[at].position, samples[at].kind, samples[at].reason)
@@ -133,20 +149,32 @@ class SamplePipeline:
             samples[at] = sample
         return samples
 
-    def make(self, contexts: Sequence[SampleContext], known: RecordError | None = None) -> Iterator[_Result]:
+    def make(
+        self, contexts: Sequence[SampleContext], work: Work, known: RecordError | None = None, *, whole: bool = True
+    ) -> Iterator[_Result]:
         """Yield the result for each context, whatever the policy; reads all records at once, without the `known` bad one."""
         began = time.perf_counter()
         bad: dict[int, RecordError] = {}
         if known is not None:  # of a column, so each sample is a record
             bad = {each.index: known for each in contexts if self._in_store(each.index) == known.position}
         found = read_rows(self.reader, self.view, contexts, bad)
-        began = add_time("read", began)
-        add_bytes(record for _, records in found for record in records)
-        for (positions, records), context in zip(found, contexts, strict=True):
-            yield _Result(self._sample(records, positions, context), positions)
-        add_time("decode", began)
+        began = work.add_time("read", began)
+        work.add_bytes(record for _, records in found for record in records)
+        for at, ((positions, records), context) in enumerate(zip(found, contexts, strict=True)):
+            sample = self._sample(records, positions, context, work, whole=whole, is_timed=at % _TIMED == 0)
+            yield _Result(sample, positions)
+        work.add_time("decode", began)
 
-    def _sample(self, records: list[Record | RecordError], positions: Sequence[int], context: SampleContext) -> Any:
+    def _sample(
+        self,
+        records: list[Record | RecordError],
+        positions: Sequence[int],
+        context: SampleContext,
+        work: Work,
+        *,
+        whole: bool,
+        is_timed: bool,
+    ) -> Any:
         for record in records:
             if isinstance(record, RecordError):
                 return record
@@ -162,33 +190,48 @@ class SamplePipeline:
             raise
         if self.joint is not None or self.transforms:
             began = time.perf_counter()
-            sample = self._transformed(sample, positions, context)
-            add_time("transform", began, within="decode")
+            seconds = work.steps.setdefault("transform", {}) if is_timed else None
+            sample = self._transformed(sample, positions, context, seconds)
+            if whole and not isinstance(sample, RecordError):
+                self._finish(sample)
+            work.add_time("transform", began, within="decode")
             if isinstance(sample, RecordError):
                 return sample
         if self.as_dict or not isinstance(sample, dict):
             return sample
         return tuple(sample[name] for name in self.reader.fields)
 
-    def _transformed(self, sample: Any, positions: Sequence[int], context: SampleContext) -> Any:
-        """Return a sample after its transforms, or the error of a bad one."""
+    def _transformed(
+        self, sample: Any, positions: Sequence[int], context: SampleContext, seconds: dict[str, float] | None
+    ) -> Any:
+        """Return a sample after its transforms, or the error of a bad one; add what each takes to `seconds`, if there are any."""
         if self.joint is not None:
-            sample = self._joined(sample, positions, context)
+            sample = self._joined(sample, positions, context, seconds)
             if isinstance(sample, RecordError):
                 return sample
         for name, transform in self.transforms:
             try:
-                sample[name] = transform(sample[name], context)
+                sample[name] = transform(sample[name], context, whole=False, seconds=seconds)
             except Exception as error:  # whatever a user's transform raises
                 reason = f"transform {transform!r} failed on {name!r}: {_reason(error)}"
                 return self._error_at(TransformError, positions, reason, None, error)
         return sample
 
-    def _joined(self, sample: Sample, positions: Sequence[int], context: SampleContext) -> dict[str, Any] | RecordError:
+    def _finish(self, sample: dict[str, Any]) -> None:
+        """Do what is left to do for a sample that no batch of ours takes."""
+        for name, tail in self.tails.items():
+            image = sample[name]
+            if tail.is_waiting(image):
+                out = _IMAGES.empty(image.shape, torch.float32)
+                sample[name] = tail(image.as_subclass(torch.Tensor), out).as_subclass(type(image))
+
+    def _joined(
+        self, sample: Sample, positions: Sequence[int], context: SampleContext, seconds: dict[str, float] | None
+    ) -> dict[str, Any] | RecordError:
         """Return the elements of a sample after the transforms of whole samples, or the error of a bad one."""
         assert self.joint is not None
         try:
-            return self.joint(sample, context)
+            return self.joint(sample, context, whole=False, seconds=seconds)
         except RecordError as error:  # of its values, such as a mask of another size
             return self._error_at(RecordError, positions, error.reason or str(error), error.kind, error.__cause__)
         except Exception as error:  # whatever a user's transform raises
@@ -197,9 +240,9 @@ class SamplePipeline:
 
     # --- Bad samples ---
 
-    def _replacements(self, contexts: Sequence[SampleContext], events: list[Event]) -> list[Any]:
+    def _replacements(self, contexts: Sequence[SampleContext], ask: Ask, work: Work, events: list[Event]) -> list[Any]:
         """Return a good sample for each context: the first one in an order keyed by (seed, epoch, index)."""
-        allowed = [replacements_for(self.counters.key, context.index) for context in contexts]
+        allowed = [None if ask.allowed is None else ask.allowed(context.index) for context in contexts]
         orders = [_other_indices(*each, len(self.reader)) for each in zip(contexts, allowed, strict=True)]
         found: list[Any] = [None] * len(contexts)
         pending = list(range(len(contexts)))
@@ -207,7 +250,9 @@ class SamplePipeline:
             if any(attempt == len(orders[at]) for at in pending):
                 break
             tried = [replace(contexts[at], index=orders[at][attempt], notes=[]) for at in pending]
-            for at, context, (sample, positions) in zip(pending, tried, self.make(tried), strict=True):
+            for at, context, (sample, positions) in zip(
+                pending, tried, self.make(tried, work, whole=ask.tails != self.tails), strict=True
+            ):
                 found[at] = sample
                 if not isinstance(sample, RecordError):
                     events += self._repairs(context, positions)

@@ -14,22 +14,21 @@ from storeds.registry import export_lazily
 
 if TYPE_CHECKING:
     from storeds.loaders.device import to_device
-    from storeds.loaders.iterable import Remainder, StoreIterable
+    from storeds.loaders.iterable import StoreIterable
     from storeds.loaders.loader import StoreLoader
     from storeds.loaders.plan import Plan
     from storeds.loaders.sampler import EpochSampler
+    from storeds.loaders.settings import LoaderSettings
     from storeds.loaders.tf import to_tf_dataset
-    from storeds.loaders.threaded import ThreadLoader
 
 __all__ = [
     "EpochOrder",
     "EpochSampler",
+    "LoaderSettings",
     "Order",
     "Plan",
-    "Remainder",
     "StoreIterable",
     "StoreLoader",
-    "ThreadLoader",
     "permute",
     "round_keys",
     "to_device",
@@ -40,11 +39,11 @@ __getattr__ = export_lazily(
     __name__,
     {
         "device": ("to_device",),
-        "iterable": ("Remainder", "StoreIterable"),
+        "iterable": ("StoreIterable",),
         "loader": ("StoreLoader",),
         "plan": ("Plan",),
         "sampler": ("EpochSampler",),
+        "settings": ("LoaderSettings",),
         "tf": ("to_tf_dataset",),
-        "threaded": ("ThreadLoader",),
     },
 )

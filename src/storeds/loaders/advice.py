@@ -4,30 +4,26 @@ from __future__ import annotations
 
 import math
 import os
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from storeds._utils.file_systems import file_system_advice
-from storeds.datasets.counters import LoaderStats, StageTotals
-from storeds.protocols import SampleContext
-from storeds.readers.reader import built_in, read_rows
-from storeds.transforms import BoundTransform, JointTransform
+from storeds.loaders.stats import LoaderStats
 
 if TYPE_CHECKING:
+    from storeds.datasets.batch import Work
     from storeds.datasets.map_dataset import StoreDataset
 
 __all__ = ["explain"]
 
 _LITTLE = 0.1  # of its time: a training loop that waits less is itself the limit
-_TRIED = 4  # samples whose transforms are timed one by one
 
 
 def explain(stats: LoaderStats, stores: Sequence[StoreDataset], workers: int) -> str:
     """Return one sentence about what limits a loader, and its evidence."""
-    totals, loop = stats.totals, stats.waiting + stats.training
+    work, loop = stats.totals.work, stats.waiting + stats.training
     if not stats.waits:
         return "nothing limits yet: the training loop received fewer than two batches of a pass"
     share = stats.waiting / loop if loop else 0.0
@@ -37,15 +33,18 @@ def explain(stats: LoaderStats, stores: Sequence[StoreDataset], workers: int) ->
             f"the training loop limits: it takes {batch:.1f} ms a batch and waits {wait:.1f} ms for the next, {share:.0%} of "
             "its time; faster loading gains no more than that"
         )
-    busy = sum(totals.seconds.values())
-    stage = max(totals.seconds, key=lambda name: totals.seconds[name])
-    slowest = _slowest_transform(stores) if stage == "transform" else None
-    part = f", most of it in {slowest}" if slowest else ""
+    busy = sum(work.seconds.values())
+    stage = max(work.seconds, key=lambda name: work.seconds[name])
+    steps = work.steps.get(stage)
+    part = f", most of it in {max(steps, key=lambda name: steps[name])}" if steps else ""
     evidence = [f"the training loop waits {share:.0%} of its time"]
+    if stage == "outside":
+        evidence.append("storeds cannot see into that: profile it")
     if stage == "read":
-        evidence += _about_reading(totals, stores)
+        evidence += _about_reading(work, stats.totals.samples, stores)
     evidence.append(_about_workers(workers))
-    return f"{stage} limits: {totals.seconds[stage] / busy:.0%} of the time of workers{part}; {'; '.join(evidence)}"
+    what = "time outside storeds" if stage == "outside" else stage
+    return f"{what} limits: {work.seconds[stage] / busy:.0%} of the time of workers{part}; {'; '.join(evidence)}"
 
 
 def _about_workers(workers: int) -> str:
@@ -60,12 +59,12 @@ def _about_workers(workers: int) -> str:
 # --- Reading ---
 
 
-def _about_reading(totals: StageTotals, stores: Sequence[StoreDataset]) -> Iterator[str]:
-    seconds, size = totals.seconds["read"], totals.bytes / max(totals.samples, 1)
-    yield f"{size / 1024:,.0f} KiB a sample, {totals.bytes / 1e6 / max(seconds, 1e-9):,.0f} MB/s for a worker"
-    if totals.cold_bytes > totals.bytes / 2:
+def _about_reading(work: Work, samples: int, stores: Sequence[StoreDataset]) -> Iterator[str]:
+    seconds, size = work.seconds["read"], work.bytes / max(samples, 1)
+    yield f"{size / 1024:,.0f} KiB a sample, {work.bytes / 1e6 / max(seconds, 1e-9):,.0f} MB/s for a worker"
+    if work.cold_bytes > work.bytes / 2:
         yield (
-            f"{totals.cold_bytes / 1e6:,.0f} MB came from a disk, not from the page cache: shuffle in blocks (block_size=), "
+            f"{work.cold_bytes / 1e6:,.0f} MB came from a disk, not from the page cache: shuffle in blocks (block_size=), "
             "or make records smaller (storeds pack --max-side)"
         )
     for path in (path for store in stores for path in _files(store.backend.url)):
@@ -104,52 +103,3 @@ def _about_chunks(path: Path) -> Iterator[str]:
             f"each sample of {worst[1] / 1024:,.0f} KiB decompresses {worst[2] / 1e6:,.1f} MB of {path.name}: rechunk it with "
             "`storeds convert`"
         )
-
-
-# --- Transforms ---
-
-
-def _slowest_transform(stores: Sequence[StoreDataset]) -> str | None:
-    """Return the class of the transform that takes longest for the first samples, timed here one by one."""
-    spent: dict[str, float] = {}
-    for store in stores:
-        with suppress(Exception):  # a user's transform, or a bad sample
-            for index in range(min(_TRIED, len(store))):
-                for name, seconds in _timed(store, SampleContext(index, 0, store.seed)):
-                    spent[name] = spent.get(name, 0.0) + seconds
-    return max(spent, key=lambda name: spent[name]) if spent else None
-
-
-def _timed(store: StoreDataset, context: SampleContext) -> Iterator[tuple[str, float]]:
-    """Yield each transform of a sample and the seconds that it takes."""
-    pipeline = store._pipeline
-
-    def built() -> Any:
-        ((_, records),) = read_rows(pipeline.reader, pipeline.view, [context], {})
-        return pipeline.reader.build(records, context)  # type: ignore[arg-type]  # the caller skips bad records
-
-    own = built_in(pipeline.reader)
-    if own is not None and own.joint is not None:
-        steps, before = _steps(store.transforms), 0.0
-        for count in range(len(steps) + 1):
-            sample, joint = built(), JointTransform(list(steps[:count]) or None, box_format=own.joint.box_format)
-            began = time.perf_counter()
-            joint(sample, context)
-            seconds = time.perf_counter() - began
-            if count:
-                yield type(steps[count - 1]).__name__, seconds - before
-            before = seconds
-        return
-    sample = built()
-    for name, bound in pipeline.transforms:
-        for step in _steps(bound.transform):
-            began = time.perf_counter()
-            sample[name] = BoundTransform(step)(sample[name], context)
-            yield getattr(step, "__name__", type(step).__name__), time.perf_counter() - began
-
-
-def _steps(transform: Any) -> Sequence[Any]:
-    if transform is None:
-        return []
-    steps = getattr(transform, "transforms", None)
-    return list(steps) if isinstance(steps, (list, tuple)) else [transform]

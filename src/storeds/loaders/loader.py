@@ -3,55 +3,59 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import logging
+import operator
 import pickle
 import re
 import select
 import signal
 import time
 import traceback
-from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
 from torch._utils import ExceptionWrapper
 from torch.utils.data import (
-    BatchSampler,
-    ConcatDataset,
     DataLoader,
     Dataset,
     IterableDataset,
     Sampler,
-    Subset,
     get_worker_info,
 )
 
-from storeds._utils.text import html_table, some
-from storeds.batching.buffers import BufferPool
+from storeds._utils.prefetch import ReadAhead, blocks_read
+from storeds._utils.text import html_table, name_of, some
+from storeds.batching.buffers import BufferPool, Empty
 from storeds.batching.collate import collate, collate_columns
-from storeds.batching.memory import PackedBatch, SlotMemory, SlotName, SlotPool, finished, use_memory
-from storeds.batching.roles import fit_collate, is_collate
+from storeds.batching.memory import PackedBatch, SlotMemory, SlotName, SlotPool
+from storeds.batching.roles import does_tails, fit_collate, is_collate
 from storeds.datasets.assembly import declared_elements
-from storeds.datasets.counters import BatchEvents, LoaderStats, count_events
-from storeds.datasets.epoch import Work, add_time, take_work, use_epoch, use_replacements
-from storeds.datasets.map_dataset import StoreDataset, fill_skipped, resolve_indices
+from storeds.datasets.batch import Ask, Counted, Made, Work
+from storeds.datasets.epoch import draw_seed
+from storeds.datasets.map_dataset import StoreDataset
 from storeds.datasets.mixture import StoreMixture
-from storeds.errors import ConfigError, RecordError, suggest
+from storeds.datasets.pipeline import SamplePipeline
+from storeds.datasets.reading import count, is_of_storeds, read
+from storeds.datasets.tree import inside, leaves
+from storeds.errors import ConfigError, RecordError
 from storeds.loaders.advice import explain
+from storeds.loaders.device import map_tensors
 from storeds.loaders.plan import Plan
 from storeds.loaders.planning import PLAN_SETTINGS, Replacements, replaces_samples
-from storeds.loaders.sampler import BatchRequest, EpochSampler, OtherSampler, holds_epoch_sampler
+from storeds.loaders.position import BatchRequest, Position
+from storeds.loaders.sampler import EpochBatches, EpochSampler, OtherSampler, divides_again, is_plain_batches
+from storeds.loaders.settings import LoaderSettings
+from storeds.loaders.stats import LoaderStats
+from storeds.loaders.threads import in_threads
 from storeds.protocols import Backend, Field
 from storeds.readers.reader import built_in
+from storeds.transforms.tail import Tail
 
 _LOG = logging.getLogger("storeds")
-_MAKES_SAMPLES = ("__getitem__", "__getitems__")
 
-__all__ = ["BatchFetcher", "Request", "Result", "StoreLoader", "read_by_dataset"]
+__all__ = ["BatchFetcher", "Request", "Result", "StoreLoader"]
 
 
 class Request(NamedTuple):
@@ -79,9 +83,9 @@ class Result(NamedTuple):
     size : int
         How many indices were requested.
     batch : Any
-        The result of the ``collate_fn``, or the exception of a worker in its place.
-    events : list of BatchEvents
-        Of each dataset that took part.
+        The result of the ``collate_fn``, or in its place a `_Failure`, or an `_Error` of this process.
+    counted : list of Counted
+        Of each store that took part.
     work : Work
     worker : int
         Which worker made it; 0 without workers.
@@ -91,7 +95,7 @@ class Result(NamedTuple):
     number: int
     size: int
     batch: Any
-    events: list[BatchEvents]
+    counted: list[Counted]
     work: Work
     worker: int
 
@@ -117,11 +121,23 @@ class _Failure(ExceptionWrapper):
             raise
 
 
+class _Error(NamedTuple):
+    """An exception of the process that makes the batches itself."""
+
+    error: Exception
+
+    def reraise(self) -> None:
+        try:
+            raise self.error
+        finally:
+            del self  # the traceback has this frame
+
+
 class BatchFetcher(Dataset[Result]):
     """Makes finished batches of a dataset, in the training process, in its threads or in workers.
 
     Because it knows both the dataset and the ``collate_fn``, it can skip work between the two: for `storeds.collate`,
-    samples of fixed shape are read as columns, and images are scaled to floats in the memory of the batch.
+    samples of fixed shape are read as columns, and `collate` does the tails of transforms in the memory of the batch.
 
     Parameters
     ----------
@@ -142,71 +158,73 @@ class BatchFetcher(Dataset[Result]):
 
     def fit(self) -> None:
         """Fit the ``collate_fn`` to the present settings of the dataset."""
+        pipelines = self._present_pipelines()
         self.collate_fn = fitted_collate(self._given, self.dataset)
-        self._inner, self._is_ours = _below_subsets(self.dataset), is_collate(self.collate_fn)
+        self._is_ours = is_collate(self.collate_fn)
+        self._tails: Mapping[str, Tail] = pipelines[0].tails if does_tails(self.collate_fn) else {}
+        self._pipelines = pipelines  # last: another thread may be here
+
+    def _present_pipelines(self) -> list[SamplePipeline]:
+        """Return what makes the samples of each store; assigning to a dataset replaces it."""
+        return [leaf._pipeline for leaf in leaves(self.dataset) if is_of_storeds(leaf)]
 
     def __getitem__(self, request: Request) -> Result:
         """Return the batch of a request."""
         asked, slot = request
-        worker, events = get_worker_info(), list[BatchEvents]()
+        worker = get_worker_info()
         memory = self._memory if worker is None else _opened(slot)
-        take_work()  # of samples that this thread made outside of a batch
+        if any(map(operator.is_not, self._pipelines, self._present_pipelines())):
+            self.fit()
+        blocks, made = blocks_read(), Made()
+        batch: Any
         try:
-            # A function of the user may keep a batch that it made with `collate`, and the slot is used again.
-            own = memory if self._is_ours or worker is None else None
-            with use_epoch(asked.epoch, asked.seed, events), use_memory(own), use_replacements(self._replacements):
-                batch = self._batch(asked.indices)
+            made = read(self.dataset, self._ask(asked))
+            is_batch = not isinstance(asked.indices, int)
+            batch = self._collated(made.result(), made.work, memory, is_batch=is_batch)
             if worker is not None:
                 began = time.perf_counter()
                 batch = PackedBatch.of(batch, slot, memory if isinstance(memory, SlotMemory) else None)
-                add_time("collate", began)
+                made.work.add_time("collate", began)
         except Exception as error:
-            if worker is None:
-                count_events(events, asked.progress)
-                raise
-            batch = PackedBatch(slot, 0, _Failure(error, worker.id))  # its arrival makes the slot free
+            # The arrival of a worker's makes the slot free.
+            batch = _Error(error) if worker is None else PackedBatch(slot, 0, _Failure(error, worker.id))
+        made.work.cold_bytes = (blocks_read() - blocks) * 512
         size = 1 if isinstance(asked.indices, int) else len(asked.indices)
         at = 0 if worker is None else worker.id
-        return Result(asked.progress, asked.number, size, batch, events, take_work(), at)
+        return Result(asked.progress, asked.number, size, batch, made.counted, made.work, at)
 
-    def _batch(self, indices: list[int] | int) -> Any:
-        if isinstance(indices, int):
-            (sample,) = read_by_dataset(self.dataset, [indices], _one_by_one)
-            return self._collated(sample)
-        read, store = fill_skipped(partial(self._read, indices)), self._inner
-        if isinstance(read, dict):
-            began = time.perf_counter()
-            batch = collate_columns(read, store.as_dict)
-            add_time("collate", began)
-            return batch
+    def _ask(self, asked: BatchRequest) -> Ask:
+        is_batch = not isinstance(asked.indices, int)
+        return Ask(
+            asked.indices if isinstance(asked.indices, list) else [asked.indices],
+            asked.epoch,
+            asked.seed,
+            fill=is_batch,
+            tails=self._tails if is_batch else {},
+            as_columns=is_batch and self.collate_fn is collate,
+            allowed=self._replacements,
+        )
+
+    def _collated(self, samples: Any, work: Work, memory: BufferPool | SlotMemory | None, *, is_batch: bool) -> Any:
+        began, store = time.perf_counter(), leaves(self.dataset)[0]
         try:
-            return self._collated(finished(read) if self._is_ours else read)
+            if isinstance(samples, dict):
+                return collate_columns(samples, store.as_dict)
+            if not is_batch:
+                return self.collate_fn(samples[0])
+            # A function of the user may keep a batch that it made with `collate`, and a slot is used again.
+            into: dict[str, Empty] = {"empty": memory.empty} if self._is_ours and memory is not None else {}
+            return self.collate_fn(samples, **into)
         except ConfigError as error:
-            if not _reads_as(store, StoreDataset) or store.as_dict:  # the message has the names, if there are any
+            if not is_of_storeds(store) or store.as_dict:  # the message has the names, if there are any
                 raise
             names = ", ".join(f"{place} {name!r}" for place, name in enumerate(store.reader.fields))
             raise ConfigError(f"{error}. The elements of these samples are {names}") from error
-
-    def _read(self, indices: list[int], fill: bool) -> Any:
-        """Return samples or columns; `fill` is that of `read_samples`."""
-        return read_by_dataset(self.dataset, indices, partial(self._read_part, fill=fill))
-
-    def _read_part(self, dataset: Any, indices: list[int], *, fill: bool) -> Any:
-        """Return samples or columns of the dataset, or samples of one that it joins."""
-        is_whole = dataset is self._inner
-        if _reads_as(dataset, StoreDataset) and (self._is_ours or not is_whole):
-            columns = is_whole and self.collate_fn is collate
-            # The rest of the batch may be good where datasets are joined: then bad samples are skipped.
-            fill = fill or is_whole
-            return dataset._read(dataset._resolve(indices), defer=self._is_ours, columns=columns, fill=fill)
-        many = getattr(dataset, "__getitems__", None) if is_whole else None
-        return many(indices) if many else _one_by_one(dataset, indices)
-
-    def _collated(self, samples: Any) -> Any:
-        began = time.perf_counter()
-        batch = self.collate_fn(samples)
-        add_time("collate", began)
-        return batch
+        finally:
+            if self._is_ours:
+                work.add_time("collate", began)
+            else:
+                work.add_time("outside", began, step=f"the collate_fn {name_of(self._given)}")
 
 
 def _begin_worker(function: Callable[[int], object] | None, worker: int) -> None:
@@ -232,67 +250,18 @@ def fitted_collate(collate_fn: Any, dataset: Any) -> Any:
 
     So is a function for samples that are not those of stores, or of stores whose batches would differ.
     """
-    stores = _stores_below(dataset)
-    if not is_collate(collate_fn) or None in stores:
+    stores = leaves(dataset)
+    if not is_collate(collate_fn) or not all(map(is_of_storeds, stores)):
         return collate_fn
-    fitted = [_fit_to_store(collate_fn, store) for store in stores if store is not None]
+    fitted = [_fit_to_store(collate_fn, store) for store in stores]
     settings = [(each.func, each.keywords) if isinstance(each, functools.partial) else (each, {}) for each in fitted]
     return fitted[0] if all(each == settings[0] for each in settings) else collate_fn
 
 
 def _fit_to_store(collate_fn: Any, store: StoreDataset) -> Any:
     changed = [name for name, _ in store._pipeline.transforms]
-    return fit_collate(collate_fn, _elements(store), as_dict=store.as_dict, changed=changed)
-
-
-def _stores_below(dataset: Any) -> list[StoreDataset | None]:
-    """Return the StoreDatasets whose samples a dataset passes on unchanged, and None for each other dataset."""
-    if _reads_as(dataset, Subset):
-        return _stores_below(dataset.dataset)
-    if _reads_as(dataset, ConcatDataset, StoreMixture):
-        return [store for part in dataset.datasets for store in _stores_below(part)]
-    return [dataset if _reads_as(dataset, StoreDataset) else None]
-
-
-def _reads_as(dataset: Any, *kinds: type) -> bool:
-    """Return whether a dataset is of one of these classes, or of a subclass that makes its samples in the same way."""
-    return any(
-        isinstance(dataset, kind)
-        and all(getattr(type(dataset), name, None) is getattr(kind, name, None) for name in _MAKES_SAMPLES)
-        for kind in kinds
-    )
-
-
-def _below_subsets(dataset: Any) -> Any:
-    while _reads_as(dataset, Subset):
-        dataset = dataset.dataset
-    return dataset
-
-
-def read_by_dataset(dataset: Any, indices: list[int], read: Callable[[Any, list[int]], Any]) -> Any:
-    """Return samples in the order of their indices: `read` is called once for each dataset in a Subset or ConcatDataset.
-
-    Raises IndexError for indices that lie outside of one of these.
-    """
-    if not _reads_as(dataset, Subset, ConcatDataset, StoreMixture):
-        return read(dataset, indices)
-    indices = resolve_indices(indices, len(dataset), f"this {type(dataset).__name__}")
-    if isinstance(dataset, Subset):
-        return read_by_dataset(dataset.dataset, [dataset.indices[at] for at in indices], read)
-    ends = dataset.cumulative_sizes
-    parts: dict[int, list[int]] = {}  # dataset → places in the batch
-    for place, index in enumerate(indices):
-        parts.setdefault(bisect_right(ends, index), []).append(place)
-    samples: dict[int, Any] = {}
-    for number, places in parts.items():
-        first = ends[number - 1] if number else 0
-        part = read_by_dataset(dataset.datasets[number], [indices[at] - first for at in places], read)
-        samples |= zip(places, part, strict=True)
-    return [samples[place] for place in range(len(indices))]
-
-
-def _one_by_one(dataset: Any, indices: list[int]) -> list[Any]:
-    return [dataset[index] for index in indices]
+    tails = store._pipeline.tails
+    return fit_collate(collate_fn, _elements(store), as_dict=store.as_dict, changed=changed, tails=tails)
 
 
 def _elements(store: StoreDataset) -> dict[str, Field]:
@@ -318,21 +287,31 @@ class StoreLoader(DataLoader[Any]):
         By default an `EpochSampler` over all of `dataset`, with `shuffle` and `seed`. Other samplers of PyTorch work too,
         but then the loader has no state to resume from.
     batch_sampler : Sampler, optional
-        Yields lists of indices, instead of `sampler` and ``batch_size``.
-    shuffle : bool
-        Without a `sampler`: use a new order each epoch.
-    seed : int, optional
-        Without a `sampler`: the seed of the order. By default the sampler draws one from the `generator` at the first
-        pass. Without that, it is the dataset's or, if that has none, drawn from torch's default generator.
-    balance, weights, samples_per_epoch, repeat, per_batch, group_by, bucket_by, buckets, budget
-        Without a `sampler`: what an epoch has, as for `EpochSampler`.
-    log_every : float, optional
-        Log `why_slow` every so many seconds, at level INFO.
-    **arguments
-        As for `torch.utils.data.DataLoader`; the default ``collate_fn`` is `storeds.collate`. The settings of
-        `storeds.collate` and `storeds.collate_detection` may name roles, and elements of tuples by their names. The
-        declarations decide about the structure of batches: values that may differ in length get a mask in every batch,
-        and JSON is listed, unless `ragged` names them. Elements with a transform of their own are as with `collate`.
+        Yields lists of indices, instead of `sampler` and ``batch_size``. The loader has a state too if it is an `EpochSampler`
+        that makes batches, or PyTorch's BatchSampler over an `EpochSampler`.
+    collate_fn : callable, optional
+        The same as `collate`.
+    generator : torch.Generator, optional
+        Without a `sampler` and a `seed`: draws the seed of the order at the first pass. Without that, it is the dataset's
+        or, if that has none, drawn from torch's default generator.
+    multiprocessing_context : optional
+        As for `torch.utils.data.DataLoader`, instead of `start_method`.
+    **settings
+        The keys of ``[loader]`` in a config, which `LoaderSettings` lists. Those that `torch.utils.data.DataLoader` has
+        are as there; those that `EpochSampler` has say what an epoch is. Others are:
+
+        - `collate`: ``"storeds"`` for `storeds.collate` (the default), ``"detection"``, ``"default"`` for PyTorch's, a
+          function, or its dotted path. `pad`, `ragged` and `pad_images` are settings of `storeds.collate`, and
+          `label_offset` is one of `storeds.collate_detection`. They may name roles, and elements of tuples by their
+          names. The declarations decide about the structure of batches: values that may differ in length get a mask in
+          every batch, and JSON is listed, unless `ragged` names them. Elements with a transform of their own are as with
+          `storeds.collate`.
+        - `num_workers`: ``"auto"`` takes the CPUs that this process may use, divided by torchrun's number of ranks on this
+          machine or, without torchrun, by the number of processes of torch.distributed. With 0, settings of workers have
+          no effect.
+        - `start_method`: how workers start, as processes by ``"fork"``, ``"spawn"`` or ``"forkserver"``, by default as
+          Python's; or ``"thread"``.
+        - `log_every`: log `why_slow` every so many seconds, at level INFO.
 
     Raises
     ------
@@ -350,6 +329,15 @@ class StoreLoader(DataLoader[Any]):
     *Workers* receive the epoch with each batch, so loaders that are read side by side do not disturb each other. Where an
     attribute of the loader, of the dataset or of one of its transforms was assigned since persistent workers began, the next
     pass starts others. A ``worker_init_fn`` finds the dataset of its worker at ``get_worker_info().dataset``.
+
+    *Threads* make the same batches, without copying one between processes; the dataset must be thread-safe, as a
+    `StoreDataset` is. Reading, decoding and the transforms of storeds run outside Python's lock; transforms written in Python
+    take turns. Each thread computes with one thread of torch. They end with the pass, after a break with their batches. Do
+    not fork during a pass, as another loader with workers would: a thread may be writing to a log file, which Python would
+    leave locked in the child.
+
+    *Memory*: without workers and with threads, the tensors of a batch that `storeds.collate` makes lie in memory that a later
+    batch uses, once nothing refers to a tensor of the batch or a view of one.
     """
 
     sampler: Any
@@ -359,61 +347,106 @@ class StoreLoader(DataLoader[Any]):
         dataset: Any,
         *,
         sampler: Any = None,
-        shuffle: bool = False,
-        seed: int | None = None,
-        log_every: float | None = None,
-        **arguments: Any,
+        batch_sampler: Any = None,
+        collate_fn: Callable[..., Any] | None = None,
+        generator: torch.Generator | None = None,
+        multiprocessing_context: Any = None,
+        **settings: Any,
     ) -> None:
         name = type(self).__name__
-        asked = {key: arguments.pop(key, None) for key in PLAN_SETTINGS}
-        plan = {key: value for key, value in asked.items() if value is not None}
-        _check_names(name, arguments)
+        if collate_fn is not None and settings.get("collate") is not None:
+            raise ConfigError(f"{name}: collate and collate_fn are the same; leave out one of them")
+        chosen = LoaderSettings.of_arguments({"collate": collate_fn, **settings}, name)
+        self._uses_threads = chosen.start_method == "thread"
         if isinstance(dataset, IterableDataset):
             raise ConfigError(f"{name} is for datasets with indices; pass a stream to torch.utils.data.DataLoader")
-        batches = arguments.get("batch_sampler")
-        given = sampler if batches is None else batches
-        for setting in ({"shuffle": shuffle} if shuffle else {}) | plan if given is not None else ():
+        given = sampler if batch_sampler is None else batch_sampler
+        for setting in chosen.changed().keys() & {"shuffle", "seed", *PLAN_SETTINGS} if given is not None else ():
             raise ConfigError(
                 f"{name}: {setting} is for the sampler that the loader makes itself, and one is passed; leave out one of them"
             )
-        if holds_epoch_sampler(given):
+        if divides_again(given):
             raise ConfigError(
                 f"{name} received {given!r}, which divides what its EpochSampler has already divided among the ranks: samples "
                 "would be lost. With Lightning, pass use_distributed_sampler=False to the Trainer"
             )
         if given is None:
-            if plan:
-                plan |= {"batch_size": arguments.get("batch_size", 1), "drop_last": arguments.get("drop_last", False)}
-            generator = arguments.get("generator") if seed is None else None
-            sampler = EpochSampler(dataset, shuffle=shuffle, seed=seed, generator=generator, **plan)
-        arguments.setdefault("collate_fn", collate if arguments.get("batch_size", 1) is not None else None)
-        fitted_collate(arguments["collate_fn"], dataset)  # raises an error for names that no element has
-        super().__init__(dataset, sampler=sampler, **arguments)
-        self._order: EpochSampler | OtherSampler
-        if isinstance(sampler, EpochSampler):
-            self._order = sampler
-            if self.batch_sampler is not None:  # a DataLoader refuses that this is set
-                self.__dict__["batch_sampler"] = _Undivided(sampler, self.batch_size or 1, self.drop_last)
-        else:
-            self._order = OtherSampler(given, dataset, is_batched=batches is not None)
+            sampler = EpochSampler(
+                dataset,
+                shuffle=chosen.shuffle,
+                seed=chosen.seed,
+                generator=generator if chosen.seed is None else None,
+                drop_last=chosen.drop_last,
+                batch_size=chosen.batch_size,
+                **{setting: getattr(chosen, setting) for setting in PLAN_SETTINGS},
+            )
+        collate_fn = chosen.collate_fn()
+        fitted_collate(collate_fn, dataset)  # raises an error for names that no element has
+        workers = chosen.for_workers(multiprocessing_context)
+        super().__init__(
+            dataset,
+            batch_size=chosen.batch_size,
+            sampler=sampler,
+            batch_sampler=batch_sampler,
+            collate_fn=collate_fn,
+            # Single samples are in no batch that might be dropped.
+            drop_last=chosen.drop_last and not (given is None and chosen.batch_size is None),
+            generator=generator,
+            pin_memory=chosen.pin_memory,
+            pin_memory_device=chosen.pin_memory_device,
+            in_order=chosen.in_order,
+            **workers,
+        )
+        self._position, self._batching = self._drawn_from(sampler if batch_sampler is None else batch_sampler)
         self._copied: list[Any] = []
         self._stats = LoaderStats()
-        if log_every is not None and not log_every > 0:
-            raise ConfigError(f"{name}: log_every is a number of seconds above 0, got {log_every!r}")
-        self._log_every = log_every
+        self._log_every = chosen.log_every
         self._logged = time.monotonic()
-        self._memory = BufferPool(limit=2)  # without workers: one batch is in use, and the next one is made
+        self._leaves = leaves(dataset)
+        # One batch is in use, and another one is made; by threads more of them, ahead of the training loop.
+        ahead = self.num_workers * (1 + (self.prefetch_factor or 0)) if self._uses_threads else 0
+        self._memory = BufferPool(limit=2 + ahead)
+        if given is None and not self.plan.is_batched and not len(self):  # the plan may draw a seed for its batches
+            _warn_of_nothing(self, dataset)
+
+    def _drawn_from(self, sampler: Any) -> tuple[Position | OtherSampler, tuple[int | None, bool]]:
+        """Return what draws the batches of this loader, their size and whether a short one is left out."""
+        batching = self.batch_size, self.drop_last
+        if is_plain_batches(sampler) and isinstance(sampler.sampler, EpochSampler):
+            sampler, batching = sampler.sampler, (sampler.batch_size, sampler.drop_last)
+        if not isinstance(sampler, EpochSampler):
+            return OtherSampler(sampler, self.dataset, self.batch_sampler), batching
+        position = sampler._position
+        if sampler is self.batch_sampler and not position.plan.is_batched:
+            raise ConfigError(
+                f"a batch_sampler yields lists of indices, and {sampler!r} yields indices: pass it as sampler"
+            )
+        if sampler is self.sampler and self.batch_sampler is not None:  # a DataLoader refuses that this is set
+            self.__dict__["batch_sampler"] = EpochBatches(sampler, self.batch_size or 1, self.drop_last)
+        return position, (position.settings.batch_size, False) if position.plan.is_batched else batching
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in _FIXED:
             raise ConfigError(f"{name} cannot be assigned: it would have no effect; make another {type(self).__name__}")
         super().__setattr__(name, value)
 
+    def check_worker_number_rationality(self) -> None:
+        if not self._uses_threads:  # its warning is about processes
+            super().check_worker_number_rationality()
+
     def _get_iterator(self) -> Any:
-        """Return a DataLoader's iterator over results."""
-        self._order.fix_seed()  # before DataLoader draws from the same generator
+        """Return an iterator over results: one in threads, or a DataLoader's."""
+        self._position.fix_seed()  # before DataLoader draws from the same generator
+        fetcher = BatchFetcher(self.dataset, self.collate_fn, self._memory, self._position.plan)
+        if self._uses_threads and self.num_workers:
+            # Threads draw from torch's generator in no fixed order, so samples without a seed share one that is drawn here.
+            seedless = any(getattr(each, "seed", 0) is None for each in inside(self.dataset))
+            requests = iter(_Requests(self, None, draw_seed(self.generator) if seedless else None))
+            fetch: Callable[[Request], Result] = fetcher.__getitem__
+            fetch = functools.partial(_pinned, fetch) if self.pin_memory and torch.cuda.is_available() else fetch
+            return in_threads(fetch, requests, self.num_workers, self.prefetch_factor or 1)
         batches: DataLoader[Any] = DataLoader(
-            BatchFetcher(self.dataset, self.collate_fn, self._memory, self._order.plan),
+            fetcher,
             batch_size=None,  # a request is one item of the fetcher
             sampler=_Requests(self, SlotPool() if self.num_workers else None),
             collate_fn=_unchanged,
@@ -444,7 +477,9 @@ class StoreLoader(DataLoader[Any]):
             self._copied = self._copies()
             yield from self._received(results)
         except Exception as error:
-            if self.num_workers:
+            if isinstance(results, ReadAhead):
+                results.close()
+            elif self.num_workers:
                 # PyTorch's error refers to itself, and so to the workers. Those that the garbage collector ends take 5
                 # seconds each: it drops the queue that tells them to end.
                 traceback.clear_frames(error.__traceback__)
@@ -467,13 +502,13 @@ class StoreLoader(DataLoader[Any]):
         for result in results:
             now, stats = time.perf_counter(), self._stats
             stats.wait(now - began, is_first=is_first)
-            stats.add(result.worker, result.size, result.work, result.events)
+            stats.add(result.worker, result.size, result.work, result.counted)
             is_first = False
-            count_events(result.events, this_pass)
+            count(self._leaves, result.counted, this_pass)
             batch = result.batch
-            if isinstance(batch, _Failure):
+            if isinstance(batch, (_Failure, _Error)):
                 batch.reraise()
-            self._order.receive(result.progress, result.number, result.size)
+            self._position.receive(result.progress, result.number, result.size)
             del result
             if self._log_every is not None and time.monotonic() - self._logged >= self._log_every:
                 self._logged = time.monotonic()
@@ -499,9 +534,7 @@ class StoreLoader(DataLoader[Any]):
         """
         numbers = self._stats.to_dict()
         if isinstance(self.dataset, StoreMixture):
-            parts: list[Any] = self.dataset.datasets
-            keys = {name: part._counters.key for name, part in zip(self.dataset.names, parts, strict=True)}
-            numbers["sources"] = {name: self._stats.seen[key] for name, key in keys.items()}
+            numbers["sources"] = {name: self._stats.seen[leaf] for leaf, name in enumerate(self.dataset.names)}
         return numbers
 
     def reset_stats(self) -> None:
@@ -511,27 +544,22 @@ class StoreLoader(DataLoader[Any]):
     def why_slow(self) -> str:
         """Return one sentence about what limits the training, with its evidence and what to change.
 
-        Where transforms limit, the slowest one is found by timing them on a few samples in this process.
+        It says "outside storeds" for the time of datasets and functions of users, into which it cannot see.
         """
-        stores = [store for store in _stores_below(self.dataset) if store is not None]
-        return explain(self._stats, stores, self._hands)
-
-    @property
-    def _hands(self) -> int:
-        """The number of workers or threads that make batches."""
-        return self.num_workers
+        stores = [store for store in self._leaves if is_of_storeds(store)]
+        return explain(self._stats, stores, self.num_workers)
 
     def __repr__(self) -> str:
-        arguments = f"batch_size={self.batch_size}, num_workers={self._hands}, drop_last={self.drop_last}"
+        arguments = f"batch_size={self.batch_size}, num_workers={self.num_workers}, drop_last={self.drop_last}"
         return f"{type(self).__name__}({self.dataset!r}, {arguments}, sampler={self.sampler!r})"
 
     def _repr_html_(self) -> str:
         shown = {name: getattr(self, name) for name in ("dataset", "batch_size", "drop_last", "sampler")}
-        return html_table({**shown, "num_workers": self._hands, "batches": len(self)})
+        return html_table({**shown, "num_workers": self.num_workers, "batches": len(self)})
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next pass, for the order and the random transforms; later passes count from there."""
-        self._order.set_epoch(epoch)
+        self._position.set_epoch(epoch)
 
     @property
     def plan(self) -> Plan:
@@ -539,19 +567,14 @@ class StoreLoader(DataLoader[Any]):
         return self._resumable.plan
 
     @property
-    def _resumable(self) -> EpochSampler:
-        if isinstance(self._order, EpochSampler):
-            return self._order
-        raise ConfigError(f"a loader with {self._order.sampler!r} has no position or plan: leave out the sampler")
-
-    def __len__(self) -> int:
-        if isinstance(self._order, EpochSampler) and self._order.plan.is_batched:
-            return len(self._order)
-        return super().__len__()
+    def _resumable(self) -> Position:
+        if isinstance(self._position, Position):
+            return self._position
+        raise ConfigError(f"a loader with {self._position.sampler!r} has no position or plan: leave out the sampler")
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position of the training loop: batches that it received count, prefetched ones do not."""
-        return {**self._resumable.state_dict(), "batch_size": self.batch_size}
+        return {**self._resumable.state_dict(), "batch_size": self._batching[0]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume at a state with the next pass, with any number of ranks and workers; the next epoch follows.
@@ -572,17 +595,13 @@ class StoreLoader(DataLoader[Any]):
             raise ConfigError(
                 f"not a state that a loader's state_dict() returned: it has {sorted(map(str, state)) or 'nothing'}"
             )
-        batch_size = state.pop("batch_size")
-        if batch_size != self.batch_size:
-            raise ConfigError(
-                f"the state belongs to another loader: batch_size is {batch_size} there and {self.batch_size} here"
-            )
-        self._resumable.load_state_dict(state)
-        if self.drop_last:
-            self._resumable.skip_incomplete_batch(self.batch_size or 1)
+        saved, (batch_size, drop_last) = state.pop("batch_size"), self._batching
+        if saved != batch_size:
+            raise ConfigError(f"the state belongs to another loader: batch_size is {saved} there and {batch_size} here")
+        self._resumable.load_state_dict(state, least=batch_size or 1 if drop_last else 0)
 
 
-_FIXED = ("shuffle", "seed", "log_every", *PLAN_SETTINGS)
+_FIXED = ("shuffle", "seed", "start_method", "log_every", *PLAN_SETTINGS)
 _OF_WORKERS = (
     *("num_workers", "prefetch_factor", "timeout", "pin_memory", "pin_memory_device", "multiprocessing_context"),
     *("generator", "in_order", "worker_init_fn", "collate_fn", "dataset"),
@@ -607,7 +626,7 @@ def _inside(value: Any) -> Iterable[Any]:
     """Return what may be assigned in a dataset, a transform or a function: attributes, or the items of a container."""
     if isinstance(value, StoreDataset):  # everything else is how it works
         others = [each for name, each in vars(value).items() if not name.startswith("_")]
-        return value.transforms, value.transform, value.target_transform, value.as_dict, *others
+        return value.transforms, value.transform, value.target_transform, value.as_dict, value.seed, *others
     if isinstance(value, (list, tuple, dict)):
         items = value.values() if isinstance(value, dict) else value
         return items if len(items) <= _MOST_ITEMS else (len(items),)
@@ -625,39 +644,38 @@ def _are_same(before: Sequence[Any], now: Sequence[Any]) -> bool:
     )
 
 
-def _check_names(loader: str, arguments: Mapping[str, Any]) -> None:
-    known = inspect.signature(DataLoader.__init__).parameters
-    for name in arguments:
-        if name not in known:
-            raise ConfigError(f"{loader} has no argument {name!r}; {suggest(name, list(known)[2:], 'arguments')}")
-
-
-class _Undivided(BatchSampler):
-    """The batch sampler of a loader that makes its own requests: only frameworks that divide an epoch again iterate it."""
-
-    def __iter__(self) -> Iterator[list[int]]:
-        if getattr(self.sampler, "num_replicas", 1) > 1:
-            raise ConfigError(
-                "a framework divides the batches of a loader, whose EpochSampler has already divided them among the ranks: "
-                "samples would be lost. With Accelerate, do not prepare the loader: loop over it"
-            )
-        return super().__iter__()
+def _warn_of_nothing(loader: StoreLoader, dataset: Any) -> None:
+    """Log why a loader has no batch, unless the dataset has said so."""
+    url = getattr(dataset, "url", "the dataset")
+    if len(dataset):
+        _LOG.warning(
+            "there is no batch to load: %d samples of %s for %d ranks make no whole batch of %d, and drop_last drops a smaller "
+            "one; reduce batch_size, or set drop_last = false",
+            *(len(dataset), url, loader.sampler.num_replicas, loader.batch_size or 1),
+        )
+    elif not isinstance(dataset, StoreDataset) or not len(dataset.backend):
+        _LOG.warning("there is no batch to load: %s holds no records", url)
 
 
 class _Requests(Sampler[Request]):
     """The requests of a loader; each iteration is a pass. Owns the slots, which live as long as the workers."""
 
-    def __init__(self, loader: StoreLoader, slots: SlotPool | None) -> None:
-        self._sampler, self._batch_size, self._drop_last = loader._order, loader.batch_size, loader.drop_last
-        self._slots = slots
+    def __init__(self, loader: StoreLoader, slots: SlotPool | None, seed: int | None = None) -> None:
+        self._position, self._batching = loader._position, loader._batching
+        self._slots, self._seed = slots, seed
 
     def __iter__(self) -> Iterator[Request]:
-        for request in self._sampler.batch_requests(self._batch_size, self._drop_last):
+        for request in self._position.requests(*self._batching, self._seed):
             yield Request(request, None if self._slots is None else self._slots.acquire())
 
 
 def _unchanged(batch: Any) -> Any:
     return batch
+
+
+def _pinned(fetch: Callable[[Request], Result], request: Request) -> Result:
+    result = fetch(request)
+    return result._replace(batch=map_tensors(result.batch, torch.Tensor.pin_memory))
 
 
 # The messages of torch.utils.data about a dead worker.
@@ -697,7 +715,7 @@ def _ends(results: Any) -> str:
 
 def _advice(dataset: Any) -> str:
     """Return the stores that a dead worker read, the probable cause of its end and a remedy."""
-    urls = list(dict.fromkeys(_urls(dataset)))
+    urls = list(dict.fromkeys(leaf.url for leaf in inside(dataset) if isinstance(getattr(leaf, "url", None), str)))
     files = [url for url in urls if url.startswith("lmdb://")]
     read = f"It read {some(urls)}." if urls else ""
     if not files:
@@ -707,14 +725,3 @@ def _advice(dataset: Any) -> str:
         f"Run `storeds verify {files[0]}` to find damage: it reads in other processes. "
         "If the file is whole, look for the kernel's out-of-memory killer (SIGKILL) and for too little shared memory."
     )
-
-
-def _urls(dataset: Any) -> Iterator[str]:
-    """Yield the URLs of the stores below a dataset: through Subset, ConcatDataset and the like."""
-    url = getattr(dataset, "url", None)
-    if isinstance(url, str):
-        yield url
-        return
-    inner = getattr(dataset, "dataset", None)
-    for each in [inner] if inner is not None else getattr(dataset, "datasets", ()):
-        yield from _urls(each)

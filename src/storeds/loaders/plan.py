@@ -11,7 +11,6 @@ to be gathered from workers. `planning.make_plan` chooses one of these:
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
@@ -121,7 +120,8 @@ class Strata:
 class Quotas(Plan):
     """Takes an exact number of samples from each stratum.
 
-    A stratum gives each of its samples once before any of them comes again, across epochs, and each time in another order.
+    A stratum goes through all of its samples, pass after pass and each time in another order, across epochs. So after any
+    epoch its samples have come equally often, within one.
 
     Parameters
     ----------
@@ -151,9 +151,10 @@ class Quotas(Plan):
         self.strata, self.count, self.what, self.batch_size = strata, count, what, batch_size
         self.drop_last = drop_last
         self.is_batched = batch_size is not None
-        blocks = count // (batch_size or _BLOCK_OF_PLACES) + 1
-        if count * blocks >= 2**62:  # sums over the blocks of an epoch have 64 bits
-            raise ConfigError(f"an epoch of {count:,} samples in {blocks:,} batches is too long to keep exact shares")
+        if count * (batch_size or 1) >= 2**62:  # products of both have 64 bits
+            raise ConfigError(
+                f"an epoch of {count:,} samples in batches of {batch_size:,} is too long to keep exact shares: reduce one of them"
+            )
         self._since = sorted(shares)
         self.quotas_by_epoch = [_divided(count, shares[epoch]) for epoch in self._since]
         numbers = [strata.sizes, *self.quotas_by_epoch, np.array([*self._since, batch_size or 0])]
@@ -171,7 +172,7 @@ class Quotas(Plan):
         return used
 
     def order(self, seed: int, epoch: int) -> Order:
-        return (_QuotaOrder if self.batch_size is None else _QuotaBatches)(self, seed, epoch)
+        return _QuotaOrder(self, seed, epoch)
 
     def replacements(self, index: int) -> Array | None:
         return self.strata.around(index)
@@ -185,132 +186,88 @@ class Quotas(Plan):
         return f"{self.count:,} samples by {self.what}: {some(parts, 20)}{batches}"
 
 
-_GOLDEN = (5**0.5 - 1) / 2  # multiples of it spread over [0, 1) evenly
-_BLOCK_OF_PLACES = 64  # where no batch is to have the shares
-
-
 class _QuotaOrder(Order):
-    """Blocks of places, each with the shares within one sample; a block is a batch, or 64 places.
+    """A line of slots, stratum after stratum as long as their quotas, which is dealt to batches like cards.
 
-    Each block takes the whole part of a stratum's share. Of the strata that are due a fraction of a sample, it takes one
-    more from those at which a pointer's steps of 1 hit the line of all fractions (systematic sampling). The pointer begins
-    at another of equal steps in each block, so over an epoch a stratum is hit as often as its fractions add up to, within
-    one. The begins are visited in jumps near the golden ratio, so that the hits spread over the epoch, and how many come
-    before a block is a sum of floors (see `_floor_sum`). The last block, which may be short, takes what is missing.
+    The batches take turns, so each has the shares within one sample. The slots of a short last batch are first taken from the
+    line at equal distances. Batches come in shuffled order, and so do the slots of each. Where the plan makes no batches, a
+    batch is a single sample.
 
-    Strata are shuffled within a block, and a stratum's samples come in the order of its pass.
+    A slot is one use of its stratum in this epoch; a batch has consecutive uses of each stratum, so its samples differ.
     """
 
     def __init__(self, plan: Quotas, seed: int, epoch: int) -> None:
-        self._samples, self._strata = plan.count, plan.strata
-        self._size = plan.batch_size or min(_BLOCK_OF_PLACES, plan.count)
-        self._quotas, self._used = plan.quotas(epoch), plan.used(epoch)
-        self._starts = np.cumsum(plan.strata.sizes) - plan.strata.sizes
+        self._strata, self._is_batched, self._size = plan.strata, plan.is_batched, plan.batch_size or 1
+        self._whole, self._rest = divmod(plan.count, self._size)
+        self.count = self._whole if plan.drop_last or not self._rest else self._whole + 1
+        self._at_once = max(self._at_once // self._size, 1)
         self._keys = round_keys("storeds.plan", 1, seed, epoch)
         self._within = round_keys("storeds.plan.stratum", 1, seed)  # passes go on from epoch to epoch
-        self.count = self._samples
-        self._whole = self._samples // self._size
-        due = self._quotas * self._size
-        self._sure = due // self._samples
-        # The ends of the fractions on their line, as whole numbers and parts of `samples`.
-        self._ends, parts = np.divmod(np.cumsum(due - self._sure * self._samples), self._samples)
-        # The first begin from which a stratum's end is hit once more.
-        self._hit_from = -((parts - self._samples) * self._whole // self._samples)
-        self._jump = _coprime_near(int(self._whole * _GOLDEN), self._whole)
-        self._first = int(self._keys[0] % np.uint64(max(self._whole, 1)))
-
-    def _before(self, blocks: Array) -> Array:
-        """Return how many samples of each stratum come before each of these whole blocks."""
-        number, many = self._whole, blocks[:, None]
-        reached = _floor_sum(many, number, self._jump, self._first + number - self._hit_from)
-        hits = self._ends * many + reached - _floor_sum(many, number, self._jump, np.array([self._first]))
-        before: Array = self._sure * many + np.diff(hits, axis=1, prepend=0)
-        return before
-
-    def _takes(self, blocks: Array, before: Array) -> Array:
-        """Return how many samples each of these blocks takes of each stratum."""
-        begins = (blocks * self._jump + self._first) % max(self._whole, 1)
-        hits = self._ends + (begins[:, None] >= self._hit_from)
-        is_whole = (blocks < self._whole)[:, None]
-        takes: Array = np.where(is_whole, self._sure + np.diff(hits, axis=1, prepend=0), self._quotas - before)
-        return takes
-
-    def _block(self, blocks: Array) -> tuple[Array, Array, Array, Array]:
-        """Return for each place of these blocks its block's row, its slot there, its stratum and which use of it."""
-        before = self._before(blocks)
-        takes = self._takes(blocks, before)
-        runs, lengths = takes.ravel(), takes.sum(axis=1)
-        strata = np.repeat(np.tile(np.arange(len(self._quotas)), len(blocks)), runs)
-        uses = np.repeat(before.ravel() - (np.cumsum(runs) - runs), runs) + np.arange(len(strata))
-        rows = np.repeat(np.arange(len(blocks)), lengths)
-        places = (np.arange(len(strata)) - (np.cumsum(lengths) - lengths)[rows]).astype(np.uint64)
-        of_block, number = lengths[rows].astype(np.uint64), blocks[rows].astype(np.uint64)
-        slots = permute(places, of_block, self._keys, number).astype(np.intp)
-        in_order = np.lexsort((slots, strata, rows))  # the uses of a stratum ascend with the slots
-        return rows, slots[in_order], strata, uses
-
-    def _taken(self, strata: Array, uses: Array) -> Array:
-        """Return the index of the sample that a stratum gives at its n-th use of this epoch."""
-        sizes = self._strata.sizes[strata]
-        passes, places = np.divmod(uses.astype(np.uint64) + self._used[strata], sizes)
-        tweak = passes * np.uint64(len(self._strata.sizes)) + strata.astype(np.uint64)
-        at = self._starts[strata] + permute(places, sizes, self._within, tweak)
-        members = self._strata.members
-        return at if members is None else members[at]
+        self._used, quotas = plan.used(epoch), plan.quotas(epoch)
+        self._starts = np.cumsum(plan.strata.sizes) - plan.strata.sizes
+        self._line = np.arange(len(quotas))
+        if self._is_batched:  # other strata share a batch in each epoch
+            self._line = permute(self._line.astype(np.uint64), len(quotas), self._keys).astype(np.intp)
+        self._bounds = np.concatenate([[0], np.cumsum(quotas[self._line])])
+        # How many slots before each bound go to the short batch, and how many are dealt to the whole ones.
+        self._short = self._bounds * self._rest // max(plan.count, 1)
+        self._dealt = self._bounds - self._short
 
     def at(self, places: Uints) -> list[Any]:
-        blocks, wanted_rows = np.unique(places.astype(np.int64) // self._size, return_inverse=True)
-        rows, slots, strata, uses = self._block(blocks)
-        of_place = np.empty((len(blocks), self._size), np.intp)
-        of_place[rows, slots] = np.arange(len(rows))
-        wanted = of_place[wanted_rows, places.astype(np.int64) % self._size]
-        indices: list[Any] = self._taken(strata[wanted], uses[wanted]).tolist()
+        batches = permute(places[places < self._whole], self._whole, self._keys).astype(np.int64)
+        indices = self._whole_batches(batches)
+        if not self._is_batched:
+            return indices.ravel().tolist()
+        rows = iter(indices.tolist())
+        return [next(rows) if place < self._whole else self._short_batch() for place in places]
+
+    def _whole_batches(self, batches: Array) -> Array:
+        """Return a row of indices for each batch."""
+        number = batches[:, None]
+        turns = self._shuffled(np.repeat(batches, self._size), self._size).reshape(-1, self._size)
+        dealt = turns * self._whole + number
+        slots = dealt + dealt * self._rest // max(self._whole * self._size, 1)
+        at = np.searchsorted(self._bounds[1:], slots, "right")
+        first, end = self._dealt[at], self._dealt[at + 1]
+        # The uses of a stratum: those of the batches that are dealt before this one, then its own.
+        before = self._dealt_before(number, end) - self._dealt_before(number, first)
+        return self._taken(at, before + turns + (number - first) // max(self._whole, 1))
+
+    def _short_batch(self) -> list[int]:
+        turns = self._shuffled(np.full(self._rest, self._whole), self._rest)
+        slots = -(-(turns + 1) * self._bounds[-1] // self._rest) - 1
+        at = np.searchsorted(self._bounds[1:], slots, "right")
+        indices: list[int] = self._taken(at, np.diff(self._dealt)[at] + turns - self._short[at]).tolist()
         return indices
 
+    def _shuffled(self, batches: Array, size: int) -> Array:
+        """Return the numbers below `size` for each batch, in an order of its own; `batches` has each so often."""
+        if size == 1:
+            return np.zeros(len(batches), np.int64)
+        turns = np.arange(len(batches), dtype=np.uint64) % np.uint64(size)
+        return permute(turns, size, self._keys, batches.astype(np.uint64)).astype(np.int64)
 
-class _QuotaBatches(_QuotaOrder):
-    """The same blocks as batches."""
+    def _dealt_before(self, batch: Array, end: Array) -> Array:
+        """Return how many of the first `end` slots that are dealt go to batches before this one."""
+        rounds, rest = np.divmod(end, max(self._whole, 1))
+        before: Array = rounds * batch + np.minimum(rest, batch)
+        return before
 
-    _at_once = 64
-
-    def __init__(self, plan: Quotas, seed: int, epoch: int) -> None:
-        super().__init__(plan, seed, epoch)
-        self.count = self._whole if plan.drop_last else -(-self._samples // self._size)
-
-    def at(self, places: Uints) -> list[Any]:
-        rows, slots, strata, uses = self._block(places.astype(np.int64))
-        indices = self._taken(strata, uses)
-        lengths = np.bincount(rows, minlength=len(places))
-        ends = np.cumsum(lengths)
-        batches = np.empty_like(indices)
-        batches[(ends - lengths)[rows] + slots] = indices
-        return [batch.tolist() for batch in np.split(batches, ends[:-1])]
-
-
-def _coprime_near(number: int, modulus: int) -> int:
-    """Return the number next to `number` without a common divisor with `modulus`; 1 if that is 0 or 1."""
-    return next(each for each in range(max(number, 1), number + modulus + 2) if math.gcd(each, max(modulus, 1)) == 1)
-
-
-def _floor_sum(count: Array, modulus: int, factor: int, summand: Array) -> Array:
-    """Return the sum of ``(factor * i + summand) // modulus`` over all i below `count`, as the AtCoder Library does."""
-    count, summand = np.broadcast_arrays(count, summand)
-    total = np.zeros(count.shape, np.int64)
-    if not modulus:
-        return total
-    while True:
-        total += count * (count - 1) // 2 * (factor // modulus) + count * (summand // modulus)
-        factor, summand = factor % modulus, summand % modulus
-        highest = factor * count + summand
-        if not (highest >= modulus).any():
-            return total
-        count, summand = highest // modulus, highest % modulus
-        modulus, factor = factor, modulus
+    def _taken(self, at: Array, uses: Array) -> Array:
+        """Return the samples that strata, by their places in the line, give at their n-th use of this epoch."""
+        strata = self._line[at].ravel()
+        sizes = self._strata.sizes[strata]
+        passes, places = np.divmod(uses.ravel().astype(np.uint64) + self._used[strata], sizes)
+        tweak = passes * np.uint64(len(self._strata.sizes)) + strata.astype(np.uint64)
+        indices = self._starts[strata] + permute(places, sizes, self._within, tweak)
+        taken: Array = (indices if self._strata.members is None else self._strata.members[indices]).reshape(at.shape)
+        return taken
 
 
 # --- By weight ---
 
 _BLOCK = 16  # weights whose sum is kept
+_GOLDEN = (5**0.5 - 1) / 2  # multiples of it spread over [0, 1) evenly
 _PART = 1 << 20
 
 
@@ -399,18 +356,21 @@ class Grouped(Plan):
     groups : Strata
     batch_size : int
         The largest batch.
+    drop_last : bool
+        Leave out short batches: those with room for which the next group is too large, and the last one.
     """
 
     is_batched = True
 
-    def __init__(self, groups: Strata, what: str, batch_size: int, *, shuffle: bool) -> None:
+    def __init__(self, groups: Strata, what: str, batch_size: int, *, shuffle: bool, drop_last: bool) -> None:
         largest = int(np.argmax(groups.sizes))
         if groups.sizes[largest] > batch_size:
             raise ConfigError(
                 f"group_by={what!r}: the group {groups.names[largest]} has {groups.sizes[largest]:,} samples, and a batch "
                 f"has room for {batch_size:,}; raise batch_size"
             )
-        self.groups, self.what, self.batch_size, self.shuffle = groups, what, batch_size, shuffle
+        self.groups, self.what, self.batch_size = groups, what, batch_size
+        self.shuffle, self.drop_last = shuffle, drop_last
         self.is_random = shuffle
         assert groups.members is not None
         self.key = _digest("grouped", groups.members, groups.sizes, np.array([batch_size]))
@@ -427,16 +387,20 @@ class Grouped(Plan):
         bounds = [0]
         while bounds[-1] < ends[-1]:
             bounds.append(int(ends[np.searchsorted(ends, bounds[-1] + self.batch_size, "right") - 1]))
-        return _Batches(flat, np.array(bounds), np.arange(len(bounds) - 1))
+        batches = np.arange(len(bounds) - 1)
+        if self.drop_last:
+            batches = batches[np.diff(bounds) == self.batch_size]
+        return _Batches(flat, np.array(bounds), batches)
 
     def replacements(self, index: int) -> Array | None:
         return self.groups.around(index)
 
     def describe(self, epoch: int = 0) -> str:
         sizes = self.groups.sizes
+        rest = ", and drop_last leaves out batches that are not full" if self.drop_last else ""
         return (
             f"{int(sizes.sum()):,} samples in {len(sizes):,} groups by {self.what}, of {int(sizes.min())} to "
-            f"{int(sizes.max())}; a group lies in one batch of at most {self.batch_size}"
+            f"{int(sizes.max())}; a group lies in one batch of at most {self.batch_size}{rest}"
         )
 
 

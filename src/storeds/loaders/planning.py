@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+import itertools
 import numbers
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
-from torch.utils.data import ConcatDataset, Subset
+from torch.utils.data import Subset
 
-from storeds._utils.arguments import integer
-from storeds.datasets.map_dataset import StoreDataset, resolve_indices
+from storeds._utils.arguments import RENAMED, integer
+from storeds.datasets.map_dataset import StoreDataset
 from storeds.datasets.mixture import StoreMixture
+from storeds.datasets.tree import column_of, leaves, nodes
 from storeds.errors import ConfigError, suggest
 from storeds.loaders.plan import Bucketed, Grouped, Plan, Quotas, Shuffled, Strata, Weighted
 from storeds.protocols import Array
 from storeds.records.classes import stored_classes
 from storeds.records.columns import check_one_value
 
-__all__ = ["PLAN_SETTINGS", "PlanSettings", "Replacements", "make_plan", "replaces_samples"]
+__all__ = ["PLAN_SETTINGS", "PlanSettings", "Replacements", "instead_of", "make_plan", "replaces_samples"]
 
 _BUCKETS = 8
+_WINDOW = 8  # blocks
 
 
 @dataclass(frozen=True)
@@ -41,19 +44,30 @@ class PlanSettings:
     weights: Any = None
     per_batch: bool = False
     samples_per_epoch: int | None = None
-    repeat: bool = True
+    replacement: bool = True
     group_by: str | None = None
     bucket_by: str | Sequence[str] | None = None
-    buckets: int | None = None
-    budget: int | None = None
+    num_buckets: int | None = None
+    max_padded: int | None = None
     batch_size: int | None = None
     drop_last: bool = False
     has_sources: bool = False
 
+    @classmethod
+    def of(cls, data: Any, settings: Mapping[str, Any]) -> PlanSettings:
+        """Return the settings for the epochs of a dataset; raises ConfigError for an unknown name."""
+        names = [field.name for field in fields(cls) if field.name != "has_sources"]
+        for name in settings:
+            if name not in names:
+                raise ConfigError(f"EpochSampler has no argument {name!r}; {instead_of(name, names)}")
+        return cls(**settings, has_sources=isinstance(data, StoreMixture))
+
     def __post_init__(self) -> None:
-        for name in ("block_size", "window", "samples_per_epoch", "buckets", "budget", "batch_size"):
+        for name in ("block_size", "window", "samples_per_epoch", "num_buckets", "max_padded", "batch_size"):
             if getattr(self, name) is not None:
                 integer(name, getattr(self, name), 1)
+        if self.block_size is not None and self.window is None:
+            object.__setattr__(self, "window", _WINDOW)
         if self.block_size is None and self.window is not None:
             raise ConfigError("window counts blocks, and there are none without block_size: pass block_size too")
         if self.block_size is not None and not self.shuffle:
@@ -73,8 +87,8 @@ class PlanSettings:
         if self.block_size is not None and (ways or self.samples_per_epoch is not None):
             name = (*ways, "samples_per_epoch")[0]
             raise ConfigError(f"block_size is for epochs of each sample once, and {name} is set: leave out one of them")
-        if self.group_by is not None and (self.samples_per_epoch is not None or not self.repeat):
-            raise ConfigError("group_by has each sample once: leave out samples_per_epoch and repeat")
+        if self.group_by is not None and (self.samples_per_epoch is not None or not self.replacement):
+            raise ConfigError("group_by has each sample once: leave out samples_per_epoch and replacement")
         self._check_batches()
 
     def _check_batches(self) -> None:
@@ -86,13 +100,18 @@ class PlanSettings:
             raise ConfigError(f"{names[0]} and {names[1]} both make the batches: leave out one of them")
         if names and self.batch_size is None:
             raise ConfigError(f"{names[0]} makes batches: pass batch_size too")
-        if self.bucket_by is None and (self.buckets is not None or self.budget is not None):
-            raise ConfigError("buckets and budget are for bucket_by, which is not set")
+        if self.bucket_by is None and (self.num_buckets is not None or self.max_padded is not None):
+            raise ConfigError("num_buckets and max_padded are for bucket_by, which is not set")
 
     @property
     def by_class(self) -> bool:
         """Whether the samples come by classes."""
         return self.balance is not None or isinstance(self.weights, Mapping)
+
+
+def instead_of(name: str, known: Sequence[str]) -> str:
+    """Return what to write instead of an unknown argument."""
+    return f"its name is {RENAMED[name]!r} now" if name in RENAMED else suggest(name, known, "arguments")
 
 
 _OF_LOADERS = ("shuffle", "batch_size", "drop_last", "has_sources")
@@ -108,7 +127,7 @@ def make_plan(data: Any, count: int, settings: PlanSettings) -> Plan:
     ConfigError
         A field does not exist, weights are no weights, or samples do not fit into batches.
     """
-    if not settings.has_sources and any(isinstance(part, StoreMixture) for part in _nested(data)):
+    if not settings.has_sources and any(isinstance(part, StoreMixture) for part in nodes(data)):
         raise ConfigError(
             "a mixture inside of another dataset would lose its shares: select records in its sources, with where=, fold= or "
             "keys="
@@ -117,9 +136,10 @@ def make_plan(data: Any, count: int, settings: PlanSettings) -> Plan:
         return Shuffled(0, settings.shuffle)
     if settings.group_by is not None:
         groups, _ = Strata.of(_values(data, settings.group_by, "group_by"), None)
-        return Grouped(groups, settings.group_by, settings.batch_size or count, shuffle=settings.shuffle)
+        how = {"shuffle": settings.shuffle, "drop_last": settings.drop_last}
+        return Grouped(groups, settings.group_by, settings.batch_size or count, **how)
     drawn = _drawn(data, count, settings)
-    if not settings.repeat:
+    if not settings.replacement:
         _check_unrepeated(drawn)
     return drawn if settings.bucket_by is None else _bucketed(drawn, data, settings)
 
@@ -152,12 +172,12 @@ def _check_unrepeated(plan: Plan) -> None:
             for name, quota, size in zip(plan.strata.names, quotas.tolist(), plan.strata.sizes.tolist(), strict=True):
                 if quota > size:
                     raise ConfigError(
-                        f"repeat=False: an epoch has {quota:,} samples of {plan.what} {name}, and there are {size:,}; reduce "
+                        f"replacement=False: an epoch has {quota:,} samples of {plan.what} {name}, and there are {size:,}; reduce "
                         "samples_per_epoch, or let samples repeat"
                     )
     elif isinstance(plan, Weighted) and float(plan.weights.max()) * plan.count > plan.sums[-1]:
         raise ConfigError(
-            "repeat=False: the sample with the largest weight would come more than once; reduce samples_per_epoch"
+            "replacement=False: the sample with the largest weight would come more than once; reduce samples_per_epoch"
         )
 
 
@@ -214,20 +234,20 @@ def _bucketed(drawn: Plan, data: Any, settings: PlanSettings) -> Plan:
             f"bucket_by is a field of numbers, or two such as width and height, and got {settings.bucket_by!r}"
         )
     keys = columns[0] if len(columns) == 1 else columns[0] / np.maximum(columns[1], 1)
-    number = settings.buckets or _BUCKETS
+    number = settings.num_buckets or _BUCKETS
     values, codes = np.unique(keys, return_inverse=True)
     if len(values) > number:
         edges = np.unique(np.quantile(keys, np.linspace(0, 1, number + 1)[1:-1]))
         values, codes = np.unique(np.searchsorted(edges, keys, "right"), return_inverse=True)
     capacities = np.full(len(values), settings.batch_size)
-    if settings.budget is not None:
+    if settings.max_padded is not None:
         largest = np.zeros(len(values))
         np.maximum.at(largest, codes, np.prod([column.astype(np.float64) for column in columns], axis=0))
-        if largest.max() > settings.budget:
+        if largest.max() > settings.max_padded:
             raise ConfigError(
-                f"budget={settings.budget:,} has no room for the largest sample, whose size is {largest.max():,.0f}"
+                f"max_padded={settings.max_padded:,} has no room for the largest sample, whose size is {largest.max():,.0f}"
             )
-        capacities = np.minimum(capacities, (settings.budget // np.maximum(largest, 1)).astype(np.int64))
+        capacities = np.minimum(capacities, (settings.max_padded // np.maximum(largest, 1)).astype(np.int64))
     text = (
         f"batches of {int(capacities.min())} to {int(capacities.max())} samples, from {len(values)} buckets by "
         + " and ".join(names)
@@ -237,18 +257,17 @@ def _bucketed(drawn: Plan, data: Any, settings: PlanSettings) -> Plan:
 
 def _values(data: Any, field: str, what: str) -> Array:
     """Return the one value of a field in each sample of a dataset, also below Subset and ConcatDataset; no picture is read."""
-    if isinstance(data, Subset):
-        whole = _values(data.dataset, field, what)
-        return whole[resolve_indices(data.indices, len(whole), "what a Subset is of")]
-    if isinstance(data, ConcatDataset):
-        return np.concatenate([_values(each, field, what) for each in data.datasets])
-    column = getattr(data, "column", None)
-    if column is None:
-        raise ConfigError(
-            f"{what}={field!r} names a field of a StoreDataset, and this is a {type(data).__name__}; pass weights as an "
-            "array with a number for each sample"
-        )
-    return check_one_value(column(field), what, field)
+
+    def read(leaf: Any) -> Array:
+        column = getattr(leaf, "column", None)
+        if column is None:
+            raise ConfigError(
+                f"{what}={field!r} names a field of a StoreDataset, and this is a {type(leaf).__name__}; pass weights as an "
+                "array with a number for each sample"
+            )
+        return check_one_value(column(field), what, field)
+
+    return column_of(data, read)
 
 
 class Replacements:
@@ -267,16 +286,16 @@ class Replacements:
     def __init__(self, data: Any, plan: Plan | None) -> None:
         self._data, self._plan = data, plan
         self._located: tuple[list[Any], Array, Array] | None = None
-        self._has_parts = any(isinstance(each, Subset) for each in _nested(data))
+        self._has_parts = any(isinstance(each, Subset) for each in nodes(data))
 
-    def __call__(self, counters: str, index: int) -> Array | None:
-        """Return the ascending indices of samples; None if each may come. See `storeds.datasets.epoch.use_replacements`."""
+    def __call__(self, leaf: int, index: int) -> Array | None:
+        """Return the ascending indices of samples of a leaf; None if each may come. See `storeds.datasets.batch.Ask`."""
         if not self._has_parts and (self._plan is None or self._plan.replacements(0) is None):
             return None
         if self._located is None:
             self._located = _located(self._data)
-        leaves, numbers, indices = self._located
-        own = np.isin(numbers, [at for at, leaf in enumerate(leaves) if _counters_of(leaf) == counters])
+        below, numbers, indices = self._located
+        own = np.isin(numbers, [at for at, each in enumerate(below) if each is below[leaf]])
         drawn = np.flatnonzero(own & (indices == index))
         allowed = self._plan.replacements(int(drawn[0])) if self._plan is not None and drawn.size else None
         places = np.flatnonzero(own) if allowed is None else allowed[own[allowed]]
@@ -284,44 +303,25 @@ class Replacements:
 
 
 def _located(data: Any) -> tuple[list[Any], Array, Array]:
-    """Return the datasets below Subset and ConcatDataset, and for each sample the number of its dataset and its index."""
-    if isinstance(data, Subset):
-        leaves, numbers, indices = _located(data.dataset)
-        at = resolve_indices(data.indices, len(numbers), "what a Subset is of")
-        return leaves, numbers[at], indices[at]
-    if not isinstance(data, ConcatDataset):
-        return [data], np.zeros(len(data), np.int32), np.arange(len(data))
-    leaves, parts = [], []
-    for each in data.datasets:
-        inner, numbers, indices = _located(each)
-        parts.append((numbers + len(leaves), indices))
-        leaves += inner
-    numbers, indices = (np.concatenate(columns) for columns in zip(*parts, strict=True))
-    return leaves, numbers, indices
+    """Return the leaves of a dataset, and for each sample the number of its leaf and its index there."""
+    numbers = itertools.count()
+
+    def places(leaf: Any) -> Array:
+        return np.stack([np.full(len(leaf), next(numbers)), np.arange(len(leaf))], axis=1)
+
+    return leaves(data), *column_of(data, places).T
 
 
 def replaces_samples(data: Any) -> bool:
     """Return whether a dataset, or one inside of it, may replace bad samples."""
-    policies = [each._counters.policy.on_error for each in _nested(data) if isinstance(each, StoreDataset)]
+    policies = [each._counters.policy.on_error for each in leaves(data) if isinstance(each, StoreDataset)]
     return any(policy != "raise" for policy in policies)
 
 
-def _counters_of(dataset: Any) -> str | None:
-    return getattr(getattr(dataset, "_counters", None), "key", None)
-
-
 def _class_names(data: Any, field: str) -> Sequence[str] | None:
-    for each in _nested(data):
+    for each in leaves(data):
         meta = getattr(getattr(each, "backend", None), "meta", None)
         if meta is not None:
             is_label = field == "label" or isinstance(meta.attrs.get("classes"), Mapping)
             return stored_classes(meta.attrs, field) if is_label else None
     return None
-
-
-def _nested(data: Any) -> Iterator[Any]:
-    """Yield a dataset and those inside of it, through Subset and ConcatDataset."""
-    yield data
-    inner = [data.dataset] if isinstance(data, Subset) else data.datasets if isinstance(data, ConcatDataset) else ()
-    for each in inner:
-        yield from _nested(each)

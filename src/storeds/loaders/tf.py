@@ -1,10 +1,9 @@
-"""Provides the samples of a store as a ``tf.data.Dataset``: a generator over a `ThreadLoader`."""
+"""Provides the samples of a store as a ``tf.data.Dataset``: a generator over a `StoreLoader` with threads."""
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -15,10 +14,12 @@ from PIL import Image
 from storeds._utils.arguments import integer
 from storeds.batching.collate import Skipped
 from storeds.datasets.assembly import declared_elements
+from storeds.datasets.batch import Ask
 from storeds.datasets.map_dataset import StoreDataset
+from storeds.datasets.reading import read
 from storeds.errors import ConfigError, MissingDependencyError, RecordError, suggest
+from storeds.loaders.loader import StoreLoader
 from storeds.loaders.sampler import EpochSampler
-from storeds.loaders.threaded import ThreadLoader
 from storeds.protocols import Array, Field
 from storeds.readers.reader import built_in
 from storeds.records.canonical_json import canonical_json
@@ -26,7 +27,7 @@ from storeds.records.canonical_json import canonical_json
 if TYPE_CHECKING:
     import tensorflow as tf
 
-__all__ = ["Element", "elements_of", "to_tf_dataset"]
+__all__ = ["to_tf_dataset"]
 
 Shape: TypeAlias = tuple[int | None, ...]
 
@@ -39,7 +40,7 @@ def to_tf_dataset(
     source: Any,
     *,
     batch_size: int | None = None,
-    drop_remainder: bool = False,
+    drop_last: bool = False,
     ragged: bool | Collection[str] = False,
     shapes: Mapping[str, Sequence[int | None]] | None = None,
     shuffle: bool = False,
@@ -61,8 +62,8 @@ def to_tf_dataset(
         A list of URLs or a pattern is read as one dataset.
     batch_size : int, optional
         Samples per batch, read in one storage call; single samples by default.
-    drop_remainder : bool
-        Drop a smaller last batch, so that the batch dimension is static.
+    drop_last : bool
+        Leave out a smaller last batch, so that the batch dimension is static, and samples that do not divide among ranks.
     ragged : bool or collection of str
         Whether elements of varying shape become a ``tf.RaggedTensor`` in a batch, or the names of such elements.
         Otherwise the samples of a batch must have equal shapes.
@@ -112,59 +113,61 @@ def to_tf_dataset(
         raise MissingDependencyError(
             f"to_tf_dataset needs TensorFlow, which cannot be imported ({error}): pip install 'storeds[tf]'"
         ) from error
-    if not isinstance(source, StoreDataset):
-        source = StoreDataset(source, seed=seed, **dataset_arguments)
-    elif dataset_arguments:
-        raise ConfigError(
-            f"pass {', '.join(dataset_arguments)} when you make the StoreDataset; this one exists already"
-        )
-    if drop_remainder and batch_size is None:
-        raise ConfigError("drop_remainder drops a smaller last batch, and there are no batches: pass batch_size")
+    source = _opened(source, seed, dataset_arguments)
+    if drop_last and batch_size is None:
+        raise ConfigError("drop_last leaves out a smaller last batch, and there are no batches: pass batch_size")
     skips = source.report().on_error == "skip"
-    if drop_remainder and skips:
+    if drop_last and skips:
         raise ConfigError(
-            "drop_remainder needs batches of equal size, and on_error='skip' makes some smaller: use 'replace'"
+            "drop_last needs batches of equal size, and on_error='skip' makes some smaller: use 'replace'"
         )
-    elements = elements_of(source, {} if shapes is None else shapes, ragged)
-    part: dict[str, Any] = {"num_replicas": num_replicas, "rank": rank}
-    sampler = EpochSampler(source, shuffle=shuffle, seed=seed, block_size=block_size, window=window, **part)
-    loader = ThreadLoader(
+    elements = _elements_of(source, shapes or {}, ragged)
+    order: dict[str, Any] = {"shuffle": shuffle, "seed": seed, "block_size": block_size, "window": window}
+    sampler = EpochSampler(source, num_replicas=num_replicas, rank=rank, drop_last=drop_last, **order)
+    loader = StoreLoader(
         source,
         sampler=sampler,
         batch_size=integer("read_batch", read_batch, 1) if batch_size is None else integer("batch_size", batch_size, 1),
-        drop_last=drop_remainder,
-        collate_fn=_Columns(elements),
-        num_workers=read_ahead,
-        prefetch_factor=1,
+        drop_last=drop_last,
+        collate_fn=partial(_columns, elements),
+        num_workers=integer("read_ahead", read_ahead, 0),
+        prefetch_factor=1 if read_ahead else None,
+        start_method="thread",
     )
     if epoch is not None:
         loader.set_epoch(epoch)
-    size = batch_size if drop_remainder else None
-    specs = [e.spec(tensorflow) if batch_size is None else e.batch_spec(tensorflow, size) for e in elements]
+
+    def one_pass() -> Iterator[Any]:
+        for columns in loader:
+            if batch_size is None:
+                yield from map(arranged, zip(*columns, strict=True))
+            else:
+                yield arranged(each.batch(tensorflow, column) for each, column in zip(elements, columns, strict=True))
+
     arranged = partial(_arranged, elements, source.as_dict)
-    made = tensorflow.data.Dataset.from_generator(
-        lambda: map(arranged, _passed(loader, elements, None if batch_size is None else tensorflow)),
-        output_signature=arranged(specs),
-    )
+    sizes = () if batch_size is None else (batch_size if drop_last else None,)
+    signature = arranged([element.spec(tensorflow, *sizes) for element in elements])
+    made = tensorflow.data.Dataset.from_generator(one_pass, output_signature=signature)
     count = len(sampler) if batch_size is None else len(loader)
     return made if skips else made.apply(tensorflow.data.experimental.assert_cardinality(count))
 
 
-def _arranged(elements: Sequence[Element], as_dict: bool, values: Iterable[Any]) -> Any:
+def _opened(source: Any, seed: int | None, arguments: Mapping[str, Any]) -> StoreDataset:
+    if "drop_remainder" in arguments:
+        raise ConfigError("drop_remainder is now drop_last")
+    if not isinstance(source, StoreDataset):
+        return StoreDataset(source, seed=seed, **arguments)
+    if arguments:
+        raise ConfigError(f"pass {', '.join(arguments)} when you make the StoreDataset; this one exists already")
+    return source
+
+
+def _arranged(elements: Sequence[_Element], as_dict: bool, values: Iterable[Any]) -> Any:
     return dict(zip([element.name for element in elements], values, strict=True)) if as_dict else tuple(values)
 
 
-def _passed(loader: ThreadLoader, elements: Sequence[Element], tf: Any | None) -> Iterator[Iterable[Any]]:
-    """Yield the values of one pass that TensorFlow gets: batches or, without `tf`, single samples."""
-    for columns in loader:
-        if tf is None:
-            yield from zip(*columns, strict=True)
-        else:
-            yield [element.batch(tf, column) for element, column in zip(elements, columns, strict=True)]
-
-
 @dataclass(frozen=True)
-class Element:
+class _Element:
     """One element of all samples.
 
     Attributes
@@ -179,16 +182,16 @@ class Element:
         Whether to convert channels-first tensors to channels-last.
     is_json : bool
         Whether values are JSON.
-    ragged : bool
+    is_ragged : bool
         Whether a batch is a ``tf.RaggedTensor`` down to the last dimension that varies.
     """
 
     name: str
     dtype: np.dtype[Any]
     shape: Shape
-    is_image: bool = False
-    is_json: bool = False
-    ragged: bool = False
+    is_image: bool
+    is_json: bool
+    is_ragged: bool
 
     def array(self, value: Any) -> Array:
         """Return a value as an array; raises ConfigError if its dtype or shape is not the element's."""
@@ -205,7 +208,7 @@ class Element:
 
     @property
     def _ragged_rank(self) -> int:
-        return max((at + 1 for at, size in enumerate(self.shape) if size is None), default=0) if self.ragged else 0
+        return max((at + 1 for at, size in enumerate(self.shape) if size is None), default=0) if self.is_ragged else 0
 
     def batch(self, tf: Any, values: Sequence[Array]) -> Any:
         """Return the values of a batch as one array or ragged tensor."""
@@ -223,32 +226,23 @@ class Element:
         return np.stack(values)
 
     def spec(self, tf: Any, *batch: int | None) -> Any:
-        """Return the ``tf.TensorSpec`` of a value, or of a dense batch."""
-        return tf.TensorSpec((*batch, *self.shape), tf.string if self.dtype == _TEXT else tf.as_dtype(self.dtype))
-
-    def batch_spec(self, tf: Any, size: int | None) -> Any:
-        """Return the spec of a batch of `size` values; None means any number."""
-        dense, rank = self.spec(tf, size), self._ragged_rank
-        inner = (None,) * rank + self.shape[rank:]
-        return tf.RaggedTensorSpec((size, *inner), dense.dtype, rank, tf.int64) if rank else dense
+        """Return the spec of a value or, with the number of its values (None means any), of a batch."""
+        dtype, rank = tf.string if self.dtype == _TEXT else tf.as_dtype(self.dtype), self._ragged_rank
+        if batch and rank:
+            return tf.RaggedTensorSpec((*batch, *(None,) * rank, *self.shape[rank:]), dtype, rank, tf.int64)
+        return tf.TensorSpec((*batch, *self.shape), dtype)
 
 
-class _Columns:
-    """Makes one list of arrays for each element of a batch of samples."""
-
-    def __init__(self, elements: Sequence[Element]) -> None:
-        self._elements = elements
-
-    def __call__(self, samples: Sequence[Any]) -> list[list[Array]]:
-        names = [element.name for element in self._elements]
-        rows = [_values_of(sample, names) for sample in samples if not isinstance(sample, Skipped)]
-        columns = zip(*rows, strict=True)
-        return [[e.array(value) for value in column] for e, column in zip(self._elements, columns, strict=True)]
+def _columns(elements: Sequence[_Element], samples: Sequence[Any]) -> list[list[Array]]:
+    """Return one list of arrays for each element of a batch of samples."""
+    names = [element.name for element in elements]
+    rows = [_values_of(sample, names) for sample in samples if not isinstance(sample, Skipped)]
+    return [[e.array(value) for value in column] for e, column in zip(elements, zip(*rows, strict=True), strict=True)]
 
 
-def elements_of(
+def _elements_of(
     dataset: StoreDataset, shapes: Mapping[str, Sequence[int | None]], ragged: bool | Collection[str]
-) -> list[Element]:
+) -> list[_Element]:
     """Return the elements of a dataset's samples, from its fields and a few samples.
 
     Raises
@@ -257,43 +251,35 @@ def elements_of(
         `shapes` or `ragged` names an unknown element, there are no good samples, or samples differ in type.
     """
     names = dataset.reader.fields
-    wanted = (names if ragged else ()) if isinstance(ragged, bool) else ragged
-    if isinstance(wanted, str):
-        raise ConfigError(f"ragged is True, False or a list of elements, such as [{wanted!r}]")
+    if isinstance(ragged, str):
+        raise ConfigError(f"ragged is True, False or a list of elements, such as [{ragged!r}]")
+    wanted = names if ragged is True else ragged or ()
     for name in (*wanted, *shapes):
         if name not in names:
             raise ConfigError(f"there is no element {name!r}; {suggest(str(name), names, 'elements')}")
     declared = declared_elements(dataset.reader, dataset.backend.meta.fields)
-    columns = zip(*_inspected(dataset, names), strict=True)
+    transformed = [name for name, _ in dataset._pipeline.transforms]
     elements = []
-    for name, values in zip(names, columns, strict=True):
+    for name, values in zip(names, zip(*_inspected(dataset, names), strict=True), strict=True):
         field = declared.get(name, Field("int"))  # the index is not a field
-        changed = name in [each for each, _ in dataset._pipeline.transforms]
         is_image = field.kind == "image" and field.role != "mask"
-        is_json = field.kind == "json" and (not changed or isinstance(values[0], (dict, list)))
-        arrays = [_to_array(value, name, is_image=is_image, is_json=is_json) for value in values]
-        types = sorted({f"{array.dtype} of {array.ndim} dimensions" for array in arrays})
-        if len(types) > 1:
-            raise ConfigError(
-                f"element {name!r} of {dataset.url} is {' here and '.join(types)} there; a transform can unify them"
-            )
-        shape = tuple(
-            sizes.pop() if len(sizes) == 1 else None for sizes in map(set, zip(*map(np.shape, arrays), strict=True))
-        )
+        is_json = field.kind == "json" and (name not in transformed or isinstance(values[0], (dict, list)))
+        first = _to_array(values[0], name, is_image=is_image, is_json=is_json)
+        element = _Element(name, first.dtype, (None,) * first.ndim, is_image, is_json, name in wanted)
+        lengths = map(set, zip(*(element.array(value).shape for value in values), strict=True))
+        shape: Shape = tuple(each.pop() if len(each) == 1 else None for each in lengths)
         if name in shapes:
-            shape = tuple(
-                None if size is None else integer(f"shapes: a length of {name!r}", size, 0) for size in shapes[name]
-            )
-        elif not changed:
+            what = f"shapes: a length of {name!r}"
+            shape = tuple(None if size is None else integer(what, size, 0) for size in shapes[name])
+        elif name not in transformed:
             shape = _varying(dataset, name, field, shape)
-        elements.append(Element(name, arrays[0].dtype, shape, is_image, is_json, name in wanted))
+        elements.append(replace(element, shape=shape))
     return elements
 
 
 def _varying(dataset: StoreDataset, name: str, field: Field, shape: Shape) -> Shape:
     """Return the shape found in a few samples, with None for the dimensions that may differ in others."""
-    reader = dataset.reader
-    own = built_in(reader)
+    own = built_in(dataset.reader)
     declared = None if own is None else own.shape_of(name)
     if declared is not None:
         return declared
@@ -309,18 +295,19 @@ def _varying(dataset: StoreDataset, name: str, field: Field, shape: Shape) -> Sh
 
 def _inspected(dataset: StoreDataset, names: Sequence[str]) -> list[list[Any]]:
     """Return the values of a few good samples, evenly spaced from the first to the last."""
-    dataset, last = copy.deepcopy(dataset), len(dataset) - 1  # whose counters are its own
+    last = len(dataset) - 1
     inspected: list[list[Any]] = []
     bad: Any = "there are none"
     for index in sorted({at * last // (_INSPECTED - 1) for at in range(_INSPECTED)}) if last >= 0 else ():
         try:
-            sample = dataset[index]
+            (sample,) = read(dataset, Ask([index], fill=False)).result()  # which counts nothing
         except RecordError as error:
-            sample, bad = None, error
-        if isinstance(sample, Skipped):
-            bad = sample.reason
-        elif sample is not None:
-            inspected.append(_values_of(sample, names))
+            bad = error
+        else:
+            if isinstance(sample, Skipped):
+                bad = sample.reason
+            else:
+                inspected.append(_values_of(sample, names))
     if not inspected:
         raise ConfigError(f"{dataset.url}: the type of its samples cannot be inferred: {bad}")
     return inspected

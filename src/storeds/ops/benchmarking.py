@@ -15,8 +15,7 @@ from storeds.backends.opening import open_backend
 from storeds.backends.view import describe
 from storeds.config import Config, Split, build_loader, load_config
 from storeds.datasets.assembly import reader_name
-from storeds.datasets.epoch import STAGES
-from storeds.datasets.source import Source
+from storeds.datasets.batch import STAGES
 from storeds.errors import ConfigError
 from storeds.ops.common import Progress, ProgressHook
 from storeds.redaction import redact
@@ -240,12 +239,13 @@ def _config(
             changes["transform"] = None
         config = {"dataset": changes, "loader": {"batch_size": 64, "shuffle": True}}
     loaded = load_config(config)
-    settings = structs.replace(loaded.loader_for(split), persistent_workers=True, **size)
+    settings = loaded.loader_for(split)
+    settings = structs.replace(settings, persistent_workers=settings.start_method != "thread", **size)
     tables = {
         name: Split({key: value for key, value in table.dataset.items() if key not in changes})
         for name, table in loaded.splits.items()
     }
-    dataset = Source.of_table({**structs.asdict(loaded.dataset), **changes})
+    dataset = loaded.dataset.replaced(changes)
     return structs.replace(loaded, dataset=dataset, loader=settings, splits=tables, allow_overlap=True)
 
 

@@ -43,9 +43,6 @@ def read_located(
 class Rows(ABC):
     """Which records make the samples of a bound reader. Picklable and thread-safe."""
 
-    is_random = False
-    """Whether the choice of records is random."""
-
     @property
     def needs(self) -> tuple[str, ...]:
         """Stored fields that messages name."""
@@ -121,11 +118,6 @@ class Clip(Rows):
         object.__setattr__(self, "count", len(self.runs.positions) - 1)
 
     @property
-    def is_random(self) -> bool:  # type: ignore[override]
-        """Whether the beginnings of clips are drawn."""
-        return self.plan.sampling == "random"
-
-    @property
     def needs(self) -> tuple[str, ...]:
         # docstring inherited
         return (self.by,) if self.frame is None else (self.by, self.frame)
@@ -137,7 +129,7 @@ class Clip(Rows):
         # docstring inherited
         start, stop = self.runs.positions[index : index + 2].tolist()
         # Creating a generator takes longer than everything else here, so do it only to draw from it.
-        generator = context.generator if self.is_random else None
+        generator = context.generator if self.plan.sampling == "random" else None
         return [start + at for at in self.plan.choose(stop - start, generator)]
 
     def pick(self, column: Array) -> Array:

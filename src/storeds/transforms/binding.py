@@ -8,7 +8,8 @@ import os
 import pickle
 import random
 import threading
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -16,6 +17,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from storeds._utils.text import name_of, some
 from storeds.errors import ConfigError
 from storeds.protocols import Cropped, Cropper, CropRequest, SampleContext, Transform
 from storeds.transforms.albumentations import wrap_albumentations
@@ -31,15 +33,18 @@ from storeds.transforms.images import (
     Resize,
     ToTensor,
 )
-from storeds.transforms.operations import ToNormalized, crop, size_of
+from storeds.transforms.operations import crop, in_order, size_of
+from storeds.transforms.tail import Tail, split
 
 __all__ = [
     "TAKES_STRIDED",
     "BoundTransform",
     "Compose",
     "Views",
+    "add_time",
     "check_picklable",
     "first_crop",
+    "name_of_transform",
     "takes_strided",
 ]
 
@@ -74,36 +79,60 @@ class BoundTransform:
     ----------
     transform : callable
         Takes one value. The bound transform is picklable if it is.
-    finish : callable, optional
-        Applied to the result.
-    may_wait : bool
-        Whether collating may run the last step of a `Compose`.
+
+    Attributes
+    ----------
+    tail : Tail or None
+        The end of the transform, which a batch can do.
 
     Notes
     -----
     *Threads*: foreign transforms with a seed run one at a time in a process. Another thread that draws from a global
     generator during the call changes their numbers.
     *Not covered*: generators that a foreign transform owns (`numpy.random.default_rng`), and those of accelerators.
-    `StoreDataset` warns of the former.
     """
 
     transform: Transform
-    finish: Callable[[Any], Any] | None = None
-    may_wait: bool = False
+    tail: Tail | None = field(init=False, compare=False)
+    _head: Compose | None = field(init=False, compare=False)
+    name: str = field(init=False, compare=False)
     _how: Literal["generator", "plain", "foreign"] = field(init=False, compare=False)
+    _takes_strided: bool = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "name", name_of_transform(self.transform))
         transform = wrap_albumentations(self.transform)
+        head, tail = split(flattened(transform))
         object.__setattr__(self, "transform", transform)
+        object.__setattr__(self, "tail", tail)
+        object.__setattr__(self, "_head", None if tail is None else Compose(head))
         object.__setattr__(self, "_how", _how_to_call(transform))
+        object.__setattr__(self, "_takes_strided", takes_strided(transform))
 
-    def __call__(self, value: Any, context: SampleContext) -> Any:
-        """Return the transformed value. Exceptions of the transform pass through."""
-        if self.may_wait and type(self.transform) is Compose:
-            made = self.transform.deferred(value, context.generator)
-        else:
-            made = self.draw(value, context.generator)
-        return made if self.finish is None else self.finish(made)
+    def __call__(
+        self, value: Any, context: SampleContext, *, whole: bool = True, seconds: dict[str, float] | None = None
+    ) -> Any:
+        """Return the transformed value, contiguous if only built-in transforms made it. Exceptions of the transform pass through.
+
+        Parameters
+        ----------
+        value : Any
+        context : SampleContext
+        whole : bool
+            Without it, `tail` is left to do for a uint8 tensor.
+        seconds : dict, optional
+            Where to add what each transform takes, by its name.
+        """
+        tail = None if whole else self.tail
+        composed: Any = self.transform if tail is None else self._head
+        steps, now = composed._bound if type(composed) is Compose else (self,), time.perf_counter()
+        for step in steps:
+            value = step.draw(value, context.generator)
+            if seconds is not None:
+                now = add_time(seconds, step.name, now)
+        if tail is not None:
+            return tail.pixels(value)
+        return in_order(value) if self._takes_strided else value
 
     def draw(self, value: Any, generator: torch.Generator | None) -> Any:
         """Return the transformed value, with randomness from `generator`, or from the global generators if None."""
@@ -138,7 +167,7 @@ class Compose:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "transforms", _callables("Compose", self.transforms))
-        object.__setattr__(self, "_bound", tuple(map(BoundTransform, _with_scaling_joined(self.transforms))))
+        object.__setattr__(self, "_bound", tuple(map(BoundTransform, _with_scaling_joined(flattened(self)))))
 
     def __call__(self, value: Any, generator: torch.Generator | None = None) -> Any:
         """Return the result of the last transform."""
@@ -146,17 +175,23 @@ class Compose:
             value = transform.draw(value, generator)
         return value
 
-    def deferred(self, value: Any, generator: torch.Generator | None) -> Any:
-        """Return the result, or a ``DeferredImage`` if collating can run the last transforms."""
-        last = self._bound[-1].transform if self._bound else None
-        if not isinstance(last, ToNormalized):
-            return self(value, generator)
-        for transform in self._bound[:-1]:
-            value = transform.draw(value, generator)
-        return last.later(value)
-
     def __repr__(self) -> str:
         return f"Compose([{', '.join(map(repr, self.transforms))}])"
+
+
+def add_time(seconds: dict[str, float], name: str, since: float) -> float:
+    """Add the time since `since`, a value of `time.perf_counter`, to that of a transform; return the present time."""
+    now = time.perf_counter()
+    seconds[name] = seconds.get(name, 0.0) + now - since
+    return now
+
+
+def name_of_transform(transform: Any) -> str:
+    """Return the name of a function or class, and of the transforms in a composition of another library."""
+    if type(transform) is Tail:
+        return "Normalize"
+    parts = getattr(transform, "transforms", None)
+    return f"{name_of(transform)}{f' of {some(map(name_of, parts))}' if isinstance(parts, (list, tuple)) else ''}"
 
 
 def _callables(owner: str, transforms: Any) -> tuple[Transform, ...]:
@@ -170,15 +205,22 @@ def _callables(owner: str, transforms: Any) -> tuple[Transform, ...]:
 
 
 def _with_scaling_joined(transforms: Sequence[Transform]) -> list[Transform]:
-    """Return transforms with one in the place of a `ToTensor` and the `Normalize` after it."""
+    """Return transforms with one in the place of a `ToTensor` and the `Normalize` after it, which saves a copy."""
     joined: list[Transform] = []
     for transform in transforms:
         # Exact types: a subclass may compute something else.
         if type(transform) is Normalize and joined and type(joined[-1]) is ToTensor:
-            joined[-1] = ToNormalized(transform.mean, transform.std, transform.inplace)
+            joined[-1] = Tail(transform)
         else:
             joined.append(transform)
     return joined
+
+
+def flattened(transform: Transform) -> list[Transform]:
+    """Return the transforms of nested compositions, in order."""
+    if type(transform) is not Compose:
+        return [transform]
+    return [each for part in transform.transforms for each in flattened(part)]
 
 
 @dataclass(frozen=True)

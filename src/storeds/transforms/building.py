@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from storeds._utils.arguments import plain
+from storeds._utils.arguments import from_omegaconf
 from storeds.errors import ConfigError, MissingDependencyError, suggest
 from storeds.protocols import Transform
 from storeds.transforms.arguments import is_list
@@ -52,7 +52,7 @@ def build_transform(spec: Any, where: str = "transform") -> Transform | None:
 
 
 def _build(spec: Any, where: str) -> Transform:
-    spec = plain(spec)
+    spec = from_omegaconf(spec)
     if callable(spec):
         transform: Transform = spec
         return transform

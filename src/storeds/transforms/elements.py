@@ -15,7 +15,14 @@ from storeds.records.roles import boxes_of
 from storeds.transforms.coordinates import from_corners, to_corners
 from storeds.transforms.operations import Size
 
-__all__ = ["Elements", "check_exact", "is_of_torchvision", "tv_tensors", "unwrapped", "wrapped"]
+__all__ = [
+    "Elements",
+    "check_exact",
+    "is_of_torchvision",
+    "tv_tensors",
+    "unwrapped",
+    "wrapped",
+]
 
 _EXACT = 2**24  # float32 holds every integer up to this one
 

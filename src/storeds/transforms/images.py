@@ -49,7 +49,16 @@ _MAX_PIXELS = 2**28
 
 
 class Spatial(Declared):
-    """Base of the transforms that move pixels."""
+    """Base of the transforms that move pixels.
+
+    Attributes
+    ----------
+    is_random : bool
+        Whether it draws for each sample where they go.
+    """
+
+    moves_pixels: ClassVar[bool] = True
+    is_random: ClassVar[bool] = False
 
     def __call__(self, image: ImageT, generator: torch.Generator | None = None) -> ImageT:
         """Return the transformed image.
@@ -241,6 +250,7 @@ class RandomResizedCrop(_Crop):
     After ten windows that do not fit into the image, it uses the largest centred window with an allowed ratio.
     """
 
+    is_random: ClassVar[bool] = True
     size: Edges
     scale: Interval = (0.08, 1.0)
     ratio: Interval = (3 / 4, 4 / 3)
@@ -301,6 +311,7 @@ class RandomCrop(_Crop):
     by its dotted path, pads with other values.
     """
 
+    is_random: ClassVar[bool] = True
     size: Edges
     padding: Padding = None
     pad_if_needed: Flag = False
@@ -355,6 +366,7 @@ def _logarithms(ratio: tuple[float, ...]) -> tuple[float, float]:
 class _RandomFlip(Spatial):
     """Base of the two random flips."""
 
+    is_random: ClassVar[bool] = True
     vertical: ClassVar[bool] = False
     p: Probability = 0.5
     keypoint_pairs: Pairs = ()
@@ -414,6 +426,8 @@ class RandomVerticalFlip(_RandomFlip):
 class ToTensor(Declared):
     """Convert an image to a float32 tensor of shape (channels, height, width) with values in [0, 1]."""
 
+    moves_pixels: ClassVar[bool] = False
+
     def __call__(self, image: Any) -> torch.Tensor:
         """Return the tensor, which shares no memory with a Pillow image or array.
 
@@ -451,6 +465,7 @@ class Normalize(Declared):
         A number is not finite, a deviation is not above zero, or the lengths differ.
     """
 
+    moves_pixels: ClassVar[bool] = False
     mean: Numbers
     std: Numbers
     inplace: Flag = False
@@ -497,6 +512,7 @@ class FilterBoxes(Declared):
         An argument is negative or not a number, or `min_visibility` is above 1.
     """
 
+    moves_pixels: ClassVar[bool] = False
     min_area: Length = 0.0
     min_visibility: Probability = 0.0
     min_size: Length = 0.0

@@ -11,7 +11,7 @@ compute new ones. The centre of a mask's pixel and of the image's pixel beside i
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -25,18 +25,18 @@ from storeds.records.samples import ORIENTATIONS
 __all__ = [
     "Axes",
     "Cut",
-    "DeferredImage",
     "Flip",
     "Operation",
     "Orient",
     "Size",
-    "ToNormalized",
+    "check_channels",
     "crop",
     "crop_and_resize",
     "extent",
     "flip",
     "in_order",
     "normalize",
+    "pixels_of",
     "size_of",
     "to_tensor",
 ]
@@ -154,7 +154,8 @@ def crop_and_resize(image: Any, window: Window, size: tuple[int, int], interpola
     if part.ndim == 3 and part.shape[0] == 3 and part.stride(0) == 1 and part.dtype == torch.uint8:
         # torch's kernel for channels-last tensors takes half the time, which outweighs two copies.
         together = part[None].contiguous(memory_format=torch.channels_last)
-        return _resize(together, size, interpolation)[0].contiguous()
+        # NumPy puts the channels first in three quarters of the time.
+        return torch.from_numpy(np.ascontiguousarray(_resize(together, size, interpolation)[0].numpy()))
     return _resize(part, size, interpolation).contiguous()
 
 
@@ -181,21 +182,18 @@ def normalize(image: object, mean: Sequence[float], std: Sequence[float], *, inp
     if not isinstance(image, torch.Tensor) or not image.is_floating_point():
         kind = image.dtype if isinstance(image, torch.Tensor) else type(image).__qualname__
         raise TypeError(f"Normalize takes a floating tensor, not {kind}; put ToTensor before it")
-    means, stds = _means_and_deviations(image, mean, std)
+    check_channels(image, mean, std)
+    means, stds = _by_channel(tuple(mean), tuple(std), image.dtype, image.device)
     target = image if inplace else image.clone()
     return target.sub_(means).div_(stds)
 
 
-def _means_and_deviations(
-    image: torch.Tensor, mean: Sequence[float], std: Sequence[float]
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return means and deviations that fit the image, or its float32 version; raise ValueError if they do not fit."""
+def check_channels(image: torch.Tensor, mean: Sequence[float], std: Sequence[float]) -> None:
+    """Raise ValueError if means and deviations do not fit the channels of an image."""
     size_of(image, "Normalize")
     channels = max(len(mean), len(std))
     if channels not in (1, image.shape[-3]):
         raise ValueError(f"Normalize has numbers for {channels} channels, but the image has {image.shape[-3]}")
-    dtype = image.dtype if image.is_floating_point() else torch.float32
-    return _by_channel(tuple(mean), tuple(std), dtype, image.device)
 
 
 @functools.lru_cache(maxsize=64)
@@ -215,7 +213,7 @@ def to_tensor(image: object) -> torch.Tensor:
         return _scaled(torch.from_numpy(np.array(channels, dtype=image.dtype.newbyteorder("="), order="C")))
     size_of(image, "ToTensor")
     if isinstance(image, Image.Image):
-        return _scaled(torch.from_numpy(_pillow_array(image)).permute(2, 0, 1))
+        return _scaled(pixels_of(image))
     assert isinstance(image, torch.Tensor)
     if image.is_floating_point():
         return image.to(torch.float32)
@@ -233,82 +231,25 @@ def _scaled(image: torch.Tensor) -> torch.Tensor:
     return image.contiguous()
 
 
-def _pillow_array(image: Image.Image) -> Array:
+def pixels_of(image: Image.Image) -> torch.Tensor:
+    """Return the values of a Pillow image, (channels, height, width) in the order of the image; raise an error if they are none."""
     if image.mode in ("P", "PA"):
         raise TypeError(
             "ToTensor: a palette image holds numbers of colours or classes, not intensities: read it with "
             "mode='RGB' for its colours, or with decode='tensor' and mode='unchanged' for the numbers"
         )
+    array: Array
     if image.mode.startswith("I;16"):
         wide = np.array(image)
         # torchvision wraps such values to negative numbers.
         if wide.max() > np.iinfo(np.int16).max:
             raise ValueError("ToTensor: the 16-bit image has values over 32767, which int16 cannot hold; use mode 'I'")
-        array: Array = wide.astype(np.int16)
+        array = wide.astype(np.int16)
     elif image.mode == "1":
         array = np.array(image, np.uint8) * np.uint8(255)
     else:
         array = np.array(image, {"I": np.int32, "F": np.float32}.get(image.mode, np.uint8))
-    return array.reshape(image.height, image.width, len(image.getbands()))
-
-
-@dataclass(frozen=True)
-class DeferredImage:
-    """A uint8 image and the function that scales it to floats when the other images of its batch are there.
-
-    This saves a pass over memory: the floats go directly into the batch.
-
-    Parameters
-    ----------
-    image : torch.Tensor
-        uint8, shape (channels, height, width).
-    scale_into : callable
-        ``scale_into(image, out)`` fills `out`, float32 of the same shape.
-    """
-
-    image: torch.Tensor
-    scale_into: Callable[[torch.Tensor, torch.Tensor], Any]
-
-    def scaled(self, out: torch.Tensor | None = None) -> torch.Tensor:
-        """Return the floats in `out`, or in a new tensor."""
-        if out is None:
-            out = torch.empty(self.image.shape, dtype=torch.float32, device="cpu")
-        self.scale_into(self.image, out)
-        return out
-
-
-@dataclass(frozen=True)
-class ToNormalized:
-    """`ToTensor` followed by `Normalize`, in the memory of the first result or, deferred, in that of the batch.
-
-    Parameters
-    ----------
-    mean, std, inplace
-        As for `storeds.transforms.Normalize`.
-    """
-
-    mean: Sequence[float]
-    std: Sequence[float]
-    inplace: bool
-
-    def __call__(self, image: Any) -> torch.Tensor:
-        tensor = to_tensor(image)
-        own = tensor is not image and not (isinstance(image, torch.Tensor) and image.is_floating_point())
-        return normalize(tensor, self.mean, self.std, inplace=self.inplace or own)
-
-    def later(self, image: Any) -> Any:
-        """Return a `DeferredImage` if the image can be scaled later, otherwise the result."""
-        values = image
-        if isinstance(image, Image.Image) and image.mode not in ("P", "PA"):
-            values = torch.from_numpy(_pillow_array(image)).permute(2, 0, 1)
-        if not isinstance(values, torch.Tensor) or values.dtype != torch.uint8 or values.ndim != 3 or values.is_cuda:
-            return self(image)
-        _means_and_deviations(values, self.mean, self.std)
-        return DeferredImage(values, self.scale_into)
-
-    def scale_into(self, image: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        out.copy_(image).div_(255)
-        return normalize(out, self.mean, self.std, inplace=True)
+    return torch.from_numpy(array.reshape(image.height, image.width, len(image.getbands()))).permute(2, 0, 1)
 
 
 # --- Operations ---

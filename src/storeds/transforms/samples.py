@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -22,12 +23,13 @@ from storeds.records.roles import BOX_FORMATS
 from storeds.records.samples import Sample
 from storeds.transforms.albumentations import Albumentations, JointAlbumentations, wrap_albumentations
 from storeds.transforms.alignment import moving_parts
-from storeds.transforms.binding import BoundTransform, Compose, Views
+from storeds.transforms.binding import BoundTransform, Compose, Views, add_time, name_of_transform
 from storeds.transforms.building import build_transform
 from storeds.transforms.coordinates import Coordinates, from_corners, to_corners
 from storeds.transforms.elements import Elements, check_exact, is_of_torchvision, tv_tensors, unwrapped, wrapped
 from storeds.transforms.images import FilterBoxes, Normalize, Spatial, ToTensor
 from storeds.transforms.operations import Operation, Orient, extent, in_order
+from storeds.transforms.tail import split
 
 __all__ = ["JointTransform"]
 
@@ -43,8 +45,11 @@ class JointTransform:
         As for `build_transform`: a transform, or a list of them. None only rotates and wraps elements.
     box_format : str, optional
         Format of the boxes that it returns: ``xyxy``, ``xywh`` or ``cxcywh``. Default: the format of their field.
-    may_wait : bool
-        Whether collating may run ``ToTensor`` and ``Normalize`` at the end of `transforms`.
+
+    Attributes
+    ----------
+    tail : Tail or None
+        The end of `transforms` that a batch can do for each image.
 
     Raises
     ------
@@ -56,22 +61,30 @@ class JointTransform:
     Thread-safe. Picklable if the transforms are.
     """
 
-    def __init__(self, transforms: Any, *, box_format: str | None = None, may_wait: bool = False) -> None:
+    def __init__(self, transforms: Any, *, box_format: str | None = None) -> None:
         if box_format is not None and box_format not in BOX_FORMATS:
             raise ConfigError(f"box_format must be {', '.join(BOX_FORMATS)} or None, not {box_format!r}")
         self.transforms: Transform | None = build_transform(transforms, "transforms")
         self.box_format = box_format
-        steps = [_step_of(each) for each in _flattened(self.transforms)]
-        last = len(steps)
-        while last and type(steps[last - 1]) in (ToTensor, Normalize):
-            last -= 1
-        self._steps = steps[:last]
-        self._end = BoundTransform(Compose(steps[last:]), in_order, may_wait)
+        transforms = _flattened(self.transforms)
+        self._names = [name_of_transform(each) for each in transforms]
+        self._steps, self.tail = split([_step_of(each) for each in transforms])
         self._prepared: tuple[Elements, list[Any]] | None = None
         tv_tensors()  # the import takes seconds, which workers started by fork then save
 
-    def __call__(self, sample: Sample, context: SampleContext) -> dict[str, Any]:
+    def __call__(
+        self, sample: Sample, context: SampleContext, *, whole: bool = True, seconds: dict[str, float] | None = None
+    ) -> dict[str, Any]:
         """Return element → value, tv_tensors if torchvision is installed.
+
+        Parameters
+        ----------
+        sample : Sample
+        context : SampleContext
+        whole : bool
+            Without it, `tail` is left to do for uint8 tensors of images.
+        seconds : dict, optional
+            Where to add what each transform takes, by its name.
 
         Raises
         ------
@@ -88,8 +101,8 @@ class JointTransform:
             raise RecordError(
                 f"{differing}, so they cannot be transformed together; images and masks of one sample must have one size"
             )
-        crop = sample.window
-        for step in steps:
+        crop, now = sample.window, time.perf_counter()
+        for step, name in zip(steps, self._names, strict=False):
             if isinstance(step, FilterBoxes):
                 state.filter(step)
             elif isinstance(step, JointAlbumentations):
@@ -103,8 +116,11 @@ class JointTransform:
             else:  # the reader has drawn what this crop, the first step, does
                 state.apply(step.drawn(crop))
                 crop = None
+            if seconds is not None:
+                now = add_time(seconds, name, now)
         state.store_coordinates(self.box_format)
-        state.each_image(lambda image: self._end(image, context))
+        end = in_order if self.tail is None else self.tail if whole else self.tail.pixels
+        state.each_image(end)
         return wrapped(state.values, elements, state.size, self.box_format)
 
     def _prepare(self, fields: Mapping[str, Field]) -> tuple[Elements, list[Any]]:

@@ -240,10 +240,12 @@ def _page_of_dataset(
     dataset: StoreDataset, indices: Sequence[int] | None, count: int, worst_first: bool, *, as_trained: bool
 ) -> Page:
     """Show records of a dataset; as trained, and where a sample has many records, with what its samples hold."""
+    from storeds.datasets.tree import resolve_indices
+
     collector = Collector(dataset.view, dataset.reader)
     is_record = len(dataset) == len(dataset.view)
     if indices is not None:
-        indices = dataset._resolve(indices)
+        indices = resolve_indices(indices, len(dataset), dataset.url)
     elif is_record:
         indices = collector.choose(count, worst_first=worst_first)
     else:
