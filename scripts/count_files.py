@@ -24,7 +24,7 @@ import numpy as np
 from PIL import Image
 
 import storeds
-from storeds.loaders.loader import BatchFetcher
+from storeds.loaders.worker import BatchFetcher
 
 SOURCE = str(Path(storeds.__file__).parent) + os.sep
 

@@ -4,274 +4,46 @@ from __future__ import annotations
 
 import functools
 import logging
-import operator
-import pickle
 import re
 import select
 import signal
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from types import ModuleType
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import torch
-from torch._utils import ExceptionWrapper
 from torch.utils.data import (
     DataLoader,
-    Dataset,
     IterableDataset,
     Sampler,
-    get_worker_info,
 )
 
-from storeds._utils.prefetch import ReadAhead, blocks_read
-from storeds._utils.text import html_table, name_of, some
-from storeds.batching.buffers import BufferPool, Empty
-from storeds.batching.collate import collate, collate_columns
-from storeds.batching.memory import PackedBatch, SlotMemory, SlotName, SlotPool
-from storeds.batching.roles import does_tails, fit_collate, is_collate
-from storeds.datasets.assembly import declared_elements
-from storeds.datasets.batch import Ask, Counted, Made, Work
-from storeds.datasets.epoch import draw_seed
+from storeds._utils.prefetch import ReadAhead
+from storeds._utils.text import html_table, some
+from storeds.batching.buffers import BufferPool
+from storeds.batching.memory import SlotPool
 from storeds.datasets.map_dataset import StoreDataset
 from storeds.datasets.mixture import StoreMixture
-from storeds.datasets.pipeline import SamplePipeline
-from storeds.datasets.reading import count, is_of_storeds, read
+from storeds.datasets.reading import count, is_of_storeds
 from storeds.datasets.tree import inside, leaves
-from storeds.errors import ConfigError, RecordError
+from storeds.errors import ConfigError
 from storeds.loaders.advice import explain
+from storeds.loaders.copies import are_same, parts_of
 from storeds.loaders.device import map_tensors
 from storeds.loaders.plan import Plan
-from storeds.loaders.planning import PLAN_SETTINGS, Replacements, replaces_samples
-from storeds.loaders.position import BatchRequest, Position
+from storeds.loaders.planning import PLAN_SETTINGS
+from storeds.loaders.position import Position
 from storeds.loaders.sampler import EpochBatches, EpochSampler, OtherSampler, divides_again, is_plain_batches
+from storeds.loaders.seeds import draw_seed
 from storeds.loaders.settings import LoaderSettings
 from storeds.loaders.stats import LoaderStats
 from storeds.loaders.threads import in_threads
-from storeds.protocols import Backend, Field
-from storeds.readers.reader import built_in
-from storeds.transforms.tail import Tail
+from storeds.loaders.worker import BatchFetcher, Error, Failure, Request, Result, begin_worker, fitted_collate
 
 _LOG = logging.getLogger("storeds")
 
-__all__ = ["BatchFetcher", "Request", "Result", "StoreLoader"]
-
-
-class Request(NamedTuple):
-    """What a worker receives: which samples to make, and where to put them.
-
-    Attributes
-    ----------
-    batch : BatchRequest
-        Epoch, seed and indices, and which batch of which pass it is.
-    slot : SlotName or None
-        Memory of the training process; None if there is none, or if the batch is made in that process.
-    """
-
-    batch: BatchRequest
-    slot: SlotName | None = None
-
-
-class Result(NamedTuple):
-    """What the training process receives: a batch, and what happened to its samples.
-
-    Attributes
-    ----------
-    progress, number : int
-        Those of its `BatchRequest`.
-    size : int
-        How many indices were requested.
-    batch : Any
-        The result of the ``collate_fn``, or in its place a `_Failure`, or an `_Error` of this process.
-    counted : list of Counted
-        Of each store that took part.
-    work : Work
-    worker : int
-        Which worker made it; 0 without workers.
-    """
-
-    progress: int
-    number: int
-    size: int
-    batch: Any
-    counted: list[Counted]
-    work: Work
-    worker: int
-
-
-class _Failure(ExceptionWrapper):
-    """The exception of a worker, for the training process to raise. A RecordError keeps its attributes."""
-
-    def __init__(self, error: Exception, worker: int) -> None:
-        super().__init__(where=f"in DataLoader worker process {worker}")  # type: ignore[no-untyped-call]  # torch leaves it without types
-        self.known: dict[str, Any] = {}
-        if isinstance(error, RecordError):
-            self.known = {name: getattr(error, name) for name in RecordError.__annotations__}
-        try:
-            pickle.dumps(self.exc_type)
-        except Exception:  # of a class inside a function: the queue would drop it, and the training loop wait for ever
-            self.exc_type = RuntimeError
-
-    def reraise(self) -> None:
-        try:
-            super().reraise()  # type: ignore[no-untyped-call]
-        except RecordError as error:
-            vars(error).update(self.known)
-            raise
-
-
-class _Error(NamedTuple):
-    """An exception of the process that makes the batches itself."""
-
-    error: Exception
-
-    def reraise(self) -> None:
-        try:
-            raise self.error
-        finally:
-            del self  # the traceback has this frame
-
-
-class BatchFetcher(Dataset[Result]):
-    """Makes finished batches of a dataset, in the training process, in its threads or in workers.
-
-    Because it knows both the dataset and the ``collate_fn``, it can skip work between the two: for `storeds.collate`,
-    samples of fixed shape are read as columns, and `collate` does the tails of transforms in the memory of the batch.
-
-    Parameters
-    ----------
-    dataset : Dataset
-        Map-style.
-    collate_fn : callable
-        Makes a batch of a list of samples, or converts a single sample that is not batched.
-    memory : BufferPool
-        For the batches that are made in the process of the fetcher.
-    plan : Plan, optional
-        Which replacements of bad samples keep to.
-    """
-
-    def __init__(self, dataset: Any, collate_fn: Any, memory: BufferPool, plan: Plan | None) -> None:
-        self.dataset, self._given, self._memory = dataset, collate_fn, memory
-        self._replacements = Replacements(dataset, plan) if replaces_samples(dataset) else None
-        self.fit()
-
-    def fit(self) -> None:
-        """Fit the ``collate_fn`` to the present settings of the dataset."""
-        pipelines = self._present_pipelines()
-        self.collate_fn = fitted_collate(self._given, self.dataset)
-        self._is_ours = is_collate(self.collate_fn)
-        self._tails: Mapping[str, Tail] = pipelines[0].tails if does_tails(self.collate_fn) else {}
-        self._pipelines = pipelines  # last: another thread may be here
-
-    def _present_pipelines(self) -> list[SamplePipeline]:
-        """Return what makes the samples of each store; assigning to a dataset replaces it."""
-        return [leaf._pipeline for leaf in leaves(self.dataset) if is_of_storeds(leaf)]
-
-    def __getitem__(self, request: Request) -> Result:
-        """Return the batch of a request."""
-        asked, slot = request
-        worker = get_worker_info()
-        memory = self._memory if worker is None else _opened(slot)
-        if any(map(operator.is_not, self._pipelines, self._present_pipelines())):
-            self.fit()
-        blocks, made = blocks_read(), Made()
-        batch: Any
-        try:
-            made = read(self.dataset, self._ask(asked))
-            is_batch = not isinstance(asked.indices, int)
-            batch = self._collated(made.result(), made.work, memory, is_batch=is_batch)
-            if worker is not None:
-                began = time.perf_counter()
-                batch = PackedBatch.of(batch, slot, memory if isinstance(memory, SlotMemory) else None)
-                made.work.add_time("collate", began)
-        except Exception as error:
-            # The arrival of a worker's makes the slot free.
-            batch = _Error(error) if worker is None else PackedBatch(slot, 0, _Failure(error, worker.id))
-        made.work.cold_bytes = (blocks_read() - blocks) * 512
-        size = 1 if isinstance(asked.indices, int) else len(asked.indices)
-        at = 0 if worker is None else worker.id
-        return Result(asked.progress, asked.number, size, batch, made.counted, made.work, at)
-
-    def _ask(self, asked: BatchRequest) -> Ask:
-        is_batch = not isinstance(asked.indices, int)
-        return Ask(
-            asked.indices if isinstance(asked.indices, list) else [asked.indices],
-            asked.epoch,
-            asked.seed,
-            fill=is_batch,
-            tails=self._tails if is_batch else {},
-            as_columns=is_batch and self.collate_fn is collate,
-            allowed=self._replacements,
-        )
-
-    def _collated(self, samples: Any, work: Work, memory: BufferPool | SlotMemory | None, *, is_batch: bool) -> Any:
-        began, store = time.perf_counter(), leaves(self.dataset)[0]
-        try:
-            if isinstance(samples, dict):
-                return collate_columns(samples, store.as_dict)
-            if not is_batch:
-                return self.collate_fn(samples[0])
-            # A function of the user may keep a batch that it made with `collate`, and a slot is used again.
-            into: dict[str, Empty] = {"empty": memory.empty} if self._is_ours and memory is not None else {}
-            return self.collate_fn(samples, **into)
-        except ConfigError as error:
-            if not is_of_storeds(store) or store.as_dict:  # the message has the names, if there are any
-                raise
-            names = ", ".join(f"{place} {name!r}" for place, name in enumerate(store.reader.fields))
-            raise ConfigError(f"{error}. The elements of these samples are {names}") from error
-        finally:
-            if self._is_ours:
-                work.add_time("collate", began)
-            else:
-                work.add_time("outside", began, step=f"the collate_fn {name_of(self._given)}")
-
-
-def _begin_worker(function: Callable[[int], object] | None, worker: int) -> None:
-    """Call a ``worker_init_fn`` in its worker, where ``get_worker_info().dataset`` is the dataset, as in a DataLoader."""
-    info = get_worker_info()
-    fetcher: Any = info.dataset  # type: ignore[union-attr]  # this is a worker
-    object.__setattr__(info, "dataset", fetcher.dataset)  # torch refuses an assignment
-    if function is not None:
-        function(worker)
-        fetcher.fit()
-
-
-def _opened(slot: SlotName | None) -> SlotMemory | None:
-    """Return the memory of a slot, in a worker; None where this process may not open it: then PyTorch sends batches."""
-    try:
-        return None if slot is None else SlotMemory(slot)
-    except OSError:
-        return None
-
-
-def fitted_collate(collate_fn: Any, dataset: Any) -> Any:
-    """Return a ``collate_fn`` of storeds fitted to the elements of a dataset; other functions are returned unchanged.
-
-    So is a function for samples that are not those of stores, or of stores whose batches would differ.
-    """
-    stores = leaves(dataset)
-    if not is_collate(collate_fn) or not all(map(is_of_storeds, stores)):
-        return collate_fn
-    fitted = [_fit_to_store(collate_fn, store) for store in stores]
-    settings = [(each.func, each.keywords) if isinstance(each, functools.partial) else (each, {}) for each in fitted]
-    return fitted[0] if all(each == settings[0] for each in settings) else collate_fn
-
-
-def _fit_to_store(collate_fn: Any, store: StoreDataset) -> Any:
-    changed = [name for name, _ in store._pipeline.transforms]
-    tails = store._pipeline.tails
-    return fit_collate(collate_fn, _elements(store), as_dict=store.as_dict, changed=changed, tails=tails)
-
-
-def _elements(store: StoreDataset) -> dict[str, Field]:
-    """Return the declarations of the elements of a sample, in order, as the samples have them."""
-    reader = store.reader
-    declared = declared_elements(reader, store.backend.meta.fields)
-    computed = Field("bytes")  # of values that the reader computes, about whose structure nothing is declared
-    elements = {name: declared.get(name, computed) for name in reader.fields}
-    own = built_in(reader)
-    return elements if own is None or own.joint is None else {**elements, **own.joint.produced()}
+__all__ = ["StoreLoader"]
 
 
 class StoreLoader(DataLoader[Any]):
@@ -453,7 +225,7 @@ class StoreLoader(DataLoader[Any]):
             num_workers=self.num_workers,
             pin_memory=self.pin_memory,
             timeout=self.timeout,
-            worker_init_fn=functools.partial(_begin_worker, self.worker_init_fn),
+            worker_init_fn=functools.partial(begin_worker, self.worker_init_fn),
             multiprocessing_context=self.multiprocessing_context,
             generator=self.generator,
             prefetch_factor=self.prefetch_factor,
@@ -468,7 +240,7 @@ class StoreLoader(DataLoader[Any]):
         results: Any = self._iterator  # with the persistent workers of an earlier pass
         try:
             _check_workers(results)
-            if results is not None and not _are_same(self._copied, self._copies()):
+            if results is not None and not are_same(self._copied, self._copies()):
                 _LOG.info(
                     "loader: other workers start, because a setting was assigned that the persistent ones do not have"
                 )
@@ -493,7 +265,7 @@ class StoreLoader(DataLoader[Any]):
 
     def _copies(self) -> list[Any]:
         """Return everything of which workers have copies: settings of this loader, and the parts of the dataset."""
-        return _parts([getattr(self, name) for name in _OF_WORKERS])
+        return parts_of([getattr(self, name) for name in _OF_WORKERS])
 
     def _received(self, results: Iterator[Result]) -> Iterator[Any]:
         """Yield the batches of results, after counting what these say."""
@@ -506,7 +278,7 @@ class StoreLoader(DataLoader[Any]):
             is_first = False
             count(self._leaves, result.counted, this_pass)
             batch = result.batch
-            if isinstance(batch, (_Failure, _Error)):
+            if isinstance(batch, (Failure, Error)):
                 batch.reraise()
             self._position.receive(result.progress, result.number, result.size)
             del result
@@ -606,42 +378,6 @@ _OF_WORKERS = (
     *("num_workers", "prefetch_factor", "timeout", "pin_memory", "pin_memory_device", "multiprocessing_context"),
     *("generator", "in_order", "worker_init_fn", "collate_fn", "dataset"),
 )
-_PLAIN = (bool, int, float, str)
-_MOST_PARTS, _MOST_ITEMS = 10_000, 1000
-
-
-def _parts(roots: Sequence[Any]) -> list[Any]:
-    """Return some values and what they consist of: attributes, items, theirs and so on; at most `_MOST_PARTS`."""
-    parts, pending, seen = list[Any](), [*roots], set[int]()
-    while pending and len(parts) < _MOST_PARTS:
-        value = pending.pop()
-        parts.append(value)
-        if id(value) not in seen:
-            seen.add(id(value))
-            pending += _inside(value)
-    return parts
-
-
-def _inside(value: Any) -> Iterable[Any]:
-    """Return what may be assigned in a dataset, a transform or a function: attributes, or the items of a container."""
-    if isinstance(value, StoreDataset):  # everything else is how it works
-        others = [each for name, each in vars(value).items() if not name.startswith("_")]
-        return value.transforms, value.transform, value.target_transform, value.as_dict, value.seed, *others
-    if isinstance(value, (list, tuple, dict)):
-        items = value.values() if isinstance(value, dict) else value
-        return items if len(items) <= _MOST_ITEMS else (len(items),)
-    if isinstance(value, functools.partial):
-        return value.func, value.args, value.keywords
-    return (
-        () if isinstance(value, (Backend, torch.Tensor, ModuleType, type)) else getattr(value, "__dict__", {}).values()
-    )
-
-
-def _are_same(before: Sequence[Any], now: Sequence[Any]) -> bool:
-    return len(before) == len(now) and all(
-        one is other or (type(one) is type(other) and isinstance(one, _PLAIN) and one == other)
-        for one, other in zip(before, now, strict=True)
-    )
 
 
 def _warn_of_nothing(loader: StoreLoader, dataset: Any) -> None:

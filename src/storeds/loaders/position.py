@@ -10,11 +10,12 @@ import xxhash
 
 from storeds._utils.arguments import integer, ranks
 from storeds._utils.permutation import MAX_COUNT, Order
-from storeds.datasets.epoch import MAX_EPOCH, SharedEpoch, agreed_seed, draw_seed
+from storeds.datasets.epoch import MAX_EPOCH, SharedEpoch
 from storeds.datasets.tree import inside
 from storeds.errors import ConfigError
 from storeds.loaders.agreement import Agreement
 from storeds.loaders.planning import PlanSettings, make_plan
+from storeds.loaders.seeds import agreed_seed, draw_seed
 
 __all__ = ["BatchRequest", "DatasetEpochs", "Pass", "Position"]
 

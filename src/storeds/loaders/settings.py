@@ -227,7 +227,7 @@ def _cpus_of_this_rank() -> int:
 
     torchrun says how many ranks this machine has. Without it, all processes of torch.distributed count.
     """
-    from storeds.datasets.epoch import world_size
+    from storeds.loaders.seeds import world_size
 
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "0")) or world_size()
     return max(len(os.sched_getaffinity(0)) // ranks, 1)
