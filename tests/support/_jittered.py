@@ -42,6 +42,7 @@ class Wrapper(torch.utils.data.Dataset[Any]):
     """A dataset of a user, which takes its samples from others and knows nothing of epochs."""
 
     def __init__(self, datasets: Sequence[storeds.StoreDataset]) -> None:
+        self.names: list[str] = []
         self.parts = {"all": list(datasets)}
 
     def __len__(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence, Sized
+from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
@@ -280,7 +281,8 @@ class Position:
                     f"this pass began with {progress.num_replicas} processes of torch.distributed, and there are "
                     f"{replicas}: begin another pass"
                 )
-            drawn = [progress.draw(indices) for _ in range(min(size, steps - number * size))]
+            drawn = list(islice(indices, min(size, steps - number * size)))
+            progress.drawn += len(drawn)
             if batch_size is None or self.plan.is_batched:
                 (drawn,) = drawn
             yield BatchRequest(progress.number, number, progress.epoch, drawn, seed)
