@@ -135,7 +135,7 @@ class Config(Settings, frozen=True):
         Split name → settings that differ for this split.
     allow_overlap : bool
         Whether two splits may have records in common.
-    mixture : Mixture or None
+    mixture : object or None
         Where ``[dataset]`` has ``sources``.
     """
 

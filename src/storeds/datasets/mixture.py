@@ -68,7 +68,8 @@ class StoreMixture(ConcatDataset[Any]):
     Attributes
     ----------
     names : list of str
-    sources : dict of str to StoreDataset
+    sources : dict
+        Name → `StoreDataset`.
     shares : dict
         Epoch → array with the weight of each source from then on.
     samples_per_epoch : int

@@ -82,7 +82,7 @@ class EpochSampler(Sampler[Any]):
 
     Notes
     -----
-    *Epochs, ranks and resuming* follow the rules of `storeds.loaders.position.Position`. The dataset's epoch follows the
+    *Epochs, ranks and resuming* follow the rules of ``storeds.loaders.position.Position``. The dataset's epoch follows the
     passes. Without a seed, all ranks take rank 0's from the store of torch.distributed's process group: one draw serves all
     samplers of the run.
 

@@ -82,7 +82,7 @@ class BoundTransform:
 
     Attributes
     ----------
-    tail : Tail or None
+    tail : callable or None
         The end of the transform, which a batch can do.
 
     Notes

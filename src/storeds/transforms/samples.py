@@ -48,7 +48,7 @@ class JointTransform:
 
     Attributes
     ----------
-    tail : Tail or None
+    tail : callable or None
         The end of `transforms` that a batch can do for each image.
 
     Raises
