@@ -306,7 +306,7 @@ FAULT_DIGEST, FAULT_SEAL = bytes(8), b"\xff" * 8
 
 
 class Rows(NamedTuple):
-    """The records of one request, in its order. Nothing is verified yet: see `storeds.plugins.Seals`.
+    """The records of one request, in its order. Nothing is verified yet: see ``Seals.match``.
 
     Attributes
     ----------
