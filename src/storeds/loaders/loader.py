@@ -216,7 +216,7 @@ class StoreLoader(DataLoader[Any]):
             requests = iter(_Requests(self, None, draw_seed(self.generator) if seedless else None))
             fetch: Callable[[Request], Result] = fetcher.__getitem__
             fetch = functools.partial(_pinned, fetch) if self.pin_memory and torch.cuda.is_available() else fetch
-            return in_threads(fetch, requests, self.num_workers, self.prefetch_factor or 1)
+            return in_threads(fetch, requests, self.num_workers, self.prefetch_factor or 1, _has_failed)
         batches: DataLoader[Any] = DataLoader(
             fetcher,
             batch_size=None,  # a request is one item of the fetcher
@@ -278,7 +278,7 @@ class StoreLoader(DataLoader[Any]):
             is_first = False
             count(self._leaves, result.counted, this_pass)
             batch = result.batch
-            if isinstance(batch, (Failure, Error)):
+            if _has_failed(result):
                 batch.reraise()
             self._position.receive(result.progress, result.number, result.size)
             del result
@@ -403,6 +403,10 @@ class _Requests(Sampler[Request]):
     def __iter__(self) -> Iterator[Request]:
         for request in self._position.requests(*self._batching, self._seed):
             yield Request(request, None if self._slots is None else self._slots.acquire())
+
+
+def _has_failed(result: Result) -> bool:
+    return isinstance(result.batch, (Failure, Error))
 
 
 def _unchanged(batch: Any) -> Any:

@@ -17,10 +17,25 @@ J = TypeVar("J")
 R = TypeVar("R")
 
 
-def in_threads(fetch: Callable[[J], R], requests: Iterator[J], threads: int, ahead: int) -> ReadAhead[J, R]:
-    """Return an iterator over the results of requests, of which each thread makes so many ahead of the training loop."""
+def in_threads(
+    fetch: Callable[[J], R], requests: Iterator[J], threads: int, ahead: int, has_failed: Callable[[R], bool]
+) -> ReadAhead[J, R]:
+    """Return an iterator over the results of requests, of which each thread makes so many ahead of the training loop.
+
+    After a result that has failed, no other request begins: each thread might wait for the same lost server.
+    """
+    failures: list[R] = []
+
+    def unless_failed(request: J) -> R:
+        if failures:
+            return failures[0]
+        result = fetch(request)
+        if has_failed(result):
+            failures.append(result)
+        return result
+
     begin = partial(_compute_alone, torch.get_num_threads())
-    return ReadAhead(fetch, requests, threads * ahead, threads=threads, begin=begin)
+    return ReadAhead(unless_failed, requests, threads * ahead, threads=threads, begin=begin)
 
 
 def _compute_alone(elsewhere: int) -> None:
