@@ -282,8 +282,10 @@ def test_an_interrupted_block_says_how_many_records_are_kept(make_engine_url: Ma
     for number in share(range(total // 3, total + 1), 8):
         url = make_engine_url(engine)
         _, error = interrupt_at(number, lambda: write(url))  # noqa: B023  # called at once
-        assert error is not None
         kept = storeds.open_writer(url, LABELLED, resume=True).count
+        if error is None:  # a write may take fewer steps than the one that was counted
+            assert kept == len(RECORDS[:8])
+            continue
         for note in getattr(error, "__notes__", ()):
             found = re.match(r"(at least )?(\d) records of .* are kept, and resume=True", note)
             assert found is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import multiprocessing.connection
 import os
 import pickle
 import re
@@ -156,7 +157,8 @@ def killed(workers: Iterable[Any], number: int) -> tuple[int, int]:
     # torch reports the death of a worker wherever the training process is when the signal comes, here at the latest.
     with suppress(RuntimeError):
         os.kill(worker.pid, signal.SIGKILL)
-        worker.join()
+        # Not join(), which takes the exit code of a forkserver's worker out of the pipe that shows its end.
+        multiprocessing.connection.wait([worker.sentinel])
         time.sleep(0)
     return number, worker.pid
 
