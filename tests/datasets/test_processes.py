@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import multiprocessing.connection
+import multiprocessing.context
 import os
 import pickle
 import re
@@ -157,8 +158,11 @@ def killed(workers: Iterable[Any], number: int) -> tuple[int, int]:
     # torch reports the death of a worker wherever the training process is when the signal comes, here at the latest.
     with suppress(RuntimeError):
         os.kill(worker.pid, signal.SIGKILL)
-        # Not join(), which takes the exit code of a forkserver's worker out of the pipe that shows its end.
-        multiprocessing.connection.wait([worker.sentinel])
+        if isinstance(worker, multiprocessing.context.ForkServerProcess):
+            # join() would take its exit code out of the pipe that shows its end.
+            multiprocessing.connection.wait([worker.sentinel])
+        else:
+            worker.join()
         time.sleep(0)
     return number, worker.pid
 
