@@ -1,4 +1,4 @@
-"""The end of a transform is done in the batch, and gives what whole samples give, whoever makes the batch."""
+"""A batch that does the end of a transform equals one of whole samples, in every loader."""
 
 from __future__ import annotations
 

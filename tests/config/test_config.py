@@ -386,9 +386,9 @@ def test_a_yaml_file_without_pyyaml_names_the_extra(tmp_path: Path, monkeypatch:
 URLS = [
     *("mongodb://user:hush@h/d/c", "mongodb//user:hush@h/d/c", "mongodb:user:hush@h/d/c", "mongodb/user:hush@h/d/c"),
     *("mongdb/user:hush?x@h/d/c", "mnogodb+srv/user:a/hush@h/d/c", "user:hush@h/d/c", "mongodb://user:hush y@h/d/c"),
-    *("mongodb://h/d/c?password=hush", "mongodb://h/d/c?w=1&token=hush", "x?pwd==hush"),
-    *("mongodb://h/d/c?tlsCertificateKeyFilePassword=hush", "mongodb://h/d/c?secret:hush", "x.h5?api_key=hush"),
-    *("x.h5?access_key=hush&group=a", "mongodb://h/d/c?authMechanismProperties=AWS_SESSION_TOKEN:hush"),
+    *("mongodb://h/d/c?password=hush", "mongodb://h/d/c?pasword=hush", "mongodb://h/d/c?w=1&tokn=hush"),
+    *("mongodb://h/d/c?tlsCertificateKeyFilePasword=hush", "mongodb://h/d/c?secret:hush", "x.h5?api_key=hush"),
+    *("x.h5?acces_key=hush&group=a", "mongodb://h/d/c?authMechansmProperties=AWS_SESSION_TOKEN:hush", "x?pwd==hush"),
 ]
 PLACES: dict[str, Callable[[str], dict[Any, Any]]] = {
     "url": lambda url: {"dataset": {"url": url}},

@@ -415,6 +415,16 @@ def test_limits_are_of_one_pass_where_each_has_the_same_epoch(store: str, kind: 
                 end_workers(raised)
 
 
+def test_a_worker_does_not_count_what_its_parent_has_read(store: str) -> None:
+    dataset = StoreDataset(store, on_error="skip", max_bad=len(BAD), **OPTIONS)
+    assert len(dataset[:]) == COUNT
+    loader = DataLoader(
+        dataset, batch_size=4, num_workers=1, multiprocessing_context="fork", collate_fn=storeds.collate
+    )
+    assert sum(len(indices) for _, indices in loader) == COUNT - len(BAD)
+    assert dataset.report().bad["in_workers"] == len(BAD)
+
+
 def test_passes_of_workers_that_start_again_do_not_add_up(store: str) -> None:
     dataset = StoreDataset(store, on_error="skip", max_bad=len(BAD), **OPTIONS)
     loader = DataLoader(dataset, batch_size=4, num_workers=2, collate_fn=storeds.collate)

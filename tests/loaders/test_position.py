@@ -306,7 +306,7 @@ class TestBatchSamplers:
 
     @pytest.mark.parametrize("arguments", [{"shuffle": True}, *BATCHED], ids=str)
     def test_the_batch_sampler_of_a_loader_makes_its_batches(self, arguments: dict[str, Any]) -> None:
-        """A framework that makes the loader anew reads it."""
+        """Frameworks read it to make another loader."""
         loader = StoreLoader(dataset(), **{"batch_size": 4, **arguments})
         expected = [index.tolist() for (index,) in loader]
         batches: Any = loader.batch_sampler

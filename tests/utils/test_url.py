@@ -69,8 +69,8 @@ def test_no_password_survives_and_one_with_blanks_must_be_encoded(password: str)
 @pytest.mark.parametrize(
     "option",
     [
-        *("tlsCertificateKeyFilePassword", "TLSCERTIFICATEKEYFILEPASSWORD", "authMechanismProperties", "pwd"),
-        *("sslPEMPassphrase", "aws_session_token", "client_secret", "x-credential", "apiKey"),
+        *("tlsCertificateKeyFilePassword", "TLSCERTIFICATEKEYFILEPASSWORD", "authMechansmProperties", "pwd"),
+        *("pasword", "sslPEMPassphrase", "tokn", "aws_session_token", "client_secret", "x-credential", "apiKey"),
     ],
 )
 def test_secret_options_are_hidden(option: str) -> None:

@@ -213,7 +213,7 @@ def map_file(file: int, size: int) -> Array:
     return np.frombuffer(mmap.mmap(file, size), np.uint8) if size else np.empty(0, np.uint8)
 
 
-# --- Memory for whoever calls storeds.collate ---
+# --- Memory for callers of storeds.collate ---
 
 
 @functools.lru_cache(maxsize=1)

@@ -36,8 +36,8 @@ class Ask(NamedTuple):
     as_columns : bool
         Whether there may be one array for each element instead of samples.
     allowed : callable or None
-        ``allowed(leaf, index)`` returns the ascending indices of samples that may replace a bad one, None if each may. Of a
-        dataset itself, the leaf is left out.
+        ``allowed(leaf, index)`` returns the ascending indices of the samples of a leaf that may replace a bad one, None if each
+        may. The pipeline of a leaf gets it without the leaf.
     """
 
     indices: list[int]
@@ -113,13 +113,14 @@ class Counted(NamedTuple):
 
     Attributes
     ----------
-    leaf : int
+    leaf : Any
+        The dataset; on the way from a worker, its place among `leaves`.
     epoch, seen : int
         How many samples of which epoch were requested.
     events : sequence of Event
     """
 
-    leaf: int
+    leaf: Any
     epoch: int
     seen: int
     events: Sequence[Event]

@@ -187,7 +187,7 @@ class SampleCounters(SharedTable):
     def __init__(self, policy: Policy, length: int, epochs: SharedEpoch, url: str) -> None:
         super().__init__()
         self.policy, self._length, self._epochs, self._url = policy, length, epochs, url
-        self._home = os.getpid()
+        self._home = self._process = os.getpid()
         self._totals: Counter[str] = Counter()  # of this process: seen, skipped, replaced
         self._faults: dict[str, Counter[str]] = {"bad": Counter(), "repaired": Counter()}
         self._passes: dict[Any, _Pass] = {}
@@ -209,6 +209,8 @@ class SampleCounters(SharedTable):
             Too many samples of the pass are bad.
         """
         with _lock:
+            if self._process != os.getpid():  # a forked worker keeps the limits for itself
+                self._process, self._passes = os.getpid(), {}
             of_pass = self._pass(epoch, self._epochs.turn if turn is None else turn)
             self._totals["seen"] += seen
             of_pass.seen += seen

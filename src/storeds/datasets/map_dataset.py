@@ -8,6 +8,7 @@ import inspect
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from multiprocessing.context import get_spawning_popen
 from typing import TYPE_CHECKING, Any, Self
 
@@ -31,7 +32,7 @@ from storeds.datasets.assembly import (
     with_stats,
 )
 from storeds.datasets.batch import Ask, Counted, Made
-from storeds.datasets.counters import Policy, SampleCounters, SampleReport
+from storeds.datasets.counters import Event, Policy, SampleCounters, SampleReport
 from storeds.datasets.epoch import MAX_EPOCH, SharedChange, SharedEpoch
 from storeds.datasets.pipeline import SamplePipeline
 from storeds.datasets.settings import DatasetSettings, over_settings
@@ -438,13 +439,20 @@ class StoreDataset(Dataset[Any]):
             else:
                 made.work.add_time("read", began)
                 made.work.add_bytes([arrays])
-                made.counted.append(Counted(0, ask.epoch, len(resolved), ()))
+                made.counted.append(Counted(self, ask.epoch, len(resolved), ()))
                 # What has no column is the index.
                 columns = {n: arrays[n] if n in arrays else np.array(resolved, np.int64) for n in self._column_fields}
                 return columns if ask.as_columns else _split_columns(columns, self._column_fields, self.as_dict)
         seed = ask.seed if self.seed is None else self.seed
         contexts = [SampleContext(index, ask.epoch, seed) for index in resolved]
-        return self._pipeline.samples(contexts, ask, made, known)
+        if ask.allowed is not None:
+            ask = ask._replace(allowed=partial(ask.allowed, self))
+        events: list[Event] = []
+        try:
+            return self._pipeline.samples(contexts, ask, made.work, events, known)
+        finally:
+            if contexts:
+                made.counted.append(Counted(self, contexts[0].epoch, len(contexts), events))
 
     def __add__(self, other: Dataset[Any]) -> ConcatDataset[Any]:
         """Return both datasets as one; raises ConfigError where a label would mean different classes."""

@@ -15,7 +15,7 @@ from storeds._utils.permutation import permute, round_keys
 from storeds.backends.view import place_text, position_in_whole, whole
 from storeds.batching.buffers import BufferPool
 from storeds.batching.collate import Skipped
-from storeds.datasets.batch import Ask, Counted, Made, Work
+from storeds.datasets.batch import Ask, Work
 from storeds.datasets.counters import Event, Policy
 from storeds.errors import (
     BadSamplesError,
@@ -81,7 +81,8 @@ class SamplePipeline:
         self,
         contexts: Sequence[SampleContext],
         ask: Ask,
-        made: Made,
+        work: Work,
+        events: list[Event],
         known: RecordError | None = None,
     ) -> list[Any]:
         """Return the samples of `contexts`, with what the policy puts in the place of bad ones.
@@ -90,8 +91,10 @@ class SamplePipeline:
         ----------
         ask : Ask
             That for these samples.
-        made : Made
-            Where to note what happened, also before an error.
+        work : Work
+            Where to add what this took.
+        events : list of Event
+            Where to append what happened, also before an error.
         known : RecordError, optional
             Of a record that was read already, and is not read again.
 
@@ -106,13 +109,12 @@ class SamplePipeline:
         """
         if not contexts:
             return []
-        events: list[Event] = []
+        found: list[Event] = []
+        results = self.make(contexts, work, known, whole=ask.tails != self.tails)
         try:
-            return self._good_samples(
-                self.make(contexts, made.work, known, whole=ask.tails != self.tails), contexts, ask, made.work, events
-            )
+            return self._good_samples(results, contexts, ask, work, found)
         finally:
-            made.counted.append(Counted(0, contexts[0].epoch, len(contexts), self._with_keys(events)))
+            events += self._with_keys(found)
 
     def _good_samples(
         self,

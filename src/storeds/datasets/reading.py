@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Iterable
 from typing import Any
 
 from storeds.batching.collate import Skipped
 from storeds.datasets.batch import Ask, Counted, Made
 from storeds.datasets.map_dataset import StoreDataset
-from storeds.datasets.tree import Part, children, leaves, parts
+from storeds.datasets.tree import Part, joins, parts
 
 __all__ = ["count", "is_of_storeds", "read", "read_counted"]
 
@@ -28,32 +27,31 @@ def read(dataset: Any, ask: Ask) -> Made:
     If all are skipped, as asked of several leaves, they are read again, and replacements make up the batch. Nothing is counted
     here.
     """
-    made = Made()
     try:
         found = parts(dataset, ask.indices)
-        is_one = not children(dataset) or len(leaves(dataset)) == 1
-        if is_one:
-            return _of_leaf(found[0], ask) if found else made
-        made = _joined(found, ask._replace(fill=False, as_columns=False))
-        if ask.fill and made.samples and all(isinstance(sample, Skipped) for sample in made.samples):
-            made = _joined(found, ask._replace(as_columns=False))
     except Exception as error:
-        made.error = error
+        return Made(error=error)
+    if not joins(dataset):
+        return _of_leaf(found[0], ask)
+    ask = ask._replace(as_columns=False)
+    made = _joined(found, ask._replace(fill=False))
+    if ask.fill and made.samples and all(isinstance(sample, Skipped) for sample in made.samples):
+        tried, made = made, _joined(found, ask)
+        made.work.add(tried.work)
     return made
 
 
 def read_counted(dataset: Any, ask: Ask) -> Any:
     """Return the samples of a dataset, counted in the reports of its stores; raises what reading raises."""
     made = read(dataset, ask)
-    count(leaves(dataset), made.counted)
+    count(made.counted)
     return made.result()
 
 
-def count(below: list[Any], counted: Sequence[Counted], turn: Any = None) -> None:
-    """Count what happened to samples in the reports of the stores among some leaves; see `SampleCounters.add`."""
+def count(counted: Iterable[Counted], turn: Any = None) -> None:
+    """Count what happened to samples in the reports of their stores; see `SampleCounters.add`."""
     for each in counted:
-        if is_of_storeds(below[each.leaf]):
-            below[each.leaf]._counters.add(each.epoch, each.seen, each.events, turn)
+        each.leaf._counters.add(each.epoch, each.seen, each.events, turn)
 
 
 def _joined(found: list[Part], ask: Ask) -> Made:
@@ -72,12 +70,10 @@ def _joined(found: list[Part], ask: Ask) -> Made:
 
 
 def _of_leaf(part: Part, ask: Ask, *, is_part: bool = False) -> Made:
-    allowed = None if ask.allowed is None else partial(ask.allowed, part.leaf)
-    ask = ask._replace(indices=part.indices, allowed=allowed)
+    ask = ask._replace(indices=part.indices)
     if is_of_storeds(part.dataset):
-        made: Made = part.dataset.read(ask)
-        made.counted = [each._replace(leaf=part.leaf) for each in made.counted]
-        return made
+        found: Made = part.dataset.read(ask)
+        return found
     made, began = Made(), time.perf_counter()
     many = None if is_part else getattr(part.dataset, "__getitems__", None)
     try:

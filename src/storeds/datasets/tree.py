@@ -13,7 +13,18 @@ from torch.utils.data import ConcatDataset, Dataset, Subset
 
 from storeds.protocols import Array
 
-__all__ = ["Part", "as_index", "children", "column_of", "inside", "leaves", "nodes", "parts", "resolve_indices"]
+__all__ = [
+    "Part",
+    "as_index",
+    "children",
+    "column_of",
+    "inside",
+    "joins",
+    "leaves",
+    "nodes",
+    "parts",
+    "resolve_indices",
+]
 
 _NO_MASK = "a mask is not a list of indices; use where= or mask.nonzero()"
 # Where the classes are defined that pass samples on unchanged. A subclass of them may make its own.
@@ -36,6 +47,13 @@ def nodes(dataset: Any) -> Iterator[Any]:
     yield dataset
     for each in children(dataset):
         yield from nodes(each)
+
+
+def joins(dataset: Any) -> bool:
+    """Return whether a dataset, which may be a Subset, joins others."""
+    while isinstance(dataset, Subset) and children(dataset):
+        dataset = dataset.dataset
+    return bool(children(dataset))
 
 
 def leaves(dataset: Any) -> list[Any]:
@@ -65,8 +83,6 @@ class Part(NamedTuple):
 
     Attributes
     ----------
-    leaf : int
-        Which of `leaves`.
     dataset : Any
     places : sequence of int
         Theirs in the batch.
@@ -74,14 +90,13 @@ class Part(NamedTuple):
         Theirs in the dataset.
     """
 
-    leaf: int
     dataset: Any
     places: Sequence[int]
     indices: list[int]
 
 
-def parts(dataset: Any, indices: list[int], first: int = 0) -> list[Part]:
-    """Return which leaf has which samples of a batch; `first` is the number of the first leaf.
+def parts(dataset: Any, indices: list[int]) -> list[Part]:
+    """Return which leaf has which samples of a batch; a leaf that comes several times may have several parts.
 
     Raises
     ------
@@ -90,19 +105,18 @@ def parts(dataset: Any, indices: list[int], first: int = 0) -> list[Part]:
     """
     below = children(dataset)
     if not below:
-        return [Part(first, dataset, range(len(indices)), indices)]
+        return [Part(dataset, range(len(indices)), indices)]
     indices = resolve_indices(indices, len(dataset), f"this {type(dataset).__name__}")
     if isinstance(dataset, Subset):
-        return parts(dataset.dataset, [dataset.indices[at] for at in indices], first)
-    places: list[list[int]] = [[] for _ in below]
+        return parts(dataset.dataset, [dataset.indices[at] for at in indices])
+    ends, places = dataset.cumulative_sizes, dict[int, list[int]]()
     for place, index in enumerate(indices):
-        places[bisect_right(dataset.cumulative_sizes, index)].append(place)
+        places.setdefault(bisect_right(ends, index), []).append(place)
     found = []
-    for each, own, end in zip(below, places, dataset.cumulative_sizes, strict=True):
-        if own:
-            inner = parts(each, [indices[place] - (end - len(each)) for place in own], first)
-            found += [part._replace(places=[own[place] for place in part.places]) for part in inner]
-        first += len(leaves(each))
+    for number, own in places.items():
+        first = ends[number - 1] if number else 0
+        inner = parts(below[number], [indices[place] - first for place in own])
+        found += [part._replace(places=[own[place] for place in part.places]) for part in inner]
     return found
 
 

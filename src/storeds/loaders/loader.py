@@ -276,7 +276,9 @@ class StoreLoader(DataLoader[Any]):
             stats.wait(now - began, is_first=is_first)
             stats.add(result.worker, result.size, result.work, result.counted)
             is_first = False
-            count(self._leaves, result.counted, this_pass)
+            # A function of the user may have given a worker other datasets.
+            known = [each for each in result.counted if each.leaf < len(self._leaves)]
+            count((each._replace(leaf=self._leaves[each.leaf]) for each in known), this_pass)
             batch = result.batch
             if _has_failed(result):
                 batch.reraise()

@@ -288,14 +288,14 @@ class Replacements:
         self._located: tuple[list[Any], Array, Array] | None = None
         self._has_parts = any(isinstance(each, Subset) for each in nodes(data))
 
-    def __call__(self, leaf: int, index: int) -> Array | None:
+    def __call__(self, leaf: Any, index: int) -> Array | None:
         """Return the ascending indices of samples of a leaf; None if each may come. See `storeds.datasets.batch.Ask`."""
         if not self._has_parts and (self._plan is None or self._plan.replacements(0) is None):
             return None
         if self._located is None:
             self._located = _located(self._data)
         below, numbers, indices = self._located
-        own = np.isin(numbers, [at for at, each in enumerate(below) if each is below[leaf]])
+        own = np.isin(numbers, [at for at, each in enumerate(below) if each is leaf])
         drawn = np.flatnonzero(own & (indices == index))
         allowed = self._plan.replacements(int(drawn[0])) if self._plan is not None and drawn.size else None
         places = np.flatnonzero(own) if allowed is None else allowed[own[allowed]]

@@ -135,6 +135,9 @@ class BatchFetcher(Dataset[Result]):
 
     def fit(self) -> None:
         """Fit the ``collate_fn`` to the present settings of the dataset."""
+        self._leaves = leaves(self.dataset)
+        self._stores = [leaf for leaf in self._leaves if is_of_storeds(leaf)]
+        self._places = {id(leaf): place for place, leaf in enumerate(self._leaves)}
         pipelines = self._present_pipelines()
         self.collate_fn = fitted_collate(self._given, self.dataset)
         self._is_ours = is_collate(self.collate_fn)
@@ -143,7 +146,7 @@ class BatchFetcher(Dataset[Result]):
 
     def _present_pipelines(self) -> list[SamplePipeline]:
         """Return what makes the samples of each store; assigning to a dataset replaces it."""
-        return [leaf._pipeline for leaf in leaves(self.dataset) if is_of_storeds(leaf)]
+        return [store._pipeline for store in self._stores]
 
     def __getitem__(self, request: Request) -> Result:
         """Return the batch of a request."""
@@ -168,7 +171,8 @@ class BatchFetcher(Dataset[Result]):
         made.work.cold_bytes = (blocks_read() - blocks) * 512
         size = 1 if isinstance(asked.indices, int) else len(asked.indices)
         at = 0 if worker is None else worker.id
-        return Result(asked.progress, asked.number, size, batch, made.counted, made.work, at)
+        counted = [each._replace(leaf=self._places[id(each.leaf)]) for each in made.counted]
+        return Result(asked.progress, asked.number, size, batch, counted, made.work, at)
 
     def _ask(self, asked: BatchRequest) -> Ask:
         is_batch = not isinstance(asked.indices, int)
@@ -183,7 +187,7 @@ class BatchFetcher(Dataset[Result]):
         )
 
     def _collated(self, samples: Any, work: Work, memory: BufferPool | SlotMemory | None, *, is_batch: bool) -> Any:
-        began, store = time.perf_counter(), leaves(self.dataset)[0]
+        began, store = time.perf_counter(), self._leaves[0]
         try:
             if isinstance(samples, dict):
                 return collate_columns(samples, store.as_dict)
@@ -211,7 +215,7 @@ def begin_worker(function: Callable[[int], object] | None, worker: int) -> None:
     object.__setattr__(info, "dataset", fetcher.dataset)  # torch refuses an assignment
     if function is not None:
         function(worker)
-        fetcher.fit()
+    fetcher.fit()  # to the datasets of this process
 
 
 def _opened(slot: SlotName | None) -> SlotMemory | None:
