@@ -68,7 +68,7 @@ BREAKS = [Break(*row) for row in (
     ("1: the id is of the content, not of the store", "backends/test_interop.py -k libraries_read", "backends/writer.py",
      "self._content.update(digest)", "self._content.update(self._seals.seal(digest, position))"),
     ("1: tensors of a batch do not overlap in a slot", "batching/test_memory.py -k one_process_makes", "batching/memory.py", "self.size += -(-size // _ALIGNMENT) * _ALIGNMENT", "self.size += size // 2"),
-    ("1: a StoreLoader over a Subset gives its rows", "datasets/test_dataset.py -k nested_subsets", "datasets/tree.py", "[dataset.indices[at] for at in indices], first)", "indices, first)"),
+    ("1: a StoreLoader over a Subset gives its rows", "datasets/test_dataset.py -k nested_subsets", "datasets/tree.py", "return parts(dataset.dataset, [dataset.indices[at] for at in indices])", "return parts(dataset.dataset, indices)"),
     # 2. No handle crosses a process; small pickles; one storage call a batch.
     ("2: a pickle holds no handle", "backends/test_backends.py -k 'TestLmdb and copy_of_a_used'", "backends/store.py", 'left_out = ("_ref", "_unread", "_needs_whole")', 'left_out = ("_unread", "_needs_whole")'),
     ("2: a forked child opens handles of its own", "backends/test_forks.py -k by_c_code", "backends/handles.py", "if self._pid != os.getpid():", "if False:"),
@@ -98,7 +98,7 @@ BREAKS = [Break(*row) for row in (
     ("4: max_bad stops the run", "datasets/test_policy.py -k as_many", "datasets/counters.py", "            if bad > limit:\n", "            if bad > limit + 1:\n"),
     ("4: an error names the record's key", "datasets/test_policy.py -k has_the_key", "datasets/pipeline.py", "named = self._with_key(sample)", "named = sample"),
     ("4: bad samples of joined datasets are skipped, as the policy says", "datasets/test_policy.py -k joined_datasets_skips", "datasets/reading.py",
-     "ask._replace(fill=False, as_columns=False)", "ask._replace(as_columns=False)"),
+     "_joined(found, ask._replace(fill=False))", "_joined(found, ask)"),
     # 5. Exact crops decode only what they need.
     ("5: a part has the pixels that smoothing reads", "readers/test_crops.py -k every_pixel", "pictures/cuts.py", "_MARGIN = 4", "_MARGIN = 0"),
     ("5: lying restart markers are noticed", "pictures/test_restarts.py -k out_of_order", "pictures/cuts.py", "codes[:-1] != _restart_codes(count - 1)", "False"),

@@ -263,7 +263,7 @@ class StoreDataset(Dataset[Any]):
 
     @property
     def transforms(self) -> Transform | None:
-        """The transforms of whole samples. They may be assigned; running workers keep those that they started with."""
+        """The transforms of whole samples. They may be assigned; see the notes of the class about workers."""
         return self._transforms
 
     @transforms.setter
