@@ -277,7 +277,7 @@ BREAKS = [Break(*row) for row in (
     ("plan: another part of a store is another source of pack", "ops/test_resuming.py -k other_records", "backends/view.py", "id=id_, ", ""),
     ("plan: errors of views count as their URL does", "backends/test_views.py -k as_its_url", "backends/view.py", "int(self._bounds[number]) + place, reason", "place, reason"),
     ("plan: a number of a mask keeps its name when stores are joined", "backends/test_many.py -k cannot_be_joined", "backends/class_numbers.py", "elif list(map(_json, every)) == list(map(_json, beginnings)):", "elif every:"),
-    ("plan: splits by folds share no record", "datasets/test_folds.py -k splits_of_a_config", "config/splits.py", "if all(each.fold is None and each.keys is None for each in (one, other)):", "if True:"),
+    ("plan: splits by folds share no record", "datasets/test_folds.py -k splits_of_a_config", "config/splits.py", "if all(each.fold is None and each.keys_file is None for each in (one, other)):", "if True:"),
     ("plan: a window stays in its episode", "readers/test_sequence.py -k slices", "readers/rows.py", "inside = np.clip(wanted, starts[:, None], stops[:, None] - 1)", "inside = np.clip(wanted, 0, self.runs.bounds[-1] - 1)"),
     ("plan: padded rows are marked", "readers/test_sequence.py -k slices", "readers/rows.py", "outside = wanted != inside", "outside = wanted > inside"),
     # Statistics of pictures.

@@ -121,7 +121,7 @@ class TestDatasets:
         some, samples = pair(urls, where={"good": True})
         assert_equal(list(some.__getitems__([3, 9, 1])), samples.__getitems__([3, 9, 1]))
         with pytest.raises(IndexError):
-            read_arrays(some.view, [14])
+            read_arrays(some.records, [14])
 
     @pytest.mark.parametrize(
         ("asked", "error", "says"),

@@ -235,10 +235,10 @@ PATHS: dict[str, Callable[[Any], Any]] = {
     "a split": lambda path: {"dataset": {"url": "no"}, "splits": {"train": {"dataset": {"url": path}}}},
     "a part of the name": lambda path: {"dataset": {"url": path.with_name("{split}.lmdb")}},
     "a variable": lambda path: {"dataset": {"url": Path("${FOLDER}") / path.name}},
-    "sources": lambda path: {"dataset": {"sources": [{"url": path}, {"url": str(path), "keys": None}]}},
+    "sources": lambda path: {"dataset": {"sources": [{"url": path}, {"url": str(path), "keys_file": None}]}},
     "a Source": lambda path: storeds.config.Config(dataset=storeds.DatasetSettings(url=path)),
     "a Source of a list": lambda path: storeds.config.Config(dataset=storeds.DatasetSettings(url=[path])),
-    "keys": lambda path: {"dataset": {"url": path, "keys": path.with_name("keys.txt")}},
+    "keys_file": lambda path: {"dataset": {"url": path, "keys_file": path.with_name("keys.txt")}},
 }
 
 
@@ -249,7 +249,7 @@ def test_a_store_of_a_config_may_be_a_path(form: str, tmp_path: Path, monkeypatc
     records = [{"image": jpeg(n), "key": name, "split": "train"} for n, name in enumerate("abc")]
     make_store({"image": "image", "key": "str", "split": "str"}, records, str(tmp_path / "train.lmdb"))
     dataset = build_dataset(PATHS[form](tmp_path / "train.lmdb"), "train")
-    assert len(dataset) == {"keys": 2, "sources": 6}.get(form, 3)
+    assert len(dataset) == {"keys_file": 2, "sources": 6}.get(form, 3)
 
 
 def test_a_dataset_takes_a_source_whose_url_is_a_path(url: str) -> None:

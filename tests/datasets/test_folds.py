@@ -77,15 +77,15 @@ def test_a_file_of_keys_selects_records(tmp_path: Path) -> None:
     url = make_store(FIELDS, rows(50, 9), f"lmdb://{tmp_path}/s.lmdb")
     file = tmp_path / "val.txt"
     file.write_text("k7\nk3\nk49\n")
-    dataset = StoreDataset(url, reader="array", fields=["key"], keys=file)
+    dataset = StoreDataset(url, reader="array", fields=["key"], keys_file=file)
     assert dataset[:] == [("k3",), ("k7",), ("k49",)]
     assert pickle.loads(pickle.dumps(dataset))[:] == dataset[:]
     assert len(pickle.dumps(dataset)) < 20_000
     file.write_text("k7\nnothing\n")
     with pytest.raises(ConfigError, match="lists 1 keys that .* has not: nothing"):
-        StoreDataset(url, keys=str(file), reader="array")
+        StoreDataset(url, keys_file=str(file), reader="array")
     with pytest.raises(StoreNotFoundError, match="there is no file"):
-        StoreDataset(url, keys=tmp_path / "missing.txt", reader="array")
+        StoreDataset(url, keys_file=tmp_path / "missing.txt", reader="array")
 
 
 @pytest.mark.parametrize(
@@ -128,5 +128,5 @@ def test_a_position_belongs_to_its_fold(tmp_path: Path) -> None:
     assert len(first) == len(second)
     state = storeds.EpochSampler(first, seed=0).state_dict()
     storeds.EpochSampler(first, seed=0).load_state_dict(state)
-    with pytest.raises(ConfigError, match="another where=, fold or keys selected"):
+    with pytest.raises(ConfigError, match="another where=, fold or keys_file selected"):
         storeds.EpochSampler(second, seed=0).load_state_dict(state)

@@ -184,7 +184,7 @@ def test_a_mixture_reads_as_its_parts_do(urls: dict[str, str]) -> None:
 
 
 # What only a dataset of one store has.
-OF_ONE_STORE = {"backend", "view", "where", "read"}
+OF_ONE_STORE = {"backend", "records", "where", "read"}
 
 
 def test_a_mixture_has_every_name_of_a_dataset_that_makes_sense(urls: dict[str, str]) -> None:

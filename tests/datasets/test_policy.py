@@ -154,7 +154,7 @@ def fail_at_9(index: int) -> int:
         (errors.DecodeError, {"where": {"key": ["k2", "k13"]}}, (13, "k13", "truncated_scan")),
         (
             errors.TransformError,
-            {"transform": {"index": fail_at_9}, "keys": "good.txt"},
+            {"transform": {"index": fail_at_9}, "keys_file": "good.txt"},
             (10, "k10", "transform"),
         ),
     ],
@@ -163,10 +163,10 @@ def fail_at_9(index: int) -> int:
 def test_an_error_of_a_worker_has_the_attributes_of_its_record(
     store: str, tmp_path: Path, method: str, error: type[errors.RecordError], arguments: dict[str, Any], first: Any
 ) -> None:
-    if "keys" in arguments:
+    if "keys_file" in arguments:
         good = tmp_path / "good.txt"
         good.write_text("\n".join(f"k{number}" for number in range(COUNT) if number not in BAD))
-        arguments = {**arguments, "keys": good}
+        arguments = {**arguments, "keys_file": good}
     dataset = StoreDataset(store, **OPTIONS, **arguments)
     loader = storeds.StoreLoader(dataset, batch_size=4, num_workers=1, multiprocessing_context=method)
     with pytest.raises(error) as caught:
@@ -480,7 +480,7 @@ def by_own(folder: Path, **more: Any) -> Any:
 
 SOURCES: dict[str, Callable[[Path], Any]] = {
     "native": by_own,
-    "selected": lambda folder: by_own(folder, keys=write_keys(folder)),
+    "selected": lambda folder: by_own(folder, keys_file=write_keys(folder)),
     "joined": lambda folder: by_own(folder, url=[f"hdf5://{folder}/x.h5"]),
     "sample": lambda folder: by_own(folder, reader="sample"),
     "a foreign LMDB": by_foreign_lmdb,

@@ -353,7 +353,7 @@ def test_every_message_about_a_record_names_its_id(
     with pytest.raises(errors.RecordError) as raised:
         storeds.StoreDataset([url, url], columns=columns, repair=False)[position + 31]
     messages.append(str(raised.value))
-    named: list[Any] = [dataset.view, storeds.open_backend([url, url], columns=columns)]
+    named: list[Any] = [dataset.records, storeds.open_backend([url, url], columns=columns)]
     assert [each.place(position).name for each in named] == [f"_id {id!r}"] * 2
     found = storeds.verify(url, layout="query", options={"columns": columns}, workers=0).findings
     messages += [finding.message for finding in found if finding.position == position]

@@ -266,7 +266,7 @@ class TestState:
             return seeded(StoreDataset(dataset.url, reader="array", where=where))
 
         state = sampler(0).state_dict()
-        with pytest.raises(ConfigError, match="another where=, fold or keys selected the records"):
+        with pytest.raises(ConfigError, match="another where=, fold or keys_file selected the records"):
             sampler(1).load_state_dict(state)
         sampler([0]).load_state_dict(state)
         sampler([1, 0]).load_state_dict(sampler(None).state_dict())  # which are all

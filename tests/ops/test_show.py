@@ -291,7 +291,7 @@ def test_records_are_spread_over_classes_and_splits_or_selected(
     assert {each.split for each in page.records} == {"train", "val"}
     assert [each.position for each in ops.show(url, where={"label": "bird"}).records] == [100, 200]
     (tmp_path / "keys.txt").write_text("7.jpg\n250.jpg\n")
-    assert [each.key for each in ops.show(url, keys=tmp_path / "keys.txt").records] == ["7.jpg", "250.jpg"]
+    assert [each.key for each in ops.show(url, keys_file=tmp_path / "keys.txt").records] == ["7.jpg", "250.jpg"]
     assert [each.position for each in ops.show(url, count=2, worst_first=True).records] == [50, 100]
     storeds_command("show", url, "-n", 5, "--where", "split=val", "-o", target)
     assert target.read_text().count("data-facts=") == 5

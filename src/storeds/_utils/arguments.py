@@ -8,7 +8,7 @@ from typing import Any
 
 from storeds.errors import ConfigError
 
-__all__ = ["DEEPEST", "RENAMED", "check_share", "from_omegaconf", "integer", "is_omegaconf", "ranks"]
+__all__ = ["DEEPEST", "RENAMED", "check_int", "check_share", "from_omegaconf", "is_omegaconf", "size_and_rank"]
 
 DEEPEST = 64
 """Levels of nested tables and lists that a config may have."""
@@ -62,7 +62,7 @@ def check_share(name: str, value: object) -> None:
         raise ConfigError(f"{name} must be a number from 0 to 1, got {value!r}")
 
 
-def integer(name: str, value: Any, least: int | None = None, most: int | None = None) -> int:
+def check_int(name: str, value: Any, least: int | None = None, most: int | None = None) -> int:
     """Return an argument as an int; raises ConfigError unless it is an integer, not a bool, and within the limits."""
     try:
         number = operator.index(value)
@@ -76,7 +76,7 @@ def integer(name: str, value: Any, least: int | None = None, most: int | None = 
     return number
 
 
-def ranks(num_replicas: int | None, rank: int | None, otherwise: tuple[int, int] = (1, 0)) -> tuple[int, int]:
+def size_and_rank(num_replicas: int | None, rank: int | None, otherwise: tuple[int, int] = (1, 0)) -> tuple[int, int]:
     """Return (number of processes, rank); by default those of torch.distributed if it is initialised, else `otherwise`.
 
     Raises
@@ -88,10 +88,10 @@ def ranks(num_replicas: int | None, rank: int | None, otherwise: tuple[int, int]
 
     running = torch.distributed.is_available() and torch.distributed.is_initialized()
     world, own = (torch.distributed.get_world_size(), torch.distributed.get_rank()) if running else otherwise
-    replicas = world if num_replicas is None else integer("num_replicas", num_replicas, 1)
+    replicas = world if num_replicas is None else check_int("num_replicas", num_replicas, 1)
     if running and rank is None and replicas != world:
         raise ConfigError(
             f"num_replicas is {replicas}, and torch.distributed has {world} processes: leave it out, or pass rank too"
         )
     rank = own if rank is None else rank
-    return replicas, integer("rank", rank, 0, replicas - 1)
+    return replicas, check_int("rank", rank, 0, replicas - 1)

@@ -138,13 +138,13 @@ def listed_positions(backend: Backend, path: str) -> Array:
     try:
         keys = set(Path(path).read_text(encoding="utf-8").splitlines())
     except FileNotFoundError:
-        raise StoreNotFoundError(f"keys: there is no file {path}") from None
+        raise StoreNotFoundError(f"keys_file: there is no file {path}") from None
     except UnicodeDecodeError:
-        raise ConfigError(f"keys: {path} is not a text file with a key in each line") from None
+        raise ConfigError(f"keys_file: {path} is not a text file with a key in each line") from None
     column = read_column(backend, "key").tolist()
     missing = sorted(keys.difference(column))
     if missing:
-        raise ConfigError(f"keys: {path} lists {len(missing):,} keys that {backend.url} has not: {some(missing)}")
+        raise ConfigError(f"keys_file: {path} lists {len(missing):,} keys that {backend.url} has not: {some(missing)}")
     return np.flatnonzero(np.fromiter((key in keys for key in column), bool, len(column)))
 
 
@@ -158,15 +158,15 @@ class Conditions:
         Field → accepted values, sorted.
     fold : Fold or None
         The division is that of the whole store, whatever the other conditions are.
-    keys : str or None
+    keys_file : str or None
         A file that lists keys.
     subsets : str or None
-        `fold` and the content of `keys` as a text, which is equal for equal conditions.
+        `fold` and the content of `keys_file` as a text, which is equal for equal conditions.
     """
 
     where: Mapping[str, list[Any]]
     fold: Fold | None
-    keys: str | None = field(repr=False)  # its content counts, and not its name
+    keys_file: str | None = field(repr=False)  # its content counts, and not its name
     subsets: str | None
 
     @classmethod
@@ -175,7 +175,7 @@ class Conditions:
         backend: Backend,
         where: Mapping[str, Any] | None = None,
         fold: Any = None,
-        keys: str | os.PathLike[str] | None = None,
+        keys_file: str | os.PathLike[str] | None = None,
     ) -> Conditions:
         """Check conditions for records of a store, as `select` takes them; raises ConfigError."""
         if where is not None and not where:
@@ -183,7 +183,7 @@ class Conditions:
         named = {name: _class_numbers(backend, name, wanted) for name, wanted in (where or {}).items()}
         checked = check_where(named, backend.meta.fields, backend.url)
         parsed = None if fold is None else Fold.parse(fold)
-        path = None if keys is None else os.path.abspath(keys)
+        path = None if keys_file is None else os.path.abspath(keys_file)
         subsets = ([] if parsed is None else [repr(parsed)]) + ([] if path is None else [_digest(path)])
         by_text = {name: sorted(values, key=repr) for name, values in checked.items()}
         return cls(by_text, parsed, path, " ".join(subsets) or None)
@@ -193,8 +193,8 @@ class Conditions:
         found = matching_positions(backend, self.where) if self.where else np.arange(len(backend))
         if self.fold is not None:
             found = np.intersect1d(found, self.fold.positions(backend), assume_unique=True)
-        if self.keys is not None:
-            found = np.intersect1d(found, listed_positions(backend, self.keys), assume_unique=True)
+        if self.keys_file is not None:
+            found = np.intersect1d(found, listed_positions(backend, self.keys_file), assume_unique=True)
         return found
 
     def view(self, backend: Backend) -> Backend:
@@ -209,7 +209,7 @@ class Conditions:
         return view
 
     def __str__(self) -> str:
-        parts = {"where": self.where or None, "fold": self.fold, "keys": self.keys}
+        parts = {"where": self.where or None, "fold": self.fold, "keys_file": self.keys_file}
         return ", ".join(f"{name}={value!r}" for name, value in parts.items() if value is not None)
 
 
@@ -239,7 +239,7 @@ def select(
     where: Mapping[str, Any] | None = None,
     *,
     fold: Any = None,
-    keys: str | os.PathLike[str] | None = None,
+    keys_file: str | os.PathLike[str] | None = None,
 ) -> Backend:
     """Return a view of the records of a backend that meet all conditions, in their order; without any, the backend itself.
 
@@ -251,7 +251,7 @@ def select(
         Field → the value, or list of accepted values. A label may be given by its class name.
     fold : Fold or mapping, optional
         Folds of the whole store.
-    keys : path, optional
+    keys_file : path, optional
         A file that lists the keys of records, one a line.
 
     Raises
@@ -261,7 +261,7 @@ def select(
     StoreNotFoundError
         There is no such file.
     """
-    return Conditions.of(backend, where, fold, keys).view(backend)
+    return Conditions.of(backend, where, fold, keys_file).view(backend)
 
 
 def _digest(path: str) -> str:

@@ -203,7 +203,7 @@ def show(
     ),
     count: Annotated[int, typer.Option("-n", "--count", min=1, help="At most so many records.")] = 200,
     where: Where = None,
-    keys: Annotated[Path | None, typer.Option(help="Only records whose key is a line of this file.")] = None,
+    keys_file: Annotated[Path | None, typer.Option(help="Only records whose key is a line of this file.")] = None,
     worst: Annotated[bool, typer.Option("--worst", help="Damaged records first, then unusual numbers.")] = False,
     as_trained: Annotated[
         Path | None, typer.Option(help="A training config: show its transforms in four epochs too.")
@@ -227,7 +227,7 @@ def show(
         source,
         count=count,
         where=selecting(where, stores),
-        keys=keys,
+        keys_file=keys_file,
         worst_first=worst,
         config=as_trained,
         split=split,

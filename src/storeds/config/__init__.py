@@ -170,7 +170,7 @@ class Config(Settings, frozen=True):
         """Return the dataset settings for one split, of a mixture those of its first source; no I/O.
 
         ``[splits.NAME.dataset]`` overrides ``[dataset]``, and the split's name replaces ``{split}`` in the URL. If the
-        URL has no ``{split}`` and the table has no ``url``, ``where``, ``fold`` or ``keys``, the split selects the records
+        URL has no ``{split}`` and the table has no ``url``, ``where``, ``fold`` or ``keys_file``, the split selects the records
         whose field ``split`` equals its name.
 
         Parameters

@@ -53,7 +53,7 @@ def with_split(
     if isinstance(urls, (list, tuple)) and any(PLACEHOLDER in each for each in urls if isinstance(each, str)):
         named = [each.replace(PLACEHOLDER, name) for each in urls]
         return {**changes, "url": named[0] if isinstance(url, str) else named}
-    if not changes.keys().isdisjoint(("url", "where", "fold", "keys")):
+    if not changes.keys().isdisjoint(("url", "where", "fold", "keys_file")):
         return dict(changes)
     kind = "str" if fields is None else fields[_SPLIT].kind if _SPLIT in fields else None
     if kind not in ("int", "str"):
@@ -98,9 +98,11 @@ def _positions(
     store: Backend, one: DatasetSettings, other: DatasetSettings, condition: dict[str, Any]
 ) -> Sequence[int] | Array:
     """Return the positions that both select; `condition` is what their ``where`` says together."""
-    if all(each.fold is None and each.keys is None for each in (one, other)):
+    if all(each.fold is None and each.keys_file is None for each in (one, other)):
         return matching_positions(store, condition) if condition else range(len(store))
-    mine, theirs = (Conditions.of(store, each.where, each.fold, each.keys).positions(store) for each in (one, other))
+    mine, theirs = (
+        Conditions.of(store, each.where, each.fold, each.keys_file).positions(store) for each in (one, other)
+    )
     shared: Array = np.intersect1d(mine, theirs, assume_unique=True)
     return shared
 

@@ -10,13 +10,13 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from multiprocessing.context import get_spawning_popen
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import numpy as np
 import torch
 from torch.utils.data import ConcatDataset, Dataset
 
-from storeds._utils.arguments import integer
+from storeds._utils.arguments import check_int
 from storeds.backends.class_numbers import check_same_classes
 from storeds.backends.selecting import Conditions
 from storeds.datasets.assembly import (
@@ -46,9 +46,6 @@ from storeds.records.columns import read_column
 from storeds.registry import import_object
 from storeds.transforms import build_transform
 from storeds.transforms.binding import check_picklable
-
-if TYPE_CHECKING:
-    from storeds.ops.showing import Page
 
 __all__ = ["SHOW", "StoreDataset"]
 
@@ -125,7 +122,7 @@ class StoreDataset(Dataset[Any]):
         Of these, take some folds of the store: ``{"of": 5, "take": 0}``, or ``"without": 0`` for the others. Further keys
         are ``group_by``, a field whose values each stay in one fold; ``stratify_by``, a field whose values all folds share
         alike; and ``seed``, for another division.
-    keys : str or path, optional
+    keys_file : str or path, optional
         Of these, take those whose field ``key`` is a line of this text file.
     seed : int, optional
         Makes a sample's randomness a function of (seed, epoch, index) alone, the same with any number of workers.
@@ -177,7 +174,7 @@ class StoreDataset(Dataset[Any]):
         max_bad_fraction: float | None = None,
         where: Mapping[str, Any] | None = None,
         fold: Mapping[str, Any] | None = None,
-        keys: str | os.PathLike[str] | None = None,
+        keys_file: str | os.PathLike[str] | None = None,
         seed: int | None = None,
         layout: str | None = None,
         options: Mapping[str, Any] | None = None,
@@ -190,7 +187,7 @@ class StoreDataset(Dataset[Any]):
         self._seed: int | None = _checked_seed(seed)
         opened = DatasetSettings.merged({"options": options}, store_options)["options"]
         self._backend: Backend = open_source(url, layout, opened)
-        self._how = Conditions.of(self.backend, where, fold, keys)
+        self._how = Conditions.of(self.backend, where, fold, keys_file)
         self._view: Backend = self._how.view(self.backend)
         decoding = {
             "decode": decode,
@@ -309,7 +306,7 @@ class StoreDataset(Dataset[Any]):
             self._assigned = self._assigned.report(self._epoch)
 
     @property
-    def view(self) -> Backend:
+    def records(self) -> Backend:
         """The records that samples are made of: the backend, or the part of it that `where` selects."""
         return self._view
 
@@ -367,7 +364,7 @@ class StoreDataset(Dataset[Any]):
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch, for persistent workers too, and for the next pass of every loader with an `EpochSampler`."""
-        self._epoch.set(integer("epoch", epoch, 0, MAX_EPOCH))
+        self._epoch.set(check_int("epoch", epoch, 0, MAX_EPOCH))
 
     def __len__(self) -> int:
         return len(self.reader)
@@ -464,13 +461,12 @@ class StoreDataset(Dataset[Any]):
         """Return how many samples were requested, repaired and bad so far, in this process and its workers."""
         return self._counters.report()
 
-    def show(self, indices: Iterable[int] | None = None) -> Page:
+    def show(self, indices: Iterable[int] | None = None) -> Any:
         """Return samples to look at, by default some of every class: a notebook displays them, ``save(path)`` writes them.
 
         See `storeds.ops.show`. Transforms are left out.
         """
-        page: Page = import_object(SHOW)(self, None if indices is None else list(indices))
-        return page
+        return import_object(SHOW)(self, None if indices is None else list(indices))
 
     def _repr_html_(self) -> str:
         html: str = import_object(SHOW)(self, count=_IN_NOTEBOOK)._repr_html_()

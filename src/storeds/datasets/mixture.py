@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 from torch.utils.data import ConcatDataset
@@ -20,9 +20,6 @@ from storeds.protocols import Array, Backend, Field, Meta, Reader, Record
 from storeds.records.arrays import read_arrays
 from storeds.records.columns import TEXT, read_column
 from storeds.registry import import_object
-
-if TYPE_CHECKING:
-    from storeds.ops.showing import Page
 
 __all__ = ["SOURCE", "StoreMixture", "Tagged"]
 
@@ -155,10 +152,9 @@ class StoreMixture(ConcatDataset[Any]):
         """Return how many samples of all sources were requested, repaired and bad; `sources` have their own reports."""
         return SampleReport.joined([part.report() for part in self.sources.values()])
 
-    def show(self, indices: Iterable[int] | None = None) -> Page:
+    def show(self, indices: Iterable[int] | None = None) -> Any:
         """Return samples to look at, see `StoreDataset.show`."""
-        page: Page = import_object(SHOW)(self, None if indices is None else list(indices))
-        return page
+        return import_object(SHOW)(self, None if indices is None else list(indices))
 
     def close(self) -> None:
         """Close the stores of all sources."""

@@ -35,7 +35,7 @@ class DatasetSettings(Settings, frozen=True):
     Every key is the `StoreDataset` argument of the same name.
     """
 
-    parsers: ClassVar[Mapping[str, Callable[[Any], Any]]] = {"url": path_text, "keys": path_text}
+    parsers: ClassVar[Mapping[str, Callable[[Any], Any]]] = {"url": path_text, "keys_file": path_text}
 
     url: Annotated[
         Annotated[str, msgspec.Meta(min_length=1)] | Annotated[list[str], msgspec.Meta(min_length=1)],
@@ -106,7 +106,7 @@ class DatasetSettings(Settings, frozen=True):
             description="A table with of (how many folds), take or without (their numbers), group_by and stratify_by."
         ),
     ] = None
-    keys: Annotated[
+    keys_file: Annotated[
         str | None, msgspec.Meta(description="A text file; only records whose field key is one of its lines.")
     ] = None
     seed: Annotated[

@@ -7,7 +7,7 @@ from typing import Any
 
 import xxhash
 
-from storeds._utils.arguments import integer
+from storeds._utils.arguments import check_int
 from storeds.errors import ConfigError
 from storeds.loaders.plan import Plan
 from storeds.loaders.planning import PlanSettings
@@ -64,7 +64,7 @@ class Agreement:
             if saved != value and not unknown:  # digests of where= say nothing to a reader
                 is_digest = name == "where"
                 differing.append(
-                    "another where=, fold or keys selected the records"
+                    "another where=, fold or keys_file selected the records"
                     if is_digest
                     else f"{name} was {saved!r} and is {value!r}"
                 )
@@ -73,7 +73,7 @@ class Agreement:
         if differing:
             raise ConfigError(f"the state belongs to another sampler: {'; '.join(differing)}")
         if state["seed"] is not None:
-            integer("seed", state["seed"])
+            check_int("seed", state["seed"])
 
     def _of(self, seed: int | None) -> dict[str, Any]:
         return {**self.data, "seed": seed, **self._settings}
@@ -85,7 +85,7 @@ def _store_id(data: Any) -> str | None:
 
 
 def _where_digest(data: Any) -> str | None:
-    where, how = getattr(data, "where", None), getattr(getattr(data, "view", None), "how", None)
+    where, how = getattr(data, "where", None), getattr(getattr(data, "records", None), "how", None)
     subsets = getattr(how, "subsets", None)
     if not isinstance(where, Mapping) and subsets is None:
         return None

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
-from storeds._utils.arguments import integer
+from storeds._utils.arguments import check_int
 from storeds.batching.collate import Skipped
 from storeds.datasets.batch import Ask
 from storeds.datasets.map_dataset import StoreDataset
@@ -112,7 +112,7 @@ class StoreIterable(IterableDataset[Any]):
         self._takers = inside(dataset)
         if not self._takers:
             raise ConfigError(f"a stream reads StoreDatasets, also in a ConcatDataset or a Subset, not {dataset!r}")
-        self.dataset, self.read_batch = dataset, integer("read_batch", read_batch, 1)
+        self.dataset, self.read_batch = dataset, check_int("read_batch", read_batch, 1)
         order: dict[str, Any] = {"shuffle": shuffle, "block_size": block_size, "window": window, "drop_last": drop_last}
         self.sampler = EpochSampler(dataset, seed=seed, num_replicas=num_replicas, rank=rank, **order)
         self._position = self.sampler._position
@@ -190,7 +190,7 @@ class StoreIterable(IterableDataset[Any]):
         """
         if not isinstance(state, Mapping) or not {"taken", "part"} <= state.keys():
             raise ConfigError(f"not a state that a stream's state_dict() returned: {state!r}")
-        place = _Place(*self._position.place_in(state), integer("taken", state["taken"], 0))
+        place = _Place(*self._position.place_in(state), check_int("taken", state["taken"], 0))
         if state["part"] not in (None, self._part()):
             raise ConfigError(
                 f"the state belongs to another worker: it is of {state['part']}, and this is {self._part()}"

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from torch.utils.data import Subset
 
-from storeds._utils.arguments import RENAMED, integer
+from storeds._utils.arguments import RENAMED, check_int
 from storeds.datasets.map_dataset import StoreDataset
 from storeds.datasets.mixture import StoreMixture
 from storeds.datasets.tree import column_of, leaves, nodes
@@ -65,7 +65,7 @@ class PlanSettings:
     def __post_init__(self) -> None:
         for name in ("block_size", "window", "samples_per_epoch", "num_buckets", "max_padded", "batch_size"):
             if getattr(self, name) is not None:
-                integer(name, getattr(self, name), 1)
+                check_int(name, getattr(self, name), 1)
         if self.block_size is not None and self.window is None:
             object.__setattr__(self, "window", _WINDOW)
         if self.block_size is None and self.window is not None:
@@ -130,7 +130,7 @@ def make_plan(data: Any, count: int, settings: PlanSettings) -> Plan:
     if not settings.has_sources and any(isinstance(part, StoreMixture) for part in nodes(data)):
         raise ConfigError(
             "a mixture inside of another dataset would lose its shares: select records in its sources, with where=, fold= or "
-            "keys="
+            "keys_file="
         )
     if not count:
         return Shuffled(0, settings.shuffle)

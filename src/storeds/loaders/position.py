@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 import xxhash
 
-from storeds._utils.arguments import integer, ranks
+from storeds._utils.arguments import check_int, size_and_rank
 from storeds._utils.permutation import MAX_COUNT, Order
 from storeds.datasets.epoch import MAX_EPOCH, SharedEpoch
 from storeds.datasets.tree import inside
@@ -141,13 +141,13 @@ class Position:
         if generator is not None and not isinstance(generator, torch.Generator):
             raise ConfigError(f"generator must be a torch.Generator, got {generator!r}")
         self._generator = generator
-        self.seed = integer("seed", seed) if seed is not None else self._datasets.seed if generator is None else None
+        self.seed = check_int("seed", seed) if seed is not None else self._datasets.seed if generator is None else None
         self._draws_seed = self.seed is None
         self._is_own_seed = False  # drawn while there were no other ranks
         self.plan = make_plan(data, self.count, settings)
         self._agreement = Agreement(data, self.count, settings, self.plan)
         self._given_ranks = num_replicas, rank
-        self._ranks = ranks(num_replicas, rank)
+        self._ranks = size_and_rank(num_replicas, rank)
         self._order: tuple[tuple[int, int], Order] | None = None  # the last one, by seed and epoch
         self._pass = Pass(0, 0, 0)  # the one that began last or, since an epoch was set or loaded, the next one
         self._is_set = False  # whether the next pass has that epoch because it was set
@@ -159,7 +159,7 @@ class Position:
 
         Afterwards, and in workers, those that were known last count.
         """
-        self._ranks = ranks(*self._given_ranks, self._ranks)
+        self._ranks = size_and_rank(*self._given_ranks, self._ranks)
         return self._ranks
 
     # --- The order of an epoch ---
@@ -239,7 +239,7 @@ class Position:
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next pass; see the rules."""
-        epoch = integer("epoch", epoch, 0, MAX_EPOCH)
+        epoch = check_int("epoch", epoch, 0, MAX_EPOCH)
         self._follow_datasets()
         self._request(epoch)
         self._enter(epoch)
@@ -340,10 +340,10 @@ class Position:
     def place_in(self, state: Mapping[str, Any]) -> tuple[int, int]:
         """Return the epoch and the place in a state; raises ConfigError if it is malformed or belongs to another run."""
         self._agreement.check(state, self.seed, any_seed=self._draws_seed)
-        epoch = integer("epoch", state["epoch"], 0, MAX_EPOCH)
+        epoch = check_int("epoch", state["epoch"], 0, MAX_EPOCH)
         # The seed of a state is not in use yet, and the number of batches may depend on it.
         most = MAX_COUNT if self.plan.is_batched else self.places(epoch)
-        return epoch, integer("position", state["position"], 0, most)
+        return epoch, check_int("position", state["position"], 0, most)
 
     def __getstate__(self) -> dict[str, Any]:
         self.ranks()
@@ -386,9 +386,9 @@ class DatasetEpochs:
 
 def _count(data: Any) -> int:
     if hasattr(data, "__index__"):
-        return integer("data", data, 0, MAX_COUNT)
+        return check_int("data", data, 0, MAX_COUNT)
     try:
-        return integer("the length of data", len(data), 0, MAX_COUNT)
+        return check_int("the length of data", len(data), 0, MAX_COUNT)
     except TypeError:
         raise ConfigError(f"data must have a length or be a number, and this has none: {data!r}") from None
 

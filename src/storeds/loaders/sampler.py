@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.utils.data import BatchSampler, Sampler
 
-from storeds._utils.arguments import integer
+from storeds._utils.arguments import check_int
 from storeds.datasets.epoch import MAX_EPOCH
 from storeds.datasets.tree import as_index
 from storeds.errors import ConfigError
@@ -246,7 +246,7 @@ class OtherSampler:
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next pass, for the random transforms and, if it takes one, for the sampler."""
-        self._turn, self._next = self._datasets.request[0], integer("epoch", epoch, 0, MAX_EPOCH)
+        self._turn, self._next = self._datasets.request[0], check_int("epoch", epoch, 0, MAX_EPOCH)
 
     def requests(self, batch_size: int | None, drop_last: bool, seed: int | None = None) -> Iterator[BatchRequest]:
         """Yield the batches of the next pass, as those of a `Position`; PyTorch's BatchSampler has made them."""

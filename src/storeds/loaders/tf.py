@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from storeds._utils.arguments import integer
+from storeds._utils.arguments import check_int
 from storeds.batching.collate import Skipped
 from storeds.datasets.assembly import declared_elements
 from storeds.datasets.batch import Ask
@@ -127,10 +127,12 @@ def to_tf_dataset(
     loader = StoreLoader(
         source,
         sampler=sampler,
-        batch_size=integer("read_batch", read_batch, 1) if batch_size is None else integer("batch_size", batch_size, 1),
+        batch_size=check_int("read_batch", read_batch, 1)
+        if batch_size is None
+        else check_int("batch_size", batch_size, 1),
         drop_last=drop_last,
         collate_fn=partial(_columns, elements),
-        num_workers=integer("read_ahead", read_ahead, 0),
+        num_workers=check_int("read_ahead", read_ahead, 0),
         prefetch_factor=1 if read_ahead else None,
         start_method="thread",
     )
@@ -270,7 +272,7 @@ def _elements_of(
         shape: Shape = tuple(each.pop() if len(each) == 1 else None for each in lengths)
         if name in shapes:
             what = f"shapes: a length of {name!r}"
-            shape = tuple(None if size is None else integer(what, size, 0) for size in shapes[name])
+            shape = tuple(None if size is None else check_int(what, size, 0) for size in shapes[name])
         elif name not in transformed:
             shape = _varying(dataset, name, field, shape)
         elements.append(replace(element, shape=shape))

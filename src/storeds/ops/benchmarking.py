@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import structs
 
-from storeds._utils.arguments import integer
+from storeds._utils.arguments import check_int
 from storeds.backends.opening import open_backend
 from storeds.backends.view import describe
 from storeds.config import Config, Split, build_loader, load_config
@@ -169,7 +169,7 @@ def bench(
     Samples are read in random order without a config. Bad samples are counted and replaced. If processes start by spawn
     or forkserver, a script needs the usual guard, ``if __name__ == "__main__"``.
     """
-    counts = sorted({integer("workers", each, 0) for each in (_usual_workers() if workers is None else workers)})
+    counts = sorted({check_int("workers", each, 0) for each in (_usual_workers() if workers is None else workers)})
     if not counts:
         raise ConfigError("workers is an empty list; name at least one number of processes, such as 0")
     if not 0 < seconds < float("inf"):
@@ -182,7 +182,7 @@ def bench(
         "decode": decode,
         "transform": transform,
     }
-    size = {} if batch_size is None else {"batch_size": integer("batch_size", batch_size, 1)}
+    size = {} if batch_size is None else {"batch_size": check_int("batch_size", batch_size, 1)}
     measured = _config({name: value for name, value in given.items() if value is not None}, size, config, split)
     found: list[Measurement] = []
     for number in counts:

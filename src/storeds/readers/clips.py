@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from storeds._utils.arguments import integer
+from storeds._utils.arguments import check_int
 from storeds.errors import ConfigError, suggest
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class ClipPlan:
 
     def __post_init__(self) -> None:
         for name in ("stride", "clips") if self.frames is None else ("frames", "stride", "clips"):
-            integer(name, getattr(self, name), 1)
+            check_int(name, getattr(self, name), 1)
         for name, known in _CHOICES.items():
             value = getattr(self, name)
             if value not in known:

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 from PIL import ImageMode
 
-from storeds._utils.arguments import check_share, integer
+from storeds._utils.arguments import check_int, check_share
 from storeds.errors import ConfigError, suggest
 from storeds.pictures.decode import PictureDecoder
 from storeds.pictures.decoders import UNCHANGED
@@ -66,7 +66,7 @@ class PictureOptions:
             raise ConfigError(f"repair must be True or False, got {self.repair!r}")
         check_share("min_recovered", self.min_recovered)
         check_channels(self.channels)
-        integer("max_pixels", self.max_pixels, 1)
+        check_int("max_pixels", self.max_pixels, 1)
         for decode in self.decode.values() if isinstance(self.decode, Mapping) else (self.decode,):
             if decode not in (None, "bytes"):
                 self.decoder(decode, "RGB")

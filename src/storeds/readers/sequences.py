@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from storeds._utils.arguments import integer
+from storeds._utils.arguments import check_int
 from storeds.errors import ConfigError, DecodeError, suggest
 from storeds.pictures.decoders import bad_picture
 from storeds.pictures.header import MAX_PIXELS
@@ -80,7 +80,7 @@ def sequence(
     rows are copied from the arrays of the batch.
     """
     options = PictureOptions(decode, mode, channels, repair, min_recovered, orient, max_pixels)
-    integer("stride", stride, 1)
+    check_int("stride", stride, 1)
     if channels is not None and not isinstance(channels, Mapping):
         raise ConfigError("channels is a table of element → 'last' or 'first' here: {'image': 'last'}")
     if ends not in ("pad", "drop"):

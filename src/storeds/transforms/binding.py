@@ -71,9 +71,8 @@ class BoundTransform:
     - A transform with a parameter ``generator`` receives the sample's generator. Built-in transforms that draw have it.
     - The generators of an albumentations transform are seeded from the sample's generator.
     - Any other transform is *foreign*: it may draw from the global generators of torch (CPU), NumPy (legacy) and
-      `random`. With a seed, these are seeded from the sample's generator before the call, which takes 10 µs. Outside
-      the worker processes of a `DataLoader`, they are restored after it, also when the transform raises, which takes
-      0.1 ms. Without a seed, a foreign transform is just called.
+      `random`. With a seed, these are seeded from the sample's generator before the call, and restored after it, also
+      when the transform raises, which takes 0.1 ms. Without a seed, a foreign transform is just called.
 
     Parameters
     ----------
@@ -311,21 +310,17 @@ def _seeded(generator: torch.Generator) -> Iterator[None]:
     # Not torch.manual_seed, which also seeds every accelerator and cannot be undone.
     torch_global = torch.default_generator
     with _lock:
-        states: tuple[Any, ...] | None = None
-        # Nothing in a DataLoader's worker process needs its own numbers back, and saving them takes most of the time.
-        if torch.utils.data.get_worker_info() is None:
-            # legacy=False is the only form of the state that every bit generator of NumPy supports.
-            states = torch_global.get_state(), np.random.get_state(legacy=False), random.getstate()
+        # legacy=False is the only form of the state that every bit generator of NumPy supports.
+        states = torch_global.get_state(), np.random.get_state(legacy=False), random.getstate()
         try:
             torch_global.manual_seed(seeds[0])
             np.random.seed(seeds[1] & 0xFFFFFFFF)
             random.seed(seeds[2])
             yield
         finally:
-            if states is not None:
-                torch_global.set_state(states[0])
-                np.random.set_state(states[1])
-                random.setstate(states[2])
+            torch_global.set_state(states[0])
+            np.random.set_state(states[1])
+            random.setstate(states[2])
 
 
 _CROPS = (CenterCrop, Crop, RandomCrop, RandomResizedCrop)

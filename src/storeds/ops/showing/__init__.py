@@ -125,7 +125,7 @@ def show(
     *,
     count: int = 200,
     where: Mapping[str, Any] | None = None,
-    keys: str | os.PathLike[str] | None = None,
+    keys_file: str | os.PathLike[str] | None = None,
     worst_first: bool = False,
     config: str | os.PathLike[str] | None = None,
     split: str | None = None,
@@ -142,7 +142,7 @@ def show(
         The records. By default `count` of them, spread over classes and splits.
     count : int
         At most so many records.
-    where, keys : mapping, str, optional
+    where, keys_file : mapping, str, optional
         As for `StoreDataset`.
     worst_first : bool
         The damaged records, those of which least is left first, and then those with the most unusual numbers.
@@ -162,7 +162,7 @@ def show(
     """
     if not isinstance(source, (str, os.PathLike)):
         return _page_of_dataset(source, indices, count, worst_first, as_trained=False)
-    parts = configured_datasets(source, config, split, where=where, keys=keys and os.fspath(keys))
+    parts = configured_datasets(source, config, split, where=where, keys_file=keys_file and os.fspath(keys_file))
     if parts is not None:
         if layout is not None or options:
             raise ConfigError("--layout and --option are for a store; a config has them in its [dataset]")
@@ -176,7 +176,7 @@ def show(
     if indices is not None and not len(indices):  # the store may be one that cannot be opened
         return Page(f"{redact(os.fspath(source))}: no records", [], {})
     with open_backend(source, layout=layout, **(options or {})) as backend:
-        collector = Collector(select(backend, where, keys=keys))
+        collector = Collector(select(backend, where, keys_file=keys_file))
         return _page(collector, collector.choose(count, worst_first=worst_first) if indices is None else indices)
 
 
@@ -242,8 +242,8 @@ def _page_of_dataset(
     """Show records of a dataset; as trained, and where a sample has many records, with what its samples hold."""
     from storeds.datasets.tree import resolve_indices
 
-    collector = Collector(dataset.view, dataset.reader)
-    is_record = len(dataset) == len(dataset.view)
+    collector = Collector(dataset.records, dataset.reader)
+    is_record = len(dataset) == len(dataset.records)
     if indices is not None:
         indices = resolve_indices(indices, len(dataset), dataset.url)
     elif is_record:

@@ -111,7 +111,7 @@ def _is_folder(source: Any) -> bool:
 
 def _is_records(source: Any) -> bool:
     """Whether samples are the records of a store one by one, and not clips of several."""
-    return _is(source, "storeds.datasets.map_dataset", "StoreDataset") and len(source) == len(source.view)
+    return _is(source, "storeds.datasets.map_dataset", "StoreDataset") and len(source) == len(source.records)
 
 
 def _origins(source: Any) -> tuple[list[Any], Array]:
@@ -164,7 +164,7 @@ def _files(leaves: Sequence[Any], places: Array) -> Rows:
 
 def _records(leaves: Sequence[Any], places: Array) -> Rows | None:
     """Return the records of `StoreDataset`s; None if their fields differ."""
-    views = [leaf.view for leaf in leaves]
+    views = [leaf.records for leaf in leaves]
     if any(view.meta.fields != views[0].meta.fields for view in views):
         return None
     starts = np.cumsum([0, *map(len, views)])
@@ -248,7 +248,7 @@ def _class_names(source: Any) -> list[JSON] | None:
 def _stores_of(source: Any) -> Iterator[Backend]:
     """Yield the stores of the `StoreDataset`s that a dataset contains, which `pack` must not replace."""
     if _is(source, "storeds.datasets.map_dataset", "StoreDataset"):
-        yield source.view
+        yield source.records
         return
     inside = getattr(source, "__dict__", {})
     parts = inside.get("datasets")
