@@ -69,7 +69,7 @@ def test_it_is_listed_and_used_by_every_command(installed: Path, tmp_path: Path)
         found: dict[str, object] = json.loads(run(installed, "-c", start, *arguments, "--json", folder=tmp_path))
         return found
 
-    plugins = storeds("backends")["plugins"]
+    plugins = storeds("plugins")["plugins"]
     assert isinstance(plugins, list)
     own = {(row["sort"], row["name"], row["state"]) for row in plugins if row["origin"] == "storeds-sqlite"}
     assert own == {("backend", "sqlite", "ok"), ("layout", "sqlite/table", "ok")}

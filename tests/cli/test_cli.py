@@ -21,7 +21,7 @@ import pytest
 import typer
 
 import storeds
-import storeds.cli.write
+import storeds.cli.make
 from _damaged import PICTURES
 from _damaged import write as write_damaged
 from _packing import stored_records, storeds_command, storeds_json
@@ -133,12 +133,12 @@ def test_no_message_shows_a_password() -> None:
         assert "127.0.0.1:9" in shown
 
 
-def test_backends_lists_every_plug_in_and_what_it_needs() -> None:
-    rows = storeds_json("backends")["plugins"]
+def test_plugins_lists_every_plug_in_and_what_it_needs() -> None:
+    rows = storeds_json("plugins")["plugins"]
     names = {(row["sort"], row["name"]) for row in rows}
     assert names >= {("backend", "lmdb"), ("backend", "mongodb"), ("reader", "image"), ("source", "coco")}
     assert all(row["state"] == "ok" for row in rows)
-    assert "pymongo" in storeds_command("backends")
+    assert "pymongo" in storeds_command("plugins")
 
 
 def test_version_and_the_schema_of_configs() -> None:
@@ -263,7 +263,7 @@ def test_an_interrupted_command_says_what_it_keeps(
 
     monkeypatch.setattr("storeds.ops.convert", stop)
     with pytest.raises(typer.Exit) as ended:
-        storeds.cli.write.convert(["a.lmdb", "b.h5"])
+        storeds.cli.make.convert(["a.lmdb", "b.h5"])
     assert ended.value.exit_code == 130
     assert capsys.readouterr().err == (
         "interrupted\n1 record of memory://kept is kept, and resume=True (--resume) continues there\n"
@@ -336,7 +336,7 @@ def test_stderr_may_be_closed_or_full(tmp_path: Path) -> None:
             ["bash", "-c", f"{script} info {tmp_path}/no.lmdb {end}"], capture_output=True, check=False
         )
         assert done.returncode == code, (end, done)
-    done = subprocess.run(["bash", "-c", f"{script} backends 2>&-"], capture_output=True, check=False)
+    done = subprocess.run(["bash", "-c", f"{script} plugins 2>&-"], capture_output=True, check=False)
     assert (done.returncode, b"lmdb" in done.stdout) == (0, True)
 
 
@@ -363,3 +363,59 @@ def test_show_writes_no_file_but_its_own_and_leaves_none_when_it_fails(tree: Pat
     assert (out / output).stat().st_size > 1 << 10
     del mine[output]
     assert {path.name: path.read_text() for path in out.iterdir() if path.name != output} == mine
+
+
+# What the help says
+
+
+@pytest.mark.parametrize("command", ["pack", "convert", "repair", "verify", "config check", "demo"])
+def test_help_has_examples_and_exit_codes(command: str) -> None:
+    shown = " ".join(storeds_command(*command.split(), "--help").split())
+    assert f"storeds {command}" in shown
+    assert ("1 a problem was found" in shown) == (command in ("convert", "repair", "verify", "demo"))
+    assert "2 wrong arguments or config" in shown
+
+
+def test_formats_list_what_option_takes() -> None:
+    known = storeds_json("formats")["formats"]
+    names = {(each["use"], each["name"]) for each in known}
+    assert names >= {("pack", "coco"), ("export", "coco"), ("open", "hdf5/per_video"), ("open", "mongodb/gridfs")}
+    assert all(each["about"] for each in known)
+    undocumented = [(each["name"], row["name"]) for each in known for row in each["options"] if not row["about"]]
+    assert undocumented == []
+    (csv,) = storeds_json("formats", "csv")["formats"]
+    rows = {row["name"]: row for row in csv["options"]}
+    assert rows["delimiter"]["default"] is None
+    assert "by default a tab in a file named .tsv" in rows["delimiter"]["about"]
+    assert "per_video" in storeds_command("formats", "per_video")
+    assert "there is no format 'cvs'; did you mean 'csv'?" in storeds_command("formats", "cvs", code=2)
+
+
+CONFIG = """
+[dataset]
+url = "{url}"
+decode = "tensor"
+transform = [{{ name = "Resize", size = [8, 8] }}]
+[loader]
+batch_size = 4
+[splits.train.dataset]
+where = {{ label = 0 }}
+[splits.val.dataset]
+where = {{ label = 1 }}
+"""
+
+
+def test_config_check_makes_the_first_sample_of_each_split(tree: Path, tmp_path: Path) -> None:
+    url, file = f"lmdb://{tmp_path}/a.lmdb", tmp_path / "train.toml"
+    storeds_command("pack", tree, url)
+    file.write_text(CONFIG.format(url=url))
+    rows = storeds_json("config", "check", file)["splits"]
+    assert [(row["split"], row["sample"], row["url"]) for row in rows] == [
+        ("train", "uint8 [3, 8, 8], int", url),
+        ("val", "uint8 [3, 8, 8], int", url),
+    ]
+    assert [row["samples"] for row in rows] == [len(storeds.build_dataset(file, row["split"])) for row in rows]
+    assert storeds_json("config", "check", file, "--split", "val")["splits"] == rows[1:]
+    assert "train" in storeds_command("config", "check", file)
+    file.write_text(CONFIG.format(url=url).replace("Resize", "Resise"))
+    assert "did you mean 'Resize'?" in storeds_command("config", "check", file, code=2)

@@ -84,7 +84,25 @@ def test_get_writes_the_bytes_as_stored(url: str, tmp_path: Path) -> None:
 
 
 def test_get_without_a_file_prints_the_record(url: str) -> None:
-    assert json.loads(storeds_command("get", url, "cat/4.jpg")) == storeds_json("head", url)["records"][4]
+    (record,) = storeds_json("get", url, "cat/4.jpg")["records"]
+    assert record == storeds_json("head", url)["records"][4]
+    shown = dict(line.split(None, 1) for line in storeds_command("get", url, "cat/4.jpg").splitlines())
+    assert (shown["key"], shown["label"], shown["more"]) == ("cat/4.jpg", "0", '{"a": [1]}')
+    assert shown["caption"].endswith("xxx")
+
+
+def test_head_and_get_take_the_same_options(url: str, tmp_path: Path) -> None:
+    file = tmp_path / "out.jpg"
+    both = storeds_json("get", url, "cat/1.jpg", "-n", 2, "--field", "key")
+    assert both == {"records": [{"key": "cat/1.jpg"}, {"key": "cat/2.jpg"}]}
+    assert storeds_json("head", url, "-n", 1, "--field", "key", "--field", "label") == {
+        "records": [{"key": "cat/0.jpg", "label": 0}]
+    }
+    storeds_command("head", url, "-o", file)
+    assert file.read_bytes() == BLOBS[0]
+    for command in (("head", url), ("get", url, "cat/1.jpg")):
+        assert "`storeds export` writes those of all" in storeds_command(*command, "-n", 2, "-o", file, code=2)
+        assert "did you mean 'label'?" in storeds_command(*command, "--field", "lable", code=2)
 
 
 @pytest.mark.parametrize(
@@ -116,6 +134,15 @@ def test_stores_of_other_tools_and_stores_without_keys(url: str, tmp_path: Path)
     storeds_command("get", unnamed, 2, "-o", file)
     assert file.read_bytes() == BLOBS[2]
     assert "has no field key, so name a position, 0 to 4" in storeds_command("get", unnamed, "5", code=2)
+
+
+def test_a_class_may_have_a_name_that_json_reads_as_something_else(tmp_path: Path) -> None:
+    records = [{"image": jpeg(0), "label": n} for n in (0, 1, 1, 2, 2, 2)]
+    names = ["true", "1e3", "null"]
+    url = make_store({"image": "image", "label": "int"}, records, f"lmdb://{tmp_path}/a.lmdb", attrs={"classes": names})
+    conditions = {"true": 1, "1e3": 2, '"1e3"': 2, "null": 3, "2": 3, '["true", "null"]': 4}
+    counts = {text: storeds_json("stats", url, "--where", f"label={text}")["count"] for text in conditions}
+    assert counts == conditions
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,7 @@
-"""The sheet of damaged pictures that `verify` draws."""
+"""The sheet of damaged pictures that ``storeds show --damaged`` draws."""
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -10,14 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from typer.testing import CliRunner
 
 import storeds
 from _damaged import PICTURES, write
-from _packing import storeds_command, storeds_json
+from _packing import storeds_command
 from make_store import make_store
 from photographs import jpeg, photograph
-from storeds.cli import app
 from storeds.ops import Finding, Report, show
 
 # What a sheet looks like: pixels of a tile, of the gap and of a line below it, and tiles in a row.
@@ -41,7 +38,7 @@ def tiles(path: Path, count: int) -> list[tuple[Any, Any]]:
 def test_the_sheet_shows_damaged_pictures_repaired_the_most_frequent_kind_first(tmp_path: Path) -> None:
     url, path = f"hdf5://{tmp_path}/a.h5", tmp_path / "sheet.png"
     write(url)
-    assert f"{path}: 11 damaged records" in storeds_command("verify", url, "--contact-sheet", path, code=1)
+    assert f"{path}: 11 damaged records" in storeds_command("show", url, "--damaged", "-o", path)
     names = ("no pixel", "filled up", "half", "coarse")  # all are truncated_scan, and other kinds have two at most
     assert sorted(list(PICTURES)[position] for position in storeds.verify(url).worst()[:4]) == sorted(names)
     drawn = tiles(path, 11)
@@ -74,7 +71,7 @@ def test_a_store_without_damage_gets_a_sheet_that_says_so(tmp_path: Path) -> Non
     url, path = f"lmdb://{tmp_path}/a.lmdb", tmp_path / "sheet.png"
     write(url, {"whole": PICTURES["whole"]})
     path.write_bytes(b"an older one")
-    storeds_command("verify", url, "--contact-sheet", path)
+    storeds_command("show", url, "--damaged", "-o", path)
     with Image.open(path) as sheet:
         assert np.asarray(sheet).min() < 100
     assert sorted(os.listdir(tmp_path)) == ["a.lmdb", "sheet.png"]
@@ -83,13 +80,13 @@ def test_a_store_without_damage_gets_a_sheet_that_says_so(tmp_path: Path) -> Non
 @pytest.mark.parametrize("name", ["nowhere/sheet.png", "folder.png", "sheet.jpg"])
 def test_an_unwritable_sheet_raises_before_checking(tmp_path: Path, name: str) -> None:
     (tmp_path / "folder.png").mkdir()
-    error = storeds_json("verify", "/nowhere.lmdb", "--contact-sheet", tmp_path / name, code=2)["error"]
-    assert error["type"] == "ConfigError"
-    assert name in error["message"]
+    error = storeds_command("show", "/nowhere.lmdb", "--damaged", "-o", tmp_path / name, code=2)
+    assert "ConfigError" in error
+    assert name in error
     assert os.listdir(tmp_path) == ["folder.png"]
 
 
-def test_a_failed_sheet_keeps_the_older_file_and_the_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_sheet_keeps_the_older_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     url, path = f"hdf5://{tmp_path}/a.h5", tmp_path / "sheet.png"
     path.write_bytes(b"an older one")
     write(url)
@@ -98,9 +95,13 @@ def test_a_failed_sheet_keeps_the_older_file_and_the_report(tmp_path: Path, monk
         raise OSError("no space left")
 
     monkeypatch.setattr(Image.Image, "save", fail)
-    result = CliRunner().invoke(app, ["verify", url, "--contact-sheet", str(path), "--json"])
-    assert result.exit_code == 1
-    assert len(json.loads(result.stdout)["findings"]) == 11
-    assert f"the contact sheet {path} was not drawn: no space left" in result.stderr
+    assert "no space left" in storeds_command("show", url, "--damaged", "-o", path, code=3)
     assert sorted(os.listdir(tmp_path)) == ["a.h5", "sheet.png"]
     assert path.read_bytes() == b"an older one"
+
+
+def test_other_choices_beside_the_damaged_records_raise(tmp_path: Path) -> None:
+    url = make_store({"image": "image"}, [{"image": jpeg(0)}], f"lmdb://{tmp_path}/a.lmdb")
+    for choice in (("--worst",), ("--where", "image=1"), ("--keys-file", tmp_path / "a.txt")):
+        said = storeds_command("show", url, "--damaged", *choice, "-o", tmp_path / "a.png", code=2)
+        assert "leave out the other choices" in said

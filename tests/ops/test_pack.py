@@ -250,7 +250,7 @@ def test_quality_encodes_every_image_upright(tmp_path: Path) -> None:
         ({"quality": 100}, "between 1 and 95"),
         ({"kind": "imagfolder"}, "did you mean 'imagefolder'"),
         ({"delimter": ";"}, "no option 'delimter'"),
-        ({"split_by": "key"}, r"split_by='key' needs shares: .*--split train=0\.9"),
+        ({"split_by": "key"}, r"split_by='key' needs shares: .*--shares train=0\.9"),
         ({"split": {"train": np.nan, "val": 1}}, "positive and sum to 1"),
         ({"workers": -1}, "workers"),
         ({"commit_every": 0}, "commit_every"),

@@ -860,7 +860,7 @@ def test_the_command_takes_options_of_a_source_and_prints_problems(tmp_path: Pat
     command = ["pack", root / "a.csv", tmp_path / "a.lmdb", "--classes", root / "names.txt", "--on-bad", "skip"]
     command += [text for option in options for text in ("--option", option)]
     assert "tags → labels" in storeds_command(*command)
-    shown = storeds_json(*command, "--overwrite", "--split", "train=0.5,val=0.5")
+    shown = storeds_json(*command, "--overwrite", "--shares", "train=0.5,val=0.5")
     assert shown["count"] == 2
     (problem,) = shown["problems"]
     assert "none.jpg" in problem["name"] + problem["reason"]
@@ -868,5 +868,5 @@ def test_the_command_takes_options_of_a_source_and_prints_problems(tmp_path: Pat
     assert [plain(row["labels"], LABELS) for row in rows] == [[1], []]
     assert {row["split"] for row in rows} <= {"train", "val"}
     assert storeds.info(f"{tmp_path}/a.lmdb").attrs["classes"] == ["b", "a", "c"]
-    assert "must have the form" in storeds_command(*command, "--split", "train", code=2)
+    assert "must have the form" in storeds_command(*command, "--shares", "train", code=2)
     assert "'stop' is not one of" in storeds_command(*command, "--on-bad", "stop", code=2)

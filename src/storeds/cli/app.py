@@ -32,7 +32,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ERR",
+    "LOOK",
+    "MAKE",
+    "MORE",
     "OUT",
+    "TRAIN",
     "AsJson",
     "CommitEvery",
     "Overwrite",
@@ -61,7 +65,6 @@ app: typer.Typer = typer.Typer(
     help="One dataset over HDF5, LMDB and MongoDB.",
 )
 config_app: typer.Typer = typer.Typer(no_args_is_help=True, context_settings=_SETTINGS, help="Work with config files.")
-app.add_typer(config_app, name="config")
 
 
 def _console(*, stderr: bool = False, width: int | None = None) -> Console:
@@ -76,15 +79,32 @@ _LOG = logging.getLogger("storeds")
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-StoreArgument = Annotated[str, typer.Argument(help="The store: a URL or a file.")]
-Target = Annotated[str, typer.Argument(help="The new store: lmdb://…, hdf5://…, mongodb://… or a path.")]
-Layout = Annotated[str | None, typer.Option(help="How another tool arranged the records: `storeds layouts`.")]
-Options = Annotated[list[str] | None, typer.Option("--option", help="An option of the store: name=value.")]
-Where = Annotated[list[str] | None, typer.Option(help="Only records with this value: field=value.")]
+StoreArgument = Annotated[str, typer.Argument(metavar="STORE", help="A store: a URL, a file or a folder.")]
+Target = Annotated[
+    str, typer.Argument(metavar="TARGET", help="The new store: lmdb://…, hdf5://…, mongodb://… or a path.")
+]
+Layout = Annotated[str | None, typer.Option(help="How another tool arranged the records: `storeds formats`.")]
+Options = Annotated[
+    list[str] | None, typer.Option("--option", help="An option of the store, name=value: `storeds formats lmdb`.")
+]
+Where = Annotated[
+    list[str] | None, typer.Option(help="Only records with this value: field=value, or field=[value, value].")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an existing store or unfinished work.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Continue interrupted work.")]
 CommitEvery = Annotated[int, typer.Option("--commit-every", help="Records per durable batch.")]
+
+MAKE, LOOK, TRAIN, MORE = "Make", "Look", "Train", "More"
+"""The panels of ``storeds --help``, in the order in which their modules are imported."""
+app.add_typer(config_app, name="config", rich_help_panel=TRAIN)
+_CODES = {
+    0: "success",
+    1: "a problem was found",
+    2: "wrong arguments or config",
+    3: "a store or file is missing, exists already or is damaged",
+    4: "a server cannot be reached",
+}
 
 
 class _OutputError(Exception):
@@ -144,7 +164,31 @@ def _exit_code(error: Exception) -> int:
     return 4 if isinstance(error, UnavailableError) else 3
 
 
-def command(function: F) -> F:
+def command(panel: str, *examples: str, finds: bool = False, of: typer.Typer = app) -> Callable[[F], F]:
+    """Return a decorator that adds a function to the command line, with errors as a message and an exit code.
+
+    Parameters
+    ----------
+    panel : str
+        Where the help lists it.
+    *examples : str
+        Lines to paste, for its help.
+    finds : bool
+        Whether its exit code is 1 if it finds a problem.
+    of : Typer
+    """
+    codes = "; ".join(f"{code} {what}" for code, what in _CODES.items() if code != 1 or finds)
+    epilog = "\n\n".join(["Examples:", *examples, f"Exit codes: {codes}."])
+
+    def add(function: F) -> F:
+        reporting = _reporting(function)
+        of.command(rich_help_panel=panel, epilog=epilog)(reporting)
+        return reporting
+
+    return add
+
+
+def _reporting(function: F) -> F:
     """Turn errors of storeds into a message and an exit code."""
 
     @functools.wraps(function)
@@ -264,7 +308,7 @@ def progress(what: str, *, quiet: bool) -> Iterator[ProgressHook | None]:
 
 
 def selecting(texts: list[str] | None, stores: Callable[[], Iterable[Backend]]) -> dict[str, Any] | None:
-    """Return the fields and values of ``--where``. A value of a field of texts is text, unless it is a JSON text or list.
+    """Return the fields and values of ``--where``, by the kind of each field: a text is text, unless it is a JSON text or list.
 
     Parameters
     ----------
@@ -282,7 +326,10 @@ def selecting(texts: list[str] | None, stores: Callable[[], Iterable[Backend]]) 
     found = named_values(texts)
     for text in texts:
         name, _, value = text.partition("=")
-        if kinds.get(name) == "str" and not isinstance(found[name], (str, list)):
+        is_number = (
+            kinds.get(name) == "int" and type(found[name]) is int
+        )  # otherwise a class, perhaps named true or 1e3
+        if kinds.get(name) in ("str", "int") and not isinstance(found[name], (str, list)) and not is_number:
             found[name] = value
     return found
 

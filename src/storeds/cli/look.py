@@ -1,46 +1,110 @@
-"""The commands that look at records: stats, head, get, show."""
+"""The commands that look at a store: info, head, get, stats, show, verify."""
 
 from __future__ import annotations
 
 import json
 import sys
 from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from storeds import ops
-from storeds._utils.text import counted
+from storeds._utils.text import byte_size, counted, some
 from storeds.cli.app import (
+    LOOK,
+    OUT,
     AsJson,
     Layout,
     Options,
     StoreArgument,
     Where,
-    app,
     command,
     named_values,
     print_json,
     print_table,
     progress,
     say,
+    say_error,
     selecting,
 )
-from storeds.cli.show import _brief_counts
 from storeds.errors import ConfigError, RecordError, suggest
 
 if TYPE_CHECKING:
     from storeds.ops.statistics import Stats
-    from storeds.protocols import Backend
+    from storeds.ops.verifying import Report
+    from storeds.protocols import Backend, Field, Record
 
-__all__ = ["get", "head", "show", "stats"]
+__all__ = ["get", "head", "info", "show", "stats", "verify"]
 
 _MAX_TEXT = 60  # characters of a value in a table
+_MAX_NAMED = 30  # classes
+_MAX_NOTES = 20  # lines; there may be a note for every record
 
 
-@app.command()
-@command
+@command(LOOK, "storeds info train.lmdb")
+def info(
+    url: StoreArgument,
+    layout: Layout = None,
+    option: Options = None,
+    as_json: AsJson = False,
+) -> None:
+    """Describe a store without reading blobs."""
+    found = ops.info(url, layout=layout, options=named_values(option)).to_json()
+    if as_json:
+        print_json(found)
+        return
+    from storeds.ops.common import brief_counts
+    from storeds.protocols import Field
+    from storeds.records.roles import role_text
+
+    fields = {row.pop("name"): Field(**row) for row in found.pop("fields")}
+    found["attrs"] = json.dumps(found.pop("attrs"), ensure_ascii=False)
+    found["handle"] = ", ".join(f"{name}={value}" for name, value in found.pop("handle").items())
+    for name in ("classes", "splits"):
+        found[name] = None if found[name] is None else _brief_counts(found[name])
+    found["fast_crops"] = _fast_crops(found["fast_crops"], found["pictures"])
+    found["pictures"] = None if found["pictures"] is None else brief_counts(found["pictures"])
+    found["bytes"] = None if found["bytes"] is None else byte_size(found["bytes"])
+    unread = found.pop("unread")
+    found["advice"] = "; ".join(found.pop("advice")) or "none"
+    rows = [(name, _cut(value)) for name, value in found.items() if value is not None]
+    widths = max(map(len, fields)), max(len(_kind(field)) for field in fields.values())
+    lines = [f"{name:{widths[0]}}  {_kind(field):{widths[1]}}  {role_text(field)}" for name, field in fields.items()]
+    rows += [*_listed("fields", lines), *_listed("unread", unread)]
+    print_table({"what": "left", "value": "left"}, rows, head=False)
+
+
+def _listed(what: str, lines: list[str]) -> list[tuple[str, str]]:
+    """Return rows of a table with the heading in the first of them."""
+    return [("" if number else what, line) for number, line in enumerate(lines)]
+
+
+def _brief_counts(counts: dict[str, int]) -> str:
+    named = [f"{name} {count:,}" for name, count in counts.items()]
+    return f"{len(named):,}: " + some(named, _MAX_NAMED)
+
+
+def _fast_crops(ready: int | None, pictures: dict[str, int] | None) -> str | None:
+    if ready is None:
+        return None
+    return f"{ready:,} of {counted(sum((pictures or {}).values()), 'picture')} ready"
+
+
+def _cut(value: Any) -> str:
+    text = f"{value:,}" if isinstance(value, int) else str(value)
+    return text if len(text) < 400 else f"{text[:400]} …"
+
+
+def _kind(field: Field) -> str:
+    if field.kind != "array":
+        return field.kind
+    return f"array {field.dtype} [{', '.join('*' if size is None else str(size) for size in field.shape or ())}]"
+
+
+@command(LOOK, "storeds stats train.lmdb", "storeds stats train.lmdb --where label=cat --all")
 def stats(
     url: StoreArgument,
     examine_all: Annotated[bool, typer.Option("--all", help="Examine every picture: exact.")] = False,
@@ -102,72 +166,120 @@ def _show_stats(found: Stats) -> None:
     say(f"{found.url}: {found.examined:,} of {counted(found.count, 'record')} examined{more}")
 
 
-@app.command()
-@command
+Fields = Annotated[list[str] | None, typer.Option("--field", help="Only this field; may be repeated.")]
+Output = Annotated[
+    str | None, typer.Option("-o", "--output", help="Write the field of one record to this file, or - for stdout.")
+]
+
+
+@command(LOOK, "storeds head train.lmdb -n 20", "storeds head train.lmdb -o first.jpg")
 def head(
     url: StoreArgument,
-    count: Annotated[int, typer.Option("-n", min=1, help="How many.")] = 5,
+    count: Annotated[int | None, typer.Option("-n", min=1, help="How many records: 5, and 1 with -o.")] = None,
+    field: Fields = None,
+    output: Output = None,
     layout: Layout = None,
     option: Options = None,
     as_json: AsJson = False,
 ) -> None:
     """Show the first records: values as they are, and what is in pictures, bytes and arrays."""
+    count = count or (5 if output is None else 1)
+    _show_records(url, lambda _: 0, count, field, output, layout, option, as_json=as_json)
+
+
+@command(LOOK, "storeds get train.lmdb cat/7.jpg", "storeds get train.lmdb cat/7.jpg -o 7.jpg")
+def get(
+    url: StoreArgument,
+    key: Annotated[str, typer.Argument(help="The key of a record, or its position where records have no field key.")],
+    count: Annotated[int, typer.Option("-n", min=1, help="How many records, from that one on.")] = 1,
+    field: Fields = None,
+    output: Output = None,
+    layout: Layout = None,
+    option: Options = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show one record, or write its picture or bytes as they are stored, with -o."""
+    _show_records(url, lambda backend: _position(backend, key), count, field, output, layout, option, as_json=as_json)
+
+
+def _show_records(
+    url: str,
+    begin: Callable[[Backend], int],
+    count: int,
+    names: list[str] | None,
+    output: str | None,
+    layout: str | None,
+    option: list[str] | None,
+    *,
+    as_json: bool,
+) -> None:
+    """Print some records from the position `begin` on, or write the bytes of one."""
     from storeds.backends.opening import open_backend
     from storeds.ops.showing.records import described
     from storeds.records.verdict_fields import without_verdicts
 
     with open_backend(url, layout=layout, **named_values(option)) as backend:
         fields = without_verdicts(backend.meta.fields)
-        records = backend.get_many(range(min(count, len(backend))))
+        for name in names or ():
+            if name not in fields:
+                raise ConfigError(f"{backend.url} has no field {name!r}; {suggest(name, fields, 'fields')}")
+        if output is not None:
+            name = _blob_field(backend, fields, names, count)
+        first = begin(backend)
+        positions = range(first, min(first + count, len(backend)))
+        records = backend.get_many(positions)
+    if output is not None:
+        _write(output, records, name)
+        return
+    fields = {name: fields[name] for name in names} if names else fields
     rows = [
         {"error": each.reason or str(each)} if isinstance(each, RecordError) else described(each, fields)
         for each in records
     ]
     if as_json:
         print_json({"records": rows})
-        return
-    columns = {name: "right" if field.is_scalar else "left" for name, field in fields.items()}
-    cells = ([_brief(each.get(name, "")) for name in fields] for each in rows)
-    print_table({"record": "right", **columns}, ((str(at), *row) for at, row in enumerate(cells)))
-    for record in records:
-        if isinstance(record, RecordError):
-            say(str(record))
+    elif count == 1 and rows:
+        print_table(
+            {"field": "left", "value": "left"}, ((name, _text(value)) for name, value in rows[0].items()), head=False
+        )
+    else:
+        columns = {name: "right" if field.is_scalar else "left" for name, field in fields.items()}
+        cells = ([_brief(each.get(name, "")) for name in fields] for each in rows)
+        table = ((str(at), *row) for at, row in zip(positions, cells, strict=True))
+        print_table({"record": "right", **columns}, table)
+    bad = [record for record in records if isinstance(record, RecordError)]
+    if bad and len(bad) == len(records):
+        raise bad[0]
+    for record in bad:
+        say_error("error: ", str(record), "bold red")
 
 
-@app.command()
-@command
-def get(
-    url: StoreArgument,
-    key: Annotated[str, typer.Argument(help="The key of a record, or its position where records have no field key.")],
-    output: Annotated[str | None, typer.Option("-o", "--output", help="The file to write, or - for stdout.")] = None,
-    field: Annotated[str | None, typer.Option(help="The field to write; by default the first picture.")] = None,
-    layout: Layout = None,
-    option: Options = None,
-) -> None:
-    """Write a picture, or bytes, of one record as they are stored. Without -o, print the record as JSON."""
-    from storeds.backends.opening import open_backend
-    from storeds.ops.showing.records import described
-    from storeds.records.verdict_fields import without_verdicts
+def _blob_field(backend: Backend, fields: Mapping[str, Field], names: list[str] | None, count: int) -> str:
+    """Return the field that a file can hold, of one record; by default the first picture, or else the first bytes."""
+    blobs = [name for kind in ("image", "bytes") for name, each in fields.items() if each.kind == kind]
+    name = (names or blobs or [""])[0]
+    if name not in blobs:
+        near = suggest(name, blobs, "fields of these kinds")
+        raise ConfigError(f"{backend.url} has no picture or bytes {name!r}; {near}")
+    if count > 1 or len(names or ()) > 1:
+        raise ConfigError("-o writes one field of one record to a file: `storeds export` writes those of all records")
+    return name
 
-    with open_backend(url, layout=layout, **named_values(option)) as backend:
-        fields = without_verdicts(backend.meta.fields)
-        blobs = [name for kind in ("image", "bytes") for name, each in fields.items() if each.kind == kind]
-        wanted = field or next(iter(blobs), "")
-        if output is not None and wanted not in blobs:
-            near = suggest(wanted, blobs, "fields of these kinds")
-            raise ConfigError(f"{backend.url} has no picture or bytes {wanted!r}; {near}")
-        (record,) = backend.get_many([_position(backend, key)])
+
+def _write(output: str, records: Sequence[Record | RecordError], name: str) -> None:
+    """Write a field of the only record to a file, or to stdout."""
+    if not records:
+        raise ConfigError("the store is empty, so there is no record to write")
+    (record,) = records
     if isinstance(record, RecordError):
         raise record
-    if output is None:
-        print_json(described(record, fields))
-    elif output == "-":
-        sys.stdout.buffer.write(record[wanted])
-    else:
-        try:
-            Path(output).write_bytes(record[wanted])
-        except OSError as error:
-            raise ConfigError(f"{output} cannot be written: {error.strerror}") from None
+    if output == "-":
+        sys.stdout.buffer.write(record[name])
+        return
+    try:
+        Path(output).write_bytes(record[name])
+    except OSError as error:
+        raise ConfigError(f"{output} cannot be written: {error.strerror}") from None
 
 
 def _position(backend: Backend, key: str) -> int:
@@ -189,15 +301,23 @@ def _position(backend: Backend, key: str) -> int:
     raise ConfigError(f"{backend.url} has no record with key {key!r}; {near}")
 
 
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
 def _brief(value: Any) -> str:
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    text = _text(value)
     return text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}…"
 
 
-@app.command()
-@command
+@command(
+    LOOK,
+    "storeds show train.lmdb -o page.html",
+    "storeds show train.lmdb --damaged -o damaged.png",
+    "storeds show train.toml",
+)
 def show(
-    source: Annotated[str, typer.Argument(metavar="URL", help="The store: a URL or a file; or a training config.")],
+    source: Annotated[str, typer.Argument(metavar="STORE", help="A store: a URL, a file or a folder; or a config.")],
     output: Annotated[Path, typer.Option("-o", "--output", help="A .html page, or a .png picture.")] = Path(
         "page.html"
     ),
@@ -205,6 +325,9 @@ def show(
     where: Where = None,
     keys_file: Annotated[Path | None, typer.Option(help="Only records whose key is a line of this file.")] = None,
     worst: Annotated[bool, typer.Option("--worst", help="Damaged records first, then unusual numbers.")] = False,
+    damaged: Annotated[
+        bool, typer.Option("--damaged", help="Verify the store first, and show the worst 30 records of each kind.")
+    ] = False,
     as_trained: Annotated[
         Path | None, typer.Option(help="A training config: show its transforms in four epochs too.")
     ] = None,
@@ -218,6 +341,17 @@ def show(
 
     check_target(output)
     options = named_values(option)
+    if damaged:
+        if where or keys_file or worst or as_trained or split:
+            raise ConfigError(
+                "--damaged shows what `storeds verify` finds in a whole store: leave out the other choices"
+            )
+        with progress("verify", quiet=False) as hook:
+            report = ops.verify(source, layout=layout, options=options, progress=hook)
+        page = ops.show(source, report.worst()[:count], layout=layout, options=options)
+        page.save(output)
+        say(f"{output}: {counted(len(page.records), 'damaged record')}")
+        return
 
     def stores() -> list[Backend]:
         datasets = configured_datasets(source, as_trained, split)
@@ -236,3 +370,45 @@ def show(
     )
     page.save(output)
     say(f"{output}: {page.title}")
+
+
+@command(LOOK, "storeds verify train.lmdb", finds=True)
+def verify(
+    url: StoreArgument,
+    workers: Annotated[int | None, typer.Option(help="Processes that check; one per CPU by default.")] = None,
+    layout: Layout = None,
+    option: Options = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check every record, image and column of a store. The exit code is 1 if something is wrong."""
+    options = named_values(option)
+    with progress("verify", quiet=as_json) as hook:
+        report = ops.verify(url, workers=workers, layout=layout, options=options, progress=hook)
+    if as_json:
+        print_json(report.to_json())
+    else:
+        _show_report(report)
+    if not report.ok:
+        raise typer.Exit(1)
+
+
+def _show_report(report: Report) -> None:
+    if report.kinds:
+        columns = {"record": "right", "key": "left", "finding": "left", "severity": "left", "what": "left"}
+        print_table(columns, _report_rows(report))
+        hidden = len(report.notes) - _MAX_NOTES
+        if hidden > 0:
+            say(f"… and {hidden:,} more harmless notes; --json lists them")
+        OUT.print()
+        print_table({"finding": "left", "count": "right"}, ((kind, f"{n:,}") for kind, n in report.kinds.items()))
+        OUT.print()
+    verdict = "no findings" if report.ok else counted(len(report.findings), "finding")
+    verdict += f", {counted(len(report.notes), 'harmless note')}" if report.notes else ""
+    images = f"{counted(report.images, 'image that decodes', 'images that decode')} ({report.examined:,} examined)"
+    say(f"{report.url}: {counted(report.count, 'record')}, {images}: {verdict}")
+
+
+def _report_rows(report: Report) -> Iterator[tuple[str, ...]]:
+    for finding in (*report.findings, *report.notes[:_MAX_NOTES]):
+        at = "" if finding.position is None else str(finding.position)
+        yield at, finding.key or "", finding.kind, finding.severity, finding.message

@@ -24,7 +24,7 @@ _BYTES = 12
 
 @dataclass(frozen=True)
 class Preset:
-    """A named way to read the stores of one tool or one habit; ``layout=`` selects it, and `storeds layouts` lists it.
+    """A named way to read the stores of one tool or one habit; ``layout=`` selects it, and `storeds formats` lists it.
 
     Attributes
     ----------

@@ -25,9 +25,9 @@ from storeds.ops.exporting.folder import FolderExporter
 from storeds.ops.exporting.yolo import YoloExporter
 from storeds.protocols import Backend, Meta
 
-__all__ = ["Exported", "export"]
+__all__ = ["EXPORTERS", "Exported", "export"]
 
-_EXPORTERS: dict[str, Callable[[Meta, ExportFolder], Exporter]] = {
+EXPORTERS: dict[str, Callable[[Meta, ExportFolder], Exporter]] = {
     "coco": CocoExporter,
     "folder": FolderExporter,
     "yolo": YoloExporter,
@@ -85,8 +85,8 @@ def export(
     Names of files are the keys of the records. A key that is no usable name, such as ``../a.jpg``, is made safe, and
     ``Exported.notes`` counts these. The folder contains ``.storeds-export.json``, which names the store.
     """
-    if format not in _EXPORTERS:
-        raise ConfigError(f"unknown format {format!r}; {suggest(format, _EXPORTERS, 'formats')}")
+    if format not in EXPORTERS:
+        raise ConfigError(f"unknown format {format!r}; {suggest(format, EXPORTERS, 'formats')}")
     target = Path(os.path.abspath(path))
     with open_backend(url, layout=layout, **(options or {})) as backend:
         _check_target(target, backend, overwrite=overwrite)
@@ -100,7 +100,7 @@ def export(
             try:
                 out = ExportFolder(folder)
                 with closing(out):
-                    left_out, notes = _write(_EXPORTERS[format](backend.meta, out), backend, progress)
+                    left_out, notes = _write(EXPORTERS[format](backend.meta, out), backend, progress)
                 if format != "folder":
                     notes = (*notes, *_notes_on_damage(backend, format))
                 done = Exported(str(target), format, len(backend), out.files, out.bytes, left_out, notes)

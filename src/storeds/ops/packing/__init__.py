@@ -265,7 +265,7 @@ def _check(
         raise ConfigError(f"the shares of split must be positive and sum to 1, got {shares}")
     if split_by is not None and not shares:
         raise ConfigError(
-            f"split_by={split_by!r} needs shares: split={{'train': 0.9, 'val': 0.1}} (--split train=0.9,val=0.1)"
+            f"split_by={split_by!r} needs shares: split={{'train': 0.9, 'val': 0.1}} (--shares train=0.9,val=0.1)"
         )
     return tuple(shares.items())
 

@@ -177,8 +177,8 @@ class Collector:
                 unusual = np.fmax(unusual, distance)
         if not lost.any() and not unusual.any():
             raise ConfigError(
-                f"--worst: {self.view.url} has no verdicts on pictures and no numbers that differ; `storeds verify "
-                "--contact-sheet` examines every picture"
+                f"--worst: {self.view.url} has no verdicts on pictures and no numbers that differ; `storeds show --damaged` "
+                "examines every picture"
             )
         chosen: list[int] = np.lexsort((-unusual, -lost))[:most].tolist()
         return chosen

@@ -1,4 +1,4 @@
-"""The commands that write a store or a folder: pack, convert, export, repair."""
+"""The commands that make a store or a folder: pack, convert, repair, export."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import typer
 from storeds import ops
 from storeds._utils.text import byte_size, counted
 from storeds.cli.app import (
+    MAKE,
     AsJson,
     CommitEvery,
     Layout,
@@ -19,7 +20,6 @@ from storeds.cli.app import (
     Resume,
     StoreArgument,
     Target,
-    app,
     command,
     named_values,
     print_json,
@@ -45,16 +45,22 @@ OnBadRecords = Annotated[OnBadRecord, typer.Option("--on-bad", help="Unreadable 
 FastCrops = Annotated[bool, typer.Option("--fast-crops", help="Put restart markers into JPEGs, for crops; lossless.")]
 
 
-@app.command()
-@command
+@command(
+    MAKE,
+    "storeds pack photos/ train.lmdb",
+    "storeds pack labels.csv hdf5://train.h5 --shares train=0.9,val=0.1",
+    "storeds pack coco/annotations.json mongodb://localhost/data/train --on-bad skip",
+)
 def pack(
-    source: Annotated[str, typer.Argument(help="A folder, a .csv, .jsonl, .json or .tar file, or a store.")],
+    source: Annotated[
+        str, typer.Argument(metavar="SOURCE", help="A folder, a file, or a store: `storeds formats` lists them.")
+    ],
     url: Target,
     kind: Annotated[str | None, typer.Option(help="The kind of the source, if not detected.")] = None,
     on_bad: Annotated[
         OnBad, typer.Option(help="Bad items: publish nothing, or leave them out, or keep them.")
     ] = "raise",
-    split: Annotated[str | None, typer.Option(help="Add a field split: train=0.9,val=0.1.")] = None,
+    shares: Annotated[str | None, typer.Option(help="Add a field split: train=0.9,val=0.1.")] = None,
     split_by: Annotated[SplitBy | None, typer.Option(help="Divide class by class, or by a hash of the key.")] = None,
     max_side: Annotated[int | None, typer.Option(help="Scale larger images down to this many pixels.")] = None,
     quality: Annotated[int | None, typer.Option(help="Encode images as JPEG of this quality.")] = None,
@@ -65,14 +71,14 @@ def pack(
     label: Annotated[bool | None, typer.Option("--label/--no-label", help="Whether records get a label.")] = None,
     classes: Annotated[str | None, typer.Option(help="The class names: a,b,c, or a file of them.")] = None,
     option: Annotated[
-        list[str] | None, typer.Option("--option", help="An option of the source, such as label_column=breed.")
+        list[str] | None, typer.Option("--option", help="An option of the source, name=value: `storeds formats csv`.")
     ] = None,
     overwrite: Overwrite = False,
     resume: Resume = False,
     commit_every: CommitEvery = 1000,
     as_json: AsJson = False,
 ) -> None:
-    """Pack images, or another store, into a store."""
+    """Make a store of images, tables or annotations, or of another store."""
     options = named_values(option)
     if label is not None:
         options["label"] = label
@@ -85,7 +91,7 @@ def pack(
             url,
             kind=kind,
             on_bad=on_bad,
-            split=_shares(split),
+            split=_shares(shares),
             split_by=split_by,
             max_side=max_side,
             quality=quality,
@@ -164,12 +170,17 @@ def _shares(text: str | None) -> dict[str, float] | None:
         return {name.strip(): float(share) for name, share in (part.split("=") for part in text.split(","))}
     except ValueError:
         raise ConfigError(
-            f"--split {text!r} must have the form name=share,name=share, as in train=0.9,val=0.1"
+            f"--shares {text!r} must have the form name=share,name=share, as in train=0.9,val=0.1"
         ) from None
 
 
-@app.command()
-@command
+@command(
+    MAKE,
+    "storeds convert train.lmdb train.h5",
+    "storeds convert a.lmdb b.lmdb -o both.lmdb",
+    "storeds convert train.lmdb repaired.lmdb --repair",
+    finds=True,
+)
 def convert(
     stores: Annotated[
         list[str],
@@ -184,6 +195,7 @@ def convert(
     on_bad: OnBadRecords = "raise",
     check: Check = True,
     fast_crops: FastCrops = False,
+    repair: Annotated[bool, typer.Option("--repair", help="Repair every damaged JPEG.")] = False,
     role: Annotated[
         list[str] | None, typer.Option("--role", help="The role of a field: name=role, or name={…} as JSON.")
     ] = None,
@@ -198,21 +210,21 @@ def convert(
             f"{' is' if len(stores) == 1 else ' are'} neither; name the new store with -o"
         )
     sources, url = (stores[:1], stores[1]) if output is None else (stores, output)
-    options = named_values(option)
+    source: str | list[str] = sources[0] if len(sources) == 1 else sources
+    same: dict[str, Any] = {
+        **{"overwrite": overwrite, "resume": resume, "commit_every": commit_every, "on_bad": on_bad},
+        **{"layout": layout, "options": named_values(option)},
+    }
+    if repair:
+        if role or fast_crops or not check:
+            raise ConfigError(
+                "--repair changes damaged JPEGs alone: convert the result for --role, --fast-crops or --no-check"
+            )
+        _repair(source, url, as_json=as_json, **same)
+        return
     with progress("convert", quiet=as_json) as hook:
         meta = ops.convert(
-            sources[0] if len(sources) == 1 else sources,
-            url,
-            overwrite=overwrite,
-            resume=resume,
-            commit_every=commit_every,
-            on_bad=on_bad,
-            check=check,
-            fast_crops=fast_crops,
-            roles=named_values(role),
-            layout=layout,
-            options=options,
-            progress=hook,
+            source, url, check=check, fast_crops=fast_crops, roles=named_values(role), progress=hook, **same
         )
     _published(url, meta, as_json=as_json, restarts=meta.restarts, left_out=meta.left_out)
     if not as_json:
@@ -220,11 +232,10 @@ def convert(
         _say_what_became_of_pictures({}, meta.restarts)
 
 
-@app.command()
-@command
+@command(MAKE, "storeds export train.lmdb out/ --format coco")
 def export(
     source: StoreArgument,
-    path: Annotated[str, typer.Argument(help="The new folder.")],
+    path: Annotated[str, typer.Argument(metavar="TARGET", help="The new folder.")],
     format: Annotated[ExportFormat, typer.Option("--format", help="What to write.")],
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace a folder that an earlier export wrote.")
@@ -246,10 +257,9 @@ def export(
         say(f"{done.path}: {counted(done.count, 'record')} as {done.format}, {files}")
 
 
-@app.command()
-@command
+@command(MAKE, "storeds repair train.lmdb repaired.lmdb", finds=True)
 def repair(
-    source: Annotated[str, typer.Argument(help="The store to copy; it is not changed.")],
+    source: Annotated[str, typer.Argument(metavar="STORE", help="The store to copy; it is not changed.")],
     url: Target,
     overwrite: Overwrite = False,
     resume: Resume = False,
@@ -259,20 +269,23 @@ def repair(
     option: Options = None,
     as_json: AsJson = False,
 ) -> None:
-    """Copy a store with every damaged JPEG repaired. The exit code is 1 if some are beyond repair."""
-    options = named_values(option)
+    """Copy a store with every damaged JPEG repaired: `convert --repair`. The exit code is 1 if some are beyond repair."""
+    _repair(
+        source,
+        url,
+        as_json=as_json,
+        overwrite=overwrite,
+        resume=resume,
+        commit_every=commit_every,
+        on_bad=on_bad,
+        layout=layout,
+        options=named_values(option),
+    )
+
+
+def _repair(source: str | list[str], url: str, *, as_json: bool, **how: Any) -> None:
     with progress("repair", quiet=as_json) as hook:
-        report = ops.repair(
-            source,
-            url,
-            overwrite=overwrite,
-            resume=resume,
-            commit_every=commit_every,
-            on_bad=on_bad,
-            layout=layout,
-            options=options,
-            progress=hook,
-        )
+        report = ops.repair(source, url, progress=hook, **how)
     if as_json:
         print_json(report.to_json())
     else:

@@ -1,0 +1,191 @@
+"""The commands about storeds itself: formats, plugins, demo, --version."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Annotated, Any
+
+import typer
+
+from storeds import __version__, registry
+from storeds.cli.app import MORE, OUT, AsJson, app, command, print_json, print_table, say
+from storeds.errors import ConfigError, suggest
+
+__all__ = ["demo", "formats", "plugins", "root"]
+
+_STORES = {
+    "lmdb": ("storeds.backends.lmdb.format:LmdbOptions", "storeds.layouts.lmdb.environment:ForeignOptions"),
+    "hdf5": ("storeds.backends.hdf5.reading:Hdf5Options", "storeds.layouts.hdf5.files:ForeignOptions"),
+    "mongodb": ("storeds.backends.raw:BackendOptions", "storeds.layouts.mongodb.query:ColumnOptions"),
+}
+"""Engine → the options of its native stores, and of those of other tools."""
+_OF_LAYOUTS = {
+    "mongodb/named": "storeds.layouts.mongodb.named:NamedOptions",
+    "mongodb/gridfs": "storeds.layouts.mongodb.gridfs:GridfsOptions",
+}
+_PARAMETER = re.compile(r"^(?P<names>\*{0,2}\w+(?:, \w+)*)(?: : .*)?$")
+_MARKUP = re.compile(r"``|`~?(?:[\w.]*\.)?(\w+)`")
+
+
+@dataclass(frozen=True)
+class _Format:
+    """Something that storeds reads or writes.
+
+    Attributes
+    ----------
+    use : str
+        ``pack``, ``export`` or ``open``.
+    name, about : str
+    options : list of dict
+        What ``--option`` takes: name, default and meaning.
+    """
+
+    use: str
+    name: str
+    about: str
+    options: list[dict[str, Any]] = field(default_factory=list)
+
+
+@command(MORE, "storeds formats", "storeds formats csv", "storeds formats hdf5")
+def formats(
+    kind: Annotated[
+        str | None, typer.Argument(metavar="[KIND]", help="One of them: shows what --option takes.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List what pack reads, what export writes, and what opens as a store; of one KIND, its options."""
+    known = [*_sources(), *_exports(), *_stores()]
+    if kind is not None:
+        names = {each.name for each in known}
+        known = [each for each in known if kind in (each.name, each.name.rpartition("/")[2])]
+        if not known:
+            raise ConfigError(f"there is no format {kind!r}; {suggest(kind, sorted(names), 'formats')}")
+    if as_json:
+        print_json({"formats": [vars(each) for each in known]})
+        return
+    print_table(
+        dict.fromkeys(("for", "format", "what it is"), "left"), ((each.use, each.name, each.about) for each in known)
+    )
+    if kind is None:
+        say("storeds formats KIND lists the options of one")
+        return
+    for each in known:
+        OUT.print()
+        say(f"--option of {each.use} {each.name}:" if each.options else f"{each.use} {each.name} takes no --option")
+        rows = ((row["name"], json.dumps(row["default"], ensure_ascii=False), row["about"]) for row in each.options)
+        if each.options:
+            print_table(dict.fromkeys(("option", "default", "meaning"), "left"), rows)
+
+
+def _sources() -> Iterator[_Format]:
+    for name in registry.SOURCES.names():
+        try:
+            made = registry.SOURCES.get(name)
+        except Exception as error:  # `storeds plugins` tells why a plug-in does not load
+            yield _Format("pack", name, f"cannot be loaded: {type(error).__name__}")
+        else:
+            yield _Format("pack", name, _first_line(made), list(_options(made)))
+
+
+def _exports() -> Iterator[_Format]:
+    from storeds.ops.exporting import EXPORTERS
+
+    for name, made in EXPORTERS.items():
+        yield _Format("export", name, _first_line(made))
+
+
+def _stores() -> Iterator[_Format]:
+    for engine, (native, other) in _STORES.items():
+        yield _Format("open", engine, "a store that storeds wrote", list(_options(registry.import_object(native))))
+        shared = list(_options(registry.import_object(other)))
+        for name in registry.LAYOUTS.names():
+            if not name.startswith(f"{engine}/"):
+                continue
+            if not registry.LAYOUTS.is_built_in(name):
+                yield _Format("open", name, "a layout of a plug-in")
+                continue
+            preset = registry.import_object(f"storeds.layouts.{engine}.presets:PRESETS")[name.partition("/")[2]]
+            pattern = json.dumps(dict(preset.columns), ensure_ascii=False)
+            own = _OF_LAYOUTS.get(name)
+            options = shared if own is None else list(_options(registry.import_object(own)))
+            yield _Format(
+                "open", name, f"{preset.about}: columns={pattern}" if preset.columns else preset.about, options
+            )
+
+
+def _first_line(made: Any) -> str:
+    text = (inspect.getdoc(_documented_part(made)) or "").partition("\n\n")[0].replace("\n", " ")
+    return _MARKUP.sub(r"\1", text).rstrip(".")
+
+
+def _documented_part(made: Any) -> Any:
+    """Return the function of which `made` is a partial one, otherwise `made`."""
+    return getattr(made, "func", made)
+
+
+def _options(made: Any) -> Iterator[dict[str, Any]]:
+    """Yield name, default and meaning of what a function or class takes behind its source or store."""
+    documented, skipped = _documented(made), 0 if isinstance(made, type) else 1
+    for name, parameter in list(inspect.signature(made).parameters.items())[skipped:]:
+        if parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
+            default = None if parameter.default is parameter.empty else parameter.default
+            default = default if isinstance(default, (bool, int, float, str, type(None))) else str(default)
+            yield {"name": name, "default": default, "about": documented.get(name, "")}
+
+
+def _documented(made: Any) -> dict[str, str]:
+    """Return parameter or attribute → its description, of a NumPy docstring and those of its base classes."""
+    found: dict[str, str] = {}
+    for each in reversed(made.__mro__ if isinstance(made, type) else [_documented_part(made)]):
+        names: list[str] = []
+        section = ""
+        lines = (inspect.cleandoc(each.__doc__) if each.__doc__ else "").splitlines()
+        for line, after in pairwise([*lines, ""]):
+            if after and set(after) == {"-"}:
+                section, names = line, []
+            elif section in ("Parameters", "Attributes") and not line.startswith(" "):
+                match = _PARAMETER.match(line)
+                names = match["names"].split(", ") if match else []
+                found |= dict.fromkeys(names, "")
+            elif names:
+                text = _MARKUP.sub(r"\1", line.strip())
+                found |= {name: f"{found[name]} {text}".strip() for name in names}
+    return found
+
+
+@command(MORE, "storeds plugins")
+def plugins(as_json: AsJson = False) -> None:
+    """List all plug-ins: their origin, their requirements, and whether they load."""
+    known = (registry.BACKENDS, registry.LAYOUTS, registry.READERS, registry.DECODERS, registry.SOURCES)
+    rows = [{"sort": kind.what, **row} for kind in known for row in kind.describe()]
+    if as_json:
+        print_json({"plugins": rows})
+        return
+    columns = dict.fromkeys(("sort", "name", "origin", "needs", "state"), "left")
+    print_table(columns, (tuple(row.values()) for row in rows))
+
+
+@command(MORE, "storeds demo", finds=True)
+def demo(
+    mongodb: Annotated[
+        str | None, typer.Option(help="The URL of a MongoDB server; by default the demo starts one.")
+    ] = None,
+) -> None:
+    """Pack real images, train from a config, and read the same samples from all three engines."""
+    from storeds.cli.demo import run_demo
+
+    if not run_demo(mongodb):
+        raise typer.Exit(1)
+
+
+@app.callback(invoke_without_command=True)
+def root(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+    """One dataset over HDF5, LMDB and MongoDB."""
+    if version:
+        OUT.print(f"storeds {__version__}")
+        raise typer.Exit
