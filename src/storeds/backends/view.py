@@ -67,6 +67,10 @@ class View:
     A call reads the stores that it needs one after the other, with one ``get_many`` each.
     """
 
+    url: str
+    stores: list[Backend]
+    how: Any
+
     def __init__(
         self, stores: Iterable[Backend], index: Index | None = None, how: Any = None, *, url: str | None = None
     ) -> None:

@@ -189,7 +189,9 @@ class StoreWriter:
         self._images = [*pictures(self.fields)]
         self._check_pictures = check
         has_roles = any(field.role is not None or field.of is not None for field in self.fields.values())
-        self.roles = RoleChecker(self.fields, _read_header, self._warn_of_lossy) if has_roles else None
+        self.roles: RoleChecker | None = (
+            RoleChecker(self.fields, _read_header, self._warn_of_lossy) if has_roles else None
+        )
         self._lossy: set[str] = set()
         self._codec = RecordCodec(self.fields)
         self._plan: JSON = {"fields": fields_to_json(self.fields), "plan": plan}

@@ -104,7 +104,7 @@ class SlotPool(BufferPool):
     def __init__(self) -> None:
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         super().__init__(_MAX_SLOTS if soft == resource.RLIM_INFINITY else min(_MAX_SLOTS, soft // 8))
-        self.key = secrets.token_hex(8)
+        self.key: str = secrets.token_hex(8)
         _POOLS[self.key] = self
 
     def acquire(self) -> SlotName | None:

@@ -77,6 +77,11 @@ class StoreMixture(ConcatDataset[Any]):
         The sources differ in their elements, a weight is no weight, or a name is unknown.
     """
 
+    names: list[str]
+    sources: dict[str, StoreDataset]
+    shares: dict[int, Array]
+    samples_per_epoch: int
+
     def __init__(
         self,
         sources: Mapping[str, StoreDataset],
@@ -106,7 +111,11 @@ class StoreMixture(ConcatDataset[Any]):
                 epochs.min() if stop == "first" else np.ceil(epochs[np.isfinite(epochs)].max())
             )
 
-    transforms, transform, target_transform, as_dict, seed = (_OfSources() for _ in range(5))
+    transforms: _OfSources = _OfSources()
+    transform: _OfSources = _OfSources()
+    target_transform: _OfSources = _OfSources()
+    as_dict: _OfSources = _OfSources()
+    seed: _OfSources = _OfSources()
 
     @property
     def url(self) -> str:

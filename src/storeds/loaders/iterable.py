@@ -87,6 +87,7 @@ class StoreIterable(IterableDataset[Any]):
 
     dataset: Any
     sampler: EpochSampler
+    read_batch: int
 
     def __init__(
         self,

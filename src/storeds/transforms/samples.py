@@ -29,7 +29,7 @@ from storeds.transforms.coordinates import Coordinates, from_corners, to_corners
 from storeds.transforms.elements import Elements, check_exact, is_of_torchvision, tv_tensors, unwrapped, wrapped
 from storeds.transforms.images import FilterBoxes, Normalize, Spatial, ToTensor
 from storeds.transforms.operations import Operation, Orient, extent, in_order
-from storeds.transforms.tail import split
+from storeds.transforms.tail import Tail, split
 
 __all__ = ["JointTransform"]
 
@@ -60,6 +60,8 @@ class JointTransform:
     -----
     Thread-safe. Picklable if the transforms are.
     """
+
+    tail: Tail | None
 
     def __init__(self, transforms: Any, *, box_format: str | None = None) -> None:
         if box_format is not None and box_format not in BOX_FORMATS:
