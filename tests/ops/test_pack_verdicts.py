@@ -134,7 +134,7 @@ def test_a_picture_is_examined_only_once(tree: Path, tmp_path: Path, monkeypatch
     def refuse(blob: bytes) -> Any:
         raise AssertionError("examined again")
 
-    for module in ("storeds.ops.packing", "storeds.ops.copying", "storeds.pictures"):
+    for module in ("storeds.ops.pictures", "storeds.pictures"):
         monkeypatch.setattr(f"{module}.examine", refuse)
     assert pack(Path(f"{tmp_path}/a.lmdb"), f"hdf5://{tmp_path}/b.h5", kind="store").id == first.id
     assert storeds.convert(f"lmdb://{tmp_path}/a.lmdb", f"hdf5://{tmp_path}/c.h5").id == first.id

@@ -102,7 +102,7 @@ def many(url: str, copies: int = 6) -> str:
 def test_a_run_that_ends_early_resumes_to_the_same_store_and_report(
     engine: str, name: str, end: str, make_engine_url: MakeUrl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("storeds.ops.common._BATCH", 10)
+    monkeypatch.setattr("storeds.ops.copy._BATCH", 10)
     monkeypatch.setattr("storeds.ops.packing._CHUNK_ITEMS", 10)
     operation, is_of_folder, options, others, reason = RUNS[name]
     tree = write(tmp_path / "tree", {**FILES, **BAD})
@@ -176,7 +176,7 @@ def test_a_copy_of_a_store_with_bad_records_stops_and_goes_on_without_them(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr("storeds.ops.common._BATCH", 10)
+    monkeypatch.setattr("storeds.ops.copy._BATCH", 10)
     source, url = many(make_engine_url("lmdb")), make_engine_url(engine)
     count = storeds.info(source).count
     bad = [0, 31, count - 1]

@@ -27,7 +27,7 @@ from storeds.errors import ConfigError, MissingDependencyError, StoredsError, Un
 from storeds.redaction import redact_message
 
 if TYPE_CHECKING:
-    from storeds.ops.common import Progress, ProgressHook
+    from storeds.ops.progress import Progress, ProgressHook
     from storeds.protocols import Backend
 
 __all__ = [

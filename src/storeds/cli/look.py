@@ -56,7 +56,7 @@ def info(
     if as_json:
         print_json(found)
         return
-    from storeds.ops.common import brief_counts
+    from storeds.ops.verdicts import brief_counts
     from storeds.protocols import Field
     from storeds.records.roles import role_text
 
@@ -141,7 +141,7 @@ def stats(
 
 
 def _show_stats(found: Stats) -> None:
-    from storeds.ops.common import listed
+    from storeds.ops.verdicts import listed
 
     columns = {"": "left"} | dict.fromkeys(("min", "5 %", "median", "95 %", "max", "mean"), "right")
     digits = {"aspect_ratio": 2}

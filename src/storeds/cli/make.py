@@ -125,7 +125,7 @@ def pack(
 
 
 def _say_what_became_of_pictures(findings: Mapping[str, int], restarts: Mapping[str, int]) -> None:
-    from storeds.ops.common import brief_counts, listed
+    from storeds.ops.verdicts import brief_counts, listed
 
     if findings:
         say(f"pictures: {brief_counts(findings)}")

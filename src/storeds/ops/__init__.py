@@ -12,11 +12,11 @@ from storeds.registry import export_lazily
 
 if TYPE_CHECKING:
     from storeds.ops.benchmarking import BenchReport, Measurement, bench
-    from storeds.ops.common import Progress, ProgressHook
     from storeds.ops.copying import Converted, RepairReport, convert, repair
     from storeds.ops.exporting import Exported, export
     from storeds.ops.inspecting import Info, info
     from storeds.ops.packing import Packed, pack
+    from storeds.ops.progress import Progress, ProgressHook
     from storeds.ops.showing import Page, show
     from storeds.ops.statistics import Stats, stats
     from storeds.ops.verifying import Finding, Report, verify
@@ -56,7 +56,7 @@ __getattr__ = export_lazily(
     __name__,
     {
         "benchmarking": ("BenchReport", "Measurement", "bench"),
-        "common": ("Progress", "ProgressHook"),
+        "progress": ("Progress", "ProgressHook"),
         "copying": ("Converted", "RepairReport", "convert", "repair"),
         "exporting": ("Exported", "export"),
         "inspecting": ("Info", "info"),

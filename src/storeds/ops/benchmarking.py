@@ -17,7 +17,7 @@ from storeds.config import Config, Split, build_loader, load_config
 from storeds.datasets.assembly import reader_name
 from storeds.datasets.batch import STAGES
 from storeds.errors import ConfigError
-from storeds.ops.common import Progress, ProgressHook
+from storeds.ops.progress import Progress, ProgressHook
 from storeds.redaction import redact
 
 if TYPE_CHECKING:

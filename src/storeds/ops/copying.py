@@ -6,28 +6,17 @@ import dataclasses
 import logging
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any, NoReturn, TypeAlias, get_args
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, NoReturn, get_args
 
 from storeds.backends.opening import COMMIT_EVERY, open_backend, open_writer
 from storeds.errors import ConfigError, FormatError, RecordError, suggest
 from storeds.ops import OnBadRecord
-from storeds.ops.common import (
-    NOT_EXAMINED,
-    Batch,
-    ProgressHook,
-    VerdictCounts,
-    check_distinct,
-    damaged_kinds,
-    images_of,
-    in_order,
-    is_fast,
-    mark_picture,
-    read_batches,
-)
-from storeds.pictures import Verdict, examine, set_verdict
-from storeds.pictures import repair as repaired
+from storeds.ops.copy import Batch, check_distinct, copy, read_batches
+from storeds.ops.pictures import Finished, PictureStep
+from storeds.ops.progress import Progress, ProgressHook
+from storeds.ops.verdicts import NOT_EXAMINED, VerdictCounts, damaged_kinds, images_of
 from storeds.pictures.restarts import RestartMarker
 from storeds.protocols import JSON, Backend, Field, Meta, Record
 from storeds.records.meta import NATIVE
@@ -161,30 +150,28 @@ def convert(
         checksum of a record shows.
     """
     dst_url = os.fspath(dst_url)
-    step = _Step(check=check, marker=RestartMarker.find() if fast_crops else None)
+    step = PictureStep(check, marker=RestartMarker.find() if fast_crops else None)
     with open_backend(src_url, layout=layout, **(options or {})) as source:
         check_distinct(source, dst_url)
-        meta, counts, restarts = _copy(
-            source,
+        task = _Copying(source, step, on_bad)
+        meta = task.into(
             dst_url,
             with_roles(_with_columns(source, roles or {}), roles or {}),
-            step,
-            plan={"convert": source.meta.id, "check": check, "fast_crops": fast_crops},
-            on_bad=on_bad,
-            progress=progress,
+            {"convert": source.meta.id, "check": check, "fast_crops": fast_crops},
+            progress,
             overwrite=overwrite,
             resume=resume,
             commit_every=commit_every,
         )
         left_out = len(source) - meta.count
-        is_equal = meta.fields == source.meta.fields and not (fast_crops or counts["examined"] or left_out)
+        is_equal = meta.fields == source.meta.fields and not (fast_crops or task.counts["examined"] or left_out)
         if source.meta.layout == NATIVE and is_equal and meta.id != source.meta.id:
             raise FormatError(
                 f"{redact(dst_url)} contains what was read from {source.url}, but its content id {meta.id} differs from the "
                 f"source's {source.meta.id}: the source is damaged; run storeds verify on it"
             )
     own = {one.name: getattr(meta, one.name) for one in dataclasses.fields(Meta)}
-    return Converted(**own, restarts=dict(restarts.most_common()), left_out=left_out)
+    return Converted(**own, restarts=dict(task.restarts.most_common()), left_out=left_out)
 
 
 def repair(
@@ -243,14 +230,11 @@ def repair(
             shown = ", ".join(f"{name} ({declared.kind})" for name, declared in source.meta.fields.items())
             raise ConfigError(f"{source.url} has no field of kind image to repair, only {shown}")
         check_distinct(source, dst_url)
-        meta, _, _ = _copy(
-            source,
+        meta = _Copying(source, PictureStep(repairs=True), on_bad).into(
             dst_url,
             source.meta.fields,
-            _Step(repairs=True),
-            plan={"repair": source.meta.id},
-            on_bad=on_bad,
-            progress=progress,
+            {"repair": source.meta.id},
+            progress,
             overwrite=overwrite,
             resume=resume,
             commit_every=commit_every,
@@ -279,77 +263,74 @@ def _with_columns(source: Backend, roles: Mapping[str, str | Mapping[str, Any]])
     return fields
 
 
-_Counts: TypeAlias = tuple[Counter[str], Counter[str]]  # of pictures, and of the outcomes of restart markers
+@dataclass
+class _Copying:
+    """The `storeds.ops.copy.Task` of a copy: the records of a store, with their pictures finished."""
 
+    source: Backend
+    step: PictureStep
+    on_bad: OnBadRecord
+    next: int = 0
+    counts: Counter[str] = field(default_factory=Counter)  # of pictures
+    restarts: Counter[str] = field(default_factory=Counter)
+    volume: int = 0
 
-@dataclass(frozen=True)
-class _Step:
-    """What a copy does with the pictures of each record, in any thread."""
+    def begin(self, note: Any) -> None:
+        """Go on after what a writer has kept, which says None without that."""
+        if note is not None:
+            self.next, self.counts, self.restarts = note["next"], Counter(note["counts"]), Counter(note["restarts"])
 
-    check: bool = True
-    marker: RestartMarker | None = None
-    repairs: bool = False
+    def chunks(self) -> Iterator[Batch]:
+        # docstring inherited
+        return read_batches(self.source, self.next, on_bad=_leave_out if self.on_bad == "skip" else _refuse)
 
-    def is_busy(self, source: Backend) -> bool:
-        """Whether the pictures of `source` take much more time than reading them."""
-        if self.repairs or self.marker is not None:
+    def work(self, chunk: Batch, /) -> list[Finished]:
+        # docstring inherited
+        images = [(name, declared) for name, declared in self.source.meta.fields.items() if declared.kind == "image"]
+        return [self.step(record, *image) for record in chunk[0] for image in images]
+
+    def take(self, chunk: Batch, result: list[Finished], /) -> list[Record]:
+        # docstring inherited
+        for each in result:
+            self.counts["examined"] += each.is_new
+            self.counts["fast_crops"] += each.is_fast
+            if self.step.repairs and each.is_damaged:
+                self.counts["damaged"] += 1
+                self.counts["bad"] += each.verdict is not None and not each.verdict.recovered
+            if each.restarts is not None:
+                self.restarts[each.restarts] += 1
+        records, state = chunk
+        self.next, self.volume = state.done, state.bytes
+        return records
+
+    def note(self) -> JSON:
+        # docstring inherited
+        return {"next": self.next, "counts": dict(self.counts), "restarts": dict(self.restarts)}
+
+    def progress(self) -> Progress:
+        # docstring inherited
+        return Progress(self.next, len(self.source), self.volume, self.counts["bad"], self.counts["damaged"])
+
+    def is_busy(self) -> bool:
+        """Whether the pictures take much more time than reading them."""
+        if self.step.repairs or self.step.marker is not None:
             return True
-        return self.check and (source.meta.layout != NATIVE or bool(VerdictCounts.of(source).kinds.get(NOT_EXAMINED)))
+        is_judged = self.source.meta.layout == NATIVE and not VerdictCounts.of(self.source).kinds.get(NOT_EXAMINED)
+        return self.step.check and not is_judged
 
-    def __call__(self, records: Sequence[Record], images: Sequence[str]) -> _Counts:
-        """Finish the pictures of some records in place, and count them."""
-        counts, restarts = Counter[str](), Counter[str]()
-        for record in records:
-            for image in images:
-                verdict = Verdict.of(record, image)
-                if verdict is None and self.check:
-                    counts["examined"] += 1
-                    verdict = examine(record[image])
-                    set_verdict(record, image, verdict)
-                if self.marker is not None:
-                    restarts[mark_picture(self.marker, record, image)] += 1
-                counts["fast_crops"] += is_fast(record, image)
-                if self.repairs and verdict is not None and not verdict.is_whole:
-                    counts["damaged"] += 1
-                    counts["bad"] += not verdict.recovered
-                    # If nothing is recovered, a grey picture must not replace bytes that another tool may still save.
-                    if verdict.recovered:
-                        record[image] = repaired(record[image])
-        return counts, restarts
-
-
-def _copy(
-    source: Backend,
-    url: str,
-    fields: Mapping[str, Field],
-    step: _Step,
-    *,
-    plan: JSON,
-    on_bad: OnBadRecord,
-    progress: ProgressHook | None,
-    **how: Any,
-) -> tuple[Meta, Counter[str], Counter[str]]:
-    """Copy every record of `source` after `step`; return the new store's meta and what `step` counted."""
-    if on_bad not in get_args(OnBadRecord):
-        raise ConfigError(f"unknown on_bad {on_bad!r}; {suggest(on_bad, get_args(OnBadRecord), 'policies')}")
-    # Records already contain their verdicts.
-    with open_writer(url, fields, plan=plan, check=False, **how) as writer:
-        note: Any = writer.note or {"next": 0, "counts": {}, "restarts": {}}
-        counts, restarts = Counter[str](note["counts"]), Counter[str](note["restarts"])
-        images = images_of(source)
-        threads = len(os.sched_getaffinity(0)) if step.is_busy(source) else 0
-
-        def finish(batch: Batch) -> _Counts:
-            return step(batch[0], images)
-
-        batches = read_batches(source, note["next"], on_bad=_leave_out if on_bad == "skip" else _refuse)
-        for (records, state), (more, outcomes) in in_order(batches, finish, threads):
-            counts.update(more)
-            restarts.update(outcomes)
-            writer.append(records, note={"next": state.done, "counts": dict(counts), "restarts": dict(restarts)})
-            if progress is not None:
-                progress(replace(state, bad=counts["bad"], damaged=counts["damaged"]))
-        return writer.publish(source.meta.attrs, fast_crops=counts["fast_crops"]), counts, restarts
+    def into(
+        self, url: str, fields: Mapping[str, Field], plan: JSON, progress: ProgressHook | None, **how: Any
+    ) -> Meta:
+        """Copy every record, and return the meta of the new store."""
+        if self.on_bad not in get_args(OnBadRecord):
+            raise ConfigError(
+                f"unknown on_bad {self.on_bad!r}; {suggest(self.on_bad, get_args(OnBadRecord), 'policies')}"
+            )
+        # Records already contain their verdicts.
+        with open_writer(url, fields, plan=plan, check=False, **how) as writer:
+            self.begin(writer.note)
+            copy(writer, self, len(os.sched_getaffinity(0)) if self.is_busy() else 0, progress)
+            return writer.publish(self.source.meta.attrs, fast_crops=self.counts["fast_crops"])
 
 
 def _leave_out(error: RecordError) -> None:

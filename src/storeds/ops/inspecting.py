@@ -12,7 +12,7 @@ import numpy as np
 from storeds.backends.opening import open_backend
 from storeds.backends.view import describe
 from storeds.errors import FormatError, RecordError
-from storeds.ops.common import VerdictCounts, images_of
+from storeds.ops.verdicts import VerdictCounts, images_of
 from storeds.protocols import JSON, Backend
 from storeds.records.columns import read_column
 from storeds.records.fields import fields_to_json

@@ -18,8 +18,9 @@ import xxhash
 from storeds.backends.opening import open_backend
 from storeds.backends.selecting import Conditions
 from storeds.errors import ConfigError, DecodeError, RecordError
-from storeds.ops.common import Progress, ProgressHook, damaged_kinds, in_order
 from storeds.ops.inspecting import class_counts
+from storeds.ops.progress import Progress, ProgressHook, in_order
+from storeds.ops.verdicts import damaged_kinds
 from storeds.pictures import read_picture_header
 from storeds.protocols import Array, Backend, SampleContext
 from storeds.readers import ElementReader, image

@@ -18,11 +18,13 @@ from storeds.backends.opening import open_backend
 from storeds.backends.staging import reporting
 from storeds.backends.view import stores_in
 from storeds.errors import ConfigError, RecordError, StoreExistsError, StoreNotFoundError, suggest
-from storeds.ops.common import ProgressHook, VerdictCounts, damaged_kinds, read_batches
+from storeds.ops.copy import read_batches
 from storeds.ops.exporting.base import Differences, Exported, Exporter, ExportFolder
 from storeds.ops.exporting.coco import CocoExporter
 from storeds.ops.exporting.folder import FolderExporter
 from storeds.ops.exporting.yolo import YoloExporter
+from storeds.ops.progress import ProgressHook
+from storeds.ops.verdicts import VerdictCounts, damaged_kinds
 from storeds.protocols import Backend, Meta
 
 __all__ = ["EXPORTERS", "Exported", "export"]

@@ -6,40 +6,27 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 import logging
 import math
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, get_args
-
-from PIL import Image
+from typing import Any, TypeAlias, get_args
 
 from storeds._utils.text import counted, printable
 from storeds.backends.opening import COMMIT_EVERY, open_writer
 from storeds.errors import ConfigError, RecordError, suggest
 from storeds.ops import OnBad, SplitBy
-from storeds.ops.common import (
-    NOT_EXAMINED,
-    Progress,
-    ProgressHook,
-    check_distinct,
-    damage_note,
-    damaged_kinds,
-    in_order,
-    is_fast,
-    listed,
-    mark_picture,
-)
+from storeds.ops.copy import check_distinct, copy
 from storeds.ops.packing.rows import Bad, BadItem, Listing, Row, Rows
 from storeds.ops.packing.sources import open_source
 from storeds.ops.packing.splits import Split, divides_by_label, make_split
-from storeds.pictures import MAX_PIXELS, Verdict, examine, read_picture_header, repair, set_verdict
-from storeds.pictures.decoders import upright
-from storeds.pictures.formats import decode_reason, open_picture
+from storeds.ops.pictures import Finished, PictureStep
+from storeds.ops.progress import Progress, ProgressHook
+from storeds.ops.verdicts import damage_note, damaged_kinds, listed
+from storeds.pictures import MAX_PIXELS, read_picture_header
 from storeds.pictures.restarts import RestartMarker
 from storeds.protocols import JSON, Field, Meta, Record
 from storeds.records.role_checks import RoleChecker
@@ -50,7 +37,6 @@ __all__ = ["Packed", "pack"]
 _CHUNK_ITEMS = 256
 _AHEAD_BYTES = 4 << 20  # that all threads together read ahead: as much as an engine writes at once
 _MIN_CHUNK_BYTES = 256 << 10
-_QUALITY = 90
 _SHOWN = 20  # bad items that an error lists
 _LOG = logging.getLogger("storeds")
 
@@ -207,17 +193,12 @@ def pack(
     state = _State.of(writer.note)
     with writer:
         scaled = (None, None) if rows.is_encoded else (max_side, quality)
-        preparer = _Preparer(rows, *scaled, divided, check, marker, writer.roles, _sized(fields) if sizes else None)
+        step = PictureStep(check, *scaled, marker=marker)
+        preparer = _Preparer(rows, step, divided, writer.roles, _sized(fields) if sizes else None)
         # Reading alone takes less time than handing the bytes to other threads.
         threads = max(workers or 1, 1) if workers is not None or not preparer.is_busy else len(os.sched_getaffinity(0))
-        chunks = listing.chunks(state.next, max(_AHEAD_BYTES // threads, _MIN_CHUNK_BYTES), _CHUNK_ITEMS)
-        for (numbers, items), prepared in in_order(chunks, preparer.prepare_all, threads):
-            taken = (state.take(item.name, one, on_bad, on_problem) for item, one in zip(items, prepared, strict=True))
-            records = [record for record in taken if record is not None]
-            state.next = numbers.stop
-            writer.append(records, note=state.to_json(), checked=True)
-            if progress is not None:
-                progress(Progress(state.next, listing.count, state.volume, state.bad, state.damaged))
+        task = _Packing(listing, preparer, state, on_bad, on_problem, max(_AHEAD_BYTES // threads, _MIN_CHUNK_BYTES))
+        copy(writer, task, threads, progress, checked=True)
         if on_bad == "raise" and state.bad:
             raise state.error(listing.count)
         meta = writer.publish(rows.attrs, fast_crops=state.fast_crops)
@@ -315,28 +296,15 @@ class _Prepared:
         The record with the verdicts on its pictures; None if there is nothing to store.
     reason : str or None
         What is wrong with it.
-    damaged : bool
-        Whether part of one of its pictures is missing or wrong.
-    kinds : list of str
-        The kind of the verdict on each of its pictures.
-    fast_crops : int
-        How many of its pictures are ready for fast crops.
-    restarts : list of str
-        For each of its pictures, the outcome of `RestartMarker.mark`, if that was called.
+    pictures : sequence of Finished
     large : list of int
         The numbers of pixels of its pictures that have more than `MAX_PIXELS`.
-    unencoded : list of str
-        Why pictures are kept that were to be encoded.
     """
 
     record: Record | None
     reason: str | None = None
-    damaged: bool = False
-    kinds: Sequence[str] = ()
-    fast_crops: int = 0
-    restarts: Sequence[str] = ()
+    pictures: Collection[Finished] = ()
     large: Sequence[int] = ()
-    unencoded: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -346,16 +314,9 @@ class _Preparer:
     Parameters
     ----------
     rows : Rows
-    max_side : int or None
-        Scale larger images down to this many pixels on their longer side, and encode them again.
-    quality : int or None
-        Encode every image as JPEG of this quality.
+    step : PictureStep
     split : Split, optional
         Gives the value of the field ``split``.
-    check : bool
-        Examine each picture unless the source has a verdict on it; pictures that may be encoded again are always examined.
-    marker : RestartMarker, optional
-        Puts restart markers into each JPEG.
     roles : RoleChecker, optional
         That of the writer, which then does not check records again.
     sized : str, optional
@@ -363,17 +324,10 @@ class _Preparer:
     """
 
     rows: Rows
-    max_side: int | None = None
-    quality: int | None = None
+    step: PictureStep
     split: Split | None = None
-    check: bool = True
-    marker: RestartMarker | None = None
     roles: RoleChecker | None = None
     sized: str | None = None
-
-    def prepare_all(self, chunk: tuple[range, Sequence[Row | Bad]]) -> list[_Prepared]:
-        """Read and finish numbered items."""
-        return [self.prepare(index, item) for index, item in zip(*chunk, strict=True)]
 
     def prepare(self, index: int, item: Row | Bad) -> _Prepared:
         """Read and finish item `index`; a bad item gives a reason instead of an error."""
@@ -385,115 +339,22 @@ class _Preparer:
             return _Prepared(None, str(error))
         if self.split is not None:
             record["split"] = self.split.of(index, record)
-        reasons, kinds, damaged, fast_crops, outcomes, unencoded = [], list[str](), False, 0, [], list[str]()
         pictures = {name: declared for name, declared in self.rows.fields.items() if declared.kind == "image"}
-        for name, declared in pictures.items():
-            reason = self._finish_picture(record, name, unencoded)
-            if reason is not None:
-                reasons.append(reason if len(pictures) == 1 else f"field {name!r} {reason}")
-            if self.marker is not None and declared.role != "mask":  # masks are decoded whole
-                outcomes.append(mark_picture(self.marker, record, name))
-            verdict = Verdict.of(record, name)
-            kinds.append(NOT_EXAMINED if verdict is None else verdict.finding)
-            damaged = damaged or not (verdict is None or verdict.is_whole)
-            fast_crops += is_fast(record, name)
+        done = {name: self.step(record, name, declared) for name, declared in pictures.items()}
+        found = {name: each.reason for name, each in done.items()}
+        reasons = [why if len(done) == 1 else f"field {name!r} {why}" for name, why in found.items() if why is not None]
         if self.sized is not None:
             record["width"], record["height"] = _size_of(record[self.sized])
         if self.roles is not None:
             fault = self.roles.fault(record, self.rows.attrs.get("classes"))
             if fault is not None:
                 return _Prepared(None, fault)
-        large = _large(record[name] for name in pictures)
-        reason = "; ".join(reasons) or None
-        return _Prepared(record, reason, damaged, kinds, fast_crops, outcomes, large, unencoded)
-
-    @property
-    def encodes(self) -> bool:
-        """Whether images may be encoded again."""
-        return self.max_side is not None or self.quality is not None
+        return _Prepared(record, "; ".join(reasons) or None, done.values(), _large(record[name] for name in done))
 
     @property
     def is_busy(self) -> bool:
         """Whether preparing takes much more time than reading."""
-        return self.check or self.encodes or self.marker is not None
-
-    def _finish_picture(self, record: Record, image: str, unencoded: list[str]) -> str | None:
-        """Put field `image` of `record` into its final form and add its verdict; return why it is bad.
-
-        Append to `unencoded` why it is kept though it was to be encoded.
-        """
-        blob = record[image]
-        verdict = Verdict.of(record, image)
-        if verdict is None and (self.check or self.encodes):
-            verdict = examine(blob)
-        reason = _unreadable(blob, verdict)
-        if reason is None and verdict is not None and self.encodes:
-            record[image], verdict, reason = self._encoded(blob, verdict, unencoded)
-        set_verdict(record, image, verdict)
-        return reason
-
-    def _encoded(self, blob: bytes, verdict: Verdict, unencoded: list[str]) -> tuple[bytes, Verdict, str | None]:
-        """Return the picture to store, its verdict, and why it is bad.
-
-        A damaged picture keeps the verdict on its original bytes, because the new ones look whole.
-        """
-        try:
-            with open_picture(blob) as image:  # reads only the header
-                is_small = self.max_side is None or max(image.size) <= self.max_side
-                is_left = (is_small and self.quality is None) or image.width * image.height > MAX_PIXELS
-            if is_left:
-                return blob, verdict, None
-            encoded = self._encode(blob if verdict.is_whole else repair(blob))
-        except _NoJpegError as error:
-            unencoded.append(str(error))
-            return blob, verdict, None
-        except Exception as error:  # decoders raise any exception on damaged bytes
-            return blob, verdict, _unreadable_image(blob, decode_reason(error))
-        return encoded, Verdict("intact", 1.0) if verdict.is_whole else verdict, None
-
-    def _encode(self, blob: bytes) -> bytes:
-        with open_picture(blob) as opened:
-            if opened.mode not in _FOR_JPEG:
-                raise _NoJpegError(f"mode {opened.mode}")
-            if any(map(_is_deep, opened.tile)):
-                raise _NoJpegError("more than 8 bits")
-        with open_picture(blob, MAX_PIXELS) as opened:
-            profile, image = opened.info.get("icc_profile"), upright(opened)
-            if image.has_transparency_data and image.convert("RGBA").getchannel("A").getextrema() != (255, 255):
-                raise _NoJpegError("transparency")
-            if image.mode not in ("L", "RGB", "CMYK"):
-                image = image.convert("L" if image.mode in ("1", "LA") else "RGB")
-            if self.max_side is not None:
-                image.thumbnail((self.max_side, self.max_side), Image.Resampling.LANCZOS)
-            buffer = io.BytesIO()
-            image.save(buffer, "JPEG", quality=self.quality or _QUALITY, icc_profile=profile)
-        return buffer.getvalue()
-
-
-_FOR_JPEG = ("1", "L", "P", "RGB", "CMYK", "YCbCr", "LA", "PA", "RGBA", "RGBX")
-
-
-class _NoJpegError(Exception):
-    """A picture holds what a JPEG cannot."""
-
-
-def _is_deep(tile: tuple[Any, ...]) -> bool:
-    """Return whether the samples of a part of a file, as Pillow describes it, have more than the 8 bits that it reads."""
-    codec, args = tile[0], tile[3]
-    return ";16" in str(args) or (codec == "ppm" and args[1] > 255)
-
-
-def _unreadable(blob: bytes, verdict: Verdict | None) -> str | None:
-    """Return why nothing of a picture can be read: from its verdict or, without one, from opening it with Pillow."""
-    if not blob:
-        return "is empty (0 bytes)"
-    if verdict is not None:
-        return None if verdict.recovered else _unreadable_image(blob, verdict.reason or verdict.finding)
-    try:
-        with open_picture(blob):
-            return None
-    except Exception as error:  # decoders raise whatever they like on damaged bytes
-        return _unreadable_image(blob, decode_reason(error))
+        return self.step.check or self.step.encodes or self.step.marker is not None
 
 
 def _large(blobs: Iterable[bytes]) -> list[int]:
@@ -505,10 +366,6 @@ def _size_of(blob: bytes) -> tuple[int, int]:
     """Return the width and the height of a picture; 0 of one that cannot be read."""
     header = read_picture_header(blob)
     return (0, 0) if header is None else (header.width, header.height)
-
-
-def _unreadable_image(blob: bytes, why: str) -> str:
-    return f"cannot be read as an image ({counted(len(blob), 'byte')} beginning {blob[:4].hex(' ')}): {why}"
 
 
 @dataclass
@@ -553,7 +410,7 @@ class _State:
         self, name: str, prepared: _Prepared, on_bad: OnBad, on_problem: Callable[[Bad], None] | None
     ) -> Record | None:
         """Count an item; return the record to store, or None."""
-        self.damaged += prepared.damaged
+        self.damaged += any(each.is_damaged for each in prepared.pictures)
         record = prepared.record
         if prepared.reason is not None:
             record = record if on_bad == "keep" else None
@@ -565,12 +422,14 @@ class _State:
             if on_problem is not None:
                 on_problem(problem)
         if record is not None:
-            self.fast_crops += prepared.fast_crops
             self.large, self.largest = self.large + len(prepared.large), max(self.largest, *prepared.large, 0)
-            counters = (self.restarts, self.kinds, self.unencoded)
-            for counter, values in zip(counters, (prepared.restarts, prepared.kinds, prepared.unencoded), strict=True):
-                for value in values:  # `Counter.update` takes longer than all else here
-                    counter[value] += 1
+            for each in prepared.pictures:
+                self.fast_crops += each.is_fast
+                self.kinds[each.kind] += 1  # `Counter.update` takes longer than all else here
+                if each.restarts is not None:
+                    self.restarts[each.restarts] += 1
+                if each.unencoded is not None:
+                    self.unencoded[each.unencoded] += 1
             self.volume += sum(len(value) for value in record.values() if isinstance(value, bytes))
         return record
 
@@ -599,6 +458,47 @@ class _State:
             f"{self.bad:,} of {counted(count, 'item')} cannot be packed, so nothing was published; repair them, or pass "
             "on_bad='skip' (--on-bad skip):\n" + "\n".join(lines)
         )
+
+
+_Chunk: TypeAlias = tuple[range, Sequence[Row | Bad]]
+
+
+@dataclass(frozen=True)
+class _Packing:
+    """The `storeds.ops.copy.Task` of `pack`: items of a source become records."""
+
+    listing: Listing
+    preparer: _Preparer
+    state: _State
+    on_bad: OnBad
+    on_problem: Callable[[Bad], None] | None
+    most_bytes: int
+
+    def chunks(self) -> Iterator[_Chunk]:
+        # docstring inherited
+        return self.listing.chunks(self.state.next, self.most_bytes, _CHUNK_ITEMS)
+
+    def work(self, chunk: _Chunk, /) -> list[_Prepared]:
+        # docstring inherited
+        return [self.preparer.prepare(index, item) for index, item in zip(*chunk, strict=True)]
+
+    def take(self, chunk: _Chunk, result: list[_Prepared], /) -> list[Record]:
+        # docstring inherited
+        numbers, items = chunk
+        pairs = zip(items, result, strict=True)
+        taken = (self.state.take(item.name, prepared, self.on_bad, self.on_problem) for item, prepared in pairs)
+        records = [record for record in taken if record is not None]
+        self.state.next = numbers.stop
+        return records
+
+    def note(self) -> JSON:
+        # docstring inherited
+        return self.state.to_json()
+
+    def progress(self) -> Progress:
+        # docstring inherited
+        state = self.state
+        return Progress(state.next, self.listing.count, state.volume, state.bad, state.damaged)
 
 
 def _brief(reason: str) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 from storeds._utils.text import html_table
 from storeds.backends.opening import open_backend, scheme_of
 from storeds.errors import ConfigError
-from storeds.ops.common import Progress, ProgressHook
+from storeds.ops.progress import Progress, ProgressHook
 from storeds.ops.verifying.checks import BATCH, BatchResult, Checker, Finding, column_names
 from storeds.ops.verifying.workers import ChildDied, WorkerPool
 from storeds.protocols import Backend, Meta

@@ -11,7 +11,7 @@ from PIL import Image
 
 from storeds.backends.view import place_text
 from storeds.errors import DecodeError, RecordError, StoredsError
-from storeds.ops.common import images_of
+from storeds.ops.verdicts import images_of
 from storeds.pictures import MAX_PIXELS, Verdict, examine, format_of_picture, read_picture_header
 from storeds.pictures.decoders import check_pixels
 from storeds.pictures.formats import open_picture

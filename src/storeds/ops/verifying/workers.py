@@ -5,6 +5,7 @@ multiprocessing is no help: it runs the user's main script again in each child.
 
 from __future__ import annotations
 
+import ctypes
 import signal
 import subprocess
 import sys
@@ -12,14 +13,13 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, Pipe
 from queue import SimpleQueue
 from typing import Any, Self
 
 from storeds.backends.opening import open_backend
 from storeds.errors import StoredsError
-from storeds.ops.common import die_with_parent, sigint_blocked
 from storeds.ops.verifying.checks import BATCH, BatchResult, Checker, Finding, column_names
 from storeds.protocols import Meta
 
@@ -61,7 +61,7 @@ def serve(pipe: Connection) -> None:
     The first message is the URL and the columns to compare; the answer is the meta. Each request is the name of a method of
     `Checker` and its arguments. An answer may be a StoredsError.
     """
-    die_with_parent()
+    _die_with_parent()
     try:
         url, columns = pipe.recv()
         with open_backend(url) as backend:
@@ -102,7 +102,7 @@ class _Worker:
                 raise ChildDied("was stopped")
             self._pipe, theirs = Pipe()
             command = [sys.executable, "-P", "-c", _BOOT.format(theirs.fileno())]
-            with theirs, sigint_blocked():
+            with theirs, _sigint_blocked():
                 # The command is this interpreter and our own text.
                 self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()])  # noqa: S603  # this interpreter
         meta: Meta = self._exchange([sys.path, (self._url, self._columns)], 10 * DEADLINE)
@@ -249,3 +249,22 @@ class WorkerPool:
 
 def _crash(at: int, stop: int, message: str) -> BatchResult:
     return BatchResult(stop, None, findings=[Finding("crash", message, at)])
+
+
+_PR_SET_PDEATHSIG = 1
+
+
+@contextmanager
+def _sigint_blocked() -> Iterator[None]:
+    """Block Ctrl-C while child processes start. They inherit the mask and print no traceback from an import."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _die_with_parent() -> None:
+    """Make this process ignore Ctrl-C and die when its parent dies."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
