@@ -210,17 +210,19 @@ _DECODERS = (
     ("tensor", "decoders:decode_tensor", ""),
     ("fast", "decoders:decode_fast", ""),
 )
-_SOURCES = (
+_FILES = (
     ("imagefolder", "folders:imagefolder", ""),
     ("flat", "folders:flat", ""),
     ("masks", "masks:masks", ""),
+    ("tar", "tars:tar", ""),
+)
+_SOURCES = (
     ("csv", "lists:csv", ""),
     ("jsonl", "lists:jsonl", ""),
     ("coco", "coco:coco", ""),
     ("yolo", "yolo:yolo", ""),
     ("voc", "voc:voc", ""),
     ("table", "tables:table", "pyarrow"),
-    ("tar", "tars:tar", ""),
     ("dataset", "objects:dataset", ""),
     ("store", "stores:store", ""),
     ("exported", "exported:exported", ""),
@@ -231,7 +233,9 @@ BACKENDS = Registry("backend", "storeds.backends", _built_in("backends", _BACKEN
 LAYOUTS = Registry("layout", "storeds.layouts", _built_in("layouts", _LAYOUTS))
 READERS = Registry("reader", "storeds.readers", _built_in("readers", _READERS))
 DECODERS = Registry("decoder", "storeds.decoders", _built_in("pictures", _DECODERS))
-SOURCES = Registry("source", "storeds.sources", _built_in("ops.packing.sources", _SOURCES))
+SOURCES = Registry(
+    "source", "storeds.sources", _built_in("layouts.files", _FILES) | _built_in("ops.packing.sources", _SOURCES)
+)
 
 
 def register_backend(scheme: str, target: Any, *, needs: str = "", clobber: bool = False) -> None:

@@ -174,7 +174,6 @@ OF_MASKS = {
         {f"{split}/{folder}": 1 for split in ("test", "train") for folder in ("images/1.jpg", "masks/1.png")},
         SEGMENTED,
         {"image": [jpeg(1)] * 2, "mask": [mask(1)] * 2, "split": ["test", "train"], "key": ["test/1.jpg", "train/1.jpg"]},
-        options={"kind": "masks"},
     ),
     "other names, and everything wrong": SourceCase(
         {
@@ -748,9 +747,10 @@ REFUSED: list[tuple[dict[str, Any], str, dict[str, Any], str]] = [
     ({"a.jpg": 0}, ".", {"kind": "imagefolder"}, "has no sub-folders; expected one per class"),
     ({"a.txt": ""}, ".", {"kind": "flat"}, r"contains no images \(.jpg .jpeg"),
     ({"a/1.jpg": 0, "b/.keep": ""}, ".", {}, "no images in b; remove .* or pass allow_empty=True"),
-    (PAIR, ".", {}, "--kind masks.*--kind imagefolder"),
-    ({"images/0.jpg": 0, "masks/0.gif": 0}, ".", {}, "--kind masks"),
-    ({"train/images/0.jpg": 0, "train/masks/0.png": 0}, ".", {}, "--kind masks"),
+    ({"images/0.jpg": 0, "annotations/0.png": 0}, ".", {}, "--kind masks.*--kind imagefolder"),
+    ({"images/0.jpg": 0, "labels/0.gif": 0}, ".", {}, "--kind masks"),
+    ({**PAIR, "more/0.jpg": 0}, ".", {}, "--kind masks"),
+    ({"train/images/0.jpg": 0, "train/mask/0.png": 0}, ".", {}, "--kind masks"),
     ({"a.txt": "a"}, ".", {"kind": "masks"}, "contains no folder of images"),
     (PAIR, ".", {"kind": "masks", "image_folder": "images", "mask_folder": "none"}, "contains no folder none"),
     (PAIR, ".", {"kind": "masks", "image_folder": "images", "mask_folder": "../m"}, "must be below the source"),
