@@ -11,7 +11,7 @@ from storeds import registry
 from storeds._utils.files import engine_of_file, nearest
 from storeds._utils.text import counted, some
 from storeds._utils.urls import StoreURL
-from storeds.errors import ConfigError, StoreNotFoundError
+from storeds.errors import ConfigError, FormatError, StoreNotFoundError
 from storeds.layouts.files.masks import find_mask_folders
 from storeds.layouts.files.walk import (
     IMAGE_SUFFIXES,
@@ -62,7 +62,7 @@ def kind_of_path(path: str, option: str = "kind") -> str:
     ------
     StoreNotFoundError
         Nothing exists there, or it cannot be inspected.
-    ConfigError
+    ConfigError, FormatError
         It may be several things, or is none that is known.
     """
     if StoreURL.parse(path).scheme is not None:
@@ -183,7 +183,8 @@ def _kind_of_folder(path: str, entries: list[os.DirEntry[str]], option: str) -> 
     held = f"only {some(files)}; pass one of these files" if files else "nothing"
     if len(seen) < len(entries):
         held += "; hidden names are left out"
-    raise ConfigError(f"{show(path)} has no sub-folders and no images ({' '.join(IMAGE_SUFFIXES)}), {held}")
+    error = FormatError if option == "layout" else ConfigError  # it is no store, or no source
+    raise error(f"{show(path)} has no sub-folders and no images ({' '.join(IMAGE_SUFFIXES)}), {held}")
 
 
 def _refuse_coco(path: str, files: list[str], folders: list[str], option: str) -> None:

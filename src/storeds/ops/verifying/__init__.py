@@ -13,6 +13,7 @@ from typing import Any
 
 from storeds._utils.text import html_table
 from storeds.backends.opening import open_backend, scheme_of
+from storeds.backends.view import describe
 from storeds.errors import ConfigError
 from storeds.ops.common import Progress, ProgressHook
 from storeds.ops.verifying.checks import BATCH, BatchResult, Checker, Finding, column_names
@@ -25,7 +26,7 @@ from storeds.redaction import redact
 __all__ = ["Finding", "Report", "verify"]
 
 # Engines that another process can open by URL.
-_SHARED = ("lmdb", "hdf5", "mongodb", "mongodb+srv")
+_SHARED = ("lmdb", "hdf5", "mongodb", "mongodb+srv", "files")
 
 
 @dataclass
@@ -136,9 +137,19 @@ def verify(
             except ChildDied as end:
                 finding = Finding("crash", f"the process that opened the store {end}")
                 return Report(redact(url), "", 0, findings=[finding])
-            return _collect(redact(url), meta, pool.check(meta), progress)
+            report = _collect(redact(url), meta, pool.check(meta), progress)
+            if scheme_of(url, writing=False) == "files":  # the others have no parts that should be records
+                with open_backend(url) as backend:
+                    report.findings[:0] = _faults(backend)
+            return report
     with open_backend(url, layout=layout, **(options or {})) as backend:
-        return _collect(backend.url, backend.meta, _check_here(backend), progress)
+        report = _collect(backend.url, backend.meta, _check_here(backend), progress)
+        report.findings[:0] = _faults(backend)
+        return report
+
+
+def _faults(backend: Backend) -> list[Finding]:
+    return [Finding("unread", f"not read: {each}") for each in describe(backend).faults]
 
 
 def _check_here(backend: Backend) -> Iterator[BatchResult]:
