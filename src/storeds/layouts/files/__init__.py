@@ -4,6 +4,6 @@ Start with `opening.py`, then `reading.py`. `folders.py`, `masks.py` and `tars.p
 `detect.py` says which of them does, and `listing.py` keeps the list in the cache folder.
 """
 
-from storeds.layouts.files.opening import FILES
+from storeds.layouts.files.opening import FILES, FilesOptions
 
-__all__ = ["FILES"]
+__all__ = ["FILES", "FilesOptions"]
