@@ -7,6 +7,7 @@ import pickle
 import shutil
 import tarfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -254,6 +255,10 @@ def test_a_shard_that_is_cut_is_a_finding(tmp_path: Path) -> None:
     report = storeds.verify(str(folder))
     assert (report.count, [each.kind for each in report.findings]) == (2, ["unread"])
     assert "s-2.tar: is damaged, cut short or not a tar file" in report.findings[0].message
+    for copy in (storeds.convert, partial(storeds.pack, kind="store")):
+        with pytest.raises(errors.RecordError, match="s-2.tar: is damaged"):
+            copy(str(folder), "memory://copy", overwrite=True)
+        assert copy(str(folder), "memory://copy", overwrite=True, on_bad="skip").count == 2
     (found,) = (each for each in storeds_json("info", folder)["unread"] if "x.csv" in each)
     assert found.startswith("left out 1 name")
 
@@ -271,6 +276,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str, dict[str, Any], type[Exception], s
     "the native layout": (MIXED, ".", {"layout": "native"}, errors.FormatError, "no store of layout 'native'"),
     "a wrong option": (MIXED, ".", {"layout": "flat", "classes": ["a"]}, errors.ConfigError, "'flat' has no option 'classes'"),
     "an unknown option": (MIXED, ".", {"layout": "flat", "clases": ["a"]}, errors.ConfigError, "unknown option 'clases'"),
+    "a store": ({"a.h5": b"\x89HDF\r\n\x1a\n"}, "a.h5", {"files": True}, errors.FormatError, "is a store of another engine"),
+    "classes that are no names": ({"a/1.jpg": 0}, ".", {"classes": 5}, errors.ConfigError, "classes: expected"),
     "compressed": ({"a.tar.gz": b"\x1f\x8b" + bytes(900)}, "a.tar.gz", {}, errors.FormatError, "is compressed; decompress it"),
     "no shard": ({"a.jpg": 0}, "x-*.tar", {}, errors.StoreNotFoundError, "no file matches"),
     "HDF5 files": ({"a/1.jpg": 0, "x.h5": ""}, ".", {}, errors.FormatError, "folder of HDF5 files"),
@@ -281,7 +288,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str, dict[str, Any], type[Exception], s
 def test_what_is_not_certain_names_what_to_write(name: str, tmp_path: Path) -> None:
     files, source, given, error, says = REFUSED[name]
     with pytest.raises(error, match=says):
-        opened(write(tmp_path / "set", files) / source, **given)
+        path = write(tmp_path / "set", files) / source
+        opened(f"files://{path}" if given.pop("files", False) else path, **given)
 
 
 def test_links_and_folders_that_cannot_be_listed_are_named(tmp_path: Path) -> None:

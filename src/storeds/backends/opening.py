@@ -116,7 +116,7 @@ def with_scheme(url: str | os.PathLike[str] | StoreURL) -> StoreURL:
     if parsed.scheme is not None or path == parsed.path:
         return parsed
     whole = os.path.abspath(os.path.expanduser(path))
-    if os.path.exists(whole):
+    if os.path.exists(whole) or _is_tar(path):
         return StoreURL.parse(f"{scheme_of(path, writing=False)}://{whole}?{options}")
     return parsed
 

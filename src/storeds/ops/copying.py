@@ -11,6 +11,8 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NoReturn, TypeAlias, get_args
 
 from storeds.backends.opening import COMMIT_EVERY, open_backend, open_writer
+from storeds.backends.unread import SHOWN
+from storeds.backends.view import describe
 from storeds.errors import ConfigError, FormatError, RecordError, suggest
 from storeds.ops import OnBadRecord
 from storeds.ops.common import (
@@ -332,6 +334,9 @@ def _copy(
     """Copy every record of `source` after `step`; return the new store's meta and what `step` counted."""
     if on_bad not in get_args(OnBadRecord):
         raise ConfigError(f"unknown on_bad {on_bad!r}; {suggest(on_bad, get_args(OnBadRecord), 'policies')}")
+    faults = describe(source).faults
+    if faults and on_bad == "raise":
+        _refuse(RecordError(f"{source.url}: not read: {'; '.join(faults[:SHOWN])}"))
     # Records already contain their verdicts.
     with open_writer(url, fields, plan=plan, check=False, **how) as writer:
         note: Any = writer.note or {"next": 0, "counts": {}, "restarts": {}}

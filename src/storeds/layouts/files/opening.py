@@ -21,13 +21,17 @@ from storeds.layouts.files.detect import kind_of_path
 from storeds.layouts.files.listing import find
 from storeds.layouts.files.presets import PRESETS
 from storeds.layouts.files.reading import FilesOpener
-from storeds.layouts.files.walk import names_of, show
+from storeds.layouts.files.walk import is_text, names_of, show
 from storeds.protocols import Meta
 from storeds.records.canonical_json import canonical_json
 
 __all__ = ["FILES", "FilesOptions"]
 
 _LOG = logging.getLogger("storeds")
+
+
+def _path_or_names(given: Any) -> Any:
+    return os.fspath(given) if isinstance(given, os.PathLike) else given
 
 
 class FilesOptions(BackendOptions, frozen=True):
@@ -55,7 +59,7 @@ class FilesOptions(BackendOptions, frozen=True):
         The extension of the members that contain labels.
     """
 
-    classes: Any = None
+    classes: list[str] | str | None = None
     allow_outside: bool = False
     allow_empty: bool = False
     image_folder: str | None = None
@@ -63,12 +67,12 @@ class FilesOptions(BackendOptions, frozen=True):
     image_suffix: str | None = None
     mask_suffix: str | None = None
     ignore_index: int | None = None
-    extensions: Any = None
+    extensions: list[str] | None = None
     key_with_shard: bool = False
     label: bool = True
     label_column: str | None = None
 
-    parsers: ClassVar[Mapping[str, Callable[[Any], Any]]] = {"extensions": names_of}
+    parsers: ClassVar[Mapping[str, Callable[[Any], Any]]] = {"classes": _path_or_names, "extensions": names_of}
 
 
 def _opener(url: str | StoreURL, *, layout: str | None = None, **keywords: Any) -> FilesOpener:
@@ -78,6 +82,8 @@ def _opener(url: str | StoreURL, *, layout: str | None = None, **keywords: Any) 
     options = parse_options(FilesOptions, in_url, keywords, parsed).changed()
     if "classes" in options:
         options["classes"] = unique_classes(options["classes"])
+    if not is_text(path):
+        raise ConfigError(f"{show(path)}: its name is not valid UTF-8; rename it")
     if layout is not None and layout not in PRESETS:
         raise FormatError(f"{show(path)} is a folder or a tar file, and no store of layout {layout!r}")
     listed = find(path, options, layout, lambda: _checked(layout or _recognised(path), path, options))
@@ -108,6 +114,8 @@ def _recognised(path: str) -> str:
     kind = kind_of_path(path, "layout")
     if kind in PRESETS:
         return kind
+    if kind == "store":
+        raise FormatError(f"{show(path)} is a store of another engine: open it as {show(path)}, without files://")
     raise FormatError(
         f"{show(path)} is a source of kind {kind!r}, which no store reads as it is: storeds pack {show(path)} "
         f"{show(os.path.basename(path) or 'packed')}.lmdb makes a store of it"

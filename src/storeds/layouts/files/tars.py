@@ -186,11 +186,7 @@ def _up_to(folder: str, top: str) -> Iterator[str]:
 def _beside(folder: str) -> list[str]:
     """Return a sentence about what a folder of shards contains besides them."""
     names = sorted(name for name in os.listdir(folder) if not _is_shard(name) and not is_hidden(name))
-    return (
-        [f"left out {counted(len(names), 'name')} in {show(folder)} beside tar files: {some(map(show, names))}"]
-        if names
-        else []
-    )
+    return [f"left out {counted(len(names), 'name')} beside tar files: {some(map(show, names))}"] if names else []
 
 
 def _short_names(paths: list[str]) -> list[str]:
