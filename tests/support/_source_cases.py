@@ -172,7 +172,10 @@ OF_MASKS = {
             "photos/9_rgb.jpg: its mask labels/9_m.png cannot be read: ",
             "labels/7_m.png: is a mask without an image: expected photos/7_rgb.jpg, or with another suffix",
         ),
-        notes=("ignored 1 file without the names of images and masks: labels/notes.txt",),
+        notes=(
+            "ignored 1 file without the names of images and masks: labels/notes.txt",
+            "left out 1 name beside the folders of images and masks: names.txt",
+        ),
         attrs={"classes": ["a", "b", "c", "d"], "ignore_index": 250},
     ),
 }  # fmt: skip

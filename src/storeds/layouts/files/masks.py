@@ -14,7 +14,7 @@ from storeds.errors import ConfigError, StoreNotFoundError
 from storeds.layouts.files.class_names import unique_classes
 from storeds.layouts.files.folders import class_notes
 from storeds.layouts.files.rows import Bad, BadItem, File, Row, Rows, from_start
-from storeds.layouts.files.walk import IMAGE_SUFFIXES, Root, Walk, folders_in, kind_of_files, show
+from storeds.layouts.files.walk import IMAGE_SUFFIXES, Root, Walk, folders_in, is_hidden, kind_of_files, show
 from storeds.pictures import MAX_PIXELS, read_picture_header
 from storeds.pictures.decoders import grey_step, orientation_of
 from storeds.pictures.formats import decode_reason, open_picture
@@ -192,15 +192,16 @@ def masks(
 
     pictures = {"image": Field("image", role="image"), "mask": Field("image", role="mask")}
     attrs: dict[str, JSON] = {} if names is None else {"classes": [*names]}
-    left_out = (
-        f"ignored {counted(len(ignored), 'file')} without the names of images and masks: {some(map(show, ignored))}"
-    )
+    left_out = [*_beside(root, folders)]
+    if ignored:
+        shown = some(map(show, ignored))
+        left_out.insert(0, f"ignored {counted(len(ignored), 'file')} without the names of images and masks: {shown}")
     return Rows(
         fields={**pictures, **({"split": Field("str")} if has_split else {}), "key": Field("str")},
         attrs={**attrs, **({} if ignore_index is None else {"ignore_index": ignore_index})},
         items=from_start(lambda: [*(row(each) if isinstance(each, _Pair) else each for each in pairs), *problems]),
         finish=finish,
-        late_notes=lambda: [*([left_out] if ignored else ()), *walk.hidden.notes(), *taken_as_stored(turned)],
+        late_notes=lambda: [*left_out, *walk.hidden.notes(), *taken_as_stored(turned)],
         notes=class_notes(names or ()),
         watched=lambda: walk.watched,
     )
@@ -221,6 +222,19 @@ def is_mask_unproven(blob: bytes) -> bool:
     orientation = orientation_of(blob) or 1
     header = read_picture_header(blob) if orientation > 4 else None
     return orientation in (2, 3, 4) or (header is not None and header.width == header.height)
+
+
+def _beside(root: str, folders: MaskFolders) -> Iterator[str]:
+    """Yield a sentence about what lies beside folders of images and masks, and is not read."""
+    read = {"classes.txt", *(each.rstrip("/") for pair in folders.pairs for each in pair)}
+    read |= {each.split("/")[0] for each in read}
+    tops = sorted({"", *(prefix for prefix, _, _ in folders.pairs)})
+    found = [
+        f"{top}{name}" for top in tops for name in sorted(os.listdir(os.path.join(root, top))) if not is_hidden(name)
+    ]
+    others = [each for each in found if each not in read]
+    if others:
+        yield f"left out {counted(len(others), 'name')} beside the folders of images and masks: {some(map(show, others))}"
 
 
 class _Pair(NamedTuple):
