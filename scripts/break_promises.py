@@ -246,6 +246,16 @@ BREAKS = [Break(*row) for row in (
     ("28: collate_detection names fields= of the dataset", "batching/test_samples.py -k detection_says", "batching/detection.py", "(StoreDataset(…, fields=[…])), rename", "(fields=[…]), rename"),
     ("28: the hint for boxes without a role is boxes", "transforms/test_joint.py -k 'would_not_move'", "transforms/alignment.py", 'likely = "boxes" if is_boxes else', 'likely = "mask" if is_boxes else'),
     ("28: a record known to be bad is not read again", "backends/test_batch_arrays.py -k known_to_be_bad", "datasets/map_dataset.py", "                known = error  # the pipeline", "                pass  # the pipeline"),
+    # Folders and tar shards as stores.
+    ("files: a changed folder is noticed", "layouts/test_files.py -k noticed", "layouts/files/listing.py", "return listed if listed is not None and listed.is_current else None", "return listed"),
+    ("files: a list is made once", "layouts/test_files.py -k noticed", "layouts/files/listing.py", "modified + _SETTLED < begun", "modified < 0"),
+    ("files: a worker reads the rows that were opened", "layouts/test_files.py -k noticed", "layouts/files/reading.py", "self.meta.build if self._listed.state == self._opener.state else self._listed.build", "self.meta.build"),
+    ("files: a shard that is cut is a finding", "layouts/test_files.py -k is_a_finding", "ops/verifying/__init__.py", "                    report.findings[:0] = _faults(backend)\n", "                    pass\n"),
+    ("files: a copy leaves out no shard by itself", "layouts/test_files.py -k is_a_finding", "ops/copying.py", 'if faults and on_bad == "raise":', "if False:"),
+    ("files: a changed shard is no record", "layouts/test_files.py -k vanishes_later", "layouts/files/rows.py", "(status.st_size, status.st_mtime_ns) != self.state[2:]", "False"),
+    ("files: a folder that is gone is unavailable", "layouts/test_files.py -k vanishes_later", "layouts/files/reading.py", "if not os.path.isdir(top):", "if False:"),
+    ("files: masks keep their class ids in names", "layouts/test_files.py -k everything", "layouts/files/listing.py", 'if self.fields[name].role != "mask":', "if True:"),
+    ("files: other folders beside masks are asked about", "ops/test_sources.py -k refused", "layouts/files/detect.py", "is_named and inside == read", "is_named"),
     # What to train on: quotas, weights, batches, folds and windows.
     ("plan: drop_last of a loader reaches its sampler", "loaders/test_drop_last.py -k each_others_state", "loaders/loader.py", 'drop_last=chosen.drop_last,\n                batch', 'drop_last=False,\n                batch'),
     ("plan: groups leave out short batches", "loaders/test_drop_last.py -k short_ones", "loaders/plan.py", "batches[np.diff(bounds) == self.batch_size]", "batches[np.diff(bounds) > 0]"),

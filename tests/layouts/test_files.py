@@ -87,11 +87,15 @@ def test_has_the_records_of_the_store_that_pack_makes_of_it(
             assert fingerprint(each.get_many(good)) == expected
             assert fingerprint(each.get_many(good[::-1])[::-1]) == expected
             assert each.describe().unread == unread
+        others = [each for at, each in enumerate(store.get_many(range(len(keys)))) if at not in good]
         for column in ("key", "label", "split"):
             if column in store.meta.fields:
                 assert store.column(column)[good].tolist() == twin.column(column).tolist()
     # What pack calls bad is a record that cannot be read, or does not fit its role, or it is listed.
+    reasons = [each.reason for each in others if isinstance(each, errors.RecordError)]
     for bad in case.bad:
+        if "its mask" in bad or "its .json" in bad:
+            assert any(reason[:30] in bad for reason in reasons), (bad, reasons)
         is_listed = any(entry[:60] in bad or bad[:60] in entry for entry in unread)
         assert is_listed or any(f"{key.rpartition('/')[2]}" in bad for key in keys), (bad, unread)
     assert all(any(note[:60] in entry for entry in [*unread, caplog.text]) for note in case.notes), (case.notes, unread)

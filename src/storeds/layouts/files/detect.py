@@ -212,9 +212,9 @@ def _masks_in(path: str, folders: list[str], option: str) -> str | None:
     read = {each for _, images, masks in found.pairs for each in (images, masks)}
     is_named = {os.path.basename(each) for each in read} == {"images", "masks"}
     inside = {f"{prefix}{name}" for prefix, _, _ in found.pairs for name in folders_in(os.path.join(path, prefix))}
-    if found.mask_suffix or (
-        is_named and inside == read
-    ):  # those of Cityscapes, or images beside masks and nothing else
+    if found.mask_suffix:  # those of Cityscapes
+        return "masks"
+    if is_named and inside == read:
         return "masks"
     _, images, masks = found.pairs[0]
     raise ConfigError(
