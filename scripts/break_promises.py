@@ -250,7 +250,7 @@ BREAKS = [Break(*row) for row in (
     ("files: a changed folder is noticed", "layouts/test_files.py -k noticed", "layouts/files/listing.py", "return listed if listed is not None and listed.is_current else None", "return listed"),
     ("files: a list is made once", "layouts/test_files.py -k noticed", "layouts/files/listing.py", "modified + _SETTLED < begun", "modified < 0"),
     ("files: a worker reads the rows that were opened", "layouts/test_files.py -k noticed", "layouts/files/reading.py", "self.meta.build if self._listed.state == self._opener.state else self._listed.build", "self.meta.build"),
-    ("files: a shard that is cut is a finding", "layouts/test_files.py -k is_a_finding", "ops/verifying/__init__.py", "                    report.findings[:0] = _faults(backend)\n", "                    pass\n"),
+    ("files: a shard that is cut is a finding", "layouts/test_files.py -k is_a_finding", "ops/verifying/__init__.py", "        report.findings[:0] = [Finding(", "        report.notes[:0] = [Finding("),
     ("files: a copy leaves out no shard by itself", "layouts/test_files.py -k is_a_finding", "ops/copying.py", 'if faults and on_bad == "raise":', "if False:"),
     ("files: a changed shard is no record", "layouts/test_files.py -k vanishes_later", "layouts/files/rows.py", "(status.st_size, status.st_mtime_ns) != self.state[2:]", "False"),
     ("files: a folder that is gone is unavailable", "layouts/test_files.py -k vanishes_later", "layouts/files/reading.py", "if not os.path.isdir(top):", "if False:"),

@@ -173,7 +173,8 @@ def test_a_damaged_picture_is_found_repaired_and_skipped(photos: Path) -> None:
         ("dog/03.jpg", "not_jpeg"),
     ]
     assert not report.ok
-    assert "cat/01.jpg" in storeds_command("verify", photos, code=1)
+    for arguments in ((photos,), (photos, "--layout", "flat")):
+        assert "cat/01.jpg" in storeds_command("verify", *arguments, code=1)
     dataset = storeds.StoreDataset(photos, decode="tensor", on_error="skip", transform=len)
     (batch,) = storeds.StoreLoader(dataset, batch_size=12, num_workers=0)
     assert batch[1].tolist() == [0] * 8 + [1] * 3

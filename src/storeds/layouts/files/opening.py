@@ -39,23 +39,23 @@ class FilesOptions(BackendOptions, frozen=True):
 
     Attributes
     ----------
-    classes : list of str or path, optional
+    classes : list of str or path or None
         The class names in the order of their labels, or a file of them.
     allow_outside : bool
         Follow links that lead out of the folder.
     allow_empty : bool
         Accept classes without images.
-    image_folder, mask_folder, image_suffix, mask_suffix : str, optional
+    image_folder, mask_folder, image_suffix, mask_suffix : str or None
         Which folders hold images and masks, and how the names of both end before the file suffix.
-    ignore_index : int, optional
+    ignore_index : int or None
         The class id of pixels without a class.
-    extensions : list of str, optional
+    extensions : list of str or None
         Of members of tar files: those that every sample needs.
     key_with_shard : bool
         Prefix keys with the name of their shard.
     label : bool
         False to read tar files without labels.
-    label_column : str, optional
+    label_column : str or None
         The extension of the members that contain labels.
     """
 

@@ -26,7 +26,7 @@ from storeds.redaction import redact
 __all__ = ["Finding", "Report", "verify"]
 
 # Engines that another process can open by URL.
-_SHARED = ("lmdb", "hdf5", "mongodb", "mongodb+srv", "files")
+_SHARED = ("lmdb", "hdf5", "mongodb", "mongodb+srv")
 
 
 @dataclass
@@ -112,7 +112,7 @@ def verify(
         report names the record. 0 checks in this process, which a damaged store may then crash. Engines that no other
         process can open are always checked in this process.
     layout, options : str, mapping, optional
-        As for `open_backend`. With either, the store is checked in this process.
+        As for `open_backend`. With either, a store is checked in this process, unless it is a folder or tar files.
     progress : callable, optional
         Called with a `Progress` after each batch.
 
@@ -130,26 +130,26 @@ def verify(
         raise ConfigError(f"workers must be 0 or more, got {workers}")
     url = os.fspath(url)
     count = len(os.sched_getaffinity(0)) if workers is None else workers
-    if count and layout is None and not options and scheme_of(url, writing=False) in _SHARED:
-        with WorkerPool(url, count) as pool:
-            try:
-                meta = pool.open()
-            except ChildDied as end:
-                finding = Finding("crash", f"the process that opened the store {end}")
-                return Report(redact(url), "", 0, findings=[finding])
-            report = _collect(redact(url), meta, pool.check(meta), progress)
-            if scheme_of(url, writing=False) == "files":  # the others have no parts that should be records
-                with open_backend(url) as backend:
-                    report.findings[:0] = _faults(backend)
-            return report
+    is_files = count > 0 and scheme_of(url, writing=False) == "files"  # opening them cannot crash this process
+    if count and not is_files and layout is None and not options and scheme_of(url, writing=False) in _SHARED:
+        return _by_children(url, redact(url), count, progress)
     with open_backend(url, layout=layout, **(options or {})) as backend:
-        report = _collect(backend.url, backend.meta, _check_here(backend), progress)
-        report.findings[:0] = _faults(backend)
+        if is_files:
+            report = _by_children(backend, backend.url, count, progress)
+        else:
+            report = _collect(backend.url, backend.meta, _check_here(backend), progress)
+        report.findings[:0] = [Finding("unread", f"not read: {each}") for each in describe(backend).faults]
         return report
 
 
-def _faults(backend: Backend) -> list[Finding]:
-    return [Finding("unread", f"not read: {each}") for each in describe(backend).faults]
+def _by_children(source: str | Backend, url: str, count: int, progress: ProgressHook | None) -> Report:
+    with WorkerPool(source, count) as pool:
+        try:
+            meta = pool.open()
+        except ChildDied as end:
+            finding = Finding("crash", f"the process that opened the store {end}")
+            return Report(url, "", 0, findings=[finding])
+        return _collect(url, meta, pool.check(meta), progress)
 
 
 def _check_here(backend: Backend) -> Iterator[BatchResult]:
