@@ -276,7 +276,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str, dict[str, Any], type[Exception], s
     ),
     "videos among images": ({"a/1.jpg": 0, "a/1.mp4": ""}, ".", {}, errors.ConfigError, "several kinds: .* layout='imagefolder'"),
     "a data set of YOLO": ({"data.yaml": "", "images/1.jpg": 0}, ".", {}, errors.FormatError, "'yolo'.* storeds pack"),
-    "empty": ({".keep": ""}, ".", {}, errors.FormatError, "no sub-folders and no images"),
+    "empty": ({".keep": ""}, ".", {}, errors.FormatError, "no images and no tar files, nothing"),
     "an empty class": ({"a/1.jpg": 0, "b/.keep": ""}, ".", {}, errors.ConfigError, "no images in b"),
     "the native layout": (MIXED, ".", {"layout": "native"}, errors.FormatError, "no store of layout 'native'"),
     "a wrong option": (MIXED, ".", {"layout": "flat", "classes": ["a"]}, errors.ConfigError, "'flat' has no option 'classes'"),

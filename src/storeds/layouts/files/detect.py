@@ -183,8 +183,12 @@ def _kind_of_folder(path: str, entries: list[os.DirEntry[str]], option: str) -> 
     held = f"only {some(files)}; pass one of these files" if files else "nothing"
     if len(seen) < len(entries):
         held += "; hidden names are left out"
-    error = FormatError if option == "layout" else ConfigError  # it is no store, or no source
-    raise error(f"{show(path)} has no sub-folders and no images ({' '.join(IMAGE_SUFFIXES)}), {held}")
+    if option == "layout":
+        raise FormatError(
+            f"{show(path)} is a folder without data.mdb, so no LMDB environment, and has no images and no tar files, {held}; from "
+            "videos or tables, `storeds pack` makes a store"
+        )
+    raise ConfigError(f"{show(path)} has no sub-folders and no images ({' '.join(IMAGE_SUFFIXES)}), {held}")
 
 
 def _refuse_coco(path: str, files: list[str], folders: list[str], option: str) -> None:
