@@ -74,7 +74,7 @@ def kind_of_path(path: str, option: str = "kind") -> str:
         mode = os.stat(path).st_mode
         if stat.S_ISDIR(mode):
             entries = sorted(os.scandir(path), key=lambda entry: entry.name)
-            found = _known(path, {entry.name for entry in entries}, option)
+            found = _known(path, entries, option)
         elif stat.S_ISREG(mode):
             found = _kind_of_content(path) or by_suffix
         else:
@@ -104,15 +104,17 @@ def _plugin_for(path: str) -> str | None:
     return None
 
 
-def _known(path: str, names: set[str], option: str) -> str | None:
+def _known(path: str, entries: list[os.DirEntry[str]], option: str) -> str | None:
     """Return the kind of a folder whose files and folders have the names of a known format, or None."""
+    names = {entry.name for entry in entries}
     if {"storeds.json", "metadata.jsonl"} <= names:
         return "exported"
     has_labels = {"images", "labels"} <= names and kind_of_files(os.path.join(path, "labels"), _LABELS) == "yolo"
     if has_labels or not names.isdisjoint(("data.yaml", "data.yml")):
         return "yolo"
-    pairs = (os.path.join(path, "VOCdevkit"), path)
-    inside = [path, *(os.path.join(top, name) for top in pairs if os.path.isdir(top) for name in os.listdir(top))]
+    devkit = os.path.join(path, "VOCdevkit")
+    inside = [path, *(entry.path for entry in entries if is_folder(entry))]
+    inside += [os.path.join(devkit, name) for name in os.listdir(devkit)] if os.path.isdir(devkit) else []
     if any(all(os.path.isdir(os.path.join(at, name)) for name in ("JPEGImages", "Annotations")) for at in inside):
         return "voc"
     # What save_to_disk of 🤗 datasets wrote: one dataset, or one dataset per split.
