@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 import shutil
@@ -310,6 +311,23 @@ def test_links_and_folders_that_cannot_be_listed_are_named(tmp_path: Path) -> No
         assert store.keys().tolist()[-1] == "b/out.jpg"
 
 
+def test_folders_that_may_not_be_listed_are_named(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Any = ".") -> Any:
+        if path in refused:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return scandir(path)
+
+    scandir, refused = os.scandir, {str(photos / "cat/deep")}
+    write(photos, {"cat/deep/1.jpg": 0})
+    monkeypatch.setattr(os, "scandir", refuse)
+    with opened(photos) as store:
+        assert (len(store), store.describe().faults) == (
+            12,
+            ["cat/deep: the folder cannot be listed: Permission denied"],
+        )
+    assert [each.kind for each in storeds.verify(str(photos)).findings] == ["unread"]
+
+
 FORMS: dict[str, Callable[[Path], Any]] = {
     "a path": lambda path: path,
     "a URL": lambda path: f"files://{path}",
@@ -334,5 +352,6 @@ def test_shards_are_one_store_and_folders_of_a_list_are_several(photos: Path, tm
     for url in (tmp_path / "x-*.tar", tmp_path / "x-{0..11}.tar"):
         with opened(url) as store:
             assert (len(store), store.url) == (12, f"files://{url}")
+            assert store.describe().bytes == sum(file.stat().st_size for file in tmp_path.glob("x-*.tar"))
     with opened([photos, photos]) as both:
         assert torch.equal(torch.tensor(both.column("label")), torch.tensor([0] * 8 + [1] * 4).repeat(2))

@@ -126,6 +126,11 @@ class Listed:
         """Return a record whose files were read, with its texts and its JSON parsed; raises `BadItem`."""
         return parse_members(record) if self._shards else record
 
+    @property
+    def shard_bytes(self) -> int | None:
+        """The size of the tar files; None for a folder, whose files have no known sizes."""
+        return sum(status.st_size for _, status in self._shards) if self._shards else None
+
     def shard_of(self, row: Sequence[Any]) -> str:
         """Return the name of the tar file that has a row, or nothing."""
         parts = (value for value in row if isinstance(value, list) and len(value) > 1)

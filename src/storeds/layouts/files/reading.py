@@ -157,7 +157,8 @@ class FilesStore(RawStore):
         path = place.path if os.path.lexists(place.path) else os.path.dirname(place.path)
         settings = {"file_system": file_system_of(path)[0], "layout": place.kind, **place.options}
         return Description(
-            settings=settings,
+            self._listed.shard_bytes,
+            settings,
             advice=file_system_advice(path),
             faults=self._listed.faults,
             recognised=self._opener.why,
