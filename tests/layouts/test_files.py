@@ -17,6 +17,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import storeds
+from _layout_case import lines_of
 from _packing import stored_records, storeds_command, storeds_json
 from _source_cases import FOLDERS, OF_MASKS, TARS, SourceCase
 from _source_files import tar
@@ -276,13 +277,14 @@ REFUSED: dict[str, tuple[dict[str, Any], str, dict[str, Any], type[Exception], s
         {"images/0.jpg": 0, "annotations/0.png": 0}, ".", {}, errors.ConfigError, "layout='masks' .* layout='imagefolder'"
     ),
     "videos among images": ({"a/1.jpg": 0, "a/1.mp4": ""}, ".", {}, errors.ConfigError, "several kinds: .* layout='imagefolder'"),
-    "a data set of YOLO": ({"data.yaml": "", "images/1.jpg": 0}, ".", {}, errors.FormatError, "'yolo'.* storeds pack"),
+    "a data set of YOLO": ({"data.yaml": "", "images/1.jpg": 0}, ".", {}, errors.FormatError, "'yolo'.*`storeds pack"),
     "empty": ({".keep": ""}, ".", {}, errors.FormatError, "no images and no tar files, nothing"),
     "an empty class": ({"a/1.jpg": 0, "b/.keep": ""}, ".", {}, errors.ConfigError, "no images in b"),
     "the native layout": (MIXED, ".", {"layout": "native"}, errors.FormatError, "no store of layout 'native'"),
     "a wrong option": (MIXED, ".", {"layout": "flat", "classes": ["a"]}, errors.ConfigError, "'flat' has no option 'classes'"),
     "an unknown option": (MIXED, ".", {"layout": "flat", "clases": ["a"]}, errors.ConfigError, "unknown option 'clases'"),
     "a store": ({"a.h5": b"\x89HDF\r\n\x1a\n"}, "a.h5", {"files": True}, errors.FormatError, "is a store of another engine"),
+    "a text": ({"b.txt": "hello"}, "b.txt", {"files": True}, errors.FormatError, "neither a folder nor a tar file"),
     "classes that are no names": ({"a/1.jpg": 0}, ".", {"classes": 5}, errors.ConfigError, "classes: expected"),
     "compressed": ({"a.tar.gz": b"\x1f\x8b" + bytes(900)}, "a.tar.gz", {}, errors.FormatError, "is compressed; decompress it"),
     "no shard": ({"a.jpg": 0}, "x-*.tar", {}, errors.StoreNotFoundError, "no file matches"),
@@ -293,9 +295,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str, dict[str, Any], type[Exception], s
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_is_not_certain_names_what_to_write(name: str, tmp_path: Path) -> None:
     files, source, given, error, says = REFUSED[name]
-    with pytest.raises(error, match=says):
+    with pytest.raises(error, match=says) as raised:
         path = write(tmp_path / "set", files) / source
         opened(f"files://{path}" if given.pop("files", False) else path, **given)
+    if "Paste the line" in str(raised.value):
+        lines_of(raised.value)
 
 
 def test_links_and_folders_that_cannot_be_listed_are_named(tmp_path: Path) -> None:

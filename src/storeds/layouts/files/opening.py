@@ -6,22 +6,24 @@ import inspect
 import logging
 import os
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, ClassVar
 
 import xxhash
 
 from storeds._utils.globs import pattern_of
 from storeds._utils.settings import parse_options
-from storeds._utils.urls import StoreURL, file_path
+from storeds._utils.urls import StoreURL, file_path, file_url
 from storeds.backends.engine import Engine
 from storeds.backends.raw import BackendOptions
 from storeds.errors import ConfigError, FormatError, suggest
+from storeds.layouts.explain import Reading, undecided
 from storeds.layouts.files.class_names import unique_classes
 from storeds.layouts.files.detect import kind_of_path
 from storeds.layouts.files.listing import find
 from storeds.layouts.files.presets import PRESETS
 from storeds.layouts.files.reading import FilesOpener
-from storeds.layouts.files.walk import is_text, names_of, show
+from storeds.layouts.files.walk import is_folder, is_text, names_of, show
 from storeds.protocols import Meta
 from storeds.records.canonical_json import canonical_json
 
@@ -86,7 +88,7 @@ def _opener(url: str | StoreURL, *, layout: str | None = None, **keywords: Any) 
         raise ConfigError(f"{show(path)}: its name is not valid UTF-8; rename it")
     if layout is not None and layout not in PRESETS:
         raise FormatError(f"{show(path)} is a folder or a tar file, and no store of layout {layout!r}")
-    listed = find(path, options, layout, lambda: _checked(layout or _recognised(path), path, options))
+    listed = find(path, options, layout, lambda: _checked(layout or _recognised(path, options), path, options))
     place, why = listed.place, None
     if layout is None:
         why = PRESETS[place.kind].why
@@ -109,17 +111,29 @@ def _checked(kind: str, path: str, options: Mapping[str, Any]) -> str:
     return kind
 
 
-def _recognised(path: str) -> str:
+def _recognised(path: str, options: Mapping[str, Any]) -> str:
     """Return the layout of a path; raises ConfigError or FormatError with lines to paste."""
-    kind = kind_of_path(path, "layout")
-    if kind in PRESETS:
-        return kind
+    name = os.path.basename(path) or "packed"
+    packs = f"`storeds pack {show(path)} {show(name)}.lmdb` makes a store"
+    try:
+        kind = kind_of_path(path, "layout")
+    except ConfigError as error:
+        if not os.path.isdir(path):
+            raise FormatError(f"{show(path)} is neither a folder nor a tar file") from None
+        with os.scandir(path) as entries:
+            held = sorted(f"{show(entry.name)}/" if is_folder(entry) else show(entry.name) for entry in entries)
+        ways = ({"layout": layout, **options} for layout in PRESETS)
+        readings = [Reading(arguments, partial(FILES, path, **arguments)) for arguments in ways]
+        why = str(error).removeprefix(f"{show(path)} ")
+        raise undecided(file_url("files", path), path, held, readings, why, f"If no layout fits, {packs}") from None
     if kind == "store":
         raise FormatError(f"{show(path)} is a store of another engine: open it as {show(path)}, without files://")
-    raise FormatError(
-        f"{show(path)} is a source of kind {kind!r}, which no store reads as it is: storeds pack {show(path)} "
-        f"{show(os.path.basename(path) or 'packed')}.lmdb makes a store of it"
-    )
+    if kind not in PRESETS:
+        images = "; layout='flat' reads its images alone" if os.path.isdir(path) else ""
+        raise FormatError(
+            f"{show(path)} is a source of kind {kind!r}, which no store reads as it is: {packs} of it{images}"
+        )
+    return kind
 
 
 FILES = Engine(_opener, holds_foreign=lambda url, options: True, presets=PRESETS)
