@@ -23,6 +23,7 @@ from storeds.layouts.names import Names, pack_names
 from storeds.protocols import JSON, Array, Field, Record
 from storeds.records.cache import index_path, load_json, save_index, save_json
 from storeds.records.canonical_json import canonical_json
+from storeds.records.codec import RecordCodec
 from storeds.records.fields import fields_from_json, fields_to_json
 
 __all__ = ["Listed", "Place", "find", "find_again"]
@@ -122,9 +123,12 @@ class Listed:
         ignored: Any = self.attrs.get("ignore_index")
         return MaskFile(file, path, None if classes is None else len(classes), ignored)
 
-    def finish(self, record: Record) -> Record:
-        """Return a record whose files were read, with its texts and its JSON parsed; raises `BadItem`."""
-        return parse_members(record) if self._shards else record
+    @staticmethod
+    def finish(record: Record, codec: RecordCodec) -> Record:
+        """Return a record whose files were read, with its texts and its JSON parsed; raises `BadItem` and ValueError."""
+        if record.keys().isdisjoint(("txt", "json")):
+            return record
+        return codec.to_user_values(codec.canonical(parse_members(record)))
 
     @property
     def shard_bytes(self) -> int | None:

@@ -105,7 +105,7 @@ class FilesStore(RawStore):
             for name, value in record.items():
                 if isinstance(value, Reference):
                     record[name] = value.read_from(files) if isinstance(value, Part) else value.read()
-            return codec.to_user_values(codec.canonical(self._listed.finish(record)))
+            return self._listed.finish(record, codec)
         except BadItem as error:
             self._check_reachable(error, value)
             gone = isinstance(value, File) and not os.path.lexists(value.path)
