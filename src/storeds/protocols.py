@@ -369,6 +369,8 @@ class Description:
         Problems with its location or settings, and what to do.
     unread : sequence of str
         The parts of the store that no record holds, each with a reason; few, of which the last may count the rest.
+    faults : sequence of str
+        Those of `unread` that should be records, and cannot be read: `storeds.verify` reports them.
     recognised : str or None
         Why a store of another tool was opened as what it is, if no argument said so.
     leftovers : str or None
@@ -381,6 +383,7 @@ class Description:
     settings: Mapping[str, JSON] = field(default_factory=dict)
     advice: Sequence[str] = ()
     unread: Sequence[str] = ()
+    faults: Sequence[str] = ()
     recognised: str | None = None
     leftovers: str | None = None
     writer: str | None = None

@@ -172,6 +172,7 @@ def _built_in(package: str, rows: Iterable[tuple[str, str, str]]) -> dict[str, _
 
 
 FOREIGN: dict[str, str] = {
+    "files": "storeds.layouts.files:FILES",
     "hdf5": "storeds.layouts.hdf5:FOREIGN_HDF5",
     "lmdb": "storeds.layouts.lmdb:FOREIGN_LMDB",
     "mongodb": "storeds.layouts.mongodb:FOREIGN_MONGODB",
@@ -191,6 +192,7 @@ _LAYOUTS = (
     *((f"lmdb/{name}", "lmdb:FOREIGN_LMDB", "lmdb") for name in ("npz", "ocr", "pickled", "tensorpack")),
     *((f"hdf5/{name}", "hdf5:FOREIGN_HDF5", "h5py") for name in ("pcam", "parallel", "per_episode", "per_file")),
     *((f"hdf5/{name}", "hdf5:FOREIGN_HDF5", "h5py") for name in ("per_sample", "per_video")),
+    *((f"files/{name}", "files:FILES", "") for name in ("imagefolder", "flat", "masks", "tar")),
     *(
         (f"{scheme}/{name}", f"mongodb:{name.upper()}", "pymongo")
         for scheme in ("mongodb", "mongodb+srv")
@@ -210,28 +212,36 @@ _DECODERS = (
     ("tensor", "decoders:decode_tensor", ""),
     ("fast", "decoders:decode_fast", ""),
 )
-_SOURCES = (
+_FILES = (
     ("imagefolder", "folders:imagefolder", ""),
     ("flat", "folders:flat", ""),
     ("masks", "masks:masks", ""),
+    ("tar", "tars:tar", ""),
+)
+_SOURCES = (
     ("csv", "lists:csv", ""),
     ("jsonl", "lists:jsonl", ""),
     ("coco", "coco:coco", ""),
     ("yolo", "yolo:yolo", ""),
     ("voc", "voc:voc", ""),
     ("table", "tables:table", "pyarrow"),
-    ("tar", "tars:tar", ""),
     ("dataset", "objects:dataset", ""),
     ("store", "stores:store", ""),
     ("exported", "exported:exported", ""),
     ("videos", "videos:videos", ""),
     ("frames", "videos:frames", ""),
 )
-BACKENDS = Registry("backend", "storeds.backends", _built_in("backends", _BACKENDS))
+BACKENDS = Registry(
+    "backend",
+    "storeds.backends",
+    _built_in("backends", _BACKENDS) | _built_in("layouts", [("files", "files:FILES", "")]),
+)
 LAYOUTS = Registry("layout", "storeds.layouts", _built_in("layouts", _LAYOUTS))
 READERS = Registry("reader", "storeds.readers", _built_in("readers", _READERS))
 DECODERS = Registry("decoder", "storeds.decoders", _built_in("pictures", _DECODERS))
-SOURCES = Registry("source", "storeds.sources", _built_in("ops.packing.sources", _SOURCES))
+SOURCES = Registry(
+    "source", "storeds.sources", _built_in("layouts.files", _FILES) | _built_in("ops.packing.sources", _SOURCES)
+)
 
 
 def register_backend(scheme: str, target: Any, *, needs: str = "", clobber: bool = False) -> None:

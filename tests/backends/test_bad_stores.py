@@ -208,7 +208,7 @@ def test_a_missing_path_names_what_is_there(tmp_path: Path, prefix: str) -> None
 
 
 NO_FILE = "is not a regular file"
-NO_MAGIC = "neither an LMDB nor an HDF5 file.*`storeds pack`"
+NO_MAGIC = "neither an LMDB nor an HDF5 nor a tar file.*`storeds pack`"
 WRONG: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "folder": (Path.mkdir, "is a folder", "a folder without data.mdb.*`storeds pack`"),
     "pipe": (os.mkfifo, NO_FILE, NO_FILE),

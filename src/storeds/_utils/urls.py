@@ -13,7 +13,7 @@ from storeds.redaction import password_of, redact
 
 __all__ = ["FILE_ENGINES", "StoreURL", "file_path", "file_url", "split_options"]
 
-FILE_ENGINES = ("lmdb", "hdf5")
+FILE_ENGINES = ("lmdb", "hdf5", "files")
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _FILE_URL = re.compile(r"file:(?:(?!//)|//(?P<host>[^/]*))(?P<path>/[^?]*)(?P<options>.*)", re.IGNORECASE | re.DOTALL)
 _EXPLICIT_PATH = re.compile(r"\.{0,2}/(?!/)|~")

@@ -12,9 +12,9 @@ import os
 import stat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from glob import escape, glob
 from typing import TYPE_CHECKING, Any
 
+from storeds._utils.files import os_failure
 from storeds._utils.globs import matches, pattern_of
 from storeds._utils.urls import StoreURL, file_url, split_options
 from storeds.backends.engine import Engine
@@ -43,6 +43,7 @@ COMMIT_EVERY = 1000
 """Records of a durable batch, by default."""
 _LMDB_DATA = "data.mdb"
 _NATIVE = ("storeds/1", "native")
+_TARS = (".tar", ".tar.gz", ".tgz")
 _SUFFIXES = {
     ".lmdb": "lmdb",
     ".mdb": "lmdb",
@@ -63,7 +64,8 @@ def open_backend(
     url : str or path, or a list of them
         ``lmdb://path``, ``hdf5://path``, ``mongodb://host/db/collection``, ``memory://name``, the URL of a registered
         backend, or a bare path or ``file:///path``, whose engine is detected by its magic bytes first and its suffix second. ``?`` starts
-        options, unless a file has exactly that name.
+        options, unless a file has exactly that name. A folder of images, or tar shards of WebDataset, ``shard-*.tar``, open too:
+        their scheme is ``files``.
 
         A path may contain ``*``, ``[…]`` and ``**``: all files that match are read as one store, in the byte order of
         their paths. If a file of exactly that name exists, only that file is opened. A list may contain patterns and mix
@@ -101,7 +103,7 @@ def _open(
     if isinstance(url, Sequence) and not isinstance(url, (str, bytes)):
         return View(itertools.chain.from_iterable(_open_each(each, layout, options) for each in url))
     parsed = with_scheme(url)
-    pattern = pattern_of(parsed)
+    pattern = _pattern_of_stores(parsed)
     if pattern is None:
         return _open_one(parsed, layout, options)
     return View(_open_each(parsed, layout, options), url=_pattern_url(parsed, pattern))
@@ -114,7 +116,7 @@ def with_scheme(url: str | os.PathLike[str] | StoreURL) -> StoreURL:
     if parsed.scheme is not None or path == parsed.path:
         return parsed
     whole = os.path.abspath(os.path.expanduser(path))
-    if os.path.exists(whole):
+    if os.path.exists(whole) or _is_tar(path):
         return StoreURL.parse(f"{scheme_of(path, writing=False)}://{whole}?{options}")
     return parsed
 
@@ -134,7 +136,6 @@ def _open_one(url: StoreURL, layout: str | None, options: Mapping[str, Any]) -> 
     holds_foreign = getattr(target, "holds_foreign", None)
     if layout not in (None, *_NATIVE):
         target = LAYOUTS.get(f"{scheme}/{layout}")
-        options = {**options, "layout": layout} if getattr(target, "presets", None) else options
     elif layout is None and holds_foreign is not None and holds_foreign(url, options):
         claims = _plugin_claims(url, options)
         if len(claims) > 1:
@@ -146,6 +147,8 @@ def _open_one(url: StoreURL, layout: str | None, options: Mapping[str, Any]) -> 
             target = LAYOUTS.get(f"{scheme}/{name}")
         elif scheme in FOREIGN:  # otherwise the engine says what is wrong
             target = import_object(FOREIGN[scheme])
+    if layout is not None and getattr(target, "presets", None):
+        options = {**options, "layout": layout}
     # A class of another package gets the URL as written.
     backend: Backend = target(url if isinstance(target, Engine) else url.text, **options)
     if isinstance(backend, Store):
@@ -183,7 +186,7 @@ def _open_each(url: Any, layout: str | None, options: Mapping[str, Any]) -> Iter
     if not isinstance(url, (str, os.PathLike, StoreURL)):
         raise ConfigError(f"a list of stores holds URLs and paths, not {type(url).__name__}")
     parsed = with_scheme(url)
-    pattern = pattern_of(parsed)
+    pattern = _pattern_of_stores(parsed)
     if pattern is None:
         yield _open_one(parsed, layout, options)
         return
@@ -204,6 +207,15 @@ def _open_each(url: Any, layout: str | None, options: Mapping[str, Any]) -> Iter
             )
         seen[backend.meta.build] = backend.url
         yield backend
+
+
+def _pattern_of_stores(url: StoreURL) -> str | None:
+    """Return the pattern in a URL that names several stores; tar shards are one."""
+    return None if url.scheme in (None, "files") and _is_tar(url.path) else pattern_of(url)
+
+
+def _is_tar(path: str) -> bool:
+    return path.lower().endswith(_TARS)
 
 
 def _pattern_url(url: StoreURL, pattern: str) -> str:
@@ -287,7 +299,7 @@ def scheme_of(url: str | os.PathLike[str] | StoreURL, *, writing: bool) -> str:
         return parsed.scheme
     if writing:
         return _engine_of_suffix(parsed)
-    pattern = pattern_of(parsed)
+    pattern = _pattern_of_stores(parsed)
     if pattern is not None:  # the matches may belong to several engines that keep files
         return scheme_of(matches(parsed, pattern)[0], writing=False)
     return _engine_of_path(parsed)
@@ -307,21 +319,36 @@ def _engine_of_path(url: StoreURL) -> str:
     path = os.path.abspath(os.path.expanduser(url.path))
     if os.path.isfile(os.path.join(path, _LMDB_DATA)):  # an LMDB environment in a folder
         return "lmdb"
+    if _is_tar(path) and not os.path.lexists(path) and any(mark in path for mark in "*?[{"):
+        return "files"
     status, engine = engine_at(path, path)
     if engine is not None:
         return engine
     if os.path.splitext(path)[1].lower() in _SUFFIXES:
         return _engine_of_suffix(url)
     if stat.S_ISDIR(status.st_mode):
-        for suffix in _SUFFIXES:
-            if _SUFFIXES[suffix] == "hdf5" and glob(f"{escape(path)}/*{suffix}"):
-                raise FormatError(
-                    f"{path!r} is a folder of HDF5 files; {path + '/*' + suffix!r} reads them as one store"
-                )
-        raise FormatError(
-            f"{path!r} is a folder without {_LMDB_DATA}, so no LMDB environment; from images, videos or "
-            "tables in it, `storeds pack` makes a store"
-        )
+        suffix = _hdf5_suffix_in(path)
+        if suffix is not None:
+            raise FormatError(f"{path!r} is a folder of HDF5 files; {path + '/*' + suffix!r} reads them as one store")
+        return "files"
+    if _is_tar(path) or _begins_as_tar(path):
+        return "files"
     raise FormatError(
-        f"{path!r} is neither an LMDB nor an HDF5 file; from a list, a tar, Parquet or Arrow file, `storeds pack` makes a store"
+        f"{path!r} is neither an LMDB nor an HDF5 nor a tar file; from a list, a Parquet or Arrow file, `storeds pack` makes a store"
     )
+
+
+def _hdf5_suffix_in(folder: str) -> str | None:
+    """Return the suffix of an HDF5 file in a folder, or None."""
+    hdf5 = tuple(suffix for suffix, engine in _SUFFIXES.items() if engine == "hdf5")
+    try:
+        names = os.listdir(folder)
+    except OSError as error:
+        raise os_failure(folder, "listed", error) from None
+    found = next((name for name in names if name.endswith(hdf5) and not name.startswith(".")), None)
+    return None if found is None else os.path.splitext(found)[1]
+
+
+def _begins_as_tar(path: str) -> bool:
+    with open(path, "rb") as file:
+        return file.read(262)[257:] == b"ustar"

@@ -272,6 +272,7 @@ class View:
             settings={"members": len(self.stores)},
             advice=list(dict.fromkeys(itertools.chain.from_iterable(each.advice for each in found))),
             unread=bounded(dict.fromkeys(itertools.chain.from_iterable(each.unread for each in found))),
+            faults=bounded(dict.fromkeys(itertools.chain.from_iterable(each.faults for each in found))),
             leftovers=next((each.leftovers for each in found if each.leftovers is not None), None),
             writer=next((each.writer for each in found if each.writer is not None), None),
         )

@@ -102,20 +102,23 @@ def _exports() -> Iterator[_Format]:
 def _stores() -> Iterator[_Format]:
     for engine, (native, other) in _STORES.items():
         yield _Format("open", engine, "a store that storeds wrote", list(_options(registry.import_object(native))))
-        shared = list(_options(registry.import_object(other)))
-        for name in registry.LAYOUTS.names():
-            if not name.startswith(f"{engine}/"):
-                continue
-            if not registry.LAYOUTS.is_built_in(name):
-                yield _Format("open", name, "a layout of a plug-in")
-                continue
-            preset = registry.import_object(f"storeds.layouts.{engine}.presets:PRESETS")[name.partition("/")[2]]
-            pattern = json.dumps(dict(preset.columns), ensure_ascii=False)
-            own = _OF_LAYOUTS.get(name)
-            options = shared if own is None else list(_options(registry.import_object(own)))
-            yield _Format(
-                "open", name, f"{preset.about}: columns={pattern}" if preset.columns else preset.about, options
-            )
+        yield from _layouts(engine, other)
+    yield from _layouts("files", None)
+
+
+def _layouts(engine: str, options: str | None) -> Iterator[_Format]:
+    """Yield the layouts of an engine: each takes its own options, or those of all."""
+    for name in registry.LAYOUTS.names():
+        if not name.startswith(f"{engine}/"):
+            continue
+        if not registry.LAYOUTS.is_built_in(name):
+            yield _Format("open", name, "a layout of a plug-in")
+            continue
+        preset = registry.import_object(f"storeds.layouts.{engine}.presets:PRESETS")[name.partition("/")[2]]
+        pattern = f": columns={json.dumps(dict(preset.columns), ensure_ascii=False)}" if preset.columns else ""
+        own = _OF_LAYOUTS.get(name, options)
+        taken = preset.rows if own is None else registry.import_object(own)
+        yield _Format("open", name, f"{preset.about}{pattern}", list(_options(taken)))
 
 
 def _first_line(made: Any) -> str:

@@ -58,7 +58,12 @@ class Reading:
 
 
 def undecided(
-    url: str, source: str, entries: Iterable[str], readings: Iterable[Reading], why: str = ""
+    url: str,
+    source: str,
+    entries: Iterable[str],
+    readings: Iterable[Reading],
+    why: str = "",
+    otherwise: str = "Name the place of each field with columns=, as docs/patterns.md explains",
 ) -> StoredsError:
     """Return the error for a store that nothing certain says how to read.
 
@@ -74,6 +79,8 @@ def undecided(
         Ways that fit the structure of the store. Those that cannot open it are left out.
     why : str
         What is wrong, if that is known.
+    otherwise : str
+        What to do if no reading opens it.
 
     Returns
     -------
@@ -90,7 +97,7 @@ def undecided(
             lines.append(f"\n  storeds.open_backend({source!r}{given})  # {_result(reading.open)}")
     start = f"{url}: {why or 'storeds cannot tell what a record is'}. It holds:{holds}"
     if not lines:
-        return FormatError(f"{start}\nName the place of each field with columns=, as docs/patterns.md explains")
+        return FormatError(f"{start}\n{otherwise}")
     advice = "Paste the line that is right; StoreDataset and configs take the same arguments"
     return ConfigError(f"{start}\n{advice}:{''.join(lines)}")
 

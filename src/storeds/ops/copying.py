@@ -11,6 +11,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, NoReturn, get_args
 
 from storeds.backends.opening import COMMIT_EVERY, open_backend, open_writer
+from storeds.backends.unread import SHOWN
+from storeds.backends.view import describe
 from storeds.errors import ConfigError, FormatError, RecordError, suggest
 from storeds.ops import OnBadRecord
 from storeds.ops.copy import Batch, check_distinct, copy, read_batches
@@ -326,6 +328,9 @@ class _Copying:
             raise ConfigError(
                 f"unknown on_bad {self.on_bad!r}; {suggest(self.on_bad, get_args(OnBadRecord), 'policies')}"
             )
+        faults = describe(self.source).faults
+        if faults and self.on_bad == "raise":
+            _refuse(RecordError(f"{self.source.url}: not read: {'; '.join(faults[:SHOWN])}"))
         # Records already contain their verdicts.
         with open_writer(url, fields, plan=plan, check=False, **how) as writer:
             self.begin(writer.note)

@@ -104,7 +104,7 @@ def info(
         meta = backend.meta
         scheme, separator, _ = backend.url.partition("://")
         own = describe(backend)
-        has_columns = meta.layout == NATIVE
+        has_columns = meta.layout == NATIVE or scheme == "files"
         return Info(
             url=backend.url,
             backend=scheme if separator else meta.layout,

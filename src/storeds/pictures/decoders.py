@@ -8,7 +8,8 @@ as an earlier picture.
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import simplejpeg
@@ -36,6 +37,7 @@ __all__ = [
     "decode_fast",
     "decode_pil",
     "decode_tensor",
+    "grey_step",
     "has_colours",
     "jpeg_pixels",
     "orientation_of",
@@ -47,6 +49,9 @@ __all__ = [
 
 UNCHANGED = "unchanged"
 
+_PNG = b"\x89PNG\r\n\x1a\n"
+_TIFF = (b"II*\0", b"MM\0*")
+_BITS_PER_SAMPLE = 258
 _PNG_ORIENTED = (b"eXIf", b"Raw profile type exif", b"XML:com.adobe.xmp")
 
 _SIXTEEN_BITS = ("I;16", "I;16L", "I;16B", "I;16N")
@@ -248,3 +253,15 @@ def jpeg_pixels(blob: bytes, header: Header, *, shortcuts: bool = False) -> Arra
         blob, colorspace=COLOURS[header.components][1], fastdct=shortcuts, fastupsample=shortcuts, strict=True
     )
     return pixels
+
+
+def grey_step(mode: str, blob: bytes) -> int:
+    """Return the number by which Pillow multiplies the samples of a grey PNG or TIFF of 2 or 4 bits; 1 for other pictures."""
+    bits = 8
+    if mode == "L" and blob.startswith(_PNG) and blob[12:16] == b"IHDR" and blob[25:26] == b"\0":
+        bits = blob[24]
+    elif mode == "L" and blob.startswith(_TIFF):
+        with open_picture(blob) as opened:
+            tags: Mapping[int, Any] = getattr(opened, "tag_v2", {}) if opened.mode == "L" else {}
+            bits = tags.get(_BITS_PER_SAMPLE, (8,))[0]
+    return {2: 85, 4: 17}.get(bits, 1)

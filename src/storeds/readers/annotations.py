@@ -16,8 +16,7 @@ import numpy as np
 from PIL import Image
 
 from storeds.errors import suggest
-from storeds.pictures.decoders import UNCHANGED, convert
-from storeds.pictures.formats import open_picture
+from storeds.pictures.decoders import UNCHANGED, convert, grey_step
 from storeds.protocols import Field
 from storeds.records.annotations import Size, check_labels, check_mask, check_mask_mode
 from storeds.records.segmentations import rasterised, short
@@ -30,16 +29,12 @@ __all__ = [
     "class_ids",
     "class_number",
     "coordinates_tensor",
-    "grey_step",
     "labels_tensor",
     "mask_tensor",
     "plain_rows",
 ]
 
 _NPY = b"\x93NUMPY"
-_PNG = b"\x89PNG\r\n\x1a\n"
-_TIFF = (b"II*\0", b"MM\0*")
-_BITS_PER_SAMPLE = 258
 
 
 # --- Masks ---
@@ -81,18 +76,6 @@ def class_ids(name: str, image: Any, blob: bytes, mode: str = UNCHANGED) -> torc
     ids = torch.from_numpy(pixels.astype(np.uint8))
     step = grey_step(image.mode, blob)
     return ids if step == 1 else ids // step
-
-
-def grey_step(mode: str, blob: bytes) -> int:
-    """Return the number by which Pillow multiplies the samples of a grey PNG or TIFF of 2 or 4 bits; 1 for other pictures."""
-    bits = 8
-    if mode == "L" and blob.startswith(_PNG) and blob[12:16] == b"IHDR" and blob[25:26] == b"\0":
-        bits = blob[24]
-    elif mode == "L" and blob.startswith(_TIFF):
-        with open_picture(blob) as opened:
-            tags: Mapping[int, Any] = getattr(opened, "tag_v2", {}) if opened.mode == "L" else {}
-            bits = tags.get(_BITS_PER_SAMPLE, (8,))[0]
-    return {2: 85, 4: 17}.get(bits, 1)
 
 
 def mask_tensor(name: str, value: Any, field: Field, size: Size | None) -> torch.Tensor:

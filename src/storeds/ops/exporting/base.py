@@ -11,7 +11,7 @@ import numpy as np
 
 from storeds._utils.text import some
 from storeds.errors import ConfigError
-from storeds.ops.packing.sources.folders import IMAGE_SUFFIXES
+from storeds.layouts.files.walk import IMAGE_SUFFIXES
 from storeds.pictures import read_picture_header
 from storeds.pictures.formats import format_of_picture
 from storeds.protocols import Array, Field, Meta, Record

@@ -13,6 +13,7 @@ from typing import Any
 
 from storeds._utils.text import html_table
 from storeds.backends.opening import open_backend, scheme_of
+from storeds.backends.view import describe
 from storeds.errors import ConfigError
 from storeds.ops.progress import Progress, ProgressHook
 from storeds.ops.verifying.checks import BATCH, BatchResult, Checker, Finding, column_names
@@ -111,7 +112,7 @@ def verify(
         report names the record. 0 checks in this process, which a damaged store may then crash. Engines that no other
         process can open are always checked in this process.
     layout, options : str, mapping, optional
-        As for `open_backend`. With either, the store is checked in this process.
+        As for `open_backend`. With either, a store is checked in this process, unless it is a folder or tar files.
     progress : callable, optional
         Called with a `Progress` after each batch.
 
@@ -129,16 +130,26 @@ def verify(
         raise ConfigError(f"workers must be 0 or more, got {workers}")
     url = os.fspath(url)
     count = len(os.sched_getaffinity(0)) if workers is None else workers
-    if count and layout is None and not options and scheme_of(url, writing=False) in _SHARED:
-        with WorkerPool(url, count) as pool:
-            try:
-                meta = pool.open()
-            except ChildDied as end:
-                finding = Finding("crash", f"the process that opened the store {end}")
-                return Report(redact(url), "", 0, findings=[finding])
-            return _collect(redact(url), meta, pool.check(meta), progress)
+    is_files = count > 0 and scheme_of(url, writing=False) == "files"  # opening them cannot crash this process
+    if count and not is_files and layout is None and not options and scheme_of(url, writing=False) in _SHARED:
+        return _by_children(url, redact(url), count, progress)
     with open_backend(url, layout=layout, **(options or {})) as backend:
-        return _collect(backend.url, backend.meta, _check_here(backend), progress)
+        if is_files:
+            report = _by_children(backend, backend.url, count, progress)
+        else:
+            report = _collect(backend.url, backend.meta, _check_here(backend), progress)
+        report.findings[:0] = [Finding("unread", f"not read: {each}") for each in describe(backend).faults]
+        return report
+
+
+def _by_children(source: str | Backend, url: str, count: int, progress: ProgressHook | None) -> Report:
+    with WorkerPool(source, count) as pool:
+        try:
+            meta = pool.open()
+        except ChildDied as end:
+            finding = Finding("crash", f"the process that opened the store {end}")
+            return Report(url, "", 0, findings=[finding])
+        return _collect(url, meta, pool.check(meta), progress)
 
 
 def _check_here(backend: Backend) -> Iterator[BatchResult]:

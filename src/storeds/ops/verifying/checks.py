@@ -38,7 +38,8 @@ class Finding:
     ----------
     kind : str
         ``record`` (cannot be read, or its checksum differs), ``column`` (differs from the records), ``crash`` (reading
-        it crashed or hung the checking process), ``id`` (the content id differs), ``verdict`` (examining a picture gives
+        it crashed or hung the checking process), ``id`` (the content id differs), ``unread`` (a file or an archive that should
+        give records cannot be read), ``verdict`` (examining a picture gives
         another verdict than the stored one), ``too_large`` (a picture claims more pixels than storeds allocates), or the
         kind of the picture's `storeds.pictures.Verdict`.
     message : str

@@ -21,7 +21,7 @@ from typing import Any, Self
 from storeds.backends.opening import open_backend
 from storeds.errors import StoredsError
 from storeds.ops.verifying.checks import BATCH, BatchResult, Checker, Finding, column_names
-from storeds.protocols import Meta
+from storeds.protocols import Backend, Meta
 
 __all__ = ["DEADLINE", "ChildDied", "WorkerPool", "serve"]
 
@@ -58,13 +58,13 @@ serve(pipe)
 def serve(pipe: Connection) -> None:
     """Open a store and answer requests, in a process that was started for it. Ends with the pipe.
 
-    The first message is the URL and the columns to compare; the answer is the meta. Each request is the name of a method of
+    The first message is the URL of the store, or a `Backend`, and the columns to compare; the answer is the meta. Each request is the name of a method of
     `Checker` and its arguments. An answer may be a StoredsError.
     """
     _die_with_parent()
     try:
-        url, columns = pipe.recv()
-        with open_backend(url) as backend:
+        source, columns = pipe.recv()
+        with open_backend(source) if isinstance(source, str) else source as backend:
             checker = Checker(backend, columns)
             pipe.send(backend.meta)
             while True:
@@ -79,8 +79,8 @@ def serve(pipe: Connection) -> None:
 class _Worker:
     """Answers requests through a child. After the child dies, the next request starts another. For one thread at a time."""
 
-    def __init__(self, url: str, columns: list[str]) -> None:
-        self._url = url
+    def __init__(self, source: str | Backend, columns: list[str]) -> None:
+        self._source = source
         self._columns = columns
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
@@ -105,7 +105,7 @@ class _Worker:
             with theirs, _sigint_blocked():
                 # The command is this interpreter and our own text.
                 self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()])  # noqa: S603  # this interpreter
-        meta: Meta = self._exchange([sys.path, (self._url, self._columns)], 10 * DEADLINE)
+        meta: Meta = self._exchange([sys.path, (self._source, self._columns)], 10 * DEADLINE)
         return meta
 
     def ask(self, name: str, *arguments: Any) -> Any:
@@ -156,14 +156,14 @@ class _Worker:
 
 
 class WorkerPool:
-    """At most `count` children that check the store at `url`. Leaving the context kills them.
+    """At most `count` children that check a store, given by its URL or open. Leaving the context kills them.
 
     A store of few records has one child, because starting a process takes longer than checking some hundreds of them.
     """
 
-    def __init__(self, url: str, count: int) -> None:
+    def __init__(self, source: str | Backend, count: int) -> None:
         self._columns: list[str] = []
-        self._workers = [_Worker(url, self._columns) for _ in range(count)]
+        self._workers = [_Worker(source, self._columns) for _ in range(count)]
         self._idle: SimpleQueue[_Worker] = SimpleQueue()
         self._threads = ThreadPoolExecutor(count, "storeds-verify")
 

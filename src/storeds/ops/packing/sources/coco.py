@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import posixpath
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,6 +15,9 @@ import msgspec
 
 from storeds._utils.text import counted, some
 from storeds.errors import ConfigError, StoreNotFoundError
+from storeds.layouts.files.folders import class_notes
+from storeds.layouts.files.masks import taken_as_stored
+from storeds.layouts.files.walk import IMAGE_SUFFIXES, Root, is_hidden, show
 from storeds.ops.coco_records import (
     REST,
     CocoLayout,
@@ -30,8 +32,6 @@ from storeds.ops.coco_records import (
     to_record,
 )
 from storeds.ops.packing.rows import Bad, BadItem, Row, Rows, from_start, read_file
-from storeds.ops.packing.sources.folders import IMAGE_SUFFIXES, Root, class_notes, is_hidden, show
-from storeds.ops.packing.sources.turned import taken_as_stored
 from storeds.pictures import read_picture_header
 from storeds.pictures.decoders import orientation_of
 from storeds.protocols import Field, Record
@@ -39,15 +39,13 @@ from storeds.records.annotations import LARGEST, check_boxes, check_keypoints
 from storeds.records.canonical_json import canonical_json
 from storeds.records.segmentations import check_coco_masks
 
-__all__ = ["coco", "is_coco_file"]
+__all__ = ["coco"]
 
 _LISTS = ("images", "annotations")
 _KEYS = ("bbox", "category_id", "segmentation", "keypoints", "iscrowd", "area", "id")
 _BOX = Field("array", "<f8", (None, 4), role="boxes", format="xywh")
 _ROUNDING = 1  # pixel
 _TRIED = 20  # images that are looked for in each folder that may be the root
-_LOOKED_AT = 1 << 20  # bytes at each end of a file; LVIS ends in 600 kB of categories
-_SIGNS = (rb'"images"\s*:\s*\[', rb'"annotations"\s*:\s*\[|"image_id"\s*:', rb'"categories"\s*:\s*\[')
 
 
 def coco(
@@ -152,19 +150,6 @@ def _finish(values: Record, *, layout: CocoLayout, where: str, turned: set[str])
             )
         turned.add(record["key"])
     return {"image": values["image"], **record}
-
-
-def is_coco_file(path: str) -> bool:
-    """Whether a JSON file is one of COCO, from its beginning and its end; False for a file that cannot be read."""
-    try:
-        with open(path, "rb") as file:
-            ends = file.read(_LOOKED_AT)
-            file.seek(max(os.fstat(file.fileno()).st_size - _LOOKED_AT, len(ends)))
-            ends += file.read(_LOOKED_AT)
-    except OSError:
-        return False
-    is_object = ends.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"{")
-    return is_object and sum(re.search(sign, ends) is not None for sign in _SIGNS) > 1
 
 
 def _parse(file: str, where: str) -> dict[str, Any]:

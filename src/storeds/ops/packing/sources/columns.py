@@ -8,8 +8,8 @@ from typing import Any
 
 from storeds._utils.text import counted
 from storeds.errors import ConfigError, suggest
+from storeds.layouts.files.walk import IMAGE_SUFFIXES, is_int, names_of
 from storeds.ops.packing.rows import BadItem
-from storeds.ops.packing.sources.folders import IMAGE_SUFFIXES, is_int, names_of
 from storeds.protocols import Field
 from storeds.records.canonical_json import canonical_json
 

@@ -13,8 +13,11 @@ from typing import Any, Literal
 import numpy as np
 
 from storeds.errors import ConfigError, StoreNotFoundError
+from storeds.layouts.files.class_names import unique_classes
+from storeds.layouts.files.folders import class_notes
+from storeds.layouts.files.masks import MaskFile
+from storeds.layouts.files.walk import Root, names_of, show
 from storeds.ops.packing.rows import Bad, BadItem, Row, Rows, from_start
-from storeds.ops.packing.sources.class_names import unique_classes
 from storeds.ops.packing.sources.columns import (
     choose_columns,
     field_names,
@@ -22,8 +25,6 @@ from storeds.ops.packing.sources.columns import (
     number_labels,
     text_column,
 )
-from storeds.ops.packing.sources.folders import Root, class_notes, names_of, show
-from storeds.ops.packing.sources.masks import MaskFile
 from storeds.ops.packing.sources.text import Line, csv_lines, jsonl_lines, open_text
 from storeds.protocols import JSON, Field
 

@@ -14,9 +14,10 @@ from storeds._utils.text import counted
 from storeds.backends.view import View
 from storeds.errors import ConfigError
 from storeds.layouts.codecs import is_image
+from storeds.layouts.files.folders import class_notes
+from storeds.layouts.files.walk import is_text, show
 from storeds.ops.packing.rows import Bad, BadItem, File, Reference, Row, Rows, from_start, read_file
 from storeds.ops.packing.sources.columns import field_names
-from storeds.ops.packing.sources.folders import class_notes, is_text, show
 from storeds.ops.packing.sources.stores import rows_at
 from storeds.pictures.formats import open_picture
 from storeds.protocols import JSON, Array, Backend, Field, Record

@@ -10,6 +10,7 @@ import numpy as np
 import xxhash
 
 from storeds.backends.opening import open_backend
+from storeds.backends.view import describe
 from storeds.errors import ConfigError, RecordError
 from storeds.ops.packing.rows import Bad, Row, Rows
 from storeds.protocols import Array, Backend
@@ -40,12 +41,12 @@ def store(source: str | os.PathLike[str] | Backend, **options: Any) -> Rows:
         raise ConfigError(f"{source.url} is already open; pass {', '.join(options)} when opening it")
     else:
         backend = source
-    return rows_at(backend, np.arange(len(backend)))
+    return rows_at(backend, np.arange(len(backend)), describe(backend).faults)
 
 
-def rows_at(backend: Backend, positions: Array) -> Rows:
-    """Return the rows at `positions` of a store, read in batches."""
-    meta = backend.meta
+def rows_at(backend: Backend, positions: Array, faults: Sequence[str] = ()) -> Rows:
+    """Return the rows at `positions` of a store, read in batches, and then `faults` of it as bad items."""
+    meta, bad = backend.meta, [Bad(backend.url, fault) for fault in faults]
 
     def read(start: int, size: int = _BATCH, fields: Sequence[str] | None = None) -> Iterator[Row | Bad]:
         for first in range(start, len(positions), size):
@@ -56,13 +57,14 @@ def rows_at(backend: Backend, positions: Array) -> Rows:
                     yield Bad(name, record.reason or str(record))
                 else:
                     yield Row(name, record)
+        yield from bad[max(start - len(positions), 0) :]
 
     return Rows(
         fields=meta.fields,
         attrs=meta.attrs,
         items=read,
-        state=(meta.id, xxhash.xxh3_64_hexdigest(positions.tobytes())),
-        count=len(positions),
+        state=(meta.id, xxhash.xxh3_64_hexdigest(positions.tobytes()), *faults),
+        count=len(positions) + len(bad),
         strata=lambda: read(0, _COLUMNS, [name for name in ("key", "label") if name in meta.fields]),
         stores=(backend,),
     )

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-
 import numpy as np
 
-from storeds._utils.text import counted, some
-from storeds.pictures import read_picture_header
-from storeds.pictures.decoders import orientation_of
 from storeds.protocols import Array
 
-__all__ = ["inverse", "is_mask_unproven", "taken_as_stored", "turned_centres", "turned_keypoints", "turned_points"]
+__all__ = ["inverse", "turned_centres", "turned_keypoints", "turned_points"]
 
 _INVERSE = {6: 8, 8: 6}  # every other orientation is its own inverse
 
@@ -19,23 +14,6 @@ _INVERSE = {6: 8, 8: 6}  # every other orientation is its own inverse
 def inverse(orientation: int) -> int:
     """Return the orientation that undoes `orientation`."""
     return _INVERSE.get(orientation, orientation)
-
-
-def taken_as_stored(keys: Collection[str]) -> Iterator[str]:
-    """Yield a sentence about pictures that EXIF turns, if nothing tells what their annotations refer to."""
-    if keys:
-        yield (
-            f"{counted(len(keys), 'picture has', 'pictures have')} an EXIF orientation ({some(sorted(keys))}), and nothing tells "
-            "whether annotations refer to the picture as displayed: they are taken to refer to the pixels as stored; if boxes "
-            "do not fit their objects, store these pictures upright"
-        )
-
-
-def is_mask_unproven(blob: bytes) -> bool:
-    """Whether a mask of the size of a picture as stored may be that of the picture as its EXIF orientation displays it."""
-    orientation = orientation_of(blob) or 1
-    header = read_picture_header(blob) if orientation > 4 else None
-    return orientation in (2, 3, 4) or (header is not None and header.width == header.height)
 
 
 def turned_points(points: Array, orientation: int, size: tuple[int, int] = (1, 1)) -> Array:

@@ -15,17 +15,9 @@ import numpy as np
 from PIL import Image
 
 from storeds.errors import ConfigError, MissingDependencyError
+from storeds.layouts.files.folders import class_labels, class_notes
+from storeds.layouts.files.walk import VIDEO_SUFFIXES, Hidden, Root, Walk, folders_in, show
 from storeds.ops.packing.rows import Bad, BadItem, File, Row, Rows, from_start
-from storeds.ops.packing.sources.folders import (
-    VIDEO_SUFFIXES,
-    Hidden,
-    Root,
-    Walk,
-    class_labels,
-    class_notes,
-    folders_in,
-    show,
-)
 from storeds.protocols import JSON, Field
 
 if TYPE_CHECKING:
@@ -61,11 +53,11 @@ def videos(
     label : bool, optional
         Whether the folders are classes; detected by default.
     classes
-        As for `~storeds.ops.packing.sources.folders.imagefolder`.
+        As for `~storeds.layouts.files.folders.imagefolder`.
     max_side, quality : int, optional
         As for `storeds.pack`, which passes its own here, so that no frame is encoded twice.
     allow_outside
-        As for `~storeds.ops.packing.sources.folders.imagefolder`.
+        As for `~storeds.layouts.files.folders.imagefolder`.
 
     Notes
     -----

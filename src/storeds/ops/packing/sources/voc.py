@@ -13,11 +13,11 @@ import numpy as np
 
 from storeds._utils.text import counted, some
 from storeds.errors import ConfigError, StoreNotFoundError, suggest
+from storeds.layouts.files.class_names import unique_classes
+from storeds.layouts.files.masks import MaskFile, by_stem, taken_as_stored
+from storeds.layouts.files.walk import IMAGE_SUFFIXES, Root, Walk, folders_in, is_hidden, names_of, show
 from storeds.ops.packing.rows import Bad, BadItem, Row, Rows, from_start, read_file
-from storeds.ops.packing.sources.class_names import unique_classes
-from storeds.ops.packing.sources.folders import IMAGE_SUFFIXES, Root, Walk, folders_in, is_hidden, names_of, show
-from storeds.ops.packing.sources.masks import MaskFile, by_stem
-from storeds.ops.packing.sources.turned import inverse, taken_as_stored, turned_points
+from storeds.ops.packing.sources.turned import inverse, turned_points
 from storeds.pictures import read_picture_header
 from storeds.pictures.decoders import orientation_of
 from storeds.protocols import JSON, Array, Field, Record
@@ -63,7 +63,7 @@ def voc(
     zero_based : bool
         Coordinates count from 0, and xmax and ymax are edges. They are then stored as they are.
     allow_outside
-        As for `~storeds.ops.packing.sources.folders.imagefolder`.
+        As for `~storeds.layouts.files.folders.imagefolder`.
 
     Notes
     -----

@@ -15,14 +15,14 @@ from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
 from storeds._utils.files import nearest
-from storeds._utils.text import some
+from storeds._utils.text import counted, some
 from storeds.errors import ConfigError, StoreNotFoundError
-from storeds.ops.packing.rows import Bad, BadItem, Part, Row, Rows, from_start
-from storeds.ops.packing.sources.folders import IMAGE_SUFFIXES, Hidden, is_int, names_of, path_fault, show
+from storeds.layouts.files.rows import Bad, BadItem, Part, Row, Rows, from_start
+from storeds.layouts.files.walk import IMAGE_SUFFIXES, Hidden, is_hidden, is_int, names_of, path_fault, show
 from storeds.protocols import Field, Record
 from storeds.records.canonical_json import canonical_json
 
-__all__ = ["tar"]
+__all__ = ["parse_members", "tar"]
 
 _IMAGES = tuple(suffix[1:] for suffix in IMAGE_SUFFIXES)
 _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
@@ -43,7 +43,7 @@ def tar(
     Parameters
     ----------
     shards : path or iterable of paths
-        One tar file or several, a glob, or a range such as ``train-{000..099}.tar``.
+        One tar file or several, a folder of them, a glob, or a range such as ``train-{000..099}.tar``.
     extensions : sequence of str or str, optional
         The extensions that every sample needs; members with others are left out. The image must be among them. The
         default is every extension that more than half of the samples have.
@@ -69,7 +69,9 @@ def tar(
     """
     if label_column and not label:
         raise ConfigError(f"label_column={label_column!r} and label=False contradict each other")
-    paths = _find_shards(shards)
+    given = [os.fspath(shards)] if isinstance(shards, (str, os.PathLike)) else [os.fspath(each) for each in shards]
+    watched = {folder: os.stat(folder) for each in given for folder in _folders_of(each)}
+    paths = _find_shards(given)
     names = _short_names(paths)
     where = some(names)
     index = _Index(
@@ -77,6 +79,7 @@ def tar(
         (label_column or "cls").lower().lstrip(".") if label else None,
         key_with_shard,
         Hidden(),
+        watched,
     )
     for path, name in zip(paths, names, strict=True):
         index.add(path, name)
@@ -106,6 +109,7 @@ def tar(
             values = sample.values | {"key": sample.key}
             yield Bad(name, fault) if fault else Row(name, {name: values[name] for name in fields})
 
+    beside = [note for each in given if os.path.isdir(each) for note in _beside(each)]
     notes = [
         f"left out {' and '.join(f'.{each}' for each in endings[name])}, which {counts[name]:,} of {counts['image']:,} "
         "samples have; extensions= (--option extensions=jpg,cls,…) lists the extensions that every sample needs"
@@ -115,16 +119,16 @@ def tar(
         fields=fields,
         attrs={"source": {"kind": "tar", "shards": len(paths)}},
         items=from_start(items),
-        finish=_parsed,
+        finish=parse_members,
         columns={f".{ending}": None if name in rare else name for name in (*needed, *rare) for ending in endings[name]},
-        notes=[*notes, *index.hidden.notes()],
+        late_notes=lambda: [*notes, *index.hidden.notes(), *beside],
+        watched=lambda: index.watched,
     )
 
 
-def _find_shards(shards: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> list[str]:
-    """Return absolute paths in the given order; those of a glob are sorted."""
-    given = [shards] if isinstance(shards, (str, os.PathLike)) else list(shards)
-    paths = [os.path.abspath(path) for item in given for path in _expand(os.fspath(item))]
+def _find_shards(given: Sequence[str]) -> list[str]:
+    """Return absolute paths in the given order; those of a glob and of a folder are sorted."""
+    paths = [os.path.abspath(path) for item in given for path in _expand(item)]
     if not paths:
         raise ConfigError("no tar file is given")
     missing = [path for path in paths if not os.path.exists(path)]
@@ -140,6 +144,8 @@ def _find_shards(shards: str | os.PathLike[str] | Iterable[str | os.PathLike[str
 def _expand(path: str) -> list[str]:
     """Return the paths that a range or a glob stands for. The name of an existing file stands for itself."""
     found = _RANGE.search(path)
+    if os.path.isdir(path):
+        return [os.path.join(path, name) for name in sorted(os.listdir(path)) if _is_shard(name)]
     if os.path.lexists(path) or (found is None and not glob.has_magic(path)):
         return [path]
     if found is None:
@@ -152,6 +158,35 @@ def _expand(path: str) -> list[str]:
         raise ConfigError(f"{path}: the range {found[0]} is empty")
     filled = (f"{path[: found.start()]}{number:0{len(found[1])}}{path[found.end() :]}" for number in numbers)
     return [each for name in filled for each in _expand(name)]
+
+
+def _is_shard(name: str) -> bool:
+    return name.lower().endswith(".tar") and not is_hidden(name)
+
+
+def _folders_of(path: str) -> set[str]:
+    """Return the folders in which a folder of shards or a glob finds its files."""
+    if os.path.isdir(path):
+        return {path}
+    if os.path.lexists(path) or not glob.has_magic(path):
+        return set()
+    literal = os.path.dirname(path[: re.search(r"[*?[]", path).start()])  # type: ignore[union-attr]  # it has magic
+    folders = {os.path.dirname(found) for found in glob.glob(path, recursive=True)}
+    above = {each for folder in folders for each in _up_to(folder, literal)}
+    return {each or "." for each in above | ({literal} if os.path.isdir(literal or ".") else set())}
+
+
+def _up_to(folder: str, top: str) -> Iterator[str]:
+    """Yield a folder and those above it, below `top`."""
+    while len(folder) > len(top):
+        yield folder
+        folder = os.path.dirname(folder)
+
+
+def _beside(folder: str) -> list[str]:
+    """Return a sentence about what a folder of shards contains besides them."""
+    names = sorted(name for name in os.listdir(folder) if not _is_shard(name) and not is_hidden(name))
+    return [f"left out {counted(len(names), 'name')} beside tar files: {some(map(show, names))}"] if names else []
 
 
 def _short_names(paths: list[str]) -> list[str]:
@@ -176,6 +211,7 @@ class _Index:
     label: str | None  # None leaves .cls out
     key_with_shard: bool
     hidden: Hidden
+    watched: dict[str, os.stat_result]  # the folders of the files, and the files
     samples: list[_Sample] = field(default_factory=list)
     endings: defaultdict[str, set[str]] = field(default_factory=lambda: defaultdict(set))  # field → extensions found
     bad: list[Bad] = field(default_factory=list)  # members and files
@@ -187,7 +223,7 @@ class _Index:
         self._here.clear()
         try:
             with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb", buffering=0) as file:
-                status = os.fstat(file.fileno())
+                status = self.watched[path] = os.fstat(file.fileno())
                 if not stat.S_ISREG(status.st_mode):
                     raise BadItem("is not a regular file")
                 for member in _members(file, status.st_size):
@@ -302,7 +338,7 @@ def _incomplete(sample: _Sample, needed: Sequence[str], endings: dict[str, list[
     )
 
 
-def _parsed(values: Record) -> Record:
+def parse_members(values: Record) -> Record:
     """Return the values of a sample with its text and its JSON parsed; raises `BadItem`."""
     for name in values.keys() & {"txt", "json"}:
         try:

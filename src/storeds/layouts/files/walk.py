@@ -1,4 +1,4 @@
-"""Folders of images as sources, with one sub-folder per class or without; and how every source walks folders and checks paths."""
+"""Walks folders for their files, and checks paths."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from operator import itemgetter
 from typing import Any
 
 from storeds._utils.text import counted, printable, some
-from storeds.errors import ConfigError, StoreNotFoundError, suggest
-from storeds.ops.packing.rows import Bad, BadItem, File, Row, Rows, from_start
-from storeds.protocols import JSON, Field
+from storeds.errors import ConfigError, StoreNotFoundError
+from storeds.layouts.files.rows import Bad, BadItem, File
 
 __all__ = [
     "IMAGE_SUFFIXES",
@@ -20,12 +19,8 @@ __all__ = [
     "Hidden",
     "Root",
     "Walk",
-    "class_labels",
-    "class_notes",
     "files_by_kind",
-    "flat",
     "folders_in",
-    "imagefolder",
     "is_folder",
     "is_hidden",
     "is_int",
@@ -203,6 +198,14 @@ class Walk:
         self._root, self._suffixes, self._known = root, suffixes, known
         self.hidden = Hidden()
         self._others: dict[str, set[str]] = {}  # suffix → files that are left out; a source lists twice
+        self.watched: dict[str, os.stat_result] = {}
+        """The folders that were listed, each with its status before that, and what else `watch` was called for."""
+
+    def watch(self, path: str) -> os.stat_result:
+        """Remember the status of a path below the root, or "" for the root."""
+        status = os.stat(os.path.join(self._root.path, path))
+        self.watched.setdefault(path, status)
+        return status
 
     def files(self, top: str) -> Iterator[tuple[str, File] | Bad]:
         """Yield paths below the root and their files below `top`, a folder in the root, or "" for the root.
@@ -212,7 +215,7 @@ class Walk:
         """
         problems = list[Bad]()
         found: list[tuple[str, str, File]] = []
-        status = os.stat(self._root.path)
+        status = self.watch("")
         pending: list[tuple[str, tuple[tuple[int, int], ...]]] = [
             (top, ((status.st_dev, status.st_ino),) if top else ())
         ]
@@ -252,12 +255,12 @@ class Walk:
 
     def _enter(self, path: str, above: Sequence[tuple[int, int]]) -> tuple[int, int]:
         """Return the identity of a folder; raise `BadItem` if it must not be listed."""
-        whole = os.path.join(self._root.path, path)
         if not is_text(path):
             raise BadItem("the folder's name is not valid UTF-8, which a key must be; rename it")
+        whole = os.path.join(self._root.path, path)
         if path and os.path.islink(whole):
             self._root.check_link(whole)
-        status = os.stat(whole)
+        status = self.watch(path)
         identity = status.st_dev, status.st_ino
         if identity in above:
             raise BadItem("links back to a folder that contains it; the loop is left out")
@@ -354,142 +357,3 @@ def is_folder(entry: os.DirEntry[str]) -> bool:
         return entry.is_dir()
     except OSError:  # a link to itself, which listing it reports
         return True
-
-
-def class_notes(classes: Sequence[str]) -> list[str]:
-    """Return a warning about class names that look like labels, and are not in their order."""
-    if not classes or not all(map(is_int, classes)):
-        return []
-    moved = next((label for label, name in enumerate(classes) if int(name) != label), None)
-    if moved is None or sorted(classes, key=int) == list(classes):
-        return []
-    return [
-        "classes are sorted as text, as ImageFolder sorts them, so labels are not the numbers in their names: class "
-        f"{classes[moved]!r} is label {moved}"
-    ]
-
-
-_SUFFIXES = " ".join(IMAGE_SUFFIXES)
-
-
-def class_labels(
-    path: str, folders: Sequence[str], classes: Sequence[str] | os.PathLike[str] | None
-) -> tuple[dict[str, int], list[str]]:
-    """Return the label of each class folder, and the class names: those given, or the names of the folders.
-
-    Raises
-    ------
-    ConfigError
-        A folder is none of the classes given.
-    """
-    from storeds.ops.packing.sources.class_names import unique_classes  # it imports this module
-
-    given = unique_classes(classes)
-    if given is None:
-        return {name: label for label, name in enumerate(folders)}, list(map(show, folders))
-    for name in folders:
-        if name not in given:
-            raise ConfigError(
-                f"{path}: the folder {show(name)!r} is none of the classes given; {suggest(show(name), given, 'classes')}; add it to "
-                "classes= (--classes), or move it out"
-            )
-    return {name: given.index(name) for name in folders}, given
-
-
-def imagefolder(
-    path: str | os.PathLike[str],
-    *,
-    classes: Sequence[str] | os.PathLike[str] | None = None,
-    allow_outside: bool = False,
-    allow_empty: bool = False,
-) -> Rows:
-    """Rows of a folder with one sub-folder per class, in the order and with the labels of torchvision's ImageFolder.
-
-    Parameters
-    ----------
-    path : path
-        The folder. Files directly in it have no class; they are left out, as ImageFolder leaves them out, and counted.
-    classes : sequence of str or path, optional
-        The class names in the order of their labels, or a file of them, of which the folder may have some only. The
-        default is the names of the folders, sorted.
-    allow_outside : bool
-        Follow links that lead out of the folder.
-    allow_empty : bool
-        Accept classes without images.
-
-    Raises
-    ------
-    StoreNotFoundError
-        The folder does not exist.
-    ConfigError
-        It has no sub-folders, or one of them has no images, or is none of `classes`.
-    """
-    root = Root(path, allow_outside=allow_outside)
-    walk = Walk(root)
-    folders = folders_in(os.fspath(path), walk.hidden)
-    if not folders:
-        left_out = "".join(f"; {note}" for note in walk.notes())
-        raise ConfigError(f"{path} has no sub-folders; expected one per class, each with its images{left_out}")
-    labels, names = class_labels(os.fspath(path), folders, classes)
-
-    def items() -> Iterator[Row | Bad]:
-        empty = []
-        # A class whose name is not UTF-8 is bad but keeps its place: the labels after it must not change.
-        for name, label in labels.items():
-            found = False
-            for each in walk.files(name):
-                found = True
-                yield (
-                    each if isinstance(each, Bad) else Row(each[0], {"image": each[1], "label": label, "key": each[0]})
-                )
-            if not found:
-                empty.append(show(name))
-        if empty and not allow_empty:
-            raise ConfigError(
-                f"{path}: no images in {some(empty, 8)}; remove these folders, put images ({_SUFFIXES}) in, or pass "
-                "allow_empty=True (--option allow_empty=true)"
-            )
-
-    loose = [entry.name for entry in os.scandir(path) if not is_folder(entry) and not is_hidden(entry.name)]
-    outside = [
-        f"left out {counted(len(loose), 'file')} that no class folder contains: {some(map(show, sorted(loose)))}"
-    ]
-    return Rows(
-        fields={"image": Field("image"), "label": Field("int"), "key": Field("str")},
-        attrs={"classes": list[JSON](names)},
-        items=from_start(items),
-        notes=[*(class_notes(names) if classes is None else ()), *(outside if loose else ())],
-        late_notes=walk.notes,
-    )
-
-
-def flat(path: str | os.PathLike[str], *, allow_outside: bool = False) -> Rows:
-    """Rows of a folder of images without labels, including the folders below it.
-
-    Parameters
-    ----------
-    path : path
-        The folder.
-    allow_outside
-        As for `imagefolder`.
-
-    Raises
-    ------
-    StoreNotFoundError
-        The folder does not exist.
-    ConfigError
-        It contains no images.
-    """
-    walk = Walk(Root(path, allow_outside=allow_outside))
-    folders_in(os.fspath(path))
-
-    def items() -> Iterator[Row | Bad]:
-        empty = True
-        for each in walk.files(""):
-            empty = False
-            yield each if isinstance(each, Bad) else Row(each[0], {"image": each[1], "key": each[0]})
-        if empty:
-            left_out = "".join(f"; {note}" for note in walk.notes())
-            raise ConfigError(f"{path} contains no images ({_SUFFIXES}), not even in folders below it{left_out}")
-
-    return Rows(fields={"image": Field("image"), "key": Field("str")}, items=from_start(items), late_notes=walk.notes)

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from storeds.errors import ConfigError
-from storeds.ops.packing.sources.folders import is_int, show
+from storeds.layouts.files.walk import is_int, show
 
 __all__ = ["unique_classes"]
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,16 +11,16 @@ import numpy as np
 
 from storeds._utils.text import counted, some
 from storeds.errors import ConfigError, StoreNotFoundError
-from storeds.ops.packing.rows import Bad, BadItem, File, Row, Rows, from_start
-from storeds.ops.packing.sources.class_names import unique_classes
-from storeds.ops.packing.sources.folders import IMAGE_SUFFIXES, Root, Walk, class_notes, folders_in, kind_of_files, show
-from storeds.ops.packing.sources.turned import is_mask_unproven, taken_as_stored
-from storeds.pictures import MAX_PIXELS
+from storeds.layouts.files.class_names import unique_classes
+from storeds.layouts.files.folders import class_notes
+from storeds.layouts.files.rows import Bad, BadItem, File, Row, Rows, from_start
+from storeds.layouts.files.walk import IMAGE_SUFFIXES, Root, Walk, folders_in, is_hidden, kind_of_files, show
+from storeds.pictures import MAX_PIXELS, read_picture_header
+from storeds.pictures.decoders import grey_step, orientation_of
 from storeds.pictures.formats import decode_reason, open_picture
 from storeds.protocols import JSON, Field, Record
-from storeds.readers.annotations import grey_step
 
-__all__ = ["MaskFile", "MaskFolders", "by_stem", "find_mask_folders", "masks"]
+__all__ = ["MaskFile", "MaskFolders", "by_stem", "find_mask_folders", "masks", "taken_as_stored"]
 
 _FILES = {"masks": IMAGE_SUFFIXES}
 _IMAGE_FOLDERS = ("images", "image", "imgs", "img")
@@ -136,7 +135,7 @@ def masks(
         The class id of pixels without a class, which needs no name. It goes to ``attrs["ignore_index"]``. Without it, 255
         needs no name.
     allow_outside
-        As for `~storeds.ops.packing.sources.folders.imagefolder`.
+        As for `~storeds.layouts.files.folders.imagefolder`.
 
     Notes
     -----
@@ -158,64 +157,128 @@ def masks(
         raise ConfigError(f"ignore_index={ignore_index!r} must be a class id, a whole number")
     listed = os.path.join(root, "classes.txt")
     names = unique_classes(Path(listed) if classes is None and os.path.isfile(listed) else classes)
-    count = None if names is None else len(names)
     walk = Walk(Root(root, allow_outside=allow_outside), ("",))
-    items: list[Row | Bad] = []
-    problems, ignored, has_pairs = list[Bad](), list[str](), False
+    for each in ("", *(prefix for prefix, _, _ in folders.pairs)):
+        walk.watch(each)
+    if os.path.isfile(listed):
+        walk.watch("classes.txt")
+    pairs, problems, ignored = list[_Pair | Bad](), list[Bad](), list[str]()
+    has_pairs = False
     for prefix, image_at, mask_at in folders.pairs:
         images = by_stem(walk, image_at, IMAGE_SUFFIXES, problems, ignored, image_end)
         masks = by_stem(walk, mask_at, IMAGE_SUFFIXES, problems, ignored, mask_end)
         has_pairs = has_pairs or not images.keys().isdisjoint(masks)
-        for stem, found in images.items():
-            name, partners = found[0][0], masks.pop(stem, [])
-            if len(found) > 1 or len(partners) > 1:
-                several = some(show(each) for each, _ in (found if len(found) > 1 else partners))
-                what = "images" if len(found) > 1 else "masks"
-                items.append(Bad(show(name), f"there are several {what} of this name: {several}; remove all but one"))
-            elif not partners:
-                wanted = f"{mask_at}/{stem}{mask_end}.png"
-                items.append(Bad(show(name), f"has no mask: expected {show(wanted)}, or with another suffix"))
-            else:
-                ((mask, file),) = partners
-                key = f"{prefix}{name[len(image_at) + 1 :]}"
-                values = {"image": found[0][1], "mask": MaskFile(file, mask, count, ignore_index), "key": key}
-                items.append(Row(show(name), values))
-        for stem, found in masks.items():
-            wanted = f"{image_at}/{stem}{image_end}.jpg"
-            reason = f"is a mask without an image: expected {show(wanted)}, or with another suffix"
-            items += [Bad(show(mask), reason) for mask, _ in found]
+        pairs += _paired(images, masks, (prefix, image_at, mask_at), (image_end, mask_end))
     if not has_pairs:
         ends = f"image_suffix={image_end!r} and mask_suffix={mask_end!r}"
         raise ConfigError(
             f"{show(root)}: no image in {show(image_at)} has a mask in {show(mask_at)}; paths without suffix are equal up to "
             f"{ends}: pass what follows the common part of the names (--option mask_suffix=_mask)"
         )
-    tops = {_top(item.values["key"]) for item in items if isinstance(item, Row)}
-    has_split = tops <= _SPLITS
+    has_split = {_top(pair.key) for pair in pairs if isinstance(pair, _Pair)} <= _SPLITS
+    count = None if names is None else len(names)
+
+    def row(pair: _Pair) -> Row:
+        split = {"split": _top(pair.key)} if has_split else {}
+        mask = MaskFile(pair.mask, pair.mask_name, count, ignore_index)
+        return Row(show(pair.name), {"image": pair.image, "mask": mask, **split, "key": pair.key})
+
     turned: set[str] = set()
 
     def finish(values: Record) -> Record:
         if is_mask_unproven(values["image"]):
             turned.add(values["key"])
-        return {**values, "split": _top(values["key"])} if has_split else values
+        return values
 
     pictures = {"image": Field("image", role="image"), "mask": Field("image", role="mask")}
     attrs: dict[str, JSON] = {} if names is None else {"classes": [*names]}
-    left_out = (
-        f"ignored {counted(len(ignored), 'file')} without the names of images and masks: {some(map(show, ignored))}"
-    )
+    left_out = [*_beside(root, folders)]
+    if ignored:
+        shown = some(map(show, ignored))
+        left_out.insert(0, f"ignored {counted(len(ignored), 'file')} without the names of images and masks: {shown}")
     return Rows(
         fields={**pictures, **({"split": Field("str")} if has_split else {}), "key": Field("str")},
         attrs={**attrs, **({} if ignore_index is None else {"ignore_index": ignore_index})},
-        items=from_start(lambda: [*items, *problems]),
+        items=from_start(lambda: [*(row(each) if isinstance(each, _Pair) else each for each in pairs), *problems]),
         finish=finish,
-        late_notes=partial(taken_as_stored, turned),
-        notes=[
-            *class_notes(names or ()),
-            *([left_out] if ignored else ()),
-            *walk.hidden.notes(),
-        ],
+        late_notes=lambda: [*left_out, *walk.hidden.notes(), *taken_as_stored(turned)],
+        notes=class_notes(names or ()),
+        watched=lambda: walk.watched,
     )
+
+
+def taken_as_stored(keys: Collection[str]) -> Iterator[str]:
+    """Yield a sentence about pictures that EXIF turns, if nothing tells what their annotations refer to."""
+    if keys:
+        yield (
+            f"{counted(len(keys), 'picture has', 'pictures have')} an EXIF orientation ({some(sorted(keys))}), and nothing tells "
+            "whether annotations refer to the picture as displayed: they are taken to refer to the pixels as stored; if boxes "
+            "do not fit their objects, store these pictures upright"
+        )
+
+
+def is_mask_unproven(blob: bytes) -> bool:
+    """Whether a mask of the size of a picture as stored may be that of the picture as its EXIF orientation displays it."""
+    orientation = orientation_of(blob) or 1
+    header = read_picture_header(blob) if orientation > 4 else None
+    return orientation in (2, 3, 4) or (header is not None and header.width == header.height)
+
+
+def _beside(root: str, folders: MaskFolders) -> Iterator[str]:
+    """Yield a sentence about what lies beside folders of images and masks, and is not read."""
+    read = {"classes.txt", *(each.rstrip("/") for pair in folders.pairs for each in pair)}
+    read |= {each.split("/")[0] for each in read}
+    tops = sorted({"", *(prefix for prefix, _, _ in folders.pairs)})
+    found = [
+        f"{top}{name}" for top in tops for name in sorted(os.listdir(os.path.join(root, top))) if not is_hidden(name)
+    ]
+    others = [each for each in found if each not in read]
+    if others:
+        yield f"left out {counted(len(others), 'name')} beside the folders of images and masks: {some(map(show, others))}"
+
+
+class _Pair(NamedTuple):
+    """An image and its mask, each with its path below the root."""
+
+    name: str
+    key: str
+    image: File
+    mask_name: str
+    mask: File
+
+
+def _paired(
+    images: Mapping[str, list[tuple[str, File]]],
+    masks: Mapping[str, list[tuple[str, File]]],
+    at: tuple[str, str, str],
+    ends: tuple[str, str],
+) -> Iterator[_Pair | Bad]:
+    """Yield the pairs of images and masks with the same stem, and what is wrong with the others.
+
+    Parameters
+    ----------
+    images, masks
+        Stem → the files.
+    at, ends
+        An item of `MaskFolders.pairs`, and what follows the stems of images and masks.
+    """
+    prefix, image_at, mask_at = at
+    for stem, found in images.items():
+        (name, image), partners = found[0], masks.get(stem, [])
+        if len(found) > 1 or len(partners) > 1:
+            several = some(show(each) for each, _ in (found if len(found) > 1 else partners))
+            what = "images" if len(found) > 1 else "masks"
+            yield Bad(show(name), f"there are several {what} of this name: {several}; remove all but one")
+        elif not partners:
+            wanted = f"{mask_at}/{stem}{ends[1]}.png"
+            yield Bad(show(name), f"has no mask: expected {show(wanted)}, or with another suffix")
+        else:
+            yield _Pair(name, f"{prefix}{name[len(image_at) + 1 :]}", image, *partners[0])
+    for stem, partners in masks.items():
+        if stem not in images:
+            wanted = f"{image_at}/{stem}{ends[0]}.jpg"
+            reason = f"is a mask without an image: expected {show(wanted)}, or with another suffix"
+            yield from (Bad(show(mask), reason) for mask, _ in partners)
 
 
 def _top(key: str) -> str:
@@ -264,8 +327,8 @@ class MaskFile(File):
     __slots__ = ("_classes", "_free")
 
     def __init__(self, file: File, name: str, classes: int | None = None, ignore_index: int | None = None) -> None:
-        self.path, self.size, self.state = file.path, file.size, file.state
-        self.what, self._classes = f"its mask {show(name)}", classes
+        super().__init__(file.path, what=f"its mask {show(name)}")
+        self._classes = classes
         self._free = _UNNAMED if ignore_index is None else ignore_index
 
     def read(self) -> bytes:
