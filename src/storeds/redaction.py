@@ -20,9 +20,13 @@ def redact(url: str) -> str:
     What lies between the first colon after the scheme and the last @ may be a password, also where the scheme is
     missing or misspelt. A text of several URLs is hidden from the first password to the last one.
     """
-    password = password_of(url)
-    shown = f"{url[: password[0]]}***{url[password[1] :]}" if password else url
-    return _OPTION.sub(_hidden, shown)
+    while True:  # hiding an option with an @ may show that an earlier @ ends a password
+        password = password_of(url)
+        shown = f"{url[: password[0]]}***{url[password[1] :]}" if password else url
+        shown = _OPTION.sub(_hidden, shown)
+        if shown == url:
+            return url
+        url = shown
 
 
 def redact_message(text: str) -> str:
