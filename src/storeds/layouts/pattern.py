@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from storeds.errors import ConfigError
-from storeds.layouts.infer import field_name
 from storeds.protocols import Field
 from storeds.records.fields import parse_fields
+from storeds.values.infer import field_name
 
 __all__ = [
     "ATTRIBUTES",

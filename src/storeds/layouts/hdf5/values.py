@@ -18,13 +18,13 @@ import numpy as np
 from storeds.backends.hdf5.headers import check_attribute
 from storeds.backends.hdf5.rows import FlatRows, Rows, gather
 from storeds.errors import FormatError
-from storeds.layouts.codecs import is_image
 from storeds.layouts.hdf5.chunks import ChunkedRows, check_claim
 from storeds.layouts.hdf5.files import Hdf5Files
 from storeds.layouts.hdf5.variable import VariableRows
-from storeds.layouts.infer import evenly
 from storeds.protocols import Array, Field, Kind
 from storeds.records.columns import SCALARS, column_of
+from storeds.values.codecs import is_image
+from storeds.values.infer import evenly
 
 __all__ = [
     "SCALAR_KINDS",

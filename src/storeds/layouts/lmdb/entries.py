@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 
 from storeds.errors import MissingDependencyError
-from storeds.layouts.codecs import CODECS, CodecError, decode_json, decompress, inspect, is_compressed, sniff, unpickle
 from storeds.layouts.explain import shown_value
-from storeds.layouts.infer import coerce, evenly, form_of, infer, part_of, plain
 from storeds.layouts.lmdb.environment import LmdbReader, is_database, key_text
 from storeds.protocols import JSON
 from storeds.records.codec import canonical_value
+from storeds.values.codecs import CODECS, CodecError, decode_json, decompress, inspect, is_compressed, sniff, unpickle
+from storeds.values.infer import coerce, evenly, form_of, infer, part_of, plain
 
 __all__ = ["KEYS", "LEN", "Entries", "beginning_of", "entries_of", "listed_keys", "unread_entries"]
 

@@ -18,9 +18,7 @@ from storeds.backends.lmdb.files import Environment, lmdb_errors
 from storeds.backends.lmdb.reading import is_native
 from storeds.backends.unread import bounded
 from storeds.errors import ConfigError, FormatError
-from storeds.layouts.codecs import CODECS, CodecError, inspect, is_pickle
 from storeds.layouts.explain import Reading, undecided
-from storeds.layouts.infer import infer
 from storeds.layouts.lmdb.entries import Entries, beginning_of, entries_of, unread_entries
 from storeds.layouts.lmdb.environment import (
     EnvironmentLocation,
@@ -48,6 +46,8 @@ from storeds.records.cache import index_path
 from storeds.records.canonical_json import canonical_json
 from storeds.records.fields import fields_to_json, parse_fields
 from storeds.records.meta import WRITTEN_BY
+from storeds.values.codecs import CODECS, CodecError, inspect, is_pickle
+from storeds.values.infer import infer
 
 __all__ = ["FOREIGN_LMDB", "find_unread"]
 

@@ -15,7 +15,6 @@ from storeds.backends.file_stores import describe_file
 from storeds.backends.handles import POOL
 from storeds.backends.lmdb.files import Environment, lmdb_errors
 from storeds.backends.raw import Fault, Opener, RawStore, Rows
-from storeds.layouts.infer import evenly, holds_nan
 from storeds.layouts.lmdb.environment import EnvironmentLocation, LmdbReader, database_of, key_text
 from storeds.layouts.lmdb.presets import listed_keys_of
 from storeds.layouts.lmdb.records import Keys, NumberedKeys, Plan, Records, key_index
@@ -23,6 +22,7 @@ from storeds.layouts.names import Names
 from storeds.protocols import JSON, Array, Description, Meta
 from storeds.records.codec import RecordCodec
 from storeds.records.columns import TEXT
+from storeds.values.infer import evenly, holds_nan
 
 __all__ = ["ForeignLmdbOpener", "keys_of", "reading", "sampled"]
 

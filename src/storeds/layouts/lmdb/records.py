@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 
 from storeds.backends.unread import bounded
-from storeds.layouts.codecs import CODECS, CodecError, inspect, sniff
-from storeds.layouts.infer import WHOLE, Parts, coerce, field_of, form_of, part_of
 from storeds.layouts.lmdb.entries import beginning_of
 from storeds.layouts.lmdb.environment import LmdbReader, key_text
 from storeds.layouts.names import Names, pack_names
 from storeds.layouts.pattern import KEY, NameFields, Pattern, Place, Template
 from storeds.protocols import JSON, Array, Field, Record
+from storeds.values.codecs import CODECS, CodecError, inspect, sniff
+from storeds.values.infer import WHOLE, Parts, coerce, field_of, form_of, part_of
 
 __all__ = ["Keys", "NumberedKeys", "Plan", "Records", "Value", "key_index", "matcher", "unmatched", "value_at"]
 
@@ -60,9 +60,9 @@ class Value:
     codec : str
         The name of a codec; ``bytes`` for values that are stored as they are.
     parts : tuple of (str, part, Field)
-        The fields, and the parts of the content that they hold, as `storeds.layouts.infer.Inferred` has them.
+        The fields, and the parts of the content that they hold, as `storeds.values.infer.Inferred` has them.
     form : str
-        What `storeds.layouts.infer.form_of` returns for their content; ``""`` for any.
+        What `storeds.values.infer.form_of` returns for their content; ``""`` for any.
     """
 
     place: Template

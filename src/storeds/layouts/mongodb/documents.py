@@ -13,9 +13,9 @@ import numpy as np
 from bson import Decimal128, ObjectId, json_util
 
 from storeds.errors import ConfigError
-from storeds.layouts.infer import coerce, field_of
 from storeds.protocols import JSON, Field
 from storeds.records.codec import canonical_value
+from storeds.values.infer import coerce, field_of
 
 __all__ = ["Column", "column_at", "label_column", "label_of", "paths_of", "pick", "projection_of", "to_json"]
 

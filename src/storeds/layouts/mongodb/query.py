@@ -12,12 +12,12 @@ from storeds._utils.text import counted
 from storeds.backends.raw import BackendOptions
 from storeds.backends.unread import SHOWN, bounded
 from storeds.errors import ConfigError, StoreNotFoundError, suggest
-from storeds.layouts.infer import field_names
 from storeds.layouts.mongodb.backend import IDS, MongodbLayout, key_of, listed
 from storeds.layouts.mongodb.documents import Column, column_at, paths_of, pick
 from storeds.layouts.names import pack_names
 from storeds.layouts.pattern import ATTRIBUTES, EVERYTHING, Pattern, Place, parse_pattern
 from storeds.protocols import Array, Field, Record
+from storeds.values.infer import field_names
 
 __all__ = ["ColumnLayout", "ColumnOptions", "QueryLayout", "elements", "holds_data", "size_of"]
 

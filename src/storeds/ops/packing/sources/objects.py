@@ -13,7 +13,6 @@ import numpy as np
 from storeds._utils.text import counted
 from storeds.backends.view import View
 from storeds.errors import ConfigError
-from storeds.layouts.codecs import is_image
 from storeds.ops.packing.rows import Bad, BadItem, File, Reference, Row, Rows, from_start, read_file
 from storeds.ops.packing.sources.columns import field_names
 from storeds.ops.packing.sources.folders import class_notes, is_text, show
@@ -22,6 +21,7 @@ from storeds.pictures.formats import open_picture
 from storeds.protocols import JSON, Array, Backend, Field, Record
 from storeds.records.codec import canonical_value
 from storeds.records.fields import parse_fields
+from storeds.values.codecs import is_image
 
 if TYPE_CHECKING:
     from PIL import Image

@@ -15,13 +15,13 @@ import numpy as np
 
 from storeds._utils.text import counted, some
 from storeds.errors import ConfigError, FormatError, MissingDependencyError, StoreNotFoundError
-from storeds.layouts.codecs import is_image
 from storeds.ops.packing.rows import Bad, BadItem, File, Row, Rows
 from storeds.ops.packing.sources.columns import field_names, find_label
 from storeds.ops.packing.sources.folders import Root, Walk, class_notes, is_hidden, names_of, show
 from storeds.ops.packing.sources.objects import take
 from storeds.protocols import JSON, Field, Kind, Record
 from storeds.records.fields import parse_fields
+from storeds.values.codecs import is_image
 
 __all__ = ["hugging_face", "table"]
 

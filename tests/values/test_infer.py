@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from _foreign_lmdb import encoded
-from storeds.layouts.infer import coerce, field_names, field_of
 from storeds.protocols import Field
+from storeds.values.infer import coerce, field_names, field_of
 
 JPEG = encoded(0)
 TEXT = base64.b64encode(JPEG).decode()

@@ -22,9 +22,9 @@ import msgspec
 import numpy as np
 
 from storeds.errors import MissingDependencyError
-from storeds.layouts.unpickle import MAX_DEPTH, CodecError, unpickle
 from storeds.pictures import format_of_picture as format_of
 from storeds.protocols import Array
+from storeds.values.unpickle import MAX_DEPTH, CodecError, unpickle
 
 __all__ = [
     "CODECS",

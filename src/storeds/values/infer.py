@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from storeds.layouts.codecs import image_of_text, is_image, is_video, numbers_of
 from storeds.protocols import Array, Field, Kind
 from storeds.records.fields import parse_fields
+from storeds.values.codecs import image_of_text, is_image, is_video, numbers_of
 
 __all__ = [
     "WHOLE",
