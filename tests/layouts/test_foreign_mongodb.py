@@ -252,10 +252,10 @@ def test_pictures_in_nested_documents_and_in_base64_are_images(database: Any, at
 
 
 def test_unread_parts_of_documents_are_reported(database: Any, at: Callable[[str], str]) -> None:
-    database.photos.insert_many({"image": IMAGES[n], "label": n, **({"note": "x"} if n % 2 else {})} for n in range(6))
+    database.photos.insert_many({"image": IMAGES[n], "label": n, **({"note": "x"} if n == 2 else {})} for n in range(6))
     database["photos.labels"].insert_many({"x": n} for n in range(3))
     assert storeds.info(at("photos")).unread == [
-        "field 'note': absent or null in some documents",
+        "field 'note': absent in most records",
         "collection 'photos.labels': 3 documents",
     ]
     database.sparse.insert_many({"image": IMAGES[n], **{f"f{n}_{k}": k for k in range(3)}} for n in range(6))

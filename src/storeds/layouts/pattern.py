@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 from storeds.errors import ConfigError
 from storeds.protocols import Field
 from storeds.records.fields import parse_fields
-from storeds.values.infer import field_name
+from storeds.values.names import field_name
 
 __all__ = [
     "ATTRIBUTES",

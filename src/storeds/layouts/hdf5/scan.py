@@ -39,7 +39,8 @@ from storeds.layouts.pattern import (
     natural_order,
 )
 from storeds.protocols import JSON, Array, Field
-from storeds.values.infer import evenly, field_names
+from storeds.values.infer import evenly
+from storeds.values.names import field_names
 
 __all__ = [
     "FRAMES",

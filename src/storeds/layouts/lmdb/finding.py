@@ -228,9 +228,12 @@ def _everything(plan: Plan, place: Template, samples: Sequence[memoryview]) -> t
     if not samples:
         raise ValueError("it has no record from which to infer the fields")
     codec, contents = _contents(plan.codec, samples)
-    found = infer(contents, lists=codec == "json", taken=dict(plan.pattern.places))
-    check_names({*plan.pattern.names} - ({KEY} if not plan.key else set()), [name for name, _, _ in found.fields])
-    return Value(place, codec, found.fields, found.form), [*found.left]
+    found = infer(contents, taken=dict(plan.pattern.places))
+    if found.reads_little:
+        columns = {"value": {"path": "{}", "kind": "bytes"}}
+        raise ValueError(f"{'; '.join(found.left[:6])}; columns={columns!r} reads the bytes of each value")
+    check_names({*plan.pattern.names} - ({KEY} if not plan.key else set()), [part.name for part in found.parts])
+    return Value(place, codec, found.parts, found.form), [*found.left]
 
 
 def _contents(codec: str, samples: Sequence[memoryview]) -> tuple[str, list[Any]]:

@@ -22,7 +22,8 @@ from storeds.layouts.names import Names
 from storeds.protocols import JSON, Array, Description, Meta
 from storeds.records.codec import RecordCodec
 from storeds.records.columns import TEXT
-from storeds.values.infer import evenly, holds_nan
+from storeds.values.coerce import holds_nan
+from storeds.values.infer import evenly
 
 __all__ = ["ForeignLmdbOpener", "keys_of", "reading", "sampled"]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import posixpath
-import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
@@ -13,6 +12,7 @@ from storeds._utils.text import counted, printable, some
 from storeds.errors import ConfigError, StoreNotFoundError, suggest
 from storeds.ops.packing.rows import Bad, BadItem, File, Row, Rows, from_start
 from storeds.protocols import JSON, Field
+from storeds.values.text import is_int
 
 __all__ = [
     "IMAGE_SUFFIXES",
@@ -84,15 +84,6 @@ def names_of(given: Any) -> list[str]:
     if isinstance(given, (list, tuple)):
         return list(map(str, given))
     return [name.strip() for name in str(given).split(",") if name.strip()]
-
-
-# int() accepts more: int("1_0") is 10, and 007 would lose its zeros.
-_INT = re.compile(r"0|-?[1-9][0-9]*")
-
-
-def is_int(text: str) -> bool:
-    """Whether `text` is an int64 as Python writes it."""
-    return len(text) < 21 and _INT.fullmatch(text) is not None and -(2**63) <= int(text) < 2**63
 
 
 class Root:
