@@ -169,7 +169,7 @@ BREAKS = [Break(*row) for row in (
     ("25: no property has a lock that a fork copies locked", "test_public.py -k copy_locked", "pictures/cuts.py", "    @property\n    def _starts", "    @__import__('functools').cached_property\n    def _starts"),
     # 26. Repairs: stores of other tools.
     ("26: a description of LMDB may be an array", "layouts/test_foreign_lmdb.py -k description_may", "layouts/lmdb/entries.py", "elif content is _UNKNOWN or", "elif content == _UNKNOWN or"),
-    ("26: labels of GridFS may be of any type", "layouts/test_foreign_mongodb.py -k labels", "layouts/mongodb/documents.py", "if self.as_text and isinstance(found, _TEXTUAL):", "if False:"),
+    ("26: labels of GridFS may be of any type", "layouts/test_foreign_mongodb.py -k labels", "layouts/mongodb/documents.py", "if self.as_text and isinstance(found, _AS_TEXT):", "if False:"),
     ("26: all revisions of a file have its label", "layouts/test_foreign_mongodb.py -k 'labels or layout_reads'", "layouts/mongodb/gridfs.py", "places.setdefault(value, []).append(at)", "places[value] = [at]"),
     ("26: datasets beyond the 64th are read", "layouts/test_foreign_hdf5.py", "layouts/hdf5/files.py", "MOST_WALKED = 1024", "MOST_WALKED = 64"),
     ("26: an index behind an external link is renewed", "layouts/test_foreign_hdf5.py -k renewed", "layouts/hdf5/records.py", "if files.changed(facts.files):", "if False:"),
@@ -178,7 +178,7 @@ BREAKS = [Break(*row) for row in (
     ("26: where of a split may hold numbers", "config/test_config.py -k 'split_of_numbers or combined'", "config/splits.py", "name not in map(str, taken", "name not in map(lambda x: x, taken"),
     ("26: a damaged array in JSON is a bad record", "layouts/test_foreign_lmdb.py -k damaged_array", "values/codecs.py", 'raise CodecError(f"its JSON is damaged: an array ({error})") from None', "raise"),
     ("26: an error keeps no tracebacks", "layouts/test_hdf5_chunks.py -k tracebacks", "layouts/hdf5/values.py", "raise ValueError(_DAMAGED)", "raise globals().setdefault('_ERROR', ValueError(_DAMAGED))"),
-    ("26: names of MongoDB fields are in lower case", "layouts/test_foreign_mongodb.py -k lower_case", "values/infer.py", "text.lower()", "text"),
+    ("26: names of MongoDB fields are in lower case", "layouts/test_foreign_mongodb.py -k lower_case", "values/names.py", "text.lower()", "text"),
     ("26: images and labels open by name", "layouts/test_foreign_hdf5.py -k 'open_by_name'", "layouts/hdf5/scan.py", 'return replace(field, role="image") if is_picture else field', "return field"),
     ("26: groups of images are no videos without a word", "layouts/test_foreign_hdf5.py -k 'lines'", "layouts/hdf5/presets.py",
      "if groups and not datasets:\n        name = next((name for name in FRAMES if", "if groups and not datasets:\n        name = next((name for name in (*FRAMES, 'images') if"),

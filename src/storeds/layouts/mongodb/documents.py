@@ -35,6 +35,7 @@ __all__ = [
 
 TEXTS: tuple[type, ...] = (ObjectId, Decimal128)
 """Types of BSON that become text, beside dates."""
+_AS_TEXT = (*TEXTS, *TEXTUAL)
 _ABSENT = object()
 _VECTOR = "vector"
 _DECODED = (_VECTOR, "npy", "pickle")
@@ -86,11 +87,12 @@ class Column:
                 found = part_of(_decoded(self.form, found), self.inner)
             if self.field.kind == "json":
                 return to_json(found)
-            if self.as_text and isinstance(found, (*TEXTS, *TEXTUAL)):
+            if self.as_text and isinstance(found, _AS_TEXT):
                 found = text_of(found)
             return canonical_value(self.field, coerce(self.field, found))
         except TypeError:
-            why = f"found {type(found).__name__}"
+            is_array = isinstance(found, np.ndarray)
+            why = f"found {f'an array of {found.dtype}' if is_array else type(found).__name__}"
         except (OverflowError, ValueError) as error:
             why = str(error)
         raise ValueError(f"field {self.path!r} of its document is not {self.field.kind}: {why}")
@@ -133,7 +135,7 @@ def shown_to_infer(value: Any) -> Any:
     if form := _form_of(value):
         with contextlib.suppress(ValueError):  # such as a pickle that is refused
             return _decode_vector(value) if form == _VECTOR else inspect(form, value)
-    return value if value is None or isinstance(value, (str, int, float, bytes, *TEXTS, *TEXTUAL)) else {}
+    return value if value is None or isinstance(value, (str, int, float, bytes, *_AS_TEXT)) else {}
 
 
 def pick(document: Mapping[str, Any], path: str) -> Any:
