@@ -392,6 +392,36 @@ def test_lists_of_boxes_of_one_image_are_one_field(database: Any, at: Callable[[
         storeds.open_backend(at("crops"))
 
 
+def test_classes_of_documents_need_no_list(database: Any, at: Callable[[str], str]) -> None:
+    """Texts and numbers with gaps, in lists of lists too."""
+    names, ids = ("dog", "cat", "emu"), (90, 1, 7)
+    database.pages.insert_many(
+        {
+            "_id": n,
+            "image": IMAGES[0],
+            "name": names[n % 3],
+            "id": ids[n % 3],
+            "pages": [{"objects": [{"bbox": [1.0, 2.0, 4.0, 8.0], "is": names[n % 3]}] * k} for k in range(3)],
+        }
+        for n in range(9)
+    )
+    fields = {
+        "image": "image",
+        "boxes": "pages[].objects[].bbox",
+        "labels": "pages[].objects[].is",
+        "n": "name",
+        "i": "id",
+    }
+    roles: dict[str, Any] = {"boxes": {"role": "boxes", "format": "xywh"}}
+    roles |= {
+        name: {"role": role, "classes": "distinct"}
+        for name, role in (("labels", "labels"), ("n", "label"), ("i", "label"))
+    }
+    dataset = storeds.StoreDataset(at("pages"), fields=fields, roles=roles)
+    _, boxes, labels, name, id = dataset[3]
+    assert (boxes.tolist(), labels.tolist(), name, id) == ([[1, 2, 4, 8]] * 3, [1] * 3, 1, 2)
+
+
 def test_incomplete_gridfs_files_give_record_errors(
     database: Any, at: Callable[[str], str], caplog: pytest.LogCaptureFixture
 ) -> None:

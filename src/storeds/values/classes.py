@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from storeds._utils.text import counted
 from storeds.errors import ConfigError, suggest
@@ -11,9 +12,20 @@ from storeds.values.text import is_int, is_number
 __all__ = ["distinct_classes", "number_labels"]
 
 
-def distinct_classes(names: Iterable[str]) -> list[str]:
-    """Return the names that occur, sorted as text: the number of a class is its place."""
-    return sorted(set(names))
+def distinct_classes(values: Iterable[Any]) -> list[Any]:
+    """Return the texts or whole numbers that occur, sorted: the number of a class is its place.
+
+    Raises
+    ------
+    ValueError
+        Some are texts and others numbers, or one is neither.
+    """
+    found = set(values)
+    for kind in (str, int):
+        if all(isinstance(value, kind) and not isinstance(value, bool) for value in found):
+            return sorted(found)
+    kinds = sorted({type(value).__name__ for value in found})
+    raise ValueError(f"classes are texts or whole numbers, and the values are of type {', '.join(kinds)}")
 
 
 def number_labels(
