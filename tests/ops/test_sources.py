@@ -831,6 +831,15 @@ def test_what_no_source_can_pack_is_refused(
     assert [path.name for path in tmp_path.iterdir()] == ["set"]
 
 
+def test_a_binary_value_of_a_mongodb_export_is_no_path(tmp_path: Path) -> None:
+    row = {"image": {"$binary": {"base64": "AAAA", "subType": "00"}}, "label": "cat"}
+    root = write(tmp_path, {"a.jsonl": jsonl(row)})
+    with pytest.raises(
+        errors.StoredsError, match="a binary value of a MongoDB export, and no path: load the file with"
+    ):
+        storeds.pack(root / "a.jsonl", "memory://exported", overwrite=True)
+
+
 def test_paths_of_a_list_stay_below_its_folder_and_name_regular_files(tmp_path: Path) -> None:
     root = write(
         tmp_path / "set",

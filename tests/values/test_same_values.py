@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import csv
 import json
 import math
@@ -96,6 +97,10 @@ CASES: dict[str, Rows] = {
     "a key that some lack": Rows(
         [{"x": 1, "y": 1}, {"x": 2}, {"x": 3, "y": 3}], {"x": INT, "y": JSON}, {"x": [1, 2, 3], "y": [1, None, 3]},
         without=f"{TYPED} parquet",
+    ),
+    "pictures in base64": Rows(
+        [dict.fromkeys("xy", base64.b64encode(jpeg(n)).decode()) for n in range(3)],
+        dict.fromkeys("xy", Field("image")), {name: [jpeg(n) for n in range(3)] for name in "xy"},
     ),
     "NaN": column(1.5, NAN, 2.5, field=FLOAT, values={"x": [1.5, NAN, 2.5]}),
 }  # fmt: skip

@@ -280,7 +280,7 @@ class _List:
         for name, purpose in self._purposes.items():
             at = self._at[name]
             if purpose in ("image", "mask"):
-                fault = self._root.path_fault(cells[at])
+                fault = _EXPORTED if _is_exported(cells[at]) else self._root.path_fault(cells[at])
                 if fault is not None:
                     raise BadItem(fault if at == self._key else f"column {name!r}: {fault}")
             elif purpose == "label":
@@ -378,6 +378,14 @@ class _List:
             case "mask":
                 return field, MaskFile(self._root.file(cell), cell, *self._masks)
         return field, cell
+
+
+_EXPORTED = "its path is a binary value of a MongoDB export, and no path: load the file with mongoimport, and pack the collection"
+
+
+def _is_exported(cell: Any) -> bool:
+    """Whether a value is a binary one in MongoDB's Extended JSON."""
+    return isinstance(cell, dict) and "$binary" in cell
 
 
 def _normal(path: str) -> str:
