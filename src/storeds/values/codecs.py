@@ -327,7 +327,9 @@ def _plain(array: Array) -> Any:
 
 def numbers_of(value: Any) -> Array | None:
     """Return a list of Python's numbers, or of equally long such lists, as an array; None for anything else."""
-    if not isinstance(value, (list, tuple)) or any(isinstance(item, (np.ndarray, np.generic)) for item in value):
+    if not isinstance(value, (list, tuple)):
+        return None
+    if any(issubclass(kind, (np.ndarray, np.generic)) for kind in set(map(type, value))):
         return None
     try:
         found = np.array(value)

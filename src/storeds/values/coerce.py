@@ -6,7 +6,7 @@ import datetime
 import decimal
 import math
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -16,12 +16,13 @@ from storeds.values.codecs import image_of_text, is_image, numbers_of
 
 __all__ = [
     "TEXTUAL",
+    "any_inside",
     "as_numpy",
     "coerce",
-    "holds_arrays",
-    "holds_nan",
+    "is_array",
     "is_encoded",
     "is_file",
+    "is_nan",
     "is_picture",
     "missing",
     "plain",
@@ -52,7 +53,7 @@ def coerce(field: Field, value: Any) -> Any:
         return _fitting(field, _array(field, value))
     if kind in ("image", "bytes"):
         return _blob(kind, value)
-    if kind == "json" and holds_arrays(value) and not isinstance(value, np.generic):
+    if kind == "json" and any_inside(value, is_array) and not isinstance(value, np.generic):
         raise ValueError("it holds an array, unlike the others")
     if kind == "str" and isinstance(value, (bytes, memoryview)):
         return str(value, "utf-8")
@@ -156,17 +157,22 @@ def _fitting(field: Field, value: Any) -> Any:
 # Values that no declaration concerns.
 
 
-def holds_arrays(value: Any) -> bool:
-    """Whether a value is or contains an array or a number of NumPy, whose type JSON would lose."""
+def any_inside(value: Any, fits: Callable[[Any], bool]) -> bool:
+    """Whether `fits` is true of a value, or of anything in its lists and mappings."""
+    if fits(value):
+        return True
     if isinstance(value, (list, tuple, dict)):
-        return any(map(holds_arrays, value.values() if isinstance(value, dict) else value))
+        return any(any_inside(item, fits) for item in (value.values() if isinstance(value, dict) else value))
+    return False
+
+
+def is_array(value: Any) -> bool:
+    """Whether a value is an array or a number of NumPy, whose type JSON would lose."""
     return isinstance(value, (np.ndarray, np.generic))
 
 
-def holds_nan(value: Any) -> bool:
-    """Whether a value of JSON contains NaN or an infinity, which Python's parsers of JSON read, and no store can hold."""
-    if isinstance(value, (list, dict)):
-        return any(map(holds_nan, value.values() if isinstance(value, dict) else value))
+def is_nan(value: Any) -> bool:
+    """Whether a value is NaN or an infinity, which Python's parsers of JSON read, and no store can hold."""
     return isinstance(value, float) and not math.isfinite(value)
 
 

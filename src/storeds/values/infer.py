@@ -15,8 +15,9 @@ from storeds.records.fields import parse_fields
 from storeds.values.codecs import image_of_text, is_image, is_video, numbers_of
 from storeds.values.coerce import (
     TEXTUAL,
+    any_inside,
     coerce,
-    holds_arrays,
+    is_array,
     is_encoded,
     is_file,
     is_picture,
@@ -34,6 +35,7 @@ __all__ = [
     "field_of",
     "fit",
     "form_of",
+    "holds_data",
     "infer",
     "lacks",
     "leaves",
@@ -183,7 +185,8 @@ def leaves(samples: Sequence[Any], path: Path = WHOLE) -> Iterator[Path]:
     for entry in _entries([value for sample in samples if (value := value_at(sample, path)) is not None]):
         inner = (*path, entry)
         values = [value for sample in samples if (value := value_at(sample, inner)) is not None]
-        if values and all(isinstance(value, Mapping) for value in values) and any(map(_maps_data, values)):
+        are_mappings = all(isinstance(value, Mapping) and not is_file(value) for value in values)
+        if values and are_mappings and any(map(holds_data, values)):
             yield from leaves(samples, inner)
         else:
             yield inner
@@ -196,22 +199,18 @@ def _entries(values: Sequence[Any]) -> list[Any]:
     return list(range(len(values[0])))
 
 
-def _maps_data(value: Mapping[Any, Any]) -> bool:
-    """Whether a mapping has entries that JSON cannot hold: an image of 🤗 datasets is one value, though."""
-    return not is_file(value) and any(map(_is_data, value.values()))
+def holds_data(value: Any) -> bool:
+    """Whether a value is or contains bytes, arrays or an image in base64, at any depth."""
+    return any_inside(value, _is_data_or_base64)
+
+
+def _is_data_or_base64(value: Any) -> bool:
+    return _is_data(value) or is_picture(value) or is_file(value) or _is_base64(value)
 
 
 def _is_data(value: Any) -> bool:
-    if isinstance(value, Mapping):
-        return any(map(_is_data, value.values()))
-    if isinstance(value, (list, tuple)):
-        return holds_arrays(value)
-    return (
-        isinstance(value, (bytes, memoryview, np.ndarray, np.generic))
-        or is_picture(value)
-        or is_file(value)
-        or _is_base64(value)
-    )
+    """Whether a value is one that JSON cannot hold: bytes or an array."""
+    return isinstance(value, (bytes, memoryview, np.ndarray, np.generic))
 
 
 def _is_base64(value: Any) -> bool:
@@ -254,7 +253,7 @@ def path_text(path: Path) -> str:
 
 
 def fit(values: Sequence[Any]) -> tuple[Field, list[Any]]:
-    """Return the field of all values of a column, and each value in its form, or a ValueError for one that cannot be stored."""
+    """Return the field of a column of JSON values, and each value in its form, or a ValueError if it cannot be stored."""
     field = field_of(values)
     if field.kind in ("bool", "int", "str"):
         return field, list(values)
@@ -265,10 +264,10 @@ def _fitted(field: Field, value: Any) -> Any:
     try:
         if value is None:
             return missing(field)
-        found = coerce(field, value)
         if field.kind == "json":
-            canonical_json(found)
-        return float(found) if field.kind == "float" else found
+            canonical_json(value)
+            return value
+        return float(value) if field.kind == "float" else coerce(field, value)
     except ValueError as error:
         return ValueError(f"cannot be stored: {error}")
 
@@ -299,7 +298,7 @@ def field_of(values: Sequence[Any], *, any_shape: bool = False, texts: tuple[typ
     field = _plain_field(known) or _field_of(known, any_shape, (*texts, *TEXTUAL))
     if len(known) == len(values) or field.kind in ("float", "json"):
         return field
-    if field.kind in ("image", "bytes") or any(map(_holds_data, known)):  # a record without it is bad
+    if field.kind in ("image", "bytes") or any_inside(known, _is_data):  # a record without it is bad
         return field
     return Field("json")
 
@@ -328,7 +327,7 @@ def _field_of(values: Sequence[Any], any_shape: bool, texts: tuple[type, ...]) -
             return _list_field(arrays, any_shape)
         return _merged([_kind_of(stacked(value)) for value in values], any_shape)
     except ValueError:
-        if all(isinstance(value, (*_JSON, *texts)) and not _holds_data(value) for value in values):
+        if all(isinstance(value, (*_JSON, *texts)) and not any_inside(value, _is_data) for value in values):
             return Field("json")
         raise
 
@@ -345,7 +344,8 @@ def _numbers(value: Any) -> Array | None:
 
 
 def _holds_bool(value: Sequence[Any]) -> bool:
-    return any(_holds_bool(item) if isinstance(item, (list, tuple)) else isinstance(item, bool) for item in value)
+    kinds = set(map(type, value))
+    return bool in kinds or (not kinds.isdisjoint((list, tuple)) and any(map(_holds_bool, value)))
 
 
 def _list_field(arrays: Sequence[Array], any_shape: bool) -> Field:
@@ -360,7 +360,8 @@ def _list_field(arrays: Sequence[Array], any_shape: bool) -> Field:
         raise ValueError("its lists of lists have several lengths")  # such as the polygons of an image
     # Integers occur among reals because JSON writers drop ".0".
     dtype = np.result_type(*dtypes)
-    found = _merged([_array_field(array.astype(dtype)) for array in filled], any_shape)
+    forms = {array.shape: array for array in filled}
+    found = _merged([_array_field(array.astype(dtype)) for array in forms.values()], any_shape)
     return found if len(filled) == len(arrays) else Field("array", found.dtype, (None, *(found.shape or ())[1:]))
 
 
@@ -388,17 +389,10 @@ def _container_field(value: Any) -> Field:
     found = _numbers(value)
     if found is not None and found.size:
         return _array_field(found)
-    if _holds_data(value):
-        what = "arrays of several shapes or types" if holds_arrays(value) else "bytes"
+    if any_inside(value, _is_data):
+        what = "arrays of several shapes or types" if any_inside(value, is_array) else "bytes"
         raise ValueError(f"no field can hold a list of {what}")
     return Field("json")
-
-
-def _holds_data(value: Any) -> bool:
-    """Whether a value is or contains, at any depth, bytes or arrays, which JSON cannot hold."""
-    if isinstance(value, (list, tuple, Mapping)):
-        return any(map(_holds_data, value.values() if isinstance(value, Mapping) else value))
-    return isinstance(value, (bytes, memoryview, np.ndarray, np.generic))
 
 
 def _array_field(value: Array) -> Field:

@@ -22,7 +22,7 @@ from storeds.layouts.names import Names
 from storeds.protocols import JSON, Array, Description, Meta
 from storeds.records.codec import RecordCodec
 from storeds.records.columns import TEXT
-from storeds.values.coerce import holds_nan
+from storeds.values.coerce import any_inside, is_nan
 from storeds.values.infer import evenly
 
 __all__ = ["ForeignLmdbOpener", "keys_of", "reading", "sampled"]
@@ -88,7 +88,7 @@ class ForeignLmdbStore(RawStore):
         for key in records.keys.many(positions):
             try:
                 values = records.read(reader, key, names)
-                loose = {name: values[name] for name in jsons if holds_nan(values[name])}
+                loose = {name: values[name] for name in jsons if any_inside(values[name], is_nan)}
                 stored = codec.canonical({name: values[name] for name in names} | dict.fromkeys(loose))
                 out.append(codec.to_user_values(stored) | loose)
             except (ValueError, lmdb.Error) as error:

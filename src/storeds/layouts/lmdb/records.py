@@ -20,8 +20,8 @@ from storeds.layouts.names import Names, pack_names
 from storeds.layouts.pattern import KEY, NameFields, Pattern, Place, Template
 from storeds.protocols import JSON, Array, Field, Record
 from storeds.values.codecs import CODECS, CodecError, inspect, sniff
-from storeds.values.coerce import coerce, holds_arrays
-from storeds.values.infer import WHOLE, Part, field_of, form_of, leaves, part_of, path_text
+from storeds.values.coerce import coerce
+from storeds.values.infer import WHOLE, Part, field_of, form_of, holds_data, leaves, part_of, path_text
 from storeds.values.names import field_name
 
 __all__ = ["Keys", "NumberedKeys", "Plan", "Records", "Value", "key_index", "matcher", "unmatched", "value_at"]
@@ -223,7 +223,7 @@ def value_at(name: str, declared: Field | None, place: Place, samples: Sequence[
         with contextlib.suppress(CodecError):  # reading it gives a RecordError
             contents.append(inspect(codec, sample))
     paths = [WHOLE]
-    if contents and all(isinstance(content, Mapping) for content in contents) and any(map(holds_arrays, contents)):
+    if contents and all(isinstance(content, Mapping) for content in contents) and any(map(holds_data, contents)):
         paths = [*leaves(contents)]
     labels = ["_".join((name, *([field_name(path_text(path))] if path else []))) for path in paths]
     parts = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +17,7 @@ from storeds.errors import ConfigError
 from storeds.protocols import JSON, Array, Field
 from storeds.records.codec import canonical_value
 from storeds.values.codecs import CODECS, inspect, sniff
-from storeds.values.coerce import TEXTUAL, coerce, missing, text_of
+from storeds.values.coerce import TEXTUAL, any_inside, coerce, missing, text_of
 from storeds.values.infer import WHOLE, Part, Path, field_of, part_of
 
 __all__ = [
@@ -36,6 +37,7 @@ __all__ = [
 TEXTS: tuple[type, ...] = (ObjectId, Decimal128)
 """Types of BSON that become text, beside dates."""
 _AS_TEXT = (*TEXTS, *TEXTUAL)
+_JSON = frozenset({str, int, bool, type(None), list, dict})
 _ABSENT = object()
 _VECTOR = "vector"
 _DECODED = (_VECTOR, "npy", "pickle")
@@ -86,7 +88,7 @@ class Column:
             if self.form:
                 found = part_of(_decoded(self.form, found), self.inner)
             if self.field.kind == "json":
-                return to_json(found)
+                return to_json(coerce(self.field, found) if self.form else found)
             if self.as_text and isinstance(found, _AS_TEXT):
                 found = text_of(found)
             return canonical_value(self.field, coerce(self.field, found))
@@ -198,8 +200,15 @@ def column_of_part(part: Part, documents: Sequence[Mapping[str, Any]]) -> Column
 
 def to_json(value: Any) -> JSON:
     """Convert a value of a document to JSON; types that JSON lacks become MongoDB's Extended JSON."""
+    if not any_inside(value, _is_extended):
+        return value  # type: ignore[no-any-return]  # as just checked
     found: JSON = json.loads(json_util.dumps(value, json_options=json_util.RELAXED_JSON_OPTIONS))
     return found
+
+
+def _is_extended(value: Any) -> bool:
+    kind = type(value)
+    return kind not in _JSON and (kind is not float or not math.isfinite(value))
 
 
 def label_column(labels: Sequence[Any], names: Sequence[str | bytes], where: str) -> tuple[Field, list[bytes]]:

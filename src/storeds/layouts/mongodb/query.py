@@ -17,10 +17,10 @@ from storeds.layouts.mongodb.documents import TEXTS, Column, column_at, column_o
 from storeds.layouts.names import pack_names
 from storeds.layouts.pattern import ATTRIBUTES, EVERYTHING, Pattern, Place, parse_pattern
 from storeds.protocols import Array, Field, Record
-from storeds.values.infer import infer
+from storeds.values.infer import holds_data, infer
 from storeds.values.names import field_names
 
-__all__ = ["ColumnLayout", "ColumnOptions", "QueryLayout", "elements", "holds_data", "size_of"]
+__all__ = ["ColumnLayout", "ColumnOptions", "QueryLayout", "data_of", "elements", "size_of"]
 
 
 _MOST = 64  # elements from which fields are inferred
@@ -57,18 +57,11 @@ def _lists_of_documents(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(isinstance(item, Mapping) for item in value)
 
 
-def _holds_blobs(value: Any) -> bool:
-    """Whether `value` contains bytes or an image in base64, at any depth; boxes of one image do not."""
-    if isinstance(value, (Mapping, list)):
-        return any(map(_holds_blobs, value.values() if isinstance(value, Mapping) else value))
-    return isinstance(value, (bytes, str)) and column_at("", [value]).field.is_blob
-
-
 def _check_lists(documents: Sequence[Mapping[str, Any]], url: str) -> None:
     """Raise ConfigError if a field is a list of documents with images or other data, which would be one field."""
     for path in dict.fromkeys(path for document in documents for path in paths_of(document)):
         lists = [value for document in documents if _lists_of_documents(value := pick(document, path))]
-        if any(map(_holds_blobs, lists)):
+        if any(map(holds_data, lists)):
             names = [name for name in lists[0][0] if "." not in name]
             inside = {field: f"{path}[].{name}" for field, name in zip(field_names(names), names, strict=True)}
             raise ConfigError(
@@ -78,16 +71,14 @@ def _check_lists(documents: Sequence[Mapping[str, Any]], url: str) -> None:
             )
 
 
-def holds_data(document: Mapping[str, Any]) -> list[str]:
-    """Return the fields of a document that contain bytes, arrays or an image in base64."""
-    return [name for name, value in document.items() if name != "_id" and _holds_data(value)]
+def data_of(document: Mapping[str, Any]) -> list[str]:
+    """Return the fields of a document that contain bytes, an image in base64, or a list of numbers."""
+    return [name for name, value in document.items() if name != "_id" and _is_blob(value)]
 
 
-def _holds_data(value: Any) -> bool:
-    if isinstance(value, Mapping):
-        return any(map(_holds_data, value.values()))
-    if _lists_of_documents(value):
-        return any(map(_holds_data, value))
+def _is_blob(value: Any) -> bool:
+    if isinstance(value, Mapping) or _lists_of_documents(value):
+        return any(map(_is_blob, value.values() if isinstance(value, Mapping) else value))
     return value is not None and column_at("", [value]).field.is_blob
 
 
