@@ -339,6 +339,15 @@ def test_entries_of_mappings_hide_no_other_field(tmp_path: Path) -> None:
         }
 
 
+@pytest.mark.parametrize("depth", [90, 150, 800, 3000])
+def test_json_that_nests_too_deep_is_a_bad_record(depth: int, tmp_path: Path) -> None:
+    deep = b'{"x": ' + b'{"a":' * depth + b"1" + b"}" * depth + b"}"
+    path = put(tmp_path / "s", [(b"%02d" % n, deep if n == 7 else b'{"x": {"a": 1}}') for n in range(20)])
+    with storeds.open_backend(path, layout="json") as store:
+        found = store.get_many(range(20))
+    assert [isinstance(record, RecordError) for record in found] == [n == 7 and depth > 100 for n in range(20)]
+
+
 def robot(n: int) -> dict[str, Any]:
     state = np.array([n, np.nan, np.inf], "f2")
     inner = {"image": np.full((2, 3), n, "u1"), "on": np.array([True, False]), "depth": {"z": np.array(n)}, "text": "x"}

@@ -297,7 +297,11 @@ def inspect(codec: str, value: bytes | memoryview) -> Any:
 
     So a store is opened in little memory, however much its values decompress to. Raises as the codec does.
     """
-    return beginning(decode_npz(value, inspected=_INSPECTED) if codec == "npz" else CODECS[codec](value))
+    content = decode_npz(value, inspected=_INSPECTED) if codec == "npz" else CODECS[codec](value)
+    try:
+        return beginning(content)
+    except RecursionError:
+        raise _too_deep("content") from None
 
 
 def beginning(content: Any) -> Any:

@@ -162,7 +162,11 @@ def any_inside(value: Any, fits: Callable[[Any], bool]) -> bool:
     if fits(value):
         return True
     if isinstance(value, (list, tuple, dict)):
-        return any(any_inside(item, fits) for item in (value.values() if isinstance(value, dict) else value))
+        for item in (
+            value.values() if isinstance(value, dict) else value
+        ):  # a generator would take a second frame a level
+            if any_inside(item, fits):
+                return True
     return False
 
 

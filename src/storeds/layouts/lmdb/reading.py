@@ -91,7 +91,7 @@ class ForeignLmdbStore(RawStore):
                 loose = {name: values[name] for name in jsons if any_inside(values[name], is_nan)}
                 stored = codec.canonical({name: values[name] for name in names} | dict.fromkeys(loose))
                 out.append(codec.to_user_values(stored) | loose)
-            except (ValueError, lmdb.Error) as error:
+            except (ValueError, RecursionError, lmdb.Error) as error:
                 out.append(Fault(str(error), key_text(key)))
                 if isinstance(error, lmdb.Error):
                     break
