@@ -442,8 +442,11 @@ SPOKEN: list[tuple[str | bytes, dict[str, Any], dict[str, list[Any]]]] = [
     # A column is numeric only if no character is lost.
     *(
         (f"path,x\n0.jpg,{first}\n1.jpg,{second}\n", {"label": False}, {"x": [first, second]})
-        for first, second in (("1", "1_0"), ("1", " 2"), ("1", ""), ("1", "٣"), ("1", "01"), ("9" * 19, "1.5"))
+        for first, second in (("1", "1_0"), ("1", " 2"), ("1", "٣"), ("1", "01"), ("9" * 19, "1.5"))
     ),
+    ("path,x\n0.jpg,1\n1.jpg,\n", {"label": False}, {"x": ["1", "null"]}),
+    ("path,x\n0.jpg,True\n1.jpg,false\n", {"label": False}, {"x": [True, False]}),
+    ("path,x\n0.jpg,True\n1.jpg,yes\n", {"label": False}, {"x": ["True", "yes"]}),
 ]
 
 
@@ -568,8 +571,6 @@ REFUSED: list[tuple[dict[str, Any], str, dict[str, Any], str]] = [
     ({"a.csv": "path,note\n"}, "a.csv", {}, r"no column looks like labels .*label_column=note\), or .*--no-label"),
     ({"a.csv": "path,labels,class_id\n"}, "a.csv", {}, "columns 'labels', 'class_id' all look like labels"),
     ({"a.csv": "path,x,x\n"}, "a.csv", {}, "there are two columns 'x'; rename one"),
-    ({"a.csv": "path,A b,a_b\n"}, "a.csv", {"label": False}, "'a_b' becomes field 'a_b', and so does column 'A b'"),
-    ({"a.csv": "path,Key\n"}, "a.csv", {"label": False}, "becomes field 'key', and so does a field that pack adds"),
     ({"a.csv": "path,label\né.jpg,a\n".encode("latin-1")}, "a.csv", {}, "a.csv line 2: 'utf-8' .*encoding='cp1252'"),
     ({"a.csv": "path,label\n0.jpg,1.5\n"}, "a.csv", {}, r"labels are numbers such as '1\.5' at a.csv line 2"),
     ({"a.csv": "path,label\n0.jpg,0\n1.jpg,x\n"}, "a.csv", {}, "integers such as '0' .*, names such as 'x' .*--classes"),
@@ -613,6 +614,15 @@ def test_what_no_source_can_pack_is_refused(
     with pytest.raises((errors.ConfigError, errors.StoreNotFoundError), match=message):
         storeds.pack(root / source, f"lmdb://{tmp_path}/a.lmdb", **options)
     assert [path.name for path in tmp_path.iterdir()] == ["set"]
+
+
+def test_a_binary_value_of_a_mongodb_export_is_no_path(tmp_path: Path) -> None:
+    row = {"image": {"$binary": {"base64": "AAAA", "subType": "00"}}, "label": "cat"}
+    root = write(tmp_path, {"a.jsonl": jsonl(row)})
+    with pytest.raises(
+        errors.StoredsError, match="a binary value of a MongoDB export, and no path: load the file with"
+    ):
+        storeds.pack(root / "a.jsonl", "memory://exported", overwrite=True)
 
 
 def test_paths_of_a_list_stay_below_its_folder_and_name_regular_files(tmp_path: Path) -> None:

@@ -319,7 +319,7 @@ LMDB: dict[str, LayoutCase] = {
     "mappings-in-a-named-database": _case(
         "pickled",
         lambda path: pickled(path, [{"Image": JPEGS[n], "Boxes": [[n, 1.5]]} for n in NUMBERS], database=b"train"),
-        lambda n: {"image": JPEGS[n], "boxes": [[n, 1.5]]},
+        lambda n: {"image": JPEGS[n], "boxes": np.array([[n, 1.5]])},
         database="train",
     ),
     "pickles-from-1-without-zeros": _case(

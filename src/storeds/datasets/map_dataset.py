@@ -32,6 +32,7 @@ from storeds.datasets.assembly import (
     with_stats,
 )
 from storeds.datasets.batch import Ask, Counted, Made
+from storeds.datasets.classes import with_classes
 from storeds.datasets.counters import Event, Policy, SampleCounters, SampleReport
 from storeds.datasets.epoch import MAX_EPOCH, SharedChange, SharedEpoch
 from storeds.datasets.pipeline import SamplePipeline
@@ -199,7 +200,7 @@ class StoreDataset(Dataset[Any]):
         spec = make_reader(
             reader,
             fields,
-            {**decoding, "roles": roles},
+            {**decoding, "roles": with_classes(roles, fields, self.backend)},
             reader_options,
             self._view.meta.fields,
             joint=transforms is not None,

@@ -33,7 +33,7 @@ class Preset:
     columns : mapping of str to str
         The pattern, as an example where it depends on the names in the store.
     codec : str
-        The form of the values, a name of `storeds.layouts.codecs.CODECS`; ``""`` where the values show it.
+        The form of the values, a name of `storeds.values.codecs.CODECS`; ``""`` where the values show it.
     """
 
     about: str

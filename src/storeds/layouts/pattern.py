@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from storeds.errors import ConfigError
-from storeds.layouts.infer import field_name
 from storeds.protocols import Field
 from storeds.records.fields import parse_fields
+from storeds.values.classes import distinct_classes
+from storeds.values.names import field_name
 
 __all__ = [
     "ATTRIBUTES",
@@ -340,7 +340,7 @@ class NameFields:
         found = {name: {each[at] for each in texts} for at, name in enumerate(names) if name != KEY}
         is_number = {name: name == "label" or all(map(_number_in(name).search, each)) for name, each in found.items()}
         fields = {name: Field("int" if is_number[name] else "str") for name in found}
-        return cls(fields, sorted(found.get("label", ()), key=os.fsencode))
+        return cls(fields, distinct_classes(found.get("label", ())))
 
     def reader(self, name: str) -> Callable[[str], int | str]:
         """Return the function that turns a matched text into the value of a field."""

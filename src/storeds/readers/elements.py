@@ -25,7 +25,7 @@ from storeds.readers.annotations import (
     plain_rows,
 )
 from storeds.readers.channels import channels_first, channels_of
-from storeds.readers.paths import JsonPath, value_at
+from storeds.readers.paths import JsonPath, flattened, value_at
 from storeds.records.annotations import Size, check_mask, check_values
 from storeds.records.columns import read_column
 from storeds.records.shapes import ChannelAxis, Channels, holds_pixels
@@ -149,6 +149,8 @@ class Element(ABC):
         value, steps = record[self.path.field], self.path.steps
         if steps:
             value = value_at(value, steps, self.source)
+            if self.declared.role in ("boxes", "labels"):  # one row for each, wherever it lies
+                value = flattened(value, steps.count(None) - 1)
         return copy.deepcopy(value) if self.is_copy else value
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from storeds.errors import ConfigError
+from storeds.errors import ConfigError, RecordError
 from storeds.pictures.header import MAX_PIXELS
 from storeds.protocols import Backend, Field
 from storeds.readers.channels import channels_of
@@ -17,6 +17,7 @@ from storeds.readers.reader import ElementReader
 from storeds.readers.rows import OneRow
 from storeds.records.shapes import holds_pixels, is_mask, with_pictures
 from storeds.records.verdict_fields import pictures, without_verdicts
+from storeds.values.codecs import is_video
 
 __all__ = ["bind_images", "check_one_guess", "data_of", "default_image", "image"]
 
@@ -125,7 +126,7 @@ def default_image(reader: str, view: Backend, options: PictureOptions) -> tuple[
         kinds = ", ".join(f"{name} ({each.kind})" for name, each in without_verdicts(declared).items())
         raise ConfigError(
             f"reader {reader!r} needs a field of kind image; the store has {kinds}; reader 'array' reads any "
-            f"field{_video_hint(declared)}"
+            f"field{_video_hint(view)}"
         )
     shown = [name for name in images if not is_mask(name)]
     chosen = "image" if "image" in images else (shown or images)[0]
@@ -154,9 +155,12 @@ def _is_image(name: str, declared: Field, options: PictureOptions) -> bool:
     return declared.kind == "image" or pixels
 
 
-def _video_hint(fields: Mapping[str, Field]) -> str:
-    """Return how to read the first field of kind bytes, in case it holds videos."""
-    name = next((name for name, field in fields.items() if field.kind == "bytes"), None)
+def _video_hint(view: Backend) -> str:
+    """Return how to read the first field of kind bytes whose first value begins like a video."""
+    names = [name for name, field in view.meta.fields.items() if field.kind == "bytes"]
+    (first,) = view.get_many([0], names) if names and len(view) else ({},)
+    found = {} if isinstance(first, RecordError) else first
+    name = next((name for name in names if name in found and is_video(found[name])), None)
     if name is None:
         return ""
     by = "" if name == "video" else f" and reader_options={{'by': {name!r}}}"

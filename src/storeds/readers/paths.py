@@ -15,7 +15,7 @@ from storeds.protocols import Field
 from storeds.records.roles import parse_role
 from storeds.records.segmentations import short
 
-__all__ = ["JsonPath", "split_path", "value_at", "with_given_role"]
+__all__ = ["JsonPath", "flattened", "split_path", "value_at", "with_given_role"]
 
 _STEP = re.compile(r"\.(?P<key>[^.\[\]]+)|(?P<each>\[\])")
 _ROWS = ("boxes", "keypoints", "labels", "mask")
@@ -54,7 +54,7 @@ def split_path(text: str, fields: Container[str]) -> JsonPath | None:
 def value_at(value: Any, steps: tuple[str | None, ...], shown: str) -> Any:
     """Return the value at the end of `steps`; raises ValueError, which says `shown`, if there is none.
 
-    Lists stay nested: ``a[].b[]`` gives a list of lists.
+    Lists stay nested: ``a[].b[]`` gives a list of lists, see `flattened`.
     """
     if not steps:
         return value
@@ -65,6 +65,13 @@ def value_at(value: Any, steps: tuple[str | None, ...], shown: str) -> Any:
         return value_at(value[step], rest, shown)
     wanted = "[] needs a list" if step is None else f"there is no {step!r}"
     raise ValueError(f"path {shown!r}: {wanted} in {short(value)}")
+
+
+def flattened(value: Any, levels: int) -> Any:
+    """Return the items of lists in a list as one list, for each of `levels`."""
+    for _ in range(levels):
+        value = [item for each in value for item in each]
+    return value
 
 
 def with_given_role(name: str, declared: Field, given: Mapping[str, Any]) -> Field:

@@ -73,7 +73,8 @@ def sample(
     roles : mapping, optional
         Element → its role, or a mapping with ``role``, ``format``, ``relative``, ``of`` and ``classes``, over what the
         store declares: ``{"boxes": {"role": "boxes", "format": "xywh"}}``. ``classes`` lists the classes of a label,
-        texts or numbers, in the order of their class numbers; by default the store's ``attrs["classes"]``.
+        texts or numbers, in the order of their class numbers; by default the store's ``attrs["classes"]``. In
+        `StoreDataset`, ``"distinct"`` takes those that occur in the store, sorted.
     decode : str, Decoder or mapping of str to these, optional
         As for `image`, by default ``"tensor"``; a mapping gives one for each of several elements. Masks are always decoded to class ids. A
         decoder of your own for a mask returns them as integers of shape (height, width).

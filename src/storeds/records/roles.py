@@ -85,7 +85,7 @@ def given_roles(roles: Any, *more: str) -> dict[str, dict[str, Any]]:
         is_list = isinstance(classes, (list, tuple)) and {type(each) for each in classes} in ({str}, {int})
         if classes is not None and not is_list:
             raise ConfigError(
-                f"roles: the classes of {name!r} are a list of names or a list of numbers, not {classes!r}"
+                f"roles: the classes of {name!r} are a list of names or a list of numbers, or 'distinct', not {classes!r}"
             )
         found[name] = dict(keys)
     return found

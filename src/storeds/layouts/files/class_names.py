@@ -8,7 +8,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from storeds.errors import ConfigError
-from storeds.layouts.files.walk import is_int, show
+from storeds.layouts.files.walk import show
+from storeds.values.text import is_int
 
 __all__ = ["unique_classes"]
 

@@ -10,8 +10,9 @@ from storeds._utils.text import counted, some
 from storeds.errors import ConfigError, suggest
 from storeds.layouts.files.class_names import unique_classes
 from storeds.layouts.files.rows import Bad, Row, Rows, from_start
-from storeds.layouts.files.walk import IMAGE_SUFFIXES, Root, Walk, folders_in, is_folder, is_hidden, is_int, show
+from storeds.layouts.files.walk import IMAGE_SUFFIXES, Root, Walk, folders_in, is_folder, is_hidden, show
 from storeds.protocols import JSON, Field
+from storeds.values.text import is_int
 
 __all__ = ["class_labels", "class_notes", "flat", "imagefolder"]
 

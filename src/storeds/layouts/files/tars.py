@@ -18,9 +18,10 @@ from storeds._utils.files import nearest
 from storeds._utils.text import counted, some
 from storeds.errors import ConfigError, StoreNotFoundError
 from storeds.layouts.files.rows import Bad, BadItem, Part, Row, Rows, from_start
-from storeds.layouts.files.walk import IMAGE_SUFFIXES, Hidden, is_hidden, is_int, names_of, path_fault, show
+from storeds.layouts.files.walk import IMAGE_SUFFIXES, Hidden, is_hidden, names_of, path_fault, show
 from storeds.protocols import Field, Record
 from storeds.records.canonical_json import canonical_json
+from storeds.values.text import is_int
 
 __all__ = ["parse_members", "tar"]
 

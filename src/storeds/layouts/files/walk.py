@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import posixpath
-import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
@@ -23,7 +22,6 @@ __all__ = [
     "folders_in",
     "is_folder",
     "is_hidden",
-    "is_int",
     "is_text",
     "kind_of_files",
     "names_of",
@@ -79,15 +77,6 @@ def names_of(given: Any) -> list[str]:
     if isinstance(given, (list, tuple)):
         return list(map(str, given))
     return [name.strip() for name in str(given).split(",") if name.strip()]
-
-
-# int() accepts more: int("1_0") is 10, and 007 would lose its zeros.
-_INT = re.compile(r"0|-?[1-9][0-9]*")
-
-
-def is_int(text: str) -> bool:
-    """Whether `text` is an int64 as Python writes it."""
-    return len(text) < 21 and _INT.fullmatch(text) is not None and -(2**63) <= int(text) < 2**63
 
 
 class Root:

@@ -29,8 +29,8 @@ from storeds.layouts.hdf5.files import (
 )
 from storeds.layouts.hdf5.scan import FRAMES, is_column
 from storeds.layouts.hdf5.values import is_single, row_count, values_of
-from storeds.layouts.infer import field_name, field_names
 from storeds.layouts.pattern import KEY, Pattern, natural_order, parse_pattern, shared_names
+from storeds.values.names import field_name, field_names
 
 __all__ = ["PRESETS", "candidates", "entries", "preset_pattern", "recognise"]
 

@@ -27,7 +27,6 @@ from storeds.layouts.hdf5.files import (
     names_in,
 )
 from storeds.layouts.hdf5.values import is_single, packing, row_count, values_of
-from storeds.layouts.infer import evenly, field_names
 from storeds.layouts.pattern import (
     ATTRIBUTES,
     EVERYTHING,
@@ -40,6 +39,8 @@ from storeds.layouts.pattern import (
     natural_order,
 )
 from storeds.protocols import JSON, Array, Field
+from storeds.values.infer import evenly
+from storeds.values.names import field_names
 
 __all__ = [
     "FRAMES",

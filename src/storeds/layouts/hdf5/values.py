@@ -18,13 +18,13 @@ import numpy as np
 from storeds.backends.hdf5.headers import check_attribute
 from storeds.backends.hdf5.rows import FlatRows, Rows, gather
 from storeds.errors import FormatError
-from storeds.layouts.codecs import is_image
 from storeds.layouts.hdf5.chunks import ChunkedRows, check_claim
 from storeds.layouts.hdf5.files import Hdf5Files
 from storeds.layouts.hdf5.variable import VariableRows
-from storeds.layouts.infer import evenly
 from storeds.protocols import Array, Field, Kind
 from storeds.records.columns import SCALARS, column_of
+from storeds.values.codecs import image_of_text, is_image
+from storeds.values.infer import evenly, field_of
 
 __all__ = [
     "SCALAR_KINDS",
@@ -101,15 +101,20 @@ def _image(data: bytes, *, text: bool, padded: bool) -> bytes | ValueError:
             f"the image was written as a string, so only the {len(data)} bytes before the first NUL were written; the rest is "
             "lost; write it again as bytes (opaque, or uint8 of variable length)"
         )
+    if text and (found := image_of_text(str(data, "utf-8", "replace"))) is not None:
+        return found
     return data.rstrip(b"\0") if padded and (data[:2] == b"\xff\xd8" or data[:4] == b"\x89PNG") else data
 
 
 def kind_of(samples: Sequence[bytes], text: bool) -> Kind:
     """Return ``image``, ``str`` or ``bytes``: what most of the samples are, since some may be damaged."""
-    known = [data for data in samples if data]
-    if known and 2 * sum(map(is_image, known)) > len(known):
+    known: list[Any] = [data for data in samples if data]
+    if known and field_of(known).kind == "image":
         return "image"
-    return "str" if text and all(isinstance(to_value(Field("str"), data), str) for data in known) else "bytes"
+    texts = [to_value(Field("str"), data) for data in known]
+    if not text or not all(isinstance(each, str) for each in texts):
+        return "bytes"
+    return field_of(texts or [""]).kind
 
 
 _MATLAB_CLASS = "MATLAB_class"

@@ -17,12 +17,13 @@ from typing import Any
 import numpy as np
 
 from storeds.errors import MissingDependencyError
-from storeds.layouts.codecs import CODECS, CodecError, decode_json, decompress, inspect, is_compressed, sniff, unpickle
 from storeds.layouts.explain import shown_value
-from storeds.layouts.infer import coerce, evenly, form_of, infer, part_of, plain
 from storeds.layouts.lmdb.environment import LmdbReader, is_database, key_text
 from storeds.protocols import JSON
 from storeds.records.codec import canonical_value
+from storeds.values.codecs import CODECS, CodecError, decode_json, decompress, inspect, is_compressed, sniff, unpickle
+from storeds.values.coerce import plain
+from storeds.values.infer import evenly, form_of, infer
 
 __all__ = ["KEYS", "LEN", "Entries", "beginning_of", "entries_of", "listed_keys", "unread_entries"]
 
@@ -174,8 +175,10 @@ def _comparison(reader: LmdbReader, values: Sequence[memoryview]) -> Callable[[b
     others = [value for value in values if sniff(value) not in ("image", "video")]
     codec, contents = _read_alike(others)
     try:
-        found = infer(contents, lists=codec == "json") if contents else None
+        found = infer(contents) if contents else None
     except ValueError:
+        found = None
+    if found is not None and found.reads_little:
         found = None
 
     def is_like(key: bytes) -> bool:
@@ -188,8 +191,8 @@ def _comparison(reader: LmdbReader, values: Sequence[memoryview]) -> Callable[[b
             return False
         try:
             content = inspect(codec, value)
-            for _, part, field in found.fields:
-                canonical_value(field, coerce(field, part_of(content, part)))
+            for part in found.parts:
+                canonical_value(part.field, part.of(content))
         except (ValueError, TypeError, OverflowError, MissingDependencyError):
             return False
         return form_of(content) == found.form

@@ -18,9 +18,7 @@ from storeds.backends.lmdb.files import Environment, lmdb_errors
 from storeds.backends.lmdb.reading import is_native
 from storeds.backends.unread import bounded
 from storeds.errors import ConfigError, FormatError
-from storeds.layouts.codecs import CODECS, CodecError, inspect, is_pickle
 from storeds.layouts.explain import Reading, undecided
-from storeds.layouts.infer import infer
 from storeds.layouts.lmdb.entries import Entries, beginning_of, entries_of, unread_entries
 from storeds.layouts.lmdb.environment import (
     EnvironmentLocation,
@@ -48,6 +46,8 @@ from storeds.records.cache import index_path
 from storeds.records.canonical_json import canonical_json
 from storeds.records.fields import fields_to_json, parse_fields
 from storeds.records.meta import WRITTEN_BY
+from storeds.values.codecs import CODECS, CodecError, inspect, is_pickle
+from storeds.values.infer import infer
 
 __all__ = ["FOREIGN_LMDB", "find_unread"]
 
@@ -228,9 +228,12 @@ def _everything(plan: Plan, place: Template, samples: Sequence[memoryview]) -> t
     if not samples:
         raise ValueError("it has no record from which to infer the fields")
     codec, contents = _contents(plan.codec, samples)
-    found = infer(contents, lists=codec == "json", taken=dict(plan.pattern.places))
-    check_names({*plan.pattern.names} - ({KEY} if not plan.key else set()), [name for name, _, _ in found.fields])
-    return Value(place, codec, found.fields, found.form), [*found.left]
+    found = infer(contents, taken=dict(plan.pattern.places))
+    if found.reads_little:
+        columns = {"value": {"path": "{}", "kind": "bytes"}}
+        raise ValueError(f"{'; '.join(found.left[:6])}; columns={columns!r} reads the bytes of each value")
+    check_names({*plan.pattern.names} - ({KEY} if not plan.key else set()), [part.name for part in found.parts])
+    return Value(place, codec, found.parts, found.form), [*found.left]
 
 
 def _contents(codec: str, samples: Sequence[memoryview]) -> tuple[str, list[Any]]:

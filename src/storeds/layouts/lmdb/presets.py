@@ -13,12 +13,12 @@ from dataclasses import replace
 from typing import Any
 
 from storeds.errors import FormatError
-from storeds.layouts.codecs import CodecError, inspect, is_msgpack_list, is_pickle, sniff
 from storeds.layouts.explain import Preset
 from storeds.layouts.lmdb.entries import KEYS, LEN, Entries, listed_keys
 from storeds.layouts.lmdb.environment import DATA, LmdbReader, key_text
 from storeds.layouts.lmdb.records import NumberedKeys, Plan
 from storeds.layouts.pattern import Pattern, parse_pattern, shared_names
+from storeds.values.codecs import CodecError, inspect, is_msgpack_list, is_pickle, sniff
 
 __all__ = [
     "PRESETS",

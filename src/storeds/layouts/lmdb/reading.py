@@ -15,7 +15,6 @@ from storeds.backends.file_stores import describe_file
 from storeds.backends.handles import POOL
 from storeds.backends.lmdb.files import Environment, lmdb_errors
 from storeds.backends.raw import Fault, Opener, RawStore, Rows
-from storeds.layouts.infer import evenly, holds_nan
 from storeds.layouts.lmdb.environment import EnvironmentLocation, LmdbReader, database_of, key_text
 from storeds.layouts.lmdb.presets import listed_keys_of
 from storeds.layouts.lmdb.records import Keys, NumberedKeys, Plan, Records, key_index
@@ -23,6 +22,8 @@ from storeds.layouts.names import Names
 from storeds.protocols import JSON, Array, Description, Meta
 from storeds.records.codec import RecordCodec
 from storeds.records.columns import TEXT
+from storeds.values.coerce import any_inside, is_nan
+from storeds.values.infer import evenly
 
 __all__ = ["ForeignLmdbOpener", "keys_of", "reading", "sampled"]
 
@@ -87,10 +88,10 @@ class ForeignLmdbStore(RawStore):
         for key in records.keys.many(positions):
             try:
                 values = records.read(reader, key, names)
-                loose = {name: values[name] for name in jsons if holds_nan(values[name])}
+                loose = {name: values[name] for name in jsons if any_inside(values[name], is_nan)}
                 stored = codec.canonical({name: values[name] for name in names} | dict.fromkeys(loose))
                 out.append(codec.to_user_values(stored) | loose)
-            except (ValueError, lmdb.Error) as error:
+            except (ValueError, RecursionError, lmdb.Error) as error:
                 out.append(Fault(str(error), key_text(key)))
                 if isinstance(error, lmdb.Error):
                     break

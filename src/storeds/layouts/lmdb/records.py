@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -13,13 +14,15 @@ from typing import Any
 import numpy as np
 
 from storeds.backends.unread import bounded
-from storeds.layouts.codecs import CODECS, CodecError, inspect, sniff
-from storeds.layouts.infer import WHOLE, Parts, coerce, field_of, form_of, part_of
 from storeds.layouts.lmdb.entries import beginning_of
 from storeds.layouts.lmdb.environment import LmdbReader, key_text
 from storeds.layouts.names import Names, pack_names
 from storeds.layouts.pattern import KEY, NameFields, Pattern, Place, Template
 from storeds.protocols import JSON, Array, Field, Record
+from storeds.values.codecs import CODECS, CodecError, inspect, sniff
+from storeds.values.coerce import coerce
+from storeds.values.infer import WHOLE, Part, field_of, form_of, holds_data, leaves, part_of, path_text
+from storeds.values.names import field_name
 
 __all__ = ["Keys", "NumberedKeys", "Plan", "Records", "Value", "key_index", "matcher", "unmatched", "value_at"]
 
@@ -59,15 +62,15 @@ class Value:
         Their keys.
     codec : str
         The name of a codec; ``bytes`` for values that are stored as they are.
-    parts : tuple of (str, part, Field)
-        The fields, and the parts of the content that they hold, as `storeds.layouts.infer.Inferred` has them.
+    parts : tuple of Part
+        The fields, and the parts of the content that they hold.
     form : str
-        What `storeds.layouts.infer.form_of` returns for their content; ``""`` for any.
+        What `storeds.values.infer.form_of` returns for their content; ``""`` for any.
     """
 
     place: Template
     codec: str
-    parts: Parts
+    parts: tuple[Part, ...]
     form: str = ""
 
 
@@ -110,7 +113,7 @@ class Plan:
     @property
     def fields(self) -> dict[str, Field]:
         """The fields of the records, in order."""
-        found = {name: field for value in self.values for name, _, field in value.parts} | self.names.fields
+        found = {part.name: part.field for value in self.values for part in value.parts} | self.names.fields
         return {**found, self.key: Field("str")} if self.key else found
 
     @property
@@ -205,32 +208,44 @@ def unmatched(reader: LmdbReader, plan: Plan) -> list[str]:
 def value_at(name: str, declared: Field | None, place: Place, samples: Sequence[memoryview]) -> Value:
     """Return how the values at the place of one field are read, by some of them.
 
+    Mappings of arrays give a field for each of their entries: ``features_boxes``.
+
     Raises
     ------
     ValueError
         They differ.
     """
     codec = _codec_of(samples, declared)
-    if declared is None:
-        contents = []
-        for sample in samples:
-            try:
-                contents.append(inspect(codec, sample))
-            except CodecError:
-                continue  # reading it gives a RecordError
-        try:
-            declared = field_of(contents, any_shape=True)
-        except ValueError:
-            if codec != "json":
-                raise
-            codec, declared = "text", Field("str")  # some texts look like numbers
-    return Value(place.path, codec, ((name, WHOLE, declared),))
+    if declared is not None:
+        return Value(place.path, codec, (Part(name, WHOLE, declared),))
+    contents = []
+    for sample in samples:
+        with contextlib.suppress(CodecError):  # reading it gives a RecordError
+            contents.append(inspect(codec, sample))
+    paths = [WHOLE]
+    if contents and all(isinstance(content, Mapping) for content in contents) and any(map(holds_data, contents)):
+        paths = [*leaves(contents)]
+    labels = ["_".join((name, *([field_name(path_text(path))] if path else []))) for path in paths]
+    parts = [
+        Part(label, path, field_of([part_of(content, path) for content in contents], any_shape=True))
+        for label, path in zip(labels, paths, strict=True)
+    ]
+    # Some texts look like numbers.
+    if (
+        codec == "json"
+        and parts[0].field.kind == "json"
+        and not all(isinstance(each, (dict, list)) for each in contents)
+    ):
+        return Value(place.path, "text", (Part(name, WHOLE, Field("str")),))
+    return Value(place.path, codec, (*parts,))
 
 
 def _codec_of(samples: Sequence[memoryview], declared: Field | None) -> str:
     """Return the codec of values by their first bytes, or else by what decodes them all."""
     if declared is not None and declared.kind in ("image", "bytes", "str"):
         return "text" if declared.kind == "str" else "bytes"
+    if declared is not None and declared.kind == "array" and _are_raw(samples, declared):
+        return "bytes"
     forms = {sniff(sample) for sample in samples}
     if forms & {"image", "video"}:
         return "bytes"
@@ -238,6 +253,18 @@ def _codec_of(samples: Sequence[memoryview], declared: Field | None) -> str:
         if name in forms:
             return name
     return next((name for name in ("json", "text") if _decodes_all(name, samples)), "bytes")
+
+
+def _are_raw(samples: Sequence[memoryview], declared: Field) -> bool:
+    """Whether values are the bare bytes of the declared array."""
+    if any(sniff(sample) in ("npy", "pickle") for sample in samples):
+        return False
+    try:
+        for sample in samples:
+            coerce(declared, sample)
+    except ValueError:
+        return False
+    return True
 
 
 def _decodes_all(codec: str, samples: Sequence[memoryview]) -> bool:
@@ -301,23 +328,23 @@ class Records:
             stored = reader.get(entry)
             if stored is None:
                 raise ValueError(f"its key {key_text(entry)!r} is missing from the database")
-            if value.codec == "bytes":
-                record[parts[0][0]] = stored
+            if value.codec == "bytes" and parts[0].field.kind != "array":
+                record[parts[0].name] = stored
                 continue
-            content = CODECS[value.codec](stored)
+            content = stored if value.codec == "bytes" else CODECS[value.codec](stored)
             if value.form and form_of(content) != value.form:
                 raise ValueError(f"its value is {form_of(content)}, the others are {value.form}")
-            record |= {name: coerce(field, part_of(content, part)) for name, part, field in parts}
+            record |= {part.name: part.of(content) for part in parts}
         return record
 
 
 def _steps_for(
     plan: Plan, fields: tuple[str, ...]
-) -> list[tuple[Value, Parts, Callable[[Sequence[bytes]], bytes] | None]]:
+) -> list[tuple[Value, tuple[Part, ...], Callable[[Sequence[bytes]], bytes] | None]]:
     """Return the places that hold some of `fields`, with these parts, and the function that makes the key of an entry."""
     found = []
     for value in plan.values:
-        parts = tuple(part for part in value.parts if part[0] in fields)
+        parts = tuple(part for part in value.parts if part.name in fields)
         fill = None if value.place == plan.leading else _filler(value.place, plan.pattern.names)
         found += [(value, parts, fill)] if parts else []
     return found

@@ -24,7 +24,6 @@ from storeds.backends.mongodb.retry import with_retries
 from storeds.backends.raw import BackendOptions, Fault, Opener, RawStore, Rows
 from storeds.backends.unread import bounded
 from storeds.errors import RecordError, UnavailableError
-from storeds.layouts.infer import evenly
 from storeds.layouts.mongodb.connection import Connection
 from storeds.layouts.mongodb.documents import Column, label_of, projection_of
 from storeds.layouts.names import Names
@@ -33,6 +32,7 @@ from storeds.records.cache import index_path
 from storeds.records.canonical_json import canonical_json
 from storeds.records.columns import column_of
 from storeds.records.fields import fields_to_json
+from storeds.values.infer import evenly
 
 __all__ = [
     "IDS",

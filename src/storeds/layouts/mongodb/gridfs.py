@@ -11,13 +11,13 @@ from bson import Int64
 
 from storeds.backends.raw import BackendOptions
 from storeds.errors import ConfigError, FormatError, suggest
-from storeds.layouts.codecs import is_video
-from storeds.layouts.infer import field_of
 from storeds.layouts.mongodb.backend import IDS, LABELS, NAMES, batches, id_of, key_of, listed
 from storeds.layouts.mongodb.documents import Column, label_column, paths_of, pick, projection_of, to_json
 from storeds.layouts.mongodb.query import ColumnLayout, ColumnOptions, dotted
 from storeds.layouts.names import pack_names
 from storeds.protocols import Array, Field, Record
+from storeds.values.codecs import is_video
+from storeds.values.infer import field_of
 
 __all__ = ["GridfsLayout", "GridfsOptions"]
 

@@ -15,7 +15,7 @@ from storeds.layouts.mongodb.backend import LayoutOpener, MongodbLayout, layout_
 from storeds.layouts.mongodb.connection import Connection
 from storeds.layouts.mongodb.gridfs import GridfsLayout
 from storeds.layouts.mongodb.named import NamedLayout
-from storeds.layouts.mongodb.query import QueryLayout, holds_data
+from storeds.layouts.mongodb.query import QueryLayout, data_of
 from storeds.protocols import Backend
 
 __all__ = ["FOREIGN_MONGODB", "GRIDFS", "NAMED", "PRESETS", "QUERY"]
@@ -79,7 +79,7 @@ def _recognise(connection: Connection, options: Mapping[str, Any]) -> tuple[type
         return None, "the collection is empty"
     if name.endswith((".files", ".chunks")):
         return None, f"it belongs to the GridFS bucket {name.rpartition('.')[0]!r}: open that"
-    data = list(dict.fromkeys(field for document in shown for field in holds_data(document)))
+    data = list(dict.fromkeys(field for document in shown for field in data_of(document)))
     if options.get("columns") or data:
         return (
             QueryLayout,

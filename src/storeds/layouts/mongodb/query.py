@@ -12,14 +12,15 @@ from storeds._utils.text import counted
 from storeds.backends.raw import BackendOptions
 from storeds.backends.unread import SHOWN, bounded
 from storeds.errors import ConfigError, StoreNotFoundError, suggest
-from storeds.layouts.infer import field_names
 from storeds.layouts.mongodb.backend import IDS, MongodbLayout, key_of, listed
-from storeds.layouts.mongodb.documents import Column, column_at, paths_of, pick
+from storeds.layouts.mongodb.documents import TEXTS, Column, column_at, column_of_part, paths_of, pick, shown_to_infer
 from storeds.layouts.names import pack_names
 from storeds.layouts.pattern import ATTRIBUTES, EVERYTHING, Pattern, Place, parse_pattern
 from storeds.protocols import Array, Field, Record
+from storeds.values.infer import holds_data, infer
+from storeds.values.names import field_names
 
-__all__ = ["ColumnLayout", "ColumnOptions", "QueryLayout", "elements", "holds_data", "size_of"]
+__all__ = ["ColumnLayout", "ColumnOptions", "QueryLayout", "data_of", "elements", "size_of"]
 
 
 _MOST = 64  # elements from which fields are inferred
@@ -56,65 +57,29 @@ def _lists_of_documents(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(isinstance(item, Mapping) for item in value)
 
 
-def _holds_data(value: Any) -> bool:
-    """Whether `value` contains bytes or an image in base64."""
-    if isinstance(value, Mapping):
-        return any(map(_holds_data, value.values()))
-    if _lists_of_documents(value):
-        return any(map(_holds_data, value))
-    return value is not None and column_at("", [value]).field.is_blob
-
-
-def _holds_blobs(value: Any) -> bool:
-    """Whether `value` contains bytes or an image in base64, at any depth; boxes of one image do not."""
-    if isinstance(value, (Mapping, list)):
-        return any(map(_holds_blobs, value.values() if isinstance(value, Mapping) else value))
-    return isinstance(value, (bytes, str)) and column_at("", [value]).field.kind in ("image", "bytes")
-
-
-def _places_of(documents: Sequence[Mapping[str, Any]], url: str) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the path of each field, and the reason for each path that is no field.
-
-    Names of fields are in lower case, and each is unique. Nested documents that hold data give one field each.
-
-    Raises
-    ------
-    ConfigError
-        A list of documents that hold data would be one field.
-    """
-    found, left = list[str](), dict[str, str]()
-    for path in _paths(documents):
-        values = [pick(document, path) for document in documents]
-        if any(value is None for value in values):
-            left[path] = "absent or null in some documents"
-            continue
-        lists = [value for value in values if isinstance(value, list)]
-        if any(map(_lists_of_documents, lists)) and any(map(_holds_blobs, lists)):
-            first = next(value for value in lists if value)[0]
-            names = [name for name in first if "." not in name]
+def _check_lists(documents: Sequence[Mapping[str, Any]], url: str) -> None:
+    """Raise ConfigError if a field is a list of documents with images or other data, which would be one field."""
+    for path in dict.fromkeys(path for document in documents for path in paths_of(document)):
+        lists = [value for document in documents if _lists_of_documents(value := pick(document, path))]
+        if any(map(holds_data, lists)):
+            names = [name for name in lists[0][0] if "." not in name]
             inside = {field: f"{path}[].{name}" for field, name in zip(field_names(names), names, strict=True)}
             raise ConfigError(
                 f"{url}: field {path!r} holds lists of documents with images or other data, {sum(map(len, lists))} in "
                 f"{len(lists)} documents: columns={inside!r} gives one record for each of them; paths without [] are those of "
                 "the whole document"
             )
-        found.append(path)
-    return dict(zip(field_names(found), found, strict=True)), left
 
 
-def _paths(documents: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield the paths of all fields of the documents."""
-    for name in dict.fromkeys(name for document in documents for name in document if name != "_id"):
-        values = [document.get(name) for document in documents]
-        if all(isinstance(value, Mapping) for value in values) and any(map(_holds_data, values)):
-            yield from dict.fromkeys(path for value in values for path in paths_of({name: value}) if path != name)
-        else:
-            yield name
+def data_of(document: Mapping[str, Any]) -> list[str]:
+    """Return the fields of a document that contain bytes, an image in base64, or a list of numbers."""
+    return [name for name, value in document.items() if name != "_id" and _is_blob(value)]
 
 
-def holds_data(document: Mapping[str, Any]) -> list[str]:
-    """Return the fields of a document that contain bytes or an image in base64."""
-    return [name for name, value in document.items() if name != "_id" and _holds_data(value)]
+def _is_blob(value: Any) -> bool:
+    if isinstance(value, Mapping) or _lists_of_documents(value):
+        return any(map(_is_blob, value.values() if isinstance(value, Mapping) else value))
+    return value is not None and column_at("", [value]).field.is_blob
 
 
 def _query_text(given: Any) -> str:
@@ -217,7 +182,7 @@ class ColumnLayout(MongodbLayout[ColumnOpts]):
     def select(self, where: Mapping[str, Sequence[Any]]) -> Array | None:
         # docstring inherited; by a query, if the server compares values as storeds does
         columns = [self._columns.get(name) for name in where]
-        if any(column is None or column.as_text or self._is_inside(column.path) for column in columns):
+        if any(column is None or not column.as_stored or self._is_inside(column.path) for column in columns):
             return None
         paths = [column.path for column in columns if column is not None]
         conditions = [{path: {"$in": values}} for path, values in zip(paths, where.values(), strict=True)]
@@ -291,8 +256,11 @@ class QueryLayout(ColumnLayout[ColumnOptions]):
     def _describe(self) -> tuple[dict[str, Column], dict[str, Field]]:
         # docstring inherited
         pattern = self._settings.columns
-        paths = self._all_fields() if pattern is None else {name: dotted(place) for name, place in pattern.places}
-        columns = self._columns_at(paths, {} if pattern is None else dict(pattern.kinds))
+        if pattern is None:
+            columns = self._all_fields()
+        else:
+            paths = {name: dotted(place) for name, place in pattern.places}
+            columns = self._columns_at(paths, dict(pattern.kinds))
         return columns, {name: column.field for name, column in columns.items()}
 
     def _sample(self, paths: Iterable[str] | None) -> list[dict[str, Any]]:
@@ -300,19 +268,23 @@ class QueryLayout(ColumnLayout[ColumnOptions]):
         found, unwind = super()._sample(paths), self._settings.unwind
         return found if unwind is None else [one for document in found for one in elements(document, unwind)]
 
-    def _all_fields(self) -> dict[str, str]:
-        """Return field → path for the fields that all sampled documents have."""
-        columns, left = _places_of(self._sample(None), self._location.url)
+    def _all_fields(self) -> dict[str, Column]:
+        """Return the columns of the fields that most of the sampled documents have."""
+        url, sample = self._location.url, self._sample(None)
+        _check_lists(sample, url)
+        documents = [{name: value for name, value in document.items() if name != "_id"} for document in sample]
+        found = infer([*map(shown_to_infer, documents)], texts=TEXTS)
+        columns = {part.name: column_of_part(part, documents) for part in found.parts}
+        self._left += [each.replace("part ", "field ", 1) for each in found.left]
         if not columns:
             raise ConfigError(
-                f"{self._location.url}: none of the fields {listed(list(left))} is in every document; "
-                "name them with columns={'image': 'Path.To'}"
+                f"{url}: {'; '.join(self._left[:SHOWN])}; name fields with columns={{'image': 'Path.To'}}"
             )
-        self._left += [f"field {path!r}: {why}" for path, why in left.items()]
-        if len(left) > len(columns):
+        if found.reads_little:
+            given = {name: column.path for name, column in columns.items() if not column.inner}
             raise ConfigError(
-                f"{self._location.url}: most of it would not be read, {len(left):,} of {len(left) + len(columns):,} fields: "
-                f"{'; '.join(bounded(self._left, SHOWN))}; columns={columns!r} reads the fields that all have"
+                f"{url}: most of it would not be read, {len(found.left):,} of {len(found.left) + len(columns):,} fields: "
+                f"{'; '.join(bounded(self._left, SHOWN))}; columns={given!r} reads the others"
             )
         return columns
 

@@ -1,94 +1,33 @@
-"""What the columns of lists and tables hold: one kind of value each, class names, labels."""
+"""What the columns of lists and tables are for: paths of images and masks, labels, captions."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from storeds._utils.text import counted
 from storeds.errors import ConfigError, suggest
-from storeds.layouts.files.walk import IMAGE_SUFFIXES, is_int, names_of
-from storeds.ops.packing.rows import BadItem
-from storeds.protocols import Field
-from storeds.records.canonical_json import canonical_json
+from storeds.layouts.files.walk import IMAGE_SUFFIXES, names_of
+from storeds.values.names import field_name, field_names
 
 __all__ = [
     "LABEL_COLUMNS",
     "LESS_CERTAIN",
     "PATH_COLUMNS",
     "choose_columns",
-    "field_names",
     "find_label",
-    "json_column",
-    "number_labels",
-    "text_column",
+    "name_columns",
 ]
 
 
-_FLOAT = re.compile(r"[+-]?(?:(?:0|[1-9][0-9]*)?\.[0-9]+|(?:0|[1-9][0-9]*)\.?)(?:[eE][+-]?[0-9]+)?|[+-]?inf|nan", re.I)
-_EXACT = 2**53  # float64 holds each integer up to this one
-
-
-def _is_number(text: str) -> bool:
-    """Whether `text` is a number that a float64 represents."""
-    if text.lstrip("-").isdecimal():
-        return is_int(text) and abs(int(text)) <= _EXACT
-    return _FLOAT.fullmatch(text) is not None
-
-
-def text_column(cells: Sequence[str]) -> tuple[Field, list[Any]]:
-    """Return the field and the values of a CSV column: int if every cell is an int64, else float if every one is a number."""
-    if all(map(is_int, cells)):
-        return Field("int"), list(map(int, cells))
-    if all(map(_is_number, cells)):
-        return Field("float"), list(map(float, cells))
-    return Field("str"), list(cells)
-
-
-def json_column(values: Sequence[Any]) -> tuple[Field, list[Any]]:
-    """Return the field and the values of a key of JSON objects: of the kind that all values have, else json.
-
-    A value that cannot be stored is replaced by a `BadItem`.
-    """
-    types = set(map(type, values))
-    numbers = [value for value in values if type(value) is int]
-    if types <= {int} and all(-(2**63) <= value < 2**63 for value in numbers):
-        return Field("int"), list(values)
-    if types in ({int, float}, {float}) and all(abs(value) <= _EXACT for value in numbers):
-        return Field("float"), list(map(float, values))
-    if types in ({bool}, {str}):
-        return Field("bool" if types == {bool} else "str"), list(values)
-    return Field("json"), list(map(_as_json, values))
-
-
-def _as_json(value: Any) -> Any:
-    try:
-        canonical_json(value)
-    except ValueError as error:
-        return BadItem(f"cannot be stored: {error}")
-    return value
-
-
-def field_names(columns: Iterable[str], taken: Iterable[str], where: str) -> dict[str, str]:
-    """Return the field name for each column: in lower case, with ``_`` for every character that a name cannot contain.
-
-    Raises
-    ------
-    ConfigError
-        Two columns would become the same field.
-    """
-    owners = dict.fromkeys(taken, "")
-    names: dict[str, str] = {}
-    for number, column in enumerate(columns, 1):
-        name = re.sub(r"[^a-z0-9]+", "_", column.lower()).lstrip("_")
-        if not name or name[0].isdigit():
-            name = f"column_{name or number}"
-        if name in owners:
-            other = f"column {owners[name]!r}" if owners[name] else "a field that pack adds"
-            raise ConfigError(f"{where}: column {column!r} becomes field {name!r}, and so does {other}; rename one")
-        owners[name], names[column] = column, name
-    return names
+def name_columns(columns: Sequence[str], taken: Iterable[str]) -> tuple[dict[str, str], list[str]]:
+    """Return the field name for each column, and a sentence about each whose name another field has."""
+    names = dict(zip(columns, field_names(columns, {*taken}), strict=True))
+    notes = [
+        f"column {column!r} is stored as {name!r}, because {field_name(column)!r} is another field"
+        for column, name in names.items()
+        if name != field_name(column)
+    ]
+    return names, notes
 
 
 PATH_COLUMNS = (
@@ -229,58 +168,3 @@ def _are_paths(cells: Sequence[Any]) -> bool:
     """Whether cells are paths of images, by their suffixes; empty cells do not count."""
     given = [cell for cell in cells if cell not in (None, "")]
     return bool(given) and all(isinstance(cell, str) and cell.lower().endswith(IMAGE_SUFFIXES) for cell in given)
-
-
-def _as_int(text: str) -> int | None:
-    """Return a label as an integer, or None. A table with missing cells writes integers as ``3.0``."""
-    text = text.removesuffix(".0")
-    return int(text) if is_int(text) else None
-
-
-def number_labels(
-    where: str, labels: Sequence[str], lines: Sequence[int], classes: list[str] | None
-) -> tuple[list[int | BadItem], list[str] | None]:
-    """Return labels as class numbers, with a `BadItem` for each that is not valid, and the class names.
-
-    Parameters
-    ----------
-    where : str
-        The name of the list in messages.
-    labels : sequence of str
-        Each label as text: all integers, also as 3.0, or class names.
-    lines : sequence of int
-        The line of each label.
-    classes : list of str or None
-        The class names in the order of their numbers. None sorts the names that occur.
-
-    Raises
-    ------
-    ConfigError
-        Without class names, some labels are numbers and others are not, or not integers.
-    """
-    index = {name: number for number, name in enumerate(classes or ())}
-    texts = [text if text in index else text.strip() for text in labels]
-    if not any(text in index for text in texts) and None not in (numbers := list(map(_as_int, texts))):
-        valid = range(-(2**63), 2**63) if classes is None else range(len(classes))
-        reason = f"is none of the {counted(len(valid) if classes else 0, 'class id')} given"
-        return [
-            number if number is not None and number in valid else BadItem(f"label {text!r} {reason}")
-            for text, number in zip(texts, numbers, strict=True)
-        ], classes
-    if classes is None:
-        kinds: dict[str, str] = {}  # integer, number or name → the first such label
-        for text, line in zip(texts, lines, strict=True):
-            kind = "integer" if _as_int(text) is not None else "number" if _is_number(text) else "name"
-            kinds.setdefault(kind, f"{text!r} at {where} line {line}")
-        if kinds.keys() != {"name"}:  # a guess could renumber all classes because of one stray cell among integers
-            found = ", ".join(f"{kind}s such as {example}" for kind, example in sorted(kinds.items()))
-            raise ConfigError(
-                f"{where}: labels are {found}; pass classes=[…] (--classes) to list the class names, or label=False "
-                "(--no-label) to keep them as another field"
-            )
-        classes = sorted(set(texts))
-        index = {name: number for number, name in enumerate(classes)}
-    return [
-        index[text] if text in index else BadItem(f"unknown label {text!r}; {suggest(text, classes, 'classes')}")
-        for text in texts
-    ], classes

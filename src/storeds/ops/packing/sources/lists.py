@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import posixpath
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import islice
 from typing import Any, Literal
@@ -18,15 +18,12 @@ from storeds.layouts.files.folders import class_notes
 from storeds.layouts.files.masks import MaskFile
 from storeds.layouts.files.walk import Root, names_of, show
 from storeds.ops.packing.rows import Bad, BadItem, Row, Rows, from_start
-from storeds.ops.packing.sources.columns import (
-    choose_columns,
-    field_names,
-    json_column,
-    number_labels,
-    text_column,
-)
+from storeds.ops.packing.sources.columns import choose_columns, name_columns
 from storeds.ops.packing.sources.text import Line, csv_lines, jsonl_lines, open_text
 from storeds.protocols import JSON, Field
+from storeds.values.classes import number_labels
+from storeds.values.infer import fit
+from storeds.values.text import values_of_cells
 
 __all__ = ["csv", "jsonl", "rows_of_list"]
 
@@ -148,7 +145,7 @@ def rows_of_list(
         (len(given) if names_masks and given else None, ignore_index),
         label_separator,
     )
-    fields = listed.read(lines, text_column if kind == "csv" else json_column, given)
+    fields = listed.read(lines, values_of_cells if kind == "csv" else list, given)
     named = given if names_masks else listed.classes
     attrs: dict[str, JSON] = {} if named is None else {"classes": list(named)}
     attrs |= {} if ignore_index is None else {"ignore_index": ignore_index}
@@ -218,14 +215,16 @@ class _List:
     def _of(self, purpose: str) -> list[str]:
         return [name for name, held in self._purposes.items() if held == purpose]
 
-    def read(self, lines: Sequence[Line], convert: Any, classes: list[str] | None) -> dict[str, Field]:
+    def read(
+        self, lines: Sequence[Line], values_of: Callable[[list[Any]], list[Any]], classes: list[str] | None
+    ) -> dict[str, Field]:
         """Check all lines, convert all columns, and return the fields.
 
         Parameters
         ----------
         lines : sequence of Line
-        convert : callable
-            Returns the field and the values of a column without a purpose.
+        values_of : callable
+            Returns the values of the cells of a column without a purpose.
         classes : list of str or None
             The class names that are given.
         """
@@ -238,7 +237,7 @@ class _List:
         if not self._items:
             raise ConfigError(f"{self._where} lists no image")
         self._seen.clear()
-        return self._convert(convert, classes)
+        return self._convert(values_of, classes)
 
     def _name_fields(self) -> None:
         names, key = list(self._at), list(self._at)[self._key]
@@ -248,7 +247,9 @@ class _List:
                 fixed[found[0]] = "labels" if purpose == "label" and self._several else purpose
         for each in (self._of("image") + self._of("mask"), names):
             rest = [name for name in each if name not in fixed]
-            fixed |= field_names(rest, ("key", *fixed.values()), self._where)
+            named, notes = name_columns(rest, ("key", *fixed.values()))
+            fixed |= named
+            self.notes += notes
         self.columns = {name: fixed[name] for name in names}
         # The order of fields: pictures, labels, the key, other columns.
         pictures = [name for name in names if self._purposes.get(name) in ("image", "mask") and name != key]
@@ -280,7 +281,7 @@ class _List:
         for name, purpose in self._purposes.items():
             at = self._at[name]
             if purpose in ("image", "mask"):
-                fault = self._root.path_fault(cells[at])
+                fault = _EXPORTED if _is_exported(cells[at]) else self._root.path_fault(cells[at])
                 if fault is not None:
                     raise BadItem(fault if at == self._key else f"column {name!r}: {fault}")
             elif purpose == "label":
@@ -301,7 +302,7 @@ class _List:
             )
         return [sys.intern(str(label)) for label in cell]
 
-    def _convert(self, convert: Any, classes: list[str] | None) -> dict[str, Field]:
+    def _convert(self, values_of: Callable[[list[Any]], list[Any]], classes: list[str] | None) -> dict[str, Field]:
         """Convert all columns of the good items, and return the fields."""
         good = [item for item in self._items if not isinstance(item, Bad)]
         # A store of images and labels alone has no roles, and so the id that it always had.
@@ -322,10 +323,10 @@ class _List:
                     declared[name] = Field("array", "<i8", (None,), "labels") if self._several else label
                     values = self._numbered([line for line, _ in good], values, classes)
                 case _:
-                    declared[name], values = self._typed(name, values, convert)
+                    declared[name], values = self._typed(name, values_of(values))
             for (line, cells), value in zip(good, values, strict=True):
                 cells[at] = value
-                if isinstance(value, BadItem):
+                if isinstance(value, ValueError):
                     faults.setdefault(line, str(value) if name == self._label else f"its {name} {value}")
         self._items = [
             item if isinstance(item, Bad) or item[0] not in faults else Bad(self._name(*item), faults[item[0]])
@@ -333,19 +334,18 @@ class _List:
         ]
         return {self.columns[name] if name else "key": declared[name] if name else Field("str") for name in self._order}
 
-    def _typed(self, name: str, cells: list[Any], convert: Any) -> tuple[Field, list[Any]]:
+    def _typed(self, name: str, values: list[Any]) -> tuple[Field, list[Any]]:
         """Return the field and the values of a column without a purpose; note empty cells that decide its kind."""
-        declared, values = convert(cells)
-        given = [cell for cell in cells if cell not in ("", None)]
-        if given and len(given) < len(cells) and (other := convert(given)[0].kind) != declared.kind:
-            self.notes.append(
-                f"column {name!r} is stored as {declared.kind}, not {other}, because {len(cells) - len(given):,} of its "
-                f"{len(cells):,} cells are empty"
-            )
-        return declared, values
+        declared, fitted = fit(values)
+        given = [value for value in values if value is not None]
+        if given and len(given) < len(values) and (declared.kind == "float" or fit(given)[0].kind != declared.kind):
+            empty = f"{len(values) - len(given):,} of its {len(values):,} cells are empty"
+            usual = "with NaN" if declared.kind == "float" else f"not {fit(given)[0].kind}"
+            self.notes.append(f"column {name!r} is stored as {declared.kind}, {usual}, because {empty}")
+        return declared, fitted
 
     def _numbered(self, lines: Sequence[int], labels: Sequence[Any], classes: list[str] | None) -> list[Any]:
-        """Return the class number or numbers of each item, or a BadItem."""
+        """Return the class number or numbers of each item, or a ValueError."""
         if not self._several:
             numbers, self.classes = number_labels(self._where, labels, lines, classes)
             return list(numbers)
@@ -355,7 +355,7 @@ class _List:
         values, rest = list[Any](), iter(numbers)
         for each in labels:
             found = list(islice(rest, len(each)))
-            fault = next((number for number in found if isinstance(number, BadItem)), None)
+            fault = next((number for number in found if isinstance(number, ValueError)), None)
             values.append(np.array(found, np.int64) if fault is None else fault)
         return values
 
@@ -379,6 +379,14 @@ class _List:
             case "mask":
                 return field, MaskFile(self._root.file(cell), cell, *self._masks)
         return field, cell
+
+
+_EXPORTED = "its path is a binary value of a MongoDB export, and no path: load the file with mongoimport, and pack the collection"
+
+
+def _is_exported(cell: Any) -> bool:
+    """Whether a value is a binary one in MongoDB's Extended JSON."""
+    return isinstance(cell, dict) and "$binary" in cell
 
 
 def _normal(path: str) -> str:

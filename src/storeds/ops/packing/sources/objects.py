@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, Sized
 from typing import TYPE_CHECKING, Any
 
@@ -13,16 +15,18 @@ import numpy as np
 from storeds._utils.text import counted
 from storeds.backends.view import View
 from storeds.errors import ConfigError
-from storeds.layouts.codecs import is_image
 from storeds.layouts.files.folders import class_notes
 from storeds.layouts.files.walk import is_text, show
 from storeds.ops.packing.rows import Bad, BadItem, File, Reference, Row, Rows, from_start, read_file
-from storeds.ops.packing.sources.columns import field_names
 from storeds.ops.packing.sources.stores import rows_at
 from storeds.pictures.formats import open_picture
 from storeds.protocols import JSON, Array, Backend, Field, Record
 from storeds.records.codec import canonical_value
 from storeds.records.fields import parse_fields
+from storeds.values.codecs import beginning
+from storeds.values.coerce import as_numpy, coerce, is_file, is_picture, missing, plain
+from storeds.values.infer import Part, Path, evenly, field_of, lacks, leaves, path_text, value_at
+from storeds.values.names import field_names
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -53,8 +57,8 @@ def dataset(source: Any, *, fields: Sequence[str] | Mapping[str, Any] | None = N
     fields : sequence of str or mapping, optional
         Names for the elements of a tuple in order, or names and kinds as for `open_writer`. For a dict, the keys to
         pack. By default an image is ``image``, an integer after it ``label``, and other elements are ``field2``,
-        ``field3``, … or named after their keys. Kinds are those of the first sample; if bytes in it are no image and those
-        of most samples after it are, of the first one with an image there. With `fields`, samples are packed one
+        ``field3``, … or named after their keys. A mapping in an element that holds arrays gives a field for each of its
+        entries. Kinds are those of 16 samples, as for stores of other tools. With `fields`, samples are packed one
         by one as the dataset returns them, decoded and transformed.
     **options
         For 🤗 datasets: ``columns``, ``label`` and ``label_column``, as for `table`.
@@ -62,7 +66,7 @@ def dataset(source: Any, *, fields: Sequence[str] | Mapping[str, Any] | None = N
     Notes
     -----
     A PIL image is stored as the file that it was opened from if its pixels are unchanged, else as PNG (TIFF for modes
-    that PNG lacks). Tensors and arrays are stored as arrays of the first sample's dtype and shape, lists as JSON. The
+    that PNG lacks). Tensors, arrays and lists of numbers are stored as arrays, other lists as JSON. The
     names in ``classes`` go to attrs.
 
     Raises
@@ -181,11 +185,12 @@ def _samples(source: Any, fields: Sequence[str] | Mapping[str, Any] | None) -> R
         for name, feature in source.features.items():
             if type(feature).__name__ == "Image":
                 source = source.cast_column(name, type(feature)(decode=False))
-    first = _first(source)
-    names = _names(first, fields)
-    kinds = _fields(first, names, fields)
+    tried = _tried(source)
+    names = _names(tried, fields)
+    parts = _parts_of(tried, names, fields)
+    kinds = parse_fields({part.name: part.field for part in parts})
     kind = f"{type(source).__module__}.{type(source).__qualname__}"
-    others: dict[Any, set[int]] = {}  # key that the first sample lacks → the samples that have it
+    others: dict[Any, set[int]] = {}  # key that most samples lack → the samples that have it
 
     def items(start: int) -> Iterator[Row | Bad]:
         for index in range(start, count):
@@ -193,45 +198,53 @@ def _samples(source: Any, fields: Sequence[str] | Mapping[str, Any] | None) -> R
                 sample = _sample(source, index)
                 for key in sample.keys() - names.keys() if fields is None and isinstance(sample, Mapping) else ():
                     others.setdefault(key, set()).add(index)
-                yield Row(f"sample {index}", _record(sample, names, kinds))
+                yield Row(f"sample {index}", _record(sample, names, parts))
             except BadItem as error:
                 yield Bad(f"sample {index}", str(error))
 
     # What a dataset knows without reading an image: torchvision's their targets, those of 🤗 datasets a token.
-    known = (getattr(source, "_fingerprint", ""), _lists(getattr(source, "targets", "")))
+    known = (getattr(source, "_fingerprint", ""), plain(as_numpy(getattr(source, "targets", ""))))
     return Rows(
         fields=kinds,
         attrs={**({} if classes is None else {"classes": classes}), "source": {"kind": "dataset", "type": kind}},
         items=items,
         state=known,
         count=count,
-        columns={str(key): name for key, name in names.items()},
-        notes=list(_notes(_elements(first), names, kinds)),
+        columns={_place_of(part, names): part.name for part in parts},
+        notes=list(_notes(tried[0], names, parts)),
         late_notes=lambda: [
-            f"left out {key!r}, which the first sample lacks and {counted(len(found), 'sample has', 'samples have')}"
+            f"left out {key!r}, which most samples lack and {counted(len(found), 'sample has', 'samples have')}"
             for key, found in others.items()
         ],
         stores=tuple(_stores_of(source)),
     )
 
 
-def _record(sample: Any, names: Mapping[Any, str], fields: Mapping[str, Field]) -> Record:
+def _place_of(part: Part, names: Mapping[Any, str]) -> str:
+    """Return where a part lies in a sample: ``target.boxes``."""
+    first = next(key for key, name in names.items() if name == part.path[0])
+    return path_text((first, *part.path[1:]))
+
+
+def _record(sample: Any, names: Mapping[Any, str], parts: Sequence[Part]) -> Record:
     """Return the record of a sample; raises `BadItem`."""
     values = _elements(sample)
-    lacking = [repr(key) for key in names if key not in values]
-    if lacking and isinstance(sample, Mapping):
-        raise BadItem(f"has no {', '.join(lacking)}")
     if len(values) != len(names) and not isinstance(sample, Mapping):
         raise BadItem(f"has {len(values)} elements, but the first sample has {len(names)}")
+    elements = {name: values[key] for key, name in names.items() if key in values}
+    lacking = [_place_of(part, names) for part in parts if not part.optional and lacks(elements, part.path)]
+    if lacking:
+        raise BadItem(f"has no {', '.join(map(repr, lacking))}")
     record: Record = {}
-    for key, name in names.items():
+    for part in parts:
+        value = value_at(elements, part.path)
         try:
-            record[name] = take(fields[name], values[key])
+            record[part.name] = missing(part.field) if value is None and part.optional else take(part.field, value)
         except BadItem as error:
-            raise BadItem(f"its {name} {error}") from None
+            raise BadItem(f"its {part.name} {error}") from None
         except (TypeError, ValueError, OverflowError, RuntimeError) as error:
-            what = type(values[key]).__name__
-            raise BadItem(f"its {name} is a {what}, and the field is of kind {fields[name].kind}: {error}") from None
+            what = f"its {part.name} is a {type(value).__name__}, and the field is of kind {part.field.kind}"
+            raise BadItem(f"{what}: {error}") from None
     return record
 
 
@@ -257,27 +270,23 @@ def _stores_of(source: Any) -> Iterator[Backend]:
         yield from () if part is None else _stores_of(part)
 
 
-def _first(source: Any) -> Any:
-    """Return the first sample that can be read, without damaged images where other samples have images."""
+def _tried(source: Any) -> list[Any]:
+    """Return some samples that show what the fields are, of large arrays only the form."""
     samples, reason = [], ""
-    for index in range(min(len(source), _TRIED)):
+    for index in evenly(len(source), _TRIED):
         try:
-            samples.append(_sample(source, index))
+            sample = _sample(source, index)
         except BadItem as error:
             reason = reason or f"sample {index} {error}"
-        if samples and not any(_is_blob(value) and not is_image(value) for value in _elements(samples[0]).values()):
-            return samples[0]
+            continue
+        try:
+            shown = as_numpy(sample)
+        except (TypeError, ValueError, RuntimeError) as error:  # a tensor with a dtype that NumPy lacks
+            raise ConfigError(f"sample {index} has a value that cannot be a NumPy array: {error}") from None
+        samples.append(type(sample)(*shown) if hasattr(sample, "_fields") else beginning(shown))
     if not samples:
-        raise ConfigError(f"none of the first samples can be read, so their fields are unknown: {reason}")
-    images = [
-        {key for key, value in _elements(each).items() if _is_blob(value) and is_image(value)} for each in samples
-    ]
-    usual = {key for key in _elements(samples[0]) if 2 * sum(key in found for found in images) > len(samples)}
-    return next((sample for sample, found in zip(samples, images, strict=True) if usual <= found), samples[0])
-
-
-def _is_blob(value: Any) -> bool:
-    return isinstance(value, (bytes, bytearray, memoryview))
+        raise ConfigError(f"none of the samples that were tried can be read, so their fields are unknown: {reason}")
+    return [sample for sample in samples if isinstance(sample, Mapping) == isinstance(samples[0], Mapping)]
 
 
 def _sample(source: Any, index: int) -> Any:
@@ -294,110 +303,98 @@ def _elements(sample: Any) -> dict[Any, Any]:
     return dict(enumerate(sample)) if isinstance(sample, (tuple, list)) else {0: sample}
 
 
-def _names(sample: Any, fields: Sequence[str] | Mapping[str, Any] | None) -> dict[Any, str]:
-    """Return the field name for each key or position of a sample."""
-    elements = _elements(sample)
+def _names(tried: Sequence[Any], fields: Sequence[str] | Mapping[str, Any] | None) -> dict[Any, str]:
+    """Return the field name for each position of a sample, or for each key that at least half of the samples have."""
     if isinstance(fields, str):
         raise ConfigError(f"fields={fields!r} must be a list of names, or a mapping of names to kinds")
     given = None if fields is None else list(fields)
-    if isinstance(sample, Mapping):
-        if not all(isinstance(key, str) for key in elements):
-            raise ConfigError(f"the keys of a sample must be text, not {list(elements)[:8]!r}")
-        known = field_names(elements, (), "the first sample")
-        keys = {name: key for key, name in known.items()} | {key: key for key in known}
-        unknown = next((name for name in given or () if name not in keys), None)
-        if unknown is not None:
-            raise ConfigError(f"fields: the first sample has no {unknown!r}, only {', '.join(map(repr, elements))}")
-        return known if given is None else {keys[name]: known.get(name, name) for name in given}
-    if given is None and hasattr(sample, "_fields"):  # a named tuple
-        given = list(field_names(sample._fields, (), "the first sample").values())
+    if isinstance(tried[0], Mapping):
+        return _names_of_keys(tried, given)
+    elements = _elements(tried[0])
+    if given is None and hasattr(tried[0], "_fields"):  # a named tuple
+        given = field_names(tried[0]._fields)
     if given is None:
-        kinds = [_infer(f"element{position}", value).kind for position, value in elements.items()]
-        known_as = {(0, "image"): "image", (1, "int"): "label"}
-        given = [known_as.get(each, f"field{each[0]}") for each in enumerate(kinds)]
+        given = [f"field{position}" for position in elements]
+        for position, (kind, name) in enumerate((("image", "image"), ("int", "label"))):
+            field = _inferred([_elements(each).get(position) for each in tried], is_label=position == 1)
+            if field is not None and field.kind == kind:
+                given[position] = name
     if len(given) != len(elements):
         raise ConfigError(f"fields: {len(given)} names ({', '.join(given)}) for {len(elements)} elements of a sample")
     return dict(zip(elements, given, strict=True))
 
 
-def _fields(sample: Any, names: Mapping[Any, str], given: object) -> dict[str, Field]:
+def _names_of_keys(tried: Sequence[Mapping[Any, Any]], given: list[str] | None) -> dict[Any, str]:
+    counts = Counter(key for sample in tried for key in sample)
+    if not all(isinstance(key, str) for key in counts):
+        raise ConfigError(f"the keys of a sample must be text, not {list(counts)[:8]!r}")
+    usual = [key for key, count in counts.items() if given is not None or 2 * count >= len(tried)]
+    known = dict(zip(usual, field_names(usual), strict=True))
+    keys = {name: key for key, name in known.items()} | {key: key for key in known}
+    unknown = next((name for name in given or () if name not in keys), None)
+    if unknown is not None:
+        raise ConfigError(f"fields: the first sample has no {unknown!r}, only {', '.join(map(repr, usual))}")
+    return known if given is None else {keys[name]: known.get(name, name) for name in given}
+
+
+def _parts_of(tried: Sequence[Any], names: Mapping[Any, str], given: object) -> list[Part]:
+    """Return the fields of samples; raises ConfigError.
+
+    A mapping in an element that holds arrays gives a field for each of its entries, unless the kind of the element is given.
+    """
     kinds = {name: given.get(name, given.get(key)) for key, name in names.items()} if isinstance(given, Mapping) else {}
-    elements = _elements(sample)
-    return parse_fields({name: kinds.get(name) or _infer(name, elements[key]) for key, name in names.items()})
+    samples = [{name: each[key] for key, name in names.items() if key in each} for each in map(_elements, tried)]
+    parts = []
+    for name in names.values():
+        if kinds.get(name) is not None:
+            parts.append(Part(name, (name,), parse_fields({name: kinds[name]})[name]))
+            continue
+        paths = [*leaves([{name: each[name]} for each in samples if name in each])]
+        labels = [name]
+        if paths != [(name,)]:
+            labels = field_names([path_text(path) for path in paths], {*names.values()} - {name})
+        parts += [_part_at(samples, path, label) for path, label in zip(paths, labels, strict=True)]
+    return parts
 
 
-def _infer(name: str, value: Any) -> Field:
-    """Return the field for `value` of the first sample; raises ConfigError."""
-    try:
-        value = _plain(value)
-    except (TypeError, ValueError, RuntimeError) as error:  # a tensor with a dtype that NumPy lacks
-        raise ConfigError(f"{name!r} of the first sample cannot be a NumPy array: {error}") from None
-    if isinstance(value, np.ndarray):
-        return parse_fields({name: {"kind": "array", "dtype": value.dtype.str, "shape": list(value.shape)}})[name]
-    if isinstance(value, bytes):
-        return Field("image" if is_image(value) else "bytes")
-    if _is_picture(value) or _is_file(value):
-        return Field("image")
-    for kind in (bool, int, float, str):
-        if isinstance(value, kind):
-            return Field(kind.__name__)  # type: ignore[arg-type]  # these names are kinds
-    if isinstance(value, (list, tuple, dict)):
-        return Field("json")
-    raise ConfigError(
-        f"{name!r} of the first sample is {'None' if value is None else f'a {type(value).__name__}'}, which no field "
-        "can store; pass fields= to give the kind of each element"
-    )
+def _part_at(samples: Sequence[Mapping[str, Any]], path: Path, name: str) -> Part:
+    values = [value_at(each, path) for each in samples]
+    field = _inferred(values, is_label=name == "label")
+    if field is None:
+        first = next((value for value in values if value is not None), None)
+        what = "None" if first is None else f"a {type(first).__name__}"
+        raise ConfigError(
+            f"{name!r} of the first sample is {what}, which no field can store; pass fields= to give the kind of each element"
+        )
+    has_gaps = name != "label" and any(value is None for value in values)
+    return Part(name, path, field, has_gaps and field.kind in ("float", "json"))
+
+
+def _inferred(values: Sequence[Any], *, is_label: bool) -> Field | None:
+    """Return the field of values; of the first if it is a label or they do not agree; None if no field can hold them."""
+    known = [value for value in values if value is not None]
+    for some_of in (known[:1],) if is_label else (values, known[:1]):
+        with contextlib.suppress(ValueError):
+            return field_of(some_of) if known else None
+    return None
 
 
 def take(field: Field, value: Any) -> Any:
     """Return `value` in the form that the field stores, or a `Reference` to it; raises BadItem or TypeError."""
-    value = _plain(value)
+    value = as_numpy(value)
     if value is None and field.kind != "json":
         raise BadItem("is None")
-    if field.kind == "json":
-        value = _lists(value)
-    elif field.kind == "array" and not isinstance(value, np.ndarray):
-        value = np.asarray(value)
-    elif field.kind == "image" and _is_picture(value):
+    if field.kind == "image" and is_picture(value):
         original = _original(value)
         return _Picture(value) if original is None else original
-    elif field.kind == "image" and _is_file(value):
+    if field.kind == "image" and is_file(value):
         value = value["bytes"] if value["bytes"] is not None else read_file(str(value["path"]))
     try:
+        value = plain(value) if field.kind == "json" else coerce(field, value)
         stored = canonical_value(field, value)
     except ValueError as error:
         raise BadItem(f"cannot be stored: {error}") from None
     return value if field.kind == "json" else stored
-
-
-def _plain(value: Any) -> Any:
-    """Return tensors as arrays, zero-dimensional values as numbers, buffers as bytes."""
-    if not isinstance(value, np.ndarray) and callable(
-        getattr(value, "detach", None)
-    ):  # a tensor, without importing torch
-        value = value.detach().cpu().contiguous().numpy()
-    if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and not value.shape):
-        value = value.item()
-    return bytes(value) if isinstance(value, (bytearray, memoryview)) else value
-
-
-def _lists(value: Any) -> Any:
-    value = _plain(value)
-    if isinstance(value, np.ndarray):
-        return value.tolist()
-    if isinstance(value, Mapping):
-        return {key: _lists(item) for key, item in value.items()}
-    return [_lists(item) for item in value] if isinstance(value, (list, tuple)) else value
-
-
-def _is_picture(value: Any) -> bool:
-    """Whether `value` is a PIL image."""
-    return callable(getattr(value, "tobytes", None)) and hasattr(value, "getbands")
-
-
-def _is_file(value: Any) -> bool:
-    """Whether `value` is an undecoded image of 🤗 datasets."""
-    return isinstance(value, Mapping) and value.keys() == {"bytes", "path"}
 
 
 class _Picture(Reference):
@@ -442,18 +439,19 @@ def _original(image: Image.Image) -> bytes | None:
         return None
 
 
-def _notes(elements: Mapping[Any, Any], names: Mapping[Any, str], fields: Mapping[str, Field]) -> Iterator[str]:
+def _notes(sample: Any, names: Mapping[Any, str], parts: Sequence[Part]) -> Iterator[str]:
     """Yield sentences about fields that take much more space than the files that they come from."""
-    for key, name in names.items():
-        value, field = elements[key], fields[name]
-        if field.kind == "image" and _is_picture(value) and _original(value) is None:
+    elements = {name: value for key, value in _elements(sample).items() if (name := names.get(key))}
+    for part in parts:
+        value, field = value_at(elements, part.path), part.field
+        if field.kind == "image" and is_picture(value) and _original(value) is None:
             yield (
-                f"images of field {name!r} are decoded, so each is stored without loss, as {_FORMATS.get(value.mode, 'PNG')}, "
-                "which may be ten times as large as a JPEG: pack the folder or a list to keep the original files, or pass "
-                "quality=90 to store JPEG"
+                f"images of field {part.name!r} are decoded, so each is stored without loss, as "
+                f"{_FORMATS.get(value.mode, 'PNG')}, which may be ten times as large as a JPEG: pack the folder or a list to keep "
+                "the original files, or pass quality=90 to store JPEG"
             )
         if field.kind == "array" and np.ndim(value) >= 2:
             yield (
-                f"field {name!r} is stored as an array of {field.dtype} {tuple(np.shape(value))}, not as an image; read it with "
-                "reader='array'"
+                f"field {part.name!r} is stored as an array of {field.dtype} {tuple(np.shape(value))}, not as an image; read it "
+                "with reader='array'"
             )

@@ -15,14 +15,17 @@ import numpy as np
 
 from storeds._utils.text import counted, some
 from storeds.errors import ConfigError, FormatError, MissingDependencyError, StoreNotFoundError
-from storeds.layouts.codecs import is_image
 from storeds.layouts.files.folders import class_notes
 from storeds.layouts.files.walk import Root, Walk, is_hidden, names_of, show
 from storeds.ops.packing.rows import Bad, BadItem, File, Row, Rows
-from storeds.ops.packing.sources.columns import field_names, find_label
+from storeds.ops.packing.sources.columns import find_label, name_columns
 from storeds.ops.packing.sources.objects import take
 from storeds.protocols import JSON, Field, Kind, Record
 from storeds.records.fields import parse_fields
+from storeds.values.classes import distinct_classes
+from storeds.values.codecs import image_of_text
+from storeds.values.coerce import missing, text_of
+from storeds.values.infer import field_of
 
 __all__ = ["hugging_face", "table"]
 
@@ -223,7 +226,7 @@ class _Table:
         self.label = (label_column or self._find_label()) if label else None
         roles = {self.images[0]: "image"} if len(self.images) == 1 else {}
         roles |= {self.label: "label"} if self.label is not None else {}
-        rest = field_names([name for name in self.columns if name not in roles], roles.values(), where)
+        rest, self.renamed = name_columns([name for name in self.columns if name not in roles], roles.values())
         order = sorted(self.columns, key=lambda name: ("image", "label").index(roles[name]) if name in roles else 2)
         self.names = {name: roles.get(name) or rest[name] for name in order}
         self.left_out = [name for name in every if name not in self.columns]
@@ -268,7 +271,9 @@ class _Table:
             raise ConfigError(f"{self.where}: column {self.label!r} has {kind} values; a label is an integer or a name")
         if kind != "str":
             return list(self.named.get(self.label, ()))
-        return sorted({values[self.label] for _, values in self._read([self.label])} - {None})
+        return distinct_classes(
+            value for _, values in self._read([self.label]) if (value := values[self.label]) is not None
+        )
 
     def _read(self, columns: list[str], start: int = 0) -> Iterator[tuple[str, Record]]:
         """Yield the name of each row from row `start` on, and its values; with several splits, its split too."""
@@ -292,6 +297,10 @@ class _Table:
 
     def _image(self, found: Any) -> bytes | File | None:
         """Return the bytes or the file of an image."""
+        if isinstance(found, str):
+            found = image_of_text(found)
+            if found is None:
+                raise BadItem("its image is text that is not an image in base64")
         if not isinstance(found, Mapping):
             return found  # type: ignore[no-any-return]  # pack refuses what is no image
         # As 🤗 datasets stores images.
@@ -354,21 +363,19 @@ class _Table:
             count=sum(part.count for part in self.every),
             strata=self._strata,
             columns={**self.names, **dict.fromkeys(self.left_out)},
-            notes=class_notes(self.classes),
+            notes=[*class_notes(self.classes), *self.renamed],
         )
 
 
 def _value(field: Field, found: Any) -> Any:
     """Return the value of a field for a value of the table; raises `BadItem`."""
-    if found is None and field.kind != "json":
-        if field.kind == "float":
-            return float("nan")
+    if found is None:
+        if field.kind in ("float", "json"):
+            return missing(field)
         raise BadItem("is missing (null)")
-    if field.kind == "array":
-        found = np.asarray(found, dtype=field.dtype)
-    elif field.kind == "str" and not isinstance(found, str):
-        found = found.isoformat() if hasattr(found, "isoformat") else str(found)
-    return take(field, found)
+    if field.kind == "str" and not isinstance(found, str):
+        found = text_of(found)
+    return take(field, np.asarray(found, dtype=field.dtype) if field.kind == "array" else found)
 
 
 def _field(kind: Any, noted: Mapping[str, Any], values: Iterator[Any], types: Any) -> Field | None:
@@ -380,7 +387,7 @@ def _field(kind: Any, noted: Mapping[str, Any], values: Iterator[Any], types: An
     noted : mapping
         What 🤗 datasets noted about the column.
     values : iterator
-        Of the column; most of the first ones show whether bytes are images.
+        Of the column; the first ones show whether bytes or texts are images, and how long lists in lists are.
     types : module
         ``pyarrow.types``.
     """
@@ -393,8 +400,7 @@ def _field(kind: Any, noted: Mapping[str, Any], values: Iterator[Any], types: An
     if types.is_null(kind):
         return None
     if _is_bytes(kind):
-        looks = [is_image(value) for value in islice(values, _TRIED)]  # one may be damaged
-        return Field("image" if 2 * sum(looks) > len(looks) else "bytes")
+        return field_of([*islice(values, _TRIED)] or [b""])
     inner = [kind.field(number).type for number in range(kind.num_fields)]
     if types.is_struct(kind) and {each.name for each in kind} == {"bytes", "path"} and any(map(_is_bytes, inner)):
         return Field("image")  # as 🤗 datasets stores it
@@ -403,9 +409,25 @@ def _field(kind: Any, noted: Mapping[str, Any], values: Iterator[Any], types: An
     if any(map(_has_bytes, inner)):
         raise ValueError("bytes or images in a list or a group")
     if inner:
-        return Field("json")
+        return _nested_field(kind, [*islice(values, _TRIED)], types)
     simple: dict[Kind, Any] = {"int": types.is_integer, "float": types.is_floating, "bool": types.is_boolean}
-    return Field(next((name for name, is_kind in simple.items() if is_kind(kind)), "str"))
+    number = next((name for name, is_kind in simple.items() if is_kind(kind)), None)
+    return Field(number) if number else field_of([*map(_as_text, islice(values, _TRIED))] or [""])
+
+
+def _as_text(value: Any) -> str:
+    return value if isinstance(value, str) else text_of(value)
+
+
+def _nested_field(kind: Any, values: Sequence[Any], types: Any) -> Field:
+    """Return an array for lists of equally long lists of numbers, by some of them; JSON for anything else."""
+    found = field_of(values) if values and not types.is_struct(kind) else Field("json")
+    if found.kind != "array":
+        return Field("json")
+    leaf = kind
+    while leaf.num_fields:
+        leaf = leaf.field(0).type
+    return _array(leaf.to_pandas_dtype(), [None, *(found.shape or ())[1:]])
 
 
 def _is_bytes(kind: Any) -> bool:

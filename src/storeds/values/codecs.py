@@ -22,13 +22,14 @@ import msgspec
 import numpy as np
 
 from storeds.errors import MissingDependencyError
-from storeds.layouts.unpickle import MAX_DEPTH, CodecError, unpickle
 from storeds.pictures import format_of_picture as format_of
 from storeds.protocols import Array
+from storeds.values.unpickle import MAX_DEPTH, CodecError, unpickle
 
 __all__ = [
     "CODECS",
     "CodecError",
+    "beginning",
     "decode_datum",
     "decode_document",
     "decode_json",
@@ -296,14 +297,19 @@ def inspect(codec: str, value: bytes | memoryview) -> Any:
 
     So a store is opened in little memory, however much its values decompress to. Raises as the codec does.
     """
-    return _beginning(decode_npz(value, inspected=_INSPECTED) if codec == "npz" else CODECS[codec](value))
+    content = decode_npz(value, inspected=_INSPECTED) if codec == "npz" else CODECS[codec](value)
+    try:
+        return beginning(content)
+    except RecursionError:
+        raise _too_deep("content") from None
 
 
-def _beginning(content: Any) -> Any:
+def beginning(content: Any) -> Any:
+    """Return a value, but of large arrays and bytes in it only the form and the beginning."""
     if isinstance(content, dict):
-        return {key: _beginning(item) for key, item in content.items()}
+        return {key: beginning(item) for key, item in content.items()}
     if isinstance(content, (list, tuple)):
-        return type(content)(map(_beginning, content))
+        return type(content)(map(beginning, content))
     if isinstance(content, bytes):
         return content if len(content) <= _INSPECTED else content[:_INSPECTED]
     if not isinstance(content, np.ndarray) or content.nbytes <= _INSPECTED:
@@ -325,7 +331,9 @@ def _plain(array: Array) -> Any:
 
 def numbers_of(value: Any) -> Array | None:
     """Return a list of Python's numbers, or of equally long such lists, as an array; None for anything else."""
-    if not isinstance(value, list) or any(isinstance(item, (np.ndarray, np.generic)) for item in value):
+    if not isinstance(value, (list, tuple)):
+        return None
+    if any(issubclass(kind, (np.ndarray, np.generic)) for kind in set(map(type, value))):
         return None
     try:
         found = np.array(value)

@@ -27,7 +27,7 @@ import torch
 import storeds
 from _foreign_lmdb import Runs, archive, datum, encoded, numpy_to_msgpack
 from shares import FULL, SEED
-from storeds.layouts.codecs import CODECS, CodecError, decode_json, decode_npz, decompress, sniff, unpickle
+from storeds.values.codecs import CODECS, CodecError, decode_json, decode_npz, decompress, sniff, unpickle
 
 JPEG = encoded(0)
 
@@ -306,7 +306,7 @@ def test_damaged_values_raise_value_error(decode: Callable[[bytes], Any], value:
 
 def test_values_that_decompress_to_too_much_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for limit in ("_MOST", "_MOST_TEXT", "_MOST_ARRAYS"):
-        monkeypatch.setattr(f"storeds.layouts.codecs.{limit}", 1 << 16)
+        monkeypatch.setattr(f"storeds.values.codecs.{limit}", 1 << 16)
     for value in (zlib.compress(bytes(1 << 20)), lz4.frame.compress(bytes(1 << 20))):
         with pytest.raises(CodecError, match="refused"):
             decompress(value)
