@@ -32,8 +32,9 @@ __all__ = [
 
 TEXTUAL: Final[tuple[type, ...]] = (datetime.date, datetime.time, decimal.Decimal, uuid.UUID)
 """Types whose values a field holds as text."""
-_PLAIN = frozenset({int, float, bool, str})
-_SCALARS = frozenset({"int", "float", "bool", "str"})
+_PLAIN, _BYTES = frozenset({int, float, bool, str}), frozenset({bytes})
+_READY = {**dict.fromkeys(("int", "float", "bool", "str"), _PLAIN), **dict.fromkeys(("image", "bytes"), _BYTES)}
+"""Types of values that are in the form of a kind, or that the codec refuses."""
 _ARRAY_KINDS = "biufc"
 
 
@@ -46,7 +47,9 @@ def coerce(field: Field, value: Any) -> Any:
         It is of another kind than the other values.
     """
     kind = field.kind
-    if kind in _SCALARS and type(value) in _PLAIN:
+    if type(value) in _READY.get(kind, ()):
+        return value
+    if kind == "array" and type(value) is np.ndarray and value.shape == field.shape:
         return value
     value = stacked(value)
     if kind == "array":
