@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import storeds
-from _packing import Source
+from _packing import Source, records_of
 from _source_files import sides_of, turned_picture
 from make_store import make_store
 from mask_files import write
@@ -506,3 +506,20 @@ def test_random_annotations_come_back(tmp_path_factory: pytest.TempPathFactory, 
     for image in document["images"]:
         name = image["file_name"]
         assert (folder / "out/images" / name).read_bytes() == (folder / name).read_bytes()
+
+
+@pytest.mark.parametrize(
+    "form", ["train\\{}", "data/images/train/{}", "http://localhost:8080/data/upload/{}?d=1", "C:\\a b\\{}", "/data/{}"]
+)
+def test_pictures_of_another_place_are_found_by_their_names_below_root(form: str, tmp_path: Path) -> None:
+    names = ["a.jpg", "b.jpg", "c.jpg"]
+    write(tmp_path / "images", {"x/a.jpg": jpeg(0), "b.jpg": jpeg(1), "x/c.jpg": jpeg(2), "y/c.jpg": jpeg(3)})
+    images = [{"id": n, "file_name": form.format(name), "width": 96, "height": 64} for n, name in enumerate(names)]
+    path = tmp_path / "instances.json"
+    path.write_text(json.dumps({"images": images, "annotations": [], "categories": [{"id": 1, "name": "cat"}]}))
+    meta = storeds.pack(path, "memory://moved", root=tmp_path / "images", on_bad="skip", overwrite=True)
+    records = records_of("memory://moved")
+    assert [(each["key"], each["image"]) for each in records] == [("x/a.jpg", jpeg(0)), ("b.jpg", jpeg(1))]
+    found, lost = (note for note in meta.notes if "file_name" in note)
+    assert "2 file_names are of another place, and found by name" in found
+    assert "no single file there has the same name" in lost

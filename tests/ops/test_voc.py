@@ -16,7 +16,7 @@ from _packing import records_of
 from _source_files import sides_of, thing, turned_picture, voc
 from mask_files import write
 from photographs import saved
-from storeds.errors import RecordError
+from storeds.errors import ConfigError, RecordError
 from storeds.ops.packing import Packed
 
 CAT = thing("cat", "1", "1", "96", "64")
@@ -124,3 +124,21 @@ def test_random_annotations_read_as_written(boxes: list[Any], tmp_path_factory: 
     assert classes == sorted({row[0] for row in rows})
     assert [classes[label] for label in record["labels"]] == [row[0] for row in rows]
     assert record["boxes"].tolist() == [[left - 1, top - 1, right, bottom] for _, left, right, top, bottom in rows]
+
+
+@pytest.mark.parametrize("below", ["", "first/"])
+def test_annotations_may_lie_beside_their_pictures(below: str, tmp_path: Path) -> None:
+    names = [f"{below}{name}" for name in ("a", "b")]
+    files: dict[str, Any] = {f"{name}.jpg": 0 for name in names} | {f"{name}.xml": voc(CAT) for name in names}
+    meta, records = packed(write(tmp_path, files))
+    assert [(record["key"], record["boxes"].tolist()) for record in records] == [
+        (f"{name}.jpg", [[0, 0, 96, 64]]) for name in names
+    ]
+    assert (meta.attrs["classes"], meta.notes) == (["cat"], ())
+    (tmp_path / f"{below}b.xml").unlink()
+    with pytest.raises(RecordError, match=rf"{below}b\.jpg: has no annotation \({below}b\.xml\)"):
+        packed(tmp_path)
+    for xml in tmp_path.rglob("*.xml"):
+        xml.unlink()
+    with pytest.raises(ConfigError, match="and no XML files beside pictures"):
+        packed(tmp_path)

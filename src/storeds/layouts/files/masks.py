@@ -97,7 +97,7 @@ def by_stem(
         if isinstance(each, Bad):
             problems.append(each)
             continue
-        stem, suffix = os.path.splitext(each[0][len(folder) + 1 :])
+        stem, suffix = os.path.splitext(each[0].removeprefix(f"{folder}/"))
         if suffix.lower() in suffixes and stem.endswith(end):
             found.setdefault(stem.removesuffix(end), []).append(each)
         else:

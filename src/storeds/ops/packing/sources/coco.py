@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import posixpath
+import re
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -45,6 +47,7 @@ _LISTS = ("images", "annotations")
 _KEYS = ("bbox", "category_id", "segmentation", "keypoints", "iscrowd", "area", "id")
 _BOX = Field("array", "<f8", (None, 4), role="boxes", format="xywh")
 _ROUNDING = 1  # pixel
+_BASE = re.compile(r".*[/\\]|[?#].*")  # what lies around the name of a file in a path or a URL
 _TRIED = 20  # images that are looked for in each folder that may be the root
 
 
@@ -61,7 +64,8 @@ def coco(
     path : path
         The JSON file of detection, segmentation, keypoints or captions.
     root : path, optional
-        The folder that the paths in ``file_name`` are relative to. The default is the first of these with pictures of the
+        The folder that the paths in ``file_name`` are relative to. A picture that is not there, because ``file_name`` is a path
+        of another machine or a URL, is found by its name if one file below `root` has it. The default is the first of these with pictures of the
         file: its own folder, ``images`` in it, for ``annotations/instances_val2017.json``, ``val2017`` beside it, and the
         folder above.
     allow_outside : bool
@@ -88,6 +92,8 @@ def coco(
     if not entries:
         raise ConfigError(f"{where} lists no image")
     folder = _find_pictures(file, root, entries)
+    moved, found_by_name = ([], []) if root is None else _found_by_name(entries, folder, where)
+    decoded = [(entry, fault) for entry, (_, fault) in zip(moved or entries, decoded, strict=True)]
     pictures = Root(folder, allow_outside=allow_outside)
     categories = document.get("categories", [])
     listing = _Listing(where, pictures, *_read_categories(categories, where))
@@ -114,7 +120,7 @@ def coco(
             blob = pictures.file(image.entry["file_name"])
             yield Row(image.name, {"image": blob, "entry": image.entry, "annotations": rows})
 
-    notes = [*class_notes([row["name"] for row in categories]), *same, *listing.notes()]
+    notes = [*class_notes([row["name"] for row in categories]), *same, *listing.notes(), *found_by_name]
     notes += _unlisted(listing.paths, folder, where)
     turned: set[str] = set()
     return Rows(
@@ -226,6 +232,41 @@ def _find_pictures(file: str, root: str | os.PathLike[str] | None, entries: Sequ
 def _file_name(entry: Any) -> str | None:
     name = entry.get("file_name") if isinstance(entry, dict) else None
     return name if isinstance(name, str) else None
+
+
+def _found_by_name(entries: Sequence[Any], root: str, where: str) -> tuple[list[Any], list[str]]:
+    """Return the entries of images with the paths of their files, and notes: files that are elsewhere are found by their names."""
+    names = [name for name in map(_file_name, entries) if name is not None]
+    missing = {name: _BASE.sub("", name) for name in names if not os.path.lexists(os.path.join(root, name))}
+    if not missing:
+        return [], []
+    by_name: defaultdict[str, list[str]] = defaultdict(list)
+    for folder, _, files in os.walk(root):
+        for each in files:
+            by_name[each].append(os.path.relpath(os.path.join(folder, each), root))
+    wanted, listed = Counter(missing.values()), set(names)
+    places = {name: by_name[base] for name, base in missing.items() if base in by_name}
+    found = {
+        name: paths[0]
+        for name, paths in places.items()
+        if len(paths) == wanted[missing[name]] == 1 and paths[0] not in listed
+    }
+    notes = []
+    if found:
+        first = next(iter(found.items()))
+        notes.append(
+            f"{counted(len(found), 'file_name is', 'file_names are')} of another place, and found by name below {show(root)}: "
+            f"{show(first[0])} is {show(first[1])}"
+        )
+    if len(found) < len(missing):
+        lost = sorted(map(show, missing.keys() - found.keys()))
+        notes.append(
+            f"{counted(len(lost), 'file_name')} of {where} {'is' if len(lost) == 1 else 'are'} not below {show(root)}, and no single "
+            f"file there has the same name: {some(lost)}; edit file_name"
+        )
+    return [
+        {**each, "file_name": found.get(name, name)} if (name := _file_name(each)) else each for each in entries
+    ], notes
 
 
 def _unlisted(paths: Mapping[str, Any], root: str, where: str) -> Iterator[str]:

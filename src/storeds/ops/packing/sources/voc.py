@@ -1,11 +1,11 @@
-"""The source for data sets in the folders of Pascal VOC: JPEGImages, Annotations, ImageSets and SegmentationClass."""
+"""The source for data sets of Pascal VOC: in its folders, or with each XML file beside its picture, as labelImg saves them."""
 
 from __future__ import annotations
 
 import os
 import re
 from collections.abc import Container, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
 
@@ -15,8 +15,8 @@ from storeds._utils.text import counted, some
 from storeds.errors import ConfigError, StoreNotFoundError, suggest
 from storeds.layouts.files.class_names import unique_classes
 from storeds.layouts.files.masks import MaskFile, by_stem, taken_as_stored
-from storeds.layouts.files.walk import IMAGE_SUFFIXES, Root, Walk, folders_in, is_hidden, names_of, show
-from storeds.ops.packing.rows import Bad, BadItem, Row, Rows, from_start, read_file
+from storeds.layouts.files.walk import IMAGE_SUFFIXES, Root, Walk, files_by_kind, folders_in, is_hidden, names_of, show
+from storeds.ops.packing.rows import Bad, BadItem, File, Row, Rows, from_start, read_file
 from storeds.ops.packing.sources.turned import inverse, turned_points
 from storeds.pictures import read_picture_header
 from storeds.pictures.decoders import orientation_of
@@ -25,6 +25,7 @@ from storeds.protocols import JSON, Array, Field, Record
 __all__ = ["voc"]
 
 _IMAGES, _ANNOTATIONS, _SETS, _MASKS = "JPEGImages", "Annotations", "ImageSets", "SegmentationClass"
+_BESIDE = {"image": IMAGE_SUFFIXES, "annotation": (".xml",)}
 _OF_CLASS = re.compile(r".+_(train|val|trainval|test)")
 _ABSENT = "-1"  # in lists about one class; 1 means present, 0 difficult
 _DEEPEST = 20
@@ -52,7 +53,8 @@ def voc(
     Parameters
     ----------
     path : path
-        The folder with ``JPEGImages`` and ``Annotations``, such as ``VOCdevkit/VOC2012``, or the folder that contains it.
+        The folder with ``JPEGImages`` and ``Annotations``, such as ``VOCdevkit/VOC2012``, or the folder that contains it. Or
+        a folder where ``NAME.xml`` lies beside ``NAME.jpg``, also in folders below it.
     image_set : str or sequence of str, optional
         The lists of images to pack, which become the field ``split``: ``"train,val"``, ``"Segmentation/train"``. Names
         without a folder are in ``ImageSets/Main``. Of a list about one class, such as ``"cat_train"``, lines with -1 are
@@ -128,10 +130,9 @@ def _pair(top: str, walk: Walk, sets: Mapping[str, str]) -> tuple[list[Row], lis
     """Return the images in `sets`, or all, with their annotations and masks; what is wrong; and notes."""
     bad: list[Bad] = []
     ignored: list[str] = []
-    images, annotations, masks = (
-        by_stem(walk, folder, suffixes, bad, ignored) if os.path.isdir(os.path.join(top, folder)) else {}
-        for folder, suffixes in ((_IMAGES, IMAGE_SUFFIXES), (_ANNOTATIONS, (".xml",)), (_MASKS, (".png",)))
-    )
+    is_beside = not _is_voc(top)
+    of_images, of_annotations = ("", "") if is_beside else (f"{_IMAGES}/", f"{_ANNOTATIONS}/")
+    images, annotations, masks = _beside(walk, bad, ignored) if is_beside else _in_folders(top, walk, bad, ignored)
     chosen = _listed(top, sets, images, bad) if sets else dict.fromkeys((*images, *annotations), "")
     rows: list[Row] = []
     masked: list[MaskFile] = []
@@ -144,16 +145,16 @@ def _pair(top: str, walk: Walk, sets: Mapping[str, str]) -> tuple[list[Row], lis
             rows.append(Row(key, {"image": file, "annotation": texts[0][1], **named, "key": key}))
             masked += [MaskFile(mask, name) for name, mask in masks.get(stem, ())[:1]]
         elif not found and not sets:
-            bad.append(Bad(texts[0][0], f"the annotation has no image ({_IMAGES}/{stem}.*)"))
+            bad.append(Bad(texts[0][0], f"the annotation has no image ({of_images}{stem}.*)"))
         elif len(found) == 1:
-            bad.append(Bad(found[0][0], f"has no annotation ({_ANNOTATIONS}/{stem}.xml)"))
+            bad.append(Bad(found[0][0], f"has no annotation ({of_annotations}{stem}.xml)"))
         elif found:
             several = some(name for name, _ in found)
             bad.append(Bad(found[0][0], f"several images have the same annotation: {several}; rename all but one"))
     if not rows and not bad:
         where = f"the lists {some(sets)}, except with {_ABSENT}; choose others with image_set= (--option image_set=…)"
         raise ConfigError(f"{show(top)}: no image is in {where if images else _IMAGES}")
-    notes = [*walk.notes(), *_others(top, ignored)]
+    notes = [*walk.notes(), *(() if is_beside else _others(top, ignored))]
     left_out = len(images.keys() - chosen.keys())
     if left_out:
         notes.append(
@@ -168,6 +169,28 @@ def _pair(top: str, walk: Walk, sets: Mapping[str, str]) -> tuple[list[Row], lis
             "mask is packed; image_set='Segmentation/train,Segmentation/val' (--option image_set=…) chooses images that have one"
         )
     return rows, bad, notes
+
+
+_ByStem: TypeAlias = dict[str, list[tuple[str, File]]]
+
+
+def _in_folders(top: str, walk: Walk, bad: list[Bad], ignored: list[str]) -> list[_ByStem]:
+    """Return images, annotations and masks by their stems; files of other suffixes go to `ignored`."""
+    folders = ((_IMAGES, IMAGE_SUFFIXES), (_ANNOTATIONS, (".xml",)), (_MASKS, (".png",)))
+    return [
+        by_stem(walk, folder, suffixes, bad, ignored) if os.path.isdir(os.path.join(top, folder)) else {}
+        for folder, suffixes in folders
+    ]
+
+
+def _beside(walk: Walk, bad: list[Bad], ignored: list[str]) -> list[_ByStem]:
+    """Return the same of a folder where annotations lie beside images, and no masks."""
+    images, annotations = _ByStem(), _ByStem()
+    for stem, found in by_stem(walk, "", (*IMAGE_SUFFIXES, ".xml"), bad, ignored).items():
+        for each in found:
+            kind = annotations if each[0].lower().endswith(".xml") else images
+            kind.setdefault(stem, []).append(each)
+    return [images, annotations, {}]
 
 
 def _others(top: str, ignored: Sequence[str]) -> Iterator[str]:
@@ -186,8 +209,13 @@ def _find(path: str) -> str:
     tops = [top for top in (path, os.path.join(path, "VOCdevkit")) if os.path.isdir(top)]
     inside = [os.path.join(top, name) for top in tops for name in folders_in(top)]
     found = [path] if _is_voc(path) else list(filter(_is_voc, inside))
+    if not found and files_by_kind(path, _BESIDE).keys() == _BESIDE.keys():
+        found = [path]
     if not found:
-        raise ConfigError(f"{show(path)} is no data set of Pascal VOC: it has no folders {_IMAGES} and {_ANNOTATIONS}")
+        raise ConfigError(
+            f"{show(path)} is no data set of Pascal VOC: it has no folders {_IMAGES} and {_ANNOTATIONS}, and no XML files beside "
+            "pictures"
+        )
     if len(found) > 1:
         raise ConfigError(f"{show(path)} contains several data sets: {some(map(show, found))}; pass one of them")
     return os.path.abspath(found[0])
