@@ -325,7 +325,7 @@ class TestCertain:
                 {"a": array(50, 9), "T": array(4), "t": array(5), "table": np.zeros(50, TABLE.dtype)},
                 "a table_n table_word",
             ),
-            ({"a": array(50, 9), "b@c": array(50), "d": array(3)}, "a"),
+            ({"a": array(50, 9), "b@c": array(50), "d": array(3)}, "a b_c"),
         ],
     )
     def test_the_first_line_reads_the_largest_dataset(self, path: Path, datasets: dict[str, Any], fields: str) -> None:

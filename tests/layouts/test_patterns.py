@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 import pickle
 import re
+from pathlib import Path
 from typing import Any
 
+import h5py
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import storeds
 from storeds.errors import ConfigError
-from storeds.layouts.pattern import Place, Template, natural_order, parse_pattern, shared_names
+from storeds.layouts.pattern import Place, Template, escaped, natural_order, parse_pattern, shared_names
 
 # Text → (literal texts, names, what differs from a plain place).
 PLACES: dict[str, tuple[tuple[str, ...], tuple[str, ...], dict[str, Any]]] = {
@@ -86,6 +90,8 @@ MALFORMED = [
     ("{a}{b}", 3, "text must separate {b} from the name before it"),
     ("a[]/b[]", 5, "one [] at most"),
     ("a[]@b", 1, "an attribute has no rows"),
+    ("a@b[]", 1, "write @@ for an @ that belongs to the name"),
+    ("a@@/{Label}", 4, "begins with a-z"),
     ("a@", 1, "@ is followed by"),
     ("a/**", 1, '** is for the field "*"'),
     ("**/a", 0, "** is the last part"),
@@ -188,3 +194,31 @@ def test_numbers_count_in_the_natural_order() -> None:
 def test_names_that_share_parts(names: list[str], columns: dict[str, str]) -> None:
     assert shared_names(names) == columns
     assert shared_names(names[:3], has=names.__contains__) == columns or len(names) < 4
+
+
+NAMES = ["img@2x", "a[]b", "a::b", "{x}", "@@", "[[]]", ":::", "a@b::c[]d{e}", "@[]::", "x"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_marks_that_belong_to_a_name_are_doubled(name: str) -> None:
+    ((_, place),) = parse_pattern({"f": f"{escaped(name)}[]"}).places
+    assert (place.path.fill({}), place.rows, place.file, place.attribute) == (name, True, "", "")
+    if "{" not in name:  # files and attributes have no names in braces
+        ((_, place),) = parse_pattern({"f": f"{escaped(name)}.h5::y@x{escaped(name)}"}).places
+        assert (place.file, place.path.fill({}), place.attribute) == (f"{name}.h5", "y", f"x{name}")
+    ((_, place),) = parse_pattern({"f": f"{escaped(name, attributes=False)}"}, attributes=False).places
+    assert place.path.fill({}) == name
+
+
+def test_a_dataset_with_marks_in_its_name_opens(tmp_path: Path) -> None:
+    pixels = np.arange(48, dtype=np.uint8).reshape(3, 4, 4)
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file["img@2x"], file["label::0"], file["other"] = pixels, [0, 1, 2], [7.0]
+    columns = {"image": "img@@2x[]", "label": "label::::0[]"}
+    with storeds.open_backend(tmp_path / "x.h5", columns=columns) as backend:
+        records: list[Any] = backend.get_many(range(3))
+    assert [(each["image"].tolist(), each["label"]) for each in records] == [
+        (image.tolist(), label) for label, image in enumerate(pixels)
+    ]
+    with pytest.raises(ConfigError, match="'img_2x': 'img@@2x\\[\\]', 'label_0': 'label::::0\\[\\]'"):
+        storeds.open_backend(tmp_path / "x.h5")

@@ -28,6 +28,7 @@ __all__ = [
     "Place",
     "Template",
     "check_names",
+    "escaped",
     "natural_order",
     "parse_pattern",
     "shared_names",
@@ -40,6 +41,8 @@ EVERYTHING = "*"
 ATTRIBUTES = "@"
 """The field whose place is an object, all attributes of which are fields."""
 
+_ESCAPES = {"::::": "::", "[[]]": "[]", "@@": "@"}
+"""A mark written twice → the mark as a part of a name."""
 _TOKENS = re.compile(r"\{\{|\}\}|\{[^{}]*\}|[^{}]+|[{}]")
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 _DIGITS = re.compile(r"(\d+)")
@@ -252,13 +255,15 @@ class _Parser:
         self.field, self.text, self.attributes = field, text, attributes
 
     def parse(self) -> Place:
-        file, separator, path = self.text.rpartition("::")
+        file, separator, path = self._hidden().rpartition("::")
         start = len(file) + len(separator)
         attribute = ""
         if self.attributes:
             path, sign, attribute = path.partition("@")
             if sign and not attribute:
                 self.fail(start + len(path), "@ is followed by the name of an attribute")
+            if "[]" in attribute:
+                self.fail(start + len(path), "an attribute has no rows; write @@ for an @ that belongs to the name")
         path, rows, inner = path.partition("[]")
         if "[]" in inner:
             self.fail(start + len(path) + 2 + inner.index("[]"), "a place has one [] at most")
@@ -271,7 +276,16 @@ class _Parser:
                 self.fail(start + len(path), f'** is for the field "{EVERYTHING}", since it may be several fields')
         if "**" in path:
             self.fail(start + path.index("**"), "** is the last part of a path")
-        return Place(self.text, self._template(path, start), file, deep, bool(rows), inner.lstrip("./"), attribute)
+        file, inner, attribute = map(_revealed, (file, inner.lstrip("./"), attribute))
+        return Place(self.text, self._template(path, start), file, deep, bool(rows), inner, attribute)
+
+    def _hidden(self) -> str:
+        """Return the text with escaped marks replaced by as many characters that no text has, so that errors find their places."""
+        text = self.text
+        for number, escape in enumerate(_ESCAPES):
+            if escape != "@@" or self.attributes:
+                text = text.replace(escape, chr(_NO_CHARACTER + number) * len(escape))
+        return text
 
     def _template(self, path: str, start: int) -> Template:
         texts, names = [""], list[str]()
@@ -293,10 +307,28 @@ class _Parser:
                 texts.append("")
             else:
                 texts[-1] += piece
-        return Template(tuple(texts), tuple(names))
+        return Template(tuple(map(_revealed, texts)), tuple(names))
 
     def fail(self, at: int, why: str) -> NoReturn:
         raise ConfigError(f"columns[{self.field!r}]: {why}\n  {self.text}\n  {' ' * at}^")
+
+
+_NO_CHARACTER = 0xFDD0  # the first of the code points that Unicode gives no character
+
+
+def _revealed(text: str) -> str:
+    """Return the names that `_Parser` hid."""
+    for number, (escape, mark) in enumerate(_ESCAPES.items()):
+        text = text.replace(chr(_NO_CHARACTER + number) * len(escape), mark)
+    return text
+
+
+def escaped(name: str, *, attributes: bool = True) -> str:
+    """Return a name as a pattern has it: braces and marks are doubled; ``@`` only with `attributes`, see `parse_pattern`."""
+    name = name.replace("{", "{{").replace("}", "}}")
+    for escape, mark in _ESCAPES.items():
+        name = name.replace(mark, escape) if mark != "@" or attributes else name
+    return name
 
 
 def check_names(names: Collection[str], labels: Iterable[str], where: str = "") -> None:
@@ -370,7 +402,9 @@ _SPLITS = (
 _MOST_SHARED = 8  # fields of one record
 
 
-def shared_names(names: Collection[str], has: Callable[[str], bool] | None = None) -> dict[str, str]:
+def shared_names(
+    names: Collection[str], has: Callable[[str], bool] | None = None, *, attributes: bool = True
+) -> dict[str, str]:
     """Return a pattern for names that are a few texts, each with the same names of records before or after it.
 
     Parameters
@@ -379,6 +413,8 @@ def shared_names(names: Collection[str], has: Callable[[str], bool] | None = Non
         As ``image_0``, ``label_0``, ``image_1`` …
     has : callable, optional
         Whether a name exists, if `names` are a sample; by default, they are all.
+    attributes : bool
+        As for `parse_pattern`.
 
     Returns
     -------
@@ -394,6 +430,6 @@ def shared_names(names: Collection[str], has: Callable[[str], bool] | None = Non
             continue
         joined = (text + name if is_before else name + text for text in texts for name in records)
         if all(field[:1].isalpha() for field in fields) and all(map(has, joined)):
-            escaped = {field: text.replace("{", "{{").replace("}", "}}") for field, text in sorted(fields.items())}
-            return {field: f"{text}{{}}" if is_before else f"{{}}{text}" for field, text in escaped.items()}
+            shown = {field: escaped(text, attributes=attributes) for field, text in sorted(fields.items())}
+            return {field: f"{text}{{}}" if is_before else f"{{}}{text}" for field, text in shown.items()}
     return {}

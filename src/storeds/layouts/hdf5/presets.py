@@ -29,7 +29,7 @@ from storeds.layouts.hdf5.files import (
 )
 from storeds.layouts.hdf5.scan import FRAMES, is_column
 from storeds.layouts.hdf5.values import is_single, row_count, values_of
-from storeds.layouts.pattern import KEY, Pattern, natural_order, parse_pattern, shared_names
+from storeds.layouts.pattern import KEY, Pattern, escaped, natural_order, parse_pattern, shared_names
 from storeds.values.names import field_name, field_names
 
 __all__ = ["PRESETS", "candidates", "entries", "preset_pattern", "recognise"]
@@ -110,8 +110,8 @@ def _entered(files: Hdf5Files) -> str:
 
 def _inside(group: str, columns: Mapping[str, str]) -> Columns:
     """Return columns whose paths begin at `group`."""
-    escaped = group.replace("{", "{{").replace("}", "}}")
-    return {name: f"{escaped}/{place}".rstrip("/") if escaped else place for name, place in columns.items()}
+    start = escaped(group)
+    return {name: f"{start}/{place}".rstrip("/") if start else place for name, place in columns.items()}
 
 
 def _are_columns(found: list[Member]) -> bool:
@@ -221,7 +221,6 @@ def candidates(files: Hdf5Files) -> Iterator[dict[str, object]]:
 _SPLIT_GROUPS = {"train", "training", "test", "testing", "val", "valid", "validation"}
 _MOST_LENGTHS = 3
 _MOST_COLUMNS = 16
-_MARKS = ("@", "[]", "::", "**")  # that a pattern cannot have in the name of a dataset
 
 
 def _by_length(files: Hdf5Files, group: str) -> Iterator[Columns]:
@@ -239,11 +238,10 @@ def _by_length(files: Hdf5Files, group: str) -> Iterator[Columns]:
     lengths = dict.fromkeys(rows for rows, _ in sorted(sizes.values(), key=itemgetter(1), reverse=True))
     for length in [*lengths][:_MOST_LENGTHS] if len(lengths) > 1 else []:
         paths = [
-            path for path, (rows, _) in sizes.items() if rows == length and not any(map(path.__contains__, _MARKS))
-        ]
+            path for path, (rows, _) in sizes.items() if rows == length and "**" not in path
+        ]  # which has no escape
         if 0 < len(paths) <= _MOST_COLUMNS:
-            places = (path.replace("{", "{{").replace("}", "}}") for path in paths)
-            yield _inside(group, {names[path]: f"{place}[]" for path, place in zip(paths, places, strict=True)})
+            yield _inside(group, {names[path]: f"{escaped(path)}[]" for path in paths})
 
 
 def _stored_names(files: Hdf5Files, group: str) -> set[str]:

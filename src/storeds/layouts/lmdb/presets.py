@@ -211,7 +211,7 @@ def _fits(layout: str, value: memoryview) -> bool:
 
 def _shared(reader: LmdbReader, keys: Sequence[bytes]) -> dict[str, str]:
     """Return the pattern that reads several entries as one record, if some keys have such a structure."""
-    return shared_names([*map(key_text, keys)], lambda key: reader.get(key.encode()) is not None)
+    return shared_names([*map(key_text, keys)], lambda key: reader.get(key.encode()) is not None, attributes=False)
 
 
 def candidates(reader: LmdbReader, keys: Sequence[bytes]) -> Iterator[dict[str, Any]]:
