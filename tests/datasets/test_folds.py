@@ -86,6 +86,10 @@ def test_a_file_of_keys_selects_records(tmp_path: Path) -> None:
         StoreDataset(url, keys_file=str(file), reader="array")
     with pytest.raises(StoreNotFoundError, match="there is no file"):
         StoreDataset(url, keys_file=tmp_path / "missing.txt", reader="array")
+    with pytest.raises(ConfigError, match="keys: its name is 'keys_file' now"):
+        StoreDataset(url, keys=file, reader="array")
+    with pytest.raises(ConfigError, match="its name is 'keys_file' now"):
+        storeds.build_dataset({"dataset": {"url": url, "keys": str(file)}})
 
 
 @pytest.mark.parametrize(

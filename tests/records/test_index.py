@@ -5,10 +5,14 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 import pytest
 
+from make_store import make_store
+from photographs import jpeg
+from storeds import StoreDataset
 from storeds.records.cache import cache_folder, index_path, load_index, save_index
 
 DAY = 86_400
@@ -41,3 +45,19 @@ def test_lists_that_nobody_opened_for_a_month_are_removed_when_another_is_saved(
     save_index(new, np.arange(3))
     assert set(cache.iterdir()) - {*users} == {used, new, linked, cache / f"storeds-{digest[::-1]}.npy"}
     assert {path.read_bytes() for path in users} == {b"not ours"}
+
+
+def test_a_user_without_a_home_folder_keeps_no_lists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(*_: object) -> NoReturn:
+        raise KeyError("no such user id")
+
+    for name in ("STOREDS_CACHE", "XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    url = make_store({"label": "int"}, ({"label": n % 2} for n in range(10)), f"lmdb://{tmp_path}/a.lmdb")
+    assert len(StoreDataset(url, reader="array", where={"label": 1})) == 5
+    (tmp_path / "photos/cat").mkdir(parents=True)
+    (tmp_path / "photos/cat/a.jpg").write_bytes(jpeg(0))
+    assert StoreDataset(tmp_path / "photos").classes == ["cat"]
+    assert save_index(index_path("a"), np.arange(3)).tolist() == [0, 1, 2]
+    assert load_index(index_path("a")) is None

@@ -47,6 +47,8 @@ Transforms: TypeAlias = Transform | dict[str, Transform] | None
 def open_source(source: Any, layout: str | None, options: Mapping[str, Any] | None) -> Backend:
     """Return `source` if it is an open backend, otherwise open the store that it names."""
     for name in options or {}:
+        if name in DatasetSettings.renamed:
+            raise ConfigError(f"{name}: its name is {DatasetSettings.renamed[name]!r} now")
         if not isinstance(name, str) or name in ("url", "layout"):
             raise ConfigError(
                 f"options: {name!r} is not an option of a store; pass url and layout as arguments of their own"

@@ -36,6 +36,7 @@ class DatasetSettings(Settings, frozen=True):
     """
 
     parsers: ClassVar[Mapping[str, Callable[[Any], Any]]] = {"url": path_text, "keys_file": path_text}
+    renamed: ClassVar[Mapping[str, str]] = {"keys": "keys_file"}
 
     url: Annotated[
         Annotated[str, msgspec.Meta(min_length=1)] | Annotated[list[str], msgspec.Meta(min_length=1)],

@@ -33,9 +33,15 @@ _REMOVED = re.compile(r"storeds-[0-9a-f]{32}(\.npy|-\w{8}\.fresh)")  # names of 
 
 
 def cache_folder() -> Path:
-    """Return the folder ``storeds`` in ``$STOREDS_CACHE``, ``$XDG_CACHE_HOME`` or ``~/.cache``."""
-    parent = os.environ.get("STOREDS_CACHE") or os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(parent) / "storeds"
+    """Return the folder ``storeds`` in ``$STOREDS_CACHE``, ``$XDG_CACHE_HOME`` or ``~/.cache``.
+
+    Nothing can be written below the path that a user without a home folder gets, and so nothing is kept.
+    """
+    parent = os.environ.get("STOREDS_CACHE") or os.environ.get("XDG_CACHE_HOME")
+    try:
+        return Path(parent or Path.home() / ".cache") / "storeds"
+    except RuntimeError:  # a user id without an entry in /etc/passwd, as in containers
+        return Path(os.devnull) / "storeds"
 
 
 def index_path(*key: JSON) -> Path:
