@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
 from collections import Counter
 from collections.abc import Callable
@@ -71,6 +72,16 @@ def test_an_engine_divides_as_every_other(engine: str, make_engine_url: Callable
     assert keys(url, fold=fold) == expected
     both = [key for key in expected if int(key[1:]) % 2]
     assert keys(url, fold=fold, where={"key": [f"k{at}" for at in range(1, 60, 2)]}) == both
+
+
+@pytest.mark.parametrize("text", ["{}\n{}", "\ufeff{}\n{}\n", "{}\r\n{}\r\n", "\n{}\n\n{}\n\n", "{}\n{}\n{}"])
+def test_a_key_may_have_any_character_but_a_line_feed(text: str, tmp_path: Path) -> None:
+    names = ["a.jpg", "b\u2028c.jpg", "d\x85e.jpg", "f\x0cg.jpg", "h\ri.jpg", " j "]
+    url = make_store({"key": "str"}, ({"key": name} for name in names), f"lmdb://{tmp_path}/s.lmdb")
+    for first, second in itertools.pairwise(names):
+        (tmp_path / "keys.txt").write_bytes(text.format(first, second, first).encode())
+        dataset = StoreDataset(url, reader="array", fields=["key"], keys_file=tmp_path / "keys.txt")
+        assert dataset[:] == [(first,), (second,)]
 
 
 def test_a_file_of_keys_selects_records(tmp_path: Path) -> None:

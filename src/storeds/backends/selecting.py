@@ -126,7 +126,7 @@ def _values(backend: Backend, setting: str, name: str) -> Array:
 
 
 def listed_positions(backend: Backend, path: str) -> Array:
-    """Return the positions of the records whose keys a file lists, one key a line, ascending.
+    """Return the positions of the records whose keys a file lists, one key a line, ascending. Blank lines are no keys.
 
     Raises
     ------
@@ -136,7 +136,9 @@ def listed_positions(backend: Backend, path: str) -> Array:
         There is no such file.
     """
     try:
-        keys = set(Path(path).read_text(encoding="utf-8").splitlines())
+        # A key may contain the other characters at which str.splitlines splits.
+        with open(path, encoding="utf-8-sig", newline="\n") as file:
+            keys = {line.removesuffix("\n").removesuffix("\r") for line in file} - {""}
     except FileNotFoundError:
         raise StoreNotFoundError(f"keys_file: there is no file {path}") from None
     except UnicodeDecodeError:
