@@ -225,6 +225,9 @@ def test_wrong_windows_are_refused(demonstrations: Path, options: dict[str, Any]
 
 
 def test_an_element_without_a_window_has_one_name(demonstrations: Path) -> None:
+    for windows in ({"index": [0, 1]}, {"index": "0:2", "actions": [0]}):
+        with pytest.raises(ConfigError, match="windows names 'index', which is the number of a sample"):
+            StoreDataset(demonstrations, reader="sequence", reader_options={"windows": windows})
     with pytest.raises(ConfigError, match="windows names 'rewards'"):
         StoreDataset(
             demonstrations, reader="sequence", fields=["actions"], reader_options={"windows": {"rewards": [0]}}

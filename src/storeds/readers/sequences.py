@@ -112,6 +112,10 @@ class SequenceSpec:
         for name in self.windows:
             if name not in (names := [each.name for each in chosen]):
                 raise ConfigError(f"windows names {name!r}; {suggest(name, names, 'elements of a sample')}")
+            if next(each for each in chosen if each.name == name).path is None:
+                raise ConfigError(
+                    f"windows names {name!r}, which is the number of a sample and has no rows: leave it out"
+                )
         data, images = bind_images(view, chosen, self.options)
         parts: dict[tuple[int, ...], list[str]] = {}
         elements: list[Element] = []
