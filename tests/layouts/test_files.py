@@ -24,7 +24,7 @@ from _source_files import tar
 from _verdicts import declared, unjudged
 from mask_files import write
 from photographs import jpeg
-from storeds import errors
+from storeds import errors, ops
 from storeds.testing import fingerprint
 
 KINDS = ("imagefolder", "flat", "masks", "tar")
@@ -359,3 +359,11 @@ def test_shards_are_one_store_and_folders_of_a_list_are_several(photos: Path, tm
             assert store.describe().bytes == sum(file.stat().st_size for file in tmp_path.glob("x-*.tar"))
     with opened([photos, photos]) as both:
         assert torch.equal(torch.tensor(both.column("label")), torch.tensor([0] * 8 + [1] * 4).repeat(2))
+
+
+def test_statistics_are_of_the_pictures_that_are_there_now(photos: Path) -> None:
+    before = ops.stats(photos, all=True)
+    path = next(photos.rglob("*.jpg"))
+    path.write_bytes(path.read_bytes()[:-2])
+    after = ops.stats(photos, all=True)
+    assert (sum(before.damaged.values()), sum(after.damaged.values())) == (0, 1)

@@ -155,7 +155,8 @@ def stats(
         reader = _reader(view, field, mode)
         (name,) = reader.fields
         path = stats_path(backend.meta, name, mode, condition)
-        kept = load_json(path, Stats)
+        # Pictures of a folder may be replaced in place, which its list does not show.
+        kept = None if "files://" in backend.url else load_json(path, Stats)
         if kept is not None and _fits(kept, name, mode, len(view)):
             known = replace(kept, url=backend.url)
             if known.is_exact or (not all and (known.examined, known.seed) == (sample, seed)):
