@@ -758,3 +758,25 @@ def test_the_kernel_reads_ahead_where_values_are_large(
 def test_an_environment_opens_in_every_spelling(spelling: str, tmp_path: Path) -> None:
     basicsr(tmp_path / "ours", {"b.png": JPEGS[0], "a.png": JPEGS[1]})
     assert [record["key"] for record in records_of(spelling.format(tmp_path / "ours"))] == ["b", "a"]
+
+
+@pytest.mark.parametrize(
+    ("columns", "read"),
+    [
+        ({"x": "x-{}"}, {"x_a_b": 0, "x_a_b_2": 1}),
+        ({"x": "x-{}", "x_a_b": "z-{}"}, {"x_a_b_2": 0, "x_a_b_3": 1, "x_a_b": 2}),
+        ({"x_a_b": "z-{}", "x": "x-{}"}, {"x_a_b": 2, "x_a_b_2": 0, "x_a_b_3": 1}),
+        ({"*": "x-{}", "a_b": "z-{}"}, {"a_b_2": 1, "a_b_3": 0, "a_b": 2}),
+    ],
+)
+def test_entries_of_mappings_whose_names_meet_are_all_read(
+    columns: dict[str, str], read: dict[str, float], tmp_path: Path
+) -> None:
+    first, second, other = (np.full(2, number, np.float32) for number in range(3))
+    values = {b"x": {"a b": first, "a_b": second}, b"z": other}
+    put(tmp_path, [(b"%s-%d" % (name, n), pickle.dumps(value)) for n in range(4) for name, value in values.items()])
+    with storeds.open_backend(f"lmdb://{tmp_path}", columns=columns) as backend:
+        records: list[Any] = backend.get_many([1])
+    assert {name: value.tolist() for name, value in records[0].items() if name != "key"} == {
+        name: [number] * 2 for name, number in read.items()
+    }

@@ -155,8 +155,9 @@ def stats(
         reader = _reader(view, field, mode)
         (name,) = reader.fields
         path = stats_path(backend.meta, name, mode, condition)
-        # Pictures of a folder may be replaced in place, which its list does not show.
-        kept = None if "files://" in backend.url else load_json(path, Stats)
+        # Pictures of a folder may be replaced in place, which its list does not show: nothing found earlier counts.
+        is_sealed = "files://" not in backend.url
+        kept = load_json(path, Stats) if is_sealed else None
         if kept is not None and _fits(kept, name, mode, len(view)):
             known = replace(kept, url=backend.url)
             if known.is_exact or (not all and (known.examined, known.seed) == (sample, seed)):
@@ -165,7 +166,7 @@ def stats(
         if sample < len(view) and not all:
             positions = np.sort(np.random.default_rng(seed).choice(len(view), sample, replace=False))
         threads = len(os.sched_getaffinity(0)) if workers is None else workers
-        unfinished = path.with_suffix(".npy") if len(positions) == len(view) else None
+        unfinished = path.with_suffix(".npy") if is_sealed and len(positions) == len(view) else None
         examined = _examine_all(view, reader, positions, threads, progress, unfinished)
         read = examined[examined["checksum"] > 0]
         kinds = Counter(kind.decode() for kind in examined["damage"].tolist() if kind)

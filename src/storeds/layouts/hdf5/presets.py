@@ -237,9 +237,8 @@ def _by_length(files: Hdf5Files, group: str) -> Iterator[Columns]:
     names = dict(zip(sizes, field_names([*sizes]), strict=True))
     lengths = dict.fromkeys(rows for rows, _ in sorted(sizes.values(), key=itemgetter(1), reverse=True))
     for length in [*lengths][:_MOST_LENGTHS] if len(lengths) > 1 else []:
-        paths = [
-            path for path, (rows, _) in sizes.items() if rows == length and "**" not in path
-        ]  # which has no escape
+        # A pattern has no escape for **.
+        paths = [path for path, (rows, _) in sizes.items() if rows == length and "**" not in path]
         if 0 < len(paths) <= _MOST_COLUMNS:
             yield _inside(group, {names[path]: f"{escaped(path)}[]" for path in paths})
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -209,26 +209,29 @@ def _with_values(reader: LmdbReader, plan: Plan, keys: Keys) -> tuple[Plan, list
     for name, place in plan.pattern.places:
         entries = [records.entry(place.path, key) for key in sampled(keys, _SAMPLED)]
         samples = [value for key in entries if (value := reader.get(key)) is not None]
+        taken = {*dict(plan.pattern.places), *(part.name for value in values for part in value.parts)}
         if name == EVERYTHING:
-            found, more = _everything(plan, place.path, samples)
+            found, more = _everything(plan, place.path, samples, taken)
             values.append(found)
             left += more
         elif not samples and entries and name not in declared:
             raise ValueError(f"it has no entry {key_text(entries[0])!r}, which columns names for {name!r}")
         else:
             try:
-                values.append(value_at(name, declared.get(name), place, samples))
+                values.append(value_at(name, declared.get(name), place, samples, {*taken, *plan.pattern.names}))
             except ValueError as error:
                 raise ValueError(f"the values of {name!r} differ: {error}") from None
     return replace(plan, values=tuple(values)), left
 
 
-def _everything(plan: Plan, place: Template, samples: Sequence[memoryview]) -> tuple[Value, list[str]]:
+def _everything(
+    plan: Plan, place: Template, samples: Sequence[memoryview], taken: Collection[str]
+) -> tuple[Value, list[str]]:
     """Return how values are read by their parts, and what is not read."""
     if not samples:
         raise ValueError("it has no record from which to infer the fields")
     codec, contents = _contents(plan.codec, samples)
-    found = infer(contents, taken=dict(plan.pattern.places))
+    found = infer(contents, taken=taken)
     if found.reads_little:
         columns = {"value": {"path": "{}", "kind": "bytes"}}
         raise ValueError(f"{'; '.join(found.left[:6])}; columns={columns!r} reads the bytes of each value")

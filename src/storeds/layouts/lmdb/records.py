@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -22,7 +22,7 @@ from storeds.protocols import JSON, Array, Field, Record
 from storeds.values.codecs import CODECS, CodecError, inspect, sniff
 from storeds.values.coerce import coerce
 from storeds.values.infer import WHOLE, Part, field_of, form_of, holds_data, leaves, part_of, path_text
-from storeds.values.names import field_name
+from storeds.values.names import field_name, field_names
 
 __all__ = ["Keys", "NumberedKeys", "Plan", "Records", "Value", "key_index", "matcher", "unmatched", "value_at"]
 
@@ -205,10 +205,12 @@ def unmatched(reader: LmdbReader, plan: Plan) -> list[str]:
 # Values.
 
 
-def value_at(name: str, declared: Field | None, place: Place, samples: Sequence[memoryview]) -> Value:
+def value_at(
+    name: str, declared: Field | None, place: Place, samples: Sequence[memoryview], taken: Collection[str] = ()
+) -> Value:
     """Return how the values at the place of one field are read, by some of them.
 
-    Mappings of arrays give a field for each of their entries: ``features_boxes``.
+    Mappings of arrays give a field for each of their entries: ``features_boxes``, with a number if that name is in `taken`.
 
     Raises
     ------
@@ -225,7 +227,8 @@ def value_at(name: str, declared: Field | None, place: Place, samples: Sequence[
     paths = [WHOLE]
     if contents and all(isinstance(content, Mapping) for content in contents) and any(map(holds_data, contents)):
         paths = [*leaves(contents)]
-    labels = ["_".join((name, *([field_name(path_text(path))] if path else []))) for path in paths]
+    inside = [f"{name}_{field_name(path_text(path))}" for path in paths]
+    labels = [name] if paths == [WHOLE] else field_names(inside, taken)
     parts = [
         Part(label, path, field_of([part_of(content, path) for content in contents], any_shape=True))
         for label, path in zip(labels, paths, strict=True)

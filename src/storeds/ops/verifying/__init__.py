@@ -130,11 +130,11 @@ def verify(
         raise ConfigError(f"workers must be 0 or more, got {workers}")
     url = os.fspath(url)
     count = len(os.sched_getaffinity(0)) if workers is None else workers
-    is_files = count > 0 and scheme_of(url, writing=False) == "files"  # opening them cannot crash this process
-    if count and not is_files and layout is None and not options and scheme_of(url, writing=False) in _SHARED:
+    scheme = scheme_of(url, writing=False) if count else ""
+    if scheme in _SHARED and layout is None and not options:
         return _by_children(url, redact(url), count, progress)
     with open_backend(url, layout=layout, **(options or {})) as backend:
-        if is_files:
+        if scheme == "files":  # opening them cannot crash this process, and checking is shared
             report = _by_children(backend, backend.url, count, progress)
         else:
             report = _collect(backend.url, backend.meta, _check_here(backend), progress)
