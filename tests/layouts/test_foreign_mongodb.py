@@ -595,3 +595,15 @@ def test_mutated_stores_give_the_same_data_or_a_clear_error(
         except errors.StoredsError as error:
             assert "Traceback" not in str(error)
         collection.replace_one({"_id": document["_id"]}, document)
+
+
+def test_a_name_with_a_dot_is_never_read_as_a_path(database: Any, at: Callable[[str], str]) -> None:
+    fields = {"image": IMAGES[0], "label": 1, "x": 2, "a": {"b": b"nested"}}
+    database.dotted.insert_many({**fields, "a.b": b"plain", "c": {"d.e": b"inside"}} for _ in range(3))
+    with storeds.open_backend(at("dotted")) as backend:
+        records: list[Any] = backend.get_many([0])
+    assert records[0] == {"image": IMAGES[0], "label": 1, "x": 2, "a_b": b"nested"} | {
+        name: value for name, value in records[0].items() if name.endswith(("_finding", "_recovered"))
+    }
+    unread = storeds.info(at("dotted")).unread
+    assert [each.partition(":")[0] for each in unread] == ["field 'a.b'", "field 'c.d.e'"]

@@ -274,16 +274,25 @@ class QueryLayout(ColumnLayout[ColumnOptions]):
         _check_lists(sample, url)
         documents = [{name: value for name, value in document.items() if name != "_id"} for document in sample]
         found = infer([*map(shown_to_infer, documents)], texts=TEXTS)
-        columns = {part.name: column_of_part(part, documents) for part in found.parts}
-        self._left += [each.replace("part ", "field ", 1) for each in found.left]
+        columns, left = dict[str, Column](), [each.replace("part ", "field ", 1) for each in found.left]
+        for part in found.parts:
+            column = column_of_part(part, documents)
+            names = part.path[: len(part.path) - len(column.inner)]
+            if any("." in name for name in names):
+                left.append(
+                    f"field {'.'.join(names)!r}: a name in it has a dot, so no path of MongoDB leads there; rename it"
+                )
+            else:
+                columns[part.name] = column
+        self._left += left
         if not columns:
             raise ConfigError(
                 f"{url}: {'; '.join(self._left[:SHOWN])}; name fields with columns={{'image': 'Path.To'}}"
             )
-        if found.reads_little:
+        if len(left) >= len(columns):
             given = {name: column.path for name, column in columns.items() if not column.inner}
             raise ConfigError(
-                f"{url}: most of it would not be read, {len(found.left):,} of {len(found.left) + len(columns):,} fields: "
+                f"{url}: most of it would not be read, {len(left):,} of {len(left) + len(columns):,} fields: "
                 f"{'; '.join(bounded(self._left, SHOWN))}; columns={given!r} reads the others"
             )
         return columns
