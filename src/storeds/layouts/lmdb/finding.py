@@ -49,7 +49,7 @@ from storeds.records.meta import WRITTEN_BY
 from storeds.values.codecs import CODECS, CodecError, inspect, is_pickle
 from storeds.values.infer import infer
 
-__all__ = ["FOREIGN_LMDB", "find_unread"]
+__all__ = ["FOREIGN_LMDB"]
 
 _LOG = logging.getLogger("storeds")
 _VERSION = 3  # of the index of keys
@@ -111,7 +111,7 @@ class _Finder:
         id_ = xxhash.xxh3_128_hexdigest(canonical_json([*facts, fields_to_json(plan.fields)]).encode())
         meta = Meta(id_, environment.build, keys.count, plan.layout, parse_fields(plan.fields), attrs)
         unread = bounded([*unread_entries(reader, entries), *left, *more])
-        return ForeignLmdbOpener(reader.opener.path, reader.settings, plan, meta, why, tuple(unread))
+        return ForeignLmdbOpener(reader.opener.path, reader.settings, plan, meta, _find_unread, why, tuple(unread))
 
     def _decided(self, reader: LmdbReader) -> tuple[Plan, Entries, Keys, str | None]:
         """Return how the records are found: by the pattern of the user, by the named preset, or as what is certain."""
@@ -254,7 +254,7 @@ def _contents(codec: str, samples: Sequence[memoryview]) -> tuple[str, list[Any]
     raise ValueError(f"no record can be read; the first: {failed}")
 
 
-def find_unread(environment: Environment, opener: ForeignLmdbOpener) -> tuple[str, ...]:
+def _find_unread(environment: Environment, opener: ForeignLmdbOpener) -> tuple[str, ...]:
     """Return the parts of an open environment that no record holds."""
     found = _Finder(opener, opener.plan.layout if opener.settings.columns is None else None)
     with lmdb_errors(opener.url), reading(environment, opener) as reader:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -40,6 +40,8 @@ class ForeignLmdbOpener(EnvironmentLocation, Opener[Environment]):
     plan : Plan
         How the records are read.
     meta : Meta
+    find_unread : callable
+        Finds what no record holds, in an open environment: a function of a module, so that it pickles.
     why : str or None
         Why it is read so, if the user did not say it.
     unread : tuple of str or None
@@ -48,6 +50,7 @@ class ForeignLmdbOpener(EnvironmentLocation, Opener[Environment]):
 
     plan: Plan
     meta: Meta
+    find_unread: Callable[[Environment, ForeignLmdbOpener], tuple[str, ...]]
     why: str | None = None
     unread: tuple[str, ...] | None = field(default=None, compare=False)
 
@@ -110,9 +113,7 @@ class ForeignLmdbStore(RawStore):
         # docstring inherited
         found = self._opener.unread
         if found is None:
-            from storeds.layouts.lmdb.finding import find_unread  # it imports this module
-
-            found = find_unread(self._environment, self._opener)
+            found = self._opener.find_unread(self._environment, self._opener)
         return found
 
     def describe(self) -> Description:

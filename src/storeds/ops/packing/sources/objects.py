@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import os
 import sys
 from collections import Counter
@@ -17,28 +16,23 @@ from storeds.backends.view import View
 from storeds.errors import ConfigError
 from storeds.layouts.files.folders import class_notes
 from storeds.layouts.files.walk import is_text, show
-from storeds.ops.packing.rows import Bad, BadItem, File, Reference, Row, Rows, from_start, read_file
+from storeds.ops.packing.rows import Bad, BadItem, File, Row, Rows, from_start
 from storeds.ops.packing.sources.stores import rows_at
-from storeds.pictures.formats import open_picture
+from storeds.ops.packing.sources.tables import hugging_face
+from storeds.ops.packing.sources.taking import LOSSLESS, original_of, take
 from storeds.protocols import JSON, Array, Backend, Field, Record
-from storeds.records.codec import canonical_value
 from storeds.records.fields import parse_fields
 from storeds.values.codecs import beginning
-from storeds.values.coerce import as_numpy, coerce, is_file, is_picture, missing, plain
+from storeds.values.coerce import as_numpy, is_picture, missing, plain
 from storeds.values.infer import Part, Path, evenly, field_of, lacks, leaves, path_text, value_at
 from storeds.values.names import field_names
 
 if TYPE_CHECKING:
-    from PIL import Image
+    pass
 
-__all__ = ["dataset", "take"]
+__all__ = ["dataset"]
 
 _TRIED = 16  # samples that are tried to learn the fields
-# PNG cannot store the pixels of the other modes unchanged.
-_FORMATS = {
-    **dict.fromkeys(("1", "L", "LA", "P", "RGB", "RGBA", "I;16"), "PNG"),
-    **dict.fromkeys(("I", "F", "CMYK", "YCbCr", "LAB", "PA"), "TIFF"),
-}
 _NOT_APPLIED = (
     "its transform is not applied: pack stores the original files or records, and training applies a transform; "
     "fields= packs what the dataset returns instead"
@@ -75,8 +69,6 @@ def dataset(source: Any, *, fields: Sequence[str] | Mapping[str, Any] | None = N
         It is not a dataset, it is empty, or the kinds of its samples are unclear.
     """
     if fields is None and (_is(source, "datasets", "Dataset") or _is(source, "datasets", "DatasetDict")):
-        from storeds.ops.packing.sources.tables import hugging_face
-
         return hugging_face(source, **options)
     if options:
         raise ConfigError(
@@ -379,75 +371,15 @@ def _inferred(values: Sequence[Any], *, is_label: bool) -> Field | None:
     return None
 
 
-def take(field: Field, value: Any) -> Any:
-    """Return `value` in the form that the field stores, or a `Reference` to it; raises BadItem or TypeError."""
-    value = as_numpy(value)
-    if value is None and field.kind != "json":
-        raise BadItem("is None")
-    if field.kind == "image" and is_picture(value):
-        original = _original(value)
-        return _Picture(value) if original is None else original
-    if field.kind == "image" and is_file(value):
-        value = value["bytes"] if value["bytes"] is not None else read_file(str(value["path"]))
-    try:
-        value = plain(value) if field.kind == "json" else coerce(field, value)
-        stored = canonical_value(field, value)
-    except ValueError as error:
-        raise BadItem(f"cannot be stored: {error}") from None
-    return value if field.kind == "json" else stored
-
-
-class _Picture(Reference):
-    """A copy of a PIL image, which a thread encodes without loss."""
-
-    __slots__ = ("image", "size", "state")
-
-    def __init__(self, image: Image.Image) -> None:
-        if image.mode not in _FORMATS:
-            raise BadItem(f"is a PIL image of mode {image.mode}, which has no lossless format; pass its array")
-        self.image = image.copy()  # a dataset may draw on it again
-        self.size, self.state = image.width * image.height * len(image.getbands()), ()
-
-    def read(self) -> bytes:
-        # docstring inherited
-        buffer = io.BytesIO()
-        try:
-            self.image.save(buffer, _FORMATS[self.image.mode])
-        except (OSError, ValueError, SyntaxError) as error:
-            raise BadItem(f"its PIL image cannot be encoded: {error}") from None
-        return buffer.getvalue()
-
-
-def _original(image: Image.Image) -> bytes | None:
-    """Return the file that a PIL image was opened from, if its pixels are unchanged, or None."""
-    if getattr(image, "format", None) is None:
-        return None
-    # The image may have been drawn on, scaled, or moved to another frame since it was opened.
-    try:
-        if (file := getattr(image, "fp", None)) is not None:
-            place = file.tell()
-            file.seek(0)
-            data: bytes = file.read()
-            file.seek(place)
-        else:
-            data = read_file(os.fsdecode(image.filename))  # type: ignore[attr-defined]  # of a file that was opened by its path
-        with open_picture(data) as opened:
-            described = (opened.size, opened.mode, opened.format, opened.getpalette())
-            is_same = described == (image.size, image.mode, image.format, image.getpalette())
-            return data if is_same and opened.tobytes() == image.tobytes() else None
-    except Exception:  # Pillow raises any exception on damaged files; `fp` may be closed
-        return None
-
-
 def _notes(sample: Any, names: Mapping[Any, str], parts: Sequence[Part]) -> Iterator[str]:
     """Yield sentences about fields that take much more space than the files that they come from."""
     elements = {name: value for key, value in _elements(sample).items() if (name := names.get(key))}
     for part in parts:
         value, field = value_at(elements, part.path), part.field
-        if field.kind == "image" and is_picture(value) and _original(value) is None:
+        if field.kind == "image" and is_picture(value) and original_of(value) is None:
             yield (
                 f"images of field {part.name!r} are decoded, so each is stored without loss, as "
-                f"{_FORMATS.get(value.mode, 'PNG')}, which may be ten times as large as a JPEG: pack the folder or a list to keep "
+                f"{LOSSLESS.get(value.mode, 'PNG')}, which may be ten times as large as a JPEG: pack the folder or a list to keep "
                 "the original files, or pass quality=90 to store JPEG"
             )
         if field.kind == "array" and np.ndim(value) >= 2:
