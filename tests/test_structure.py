@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from graphlib import CycleError, TopologicalSorter
+from graphlib import TopologicalSorter
 from pathlib import Path
-
-import pytest
 
 import storeds
 
@@ -45,8 +43,5 @@ def test_no_files_import_one_another_in_a_circle() -> None:
     TopologicalSorter(graph).prepare()  # raises CycleError, which names the files
 
 
-def test_an_import_inside_of_a_function_makes_a_circle_too() -> None:
-    inside = _imports("def f():\n    from storeds.ops import copy\n")
-    assert inside == {"storeds.ops.copy"}
-    with pytest.raises(CycleError):
-        TopologicalSorter({"a": {"b"}, "b": {"a"}}).prepare()
+def test_an_import_inside_of_a_function_counts() -> None:
+    assert _imports("def f():\n    from storeds.ops import copy\n") == {"storeds.ops.copy"}

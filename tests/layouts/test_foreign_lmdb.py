@@ -780,3 +780,10 @@ def test_entries_of_mappings_whose_names_meet_are_all_read(
     assert {name: value.tolist() for name, value in records[0].items() if name != "key"} == {
         name: [number] * 2 for name, number in read.items()
     }
+
+
+def test_a_worker_finds_again_what_no_record_holds(tmp_path: Path) -> None:
+    put(tmp_path, [(b"note", b"hello"), *((b"x-%d" % n, JPEGS[0]) for n in range(4))])
+    with storeds.open_backend(f"lmdb://{tmp_path}", columns={"image": "x-{}"}) as backend:
+        stores: list[Any] = [backend, pickle.loads(pickle.dumps(backend))]
+        assert [[*store.describe().unread] for store in stores] == [["key 'note': 'hello'"]] * 2
