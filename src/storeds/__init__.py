@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from storeds.ops import info as info
     from storeds.ops import pack as pack
     from storeds.ops import repair as repair
+    from storeds.ops import show as show
+    from storeds.ops import stats as stats
     from storeds.ops import verify as verify
 
 __version__ = "0.1.0"
@@ -80,6 +82,8 @@ __all__ = [
     "register_reader",
     "register_source",
     "repair",
+    "show",
+    "stats",
     "to_device",
     "verify",
 ]
@@ -99,7 +103,7 @@ __getattr__ = export_lazily(
         "loaders.iterable": ("StoreIterable",),
         "loaders.loader": ("StoreLoader",),
         "loaders.sampler": ("EpochSampler",),
-        "ops": ("convert", "export", "info", "pack", "repair", "verify"),
+        "ops": ("convert", "export", "info", "pack", "repair", "show", "stats", "verify"),
     },
 )
 

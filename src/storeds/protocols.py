@@ -422,12 +422,12 @@ class Writer(Protocol):
     @property
     def note(self) -> JSON: ...
 
-    def append(self, records: Iterable[Record], /, *, note: JSON = None) -> int:
-        """Add records and return how many.
+    def append(self, records: Record | Iterable[Record], /, *, note: JSON = None) -> int:
+        """Add one record, or many, and return how many.
 
         Parameters
         ----------
-        records : iterable of dict
+        records : dict, or iterable of dict
         note : JSON, optional
             Where to continue after these records. They become durable together with it, so a writer that resumes has no
             record that its note does not count.

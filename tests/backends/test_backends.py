@@ -16,7 +16,6 @@ from mongomock.store import ServerStore
 
 import storeds
 from storeds.backends import View, select
-from storeds.errors import ConfigError
 from storeds.records.arrays import read_arrays
 from storeds.testing import BackendTests, MakeUrl
 
@@ -67,13 +66,12 @@ class TestMongomock(BackendTests):
         return lambda: f"mongodb://mocked/{tmp_path.parent.name}_{tmp_path.name}/store{next(numbers)}"
 
 
-def test_one_record_outside_a_list_is_refused_and_a_tensor_is_a_label() -> None:
+def test_append_takes_one_record_or_many_and_a_tensor_is_a_label() -> None:
     with storeds.open_writer("memory://appended", {"label": "int"}, overwrite=True) as writer:
-        with pytest.raises(ConfigError, match=r"append takes a list of records, and got one mapping; pass append\(\["):
-            writer.append({"label": 1})  # type: ignore[dict-item]
-        writer.append([{"label": torch.tensor(1)}, {"label": np.uint8(2)}])
+        assert writer.append({"label": 0}) == 1
+        assert writer.append([{"label": torch.tensor(1)}, {"label": np.uint8(2)}]) == 2
     with storeds.open_backend("memory://appended") as backend:
-        assert [record["label"] for record in backend.get_many([0, 1])] == [1, 2]  # type: ignore[index]
+        assert [record["label"] for record in backend.get_many([0, 1, 2])] == [0, 1, 2]  # type: ignore[index]
 
 
 COUNT = 6

@@ -10,6 +10,7 @@ import pytest
 import xxhash
 from typer.testing import CliRunner
 
+import storeds
 from _packing import storeds_command, storeds_json
 from make_store import make_store
 from photographs import by_pillow, jpeg
@@ -50,6 +51,13 @@ def test_stats_as_text_and_as_json(url: str) -> None:
     assert " ± " in sampled
     assert "2 of 5 records examined; --all is exact" in sampled
     assert storeds_json("stats", url, "--where", "label=dog")["count"] == 2
+
+
+@pytest.mark.parametrize("operation", ["info", "stats", "verify"])
+def test_print_shows_what_the_command_shows(url: str, operation: str) -> None:
+    printed = CliRunner().invoke(app, [operation, url]).stdout
+    assert printed == f"{getattr(storeds, operation)(url)}\n"
+    assert f"{url}" in printed
 
 
 def test_head_describes_what_is_large_and_prints_the_rest_as_it_is(url: str) -> None:

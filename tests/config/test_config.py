@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import tomllib
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -373,12 +372,6 @@ def test_anchors_aliases_and_merge_keys_work(tmp_path: Path) -> None:
     config = load_config(write(tmp_path / "c.yaml", text))
     assert config.loader_for("val") == config.loader_for("more") == config.loader_for("train")
     assert config.source_for("val").where == {"fold": 1}
-
-
-def test_a_yaml_file_without_pyyaml_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "storeds.config.yaml_text", None)
-    with pytest.raises(errors.MissingDependencyError, match=r"pip install 'storeds\[yaml\]'"):
-        load_config(write(tmp_path / "c.yaml", "dataset: {url: x}"))
 
 
 # Secrets

@@ -201,6 +201,8 @@ class Conditions:
 
     def view(self, backend: Backend) -> Backend:
         """Return a view of these records, whose positions are in an `Index`; without any condition, the backend itself."""
+        if not len(backend):
+            _LOG.warning("%s holds no records", backend.url)
         if not self.where and self.subsets is None:
             return backend
         # As text, since JSON has no infinities.

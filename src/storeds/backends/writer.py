@@ -280,11 +280,11 @@ class StoreWriter:
         # docstring inherited
         return self._pending[1]
 
-    def append(self, records: Iterable[Record], /, *, note: JSON = None, checked: bool = False) -> int:
+    def append(self, records: Record | Iterable[Record], /, *, note: JSON = None, checked: bool = False) -> int:
         # docstring inherited; with `checked`, the caller has checked records with `roles`
         self._check_open()
         if isinstance(records, Mapping):
-            raise ConfigError("append takes a list of records, and got one mapping; pass append([record])")
+            records = [dict(records)]
         before = self.count
         # A note and its records are added in one step.
         batch = self._pending[0] if note is None else [*self._pending[0]]

@@ -15,13 +15,12 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any, TextIO, TypeVar
 
 import typer
-from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
-from rich.table import Table
 from rich.text import Text
 
+from storeds._utils.tables import text_table
 from storeds._utils.text import printable
 from storeds.errors import ConfigError, MissingDependencyError, StoredsError, UnavailableError
 from storeds.redaction import redact_message
@@ -50,6 +49,7 @@ __all__ = [
     "main",
     "named_values",
     "print_json",
+    "print_result",
     "print_table",
     "progress",
     "say",
@@ -67,13 +67,12 @@ app: typer.Typer = typer.Typer(
 config_app: typer.Typer = typer.Typer(no_args_is_help=True, context_settings=_SETTINGS, help="Work with config files.")
 
 
-def _console(*, stderr: bool = False, width: int | None = None) -> Console:
+def _console(*, stderr: bool = False) -> Console:
     # URLs, keys and messages may contain "[red]" or ":smile:", which are not markup or emoji.
-    return Console(stderr=stderr, width=width, soft_wrap=True, markup=False, emoji=False, highlight=False)
+    return Console(stderr=stderr, soft_wrap=True, markup=False, emoji=False, highlight=False)
 
 
 OUT, ERR = _console(), _console(stderr=True)
-_WIDE = 4000  # columns without a terminal: a program that reads the output needs paths on one line
 _REDRAW_SECONDS = 0.1
 _LOG = logging.getLogger("storeds")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -254,28 +253,17 @@ def print_json(value: Any) -> None:
     sys.stdout.write(text + "\n")
 
 
-def print_table(columns: Mapping[str, str], rows: Iterable[tuple[str, ...]], *, head: bool = True) -> None:
-    """Print a table for people.
+def print_result(result: Any, *, as_json: bool) -> None:
+    """Print what an operation returned, as ``print`` would, or its JSON."""
+    if as_json:
+        print_json(result.to_json())
+    else:
+        sys.stdout.write(printable(str(result), "\n") + "\n")
 
-    Parameters
-    ----------
-    columns : mapping
-        Heading → ``left`` or ``right``.
-    rows : iterable of tuple of str
-        Any text, including names of files.
-    head : bool
-        Whether to print the headings.
-    """
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, show_header=head)
-    for heading, side in columns.items():
-        table.add_column(heading, justify="right" if side == "right" else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(printable(cell)) for cell in row))
-    console = OUT if OUT.is_terminal else _console(width=_WIDE)
-    with console.capture() as captured:
-        console.print(table)
-    # Rich pads lines with spaces to the width of the longest cell.
-    sys.stdout.writelines(f"{line.rstrip()}\n" for line in captured.get().splitlines() if line.strip())
+
+def print_table(columns: Mapping[str, str], rows: Iterable[tuple[str, ...]], *, head: bool = True) -> None:
+    """Print a table; see `text_table`."""
+    sys.stdout.write(text_table(columns, rows, head=head) + "\n")
 
 
 @contextmanager

@@ -5,17 +5,16 @@ from __future__ import annotations
 import json
 import sys
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from storeds import ops
-from storeds._utils.text import byte_size, counted, some
+from storeds._utils.text import counted
 from storeds.cli.app import (
     LOOK,
-    OUT,
     AsJson,
     Layout,
     Options,
@@ -24,6 +23,7 @@ from storeds.cli.app import (
     command,
     named_values,
     print_json,
+    print_result,
     print_table,
     progress,
     say,
@@ -33,15 +33,11 @@ from storeds.cli.app import (
 from storeds.errors import ConfigError, RecordError, suggest
 
 if TYPE_CHECKING:
-    from storeds.ops.statistics import Stats
-    from storeds.ops.verifying import Report
     from storeds.protocols import Backend, Field, Record
 
 __all__ = ["get", "head", "info", "show", "stats", "verify"]
 
 _MAX_TEXT = 60  # characters of a value in a table
-_MAX_NAMED = 30  # classes
-_MAX_NOTES = 20  # lines; there may be a note for every record
 
 
 @command(LOOK, "storeds info train.lmdb")
@@ -52,56 +48,7 @@ def info(
     as_json: AsJson = False,
 ) -> None:
     """Describe a store without reading blobs."""
-    found = ops.info(url, layout=layout, options=named_values(option)).to_json()
-    if as_json:
-        print_json(found)
-        return
-    from storeds.ops.verdicts import brief_counts
-    from storeds.protocols import Field
-    from storeds.records.roles import role_text
-
-    fields = {row.pop("name"): Field(**row) for row in found.pop("fields")}
-    found["attrs"] = json.dumps(found.pop("attrs"), ensure_ascii=False)
-    found["handle"] = ", ".join(f"{name}={value}" for name, value in found.pop("handle").items())
-    for name in ("classes", "splits"):
-        found[name] = None if found[name] is None else _brief_counts(found[name])
-    found["fast_crops"] = _fast_crops(found["fast_crops"], found["pictures"])
-    found["pictures"] = None if found["pictures"] is None else brief_counts(found["pictures"])
-    found["bytes"] = None if found["bytes"] is None else byte_size(found["bytes"])
-    unread = found.pop("unread")
-    found["advice"] = "; ".join(found.pop("advice")) or "none"
-    rows = [(name, _cut(value)) for name, value in found.items() if value is not None]
-    widths = max(map(len, fields)), max(len(_kind(field)) for field in fields.values())
-    lines = [f"{name:{widths[0]}}  {_kind(field):{widths[1]}}  {role_text(field)}" for name, field in fields.items()]
-    rows += [*_listed("fields", lines), *_listed("unread", unread)]
-    print_table({"what": "left", "value": "left"}, rows, head=False)
-
-
-def _listed(what: str, lines: list[str]) -> list[tuple[str, str]]:
-    """Return rows of a table with the heading in the first of them."""
-    return [("" if number else what, line) for number, line in enumerate(lines)]
-
-
-def _brief_counts(counts: dict[str, int]) -> str:
-    named = [f"{name} {count:,}" for name, count in counts.items()]
-    return f"{len(named):,}: " + some(named, _MAX_NAMED)
-
-
-def _fast_crops(ready: int | None, pictures: dict[str, int] | None) -> str | None:
-    if ready is None:
-        return None
-    return f"{ready:,} of {counted(sum((pictures or {}).values()), 'picture')} ready"
-
-
-def _cut(value: Any) -> str:
-    text = f"{value:,}" if isinstance(value, int) else str(value)
-    return text if len(text) < 400 else f"{text[:400]} …"
-
-
-def _kind(field: Field) -> str:
-    if field.kind != "array":
-        return field.kind
-    return f"array {field.dtype} [{', '.join('*' if size is None else str(size) for size in field.shape or ())}]"
+    print_result(ops.info(url, layout=layout, options=named_values(option)), as_json=as_json)
 
 
 @command(LOOK, "storeds stats train.lmdb", "storeds stats train.lmdb --where label=cat --all")
@@ -134,36 +81,7 @@ def stats(
             options=options,
             progress=hook,
         )
-    if as_json:
-        print_json(found.to_json())
-    else:
-        _show_stats(found)
-
-
-def _show_stats(found: Stats) -> None:
-    from storeds.ops.verdicts import listed
-
-    columns = {"": "left"} | dict.fromkeys(("min", "5 %", "median", "95 %", "max", "mean"), "right")
-    digits = {"aspect_ratio": 2}
-    print_table(
-        columns,
-        (
-            (name.replace("_", " "), *(f"{value:,.{digits.get(name, 0)}f}" for value in spread.values()))
-            for name, spread in found.sizes.items()
-        ),
-    )
-    if found.classes is not None:
-        say(f"classes: {_brief_counts(found.classes)}")
-    damaged = sum(found.damaged.values())
-    say(f"damaged: {damaged:,} of {found.judged:,}" + (f" ({listed(found.damaged)})" if damaged else ""))
-    say(f"exact duplicates: {found.duplicates:,}")
-    for name, values, errors in (("mean", found.mean, found.mean_error), ("std", found.std, found.std_error)):
-        pairs = zip(values, errors, strict=True)
-        say(f"{name}: " + ", ".join(f"{value:.4f}" + (f" ± {error:.4f}" if error else "") for value, error in pairs))
-    if found.decoded < found.examined:
-        say(f"mean and std are of the {found.decoded:,} that decode in mode {found.mode}")
-    more = "" if found.is_exact else "; --all is exact"
-    say(f"{found.url}: {found.examined:,} of {counted(found.count, 'record')} examined{more}")
+    print_result(found, as_json=as_json)
 
 
 Fields = Annotated[list[str] | None, typer.Option("--field", help="Only this field; may be repeated.")]
@@ -384,31 +302,6 @@ def verify(
     options = named_values(option)
     with progress("verify", quiet=as_json) as hook:
         report = ops.verify(url, workers=workers, layout=layout, options=options, progress=hook)
-    if as_json:
-        print_json(report.to_json())
-    else:
-        _show_report(report)
+    print_result(report, as_json=as_json)
     if not report.ok:
         raise typer.Exit(1)
-
-
-def _show_report(report: Report) -> None:
-    if report.kinds:
-        columns = {"record": "right", "key": "left", "finding": "left", "severity": "left", "what": "left"}
-        print_table(columns, _report_rows(report))
-        hidden = len(report.notes) - _MAX_NOTES
-        if hidden > 0:
-            say(f"… and {hidden:,} more harmless notes; --json lists them")
-        OUT.print()
-        print_table({"finding": "left", "count": "right"}, ((kind, f"{n:,}") for kind, n in report.kinds.items()))
-        OUT.print()
-    verdict = "no findings" if report.ok else counted(len(report.findings), "finding")
-    verdict += f", {counted(len(report.notes), 'harmless note')}" if report.notes else ""
-    images = f"{counted(report.images, 'image that decodes', 'images that decode')} ({report.examined:,} examined)"
-    say(f"{report.url}: {counted(report.count, 'record')}, {images}: {verdict}")
-
-
-def _report_rows(report: Report) -> Iterator[tuple[str, ...]]:
-    for finding in (*report.findings, *report.notes[:_MAX_NOTES]):
-        at = "" if finding.position is None else str(finding.position)
-        yield at, finding.key or "", finding.kind, finding.severity, finding.message

@@ -11,9 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from storeds import ops
-from storeds._utils.text import counted
 from storeds.cli.app import (
-    OUT,
     TRAIN,
     AsJson,
     Layout,
@@ -22,14 +20,14 @@ from storeds.cli.app import (
     config_app,
     named_values,
     print_json,
+    print_result,
     print_table,
     progress,
-    say,
 )
 from storeds.errors import ConfigError
 
 if TYPE_CHECKING:
-    from storeds.ops.benchmarking import BenchReport
+    pass
 
 __all__ = ["bench", "check", "schema"]
 
@@ -68,10 +66,7 @@ def bench(
             options=named_values(option),
             progress=hook,
         )
-    if as_json:
-        print_json(report.to_json())
-    else:
-        _show_bench(report)
+    print_result(report, as_json=as_json)
 
 
 def _number(text: str) -> int:
@@ -79,22 +74,6 @@ def _number(text: str) -> int:
         return int(text)
     except ValueError:
         raise ConfigError(f"--workers takes numbers separated by commas, as in 0,2,8, got {text!r}") from None
-
-
-def _show_bench(report: BenchReport) -> None:
-    from storeds.datasets.batch import STAGES
-
-    stages = (*STAGES, "waiting")
-    rows = []
-    for measured in report.measurements:
-        spent = (f"{1e6 * measured.stages[stage]:,.0f}" for stage in stages)
-        rows.append((f"{measured.workers}", f"{measured.rate:,.0f}", f"{measured.start_seconds:.2f}", *spent))
-    headings = ("workers", "samples/s", "start s", *(f"{stage} µs" for stage in stages))
-    print_table(dict.fromkeys(headings, "right"), rows)
-    OUT.print()
-    say(f"{report.url}: {counted(report.count, 'sample')}, batches of {report.batch_size}")
-    for advice in report.advice:
-        say(f"advice: {advice}")
 
 
 @command(TRAIN, "storeds config check train.toml", of=config_app)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from storeds.errors import ConfigError, MissingDependencyError, StoreNotFoundError
+from storeds.errors import ConfigError, StoreNotFoundError
 from storeds.redaction import redact, redact_message
 
 __all__ = ["read_mapping"]
@@ -28,8 +28,6 @@ def read_mapping(path: str | os.PathLike[str]) -> dict[str, Any]:
         The file does not exist.
     ConfigError
         The file cannot be parsed, repeats a key or holds no mapping.
-    MissingDependencyError
-        A YAML file needs PyYAML.
     """
     path = Path(path)
     shown = redact(str(path))
@@ -64,10 +62,8 @@ def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _parse_yaml(text: str) -> Any:
-    try:
-        from storeds.config.yaml_text import parse_yaml
-    except ImportError:
-        raise MissingDependencyError("YAML files need PyYAML: pip install 'storeds[yaml]'") from None
+    from storeds.config.yaml_text import parse_yaml  # configs in TOML do not wait for PyYAML
+
     return parse_yaml(text)
 
 

@@ -391,7 +391,7 @@ def _warn_of_nothing(loader: StoreLoader, dataset: Any) -> None:
             "one; reduce batch_size, or set drop_last = false",
             *(len(dataset), url, loader.sampler.num_replicas, loader.batch_size or 1),
         )
-    elif not isinstance(dataset, StoreDataset) or not len(dataset.backend):
+    elif not isinstance(dataset, StoreDataset):
         _LOG.warning("there is no batch to load: %s holds no records", url)
 
 

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 from msgspec import structs
 
 from storeds._utils.arguments import check_int
+from storeds._utils.tables import text_table
+from storeds._utils.text import counted
 from storeds.backends.opening import open_backend
 from storeds.backends.view import describe
 from storeds.config import Config, Split, build_loader, load_config
@@ -105,6 +107,22 @@ class BenchReport:
     workers: int
     bottleneck: str
     advice: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        stages = (*STAGES, "waiting")
+        rows = (
+            (
+                f"{each.workers}",
+                f"{each.rate:,.0f}",
+                f"{each.start_seconds:.2f}",
+                *(f"{1e6 * each.stages[stage]:,.0f}" for stage in stages),
+            )
+            for each in self.measurements
+        )
+        headings = ("workers", "samples/s", "start s", *(f"{stage} µs" for stage in stages))
+        table = text_table(dict.fromkeys(headings, "right"), rows)
+        size = f"{self.url}: {counted(self.count, 'sample')}, batches of {self.batch_size}"
+        return "\n".join((table, "", size, *(f"advice: {each}" for each in self.advice)))
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,16 +10,22 @@ from typing import Any
 
 import numpy as np
 
+from storeds._utils.tables import text_table
+from storeds._utils.text import byte_size, counted, some
 from storeds.backends.opening import open_backend
 from storeds.backends.view import describe
 from storeds.errors import FormatError, RecordError
-from storeds.ops.verdicts import VerdictCounts, images_of
-from storeds.protocols import JSON, Backend
+from storeds.ops.verdicts import VerdictCounts, brief_counts, images_of
+from storeds.protocols import JSON, Backend, Field
 from storeds.records.columns import read_column
-from storeds.records.fields import fields_to_json
+from storeds.records.fields import fields_from_json, fields_to_json
 from storeds.records.meta import NATIVE
+from storeds.records.roles import role_text
 
-__all__ = ["Info", "class_counts", "info"]
+__all__ = ["Info", "brief_classes", "class_counts", "info"]
+
+_MAX_TEXT = 400  # characters
+_MAX_NAMED = 30  # classes
 
 
 @dataclass(frozen=True)
@@ -80,6 +87,52 @@ class Info:
     def to_json(self) -> dict[str, Any]:
         """Return the info as JSON."""
         return dict(vars(self))
+
+    def __str__(self) -> str:
+        rows = {
+            **vars(self),
+            "attrs": json.dumps(self.attrs, ensure_ascii=False),
+            "classes": None if self.classes is None else brief_classes(self.classes),
+            "splits": None if self.splits is None else brief_classes(self.splits),
+            "pictures": None if self.pictures is None else brief_counts(self.pictures),
+            "fast_crops": None if self.fast_crops is None else self._fast_crops(self.fast_crops),
+            "bytes": None if self.bytes is None else byte_size(self.bytes),
+            "handle": ", ".join(f"{name}={value}" for name, value in self.handle.items()),
+            "advice": "; ".join(self.advice) or "none",
+        }
+        lists = {"fields": self._field_lines(), "unread": self.unread}
+        short = [(name, _cut(value)) for name, value in rows.items() if name not in lists and value is not None]
+        # Only the first line of a list has a heading.
+        long = [("" if n else name, line) for name, lines in lists.items() for n, line in enumerate(lines)]
+        return text_table({"what": "left", "value": "left"}, [*short, *long], head=False)
+
+    def _fast_crops(self, ready: int) -> str:
+        return f"{ready:,} of {counted(sum((self.pictures or {}).values()), 'picture')} ready"
+
+    def _field_lines(self) -> list[str]:
+        declared = fields_from_json(self.fields)
+        kinds = {name: _kind(field) for name, field in declared.items()}
+        widths = max(map(len, kinds), default=0), max(map(len, kinds.values()), default=0)
+        return [
+            f"{name:{widths[0]}}  {kinds[name]:{widths[1]}}  {role_text(field)}" for name, field in declared.items()
+        ]
+
+
+def _cut(value: Any) -> str:
+    text = f"{value:,}" if isinstance(value, int) else str(value)
+    return text if len(text) < _MAX_TEXT else f"{text[:_MAX_TEXT]} …"
+
+
+def _kind(field: Field) -> str:
+    if field.kind != "array":
+        return field.kind
+    return f"array {field.dtype} [{', '.join('*' if size is None else str(size) for size in field.shape or ())}]"
+
+
+def brief_classes(counts: dict[str, int]) -> str:
+    """Return the names of classes or splits with the number of their records."""
+    named = [f"{name} {count:,}" for name, count in counts.items()]
+    return f"{len(named):,}: " + some(named, _MAX_NAMED)
 
 
 def info(

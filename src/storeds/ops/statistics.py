@@ -15,12 +15,14 @@ from typing import Any
 import numpy as np
 import xxhash
 
+from storeds._utils.tables import text_table
+from storeds._utils.text import counted
 from storeds.backends.opening import open_backend
 from storeds.backends.selecting import Conditions
 from storeds.errors import ConfigError, DecodeError, RecordError
-from storeds.ops.inspecting import class_counts
+from storeds.ops.inspecting import brief_classes, class_counts
 from storeds.ops.progress import Progress, ProgressHook, in_order
-from storeds.ops.verdicts import damaged_kinds
+from storeds.ops.verdicts import damaged_kinds, listed
 from storeds.pictures import read_picture_header
 from storeds.protocols import Array, Backend, SampleContext
 from storeds.readers import ElementReader, image
@@ -97,6 +99,29 @@ class Stats:
     def to_json(self) -> dict[str, Any]:
         """Return the statistics as JSON."""
         return asdict(self)
+
+    def __str__(self) -> str:
+        digits = {"aspect_ratio": 2}
+        sizes = [
+            (name.replace("_", " "), *(f"{value:,.{digits.get(name, 0)}f}" for value in spread.values()))
+            for name, spread in self.sizes.items()
+        ]
+        columns = {"": "left"} | dict.fromkeys(("min", "5 %", "median", "95 %", "max", "mean"), "right")
+        lines = [text_table(columns, sizes)]
+        if self.classes is not None:
+            lines.append(f"classes: {brief_classes(self.classes)}")
+        damaged = sum(self.damaged.values())
+        lines.append(f"damaged: {damaged:,} of {self.judged:,}" + (f" ({listed(self.damaged)})" if damaged else ""))
+        lines.append(f"exact duplicates: {self.duplicates:,}")
+        for name, values, errors in (("mean", self.mean, self.mean_error), ("std", self.std, self.std_error)):
+            pairs = zip(values, errors, strict=True)
+            channels = (f"{value:.4f}" + (f" ± {error:.4f}" if error else "") for value, error in pairs)
+            lines.append(f"{name}: " + ", ".join(channels))
+        if self.decoded < self.examined:
+            lines.append(f"mean and std are of the {self.decoded:,} that decode in mode {self.mode}")
+        more = "" if self.is_exact else "; --all is exact"
+        lines.append(f"{self.url}: {self.examined:,} of {counted(self.count, 'record')} examined{more}")
+        return "\n".join(lines)
 
 
 def stats(

@@ -11,7 +11,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from storeds._utils.text import html_table
+from storeds._utils.tables import text_table
+from storeds._utils.text import counted, html_table
 from storeds.backends.opening import open_backend, scheme_of
 from storeds.backends.view import describe
 from storeds.errors import ConfigError
@@ -27,6 +28,7 @@ __all__ = ["Finding", "Report", "verify"]
 
 # Engines that another process can open by URL.
 _SHARED = ("lmdb", "hdf5", "mongodb", "mongodb+srv")
+_MAX_NOTES = 20  # lines; there may be a note for every record
 
 
 @dataclass
@@ -85,9 +87,31 @@ class Report:
         notes = [finding.to_json() for finding in self.notes]
         return {"ok": self.ok, **asdict(self), "findings": findings, "notes": notes, "kinds": self.kinds}
 
+    def __str__(self) -> str:
+        lines = []
+        if self.kinds:
+            columns = {"record": "right", "key": "left", "finding": "left", "severity": "left", "what": "left"}
+            lines.append(text_table(columns, map(_row, (*self.findings, *self.notes[:_MAX_NOTES]))))
+            if len(self.notes) > _MAX_NOTES:
+                lines.append(f"… and {len(self.notes) - _MAX_NOTES:,} more harmless notes; --json lists them")
+            kinds = text_table(
+                {"finding": "left", "count": "right"}, ((each, f"{n:,}") for each, n in self.kinds.items())
+            )
+            lines += ["", kinds, ""]
+        verdict = "no findings" if self.ok else counted(len(self.findings), "finding")
+        verdict += f", {counted(len(self.notes), 'harmless note')}" if self.notes else ""
+        images = f"{counted(self.images, 'image that decodes', 'images that decode')} ({self.examined:,} examined)"
+        lines.append(f"{self.url}: {counted(self.count, 'record')}, {images}: {verdict}")
+        return "\n".join(lines)
+
     def _repr_html_(self) -> str:
         counts = {"findings": len(self.findings), "notes": len(self.notes)}
         return html_table({**vars(self), **counts, **self.kinds})
+
+
+def _row(finding: Finding) -> tuple[str, ...]:
+    at = "" if finding.position is None else str(finding.position)
+    return at, finding.key or "", finding.kind, finding.severity, finding.message
 
 
 def verify(
