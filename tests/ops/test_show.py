@@ -5,13 +5,13 @@ from __future__ import annotations
 import html
 import io
 import json
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 from axe_playwright_python.sync_playwright import Axe
@@ -41,7 +41,6 @@ FIELDS: dict[str, Any] = {
     "classes": {"kind": "array", "dtype": "int64", "shape": [None], "role": "labels", "of": "boxes"},
     "points": {"kind": "array", "dtype": "float32", "shape": [None, 3], "role": "keypoints"},
 }
-SCREENSHOT = os.environ.get("STOREDS_SCREENSHOT")  # docs/images/show.png makes the picture of docs/show.md again
 HOSTILE = (
     "<script>document.title='gone'</script>",
     "</script><img src=x onerror=alert(1)>",
@@ -94,7 +93,7 @@ def opened(browser: Browser, path: Path, width: int = 1280, scheme: Any = "light
 
 
 def names(tab: Tab) -> list[str]:
-    return [each.split(" · ")[0] for each in tab.locator("#grid > li:visible .name").all_inner_texts()]
+    return [each.split(" · ")[0] for each in tab.locator("#grid > li:visible .key").all_inner_texts()]
 
 
 @pytest.fixture(scope="module")
@@ -114,8 +113,6 @@ def test_the_page_fits_is_accessible_and_asks_for_nothing(
 ) -> None:
     tab, seen = opened(browser, page, width, scheme)
     tab.locator("summary").click()
-    if SCREENSHOT and (width, scheme) == (1280, "light"):
-        tab.screenshot(path=SCREENSHOT)
     for step in ("the grid", "a record"):
         if step == "a record":
             tab.locator(".open").first.click()
@@ -187,6 +184,47 @@ def test_overlays_lie_on_what_they_mark(browser: Browser, tmp_path: Path) -> Non
         assert (screenshot(tab) == plain).all()
 
 
+def test_a_record_is_opened_at_its_own_resolution_with_each_field_once(browser: Browser, tmp_path: Path) -> None:
+    image = saved(Image.fromarray(np.random.default_rng(0).integers(0, 255, (300, 400, 3), np.uint8)))
+    mask = saved(Image.fromarray(np.zeros((300, 400), np.uint8)))
+    ops.show(store(tmp_path, [record(n, image=image, mask=mask) for n in range(3)])).save(tmp_path / "page.html")
+    tab, _ = opened(browser, tmp_path / "page.html")
+    tab.locator(".open").nth(1).click()
+    picture = tab.locator("#record .picture img").first
+    assert picture.evaluate("image => [image.naturalWidth, image.naturalHeight, image.clientWidth]") == [400, 300, 400]
+    assert tab.locator("#record dt").all_inner_texts() == ["position", *(name for name in FIELDS if name != "key")]
+    assert "dog (1)" in tab.locator("#record dd").all_inner_texts()
+    tab.get_by_role("button", name="Next").click()
+    assert tab.locator("#record h2").inner_text() == "2.jpg"
+
+
+def test_a_long_class_name_is_cut_at_its_end(browser: Browser, tmp_path: Path) -> None:
+    ops.show(store(tmp_path, [record(2)], "a" + "very" * 50 + "long bird")).save(tmp_path / "page.html")
+    tab, _ = opened(browser, tmp_path / "page.html")
+    name = tab.locator(".label > span")
+    styles = "each => [getComputedStyle(each).textOverflow, each.scrollWidth > each.clientWidth, each.scrollLeft]"
+    assert name.evaluate(styles) == ["ellipsis", True, 0]
+    assert name.inner_text().startswith("avery")
+
+
+def test_two_hundred_photographs_take_five_megabytes(tmp_path: Path) -> None:
+    blobs = [saved(photograph(n).resize((640, 427)), "JPEG") for n in range(20)]
+    url = make_store({"image": "image"}, [{"image": blobs[n % 20]} for n in range(220)], check=False)
+    page = ops.show(url)
+    assert len(page.records) == 200
+    assert len(page.html) < 5_000_000
+    assert len(ops.show(url, count=9).html) > 9 * len(ops.show(url, count=200).html) / 200  # fewer are shown larger
+
+
+def test_classes_of_a_file_of_another_tool_are_spread(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "digits.h5", "w") as file:
+        file["images"], file["target"] = np.zeros((1000, 8, 8), np.uint8), np.arange(1000) // 100
+    page = ops.show(tmp_path / "digits.h5", count=20)
+    assert sorted(each.label for each in page.records) == sorted([*"0123456789"] * 2)
+    assert [each.label for each in page.records[:10]] == [*"0123456789"]
+    assert page.counts["classes"] == dict.fromkeys("0123456789", 100)
+
+
 def screenshot(tab: Tab) -> np.ndarray[Any, Any]:
     with Image.open(io.BytesIO(tab.locator(".picture").first.screenshot())) as image:
         return np.asarray(image.convert("RGB"))
@@ -229,17 +267,17 @@ ODD = {
     "16 bits": (
         picture(np.linspace(100, 4000, 600, dtype=np.uint16).reshape(20, 30)),
         "stretched from 100 to 4000",
-        (90, 60),
+        (30, 20),
     ),
     "float": (
         picture(np.linspace(-1, 2, 600, dtype=np.float32).reshape(20, 30), form="TIFF"),
         "stretched from -1 to 2",
-        (90, 60),
+        (30, 20),
     ),
-    "one channel": (picture(np.full((20, 30), 7, np.uint8)), "PNG L, 30 × 20", (90, 60)),
-    "four channels": (picture(np.full((20, 30, 4), 0, np.uint8)), "PNG RGBA, 30 × 20, on white", (90, 60)),
-    "CMYK": (picture(np.full((20, 30, 3), 9, np.uint8), "CMYK", "JPEG"), "JPEG CMYK", (90, 60)),
-    "very wide": (picture(np.zeros((10, 20_000, 3), np.uint8)), "20000 × 10", (192, 1)),
+    "one channel": (picture(np.full((20, 30), 7, np.uint8)), "PNG L, 30 × 20", (30, 20)),
+    "four channels": (picture(np.full((20, 30, 4), 0, np.uint8)), "PNG RGBA, 30 × 20, on white", (30, 20)),
+    "CMYK": (picture(np.full((20, 30, 3), 9, np.uint8), "CMYK", "JPEG"), "JPEG CMYK", (30, 20)),
+    "very wide": (picture(np.zeros((10, 20_000, 3), np.uint8)), "20000 × 10", (1600, 1)),
     "missing": (b"", "nothing of it is left: not_jpeg", None),
     "a page": (PICTURES["page"].blob, "not a JPEG but HTML", None),
     "too large": (PICTURES["huge"].blob, "more than max_pixels", None),
@@ -307,6 +345,10 @@ def test_a_record_is_shown_as_trained(tmp_path: Path) -> None:
     assert "1 of 1 record" in storeds_command("show", url, *options)
     assert storeds_command("show", url, "--split", "val", code=2)
     assert "for a store" in storeds_command("show", url, *options, "--option", "readahead=true", code=2)
+    config["dataset"] |= {"url": f"lmdb://{tmp_path}/{{split}}.lmdb"}
+    (tmp_path / "splits.json").write_text(json.dumps(config | {"splits": {"train": {}, "val": {}}}))
+    by_split = ops.show(url, config=tmp_path / "splits.json", split="train")
+    assert (by_split.across, [each.split for each in by_split.records]) == (5, ["train"] * 3)
     flipped = 0
     for number, shown in enumerate(page.records):
         assert [panel.name for panel in shown.panels[1:]] == [f"image, epoch {epoch}" for epoch in range(4)]
@@ -382,8 +424,8 @@ def test_elements_of_a_dataset_have_the_roles_that_it_gives() -> None:
     names = {"image": "photo", "boxes": "notes.objects[].bbox", "caption": "notes.text"}
     (shown,) = storeds.StoreDataset(url, fields=names, roles=roles).show().records
     assert [panel.name for panel in shown.panels] == ["image"]
-    (layer,) = shown.panels[0].layers.values()
-    assert np.abs(bounds(np.asarray(layer)[..., 3] > 0) - np.array([19, 9, 61, 41])).max() <= 1
+    (box,) = shown.panels[0].boxes
+    assert np.multiply(box.corners, [96, 64, 96, 64]).tolist() == pytest.approx([20, 10, 60, 40])
     assert shown.texts == ["a cup"]
 
 
@@ -391,7 +433,7 @@ def test_records_without_pictures_are_texts(tmp_path: Path) -> None:
     page = ops.show(make_store({"x": "float", "y": "json"}, [{"x": 0.5 * n, "y": {"n": [n]}} for n in range(3)]))
     page.save(tmp_path / "sheet.png")
     assert page.records[1].texts == ["x: 0.5", 'y: {"n": [1]}']
-    assert page.counts["x"]["0 to 0.08333"] == page.counts["x"]["0.9167 to 1"] == 1
+    assert page.histograms["x"]["0 to 0.0625"] == page.histograms["x"]["0.9375 to 1"] == 1
 
 
 def test_windows_of_a_dataset_are_strips() -> None:

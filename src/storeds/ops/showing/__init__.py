@@ -12,15 +12,16 @@ import hashlib
 import html
 import io
 import json
+import math
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from jinja2 import Environment
 from PIL import Image
 
@@ -29,10 +30,11 @@ from storeds.backends.opening import open_backend
 from storeds.backends.selecting import select
 from storeds.backends.staging import replace_file, reporting
 from storeds.errors import ConfigError, RecordError
-from storeds.ops.showing.panels import draw_parts, panel_of
+from storeds.ops.showing.counts import counts_of, histograms_of
+from storeds.ops.showing.panels import mark_parts, panel_of
 from storeds.ops.showing.records import Collector, Shown, cut, is_picture, noted, spread
 from storeds.ops.showing.sheet import draw_sheet
-from storeds.protocols import Array, SampleContext
+from storeds.protocols import SampleContext
 from storeds.readers.reader import built_in
 from storeds.redaction import redact
 
@@ -43,8 +45,9 @@ __all__ = ["Page", "check_target", "configured_datasets", "show"]
 
 _CONFIGS = (".toml", ".yaml", ".yml", ".json")
 _EPOCHS = 4
-_BINS = 12
-_MOST_COUNTS, _MOST_HISTOGRAMS = 200, 12
+_PAGE_BYTES = 3_400_000  # of all pictures; base64 adds a third
+_BYTES_A_PIXEL = 0.16  # of photographs, at quality 75
+_TINY = 128**2  # pixels of a picture that is shown without loss
 
 
 @dataclass
@@ -57,12 +60,25 @@ class Page:
         The store, and how many of its records are shown.
     records : list
     counts : dict
-        ``classes``, ``splits`` and the name of each number → value, or range of values → number of records.
+        ``classes``, ``splits``, and each field of few different integers → value → number of records.
+    histograms : dict
+        The name of each other number → range of values → number of records.
     """
 
     title: str
     records: list[Shown]
-    counts: dict[str, dict[str, int]]
+    counts: dict[str, dict[str, int]] = field(default_factory=dict)
+    histograms: dict[str, dict[str, int]] = field(default_factory=dict)
+
+    @property
+    def across(self) -> int:
+        """How many pictures each tile has."""
+        return max((len(record.in_tile) for record in self.records), default=1) or 1
+
+    @property
+    def layers(self) -> list[str]:
+        """What lies over pictures: ``boxes``, ``keypoints``, ``masks``."""
+        return sorted({layer for record in self.records for panel in record.panels for layer in panel.layers})
 
     @property
     def html(self) -> str:
@@ -71,7 +87,14 @@ class Page:
         page, style, script = (folder.joinpath(f"page.{end}").read_text("utf-8") for end in ("html", "css", "js"))
         digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
         template = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(page)
-        return template.render(page=self, style=style, script=script, digest=digest, uri=_data_uri)
+        images = [each.image for record in self.records for each in record.panels if each.image is not None]
+        room = _PAGE_BYTES // max(len(images), 1)
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0)), "storeds-show") as pool:  # encoders release Python's lock
+            encoded = pool.map(lambda image: _data_uri(_fitting(image, room)), images)
+            uris = {id(image): uri for image, uri in zip(images, encoded, strict=True)}
+        colours = {each.label: each.colour for each in self.records}
+        tools = {"uri": lambda image: uris[id(image)], "mask_uri": lambda mask: _data_uri(_encoded(mask, "PNG"))}
+        return template.render(page=self, style=style, script=script, digest=digest, colours=colours, **tools)
 
     def _repr_html_(self) -> str:
         frame = 'sandbox="allow-scripts" style="width:100%;height:40rem;border:0" title="records"'
@@ -88,20 +111,34 @@ class Page:
             It cannot be written.
         """
         target, is_page = check_target(path), os.fspath(path).lower().endswith(".html")
-        data = self.html.encode() if is_page else _encoded(draw_sheet(self.title, self.records), "PNG")
+        data = self.html.encode() if is_page else _encoded(draw_sheet(self.title, self.records, self.across), "PNG")
         with reporting(str(target), target.parent):
             replace_file(target, data)
 
 
-def _encoded(image: Image.Image, form: str) -> bytes:
+def _encoded(image: Image.Image, form: str, **options: Any) -> bytes:
     file = io.BytesIO()
-    image.save(file, form, quality=82, subsampling=0)
+    image.save(file, form, **options)
     return file.getvalue()
 
 
-def _data_uri(image: Image.Image, form: str) -> str:
-    """Return a picture as a ``data:`` URI."""
-    return f"data:image/{form.lower()};base64,{base64.b64encode(_encoded(image, form)).decode()}"
+def _fitting(image: Image.Image, room: int) -> bytes:
+    """Return a picture as a file of about at most `room` bytes: as it is if that fits, or else with less detail."""
+    if image.width * image.height <= _TINY:
+        return _encoded(image, "PNG")
+    for quality, sampling in ((90, 0), (75, 2)):
+        data = _encoded(image, "JPEG", quality=quality, subsampling=sampling)
+        if len(data) <= room:
+            return data
+    scale = max(math.sqrt(room / len(data)), 0.25)
+    smaller = image.resize((max(int(scale * image.width), 1), max(int(scale * image.height), 1)), reducing_gap=2.0)
+    return _encoded(smaller, "JPEG", quality=75)
+
+
+def _data_uri(data: bytes) -> str:
+    """Return a PNG or a JPEG as a ``data:`` URI."""
+    form = "png" if data.startswith(b"\x89PNG") else "jpeg"
+    return f"data:image/{form};base64,{base64.b64encode(data).decode()}"
 
 
 def check_target(path: str | os.PathLike[str]) -> Path:
@@ -174,9 +211,10 @@ def show(
     if split is not None:
         raise ConfigError("--split names a split of a config; of a store, select with --where split=NAME")
     if indices is not None and not len(indices):  # the store may be one that cannot be opened
-        return Page(f"{redact(os.fspath(source))}: no records", [], {})
+        return Page(f"{redact(os.fspath(source))}: no records", [])
     with open_backend(source, layout=layout, **(options or {})) as backend:
-        collector = Collector(select(backend, where, keys_file=keys_file))
+        view = select(backend, where, keys_file=keys_file)
+        collector = Collector(view, pixels=_pixels(min(count, len(view)) if indices is None else len(indices)))
         return _page(collector, collector.choose(count, worst_first=worst_first) if indices is None else indices)
 
 
@@ -195,14 +233,25 @@ def configured_datasets(
 
     given = {"url": None if is_config else os.fspath(source), **settings}
     overrides = [f"dataset.{name}={json.dumps(value)}" for name, value in given.items() if value is not None]
+    if not is_config:  # every split has this store now, and nothing is trained
+        overrides.append("allow_overlap=true")
     built = build_dataset(load_config(config or source, overrides=overrides), split)
     return [built] if isinstance(built, StoreDataset) else built.datasets
 
 
+def _pixels(pictures: int) -> int:
+    """Return how many pixels each of so many pictures may have on a page."""
+    return int(_PAGE_BYTES / max(pictures, 1) / _BYTES_A_PIXEL)
+
+
 def _joined(pages: Sequence[Page]) -> Page:
     """Return the records of all sources of a mixture, with the counts of each."""
-    counts = {f"{name} of {page.title}": each for page in pages for name, each in page.counts.items()}
-    return Page("; ".join(page.title for page in pages), [each for page in pages for each in page.records], counts)
+    counts, histograms = (
+        {f"{name} of {page.title}": each for page in pages for name, each in getattr(page, what).items()}
+        for what in ("counts", "histograms")
+    )
+    title = "; ".join(page.title for page in pages)
+    return Page(title, [each for page in pages for each in page.records], counts, histograms)
 
 
 def _page(collector: Collector, positions: Sequence[int]) -> Page:
@@ -212,28 +261,8 @@ def _page(collector: Collector, positions: Sequence[int]) -> Page:
         if seen[record.checksum] > 1:
             record.tags.append("duplicate")
             record.notes.append(f"{seen[record.checksum]} of the shown records have exactly this picture")
-    columns = collector.columns
-    counts = {}
-    for what, name, attribute in (("classes", collector.label, "label"), ("splits", "split", "split")):
-        if name in columns:
-            found = Counter(columns[name].tolist()).most_common(_MOST_COUNTS)
-            counts[what] = {collector.name_of(name, value): number for value, number in found}
-        else:
-            counts[what] = dict(Counter(filter(None, (getattr(each, attribute) for each in records))))
-    sizes = np.array([each.panels[0].size for each in records if each.panels], np.float64).reshape(-1, 2)
-    sizes = sizes[sizes.all(axis=1)]
-    numbers = {"height of the shown": sizes[:, 0], "width of the shown": sizes[:, 1]}
-    numbers |= {name: each for name, each in columns.items() if each.dtype.kind in "if" and name != collector.label}
-    counts |= {name: _histogram(each[np.isfinite(each)]) for name, each in [*numbers.items()][:_MOST_HISTOGRAMS]}
-    return Page(f"{collector.view.url}: {len(records):,} of {counted(len(collector.view), 'record')}", records, counts)
-
-
-def _histogram(numbers: Array) -> dict[str, int]:
-    """Return range → how many numbers are in it; the number itself if there is one only."""
-    if len(np.unique(numbers)) < 2:
-        return {f"{number:g}": len(numbers) for number in numbers[:1]}
-    found, edges = np.histogram(numbers.astype(np.float64), _BINS)
-    return {f"{low:.4g} to {high:.4g}": n for low, high, n in zip(edges, edges[1:], found.tolist(), strict=False)}
+    title = f"{collector.view.url}: {len(records):,} of {counted(len(collector.view), 'record')}"
+    return Page(title, records, counts_of(collector, records), histograms_of(collector, records))
 
 
 def _page_of_dataset(
@@ -242,7 +271,9 @@ def _page_of_dataset(
     """Show records of a dataset; as trained, and where a sample has many records, with what its samples hold."""
     from storeds.datasets.tree import resolve_indices
 
-    collector = Collector(dataset.records, dataset.reader)
+    pictures = (min(count, len(dataset)) if indices is None else len(indices)) * (1 + _EPOCHS * as_trained)
+    pixels = _pixels(pictures)
+    collector = Collector(dataset.records, dataset.reader, pixels)
     is_record = len(dataset) == len(dataset.records)
     if indices is not None:
         indices = resolve_indices(indices, len(dataset), dataset.url)
@@ -263,11 +294,14 @@ def _page_of_dataset(
         for epoch in range(_EPOCHS if as_trained else 1):
             if as_trained:
                 trained.set_epoch(epoch)
-            _add_sample(record, trained, index, f", epoch {epoch}" if as_trained else "", collector.classes)
+            when = f", epoch {epoch}" if as_trained else ""
+            _add_sample(record, trained, index, when, collector.classes, pixels)
     return page
 
 
-def _add_sample(record: Shown, dataset: StoreDataset, index: int, when: str, classes: Sequence[str]) -> None:
+def _add_sample(
+    record: Shown, dataset: StoreDataset, index: int, when: str, classes: Mapping[str, Sequence[str]], pixels: int
+) -> None:
     """Add the pictures and clips of a sample to a record, with what lies over the first of them."""
     try:
         sample, reader = dataset[index], dataset.reader
@@ -277,7 +311,7 @@ def _add_sample(record: Shown, dataset: StoreDataset, index: int, when: str, cla
     own = built_in(reader)
     declared = {} if own is None else own.declared()
     panels = [
-        panel_of(f"{name}{when}", value)
+        panel_of(f"{name}{when}", value, pixels)
         for name, value in sample.items()
         if hasattr(value, "convert")
         or (getattr(value, "ndim", 0) > 2 and (name not in declared or is_picture(name, declared[name])))
@@ -288,4 +322,4 @@ def _add_sample(record: Shown, dataset: StoreDataset, index: int, when: str, cla
         formats = {name: replace(each, format=box_format or each.format) for name, each in declared.items()}
         parts = {name: (each, sample[name]) for name, each in formats.items() if name in sample}
         with noted(record, panels[0].name):
-            draw_parts(panels[0], parts, classes)
+            mark_parts(panels[0], parts, classes)

@@ -28,38 +28,55 @@ let shown = null;
 
 function show(card) {
   shown = card;
-  at("heading").textContent = card.querySelector(".name").textContent;
-  at("details").replaceChildren(...[".panels", ".more"].map((part) => card.querySelector(part).cloneNode(true)));
+  const more = card.querySelector("template").content.cloneNode(true);
+  const others = [...more.querySelector(".panels").children];
+  const panels = card.querySelector(".panels").cloneNode(true);
+  panels.append(...others);
+  more.querySelector(".panels").remove();
+  at("heading").textContent = card.querySelector(".key").firstChild.textContent;
+  at("pictures").replaceChildren(panels);
+  at("values").replaceChildren(more);
   if (!at("record").open) at("record").showModal();
+}
+
+function move(step) {
+  const all = visible();
+  const next = all[all.indexOf(shown) + step];
+  if (next) show(next);
 }
 
 for (const card of cards) opener(card).addEventListener("click", () => show(card));
 for (const button of document.querySelectorAll(".close")) {
   button.addEventListener("click", () => button.closest("dialog").close());
 }
+at("previous").addEventListener("click", () => move(-1));
+at("next").addEventListener("click", () => move(1));
+at("record").addEventListener("click", (event) => event.target === at("record") && at("record").close());
 at("record").addEventListener("close", () => opener(shown).focus());
 
 // --- Keys ---
 
 document.addEventListener("keydown", (event) => {
-  const isOpen = at("record").open;
-  const current = isOpen ? shown : cards.find((card) => opener(card) === document.activeElement);
+  const step = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -2, ArrowDown: 2 }[event.key];
+  if (at("record").open) {
+    if (Math.abs(step) === 1) move(step);
+    return;
+  }
+  const current = cards.find((card) => opener(card) === document.activeElement);
   if (!current) return;
-  if (event.key === "m" && !isOpen) current.querySelector("input").click();
+  if (event.key === "m") current.querySelector("input").click();
+  if (!step) return;
   const columns = getComputedStyle(at("grid")).gridTemplateColumns.split(" ").length;
-  const step = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -columns, ArrowDown: columns }[event.key];
-  if (!step || (isOpen && Math.abs(step) > 1)) return;
   const all = visible();
-  const next = all[all.indexOf(current) + step];
-  if (next && isOpen) show(next);
-  else if (next) opener(next).focus();
+  const next = all[all.indexOf(current) + (Math.abs(step) === 1 ? step : (step / 2) * columns)];
+  if (next) opener(next).focus();
   event.preventDefault();
 });
 
 // --- Copying ---
 
 function copy(format) {
-  const marked = cards.filter((card) => card.querySelector(":checked")).map((card) => facts.get(card));
+  const marked = cards.filter((card) => card.querySelector(".mark :checked")).map((card) => facts.get(card));
   // Keys that are cut, and escaped ones, are not those of the store.
   const keys = marked.filter((record) => record.exact).map((record) => record.key);
   const others = marked.length - keys.length;

@@ -15,7 +15,7 @@ import numpy as np
 from storeds._utils.text import byte_size, counted, printable
 from storeds.backends.view import position_in_whole
 from storeds.errors import ConfigError, RecordError, StoredsError
-from storeds.ops.showing.panels import Panel, class_name, draw_parts, panel_of
+from storeds.ops.showing.panels import Panel, class_name, colour_of, mark_parts, panel_of
 from storeds.pictures import MAX_PIXELS, Verdict, examine, format_of_picture, read_picture_header, repair
 from storeds.pictures.formats import open_picture
 from storeds.protocols import Array, Backend, Field, Record, Role
@@ -37,7 +37,9 @@ __all__ = ["Collector", "Shown", "cut", "described", "is_picture", "noted", "spr
 _LONG = 2000  # characters of a text
 _FEW = 64  # numbers of an array that are shown
 _BATCH = 32  # records
+_MOST_PANELS = 10  # pictures of a record among others
 _ROWS = 6  # fields of a record without pictures
+_MOST_READ = 20_000  # records of which a field is read for classes, where engines do not store fields as columns
 _OVER = ("mask", "boxes", "keypoints", "labels")
 
 
@@ -50,6 +52,8 @@ class Shown:
     position : int
     key, label, split : str
         Empty if it has none.
+    colour : str
+        That of its class, or empty.
     exact : bool
         Whether `key` is the whole key, without escapes, and one line.
     panels : list of Panel
@@ -66,6 +70,7 @@ class Shown:
     position: int
     key: str = ""
     label: str = ""
+    colour: str = ""
     split: str = ""
     exact: bool = False
     panels: list[Panel] = field(default_factory=list)
@@ -74,6 +79,11 @@ class Shown:
     tags: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     checksum: str = ""
+
+    @property
+    def in_tile(self) -> list[Panel]:
+        """The panels that are shown among other records."""
+        return [panel for panel in self.panels if not panel.aside][:_MOST_PANELS]
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -126,10 +136,13 @@ class Collector:
         The records.
     reader : Reader, optional
         That of a dataset. The reader ``sample`` says what the elements of samples are.
+    pixels : int
+        A larger picture is shown at about so many.
     """
 
-    def __init__(self, view: Backend, reader: Any = None) -> None:
+    def __init__(self, view: Backend, reader: Any = None, pixels: int = 65_536) -> None:
         self.view = view
+        self._pixels = pixels
         self._fields = fields = without_verdicts(view.meta.fields)
         elements = {name: (JsonPath(name), each) for name, each in fields.items()}
         bound = built_in(reader)
@@ -142,20 +155,34 @@ class Collector:
         self._elements = dict(sorted(roles.items(), key=lambda element: element[1][1].role in _OVER))
         labels = [name for name, each in fields.items() if each.role == "label"] or [*label_of(fields)]
         self.label: str | None = labels[0] if labels else None
-        self.classes = [cut(name) for name in stored_classes(view.meta.attrs, self.label) or ()]
         self._verdicts = pictures(view.meta.fields).values()
-        self.columns: dict[str, Array] = {}
+        self.classes: dict[str, list[str]] = {}
+        """Field or element → the names of its classes."""
+        by_field = isinstance(view.meta.attrs.get("classes"), Mapping)
+        for name, (path, each) in self._elements.items():
+            if by_field or name == self.label or each.role in ("labels", "mask"):
+                self.classes[name] = [cut(text) for text in stored_classes(view.meta.attrs, path.field) or ()]
+        self.columns: dict[str, Array] = self._read_columns()
         """The label, the split, verdicts and numbers of all records, where engines store them as columns."""
-        texts = {self.label, "split", *itertools.chain(*self._verdicts)}
-        for name, each in view.meta.fields.items() if view.meta.layout == NATIVE else ():
-            if each.kind in ("int", "float") or (each.kind == "str" and name in texts):
-                with suppress(RecordError):  # a damaged column, which `verify` reports
-                    self.columns[name] = read_column(view, name)
+
+    def _read_columns(self) -> dict[str, Array]:
+        by_class = {self.label, "split"}
+        texts = {*by_class, *itertools.chain(*self._verdicts)}
+        is_native = self.view.meta.layout == NATIVE
+        found: dict[str, Array] = {}
+        for name, each in self.view.meta.fields.items():
+            if is_native:
+                is_wanted = each.kind in ("int", "float") or (each.kind == "str" and name in texts)
+            else:  # records are spread over its classes all the same
+                is_wanted = each.kind in ("int", "str") and name in by_class and len(self.view) <= _MOST_READ
+            if is_wanted:
+                with suppress(StoredsError):  # a damaged column, which `verify` reports
+                    found[name] = read_column(self.view, name)
+        return found
 
     def name_of(self, field: str, value: Any) -> str:
-        """Return a value of the label or the split as text: a class by its name."""
-        classes = self.classes if field == self.label else None
-        return cut(class_name(value, classes))
+        """Return a value as text: a class by its name."""
+        return cut(class_name(value, self.classes.get(field)))
 
     def choose(self, most: int, *, worst_first: bool) -> list[int]:
         """Return positions spread over classes and splits; or `worst_first`."""
@@ -200,7 +227,11 @@ class Collector:
         shown.key = shown.fields["key"] if isinstance(record.get("key"), str) else ""
         shown.exact = shown.key != "" and shown.key == record["key"] and "\n" not in shown.key
         shown.split = self.name_of("split", record["split"]) if "split" in record else ""
-        shown.label = self.name_of(self.label, record[self.label]) if self.label else ""
+        if self.label:
+            shown.label = self.name_of(self.label, record[self.label])
+            shown.colour = colour_of(record[self.label], self.classes.get(self.label))
+            if shown.label != shown.fields.get(self.label):
+                shown.fields[self.label] = f"{shown.label} ({shown.fields[self.label]})"
         self._add_elements(shown, record)
         if not shown.panels and not shown.texts:
             shown.texts = [cut(f"{name}: {text}") for name, text in shown.fields.items()][:_ROWS]
@@ -222,10 +253,10 @@ class Collector:
                     parts[name] = declared, _in_pixels(name, value, declared, size)
         masks = [value for declared, value in parts.values() if declared.role == "mask"]
         if masks and not shown.panels:
-            shown.panels.append(panel_of("mask", np.zeros(masks[0].shape[-2:], np.uint8)))
+            shown.panels.append(panel_of("mask", np.zeros(masks[0].shape[-2:], np.uint8), self._pixels))
         if parts and shown.panels:
             with noted(shown, "boxes"):
-                draw_parts(shown.panels[0], parts, self.classes)
+                mark_parts(shown.panels[0], parts, self.classes)
 
     def _panels(
         self, shown: Shown, name: str, stored: str, declared: Field, value: Any, record: Record
@@ -233,9 +264,9 @@ class Collector:
         """Yield the panel of a picture; of a damaged one, what is left after its repair, and as it is."""
         shown.checksum = shown.checksum or checksum(value if isinstance(value, bytes) else value.tobytes()).hex()
         if declared.kind != "image":
-            yield panel_of(name, channels_first(value, layout_of(value.shape)))
+            yield panel_of(name, channels_first(value, layout_of(value.shape)), self._pixels)
             return
-        panel = panel_of(name, value)
+        panel = panel_of(name, value, self._pixels)
         verdict = Verdict.of(record, stored) or examine(value)
         if verdict.is_whole:
             yield panel
@@ -249,10 +280,10 @@ class Collector:
         elif repaired is value:
             yield panel
         else:
-            after = panel_of(name, repaired)
+            after = panel_of(name, repaired, self._pixels)
             after.note += f", repaired: {verdict.share} is left"
             yield after
-            panel.name = f"{name}, before repair"
+            panel.name, panel.aside = f"{name}, before repair", True
             yield panel
 
 
@@ -298,7 +329,7 @@ def _in_pixels(name: str, value: Any, declared: Field, size: tuple[int, int] | N
 
 
 def spread(count: int, most: int, columns: Iterable[Array]) -> list[int]:
-    """Return positions drawn at random from all values of the columns in turn, in ascending order."""
+    """Return positions drawn at random from all values of the columns in turn; in ascending order if these are all."""
     if most >= count:
         return list(range(count))
     rows = [*zip(*(column.tolist() for column in columns), strict=True)] or [()] * count
@@ -307,4 +338,4 @@ def spread(count: int, most: int, columns: Iterable[Array]) -> list[int]:
     for position in np.random.default_rng(0).permutation(count).tolist():
         ranked.append((seen[rows[position]], position))
         seen[rows[position]] += 1
-    return sorted(position for _, position in sorted(ranked)[:most])
+    return [position for _, position in sorted(ranked)[:most]]
