@@ -16,15 +16,16 @@ from storeds._utils.urls import file_url
 from storeds.backends.unread import bounded
 from storeds.errors import FormatError
 from storeds.layouts.files.masks import MaskFile
-from storeds.layouts.files.presets import PRESETS
-from storeds.layouts.files.rows import Bad, File, FileStatus, Part, Row
+from storeds.layouts.files.rows import Bad, File, FileStatus, Part, Row, Rows
 from storeds.layouts.files.tars import parse_members
 from storeds.layouts.names import Names, pack_names
+from storeds.layouts.presets import PRESETS
 from storeds.protocols import JSON, Array, Field, Record
 from storeds.records.cache import index_path, load_json, save_index, save_json
 from storeds.records.canonical_json import canonical_json
 from storeds.records.codec import RecordCodec
 from storeds.records.fields import fields_from_json, fields_to_json
+from storeds.registry import import_object
 
 __all__ = ["Listed", "Place", "find", "find_again"]
 
@@ -194,7 +195,7 @@ def _listed_now(place: Place) -> Listed:
 
 def _list(place: Place) -> tuple[str, Array]:
     """Return the state of a place, and the array of a `Names` file with its rows."""
-    rows = PRESETS[place.kind].rows(place.path, **place.options)
+    rows: Rows = import_object(PRESETS[place.kind].options)(place.path, **place.options)
     shards: dict[str, int] = {}
     found, bad, statuses = list[bytes](), list[Bad](), list[JSON]()
     for item in rows.items(0):

@@ -21,15 +21,17 @@ from storeds.layouts.explain import Reading, undecided
 from storeds.layouts.files.class_names import unique_classes
 from storeds.layouts.files.detect import kind_of_path
 from storeds.layouts.files.listing import find
-from storeds.layouts.files.presets import PRESETS
 from storeds.layouts.files.reading import FilesOpener
 from storeds.layouts.files.walk import is_folder, is_text, names_of, show
+from storeds.layouts.presets import PRESETS, presets_of
 from storeds.protocols import Meta
 from storeds.records.canonical_json import canonical_json
+from storeds.registry import import_object
 
 __all__ = ["FILES", "FilesOptions"]
 
 _LOG = logging.getLogger("storeds")
+_LAYOUTS = presets_of("files")
 
 
 def _path_or_names(given: Any) -> Any:
@@ -86,12 +88,12 @@ def _opener(url: str | StoreURL, *, layout: str | None = None, **keywords: Any) 
         options["classes"] = unique_classes(options["classes"])
     if not is_text(path):
         raise ConfigError(f"{show(path)}: its name is not valid UTF-8; rename it")
-    if layout is not None and layout not in PRESETS:
+    if layout is not None and layout not in _LAYOUTS:
         raise FormatError(f"{show(path)} is a folder or a tar file, and no store of layout {layout!r}")
     listed = find(path, options, layout, lambda: _checked(layout or _recognised(path, options), path, options))
     place, why = listed.place, None
     if layout is None:
-        why = PRESETS[place.kind].why
+        why = PRESETS[place.kind].certain
         _LOG.info("%s is opened with layout %r: %s", place.url, place.kind, why)
     for note in listed.notes:
         _LOG.warning("%s: %s", place.url, note)
@@ -102,7 +104,7 @@ def _opener(url: str | StoreURL, *, layout: str | None = None, **keywords: Any) 
 
 def _checked(kind: str, path: str, options: Mapping[str, Any]) -> str:
     """Return the name of a layout; raises ConfigError for an option that it has not."""
-    known = list(inspect.signature(PRESETS[kind].rows).parameters)[1:]
+    known = list(inspect.signature(import_object(PRESETS[kind].options)).parameters)[1:]
     for name in options:
         if name not in known:
             raise ConfigError(
@@ -122,13 +124,13 @@ def _recognised(path: str, options: Mapping[str, Any]) -> str:
             raise FormatError(f"{show(path)} is neither a folder nor a tar file") from None
         with os.scandir(path) as entries:
             held = sorted(f"{show(entry.name)}/" if is_folder(entry) else show(entry.name) for entry in entries)
-        ways = ({"layout": layout, **options} for layout in PRESETS)
+        ways = ({"layout": layout, **options} for layout in _LAYOUTS)
         readings = [Reading(arguments, partial(FILES, path, **arguments)) for arguments in ways]
         why = str(error).removeprefix(f"{show(path)} ")
         raise undecided(file_url("files", path), path, held, readings, why, f"If no layout fits, {packs}") from None
     if kind == "store":
         raise FormatError(f"{show(path)} is a store of another engine: open it as {show(path)}, without files://")
-    if kind not in PRESETS:
+    if kind not in _LAYOUTS:
         images = "; layout='flat' reads its images alone" if os.path.isdir(path) else ""
         raise FormatError(
             f"{show(path)} is a source of kind {kind!r}, which no store reads as it is: {packs} of it{images}"
@@ -136,5 +138,5 @@ def _recognised(path: str, options: Mapping[str, Any]) -> str:
     return kind
 
 
-FILES = Engine(_opener, holds_foreign=lambda url, options: True, presets=PRESETS)
+FILES = Engine(_opener, holds_foreign=lambda url, options: True, presets=_LAYOUTS)
 """Opens folders and tar shards; the options are `FilesOptions`."""

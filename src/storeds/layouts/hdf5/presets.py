@@ -15,7 +15,6 @@ from operator import itemgetter
 import h5py
 
 from storeds.errors import ConfigError, FormatError
-from storeds.layouts.explain import Preset
 from storeds.layouts.hdf5.files import (
     MOST_WALKED,
     Hdf5Files,
@@ -30,22 +29,12 @@ from storeds.layouts.hdf5.files import (
 from storeds.layouts.hdf5.scan import FRAMES, is_column
 from storeds.layouts.hdf5.values import is_single, row_count, values_of
 from storeds.layouts.pattern import KEY, Pattern, escaped, natural_order, parse_pattern, shared_names
+from storeds.layouts.presets import PRESETS
 from storeds.values.names import field_name, field_names
 
-__all__ = ["PRESETS", "candidates", "entries", "preset_pattern", "recognise"]
+__all__ = ["candidates", "entries", "preset_pattern", "recognise"]
 
 Columns = dict[str, str]
-
-PRESETS: Mapping[str, Preset] = {
-    "parallel": Preset("a row of each dataset", {"*": "**[]"}),
-    "per_file": Preset("a file", {"*": "**", "@": "/"}),
-    "per_sample": Preset("a group of datasets", {"*": "{}/**", "@": "{}/**"}),
-    "per_video": Preset("a frame of a video; each group is a video", {"*": "{video}/**[]", "@": "{video}"}),
-    "per_episode": Preset(
-        "a step of a demonstration, as robomimic, robosuite and LIBERO write them", {"*": "data/{episode}/**[]"}
-    ),
-    "pcam": Preset("a row of PatchCamelyon's …_x.h5 and …_y.h5", {"image": "x[]", "label": "…_y.h5::y[]"}),
-}
 
 _DEMO = re.compile(r"demo_\d+")
 _INSPECTED = 16  # groups

@@ -22,10 +22,11 @@ from storeds.backends.raw import Fault, Opener, RawStore, Rows, Stacked
 from storeds.errors import ConfigError, FormatError, StoredsError
 from storeds.layouts.explain import Reading, undecided
 from storeds.layouts.hdf5.files import ForeignOptions, Hdf5Files
-from storeds.layouts.hdf5.presets import PRESETS, candidates, entries, preset_pattern, recognise
+from storeds.layouts.hdf5.presets import candidates, entries, preset_pattern, recognise
 from storeds.layouts.hdf5.records import Contents, contents_of
 from storeds.layouts.hdf5.scan import LeftOutError
 from storeds.layouts.pattern import Pattern
+from storeds.layouts.presets import presets_of
 from storeds.protocols import JSON, Array, Description, Meta
 from storeds.records.canonical_json import canonical_json
 from storeds.records.fields import fields_to_json
@@ -176,5 +177,5 @@ def _opener(url: str | StoreURL, *, layout: str | None = None, **options: Any) -
     return ForeignHdf5Opener(path, parse_options(ForeignOptions, in_url, options, url), layout)
 
 
-FOREIGN_HDF5 = Engine(_opener, presets=PRESETS)
+FOREIGN_HDF5 = Engine(_opener, presets=presets_of("hdf5"))
 """Opens HDF5 files of other tools; the options are `ForeignOptions`."""

@@ -28,7 +28,6 @@ from storeds.layouts.lmdb.environment import (
     key_text,
 )
 from storeds.layouts.lmdb.presets import (
-    PRESETS,
     candidates,
     check_counts,
     counted_plan,
@@ -41,6 +40,7 @@ from storeds.layouts.lmdb.reading import ForeignLmdbOpener, keys_of, reading, sa
 from storeds.layouts.lmdb.records import Keys, Plan, Records, Value, matcher, unmatched, value_at
 from storeds.layouts.names import Names
 from storeds.layouts.pattern import EVERYTHING, KEY, NameFields, Pattern, Template, check_names, parse_pattern
+from storeds.layouts.presets import PRESETS, presets_of
 from storeds.protocols import JSON, Backend, Field, Meta
 from storeds.records.cache import index_path
 from storeds.records.canonical_json import canonical_json
@@ -267,5 +267,5 @@ def _opener(url: str | StoreURL, *, layout: str | None = None, **options: Any) -
     return _Finder(location, layout).opener()
 
 
-FOREIGN_LMDB = Engine(_opener, presets=PRESETS)
+FOREIGN_LMDB = Engine(_opener, presets=presets_of("lmdb"))
 """Opens environments of other tools; the options are `ForeignOptions`."""

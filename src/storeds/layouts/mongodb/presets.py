@@ -10,7 +10,7 @@ from typing import Any
 from storeds._utils.urls import StoreURL
 from storeds.backends.engine import Engine
 from storeds.backends.mongodb.client import ClientFactory, parse_location
-from storeds.layouts.explain import Preset, Reading, shown_value, undecided
+from storeds.layouts.explain import Reading, shown_value, undecided
 from storeds.layouts.mongodb.backend import LayoutOpener, MongodbLayout, layout_engine, listed
 from storeds.layouts.mongodb.connection import Connection
 from storeds.layouts.mongodb.gridfs import GridfsLayout
@@ -18,18 +18,18 @@ from storeds.layouts.mongodb.named import NamedLayout
 from storeds.layouts.mongodb.query import QueryLayout, data_of
 from storeds.protocols import Backend
 
-__all__ = ["FOREIGN_MONGODB", "GRIDFS", "NAMED", "PRESETS", "QUERY"]
+__all__ = ["FOREIGN_MONGODB", "GRIDFS", "NAMED", "QUERY"]
 
-PRESETS: Mapping[str, Preset] = {
-    "named": Preset("a document that a JSON index names", {"key": "img_name", "image": "bson_img"}),
-    "query": Preset("a document that a query finds, or an element of a list in it", {"image": "crops[].image"}),
-    "gridfs": Preset("a file of a GridFS bucket", {"label": "metadata.label"}),
-}
 _LOG = logging.getLogger("storeds")
 _SAMPLED = 3  # documents
 
 
-def _opener(url: str | StoreURL, *, client_factory: ClientFactory | None = None, **options: Any) -> LayoutOpener:
+_LAYOUTS: Mapping[str, type[MongodbLayout[Any]]] = {"gridfs": GridfsLayout, "named": NamedLayout, "query": QueryLayout}
+
+
+def _opener(
+    url: str | StoreURL, *, layout: str | None = None, client_factory: ClientFactory | None = None, **options: Any
+) -> LayoutOpener:
     """Return what opens a collection or a bucket that another tool wrote, as what it certainly is.
 
     A collection whose documents hold data is read by `QueryLayout`, or by `NamedLayout` with the option ``index``; two
@@ -42,6 +42,8 @@ def _opener(url: str | StoreURL, *, client_factory: ClientFactory | None = None,
     ConfigError, FormatError
         Nothing says for certain what it is; the message shows what it holds, and lines to paste.
     """
+    if layout is not None:
+        return LayoutOpener(_LAYOUTS[layout](url, client_factory=client_factory, **options))
     connection = Connection(parse_location(url), client_factory)
     try:
         target, why = _recognise(connection, options)
@@ -53,10 +55,10 @@ def _opener(url: str | StoreURL, *, client_factory: ClientFactory | None = None,
             raise undecided(connection.location.url, str(StoreURL.parse(url)), _entries(connection), readings, why)
     finally:
         connection.ref.close()
-    layout = target(url, client_factory=client_factory, **options)
-    layout.why = why
-    _LOG.info("%s is opened with layout %r: %s", layout.url, target.layout, why)
-    return LayoutOpener(layout)
+    opened = target(url, client_factory=client_factory, **options)
+    opened.why = why
+    _LOG.info("%s is opened with layout %r: %s", opened.url, target.layout, why)
+    return LayoutOpener(opened)
 
 
 def _store(
@@ -94,7 +96,7 @@ def _entries(connection: Connection) -> Iterator[str]:
     yield from (f"{name} = {shown_value(value)}" for name, value in document.items())
 
 
-FOREIGN_MONGODB = Engine(_opener)
+FOREIGN_MONGODB = Engine(_opener, presets=_LAYOUTS)
 """Opens collections and buckets of other tools."""
 GRIDFS, NAMED, QUERY = layout_engine(GridfsLayout), layout_engine(NamedLayout), layout_engine(QueryLayout)
 """Each opens what its layout reads."""
