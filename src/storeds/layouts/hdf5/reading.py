@@ -1,15 +1,12 @@
-"""Opens HDF5 files that other tools wrote, and finds what they are; reads their records and columns."""
+"""Opens HDF5 files that other tools wrote, and reads their records and columns."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Hashable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
-import xxhash
 from msgspec import structs
 
 from storeds._utils.settings import parse_options
@@ -18,35 +15,151 @@ from storeds.backends.engine import Engine
 from storeds.backends.file_stores import FileLocation, describe_file
 from storeds.backends.hdf5.reading import is_native
 from storeds.backends.hdf5.stamp import library_errors
-from storeds.backends.raw import Fault, Opener, RawStore, Rows, Stacked
-from storeds.errors import ConfigError, FormatError, StoredsError
-from storeds.layouts.explain import Reading, undecided
+from storeds.backends.raw import Fault, Rows, Stacked
+from storeds.errors import FormatError, StoredsError, UnavailableError
 from storeds.layouts.hdf5.files import ForeignOptions, Hdf5Files
 from storeds.layouts.hdf5.presets import candidates, entries, preset_pattern, recognise
 from storeds.layouts.hdf5.records import Contents, contents_of
-from storeds.layouts.hdf5.scan import LeftOutError
 from storeds.layouts.pattern import Pattern
 from storeds.layouts.presets import presets_of
+from storeds.layouts.tree import Found, Tree, TreeLocation, TreeOpener, TreeStore, digest, meta_of
 from storeds.protocols import JSON, Array, Description, Meta
-from storeds.records.canonical_json import canonical_json
 from storeds.records.fields import fields_to_json
 
 __all__ = ["FOREIGN_HDF5"]
 
-_MOST_COLUMNS = 64  # of a line to paste
-_LOG = logging.getLogger("storeds")
+
+@dataclass(frozen=True)
+class Hdf5Location(FileLocation[ForeignOptions], TreeLocation):
+    """A file, and the files to which its links lead. The open files of one store are a handle."""
+
+    engine = "hdf5"
+    layout: str | None = None
+
+    @property
+    def columns(self) -> Pattern | None:
+        return self.settings.columns
+
+    @property
+    def source(self) -> str:
+        return self.path
+
+    def given(self) -> dict[str, Any]:
+        # docstring inherited
+        return self.settings.changed()
+
+    def again(self, layout: str | None, options: Mapping[str, Any]) -> Hdf5Location:
+        # docstring inherited
+        return replace(self, layout=layout, settings=parse_options(ForeignOptions, {}, options, self.path))
+
+    def key(self) -> Hashable:
+        # One file may be several stores, with other columns or another group.
+        return "foreign", self.layout, super().key(), self.settings
+
+    def open(self) -> Hdf5Tree:
+        return Hdf5Tree(self)
+
+    def close(self, handle: Hdf5Tree, /) -> None:
+        handle.files.close()
+
+    def is_current(self, handle: Hdf5Tree, /) -> bool:
+        # docstring inherited; other tools change their files in place
+        return not handle.files.changed(handle.files.seen())
+
+    @contextmanager
+    def tree(self, handle: Hdf5Tree, /) -> Iterator[Hdf5Tree]:
+        # docstring inherited
+        with library_errors(self.url):
+            yield handle
 
 
-class ForeignHdf5Store(RawStore):
-    """The open files of a store, and its fields. It is its own handle."""
+class Hdf5Tree(Tree):
+    """The open files of a store. It is the handle of the stores that are read in one way."""
 
-    def __init__(
-        self, opener: ForeignHdf5Opener, files: Hdf5Files, layout: str, contents: Contents, why: str | None
-    ) -> None:
-        self.opener, self.files, self.why = opener, files, why
-        self.seen = files.seen()
-        self._contents = contents
-        self.meta = _meta(self.seen, layout, contents)
+    def __init__(self, location: Hdf5Location) -> None:
+        self._location = location
+        self.files = Hdf5Files(location.path, location.url, location.settings)
+        self._found: dict[tuple[str, Pattern], tuple[Contents, Meta]] = {}
+
+    def is_native(self) -> bool:
+        # docstring inherited
+        return is_native(self.files.file(self.files.path))
+
+    def recognise(self) -> tuple[str, str] | None:
+        # docstring inherited
+        return recognise(self.files)
+
+    def entries(self) -> Iterator[str]:
+        # docstring inherited
+        return entries(self.files)
+
+    def candidates(self) -> Iterator[dict[str, object]]:
+        # docstring inherited
+        return candidates(self.files)
+
+    def pattern(self, layout: str) -> Pattern:
+        # docstring inherited
+        return preset_pattern(self.files, layout)
+
+    def find(self, layout: str, pattern: Pattern | None) -> Found:
+        # docstring inherited
+        assert pattern is not None
+        contents, meta = self._contents(layout, pattern)
+        own, *_ = self.files.seen()
+        return Found(meta, pattern, own, unread=tuple(contents.unread()))
+
+    def _contents(self, layout: str, pattern: Pattern) -> tuple[Contents, Meta]:
+        # Once for all stores of the handle: reading may open further files, which are no part of the identity.
+        if (layout, pattern) not in self._found:
+            contents = contents_of(self.files, pattern)
+            self._found[layout, pattern] = contents, _meta(self.files.seen(), layout, contents)
+        return self._found[layout, pattern]
+
+    def _look_again(self, layout: str) -> None:
+        """Open the files behind links that recognising the store opened in another process: they are a part of its build."""
+        if self._location.columns is None and self._location.layout is None:
+            self.recognise()
+        if self._location.columns is None:
+            self.pattern(layout)
+
+    def store(self, found: Found) -> Hdf5Store:
+        # docstring inherited
+        assert found.pattern is not None
+        if self.files.changed([found.plan]):  # its contents may not fit the pattern any more
+            raise UnavailableError(f"{self.files.url} was replaced while in use or changed; open it again")
+        if not self._found:
+            self._look_again(found.meta.layout)
+        contents, meta = self._contents(found.meta.layout, found.pattern)
+        self.files.listed.clear()
+        return Hdf5Store(self._location, self, found, contents, meta.build)
+
+
+def _meta(seen: Sequence[Any], layout: str, found: Contents) -> Meta:
+    fields = {name: values.field for name, values in found.columns.items()}
+    content: dict[str, JSON] = {
+        "layout": layout,
+        "fields": fields_to_json(fields),
+        "attrs": dict(found.attrs),
+        "count": found.count,
+        "where": dict(found.where),
+    }
+    # Without checksums, the size and the modification time identify a file's content.
+    identity: JSON = {**content, "files": [file[3:] for file in seen]}
+    build = digest({**content, "files": [file[1:] for file in seen]})
+    return meta_of(layout, identity, build, found.count, fields, found.attrs)
+
+
+class Hdf5Store(TreeStore):
+    """The records of open files, by the columns that a pattern found."""
+
+    def __init__(self, location: Hdf5Location, tree: Hdf5Tree, found: Found, contents: Contents, build: str) -> None:
+        super().__init__(location, tree, found)
+        self._location, self._contents, self._build = location, contents, build
+
+    @property
+    def build(self) -> str:
+        # docstring inherited
+        return self._build
 
     def read(self, positions: list[int], fields: tuple[str, ...] | None) -> Rows:
         # docstring inherited
@@ -67,18 +180,14 @@ class ForeignHdf5Store(RawStore):
         except ValueError as error:
             if isinstance(error, StoredsError):
                 raise
-            raise FormatError(f"{self.opener.url}: column {name!r} cannot be read: {error}") from None
-
-    def unread(self) -> Iterable[str]:
-        # docstring inherited
-        return self._contents.unread()
+            raise FormatError(f"{self._location.url}: column {name!r} cannot be read: {error}") from None
 
     def describe(self) -> Description:
         # docstring inherited
-        settings = self.opener.settings
+        settings = self._location.settings
         columns: JSON = None if settings.columns is None else dict(settings.columns.to_json())
         how = {**structs.asdict(settings), "columns": columns, "where": dict(self._contents.where)}
-        return describe_file(self.opener.path, self.opener.url, how, [], recognised=self.why)
+        return describe_file(self._location.path, self._location.url, how, [], recognised=self.found.why)
 
 
 def _record(record: dict[str, Any]) -> dict[str, Any] | Fault:
@@ -90,91 +199,9 @@ def _record(record: dict[str, Any]) -> dict[str, Any] | Fault:
     return record
 
 
-def _meta(seen: Sequence[Any], layout: str, found: Contents) -> Meta:
-    fields = {name: values.field for name, values in found.columns.items()}
-    content: dict[str, JSON] = {
-        "layout": layout,
-        "fields": fields_to_json(fields),
-        "attrs": dict(found.attrs),
-        "count": found.count,
-        "where": dict(found.where),
-    }
-    # Without checksums, the size and the modification time identify a file's content.
-    id_ = _digest({**content, "files": [file[3:] for file in seen]})
-    build = _digest({**content, "files": [file[1:] for file in seen]})
-    return Meta(id_, build, found.count, layout, fields, found.attrs)
-
-
-def _digest(content: Mapping[str, JSON]) -> str:
-    return xxhash.xxh3_128_hexdigest(canonical_json(dict(content)).encode())
-
-
-@dataclass(frozen=True)
-class ForeignHdf5Opener(FileLocation[ForeignOptions], Opener[ForeignHdf5Store]):
-    """Opens a foreign store: with the named layout, by the pattern of its settings, or as what it certainly is."""
-
-    engine = "hdf5"
-    layout: str | None = None
-
-    def key(self) -> Hashable:
-        # One file may be several stores, with other columns or another group.
-        return "foreign", self.layout, super().key(), self.settings
-
-    def open(self) -> ForeignHdf5Store:
-        files = Hdf5Files(self.path, self.url, self.settings)
-        with ExitStack() as opened, library_errors(self.url):
-            opened.callback(files.close)
-            self._check_foreign(files)
-            layout, pattern, why = self._pattern(files)
-            store = ForeignHdf5Store(self, files, layout, self._contents(files, pattern), why)
-            opened.pop_all()
-        files.listed.clear()
-        return store
-
-    def _check_foreign(self, files: Hdf5Files) -> None:
-        if is_native(files.file(files.path)):
-            raise ConfigError(
-                f"{self.url} is a native store; open it without layout=, columns= and other foreign options"
-            )
-
-    def _pattern(self, files: Hdf5Files) -> tuple[str, Pattern, str | None]:
-        """Return the name of the layout, the pattern, and why it is certain if the user named neither."""
-        if self.settings.columns is not None:
-            return self.layout or "columns", self.settings.columns, None
-        if self.layout is not None:
-            return self.layout, preset_pattern(files, self.layout), None
-        found = recognise(files)
-        if found is None:
-            raise undecided(self.url, self.path, entries(files), map(self._reading, candidates(files)))
-        _LOG.info("%s is opened with layout %r: %s", self.url, found[0], found[2])
-        return found
-
-    def _contents(self, files: Hdf5Files, pattern: Pattern) -> Contents:
-        try:
-            return contents_of(files, pattern)
-        except LeftOutError as error:
-            readings = [self._reading({"columns": error.columns})] if len(error.columns) <= _MOST_COLUMNS else []
-            raise undecided(self.url, self.path, entries(files), readings, error.why) from None
-
-    def _reading(self, given: Mapping[str, Any]) -> Reading:
-        """Return another way to read the store, with the options of this one."""
-        arguments = {**self.settings.changed(), **given}
-        return Reading(arguments, partial(FOREIGN_HDF5, self.path, **arguments))
-
-    def close(self, handle: ForeignHdf5Store, /) -> None:
-        handle.files.close()
-
-    def is_current(self, handle: ForeignHdf5Store, /) -> bool:
-        # docstring inherited; other tools change their files in place
-        return not handle.files.changed(handle.seen)
-
-    def attach(self, handle: ForeignHdf5Store, /) -> ForeignHdf5Store:
-        return handle
-
-
-def _opener(url: str | StoreURL, *, layout: str | None = None, **options: Any) -> ForeignHdf5Opener:
+def _opener(url: str | StoreURL, *, layout: str | None = None, **options: Any) -> TreeOpener:
     path, in_url = file_path(url)
-    return ForeignHdf5Opener(path, parse_options(ForeignOptions, in_url, options, url), layout)
+    return TreeOpener(Hdf5Location(path, parse_options(ForeignOptions, in_url, options, url), layout))
 
 
 FOREIGN_HDF5 = Engine(_opener, presets=presets_of("hdf5"))
