@@ -89,6 +89,10 @@ class Tree(Protocol):
         """Whether storeds wrote it."""
         return False
 
+    def check(self) -> None:
+        """Raise ConfigError if there are no records where the user says."""
+        return
+
     @abstractmethod
     def recognise(self) -> tuple[str, str] | None:
         """Return the preset that it certainly fits, and why; None if there is none."""
@@ -233,6 +237,7 @@ class TreeOpener(Opener[Any]):
             raise ConfigError(
                 f"{self.url} is a native store; open it without layout=, columns= and other foreign options"
             )
+        tree.check()
         layout, pattern, why = location.layout, location.columns, None
         if pattern is None and layout is None:
             certain = tree.recognise()
