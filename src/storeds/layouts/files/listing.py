@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from storeds.records.codec import RecordCodec
 from storeds.records.fields import fields_from_json, fields_to_json
 from storeds.registry import import_object
 
-__all__ = ["Listed", "Place", "find", "find_again"]
+__all__ = ["Listed", "Place", "find", "find_again", "find_first"]
 
 _VERSION = 1
 _SETTLED = 2_000_000_000  # nanoseconds after which a change of a folder surely changes its time
@@ -142,35 +142,24 @@ class Listed:
         return next((self.shard_names[value[0]] for value in parts), "")
 
 
-def find(path: str, options: Mapping[str, Any], layout: str | None, recognise: Callable[[], str]) -> Listed:
-    """Return the rows at a path: those of the cache folder, if nothing changed.
+def find(path: str, options: Mapping[str, Any], layout: str | None) -> Listed | None:
+    """Return the rows at a path that the cache folder holds, if nothing changed; `layout` is the one that the user names."""
+    last = load_json(_latest(path, options, layout), dict[str, str])
+    return None if last is None else _kept(Place(path, last["kind"], options), last["state"])
 
-    Parameters
-    ----------
-    path : str
-    options : mapping
-        As in `Place`.
-    layout : str or None
-        One of `PRESETS`, if the user names it.
-    recognise : callable
-        Returns the layout otherwise, and checks the options; not called if nothing changed.
 
-    Raises
-    ------
-    StoreNotFoundError, ConfigError, FormatError
-        Nothing exists there, or no row can be read.
-    """
-    latest = index_path("files", _VERSION, path, layout, dict(options)).with_suffix(".json")
-    last = load_json(latest, dict[str, str])
-    if last is not None:
-        listed = _kept(Place(path, last["kind"], options), last["state"])
-        if listed is not None:
-            return listed
-    place, begun = Place(path, recognise(), options), time.time_ns()
+def find_first(place: Place, layout: str | None) -> Listed:
+    """List the rows of a place, for `find` to return them later; raises StoreNotFoundError, ConfigError and FormatError."""
+    begun = time.time_ns()
     listed = _listed_now(place)
     if all(modified + _SETTLED < begun for _, modified, _, _ in listed.watched):
-        save_json(latest, {"kind": place.kind, "state": listed.state})
+        save_json(_latest(place.path, place.options, layout), {"kind": place.kind, "state": listed.state})
     return listed
+
+
+def _latest(path: str, options: Mapping[str, Any], layout: str | None) -> Path:
+    """Return the file of the cache folder that tells which list was the last one."""
+    return index_path("files", _VERSION, path, layout, dict(options)).with_suffix(".json")
 
 
 def find_again(place: Place, state: str) -> Listed:

@@ -5,27 +5,27 @@ from __future__ import annotations
 import inspect
 import logging
 import os
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, ClassVar
 
-import xxhash
-
+from storeds._utils.files import stat_store
 from storeds._utils.globs import pattern_of
 from storeds._utils.settings import parse_options
 from storeds._utils.urls import StoreURL, file_path, file_url
 from storeds.backends.engine import Engine
 from storeds.backends.raw import BackendOptions
 from storeds.errors import ConfigError, FormatError, suggest
-from storeds.layouts.explain import Reading, undecided
 from storeds.layouts.files.class_names import unique_classes
 from storeds.layouts.files.detect import kind_of_path
-from storeds.layouts.files.listing import find
-from storeds.layouts.files.reading import FilesOpener
+from storeds.layouts.files.listing import Listed, Place, find, find_again, find_first
+from storeds.layouts.files.reading import FilesStore
 from storeds.layouts.files.walk import is_folder, is_text, names_of, show
+from storeds.layouts.pattern import Pattern
 from storeds.layouts.presets import PRESETS, presets_of
-from storeds.protocols import Meta
-from storeds.records.canonical_json import canonical_json
+from storeds.layouts.tree import Found, Tree, TreeLocation, TreeOpener, meta_of
 from storeds.registry import import_object
 
 __all__ = ["FILES", "FilesOptions"]
@@ -79,7 +79,138 @@ class FilesOptions(BackendOptions, frozen=True):
     parsers: ClassVar[Mapping[str, Callable[[Any], Any]]] = {"classes": _path_or_names, "extensions": names_of}
 
 
-def _opener(url: str | StoreURL, *, layout: str | None = None, **keywords: Any) -> FilesOpener:
+@dataclass(frozen=True)
+class FilesLocation(TreeLocation):
+    """A folder, a tar file, or a pattern of tar files. Each file is open only while it is read, so no handle is.
+
+    Parameters
+    ----------
+    path : str
+        Absolute.
+    options : mapping
+        Of `FilesOptions`, those that the user gives.
+    """
+
+    path: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    layout: str | None = None
+
+    @property
+    def url(self) -> str:
+        return file_url("files", self.path)
+
+    @property
+    def source(self) -> str:
+        return self.path
+
+    def given(self) -> dict[str, Any]:
+        # docstring inherited
+        return dict(self.options)
+
+    def again(self, layout: str | None, options: Mapping[str, Any]) -> FilesLocation:
+        # docstring inherited
+        return replace(self, layout=layout, options=options)
+
+    def key(self) -> Hashable:
+        # docstring inherited
+        if not os.path.lexists(self.path) and any(mark in self.path for mark in "*?[{"):
+            return "files", self.path  # a pattern: each file is looked at when it is read
+        status = stat_store(self.path, self.url)
+        return "files", status.st_dev, status.st_ino
+
+    def open(self) -> object:
+        # docstring inherited
+        return object()
+
+    def close(self, handle: object, /) -> None:
+        # docstring inherited
+        return
+
+    @contextmanager
+    def tree(self, handle: object, /) -> Iterator[FilesTree]:
+        # docstring inherited
+        yield FilesTree(self, handle)
+
+
+class FilesTree(Tree):
+    """The files of a folder, or the members of tar files."""
+
+    def __init__(self, location: FilesLocation, handle: object) -> None:
+        self._location, self._path, self._handle = location, location.path, handle
+        self._why_not = ""
+        name = os.path.basename(self._path) or "packed"
+        self._packs = f"`storeds pack {show(self._path)} {show(name)}.lmdb` makes a store"
+        self.otherwise = f"If no layout fits, {self._packs}"
+
+    @cached_property
+    def _listed(self) -> Listed | None:
+        """The rows that the cache folder holds, if nothing changed."""
+        return find(self._path, self._location.options, self._location.layout)
+
+    def recognise(self) -> tuple[str, str] | None:
+        # docstring inherited
+        kind = self._kind() if self._listed is None else self._listed.place.kind
+        return None if kind is None else (kind, PRESETS[kind].certain)
+
+    def _kind(self) -> str | None:
+        """Return the layout of the path, None if it may be several; raises FormatError for what no layout reads."""
+        shown = show(self._path)
+        try:
+            kind = kind_of_path(self._path, "layout")
+        except ConfigError as error:
+            if not os.path.isdir(self._path):
+                raise FormatError(f"{shown} is neither a folder nor a tar file") from None
+            self._why_not = str(error).removeprefix(f"{shown} ")
+            return None
+        if kind == "store":
+            raise FormatError(f"{shown} is a store of another engine: open it as {shown}, without files://")
+        if kind not in _LAYOUTS:
+            images = "; layout='flat' reads its images alone" if os.path.isdir(self._path) else ""
+            raise FormatError(
+                f"{shown} is a source of kind {kind!r}, which no store reads as it is: {self._packs} of it{images}"
+            )
+        return kind
+
+    def why_not(self) -> str:
+        # docstring inherited
+        return self._why_not
+
+    def entries(self) -> list[str]:
+        # docstring inherited
+        with os.scandir(self._path) as entries:
+            return sorted(f"{show(entry.name)}/" if is_folder(entry) else show(entry.name) for entry in entries)
+
+    def candidates(self) -> Iterator[dict[str, Any]]:
+        # docstring inherited
+        yield from ({"layout": layout} for layout in _LAYOUTS)
+
+    def pattern(self, layout: str) -> Pattern | None:
+        # docstring inherited; there is none, and the options must be those of the layout
+        known = list(inspect.signature(import_object(PRESETS[layout].options)).parameters)[1:]
+        for name in self._location.options:
+            if name not in known:
+                raise ConfigError(
+                    f"{show(self._path)}: layout {layout!r} has no option {name!r}; {suggest(name, known, 'options')}"
+                )
+        return None
+
+    def find(self, layout: str, pattern: Pattern | None) -> Found:
+        # docstring inherited
+        place = Place(self._path, layout, self._location.options)
+        listed = self._listed or find_first(place, self._location.layout)
+        for note in listed.notes:
+            _LOG.warning("%s: %s", place.url, note)
+        identity = [layout, listed.state]
+        meta = meta_of(layout, identity, listed.build, listed.count, listed.fields, listed.attrs)
+        return Found(meta, None, listed.state, (*listed.left_out, *listed.faults), listed)
+
+    def store(self, found: Found) -> FilesStore:
+        # docstring inherited
+        place = Place(self._path, found.meta.layout, self._location.options)
+        return FilesStore(self._location, self._handle, found, found.kept or find_again(place, found.plan))
+
+
+def _opener(url: str | StoreURL, *, layout: str | None = None, **keywords: Any) -> TreeOpener:
     parsed = StoreURL.parse(url)
     path, in_url = file_path(parsed)
     path = pattern_of(parsed) or path
@@ -90,52 +221,7 @@ def _opener(url: str | StoreURL, *, layout: str | None = None, **keywords: Any) 
         raise ConfigError(f"{show(path)}: its name is not valid UTF-8; rename it")
     if layout is not None and layout not in _LAYOUTS:
         raise FormatError(f"{show(path)} is a folder or a tar file, and no store of layout {layout!r}")
-    listed = find(path, options, layout, lambda: _checked(layout or _recognised(path, options), path, options))
-    place, why = listed.place, None
-    if layout is None:
-        why = PRESETS[place.kind].certain
-        _LOG.info("%s is opened with layout %r: %s", place.url, place.kind, why)
-    for note in listed.notes:
-        _LOG.warning("%s: %s", place.url, note)
-    id_ = xxhash.xxh3_128_hexdigest(canonical_json([place.kind, listed.state]).encode())
-    meta = Meta(id_, listed.build, listed.count, place.kind, listed.fields, listed.attrs)
-    return FilesOpener(place, meta, listed.state, why, listed)
-
-
-def _checked(kind: str, path: str, options: Mapping[str, Any]) -> str:
-    """Return the name of a layout; raises ConfigError for an option that it has not."""
-    known = list(inspect.signature(import_object(PRESETS[kind].options)).parameters)[1:]
-    for name in options:
-        if name not in known:
-            raise ConfigError(
-                f"{show(path)}: layout {kind!r} has no option {name!r}; {suggest(name, known, 'options')}"
-            )
-    return kind
-
-
-def _recognised(path: str, options: Mapping[str, Any]) -> str:
-    """Return the layout of a path; raises ConfigError or FormatError with lines to paste."""
-    name = os.path.basename(path) or "packed"
-    packs = f"`storeds pack {show(path)} {show(name)}.lmdb` makes a store"
-    try:
-        kind = kind_of_path(path, "layout")
-    except ConfigError as error:
-        if not os.path.isdir(path):
-            raise FormatError(f"{show(path)} is neither a folder nor a tar file") from None
-        with os.scandir(path) as entries:
-            held = sorted(f"{show(entry.name)}/" if is_folder(entry) else show(entry.name) for entry in entries)
-        ways = ({"layout": layout, **options} for layout in _LAYOUTS)
-        readings = [Reading(arguments, partial(FILES, path, **arguments)) for arguments in ways]
-        why = str(error).removeprefix(f"{show(path)} ")
-        raise undecided(file_url("files", path), path, held, readings, why, f"If no layout fits, {packs}") from None
-    if kind == "store":
-        raise FormatError(f"{show(path)} is a store of another engine: open it as {show(path)}, without files://")
-    if kind not in _LAYOUTS:
-        images = "; layout='flat' reads its images alone" if os.path.isdir(path) else ""
-        raise FormatError(
-            f"{show(path)} is a source of kind {kind!r}, which no store reads as it is: {packs} of it{images}"
-        )
-    return kind
+    return TreeOpener(FilesLocation(path, options, layout))
 
 
 FILES = Engine(_opener, holds_foreign=lambda url, options: True, presets=_LAYOUTS)
