@@ -3,6 +3,6 @@
 Start with `presets.py`, which recognises a collection or a bucket, then read `backend.py` and `query.py`.
 """
 
-from storeds.layouts.mongodb.presets import FOREIGN_MONGODB, GRIDFS, NAMED, QUERY
+from storeds.layouts.mongodb.presets import FOREIGN_MONGODB
 
-__all__ = ["FOREIGN_MONGODB", "GRIDFS", "NAMED", "QUERY"]
+__all__ = ["FOREIGN_MONGODB"]

@@ -1,102 +1,134 @@
-"""What a foreign MongoDB collection certainly is, and the ways to read one that is not certain."""
+"""Finds out what a MongoDB collection or bucket of another tool is, and opens it."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Mapping
-from functools import partial
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from storeds._utils.settings import parse_options
 from storeds._utils.urls import StoreURL
 from storeds.backends.engine import Engine
-from storeds.backends.mongodb.client import ClientFactory, parse_location
-from storeds.layouts.explain import Reading, shown_value, undecided
-from storeds.layouts.mongodb.backend import LayoutOpener, MongodbLayout, layout_engine, listed
+from storeds.backends.mongodb.client import ClientFactory, ClientOpener, parse_location
+from storeds.backends.raw import BackendOptions
+from storeds.layouts.explain import shown_value
+from storeds.layouts.mongodb.backend import MongodbLayout, listed
 from storeds.layouts.mongodb.connection import Connection
 from storeds.layouts.mongodb.gridfs import GridfsLayout
 from storeds.layouts.mongodb.named import NamedLayout
 from storeds.layouts.mongodb.query import QueryLayout, data_of
-from storeds.protocols import Backend
+from storeds.layouts.pattern import Pattern
+from storeds.layouts.presets import PRESETS, presets_of
+from storeds.layouts.tree import Found, Tree, TreeLocation, TreeOpener
+from storeds.registry import import_object
 
-__all__ = ["FOREIGN_MONGODB", "GRIDFS", "NAMED", "QUERY"]
+__all__ = ["FOREIGN_MONGODB", "MongodbLocation"]
 
-_LOG = logging.getLogger("storeds")
+_LAYOUTS: Mapping[str, type[MongodbLayout[Any]]] = {"gridfs": GridfsLayout, "named": NamedLayout, "query": QueryLayout}
 _SAMPLED = 3  # documents
 
 
-_LAYOUTS: Mapping[str, type[MongodbLayout[Any]]] = {"gridfs": GridfsLayout, "named": NamedLayout, "query": QueryLayout}
+@dataclass(frozen=True)
+class MongodbLocation(ClientOpener, TreeLocation):
+    """A collection or a bucket, and what the user says of it.
+
+    Parameters
+    ----------
+    options : mapping
+        Of the layout, which reads ``columns`` as well.
+    """
+
+    options: Mapping[str, Any] = field(default_factory=dict)
+    layout: str | None = None
+
+    @property
+    def source(self) -> str:
+        return self.url
+
+    def given(self) -> dict[str, Any]:
+        # docstring inherited
+        return dict(self.options)
+
+    def again(self, layout: str | None, options: Mapping[str, Any]) -> MongodbLocation:
+        # docstring inherited
+        return replace(self, layout=layout, options=options)
+
+    @contextmanager
+    def tree(self, handle: Any, /) -> Iterator[MongodbTree]:
+        # docstring inherited; each query converts errors
+        yield MongodbTree(self, handle)
+
+
+class MongodbTree(Tree):
+    """A collection, or the collections of a bucket."""
+
+    def __init__(self, location: MongodbLocation, client: Any) -> None:
+        self._location, self._client = location, client
+        self._connection = Connection(client, location.location)
+        self._name = location.location.collection
+        self._why_not = ""
+
+    def recognise(self) -> tuple[str, str] | None:
+        # docstring inherited
+        layout, why = self._certain()
+        self._why_not = "" if layout else why
+        return (layout, why) if layout else None
+
+    def _certain(self) -> tuple[str | None, str]:
+        """Return the layout and why it is certain, or None and why it is not."""
+        connection, name, options = self._connection, self._name, self._location.options
+        names = set(connection.names())
+        if {f"{name}.files", f"{name}.chunks"} <= names:
+            pair = f"there are the collections {name}.files and {name}.chunks"
+            return (None, f"{pair}, and one called {name}") if name in names else ("gridfs", pair)
+        connection.identity(name)  # raises StoreNotFoundError
+        if "index" in options:
+            return "named", "an index is given"
+        shown = list(connection.find(name, {}, limit=_SAMPLED))
+        if not shown:
+            return None, "the collection is empty"
+        if name.endswith((".files", ".chunks")):
+            return None, f"it belongs to the GridFS bucket {name.rpartition('.')[0]!r}: open that"
+        data = list(dict.fromkeys(field for document in shown for field in data_of(document)))
+        if options.get("columns") or data:
+            fields = listed(sorted(shown[0]))
+            return "query", f"its documents have the fields {fields}, of which {listed(data)} hold data"
+        return None, "no field of its documents holds an image or other bytes"
+
+    def why_not(self) -> str:
+        # docstring inherited
+        return self._why_not
+
+    def entries(self) -> Iterator[str]:
+        # docstring inherited: the fields of the first document, each with its beginning
+        for name, value in self._connection.one(self._name).items():
+            yield f"{name} = {shown_value(value)}"
+
+    def candidates(self) -> Iterator[dict[str, Any]]:
+        # docstring inherited
+        yield from ({"layout": layout} for layout in ("query", "gridfs"))
+
+    def pattern(self, layout: str) -> Pattern | None:
+        # docstring inherited; the options of a layout say more
+        return None
+
+    def find(self, layout: str, pattern: Pattern | None) -> Found:
+        # docstring inherited
+        kind: type[BackendOptions] = import_object(PRESETS[layout].options)
+        settings = parse_options(kind, {}, self._location.options, self._location.url)
+        return _LAYOUTS[layout](self._location, self._client, settings).find()
+
+    def store(self, found: Found) -> MongodbLayout[Any]:
+        # docstring inherited
+        return _LAYOUTS[found.meta.layout](self._location, self._client, found.plan.settings, found)
 
 
 def _opener(
     url: str | StoreURL, *, layout: str | None = None, client_factory: ClientFactory | None = None, **options: Any
-) -> LayoutOpener:
-    """Return what opens a collection or a bucket that another tool wrote, as what it certainly is.
-
-    A collection whose documents hold data is read by `QueryLayout`, or by `NamedLayout` with the option ``index``; two
-    collections of GridFS by `GridfsLayout`.
-
-    Raises
-    ------
-    StoreNotFoundError
-        There is no such collection and no such bucket.
-    ConfigError, FormatError
-        Nothing says for certain what it is; the message shows what it holds, and lines to paste.
-    """
-    if layout is not None:
-        return LayoutOpener(_LAYOUTS[layout](url, client_factory=client_factory, **options))
-    connection = Connection(parse_location(url), client_factory)
-    try:
-        target, why = _recognise(connection, options)
-        if target is None:
-            readings = [
-                Reading({"layout": one.layout, **options}, partial(_store, one, url, client_factory, options))
-                for one in (QueryLayout, GridfsLayout)
-            ]
-            raise undecided(connection.location.url, str(StoreURL.parse(url)), _entries(connection), readings, why)
-    finally:
-        connection.ref.close()
-    opened = target(url, client_factory=client_factory, **options)
-    opened.why = why
-    _LOG.info("%s is opened with layout %r: %s", opened.url, target.layout, why)
-    return LayoutOpener(opened)
+) -> TreeOpener:
+    return TreeOpener(MongodbLocation(parse_location(url), client_factory, options, layout))
 
 
-def _store(
-    layout: type[MongodbLayout[Any]], url: str | StoreURL, factory: ClientFactory | None, options: Mapping[str, Any]
-) -> Backend:
-    return layout_engine(layout)(url, client_factory=factory, **options)
-
-
-def _recognise(connection: Connection, options: Mapping[str, Any]) -> tuple[type[MongodbLayout[Any]] | None, str]:
-    """Return the layout of a collection or bucket and why, or None and why not."""
-    name, names = connection.location.collection, set(connection.names())
-    if {f"{name}.files", f"{name}.chunks"} <= names:
-        pair = f"there are the collections {name}.files and {name}.chunks"
-        return (None, f"{pair}, and one called {name}") if name in names else (GridfsLayout, pair)
-    connection.identity(name)  # raises StoreNotFoundError
-    if "index" in options:
-        return NamedLayout, "an index is given"
-    shown = list(connection.find(name, {}, limit=_SAMPLED))
-    if not shown:
-        return None, "the collection is empty"
-    if name.endswith((".files", ".chunks")):
-        return None, f"it belongs to the GridFS bucket {name.rpartition('.')[0]!r}: open that"
-    data = list(dict.fromkeys(field for document in shown for field in data_of(document)))
-    if options.get("columns") or data:
-        return (
-            QueryLayout,
-            f"its documents have the fields {listed(sorted(shown[0]))}, of which {listed(data)} hold data",
-        )
-    return None, "no field of its documents holds an image or other bytes"
-
-
-def _entries(connection: Connection) -> Iterator[str]:
-    """Yield the fields of the first document, each with its beginning."""
-    document = connection.one(connection.location.collection)
-    yield from (f"{name} = {shown_value(value)}" for name, value in document.items())
-
-
-FOREIGN_MONGODB = Engine(_opener, presets=_LAYOUTS)
-"""Opens collections and buckets of other tools."""
-GRIDFS, NAMED, QUERY = layout_engine(GridfsLayout), layout_engine(NamedLayout), layout_engine(QueryLayout)
-"""Each opens what its layout reads."""
+FOREIGN_MONGODB = Engine(_opener, presets=presets_of("mongodb"))
+"""Opens collections and buckets of other tools; the options are those of the layout, and ``client_factory``."""
