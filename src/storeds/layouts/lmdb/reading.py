@@ -13,7 +13,7 @@ from storeds.backends.file_stores import describe_file
 from storeds.backends.lmdb.files import Environment, lmdb_errors
 from storeds.backends.raw import Fault, Rows
 from storeds.layouts.lmdb.environment import EnvironmentLocation, LmdbReader, key_text, reading
-from storeds.layouts.lmdb.presets import listed_keys_of
+from storeds.layouts.lmdb.recognising import listed_keys_of
 from storeds.layouts.lmdb.records import Keys, NumberedKeys, Plan, Records, key_index
 from storeds.layouts.names import Names
 from storeds.layouts.tree import Found, TreeStore
@@ -24,7 +24,7 @@ from storeds.values.coerce import any_inside, is_nan
 from storeds.values.infer import evenly
 
 if TYPE_CHECKING:
-    from storeds.layouts.lmdb.finding import LmdbLocation
+    from storeds.layouts.lmdb.tree import LmdbLocation
 
 __all__ = ["ForeignLmdbStore", "keys_of", "sampled"]
 

@@ -31,7 +31,7 @@ from storeds.records.fields import fields_to_json
 from storeds.values.infer import evenly
 
 if TYPE_CHECKING:
-    from storeds.layouts.mongodb.presets import MongodbLocation
+    from storeds.layouts.mongodb.tree import MongodbLocation
 
 __all__ = ["IDS", "LABELS", "NAMES", "MongodbLayout", "batches", "id_of", "key_of", "listed"]
 

@@ -18,7 +18,7 @@ from storeds.backends.hdf5.stamp import library_errors
 from storeds.backends.raw import Fault, Rows, Stacked
 from storeds.errors import FormatError, StoredsError, UnavailableError
 from storeds.layouts.hdf5.files import ForeignOptions, Hdf5Files
-from storeds.layouts.hdf5.presets import candidates, entries, preset_pattern, recognise
+from storeds.layouts.hdf5.recognising import candidates, entries, preset_pattern, recognise
 from storeds.layouts.hdf5.records import Contents, contents_of
 from storeds.layouts.pattern import Pattern
 from storeds.layouts.presets import presets_of

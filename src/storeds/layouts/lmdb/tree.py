@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 from storeds._utils.settings import parse_options
@@ -24,7 +23,8 @@ from storeds.layouts.lmdb.environment import (
     key_text,
     reading,
 )
-from storeds.layouts.lmdb.presets import (
+from storeds.layouts.lmdb.reading import ForeignLmdbStore, keys_of, sampled
+from storeds.layouts.lmdb.recognising import (
     candidates,
     check_counts,
     counted_plan,
@@ -33,7 +33,6 @@ from storeds.layouts.lmdb.presets import (
     recognise_names,
     recognise_values,
 )
-from storeds.layouts.lmdb.reading import ForeignLmdbStore, keys_of, sampled
 from storeds.layouts.lmdb.records import Keys, Plan, Records, Value, matcher, unmatched, value_at
 from storeds.layouts.names import Names
 from storeds.layouts.pattern import EVERYTHING, KEY, NameFields, Pattern, Template, check_names, parse_pattern
@@ -89,6 +88,7 @@ class LmdbTree(Tree):
 
     def __init__(self, location: LmdbLocation, reader: LmdbReader) -> None:
         self._location, self._reader = location, reader
+        self._sampled: tuple[Plan, list[bytes]] | None = None
 
     def is_native(self) -> bool:
         # docstring inherited
@@ -101,17 +101,18 @@ class LmdbTree(Tree):
 
     def recognise(self) -> tuple[str, str] | None:
         # docstring inherited
-        return recognise_names(self._reader) or recognise_values(self._reader, *self._all_values)
+        return recognise_names(self._reader) or recognise_values(self._reader, *self._all_values())
 
-    @cached_property
     def _all_values(self) -> tuple[Plan, list[bytes]]:
-        """How to read every value by itself, and the keys of some."""
-        plan, _, keys = self._plan("", parse_pattern({EVERYTHING: "{}"}))
-        return plan, sampled(keys, _RECOGNISED)
+        """Return how to read every value by itself, and the keys of some."""
+        if self._sampled is None:
+            plan, _, keys = self._plan("", parse_pattern({EVERYTHING: "{}"}))
+            self._sampled = plan, sampled(keys, _RECOGNISED)
+        return self._sampled
 
     def why_not(self) -> str:
         # docstring inherited
-        reader, (_, keys) = self._reader, self._all_values
+        reader, (_, keys) = self._reader, self._all_values()
         try:
             for value in map(reader.get, keys):
                 if value is not None and is_pickle(value):
@@ -127,7 +128,7 @@ class LmdbTree(Tree):
 
     def candidates(self) -> Iterator[dict[str, Any]]:
         # docstring inherited
-        return candidates(self._reader, self._all_values[1])
+        return candidates(self._reader, self._all_values()[1])
 
     def pattern(self, layout: str) -> Pattern:
         # docstring inherited

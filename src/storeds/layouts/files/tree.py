@@ -8,7 +8,6 @@ import os
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any, ClassVar
 
 from storeds._utils.files import stat_store
@@ -137,19 +136,23 @@ class FilesTree(Tree):
 
     def __init__(self, location: FilesLocation, handle: object) -> None:
         self._location, self._path, self._handle = location, location.path, handle
-        self._why_not = ""
+        self._why_not, self._looked = "", False
+        self._last: Listed | None = None
         name = os.path.basename(self._path) or "packed"
         self._packs = f"`storeds pack {show(self._path)} {show(name)}.lmdb` makes a store"
         self.otherwise = f"If no layout fits, {self._packs}"
 
-    @cached_property
     def _listed(self) -> Listed | None:
-        """The rows that the cache folder holds, if nothing changed."""
-        return find(self._path, self._location.options, self._location.layout)
+        """Return the rows that the cache folder holds, if nothing changed."""
+        if not self._looked:
+            self._looked = True
+            self._last = find(self._path, self._location.options, self._location.layout)
+        return self._last
 
     def recognise(self) -> tuple[str, str] | None:
         # docstring inherited
-        kind = self._kind() if self._listed is None else self._listed.place.kind
+        listed = self._listed()
+        kind = self._kind() if listed is None else listed.place.kind
         return None if kind is None else (kind, PRESETS[kind].certain)
 
     def _kind(self) -> str | None:
@@ -197,7 +200,7 @@ class FilesTree(Tree):
     def find(self, layout: str, pattern: Pattern | None) -> Found:
         # docstring inherited
         place = Place(self._path, layout, self._location.options)
-        listed = self._listed or find_first(place, self._location.layout)
+        listed = self._listed() or find_first(place, self._location.layout)
         for note in listed.notes:
             _LOG.warning("%s: %s", place.url, note)
         identity = [layout, listed.state]
