@@ -129,7 +129,7 @@ BREAKS = [Break(*row) for row in (
     # 9. Nothing is silently partial.
     ("9: unread datasets of HDF5 are reported", "layouts/test_foreign_hdf5.py -k is_reported", "layouts/hdf5/records.py",
      '[f"{member.path} ({describe(member.dataset)})" for member in missed] + [', "["),
-    ("9: unread entries of LMDB are reported", "layouts/test_foreign_lmdb.py -k 'reported or unread'", "layouts/lmdb/finding.py", "unread_entries(reader, entries), *left", "left"),
+    ("9: unread entries of LMDB are reported", "layouts/test_foreign_lmdb.py -k 'reported or unread'", "layouts/lmdb/tree.py", "unread_entries(reader, entries), *left", "left"),
     # 10. Speed, as far as a count shows it.
     ("10: a batch is one storage call", "datasets/test_modes.py -k 'one_storage_call_a_batch and memory'", "readers/rows.py",
      "iter(view.get_many([at for positions in located for at in positions if at not in known], stored))", "iter([view.get_many([at], stored)[0] for positions in located for at in positions])"),
@@ -180,7 +180,7 @@ BREAKS = [Break(*row) for row in (
     ("26: an error keeps no tracebacks", "layouts/test_hdf5_chunks.py -k tracebacks", "layouts/hdf5/values.py", "raise ValueError(_DAMAGED)", "raise globals().setdefault('_ERROR', ValueError(_DAMAGED))"),
     ("26: names of MongoDB fields are in lower case", "layouts/test_foreign_mongodb.py -k lower_case", "values/names.py", "text.lower()", "text"),
     ("26: images and labels open by name", "layouts/test_foreign_hdf5.py -k 'open_by_name'", "layouts/hdf5/scan.py", 'return replace(field, role="image") if is_picture else field', "return field"),
-    ("26: groups of images are no videos without a word", "layouts/test_foreign_hdf5.py -k 'lines'", "layouts/hdf5/presets.py",
+    ("26: groups of images are no videos without a word", "layouts/test_foreign_hdf5.py -k 'lines'", "layouts/hdf5/recognising.py",
      "if groups and not datasets:\n        name = next((name for name in FRAMES if", "if groups and not datasets:\n        name = next((name for name in (*FRAMES, 'images') if"),
     ("26: lines to paste open the store", "layouts/test_layouts.py -k 'names_lines_that_work'", "layouts/explain.py", 'f", {name}={value!r}"', 'f", {name}s={value!r}"'),
     ("26: datasets take options of layouts as keywords", "layouts/test_foreign_hdf5.py -k urls_and_configs", "datasets/settings.py", 'return {**merged, "options": {**options, **of_store}}', "return merged"),
@@ -248,7 +248,7 @@ BREAKS = [Break(*row) for row in (
     # Folders and tar shards as stores.
     ("files: a changed folder is noticed", "layouts/test_files.py -k noticed", "layouts/files/listing.py", "return listed if listed is not None and listed.is_current else None", "return listed"),
     ("files: a list is made once", "layouts/test_files.py -k noticed", "layouts/files/listing.py", "modified + _SETTLED < begun", "modified < 0"),
-    ("files: a worker reads the rows that were opened", "layouts/test_files.py -k noticed", "layouts/files/reading.py", "self.meta.build if self._listed.state == self._opener.state else self._listed.build", "self.meta.build"),
+    ("files: a worker reads the rows that were opened", "layouts/test_files.py -k noticed", "layouts/files/reading.py", "self.meta.build if self._listed.state == self.found.plan else self._listed.build", "self.meta.build"),
     ("files: a shard that is cut is a finding", "layouts/test_files.py -k is_a_finding", "ops/verifying/__init__.py", "        report.findings[:0] = [Finding(", "        report.notes[:0] = [Finding("),
     ("files: a copy leaves out no shard by itself", "layouts/test_files.py -k is_a_finding", "ops/copying.py", 'if faults and self.on_bad == "raise":', "if False:"),
     ("files: a changed shard is no record", "layouts/test_files.py -k vanishes_later", "layouts/files/rows.py", "(status.st_size, status.st_mtime_ns) != self.state[2:]", "False"),

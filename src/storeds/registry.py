@@ -53,11 +53,14 @@ class Registry:
         The kind, for messages: ``backend``.
     group : str
         The entry-point group.
+    table : str
+        The import string of a function that returns further built-in names, each with its import string and the package it needs.
     """
 
     what: str
     group: str
     _known: dict[str, _Known] = field(default_factory=dict)
+    table: str = ""
     _scanned: bool = False
 
     def add(self, name: str, target: Any, *, needs: str = "", clobber: bool = False) -> None:
@@ -127,9 +130,11 @@ class Registry:
         return self._known
 
     def _scan(self) -> Iterator[str]:
-        """Register the entry points of other packages; yield a message for each unusable one."""
+        """Register the table and the entry points of other packages; yield a message for each unusable one."""
         from importlib.metadata import entry_points  # a tenth of the time of `import storeds`
 
+        for name, (target, needs) in import_object(self.table)().items() if self.table else ():
+            self._known.setdefault(name, _Known(target, needs, "built in"))
         for point in entry_points(group=self.group):
             origin = point.dist.name if point.dist else "entry point"
             plugin = _Known(point.value, origin, origin)
@@ -187,18 +192,6 @@ _BACKENDS = (
     ("mongodb+srv", "mongodb.reading:MONGODB", "pymongo"),
     ("memory", "memory:MEMORY", ""),
 )
-_LAYOUTS = (
-    *((f"lmdb/{name}", "lmdb:FOREIGN_LMDB", "lmdb") for name in ("caffe", "json", "keyed", "msgpack")),
-    *((f"lmdb/{name}", "lmdb:FOREIGN_LMDB", "lmdb") for name in ("npz", "ocr", "pickled", "tensorpack")),
-    *((f"hdf5/{name}", "hdf5:FOREIGN_HDF5", "h5py") for name in ("pcam", "parallel", "per_episode", "per_file")),
-    *((f"hdf5/{name}", "hdf5:FOREIGN_HDF5", "h5py") for name in ("per_sample", "per_video")),
-    *((f"files/{name}", "files:FILES", "") for name in ("imagefolder", "flat", "masks", "tar")),
-    *(
-        (f"{scheme}/{name}", f"mongodb:{name.upper()}", "pymongo")
-        for scheme in ("mongodb", "mongodb+srv")
-        for name in ("named", "query", "gridfs")
-    ),
-)
 _READERS = (
     ("image", "images:image", ""),
     ("array", "arrays:array", ""),
@@ -236,7 +229,7 @@ BACKENDS = Registry(
     "storeds.backends",
     _built_in("backends", _BACKENDS) | _built_in("layouts", [("files", "files:FILES", "")]),
 )
-LAYOUTS = Registry("layout", "storeds.layouts", _built_in("layouts", _LAYOUTS))
+LAYOUTS = Registry("layout", "storeds.layouts", table="storeds.layouts.presets:layouts")
 READERS = Registry("reader", "storeds.readers", _built_in("readers", _READERS))
 DECODERS = Registry("decoder", "storeds.decoders", _built_in("pictures", _DECODERS))
 SOURCES = Registry(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import datetime
+import functools
 import logging
 import pickle
 import random
@@ -26,7 +27,6 @@ from _layout_case import lines_of
 from conftest import with_path
 from shares import FULL, SEED
 from storeds import StoreDataset, errors
-from storeds.layouts.mongodb import GRIDFS, NAMED, QUERY
 from storeds.records.where import check_where, matching_positions
 
 
@@ -46,6 +46,9 @@ class Commands(monitoring.CommandListener):
     failed = succeeded
 
 
+GRIDFS: Any = functools.partial(storeds.open_backend, layout="gridfs")
+NAMED: Any = functools.partial(storeds.open_backend, layout="named")
+QUERY: Any = functools.partial(storeds.open_backend, layout="query")
 COMMANDS = Commands()
 monitoring.register(COMMANDS)
 

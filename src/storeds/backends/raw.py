@@ -111,8 +111,10 @@ class HandleOpener(Protocol[H]):
     first. It is used and closed only in the process that opened it.
     """
 
-    may_wait: ClassVar[bool] = False
-    """Whether reading may wait for a network: then a fork does not wait for it, and the child keeps the handle unused."""
+    @property
+    def may_wait(self) -> bool:
+        """Whether reading may wait for a network: then a fork does not wait for it, and the child keeps the handle unused."""
+        return False
 
     @property
     def url(self) -> str:

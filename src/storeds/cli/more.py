@@ -15,19 +15,16 @@ import typer
 from storeds import __version__, registry
 from storeds.cli.app import MORE, OUT, AsJson, app, command, print_json, print_table, say
 from storeds.errors import ConfigError, suggest
+from storeds.layouts.presets import PRESETS
 
 __all__ = ["demo", "formats", "plugins", "root"]
 
 _STORES = {
-    "lmdb": ("storeds.backends.lmdb.format:LmdbOptions", "storeds.layouts.lmdb.environment:ForeignOptions"),
-    "hdf5": ("storeds.backends.hdf5.reading:Hdf5Options", "storeds.layouts.hdf5.files:ForeignOptions"),
-    "mongodb": ("storeds.backends.raw:BackendOptions", "storeds.layouts.mongodb.query:ColumnOptions"),
+    "lmdb": "storeds.backends.lmdb.format:LmdbOptions",
+    "hdf5": "storeds.backends.hdf5.reading:Hdf5Options",
+    "mongodb": "storeds.backends.raw:BackendOptions",
 }
-"""Engine → the options of its native stores, and of those of other tools."""
-_OF_LAYOUTS = {
-    "mongodb/named": "storeds.layouts.mongodb.named:NamedOptions",
-    "mongodb/gridfs": "storeds.layouts.mongodb.gridfs:GridfsOptions",
-}
+"""Engine → the options of its native stores."""
 _PARAMETER = re.compile(r"^(?P<names>\*{0,2}\w+(?:, \w+)*)(?: : .*)?$")
 _MARKUP = re.compile(r"``|`~?(?:[\w.]*\.)?(\w+)`")
 
@@ -100,25 +97,24 @@ def _exports() -> Iterator[_Format]:
 
 
 def _stores() -> Iterator[_Format]:
-    for engine, (native, other) in _STORES.items():
+    for engine, native in _STORES.items():
         yield _Format("open", engine, "a store that storeds wrote", list(_options(registry.import_object(native))))
-        yield from _layouts(engine, other)
-    yield from _layouts("files", None)
+        yield from _layouts(engine)
+    yield from _layouts("files")
 
 
-def _layouts(engine: str, options: str | None) -> Iterator[_Format]:
-    """Yield the layouts of an engine: each takes its own options, or those of all."""
+def _layouts(engine: str) -> Iterator[_Format]:
+    """Yield the layouts of an engine, each with the options that it takes."""
     for name in registry.LAYOUTS.names():
         if not name.startswith(f"{engine}/"):
             continue
         if not registry.LAYOUTS.is_built_in(name):
             yield _Format("open", name, "a layout of a plug-in")
             continue
-        preset = registry.import_object(f"storeds.layouts.{engine}.presets:PRESETS")[name.partition("/")[2]]
+        preset = PRESETS[name.partition("/")[2]]
         pattern = f": columns={json.dumps(dict(preset.columns), ensure_ascii=False)}" if preset.columns else ""
-        own = _OF_LAYOUTS.get(name, options)
-        taken = preset.rows if own is None else registry.import_object(own)
-        yield _Format("open", name, f"{preset.about}{pattern}", list(_options(taken)))
+        options = list(_options(registry.import_object(preset.options)))
+        yield _Format("open", name, f"{preset.about}{pattern}", options)
 
 
 def _first_line(made: Any) -> str:

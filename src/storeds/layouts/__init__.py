@@ -1,5 +1,6 @@
 """Foreign layouts: how storeds reads stores that other tools wrote.
 
-One package for each engine: `storeds.layouts.hdf5`, `storeds.layouts.lmdb`, `storeds.layouts.mongodb`. `open_backend`
-finds the layout of a store in ``storeds/backends/opening.py``. Read ``pattern.py`` first, then ``hdf5/reading.py``.
+``presets.py`` lists the layouts, ``pattern.py`` says where records are, and ``tree.py`` decides what a store is. One package
+for each engine, `storeds.layouts.hdf5`, `storeds.layouts.lmdb`, `storeds.layouts.mongodb`, and `storeds.layouts.files` for
+folders and tar files: start with ``tree.py`` there.
 """

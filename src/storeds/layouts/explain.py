@@ -14,31 +14,12 @@ from storeds._utils.text import counted, printable
 from storeds.errors import ConfigError, FormatError, RecordError, StoredsError
 from storeds.protocols import Backend, Field
 
-__all__ = ["Preset", "Reading", "shown_value", "undecided"]
+__all__ = ["Reading", "shown_value", "undecided"]
 
 _ENTRIES = 10
 _FIELDS = 6
 _LONGEST = 48  # characters of a value
 _BYTES = 12
-
-
-@dataclass(frozen=True)
-class Preset:
-    """A named way to read the stores of one tool or one habit; ``layout=`` selects it, and `storeds formats` lists it.
-
-    Attributes
-    ----------
-    about : str
-        What a record is, as half a sentence.
-    columns : mapping of str to str
-        The pattern, as an example where it depends on the names in the store.
-    codec : str
-        The form of the values, a name of `storeds.values.codecs.CODECS`; ``""`` where the values show it.
-    """
-
-    about: str
-    columns: Mapping[str, str]
-    codec: str = ""
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,17 +16,18 @@ from storeds._utils.urls import file_url
 from storeds.backends.unread import bounded
 from storeds.errors import FormatError
 from storeds.layouts.files.masks import MaskFile
-from storeds.layouts.files.presets import PRESETS
-from storeds.layouts.files.rows import Bad, File, FileStatus, Part, Row
+from storeds.layouts.files.rows import Bad, File, FileStatus, Part, Row, Rows
 from storeds.layouts.files.tars import parse_members
 from storeds.layouts.names import Names, pack_names
+from storeds.layouts.presets import PRESETS
 from storeds.protocols import JSON, Array, Field, Record
 from storeds.records.cache import index_path, load_json, save_index, save_json
 from storeds.records.canonical_json import canonical_json
 from storeds.records.codec import RecordCodec
 from storeds.records.fields import fields_from_json, fields_to_json
+from storeds.registry import import_object
 
-__all__ = ["Listed", "Place", "find", "find_again"]
+__all__ = ["Listed", "Place", "find", "find_again", "find_first"]
 
 _VERSION = 1
 _SETTLED = 2_000_000_000  # nanoseconds after which a change of a folder surely changes its time
@@ -141,35 +142,24 @@ class Listed:
         return next((self.shard_names[value[0]] for value in parts), "")
 
 
-def find(path: str, options: Mapping[str, Any], layout: str | None, recognise: Callable[[], str]) -> Listed:
-    """Return the rows at a path: those of the cache folder, if nothing changed.
+def find(path: str, options: Mapping[str, Any], layout: str | None) -> Listed | None:
+    """Return the rows at a path that the cache folder holds, if nothing changed; `layout` is the one that the user names."""
+    last = load_json(_latest(path, options, layout), dict[str, str])
+    return None if last is None else _kept(Place(path, last["kind"], options), last["state"])
 
-    Parameters
-    ----------
-    path : str
-    options : mapping
-        As in `Place`.
-    layout : str or None
-        One of `PRESETS`, if the user names it.
-    recognise : callable
-        Returns the layout otherwise, and checks the options; not called if nothing changed.
 
-    Raises
-    ------
-    StoreNotFoundError, ConfigError, FormatError
-        Nothing exists there, or no row can be read.
-    """
-    latest = index_path("files", _VERSION, path, layout, dict(options)).with_suffix(".json")
-    last = load_json(latest, dict[str, str])
-    if last is not None:
-        listed = _kept(Place(path, last["kind"], options), last["state"])
-        if listed is not None:
-            return listed
-    place, begun = Place(path, recognise(), options), time.time_ns()
+def find_first(place: Place, layout: str | None) -> Listed:
+    """List the rows of a place, for `find` to return them later; raises StoreNotFoundError, ConfigError and FormatError."""
+    begun = time.time_ns()
     listed = _listed_now(place)
     if all(modified + _SETTLED < begun for _, modified, _, _ in listed.watched):
-        save_json(latest, {"kind": place.kind, "state": listed.state})
+        save_json(_latest(place.path, place.options, layout), {"kind": place.kind, "state": listed.state})
     return listed
+
+
+def _latest(path: str, options: Mapping[str, Any], layout: str | None) -> Path:
+    """Return the file of the cache folder that tells which list was the last one."""
+    return index_path("files", _VERSION, path, layout, dict(options)).with_suffix(".json")
 
 
 def find_again(place: Place, state: str) -> Listed:
@@ -194,7 +184,7 @@ def _listed_now(place: Place) -> Listed:
 
 def _list(place: Place) -> tuple[str, Array]:
     """Return the state of a place, and the array of a `Names` file with its rows."""
-    rows = PRESETS[place.kind].rows(place.path, **place.options)
+    rows: Rows = import_object(PRESETS[place.kind].options)(place.path, **place.options)
     shards: dict[str, int] = {}
     found, bad, statuses = list[bytes](), list[Bad](), list[JSON]()
     for item in rows.items(0):

@@ -4,93 +4,37 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Hashable
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from storeds._utils.file_systems import file_system_advice, file_system_of
-from storeds._utils.files import stat_store
-from storeds.backends.raw import Fault, Opener, RawStore, Rows
+from storeds.backends.raw import Fault, Rows
 from storeds.errors import UnavailableError
-from storeds.layouts.files.listing import Listed, Place, find_again
+from storeds.layouts.files.listing import Listed
 from storeds.layouts.files.rows import BadItem, File, OpenFiles, Part, Reference
-from storeds.protocols import Array, Description, Meta, Record
+from storeds.layouts.tree import Found, TreeLocation, TreeStore
+from storeds.protocols import Array, Description, Record
 from storeds.records.codec import RecordCodec
 from storeds.records.columns import TEXT
 
-__all__ = ["FilesOpener"]
+__all__ = ["FilesStore"]
 
 _COLUMNS: dict[str, Any] = {"str": TEXT, "int": np.int64}
 _UNREACHABLE = frozenset((errno.ESTALE, errno.ENOTCONN, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.EMFILE, errno.ENFILE))
 
 
-class Handle:
-    """Stands for files, each of which is open only while it is read."""
+class FilesStore(TreeStore):
+    """Files of a folder, or members of tar files, read by a list. A file that is replaced in place is read as it is."""
 
-
-@dataclass(frozen=True)
-class FilesOpener(Opener[Handle]):
-    """Opens files that were listed. They have no checksums: a file that is replaced in place is read as it is.
-
-    Parameters
-    ----------
-    place : Place
-    meta : Meta
-    state : str
-        Of the list, see `Listed`.
-    why : str or None
-        Why it is read so, if the user did not say it.
-    """
-
-    place: Place
-    meta: Meta
-    state: str
-    why: str | None = None
-    listed: Listed | None = field(default=None, compare=False, repr=False)
-    """The list, in the process that made it."""
-
-    @property
-    def url(self) -> str:
-        # docstring inherited
-        return self.place.url
-
-    def key(self) -> Hashable:
-        # docstring inherited
-        path = self.place.path
-        if not os.path.lexists(path) and self.place.kind == "tar":  # a pattern: each file is looked at when it is read
-            return "files", path
-        status = stat_store(path, self.url)
-        return "files", status.st_dev, status.st_ino
-
-    def open(self) -> Handle:
-        # docstring inherited
-        return Handle()
-
-    def close(self, handle: Handle, /) -> None:
-        # docstring inherited
-        return
-
-    def attach(self, handle: Handle, /) -> FilesStore:
-        # docstring inherited
-        return FilesStore(self)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "listed": None}
-
-
-class FilesStore(RawStore):
-    """Files of a folder, or members of tar files, read by a list."""
-
-    def __init__(self, opener: FilesOpener) -> None:
-        self._opener, self.meta = opener, opener.meta
-        self._listed = opener.listed or find_again(opener.place, opener.state)
+    def __init__(self, location: TreeLocation, handle: object, found: Found, listed: Listed) -> None:
+        super().__init__(location, handle, found)
+        self._listed, self._place = listed, listed.place
 
     @property
     def build(self) -> str:
         # docstring inherited
-        return self.meta.build if self._listed.state == self._opener.state else self._listed.build
+        return self.meta.build if self._listed.state == self.found.plan else self._listed.build
 
     def read(self, positions: list[int], fields: tuple[str, ...] | None) -> Rows:
         # docstring inherited
@@ -116,11 +60,11 @@ class FilesStore(RawStore):
 
     def _check_reachable(self, error: BadItem, value: Any) -> None:
         """Raise UnavailableError if nothing of the store can be read, and not only this file."""
-        cause, url = error.__context__, self._opener.url
+        cause, url = error.__context__, self._place.url
         if isinstance(cause, OSError) and cause.errno in _UNREACHABLE:
             raise UnavailableError(f"{url}: a file {error}") from error
         if isinstance(value, (File, Part)):
-            top = os.path.dirname(value.path) if isinstance(value, Part) else self._opener.place.path
+            top = os.path.dirname(value.path) if isinstance(value, Part) else self._place.path
             if not os.path.isdir(top):
                 raise UnavailableError(
                     f"{url} was there when it was opened and is gone now: no folder at {top}"
@@ -153,7 +97,7 @@ class FilesStore(RawStore):
 
     def describe(self) -> Description:
         # docstring inherited
-        place = self._opener.place
+        place = self._place
         path = place.path if os.path.lexists(place.path) else os.path.dirname(place.path)
         settings = {"file_system": file_system_of(path)[0], "layout": place.kind, **place.options}
         return Description(
@@ -161,5 +105,5 @@ class FilesStore(RawStore):
             settings,
             advice=file_system_advice(path),
             faults=self._listed.faults,
-            recognised=self._opener.why,
+            recognised=self.found.why,
         )

@@ -11,7 +11,6 @@ from typing import Any, Literal
 import h5py
 import numpy as np
 
-from storeds.backends.unread import bounded
 from storeds.errors import ConfigError, FormatError, suggest
 from storeds.layouts.hdf5.elements import default_name, element_field, read_attribute, read_element
 from storeds.layouts.hdf5.files import (
@@ -38,6 +37,7 @@ from storeds.layouts.pattern import (
     check_names,
     natural_order,
 )
+from storeds.layouts.tree import LeftOutError
 from storeds.protocols import JSON, Array, Field
 from storeds.values.infer import evenly
 from storeds.values.names import field_names
@@ -46,7 +46,6 @@ __all__ = [
     "FRAMES",
     "NUMBERS",
     "Facts",
-    "LeftOutError",
     "Plan",
     "Scan",
     "computed_names",
@@ -138,15 +137,6 @@ def computed_names(pattern: Pattern) -> set[str]:
         return set() if names else {KEY}
     numbers = {number for name, number in NUMBERS.items() if name in names and number not in names}
     return numbers | ({KEY} if "episode" in names else set())
-
-
-class LeftOutError(ConfigError):
-    """A place of ``"*"`` cannot read all that belongs to each record; ``columns`` names what can be read."""
-
-    def __init__(self, url: str, left: Sequence[str], columns: Mapping[str, str]) -> None:
-        self.why = f'"*" cannot read all of each record: {"; ".join(bounded(left, _LISTED))}'
-        self.columns = columns
-        super().__init__(f"{url}: {self.why}; columns= names the fields to read")
 
 
 class Scan:

@@ -1,9 +1,9 @@
 """LMDB environments that other tools wrote, read by record patterns.
 
-Start with `finding.py`, then `reading.py`. `environment.py` opens files, `presets.py` says what an environment certainly is, `entries.py` separates
+Start with `tree.py`, then `reading.py`. `environment.py` opens files, `recognising.py` says what an environment certainly is, `entries.py` separates
 records from descriptions, and `records.py` reads the values.
 """
 
-from storeds.layouts.lmdb.finding import FOREIGN_LMDB
+from storeds.layouts.lmdb.tree import FOREIGN_LMDB
 
 __all__ = ["FOREIGN_LMDB"]

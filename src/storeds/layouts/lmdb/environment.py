@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -29,6 +29,7 @@ __all__ = [
     "database_of",
     "is_database",
     "key_text",
+    "reading",
 ]
 
 DATA = "data.mdb"
@@ -193,3 +194,11 @@ class LmdbReader:
     def walk(self) -> Iterator[bytes]:
         """Yield every key in the order of the database."""
         return map(bytes, self.txn.cursor(self.database).iternext(values=False))
+
+
+@contextmanager
+def reading(environment: Environment, location: EnvironmentLocation) -> Iterator[LmdbReader]:
+    """Begin a transaction on the database that holds the records."""
+    database = database_of(environment, location.settings.database, location.url)
+    with environment.env.begin(db=database, buffers=True) as txn:
+        yield LmdbReader(txn, database, location, environment)

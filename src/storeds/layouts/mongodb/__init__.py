@@ -1,8 +1,8 @@
 """MongoDB collections that other tools wrote.
 
-Start with `presets.py`, which recognises a collection or a bucket, then read `backend.py` and `query.py`.
+Start with `tree.py`, which recognises a collection or a bucket, then read `backend.py` and `query.py`.
 """
 
-from storeds.layouts.mongodb.presets import FOREIGN_MONGODB, GRIDFS, NAMED, PRESETS, QUERY
+from storeds.layouts.mongodb.tree import FOREIGN_MONGODB
 
-__all__ = ["FOREIGN_MONGODB", "GRIDFS", "NAMED", "PRESETS", "QUERY"]
+__all__ = ["FOREIGN_MONGODB"]

@@ -4,48 +4,36 @@ from __future__ import annotations
 
 import secrets
 from abc import abstractmethod
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import bson
 import numpy as np
 import xxhash
 from bson import Int64
 
-from storeds._utils.settings import parse_options
 from storeds._utils.text import counted
-from storeds._utils.urls import StoreURL
-from storeds.backends.engine import Engine
-from storeds.backends.mongodb.client import ClientFactory, Location, parse_location
 from storeds.backends.mongodb.retry import with_retries
-from storeds.backends.raw import BackendOptions, Fault, Opener, RawStore, Rows
+from storeds.backends.raw import BackendOptions, Fault, Rows
 from storeds.backends.unread import bounded
 from storeds.errors import RecordError, UnavailableError
 from storeds.layouts.mongodb.connection import Connection
 from storeds.layouts.mongodb.documents import Column, label_of, projection_of
 from storeds.layouts.names import Names
-from storeds.protocols import Array, Description, Field, Meta, Record
+from storeds.layouts.tree import Found, TreeStore, meta_of
+from storeds.protocols import JSON, Array, Description, Field, Record
 from storeds.records.cache import index_path
-from storeds.records.canonical_json import canonical_json
 from storeds.records.columns import column_of
 from storeds.records.fields import fields_to_json
 from storeds.values.infer import evenly
 
-__all__ = [
-    "IDS",
-    "LABELS",
-    "NAMES",
-    "LayoutOpener",
-    "MongodbLayout",
-    "batches",
-    "id_of",
-    "key_of",
-    "layout_engine",
-    "listed",
-]
+if TYPE_CHECKING:
+    from storeds.layouts.mongodb.tree import MongodbLocation
+
+__all__ = ["IDS", "LABELS", "NAMES", "MongodbLayout", "batches", "id_of", "key_of", "listed"]
 
 # A command may have 48 MB and a document of it, an `$in` included, 16 MiB.
 _BATCH_BYTES = 8 << 20
@@ -59,11 +47,43 @@ _FIELDS = {"key": NAMES, "label": LABELS}
 Opts = TypeVar("Opts", bound=BackendOptions)
 
 
-class MongodbLayout(RawStore, Generic[Opts]):
-    """A collection that another tool wrote, read by ``_id``. It leases the client itself, and pickles.
+@dataclass(frozen=True)
+class Plan:
+    """How the records of a collection are read.
+
+    Attributes
+    ----------
+    settings : BackendOptions
+    identity : object
+        The UUID of the collection; None for a view.
+    content : str
+        A hash of all lists, for the names of their files.
+    kept : dict of str to str
+        The fields whose values are kept in a list, and the list.
+    columns : dict of str to Column
+        The other fields, in documents.
+    """
+
+    settings: Any
+    identity: Any
+    content: str
+    kept: Mapping[str, str]
+    columns: Mapping[str, Column]
+
+
+class MongodbLayout(TreeStore, Generic[Opts]):
+    """A collection that another tool wrote, read by ``_id``.
 
     A subclass finds the documents (`_resolve`), the places of fields in them (`_describe`), and converts a document to a
     record (`_values`).
+
+    Parameters
+    ----------
+    location : MongodbLocation
+    client : pymongo.MongoClient
+    settings : BackendOptions
+    found : Found, optional
+        What `find` returned, to read the records.
 
     Notes
     -----
@@ -72,36 +92,34 @@ class MongodbLayout(RawStore, Generic[Opts]):
     differs.
     """
 
-    Options: ClassVar[type[BackendOptions]]
     layout: ClassVar[str]
-    why: str | None = None
-    """Why the collection is read so, if the user did not say it."""
 
-    def __init__(self, url: str | StoreURL, *, client_factory: ClientFactory | None = None, **options: Any) -> None:
-        settings: Any = parse_options(self.Options, {}, options, url)
-        self._prepare(parse_location(url), client_factory, settings)
-        try:
-            self._identity = self._connection.identity(self._collection)
-            arrays = self._resolve()
-            self._content = _content_of(arrays)
-            for name, array in arrays.items():
-                self._lists[name] = Names(self._path(name), partial(np.asarray, array))
-            self._kept = {name: place for name, place in _FIELDS.items() if place in arrays}
-            self._columns, fields = self._describe()
-            self._unread = bounded([*self._left, *self._other_collections()])
-            head = xxhash.xxh3_128(canonical_json([self.layout, fields_to_json(fields), self._content]).encode())
-            meta = Meta(head.hexdigest(), self._build(), len(self._lists[IDS]), self.layout, fields)
-        except BaseException:
-            self._connection.ref.close()
-            raise
-        self._connection.ref.release()
-        self.url, self.meta = self._location.url, meta
-
-    def _prepare(self, location: Location, factory: ClientFactory | None, settings: Opts) -> None:
-        self._location, self._factory, self._settings = location, factory, settings
-        self._connection = Connection(location, factory)
+    def __init__(self, location: MongodbLocation, client: Any, settings: Opts, found: Found | None = None) -> None:
+        self._location, self._settings = location.location, settings
+        self._connection = Connection(client, location.location)
         self._lists: dict[str, Names] = {}
         self._left: list[str] = []
+        if found is not None:
+            super().__init__(location, client, found)
+            plan: Plan = found.plan
+            self._identity, self._content = plan.identity, plan.content
+            self._kept, self._columns = plan.kept, plan.columns
+            self._lists |= found.kept or {}
+
+    def find(self) -> Found:
+        """Return the records of the collection."""
+        self._identity = self._connection.identity(self._collection)
+        arrays = self._resolve()
+        self._content = _content_of(arrays)
+        for name, array in arrays.items():
+            self._lists[name] = Names(self._path(name), partial(np.asarray, array))
+        self._kept = {name: place for name, place in _FIELDS.items() if place in arrays}
+        self._columns, fields = self._describe()
+        identity: JSON = [self.layout, fields_to_json(fields), self._content]
+        meta = meta_of(self.layout, identity, self._build(), len(self._lists[IDS]), fields, {})
+        plan = Plan(self._settings, self._identity, self._content, self._kept, self._columns)
+        unread = bounded([*self._left, *self._other_collections()])
+        return Found(meta, plan=plan, unread=tuple(unread), kept=self._lists)
 
     # Defined by subclasses.
 
@@ -134,10 +152,6 @@ class MongodbLayout(RawStore, Generic[Opts]):
         # docstring inherited
         return f"_id {id_of(self._at(IDS, position))!r}"
 
-    def unread(self) -> Iterable[str]:
-        # docstring inherited
-        return self._unread
-
     def _own_collections(self) -> set[str]:
         """Return the names of all collections that the layout reads."""
         return {self._location.collection}
@@ -163,7 +177,9 @@ class MongodbLayout(RawStore, Generic[Opts]):
     def _resolved_again(self, name: str) -> Array:
         arrays = self._resolve()
         if _content_of(arrays) != self._content:
-            raise UnavailableError(f"{self.url} has changed since it was opened: it has other documents; open it again")
+            raise UnavailableError(
+                f"{self._location.url} has changed since it was opened: it has other documents; open it again"
+            )
         return arrays[name]
 
     def _at(self, name: str, position: int) -> bytes:
@@ -236,55 +252,15 @@ class MongodbLayout(RawStore, Generic[Opts]):
             positions = list(range(start, min(start + step, self.meta.count)))
             for position, record in zip(positions, self.read(positions, (name,)).records, strict=True):
                 if isinstance(record, Fault):
-                    raise RecordError.at(self.url, position, f"{record.reason} ({self.name(position)})", key=record.key)
+                    raise RecordError.at(
+                        self._location.url, position, f"{record.reason} ({self.name(position)})", key=record.key
+                    )
                 values.append(record[name])
         return column_of(field, values)
 
     def describe(self) -> Description:
         # docstring inherited
-        return Description(recognised=self.why)
-
-    # Processes.
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_connection": None, "_lists": {}}
-
-    def __setstate__(self, state: Mapping[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._connection = Connection(self._location, self._factory)
-
-    def close(self) -> None:
-        """Release the client; the next read leases one again."""
-        self._connection.ref.release()
-
-
-@dataclass(frozen=True)
-class LayoutOpener(Opener[Any]):
-    """Opens a layout, which was resolved once, in each process. It is its own handle."""
-
-    layout: MongodbLayout[Any]
-    may_wait: ClassVar[bool] = True
-
-    @property
-    def url(self) -> str:
-        return self.layout.url
-
-    def key(self) -> Hashable:
-        return "mongodb-layout", id(self.layout)
-
-    def open(self) -> MongodbLayout[Any]:
-        return self.layout
-
-    def close(self, handle: MongodbLayout[Any], /) -> None:
-        handle.close()
-
-    def attach(self, handle: MongodbLayout[Any], /) -> MongodbLayout[Any]:
-        return handle
-
-
-def layout_engine(layout: Callable[..., MongodbLayout[Any]]) -> Engine:
-    """Return what opens collections with a layout, whose options are ``layout.Options``."""
-    return Engine(lambda url, **options: LayoutOpener(layout(url, **options)))
+        return Description(recognised=self.found.why)
 
 
 def _content_of(arrays: Mapping[str, Array]) -> str:

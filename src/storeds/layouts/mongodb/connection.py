@@ -1,4 +1,4 @@
-"""A connection to a MongoDB database of another tool, and queries of its collections."""
+"""Queries of the collections of a MongoDB database of another tool."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import Any
 
 from pymongo.errors import OperationFailure
 
-from storeds.backends.handles import POOL, HandleRef
-from storeds.backends.mongodb.client import ClientFactory, ClientOpener, Location, leased_database
+from storeds.backends.mongodb.client import Location, pymongo_errors
 from storeds.errors import ConfigError, StoreNotFoundError, UnavailableError, suggest
 from storeds.layouts.mongodb.documents import paths_of
 
@@ -22,18 +21,17 @@ _BAD_QUERY = (2, 9, 14, 51091)  # BadValue, FailedToParse, TypeMismatch, a regul
 
 
 class Connection:
-    """A reference to the process's client for one URI; it connects on the first operation."""
+    """A database of a client, which connects on the first operation."""
 
-    def __init__(self, location: Location, factory: ClientFactory | None) -> None:
-        self.location = location
-        self.ref: HandleRef[Any] = POOL.ref(self, ClientOpener(location, factory))
+    def __init__(self, client: Any, location: Location) -> None:
+        self._client, self.location = client, location
 
     @contextmanager
     def database(self) -> Iterator[Any]:
         """Yield the database; converts PyMongo's exceptions to those of storeds."""
-        with leased_database(self.ref, self.location) as database:
+        with pymongo_errors(self.location):
             try:
-                yield database
+                yield self._client[self.location.database]
             except OperationFailure as error:
                 if error.code not in _BAD_QUERY:
                     raise

@@ -5,11 +5,10 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from bson import Int64
 
-from storeds.backends.raw import BackendOptions
 from storeds.errors import ConfigError, FormatError, suggest
 from storeds.layouts.mongodb.backend import IDS, LABELS, NAMES, batches, id_of, key_of, listed
 from storeds.layouts.mongodb.documents import Column, label_column, paths_of, pick, projection_of, to_json
@@ -52,14 +51,7 @@ class GridfsOptions(ColumnOptions, frozen=True):
 class GridfsLayout(ColumnLayout[GridfsOptions]):
     """Reads the files of a GridFS bucket, all chunks of a batch in one query.
 
-    Parameters
-    ----------
-    url : str
-        As for a native store, with the name of the bucket (usually ``fs``) instead of the collection.
-    client_factory : callable, optional
-        As for a native store.
-    **options
-        `GridfsOptions`.
+    Its options are `GridfsOptions`.
 
     Raises
     ------
@@ -75,7 +67,6 @@ class GridfsLayout(ColumnLayout[GridfsOptions]):
     its MD5 if an older driver stored one.
     """
 
-    Options: ClassVar[type[BackendOptions]] = GridfsOptions
     layout = "gridfs"
     _label: Field
 

@@ -78,14 +78,7 @@ class NamedOptions(BackendOptions, frozen=True, kw_only=True):
 class NamedLayout(MongodbLayout[NamedOptions]):
     """Reads the documents that a JSON index names, in the order of the index.
 
-    Parameters
-    ----------
-    url : str
-        The URL of the collection, as for a native store.
-    client_factory : callable, optional
-        As for a native store.
-    **options
-        `NamedOptions`.
+    Its options are `NamedOptions`.
 
     Raises
     ------
@@ -101,7 +94,6 @@ class NamedLayout(MongodbLayout[NamedOptions]):
     Fields: ``key`` (the name), ``image``, ``label``. Opening resolves names to ``_id``, about 100,000 per query.
     """
 
-    Options: ClassVar[type[BackendOptions]] = NamedOptions
     layout = "named"
     _label: Field
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -202,15 +203,8 @@ class ColumnLayout(MongodbLayout[ColumnOpts]):
 class QueryLayout(ColumnLayout[ColumnOptions]):
     """Reads the documents that a query finds, in the order of ``_id``.
 
-    Parameters
-    ----------
-    url : str
-        The URL of the collection or view, as for a native store.
-    client_factory : callable, optional
-        As for a native store.
-    **options
-        `ColumnOptions`. Without ``columns``, every field that all sampled documents have becomes a column. A nested document
-        that holds data gives one column per field, named by its path: ``image_data``.
+    Its options are `ColumnOptions`. Without ``columns``, every field that all sampled documents have becomes a column. A nested document
+    that holds data gives one column per field, named by its path: ``image_data``.
 
     Raises
     ------
@@ -224,7 +218,6 @@ class QueryLayout(ColumnLayout[ColumnOptions]):
     Opening finds the documents by one query for their ids; documents inserted later are not seen.
     """
 
-    Options: ClassVar[type[BackendOptions]] = ColumnOptions
     layout = "query"
 
     def _resolve(self) -> dict[str, Array]:
@@ -289,7 +282,9 @@ class QueryLayout(ColumnLayout[ColumnOptions]):
             raise ConfigError(
                 f"{url}: {'; '.join(self._left[:SHOWN])}; name fields with columns={{'image': 'Path.To'}}"
             )
-        if len(left) >= len(columns):
+        if replace(
+            found, parts=tuple(part for part in found.parts if part.name in columns), left=(*left,)
+        ).reads_little:
             given = {name: column.path for name, column in columns.items() if not column.inner}
             raise ConfigError(
                 f"{url}: most of it would not be read, {len(left):,} of {len(left) + len(columns):,} fields: "

@@ -15,7 +15,6 @@ from operator import itemgetter
 import h5py
 
 from storeds.errors import ConfigError, FormatError
-from storeds.layouts.explain import Preset
 from storeds.layouts.hdf5.files import (
     MOST_WALKED,
     Hdf5Files,
@@ -30,22 +29,12 @@ from storeds.layouts.hdf5.files import (
 from storeds.layouts.hdf5.scan import FRAMES, is_column
 from storeds.layouts.hdf5.values import is_single, row_count, values_of
 from storeds.layouts.pattern import KEY, Pattern, escaped, natural_order, parse_pattern, shared_names
+from storeds.layouts.presets import PRESETS
 from storeds.values.names import field_name, field_names
 
-__all__ = ["PRESETS", "candidates", "entries", "preset_pattern", "recognise"]
+__all__ = ["candidates", "entries", "preset_pattern", "recognise"]
 
 Columns = dict[str, str]
-
-PRESETS: Mapping[str, Preset] = {
-    "parallel": Preset("a row of each dataset", {"*": "**[]"}),
-    "per_file": Preset("a file", {"*": "**", "@": "/"}),
-    "per_sample": Preset("a group of datasets", {"*": "{}/**", "@": "{}/**"}),
-    "per_video": Preset("a frame of a video; each group is a video", {"*": "{video}/**[]", "@": "{video}"}),
-    "per_episode": Preset(
-        "a step of a demonstration, as robomimic, robosuite and LIBERO write them", {"*": "data/{episode}/**[]"}
-    ),
-    "pcam": Preset("a row of PatchCamelyon's …_x.h5 and …_y.h5", {"image": "x[]", "label": "…_y.h5::y[]"}),
-}
 
 _DEMO = re.compile(r"demo_\d+")
 _INSPECTED = 16  # groups
@@ -70,26 +59,24 @@ def preset_pattern(files: Hdf5Files, layout: str) -> Pattern:
     return parse_pattern(columns)
 
 
-def recognise(files: Hdf5Files) -> tuple[str, Pattern, str] | None:
-    """Return the preset that a file certainly fits, its pattern, and why; None if there is none."""
+def recognise(files: Hdf5Files) -> tuple[str, str] | None:
+    """Return the preset that a file certainly fits, and why; None if there is none."""
     if _are_demonstrations(files):
-        return "per_episode", parse_pattern(PRESETS["per_episode"].columns), "data/demo_0/actions and so on"
+        return "per_episode", "data/demo_0/actions and so on"
     group = _entered(files)
     datasets, groups = names_in(files, _absolute(files, group))
     pcam = _pcam(files)
     if pcam is not None:
-        return "pcam", parse_pattern(pcam), f"x here, and y in {pcam['label'].partition('::')[0]}"
+        return "pcam", f"x here, and y in {pcam['label'].partition('::')[0]}"
     if groups and not datasets:
         name = next((name for name in FRAMES if _all_hold(files, group, groups, name)), None)
         if name is not None:
-            pattern = parse_pattern(_inside(group, PRESETS["per_video"].columns))
-            return "per_video", pattern, f"each group holds {name!r}"
+            return "per_video", f"each group holds {name!r}"
     found = [*members(files, _absolute(files, group))]
     if len(found) < MOST_WALKED and _are_columns(found):
-        pattern = parse_pattern(_inside(group, PRESETS["parallel"].columns))
         arrays = [member for member in found if not is_single(member.dataset)]
         shown = ", ".join(f"{member.path} {describe(member.dataset)}" for member in arrays[:4])
-        return "parallel", pattern, f"datasets of one length: {shown}"
+        return "parallel", f"datasets of one length: {shown}"
     return None
 
 

@@ -8,20 +8,19 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 from storeds.errors import FormatError
-from storeds.layouts.explain import Preset
 from storeds.layouts.lmdb.entries import KEYS, LEN, Entries, listed_keys
 from storeds.layouts.lmdb.environment import DATA, LmdbReader, key_text
 from storeds.layouts.lmdb.records import NumberedKeys, Plan
 from storeds.layouts.pattern import Pattern, parse_pattern, shared_names
+from storeds.layouts.presets import PRESETS
 from storeds.values.codecs import CodecError, inspect, is_msgpack_list, is_pickle, sniff
 
 __all__ = [
-    "PRESETS",
     "candidates",
     "check_counts",
     "counted_plan",
@@ -31,23 +30,6 @@ __all__ = [
     "recognise_names",
     "recognise_values",
 ]
-
-_WHOLE_VALUE = {"*": "{}"}
-PRESETS: Mapping[str, Preset] = {
-    "caffe": Preset("a Datum message of Caffe", _WHOLE_VALUE, "datum"),
-    "json": Preset("a value in JSON, plain or compressed, such as in .aselmdb files", _WHOLE_VALUE, "json"),
-    "keyed": Preset("an encoded image or video, as BasicSR, mmengine and LSUN store them", {"image": "{}"}),
-    "msgpack": Preset("a value in msgpack, plain or compressed by lz4", _WHOLE_VALUE, "msgpack"),
-    "npz": Preset("an archive of NumPy", _WHOLE_VALUE, "npz"),
-    "ocr": Preset(
-        "an image and a word, as deep-text-recognition-benchmark stores them; num-samples counts them",
-        {"image": "image-{}", "label": "label-{}"},
-    ),
-    "pickled": Preset("a pickled value", _WHOLE_VALUE, "pickle"),
-    "tensorpack": Preset(
-        "a list in pickle or msgpack, as LMDBSerializer of tensorpack writes them", _WHOLE_VALUE, "tensorpack"
-    ),
-}
 
 _NUM_SAMPLES = b"num-samples"
 _META_INFO = "meta_info.txt"

@@ -1,24 +1,19 @@
-"""Finds out what an LMDB environment of another tool is, and opens it: by a pattern, as a preset, or as what is certain."""
+"""Finds out what an LMDB environment of another tool is, and which records it holds."""
 
 from __future__ import annotations
 
-import functools
-import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
-
-import xxhash
 
 from storeds._utils.settings import parse_options
 from storeds._utils.urls import StoreURL, file_path
 from storeds.backends.engine import Engine
-from storeds.backends.handles import POOL
 from storeds.backends.lmdb.files import Environment, lmdb_errors
 from storeds.backends.lmdb.reading import is_native
 from storeds.backends.unread import bounded
 from storeds.errors import ConfigError, FormatError
-from storeds.layouts.explain import Reading, undecided
 from storeds.layouts.lmdb.entries import Entries, beginning_of, entries_of, unread_entries
 from storeds.layouts.lmdb.environment import (
     EnvironmentLocation,
@@ -26,9 +21,10 @@ from storeds.layouts.lmdb.environment import (
     LmdbReader,
     check_main_database,
     key_text,
+    reading,
 )
-from storeds.layouts.lmdb.presets import (
-    PRESETS,
+from storeds.layouts.lmdb.reading import ForeignLmdbStore, keys_of, sampled
+from storeds.layouts.lmdb.recognising import (
     candidates,
     check_counts,
     counted_plan,
@@ -37,13 +33,13 @@ from storeds.layouts.lmdb.presets import (
     recognise_names,
     recognise_values,
 )
-from storeds.layouts.lmdb.reading import ForeignLmdbOpener, keys_of, reading, sampled
 from storeds.layouts.lmdb.records import Keys, Plan, Records, Value, matcher, unmatched, value_at
 from storeds.layouts.names import Names
 from storeds.layouts.pattern import EVERYTHING, KEY, NameFields, Pattern, Template, check_names, parse_pattern
-from storeds.protocols import JSON, Backend, Field, Meta
+from storeds.layouts.presets import PRESETS, presets_of
+from storeds.layouts.tree import Found, Tree, TreeLocation, TreeOpener, meta_of
+from storeds.protocols import JSON, Field
 from storeds.records.cache import index_path
-from storeds.records.canonical_json import canonical_json
 from storeds.records.fields import fields_to_json, parse_fields
 from storeds.records.meta import WRITTEN_BY
 from storeds.values.codecs import CODECS, CodecError, inspect, is_pickle
@@ -51,7 +47,6 @@ from storeds.values.infer import infer
 
 __all__ = ["FOREIGN_LMDB"]
 
-_LOG = logging.getLogger("storeds")
 _VERSION = 3  # of the index of keys
 _RECOGNISED, _SAMPLED = 16, 32  # records that are inspected
 _SHOWN = 11
@@ -60,45 +55,90 @@ _KEYED = ("keyed", "caffe", "columns")
 
 
 @dataclass(frozen=True)
-class _Finder:
-    """Finds how the records of one environment are read.
+class LmdbLocation(EnvironmentLocation, TreeLocation):
+    """An environment, and what the user says of it; a pattern counts more than a layout."""
 
-    Parameters
-    ----------
-    location : EnvironmentLocation
-    layout : str or None
-        The name of a preset, if the user gives one.
-    """
+    layout: str | None = None
 
-    location: EnvironmentLocation
-    layout: str | None
+    @property
+    def columns(self) -> Pattern | None:
+        return self.settings.columns
 
-    def opener(self) -> ForeignLmdbOpener:
-        """Return what opens the environment with the plan that was found.
+    @property
+    def source(self) -> str:
+        return self.path
 
-        Raises
-        ------
-        ConfigError, FormatError
-            Nothing in the environment says for certain what it is; the message shows what it holds, and lines to paste.
-        """
-        location = self.location
-        with POOL.leased(location) as environment:
-            if is_native(environment, location.url):
-                raise ConfigError(
-                    f"{location.url} is a native store; open it without layout=, columns= and other foreign options"
-                )
-            if not location.is_current(environment):
-                raise ConfigError(
-                    f"{location.url} was changed while this process has it open; close every backend of it first"
-                )
-            with lmdb_errors(location.url):
-                if location.settings.database is None:
-                    check_main_database(environment, location.url)
-                with reading(environment, location) as reader:
-                    return self._found(environment, reader)
+    def given(self) -> dict[str, Any]:
+        # docstring inherited
+        return self.settings.changed()
 
-    def _found(self, environment: Environment, reader: LmdbReader) -> ForeignLmdbOpener:
-        plan, entries, keys, why = self._decided(reader)
+    def again(self, layout: str | None, options: Mapping[str, Any]) -> LmdbLocation:
+        # docstring inherited
+        return replace(self, layout=layout, settings=parse_options(ForeignOptions, {}, options, self.path))
+
+    @contextmanager
+    def tree(self, handle: Environment, /) -> Iterator[LmdbTree]:
+        # docstring inherited
+        with lmdb_errors(self.url), reading(handle, self) as reader:
+            yield LmdbTree(self, reader)
+
+
+class LmdbTree(Tree):
+    """The database that holds the records, in one transaction."""
+
+    def __init__(self, location: LmdbLocation, reader: LmdbReader) -> None:
+        self._location, self._reader = location, reader
+        self._sampled: tuple[Plan, list[bytes]] | None = None
+
+    def is_native(self) -> bool:
+        # docstring inherited
+        return is_native(self._reader.environment, self._reader.url)
+
+    def check(self) -> None:
+        # docstring inherited
+        if self._reader.settings.database is None:
+            check_main_database(self._reader.environment, self._reader.url)
+
+    def recognise(self) -> tuple[str, str] | None:
+        # docstring inherited
+        return recognise_names(self._reader) or recognise_values(self._reader, *self._all_values())
+
+    def _all_values(self) -> tuple[Plan, list[bytes]]:
+        """Return how to read every value by itself, and the keys of some."""
+        if self._sampled is None:
+            plan, _, keys = self._plan("", parse_pattern({EVERYTHING: "{}"}))
+            self._sampled = plan, sampled(keys, _RECOGNISED)
+        return self._sampled
+
+    def why_not(self) -> str:
+        # docstring inherited
+        reader, (_, keys) = self._reader, self._all_values()
+        try:
+            for value in map(reader.get, keys):
+                if value is not None and is_pickle(value):
+                    CODECS["pickle"](value)
+        except CodecError as error:
+            return f"storeds cannot read its pickles: {error}"
+        return "" if reader.entries else f"it is empty; {WRITTEN_BY}"
+
+    def entries(self) -> Iterator[str]:
+        # docstring inherited
+        for key in self._reader.keys(_SHOWN):
+            yield f"{key_text(key)!r} ({beginning_of(self._reader.get(key) or b'')})"
+
+    def candidates(self) -> Iterator[dict[str, Any]]:
+        # docstring inherited
+        return candidates(self._reader, self._all_values()[1])
+
+    def pattern(self, layout: str) -> Pattern:
+        # docstring inherited
+        return preset_pattern(self._reader, layout)
+
+    def find(self, layout: str, pattern: Pattern | None) -> Found:
+        # docstring inherited
+        assert pattern is not None
+        reader = self._reader
+        plan, entries, keys = self._plan(layout, pattern)
         left = _left(reader, plan, keys)
         try:
             plan, more = _with_values(reader, plan, keys)
@@ -106,31 +146,18 @@ class _Finder:
             kind = ConfigError if isinstance(error, ConfigError) else FormatError
             raise kind(f"{reader.url}: {error}") from None
         attrs = {**entries.attrs, **({"classes": [*plan.names.classes]} if plan.names.classes else {})}
-        _, size, modified = environment.build.split("-")
-        facts: list[JSON] = [plan.layout, reader.settings.database, size, modified, keys.count]
-        id_ = xxhash.xxh3_128_hexdigest(canonical_json([*facts, fields_to_json(plan.fields)]).encode())
-        meta = Meta(id_, environment.build, keys.count, plan.layout, parse_fields(plan.fields), attrs)
-        unread = bounded([*unread_entries(reader, entries), *left, *more])
-        return ForeignLmdbOpener(reader.opener.path, reader.settings, plan, meta, _find_unread, why, tuple(unread))
+        build = reader.environment.build
+        _, size, modified = build.split("-")
+        facts: list[JSON] = [layout, reader.settings.database, size, modified, keys.count, fields_to_json(plan.fields)]
+        meta = meta_of(layout, facts, build, keys.count, parse_fields(plan.fields), attrs)
+        return Found(meta, pattern, plan, tuple(bounded([*unread_entries(reader, entries), *left, *more])))
 
-    def _decided(self, reader: LmdbReader) -> tuple[Plan, Entries, Keys, str | None]:
-        """Return how the records are found: by the pattern of the user, by the named preset, or as what is certain."""
-        columns, layout, why = reader.settings.columns, self.layout, None
-        if columns is not None:
-            return *self._plan_of(reader, "columns", columns), None
-        if layout is None:
-            found = recognise_names(reader)
-            if found is None:
-                plan, _, keys = self._plan_of(reader, "", parse_pattern({EVERYTHING: "{}"}))
-                seen = sampled(keys, _RECOGNISED)
-                found = recognise_values(reader, plan, seen)
-                if found is None:
-                    raise self._undecided(reader, seen)
-            layout, why = found
-            _LOG.info("%s is opened with layout %r: %s", reader.url, *found)
-        return *self._plan_of(reader, layout, preset_pattern(reader, layout)), why
+    def store(self, found: Found) -> ForeignLmdbStore:
+        # docstring inherited
+        return ForeignLmdbStore(self._location, self._reader.environment, found)
 
-    def _plan_of(self, reader: LmdbReader, layout: str, pattern: Pattern) -> tuple[Plan, Entries, Keys]:
+    def _plan(self, layout: str, pattern: Pattern) -> tuple[Plan, Entries, Keys]:
+        reader = self._reader
         for field, place in pattern.places:
             if place.deep or place.inner or place.file or place.rows:
                 raise ConfigError(
@@ -153,31 +180,10 @@ class _Finder:
             places: JSON = str(leading) if plan.is_all else dict(pattern.to_json())
             index = index_path("lmdb-keys", _VERSION, reader.opener.path, plan.listed, places, *state)
             plan = replace(plan, index=index)
-        keys = keys_of(self.location, plan)
+        keys = keys_of(reader.environment, self._location, plan)
         if layout in PRESETS:
             check_counts(reader, plan, entries, keys.count)
         return plan, entries, keys
-
-    def _undecided(self, reader: LmdbReader, keys: Sequence[bytes]) -> Exception:
-        values = [value for key in keys if (value := reader.get(key)) is not None]
-        given = reader.settings.changed()
-
-        def opened(arguments: Mapping[str, Any]) -> Backend:
-            return FOREIGN_LMDB(self.location.path, **{**given, **arguments})
-
-        why = "" if reader.entries else f"it is empty; {WRITTEN_BY}"
-        try:
-            for value in values:
-                if is_pickle(value):
-                    CODECS["pickle"](value)
-        except CodecError as error:
-            why = f"storeds cannot read its pickles: {error}"
-        readings = [
-            Reading({**given, **each}, functools.partial(opened, each)) for each in candidates(reader, keys) if values
-        ]
-        shown = reader.keys(_SHOWN)
-        held = (f"{key_text(key)!r} ({beginning_of(reader.get(key) or b'')})" for key in shown)
-        return undecided(reader.url, self.location.path, held, readings, why)
 
 
 def _left(reader: LmdbReader, plan: Plan, keys: Keys) -> list[str]:
@@ -254,18 +260,11 @@ def _contents(codec: str, samples: Sequence[memoryview]) -> tuple[str, list[Any]
     raise ValueError(f"no record can be read; the first: {failed}")
 
 
-def _find_unread(environment: Environment, opener: ForeignLmdbOpener) -> tuple[str, ...]:
-    """Return the parts of an open environment that no record holds."""
-    found = _Finder(opener, opener.plan.layout if opener.settings.columns is None else None)
-    with lmdb_errors(opener.url), reading(environment, opener) as reader:
-        return found._found(environment, reader).unread or ()
-
-
-def _opener(url: str | StoreURL, *, layout: str | None = None, **options: Any) -> ForeignLmdbOpener:
+def _opener(url: str | StoreURL, *, layout: str | None = None, **options: Any) -> TreeOpener:
     path, in_url = file_path(url)
-    location = EnvironmentLocation(path, parse_options(ForeignOptions, in_url, options, url))
-    return _Finder(location, layout).opener()
+    settings = parse_options(ForeignOptions, in_url, options, url)
+    return TreeOpener(LmdbLocation(path, settings, layout if settings.columns is None else None))
 
 
-FOREIGN_LMDB = Engine(_opener, presets=PRESETS)
+FOREIGN_LMDB = Engine(_opener, presets=presets_of("lmdb"))
 """Opens environments of other tools; the options are `ForeignOptions`."""

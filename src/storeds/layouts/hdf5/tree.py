@@ -1,0 +1,208 @@
+"""Opens HDF5 files that other tools wrote, and reads their records and columns."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from msgspec import structs
+
+from storeds._utils.settings import parse_options
+from storeds._utils.urls import StoreURL, file_path
+from storeds.backends.engine import Engine
+from storeds.backends.file_stores import FileLocation, describe_file
+from storeds.backends.hdf5.reading import is_native
+from storeds.backends.hdf5.stamp import library_errors
+from storeds.backends.raw import Fault, Rows, Stacked
+from storeds.errors import FormatError, StoredsError, UnavailableError
+from storeds.layouts.hdf5.files import ForeignOptions, Hdf5Files
+from storeds.layouts.hdf5.recognising import candidates, entries, preset_pattern, recognise
+from storeds.layouts.hdf5.records import Contents, contents_of
+from storeds.layouts.pattern import Pattern
+from storeds.layouts.presets import presets_of
+from storeds.layouts.tree import Found, Tree, TreeLocation, TreeOpener, TreeStore, digest, meta_of
+from storeds.protocols import JSON, Array, Description, Meta
+from storeds.records.fields import fields_to_json
+
+__all__ = ["FOREIGN_HDF5"]
+
+
+@dataclass(frozen=True)
+class Hdf5Location(FileLocation[ForeignOptions], TreeLocation):
+    """A file, and the files to which its links lead. The open files of one store are a handle."""
+
+    engine = "hdf5"
+    layout: str | None = None
+
+    @property
+    def columns(self) -> Pattern | None:
+        return self.settings.columns
+
+    @property
+    def source(self) -> str:
+        return self.path
+
+    def given(self) -> dict[str, Any]:
+        # docstring inherited
+        return self.settings.changed()
+
+    def again(self, layout: str | None, options: Mapping[str, Any]) -> Hdf5Location:
+        # docstring inherited
+        return replace(self, layout=layout, settings=parse_options(ForeignOptions, {}, options, self.path))
+
+    def key(self) -> Hashable:
+        # One file may be several stores, with other columns or another group.
+        return "foreign", self.layout, super().key(), self.settings
+
+    def open(self) -> Hdf5Tree:
+        return Hdf5Tree(self)
+
+    def close(self, handle: Hdf5Tree, /) -> None:
+        handle.files.close()
+
+    def is_current(self, handle: Hdf5Tree, /) -> bool:
+        # docstring inherited; other tools change their files in place
+        return not handle.files.changed(handle.files.seen())
+
+    @contextmanager
+    def tree(self, handle: Hdf5Tree, /) -> Iterator[Hdf5Tree]:
+        # docstring inherited
+        with library_errors(self.url):
+            yield handle
+
+
+class Hdf5Tree(Tree):
+    """The open files of a store. It is the handle of the stores that are read in one way."""
+
+    def __init__(self, location: Hdf5Location) -> None:
+        self._location = location
+        self.files = Hdf5Files(location.path, location.url, location.settings)
+        self._found: dict[tuple[str, Pattern], tuple[Contents, Meta]] = {}
+
+    def is_native(self) -> bool:
+        # docstring inherited
+        return is_native(self.files.file(self.files.path))
+
+    def recognise(self) -> tuple[str, str] | None:
+        # docstring inherited
+        return recognise(self.files)
+
+    def entries(self) -> Iterator[str]:
+        # docstring inherited
+        return entries(self.files)
+
+    def candidates(self) -> Iterator[dict[str, object]]:
+        # docstring inherited
+        return candidates(self.files)
+
+    def pattern(self, layout: str) -> Pattern:
+        # docstring inherited
+        return preset_pattern(self.files, layout)
+
+    def find(self, layout: str, pattern: Pattern | None) -> Found:
+        # docstring inherited
+        assert pattern is not None
+        contents, meta = self._contents(layout, pattern)
+        own, *_ = self.files.seen()
+        return Found(meta, pattern, own, unread=tuple(contents.unread()))
+
+    def _contents(self, layout: str, pattern: Pattern) -> tuple[Contents, Meta]:
+        # Once for all stores of the handle: reading may open further files, which are no part of the identity.
+        if (layout, pattern) not in self._found:
+            contents = contents_of(self.files, pattern)
+            self._found[layout, pattern] = contents, _meta(self.files.seen(), layout, contents)
+        return self._found[layout, pattern]
+
+    def _look_again(self, layout: str) -> None:
+        """Open the files behind links that recognising the store opened in another process: they are a part of its build."""
+        if self._location.columns is None and self._location.layout is None:
+            self.recognise()
+        if self._location.columns is None:
+            self.pattern(layout)
+
+    def store(self, found: Found) -> Hdf5Store:
+        # docstring inherited
+        assert found.pattern is not None
+        if self.files.changed([found.plan]):  # its contents may not fit the pattern any more
+            raise UnavailableError(f"{self.files.url} was replaced while in use or changed; open it again")
+        if not self._found:
+            self._look_again(found.meta.layout)
+        contents, meta = self._contents(found.meta.layout, found.pattern)
+        self.files.listed.clear()
+        return Hdf5Store(self._location, self, found, contents, meta.build)
+
+
+def _meta(seen: Sequence[Any], layout: str, found: Contents) -> Meta:
+    fields = {name: values.field for name, values in found.columns.items()}
+    content: dict[str, JSON] = {
+        "layout": layout,
+        "fields": fields_to_json(fields),
+        "attrs": dict(found.attrs),
+        "count": found.count,
+        "where": dict(found.where),
+    }
+    # Without checksums, the size and the modification time identify a file's content.
+    identity: JSON = {**content, "files": [file[3:] for file in seen]}
+    build = digest({**content, "files": [file[1:] for file in seen]})
+    return meta_of(layout, identity, build, found.count, fields, found.attrs)
+
+
+class Hdf5Store(TreeStore):
+    """The records of open files, by the columns that a pattern found."""
+
+    def __init__(self, location: Hdf5Location, tree: Hdf5Tree, found: Found, contents: Contents, build: str) -> None:
+        super().__init__(location, tree, found)
+        self._location, self._contents, self._build = location, contents, build
+
+    @property
+    def build(self) -> str:
+        # docstring inherited
+        return self._build
+
+    def read(self, positions: list[int], fields: tuple[str, ...] | None) -> Rows:
+        # docstring inherited
+        names = tuple(self.meta.fields) if fields is None else fields
+        columns = {name: self._contents.columns[name].read(positions) for name in names}
+        return Rows([_record({name: values[at] for name, values in columns.items()}) for at in range(len(positions))])
+
+    def stacked(self, positions: Array, fields: Sequence[str], *, whole: bool) -> Stacked | None:
+        # docstring inherited
+        found = {name: self._contents.columns[name].stacked(positions) for name in fields}
+        arrays = {name: array for name, array in found.items() if array is not None}
+        return Stacked(arrays) if len(arrays) == len(found) else None
+
+    def values(self, name: str) -> Array:
+        # docstring inherited
+        try:
+            return self._contents.columns[name].column()
+        except ValueError as error:
+            if isinstance(error, StoredsError):
+                raise
+            raise FormatError(f"{self._location.url}: column {name!r} cannot be read: {error}") from None
+
+    def describe(self) -> Description:
+        # docstring inherited
+        settings = self._location.settings
+        columns: JSON = None if settings.columns is None else dict(settings.columns.to_json())
+        how = {**structs.asdict(settings), "columns": columns, "where": dict(self._contents.where)}
+        return describe_file(self._location.path, self._location.url, how, [], recognised=self.found.why)
+
+
+def _record(record: dict[str, Any]) -> dict[str, Any] | Fault:
+    """Return a record, or the fault of the first value that is an error."""
+    for name, value in record.items():
+        if isinstance(value, ValueError):
+            key = record.get("key")
+            return Fault(f"field {name!r}: {value}", key if isinstance(key, str) else None)
+    return record
+
+
+def _opener(url: str | StoreURL, *, layout: str | None = None, **options: Any) -> TreeOpener:
+    path, in_url = file_path(url)
+    return TreeOpener(Hdf5Location(path, parse_options(ForeignOptions, in_url, options, url), layout))
+
+
+FOREIGN_HDF5 = Engine(_opener, presets=presets_of("hdf5"))
+"""Opens HDF5 files of other tools; the options are `ForeignOptions`."""
