@@ -221,13 +221,13 @@ _FILES = (
 _SOURCES = (
     ("csv", "lists:csv", ""),
     ("jsonl", "lists:jsonl", ""),
-    ("coco", "coco:coco", ""),
-    ("yolo", "yolo:yolo", ""),
+    ("coco", "coco.read:coco", ""),
+    ("yolo", "yolo.read:yolo", ""),
     ("voc", "voc:voc", ""),
     ("table", "tables:table", "pyarrow"),
     ("dataset", "objects:dataset", ""),
     ("store", "stores:store", ""),
-    ("exported", "exported:exported", ""),
+    ("exported", "folder.read:exported", ""),
     ("videos", "videos:videos", ""),
     ("frames", "videos:frames", ""),
 )
@@ -239,9 +239,7 @@ BACKENDS = Registry(
 LAYOUTS = Registry("layout", "storeds.layouts", _built_in("layouts", _LAYOUTS))
 READERS = Registry("reader", "storeds.readers", _built_in("readers", _READERS))
 DECODERS = Registry("decoder", "storeds.decoders", _built_in("pictures", _DECODERS))
-SOURCES = Registry(
-    "source", "storeds.sources", _built_in("layouts.files", _FILES) | _built_in("ops.packing.sources", _SOURCES)
-)
+SOURCES = Registry("source", "storeds.sources", _built_in("layouts.files", _FILES) | _built_in("formats", _SOURCES))
 
 
 def register_backend(scheme: str, target: Any, *, needs: str = "", clobber: bool = False) -> None:
@@ -284,7 +282,7 @@ def register_decoder(name: str, target: Callable[..., Any] | str, *, needs: str 
 
 
 def register_source(name: str, target: Callable[..., Any] | str, *, needs: str = "", clobber: bool = False) -> None:
-    """Make ``pack(…, kind=name)`` use ``target(source, **options)``, which returns `~storeds.ops.packing.rows.Rows`.
+    """Make ``pack(…, kind=name)`` use ``target(source, **options)``, which returns `~storeds.formats.Rows`.
 
     An attribute ``detect`` of the function is called with the path of each file or folder that storeds does not recognise;
     if it returns True, `kind` is not needed.

@@ -55,7 +55,7 @@ def test_options_of_sources_in_messages_exist() -> None:
         if registry.SOURCES.is_built_in(name)
         for parameter in inspect.signature(registry.SOURCES.get(name)).parameters
     }
-    folder = ROOT / "ops" / "packing"
+    folder = ROOT / "formats"
     files = {path.name for path in folder.rglob("*.py")}
     wrong = {
         (name, option)

@@ -19,7 +19,7 @@ import storeds
 from _packing import records_of
 from mask_files import write
 from storeds import errors
-from storeds.ops.packing.rows import Bad, File, Row, Rows, from_start
+from storeds.formats import Bad, File, Row, Rows, from_start
 from storeds.protocols import Field
 
 FIELDS = {"label": "int", "key": "str", "image": "bytes", "blob": "bytes"}
@@ -112,7 +112,7 @@ def test_a_registered_source_is_found_by_its_kind_and_by_its_detection(tmp_path:
 
 
 def test_a_source_that_changes_while_it_is_packed_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("storeds.ops.packing.rows._FEW", 3)  # more are listed again
+    monkeypatch.setattr("storeds.ops.packing.listing._FEW", 3)  # more are listed again
     passes = count()
 
     def items() -> Iterator[Row]:

@@ -46,7 +46,7 @@ from mask_files import mask, write
 from photographs import jpeg
 from shares import examples
 from storeds import errors
-from storeds.ops.packing.rows import Bad
+from storeds.formats import Bad
 from storeds.protocols import Field
 
 

@@ -33,8 +33,8 @@ from storeds.ops import ExportFormat, OnBad, OnBadRecord, SplitBy
 from storeds.redaction import redact
 
 if TYPE_CHECKING:
+    from storeds.layouts.files.rows import Bad
     from storeds.ops.packing import Packed
-    from storeds.ops.packing.rows import Bad
 
 __all__ = ["convert", "export", "pack", "repair"]
 

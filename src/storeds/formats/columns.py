@@ -110,7 +110,7 @@ def choose_columns(
     first : sequence of list
         The cells of the first lines.
     image_columns, mask_columns, caption_columns, label_column, label
-        As for `~storeds.ops.packing.sources.lists.rows_of_list`.
+        As for `~storeds.formats.lists.rows_of_list`.
 
     Returns
     -------

@@ -16,8 +16,8 @@ from PIL import Image
 
 from storeds.errors import ConfigError, MissingDependencyError
 from storeds.layouts.files.folders import class_labels, class_notes
+from storeds.layouts.files.rows import Bad, BadItem, File, Row, Rows, from_start
 from storeds.layouts.files.walk import VIDEO_SUFFIXES, Hidden, Root, Walk, folders_in, show
-from storeds.ops.packing.rows import Bad, BadItem, File, Row, Rows, from_start
 from storeds.protocols import JSON, Field
 
 if TYPE_CHECKING:

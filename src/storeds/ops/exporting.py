@@ -1,4 +1,4 @@
-"""Exports a store to files that other programs read: `export`. Each format has its own module; `base` is what they share."""
+"""Exports a store to files that other programs read, in one atomic step. The formats are those of `storeds.formats`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import secrets
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,11 @@ from storeds.backends.opening import open_backend
 from storeds.backends.staging import reporting
 from storeds.backends.view import stores_in
 from storeds.errors import ConfigError, RecordError, StoreExistsError, StoreNotFoundError, suggest
+from storeds.formats.coco.write import CocoExporter
+from storeds.formats.folder.write import FolderExporter
+from storeds.formats.writing import Differences, Exporter, ExportFolder
+from storeds.formats.yolo.write import YoloExporter
 from storeds.ops.copy import read_batches
-from storeds.ops.exporting.base import Differences, Exported, Exporter, ExportFolder
-from storeds.ops.exporting.coco import CocoExporter
-from storeds.ops.exporting.folder import FolderExporter
-from storeds.ops.exporting.yolo import YoloExporter
 from storeds.ops.progress import ProgressHook
 from storeds.ops.verdicts import VerdictCounts, damaged_kinds
 from storeds.protocols import Backend, Meta
@@ -37,6 +38,38 @@ EXPORTERS: dict[str, Callable[[Meta, ExportFolder], Exporter]] = {
 _PARTIAL = ".partial"
 _MARKER = ".storeds-export.json"
 _LOG = logging.getLogger("storeds")
+
+
+@dataclass(frozen=True)
+class Exported:
+    """The result of `export`.
+
+    Attributes
+    ----------
+    path : str
+        The new folder.
+    format : str
+    count : int
+        Number of records, which are all in the export.
+    files, bytes : int
+        What was written.
+    left_out : dict
+        Field, or part of one → why the export does not contain it.
+    notes : tuple of str
+        What differs from the store, as sentences: files that got another name than their key.
+    """
+
+    path: str
+    format: str
+    count: int
+    files: int
+    bytes: int
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the result as JSON."""
+        return {**asdict(self), "notes": list(self.notes)}
 
 
 def export(

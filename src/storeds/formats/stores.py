@@ -12,7 +12,7 @@ import xxhash
 from storeds.backends.opening import open_backend
 from storeds.backends.view import describe
 from storeds.errors import ConfigError, RecordError
-from storeds.ops.packing.rows import Bad, Row, Rows
+from storeds.layouts.files.rows import Bad, Row, Rows
 from storeds.protocols import Array, Backend
 
 __all__ = ["rows_at", "store"]

@@ -14,12 +14,12 @@ import numpy as np
 from storeds._utils.text import counted
 from storeds.backends.view import View
 from storeds.errors import ConfigError
+from storeds.formats.stores import rows_at
+from storeds.formats.tables import hugging_face
+from storeds.formats.taking import LOSSLESS, original_of, take
 from storeds.layouts.files.folders import class_notes
+from storeds.layouts.files.rows import Bad, BadItem, File, Row, Rows, from_start
 from storeds.layouts.files.walk import is_text, show
-from storeds.ops.packing.rows import Bad, BadItem, File, Row, Rows, from_start
-from storeds.ops.packing.sources.stores import rows_at
-from storeds.ops.packing.sources.tables import hugging_face
-from storeds.ops.packing.sources.taking import LOSSLESS, original_of, take
 from storeds.protocols import JSON, Array, Backend, Field, Record
 from storeds.records.fields import parse_fields
 from storeds.values.codecs import beginning

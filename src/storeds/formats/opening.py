@@ -1,9 +1,4 @@
-"""Sources of rows for `pack`: folders, lists, tables, tar shards, videos, annotations, datasets and stores.
-
-`open_source` finds out what a source is, and opens it. Each source is a function of one module that returns
-`~storeds.ops.packing.rows.Rows`. Those of folders of images and
-of tar shards are in `storeds.layouts.files`, since they open as stores too.
-"""
+"""Finds out what a source of `pack` is, and opens it."""
 
 from __future__ import annotations
 
@@ -15,11 +10,10 @@ from typing import Any
 from storeds import registry
 from storeds.errors import ConfigError, suggest
 from storeds.layouts.files.detect import kind_of_path
-from storeds.layouts.files.walk import IMAGE_SUFFIXES
-from storeds.ops.packing.rows import Rows
+from storeds.layouts.files.rows import Rows
 from storeds.protocols import Backend
 
-__all__ = ["IMAGE_SUFFIXES", "open_source"]
+__all__ = ["open_source"]
 
 
 def open_source(
@@ -33,7 +27,7 @@ def open_source(
         One of: a folder with one sub-folder per class, or with images only; a folder of images beside one of masks; a
         data.yaml or a folder of YOLO; a folder of Pascal VOC; a folder of videos, or one video; a .csv, .tsv, .jsonl,
         .ndjson, .parquet or .tar file; a .json file of COCO; a glob, a range or a list of tar files; a folder that
-        `export` wrote; the URL or the file of a store, or a `Backend`; a dataset; `storeds.ops.packing.rows.Rows`, which are returned.
+        `export` wrote; the URL or the file of a store, or a `Backend`; a dataset; `storeds.formats.Rows`, which are returned.
     kind : str, optional
         The name of a source, if detection fails or is wrong: one of ``storeds.registry.SOURCES.names()``.
     max_side, quality : int, optional

@@ -13,11 +13,11 @@ import numpy as np
 
 from storeds._utils.text import counted, some
 from storeds.errors import ConfigError, StoreNotFoundError, suggest
+from storeds.formats.turned import inverse, turned_points
 from storeds.layouts.files.class_names import unique_classes
 from storeds.layouts.files.masks import MaskFile, by_stem, taken_as_stored
+from storeds.layouts.files.rows import Bad, BadItem, File, Row, Rows, from_start, read_file
 from storeds.layouts.files.walk import IMAGE_SUFFIXES, Root, Walk, files_by_kind, folders_in, is_hidden, names_of, show
-from storeds.ops.packing.rows import Bad, BadItem, File, Row, Rows, from_start, read_file
-from storeds.ops.packing.sources.turned import inverse, turned_points
 from storeds.pictures import read_picture_header
 from storeds.pictures.decoders import orientation_of
 from storeds.protocols import JSON, Array, Field, Record

@@ -13,13 +13,13 @@ from typing import Any, Literal
 import numpy as np
 
 from storeds.errors import ConfigError, StoreNotFoundError
+from storeds.formats.columns import choose_columns, name_columns
+from storeds.formats.text import Line, csv_lines, jsonl_lines, open_text
 from storeds.layouts.files.class_names import unique_classes
 from storeds.layouts.files.folders import class_notes
 from storeds.layouts.files.masks import MaskFile
+from storeds.layouts.files.rows import Bad, BadItem, Row, Rows, from_start
 from storeds.layouts.files.walk import Root, names_of, show
-from storeds.ops.packing.rows import Bad, BadItem, Row, Rows, from_start
-from storeds.ops.packing.sources.columns import choose_columns, name_columns
-from storeds.ops.packing.sources.text import Line, csv_lines, jsonl_lines, open_text
 from storeds.protocols import JSON, Field
 from storeds.values.classes import number_labels
 from storeds.values.infer import fit

@@ -15,11 +15,11 @@ import numpy as np
 
 from storeds._utils.text import counted, some
 from storeds.errors import ConfigError, FormatError, MissingDependencyError, StoreNotFoundError
+from storeds.formats.columns import find_label, name_columns
+from storeds.formats.taking import take
 from storeds.layouts.files.folders import class_notes
+from storeds.layouts.files.rows import Bad, BadItem, File, Row, Rows
 from storeds.layouts.files.walk import Root, Walk, is_hidden, names_of, show
-from storeds.ops.packing.rows import Bad, BadItem, File, Row, Rows
-from storeds.ops.packing.sources.columns import find_label, name_columns
-from storeds.ops.packing.sources.taking import take
 from storeds.protocols import JSON, Field, Kind, Record
 from storeds.records.fields import parse_fields
 from storeds.values.classes import distinct_classes
