@@ -205,7 +205,7 @@ BREAKS = [Break(*row) for row in (
     ("27: append of one record says to pass a list", "backends/test_backends.py -k one_record", "backends/writer.py", "if isinstance(records, Mapping):", "if False:"),
     ("27: tensors and NumPy's scalars are labels", "backends/test_backends.py -k one_record", "records/codec.py", 'return value.item() if getattr(value, "ndim", None) == 0 else value', "return value"),
     ("27: pixels for an image say how to encode them", "records/test_record.py -k refusal", "records/codec.py", '    if field.kind == "image":\n', "    if False:\n"),
-    ("27: an unknown kind has a suggestion", "ops/test_sources.py -k refused", "formats/opening.py", "make = registry.SOURCES.get(kind)", "make = dict.fromkeys(registry.SOURCES.names())[kind]"),
+    ("27: an unknown kind has a suggestion", "ops/test_sources.py -k refused", "formats/opening.py", "format: Format = registry.FORMATS.get(kind)", "format: Format = dict.fromkeys(registry.FORMATS.names())[kind]"),
     ("27: messages name flags that exist", "cli/test_hints.py", "backends/writer.py", "pass overwrite=True (--overwrite); with", "pass overwrite=True (--replace); with"),
     ("27: the source is found by file identity", "ops/test_own_target.py -k link_to", "ops/copy.py", "return os.path.samefile(file_path(source.url)[0], file_path(dst_url)[0])", "return source.url == dst_url"),
     ("27: a selection of the target is the target", "ops/test_own_target.py -k inside_its", "ops/copy.py", "    for member in stores_in(source):", "    for member in [source]:"),

@@ -14,6 +14,7 @@ import numpy as np
 
 from storeds.errors import ConfigError, StoreNotFoundError
 from storeds.formats.columns import choose_columns, name_columns
+from storeds.formats.format import Format
 from storeds.formats.text import Line, csv_lines, jsonl_lines, open_text
 from storeds.layouts.files.class_names import unique_classes
 from storeds.layouts.files.folders import class_notes
@@ -25,7 +26,7 @@ from storeds.values.classes import number_labels
 from storeds.values.infer import fit
 from storeds.values.text import values_of_cells
 
-__all__ = ["csv", "jsonl", "rows_of_list"]
+__all__ = ["CSV", "JSONL", "csv", "jsonl", "rows_of_list"]
 
 _PEEKED = 64  # lines that show what columns hold
 
@@ -393,3 +394,7 @@ def _normal(path: str) -> str:
     """Return a path without ``.`` and ``..``: the same string if it has none, which saves memory in lists of millions."""
     normal = posixpath.normpath(path)
     return path if normal == path else normal
+
+
+CSV = Format(about="a CSV file with one image a line, its labels and other columns", read=csv)
+JSONL = Format(about="a JSONL file with one image a line, its labels and other keys", read=jsonl)

@@ -16,6 +16,7 @@ import numpy as np
 from storeds._utils.text import counted, some
 from storeds.errors import ConfigError, FormatError, MissingDependencyError, StoreNotFoundError
 from storeds.formats.columns import find_label, name_columns
+from storeds.formats.format import Format
 from storeds.formats.taking import take
 from storeds.layouts.files.folders import class_notes
 from storeds.layouts.files.rows import Bad, BadItem, File, Row, Rows
@@ -27,7 +28,7 @@ from storeds.values.codecs import image_of_text
 from storeds.values.coerce import missing, text_of
 from storeds.values.infer import field_of
 
-__all__ = ["hugging_face", "table"]
+__all__ = ["TABLE", "hugging_face", "table"]
 
 _BATCH = 32  # rows
 _TRIED = 16  # values that show whether bytes are images
@@ -510,3 +511,6 @@ def _split_of(folder: str, name: str) -> str:
     if shard is not None:
         return shard[1]
     return next((each for each in (name.removesuffix(".parquet"), os.path.basename(folder)) if each in _SPLITS), "")
+
+
+TABLE = Format(about="what 🤗 datasets saves or publishes, and other Parquet or Arrow files with images", read=table)
