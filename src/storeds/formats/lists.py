@@ -13,9 +13,9 @@ from typing import Any, Literal
 import numpy as np
 
 from storeds.errors import ConfigError, StoreNotFoundError
-from storeds.formats.columns import choose_columns, name_columns
 from storeds.formats.format import Format
-from storeds.formats.text import Line, csv_lines, jsonl_lines, open_text
+from storeds.formats.lines import Line, csv_lines, jsonl_lines, open_text
+from storeds.formats.purposes import Purpose, choose_purposes
 from storeds.layouts.files.class_names import unique_classes
 from storeds.layouts.files.folders import class_notes
 from storeds.layouts.files.masks import MaskFile
@@ -23,6 +23,7 @@ from storeds.layouts.files.rows import Bad, BadItem, Row, Rows, from_start
 from storeds.layouts.files.walk import Root, names_of, show
 from storeds.protocols import JSON, Field
 from storeds.values.classes import number_labels
+from storeds.values.columns import name_columns
 from storeds.values.infer import fit
 from storeds.values.text import values_of_cells
 
@@ -127,7 +128,7 @@ def rows_of_list(
         raise ConfigError(f"{where}: columns, delimiter and skipinitialspace are for CSV")
     if not names:
         raise ConfigError(f"{where} has no columns; expected a line of their names, or a JSON object for each image")
-    purposes, notes = choose_columns(
+    purposes, notes = choose_purposes(
         where,
         names,
         [cells for _, cells in lines if not isinstance(cells, str)][:_PEEKED],
@@ -173,7 +174,7 @@ class _List:
     names : list of str
         The columns.
     purposes : dict
-        As `choose_columns` returns them.
+        As `choose_purposes` returns them.
     root : Root
     masks : (int or None, int or None)
         The number of classes that masks name, and the id that needs no name.
@@ -194,7 +195,7 @@ class _List:
         self,
         where: str,
         names: list[str],
-        purposes: dict[str, str],
+        purposes: dict[str, Purpose],
         root: Root,
         masks: tuple[int | None, int | None],
         separator: str | None,
