@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import posixpath
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from itertools import islice
-from typing import Any, Literal
+from itertools import islice, starmap
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -63,7 +64,8 @@ def rows_of_list(
     root : path, optional
         The folder that paths are relative to; by default the folder of the file.
     path_column : str, optional
-        The default is the first of ``PATH_COLUMNS`` that exists. The path becomes the record's ``key``.
+        The default is the first of ``path``, ``image``, ``file``, ``filename`` and similar that exists. The path becomes the
+        record's ``key``.
     image_columns : sequence of str, optional
         Instead of `path_column`, several columns of images, each of which becomes a field of its own name. The path in the
         first is the key.
@@ -76,7 +78,8 @@ def rows_of_list(
         Columns of text that get the role ``text``: a caption, or in JSONL a list of captions. The default is those named
         ``caption``, ``text`` or ``description``, if no column looks like labels.
     label_column : str, optional
-        The default is the first of ``LABEL_COLUMNS`` that exists, or the only one of ``LESS_CERTAIN``.
+        The default is the first of ``label``, ``class`` and ``target`` that exists, or the only one of ``category``,
+        ``class_id`` and similar.
     label : bool
         False to pack without labels. This is required if there are columns beside the paths and none looks like a label:
         packing without labels by accident would make the store useless for training.
@@ -138,25 +141,36 @@ def rows_of_list(
         label_column=label_column,
         label=label,
     )
-    names_masks = "mask" in purposes.values() and "label" not in purposes.values()
+    labels = _labels_of(where, names, purposes, lines, label_separator)
+    parts, renamed = _columns_of(names, purposes, several=labels is not None and labels.several)
+    names_masks = labels is None and "mask" in purposes.values()
     listed = _List(
         where,
-        names,
-        purposes,
+        parts,
         Root(os.path.dirname(os.path.abspath(file)) if root is None else root, allow_outside=allow_outside),
+        labels,
         (len(given) if names_masks and given else None, ignore_index),
-        label_separator,
     )
-    fields = listed.read(lines, values_of_cells if kind == "csv" else list, given)
-    named = given if names_masks else listed.classes
+    items = list(starmap(listed.item, lines))
+    if not items:
+        raise ConfigError(f"{where} lists no image")
+    found = listed.convert(items, values_of_cells if kind == "csv" else list, given)
+    named = given if names_masks else found.classes
     attrs: dict[str, JSON] = {} if named is None else {"classes": list(named)}
     attrs |= {} if ignore_index is None else {"ignore_index": ignore_index}
+
+    def rows() -> Iterator[Row | Bad]:
+        for item in found.items:
+            yield item if isinstance(item, Bad) else listed.row(*item)
+
     return Rows(
-        fields=fields,
+        fields=found.fields,
         attrs={**attrs, "source": {"kind": kind, "file": where}},
-        items=from_start(listed.items),
-        columns=listed.columns,
-        notes=[*class_notes(listed.classes or ()), *notes, *listed.notes],
+        items=from_start(rows),
+        columns={
+            name: field for name, _, purpose, field in sorted(parts, key=lambda each: each.at) if purpose != "key"
+        },
+        notes=[*class_notes(found.classes or ()), *notes, *renamed, *found.notes],
     )
 
 
@@ -164,223 +178,247 @@ csv = partial(rows_of_list, "csv")
 jsonl = partial(rows_of_list, "jsonl")
 
 
+class _Column(NamedTuple):
+    """A column of a list, its place in a line, its purpose, and the field that it becomes."""
+
+    name: str
+    at: int
+    purpose: Purpose | Literal["key"] | None
+    field: str
+
+
+def _columns_of(
+    names: Sequence[str], purposes: Mapping[str, Purpose], several: bool
+) -> tuple[list[_Column], list[str]]:
+    """Return the columns in the order of fields: pictures, labels, the key, others; and notes about names.
+
+    The first has the paths that are the keys. It becomes two fields.
+    """
+    fields: dict[str, str] = {}
+    for purpose in ("image", "mask", "label"):
+        if len(found := [name for name, each in purposes.items() if each == purpose]) == 1:
+            fields[found[0]] = "labels" if purpose == "label" and several else purpose
+    notes: list[str] = []
+    pictures = [name for name, purpose in purposes.items() if purpose in ("image", "mask")]
+    for group in (pictures, names):  # pictures get the names that they want
+        added, renamed = name_columns([name for name in group if name not in fields], ("key", *fields.values()))
+        fields |= added
+        notes += renamed
+    key = next(iter(purposes))
+    columns = [_Column(name, at, purposes.get(name), fields[name]) for at, name in enumerate(names)]
+    columns.append(_Column(key, names.index(key), "key", "key"))
+    ranks = {"image": 1, "mask": 1, "label": 2, "key": 3}
+    return sorted(columns, key=lambda each: 0 if each.field == fields[key] else ranks.get(str(each.purpose), 4)), notes
+
+
+@dataclass(frozen=True)
+class _Labels:
+    """Reads the labels in the cells of one column.
+
+    Parameters
+    ----------
+    name : str
+        The column.
+    several : bool
+        Whether each cell has several labels.
+    separator : str or None
+        What separates them in a text.
+    """
+
+    name: str
+    several: bool
+    separator: str | None
+
+    def texts(self, cell: Any) -> list[str]:
+        """Return the labels in a cell; raises `BadItem`."""
+        if self.separator is not None and (cell is None or isinstance(cell, str)):
+            cell = [text.strip() for text in (cell or "").split(self.separator) if text.strip()]
+        elif not self.several:
+            if cell is None or (isinstance(cell, str) and not cell.strip()):
+                raise BadItem(f"no label is given in {self.name!r}")
+            cell = [str(cell) if isinstance(cell, float) else cell]
+        if not isinstance(cell, list) or not all(type(label) in (str, int) for label in cell):
+            raise BadItem(
+                f"{self.name!r} has {cell!r:.80}; a label is a class name or a whole number, and several are a list"
+            )
+        return [sys.intern(str(label)) for label in cell]
+
+    def numbers(
+        self, where: str, lines: Sequence[int], labels: Sequence[list[str]], classes: list[str] | None
+    ) -> tuple[list[Any], list[str] | None]:
+        """Return the class number or numbers for the labels of each line, or a ValueError; and the class names."""
+        places = [line for line, texts in zip(lines, labels, strict=True) for _ in texts]
+        numbers, classes = number_labels(where, [text for texts in labels for text in texts], places, classes)
+        rest = iter(numbers)
+        return [self._value(list(islice(rest, len(texts)))) for texts in labels], classes
+
+    def _value(self, numbers: list[int | ValueError]) -> Any:
+        fault = next((number for number in numbers if isinstance(number, ValueError)), None)
+        if fault is not None:
+            return fault
+        return np.array(numbers, np.int64) if self.several else numbers[0]
+
+
+def _labels_of(
+    where: str, names: Sequence[str], purposes: Mapping[str, Purpose], lines: Sequence[Line], separator: str | None
+) -> _Labels | None:
+    """Return what reads the column of labels, if there is one."""
+    name = next((name for name, purpose in purposes.items() if purpose == "label"), None)
+    if separator is not None and not (separator and name):
+        raise ConfigError(f"{where}: label_separator={separator!r} needs a column of labels, and text between two")
+    if name is None:
+        return None
+    at = names.index(name)
+    given = (cells[at] for _, cells in lines if isinstance(cells, list) and cells[at] is not None)
+    return _Labels(name, separator is not None or isinstance(next(given, None), list), separator)
+
+
+_Item: TypeAlias = Bad | tuple[int, list[Any]]
+"""What is wrong with a line, or its number and its cells."""
+
+
+class _Converted(NamedTuple):
+    """The lines of a list with their values, and what was learned from all of them."""
+
+    items: list[_Item]
+    fields: dict[str, Field]
+    classes: list[str] | None
+    notes: list[str]
+
+
 class _List:
-    """Collects the lines of a list, checks them, and converts their cells column by column.
+    """Checks the lines of a list, converts its columns, and makes rows.
 
     Parameters
     ----------
     where : str
         The name of the list in messages.
-    names : list of str
-        The columns.
-    purposes : dict
-        As `choose_purposes` returns them.
+    columns : list of _Column
+        That of the keys first.
     root : Root
+    labels : _Labels or None
     masks : (int or None, int or None)
         The number of classes that masks name, and the id that needs no name.
-    separator : str or None
-        What separates several labels.
-
-    Attributes
-    ----------
-    classes : list of str or None
-        The class names of labels, after `read`.
-    columns : dict
-        Column → field, after `read`.
-    notes : list of str
-        Sentences about columns, after `read`.
     """
 
     def __init__(
         self,
         where: str,
-        names: list[str],
-        purposes: dict[str, Purpose],
+        columns: list[_Column],
         root: Root,
+        labels: _Labels | None,
         masks: tuple[int | None, int | None],
-        separator: str | None,
     ) -> None:
-        self._where, self._purposes, self._root = where, purposes, root
-        self._masks, self._separator = masks, separator
-        self._at = {name: at for at, name in enumerate(names)}
-        self._label = next(iter(self._of("label")), None)
-        if separator is not None and not (separator and self._label):
-            raise ConfigError(f"{where}: label_separator={separator!r} needs a column of labels, and text between two")
-        self._key = self._at[next(iter(purposes))]
-        self.columns: dict[str, str] = {}
-        self.classes: list[str] | None = None
-        self.notes: list[str] = []
-        self._order: list[str | None] = []  # of the fields; None is the key
-        self._items: list[Bad | tuple[int, list[Any]]] = []
+        self._where, self._root, self._labels, self._masks = where, root, labels, masks
+        self._columns, self._key = columns, columns[0]
+        of = {purpose: [each for each in columns if each.purpose == purpose] for purpose in ("image", "mask", "label")}
+        self._images, self._paths, self._label = of["image"], [*of["image"], *of["mask"]], of["label"]
         self._seen: dict[str, int] = {}  # paths → the line that has them
 
-    def _of(self, purpose: str) -> list[str]:
-        return [name for name, held in self._purposes.items() if held == purpose]
+    def item(self, line: int, cells: list[Any] | str) -> _Item:
+        """Return a line whose labels are lists of texts, or what is wrong with it."""
+        if isinstance(cells, str):
+            return Bad(f"{self._where} line {line}", cells)
+        try:
+            for column in self._paths:
+                fault = _EXPORTED if _is_exported(cells[column.at]) else self._root.path_fault(cells[column.at])
+                if fault is not None:
+                    raise BadItem(fault if column is self._key else f"column {column.name!r}: {fault}")
+            for column in self._label:
+                assert self._labels is not None
+                cells[column.at] = self._labels.texts(cells[column.at])
+            identity = "\0".join(_normal(cells[column.at]) for column in self._images)
+            if identity in self._seen:
+                raise BadItem(f"the path is already listed at {self._where} line {self._seen[identity]}")
+        except BadItem as error:
+            return Bad(self._name(line, cells), str(error))
+        self._seen[identity] = line
+        return line, cells
 
-    def read(
-        self, lines: Sequence[Line], values_of: Callable[[list[Any]], list[Any]], classes: list[str] | None
-    ) -> dict[str, Field]:
-        """Check all lines, convert all columns, and return the fields.
+    def _name(self, line: int, cells: Sequence[Any]) -> str:
+        path = cells[self._key.at]
+        return f"{self._where} line {line}" + (f" ({show(path)})" if isinstance(path, str) and path else "")
+
+    def convert(
+        self, items: Sequence[_Item], values_of: Callable[[list[Any]], list[Any]], classes: list[str] | None
+    ) -> _Converted:
+        """Convert all columns of the good lines, in place.
 
         Parameters
         ----------
-        lines : sequence of Line
+        items : sequence
+            What `item` returned for each line.
         values_of : callable
             Returns the values of the cells of a column without a purpose.
         classes : list of str or None
             The class names that are given.
         """
-        cells = (cells[self._at[self._label]] for _, cells in lines if self._label and isinstance(cells, list))
-        is_list = isinstance(next((cell for cell in cells if cell is not None), None), list)
-        self._several = self._label is not None and (self._separator is not None or is_list)
-        self._name_fields()
-        for number, line in lines:
-            self._add(number, line)
-        if not self._items:
-            raise ConfigError(f"{self._where} lists no image")
-        self._seen.clear()
-        return self._convert(values_of, classes)
-
-    def _name_fields(self) -> None:
-        names, key = list(self._at), list(self._at)[self._key]
-        fixed: dict[str, str] = {}
-        for purpose in ("image", "mask", "label"):
-            if len(found := self._of(purpose)) == 1:
-                fixed[found[0]] = "labels" if purpose == "label" and self._several else purpose
-        for each in (self._of("image") + self._of("mask"), names):
-            rest = [name for name in each if name not in fixed]
-            named, notes = name_columns(rest, ("key", *fixed.values()))
-            fixed |= named
-            self.notes += notes
-        self.columns = {name: fixed[name] for name in names}
-        # The order of fields: pictures, labels, the key, other columns.
-        pictures = [name for name in names if self._purposes.get(name) in ("image", "mask") and name != key]
-        first = [key, *pictures, *self._of("label")]
-        self._order = [*first, None, *(name for name in names if name not in first)]
-
-    def _add(self, line: int, cells: list[Any] | str) -> None:
-        """Add a line, or report what is wrong with it."""
-        if isinstance(cells, str):
-            self._items.append(Bad(f"{self._where} line {line}", cells))
-            return
-        try:
-            self._check(cells)
-            identity = "\0".join(_normal(cells[self._at[name]]) for name in self._of("image"))
-            if identity in self._seen:
-                raise BadItem(f"the path is already listed at {self._where} line {self._seen[identity]}")
-        except BadItem as error:
-            self._items.append(Bad(self._name(line, cells), str(error)))
-            return
-        self._seen[identity] = line
-        self._items.append((line, cells))
-
-    def _name(self, line: int, cells: Sequence[Any]) -> str:
-        path = cells[self._key]
-        return f"{self._where} line {line}" + (f" ({show(path)})" if isinstance(path, str) and path else "")
-
-    def _check(self, cells: list[Any]) -> None:
-        """Raise BadItem for paths and labels that cannot be used; replace labels by text."""
-        for name, purpose in self._purposes.items():
-            at = self._at[name]
-            if purpose in ("image", "mask"):
-                fault = _EXPORTED if _is_exported(cells[at]) else self._root.path_fault(cells[at])
-                if fault is not None:
-                    raise BadItem(fault if at == self._key else f"column {name!r}: {fault}")
-            elif purpose == "label":
-                labels = self._labels_of(name, cells[at])
-                cells[at] = labels if self._several else labels[0]
-
-    def _labels_of(self, name: str, cell: Any) -> list[str]:
-        """Return the labels of a cell as text."""
-        if self._separator is not None and (cell is None or isinstance(cell, str)):
-            cell = [text.strip() for text in (cell or "").split(self._separator) if text.strip()]
-        elif not self._several:
-            if cell is None or (isinstance(cell, str) and not cell.strip()):
-                raise BadItem(f"no label is given in {name!r}")
-            cell = [str(cell) if isinstance(cell, float) else cell]
-        if not isinstance(cell, list) or not all(type(label) in (str, int) for label in cell):
-            raise BadItem(
-                f"{name!r} has {cell!r:.80}; a label is a class name or a whole number, and several are a list"
-            )
-        return [sys.intern(str(label)) for label in cell]
-
-    def _convert(self, values_of: Callable[[list[Any]], list[Any]], classes: list[str] | None) -> dict[str, Field]:
-        """Convert all columns of the good items, and return the fields."""
-        good = [item for item in self._items if not isinstance(item, Bad)]
-        # A store of images and labels alone has no roles, and so the id that it always had.
-        held = [purpose for name, purpose in self._purposes.items() if self._at[name] != self._key]
-        is_plain = not self._several and set(held) <= {"label"}
-        declared: dict[str, Field] = {}
+        good = [item for item in items if not isinstance(item, Bad)]
+        lines = [line for line, _ in good]
+        declared, notes = dict[str, Field](), list[str]()
         faults: dict[int, str] = {}
-        for name, at in self._at.items():
-            values = [cells[at] for _, cells in good]
-            match self._purposes.get(name):
-                case "image" | "mask" as purpose:
-                    declared[name] = Field("image", role=None if is_plain else purpose)
-                case "text":
-                    are_text = all(isinstance(each, str) for each in values)
-                    declared[name] = Field("str" if are_text else "json", role="text")
-                case "label":
-                    label = Field("int", role=None if is_plain else "label")
-                    declared[name] = Field("array", "<i8", (None,), "labels") if self._several else label
-                    values = self._numbered([line for line, _ in good], values, classes)
-                case _:
-                    declared[name], values = self._typed(name, values_of(values))
-            for (line, cells), value in zip(good, values, strict=True):
-                cells[at] = value
-                if isinstance(value, ValueError):
-                    faults.setdefault(line, str(value) if name == self._label else f"its {name} {value}")
-        self._items = [
-            item if isinstance(item, Bad) or item[0] not in faults else Bad(self._name(*item), faults[item[0]])
-            for item in self._items
-        ]
-        return {self.columns[name] if name else "key": declared[name] if name else Field("str") for name in self._order}
-
-    def _typed(self, name: str, values: list[Any]) -> tuple[Field, list[Any]]:
-        """Return the field and the values of a column without a purpose; note empty cells that decide its kind."""
-        declared, fitted = fit(values)
-        given = [value for value in values if value is not None]
-        if given and len(given) < len(values) and (declared.kind == "float" or fit(given)[0].kind != declared.kind):
-            empty = f"{len(values) - len(given):,} of its {len(values):,} cells are empty"
-            usual = "with NaN" if declared.kind == "float" else f"not {fit(given)[0].kind}"
-            self.notes.append(f"column {name!r} is stored as {declared.kind}, {usual}, because {empty}")
-        return declared, fitted
-
-    def _numbered(self, lines: Sequence[int], labels: Sequence[Any], classes: list[str] | None) -> list[Any]:
-        """Return the class number or numbers of each item, or a ValueError."""
-        if not self._several:
-            numbers, self.classes = number_labels(self._where, labels, lines, classes)
-            return list(numbers)
-        texts = [text for each in labels for text in each]
-        places = [line for line, each in zip(lines, labels, strict=True) for _ in each]
-        numbers, self.classes = number_labels(self._where, texts, places, classes)
-        values, rest = list[Any](), iter(numbers)
-        for each in labels:
-            found = list(islice(rest, len(each)))
-            fault = next((number for number in found if isinstance(number, ValueError)), None)
-            values.append(np.array(found, np.int64) if fault is None else fault)
-        return values
-
-    def items(self) -> Iterator[Row | Bad]:
-        """Yield every item, after `read`."""
-        for item in self._items:
-            if isinstance(item, Bad):
-                yield item
+        for column in self._columns:
+            values = [cells[column.at] for _, cells in good]
+            what = f"its {column.name} "
+            if column.purpose == "key":
+                declared[column.field] = Field("str")
+                continue
+            if column.purpose is None:
+                declared[column.field], values, note = _typed(column.name, values_of(values))
+                notes += note
             else:
-                yield Row(self._name(*item), dict(self._value(name, item[1]) for name in self._order))
+                declared[column.field] = self._declared(column.purpose, values)
+            if column.purpose == "label" and self._labels is not None:
+                values, classes = self._labels.numbers(self._where, lines, values, classes)
+                what = ""
+            for (line, cells), value in zip(good, values, strict=True):
+                cells[column.at] = value
+                if isinstance(value, ValueError):
+                    faults.setdefault(line, f"{what}{value}")
+        settled = [
+            item if isinstance(item, Bad) or item[0] not in faults else Bad(self._name(*item), faults[item[0]])
+            for item in items
+        ]
+        return _Converted(settled, declared, classes if self._labels else None, notes)
 
-    def _value(self, name: str | None, cells: Sequence[Any]) -> tuple[str, Any]:
-        """Return the field of a column, or of the key for None, and its value."""
-        if name is None:
-            return "key", cells[self._key]
-        field, cell = self.columns[name], cells[self._at[name]]
-        match self._purposes.get(name):
-            case "image":
-                is_key = self._at[name] == self._key
-                return field, self._root.file(cell, "" if is_key else f"its {name} {show(cell)}")
-            case "mask":
-                return field, MaskFile(self._root.file(cell), cell, *self._masks)
-        return field, cell
+    def _declared(self, purpose: Purpose, values: Sequence[Any]) -> Field:
+        several = self._labels is not None and self._labels.several
+        # A store of images and labels alone has no roles, and so the id that it always had.
+        is_plain = not several and all(each.purpose in ("key", "label", None) for each in self._columns[1:])
+        if purpose == "text":
+            are_text = all(isinstance(value, str) for value in values)
+            return Field("str" if are_text else "json", role="text")
+        if purpose == "label":
+            return (
+                Field("array", "<i8", (None,), "labels")
+                if several
+                else Field("int", role=None if is_plain else "label")
+            )
+        return Field("image", role=None if is_plain else purpose)
+
+    def row(self, line: int, cells: Sequence[Any]) -> Row:
+        """Return the row of a good line."""
+        values: dict[str, Any] = {}
+        for name, at, purpose, field in self._columns:
+            cell = cells[at]
+            if purpose == "image":
+                cell = self._root.file(cell, "" if at == self._key.at else f"its {name} {show(cell)}")
+            elif purpose == "mask":
+                cell = MaskFile(self._root.file(cell), cell, *self._masks)
+            values[field] = cell
+        return Row(self._name(line, cells), values)
+
+
+def _typed(name: str, values: list[Any]) -> tuple[Field, list[Any], list[str]]:
+    """Return the field and the values of a column without a purpose, and a note if empty cells decide its kind."""
+    declared, fitted = fit(values)
+    given = [value for value in values if value is not None]
+    kind = fit(given)[0].kind if 0 < len(given) < len(values) else None
+    if kind is None or (declared.kind != "float" and kind == declared.kind):
+        return declared, fitted, []
+    empty = f"{len(values) - len(given):,} of its {len(values):,} cells are empty"
+    usual = "with NaN" if declared.kind == "float" else f"not {kind}"
+    return declared, fitted, [f"column {name!r} is stored as {declared.kind}, {usual}, because {empty}"]
 
 
 _EXPORTED = "its path is a binary value of a MongoDB export, and no path: load the file with mongoimport, and pack the collection"
