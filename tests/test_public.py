@@ -27,7 +27,7 @@ MODULES = {module_of(path): path for path in FILES}
 PROMISED = """
     Backend Config Decoder EpochSampler Meta Reader Record SampleContext StoreDataset StoreIterable Writer build_dataset
     build_loader collate convert errors info load_config open_backend open_writer pack register_backend register_decoder
-    register_layout register_reader register_source to_device verify
+    register_format register_layout register_reader to_device verify
 """
 
 

@@ -20,9 +20,9 @@ from _writing import in_fork
 from mask_files import write
 from storeds.backends.memory import MEMORY
 from storeds.errors import ConfigError, MissingDependencyError
-from storeds.registry import BACKENDS, DECODERS, LAYOUTS, READERS, Registry
+from storeds.registry import BACKENDS, DECODERS, FORMATS, LAYOUTS, READERS, Registry
 
-ALL = (BACKENDS, LAYOUTS, READERS, DECODERS)
+ALL = (BACKENDS, LAYOUTS, READERS, DECODERS, FORMATS)
 
 
 @pytest.fixture
@@ -112,6 +112,18 @@ def test_a_backend_that_cannot_write_says_so(clean: None) -> None:
     storeds.register_backend("mine", ReadOnly)
     with pytest.raises(ConfigError, match="backend 'mine' can only read"):
         storeds.open_writer("mine://x", {"a": "int"})
+
+
+def test_a_format_is_an_object_and_not_the_function_that_reads(clean: None) -> None:
+    with pytest.raises(ConfigError, match=r"format 'mine' is a storeds.formats.Format or package.module:name, not"):
+        storeds.register_format("mine", dict)
+    storeds.register_format("mine", "storeds.formats.voc:voc")
+    with pytest.raises(
+        ConfigError, match=r"format 'mine' \(registered\) must be a storeds.formats.Format, not <function"
+    ):
+        storeds.pack(".", "memory://mine", kind="mine")
+    with pytest.raises(ImportError, match=r"storeds.register_source was removed: use register_format"):
+        storeds.register_source  # noqa: B018
 
 
 # Entry points of other distributions

@@ -13,9 +13,9 @@ from storeds.registry import (
     export_lazily,
     register_backend,
     register_decoder,
+    register_format,
     register_layout,
     register_reader,
-    register_source,
 )
 
 if TYPE_CHECKING:
@@ -78,9 +78,9 @@ __all__ = [
     "pack",
     "register_backend",
     "register_decoder",
+    "register_format",
     "register_layout",
     "register_reader",
-    "register_source",
     "repair",
     "show",
     "stats",

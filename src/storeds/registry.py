@@ -1,4 +1,4 @@
-"""Finds backends, layouts, readers and decoders by name: built in, registered at run time, or from entry points.
+"""Finds backends, layouts, readers, decoders and formats by name: built in, registered at run time, or from entry points.
 
 Names map to import strings, as in fsspec, so a module is imported only when it is used. An unusable entry point of
 another package only causes a warning, as in xarray.
@@ -18,15 +18,15 @@ from storeds.errors import ConfigError, MissingDependencyError, suggest
 __all__ = [
     "BACKENDS",
     "DECODERS",
+    "FORMATS",
     "LAYOUTS",
     "READERS",
-    "SOURCES",
     "Registry",
     "register_backend",
     "register_decoder",
+    "register_format",
     "register_layout",
     "register_reader",
-    "register_source",
 ]
 
 
@@ -53,6 +53,10 @@ class Registry:
         The kind, for messages: ``backend``.
     group : str
         The entry-point group.
+    expected : str
+        What a plug-in registers, for messages.
+    fits : callable
+        Whether an object is that.
     table : str
         The import string of a function that returns further built-in names, each with its import string and the package it needs.
     """
@@ -60,13 +64,15 @@ class Registry:
     what: str
     group: str
     _known: dict[str, _Known] = field(default_factory=dict)
+    expected: str = "a class, a function"
+    fits: Callable[[Any], bool] = callable
     table: str = ""
     _scanned: bool = False
 
     def add(self, name: str, target: Any, *, needs: str = "", clobber: bool = False) -> None:
-        """Register `target`, a callable or an import string; raises ConfigError if the name is taken."""
-        if not callable(target) and not isinstance(target, str):
-            raise ConfigError(f"{self.what} {name!r} is a class, a function or package.module:name, not {target!r}")
+        """Register `target`, an object or its import string; raises ConfigError if the name is taken or it does not fit."""
+        if not isinstance(target, str) and not self.fits(target):
+            raise ConfigError(f"{self.what} {name!r} is {self.expected} or package.module:name, not {target!r}")
         if not clobber and name in self._all():
             raise ConfigError(
                 f"{self.what} {name!r} exists already ({self._known[name].origin}); pass clobber=True to replace it"
@@ -90,7 +96,7 @@ class Registry:
         if not isinstance(known.target, str):
             return known.target
         try:
-            return import_object(known.target)
+            found = import_object(known.target)
         except ImportError as error:
             hint = f"; install {known.needs}" if known.needs else ""
             raise MissingDependencyError(
@@ -100,6 +106,9 @@ class Registry:
             raise ConfigError(
                 f"{self.what} {name!r} ({known.origin}) cannot be loaded: {type(error).__name__}: {error}"
             ) from error
+        if not self.fits(found):
+            raise ConfigError(f"{self.what} {name!r} ({known.origin}) must be {self.expected}, not {found!r}")
+        return found
 
     def names(self) -> list[str]:
         """Return every known name, sorted."""
@@ -154,7 +163,11 @@ def import_object(path: str) -> Any:
         raise ImportError(f"module {module!r} has no {name!r}") from None
 
 
-_REMOVED = {"Source": "DatasetSettings", "ThreadLoader": 'StoreLoader(dataset, start_method="thread")'}
+_REMOVED = {
+    "Source": "DatasetSettings",
+    "ThreadLoader": 'StoreLoader(dataset, start_method="thread")',
+    "register_source": "register_format(name, storeds.formats.Format(about=…, read=function))",
+}
 
 
 def export_lazily(package: str, modules: Mapping[str, tuple[str, ...]]) -> Callable[[str], Any]:
@@ -205,24 +218,22 @@ _DECODERS = (
     ("tensor", "decoders:decode_tensor", ""),
     ("fast", "decoders:decode_fast", ""),
 )
-_FILES = (
-    ("imagefolder", "folders:imagefolder", ""),
-    ("flat", "folders:flat", ""),
-    ("masks", "masks:masks", ""),
-    ("tar", "tars:tar", ""),
-)
-_SOURCES = (
-    ("csv", "lists:csv", ""),
-    ("jsonl", "lists:jsonl", ""),
-    ("coco", "coco:coco", ""),
-    ("yolo", "yolo:yolo", ""),
-    ("voc", "voc:voc", ""),
-    ("table", "tables:table", "pyarrow"),
-    ("dataset", "objects:dataset", ""),
-    ("store", "stores:store", ""),
-    ("exported", "exported:exported", ""),
-    ("videos", "videos:videos", ""),
-    ("frames", "videos:frames", ""),
+_FORMATS = (
+    ("imagefolder", "images:IMAGEFOLDER", ""),
+    ("flat", "images:FLAT", ""),
+    ("masks", "images:MASKS", ""),
+    ("tar", "images:TAR", ""),
+    ("csv", "lists:CSV", ""),
+    ("jsonl", "lists:JSONL", ""),
+    ("coco", "coco:COCO", ""),
+    ("yolo", "yolo:YOLO", ""),
+    ("voc", "voc:VOC", ""),
+    ("table", "tables:TABLE", "pyarrow"),
+    ("dataset", "objects:DATASET", ""),
+    ("store", "stores:STORE", ""),
+    ("folder", "folder:FOLDER", ""),
+    ("videos", "videos:VIDEOS", ""),
+    ("frames", "videos:FRAMES", ""),
 )
 BACKENDS = Registry(
     "backend",
@@ -232,8 +243,12 @@ BACKENDS = Registry(
 LAYOUTS = Registry("layout", "storeds.layouts", table="storeds.layouts.presets:layouts")
 READERS = Registry("reader", "storeds.readers", _built_in("readers", _READERS))
 DECODERS = Registry("decoder", "storeds.decoders", _built_in("pictures", _DECODERS))
-SOURCES = Registry(
-    "source", "storeds.sources", _built_in("layouts.files", _FILES) | _built_in("ops.packing.sources", _SOURCES)
+FORMATS = Registry(
+    "format",
+    "storeds.formats",
+    _built_in("formats", _FORMATS),
+    expected="a storeds.formats.Format",
+    fits=lambda target: hasattr(target, "read") and hasattr(target, "write"),
 )
 
 
@@ -276,10 +291,15 @@ def register_decoder(name: str, target: Callable[..., Any] | str, *, needs: str 
     DECODERS.add(name, target, needs=needs, clobber=clobber)
 
 
-def register_source(name: str, target: Callable[..., Any] | str, *, needs: str = "", clobber: bool = False) -> None:
-    """Make ``pack(…, kind=name)`` use ``target(source, **options)``, which returns `~storeds.ops.packing.rows.Rows`.
+def register_format(name: str, target: Any, *, needs: str = "", clobber: bool = False) -> None:
+    """Make ``pack(…, kind=name)`` read, and ``export(…, format=name)`` write, what `target` describes.
 
-    An attribute ``detect`` of the function is called with the path of each file or folder that storeds does not recognise;
-    if it returns True, `kind` is not needed.
+    Parameters
+    ----------
+    name : str
+    target : Format or str
+        A `storeds.formats.Format`, or its import string ``"package.module:NAME"``.
+    needs, clobber
+        As for `register_backend`.
     """
-    SOURCES.add(name, target, needs=needs, clobber=clobber)
+    FORMATS.add(name, target, needs=needs, clobber=clobber)

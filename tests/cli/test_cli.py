@@ -136,7 +136,7 @@ def test_no_message_shows_a_password() -> None:
 def test_plugins_lists_every_plug_in_and_what_it_needs() -> None:
     rows = storeds_json("plugins")["plugins"]
     names = {(row["sort"], row["name"]) for row in rows}
-    assert names >= {("backend", "lmdb"), ("backend", "mongodb"), ("reader", "image"), ("source", "coco")}
+    assert names >= {("backend", "lmdb"), ("backend", "mongodb"), ("reader", "image"), ("format", "coco")}
     assert all(row["state"] == "ok" for row in rows)
     assert "pymongo" in storeds_command("plugins")
 

@@ -49,13 +49,10 @@ def test_flags_in_messages_exist() -> None:
 
 
 def test_options_of_sources_in_messages_exist() -> None:
-    known = {
-        parameter
-        for name in registry.SOURCES.names()
-        if registry.SOURCES.is_built_in(name)
-        for parameter in inspect.signature(registry.SOURCES.get(name)).parameters
-    }
-    folder = ROOT / "ops" / "packing"
+    formats = [registry.FORMATS.get(name) for name in registry.FORMATS.names() if registry.FORMATS.is_built_in(name)]
+    reads = [each.read for each in formats if each.read is not None]
+    known = {parameter for read in reads for parameter in inspect.signature(read).parameters}
+    folder = ROOT / "formats"
     files = {path.name for path in folder.rglob("*.py")}
     wrong = {
         (name, option)

@@ -16,8 +16,8 @@ from _packing import records_of
 from _source_files import jsonl, table, tar
 from mask_files import write
 from photographs import jpeg
+from storeds.formats import Bad
 from storeds.ops import Progress
-from storeds.ops.packing.rows import Bad
 
 COUNT, GOOD = 30, 45
 

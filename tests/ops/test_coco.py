@@ -21,8 +21,8 @@ from mask_files import write
 from photographs import jpeg
 from shares import examples
 from storeds.errors import ConfigError, RecordError, StoreNotFoundError
+from storeds.formats import open_source
 from storeds.layouts.files.detect import is_coco_file
-from storeds.ops.packing.sources import open_source
 
 WIDTH, HEIGHT = 96, 64
 

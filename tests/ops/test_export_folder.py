@@ -16,7 +16,7 @@ from make_store import make_store
 from mask_files import mask, write
 from photographs import jpeg
 from storeds.errors import FormatError, RecordError
-from storeds.ops.packing.sources import open_source
+from storeds.formats import open_source
 
 
 def rows(folder: Path) -> list[dict[str, Any]]:

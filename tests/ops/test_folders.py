@@ -19,7 +19,7 @@ from mask_files import FORMS, as_grey, class_ids, encode_mask, mask, write
 from photographs import jpeg, photograph, saved
 from picture_stores import exif
 from storeds.errors import ConfigError, RecordError
-from storeds.ops.packing.sources import open_source
+from storeds.formats import open_source
 
 
 def put(root: Path, *names: str | bytes) -> Path:

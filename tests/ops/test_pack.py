@@ -26,7 +26,8 @@ from photographs import jpeg, photograph, saved
 from picture_stores import exif
 from shares import FULL, examples
 from storeds import errors
-from storeds.ops.packing.rows import Listing, Row, Rows, from_start
+from storeds.formats import Row, Rows, from_start
+from storeds.ops.packing.listing import Listing
 from storeds.ops.packing.splits import make_split
 from storeds.protocols import Field
 

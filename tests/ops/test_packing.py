@@ -16,10 +16,10 @@ import lmdb
 import pytest
 
 import storeds
-from _packing import records_of
+from _packing import records_of, storeds_json
 from mask_files import write
 from storeds import errors
-from storeds.ops.packing.rows import Bad, File, Row, Rows, from_start
+from storeds.formats import Bad, Differences, ExportFolder, File, Format, Row, Rows, from_start
 from storeds.protocols import Field
 
 FIELDS = {"label": "int", "key": "str", "image": "bytes", "blob": "bytes"}
@@ -93,26 +93,68 @@ def test_a_source_of_ones_own_yields_rows(tmp_path: Path) -> None:
     ]
 
 
-def test_a_registered_source_is_found_by_its_kind_and_by_its_detection(tmp_path: Path) -> None:
-    def source(path: str, *, upper: bool = False) -> Rows:
+class Names:
+    """Writes the keys of records, one a line."""
+
+    def __init__(self, meta: storeds.Meta, out: ExportFolder) -> None:
+        self.out, self.left_out = out, dict.fromkeys(meta.fields.keys() - {"key"}, "no place")
+
+    def add(self, position: int, record: storeds.Record) -> None:
+        self.out.append("names.txt", f"{position} {record['key']}\n")
+
+    def finish(self) -> Differences:
+        return Differences(self.left_out, ())
+
+
+def test_a_registered_format_reads_and_writes_and_is_found_by_its_detection(tmp_path: Path) -> None:
+    def read(path: str, *, upper: bool = False) -> Rows:
+        """Rows of letters.
+
+        Parameters
+        ----------
+        path : path
+        upper : bool
+            Whether they are upper case.
+        """
         rows = letters(Path(path))
         return replace(rows, attrs={"upper": upper})
 
+    def detect(path: str) -> bool:
+        return os.path.exists(os.path.join(path, "a"))
+
     write(tmp_path, {name: name for name in "abcd"})
-    storeds.register_source("letters", source)
+    storeds.register_format("letters", Format(about="letters of an alphabet", read=read, write=Names, detect=detect))
     try:
         with pytest.raises(errors.ConfigError, match="no option 'uper'; did you mean 'upper'"):
             storeds.pack(tmp_path, "memory://letters", kind="letters", uper=True)
         found = storeds.pack(tmp_path, "memory://letters", kind="letters", upper=True, on_bad="skip")
         assert found.attrs == {"upper": True}
-        source.detect = lambda path: os.path.exists(os.path.join(path, "a"))  # type: ignore[attr-defined]
-        assert storeds.pack(tmp_path, "memory://letters2", on_bad="skip").id != found.id
+        assert storeds.pack(tmp_path, f"lmdb://{tmp_path}/2", on_bad="skip").id != found.id
+        (row, written) = storeds_json("formats", "letters")["formats"]
+        assert (row["use"], row["about"], row["options"][0]["name"]) == ("pack", "letters of an alphabet", "upper")
+        assert (written["use"], written["options"]) == ("export", [])
+        out = storeds_json("export", f"lmdb://{tmp_path}/2", tmp_path / "out", "--format", "letters")
+        assert out["left_out"] == {"blob": "no place"}
+        assert (tmp_path / "out" / "names.txt").read_text() == "0 a\n1 aa\n2 b\n3 c\n4 cc\n5 d\n6 dd\n"
     finally:
-        storeds.registry.SOURCES._known.pop("letters")
+        storeds.registry.FORMATS._known.pop("letters")
+
+
+def test_formats_of_one_direction_say_so(tmp_path: Path) -> None:
+    url = f"lmdb://{tmp_path}/a.lmdb"
+    storeds.pack(Rows(fields={"key": Field("str")}, items=from_start(list)), url)
+    with pytest.raises(errors.ConfigError, match="export writes no format 'csv'; the formats are coco, folder, yolo"):
+        storeds.export(url, tmp_path / "out", format="csv")
+    storeds.register_format("names", Format(about="names", write=Names))
+    try:
+        with pytest.raises(errors.ConfigError, match="export writes format 'names', and pack does not read it"):
+            storeds.pack(tmp_path, "memory://x", kind="names")
+    finally:
+        storeds.registry.FORMATS._known.pop("names")
 
 
 def test_a_source_that_changes_while_it_is_packed_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("storeds.ops.packing.rows._FEW", 3)  # more are listed again
+    monkeypatch.setattr("storeds.ops.packing.listing._FEW", 3)  # more are listed again
     passes = count()
 
     def items() -> Iterator[Row]:

@@ -46,7 +46,7 @@ from mask_files import mask, write
 from photographs import jpeg
 from shares import examples
 from storeds import errors
-from storeds.ops.packing.rows import Bad
+from storeds.formats import Bad
 from storeds.protocols import Field
 
 
@@ -521,14 +521,14 @@ BOTH = {"a/1.jpg": 0, "x.jpg": 1}
 REFUSED: list[tuple[dict[str, Any], str, dict[str, Any], str]] = [
     ({"a.csv": ROWS}, "none", {}, "nothing exists at .*none: .* holds a.csv"),
     (BOTH, ".", {}, r"contains 1 image \(x.jpg\) and 1 folder \(a\); pass kind='imagefolder' .* kind='flat'"),
-    (BOTH, ".", {"kind": "imgfolder"}, "unknown source 'imgfolder'; did you mean 'imagefolder'"),
+    (BOTH, ".", {"kind": "imgfolder"}, "unknown format 'imgfolder'; did you mean 'imagefolder'"),
     (BOTH, ".", {"kind": "flat", "delimiter": ";"}, "a source of kind flat has no option 'delimiter'; the options are"),
     ({}, ".", {}, r"has no sub-folders and no images \(.jpg .*\), nothing"),
     ({"a.csv": "", "b.txt": ""}, ".", {}, "no images .*, only a.csv, b.txt; pass one of these files"),
     ({"b.txt": "hello"}, "b.txt", {}, "b.txt ends in none of .csv, .* and it is not a store, a tar file .*; pass kind="),
     ({}, "a\0b", {}, "expected a path, and no path holds a NUL"),
     ({}, "a\0b", {"kind": "coco"}, "is no path: it has a NUL character"),
-    ({"a.csv": ROWS}, "a.csv", {"kind": "cvs"}, "unknown source 'cvs'; did you mean 'csv'"),
+    ({"a.csv": ROWS}, "a.csv", {"kind": "cvs"}, "unknown format 'cvs'; did you mean 'csv'"),
     ({}, "none", {"kind": "imagefolder"}, "no folder at .*none: No such file"),
     ({}, "none", {"kind": "voc"}, "no folder at .*none"),
     ({"a.jpg": 0}, "a.jpg", {"kind": "flat"}, "a.jpg is a file; expected a folder"),

@@ -16,7 +16,7 @@ from _source_files import table
 from mask_files import write
 from photographs import jpeg
 from storeds.errors import ConfigError, FormatError, MissingDependencyError
-from storeds.ops.packing.sources import open_source
+from storeds.formats import open_source
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")

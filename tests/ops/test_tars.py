@@ -18,7 +18,7 @@ from mask_files import write
 from photographs import jpeg
 from shares import examples
 from storeds.errors import StoreNotFoundError
-from storeds.ops.packing.rows import BadItem, Row
+from storeds.formats import BadItem, Row
 
 
 def shard(path: Path, members: Mapping[str, bytes], form: int = tarfile.PAX_FORMAT) -> Path:

@@ -22,7 +22,7 @@ from photographs import jpeg
 from storeds import StoreDataset, collate, errors, open_backend, pack, readers
 from storeds.backends import Store
 from storeds.backends.hdf5.reading import Hdf5Opener
-from storeds.ops.packing.sources import open_source
+from storeds.formats import open_source
 from storeds.readers import ClipPlan
 from storeds.testing import ReaderTests
 

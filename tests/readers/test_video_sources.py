@@ -23,8 +23,8 @@ from _verdicts import unjudged
 from make_store import make_store
 from photographs import jpeg
 from storeds import StoreDataset, errors, open_backend, pack
-from storeds.ops.packing.rows import Bad, Listing
-from storeds.ops.packing.sources import open_source
+from storeds.formats import Bad, open_source
+from storeds.ops.packing.listing import Listing
 
 av = pytest.importorskip("av")
 
@@ -224,7 +224,7 @@ def test_frames_affected_by_damage_are_skipped(tmp_path: Path) -> None:
 
 LISTED = """
 import sys
-from storeds.ops.packing.sources import open_source
+from storeds.formats import open_source
 def peak():  # ru_maxrss would be that of the parent
     return int(open("/proc/self/status").read().split("VmHWM:")[1].split()[0])
 open_source(sys.argv[1])

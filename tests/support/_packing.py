@@ -14,8 +14,7 @@ from typer.testing import CliRunner
 import storeds
 from _verdicts import unjudged
 from storeds.cli import app
-from storeds.ops.packing.rows import Bad, BadItem, Row, Rows
-from storeds.ops.packing.sources import open_source
+from storeds.formats import Bad, BadItem, Row, Rows, open_source
 from storeds.protocols import Record
 
 

@@ -29,12 +29,12 @@ from storeds.cli.app import (
     say_error,
 )
 from storeds.errors import ConfigError, StoreNotFoundError
-from storeds.ops import ExportFormat, OnBad, OnBadRecord, SplitBy
+from storeds.ops import OnBad, OnBadRecord, SplitBy
 from storeds.redaction import redact
 
 if TYPE_CHECKING:
+    from storeds.layouts.files.rows import Bad
     from storeds.ops.packing import Packed
-    from storeds.ops.packing.rows import Bad
 
 __all__ = ["convert", "export", "pack", "repair"]
 
@@ -236,7 +236,9 @@ def convert(
 def export(
     source: StoreArgument,
     path: Annotated[str, typer.Argument(metavar="TARGET", help="The new folder.")],
-    format: Annotated[ExportFormat, typer.Option("--format", help="What to write.")],
+    format: Annotated[
+        str, typer.Option("--format", help="What to write: coco, folder, yolo, or a format of a plug-in.")
+    ],
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace a folder that an earlier export wrote.")
     ] = False,

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,6 +16,9 @@ from storeds import __version__, registry
 from storeds.cli.app import MORE, OUT, AsJson, app, command, print_json, print_table, say
 from storeds.errors import ConfigError, suggest
 from storeds.layouts.presets import PRESETS
+
+if TYPE_CHECKING:
+    from storeds.formats import Format
 
 __all__ = ["demo", "formats", "plugins", "root"]
 
@@ -30,7 +33,7 @@ _MARKUP = re.compile(r"``|`~?(?:[\w.]*\.)?(\w+)`")
 
 
 @dataclass(frozen=True)
-class _Format:
+class _Listed:
     """Something that storeds reads or writes.
 
     Attributes
@@ -56,7 +59,7 @@ def formats(
     as_json: AsJson = False,
 ) -> None:
     """List what pack reads, what export writes, and what opens as a store; of one KIND, its options."""
-    known = [*_sources(), *_exports(), *_stores()]
+    known = [*_formats(), *_stores()]
     if kind is not None:
         names = {each.name for each in known}
         known = [each for each in known if kind in (each.name, each.name.rpartition("/")[2])]
@@ -79,47 +82,41 @@ def formats(
             print_table(dict.fromkeys(("option", "default", "meaning"), "left"), rows)
 
 
-def _sources() -> Iterator[_Format]:
-    for name in registry.SOURCES.names():
+def _formats() -> Iterator[_Listed]:
+    """Yield what pack reads, and then what export writes."""
+    known: dict[str, Format] = {}
+    for name in registry.FORMATS.names():
         try:
-            made = registry.SOURCES.get(name)
+            known[name] = registry.FORMATS.get(name)
         except Exception as error:  # `storeds plugins` tells why a plug-in does not load
-            yield _Format("pack", name, f"cannot be loaded: {type(error).__name__}")
-        else:
-            yield _Format("pack", name, _first_line(made), list(_options(made)))
+            yield _Listed("pack", name, f"cannot be loaded: {type(error).__name__}")
+    for name, each in known.items():
+        if each.read is not None:
+            yield _Listed("pack", name, each.about, list(_options(each.read)))
+    for name, each in known.items():
+        if each.write is not None:
+            yield _Listed("export", name, each.about)
 
 
-def _exports() -> Iterator[_Format]:
-    from storeds.ops.exporting import EXPORTERS
-
-    for name, made in EXPORTERS.items():
-        yield _Format("export", name, _first_line(made))
-
-
-def _stores() -> Iterator[_Format]:
+def _stores() -> Iterator[_Listed]:
     for engine, native in _STORES.items():
-        yield _Format("open", engine, "a store that storeds wrote", list(_options(registry.import_object(native))))
+        yield _Listed("open", engine, "a store that storeds wrote", list(_options(registry.import_object(native))))
         yield from _layouts(engine)
     yield from _layouts("files")
 
 
-def _layouts(engine: str) -> Iterator[_Format]:
+def _layouts(engine: str) -> Iterator[_Listed]:
     """Yield the layouts of an engine, each with the options that it takes."""
     for name in registry.LAYOUTS.names():
         if not name.startswith(f"{engine}/"):
             continue
         if not registry.LAYOUTS.is_built_in(name):
-            yield _Format("open", name, "a layout of a plug-in")
+            yield _Listed("open", name, "a layout of a plug-in")
             continue
         preset = PRESETS[name.partition("/")[2]]
         pattern = f": columns={json.dumps(dict(preset.columns), ensure_ascii=False)}" if preset.columns else ""
         options = list(_options(registry.import_object(preset.options)))
-        yield _Format("open", name, f"{preset.about}{pattern}", options)
-
-
-def _first_line(made: Any) -> str:
-    text = (inspect.getdoc(_documented_part(made)) or "").partition("\n\n")[0].replace("\n", " ")
-    return _MARKUP.sub(r"\1", text).rstrip(".")
+        yield _Listed("open", name, f"{preset.about}{pattern}", options)
 
 
 def _documented_part(made: Any) -> Any:
@@ -160,7 +157,7 @@ def _documented(made: Any) -> dict[str, str]:
 @command(MORE, "storeds plugins")
 def plugins(as_json: AsJson = False) -> None:
     """List all plug-ins: their origin, their requirements, and whether they load."""
-    known = (registry.BACKENDS, registry.LAYOUTS, registry.READERS, registry.DECODERS, registry.SOURCES)
+    known = (registry.BACKENDS, registry.LAYOUTS, registry.READERS, registry.DECODERS, registry.FORMATS)
     rows = [{"sort": kind.what, **row} for kind in known for row in kind.describe()]
     if as_json:
         print_json({"plugins": rows})

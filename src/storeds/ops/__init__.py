@@ -47,7 +47,6 @@ __all__ = [
 ]
 
 # What the command line needs to know before it runs anything.
-ExportFormat: TypeAlias = Literal["coco", "folder", "yolo"]
 OnBad: TypeAlias = Literal["raise", "skip", "keep"]
 OnBadRecord: TypeAlias = Literal["raise", "skip"]
 SplitBy: TypeAlias = Literal["label", "key"]

@@ -49,7 +49,7 @@ _TRIED_JSON = 100  # files that may be those of COCO; a folder may have one for 
 
 
 def kind_of_path(path: str, option: str = "kind") -> str:
-    """Return the name of the source that reads a path, one of ``storeds.registry.SOURCES.names()``.
+    """Return the name of the format that reads a path, one of ``storeds.registry.FORMATS.names()``.
 
     Parameters
     ----------
@@ -89,16 +89,16 @@ def kind_of_path(path: str, option: str = "kind") -> str:
     if found is None:
         raise ConfigError(
             f"{show(path)} ends in none of {', '.join(_SUFFIXES)}, and it is not a store, a tar file or a file of COCO; pass "
-            f"{option}= ({', '.join(registry.SOURCES.names())}) if it is one of these"
+            f"{option}= ({', '.join(registry.FORMATS.names())}) if it is one of these"
         )
     return found
 
 
 def _plugin_for(path: str) -> str | None:
-    """Return the source of a plug-in that recognises a path."""
-    for name in registry.SOURCES.names():
-        if not registry.SOURCES.is_built_in(name):
-            detect = getattr(registry.SOURCES.get(name), "detect", None)
+    """Return the format of a plug-in that recognises a path."""
+    for name in registry.FORMATS.names():
+        if not registry.FORMATS.is_built_in(name):
+            detect = registry.FORMATS.get(name).detect
             if detect is not None and detect(path):
                 return name
     return None
@@ -108,7 +108,7 @@ def _known(path: str, entries: list[os.DirEntry[str]], option: str) -> str | Non
     """Return the kind of a folder whose files and folders have the names of a known format, or None."""
     names = {entry.name for entry in entries}
     if {"storeds.json", "metadata.jsonl"} <= names:
-        return "exported"
+        return "folder"
     has_labels = {"images", "labels"} <= names and kind_of_files(os.path.join(path, "labels"), _LABELS) == "yolo"
     if has_labels or not names.isdisjoint(("data.yaml", "data.yml")):
         return "yolo"

@@ -1,6 +1,6 @@
 """Packs a source of images or records into a store: in parallel, in order and resumable.
 
-`pack` is the entry point. Read this file first, then `rows` (what a source gives) and a source.
+`pack` is the entry point. Read this file first, then `storeds.layouts.files.rows` (what a source gives) and `storeds.formats`.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from typing import Any, TypeAlias, get_args
 from storeds._utils.text import counted, printable
 from storeds.backends.opening import COMMIT_EVERY, open_writer
 from storeds.errors import ConfigError, RecordError, suggest
+from storeds.formats.opening import open_source
+from storeds.layouts.files.rows import Bad, BadItem, Row, Rows
 from storeds.ops import OnBad, SplitBy
 from storeds.ops.copy import check_distinct, copy
-from storeds.ops.packing.rows import Bad, BadItem, Listing, Row, Rows
-from storeds.ops.packing.sources import open_source
+from storeds.ops.packing.listing import Listing
 from storeds.ops.packing.splits import Split, divides_by_label, make_split
 from storeds.ops.pictures import Finished, PictureStep
 from storeds.ops.progress import Progress, ProgressHook
@@ -103,7 +104,7 @@ def pack(
     source : path, URL or dataset
         A folder with one sub-folder per class (order and labels are those of torchvision's ImageFolder), a flat folder,
         a CSV or JSONL list, a data set of COCO, YOLO or Pascal VOC, tar shards, tables, videos, another store, or a map-style
-        dataset object; see `storeds.ops.packing.sources.open_source`.
+        dataset object; see `storeds.formats.open_source`.
     url : str
         The new store, see `open_writer`. Images keep their bytes unless they are encoded again.
     kind : str, optional
@@ -144,9 +145,9 @@ def pack(
     progress : callable, optional
         Called with a `Progress` after each chunk.
     on_problem : callable, optional
-        Called with each `~storeds.ops.packing.rows.Bad` item when it is found.
+        Called with each `~storeds.formats.Bad` item when it is found.
     **source_options
-        Options of the source, see `storeds.ops.packing.sources.open_source`.
+        Options of the source, see `storeds.formats.open_source`.
 
     Returns
     -------

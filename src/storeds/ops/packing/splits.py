@@ -14,7 +14,7 @@ import xxhash
 from storeds._utils.text import counted, some
 from storeds.errors import ConfigError, suggest
 from storeds.ops import SplitBy
-from storeds.ops.packing.rows import Listing
+from storeds.ops.packing.listing import Listing
 from storeds.protocols import JSON, Array, Field, Record
 
 __all__ = ["Split", "choose_split", "divides_by_label", "make_split"]

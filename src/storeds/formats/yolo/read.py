@@ -19,10 +19,10 @@ from storeds._utils.settings import in_words
 from storeds._utils.text import counted, some
 from storeds.config.files import read_mapping
 from storeds.errors import ConfigError, StoreNotFoundError
+from storeds.formats.turned import inverse, turned_centres, turned_keypoints, turned_points
 from storeds.layouts.files.class_names import unique_classes
+from storeds.layouts.files.rows import Bad, BadItem, Row, Rows, from_start, read_file
 from storeds.layouts.files.walk import IMAGE_SUFFIXES, Root, Walk, path_fault, show
-from storeds.ops.packing.rows import Bad, BadItem, Row, Rows, from_start, read_file
-from storeds.ops.packing.sources.turned import inverse, turned_centres, turned_keypoints, turned_points
 from storeds.pictures.decoders import orientation_of
 from storeds.pictures.formats import read_picture_header
 from storeds.protocols import JSON, Field, Record

@@ -14,8 +14,8 @@ import xxhash
 
 from storeds._utils.text import counted, some
 from storeds.errors import ConfigError, FormatError, StoreNotFoundError
+from storeds.layouts.files.rows import Bad, BadItem, Row, Rows, from_start
 from storeds.layouts.files.walk import Root, Walk, show
-from storeds.ops.packing.rows import Bad, BadItem, Row, Rows, from_start
 from storeds.pictures import Verdict, set_verdict
 from storeds.protocols import JSON, Array, Field, Record
 from storeds.records.fields import fields_from_json

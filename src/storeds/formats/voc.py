@@ -13,16 +13,17 @@ import numpy as np
 
 from storeds._utils.text import counted, some
 from storeds.errors import ConfigError, StoreNotFoundError, suggest
+from storeds.formats.format import Format
+from storeds.formats.turned import inverse, turned_points
 from storeds.layouts.files.class_names import unique_classes
 from storeds.layouts.files.masks import MaskFile, by_stem, taken_as_stored
+from storeds.layouts.files.rows import Bad, BadItem, File, Row, Rows, from_start, read_file
 from storeds.layouts.files.walk import IMAGE_SUFFIXES, Root, Walk, files_by_kind, folders_in, is_hidden, names_of, show
-from storeds.ops.packing.rows import Bad, BadItem, File, Row, Rows, from_start, read_file
-from storeds.ops.packing.sources.turned import inverse, turned_points
 from storeds.pictures import read_picture_header
 from storeds.pictures.decoders import orientation_of
 from storeds.protocols import JSON, Array, Field, Record
 
-__all__ = ["voc"]
+__all__ = ["VOC", "voc"]
 
 _IMAGES, _ANNOTATIONS, _SETS, _MASKS = "JPEGImages", "Annotations", "ImageSets", "SegmentationClass"
 _BESIDE = {"image": IMAGE_SUFFIXES, "annotation": (".xml",)}
@@ -396,3 +397,6 @@ def _json_of(element: Element, left_out: tuple[str, ...] = (), depth: int = 1) -
             value = _json_of(child, depth=depth + 1) if is_object else (child.text or "").strip()
             found.setdefault(child.tag, []).append(value)
     return {tag: values[0] if len(values) == 1 else values for tag, values in found.items()}
+
+
+VOC = Format(about="Pascal VOC: pictures, and an XML file with the boxes of each", read=voc)

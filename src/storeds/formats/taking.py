@@ -9,7 +9,7 @@ import io
 import os
 from typing import TYPE_CHECKING, Any
 
-from storeds.ops.packing.rows import BadItem, Reference, read_file
+from storeds.layouts.files.rows import BadItem, Reference, read_file
 from storeds.pictures.formats import open_picture
 from storeds.protocols import Field
 from storeds.records.codec import canonical_value

@@ -1,4 +1,4 @@
-"""Exports a store to files that other programs read: `export`. Each format has its own module; `base` is what they share."""
+"""Exports a store to files that other programs read, in one atomic step. The formats are those of `storeds.formats`."""
 
 from __future__ import annotations
 
@@ -9,34 +9,61 @@ import os
 import secrets
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from storeds import registry
 from storeds._utils.text import counted
 from storeds.backends.opening import open_backend
 from storeds.backends.staging import reporting
 from storeds.backends.view import stores_in
-from storeds.errors import ConfigError, RecordError, StoreExistsError, StoreNotFoundError, suggest
+from storeds.errors import ConfigError, RecordError, StoredsError, StoreExistsError, StoreNotFoundError, suggest
+from storeds.formats.format import Format
+from storeds.formats.writing import Differences, Exporter, ExportFolder
 from storeds.ops.copy import read_batches
-from storeds.ops.exporting.base import Differences, Exported, Exporter, ExportFolder
-from storeds.ops.exporting.coco import CocoExporter
-from storeds.ops.exporting.folder import FolderExporter
-from storeds.ops.exporting.yolo import YoloExporter
 from storeds.ops.progress import ProgressHook
 from storeds.ops.verdicts import VerdictCounts, damaged_kinds
 from storeds.protocols import Backend, Meta
 
-__all__ = ["EXPORTERS", "Exported", "export"]
+__all__ = ["Exported", "export"]
 
-EXPORTERS: dict[str, Callable[[Meta, ExportFolder], Exporter]] = {
-    "coco": CocoExporter,
-    "folder": FolderExporter,
-    "yolo": YoloExporter,
-}
 _PARTIAL = ".partial"
 _MARKER = ".storeds-export.json"
 _LOG = logging.getLogger("storeds")
+
+
+@dataclass(frozen=True)
+class Exported:
+    """The result of `export`.
+
+    Attributes
+    ----------
+    path : str
+        The new folder.
+    format : str
+    count : int
+        Number of records, which are all in the export.
+    files, bytes : int
+        What was written.
+    left_out : dict
+        Field, or part of one → why the export does not contain it.
+    notes : tuple of str
+        What differs from the store, as sentences: files that got another name than their key.
+    """
+
+    path: str
+    format: str
+    count: int
+    files: int
+    bytes: int
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the result as JSON."""
+        return {**asdict(self), "notes": list(self.notes)}
 
 
 def export(
@@ -60,7 +87,8 @@ def export(
     format : str
         ``"coco"``: the pictures in ``images/``, and ``annotations.json``. ``"yolo"``: the pictures in ``images/``, a text
         file for each in ``labels/``, and ``data.yaml``. ``"folder"``: pictures in folders of classes, or in ``images/`` and
-        ``masks/``, and everything else in ``metadata.jsonl``; `pack` of it gives an equal store.
+        ``masks/``, and everything else in ``metadata.jsonl``; `pack` of it gives an equal store. Or the
+        name of a `Format` of a plug-in.
     overwrite : bool
         Replace a folder that an earlier export wrote. Other folders are never replaced.
     layout, options : str, mapping, optional
@@ -87,8 +115,7 @@ def export(
     Names of files are the keys of the records. A key that is no usable name, such as ``../a.jpg``, is made safe, and
     ``Exported.notes`` counts these. The folder contains ``.storeds-export.json``, which names the store.
     """
-    if format not in EXPORTERS:
-        raise ConfigError(f"unknown format {format!r}; {suggest(format, EXPORTERS, 'formats')}")
+    write = _writer(format)
     target = Path(os.path.abspath(path))
     with open_backend(url, layout=layout, **(options or {})) as backend:
         _check_target(target, backend, overwrite=overwrite)
@@ -102,7 +129,7 @@ def export(
             try:
                 out = ExportFolder(folder)
                 with closing(out):
-                    left_out, notes = _write(EXPORTERS[format](backend.meta, out), backend, progress)
+                    left_out, notes = _write(write(backend.meta, out), backend, progress)
                 if format != "folder":
                     notes = (*notes, *_notes_on_damage(backend, format))
                 done = Exported(str(target), format, len(backend), out.files, out.bytes, left_out, notes)
@@ -116,6 +143,19 @@ def export(
     for note in done.notes:
         _LOG.warning("%s: %s", target, note)
     return done
+
+
+def _writer(name: str) -> Callable[[Meta, ExportFolder], Exporter]:
+    """Return what writes a format; raises ConfigError if nothing does."""
+    names = registry.FORMATS.names()
+    found: Format | None = registry.FORMATS.get(name) if name in names else None
+    if found is not None and found.write is not None:
+        return found.write
+    known = []
+    for each in names:
+        with suppress(StoredsError):  # `storeds plugins` tells why a plug-in does not load
+            known += [each] if registry.FORMATS.get(each).write is not None else []
+    raise ConfigError(f"export writes no format {name!r}; {suggest(name, known, 'formats')}")
 
 
 def _write(exporter: Exporter, backend: Backend, progress: ProgressHook | None) -> Differences:

@@ -17,10 +17,7 @@ import msgspec
 
 from storeds._utils.text import counted, some
 from storeds.errors import ConfigError, StoreNotFoundError
-from storeds.layouts.files.folders import class_notes
-from storeds.layouts.files.masks import taken_as_stored
-from storeds.layouts.files.walk import IMAGE_SUFFIXES, Root, is_hidden, show
-from storeds.ops.coco_records import (
+from storeds.formats.coco.records import (
     REST,
     CocoLayout,
     class_attrs,
@@ -33,7 +30,10 @@ from storeds.ops.coco_records import (
     mask_of,
     to_record,
 )
-from storeds.ops.packing.rows import Bad, BadItem, Row, Rows, from_start, read_file
+from storeds.layouts.files.folders import class_notes
+from storeds.layouts.files.masks import taken_as_stored
+from storeds.layouts.files.rows import Bad, BadItem, Row, Rows, from_start, read_file
+from storeds.layouts.files.walk import IMAGE_SUFFIXES, Root, is_hidden, show
 from storeds.pictures import read_picture_header
 from storeds.pictures.decoders import orientation_of
 from storeds.protocols import Field, Record

@@ -12,10 +12,11 @@ import xxhash
 from storeds.backends.opening import open_backend
 from storeds.backends.view import describe
 from storeds.errors import ConfigError, RecordError
-from storeds.ops.packing.rows import Bad, Row, Rows
+from storeds.formats.format import Format
+from storeds.layouts.files.rows import Bad, Row, Rows
 from storeds.protocols import Array, Backend
 
-__all__ = ["rows_at", "store"]
+__all__ = ["STORE", "rows_at", "store"]
 
 _BATCH, _COLUMNS = 64, 1024  # records
 
@@ -68,3 +69,6 @@ def rows_at(backend: Backend, positions: Array, faults: Sequence[str] = ()) -> R
         strata=lambda: read(0, _COLUMNS, [name for name in ("key", "label") if name in meta.fields]),
         stores=(backend,),
     )
+
+
+STORE = Format(about="another store, with its fields", read=store, takes_objects=True)

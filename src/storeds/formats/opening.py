@@ -1,9 +1,4 @@
-"""Sources of rows for `pack`: folders, lists, tables, tar shards, videos, annotations, datasets and stores.
-
-`open_source` finds out what a source is, and opens it. Each source is a function of one module that returns
-`~storeds.ops.packing.rows.Rows`. Those of folders of images and
-of tar shards are in `storeds.layouts.files`, since they open as stores too.
-"""
+"""Finds out what a source of `pack` is, and opens it."""
 
 from __future__ import annotations
 
@@ -14,12 +9,12 @@ from typing import Any
 
 from storeds import registry
 from storeds.errors import ConfigError, suggest
+from storeds.formats.format import Format
 from storeds.layouts.files.detect import kind_of_path
-from storeds.layouts.files.walk import IMAGE_SUFFIXES
-from storeds.ops.packing.rows import Rows
+from storeds.layouts.files.rows import Rows
 from storeds.protocols import Backend
 
-__all__ = ["IMAGE_SUFFIXES", "open_source"]
+__all__ = ["open_source"]
 
 
 def open_source(
@@ -33,9 +28,9 @@ def open_source(
         One of: a folder with one sub-folder per class, or with images only; a folder of images beside one of masks; a
         data.yaml or a folder of YOLO; a folder of Pascal VOC; a folder of videos, or one video; a .csv, .tsv, .jsonl,
         .ndjson, .parquet or .tar file; a .json file of COCO; a glob, a range or a list of tar files; a folder that
-        `export` wrote; the URL or the file of a store, or a `Backend`; a dataset; `storeds.ops.packing.rows.Rows`, which are returned.
+        `export` wrote; the URL or the file of a store, or a `Backend`; a dataset; `storeds.formats.Rows`, which are returned.
     kind : str, optional
-        The name of a source, if detection fails or is wrong: one of ``storeds.registry.SOURCES.names()``.
+        The name of a format, if detection fails or is wrong: one of ``storeds.registry.FORMATS.names()``.
     max_side, quality : int, optional
         As for `storeds.pack`, for sources that encode their images themselves.
     **options
@@ -57,28 +52,27 @@ def open_source(
             raise ConfigError(f"Rows take no {', '.join([*options, *([] if kind is None else ['kind'])])}")
         return source
     kind = kind or _detect(source)
-    if kind in ("imagefolder", "flat") and options.get("label") is not None:
-        if options["label"] and kind == "flat":
-            raise ConfigError(
-                f"{source} contains only images, and no sub-folder or list gives their labels; remove label=True (--label)"
-            )
-        kind = "imagefolder" if options.pop("label") else "flat"
-    make = registry.SOURCES.get(kind)
-    if kind not in ("tar", "store", "dataset"):
-        if not isinstance(source, (str, os.PathLike)):
-            raise ConfigError(f"kind={kind!r} needs a path, not a {type(source).__name__}")
-        if "\0" in os.fspath(source):
-            raise ConfigError(f"{source!r} is no path: it has a NUL character")
-    known = dict(list(inspect.signature(make).parameters.items())[1:])
-    encodes = "max_side" in known
-    if encodes:
+    format: Format = registry.FORMATS.get(kind)
+    if format.read is None:
+        raise ConfigError(
+            f"export writes format {kind!r}, and pack does not read it; `storeds formats` lists what it reads"
+        )
+    if not format.takes_objects:
+        _check_path(source, kind)
+    known = dict(list(inspect.signature(format.read).parameters.items())[1:])
+    if format.encodes:
         options = {**options, "max_side": max_side, "quality": quality}
     unknown = next((name for name in options if name not in known), None)
     if unknown is not None and not any(each.kind is each.VAR_KEYWORD for each in known.values()):
         raise ConfigError(f"a source of kind {kind} has no option {unknown!r}; {suggest(unknown, known, 'options')}")
-    rows: Rows = make(source, **options)
-    rows.is_encoded = encodes
-    return rows
+    return format.read(source, **options)
+
+
+def _check_path(source: Any, kind: str) -> None:
+    if not isinstance(source, (str, os.PathLike)):
+        raise ConfigError(f"kind={kind!r} needs a path, not a {type(source).__name__}")
+    if "\0" in os.fspath(source):
+        raise ConfigError(f"{source!r} is no path: it has a NUL character")
 
 
 def _detect(source: Any) -> str:

@@ -1,9 +1,8 @@
-"""What all formats of `export` share: the result, the names of files, the fields of each role, and boxes in another form."""
+"""What all formats share that `export` writes: the names of files, the fields of each role, and boxes in another form."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sized
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Protocol
 
@@ -22,7 +21,6 @@ __all__ = [
     "HOW_TO_DECLARE",
     "Differences",
     "ExportFolder",
-    "Exported",
     "Exporter",
     "FileNames",
     "boxes_as",
@@ -46,38 +44,6 @@ _SUFFIXES = {
 HOW_TO_DECLARE = "if a field has this meaning, declare it in a copy: storeds convert SOURCE TARGET --role FIELD=ROLE"
 _LONGEST = 255  # bytes of a file name
 _LONGEST_PATH = 2048  # bytes of a key: systems allow 4,096 for a path, of which the folder takes some
-
-
-@dataclass(frozen=True)
-class Exported:
-    """The result of `export`.
-
-    Attributes
-    ----------
-    path : str
-        The new folder.
-    format : str
-    count : int
-        Number of records, which are all in the export.
-    files, bytes : int
-        What was written.
-    left_out : dict
-        Field, or part of one → why the export does not contain it.
-    notes : tuple of str
-        What differs from the store, as sentences: files that got another name than their key.
-    """
-
-    path: str
-    format: str
-    count: int
-    files: int
-    bytes: int
-    left_out: Mapping[str, str] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the result as JSON."""
-        return {**asdict(self), "notes": list(self.notes)}
 
 
 class Differences(NamedTuple):

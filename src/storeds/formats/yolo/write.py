@@ -11,8 +11,9 @@ import numpy as np
 
 from storeds._utils.text import some
 from storeds.errors import MissingDependencyError
-from storeds.ops.coco_records import mask_of
-from storeds.ops.exporting.base import (
+from storeds.formats.coco.records import mask_of
+from storeds.formats.turned import turned_centres, turned_keypoints, turned_points
+from storeds.formats.writing import (
     Differences,
     ExportFolder,
     FileNames,
@@ -23,8 +24,7 @@ from storeds.ops.exporting.base import (
     image_field,
     one_field,
 )
-from storeds.ops.packing.sources.turned import turned_centres, turned_keypoints, turned_points
-from storeds.ops.packing.sources.yolo import SPLITS, TOLERANCE, labels_of
+from storeds.formats.yolo.read import SPLITS, TOLERANCE, labels_of
 from storeds.pictures.decoders import orientation_of
 from storeds.protocols import JSON, Array, Meta, Record
 from storeds.records.classes import stored_classes

@@ -12,7 +12,7 @@ import numpy as np
 
 from storeds._utils.text import counted, some
 from storeds.errors import ConfigError
-from storeds.ops.coco_records import (
+from storeds.formats.coco.records import (
     COCO_FIELDS,
     REST,
     CocoLayout,
@@ -23,7 +23,7 @@ from storeds.ops.coco_records import (
     listed_size,
     mask_of,
 )
-from storeds.ops.exporting.base import (
+from storeds.formats.writing import (
     HOW_TO_DECLARE,
     Differences,
     ExportFolder,

@@ -15,8 +15,8 @@ from typing import Any, TextIO, TypeAlias
 from storeds._utils.files import nearest
 from storeds._utils.text import counted, printable
 from storeds.errors import ConfigError, StoreNotFoundError
+from storeds.layouts.files.rows import BadItem, read_file
 from storeds.layouts.files.walk import is_text
-from storeds.ops.packing.rows import BadItem, read_file
 
 __all__ = ["Line", "csv_lines", "jsonl_lines", "open_text"]
 

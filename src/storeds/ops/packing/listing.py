@@ -1,4 +1,4 @@
-"""Counts the rows of a source of `pack`, and cuts them into chunks. A source is a function that returns `Rows`."""
+"""Counts the rows of a source of `pack`, and cuts them into chunks."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ import numpy as np
 import xxhash
 
 from storeds.errors import ConfigError
-from storeds.layouts.files.rows import Bad, BadItem, File, Part, Reference, Row, Rows, from_start, read_file
+from storeds.layouts.files.rows import Bad, Reference, Row, Rows
 from storeds.protocols import JSON
 
-__all__ = ["Bad", "BadItem", "File", "Listing", "Part", "Reference", "Row", "Rows", "from_start", "read_file"]
-
+__all__ = ["Listing"]
 
 _FEW = 20_000  # items that are kept after listing, some 15 MB
 

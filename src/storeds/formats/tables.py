@@ -15,19 +15,20 @@ import numpy as np
 
 from storeds._utils.text import counted, some
 from storeds.errors import ConfigError, FormatError, MissingDependencyError, StoreNotFoundError
+from storeds.formats.format import Format
+from storeds.formats.taking import take
 from storeds.layouts.files.folders import class_notes
+from storeds.layouts.files.rows import Bad, BadItem, File, Row, Rows
 from storeds.layouts.files.walk import Root, Walk, is_hidden, names_of, show
-from storeds.ops.packing.rows import Bad, BadItem, File, Row, Rows
-from storeds.ops.packing.sources.columns import find_label, name_columns
-from storeds.ops.packing.sources.taking import take
 from storeds.protocols import JSON, Field, Kind, Record
 from storeds.records.fields import parse_fields
 from storeds.values.classes import distinct_classes
 from storeds.values.codecs import image_of_text
 from storeds.values.coerce import missing, text_of
+from storeds.values.columns import check_label_column, find_label, name_columns
 from storeds.values.infer import field_of
 
-__all__ = ["hugging_face", "table"]
+__all__ = ["TABLE", "hugging_face", "table"]
 
 _BATCH = 32  # rows
 _TRIED = 16  # values that show whether bytes are images
@@ -216,8 +217,7 @@ class _Table:
         for name in (*chosen, *([] if label_column is None else [label_column])):
             if name not in every:
                 raise ConfigError(f"{where} has no column {name!r}, only {', '.join(map(repr, every))}")
-        if label_column is not None and not label:
-            raise ConfigError(f"label_column={label_column!r} and label=False contradict each other; leave one out")
+        check_label_column(where, label_column, label)
         # The class names of ClassLabels, by column.
         self.named = {name: feature["names"] for name, feature in first.features.items() if feature.get("names")}
         found = {name: self._field(name, first) for name in chosen}
@@ -250,9 +250,9 @@ class _Table:
 
     def _find_label(self) -> str | None:
         others = {name: field for name, field in self.columns.items() if name not in self.images}
-        named = {name.lower(): name for name in reversed(others) if others[name].kind in ("int", "str", "bool")}
-        likely = [name for name in others if name in self.named]
-        return find_label(self.where, named, beside="images", others=list(others), likely=likely)
+        columns = [name for name, field in others.items() if field.kind in ("int", "str", "bool")]
+        declared = [name for name in others if name in self.named]
+        return find_label(self.where, columns, beside="images", needed=list(others), declared=declared)
 
     def _add_nulls(self) -> None:
         """Make columns of numbers and texts JSON if values are missing. A float has NaN for them."""
@@ -510,3 +510,6 @@ def _split_of(folder: str, name: str) -> str:
     if shard is not None:
         return shard[1]
     return next((each for each in (name.removesuffix(".parquet"), os.path.basename(folder)) if each in _SPLITS), "")
+
+
+TABLE = Format(about="what 🤗 datasets saves or publishes, and other Parquet or Arrow files with images", read=table)

@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from storeds.ops.exporting.base import (
+from storeds.formats.folder.read import FIELDS_FILE, ROWS_FILE, VERSION, damage_to_row, is_inline
+from storeds.formats.writing import (
     Differences,
     ExportFolder,
     FileNames,
     fields_of,
     picture_suffix,
 )
-from storeds.ops.packing.sources.exported import FIELDS_FILE, ROWS_FILE, VERSION, damage_to_row, is_inline
 from storeds.protocols import JSON, Meta, Record
 from storeds.records.fields import fields_to_json
 from storeds.records.verdict_fields import without_verdicts

@@ -14,12 +14,13 @@ import numpy as np
 from storeds._utils.text import counted
 from storeds.backends.view import View
 from storeds.errors import ConfigError
+from storeds.formats.format import Format
+from storeds.formats.stores import rows_at
+from storeds.formats.tables import hugging_face
+from storeds.formats.taking import LOSSLESS, original_of, take
 from storeds.layouts.files.folders import class_notes
+from storeds.layouts.files.rows import Bad, BadItem, File, Row, Rows, from_start
 from storeds.layouts.files.walk import is_text, show
-from storeds.ops.packing.rows import Bad, BadItem, File, Row, Rows, from_start
-from storeds.ops.packing.sources.stores import rows_at
-from storeds.ops.packing.sources.tables import hugging_face
-from storeds.ops.packing.sources.taking import LOSSLESS, original_of, take
 from storeds.protocols import JSON, Array, Backend, Field, Record
 from storeds.records.fields import parse_fields
 from storeds.values.codecs import beginning
@@ -30,7 +31,7 @@ from storeds.values.names import field_names
 if TYPE_CHECKING:
     pass
 
-__all__ = ["dataset"]
+__all__ = ["DATASET", "dataset"]
 
 _TRIED = 16  # samples that are tried to learn the fields
 _NOT_APPLIED = (
@@ -387,3 +388,10 @@ def _notes(sample: Any, names: Mapping[Any, str], parts: Sequence[Part]) -> Iter
                 f"field {part.name!r} is stored as an array of {field.dtype} {tuple(np.shape(value))}, not as an image; read it "
                 "with reader='array'"
             )
+
+
+DATASET = Format(
+    about="a Python object with __getitem__ and __len__, such as a dataset of torchvision",
+    read=dataset,
+    takes_objects=True,
+)

@@ -15,16 +15,17 @@ import numpy as np
 from PIL import Image
 
 from storeds.errors import ConfigError, MissingDependencyError
+from storeds.formats.format import Format
 from storeds.layouts.files.folders import class_labels, class_notes
+from storeds.layouts.files.rows import Bad, BadItem, File, Row, Rows, from_start
 from storeds.layouts.files.walk import VIDEO_SUFFIXES, Hidden, Root, Walk, folders_in, show
-from storeds.ops.packing.rows import Bad, BadItem, File, Row, Rows, from_start
 from storeds.protocols import JSON, Field
 
 if TYPE_CHECKING:
     import av.container
     import av.video.stream
 
-__all__ = ["frames", "videos"]
+__all__ = ["FRAMES", "VIDEOS", "frames", "videos"]
 
 _TIMED = {"mp4", "matroska", "webm"}
 """Containers that store when each frame is shown. Others store when it is decoded, or libavformat guesses."""
@@ -112,6 +113,7 @@ def videos(
         attrs={} if labels is None else {"classes": list[JSON](names)},
         items=items,
         state=(states, list(map(_count, listed)), rate, max_side, quality),
+        is_encoded=True,
         count=sum(map(_count, listed)),
         strata=strata,
         notes=[*(class_notes(names) if classes is None else ()), *walk.notes()],
@@ -411,3 +413,7 @@ def _rate(fps: float | str | None) -> Fraction | None:
 def _natural(path: str) -> list[tuple[int, str]]:
     """Return a sort key that puts 2 before 10."""
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", path)]
+
+
+VIDEOS = Format(about="a folder of videos, or one: each frame is a record", read=videos, encodes=True)
+FRAMES = Format(about="a folder of videos, each a folder of images", read=frames)
