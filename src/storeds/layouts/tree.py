@@ -85,6 +85,9 @@ class LeftOutError(ConfigError):
 class Tree(Protocol):
     """An open file, environment, collection or folder, as its engine sees it: names, and the values there."""
 
+    found: Found | None = None
+    """What was found for another store, if the tree is the handle of both."""
+
     def is_native(self) -> bool:
         """Whether storeds wrote it."""
         return False
@@ -109,8 +112,9 @@ class Tree(Protocol):
     def candidates(self) -> Iterable[Mapping[str, Any]]:
         """Yield the arguments of each way to read it that may fit its structure; those that open are shown."""
 
-    otherwise: str = "Name the place of each field with columns=, as docs/patterns.md explains"
-    """What to do if no candidate opens it."""
+    def otherwise(self) -> str:
+        """Return what to do if no candidate opens it."""
+        return "Name the place of each field with columns=, as docs/patterns.md explains"
 
     @abstractmethod
     def pattern(self, layout: str) -> Pattern | None:
@@ -119,10 +123,6 @@ class Tree(Protocol):
     @abstractmethod
     def find(self, layout: str, pattern: Pattern | None) -> Found:
         """Return the records; raises ConfigError or FormatError if there are none."""
-
-    @abstractmethod
-    def store(self, found: Found) -> TreeStore:
-        """Return what reads the records that `find` returned, perhaps in another process."""
 
 
 class TreeLocation(HandleOpener[Any], Protocol):
@@ -157,6 +157,10 @@ class TreeLocation(HandleOpener[Any], Protocol):
 
     def tree(self, handle: Any, /) -> AbstractContextManager[Tree]:
         """Give the tree that is read through a handle. Errors of the engine become errors of storeds that name the store."""
+        ...
+
+    def store(self, handle: Any, found: Found, /) -> TreeStore:
+        """Return what reads through a handle the records that were found, perhaps in another process."""
         ...
 
 
@@ -218,8 +222,11 @@ class TreeOpener(Opener[Any]):
         return self.location.is_current(handle)
 
     def attach(self, handle: Any, /) -> TreeStore:
-        with self.location.tree(handle) as tree:
-            return tree.store(self.found or self._find(tree))
+        found = self.found
+        if found is None:
+            with self.location.tree(handle) as tree:
+                found = tree.found = tree.found or self._find(tree)
+        return self.location.store(handle, found)
 
     def settled(self, raw: TreeStore, /) -> TreeOpener:
         return replace(self, found=raw.found)
@@ -256,7 +263,7 @@ class TreeOpener(Opener[Any]):
     def _undecided(self, tree: Tree, ways: Iterable[Mapping[str, Any]], why: str) -> StoredsError:
         given = self.location.given()
         readings = (Reading(arguments := {**given, **way}, partial(self._open_again, arguments)) for way in ways)
-        return undecided(self.url, self.location.source, tree.entries(), readings, why, tree.otherwise)
+        return undecided(self.url, self.location.source, tree.entries(), readings, why, tree.otherwise())
 
     def _open_again(self, arguments: Mapping[str, Any]) -> Backend:
         options = dict(arguments)

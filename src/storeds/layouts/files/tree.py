@@ -128,19 +128,21 @@ class FilesLocation(TreeLocation):
     @contextmanager
     def tree(self, handle: object, /) -> Iterator[FilesTree]:
         # docstring inherited
-        yield FilesTree(self, handle)
+        yield FilesTree(self)
+
+    def store(self, handle: object, found: Found, /) -> FilesStore:
+        # docstring inherited
+        place = Place(self.path, found.meta.layout, self.options)
+        return FilesStore(self, handle, found, found.kept or find_again(place, found.plan))
 
 
 class FilesTree(Tree):
     """The files of a folder, or the members of tar files."""
 
-    def __init__(self, location: FilesLocation, handle: object) -> None:
-        self._location, self._path, self._handle = location, location.path, handle
+    def __init__(self, location: FilesLocation) -> None:
+        self._location, self._path = location, location.path
         self._why_not, self._looked = "", False
         self._last: Listed | None = None
-        name = os.path.basename(self._path) or "packed"
-        self._packs = f"`storeds pack {show(self._path)} {show(name)}.lmdb` makes a store"
-        self.otherwise = f"If no layout fits, {self._packs}"
 
     def _listed(self) -> Listed | None:
         """Return the rows that the cache folder holds, if nothing changed."""
@@ -170,13 +172,21 @@ class FilesTree(Tree):
         if kind not in _LAYOUTS:
             images = "; layout='flat' reads its images alone" if os.path.isdir(self._path) else ""
             raise FormatError(
-                f"{shown} is a source of kind {kind!r}, which no store reads as it is: {self._packs} of it{images}"
+                f"{shown} is a source of kind {kind!r}, which no store reads as it is: {self._packs()} of it{images}"
             )
         return kind
 
     def why_not(self) -> str:
         # docstring inherited
         return self._why_not
+
+    def _packs(self) -> str:
+        name = os.path.basename(self._path) or "packed"
+        return f"`storeds pack {show(self._path)} {show(name)}.lmdb` makes a store"
+
+    def otherwise(self) -> str:
+        # docstring inherited
+        return f"If no layout fits, {self._packs()}"
 
     def entries(self) -> list[str]:
         # docstring inherited
@@ -189,8 +199,8 @@ class FilesTree(Tree):
 
     def pattern(self, layout: str) -> Pattern | None:
         # docstring inherited; there is none, and the options must be those of the layout
-        known = list(inspect.signature(import_object(PRESETS[layout].options)).parameters)[1:]
         for name in self._location.options:
+            known = list(inspect.signature(import_object(PRESETS[layout].options)).parameters)[1:]
             if name not in known:
                 raise ConfigError(
                     f"{show(self._path)}: layout {layout!r} has no option {name!r}; {suggest(name, known, 'options')}"
@@ -206,11 +216,6 @@ class FilesTree(Tree):
         identity = [layout, listed.state]
         meta = meta_of(layout, identity, listed.build, listed.count, listed.fields, listed.attrs)
         return Found(meta, None, listed.state, (*listed.left_out, *listed.faults), listed)
-
-    def store(self, found: Found) -> FilesStore:
-        # docstring inherited
-        place = Place(self._path, found.meta.layout, self._location.options)
-        return FilesStore(self._location, self._handle, found, found.kept or find_again(place, found.plan))
 
 
 def _opener(url: str | StoreURL, *, layout: str | None = None, **keywords: Any) -> TreeOpener:

@@ -72,6 +72,12 @@ class Hdf5Location(FileLocation[ForeignOptions], TreeLocation):
         with library_errors(self.url):
             yield handle
 
+    def store(self, handle: Hdf5Tree, found: Found, /) -> Hdf5Store:
+        # docstring inherited
+        with library_errors(self.url):
+            contents, build = handle.contents(found)
+        return Hdf5Store(self, handle, found, contents, build)
+
 
 class Hdf5Tree(Tree):
     """The open files of a store. It is the handle of the stores that are read in one way."""
@@ -115,15 +121,8 @@ class Hdf5Tree(Tree):
             self._found[layout, pattern] = contents, _meta(self.files.seen(), layout, contents)
         return self._found[layout, pattern]
 
-    def _look_again(self, layout: str) -> None:
-        """Open the files behind links that recognising the store opened in another process: they are a part of its build."""
-        if self._location.columns is None and self._location.layout is None:
-            self.recognise()
-        if self._location.columns is None:
-            self.pattern(layout)
-
-    def store(self, found: Found) -> Hdf5Store:
-        # docstring inherited
+    def contents(self, found: Found) -> tuple[Contents, str]:
+        """Return the fields of a store that was found, and its build now."""
         assert found.pattern is not None
         if self.files.changed([found.plan]):  # its contents may not fit the pattern any more
             raise UnavailableError(f"{self.files.url} was replaced while in use or changed; open it again")
@@ -131,7 +130,14 @@ class Hdf5Tree(Tree):
             self._look_again(found.meta.layout)
         contents, meta = self._contents(found.meta.layout, found.pattern)
         self.files.listed.clear()
-        return Hdf5Store(self._location, self, found, contents, meta.build)
+        return contents, meta.build
+
+    def _look_again(self, layout: str) -> None:
+        """Open the files behind links that recognising the store opened in another process: they are a part of its build."""
+        if self._location.columns is None and self._location.layout is None:
+            self.recognise()
+        if self._location.columns is None:
+            self.pattern(layout)
 
 
 def _meta(seen: Sequence[Any], layout: str, found: Contents) -> Meta:

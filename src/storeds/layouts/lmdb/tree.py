@@ -82,6 +82,10 @@ class LmdbLocation(EnvironmentLocation, TreeLocation):
         with lmdb_errors(self.url), reading(handle, self) as reader:
             yield LmdbTree(self, reader)
 
+    def store(self, handle: Environment, found: Found, /) -> ForeignLmdbStore:
+        # docstring inherited
+        return ForeignLmdbStore(self, handle, found)
+
 
 class LmdbTree(Tree):
     """The database that holds the records, in one transaction."""
@@ -151,10 +155,6 @@ class LmdbTree(Tree):
         facts: list[JSON] = [layout, reader.settings.database, size, modified, keys.count, fields_to_json(plan.fields)]
         meta = meta_of(layout, facts, build, keys.count, parse_fields(plan.fields), attrs)
         return Found(meta, pattern, plan, tuple(bounded([*unread_entries(reader, entries), *left, *more])))
-
-    def store(self, found: Found) -> ForeignLmdbStore:
-        # docstring inherited
-        return ForeignLmdbStore(self._location, self._reader.environment, found)
 
     def _plan(self, layout: str, pattern: Pattern) -> tuple[Plan, Entries, Keys]:
         reader = self._reader

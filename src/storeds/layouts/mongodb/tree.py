@@ -59,6 +59,10 @@ class MongodbLocation(ClientOpener, TreeLocation):
         # docstring inherited; each query converts errors
         yield MongodbTree(self, handle)
 
+    def store(self, handle: Any, found: Found, /) -> MongodbLayout[Any]:
+        # docstring inherited
+        return _LAYOUTS[found.meta.layout](self, handle, found.plan.settings, found)
+
 
 class MongodbTree(Tree):
     """A collection, or the collections of a bucket."""
@@ -118,10 +122,6 @@ class MongodbTree(Tree):
         kind: type[BackendOptions] = import_object(PRESETS[layout].options)
         settings = parse_options(kind, {}, self._location.options, self._location.url)
         return _LAYOUTS[layout](self._location, self._client, settings).find()
-
-    def store(self, found: Found) -> MongodbLayout[Any]:
-        # docstring inherited
-        return _LAYOUTS[found.meta.layout](self._location, self._client, found.plan.settings, found)
 
 
 def _opener(
