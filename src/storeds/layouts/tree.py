@@ -10,22 +10,34 @@ from abc import abstractmethod
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, TypeVar
 
 import xxhash
 
-from storeds.backends.raw import HandleOpener, Opener, RawStore
+from storeds._utils.settings import parse_options
+from storeds.backends.file_stores import FileLocation
+from storeds.backends.raw import BackendOptions, HandleOpener, Opener, RawStore
 from storeds.backends.store import Store
 from storeds.backends.unread import bounded
 from storeds.errors import ConfigError, StoredsError
-from storeds.layouts.explain import Reading, undecided
+from storeds.layouts.explain import undecided
 from storeds.layouts.pattern import Pattern
 from storeds.protocols import JSON, Backend, Field, Meta
 from storeds.records.canonical_json import canonical_json
 
-__all__ = ["Found", "LeftOutError", "Tree", "TreeLocation", "TreeOpener", "TreeStore", "digest", "meta_of"]
+__all__ = [
+    "FileTreeLocation",
+    "Found",
+    "LeftOutError",
+    "Tree",
+    "TreeLocation",
+    "TreeOpener",
+    "TreeStore",
+    "digest",
+    "meta_of",
+]
 
+Opts = TypeVar("Opts", bound=BackendOptions)
 _LOG = logging.getLogger("storeds")
 _LEFT = 8  # parts in a message
 _MOST_COLUMNS = 64  # of a line to paste
@@ -164,6 +176,29 @@ class TreeLocation(HandleOpener[Any], Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class FileTreeLocation(FileLocation[Opts], TreeLocation):
+    """A file or a folder, and what the user says of it."""
+
+    layout: str | None = None
+
+    @property
+    def columns(self) -> Pattern | None:
+        return getattr(self.settings, "columns", None)
+
+    @property
+    def source(self) -> str:
+        return self.path
+
+    def given(self) -> dict[str, Any]:
+        # docstring inherited
+        return self.settings.changed()
+
+    def again(self, layout: str | None, options: Mapping[str, Any]) -> Self:
+        # docstring inherited
+        return replace(self, layout=layout, settings=parse_options(type(self.settings), {}, options, self.path))
+
+
 class TreeStore(RawStore):
     """The reading side of a tree. An engine adds `read`, and what it can do faster.
 
@@ -262,8 +297,8 @@ class TreeOpener(Opener[Any]):
 
     def _undecided(self, tree: Tree, ways: Iterable[Mapping[str, Any]], why: str) -> StoredsError:
         given = self.location.given()
-        readings = (Reading(arguments := {**given, **way}, partial(self._open_again, arguments)) for way in ways)
-        return undecided(self.url, self.location.source, tree.entries(), readings, why, tree.otherwise())
+        whole = ({**given, **way} for way in ways)
+        return undecided(self.url, self.location.source, tree.entries(), whole, self._open_again, why, tree.otherwise())
 
     def _open_again(self, arguments: Mapping[str, Any]) -> Backend:
         options = dict(arguments)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -37,7 +37,7 @@ from storeds.layouts.lmdb.records import Keys, Plan, Records, Value, matcher, un
 from storeds.layouts.names import Names
 from storeds.layouts.pattern import EVERYTHING, KEY, NameFields, Pattern, Template, check_names, parse_pattern
 from storeds.layouts.presets import PRESETS, presets_of
-from storeds.layouts.tree import Found, Tree, TreeLocation, TreeOpener, meta_of
+from storeds.layouts.tree import Found, Tree, TreeOpener, meta_of
 from storeds.protocols import JSON, Field
 from storeds.records.cache import index_path
 from storeds.records.fields import fields_to_json, parse_fields
@@ -55,26 +55,8 @@ _KEYED = ("keyed", "caffe", "columns")
 
 
 @dataclass(frozen=True)
-class LmdbLocation(EnvironmentLocation, TreeLocation):
+class LmdbLocation(EnvironmentLocation):
     """An environment, and what the user says of it; a pattern counts more than a layout."""
-
-    layout: str | None = None
-
-    @property
-    def columns(self) -> Pattern | None:
-        return self.settings.columns
-
-    @property
-    def source(self) -> str:
-        return self.path
-
-    def given(self) -> dict[str, Any]:
-        # docstring inherited
-        return self.settings.changed()
-
-    def again(self, layout: str | None, options: Mapping[str, Any]) -> LmdbLocation:
-        # docstring inherited
-        return replace(self, layout=layout, settings=parse_options(ForeignOptions, {}, options, self.path))
 
     @contextmanager
     def tree(self, handle: Environment, /) -> Iterator[LmdbTree]:
