@@ -109,12 +109,8 @@ class Tree(Protocol):
         return
 
     @abstractmethod
-    def recognise(self) -> tuple[str, str] | None:
-        """Return the preset that it certainly fits, and why; None if there is none."""
-
-    def why_not(self) -> str:
-        """Return why it fits no preset, if that is known."""
-        return ""
+    def recognise(self) -> tuple[str | None, str]:
+        """Return the preset that it certainly fits, and why; or None, and why not if that is known."""
 
     @abstractmethod
     def entries(self) -> Iterable[str]:
@@ -282,10 +278,9 @@ class TreeOpener(Opener[Any]):
         tree.check()
         layout, pattern, why = location.layout, location.columns, None
         if pattern is None and layout is None:
-            certain = tree.recognise()
-            if certain is None:
-                raise self._undecided(tree, tree.candidates(), tree.why_not())
-            layout, why = certain
+            layout, why = tree.recognise()
+            if layout is None:
+                raise self._undecided(tree, tree.candidates(), why)
             _LOG.info("%s is opened with layout %r: %s", self.url, layout, why)
         if pattern is None and layout is not None:
             pattern = tree.pattern(layout)

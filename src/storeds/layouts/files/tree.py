@@ -117,7 +117,7 @@ class FilesTree(Tree):
 
     def __init__(self, location: FilesLocation) -> None:
         self._path, self._layout, self._options = location.path, location.layout, location.given()
-        self._why_not, self._looked = "", False
+        self._looked = False
         self._last: Listed | None = None
 
     def _listed(self) -> Listed | None:
@@ -127,22 +127,17 @@ class FilesTree(Tree):
             self._last = find(self._path, self._options, self._layout)
         return self._last
 
-    def recognise(self) -> tuple[str, str] | None:
-        # docstring inherited
-        listed = self._listed()
-        kind = self._kind() if listed is None else listed.place.kind
-        return None if kind is None else (kind, PRESETS[kind].certain)
-
-    def _kind(self) -> str | None:
-        """Return the layout of the path, None if it may be several; raises FormatError for what no layout reads."""
-        shown = show(self._path)
+    def recognise(self) -> tuple[str | None, str]:
+        # docstring inherited; raises FormatError for what no layout reads
+        listed, shown = self._listed(), show(self._path)
+        if listed is not None:
+            return listed.place.kind, PRESETS[listed.place.kind].certain
         try:
             kind = kind_of_path(self._path, "layout")
         except ConfigError as error:
             if not os.path.isdir(self._path):
                 raise FormatError(f"{shown} is neither a folder nor a tar file") from None
-            self._why_not = str(error).removeprefix(f"{shown} ")
-            return None
+            return None, str(error).removeprefix(f"{shown} ")
         if kind == "store":
             raise FormatError(f"{shown} is a store of another engine: open it as {shown}, without files://")
         if kind not in _LAYOUTS:
@@ -150,11 +145,7 @@ class FilesTree(Tree):
             raise FormatError(
                 f"{shown} is a source of kind {kind!r}, which no store reads as it is: {self._packs()} of it{images}"
             )
-        return kind
-
-    def why_not(self) -> str:
-        # docstring inherited
-        return self._why_not
+        return kind, PRESETS[kind].certain
 
     def _packs(self) -> str:
         name = os.path.basename(self._path) or "packed"

@@ -74,7 +74,7 @@ class Hdf5Tree(Tree):
         # docstring inherited
         return is_native(self.files.file(self.files.path))
 
-    def recognise(self) -> tuple[str, str] | None:
+    def recognise(self) -> tuple[str | None, str]:
         # docstring inherited
         return recognise(self.files)
 

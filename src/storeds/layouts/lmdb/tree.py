@@ -85,9 +85,10 @@ class LmdbTree(Tree):
         if self._reader.settings.database is None:
             check_main_database(self._reader.environment, self._reader.url)
 
-    def recognise(self) -> tuple[str, str] | None:
+    def recognise(self) -> tuple[str | None, str]:
         # docstring inherited
-        return recognise_names(self._reader) or recognise_values(self._reader, *self._all_values())
+        found = recognise_names(self._reader) or recognise_values(self._reader, *self._all_values())
+        return found or (None, self._why_not())
 
     def _all_values(self) -> tuple[Plan, list[bytes]]:
         """Return how to read every value by itself, and the keys of some."""
@@ -96,8 +97,7 @@ class LmdbTree(Tree):
             self._sampled = plan, sampled(keys, _RECOGNISED)
         return self._sampled
 
-    def why_not(self) -> str:
-        # docstring inherited
+    def _why_not(self) -> str:
         reader, (_, keys) = self._reader, self._all_values()
         try:
             for value in map(reader.get, keys):

@@ -71,16 +71,9 @@ class MongodbTree(Tree):
         self._location, self._client = location, client
         self._connection = Connection(client, location.location)
         self._name = location.location.collection
-        self._why_not = ""
 
-    def recognise(self) -> tuple[str, str] | None:
+    def recognise(self) -> tuple[str | None, str]:
         # docstring inherited
-        layout, why = self._certain()
-        self._why_not = "" if layout else why
-        return (layout, why) if layout else None
-
-    def _certain(self) -> tuple[str | None, str]:
-        """Return the layout and why it is certain, or None and why it is not."""
         connection, name, options = self._connection, self._name, self._location.options
         names = set(connection.names())
         if {f"{name}.files", f"{name}.chunks"} <= names:
@@ -99,10 +92,6 @@ class MongodbTree(Tree):
             fields = listed(sorted(shown[0]))
             return "query", f"its documents have the fields {fields}, of which {listed(data)} hold data"
         return None, "no field of its documents holds an image or other bytes"
-
-    def why_not(self) -> str:
-        # docstring inherited
-        return self._why_not
 
     def entries(self) -> Iterator[str]:
         # docstring inherited: the fields of the first document, each with its beginning
