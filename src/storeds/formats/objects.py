@@ -16,7 +16,7 @@ from storeds.backends.view import View
 from storeds.errors import ConfigError
 from storeds.formats.format import Format
 from storeds.formats.stores import rows_at
-from storeds.formats.tables import hugging_face
+from storeds.formats.tables.read import hugging_face
 from storeds.formats.taking import LOSSLESS, original_of, take
 from storeds.layouts.files.folders import class_notes
 from storeds.layouts.files.rows import Bad, BadItem, File, Row, Rows, from_start
