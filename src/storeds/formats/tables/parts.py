@@ -7,7 +7,6 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +37,8 @@ class Part:
         Changes when the rows change.
     batches : callable
         Yields Arrow batches of some columns.
+    features : mapping
+        What 🤗 datasets noted about the columns, by column.
     """
 
     name: str
@@ -45,20 +46,21 @@ class Part:
     count: int
     state: JSON
     batches: Callable[[list[str]], Iterator[Any]]
+    features: Mapping[str, Any]
 
-    @cached_property
-    def features(self) -> Mapping[str, Any]:
-        """What 🤗 datasets noted about the columns."""
-        try:
-            features = json.loads(self.schema.metadata[b"huggingface"])["info"]["features"]
-            return {name: noted for name, noted in features.items() if isinstance(noted, dict)}
-        except (KeyError, ValueError, TypeError, AttributeError):
-            return {}
-
-    @cached_property
+    @property
     def class_names(self) -> dict[str, list[str]]:
         """The names of each ClassLabel by column."""
         return {name: feature["names"] for name, feature in self.features.items() if feature.get("names")}
+
+
+def _noted_features(schema: Any) -> Mapping[str, Any]:
+    """Return what 🤗 datasets noted about the columns of an Arrow schema."""
+    try:
+        features = json.loads(schema.metadata[b"huggingface"])["info"]["features"]
+        return {name: noted for name, noted in features.items() if isinstance(noted, dict)}
+    except (KeyError, ValueError, TypeError, AttributeError):
+        return {}
 
 
 def part_of_dataset(dataset: Any) -> Part:
@@ -68,7 +70,8 @@ def part_of_dataset(dataset: Any) -> Part:
     def batches(columns: list[str]) -> Iterator[Any]:
         return arrow.select_columns(columns).iter(_BATCH)  # type: ignore[no-any-return]  # datasets is optional
 
-    return Part("the dataset", dataset.features.arrow_schema, len(dataset), str(dataset._fingerprint), batches)
+    schema, state = dataset.features.arrow_schema, str(dataset._fingerprint)
+    return Part("the dataset", schema, len(dataset), state, batches, _noted_features(schema))
 
 
 def part_of_file(path: str) -> Part:
@@ -106,7 +109,8 @@ def part_of_file(path: str) -> Part:
     file = opened()
     is_table = isinstance(file, pyarrow.Table)
     schema, count = (file.schema, file.num_rows) if is_table else (file.schema_arrow, file.metadata.num_rows)
-    return Part(show(path), schema, count, [os.path.basename(path), *File(path).state], batches)
+    state: JSON = [os.path.basename(path), *File(path).state]
+    return Part(show(path), schema, count, state, batches, _noted_features(schema))
 
 
 def find_tables(path: str) -> dict[str, list[str]]:

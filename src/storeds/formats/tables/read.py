@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import chain
 from typing import Any
 
@@ -142,7 +141,8 @@ def _rows_of(
         )
     fields |= _with_gaps({name: field for name, field in fields.items() if name != label_column}, every)
     classes = () if label_column is None else _classes(where, parts, label_column, fields[label_column])
-    read = _Table(parts, fields, names, label_column, classes, folder)
+    numbers = {name: number for number, name in enumerate(classes)}
+    read = _Table(parts, fields, names, label_column, numbers, folder)
     split = {"split": Field("str")} if has_splits else {}
     return Rows(
         fields={field: Field("int") if name == label_column else fields[name] for name, field in names.items()} | split,
@@ -235,8 +235,8 @@ class _Table:
         Column → the name of its field, in the order of fields.
     label : str or None
         The column of labels.
-    classes : sequence of str
-        The class names, if there are any.
+    numbers : mapping of str to int
+        Class name → its number, if there are class names.
     folder : str or None
         Where paths of images start; None if images may not be read from files.
     """
@@ -245,12 +245,8 @@ class _Table:
     fields: Mapping[str, Field]
     names: Mapping[str, str]
     label: str | None
-    classes: Sequence[str]
+    numbers: Mapping[str, int]
     folder: str | None
-
-    @cached_property
-    def _numbers(self) -> dict[str, int]:
-        return {name: number for number, name in enumerate(self.classes)}
 
     def items(self, start: int) -> Iterator[Row | Bad]:
         """Yield the rows from row `start` on, with images that are read later."""
@@ -280,8 +276,8 @@ class _Table:
             except (TypeError, ValueError, OverflowError) as error:
                 raise BadItem(f"its {name} is not a valid {declared.kind}: {error}") from None
             if record[field] is None and name == self.label:
-                known = counted(len(self.classes), "class", "classes")
-                valid = f"one of the {known}" if self.classes else "a valid label"
+                known = counted(len(self.numbers), "class", "classes")
+                valid = f"one of the {known}" if self.numbers else "a valid label"
                 raise BadItem(f"its {name} {value!r} is not {valid}; --no-label packs without labels")
         return record | {"split": values["split"]} if len(self.parts) > 1 else record
 
@@ -306,8 +302,8 @@ class _Table:
     def _label(self, value: Any) -> int | None:
         """Return the label for a value of the table, or None if it is not valid."""
         if isinstance(value, str):
-            return self._numbers.get(value)
-        is_valid = value is not None and (not self.classes or 0 <= value < len(self.classes))
+            return self.numbers.get(value)
+        is_valid = value is not None and (not self.numbers or 0 <= value < len(self.numbers))
         return int(value) if is_valid else None
 
 
