@@ -186,7 +186,7 @@ BREAKS = [Break(*row) for row in (
     ("26: datasets take options of layouts as keywords", "layouts/test_foreign_hdf5.py -k urls_and_configs", "datasets/settings.py", 'return {**merged, "options": {**options, **of_store}}', "return merged"),
     ("26: a folder of HDF5 files names the pattern", "layouts/test_foreign_hdf5.py -k names_the_pattern", "backends/opening.py", "path + '/*' + suffix!r} reads", "path + '/' + suffix!r} reads"),
     # 27. Repairs: pack, export, command line.
-    ("27: a data.yaml of supervision, without splits, is read", "ops/test_sources.py -k supervision", "formats/yolo/read.py", "        parts = _parts_in(base)\n", "        raise ConfigError(base)\n"),
+    ("27: a data.yaml of supervision, without splits, is read", "ops/test_sources.py -k supervision", "formats/yolo/describing.py", "        parts = _parts_in(base)\n", "        raise ConfigError(base)\n"),
     ("27: NaN is no share of a split", "ops/test_pack.py -k wrong_option", "ops/packing/__init__.py",
      "not (min(shares.values()) >= 0 and math.isclose(sum(shares.values()), 1, abs_tol=1e-6)", "(min(shares.values()) < 0 or abs(sum(shares.values()) - 1) > 1e-6"),
     ("27: shares may be NumPy's numbers", "ops/test_pack.py -k 'key_alone or largest or class'", "ops/packing/__init__.py", "{name: float(share) for name, share in", "{name: share for name, share in"),
@@ -200,7 +200,7 @@ BREAKS = [Break(*row) for row in (
     ("27: a key that is cut is not copied", "ops/test_show.py -k hostile", "ops/showing/page.js", "marked.filter((record) => record.exact)", "marked"),
     ("27: equal names stay apart in an export", "ops/test_export.py -k equal_names", "formats/writing.py", "        while self._is_used(name):\n", "        if self._is_used(name):\n"),
     ("27: a store is read in batches", "ops/test_folders.py -k 'backend_is_a_source'", "formats/stores.py", "_BATCH, _COLUMNS = 64, 1024", "_BATCH, _COLUMNS = 1, 1"),
-    ("27: a repeated line of YOLO is left out", "ops/test_sources.py -k 'YOLO and boxes'", "formats/yolo/read.py", "self._record(list(found))", "self._record([*found, *list(found)[: count - len(found)]])"),
+    ("27: a repeated line of YOLO is left out", "ops/test_sources.py -k 'YOLO and boxes'", "formats/yolo/labels.py", "self._record(list(found))", "self._record([*found, *list(found)[: count - len(found)]])"),
     ("27: arrays of booleans are inline in an export", "ops/test_same_id.py -k everything", "formats/folder/read.py", 'in ("i", "u", "f", "b")', 'in ("i", "u", "f")'),
     ("27: append takes one record too", "backends/test_backends.py -k one_record", "backends/writer.py", "if isinstance(records, Mapping):", "if False:"),
     ("27: tensors and NumPy's scalars are labels", "backends/test_backends.py -k one_record", "records/codec.py", 'return value.item() if getattr(value, "ndim", None) == 0 else value', "return value"),
@@ -212,7 +212,7 @@ BREAKS = [Break(*row) for row in (
     ("27: an export keeps the verdict of a repaired picture", "ops/test_same_id.py", "formats/folder/write.py", "damage_to_row(record, self._fields)", "{}"),
     ("27: a verdict is not that of a replaced picture", "ops/test_export_folder.py -k replaced_is_examined", "formats/folder/read.py", " if is_same else None", ""),
     ("27: formats without verdicts say so", "ops/test_export.py -k room_for_damage", "ops/exporting.py", "notes = (*notes, *_notes_on_damage(backend, format))", "pass"),
-    ("27: validation in data.yaml is val", "ops/test_sources.py -k 'YOLO and boxes'", "formats/yolo/read.py", "if yaml.validation and not yaml.val:", "if False:"),
+    ("27: validation in data.yaml is val", "ops/test_sources.py -k 'YOLO and boxes'", "formats/yolo/describing.py", "if yaml.validation and not yaml.val:", "if False:"),
     ("27: VOC takes boxes as stored, as masks", "ops/test_voc.py -k 'taken_as_stored'", "formats/voc.py", "is_turned = orientation > 4 and stored != swapped == size", "is_turned = orientation > 1"),
     ("27: masks may be GIF", "ops/test_folders.py -k gif", "layouts/files/walk.py", '*(".gif", ".apng",', '*(".apng",'),
     # 28. Repairs: loading and transforms.

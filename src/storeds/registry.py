@@ -233,7 +233,7 @@ _FORMATS = (
     ("store", "stores:STORE", ""),
     ("folder", "folder:FOLDER", ""),
     ("videos", "videos:VIDEOS", ""),
-    ("frames", "videos:FRAMES", ""),
+    ("frames", "frames:FRAMES", ""),
 )
 BACKENDS = Registry(
     "backend",

@@ -584,6 +584,7 @@ REFUSED: list[tuple[dict[str, Any], str, dict[str, Any], str]] = [
     ({"a.parquet": table(klass=["a"])}, "a.parquet", {}, r"beside the images there is 'klass'; .*--no-label"),
     ({"a.parquet": table(label=[0.5])}, "a.parquet", {"label_column": "label"}, "has float values; a label is"),
     ({"a.parquet": table(label=[0])}, "a.parquet", {"columns": ["x"]}, "has no column 'x', only 'image', 'label'"),
+    ({"a.parquet": table(label=[0])}, "a.parquet", {"columns": "image", "label_column": "label"}, "columns= leaves it out"),
     ({"a.parquet": table(label=[0], more=[{"x": b"1"}])}, "a.parquet", {}, "contains bytes or images in a list or"),
     ({"data.yaml": NAMES}, ".", {}, "names no images: expected a data.yaml with train, val or test"),
     ({"data.yaml": "train: images"}, ".", {}, r"gives no class names; .*\(--classes cat,dog\)"),

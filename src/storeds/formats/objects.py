@@ -7,7 +7,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, Sized
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from storeds.backends.view import View
 from storeds.errors import ConfigError
 from storeds.formats.format import Format
 from storeds.formats.stores import rows_at
-from storeds.formats.tables import hugging_face
+from storeds.formats.tables.read import hugging_face
 from storeds.formats.taking import LOSSLESS, original_of, take
 from storeds.layouts.files.folders import class_notes
 from storeds.layouts.files.rows import Bad, BadItem, File, Row, Rows, from_start
@@ -28,9 +28,6 @@ from storeds.values.coerce import as_numpy, is_picture, missing, plain
 from storeds.values.infer import Part, Path, evenly, field_of, lacks, leaves, path_text, value_at
 from storeds.values.names import field_names
 
-if TYPE_CHECKING:
-    pass
-
 __all__ = ["DATASET", "dataset"]
 
 _TRIED = 16  # samples that are tried to learn the fields
@@ -40,7 +37,14 @@ _NOT_APPLIED = (
 )
 
 
-def dataset(source: Any, *, fields: Sequence[str] | Mapping[str, Any] | None = None, **options: Any) -> Rows:
+def dataset(
+    source: Any,
+    *,
+    fields: Sequence[str] | Mapping[str, Any] | None = None,
+    columns: Sequence[str] | str | None = None,
+    label_column: str | None = None,
+    label: bool | None = None,
+) -> Rows:
     """Rows of a map-style dataset: an object with ``__getitem__`` and ``__len__`` whose samples are tuples or dicts.
 
     Parameters
@@ -55,8 +59,9 @@ def dataset(source: Any, *, fields: Sequence[str] | Mapping[str, Any] | None = N
         ``field3``, … or named after their keys. A mapping in an element that holds arrays gives a field for each of its
         entries. Kinds are those of 16 samples, as for stores of other tools. With `fields`, samples are packed one
         by one as the dataset returns them, decoded and transformed.
-    **options
-        For 🤗 datasets: ``columns``, ``label`` and ``label_column``, as for `table`.
+    columns, label_column, label : optional
+        For 🤗 datasets without `fields`, as for `~storeds.formats.tables.read.table`: the columns to pack, the one of
+        labels, and False to pack without labels.
 
     Notes
     -----
@@ -70,11 +75,10 @@ def dataset(source: Any, *, fields: Sequence[str] | Mapping[str, Any] | None = N
         It is not a dataset, it is empty, or the kinds of its samples are unclear.
     """
     if fields is None and (_is(source, "datasets", "Dataset") or _is(source, "datasets", "DatasetDict")):
-        return hugging_face(source, **options)
-    if options:
-        raise ConfigError(
-            f"{', '.join(options)}: not supported for samples of a {type(source).__name__}; only fields= is"
-        )
+        return hugging_face(source, columns=columns, label_column=label_column, label=label is not False)
+    for name, given in {"columns": columns, "label_column": label_column, "label": label}.items():
+        if given is not None:
+            raise ConfigError(f"{name}: not supported for samples of a {type(source).__name__}; only fields= is")
     if not callable(getattr(source, "__getitem__", None)) or not isinstance(source, Sized):
         raise ConfigError(f"a {type(source).__name__} is not a dataset: it needs __getitem__ and __len__")
     if not len(source):

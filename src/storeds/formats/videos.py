@@ -1,4 +1,4 @@
-"""Sources for videos: files, or folders of frames. Each video becomes consecutive records, one per frame."""
+"""Reads video files: each becomes consecutive records, one per frame."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ from PIL import Image
 
 from storeds.errors import ConfigError, MissingDependencyError
 from storeds.formats.format import Format
-from storeds.layouts.files.folders import class_labels, class_notes
-from storeds.layouts.files.rows import Bad, BadItem, File, Row, Rows, from_start
-from storeds.layouts.files.walk import VIDEO_SUFFIXES, Hidden, Root, Walk, folders_in, show
+from storeds.formats.frames import label_of, video_fields, video_labels
+from storeds.layouts.files.folders import class_notes
+from storeds.layouts.files.rows import Bad, BadItem, File, Row, Rows
+from storeds.layouts.files.walk import VIDEO_SUFFIXES, Root, Walk, folders_in, show
 from storeds.protocols import JSON, Field
 
 if TYPE_CHECKING:
     import av.container
     import av.video.stream
 
-__all__ = ["FRAMES", "VIDEOS", "frames", "videos"]
+__all__ = ["VIDEOS", "videos"]
 
 _TIMED = {"mp4", "matroska", "webm"}
 """Containers that store when each frame is shown. Others store when it is decoded, or libavformat guesses."""
@@ -92,7 +93,7 @@ def videos(
             f"{show(where)} contains no videos ({' '.join(VIDEO_SUFFIXES)}), not even in folders below it"
         )
     label = False if is_file else label
-    labels, names = _labels(top, found, walk.hidden, label=label, classes=classes)
+    labels, names = video_labels(top, found, walk.hidden, label=label, classes=classes)
     listed = list(_list_videos(found, rate, labels))
     states = [(each.name, *each.file.state, each.is_ordered) for each in listed if isinstance(each, _Video)]
 
@@ -109,7 +110,7 @@ def videos(
             yield from [each if isinstance(each, Bad) else Row(each.name, each.values)] * _count(each)
 
     return Rows(
-        fields=_fields(labels) | {"time": Field("float")},
+        fields=video_fields(labels) | {"time": Field("float")},
         attrs={} if labels is None else {"classes": list[JSON](names)},
         items=items,
         state=(states, list(map(_count, listed)), rate, max_side, quality),
@@ -118,89 +119,6 @@ def videos(
         strata=strata,
         notes=[*(class_notes(names) if classes is None else ()), *walk.notes()],
     )
-
-
-def frames(
-    path: str | os.PathLike[str],
-    *,
-    label: bool | None = None,
-    classes: Sequence[str] | os.PathLike[str] | None = None,
-    allow_outside: bool = False,
-) -> Rows:
-    """Rows of a folder of videos, each a folder of images ordered by the numbers in their names. Images keep their bytes.
-
-    Parameters
-    ----------
-    path : path
-        The folder. If it contains folders of videos, these are their classes: ``root/class/video/0001.jpg``.
-    label, classes, allow_outside
-        As for `videos`.
-
-    Raises
-    ------
-    StoreNotFoundError
-        The folder does not exist.
-    ConfigError
-        It contains no folders of images.
-    """
-    walk = Walk(Root(path, allow_outside=allow_outside))
-    folders_in(os.fspath(path))
-    bad, found = list[Bad](), dict[str, list[tuple[str, File]]]()
-    for each in walk.files(""):
-        if isinstance(each, Bad):
-            bad.append(each)
-        else:
-            found.setdefault(os.path.dirname(each[0]), []).append(each)
-    if not (found or bad) or "" in found:
-        held = "images beside them" if "" in found else "none"
-        raise ConfigError(f"{path}: expected folders of images, one per video, but there are {held}")
-    tops: list[tuple[str, File] | Bad] = [*((key, each[0][1]) for key, each in found.items()), *bad]
-    labels, names = _labels(os.fspath(path), tops, walk.hidden, label=label, classes=classes)
-    rows = [
-        Row(name, {"image": file, **_label(labels, key), "video": number, "frame": frame, "key": key})
-        for number, (key, each) in enumerate(found.items())
-        for frame, (name, file) in enumerate(sorted(each, key=lambda one: _natural(one[0])))
-    ]
-    return Rows(
-        fields=_fields(labels),
-        attrs={} if labels is None else {"classes": list[JSON](names)},
-        items=from_start(lambda: [*rows, *bad]),
-        notes=[*(class_notes(names) if classes is None else ()), *walk.notes()],
-    )
-
-
-def _labels(
-    root: str,
-    found: Sequence[tuple[str, File] | Bad],
-    hidden: Hidden,
-    *,
-    label: bool | None,
-    classes: Sequence[str] | os.PathLike[str] | None,
-) -> tuple[dict[str, int] | None, list[str]]:
-    """Return the label of each folder in `root`, or None if videos have no labels; and the class names."""
-    names = [each[0] for each in found if not isinstance(each, Bad)]
-    outside, inside = [name for name in names if "/" not in name], [name for name in names if "/" in name]
-    if outside and (inside if label is None else label):
-        raise ConfigError(
-            f"{show(root)} contains videos that are in no folder, which would give their class, such as {show(outside[0])}; pass "
-            "label=False (--no-label) to pack all without labels"
-        )
-    if inside if label is None else label:
-        return class_labels(root, folders_in(root, hidden), classes)
-    if classes is not None:
-        raise ConfigError(
-            f"{show(root)}: classes= (--classes) names the folders of videos, and no folder is a class here"
-        )
-    return None, []
-
-
-def _label(labels: Mapping[str, int] | None, key: str) -> dict[str, int]:
-    return {} if labels is None else {"label": labels[key.split("/", 1)[0]]}
-
-
-def _fields(labels: Mapping[str, int] | None) -> dict[str, Field]:
-    label = {} if labels is None else {"label": Field("int")}
-    return {"image": Field("image"), **label, "video": Field("int"), "frame": Field("int"), "key": Field("str")}
 
 
 @dataclass
@@ -308,7 +226,7 @@ def _list_videos(
             continue
         if missing:
             yield Bad(key, f"is cut short or damaged: about {missing} of its frames are missing")
-        video.values = {**_label(labels, key), "video": number, "key": key}
+        video.values = {**label_of(labels, key), "video": number, "key": key}
         yield video
         number += 1
 
@@ -410,10 +328,4 @@ def _rate(fps: float | str | None) -> Fraction | None:
     return rate
 
 
-def _natural(path: str) -> list[tuple[int, str]]:
-    """Return a sort key that puts 2 before 10."""
-    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", path)]
-
-
 VIDEOS = Format(about="a folder of videos, or one: each frame is a record", read=videos, encodes=True)
-FRAMES = Format(about="a folder of videos, each a folder of images", read=frames)

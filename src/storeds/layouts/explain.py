@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import reprlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from storeds._utils.text import counted, printable
 from storeds.errors import ConfigError, FormatError, RecordError, StoredsError
 from storeds.protocols import Backend, Field
 
-__all__ = ["Reading", "shown_value", "undecided"]
+__all__ = ["shown_value", "undecided"]
 
 _ENTRIES = 10
 _FIELDS = 6
@@ -22,27 +21,12 @@ _LONGEST = 48  # characters of a value
 _BYTES = 12
 
 
-@dataclass(frozen=True)
-class Reading:
-    """One way to read a store.
-
-    Attributes
-    ----------
-    arguments : mapping
-        The arguments of `storeds.open_backend` that select it: ``{"columns": {"image": "{label}/images[]"}}``.
-    open : callable
-        Opens the store in this way.
-    """
-
-    arguments: Mapping[str, Any]
-    open: Callable[[], Backend]
-
-
 def undecided(
     url: str,
     source: str,
     entries: Iterable[str],
-    readings: Iterable[Reading],
+    ways: Iterable[Mapping[str, Any]],
+    opener: Callable[[Mapping[str, Any]], Backend],
     why: str = "",
     otherwise: str = "Name the place of each field with columns=, as docs/patterns.md explains",
 ) -> StoredsError:
@@ -56,26 +40,29 @@ def undecided(
         What a user passes to open it: its path or URL, without secrets.
     entries : iterable of str
         Names in the store, each with what it is. Only the first ten are used.
-    readings : iterable of Reading
-        Ways that fit the structure of the store. Those that cannot open it are left out.
+    ways : iterable of mapping
+        The arguments of `storeds.open_backend` for each way that fits the structure of the store, such as
+        ``{"columns": {"image": "{label}/images[]"}}``. Those that cannot open it are left out.
+    opener : callable
+        Opens the store with such arguments.
     why : str
         What is wrong, if that is known.
     otherwise : str
-        What to do if no reading opens it.
+        What to do if no way opens it.
 
     Returns
     -------
     ConfigError or FormatError
-        A ConfigError shows a line to paste for each reading. A FormatError says that there is none.
+        A ConfigError shows a line to paste for each way. A FormatError says that there is none.
     """
     listed = [printable(entry) for entry, _ in zip(entries, range(_ENTRIES + 1), strict=False)]
     more = "\n  …" if len(listed) > _ENTRIES else ""
     holds = "".join(f"\n  {entry}" for entry in listed[:_ENTRIES]) + more if listed else " nothing"
     lines = []
-    for reading in readings:
+    for way in ways:
         with contextlib.suppress(StoredsError):
-            given = "".join(f", {name}={value!r}" for name, value in reading.arguments.items())
-            lines.append(f"\n  storeds.open_backend({source!r}{given})  # {_result(reading.open)}")
+            given = "".join(f", {name}={value!r}" for name, value in way.items())
+            lines.append(f"\n  storeds.open_backend({source!r}{given})  # {_result(opener(way))}")
     start = f"{url}: {why or 'storeds cannot tell what a record is'}. It holds:{holds}"
     if not lines:
         return FormatError(f"{start}\n{otherwise}")
@@ -83,9 +70,9 @@ def undecided(
     return ConfigError(f"{start}\n{advice}:{''.join(lines)}")
 
 
-def _result(opener: Callable[[], Backend]) -> str:
+def _result(opened: Backend) -> str:
     """Describe the result of one way to read a store: its number of records, their fields, and the first one."""
-    with opener() as backend:
+    with opened as backend:
         fields = backend.meta.fields
         names = list(fields)[:_FIELDS]
         described = ", ".join(_shown_field(name, fields[name]) for name in names)

@@ -10,22 +10,34 @@ from abc import abstractmethod
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, TypeVar
 
 import xxhash
 
-from storeds.backends.raw import HandleOpener, Opener, RawStore
+from storeds._utils.settings import parse_options
+from storeds.backends.file_stores import FileLocation
+from storeds.backends.raw import BackendOptions, HandleOpener, Opener, RawStore
 from storeds.backends.store import Store
 from storeds.backends.unread import bounded
 from storeds.errors import ConfigError, StoredsError
-from storeds.layouts.explain import Reading, undecided
+from storeds.layouts.explain import undecided
 from storeds.layouts.pattern import Pattern
 from storeds.protocols import JSON, Backend, Field, Meta
 from storeds.records.canonical_json import canonical_json
 
-__all__ = ["Found", "LeftOutError", "Tree", "TreeLocation", "TreeOpener", "TreeStore", "digest", "meta_of"]
+__all__ = [
+    "FileTreeLocation",
+    "Found",
+    "LeftOutError",
+    "Tree",
+    "TreeLocation",
+    "TreeOpener",
+    "TreeStore",
+    "digest",
+    "meta_of",
+]
 
+Opts = TypeVar("Opts", bound=BackendOptions)
 _LOG = logging.getLogger("storeds")
 _LEFT = 8  # parts in a message
 _MOST_COLUMNS = 64  # of a line to paste
@@ -85,6 +97,9 @@ class LeftOutError(ConfigError):
 class Tree(Protocol):
     """An open file, environment, collection or folder, as its engine sees it: names, and the values there."""
 
+    found: Found | None = None
+    """What was found for another store, if the tree is the handle of both."""
+
     def is_native(self) -> bool:
         """Whether storeds wrote it."""
         return False
@@ -94,12 +109,8 @@ class Tree(Protocol):
         return
 
     @abstractmethod
-    def recognise(self) -> tuple[str, str] | None:
-        """Return the preset that it certainly fits, and why; None if there is none."""
-
-    def why_not(self) -> str:
-        """Return why it fits no preset, if that is known."""
-        return ""
+    def recognise(self) -> tuple[str | None, str]:
+        """Return the preset that it certainly fits, and why; or None, and why not if that is known."""
 
     @abstractmethod
     def entries(self) -> Iterable[str]:
@@ -109,8 +120,9 @@ class Tree(Protocol):
     def candidates(self) -> Iterable[Mapping[str, Any]]:
         """Yield the arguments of each way to read it that may fit its structure; those that open are shown."""
 
-    otherwise: str = "Name the place of each field with columns=, as docs/patterns.md explains"
-    """What to do if no candidate opens it."""
+    def otherwise(self) -> str:
+        """Return what to do if no candidate opens it."""
+        return "Name the place of each field with columns=, as docs/patterns.md explains"
 
     @abstractmethod
     def pattern(self, layout: str) -> Pattern | None:
@@ -119,10 +131,6 @@ class Tree(Protocol):
     @abstractmethod
     def find(self, layout: str, pattern: Pattern | None) -> Found:
         """Return the records; raises ConfigError or FormatError if there are none."""
-
-    @abstractmethod
-    def store(self, found: Found) -> TreeStore:
-        """Return what reads the records that `find` returned, perhaps in another process."""
 
 
 class TreeLocation(HandleOpener[Any], Protocol):
@@ -158,6 +166,33 @@ class TreeLocation(HandleOpener[Any], Protocol):
     def tree(self, handle: Any, /) -> AbstractContextManager[Tree]:
         """Give the tree that is read through a handle. Errors of the engine become errors of storeds that name the store."""
         ...
+
+    def store(self, handle: Any, found: Found, /) -> TreeStore:
+        """Return what reads through a handle the records that were found, perhaps in another process."""
+        ...
+
+
+@dataclass(frozen=True)
+class FileTreeLocation(FileLocation[Opts], TreeLocation):
+    """A file or a folder, and what the user says of it."""
+
+    layout: str | None = None
+
+    @property
+    def columns(self) -> Pattern | None:
+        return getattr(self.settings, "columns", None)
+
+    @property
+    def source(self) -> str:
+        return self.path
+
+    def given(self) -> dict[str, Any]:
+        # docstring inherited
+        return self.settings.changed()
+
+    def again(self, layout: str | None, options: Mapping[str, Any]) -> Self:
+        # docstring inherited
+        return replace(self, layout=layout, settings=parse_options(type(self.settings), {}, options, self.path))
 
 
 class TreeStore(RawStore):
@@ -218,8 +253,11 @@ class TreeOpener(Opener[Any]):
         return self.location.is_current(handle)
 
     def attach(self, handle: Any, /) -> TreeStore:
-        with self.location.tree(handle) as tree:
-            return tree.store(self.found or self._find(tree))
+        found = self.found
+        if found is None:
+            with self.location.tree(handle) as tree:
+                found = tree.found = tree.found or self._find(tree)
+        return self.location.store(handle, found)
 
     def settled(self, raw: TreeStore, /) -> TreeOpener:
         return replace(self, found=raw.found)
@@ -240,10 +278,9 @@ class TreeOpener(Opener[Any]):
         tree.check()
         layout, pattern, why = location.layout, location.columns, None
         if pattern is None and layout is None:
-            certain = tree.recognise()
-            if certain is None:
-                raise self._undecided(tree, tree.candidates(), tree.why_not())
-            layout, why = certain
+            layout, why = tree.recognise()
+            if layout is None:
+                raise self._undecided(tree, tree.candidates(), why)
             _LOG.info("%s is opened with layout %r: %s", self.url, layout, why)
         if pattern is None and layout is not None:
             pattern = tree.pattern(layout)
@@ -255,8 +292,8 @@ class TreeOpener(Opener[Any]):
 
     def _undecided(self, tree: Tree, ways: Iterable[Mapping[str, Any]], why: str) -> StoredsError:
         given = self.location.given()
-        readings = (Reading(arguments := {**given, **way}, partial(self._open_again, arguments)) for way in ways)
-        return undecided(self.url, self.location.source, tree.entries(), readings, why, tree.otherwise)
+        whole = ({**given, **way} for way in ways)
+        return undecided(self.url, self.location.source, tree.entries(), whole, self._open_again, why, tree.otherwise())
 
     def _open_again(self, arguments: Mapping[str, Any]) -> Backend:
         options = dict(arguments)

@@ -1,22 +1,19 @@
-"""A source for COCO: pictures, and one JSON file with the boxes, masks, keypoints or captions of all of them."""
+"""Reads COCO: which annotations belong to which image, and what is wrong with them."""
 
 from __future__ import annotations
 
-import json
 import os
 import posixpath
-import re
-from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
 from typing import Any
 
-import msgspec
-
-from storeds._utils.text import counted, some
-from storeds.errors import ConfigError, StoreNotFoundError
+from storeds._utils.text import counted
+from storeds.errors import ConfigError
+from storeds.formats.coco.checks import check_numbers, check_shapes
+from storeds.formats.coco.parsing import decode, parse
+from storeds.formats.coco.pictures import file_name_of, find_by_name, find_pictures, unlisted_pictures
 from storeds.formats.coco.records import (
     REST,
     CocoLayout,
@@ -25,30 +22,23 @@ from storeds.formats.coco.records import (
     hull_of,
     is_caption,
     is_missing,
-    is_number,
     listed_size,
     mask_of,
     to_record,
 )
 from storeds.layouts.files.folders import class_notes
 from storeds.layouts.files.masks import taken_as_stored
-from storeds.layouts.files.rows import Bad, BadItem, Row, Rows, from_start, read_file
-from storeds.layouts.files.walk import IMAGE_SUFFIXES, Root, is_hidden, show
+from storeds.layouts.files.rows import Bad, BadItem, Row, Rows, from_start
+from storeds.layouts.files.walk import Root, show
 from storeds.pictures import read_picture_header
 from storeds.pictures.decoders import orientation_of
-from storeds.protocols import Field, Record
-from storeds.records.annotations import LARGEST, check_boxes, check_keypoints
+from storeds.protocols import Record
 from storeds.records.canonical_json import canonical_json
-from storeds.records.segmentations import check_coco_masks
 
 __all__ = ["coco"]
 
-_LISTS = ("images", "annotations")
 _KEYS = ("bbox", "category_id", "segmentation", "keypoints", "iscrowd", "area", "id")
-_BOX = Field("array", "<f8", (None, 4), role="boxes", format="xywh")
 _ROUNDING = 1  # pixel
-_BASE = re.compile(r".*[/\\]|[?#].*")  # what lies around the name of a file in a path or a URL
-_TRIED = 20  # images that are looked for in each folder that may be the root
 
 
 def coco(
@@ -85,20 +75,20 @@ def coco(
     """
     file = os.fspath(path)
     where = show(os.path.basename(file))
-    document = _parse(file, where)
-    decoded = [_decoded(raw) for raw in document.pop("images")]
+    document = parse(file, where)
+    decoded = [decode(raw) for raw in document.pop("images")]
     entries = [entry for entry, _ in decoded]
     annotations = document.pop("annotations", [])
     if not entries:
         raise ConfigError(f"{where} lists no image")
-    folder = _find_pictures(file, root, entries)
-    moved, found_by_name = ([], []) if root is None else _found_by_name(entries, folder, where)
+    folder = find_pictures(file, root, entries)
+    moved, found_by_name = ([], []) if root is None else find_by_name(entries, folder, where)
     decoded = [(entry, fault) for entry, (_, fault) in zip(moved or entries, decoded, strict=True)]
     pictures = Root(folder, allow_outside=allow_outside)
     categories = document.get("categories", [])
     listing = _Listing(where, pictures, *_read_categories(categories, where))
     for number, (entry, fault) in enumerate(decoded):
-        listing.add_image(number, entry, _file_name(entry), fault)
+        listing.add_image(number, entry, file_name_of(entry), fault)
     for number, raw in enumerate(annotations):
         listing.add_annotation(number, bytes(raw))
     layout = listing.layout()
@@ -121,7 +111,7 @@ def coco(
             yield Row(image.name, {"image": blob, "entry": image.entry, "annotations": rows})
 
     notes = [*class_notes([row["name"] for row in categories]), *same, *listing.notes(), *found_by_name]
-    notes += _unlisted(listing.paths, folder, where)
+    notes += unlisted_pictures(listing.paths, folder, where)
     turned: set[str] = set()
     return Rows(
         fields=layout.fields,
@@ -144,7 +134,7 @@ def _finish(values: Record, *, layout: CocoLayout, where: str, turned: set[str])
             f"the picture has another size than in {where}: {header.width} × {header.height} pixels (width × height), not "
             f"{entry['width']} × {entry['height']}, so its annotations do not fit{why if is_turned else ''}"
         )
-    record = to_record(entry, _decoded(values["annotations"])[0], layout)
+    record = to_record(entry, decode(values["annotations"])[0], layout)
     orientation = orientation_of(values["image"]) or 1
     if header is not None and orientation > 1 and len(record.get("boxes", ())):
         right, bottom = (record["boxes"][:, :2] + record["boxes"][:, 2:]).max(0) - _ROUNDING
@@ -156,131 +146,6 @@ def _finish(values: Record, *, layout: CocoLayout, where: str, turned: set[str])
             )
         turned.add(record["key"])
     return {"image": values["image"], **record}
-
-
-def _parse(file: str, where: str) -> dict[str, Any]:
-    """Return the keys of a file of COCO; images and annotations as lists of JSON texts, which take little memory."""
-    try:
-        data = read_file(file).removeprefix(b"\xef\xbb\xbf")
-    except BadItem as error:
-        raise StoreNotFoundError(f"{show(file)} {error}") from None
-    try:
-        data.decode()
-        document = _split(data)
-    except (RecursionError, ValueError) as error:
-        raise ConfigError(f"{where} is not JSON in UTF-8 that can be stored: {error}") from None
-    if not isinstance(document, dict) or "images" not in document:
-        found = some(map(repr, document), 8) if isinstance(document, dict) else f"a {type(document).__name__}"
-        raise ConfigError(
-            f"{where} is no object with lists of images and annotations, as COCO's files are, but {found}"
-        )
-    for key in _LISTS:
-        if not isinstance(document.get(key, []), list):
-            raise ConfigError(f"{where}: {key} is a {type(document[key]).__name__}, not a list")
-    return document
-
-
-def _split(data: bytes) -> Any:
-    """Return the JSON in `data`, with the items of `_LISTS` as JSON texts."""
-    try:
-        top = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
-        kinds: dict[str, Any] = dict.fromkeys(_LISTS, list[msgspec.Raw])
-        return {key: msgspec.json.decode(value, type=kinds.get(key, Any)) for key, value in top.items()}
-    except msgspec.MsgspecError:
-        document = json.loads(data)  # accepts NaN and names the line of an error
-    for key in _LISTS if isinstance(document, dict) else ():
-        if isinstance(document.get(key), list):
-            document[key] = [json.dumps(each).encode() for each in document[key]]
-    return document
-
-
-def _decoded(raw: Any) -> tuple[Any, str | None]:
-    """Return the value of a JSON text, and why it cannot be stored."""
-    try:
-        return msgspec.json.decode(raw), None
-    except msgspec.MsgspecError:
-        found = json.loads(bytes(raw))
-    try:
-        canonical_json(found)
-    except ValueError as error:  # NaN, or half a character
-        return found, f"it cannot be stored: {error}"
-    return found, None  # it has an integer of more than 64 bits
-
-
-def _find_pictures(file: str, root: str | os.PathLike[str] | None, entries: Sequence[Any]) -> str:
-    """Return the folder of the pictures."""
-    if root is not None:
-        if not os.path.isdir(root):
-            raise StoreNotFoundError(f"root={os.fspath(root)!r} is not a folder")
-        return os.fspath(root)
-    own = os.path.dirname(os.path.abspath(file))
-    above, part = os.path.dirname(own), os.path.splitext(os.path.basename(file))[0].rpartition("_")[2]
-    inside = (os.path.join(base, name) for base in (own, above) for name in ("images", part, f"images/{part}"))
-    folders = [own, *inside, above]
-    names = list(islice(filter(None, map(_file_name, entries)), _TRIED))
-    for folder in folders:
-        if any(os.path.isfile(os.path.join(folder, name)) for name in names):
-            return folder
-    if not names:
-        return own
-    raise StoreNotFoundError(
-        f"no picture of {show(os.path.basename(file))}, such as {show(names[0])}, is in any of "
-        f"{', '.join(map(show, folders))}; pass the folder of the pictures as root= (--option root=…)"
-    )
-
-
-def _file_name(entry: Any) -> str | None:
-    name = entry.get("file_name") if isinstance(entry, dict) else None
-    return name if isinstance(name, str) else None
-
-
-def _found_by_name(entries: Sequence[Any], root: str, where: str) -> tuple[list[Any], list[str]]:
-    """Return the entries of images with the paths of their files, and notes: files that are elsewhere are found by their names."""
-    names = [name for name in map(_file_name, entries) if name is not None]
-    missing = {name: _BASE.sub("", name) for name in names if not os.path.lexists(os.path.join(root, name))}
-    if not missing:
-        return [], []
-    by_name: defaultdict[str, list[str]] = defaultdict(list)
-    for folder, _, files in os.walk(root):
-        for each in files:
-            by_name[each].append(os.path.relpath(os.path.join(folder, each), root))
-    wanted, listed = Counter(missing.values()), set(names)
-    places = {name: by_name[base] for name, base in missing.items() if base in by_name}
-    found = {
-        name: paths[0]
-        for name, paths in places.items()
-        if len(paths) == wanted[missing[name]] == 1 and paths[0] not in listed
-    }
-    notes = []
-    if found:
-        first = next(iter(found.items()))
-        notes.append(
-            f"{counted(len(found), 'file_name is', 'file_names are')} of another place, and found by name below {show(root)}: "
-            f"{show(first[0])} is {show(first[1])}"
-        )
-    if len(found) < len(missing):
-        lost = sorted(map(show, missing.keys() - found.keys()))
-        notes.append(
-            f"{counted(len(lost), 'file_name')} of {where} {'is' if len(lost) == 1 else 'are'} not below {show(root)}, and no single "
-            f"file there has the same name: {some(lost)}; edit file_name"
-        )
-    return [
-        {**each, "file_name": found.get(name, name)} if (name := _file_name(each)) else each for each in entries
-    ], notes
-
-
-def _unlisted(paths: Mapping[str, Any], root: str, where: str) -> Iterator[str]:
-    """Yield a sentence about pictures beside those of the file that it does not list."""
-    unlisted = []
-    for folder in sorted({posixpath.dirname(path) for path in paths}):
-        at = os.path.join(root, folder)
-        for name in sorted(os.listdir(at)) if os.path.isdir(at) else ():
-            path = posixpath.join(folder, name)
-            if name.lower().endswith(IMAGE_SUFFIXES) and not is_hidden(name) and path not in paths:
-                unlisted.append(show(path))
-    if unlisted:
-        number = counted(len(unlisted), "image file is", "image files are")
-        yield f"{number} in {show(root)}, but not in {where}, and left out: {some(unlisted)}"
 
 
 def _read_categories(rows: Any, where: str) -> tuple[dict[Any, int], dict[Any, int]]:
@@ -396,7 +261,7 @@ class _Listing:
 
     def add_annotation(self, number: int, raw: bytes) -> None:
         """Add ``annotations[number]``, or report what is wrong with it."""
-        annotation, fault = _decoded(raw)
+        annotation, fault = decode(raw)
         own, of = (annotation.get("id"), annotation.get("image_id")) if isinstance(annotation, dict) else (None, None)
         is_known = type(of) in (int, str) and of in self._images
         image = self._images[of] if is_known else None
@@ -456,45 +321,8 @@ class _Listing:
         if type(category) not in (int, str) or category not in self._index:
             return f"its category has no name in the list of categories: category_id {repr(category)[:40]}"
         try:
-            _check_numbers(annotation)
-            _check_shapes(annotation, listed_size(image.entry), self._points.get(category))
+            check_numbers(annotation)
+            check_shapes(annotation, listed_size(image.entry), self._points.get(category))
         except (ValueError, OverflowError) as error:
             return str(error).replace(", row 0:", ":", 1)
         return None
-
-
-def _check_numbers(annotation: Mapping[str, Any]) -> None:
-    """Raise ValueError for an area or a mark of crowds that is there, and cannot be read."""
-    area, crowd = annotation.get("area"), annotation.get("iscrowd")
-    if not is_missing(area) and type(area) is not int and not is_number(area):
-        raise ValueError(f"its area is not a number: {repr(area)[:60]}")
-    if not is_missing(crowd) and crowd not in (0, 1, "0", "1"):
-        raise ValueError(f"its iscrowd is not 0 or 1: {repr(crowd)[:60]}")
-
-
-def _check_shapes(annotation: Mapping[str, Any], size: tuple[int, int] | None, named: int | None) -> None:
-    """Raise ValueError for a mask, a box or keypoints that cannot be stored; `named` is the number of points if it is known."""
-    mask, box, points = mask_of(annotation.get("segmentation")), annotation.get("bbox"), annotation.get("keypoints")
-    check_coco_masks("segmentation", [mask], size)
-    if is_missing(box) and hull_of(mask) is None:
-        raise ValueError("it has no bbox, and no segmentation to take it from")
-    if not is_missing(box):
-        if not isinstance(box, list) or bool in map(type, box):
-            raise ValueError(f"its bbox is 4 numbers, not {repr(box)[:60]}")
-        if not _is_inside(box, size or (LARGEST, LARGEST)):
-            check_boxes("bbox", [box], _BOX, size)
-    if not is_missing(points):
-        if not isinstance(points, list) or not points or len(points) != 3 * (named or len(points) // 3):
-            count = f" of {named} points" if named else ""
-            raise ValueError(f"its keypoints are not a list of x, y and visibility{count}: {repr(points)[:60]}")
-        check_keypoints("keypoints", [points[at : at + 3] for at in range(0, len(points), 3)])
-
-
-def _is_inside(box: Any, size: tuple[float, float]) -> bool:
-    """Whether a box is good beyond doubt, as nearly all are: `check_boxes` takes 20 times as long."""
-    try:
-        left, top, width, height = box
-        inside: bool = min(left, top, width, height) >= 0 and left + width <= size[1] and top + height <= size[0]
-    except (TypeError, ValueError, OverflowError):
-        return False
-    return inside

@@ -24,7 +24,8 @@ from storeds.formats.writing import (
     image_field,
     one_field,
 )
-from storeds.formats.yolo.read import SPLITS, TOLERANCE, labels_of
+from storeds.formats.yolo.describing import SPLITS
+from storeds.formats.yolo.labels import TOLERANCE, hull, labels_of
 from storeds.pictures.decoders import orientation_of
 from storeds.protocols import JSON, Array, Meta, Record
 from storeds.records.classes import stored_classes
@@ -155,7 +156,7 @@ class YoloExporter:
             assert polygons is not None
             assert self._masks is not None
             hulls = [
-                _hull(np.concatenate(each)) if mask_of(mask) and each else _runs_hull(mask)
+                _rings_hull(each) if mask_of(mask) and each else _runs_hull(mask)
                 for each, mask in zip(polygons, record[self._masks], strict=True)
             ]
             return np.array(hulls, np.float64).reshape(-1, 4)
@@ -163,7 +164,7 @@ class YoloExporter:
         rows = boxes_as("cxcywh", record[self._boxes], declared, (1, 1))
         rows = rows if declared.relative else rows / np.array([size[1], size[0]] * 2)
         for row, each in zip(rows, polygons or (), strict=False):
-            if each and not np.allclose(_hull(np.concatenate(each)), row, rtol=0, atol=_SAME):
+            if each and not np.allclose(_rings_hull(each), row, rtol=0, atol=_SAME):
                 self._counts["hull"] += 1
         return rows
 
@@ -268,18 +269,18 @@ def _text(value: float) -> str:
     return repr(int(value)) if value.is_integer() else repr(value)
 
 
-def _hull(points: Array) -> list[float]:
-    low, high = points.min(0), points.max(0)
-    return [*((low + high) / 2).tolist(), *(high - low).tolist()]
+def _rings_hull(polygons: list[Array]) -> tuple[float, ...]:
+    """Return the box around polygons as centre and size."""
+    return hull(np.concatenate(polygons).ravel().tolist())
 
 
-def _runs_hull(mask: Any) -> list[float]:
+def _runs_hull(mask: Any) -> tuple[float, ...]:
     """Return the box around a run-length encoding as centre and size, relative; NaN without pixels, and for polygons."""
     box = run_lengths_box(mask) if isinstance(mask, Mapping) else None
     if box is None:
-        return [float("nan")] * 4
+        return (float("nan"),) * 4
     height, width = mask["size"]
-    return _hull(np.array([[box[0], box[1]], [box[0] + box[2], box[1] + box[3]]]) / [width, height])
+    return hull((np.array([box[:2], [box[0] + box[2], box[1] + box[3]]]) / [width, height]).ravel().tolist())
 
 
 def _joined(polygons: list[Array]) -> Array:

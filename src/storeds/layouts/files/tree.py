@@ -7,13 +7,15 @@ import logging
 import os
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
+
+from msgspec import structs
 
 from storeds._utils.files import stat_store
 from storeds._utils.globs import pattern_of
 from storeds._utils.settings import parse_options
-from storeds._utils.urls import StoreURL, file_path, file_url
+from storeds._utils.urls import StoreURL, file_path
 from storeds.backends.engine import Engine
 from storeds.backends.raw import BackendOptions
 from storeds.errors import ConfigError, FormatError, suggest
@@ -24,7 +26,7 @@ from storeds.layouts.files.reading import FilesStore
 from storeds.layouts.files.walk import is_folder, is_text, names_of, show
 from storeds.layouts.pattern import Pattern
 from storeds.layouts.presets import PRESETS, presets_of
-from storeds.layouts.tree import Found, Tree, TreeLocation, TreeOpener, meta_of
+from storeds.layouts.tree import FileTreeLocation, Found, Tree, TreeOpener, meta_of
 from storeds.registry import import_object
 
 __all__ = ["FILES", "FilesOptions"]
@@ -79,36 +81,10 @@ class FilesOptions(BackendOptions, frozen=True):
 
 
 @dataclass(frozen=True)
-class FilesLocation(TreeLocation):
-    """A folder, a tar file, or a pattern of tar files. Each file is open only while it is read, so no handle is.
+class FilesLocation(FileTreeLocation[FilesOptions]):
+    """A folder, a tar file, or a pattern of tar files. Each file is open only while it is read, so no handle is."""
 
-    Parameters
-    ----------
-    path : str
-        Absolute.
-    options : mapping
-        Of `FilesOptions`, those that the user gives.
-    """
-
-    path: str
-    options: Mapping[str, Any] = field(default_factory=dict)
-    layout: str | None = None
-
-    @property
-    def url(self) -> str:
-        return file_url("files", self.path)
-
-    @property
-    def source(self) -> str:
-        return self.path
-
-    def given(self) -> dict[str, Any]:
-        # docstring inherited
-        return dict(self.options)
-
-    def again(self, layout: str | None, options: Mapping[str, Any]) -> FilesLocation:
-        # docstring inherited
-        return replace(self, layout=layout, options=options)
+    engine = "files"
 
     def key(self) -> Hashable:
         # docstring inherited
@@ -128,55 +104,56 @@ class FilesLocation(TreeLocation):
     @contextmanager
     def tree(self, handle: object, /) -> Iterator[FilesTree]:
         # docstring inherited
-        yield FilesTree(self, handle)
+        yield FilesTree(self)
+
+    def store(self, handle: object, found: Found, /) -> FilesStore:
+        # docstring inherited
+        place = Place(self.path, found.meta.layout, self.given())
+        return FilesStore(self, handle, found, found.kept or find_again(place, found.plan))
 
 
 class FilesTree(Tree):
     """The files of a folder, or the members of tar files."""
 
-    def __init__(self, location: FilesLocation, handle: object) -> None:
-        self._location, self._path, self._handle = location, location.path, handle
-        self._why_not, self._looked = "", False
+    def __init__(self, location: FilesLocation) -> None:
+        self._path, self._layout, self._options = location.path, location.layout, location.given()
+        self._looked = False
         self._last: Listed | None = None
-        name = os.path.basename(self._path) or "packed"
-        self._packs = f"`storeds pack {show(self._path)} {show(name)}.lmdb` makes a store"
-        self.otherwise = f"If no layout fits, {self._packs}"
 
     def _listed(self) -> Listed | None:
         """Return the rows that the cache folder holds, if nothing changed."""
         if not self._looked:
             self._looked = True
-            self._last = find(self._path, self._location.options, self._location.layout)
+            self._last = find(self._path, self._options, self._layout)
         return self._last
 
-    def recognise(self) -> tuple[str, str] | None:
-        # docstring inherited
-        listed = self._listed()
-        kind = self._kind() if listed is None else listed.place.kind
-        return None if kind is None else (kind, PRESETS[kind].certain)
-
-    def _kind(self) -> str | None:
-        """Return the layout of the path, None if it may be several; raises FormatError for what no layout reads."""
-        shown = show(self._path)
+    def recognise(self) -> tuple[str | None, str]:
+        # docstring inherited; raises FormatError for what no layout reads
+        listed, shown = self._listed(), show(self._path)
+        if listed is not None:
+            return listed.place.kind, PRESETS[listed.place.kind].certain
         try:
             kind = kind_of_path(self._path, "layout")
         except ConfigError as error:
             if not os.path.isdir(self._path):
                 raise FormatError(f"{shown} is neither a folder nor a tar file") from None
-            self._why_not = str(error).removeprefix(f"{shown} ")
-            return None
+            return None, str(error).removeprefix(f"{shown} ")
         if kind == "store":
             raise FormatError(f"{shown} is a store of another engine: open it as {shown}, without files://")
         if kind not in _LAYOUTS:
             images = "; layout='flat' reads its images alone" if os.path.isdir(self._path) else ""
             raise FormatError(
-                f"{shown} is a source of kind {kind!r}, which no store reads as it is: {self._packs} of it{images}"
+                f"{shown} is a source of kind {kind!r}, which no store reads as it is: {self._packs()} of it{images}"
             )
-        return kind
+        return kind, PRESETS[kind].certain
 
-    def why_not(self) -> str:
+    def _packs(self) -> str:
+        name = os.path.basename(self._path) or "packed"
+        return f"`storeds pack {show(self._path)} {show(name)}.lmdb` makes a store"
+
+    def otherwise(self) -> str:
         # docstring inherited
-        return self._why_not
+        return f"If no layout fits, {self._packs()}"
 
     def entries(self) -> list[str]:
         # docstring inherited
@@ -189,8 +166,8 @@ class FilesTree(Tree):
 
     def pattern(self, layout: str) -> Pattern | None:
         # docstring inherited; there is none, and the options must be those of the layout
-        known = list(inspect.signature(import_object(PRESETS[layout].options)).parameters)[1:]
-        for name in self._location.options:
+        for name in self._options:
+            known = list(inspect.signature(import_object(PRESETS[layout].options)).parameters)[1:]
             if name not in known:
                 raise ConfigError(
                     f"{show(self._path)}: layout {layout!r} has no option {name!r}; {suggest(name, known, 'options')}"
@@ -199,32 +176,26 @@ class FilesTree(Tree):
 
     def find(self, layout: str, pattern: Pattern | None) -> Found:
         # docstring inherited
-        place = Place(self._path, layout, self._location.options)
-        listed = self._listed() or find_first(place, self._location.layout)
+        place = Place(self._path, layout, self._options)
+        listed = self._listed() or find_first(place, self._layout)
         for note in listed.notes:
             _LOG.warning("%s: %s", place.url, note)
         identity = [layout, listed.state]
         meta = meta_of(layout, identity, listed.build, listed.count, listed.fields, listed.attrs)
         return Found(meta, None, listed.state, (*listed.left_out, *listed.faults), listed)
 
-    def store(self, found: Found) -> FilesStore:
-        # docstring inherited
-        place = Place(self._path, found.meta.layout, self._location.options)
-        return FilesStore(self._location, self._handle, found, found.kept or find_again(place, found.plan))
-
 
 def _opener(url: str | StoreURL, *, layout: str | None = None, **keywords: Any) -> TreeOpener:
     parsed = StoreURL.parse(url)
     path, in_url = file_path(parsed)
     path = pattern_of(parsed) or path
-    options = parse_options(FilesOptions, in_url, keywords, parsed).changed()
-    if "classes" in options:
-        options["classes"] = unique_classes(options["classes"])
+    settings = parse_options(FilesOptions, in_url, keywords, parsed)
+    settings = structs.replace(settings, classes=unique_classes(settings.classes))
     if not is_text(path):
         raise ConfigError(f"{show(path)}: its name is not valid UTF-8; rename it")
     if layout is not None and layout not in _LAYOUTS:
         raise FormatError(f"{show(path)} is a folder or a tar file, and no store of layout {layout!r}")
-    return TreeOpener(FilesLocation(path, options, layout))
+    return TreeOpener(FilesLocation(path, settings, layout))
 
 
 FILES = Engine(_opener, holds_foreign=lambda url, options: True, presets=_LAYOUTS)

@@ -59,8 +59,8 @@ def preset_pattern(files: Hdf5Files, layout: str) -> Pattern:
     return parse_pattern(columns)
 
 
-def recognise(files: Hdf5Files) -> tuple[str, str] | None:
-    """Return the preset that a file certainly fits, and why; None if there is none."""
+def recognise(files: Hdf5Files) -> tuple[str | None, str]:
+    """Return the preset that a file certainly fits, and why; None and no reason if there is none."""
     if _are_demonstrations(files):
         return "per_episode", "data/demo_0/actions and so on"
     group = _entered(files)
@@ -77,7 +77,7 @@ def recognise(files: Hdf5Files) -> tuple[str, str] | None:
         arrays = [member for member in found if not is_single(member.dataset)]
         shown = ", ".join(f"{member.path} {describe(member.dataset)}" for member in arrays[:4])
         return "parallel", f"datasets of one length: {shown}"
-    return None
+    return None, ""
 
 
 def _absolute(files: Hdf5Files, group: str) -> str:

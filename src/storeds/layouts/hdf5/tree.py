@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from msgspec import structs
@@ -12,7 +12,7 @@ from msgspec import structs
 from storeds._utils.settings import parse_options
 from storeds._utils.urls import StoreURL, file_path
 from storeds.backends.engine import Engine
-from storeds.backends.file_stores import FileLocation, describe_file
+from storeds.backends.file_stores import describe_file
 from storeds.backends.hdf5.reading import is_native
 from storeds.backends.hdf5.stamp import library_errors
 from storeds.backends.raw import Fault, Rows, Stacked
@@ -22,7 +22,7 @@ from storeds.layouts.hdf5.recognising import candidates, entries, preset_pattern
 from storeds.layouts.hdf5.records import Contents, contents_of
 from storeds.layouts.pattern import Pattern
 from storeds.layouts.presets import presets_of
-from storeds.layouts.tree import Found, Tree, TreeLocation, TreeOpener, TreeStore, digest, meta_of
+from storeds.layouts.tree import FileTreeLocation, Found, Tree, TreeOpener, TreeStore, digest, meta_of
 from storeds.protocols import JSON, Array, Description, Meta
 from storeds.records.fields import fields_to_json
 
@@ -30,27 +30,10 @@ __all__ = ["FOREIGN_HDF5"]
 
 
 @dataclass(frozen=True)
-class Hdf5Location(FileLocation[ForeignOptions], TreeLocation):
+class Hdf5Location(FileTreeLocation[ForeignOptions]):
     """A file, and the files to which its links lead. The open files of one store are a handle."""
 
     engine = "hdf5"
-    layout: str | None = None
-
-    @property
-    def columns(self) -> Pattern | None:
-        return self.settings.columns
-
-    @property
-    def source(self) -> str:
-        return self.path
-
-    def given(self) -> dict[str, Any]:
-        # docstring inherited
-        return self.settings.changed()
-
-    def again(self, layout: str | None, options: Mapping[str, Any]) -> Hdf5Location:
-        # docstring inherited
-        return replace(self, layout=layout, settings=parse_options(ForeignOptions, {}, options, self.path))
 
     def key(self) -> Hashable:
         # One file may be several stores, with other columns or another group.
@@ -72,6 +55,12 @@ class Hdf5Location(FileLocation[ForeignOptions], TreeLocation):
         with library_errors(self.url):
             yield handle
 
+    def store(self, handle: Hdf5Tree, found: Found, /) -> Hdf5Store:
+        # docstring inherited
+        with library_errors(self.url):
+            contents, build = handle.contents(found)
+        return Hdf5Store(self, handle, found, contents, build)
+
 
 class Hdf5Tree(Tree):
     """The open files of a store. It is the handle of the stores that are read in one way."""
@@ -85,7 +74,7 @@ class Hdf5Tree(Tree):
         # docstring inherited
         return is_native(self.files.file(self.files.path))
 
-    def recognise(self) -> tuple[str, str] | None:
+    def recognise(self) -> tuple[str | None, str]:
         # docstring inherited
         return recognise(self.files)
 
@@ -115,15 +104,8 @@ class Hdf5Tree(Tree):
             self._found[layout, pattern] = contents, _meta(self.files.seen(), layout, contents)
         return self._found[layout, pattern]
 
-    def _look_again(self, layout: str) -> None:
-        """Open the files behind links that recognising the store opened in another process: they are a part of its build."""
-        if self._location.columns is None and self._location.layout is None:
-            self.recognise()
-        if self._location.columns is None:
-            self.pattern(layout)
-
-    def store(self, found: Found) -> Hdf5Store:
-        # docstring inherited
+    def contents(self, found: Found) -> tuple[Contents, str]:
+        """Return the fields of a store that was found, and its build now."""
         assert found.pattern is not None
         if self.files.changed([found.plan]):  # its contents may not fit the pattern any more
             raise UnavailableError(f"{self.files.url} was replaced while in use or changed; open it again")
@@ -131,7 +113,14 @@ class Hdf5Tree(Tree):
             self._look_again(found.meta.layout)
         contents, meta = self._contents(found.meta.layout, found.pattern)
         self.files.listed.clear()
-        return Hdf5Store(self._location, self, found, contents, meta.build)
+        return contents, meta.build
+
+    def _look_again(self, layout: str) -> None:
+        """Open the files behind links that recognising the store opened in another process: they are a part of its build."""
+        if self._location.columns is None and self._location.layout is None:
+            self.recognise()
+        if self._location.columns is None:
+            self.pattern(layout)
 
 
 def _meta(seen: Sequence[Any], layout: str, found: Contents) -> Meta:

@@ -14,11 +14,11 @@ from typing import Any, ClassVar
 
 import lmdb
 
-from storeds.backends.file_stores import FileLocation
 from storeds.backends.lmdb.files import MOST_DATABASES, Environment, build_of, open_environment
 from storeds.backends.lmdb.format import LmdbOptions
 from storeds.errors import ConfigError, FormatError
 from storeds.layouts.pattern import Pattern, parse_pattern
+from storeds.layouts.tree import FileTreeLocation
 
 __all__ = [
     "DATA",
@@ -117,7 +117,7 @@ def key_text(key: bytes) -> str:
 
 
 @dataclass(frozen=True)
-class EnvironmentLocation(FileLocation[ForeignOptions]):
+class EnvironmentLocation(FileTreeLocation[ForeignOptions]):
     """Opens an environment, a folder or one file, read-only and without a lock file."""
 
     engine = "lmdb"

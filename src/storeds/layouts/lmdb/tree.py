@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -37,7 +37,7 @@ from storeds.layouts.lmdb.records import Keys, Plan, Records, Value, matcher, un
 from storeds.layouts.names import Names
 from storeds.layouts.pattern import EVERYTHING, KEY, NameFields, Pattern, Template, check_names, parse_pattern
 from storeds.layouts.presets import PRESETS, presets_of
-from storeds.layouts.tree import Found, Tree, TreeLocation, TreeOpener, meta_of
+from storeds.layouts.tree import Found, Tree, TreeOpener, meta_of
 from storeds.protocols import JSON, Field
 from storeds.records.cache import index_path
 from storeds.records.fields import fields_to_json, parse_fields
@@ -55,32 +55,18 @@ _KEYED = ("keyed", "caffe", "columns")
 
 
 @dataclass(frozen=True)
-class LmdbLocation(EnvironmentLocation, TreeLocation):
+class LmdbLocation(EnvironmentLocation):
     """An environment, and what the user says of it; a pattern counts more than a layout."""
-
-    layout: str | None = None
-
-    @property
-    def columns(self) -> Pattern | None:
-        return self.settings.columns
-
-    @property
-    def source(self) -> str:
-        return self.path
-
-    def given(self) -> dict[str, Any]:
-        # docstring inherited
-        return self.settings.changed()
-
-    def again(self, layout: str | None, options: Mapping[str, Any]) -> LmdbLocation:
-        # docstring inherited
-        return replace(self, layout=layout, settings=parse_options(ForeignOptions, {}, options, self.path))
 
     @contextmanager
     def tree(self, handle: Environment, /) -> Iterator[LmdbTree]:
         # docstring inherited
         with lmdb_errors(self.url), reading(handle, self) as reader:
             yield LmdbTree(self, reader)
+
+    def store(self, handle: Environment, found: Found, /) -> ForeignLmdbStore:
+        # docstring inherited
+        return ForeignLmdbStore(self, handle, found)
 
 
 class LmdbTree(Tree):
@@ -99,9 +85,10 @@ class LmdbTree(Tree):
         if self._reader.settings.database is None:
             check_main_database(self._reader.environment, self._reader.url)
 
-    def recognise(self) -> tuple[str, str] | None:
+    def recognise(self) -> tuple[str | None, str]:
         # docstring inherited
-        return recognise_names(self._reader) or recognise_values(self._reader, *self._all_values())
+        found = recognise_names(self._reader) or recognise_values(self._reader, *self._all_values())
+        return found or (None, self._why_not())
 
     def _all_values(self) -> tuple[Plan, list[bytes]]:
         """Return how to read every value by itself, and the keys of some."""
@@ -110,8 +97,7 @@ class LmdbTree(Tree):
             self._sampled = plan, sampled(keys, _RECOGNISED)
         return self._sampled
 
-    def why_not(self) -> str:
-        # docstring inherited
+    def _why_not(self) -> str:
         reader, (_, keys) = self._reader, self._all_values()
         try:
             for value in map(reader.get, keys):
@@ -151,10 +137,6 @@ class LmdbTree(Tree):
         facts: list[JSON] = [layout, reader.settings.database, size, modified, keys.count, fields_to_json(plan.fields)]
         meta = meta_of(layout, facts, build, keys.count, parse_fields(plan.fields), attrs)
         return Found(meta, pattern, plan, tuple(bounded([*unread_entries(reader, entries), *left, *more])))
-
-    def store(self, found: Found) -> ForeignLmdbStore:
-        # docstring inherited
-        return ForeignLmdbStore(self._location, self._reader.environment, found)
 
     def _plan(self, layout: str, pattern: Pattern) -> tuple[Plan, Entries, Keys]:
         reader = self._reader

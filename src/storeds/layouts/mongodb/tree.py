@@ -59,6 +59,10 @@ class MongodbLocation(ClientOpener, TreeLocation):
         # docstring inherited; each query converts errors
         yield MongodbTree(self, handle)
 
+    def store(self, handle: Any, found: Found, /) -> MongodbLayout[Any]:
+        # docstring inherited
+        return _LAYOUTS[found.meta.layout](self, handle, found.plan.settings, found)
+
 
 class MongodbTree(Tree):
     """A collection, or the collections of a bucket."""
@@ -67,16 +71,9 @@ class MongodbTree(Tree):
         self._location, self._client = location, client
         self._connection = Connection(client, location.location)
         self._name = location.location.collection
-        self._why_not = ""
 
-    def recognise(self) -> tuple[str, str] | None:
+    def recognise(self) -> tuple[str | None, str]:
         # docstring inherited
-        layout, why = self._certain()
-        self._why_not = "" if layout else why
-        return (layout, why) if layout else None
-
-    def _certain(self) -> tuple[str | None, str]:
-        """Return the layout and why it is certain, or None and why it is not."""
         connection, name, options = self._connection, self._name, self._location.options
         names = set(connection.names())
         if {f"{name}.files", f"{name}.chunks"} <= names:
@@ -96,10 +93,6 @@ class MongodbTree(Tree):
             return "query", f"its documents have the fields {fields}, of which {listed(data)} hold data"
         return None, "no field of its documents holds an image or other bytes"
 
-    def why_not(self) -> str:
-        # docstring inherited
-        return self._why_not
-
     def entries(self) -> Iterator[str]:
         # docstring inherited: the fields of the first document, each with its beginning
         for name, value in self._connection.one(self._name).items():
@@ -118,10 +111,6 @@ class MongodbTree(Tree):
         kind: type[BackendOptions] = import_object(PRESETS[layout].options)
         settings = parse_options(kind, {}, self._location.options, self._location.url)
         return _LAYOUTS[layout](self._location, self._client, settings).find()
-
-    def store(self, found: Found) -> MongodbLayout[Any]:
-        # docstring inherited
-        return _LAYOUTS[found.meta.layout](self._location, self._client, found.plan.settings, found)
 
 
 def _opener(
