@@ -203,6 +203,8 @@ def test_transforms_apply_to_the_image_and_to_the_label(url: str) -> None:
     changed: dict[str, Any] = {"transform": brightest, "target_transform": lambda label: label * 10}
     dataset = StoreDataset(url, fields=["label", "image"], **changed)
     assert dataset[4] == (10, brightest(StoreDataset(url)[4][0]))
+    keyed = StoreDataset(url, fields=["image", "key"])
+    assert StoreDataset(url, fields=["image", "key"], target_transform=len)[4][1] == len(keyed[4][1])
 
 
 AUGMENT: list[Any] = [{"name": "RandomResizedCrop", "size": 16}, "RandomHorizontalFlip", "ToTensor"]

@@ -99,10 +99,9 @@ def label_of(fields: Mapping[str, Field]) -> tuple[str, ...]:
 
 
 def target_of(chosen: Sequence[Element], others: Collection[str | None]) -> str | None:
-    """Return the element of the label: the field ``label``, or the first element that is none of `others`."""
-    found = {
-        each.name: each.source for each in chosen if each.path and each.name not in others and each.source != "key"
-    }
+    """Return the element of the label: the field ``label``, or the first element that is none of `others`; a key last."""
+    found = {each.name: each.source for each in chosen if each.path and each.name not in others}
     if "label" in found:
         return "label"
-    return next((name for name, source in found.items() if source == "label"), next(iter(found), None))
+    by_rank = sorted(found, key=lambda name: (found[name] == "key", found[name] != "label"))
+    return next(iter(by_rank), None)
