@@ -108,8 +108,10 @@ class FilesLocation(FileTreeLocation[FilesOptions]):
 
     def store(self, handle: object, found: Found, /) -> FilesStore:
         # docstring inherited
-        place = Place(self.path, found.meta.layout, self.given())
-        return FilesStore(self, handle, found, found.kept or find_again(place, found.plan))
+        listed = found.kept
+        if listed is None:
+            listed = find_again(Place(self.path, found.meta.layout, self.given()), found.plan)
+        return FilesStore(self, handle, found, listed)
 
 
 class FilesTree(Tree):
@@ -190,7 +192,8 @@ def _opener(url: str | StoreURL, *, layout: str | None = None, **keywords: Any) 
     path, in_url = file_path(parsed)
     path = pattern_of(parsed) or path
     settings = parse_options(FilesOptions, in_url, keywords, parsed)
-    settings = structs.replace(settings, classes=unique_classes(settings.classes))
+    if settings.classes is not None:
+        settings = structs.replace(settings, classes=unique_classes(settings.classes))
     if not is_text(path):
         raise ConfigError(f"{show(path)}: its name is not valid UTF-8; rename it")
     if layout is not None and layout not in _LAYOUTS:
