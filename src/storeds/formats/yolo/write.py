@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from yaml import safe_dump
 
 from storeds._utils.text import some
-from storeds.errors import MissingDependencyError
 from storeds.formats.coco.records import mask_of
 from storeds.formats.turned import turned_centres, turned_keypoints, turned_points
 from storeds.formats.writing import (
@@ -76,13 +76,6 @@ class YoloExporter:
     """
 
     def __init__(self, meta: Meta, out: ExportFolder) -> None:
-        try:
-            from yaml import safe_dump
-        except ImportError:
-            raise MissingDependencyError(
-                "format 'yolo' writes data.yaml, which needs PyYAML: pip install 'storeds[yaml]'"
-            ) from None
-        self._dump = safe_dump
         meta = replace(meta, fields=without_verdicts(meta.fields))
         self._out, self._files = out, FileNames("images/", beside=labels_of)
         self._splits: dict[str, None] = {}
@@ -249,7 +242,7 @@ class YoloExporter:
             flip: JSON = self._attrs.get("flip_idx")
             if isinstance(flip, list):
                 data["flip_idx"] = flip
-        self._out.write("data.yaml", self._dump(data, allow_unicode=True, sort_keys=False))
+        self._out.write("data.yaml", safe_dump(data, allow_unicode=True, sort_keys=False))
         notes = [
             *self._files.notes(),
             *(f"{self._counts[each]:,} {why}" for each, why in _WHY.items() if self._counts[each]),
