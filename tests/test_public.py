@@ -24,6 +24,7 @@ def module_of(path: Path) -> str:
 
 MODULES = {module_of(path): path for path in FILES}
 
+
 def test_the_reference_has_every_name_in_its_group() -> None:
     page = (ROOT.parents[1] / "docs/api/index.md").read_text("utf-8")
     table = page[page.index("| to |") : page.index("```")]

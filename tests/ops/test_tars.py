@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from _packing import Source
@@ -33,6 +33,7 @@ NAMES = st.text("ab.é/", min_size=1, max_size=160).filter(lambda name: "//" not
     members=st.lists(st.tuples(NAMES, st.binary(max_size=1200)), max_size=8, unique_by=lambda member: member[0]),
     form=st.sampled_from([tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]),
 )
+@example(members=[("a", b"\x89HDF\r\n\x1a\n")], form=tarfile.USTAR_FORMAT)  # where an HDF5 file may begin
 def test_tars_are_grouped_as_tarfile_reads_them(members: list[tuple[str, bytes]], form: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "a.tar"

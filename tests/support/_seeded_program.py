@@ -35,7 +35,10 @@ def use(url: str, copy: str) -> None:
     """Write, convert, verify and read a store in every way that takes a seed."""
     make_store({"image": "image", "label": "int"}, ({"image": jpeg(n), "label": n} for n in range(8)), url)
     storeds.convert(url, copy)
-    assert storeds.verify(copy).ok
+    report = storeds.verify(copy)
+    assert report.ok
+    assert copy in str(report)
+    assert str(storeds.info(copy))
     crop = {"name": "RandomResizedCrop", "size": 8}
     dataset = storeds.StoreDataset(copy, transform=[crop], decode="tensor", seed=3)
     assert len([dataset[n] for n in range(8)]) == 8

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import io
+import random
 import shutil
 import sys
 from collections.abc import Iterable, Mapping
-
-from rich import box
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from storeds._utils.text import printable
 
@@ -31,6 +27,13 @@ def text_table(columns: Mapping[str, str], rows: Iterable[tuple[str, ...]], *, h
     head : bool
         Whether to write the headings.
     """
+    state = random.getstate()  # the import of rich draws from the generator that users seed
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    random.setstate(state)
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, show_header=head)
     for heading, side in columns.items():
         table.add_column(heading, justify="right" if side == "right" else "left", overflow="fold")
