@@ -8,10 +8,12 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
+import h5py
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+import storeds
 from _packing import Source
 from _source_files import tar
 from mask_files import write
@@ -89,6 +91,15 @@ def test_a_member_is_read_whole_by_a_system_that_returns_less(tmp_path: Path, mo
     pread = os.pread  # one call returns at most 2 GiB - 4096 bytes on Linux
     monkeypatch.setattr(os, "pread", lambda descriptor, size, offset: pread(descriptor, min(size, 100), offset))
     assert Source(tmp_path / "a.tar").column("image") == list(members.values())
+
+
+def test_a_tar_that_holds_an_hdf5_file_is_a_tar(tmp_path: Path) -> None:
+    # HDF5 allows a user block of 512 bytes in front, which is where the first member of a tar file begins.
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["x"] = [1, 2]
+    path = shard(tmp_path / "a.tar", {"a.h5": (tmp_path / "a.h5").read_bytes(), "a.jpg": jpeg(0)}, tarfile.USTAR_FORMAT)
+    assert storeds.info(path, options={"label": False}).layout == "tar"
+    assert storeds.pack(path, "memory://held", label=False).count == 1
 
 
 def test_only_regular_files_are_read(tmp_path: Path) -> None:

@@ -10,10 +10,12 @@ from pathlib import Path
 from storeds._utils.text import some
 from storeds.errors import FormatError, StoredsError, StoreNotFoundError, UnavailableError
 
-__all__ = ["engine_of_file", "nearest", "os_failure", "read_at"]
+__all__ = ["TAR", "engine_of_file", "nearest", "os_failure", "read_at"]
 
 
 _HDF5 = b"\x89HDF\r\n\x1a\n"
+TAR = b"ustar"
+"""What a tar file has at offset 257."""
 _ENVIRONMENT = "data.mdb"
 _LMDB = b"\xde\xc0\xef\xbe"
 
@@ -22,8 +24,11 @@ def engine_of_file(path: str) -> str | None:
     """Return ``"lmdb"``, ``"hdf5"`` or None for the regular file at `path`, by its magic bytes."""
     with open(path, "rb", buffering=0) as file:
         descriptor, size = file.fileno(), os.fstat(file.fileno()).st_size
-        if os.pread(descriptor, 32, 0)[16:20] == _LMDB:
+        head = os.pread(descriptor, 262, 0)
+        if head[16:20] == _LMDB:
             return "lmdb"
+        if head[257:] == TAR:  # a member may be an HDF5 file, at one of the offsets below
+            return None
         offset = 0
         while offset < size:  # HDF5 allows a user block of 512, 1024, 2048, … bytes in front
             if os.pread(descriptor, len(_HDF5), offset) == _HDF5:

@@ -8,7 +8,7 @@ import stat
 from glob import escape, glob
 
 from storeds import registry
-from storeds._utils.files import engine_of_file, nearest
+from storeds._utils.files import TAR, engine_of_file, nearest
 from storeds._utils.text import counted, some
 from storeds._utils.urls import StoreURL
 from storeds.errors import ConfigError, FormatError, StoreNotFoundError
@@ -134,17 +134,17 @@ def _known(path: str, entries: list[os.DirEntry[str]], option: str) -> str | Non
 
 def _kind_of_content(path: str) -> str | None:
     suffix = os.path.splitext(path)[1].lower()
-    with open(path, "rb") as file:
-        head = file.read(262)
-    if head[257:] == b"ustar":  # before the engines: the first member may be an HDF5 file, which begins where HDF5 may
-        return "tar"
     if engine_of_file(path) is not None:
         return "store"
     if suffix in (".yaml", ".yml"):
         return "yolo"
     if suffix == ".json":
         return "coco" if is_coco_file(path) else None
-    return "table" if head.startswith((b"PAR1", b"ARROW1")) else None
+    with open(path, "rb") as file:
+        head = file.read(262)
+    if head.startswith((b"PAR1", b"ARROW1")):
+        return "table"
+    return "tar" if head[257:] == TAR else None
 
 
 _LOOKED_AT = 1 << 20  # bytes at each end of a file; LVIS ends in 600 kB of categories
