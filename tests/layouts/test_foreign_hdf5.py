@@ -428,6 +428,61 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
 ]
 
 
+MOLECULES = {"x": "{formula}/x[]", "y": "{formula}/y[]", "z": "{formula}/z", "grid": "grid"}
+"""Conformers of a molecule with the numbers of its atoms, as ANI-1x has them, and a grid of the whole file."""
+
+
+class TestShared:
+    """Arrays that a group, or the file, shares are a field of each of its records."""
+
+    @pytest.fixture
+    def path(self, tmp_path: Path) -> Path:
+        with h5py.File(tmp_path / "a.h5", "w") as file:
+            for formula, conformers, atoms in (("CH4", 4, 5), ("H2O", 6, 3)):
+                file[f"{formula}/x"] = np.random.default_rng(atoms).random((conformers, atoms, 3), np.float32)
+                file[f"{formula}/y"] = np.arange(conformers) * 1.5
+                file[f"{formula}/z"] = np.arange(atoms, dtype=np.uint8) + atoms
+            file["grid"] = np.linspace(0, 1, 7)
+        return tmp_path / "a.h5"
+
+    def truth(self, path: Path) -> list[dict[str, Any]]:
+        with h5py.File(path) as file:
+            return [
+                {"x": group["x"][row], "y": group["y"][row], "z": group["z"][()], "grid": file["grid"][()]}
+                for group in (file["CH4"], file["H2O"])
+                for row in range(len(group["y"]))
+            ]
+
+    def test_each_record_has_its_own_copy_in_any_order_and_in_workers(self, path: Path) -> None:
+        truth, order = self.truth(path), [9, 0, 4, 3, 9, 5]
+        with open_backend(path, columns=MOLECULES) as backend:
+            for copy in (backend, pickle.loads(pickle.dumps(backend))):
+                records: list[Any] = copy.get_many(order, [*MOLECULES])
+                for at, record in zip(order, records, strict=True):
+                    assert {name: np.asarray(value).tolist() for name, value in record.items()} == {
+                        name: value.tolist() for name, value in truth[at].items()
+                    }
+                records[0]["z"][:] = 0
+                records[0]["grid"][:] = 2
+                assert records[4]["z"].tolist() == records[5]["z"].tolist() == truth[5]["z"].tolist()
+                assert records[4]["grid"].tolist() == truth[0]["grid"].tolist()
+        dataset = StoreDataset(path, reader="array", fields=["x", "z"], as_dict=True, columns=MOLECULES)
+        loader = storeds.StoreLoader(dataset, batch_size=3, num_workers=2, ragged={"x": "list", "z": "list"})
+        assert [z.tolist() for batch in loader for z in batch["z"]] == [each["z"].tolist() for each in truth]
+
+    def test_one_that_is_missing_or_of_another_kind_is_an_error(self, path: Path) -> None:
+        for change, says in ((None, "has no 'z'"), (np.zeros((2, 2)), "unlike|not samples of the same")):
+            with h5py.File(path, "a") as file:
+                del file["H2O/z"]
+                if change is not None:
+                    file["H2O/z"] = change
+            with pytest.raises(FormatError, match=says):
+                open_backend(path, columns=MOLECULES)
+            with h5py.File(path, "a") as file:
+                if change is None:
+                    file["H2O/z"] = 1.0
+
+
 class TestRefused:
     """Each error names the place and what to do."""
 
@@ -495,7 +550,12 @@ LOST: list[tuple[dict[str, Any], dict[str, Any], str, list[str]]] = [
     ({**COLUMN, "t": WORDS}, {}, "t (dataset /t is of a type that no field holds", ["x", "y"]),
     ({**COLUMN, "g/t": STRINGS[:1].repeat(5, 0)}, {"layout": "parallel"}, "g/t (dataset /g/t is of a type", ["x", "y"]),
     ({**COLUMN, "t": PARTLY}, {}, "t/s (column 's' of dataset /t is of a type", ["t_n", "t_one", "x", "y"]),
-    (steps(obs=lambda n: array(n + 1, 3)), {"columns": EPISODES}, "obs (it has 5 rows, and others 4)", ["w", "x"]),
+    (
+        steps(obs=lambda n: array(n + 1, 3)),
+        {"columns": EPISODES},
+        "obs (it has 5 rows, and others 4; the place '{episode}/obs' gives each record all of them)",
+        ["w", "x"],
+    ),
     (
         steps(obs__mask=lambda n: STRINGS[:1].repeat(n, 0)),
         {"columns": EPISODES},

@@ -16,7 +16,7 @@ from storeds.layouts.hdf5.values import SCALAR_KINDS, is_numeric, kind_of, raw_r
 from storeds.layouts.hdf5.variable import VariableRows
 from storeds.protocols import Field
 
-__all__ = ["default_name", "element_field", "read_attribute", "read_element"]
+__all__ = ["default_name", "element_field", "fits", "read_attribute", "read_element"]
 
 _HEAD = 64  # bytes that show whether a dataset is an encoded image
 
@@ -97,7 +97,7 @@ def read_element(files: Hdf5Files, field: Field, name: str, path: str | None = N
         dataset = files.dataset(name, path)
         if dataset.shape is None:
             return ValueError(f"dataset {name} has no value, only a type (a null dataspace)")
-        if not _fits(field, dataset):
+        if not fits(field, dataset):
             return ValueError(f"dataset {name} is {dataset.dtype} {dataset.shape}, unlike the others")
         text = _is_text(dataset)
         return to_value(field, element_bytes(files, dataset), dataset.dtype, dataset.shape, text=text)
@@ -109,7 +109,8 @@ def read_element(files: Hdf5Files, field: Field, name: str, path: str | None = N
         return ValueError(f"dataset {name} cannot be read: {error}")
 
 
-def _fits(field: Field, dataset: h5py.Dataset) -> bool:
+def fits(field: Field, dataset: h5py.Dataset) -> bool:
+    """Return whether a dataset has a value of a field, which is from `element_field`."""
     dtype = dataset.dtype
     if field.kind == "array":
         same = is_numeric(dtype) and dtype.newbyteorder("<").str == field.dtype

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import os
 from collections.abc import Callable, Sequence
@@ -179,7 +180,7 @@ class Contents:
             return _Computed(self.bounds, field, lambda sequences, _: [*map(found, paths(sequences))])
         if plan.sort == "dataset":
             whole = functools.partial(read_element, files, field, path=other)
-            return _Computed(self.bounds, field, lambda sequences, _: [*map(whole, paths(sequences))])
+            return _Computed(self.bounds, field, lambda sequences, _: _each_once(whole, paths(sequences)))
         if self._pattern.names:
             return _SequenceRows(files, paths, self.bounds, field, plan.column)
         rows = _rows_of(files, plan.column, field, paths([0])[0], other)
@@ -218,6 +219,18 @@ class Contents:
 def _part_reader(place: int, value: Callable[[str], Any]) -> Callable[[str, int], Any]:
     """Return the function that takes the value of a name in the pattern from the name of a record."""
     return lambda path, _: value(path.split("/")[place])
+
+
+def _each_once(read: Callable[[str], Any], paths: Sequence[str]) -> list[Any]:
+    """Return the value at each path, read once where several records share it; each gets an array of its own."""
+    seen: dict[str, Any] = {}
+    values: list[Any] = []
+    for path in paths:
+        if path not in seen:
+            values.append(seen.setdefault(path, read(path)))
+        else:
+            values.append(copy.copy(seen[path]))
+    return values
 
 
 def _located(bounds: Array, positions: Sequence[int] | Array) -> tuple[Array, Array]:

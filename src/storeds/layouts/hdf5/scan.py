@@ -12,7 +12,7 @@ import h5py
 import numpy as np
 
 from storeds.errors import ConfigError, FormatError, suggest
-from storeds.layouts.hdf5.elements import default_name, element_field, read_attribute, read_element
+from storeds.layouts.hdf5.elements import default_name, element_field, fits, read_attribute, read_element
 from storeds.layouts.hdf5.files import (
     MOST_WALKED,
     Hdf5Files,
@@ -75,8 +75,8 @@ class Plan:
     path : Template
         Of the object, from the group of the store.
     sort : str
-        ``row`` of a dataset, a whole ``dataset``, an ``attribute``, or ``shared``: a value for each sequence, which the
-        scan has read.
+        ``row`` of a dataset, a whole ``dataset``, an ``attribute``, or ``shared``: a number or text for each sequence,
+        which the scan has read.
     attribute : str
         Its name.
     column : str
@@ -168,6 +168,7 @@ class Scan:
         plans = self._plans(found)
         if pattern.has_rows and pattern.names:
             plans = {name: self._checked(name, plan, found, counts) for name, plan in plans.items()}
+        plans = {name: self._left_in_place(name, plan, found) for name, plan in plans.items()}
         shared = {name: self._shared(name, plan, found) for name, plan in plans.items() if plan.sort == "shared"}
         named = NameFields.infer(pattern.names, found)
         if named.classes:
@@ -288,7 +289,8 @@ class Scan:
                 plans |= self._rows_of(member, path, skipped)
             else:
                 rows = row_count(member.dataset)
-                skipped.append(Unreadable(member.path, f"it has {rows} rows, and others {count}", rows))
+                why = f"it has {rows} rows, and others {count}; the place {str(path)!r} gives each record all of them"
+                skipped.append(Unreadable(member.path, why, rows))
         for each in skipped:
             is_certain = each.rows == count or (each.rows is None and "/" not in each.path)
             if is_certain or (self._pattern.names and self._is_everywhere(place, each.path)):
@@ -333,7 +335,9 @@ class Scan:
             skipped.append(self._unreadable(member.path, error))
             return {}
         if not field.is_scalar and field.kind != "str":
-            skipped.append(Unreadable(member.path, "one value for all rows, which only a number or a text can be"))
+            skipped.append(
+                Unreadable(member.path, f"one value for all rows; the place {str(path)!r} gives it to each record")
+            )
             return {}
         return {member.path: Plan(field, path, "shared")}
 
@@ -429,6 +433,26 @@ class Scan:
             return replace(plan, field=replace(plan.field, shape=sizes))
         return plan
 
+    def _left_in_place(self, name: str, plan: Plan, found: Sequence[tuple[str, ...]]) -> Plan:
+        """Return the plan of a value that several records share: numbers and texts are read now, others with each batch.
+
+        Raises FormatError for a missing dataset, or one of another kind.
+        """
+        if plan.sort != "shared" or plan.attribute or not plan.field.is_blob:
+            return plan
+        other = self._files.beside(plan.file)
+        paths = [*dict.fromkeys(self._fill(plan.path, values) for values in found)]
+        for path in paths:
+            self._files.dataset(path, other)
+        field = element_field(self._files, paths, other)
+        for path in paths:
+            if not fits(field, self._files.dataset(path, other)):
+                raise FormatError(
+                    f"{self._files.url}: field {name!r}: {path} holds {describe(self._files.dataset(path, other))}, unlike "
+                    "the others"
+                )
+        return replace(plan, sort="dataset", field=replace(field, role=plan.field.role))
+
     def _shared(self, name: str, plan: Plan, found: Sequence[tuple[str, ...]]) -> list[Any]:
         """Return the value of each record or sequence; raises FormatError for a missing one."""
         seen: dict[str, Any] = {}
@@ -439,10 +463,6 @@ class Scan:
                 seen[path] = read_element(self._files, plan.field, path, self._files.beside(plan.file))
             if isinstance(seen[path], ValueError):
                 raise FormatError(f"{self._files.url}: field {name!r}: {seen[path]}")
-        if plan.field.kind in ("image", "bytes", "array"):
-            raise FormatError(
-                f"{self._files.url}: field {name!r} is {plan.where}, which several records share: only numbers and texts are shared"
-            )
         return [seen[self._fill(plan.path, values)] for values in found]
 
 
