@@ -453,3 +453,10 @@ def test_hydra_instantiates_datasets_and_loaders(config_file: Path) -> None:
         dataset = instantiate(given, where={"split": ["val"]}, as_dict=True)
         assert dataset[1]["image"].shape == (1, 8, 8)
         assert dataset[1]["label"] == 3
+
+
+def test_a_split_without_settings_may_be_empty_in_yaml(tmp_path: Path) -> None:
+    text = "dataset: {url: 'lmdb://{split}.lmdb'}\nsplits:\n  train:\n  val:\n    loader: {shuffle: false}\n"
+    config = load_config(write(tmp_path / "c.yaml", text))
+    assert config.source_for("train").url == "lmdb://train.lmdb"
+    assert sorted(config.splits) == ["train", "val"]

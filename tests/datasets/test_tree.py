@@ -58,6 +58,12 @@ def test_batches_of_any_tree_are_those_that_pytorch_reads_one_by_one(stores: lis
     assert [leaves(dataset)[leaf].column("x")[0] // 100 for leaf in located] == [x // 100 for x in truth]
 
 
+def test_a_sampler_of_batches_in_place_of_one_of_indices_is_a_type_error(stores: list[StoreDataset]) -> None:
+    sampler = storeds.EpochSampler(stores[0], balance="x", per_batch=True, batch_size=2)
+    with pytest.raises(TypeError, match=r"a sampler that makes batches goes into batch_sampler="):
+        list(DataLoader(stores[0], sampler=sampler, batch_size=2))
+
+
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("index", [15, -16])
 def test_an_index_outside_is_an_index_error_in_every_tree(stores: list[StoreDataset], index: int, workers: int) -> None:

@@ -31,6 +31,7 @@ from torch.utils.data import (
 import storeds
 from conftest import with_path
 from make_store import make_store
+from photographs import jpeg
 from shares import examples
 from storeds import EpochSampler, StoreDataset, StoreLoader
 from storeds.errors import BadSamplesError, ConfigError
@@ -88,6 +89,13 @@ def exact_quotas(count: int, shares: list[float]) -> list[int]:
     for at in sorted(range(len(shares)), key=lambda at: quotas[at] - whole[at])[: count - sum(quotas)]:
         quotas[at] += 1
     return quotas
+
+
+def test_weights_and_descriptions_name_the_classes_of_roles() -> None:
+    fields, roles = {"image": "image", "kind": "str"}, {"kind": {"role": "label", "classes": "distinct"}}
+    url = make_store(fields, [{"image": jpeg(n), "kind": ("cat", "dog")[n % 2]} for n in range(20)])
+    loader = StoreLoader(StoreDataset(url, roles=roles), batch_size=4, balance="kind", weights={"cat": 3, "dog": 1})
+    assert loader.plan.describe() == "20 samples by kind: cat 15 (75.0%), dog 5 (25.0%)"
 
 
 class TestQuotas:

@@ -35,6 +35,19 @@ def put(root: Path, *names: str | bytes) -> Path:
 # Folders
 
 
+def test_folders_that_may_be_no_classes_are_named(tmp_path: Path) -> None:
+    picture = jpeg(0)
+    write(tmp_path / "a", {"img/0.jpg": picture, "gt/0.png": saved(photograph(0))})
+    write(tmp_path / "b", {"train/0.jpg": picture, "val/1.jpg": picture})
+    write(tmp_path / "c", {"cat/0.jpg": picture, "dog/0.jpg": picture})
+    notes = [storeds.pack(tmp_path / name, f"memory://doubts-{name}").notes for name in "abc"]
+    assert "gt and img hold files of the same names" in notes[0][0]
+    assert "train, val are taken for classes" in notes[1][0]
+    assert notes[2] == ()
+    with pytest.raises(ConfigError, match="image_folder and mask_folder go together"):
+        storeds.pack(tmp_path / "a", "memory://doubts", kind="masks", mask_folder="gt")
+
+
 def test_special_files_do_not_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put(tmp_path, "a/1.jpg")
     monkeypatch.chdir(tmp_path)  # a socket's path is short

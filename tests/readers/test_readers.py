@@ -552,3 +552,21 @@ def test_an_image_of_ambiguous_shape_needs_channels_when_the_dataset_is_made(
             else:
                 dataset = StoreDataset(url, **own, **given)
             assert np.array_equal(np.squeeze(dataset[0][0]), planes)
+
+
+def test_the_number_with_the_role_label_is_in_a_sample_by_default() -> None:
+    fields = {"image": "image", "x": "int", "species": {"kind": "int", "role": "label"}}
+    url = make_store(fields, [{"image": jpeg(0), "x": 7, "species": 3}])
+    assert StoreDataset(url)[0][1] == 3
+
+
+def test_a_label_of_null_is_a_bad_record(tmp_path: Path) -> None:
+    with lmdb.open(str(tmp_path / "a"), map_size=1 << 24) as environment, environment.begin(write=True) as transaction:
+        for number in range(8):
+            value = {"image": jpeg(number), "label": None if number == 4 else 1}
+            transaction.put(b"%d" % number, pickle.dumps(value))
+    with pytest.raises(errors.RecordError, match="record 4 of .*field 'label' is null"):
+        StoreDataset(f"lmdb://{tmp_path}/a")[4]
+    loader = StoreLoader(StoreDataset(f"lmdb://{tmp_path}/a", decode="tensor", on_error="skip"), batch_size=8)
+    (batch,) = loader
+    assert list(batch[1]) == [1] * 7

@@ -42,7 +42,9 @@ def _named_by_text(splits: Any) -> Any:
     """Return the split tables with text keys: YAML reads ``0:`` as a number. Messages show these names."""
     if isinstance(splits, Mapping) and any(redact(str(name)) != str(name) for name in splits):
         raise ValueError("a split has a name such as train, and one of these looks like a URL")
-    return {str(name): table for name, table in splits.items()} if isinstance(splits, Mapping) else splits
+    if not isinstance(splits, Mapping):
+        return splits
+    return {str(name): {} if table is None else table for name, table in splits.items()}  # `train:` alone, in YAML
 
 
 class Split(Settings, frozen=True):
@@ -371,7 +373,7 @@ def _check_overlap(config: Config, split: str, settings: DatasetSettings, backen
         if shared is not None:
             raise ConfigError(
                 f"splits {split!r} and {other!r} of the config share {shared}. Give each its own: put {PLACEHOLDER} into the url of [dataset], or set where or "
-                f"url in [splits.{split}.dataset] and [splits.{other}.dataset], or pack with --split, which adds a field "
+                f"url in [splits.{split}.dataset] and [splits.{other}.dataset], or pack with --shares, which adds a field "
                 "'split'. If they are meant to overlap, set allow_overlap = true at the top of the config"
             )
 

@@ -158,4 +158,8 @@ def as_index(index: Any) -> int:
     """Return an integer of any type as an int; raises TypeError for other values, bools among them."""
     if isinstance(index, bool) or getattr(index, "dtype", None) is torch.bool:  # Python takes bools for ints
         raise TypeError(_NO_MASK)
+    if isinstance(index, (list, tuple)):
+        raise TypeError(
+            f"an index is a number, not {index!r:.60}: a sampler that makes batches goes into batch_sampler="
+        )
     return operator.index(index)

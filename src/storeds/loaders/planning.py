@@ -18,6 +18,7 @@ from storeds.datasets.tree import column_of, leaves, nodes
 from storeds.errors import ConfigError, suggest
 from storeds.loaders.plan import Bucketed, Grouped, Plan, Quotas, Shuffled, Strata, Weighted
 from storeds.protocols import Array
+from storeds.readers.reader import built_in
 from storeds.records.classes import stored_classes
 from storeds.records.columns import check_one_value
 
@@ -320,6 +321,14 @@ def replaces_samples(data: Any) -> bool:
 
 def _class_names(data: Any, field: str) -> Sequence[str] | None:
     for each in leaves(data):
+        reader = built_in(getattr(each, "reader", None))
+        if (
+            reader is not None
+            and reader.joint is not None
+            and reader.target == field
+            and reader.joint.classes is not None
+        ):
+            return list(reader.joint.classes)  # of `roles`
         meta = getattr(getattr(each, "backend", None), "meta", None)
         if meta is not None:
             is_label = field == "label" or isinstance(meta.attrs.get("classes"), Mapping)

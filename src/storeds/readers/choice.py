@@ -91,9 +91,12 @@ def _asked(fields: Fields) -> dict[str, str]:
 
 
 def label_of(fields: Mapping[str, Field]) -> tuple[str, ...]:
-    """Return the field of the label: ``label``, or the only int field with a usual name of labels."""
+    """Return the field of the label: ``label``, the only number with that role, or the only int with a usual name of labels."""
     if "label" in fields:
         return ("label",)
+    declared = [name for name, field in fields.items() if field.role == "label" and field.is_scalar]
+    if len(declared) == 1:
+        return tuple(declared)
     named = [name for name, field in fields.items() if field.kind == "int" and name.endswith(_LABELS)]
     return tuple(named) if len(named) == 1 else ()
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import numpy as np
 
-from storeds.errors import ConfigError, DecodeError
+from storeds.errors import ConfigError, DecodeError, RecordError
 from storeds.pictures.decode import Picture, PictureDecoder
 from storeds.pictures.decoders import UNCHANGED, bad_picture
 from storeds.pictures.verdict import Verdict
@@ -151,6 +151,8 @@ class Element(ABC):
             value = value_at(value, steps, self.source)
             if self.declared.role in ("boxes", "labels"):  # one row for each, wherever it lies
                 value = flattened(value, steps.count(None) - 1)
+        if value is None and (self.declared.role == "label" or self.source == "label"):
+            raise RecordError(f"field {self.source!r} is null, and a sample needs a label")
         return copy.deepcopy(value) if self.is_copy else value
 
 

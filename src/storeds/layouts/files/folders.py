@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from itertools import islice
 
 from storeds._utils.text import counted, some
 from storeds.errors import ConfigError, suggest
@@ -28,6 +29,26 @@ def class_notes(classes: Sequence[str]) -> list[str]:
         "classes are sorted as text, as ImageFolder sorts them, so labels are not the numbers in their names: class "
         f"{classes[moved]!r} is label {moved}"
     ]
+
+
+_SPLITS = {"train", "training", "val", "valid", "validation", "test", "testing", "dev"}
+_COMPARED = 1000  # files of a folder
+
+
+def _doubts(path: str, folders: Sequence[str]) -> list[str]:
+    """Return a warning about folders that are taken for classes, and may be splits, or images and their masks."""
+    if len(folders) > 1 and {name.lower() for name in folders} <= _SPLITS:
+        return [f"{some(map(show, folders))} are taken for classes; if they are splits, name one: {show(folders[0])}"]
+    if len(folders) == 2:
+        listed = (islice(os.scandir(os.path.join(path, name)), _COMPARED) for name in folders)
+        one, other = (dict(os.path.splitext(entry.name) for entry in entries) for entries in listed)
+        if one and one.keys() == other.keys() and not {*one.values()} & {*other.values()}:
+            both = " and ".join(map(show, folders))
+            return [
+                f"{both} hold files of the same names, and are taken for classes; if one holds masks, say layout='masks' "
+                "(--kind masks of pack), image_folder= and mask_folder="
+            ]
+    return []
 
 
 _SUFFIXES = " ".join(IMAGE_SUFFIXES)
@@ -118,7 +139,7 @@ def imagefolder(
         fields={"image": Field("image"), "label": Field("int"), "key": Field("str")},
         attrs={"classes": list[JSON](names)},
         items=from_start(items),
-        notes=class_notes(names) if classes is None else [],
+        notes=[*class_notes(names), *_doubts(os.fspath(path), folders)] if classes is None else [],
         late_notes=lambda: [*(outside if loose else ()), *walk.notes()],
         watched=lambda: walk.watched,
     )

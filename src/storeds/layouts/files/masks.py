@@ -294,6 +294,8 @@ def _choose(root: str, images: str | None, masks: str | None) -> MaskFolders:
         found = find_mask_folders(root) if images is masks else None
         if found is not None:
             return found
+        if images is not masks:
+            raise ConfigError(f"{show(root)}: image_folder and mask_folder go together; name both, or neither")
         raise ConfigError(
             f"{show(root)} contains no folder of images ({', '.join(_IMAGE_FOLDERS)}) beside one of masks "
             f"({', '.join(_MASK_FOLDERS)}); name both with image_folder= and mask_folder= (--option image_folder=… --option "
