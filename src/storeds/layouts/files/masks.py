@@ -295,7 +295,9 @@ def _choose(root: str, images: str | None, masks: str | None) -> MaskFolders:
         if found is not None:
             return found
         if images is not masks:
-            raise ConfigError(f"{show(root)}: image_folder and mask_folder go together; name both, or neither")
+            raise ConfigError(
+                f"{show(root)}: image_folder and mask_folder go together; name both with image_folder= and mask_folder= (--option image_folder=… --option mask_folder=…), or neither"
+            )
         raise ConfigError(
             f"{show(root)} contains no folder of images ({', '.join(_IMAGE_FOLDERS)}) beside one of masks "
             f"({', '.join(_MASK_FOLDERS)}); name both with image_folder= and mask_folder= (--option image_folder=… --option "
