@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 import tarfile
@@ -46,6 +47,15 @@ def test_folders_that_may_be_no_classes_are_named(tmp_path: Path) -> None:
     assert notes[2] == ()
     with pytest.raises(ConfigError, match="image_folder and mask_folder go together"):
         storeds.pack(tmp_path / "a", "memory://doubts", kind="masks", mask_folder="gt")
+
+
+def test_two_classes_of_many_files_open_without_a_warning(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+    for name in ("cat", "dog"):
+        write(tmp_path / name, {f"{number}.jpg": b"" for number in range(1010)})
+    with storeds.open_backend(tmp_path) as backend:
+        assert len(backend) == 2020
+    gc.collect()  # which reports what was left open
+    assert [str(each.message) for each in recwarn] == []
 
 
 def test_special_files_do_not_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

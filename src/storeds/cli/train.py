@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -25,9 +25,6 @@ from storeds.cli.app import (
     progress,
 )
 from storeds.errors import ConfigError
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["bench", "check", "schema"]
 

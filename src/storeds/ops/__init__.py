@@ -1,7 +1,7 @@
 """Operations on whole stores: pack, convert, export, verify, repair, info, stats, show, bench.
 
-Each has its own module or package, named with a gerund because `storeds.ops.verify` is the function. Read `common`
-first, which they share. Each name loads its module on first use, so that `storeds --help` is quick.
+Each has its own module or package, named with a gerund because `storeds.ops.verify` is the function. Those that make a
+store share `copy`. Each name loads its module on first use, so that `storeds --help` is quick.
 """
 
 from __future__ import annotations

@@ -288,7 +288,7 @@ class _Table:
             if found is None:
                 raise BadItem("its image is text that is not an image in base64")
         if not isinstance(found, Mapping):
-            return found  # type: ignore[no-any-return]  # pack refuses what is no image
+            return found  # type: ignore[no-any-return]  # `pack` reports other values as bad items
         # As 🤗 datasets stores images.
         if found["bytes"] is not None or found["path"] is None:
             return found["bytes"]  # type: ignore[no-any-return]  # of Arrow's type for bytes

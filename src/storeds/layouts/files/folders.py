@@ -40,8 +40,7 @@ def _doubts(path: str, folders: Sequence[str]) -> list[str]:
     if len(folders) > 1 and {name.lower() for name in folders} <= _SPLITS:
         return [f"{some(map(show, folders))} are taken for classes; if they are splits, name one: {show(folders[0])}"]
     if len(folders) == 2:
-        listed = (islice(os.scandir(os.path.join(path, name)), _COMPARED) for name in folders)
-        one, other = (dict(os.path.splitext(entry.name) for entry in entries) for entries in listed)
+        one, other = (_suffixes(os.path.join(path, name)) for name in folders)
         if one and one.keys() == other.keys() and not {*one.values()} & {*other.values()}:
             both = " and ".join(map(show, folders))
             return [
@@ -49,6 +48,13 @@ def _doubts(path: str, folders: Sequence[str]) -> list[str]:
                 "(--kind masks of pack), image_folder= and mask_folder="
             ]
     return []
+
+
+def _suffixes(folder: str) -> dict[str, str]:
+    """Return the suffix of each of the first files of a folder, by its name without it; none if it cannot be listed."""
+    with suppress(OSError), os.scandir(folder) as entries:
+        return dict(os.path.splitext(entry.name) for entry in islice(entries, _COMPARED))
+    return {}
 
 
 _SUFFIXES = " ".join(IMAGE_SUFFIXES)

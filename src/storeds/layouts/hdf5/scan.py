@@ -441,17 +441,13 @@ class Scan:
         if plan.sort != "shared" or plan.attribute or not plan.field.is_blob:
             return plan
         other = self._files.beside(plan.file)
-        paths = [*dict.fromkeys(self._fill(plan.path, values) for values in found)]
-        for path in paths:
-            self._files.dataset(path, other)
-        field = element_field(self._files, paths, other)
-        for path in paths:
-            if not fits(field, self._files.dataset(path, other)):
+        for path in dict.fromkeys(self._fill(plan.path, values) for values in found):
+            dataset = self._files.dataset(path, other)
+            if not fits(plan.field, dataset):
                 raise FormatError(
-                    f"{self._files.url}: field {name!r}: {path} holds {describe(self._files.dataset(path, other))}, unlike "
-                    "the others"
+                    f"{self._files.url}: {path} holds {describe(dataset)}, unlike field {name!r} of the other records"
                 )
-        return replace(plan, sort="dataset", field=replace(field, role=plan.field.role))
+        return replace(plan, sort="dataset")
 
     def _shared(self, name: str, plan: Plan, found: Sequence[tuple[str, ...]]) -> list[Any]:
         """Return the value of each record or sequence; raises FormatError for a missing one."""
