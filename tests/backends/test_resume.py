@@ -9,7 +9,7 @@ import gc
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -165,6 +165,12 @@ def interrupt_at(number: int, work: Callable[[], object]) -> tuple[int, Keyboard
         sys.settrace(None)
         gc.enable()
     return ran, None
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_open() -> Iterator[None]:
+    yield
+    gc.collect()  # what an interrupt left open is reported to the test that interrupted, and to no later one
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
