@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fnmatch
-import glob
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -12,9 +11,11 @@ from storeds._utils.files import nearest, os_failure
 from storeds._utils.urls import FILE_ENGINES, StoreURL
 from storeds.errors import StoreNotFoundError
 
-__all__ = ["matches", "pattern_of"]
+__all__ = ["fixed_folder", "glob_escaped", "matches", "pattern_of"]
 
 
+_ESCAPED = re.compile(r"\[([*[])\]")
+_SPECIAL = re.compile(r"[*[]")
 _MAGIC = re.compile(r"\*|\[!?\]?[^\]]*\]")
 
 
@@ -28,9 +29,21 @@ def pattern_of(url: StoreURL) -> str | None:
         return None
     if path.startswith("~"):
         home, slash, path = path.partition("/")
-        path = glob.escape(os.path.expanduser(home)) + slash + path
+        path = glob_escaped(os.path.expanduser(home)) + slash + path
     # The user did not write the current folder, so its special characters are escaped.
-    return os.path.normpath(os.path.join(glob.escape(os.getcwd()), path))
+    return os.path.normpath(os.path.join(glob_escaped(os.getcwd()), path))
+
+
+def glob_escaped(text: str) -> str:
+    """Return a pattern that matches the text itself. A ``?`` is not special here, as it begins options in URLs."""
+    return re.sub(r"[*[]", r"[\g<0>]", text)
+
+
+def fixed_folder(pattern: str) -> str:
+    """Return the folder that holds all that a pattern may match."""
+    parts = pattern.split("/")
+    first = next(at for at, part in enumerate(parts) if _MAGIC.search(part) and _SPECIAL.search(_ESCAPED.sub("", part)))
+    return _ESCAPED.sub(lambda found: found[1], "/".join(parts[:first])) or "/"
 
 
 def matches(url: StoreURL, pattern: str) -> list[str]:

@@ -33,6 +33,8 @@ class Engine:
         Of stores of another tool: the names of layouts, of which `opener` takes one as ``layout=``.
     guess_can_open : callable or None
         Of a layout of a plug-in: ``guess_can_open(url, **options)`` returns why a store is certainly of this layout, or None.
+    is_folder_of_files : callable or None
+        ``is_folder_of_files(url, columns)`` returns whether the option ``columns`` makes one store of files in a folder.
     """
 
     opener: Callable[..., Opener[Any]]
@@ -40,6 +42,7 @@ class Engine:
     holds_foreign: Callable[[StoreURL, Mapping[str, Any]], bool] | None = None
     presets: Mapping[str, Any] = field(default_factory=dict)
     guess_can_open: Callable[..., str | None] | None = None
+    is_folder_of_files: Callable[[StoreURL, Any], bool] | None = None
 
     def __call__(self, url: str | StoreURL, **options: Any) -> Store:
         """Open the store at `url`."""

@@ -43,6 +43,8 @@ COMMIT_EVERY = 1000
 """Records of a durable batch, by default."""
 _LMDB_DATA = "data.mdb"
 _NATIVE = ("storeds/1", "native")
+_OF_FOLDERS = "hdf5"
+"""The engine that may read the files of a folder as one store."""
 _TARS = (".tar", ".tar.gz", ".tgz")
 _SUFFIXES = {
     ".lmdb": "lmdb",
@@ -103,10 +105,21 @@ def _open(
     if isinstance(url, Sequence) and not isinstance(url, (str, bytes)):
         return View(itertools.chain.from_iterable(_open_each(each, layout, options) for each in url))
     parsed = with_scheme(url)
+    engine = _engine_of_folder(parsed, {**parsed.options, **options}.get("columns"))
+    if engine is not None:
+        return engine(replace(parsed, scheme=_OF_FOLDERS), layout=layout, **options)
     pattern = _pattern_of_stores(parsed)
     if pattern is None:
         return _open_one(parsed, layout, options)
     return View(_open_each(parsed, layout, options), url=_pattern_url(parsed, pattern))
+
+
+def _engine_of_folder(url: StoreURL, columns: Any) -> Engine | None:
+    """Return what reads the files of a folder as one store, if ``columns`` names them."""
+    if url.scheme not in (None, _OF_FOLDERS) or columns is None:
+        return None
+    engine: Engine = import_object(FOREIGN[_OF_FOLDERS])
+    return engine if engine.is_folder_of_files is not None and engine.is_folder_of_files(url, columns) else None
 
 
 def with_scheme(url: str | os.PathLike[str] | StoreURL) -> StoreURL:

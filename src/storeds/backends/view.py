@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Self
@@ -18,11 +19,13 @@ from storeds.backends.unread import bounded
 from storeds.errors import ConfigError, RecordError, suggest
 from storeds.protocols import Array, Backend, Description, Meta, Place, Record, SupportsDescription
 from storeds.records.arrays import read_arrays, stack_records, stackable
-from storeds.records.columns import check_has_column, read_column
+from storeds.records.columns import TEXT, check_has_column, read_column
 from storeds.records.index import Index
 from storeds.records.where import check_where, matching_positions
 
 __all__ = ["View", "describe", "place_text", "position_in_whole", "stores_in", "whole"]
+
+_FILE = "file"
 
 
 class View:
@@ -177,12 +180,27 @@ class View:
         return found if numbers is None else numbers.record(found)
 
     def column(self, name: str, /) -> Array:
-        # docstring inherited
-        self._check_fields([name])
-        check_has_column(self.url, name, self.meta.fields[name])
-        parts = [self._column(number, name) for number in range(len(self.stores))]
+        """Return a field of all records; see `storeds.protocols.SupportsColumns`.
+
+        Of several stores without a field ``file``, it is the path of the store of each record, from the folder that holds all:
+        folds and groups may keep what is in one file together.
+        """
+        if name == _FILE and name not in self.meta.fields:
+            parts = self._files()
+        else:
+            self._check_fields([name])
+            check_has_column(self.url, name, self.meta.fields[name])
+            parts = [self._column(number, name) for number in range(len(self.stores))]
         column: Array = parts[0] if len(parts) == 1 else np.concatenate(parts)
         return column if self._index is None else column[self._index.positions]
+
+    def _files(self) -> list[Array]:
+        if len(self.stores) == 1:
+            return [read_column(self.stores[0], _FILE)]
+        paths = [store.url.partition("://")[2] for store in self.stores]
+        start = len(os.path.commonpath([os.path.dirname(path) for path in paths])) if paths[0][:1] == "/" else 0
+        named = zip(self.stores, paths, strict=True)
+        return [np.full(len(store), path[start:].lstrip("/"), TEXT) for store, path in named]
 
     def _column(self, number: int, name: str) -> Array:
         store, numbers = self.stores[number], self._numbers.get(number)

@@ -341,7 +341,7 @@ def _build_one(config: Config, split: str | int | None, source: Part) -> StoreDa
     from storeds.datasets.mixture import SOURCE, Tagged
 
     unlimited = config.settings_of(source, split)
-    backend = open_source(unlimited.url, unlimited.layout, unlimited.options)
+    backend = open_source(unlimited.url, unlimited.layout, unlimited.options, unlimited.join)
     settings = config.settings_of(source, split, backend.meta.fields)
     if split is not None and not config.allow_overlap:
         _check_overlap(config, str(split), settings, backend)

@@ -124,7 +124,7 @@ def _key(backend: Backend, position: int) -> str:
 def _same_stores(one: DatasetSettings, backend: Backend, other: DatasetSettings) -> Iterator[Backend]:
     """Yield each store of `backend` that `other` names by the same URL, or that is native and has the same content."""
     mine, theirs = urls_of(one), urls_of(other)
-    if (one.layout, one.options) == (other.layout, other.options):
+    if (one.layout, one.options, one.join) == (other.layout, other.options, other.join):
         for url in (url for url in mine if url in theirs):
             yield backend if len(mine) == 1 else open_backend(url, layout=one.layout, **(one.options or {}))
     if not any(url.startswith("mongodb") for url in theirs):  # a server may be slow or down

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias, cast
 import msgspec
 
 from storeds._utils.arguments import from_omegaconf
+from storeds.backends.join import Join, JoinedView
 from storeds.backends.opening import open_backend
 from storeds.datasets.settings import DatasetSettings
 from storeds.errors import ConfigError, suggest
@@ -44,8 +45,13 @@ Transforms: TypeAlias = Transform | dict[str, Transform] | None
 """For the sample's data, or for each element that the user named."""
 
 
-def open_source(source: Any, layout: str | None, options: Mapping[str, Any] | None) -> Backend:
-    """Return `source` if it is an open backend, otherwise open the store that it names."""
+def open_source(source: Any, layout: str | None, options: Mapping[str, Any] | None, join: Any = None) -> Backend:
+    """Return `source` if it is an open backend, otherwise open the store that it names; with the columns of a table to `join`."""
+    opened = _open_source(source, layout, options)
+    return opened if join is None else JoinedView(opened, Join.validated(join, "join"))
+
+
+def _open_source(source: Any, layout: str | None, options: Mapping[str, Any] | None) -> Backend:
     for name in options or {}:
         if name in DatasetSettings.renamed:
             raise ConfigError(f"{name}: its name is {DatasetSettings.renamed[name]!r} now")

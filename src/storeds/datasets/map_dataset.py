@@ -125,6 +125,9 @@ class StoreDataset(Dataset[Any]):
         alike; and ``seed``, for another division.
     keys_file : str or path, optional
         Of these, take those whose field ``key`` is a line of this text file.
+    join : mapping, optional
+        Columns of a table beside the store: ``{"path": "train.csv", "on": "key", "fields": {"label": "target"}}``, see
+        `storeds.backends.join.Join`. They are fields like those of the store, for samples, ``where``, folds and weights.
     seed : int, optional
         Makes a sample's randomness a function of (seed, epoch, index) alone, the same with any number of workers.
     layout, options
@@ -176,6 +179,7 @@ class StoreDataset(Dataset[Any]):
         where: Mapping[str, Any] | None = None,
         fold: Mapping[str, Any] | None = None,
         keys_file: str | os.PathLike[str] | None = None,
+        join: Mapping[str, Any] | None = None,
         seed: int | None = None,
         layout: str | None = None,
         options: Mapping[str, Any] | None = None,
@@ -187,7 +191,7 @@ class StoreDataset(Dataset[Any]):
         self._as_dict: bool = as_dict
         self._seed: int | None = _checked_seed(seed)
         opened = DatasetSettings.merged({"options": options}, store_options)["options"]
-        self._backend: Backend = open_source(url, layout, opened)
+        self._backend: Backend = open_source(url, layout, opened, join)
         self._how = Conditions.of(self.backend, where, fold, keys_file)
         self._view: Backend = self._how.view(self.backend)
         decoding = {

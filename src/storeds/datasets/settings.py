@@ -110,6 +110,10 @@ class DatasetSettings(Settings, frozen=True):
     keys_file: Annotated[
         str | None, msgspec.Meta(description="A text file; only records whose field key is one of its lines.")
     ] = None
+    join: Annotated[
+        dict[str, Any] | None,
+        msgspec.Meta(description="Columns of a CSV or Parquet file: a table with path, on, fields and missing."),
+    ] = None
     seed: Annotated[
         int | None, msgspec.Meta(description="Makes a sample's randomness depend only on (seed, epoch, index).")
     ] = None

@@ -23,6 +23,7 @@ __all__ = [
     "ATTRIBUTES",
     "EVERYTHING",
     "KEY",
+    "NO_FILE",
     "NameFields",
     "Pattern",
     "Place",
@@ -44,6 +45,9 @@ ATTRIBUTES = "@"
 _ESCAPES = {"::::": "::", "[[]]": "[]", "@@": "@"}
 """A mark written twice → the mark as a part of a name."""
 _TOKENS = re.compile(r"\{\{|\}\}|\{[^{}]*\}|[^{}]+|[{}]")
+_BOUNDS = ("starts", "ends", "lengths", "offsets")
+_RANGE_FORMS = {*map(frozenset, (["ends"], ["lengths"], ["offsets"], ["starts", "ends"], ["starts", "lengths"]))}
+_RANGES = re.compile(rf"\[((?:{'|'.join(_BOUNDS)}):[^\[\]]*)\]$")
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 _DIGITS = re.compile(r"(\d+)")
 
@@ -97,9 +101,15 @@ class Template:
                 texts.append("")
         return [*parts, Template(tuple(texts), tuple(names))]
 
+    def __bool__(self) -> bool:
+        return self != NO_FILE
+
     def __str__(self) -> str:
         escaped = Template(tuple(text.replace("{", "{{").replace("}", "}}") for text in self.texts), self.names)
         return escaped.fill({name: "{}" if name == KEY else f"{{{name}}}" for name in self.names})
+
+
+NO_FILE = Template(("",), ())
 
 
 @dataclass(frozen=True)
@@ -112,12 +122,16 @@ class Place:
         As written.
     path : Template
         Of an HDF5 object, a key of LMDB, or a field of MongoDB, without what follows it here.
-    file : str
-        Another file of the store's folder, of ``labels.h5::y``; ``""`` for the store itself.
+    file : Template
+        The file that holds it, of ``labels.h5::y`` or ``{episode}.h5::actions[]``, from the folder of the store; empty for the store
+        itself.
     deep : bool
         The path ends in ``**``: everything below it.
     rows : bool
-        ``[]``: each row of a dataset, or each element of a list, is a record.
+        ``[]``: each row of a dataset, or each element of a list, is a record. So is each range of `ranges`.
+    ranges : tuple of (str, Template)
+        Where the bounds of the rows of each record lie, of ``times[ends: times_index]``: one of ``ends``, ``lengths`` or ``offsets``, or
+        ``starts`` with ``ends`` or ``lengths``.
     inner : str
         The path inside each element: ``image`` of ``crops[].image``.
     attribute : str
@@ -126,16 +140,17 @@ class Place:
 
     text: str
     path: Template
-    file: str = ""
+    file: Template = NO_FILE
     deep: bool = False
     rows: bool = False
+    ranges: tuple[tuple[str, Template], ...] = ()
     inner: str = ""
     attribute: str = ""
 
     @property
     def names(self) -> tuple[str, ...]:
         """The names in braces."""
-        return self.path.names
+        return (*self.file.names, *self.path.names)
 
 
 @dataclass(frozen=True)
@@ -164,6 +179,11 @@ class Pattern:
         """
         complete = [place for _, place in self.places if len(place.names) == len(self.names)]
         return min(complete, key=lambda place: bool(place.file))
+
+    @property
+    def names_files(self) -> bool:
+        """Whether a name in braces is a part of the name of a file: then the store is a folder of files."""
+        return any(place.file.names for _, place in self.places)
 
     @property
     def has_rows(self) -> bool:
@@ -264,7 +284,10 @@ class _Parser:
                 self.fail(start + len(path), "@ is followed by the name of an attribute")
             if "[]" in attribute:
                 self.fail(start + len(path), "an attribute has no rows; write @@ for an @ that belongs to the name")
+        path, ranges = self._ranges(path, start)
         path, rows, inner = path.partition("[]")
+        if ranges and (rows or inner or attribute):
+            self.fail(start + len(path), "the rows of a record are [] or a range")
         if "[]" in inner:
             self.fail(start + len(path) + 2 + inner.index("[]"), "a place has one [] at most")
         if rows and attribute:
@@ -276,8 +299,29 @@ class _Parser:
                 self.fail(start + len(path), f'** is for the field "{EVERYTHING}", since it may be several fields')
         if "**" in path:
             self.fail(start + path.index("**"), "** is the last part of a path")
-        file, inner, attribute = map(_revealed, (file, inner.lstrip("./"), attribute))
-        return Place(self.text, self._template(path, start), file, deep, bool(rows), inner, attribute)
+        inner, attribute = map(_revealed, (inner.lstrip("./"), attribute))
+        in_file = self._template(file, 0)
+        in_path = self._template(path, start, in_file.names)
+        return Place(self.text, in_path, in_file, deep, bool(rows or ranges), ranges, inner, attribute)
+
+    def _ranges(self, path: str, start: int) -> tuple[str, tuple[tuple[str, Template], ...]]:
+        """Return what comes before ``[ends: …]``, and the paths in it."""
+        found = _RANGES.search(path)
+        if found is None:
+            return path, ()
+        at, parts = found.start(1), dict[str, Template]()
+        for part in found[1].split(","):
+            name, _, where = part.partition(":")
+            where = where.strip()
+            if name.strip() not in _BOUNDS or not where:
+                self.fail(
+                    start + at, f"a range has {', '.join(_BOUNDS)}, each with a path, as in [starts: a, lengths: b]"
+                )
+            parts[name.strip()] = self._template(where, start + at + part.index(where))
+            at += len(part) + 1
+        if frozenset(parts) not in _RANGE_FORMS or len(parts) != found[1].count(",") + 1:
+            self.fail(start + found.start(1), "a range has ends, lengths or offsets; or starts, with ends or lengths")
+        return path[: found.start()], tuple(parts.items())
 
     def _hidden(self) -> str:
         """Return the text with escaped marks replaced by as many characters that no text has, so that errors find their places."""
@@ -287,7 +331,8 @@ class _Parser:
                 text = text.replace(escape, chr(_NO_CHARACTER + number) * len(escape))
         return text
 
-    def _template(self, path: str, start: int) -> Template:
+    def _template(self, path: str, start: int, before: Collection[str] = ()) -> Template:
+        """Parse what begins at `start`, behind the names `before`."""
         texts, names = [""], list[str]()
         for token in _TOKENS.finditer(path):
             piece, at = token[0], start + token.start()
@@ -299,7 +344,7 @@ class _Parser:
                 name = piece[1:-1] or KEY
                 if not _NAME.fullmatch(name):
                     self.fail(at, "a name in braces is a field, so it begins with a-z, then a-z, 0-9 and _")
-                if name in names:
+                if name in names or name in before:
                     self.fail(at, f"{piece} is there twice; give the second one another name, as in {{folder}}")
                 if names and not texts[-1]:
                     self.fail(at, f"text must separate {piece} from the name before it")

@@ -22,7 +22,7 @@ from storeds.backends.hdf5.inflation import (
     undone,
 )
 from storeds.errors import FormatError, UnavailableError
-from storeds.layouts.hdf5.files import Hdf5Files
+from storeds.layouts.hdf5.files import Hdf5Files, file_of
 from storeds.protocols import Array
 
 __all__ = ["ChunkedRows", "check_claim"]
@@ -39,9 +39,10 @@ def check_claim(files: Hdf5Files, dataset: h5py.Dataset, nbytes: int) -> None:
 
     A file may claim any number of values that were never written.
     """
-    if nbytes > most_claimed(files.descriptor(dataset.file.filename)):
+    path = file_of(dataset)
+    if nbytes > most_claimed(files.descriptor(path)):
         raise FormatError(
-            f"{files.url}: dataset {dataset.name} claims values of {nbytes:,} bytes, more than {dataset.file.filename} can hold; "
+            f"{files.url}: dataset {dataset.name} claims values of {nbytes:,} bytes, more than {path} can hold; "
             "copy it again, or write the dataset as large as its data"
         )
 
@@ -64,7 +65,7 @@ class ChunkedRows:
 
     def __init__(self, files: Hdf5Files, dataset: h5py.Dataset, memory: Any, size: int, count: int, axis: int) -> None:
         self.size, self.count = size, count
-        self._files, self._path = files, dataset.file.filename
+        self._files, self._path = files, file_of(dataset)
         self._descriptor = files.descriptor(self._path)
         self._available = os.fstat(self._descriptor).st_size
         self._check = functools.partial(check_claim, files, dataset)

@@ -11,7 +11,7 @@ import h5py
 import numpy as np
 
 from storeds.errors import FormatError, StoredsError, UnavailableError
-from storeds.layouts.hdf5.files import Hdf5Files, NoSuchNameError, attribute_fields, attributes
+from storeds.layouts.hdf5.files import Address, Hdf5Files, NoSuchNameError, attribute_fields, attributes
 from storeds.layouts.hdf5.values import SCALAR_KINDS, is_numeric, kind_of, raw_rows, to_value, unsupported
 from storeds.layouts.hdf5.variable import VariableRows
 from storeds.protocols import Field
@@ -21,8 +21,8 @@ __all__ = ["default_name", "element_field", "fits", "read_attribute", "read_elem
 _HEAD = 64  # bytes that show whether a dataset is an encoded image
 
 
-def element_field(files: Hdf5Files, samples: Sequence[str], path: str | None = None) -> Field:
-    """Return the field of a series of datasets, from some of them, which lie in another file if `path` names it.
+def element_field(files: Hdf5Files, samples: Sequence[Address]) -> Field:
+    """Return the field of a series of datasets, from some of them.
 
     Missing ones do not count, because a missing dataset is a bad record; one of them must exist.
 
@@ -32,9 +32,9 @@ def element_field(files: Hdf5Files, samples: Sequence[str], path: str | None = N
         More than 1 of 8 is of another kind, or no field can hold them.
     """
     found: list[h5py.Dataset] = []
-    for number, name in enumerate(samples):
+    for number, address in enumerate(samples):
         with contextlib.suppress(*([NoSuchNameError] if found or number + 1 < len(samples) else [])):
-            found.append(files.dataset(name, path))
+            found.append(files.dataset(address))
     found = [dataset for dataset in found if dataset.shape is not None]
     if not found:
         raise FormatError(f"{files.url}: {samples[0]} has no value, only a type (a null dataspace)")
@@ -91,14 +91,14 @@ def _numeric_element(datasets: Sequence[h5py.Dataset]) -> Field:
     return Field("array", dtype.newbyteorder("<").str, (None,) * ndim)
 
 
-def read_element(files: Hdf5Files, field: Field, name: str, path: str | None = None) -> Any:
-    """Return the value of dataset `name`, or a ValueError if it has none of this field, which is from `element_field`."""
+def read_element(files: Hdf5Files, field: Field, address: Address) -> Any:
+    """Return the value of a dataset, or a ValueError if it has none of this field, which is from `element_field`."""
     try:
-        dataset = files.dataset(name, path)
+        dataset = files.dataset(address)
         if dataset.shape is None:
-            return ValueError(f"dataset {name} has no value, only a type (a null dataspace)")
+            return ValueError(f"dataset {address} has no value, only a type (a null dataspace)")
         if not fits(field, dataset):
-            return ValueError(f"dataset {name} is {dataset.dtype} {dataset.shape}, unlike the others")
+            return ValueError(f"dataset {address} is {dataset.dtype} {dataset.shape}, unlike the others")
         text = _is_text(dataset)
         return to_value(field, element_bytes(files, dataset), dataset.dtype, dataset.shape, text=text)
     except UnavailableError:
@@ -106,7 +106,7 @@ def read_element(files: Hdf5Files, field: Field, name: str, path: str | None = N
     except StoredsError as error:
         return ValueError(str(error).removeprefix(f"{files.url}: "))
     except (OSError, RuntimeError, ValueError, KeyError, TypeError) as error:
-        return ValueError(f"dataset {name} cannot be read: {error}")
+        return ValueError(f"dataset {address} cannot be read: {error}")
 
 
 def fits(field: Field, dataset: h5py.Dataset) -> bool:
@@ -157,14 +157,14 @@ def element_bytes(files: Hdf5Files, dataset: h5py.Dataset, most: int | None = No
     return data.rstrip(b"\0") if dtype.kind == "S" else data
 
 
-def read_attribute(files: Hdf5Files, path: str, name: str, field: Field) -> Any:
-    """Return an attribute of the dataset or group at `path`, or a ValueError if it has none of this field."""
+def read_attribute(files: Hdf5Files, address: Address, name: str, field: Field) -> Any:
+    """Return an attribute of a dataset or group, or a ValueError if it has none of this field."""
     try:
-        found = attributes(files.find(path)[0])
+        found = attributes(files.find(address)[0])
     except (FormatError, OSError, RuntimeError, KeyError) as error:
-        return ValueError(f"{path} cannot be read: {error}")
+        return ValueError(f"{address} cannot be read: {error}")
     if name not in found:
-        return ValueError(f"{path} has no attribute {name!r}; it has {', '.join(found) or 'none'}")
+        return ValueError(f"{address} has no attribute {name!r}; it has {', '.join(found) or 'none'}")
     if attribute_fields(found)[name] != field:
-        return ValueError(f"attribute {name!r} of {path} is {found[name]!r}, not {field.kind} as in others")
+        return ValueError(f"attribute {name!r} of {address} is {found[name]!r}, not {field.kind} as in others")
     return found[name]

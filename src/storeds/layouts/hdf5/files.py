@@ -6,28 +6,35 @@ folders that environment variables choose. Here, only links are followed.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import h5py
 import msgspec
 import numpy as np
 
 from storeds._utils.files import check_status
+from storeds._utils.globs import glob_escaped, matches
+from storeds._utils.urls import StoreURL
 from storeds.backends.file_stores import engine_at
 from storeds.backends.hdf5.headers import check_attribute
 from storeds.backends.hdf5.stamp import check_hdf5_file, open_hdf5_file
 from storeds.backends.raw import BackendOptions
-from storeds.errors import ConfigError, FormatError, StoredsError, suggest
-from storeds.layouts.pattern import Pattern, parse_pattern
+from storeds.errors import ConfigError, FormatError, StoredsError, UnavailableError, suggest
+from storeds.layouts.pattern import Pattern, Template, natural_order, parse_pattern
 from storeds.protocols import JSON, Field, Kind
 
 __all__ = [
+    "MOST_OPEN",
     "MOST_WALKED",
+    "Address",
     "ForeignOptions",
     "Hdf5Files",
     "Member",
@@ -36,12 +43,15 @@ __all__ = [
     "attribute_fields",
     "attributes",
     "describe",
+    "file_of",
     "members",
     "names_in",
 ]
 
 _MOST_LINKS = 16  # links in a row
 _LISTED = 8  # names in a message
+MOST_OPEN = 64
+"""Files of a folder that stay open, and open datasets of each field of them."""
 _CACHE = 1 << 18  # bytes that libhdf5 caches; it reads an unfiltered chunk that fits in whole, even for a single row
 
 
@@ -79,20 +89,47 @@ class ForeignOptions(BackendOptions, frozen=True):
     allow_outside: bool = False
 
 
+class Address(NamedTuple):
+    """The name of an object, and the file that holds it, from the folder of the store; ``""`` for the store itself."""
+
+    name: str
+    file: str = ""
+
+    def below(self, path: str) -> Address:
+        """Return the address of the object at a path from here."""
+        return Address(f"{self.name}/{path}", self.file)
+
+    def __str__(self) -> str:
+        return f"{self.file}::{self.name}" if self.file else self.name
+
+
 class NoSuchNameError(FormatError):
     """A file has no object of this name."""
 
 
+class _Descriptor(int):
+    """The descriptor of an open file, which closes when nobody uses it any more."""
+
+    def __del__(self) -> None:
+        os.close(self)
+
+
 class Hdf5Files:
-    """The open files of one store: the one that the URL names, and those that its links lead to.
+    """The open files of one store: the one that the URL names, and those that its links lead to; or the files of a folder.
 
     Parameters
     ----------
     path : str
-        Of the file that the URL names. The others must lie in its folder, unless ``allow_outside`` is set.
+        Of the file or folder that the URL names. Other files must lie in the folder, unless ``allow_outside`` is set.
     url : str
         Names the store in messages.
     settings : ForeignOptions
+    glob : str
+        Which files of the folder belong to the store; ``""`` for all that a pattern names.
+
+    Notes
+    -----
+    Of a folder, the files that were used last stay open. One that is in use stays open until it is not.
 
     Attributes
     ----------
@@ -100,66 +137,138 @@ class Hdf5Files:
         What `names_in` found, while the store is being opened.
     """
 
-    def __init__(self, path: str, url: str, settings: ForeignOptions) -> None:
-        self.path, self.url, self.settings = path, url, settings
-        self._descriptors: dict[str, int] = {}
-        self._open: dict[str, h5py.File] = {}
-        self._roots = {os.path.realpath(folder) for folder in _folders(path)}
+    def __init__(self, path: str, url: str, settings: ForeignOptions, glob: str = "") -> None:
+        self.path, self.url, self.settings, self.glob = path, url, settings, glob
+        self.is_folder = os.path.isdir(path)
+        self._most_open = MOST_OPEN if self.is_folder else math.inf
+        self._descriptors: OrderedDict[str, _Descriptor] = OrderedDict()
+        self._open: OrderedDict[str, h5py.File] = OrderedDict()
+        self._in_use: weakref.WeakSet[h5py.File] = weakref.WeakSet()
+        self._folders = (path, os.path.realpath(path)) if self.is_folder else _folders(path)
+        self._roots = {*map(os.path.realpath, self._folders)}
         self._seen: dict[str, list[int]] = {}
-        self.listed: dict[tuple[str, int | None], tuple[list[str], list[str]]] = {}
+        self.listed: dict[tuple[Address, int | None], tuple[list[str], list[str]]] = {}
+        self._paths = {} if self.is_folder else {"": path}
+        self._matching: dict[Template, list[tuple[tuple[str, ...], str]]] = {}
 
     def close(self) -> None:
         """Close all files."""
-        while self._open:
-            self._open.popitem()[1].close()
-        while self._descriptors:
-            os.close(self._descriptors.popitem()[1])
+        self._open.clear()
+        for file in list(self._in_use):
+            file.close()
+        self._descriptors.clear()
+
+    def again(self) -> Hdf5Files:
+        """Return the same files, none of which is open."""
+        return Hdf5Files(self.path, self.url, self.settings, self.glob)
+
+    def own(self) -> list[Any]:
+        """Return what `seen` returns for the file that the URL names; nothing for a folder."""
+        return [] if self.is_folder else [[self.path, *(self._seen.get(self.path) or _identity(os.stat(self.path)))]]
 
     def seen(self) -> list[Any]:
-        """Return path, device, inode, size and modification time of every file opened so far, its own first."""
-        own = self._seen.get(self.path) or _identity(self.path)
-        return [[path, *identity] for path, identity in ({self.path: own} | self._seen).items()]
+        """Return path, device, inode, size and modification time of every file found or opened so far, its own first."""
+        found = {path: identity for path, *identity in self.own()} | self._seen
+        return [[path, *identity] for path, identity in found.items()]
+
+    def matching(self, template: Template) -> list[tuple[tuple[str, ...], str]]:
+        """Return the files of the folder whose names match a template: the texts of its names, and the name; in natural order.
+
+        Raises
+        ------
+        StoreNotFoundError, ConfigError
+            There are none; the store is a file.
+        """
+        if not self.is_folder:
+            raise ConfigError(
+                f"{self.url} is a file, and columns= names files by {str(template)!r}; name the folder that holds them"
+            )
+        if template not in self._matching:
+            names = [
+                os.path.relpath(path, self.path)
+                for path in matches(StoreURL.parse(self.url), self.glob or self._glob_of(template))
+            ]
+            found = {name: match for name in names if (match := template.regex().fullmatch(name))}
+            if not found:
+                raise ConfigError(
+                    f"{self.url}: no file matches {str(template)!r}; there are {', '.join(names[:_LISTED])}"
+                )
+            self._matching[template] = [(found[name].groups(), name) for name in natural_order(found)]
+        return self._matching[template]
+
+    def note(self, templates: Collection[Template], leading: Template) -> None:
+        """Make the files that match `leading`, and those that `templates` name beside each of them, a part of what `seen` returns."""
+        for texts, _ in self.matching(leading):
+            named = dict(zip(leading.names, texts, strict=True))
+            for template in templates:
+                with contextlib.suppress(
+                    KeyError, ConfigError
+                ):  # a name that no file has; a missing file is a bad record
+                    path = self.path_of(template.fill(named))
+                    self._seen.setdefault(path, _identity(os.stat(path)))
+
+    def _glob_of(self, template: Template) -> str:
+        return os.path.normpath(os.path.join(glob_escaped(self.path), "*".join(map(glob_escaped, template.texts))))
 
     def changed(self, seen: Sequence[Any]) -> bool:
         """Whether one of the files that `seen` returned is gone or another one now."""
         try:
-            return any(_identity(path) != identity for path, *identity in seen)
+            return any(_identity(os.stat(path)) != identity for path, *identity in seen)
         except OSError:
             return True
 
-    def beside(self, name: str) -> str | None:
-        """Return the path of another file of the store's folder, which a pattern names; None for the store itself."""
-        if not name:
-            return None
-        return self.resolve(name, self.path, f"the place {name!r}::…", ConfigError)
+    def path_of(self, file: str) -> str:
+        """Return the path of a file that a pattern names; ``""`` is the store itself."""
+        if file not in self._paths:
+            if self.is_folder and not file:
+                raise ConfigError(
+                    f"{self.url} is a folder: each place in columns= begins with the name of a file, as in 'x.h5::images[]'"
+                )
+            self._paths[file] = self._resolved(file, self._folders, f"the place {file!r}::…", ConfigError)
+        return self._paths[file]
 
     def descriptor(self, path: str) -> int:
-        """Return an open descriptor of the file at `path`."""
-        try:
-            if path not in self._descriptors:
-                self._descriptors[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            self._seen.setdefault(path, _identity(path))
-        except OSError as error:
-            raise FormatError(f"{self.url}: {path} cannot be read: {error.strerror}") from None
-        return self._descriptors[path]
+        """Return an open descriptor of the file at `path`, which is open as long as the caller keeps this number."""
+        found = self._descriptors.get(path)
+        if found is None:
+            try:
+                found = _Descriptor(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+            except OSError as error:
+                raise FormatError(f"{self.url}: {path} cannot be read: {error.strerror}") from None
+            identity = _identity(os.fstat(found))
+            if self._seen.setdefault(path, identity) != identity:
+                raise UnavailableError(f"{self.url}: {path} was replaced while in use or changed; open the store again")
+            self._keep(self._descriptors, path, found)
+        return found
 
     def file(self, path: str) -> h5py.File:
-        """Return the open HDF5 file at `path`."""
-        if path not in self._open:
+        """Return the open HDF5 file at `path`, which is open as long as the caller keeps it."""
+        found = self._open.get(path)
+        if found is None:
             url = self.url if path == self.path else path
             status, engine = engine_at(path, url)
             check_status(path, status, engine, "hdf5", url)
             check_hdf5_file(self.descriptor(path), url)
-            self._open[path] = open_hdf5_file(path, url, self.settings.locking, _CACHE)
-        return self._open[path]
+            found = open_hdf5_file(path, url, self.settings.locking, _CACHE)
+            self._in_use.add(found)
+            self._keep(self._open, path, found)
+        return found
+
+    def _keep(self, kept: OrderedDict[str, Any], path: str, opened: Any) -> None:
+        kept[path] = opened
+        if len(kept) > self._most_open:
+            kept.popitem(last=False)
 
     def resolve(self, name: str, parent: str, source: str, error: type[StoredsError] = FormatError) -> str:
         """Return the absolute path of the file that the file `parent` calls `name`, found as libhdf5 finds it.
 
         Raises `error`, which names `source`, if the file is missing or the user did not allow files outside the folder.
         """
+        return self._resolved(name, _folders(parent), source, error)
+
+    def _resolved(self, name: str, folders: Iterable[str], source: str, error: type[StoredsError]) -> str:
         names = [name, os.path.basename(name)] if os.path.isabs(name) else [name]
-        paths = [os.path.realpath(os.path.join(folder, each)) for each in names for folder in _folders(parent)]
+        paths = [os.path.realpath(os.path.join(folder, each)) for each in names for folder in folders]
         path = next(filter(os.path.isfile, paths), paths[0])
         if not self.settings.allow_outside and all(os.path.commonpath([root, path]) != root for root in self._roots):
             raise error(
@@ -170,57 +279,58 @@ class Hdf5Files:
             raise error(f"{self.url}: {source} leads to {path}, which is missing; copy it there, or correct the name")
         return path
 
-    def find(self, name: str, path: str | None = None) -> tuple[h5py.Group | h5py.Dataset, str]:
-        """Return the object called `name`, and the rest of the name if it names a column of a table."""
-        found, rest = self.locate(name, path)
+    def find(self, address: Address) -> tuple[h5py.Group | h5py.Dataset, str]:
+        """Return the object at an address, and the rest of the name if it names a column of a table."""
+        found, rest = self.locate(address)
         self.check(found)
         return found, rest
 
-    def locate(self, name: str, path: str | None = None, links: int = 0) -> tuple[h5py.Group | h5py.Dataset, str]:
+    def locate(self, address: Address) -> tuple[h5py.Group | h5py.Dataset, str]:
         """Return what `find` returns, though its values may be out of reach."""
-        path = path or self.path
-        at: h5py.Group | h5py.Dataset = self.file(path)
+        return self._locate(address.name, self.path_of(address.file), 0)
+
+    def _locate(self, name: str, path: str, links: int) -> tuple[h5py.Group | h5py.Dataset, str]:
+        file = self.file(path)
+        at: h5py.Group | h5py.Dataset = file
         parts = [part for part in name.split("/") if part not in ("", ".")]
         for number, part in enumerate(parts):
             rest = "/".join(parts[number + 1 :])
             if isinstance(at, h5py.Dataset):
-                return at, "/".join(parts[number:])
+                return _keeping(at, file), "/".join(parts[number:])
             kind = _link_type(at, part)
             if kind is None:
                 raise NoSuchNameError(
                     f"{self.url}: {at.name} has no {part!r}; {suggest(part, at.keys(), 'names there')}"
                 )
             if kind != h5py.h5l.TYPE_HARD:
-                return self._follow(
-                    at.get(_encoded(part), getlink=True), at, f"{at.name.rstrip('/')}/{part}", rest, links
-                )
-            at = at[_encoded(part)]
-        return at, ""
+                return self._follow(at, part, path, rest, links)
+            at = _opened(at, part)
+        return _keeping(at, file), ""
 
     def _follow(
-        self, link: Any, parent: h5py.Group, name: str, rest: str, links: int
+        self, parent: h5py.Group, part: str, path: str, rest: str, links: int
     ) -> tuple[h5py.Group | h5py.Dataset, str]:
+        link, name = parent.get(_encoded(part), getlink=True), f"{parent.name.rstrip('/')}/{part}"
         if links >= _MOST_LINKS:
             raise FormatError(f"{self.url}: {name} is a link that leads through more than {_MOST_LINKS} others")
-        path = parent.file.filename
         if isinstance(link, h5py.ExternalLink):
             other = self.resolve(link.filename, path, f"the external link {name}")
-            return self.locate(f"{link.path}/{rest}", other, links + 1)
+            return self._locate(f"{link.path}/{rest}", other, links + 1)
         target = link.path if link.path.startswith("/") else f"{parent.name}/{link.path}"
-        return self.locate(f"{target}/{rest}", path, links + 1)
+        return self._locate(f"{target}/{rest}", path, links + 1)
 
-    def dataset(self, name: str, path: str | None = None) -> h5py.Dataset:
-        """Return the dataset called `name`."""
-        found, rest = self.find(name, path)
+    def dataset(self, address: Address) -> h5py.Dataset:
+        """Return the dataset at an address."""
+        found, rest = self.find(address)
         if rest or not isinstance(found, h5py.Dataset):
-            raise FormatError(f"{self.url}: {name} is not a dataset")
+            raise FormatError(f"{self.url}: {address} is not a dataset")
         return found
 
-    def group(self, name: str) -> h5py.Group:
-        """Return the group called `name`; it may hold links."""
-        found, rest = self.find(name)
+    def group(self, address: Address) -> h5py.Group:
+        """Return the group at an address; it may hold links."""
+        found, rest = self.find(address)
         if rest or not isinstance(found, h5py.Group):
-            raise FormatError(f"{self.url}: {name} is not a group")
+            raise FormatError(f"{self.url}: {address} is not a group")
         return found
 
     def check(self, found: h5py.Group | h5py.Dataset) -> None:
@@ -248,6 +358,27 @@ class Hdf5Files:
             raise FormatError(f"{what} is virtual: open its source files instead, as a pattern such as 'part-*.h5'")
 
 
+def file_of(found: h5py.Group | h5py.Dataset) -> str:
+    """Return the path of the file that holds an object which `Hdf5Files` found; ``.file.filename`` takes 100 times as long."""
+    return str(found.keeps_open.filename)
+
+
+def _opened(group: h5py.Group, name: str) -> h5py.Group | h5py.Dataset:
+    """Return an object of a group; in half of the time of ``group[name]``, which opens the file again to see how it is open."""
+    found = h5py.h5o.open(group.id, _encoded(name))
+    if isinstance(found, h5py.h5d.DatasetID):
+        return h5py.Dataset(found, readonly=True)
+    if isinstance(found, h5py.h5g.GroupID):
+        return h5py.Group(found)
+    return group[_encoded(name)]
+
+
+def _keeping(found: h5py.Group | h5py.Dataset, file: h5py.File) -> h5py.Group | h5py.Dataset:
+    """Return an object of a file, which keeps it open: h5py invalidates the objects of a file that it closes."""
+    found.keeps_open = file
+    return found
+
+
 def _folders(path: str) -> tuple[str, str]:
     """Return the folder of a path, and that of the file to which it leads if it is a symbolic link."""
     return os.path.dirname(path), os.path.dirname(os.path.realpath(path))
@@ -265,8 +396,7 @@ def _link_type(group: h5py.Group, name: str) -> int | None:
         return None
 
 
-def _identity(path: str) -> list[int]:
-    status = os.stat(path)
+def _identity(status: os.stat_result) -> list[int]:
     return [status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns]
 
 
@@ -280,7 +410,7 @@ _LIBRARY_GROUPS = (b"#refs#", b"#subsystem#")  # of MATLAB
 _INDEX = b"_i_"  # PyTables keeps the index of the table x in the group _i_x
 
 
-def names_in(files: Hdf5Files, group: str, *, most: int | None = None) -> tuple[list[str], list[str]]:
+def names_in(files: Hdf5Files, group: Address, *, most: int | None = None) -> tuple[list[str], list[str]]:
     """Return the names of the datasets and of the groups in a group, through links too; of the first `most` members.
 
     Indexes of PyTables and what cells of MATLAB refer to are left out.
@@ -288,7 +418,7 @@ def names_in(files: Hdf5Files, group: str, *, most: int | None = None) -> tuple[
     if (group, most) not in files.listed:
         datasets, groups, links = _split(files.group(group), most)
         for name in links:
-            (datasets if isinstance(files.find(f"{group}/{name}")[0], h5py.Dataset) else groups).append(name)
+            (datasets if isinstance(files.find(group.below(name))[0], h5py.Dataset) else groups).append(name)
         files.listed[group, most] = datasets, groups
     return files.listed[group, most]
 
@@ -341,7 +471,7 @@ class Unreadable:
 
 def members(
     files: Hdf5Files,
-    group: str,
+    group: Address,
     *,
     skipped: list[Unreadable] | None = None,
     is_left: Callable[[str], bool] | None = None,
@@ -352,7 +482,7 @@ def members(
     Parameters
     ----------
     files : Hdf5Files
-    group : str
+    group : Address
     skipped : list of Unreadable, optional
         Gets the members that cannot be read. Without it, one in the group itself raises FormatError.
     is_left : callable, optional
@@ -370,7 +500,7 @@ class _Walk:
     def __init__(
         self,
         files: Hdf5Files,
-        group: str,
+        group: Address,
         skipped: list[Unreadable] | None,
         is_left: Callable[[str], bool],
         most_groups: float,
@@ -380,7 +510,7 @@ class _Walk:
 
     def below(self, prefix: str, above: frozenset[tuple[int, int]]) -> Iterator[Member]:
         """Yield the datasets below the group at `prefix`, which the groups `above` hold."""
-        here = self._files.group(f"{self._group}/{prefix}")
+        here = self._files.group(self._group.below(prefix))
         info = h5py.h5o.get_info(here.id)
         place = (info.fileno, info.addr)
         if place in above or self._more <= 0:
@@ -404,7 +534,7 @@ class _Walk:
         """Return a dataset, the path of a group behind a link, or None for what cannot be read."""
         rows = None
         try:
-            found, _ = self._files.locate(f"{self._group}/{path}")
+            found, _ = self._files.locate(self._group.below(path))
             if not isinstance(found, h5py.Dataset):
                 return path
             rows = found.shape[0] if found.shape else None

@@ -13,10 +13,12 @@ from collections.abc import Iterator, Mapping
 from operator import itemgetter
 
 import h5py
+import numpy as np
 
 from storeds.errors import ConfigError, FormatError
 from storeds.layouts.hdf5.files import (
     MOST_WALKED,
+    Address,
     Hdf5Files,
     Member,
     NoSuchNameError,
@@ -30,6 +32,7 @@ from storeds.layouts.hdf5.scan import FRAMES, is_column
 from storeds.layouts.hdf5.values import is_single, row_count, values_of
 from storeds.layouts.pattern import KEY, Pattern, escaped, natural_order, parse_pattern, shared_names
 from storeds.layouts.presets import PRESETS
+from storeds.protocols import Array
 from storeds.values.names import field_name, field_names
 
 __all__ = ["candidates", "entries", "preset_pattern", "recognise"]
@@ -80,8 +83,8 @@ def recognise(files: Hdf5Files) -> tuple[str | None, str]:
     return None, ""
 
 
-def _absolute(files: Hdf5Files, group: str) -> str:
-    return f"{files.settings.group.rstrip('/')}/{group}"
+def _absolute(files: Hdf5Files, group: str) -> Address:
+    return Address(f"{files.settings.group.rstrip('/')}/{group}")
 
 
 def _entered(files: Hdf5Files) -> str:
@@ -132,7 +135,7 @@ def _are_demonstrations(files: Hdf5Files) -> bool:
     datasets, groups = names_in(files, data)
     if datasets or not groups or not all(map(_DEMO.fullmatch, groups)):
         return False
-    return "actions" in names_in(files, f"{data}/{groups[0]}")[0]
+    return "actions" in names_in(files, data.below(groups[0]))[0]
 
 
 def _pcam(files: Hdf5Files) -> Columns | None:
@@ -149,7 +152,7 @@ def _all_hold(files: Hdf5Files, group: str, groups: list[str], name: str) -> boo
     """Whether each of some groups holds a dataset of this name that has rows."""
     for each in natural_order(groups)[:_INSPECTED]:
         try:
-            found, _ = files.find(f"{_absolute(files, group)}/{each}/{name}")
+            found, _ = files.find(_absolute(files, group).below(f"{each}/{name}"))
         except NoSuchNameError:
             return False
         if not isinstance(found, h5py.Dataset) or is_single(found):
@@ -159,14 +162,14 @@ def _all_hold(files: Hdf5Files, group: str, groups: list[str], name: str) -> boo
 
 def _holds_numbered_frames(files: Hdf5Files, group: str) -> bool:
     first = natural_order(names_in(files, _absolute(files, group))[1])[:1]
-    datasets, groups = names_in(files, f"{_absolute(files, group)}/{first[0]}") if first else ([], [])
+    datasets, groups = names_in(files, _absolute(files, group).below(first[0])) if first else ([], [])
     return bool(datasets) and not groups and all(map(_DIGITS.search, datasets))
 
 
 def entries(files: Hdf5Files) -> Iterator[str]:
     """Yield what a file holds: each dataset below its group with type and shape, then those that cannot be read."""
     unreadable: list[Unreadable] = []
-    for member in members(files, files.settings.group, skipped=unreadable):
+    for member in members(files, Address(files.settings.group), skipped=unreadable):
         yield f"{member.path} ({describe(member.dataset)})"
     yield from map(str, unreadable)
 
@@ -188,10 +191,10 @@ def candidates(files: Hdf5Files) -> Iterator[dict[str, object]]:
             ways += [shared_names(datasets), {"*": "{}", "@": "{}"}]
     elif groups:
         inner = {
-            name: names_in(files, f"{_absolute(files, group)}/{name}") for name in natural_order(groups)[:_INSPECTED]
+            name: names_in(files, _absolute(files, group).below(name)) for name in natural_order(groups)[:_INSPECTED]
         }
         first, *_ = inner.values()
-        stored = _stored_names(files, f"{_absolute(files, group)}/{next(iter(inner))}")
+        stored = _stored_names(files, _absolute(files, group).below(next(iter(inner))))
         if any(nested for _, nested in inner.values()):
             ways += [{"*": "{label}/{}/**"}, {"*": "{}/**"}]
         else:
@@ -208,29 +211,67 @@ def candidates(files: Hdf5Files) -> Iterator[dict[str, object]]:
 _SPLIT_GROUPS = {"train", "training", "test", "testing", "val", "valid", "validation"}
 _MOST_LENGTHS = 3
 _MOST_COLUMNS = 16
+_MOST_BOUNDS = 1 << 22  # rows of a dataset that is looked at as bounds of ranges
 
 
 def _by_length(files: Hdf5Files, group: str) -> Iterator[Columns]:
     """Yield the columns of each number of rows, those of the largest dataset first; nothing if all have one number."""
     sizes: dict[str, tuple[int, int]] = {}  # path → rows, bytes of the dataset
+    bounds: dict[str, Array] = {}  # path → integers, which may bound ranges
     for member in members(files, _absolute(files, group), skipped=[]):
-        if not is_column(member) or not row_count(member.dataset):
+        if not is_column(member) or not row_count(member.dataset) or "**" in member.path:  # it has no escape
             continue
         for column in member.dataset.dtype.names or ("",):
-            with contextlib.suppress(FormatError):
-                values_of(files, member.dataset, column)
+            with contextlib.suppress(FormatError, ValueError):
+                values = values_of(files, member.dataset, column)[column]
                 path = f"{member.path}/{column}" if column else member.path
                 sizes[path] = row_count(member.dataset), member.dataset.nbytes
+                if values.field.kind == "int" and values.count <= _MOST_BOUNDS:
+                    bounds[path] = values.column()
     names = dict(zip(sizes, field_names([*sizes]), strict=True))
     lengths = dict.fromkeys(rows for rows, _ in sorted(sizes.values(), key=itemgetter(1), reverse=True))
-    for length in [*lengths][:_MOST_LENGTHS] if len(lengths) > 1 else []:
-        # A pattern has no escape for **.
-        paths = [path for path, (rows, _) in sizes.items() if rows == length and "**" not in path]
-        if 0 < len(paths) <= _MOST_COLUMNS:
-            yield _inside(group, {names[path]: f"{escaped(path)}[]" for path in paths})
+    rows_at = {path: rows for path, (rows, _) in sizes.items()}
+    places = {path: escaped(f"{group}/{path}".lstrip("/")) for path in sizes}
+    ways = [*_by_range(names, places, rows_at, bounds)]
+    ways += [
+        {names[path]: f"{places[path]}[]" for path, rows in rows_at.items() if rows == length}
+        for length in ([*lengths][:_MOST_LENGTHS] if len(lengths) > 1 else [])
+    ]
+    yield from (columns for columns in ways if len(columns) <= _MOST_COLUMNS)
 
 
-def _stored_names(files: Hdf5Files, group: str) -> set[str]:
+def _by_range(
+    names: Mapping[str, str], places: Mapping[str, str], rows_at: Mapping[str, int], bounds: Mapping[str, Array]
+) -> Iterator[Columns]:
+    """Yield the columns of each number of ranges, with the datasets whose rows these ranges cover exactly."""
+    forms = {(path, form): covered for path, each in bounds.items() for form, covered in _covered(each).items()}
+    for count in dict.fromkeys(count for count, _ in forms.values()):
+        columns = {names[path]: f"{places[path]}[]" for path, rows in rows_at.items() if rows == count}
+        ranges: Columns = {}
+        for path, rows in rows_at.items():
+            fitting = [(at, form) for (at, form), covered in forms.items() if covered == (count, rows) and at != path]
+            if rows != count and fitting:
+                at, form = max(fitting, key=lambda found: found[0].startswith(path))
+                ranges[names[path]] = f"{places[path]}[{form}: {places[at]}]"
+                columns.pop(names[at], None)
+        if ranges:
+            yield {**columns, **ranges}
+
+
+def _covered(numbers: Array) -> dict[str, tuple[int, int]]:
+    """Return the ways in which numbers may bound ranges: how many there are, and how many rows they cover."""
+    found: dict[str, tuple[int, int]] = {}
+    if not len(numbers) or int(numbers.min()) < 0:
+        return found
+    total = int(numbers.sum())
+    if (np.diff(numbers) >= 0).all():
+        found["ends"] = len(numbers), int(numbers[-1])
+        if numbers[0] == 0:
+            found["offsets"] = len(numbers) - 1, int(numbers[-1])
+    return {**found, "lengths": (len(numbers), total)}
+
+
+def _stored_names(files: Hdf5Files, group: Address) -> set[str]:
     """Return the names that datasets and attributes below a group have as fields of it, or of a group in it."""
     found = [member.path for member in members(files, group, skipped=[])]
     nested = [path.partition("/")[2] for path in found]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import itertools
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -16,19 +17,30 @@ import numpy as np
 
 from storeds.errors import ConfigError, StoredsError, UnavailableError
 from storeds.layouts.hdf5.elements import read_attribute, read_element
-from storeds.layouts.hdf5.files import MOST_WALKED, Hdf5Files, Unreadable, attributes, describe, members
+from storeds.layouts.hdf5.files import (
+    MOST_OPEN,
+    MOST_WALKED,
+    Address,
+    Hdf5Files,
+    Unreadable,
+    attributes,
+    describe,
+    members,
+)
+from storeds.layouts.hdf5.ranges import Ranges, rows_of
 from storeds.layouts.hdf5.scan import NUMBERS, Facts, Plan, Scan, computed_names, is_class_list
-from storeds.layouts.hdf5.values import Values, packing, values_of
+from storeds.layouts.hdf5.values import Values, packing
 from storeds.layouts.names import Names, pack_names
-from storeds.layouts.pattern import ATTRIBUTES, EVERYTHING, KEY, Pattern, Template
+from storeds.layouts.pattern import ATTRIBUTES, EVERYTHING, KEY, NO_FILE, Pattern, Template
 from storeds.protocols import JSON, Array, Field
 from storeds.records.cache import index_path
 
 __all__ = ["Contents", "contents_of"]
 
-_VERSION = 5
+_VERSION = 6
 _OPEN = 4  # datasets of a field
 _FLAT = 1 << 14  # datasets of a field that are contiguous in their file
+_Addresses = Callable[[Sequence[int]], list[Address]]
 _Many = Callable[[Sequence[int]], list[bytes]]
 """Returns the names of the records or sequences at ascending numbers."""
 
@@ -39,12 +51,14 @@ def contents_of(files: Hdf5Files, pattern: Pattern) -> Contents:
     The names that a pattern matches, and what was inferred from them, are kept in the cache folder.
     """
     _check_places(pattern)
+    if pattern.names_files:
+        files.note({place.file for _, place in pattern.places}, pattern.leading.file)
     if not pattern.names:
         return _scanned(files, pattern)[1]
 
     def build() -> Array:
         # What the scan opens must not become a part of the identity of `files`.
-        with contextlib.closing(Hdf5Files(files.path, files.url, files.settings)) as others:
+        with contextlib.closing(files.again()) as others:
             names, contents = _scanned(others, pattern)
             facts = replace(contents.facts, unread=contents.unread())
         return pack_names(names, contents.bounds if pattern.has_rows else (), msgspec.to_builtins(facts))
@@ -71,12 +85,9 @@ def _check_places(pattern: Pattern) -> None:
     for name, field in pattern.kinds:
         raise ConfigError(f"columns[{name!r}] declares {field.kind}, but HDF5 datasets have types; leave out kind")
     for name, place in pattern.places:
-        takes_several = name in (EVERYTHING, ATTRIBUTES)
-        why = ""
+        takes_several, why = name in (EVERYTHING, ATTRIBUTES), ""
         if place.inner:
             why = "nothing follows [] in HDF5; a column of a table is table/column[]"
-        elif place.file and (takes_several or place.attribute):
-            why = "of another file, name each dataset"
         elif takes_several and place.attribute:
             why = f'"{name}" takes several values; give this one a name of its own'
         elif name == ATTRIBUTES and place.rows:
@@ -114,40 +125,66 @@ class Contents:
         self._group = files.settings.group.rstrip("/")
         self.where = {name: plan.where for name, plan in facts.plans.items()}
         self.attrs: dict[str, JSON] = dict(facts.attrs)
-        holder, _ = files.find(self._literal_group())
-        noted = attributes(holder.parent if isinstance(holder, h5py.Dataset) else holder)  # a table holds columns
-        if noted:
-            self.attrs["attributes"] = noted
+        if not files.is_folder:
+            holder, _ = files.find(Address(self._literal_group()))
+            noted = attributes(holder.parent if isinstance(holder, h5py.Dataset) else holder)  # a table holds columns
+            if noted:
+                self.attrs["attributes"] = noted
         values = {name: self._values(name, plan) for name, plan in facts.plans.items()}
         own = {name: value for name, value in values.items() if not facts.plans[name].attribute}
         self.columns: dict[str, Values] = {**own, **self._named(), **values}
 
     def unread(self) -> list[str]:
-        """Return the first 1,024 datasets that no field holds, in the first 1,024 groups, and sequences without rows."""
+        """Return the first 1,024 datasets that no field holds, in the first 1,024 groups, and sequences without rows.
+
+        Of files that a pattern names, the first one shows what the others hold.
+        """
         if self.facts.unread is not None:
             return self.facts.unread
-        plans = [plan for plan in self.facts.plans.values() if not plan.file and not plan.attribute]
-        read = [plan.path.regex() for plan in plans]
+        entries = [f"{name} (no rows)" for name in self.facts.empty]
+        by_file: dict[Template, list[Plan]] = {}
+        for plan in self.facts.plans.values():
+            if not plan.attribute and (self._files.is_folder or not plan.file):
+                by_file.setdefault(plan.file, []).append(plan)
+        if not self._files.is_folder:
+            by_file.setdefault(NO_FILE, [])
+        return [*entries, *itertools.chain.from_iterable(map(self._unread_beside, by_file, by_file.values()))]
+
+    def _unread_beside(self, template: Template, plans: Sequence[Plan]) -> list[str]:
+        """Return what `plans` leave out of the first of the files that a template names."""
+        file = self._addresses(plans[0])([0])[0].file if plans else ""
+        bounds = [path for plan in plans for _, path in plan.ranges]
+        read = [path.regex() for path in [*(plan.path for plan in plans), *bounds]]
 
         def is_read(path: str) -> bool:
             return any(pattern.fullmatch(path) for pattern in read)
 
         skipped: list[Unreadable] = []
-        group = self._files.settings.group
+        group = Address(self._files.settings.group, file)
         missed = [*members(self._files, group, skipped=skipped, is_left=is_read, most_groups=MOST_WALKED)]
         if "classes" in self.attrs:
             missed = [each for each in missed if not is_class_list(each)]
-        entries = [f"{name} (no rows)" for name in self.facts.empty]
-        for path in dict.fromkeys(plan.path for plan in plans if plan.column):
-            table = self._files.dataset(self._paths_of(path)([0])[0])
+        entries = list[str]()
+        for path, table in {plan.path: plan for plan in plans if plan.column}.items():
+            names = self._files.dataset(self._addresses(table)([0])[0]).dtype.names
             columns = {plan.column for plan in plans if plan.path == path}
-            entries += [f"{path}/{name} (a column)" for name in table.dtype.names if name not in columns]
+            entries += [f"{path}/{name} (a column)" for name in names if name not in columns]
         for plan in plans:
             with contextlib.suppress(StoredsError):  # of a missing dataset
-                first = self._files.dataset(self._paths_of(plan.path)([0])[0])
+                first = self._files.dataset(self._addresses(plan)([0])[0])
                 packed = packing(first) if not plan.column else []
+                entries += self._spare(plan)
                 entries += [f"{', '.join(packed)} of {plan.where}, which is read as stored"] if packed else []
-        return entries + [f"{member.path} ({describe(member.dataset)})" for member in missed] + [*map(str, skipped)]
+        entries += [f"{member.path} ({describe(member.dataset)})" for member in missed] + [*map(str, skipped)]
+        return [f"{template}::{entry}" for entry in entries] if template else entries
+
+    def _spare(self, plan: Plan) -> list[str]:
+        rows = self._rows_at(plan, self._texts([0])[0]) if plan.ranges else None
+        return (
+            [f"{rows.spare} rows of {plan.where}, which are in no range"]
+            if isinstance(rows, Ranges) and rows.spare
+            else []
+        )
 
     def _literal_group(self) -> str:
         """Return the group that holds all records: the path of the pattern up to its first name."""
@@ -159,31 +196,41 @@ class Contents:
             literal.append(part.fill({}))
         return "/".join([self._group, *literal]) or "/"
 
-    def _paths_of(self, path: Template) -> Callable[[Sequence[int]], list[str]]:
-        """Return the function that gives the paths of the objects at a place, in ascending sequences."""
-        return lambda sequences: [
-            f"{self._group}/{path.fill(dict(zip(self._pattern.names, text.split('/'), strict=False)))}"
-            for text in self._texts(sequences)
-        ]
+    def _address(self, path: Template, file: Template, text: str) -> Address:
+        """Return the address of an object of the record or sequence that is called `text`."""
+        named = dict(zip(self._pattern.names, text.split("/"), strict=False))
+        return Address(f"{self._group}/{path.fill(named)}", file.fill(named))
+
+    def _addresses(self, plan: Plan) -> _Addresses:
+        """Return the function that gives the addresses of the objects of a plan, in ascending sequences."""
+        return lambda sequences: [self._address(plan.path, plan.file, text) for text in self._texts(sequences)]
+
+    def _rows_at(self, plan: Plan, text: str) -> Values:
+        """Return the rows of the dataset of a sequence."""
+        bounds = {name: self._address(path, plan.file, text) for name, path in plan.ranges}
+        dataset = self._files.dataset(self._address(plan.path, plan.file, text))
+        return rows_of(self._files, dataset, plan.column, plan.field, bounds)[plan.column]
 
     def _texts(self, sequences: Sequence[int]) -> list[str]:
         return [name.decode("utf-8", "surrogateescape") for name in self._many(sequences)]
 
     def _values(self, name: str, plan: Plan) -> Values:
-        files, field, other = self._files, plan.field, self._files.beside(plan.file)
-        paths = self._paths_of(plan.path)
+        files, field, addresses = self._files, plan.field, self._addresses(plan)
         if plan.sort == "shared":
             shared = self.facts.shared[name]
             return _Computed(self.bounds, field, lambda sequences, _: [shared[at] for at in sequences])
         if plan.sort == "attribute":
             found = functools.partial(read_attribute, files, name=plan.attribute, field=field)
-            return _Computed(self.bounds, field, lambda sequences, _: [*map(found, paths(sequences))])
+            return _Computed(self.bounds, field, lambda sequences, _: [*map(found, addresses(sequences))])
         if plan.sort == "dataset":
-            whole = functools.partial(read_element, files, field, path=other)
-            return _Computed(self.bounds, field, lambda sequences, _: _each_once(whole, paths(sequences)))
+            whole = functools.partial(read_element, files, field)
+            return _Computed(self.bounds, field, lambda sequences, _: _each_once(whole, addresses(sequences)))
         if self._pattern.names:
-            return _SequenceRows(files, paths, self.bounds, field, plan.column)
-        rows = _rows_of(files, plan.column, field, paths([0])[0], other)
+            most = MOST_OPEN if files.is_folder else _FLAT
+            return _SequenceRows(
+                files.url, self._texts, self.bounds, plan, functools.partial(self._rows_at, plan), most
+            )
+        rows = self._rows_at(plan, self._texts([0])[0])
         if rows.count != self.count:
             raise ConfigError(
                 f"{files.url}: {plan.where} has {rows.count} rows, and others {self.count}; columns= names datasets of one length"
@@ -221,15 +268,15 @@ def _part_reader(place: int, value: Callable[[str], Any]) -> Callable[[str, int]
     return lambda path, _: value(path.split("/")[place])
 
 
-def _each_once(read: Callable[[str], Any], paths: Sequence[str]) -> list[Any]:
-    """Return the value at each path, read once where several records share it; each gets an array of its own."""
-    seen: dict[str, Any] = {}
+def _each_once(read: Callable[[Address], Any], addresses: Sequence[Address]) -> list[Any]:
+    """Return the value at each address, read once where several records share it; each gets an array of its own."""
+    seen: dict[Address, Any] = {}
     values: list[Any] = []
-    for path in paths:
-        if path not in seen:
-            values.append(seen.setdefault(path, read(path)))
+    for address in addresses:
+        if address not in seen:
+            values.append(seen.setdefault(address, read(address)))
         else:
-            values.append(copy.copy(seen[path]))
+            values.append(copy.copy(seen[address]))
     return values
 
 
@@ -256,24 +303,30 @@ class _Computed(Values):
 
 
 class _SequenceRows(Values):
-    """Rows of one dataset for each sequence; `paths` returns the paths of the datasets of sequences."""
+    """Rows of one dataset for each sequence: `texts` returns the names of sequences, and `rows` the rows of the one so called."""
 
     def __init__(
-        self, files: Hdf5Files, paths: Callable[[Sequence[int]], list[str]], bounds: Array, field: Field, column: str
+        self,
+        url: str,
+        texts: Callable[[Sequence[int]], list[str]],
+        bounds: Array,
+        plan: Plan,
+        rows: Callable[[str], Values],
+        most_flat: int,
     ) -> None:
-        self.field, self.count, self._bounds = field, int(bounds[-1]), bounds
-        self._url, self._paths = files.url, paths
+        self.field, self.count, self._bounds = plan.field, int(bounds[-1]), bounds
+        self._url, self._texts, self._where, self._most_flat = url, texts, plan.where, most_flat
         # The datasets used last keep their decompressed chunks. It does not refer to `self`, so they go with it.
-        self._opened = functools.lru_cache(_OPEN)(functools.partial(_rows_of, files, column, field))
+        self._opened = functools.lru_cache(_OPEN)(rows)
         self._flat: dict[str, Values] = {}
 
-    def _open(self, path: str) -> Values:
-        """Return the rows of a dataset. Those that are a place in a file take little memory, and many of them are kept."""
-        values = self._flat.get(path)
+    def _open(self, text: str) -> Values:
+        """Return the rows of a sequence. Those that are a place in a file take little memory, and many of them are kept."""
+        values = self._flat.get(text)
         if values is None:
-            values = self._opened(path)
-            if values.is_flat and len(self._flat) < _FLAT:
-                self._flat[path] = values
+            values = self._opened(text)
+            if values.is_flat and len(self._flat) < self._most_flat:
+                self._flat[text] = values
         return values
 
     def stacked(self, positions: Array) -> Array | None:
@@ -282,9 +335,9 @@ class _SequenceRows(Values):
         unique, places = np.unique(sequences, return_inverse=True)
         out: Array | None = None
         try:
-            for number, path in enumerate(self._paths(unique.tolist())):
+            for number, text in enumerate(self._texts(unique.tolist())):
                 at = np.flatnonzero(places == number)
-                found = self._open(path).stacked(rows[at])
+                found = self._open(text).stacked(rows[at])
                 if found is None:
                     return None
                 if out is None:
@@ -301,17 +354,13 @@ class _SequenceRows(Values):
         sequences, rows = _located(self._bounds, positions)
         out: list[Any] = []
         unique = np.unique(sequences).tolist()
-        for sequence, path in zip(unique, self._paths(unique), strict=True):
+        for sequence, text in zip(unique, self._texts(unique), strict=True):
             asked = rows[sequences == sequence].tolist()
             try:
-                out += self._open(path).read(asked)
+                out += self._open(text).read(asked)
             except UnavailableError:
                 raise
             except (StoredsError, OSError, RuntimeError, KeyError, TypeError) as error:
                 reason = str(error).removeprefix(f"{self._url}: ")
-                out += [ValueError(f"dataset {path} cannot be read: {reason}")] * len(asked)
+                out += [ValueError(f"{self._where} of {text} cannot be read: {reason}")] * len(asked)
         return out
-
-
-def _rows_of(files: Hdf5Files, column: str, field: Field, path: str, other: str | None = None) -> Values:
-    return values_of(files, files.dataset(path, other), column, field)[column]

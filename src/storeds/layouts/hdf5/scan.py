@@ -15,6 +15,7 @@ from storeds.errors import ConfigError, FormatError, suggest
 from storeds.layouts.hdf5.elements import default_name, element_field, fits, read_attribute, read_element
 from storeds.layouts.hdf5.files import (
     MOST_WALKED,
+    Address,
     Hdf5Files,
     Member,
     NoSuchNameError,
@@ -25,11 +26,13 @@ from storeds.layouts.hdf5.files import (
     members,
     names_in,
 )
-from storeds.layouts.hdf5.values import is_single, packing, row_count, values_of
+from storeds.layouts.hdf5.ranges import rows_of
+from storeds.layouts.hdf5.values import Values, is_single, packing, row_count, values_of
 from storeds.layouts.pattern import (
     ATTRIBUTES,
     EVERYTHING,
     KEY,
+    NO_FILE,
     NameFields,
     Pattern,
     Place,
@@ -81,8 +84,10 @@ class Plan:
         Its name.
     column : str
         The column of the dataset, which is a table.
-    file : str
-        The file of the store's folder that holds the object; ``""`` for the store itself.
+    file : Template
+        The file that holds the object, as `Place` has it.
+    ranges : tuple of (str, Template)
+        The bounds of the rows of each record, as `Place` has them.
     """
 
     field: Field
@@ -90,14 +95,17 @@ class Plan:
     sort: Sort
     attribute: str = ""
     column: str = ""
-    file: str = ""
+    file: Template = NO_FILE
+    ranges: tuple[tuple[str, Template], ...] = ()
 
     @property
     def where(self) -> str:
         """The place, as a pattern shows it."""
         file = f"{self.file}::" if self.file else ""
         column = f"/{self.column}" if self.column else ""
-        end = "[]" if self.sort == "row" else f"@{self.attribute}" if self.attribute else ""
+        end = f"@{self.attribute}" if self.attribute else ""
+        if self.sort == "row":
+            end = f"[{', '.join(f'{name}: {path}' for name, path in self.ranges)}]"
         return f"{file}{self.path}{column}{end}"
 
 
@@ -148,6 +156,10 @@ class Scan:
         self._attrs: dict[str, JSON] = {}
         self._found: list[tuple[str, ...]] = []
         self._left: list[str] = []  # what a place leaves out though it belongs to each record
+        self._unread: list[tuple[Place, Unreadable]] = []  # what it leaves out, and may belong to each
+        self._counts: dict[tuple[str, ...], int] = {}  # of the sequences that were counted by themselves
+        self._shapes: dict[str, set[tuple[int | None, ...]]] = {}  # field → its shapes in all sequences
+        self._seen: dict[str, dict[Address, Any]] = {}  # field → its values that several records share
 
     def run(self) -> tuple[list[bytes], Array, Facts]:
         """Return the names of the records or sequences, the positions of their first records, and the facts."""
@@ -155,58 +167,78 @@ class Scan:
         found = [*_matches(self._files, self._group, pattern.leading)]
         if not found:
             raise FormatError(f"{url}: nothing matches the place {pattern.leading.text!r}")
-        empty: list[str] = []
-        counts = [self._count(values) for values in found] if pattern.has_rows else [1] * len(found)
-        if pattern.names:
-            empty = ["/".join(values) for values, count in zip(found, counts, strict=True) if not count]
-            found = [values for values, count in zip(found, counts, strict=True) if count]
-            counts = [*filter(None, counts)]
-        if not found:
-            raise FormatError(f"{url}: no dataset has rows at the place {pattern.leading.text!r}")
-        self._found = found
-        bounds = np.cumsum([0, *counts], dtype=np.int64)
-        plans = self._plans(found)
-        if pattern.has_rows and pattern.names:
-            plans = {name: self._checked(name, plan, found, counts) for name, plan in plans.items()}
-        plans = {name: self._left_in_place(name, plan, found) for name, plan in plans.items()}
-        shared = {name: self._shared(name, plan, found) for name, plan in plans.items() if plan.sort == "shared"}
-        named = NameFields.infer(pattern.names, found)
+        plans = self._plans(self._examples(found))
+        counts = [self._visit(plans, values) for values in found]
+        self._found = [values for values, count in zip(found, counts, strict=True) if count or not pattern.names]
+        self._check_left_out(plans)
+        plans = {name: self._settled(name, plan) for name, plan in plans.items()}
+        shared = {
+            name: [self._seen[name][self._fill(plan, values)] for values in self._found]
+            for name, plan in plans.items()
+            if plan.sort == "shared"
+        }
+        named = NameFields.infer(pattern.names, self._found)
         if named.classes:
             self._attrs["classes"] = [*named.classes]
-        names = ["/".join(values).encode("utf-8", "surrogateescape") for values in found]
+        names = ["/".join(values).encode("utf-8", "surrogateescape") for values in self._found]
+        empty = ["/".join(values) for values, count in zip(found, counts, strict=True) if pattern.names and not count]
+        bounds = np.cumsum([0, *(count for count in counts if count or not pattern.names)], dtype=np.int64)
         return names, bounds, Facts(plans, named, shared, empty, self._attrs, self._files.seen())
 
-    def _fill(self, path: Template, values: Sequence[str]) -> str:
-        return f"{self._group}/{path.fill(dict(zip(self._pattern.names, values, strict=True)))}"
+    def _examples(self, found: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
+        """Return some of the records, or of the sequences that have rows and the first of these; they show the fields."""
+        some = [found[at] for at in evenly(len(found), _SAMPLED)]
+        if not (self._pattern.has_rows and self._pattern.names):
+            return some
+        first = next((values for values in found if self._count(values)), None)
+        if first is None:
+            raise FormatError(f"{self._files.url}: no dataset has rows at the place {self._pattern.leading.text!r}")
+        return [first, *(values for values in some if values != first and self._count(values))]
 
-    def _count(self, values: Sequence[str]) -> int:
+    def _fill(self, at: Place | Plan, values: Sequence[str]) -> Address:
+        named = dict(zip(self._pattern.names, values, strict=True))
+        return Address(f"{self._group}/{at.path.fill(named)}", at.file.fill(named))
+
+    def _count(self, values: tuple[str, ...]) -> int:
         """Return how many rows a sequence has; 0 if its dataset is missing."""
+        if values not in self._counts:
+            self._counts[values] = self._counted(values)
+        return self._counts[values]
+
+    def _counted(self, values: tuple[str, ...]) -> int:
         place = next(place for _, place in self._pattern.places if place.rows)
-        path = self._fill(place.path, values)
+        address = self._fill(place, values)
         try:
             if place.deep:
                 return _common_length(
-                    [each.dataset for each in members(self._files, path, skipped=[]) if is_column(each)]
+                    [each.dataset for each in members(self._files, address, skipped=[]) if is_column(each)]
                 )
-            return row_count(self._with_rows(place, path)[0])
+            dataset, column = self._with_rows(place, address)
+            return self._rows(place, values, dataset, column)[column].count
         except NoSuchNameError:
             if not self._pattern.names:
                 raise
             return 0
 
-    def _with_rows(self, place: Place, path: str) -> tuple[h5py.Dataset, str]:
-        """Return the dataset at a path, which has rows, and the name of a column if it is a table."""
-        dataset, column = self._files.find(path, self._files.beside(place.file))
+    def _rows(
+        self, at: Place | Plan, values: Sequence[str], dataset: h5py.Dataset, column: str, field: Field | None = None
+    ) -> dict[str, Values]:
+        """Return the rows of a dataset, or one value for each range of them."""
+        bounds = {name: self._fill(Place("", path, at.file), values) for name, path in at.ranges}
+        return rows_of(self._files, dataset, column, field, bounds)
+
+    def _with_rows(self, place: Place, address: Address) -> tuple[h5py.Dataset, str]:
+        """Return the dataset at an address, which has rows, and the name of a column if it is a table."""
+        dataset, column = self._files.find(address)
         if isinstance(dataset, h5py.Group):
             raise ConfigError(
                 f"{self._files.url}: the place {place.text!r} is a group; it holds {', '.join(natural_order(dataset)[:_LISTED])}"
             )
         if is_single(dataset):
-            raise FormatError(f"{self._files.url}: {path} has no rows; leave out [] of {place.text!r}")
+            raise FormatError(f"{self._files.url}: {address} has no rows; leave out [] of {place.text!r}")
         return dataset, column
 
-    def _plans(self, found: Sequence[tuple[str, ...]]) -> dict[str, Plan]:
-        sampled = [found[at] for at in evenly(len(found), _SAMPLED)]
+    def _plans(self, sampled: Sequence[tuple[str, ...]]) -> dict[str, Plan]:
         places = dict(self._pattern.places)
         several = [name for name in (EVERYTHING, ATTRIBUTES) if name in places]
         parts = {name: {name: self._plan(name, places[name], sampled)} for name in places if name not in several}
@@ -215,9 +247,7 @@ class Scan:
             parts[name] = self._several(name, places[name], sampled, others)
         order = sorted(places, key=lambda name: name == ATTRIBUTES)
         plans = {field: plan for name in order for field, plan in parts[name].items()}
-        if self._left:
-            raise LeftOutError(self._files.url, self._left, {name: plan.where for name, plan in plans.items()})
-        if not plans:
+        if not plans and not self._left and not self._unread:
             raise FormatError(f"{self._files.url}: no field can hold what is at {self._pattern.leading.text!r}")
         return {name: replace(plan, field=_with_role(name, plan.field)) for name, plan in plans.items()}
 
@@ -227,6 +257,7 @@ class Scan:
         """Return the fields at a place of ``"*"`` or ``"@"`` that are not among `others`, which keep their names."""
         found = self._everything(place, sampled) if name == EVERYTHING else self._attributes(place, sampled)
         read = {plan.where for plan in others.values()}
+        read |= {f"{path}[]" for plan in others.values() for _, path in plan.ranges}
         new = {label: plan for label, plan in found.items() if plan.where not in read}
         check_names(self._pattern.names, new, f"{self._files.url}: ")
         names = field_names([*new], others.keys() | (computed_names(self._pattern) - new.keys()))
@@ -237,7 +268,7 @@ class Scan:
             kinds = {key: plan for values in sampled for key, plan in self._attributes(place, [values]).items()}
             if place.attribute not in kinds:
                 raise ConfigError(
-                    f"{self._files.url}: columns[{name!r}]: {self._fill(place.path, sampled[0])} has no attribute "
+                    f"{self._files.url}: columns[{name!r}]: {self._fill(place, sampled[0])} has no attribute "
                     f"{place.attribute!r} of one number or text; {suggest(place.attribute, kinds, 'attributes')}"
                 )
             return kinds[place.attribute]
@@ -251,57 +282,70 @@ class Scan:
 
     def _dataset_at(self, place: Place, sampled: Sequence[tuple[str, ...]]) -> dict[str, Plan]:
         """Return how the dataset at a place is read: one field under ``""``, or one for each column of a table."""
-        other = self._files.beside(place.file)
         if not place.rows:
-            field = element_field(self._files, [self._fill(place.path, values) for values in sampled], other)
-            return {"": Plan(field, place.path, self._sort(place.path), file=place.file)}
-        dataset, member = self._with_rows(place, self._fill(place.path, sampled[0]))
+            field = element_field(self._files, [self._fill(place, values) for values in sampled])
+            return {"": Plan(field, place.path, self._sort(place), file=place.file)}
+        dataset, member = self._with_rows(place, self._fill(place, sampled[0]))
         *before, last = place.path.texts
-        path = Template((*before, last.removesuffix(f"/{member}") if member else last), place.names)
+        path = Template((*before, last.removesuffix(f"/{member}") if member else last), place.path.names)
         return {
-            column: Plan(values.field, path, "row", "", column, place.file)
-            for column, values in values_of(self._files, dataset, member).items()
+            column: Plan(values.field, path, "row", "", column, place.file, place.ranges)
+            for column, values in self._rows(place, sampled[0], dataset, member).items()
         }
 
-    def _sort(self, path: Template, sort: Sort = "dataset") -> Sort:
+    def _sort(self, place: Place, sort: Sort = "dataset") -> Sort:
         """Return whether a value is read with its record, or belongs to several records and is read by the scan."""
-        return "shared" if self._pattern.has_rows or len(path.names) < len(self._pattern.names) else sort
+        return "shared" if self._pattern.has_rows or len(place.names) < len(self._pattern.names) else sort
 
     def _everything(self, place: Place, sampled: Sequence[tuple[str, ...]]) -> dict[str, Plan]:
         """Return the fields that a place of ``"*"`` holds, under their names in the file."""
         if not place.deep:
             found = self._dataset_at(place, sampled)
             return {column or default_name(plan.field): plan for column, plan in found.items()}
-        if not place.rows:
-            return self._elements_below(place, sampled)
+        return self._rows_below(place, sampled[0]) if place.rows else self._elements_below(place, sampled)
+
+    def _rows_below(self, place: Place, values: tuple[str, ...]) -> dict[str, Plan]:
+        """Return the datasets with one row for each record, and what the records share."""
         plans: dict[str, Plan] = {}
-        first = self._fill(place.path, sampled[0])
-        count = self._count(sampled[0])
+        at = Plan(Field("int"), place.path, "shared", file=place.file)
+        first, count = self._fill(place, values), self._count(values)
         skipped: list[Unreadable] = []
-        for member in self._members(place, first, skipped):
-            path = _below(place.path, member.path)
-            if is_class_list(member):
+        found = self._members(place, first, skipped)
+        indexes = _vector_indexes(found)
+        for member in found:
+            plan = replace(at, path=_below(place.path, member.path))
+            if member.path in indexes:
+                ends = ("ends", _below(place.path, indexes[member.path]))
+                plans |= self._rows_of(member, replace(plan, ranges=(ends,)), values, skipped)
+            elif is_class_list(member):
                 self._attrs["classes"] = values_of(self._files, member.dataset)[""].column().tolist()
             elif is_single(member.dataset):
                 if self._pattern.names and member.dataset.shape is not None:
-                    plans |= self._single(member, f"{first}/{member.path}", path, skipped)
+                    plans |= self._single(member, first.below(member.path), plan, skipped)
             elif row_count(member.dataset) == count:
-                plans |= self._rows_of(member, path, skipped)
+                plans |= self._rows_of(member, plan, values, skipped)
             else:
                 rows = row_count(member.dataset)
-                why = f"it has {rows} rows, and others {count}; the place {str(path)!r} gives each record all of them"
+                why = f"it has {rows} rows, and others {count}; the place {plan.where!r} gives each record all of them"
                 skipped.append(Unreadable(member.path, why, rows))
         for each in skipped:
-            is_certain = each.rows == count or (each.rows is None and "/" not in each.path)
-            if is_certain or (self._pattern.names and self._is_everywhere(place, each.path)):
+            if each.rows == count or (each.rows is None and "/" not in each.path):
                 self._left.append(str(each))
+            elif self._pattern.names:
+                self._unread.append((place, each))
         return self._with_frames(plans)
+
+    def _check_left_out(self, plans: Mapping[str, Plan]) -> None:
+        """Raise LeftOutError for what belongs to each record, and no field holds."""
+        left = self._left + [str(each) for place, each in self._unread if self._is_everywhere(place, each.path)]
+        if left:
+            raise LeftOutError(self._files.url, left, {name: plan.where for name, plan in plans.items()})
 
     def _is_everywhere(self, place: Place, path: str) -> bool:
         """Whether each record or sequence has something at a path below its place."""
         for values in self._found:
             try:
-                _, rest = self._files.locate(f"{self._fill(place.path, values)}/{path}")
+                _, rest = self._files.locate(self._fill(place, values).below(path))
             except NoSuchNameError:
                 return False
             except FormatError:
@@ -318,16 +362,16 @@ class Scan:
         name = default_name(plans[frames[0]].field)
         return plans if name in plans else {name if label in frames else label: plan for label, plan in plans.items()}
 
-    def _members(self, place: Place, path: str, skipped: list[Unreadable]) -> list[Member]:
-        """Return the datasets below a path; raises FormatError if there are more than a record may have."""
-        found = [*members(self._files, path, skipped=skipped)]
+    def _members(self, place: Place, group: Address, skipped: list[Unreadable]) -> list[Member]:
+        """Return the datasets below a group; raises FormatError if there are more than a record may have."""
+        found = [*members(self._files, group, skipped=skipped)]
         if len(found) >= MOST_WALKED:
             raise FormatError(
                 f"{self._files.url}: {place.text!r} holds {MOST_WALKED:,} datasets or more; columns= names those to read"
             )
         return found
 
-    def _single(self, member: Member, dataset: str, path: Template, skipped: list[Unreadable]) -> dict[str, Plan]:
+    def _single(self, member: Member, dataset: Address, plan: Plan, skipped: list[Unreadable]) -> dict[str, Plan]:
         """Return the field of a number or text that all records of a sequence share."""
         try:
             field = element_field(self._files, [dataset])
@@ -336,12 +380,14 @@ class Scan:
             return {}
         if not field.is_scalar and field.kind != "str":
             skipped.append(
-                Unreadable(member.path, f"one value for all rows; the place {str(path)!r} gives it to each record")
+                Unreadable(member.path, f"one value for all rows; the place {plan.where!r} gives it to each record")
             )
             return {}
-        return {member.path: Plan(field, path, "shared")}
+        return {member.path: replace(plan, field=field)}
 
-    def _rows_of(self, member: Member, path: Template, skipped: list[Unreadable]) -> dict[str, Plan]:
+    def _rows_of(
+        self, member: Member, plan: Plan, sequence: Sequence[str], skipped: list[Unreadable]
+    ) -> dict[str, Plan]:
         """Return the fields of a dataset with rows: itself, or its columns if it is a table."""
         plans: dict[str, Plan] = {}
         failed: list[Unreadable] = []
@@ -349,11 +395,11 @@ class Scan:
         for column in member.dataset.dtype.names or ("",):
             label = f"{member.path}/{column}" if column else member.path
             try:
-                values = values_of(self._files, member.dataset, column)[column]
+                values = self._rows(plan, sequence, member.dataset, column)[column]
             except FormatError as error:
                 failed.append(self._unreadable(label, error, rows))
             else:
-                plans[label] = Plan(values.field, path, "row", column=column)
+                plans[label] = replace(plan, field=values.field, sort="row", column=column)
         skipped += failed if plans else [replace(each, path=member.path) for each in failed[:1]]
         self._note_packing(member.path, member.dataset)
         return plans
@@ -367,14 +413,14 @@ class Scan:
 
     def _elements_below(self, place: Place, sampled: Sequence[tuple[str, ...]]) -> dict[str, Plan]:
         """Return the datasets that most of the sampled groups have."""
-        paths: dict[str, list[str]] = {}
+        paths: dict[str, list[Address]] = {}
         datasets: dict[str, h5py.Dataset] = {}  # with a value
         skipped: list[Unreadable] = []
         for values in sampled:
-            group = self._fill(place.path, values)
+            group = self._fill(place, values)
             for member in self._members(place, group, skipped):
                 # Behind a link to another file, the dataset has another name.
-                paths.setdefault(member.path, []).append(f"{group}/{member.path}")
+                paths.setdefault(member.path, []).append(group.below(member.path))
                 if member.dataset.shape is not None:
                     datasets.setdefault(member.path, member.dataset)
         plans: dict[str, Plan] = {}
@@ -386,80 +432,98 @@ class Scan:
             except FormatError as error:
                 skipped.append(self._unreadable(path, error))
                 continue
-            plans[path] = Plan(field, _below(place.path, path), self._sort(place.path))
+            plans[path] = Plan(field, _below(place.path, path), self._sort(place), file=place.file)
             self._note_packing(path, dataset)
         for path, each in {each.path: each for each in skipped}.items():
-            if path not in plans and self._is_everywhere(place, path):
-                self._left.append(str(each))
+            if path not in plans:
+                self._unread.append((place, each))
         return plans
 
     def _attributes(self, place: Place, sampled: Sequence[tuple[str, ...]]) -> dict[str, Plan]:
         """Return the attributes of the objects at a place, and of the datasets below it if it ends in ``**``."""
-        first = self._fill(place.path, sampled[0])
+        first = self._fill(place, sampled[0])
         owners = {"": first}
         if place.deep:
-            owners |= {member.path: f"{first}/{member.path}" for member in members(self._files, first, skipped=[])}
-        kinds = {below: attribute_fields(attributes(self._files.find(path)[0])) for below, path in owners.items()}
+            owners |= {member.path: first.below(member.path) for member in members(self._files, first, skipped=[])}
+        kinds = {below: attribute_fields(attributes(self._files.find(owner)[0])) for below, owner in owners.items()}
         owned = Counter(name for fields in kinds.values() for name in fields)
         plans: dict[str, Plan] = {}
         for below, fields in kinds.items():
             template = _below(place.path, below)
             for name, field in fields.items():
                 label = f"{below}/{name}" if below and owned[name] > 1 else name
-                plans[label] = Plan(field, template, self._sort(template, "attribute"), name)
+                plans[label] = Plan(field, template, self._sort(place, "attribute"), name, file=place.file)
         return plans
 
-    def _checked(self, name: str, plan: Plan, found: Sequence[tuple[str, ...]], counts: Sequence[int]) -> Plan:
-        """Return the plan of rows with the field that fits all sequences; raises FormatError if there is none."""
-        if plan.sort != "row":
-            return plan
-        shapes: set[tuple[int | None, ...]] = set()
-        for values, count in zip(found, counts, strict=True):
-            path = self._fill(plan.path, values)
-            dataset = self._files.dataset(path, self._files.beside(plan.file))
-            got = values_of(self._files, dataset, plan.column, plan.field)[plan.column].field
-            if row_count(dataset) != count:
-                raise FormatError(
-                    f"{self._files.url}: {path} has {row_count(dataset)} rows, and the others of {'/'.join(values)!r} {count}"
-                )
-            same_rank = len(got.shape or ()) == len(plan.field.shape or ())
-            if (got.kind, got.dtype) != (plan.field.kind, plan.field.dtype) or not same_rank:
-                raise FormatError(
-                    f"{self._files.url}: {path} holds {describe(dataset)}, unlike field {name!r} of the other sequences"
-                )
-            shapes.add(got.shape or ())
+    def _visit(self, plans: Mapping[str, Plan], values: tuple[str, ...]) -> int:
+        """Compare a record or sequence with the fields, read what several records share, and return how many records it has."""
+        count = 1
+        if self._pattern.has_rows:
+            count = self._rows_in(plans, values) if self._pattern.names else self._count(values)
+        for name, plan in plans.items() if count else ():
+            if plan.sort == "shared":
+                self._note_shared(name, plan, self._fill(plan, values))
+        return count
+
+    def _rows_in(self, plans: Mapping[str, Plan], values: tuple[str, ...]) -> int:
+        """Return how many rows a sequence has, 0 if it has no dataset of a field; raises FormatError if the fields do not fit it."""
+        counts: dict[Address, int] = {}
+        missing: NoSuchNameError | None = None
+        for name, plan in plans.items():
+            if plan.sort == "row":
+                address = self._fill(plan, values)
+                try:
+                    dataset = self._files.dataset(address)
+                except NoSuchNameError as error:
+                    missing = error
+                else:
+                    rows = self._rows(plan, values, dataset, plan.column, plan.field)[plan.column]
+                    self._check_rows(name, plan, f"{address} holds {describe(dataset)}", rows.field)
+                    counts[address] = rows.count
+        if missing is not None and any(counts.values()):
+            raise missing
+        if len({*counts.values()}) > 1:
+            shown = ", ".join(f"{address} has {count}" for address, count in counts.items())
+            raise FormatError(f"{self._files.url}: datasets of one sequence differ in their number of rows: {shown}")
+        return max(counts.values(), default=0)
+
+    def _check_rows(self, name: str, plan: Plan, what: str, got: Field) -> None:
+        """Raise FormatError unless rows are values of a field; note their shape."""
+        same_rank = len(got.shape or ()) == len(plan.field.shape or ())
+        if (got.kind, got.dtype) != (plan.field.kind, plan.field.dtype) or not same_rank:
+            raise FormatError(f"{self._files.url}: {what}, unlike field {name!r} of the other sequences")
+        self._shapes.setdefault(name, set()).add(got.shape or ())
+
+    def _note_shared(self, name: str, plan: Plan, address: Address) -> None:
+        """Read a value that several records share; raises FormatError for a missing one, or one of another kind.
+
+        Arrays are compared with their field, and read later.
+        """
+        seen = self._seen.setdefault(name, {})
+        if address in seen:
+            return
+        value = None
+        if plan.attribute:
+            value = read_attribute(self._files, address, plan.attribute, plan.field)
+        elif not plan.field.is_blob:
+            value = read_element(self._files, plan.field, address)
+        elif not fits(plan.field, dataset := self._files.dataset(address)):
+            raise FormatError(
+                f"{self._files.url}: {address} holds {describe(dataset)}, unlike field {name!r} of the other records"
+            )
+        if isinstance(value, ValueError):
+            raise FormatError(f"{self._files.url}: field {name!r}: {value}")
+        seen[address] = value
+
+    def _settled(self, name: str, plan: Plan) -> Plan:
+        """Return a plan after all visits: a size that differs is open, and a shared array is read with each batch."""
+        if plan.sort == "shared" and not plan.attribute and plan.field.is_blob:
+            return replace(plan, sort="dataset")
+        shapes = self._shapes.get(name, ())
         if len(shapes) > 1:
             sizes = tuple(axis[0] if len(set(axis)) == 1 else None for axis in zip(*shapes, strict=True))
             return replace(plan, field=replace(plan.field, shape=sizes))
         return plan
-
-    def _left_in_place(self, name: str, plan: Plan, found: Sequence[tuple[str, ...]]) -> Plan:
-        """Return the plan of a value that several records share: numbers and texts are read now, others with each batch.
-
-        Raises FormatError for a missing dataset, or one of another kind.
-        """
-        if plan.sort != "shared" or plan.attribute or not plan.field.is_blob:
-            return plan
-        other = self._files.beside(plan.file)
-        for path in dict.fromkeys(self._fill(plan.path, values) for values in found):
-            dataset = self._files.dataset(path, other)
-            if not fits(plan.field, dataset):
-                raise FormatError(
-                    f"{self._files.url}: {path} holds {describe(dataset)}, unlike field {name!r} of the other records"
-                )
-        return replace(plan, sort="dataset")
-
-    def _shared(self, name: str, plan: Plan, found: Sequence[tuple[str, ...]]) -> list[Any]:
-        """Return the value of each record or sequence; raises FormatError for a missing one."""
-        seen: dict[str, Any] = {}
-        for path in dict.fromkeys(self._fill(plan.path, values) for values in found):
-            if plan.attribute:
-                seen[path] = read_attribute(self._files, path, plan.attribute, plan.field)
-            else:
-                seen[path] = read_element(self._files, plan.field, path, self._files.beside(plan.file))
-            if isinstance(seen[path], ValueError):
-                raise FormatError(f"{self._files.url}: field {name!r}: {seen[path]}")
-        return [seen[self._fill(plan.path, values)] for values in found]
 
 
 def _with_role(name: str, field: Field) -> Field:
@@ -473,6 +537,17 @@ def is_class_list(member: Member) -> bool:
     """Whether a dataset is a list of texts under a name that only class names have."""
     is_text = h5py.check_string_dtype(member.dataset.dtype) is not None and len(member.dataset.shape or ()) == 1
     return is_text and _CLASS_NAMES.fullmatch(member.path) is not None
+
+
+def _vector_indexes(found: Sequence[Member]) -> dict[str, str]:
+    """Return the paths of ragged columns of NWB, each with the path of its ``VectorIndex``, which holds the ends of ranges."""
+    paths = {member.path for member in found}
+    indexes = {
+        member.path.removesuffix("_index"): member.path
+        for member in found
+        if member.path.endswith("_index") and attributes(member.dataset).get("neurodata_type") == "VectorIndex"
+    }
+    return {path: index for path, index in indexes.items() if path in paths and path not in indexes.values()}
 
 
 def is_column(member: Member) -> bool:
@@ -500,24 +575,20 @@ def _below(path: Template, name: str) -> Template:
 
 def _matches(files: Hdf5Files, group: str, place: Place) -> Iterator[tuple[str, ...]]:
     """Yield the texts of the names of each object that a place matches, in natural order."""
-    if not place.names:
-        yield ()
-        return
-    if place.file:
-        raise ConfigError(f"columns: {place.text!r} has all names, so it must be a place in the store itself")
     last = not (place.deep or place.attribute)
-    yield from _descend(files, group, place.path.split(), (), last)
+    for values, file in files.matching(place.file) if place.file.names else [((), str(place.file))]:
+        yield from _descend(files, Address(group, file), place.path.split(), values, last)
 
 
 def _descend(
-    files: Hdf5Files, path: str, parts: Sequence[Template], values: tuple[str, ...], last: bool
+    files: Hdf5Files, path: Address, parts: Sequence[Template], values: tuple[str, ...], last: bool
 ) -> Iterator[tuple[str, ...]]:
+    if not any(part.names for part in parts):
+        yield values  # what is missing below a match is a bad record
+        return
     part, rest = parts[0], parts[1:]
     if not part.names:
-        if any(other.names for other in rest):
-            yield from _descend(files, f"{path}/{part.fill({})}", rest, values, last)
-        else:
-            yield values  # what is missing below a match is a bad record
+        yield from _descend(files, path.below(part.fill({})), rest, values, last)
         return
     datasets, groups = names_in(files, path)
     pattern = part.regex()
@@ -526,7 +597,4 @@ def _descend(
         if match is None:
             continue
         found = (*values, *match.groups())
-        if rest:
-            yield from _descend(files, f"{path}/{name}", rest, found, last)
-        else:
-            yield found
+        yield from _descend(files, path.below(name), rest, found, last)

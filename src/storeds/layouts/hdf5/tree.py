@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -9,8 +10,10 @@ from typing import Any
 
 from msgspec import structs
 
+from storeds._utils.file_systems import file_system_of
+from storeds._utils.globs import fixed_folder, pattern_of
 from storeds._utils.settings import parse_options
-from storeds._utils.urls import StoreURL, file_path
+from storeds._utils.urls import StoreURL, file_path, file_url
 from storeds.backends.engine import Engine
 from storeds.backends.file_stores import describe_file
 from storeds.backends.hdf5.reading import is_native
@@ -20,7 +23,7 @@ from storeds.errors import FormatError, StoredsError, UnavailableError
 from storeds.layouts.hdf5.files import ForeignOptions, Hdf5Files
 from storeds.layouts.hdf5.recognising import candidates, entries, preset_pattern, recognise
 from storeds.layouts.hdf5.records import Contents, contents_of
-from storeds.layouts.pattern import Pattern
+from storeds.layouts.pattern import Pattern, parse_pattern
 from storeds.layouts.presets import presets_of
 from storeds.layouts.tree import FileTreeLocation, Found, Tree, TreeOpener, TreeStore, digest, meta_of
 from storeds.protocols import JSON, Array, Description, Meta
@@ -31,13 +34,29 @@ __all__ = ["FOREIGN_HDF5"]
 
 @dataclass(frozen=True)
 class Hdf5Location(FileTreeLocation[ForeignOptions]):
-    """A file, and the files to which its links lead. The open files of one store are a handle."""
+    """A file and the files to which its links lead, or files of a folder. The open files of one store are a handle.
+
+    Parameters
+    ----------
+    glob : str
+        Which files of the folder belong to the store; ``""`` for all that the pattern names.
+    """
 
     engine = "hdf5"
+    glob: str = ""
+
+    @property
+    def url(self) -> str:
+        return file_url(self.engine, self.glob or self.path)
+
+    @property
+    def source(self) -> str:
+        return self.glob or self.path
 
     def key(self) -> Hashable:
         # One file may be several stores, with other columns or another group.
-        return "foreign", self.layout, super().key(), self.settings
+        file = super().key() if os.path.isfile(self.path) else (self.path, self.glob)
+        return "foreign", self.layout, file, self.settings
 
     def open(self) -> Hdf5Tree:
         return Hdf5Tree(self)
@@ -67,12 +86,12 @@ class Hdf5Tree(Tree):
 
     def __init__(self, location: Hdf5Location) -> None:
         self._location = location
-        self.files = Hdf5Files(location.path, location.url, location.settings)
+        self.files = Hdf5Files(location.path, location.url, location.settings, location.glob)
         self._found: dict[tuple[str, Pattern], tuple[Contents, Meta]] = {}
 
     def is_native(self) -> bool:
         # docstring inherited
-        return is_native(self.files.file(self.files.path))
+        return not self.files.is_folder and is_native(self.files.file(self.files.path))
 
     def recognise(self) -> tuple[str | None, str]:
         # docstring inherited
@@ -94,8 +113,7 @@ class Hdf5Tree(Tree):
         # docstring inherited
         assert pattern is not None
         contents, meta = self._contents(layout, pattern)
-        own, *_ = self.files.seen()
-        return Found(meta, pattern, own, unread=tuple(contents.unread()))
+        return Found(meta, pattern, self.files.own(), unread=tuple(contents.unread()))
 
     def _contents(self, layout: str, pattern: Pattern) -> tuple[Contents, Meta]:
         # Once for all stores of the handle: reading may open further files, which are no part of the identity.
@@ -107,7 +125,7 @@ class Hdf5Tree(Tree):
     def contents(self, found: Found) -> tuple[Contents, str]:
         """Return the fields of a store that was found, and its build now."""
         assert found.pattern is not None
-        if self.files.changed([found.plan]):  # its contents may not fit the pattern any more
+        if self.files.changed(found.plan):  # its contents may not fit the pattern any more
             raise UnavailableError(f"{self.files.url} was replaced while in use or changed; open it again")
         if not self._found:
             self._look_again(found.meta.layout)
@@ -143,7 +161,7 @@ class Hdf5Store(TreeStore):
 
     def __init__(self, location: Hdf5Location, tree: Hdf5Tree, found: Found, contents: Contents, build: str) -> None:
         super().__init__(location, tree, found)
-        self._location, self._contents, self._build = location, contents, build
+        self._location, self._tree, self._contents, self._build = location, tree, contents, build
 
     @property
     def build(self) -> str:
@@ -176,7 +194,11 @@ class Hdf5Store(TreeStore):
         settings = self._location.settings
         columns: JSON = None if settings.columns is None else dict(settings.columns.to_json())
         how = {**structs.asdict(settings), "columns": columns, "where": dict(self._contents.where)}
-        return describe_file(self._location.path, self._location.url, how, [], recognised=self.found.why)
+        path, url = self._location.path, self._location.url
+        if self._tree.files.is_folder:
+            sizes = [size for *_, size, _ in self._tree.files.seen()]
+            return Description(sum(sizes), {"file_system": file_system_of(path)[0], "files": len(sizes), **how})
+        return describe_file(path, url, how, [], recognised=self.found.why)
 
 
 def _record(record: dict[str, Any]) -> dict[str, Any] | Fault:
@@ -190,8 +212,18 @@ def _record(record: dict[str, Any]) -> dict[str, Any] | Fault:
 
 def _opener(url: str | StoreURL, *, layout: str | None = None, **options: Any) -> TreeOpener:
     path, in_url = file_path(url)
-    return TreeOpener(Hdf5Location(path, parse_options(ForeignOptions, in_url, options, url), layout))
+    settings, glob = parse_options(ForeignOptions, in_url, options, url), ""
+    if settings.columns is not None and settings.columns.names_files and (found := pattern_of(StoreURL.parse(url))):
+        path, glob = fixed_folder(found), found
+    return TreeOpener(Hdf5Location(path, settings, layout, glob))
 
 
-FOREIGN_HDF5 = Engine(_opener, presets=presets_of("hdf5"))
+def _is_folder_of_files(url: StoreURL, columns: Any) -> bool:
+    """Whether the places of a pattern lie in files of the folder, or among the files, that a URL names."""
+    pattern = parse_pattern(columns)
+    is_folder = os.path.isdir(url.file) and any(place.file for _, place in pattern.places)
+    return is_folder or (pattern.names_files and pattern_of(url) is not None)
+
+
+FOREIGN_HDF5 = Engine(_opener, presets=presets_of("hdf5"), is_folder_of_files=_is_folder_of_files)
 """Opens HDF5 files of other tools; the options are `ForeignOptions`."""

@@ -19,7 +19,7 @@ from storeds.backends.hdf5.headers import check_attribute
 from storeds.backends.hdf5.rows import FlatRows, Rows, gather
 from storeds.errors import FormatError
 from storeds.layouts.hdf5.chunks import ChunkedRows, check_claim
-from storeds.layouts.hdf5.files import Hdf5Files
+from storeds.layouts.hdf5.files import Hdf5Files, file_of
 from storeds.layouts.hdf5.variable import VariableRows
 from storeds.protocols import Array, Field, Kind
 from storeds.records.columns import SCALARS, column_of
@@ -27,7 +27,9 @@ from storeds.values.codecs import image_of_text, is_image
 from storeds.values.infer import evenly, field_of
 
 __all__ = [
+    "DAMAGED",
     "SCALAR_KINDS",
+    "TableRows",
     "Values",
     "is_numeric",
     "is_single",
@@ -151,7 +153,7 @@ def packing(dataset: h5py.Dataset) -> list[str]:
     return [name for name in (*_PACKING, *(_ABSENT if dataset.dtype.kind in "iu" else ())) if name in dataset.attrs]
 
 
-_DAMAGED = "its bytes are cut short or damaged"
+DAMAGED = "its bytes are cut short or damaged"
 _SAMPLED = 9  # rows inspected to find out what bytes are
 _SHORTEST = 64  # bytes of an image file
 
@@ -199,7 +201,7 @@ class Fixed(Values):
         raw = self._rows.read([(at, at + 1) for at in positions])
         size = self._rows.size
         return [
-            to_value(self.field, data, self._dtype, self._shape) if len(data) == size else ValueError(_DAMAGED)
+            to_value(self.field, data, self._dtype, self._shape) if len(data) == size else ValueError(DAMAGED)
             for data in raw
         ]
 
@@ -207,7 +209,7 @@ class Fixed(Values):
         # docstring inherited
         (data,) = self._rows.read([(0, self.count)]) if self.count else (b"",)
         if len(data) != self.count * self._rows.size:
-            raise ValueError(_DAMAGED)
+            raise ValueError(DAMAGED)
         return self._typed(np.frombuffer(bytearray(data), "u1"), self.count)
 
     def stacked(self, positions: Array) -> Array | None:
@@ -276,7 +278,7 @@ def _fixed_items(files: Hdf5Files, dataset: h5py.Dataset, rows: Rows, field: Fie
         raw = rows.read([(at, at + 1) for at in positions])
         # NULs behind a string are padding.
         return [
-            (data.rstrip(b"\0") if text else data) if len(data) == rows.size else ValueError(_DAMAGED) for data in raw
+            (data.rstrip(b"\0") if text else data) if len(data) == rows.size else ValueError(DAMAGED) for data in raw
         ]
 
     return Items(rows.count, load, field, text=text, padded=True)
@@ -402,7 +404,7 @@ def raw_rows(files: Hdf5Files, dataset: h5py.Dataset, dtype: np.dtype[Any], *, a
     equal = bool(stored.equal(memory))
     offset = None if dataset.chunks or not equal else dataset.id.get_offset()
     if offset is not None:
-        return _flat_rows(files, dataset, dataset.file.filename, offset, size, count)
+        return _flat_rows(files, dataset, file_of(dataset), offset, size, count)
     return ChunkedRows(files, dataset, memory, size, count, axis)
 
 

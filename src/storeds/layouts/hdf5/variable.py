@@ -19,7 +19,7 @@ from storeds.backends.hdf5.headers import compact_bytes
 from storeds.backends.hdf5.inflation import filters_of, stored_chunk, undone
 from storeds.errors import FormatError
 from storeds.layouts.hdf5.chunks import check_claim
-from storeds.layouts.hdf5.files import Hdf5Files
+from storeds.layouts.hdf5.files import Hdf5Files, file_of
 from storeds.protocols import Array
 
 __all__ = ["VariableRows"]
@@ -41,7 +41,7 @@ class VariableRows:
     def __init__(self, files: Hdf5Files, dataset: h5py.Dataset) -> None:
         self.count = int(dataset.size)
         self._dataset, self._url = dataset, files.url
-        self._descriptor = files.descriptor(dataset.file.filename)
+        self._descriptor = files.descriptor(file_of(dataset))
         self._available = os.fstat(self._descriptor).st_size
         is_text = h5py.check_string_dtype(dataset.dtype) is not None
         self._itemsize = 1 if is_text else np.dtype(h5py.check_vlen_dtype(dataset.dtype)).itemsize

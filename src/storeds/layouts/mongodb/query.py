@@ -99,7 +99,7 @@ def _parsed(given: Any) -> Pattern | None:
     pattern = parse_pattern(given, attributes=False)
     for name, place in pattern.places:
         path = dotted(place)
-        if place.names or place.deep or place.file or name in (EVERYTHING, ATTRIBUTES):
+        if place.names or place.deep or place.file or place.ranges or name in (EVERYTHING, ATTRIBUTES):
             raise ConfigError(
                 f"columns[{name!r}]: {place.text!r}: documents have fields, not names to match: write a dotted path such as "
                 "'payload.jpg', or 'crops[].image' for the elements of a list"

@@ -1,0 +1,256 @@
+"""`Join`: columns of a table for the records of a store, by key."""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+import numpy as np
+import xxhash
+
+from storeds._utils.settings import Settings
+from storeds.backends.view import View
+from storeds.errors import ConfigError, FormatError, RecordError, StoreNotFoundError, suggest
+from storeds.protocols import Array, Backend, Field, Record
+from storeds.records.arrays import read_arrays, stackable
+from storeds.records.columns import check_has_column, column_of, read_column
+from storeds.records.index import Index
+from storeds.records.where import check_where, positions_by_columns
+from storeds.values.columns import name_columns
+from storeds.values.infer import fit
+from storeds.values.text import values_of_cells
+
+__all__ = ["Join", "JoinedView"]
+
+_LISTED = 3  # keys in a message
+_PARQUET = (".parquet", ".pq")
+
+
+class Join(Settings, frozen=True):
+    """A table beside a store, and how its rows belong to the records.
+
+    Parameters
+    ----------
+    path : str
+        A CSV file with a header, or a Parquet file.
+    on : str or mapping
+        The field that is the key, which the table has as a column; ``{field: column}`` if that has another name.
+    fields : mapping, optional
+        Field → column of the table. A field of the store with this name is replaced. By default, all columns but the key are added.
+    missing : str
+        ``error`` if a record has no row, or a row no record; ``drop`` leaves out these records, and these rows.
+    """
+
+    path: Annotated[str, msgspec.Meta(min_length=1)]
+    on: str | dict[str, str] = "key"
+    fields: dict[str, str] | None = None
+    missing: Literal["error", "drop"] = "error"
+
+    def key(self) -> tuple[str, str]:
+        """Return the field and the column that are the key."""
+        if isinstance(self.on, str):
+            return self.on, self.on
+        if len(self.on) != 1:
+            raise ConfigError(f"join: on is one field, or {{field: column}} of one, not {self.on!r}")
+        ((field, column),) = self.on.items()
+        return field, column
+
+
+class _Found:
+    """The rows of a table that belong to records of a store. A pickle has no rows: they are found again.
+
+    Attributes
+    ----------
+    digest : str
+        Of the content of the table, when the user opened the store.
+    fields : dict of str to Field
+    """
+
+    def __init__(self, backend: Backend, join: Join) -> None:
+        self._backend, self._join = backend, join
+        self.digest = _digest(join.path)
+        self.fields: dict[str, Field] = self._rows[2]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_rows"}
+
+    def __repr__(self) -> str:
+        return f"join={{'on': {self._join.on!r}, 'fields': {self._join.fields!r}, 'missing': {self._join.missing!r}}} of {self.digest}"
+
+    def positions(self) -> Array:
+        """Return the positions of the records that have a row, ascending."""
+        return self._rows[0]
+
+    @property
+    def columns(self) -> dict[str, Array]:
+        """Field → its value for each of these records."""
+        return self._rows[1]
+
+    @cached_property
+    def _rows(self) -> tuple[Array, dict[str, Array], dict[str, Field]]:
+        path, (field, column) = self._join.path, self._join.key()
+        if _digest(path) != self.digest:
+            raise FormatError(f"join: {path} changed while the store is in use; open the store again")
+        table = _read(path)
+        names = self._names([*table], column)
+        row_of = {key: row for row, key in enumerate(map(str, table[column]))}
+        if len(row_of) < len(table[column]):
+            twice = next(key for row, key in enumerate(map(str, table[column])) if row_of[key] != row)
+            raise ConfigError(f"join: {path} has several rows of {column} {twice!r}; each record has one")
+        keys = list(map(str, read_column(self._backend, field).tolist()))
+        rows = [row_of.get(key, -1) for key in keys]
+        if self._join.missing == "error":
+            self._check(keys, rows, row_of)
+        positions = np.flatnonzero(np.asarray(rows, np.int64) >= 0)
+        fields, columns = dict[str, Field](), dict[str, Array]()
+        for name, own in names.items():
+            fields[name], columns[name] = self._column(name, own, table, [rows[at] for at in positions.tolist()])
+        return positions, columns, fields
+
+    def _names(self, columns: Sequence[str], key: str) -> dict[str, str]:
+        """Return field → column of the table."""
+        given, path = self._join.fields, self._join.path
+        for column in [key, *(given or {}).values()]:
+            if column not in columns:
+                raise ConfigError(f"join: {path} has no column {column!r}; {suggest(column, columns, 'columns')}")
+        if given is not None:
+            return given
+        names, _ = name_columns([column for column in columns if column != key], self._backend.meta.fields)
+        return {name: column for column, name in names.items()}
+
+    def _check(self, keys: Sequence[str], rows: Sequence[int], row_of: Mapping[str, int]) -> None:
+        without = [key for key, row in zip(keys, rows, strict=True) if row < 0]
+        spare = sorted(row_of.keys() - {*keys})
+        if without or spare:
+            parts = [
+                f"{len(found):,} {what} ({', '.join(map(repr, found[:_LISTED]))}{', …' if len(found) > _LISTED else ''})"
+                for found, what in ((without, "records have no row"), (spare, "rows have no record"))
+                if found
+            ]
+            raise ConfigError(
+                f"join: {self._join.path} and {self._backend.url}: {' and '.join(parts)}; missing='drop' leaves them out"
+            )
+
+    def _column(
+        self, name: str, column: str, table: Mapping[str, Sequence[Any]], rows: Sequence[int]
+    ) -> tuple[Field, Array]:
+        """Return a field, and its value in some rows."""
+        where, (_, key) = f"join: column {column!r} of {self._join.path}", self._join.key()
+        is_csv = os.path.splitext(self._join.path)[1].lower() not in _PARQUET
+        values = values_of_cells(table[column]) if is_csv else table[column]
+        for row in rows:
+            if values[row] is None:
+                raise ConfigError(
+                    f"{where}: the row of {key} {table[key][row]!r} has no value; fill it, or leave the row out"
+                )
+        field, fitted = fit([value for value in values if value is not None])
+        if field.is_blob or field.kind == "json":
+            raise ConfigError(f"{where} holds {field.kind}, and a joined field is a number, a truth value or a text")
+        by_row = iter(fitted)
+        stored = [None if value is None else next(by_row) for value in values]
+        return field, column_of(field, [stored[row] for row in rows])
+
+
+def _digest(path: str) -> str:
+    try:
+        return xxhash.xxh3_128_hexdigest(Path(path).read_bytes())
+    except FileNotFoundError:
+        raise StoreNotFoundError(f"join: there is no file {path}") from None
+    except OSError as error:
+        raise ConfigError(f"join: {path} cannot be read: {error.strerror}") from None
+
+
+def _read(path: str) -> dict[str, list[Any]]:
+    """Return the columns of a table; of CSV, the key stays a text as written."""
+    if os.path.splitext(path)[1].lower() in _PARQUET:
+        try:
+            import pyarrow.parquet
+        except ImportError as error:
+            raise ConfigError(f"join: {path} needs pyarrow ({error}): pip install 'storeds[hf]'") from None
+        try:
+            found: dict[str, list[Any]] = pyarrow.parquet.read_table(path).to_pydict()
+        except (OSError, pyarrow.ArrowException) as error:
+            raise ConfigError(f"join: {path} is not a Parquet file: {error}") from None
+        return found
+    with open(path, encoding="utf-8-sig", newline="") as file:
+        try:
+            header, *rows = csv.reader(file, strict=True)
+        except (ValueError, csv.Error) as error:
+            raise ConfigError(f"join: {path} is not a CSV file with a header: {error}") from None
+    rows = [row for row in rows if row]
+    for number, row in enumerate(rows):
+        if len(row) != len(header):
+            raise ConfigError(f"join: row {number + 1} of {path} has {len(row)} cells, and the header {len(header)}")
+    if len({*header}) < len(header):
+        raise ConfigError(f"join: {path} has two columns of one name: {', '.join(header)}")
+    return {name: [row[at] for row in rows] for at, name in enumerate(header)}
+
+
+class JoinedView(View):
+    """The records of a backend that have a row in a table, with columns of it as fields of their own.
+
+    Parameters
+    ----------
+    backend : Backend
+    join : Join
+
+    Raises
+    ------
+    ConfigError
+        The table lacks the key or a column; a key is there twice, or on one side alone; a value is missing.
+    StoreNotFoundError
+        There is no such table.
+    """
+
+    def __init__(self, backend: Backend, join: Join) -> None:
+        self._found = _Found(backend, join)
+        index = Index(self._found.positions, backend.url, backend.meta.build, repr(self._found))
+        super().__init__([backend], index, self._found)
+        self.meta = replace(self.meta, fields={**self.meta.fields, **self._found.fields})
+
+    def get_many(self, positions: Sequence[int], /, fields: Sequence[str] | None = None) -> list[Record | RecordError]:
+        # docstring inherited
+        names = [*self.meta.fields] if fields is None else self._check_fields(fields)
+        at, own = self._checked(positions), self._own(names)
+        found = super().get_many(positions, [name for name in names if name not in own])
+        values = {name: self._found.columns[name][at].tolist() for name in own}
+        return [
+            record
+            if isinstance(record, RecordError)
+            else {name: values[name][number] if name in own else record[name] for name in names}
+            for number, record in enumerate(found)
+        ]
+
+    def get_arrays(self, positions: Sequence[int], /, fields: Sequence[str] | None = None) -> dict[str, Array]:
+        # docstring inherited
+        names, at = stackable(self, fields), self._checked(positions)
+        own, found = self._own(names), dict[str, Array]()
+        stored = [name for name in names if name not in own]
+        if stored:
+            found = read_arrays(self.stores[0], self._in_stores(at), stored)  # type: ignore[arg-type]  # typed as a Sequence, which ndarray is not for mypy
+        found |= {name: self._found.columns[name][at] for name in own}
+        return {name: found[name] for name in names}
+
+    def column(self, name: str, /) -> Array:
+        # docstring inherited
+        if name not in self._found.fields:
+            return super().column(name)
+        check_has_column(self.url, name, self.meta.fields[name])
+        return self._found.columns[name].copy()
+
+    def select(self, where: Mapping[str, Any], /) -> Array:
+        # docstring inherited
+        checked = check_where(where, self.meta.fields, self.url)
+        stored = {name: wanted for name, wanted in checked.items() if name not in self._found.fields}
+        own = {name: wanted for name, wanted in checked.items() if name in self._found.fields}
+        found = positions_by_columns(self, own)
+        return np.intersect1d(found, super().select(stored), assume_unique=True) if stored else found
+
+    def _own(self, names: Sequence[str]) -> list[str]:
+        return [name for name in names if name in self._found.fields]
