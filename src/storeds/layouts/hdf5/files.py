@@ -143,7 +143,7 @@ class Hdf5Files:
         self._most_open = MOST_OPEN if self.is_folder else math.inf
         self._descriptors: OrderedDict[str, _Descriptor] = OrderedDict()
         self._open: OrderedDict[str, h5py.File] = OrderedDict()
-        self._in_use: weakref.WeakSet[h5py.File] = weakref.WeakSet()
+        self._in_use: weakref.WeakValueDictionary[int, h5py.File] = weakref.WeakValueDictionary()
         self._folders = (path, os.path.realpath(path)) if self.is_folder else _folders(path)
         self._roots = {*map(os.path.realpath, self._folders)}
         self._seen: dict[str, list[int]] = {}
@@ -154,7 +154,7 @@ class Hdf5Files:
     def close(self) -> None:
         """Close all files."""
         self._open.clear()
-        for file in list(self._in_use):
+        for file in list(self._in_use.values()):
             file.close()
         self._descriptors.clear()
 
@@ -201,9 +201,8 @@ class Hdf5Files:
         for texts, _ in self.matching(leading):
             named = dict(zip(leading.names, texts, strict=True))
             for template in templates:
-                with contextlib.suppress(
-                    KeyError, ConfigError
-                ):  # a name that no file has; a missing file is a bad record
+                # A name may be one in a path; and a missing file is a bad record.
+                with contextlib.suppress(KeyError, NoSuchNameError):
                     path = self.path_of(template.fill(named))
                     self._seen.setdefault(path, _identity(os.stat(path)))
 
@@ -224,7 +223,8 @@ class Hdf5Files:
                 raise ConfigError(
                     f"{self.url} is a folder: each place in columns= begins with the name of a file, as in 'x.h5::images[]'"
                 )
-            self._paths[file] = self._resolved(file, self._folders, f"the place {file!r}::…", ConfigError)
+            missing = NoSuchNameError if self.is_folder else ConfigError  # a record may lack a file
+            self._paths[file] = self._resolved(file, self._folders, f"the place {file!r}::…", ConfigError, missing)
         return self._paths[file]
 
     def descriptor(self, path: str) -> int:
@@ -250,7 +250,7 @@ class Hdf5Files:
             check_status(path, status, engine, "hdf5", url)
             check_hdf5_file(self.descriptor(path), url)
             found = open_hdf5_file(path, url, self.settings.locking, _CACHE)
-            self._in_use.add(found)
+            self._in_use[id(found)] = found  # by id: two openings of a file are equal
             self._keep(self._open, path, found)
         return found
 
@@ -264,9 +264,11 @@ class Hdf5Files:
 
         Raises `error`, which names `source`, if the file is missing or the user did not allow files outside the folder.
         """
-        return self._resolved(name, _folders(parent), source, error)
+        return self._resolved(name, _folders(parent), source, error, error)
 
-    def _resolved(self, name: str, folders: Iterable[str], source: str, error: type[StoredsError]) -> str:
+    def _resolved(
+        self, name: str, folders: Iterable[str], source: str, error: type[StoredsError], missing: type[StoredsError]
+    ) -> str:
         names = [name, os.path.basename(name)] if os.path.isabs(name) else [name]
         paths = [os.path.realpath(os.path.join(folder, each)) for each in names for folder in folders]
         path = next(filter(os.path.isfile, paths), paths[0])
@@ -276,7 +278,7 @@ class Hdf5Files:
                 "you trust the author of the file with what this process reads"
             )
         if not os.path.isfile(path):
-            raise error(f"{self.url}: {source} leads to {path}, which is missing; copy it there, or correct the name")
+            raise missing(f"{self.url}: {source} leads to {path}, which is missing; copy it there, or correct the name")
         return path
 
     def find(self, address: Address) -> tuple[h5py.Group | h5py.Dataset, str]:

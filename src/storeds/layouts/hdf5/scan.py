@@ -312,7 +312,7 @@ class Scan:
         skipped: list[Unreadable] = []
         found = self._members(place, first, skipped)
         indexes = _vector_indexes(found)
-        for member in found:
+        for member in (each for each in found if each.path not in indexes.values()):
             plan = replace(at, path=_below(place.path, member.path))
             if member.path in indexes:
                 ends = ("ends", _below(place.path, indexes[member.path]))
@@ -328,12 +328,15 @@ class Scan:
                 rows = row_count(member.dataset)
                 why = f"it has {rows} rows, and others {count}; the place {plan.where!r} gives each record all of them"
                 skipped.append(Unreadable(member.path, why, rows))
+        self._note_skipped(place, skipped, count)
+        return self._with_frames(plans)
+
+    def _note_skipped(self, place: Place, skipped: Sequence[Unreadable], count: int) -> None:
         for each in skipped:
             if each.rows == count or (each.rows is None and "/" not in each.path):
                 self._left.append(str(each))
             elif self._pattern.names:
                 self._unread.append((place, each))
-        return self._with_frames(plans)
 
     def _check_left_out(self, plans: Mapping[str, Plan]) -> None:
         """Raise LeftOutError for what belongs to each record, and no field holds."""
