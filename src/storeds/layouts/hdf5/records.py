@@ -179,8 +179,7 @@ class Contents:
             found = functools.partial(read_attribute, files, name=plan.attribute, field=field)
             return _Computed(self.bounds, field, lambda sequences, _: [*map(found, paths(sequences))])
         if plan.sort == "dataset":
-            whole = functools.partial(read_element, files, field, path=other)
-            return _Computed(self.bounds, field, lambda sequences, _: _each_once(whole, paths(sequences)))
+            return _Elements(files, field, self.bounds, paths, other)
         if self._pattern.names:
             return _SequenceRows(files, paths, self.bounds, field, plan.column)
         rows = _rows_of(files, plan.column, field, paths([0])[0], other)
@@ -255,6 +254,31 @@ class _Computed(Values):
         return self._values(sequences.tolist(), rows.tolist())
 
 
+class _Elements(_Computed):
+    """A dataset for each record, or one that several records share; `paths` returns the paths of those of sequences."""
+
+    def __init__(
+        self,
+        files: Hdf5Files,
+        field: Field,
+        bounds: Array,
+        paths: Callable[[Sequence[int]], list[str]],
+        other: str | None,
+    ) -> None:
+        whole = functools.partial(read_element, files, field, path=other)
+        super().__init__(bounds, field, lambda sequences, _: _each_once(whole, paths(sequences)))
+        self._paths = paths
+        # The arrays used last keep their decompressed chunks.
+        self._stored = functools.lru_cache(_OPEN)(functools.partial(whole, is_stored=True))
+
+    def arrays(self, positions: Sequence[int]) -> list[Any]:
+        # docstring inherited
+        if self.field.kind != "array":
+            return self.read(positions)
+        sequences, _ = _located(self._bounds, positions)
+        return [self._stored(path) for path in self._paths(sequences.tolist())]
+
+
 class _SequenceRows(Values):
     """Rows of one dataset for each sequence; `paths` returns the paths of the datasets of sequences."""
 
@@ -298,13 +322,21 @@ class _SequenceRows(Values):
 
     def read(self, positions: Sequence[int]) -> list[Any]:
         # docstring inherited
+        return self._of_each(positions, lambda values, rows: values.read(rows))
+
+    def arrays(self, positions: Sequence[int]) -> list[Any]:
+        # docstring inherited
+        return self._of_each(positions, lambda values, rows: values.arrays(rows))
+
+    def _of_each(self, positions: Sequence[int], read: Callable[[Values, list[int]], list[Any]]) -> list[Any]:
+        """Return what `read` gives for the rows of each dataset, with a ValueError for those of one that cannot be read."""
         sequences, rows = _located(self._bounds, positions)
         out: list[Any] = []
         unique = np.unique(sequences).tolist()
         for sequence, path in zip(unique, self._paths(unique), strict=True):
             asked = rows[sequences == sequence].tolist()
             try:
-                out += self._open(path).read(asked)
+                out += read(self._open(path), asked)
             except UnavailableError:
                 raise
             except (StoredsError, OSError, RuntimeError, KeyError, TypeError) as error:
