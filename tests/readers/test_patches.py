@@ -206,15 +206,15 @@ def test_a_patch_decompresses_the_chunks_that_it_touches_once_a_batch(
     path, volume = tmp_path / "v.h5", np.random.default_rng(0).integers(0, 255, (64, 64, 96), np.uint8)
     with h5py.File(path, "w") as file:
         file.create_dataset("raw", data=volume, chunks=(16, 32, 32), compression="gzip")
-    options = {"size": (16, 32, 32), "per_record": 40}
-    dataset = StoreDataset(path, layout="per_file", reader="patch", fields=["raw"], reader_options=options)
+    given: dict[str, Any] = {"layout": "per_file", "reader": "patch", "fields": ["raw"], "options": {"cache_bytes": 0}}
+    dataset = StoreDataset(path, reader_options={"size": (16, 32, 32), "per_record": 40}, **given)
     inflated, inflate = list[int](), zlib.decompressobj
     monkeypatch.setattr(zlib, "decompressobj", lambda: inflated.append(1) or inflate())
     raw, position = dataset[0]
     assert np.array_equal(raw, volume[tuple(slice(at, at + n) for at, n in zip(position, (16, 32, 32), strict=True))])
     assert len(inflated) <= 8
     inflated.clear()
-    StoreDataset(path, layout="per_file", reader="patch", fields=["raw"], reader_options=options)[:]
+    dataset[:]
     assert len(inflated) <= 4 * 2 * 3
 
 

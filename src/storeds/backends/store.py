@@ -218,15 +218,16 @@ class Store:
     ) -> list[Record | RecordError]:
         """Return parts of records; see `storeds.protocols.SupportsParts`. Native stores verify, and so read, whole records."""
         wanted = self._check_fields(fields)
-        asked = check_positions(positions, self.meta.count, self.url)
-        if len(asked) and self.meta.layout != NATIVE:
-            unique, places = np.unique(asked, return_inverse=True)
+        asked: list[int] = check_positions(positions, self.meta.count, self.url).tolist()
+        if asked and self.meta.layout != NATIVE:
+            unique = sorted(set(asked))
+            place_of = {position: place for place, position in enumerate(unique)}
             with _Reading(self) as raw:
-                found = raw.arrays(unique.tolist(), wanted)
+                found = raw.arrays(unique, wanted)
                 if found is not None:
-                    parts = parts_of_stored(found.records, places.tolist(), choose)
-                    return self._named(raw, parts, asked.tolist())
-        return parts_of_records(self, asked.tolist(), choose, wanted)
+                    parts = parts_of_stored(found.records, [place_of[position] for position in asked], choose)
+                    return self._named(raw, parts, asked)
+        return parts_of_records(self, asked, choose, wanted)
 
     # Columns.
 
