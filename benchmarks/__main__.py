@@ -12,7 +12,19 @@ from pathlib import Path
 
 from benchmarks._common import ENTRIES, Run, run_entry
 
-MODULES = ("reading", "loading", "packing", "folders", "cold", "decoding", "samples", "silent", "device", "peers")
+MODULES = (
+    "reading",
+    "loading",
+    "packing",
+    "folders",
+    "cold",
+    "decoding",
+    "samples",
+    "patches",
+    "silent",
+    "device",
+    "peers",
+)
 
 
 def load() -> None:

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from storeds.ops import show as show
     from storeds.ops import stats as stats
     from storeds.ops import verify as verify
+    from storeds.readers.patches import stitch as stitch
 
 __version__ = "0.1.0"
 
@@ -84,6 +85,7 @@ __all__ = [
     "repair",
     "show",
     "stats",
+    "stitch",
     "to_device",
     "verify",
 ]
@@ -104,6 +106,7 @@ __getattr__ = export_lazily(
         "loaders.loader": ("StoreLoader",),
         "loaders.sampler": ("EpochSampler",),
         "ops": ("convert", "export", "info", "pack", "repair", "show", "stats", "verify"),
+        "readers.patches": ("stitch",),
     },
 )
 

@@ -36,6 +36,8 @@ __all__ = [
     "ROLES",
     "Array",
     "Backend",
+    "Box",
+    "ChooseBoxes",
     "CropRequest",
     "Cropped",
     "Cropper",
@@ -55,6 +57,7 @@ __all__ = [
     "SupportsColumns",
     "SupportsDescription",
     "SupportsKeys",
+    "SupportsParts",
     "SupportsWhere",
     "Transform",
     "Window",
@@ -66,6 +69,8 @@ JSON: TypeAlias = "bool | int | float | str | Sequence[JSON] | Mapping[str, JSON
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 Record: TypeAlias = dict[str, Any]
 Transform: TypeAlias = Callable[..., Any]
+Box: TypeAlias = tuple[slice, ...]
+"""A part of an array: a start and an end along each axis."""
 Kind: TypeAlias = Literal["image", "bytes", "str", "int", "float", "bool", "array", "json"]
 
 Role: TypeAlias = Literal["image", "mask", "boxes", "keypoints", "label", "labels", "text"]
@@ -315,6 +320,34 @@ class SupportsBatchArrays(Protocol):
             ``positions``; ``get_many`` returns the good records, with errors as values.
         UnavailableError, ClosedError
             As for ``get_many``.
+        """
+        ...
+
+
+ChooseBoxes: TypeAlias = Callable[[int, Mapping[str, tuple[int, ...]]], Mapping[str, Box]]
+"""Returns field → the box to read, given the place of a part in the request and the shape of each array of its record.
+
+Fields that it leaves out are read whole. A ValueError says why the record has no such part, which then is bad.
+"""
+
+
+@runtime_checkable
+class SupportsParts(Protocol):
+    """A backend that reads parts of large arrays without reading the rest."""
+
+    def get_parts(
+        self, positions: Sequence[int], choose: ChooseBoxes, /, fields: Sequence[str] | None = None
+    ) -> list[Record | RecordError]:
+        """Return records with a part of some arrays.
+
+        Parameters
+        ----------
+        positions : sequence of int
+            Any order. A position that occurs several times gives several parts of one record.
+        choose : callable
+            Which part. It is called once for each position, in any order, and reads nothing.
+        fields : sequence of str, optional
+            As for ``get_many``, as are the result and the errors.
         """
         ...
 

@@ -211,6 +211,7 @@ _READERS = (
     ("sample", "samples:sample", ""),
     ("video", "videos:video", ""),
     ("sequence", "sequences:sequence", ""),
+    ("patch", "patches:patch", ""),
 )
 _DECODERS = (
     ("bytes", "decoders:decode_bytes", ""),

@@ -17,7 +17,7 @@ import xxhash
 from storeds._utils.settings import Settings
 from storeds.backends.view import View
 from storeds.errors import ConfigError, FormatError, RecordError, StoreNotFoundError, suggest
-from storeds.protocols import Array, Backend, Field, Record
+from storeds.protocols import Array, Backend, ChooseBoxes, Field, Record
 from storeds.records.arrays import read_arrays, stackable
 from storeds.records.columns import check_has_column, column_of, read_column
 from storeds.records.index import Index
@@ -217,13 +217,28 @@ class JoinedView(View):
     def get_many(self, positions: Sequence[int], /, fields: Sequence[str] | None = None) -> list[Record | RecordError]:
         # docstring inherited
         names = [*self.meta.fields] if fields is None else self._check_fields(fields)
-        at, own = self._checked(positions), self._own(names)
-        found = super().get_many(positions, [name for name in names if name not in own])
-        values = {name: self._found.columns[name][at].tolist() for name in own}
+        return self._with_own(super().get_many(positions, self._stored(names)), positions, names)
+
+    def get_parts(
+        self, positions: Sequence[int], choose: ChooseBoxes, /, fields: Sequence[str] | None = None
+    ) -> list[Record | RecordError]:
+        # docstring inherited
+        names = [*self.meta.fields] if fields is None else self._check_fields(fields)
+        return self._with_own(super().get_parts(positions, choose, self._stored(names)), positions, names)
+
+    def _stored(self, names: Sequence[str]) -> list[str]:
+        return [name for name in names if name not in self._found.fields]
+
+    def _with_own(
+        self, found: list[Record | RecordError], positions: Sequence[int], names: Sequence[str]
+    ) -> list[Record | RecordError]:
+        """Return records with the values of the table among their fields, in the order of `names`."""
+        at = np.asarray(positions, np.int64)
+        values = {name: self._found.columns[name][at].tolist() for name in self._own(names)}
         return [
             record
             if isinstance(record, RecordError)
-            else {name: values[name][number] if name in own else record[name] for name in names}
+            else {name: values[name][number] if name in values else record[name] for name in names}
             for number, record in enumerate(found)
         ]
 
@@ -231,7 +246,7 @@ class JoinedView(View):
         # docstring inherited
         names, at = stackable(self, fields), self._checked(positions)
         own, found = self._own(names), dict[str, Array]()
-        stored = [name for name in names if name not in own]
+        stored = self._stored(names)
         if stored:
             found = read_arrays(self.stores[0], self._in_stores(at), stored)  # type: ignore[arg-type]  # typed as a Sequence, which ndarray is not for mypy
         found |= {name: self._found.columns[name][at] for name in own}

@@ -79,6 +79,13 @@ class RawStore(Protocol):
         """Return fields of fixed size as arrays; with `whole`, with what verifies the records. None if that is not possible."""
         return None
 
+    def arrays(self, positions: list[int], fields: tuple[str, ...]) -> Rows | None:
+        """Return the same as `read`, with a `storeds.records.parts.StoredArray` in place of each large array.
+
+        None if the store reads only whole records. `Store` reads their parts while it leases the handle.
+        """
+        return None
+
     def keys(self) -> Array | None:
         """Return the key of each record, of a store whose records have keys and perhaps no field of them; None otherwise."""
         return None

@@ -15,11 +15,12 @@ from storeds.backends.positions import check_positions, outside
 from storeds.backends.raw import Fault, Opener, RawStore, Rows
 from storeds.backends.unread import bounded
 from storeds.errors import ConfigError, RecordError, StoreNotFoundError, UnavailableError, suggest
-from storeds.protocols import Array, Description, Meta, Place, Record
+from storeds.protocols import Array, ChooseBoxes, Description, Meta, Place, Record
 from storeds.records.arrays import stack_packed, stack_records, stackable
 from storeds.records.codec import RecordCodec
 from storeds.records.columns import check_has_column, column_from_records
 from storeds.records.meta import NATIVE
+from storeds.records.parts import parts_of_records, parts_of_stored
 from storeds.records.verifier import Verifier
 from storeds.records.where import check_where, positions_by_columns
 
@@ -211,6 +212,22 @@ class Store:
             return stack_packed([rows.records[at] for at in places.tolist()], names, declared)
         except (ValueError, TypeError):  # a value is not as declared
             return None
+
+    def get_parts(
+        self, positions: Sequence[int], choose: ChooseBoxes, /, fields: Sequence[str] | None = None
+    ) -> list[Record | RecordError]:
+        """Return parts of records; see `storeds.protocols.SupportsParts`. Native stores verify, and so read, whole records."""
+        wanted = self._check_fields(fields)
+        asked: list[int] = check_positions(positions, self.meta.count, self.url).tolist()
+        if asked and self.meta.layout != NATIVE:
+            unique = sorted(set(asked))
+            place_of = {position: place for place, position in enumerate(unique)}
+            with _Reading(self) as raw:
+                found = raw.arrays(unique, wanted)
+                if found is not None:
+                    parts = parts_of_stored(found.records, [place_of[position] for position in asked], choose)
+                    return self._named(raw, parts, asked)
+        return parts_of_records(self, asked, choose, wanted)
 
     # Columns.
 

@@ -7,6 +7,7 @@ import itertools
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
@@ -17,10 +18,11 @@ from storeds.backends.joining import alike, joined_meta, joined_url
 from storeds.backends.positions import check_positions
 from storeds.backends.unread import bounded
 from storeds.errors import ConfigError, RecordError, suggest
-from storeds.protocols import Array, Backend, Description, Meta, Place, Record, SupportsDescription
+from storeds.protocols import Array, Backend, ChooseBoxes, Description, Meta, Place, Record, SupportsDescription
 from storeds.records.arrays import read_arrays, stack_records, stackable
 from storeds.records.columns import TEXT, check_has_column, read_column
 from storeds.records.index import Index
+from storeds.records.parts import choose_at, read_parts
 from storeds.records.where import check_where, matching_positions
 
 __all__ = ["View", "describe", "place_text", "position_in_whole", "stores_in", "whole"]
@@ -136,9 +138,12 @@ class View:
         return out
 
     def _read(self, number: int, places: list[int], names: Sequence[str] | None) -> list[Record | RecordError]:
-        """Return records of one store, with the class numbers and errors of the view."""
+        """Return records of one store, as the view gives them."""
+        return self._as_ours(self.stores[number].get_many(places, names), number, places)
+
+    def _as_ours(self, found: list[Record | RecordError], number: int, places: list[int]) -> list[Record | RecordError]:
+        """Return what a store gave for `places`, with the class numbers and errors of the view."""
         store, numbers = self.stores[number], self._numbers.get(number)
-        found = store.get_many(places, names)
         for at, each in enumerate(found):
             if numbers is not None and not isinstance(each, RecordError):
                 try:
@@ -155,6 +160,24 @@ class View:
         renamed = type(error).at(self.url, int(self._bounds[number]) + place, reason, key=error.key, kind=error.kind)
         renamed.__cause__ = error.__cause__
         return renamed
+
+    def get_parts(
+        self, positions: Sequence[int], choose: ChooseBoxes, /, fields: Sequence[str] | None = None
+    ) -> list[Record | RecordError]:
+        """Return parts of records; see `storeds.protocols.SupportsParts`."""
+        names = tuple(self.meta.fields) if fields is None else self._check_fields(fields)
+        asked = self._in_stores(self._checked(positions))
+        if self._only is not None:
+            return read_parts(self._only, asked.tolist(), choose, names)
+        order, inside, shares = self._by_store(asked)
+        places = np.arange(len(asked)) if order is None else order
+        out: list[Any] = [None] * len(asked)
+        for number, first, last in shares:
+            at, within = places[first:last].tolist(), inside[first:last].tolist()
+            found = read_parts(self.stores[number], within, partial(choose_at, choose, at), names)
+            for place, each in zip(at, self._as_ours(found, number, within), strict=True):
+                out[place] = each
+        return out
 
     def get_arrays(self, positions: Sequence[int], /, fields: Sequence[str] | None = None) -> dict[str, Array]:
         """Return fields of many records as arrays; see `storeds.protocols.SupportsBatchArrays`."""

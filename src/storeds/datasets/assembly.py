@@ -288,7 +288,7 @@ def fit_reader(reader: Reader[Any], transforms: Mapping[str, Transform], joint: 
     elif joint is not None:
         raise ConfigError(
             f"transforms is for whole samples, which reader 'sample' reads, not {reader_name(reader)}; pass transform= for the "
-            "sample's data alone"
+            "sample's data alone, or for reader 'patch' roles, such as {'labels': 'mask'}"
         )
     if own is None:
         return reader

@@ -27,7 +27,8 @@ class ElementReader:
     Parameters
     ----------
     kind : str
-        The name of the function that describes it: ``image``, ``sample``, ``array``, ``video`` or ``sequence``.
+        The name of the function that describes it: ``image``, ``sample``, ``array``, ``video``, ``sequence`` or
+        ``patch``.
     rows : Rows
         Which records make a sample.
     elements : tuple of Element

@@ -25,13 +25,14 @@ from storeds.errors import FormatError, UnavailableError
 from storeds.layouts.hdf5.files import Hdf5Files, file_of
 from storeds.protocols import Array
 
-__all__ = ["ChunkedRows", "check_claim"]
+__all__ = ["ChunkedRows", "check_claim", "inflated_chunk", "is_gzip", "moved"]
 
 _LONGEST_READ = 32 << 20  # bytes that one call reads for several rows
 _MOST_CHUNKS = 1 << 12  # that one call reads, because libhdf5 takes some KiB of memory for each
 _SMALL_CHUNK = 1 << 16  # bytes; reading such a chunk takes no longer than reading one of its rows
 
 Span = tuple[int, int]
+Box = tuple[slice, ...]
 
 
 def check_claim(files: Hdf5Files, dataset: h5py.Dataset, nbytes: int) -> None:
@@ -45,6 +46,12 @@ def check_claim(files: Hdf5Files, dataset: h5py.Dataset, nbytes: int) -> None:
             f"{files.url}: dataset {dataset.name} claims values of {nbytes:,} bytes, more than {path} can hold; "
             "copy it again, or write the dataset as large as its data"
         )
+
+
+def is_gzip(dataset: h5py.Dataset, memory: h5py.h5t.TypeID) -> bool:
+    """Whether the chunks of a dataset are compressed by gzip, and hold values as they are in memory."""
+    filters = {*filters_of(dataset)}
+    return DEFLATE in filters <= {SHUFFLE, DEFLATE, FLETCHER} and bool(dataset.id.get_type().equal(memory))
 
 
 class ChunkedRows:
@@ -71,9 +78,7 @@ class ChunkedRows:
         self._check = functools.partial(check_claim, files, dataset)
         self._check(size)
         filters = filters_of(dataset)
-        own = DEFLATE in filters and {*filters} <= {SHUFFLE, DEFLATE, FLETCHER}
-        is_gzip = own and dataset.id.get_type().equal(memory)
-        self._slices = (_GzipSlices if is_gzip else _Slices)(dataset, memory, axis)
+        self._slices = (_GzipSlices if is_gzip(dataset, memory) else _Slices)(dataset, memory, axis)
         self._per_chunk = self._slices.per_chunk
         nbytes, limit = self._per_chunk * size, files.settings.cache_bytes
         may_hold_chunk = nbytes <= most_claimed(self._descriptor)
@@ -127,79 +132,80 @@ class ChunkedRows:
 
 
 class _Slices:
-    """Ranges of rows of a dataset, as libhdf5 reads them."""
+    """Boxes of a dataset, as libhdf5 reads them; ranges of rows are boxes."""
 
-    def __init__(self, dataset: h5py.Dataset, memory: Any, axis: int) -> None:
+    def __init__(self, dataset: h5py.Dataset, memory: Any, axis: int = 0) -> None:
         self._dataset, self._memory, self._axis = dataset, memory, axis
         self._check = InflationCheck(dataset)
+        self._itemsize = dataset.dtype.itemsize
         self.per_chunk = int(dataset.chunks[axis]) if dataset.chunks else 1
 
     def read(self, start: int, stop: int) -> Array:
         """Return the bytes of rows."""
-        origin, box = [0] * len(self._dataset.shape), list(self._dataset.shape)
-        if box:
-            origin[self._axis], box[self._axis] = start, stop - start
-        return self._read_box(tuple(origin), tuple(box))
+        selected = [slice(0, size) for size in self._dataset.shape]
+        if selected:
+            selected[self._axis] = slice(start, stop)
+        return self.box((*selected,)).reshape(-1)
 
-    def _read_box(self, origin: tuple[int, ...], box: tuple[int, ...]) -> Array:
-        data, space = np.empty(math.prod(box) * self._dataset.dtype.itemsize, "u1"), self._dataset.id.get_space()
+    def box(self, selected: Box, out: Array | None = None) -> Array:
+        """Return the bytes of a box, shape (*its sides, bytes of a value), in a contiguous `out` if there is one."""
+        sides, space = tuple(one.stop - one.start for one in selected), self._dataset.id.get_space()
+        data: Array = np.empty((*sides, self._itemsize), "u1") if out is None else out
         if data.size:
-            self._check(tuple(slice(at, at + size) for at, size in zip(origin, box, strict=True)))
-            if box:
-                space.select_hyperslab(origin, box)
-            memory_space = h5py.h5s.create_simple(box) if box else space
+            self._check(selected)
+            if sides:
+                space.select_hyperslab(tuple(one.start for one in selected), sides)
+            memory_space = h5py.h5s.create_simple(sides) if sides else space
             self._dataset.id.read(memory_space, space, data, mtype=self._memory)
         return data
 
 
 class _GzipSlices(_Slices):
-    """Ranges of rows in chunks that gzip compresses.
+    """Boxes of chunks that gzip compresses.
 
     libhdf5 2.0 returns stray memory for a chunk that inflates to too few bytes. Inflating here also leaves its lock free.
     """
 
-    def __init__(self, dataset: h5py.Dataset, memory: Any, axis: int) -> None:
+    def __init__(self, dataset: h5py.Dataset, memory: Any, axis: int = 0) -> None:
         super().__init__(dataset, memory, axis)
+        self._block = (*dataset.chunks, self._itemsize)
         self._filters = filters_of(dataset)
-        self._block = (*dataset.chunks, dataset.dtype.itemsize)
-        self._nbytes = math.prod(self._block)
-        self._shape = dataset.shape
-        sizes = zip(self._shape, dataset.chunks, strict=True)
-        self._holds_rows = all(size == chunk for at, (size, chunk) in enumerate(sizes) if at != axis)
 
-    def read(self, start: int, stop: int) -> Array:
-        # docstring inherited
-        selected = [slice(0, size) for size in self._shape]
-        selected[self._axis] = slice(start, stop)
-        is_one = self._holds_rows and start < stop and start // self.per_chunk == (stop - 1) // self.per_chunk
-        out: Array | None = None
-        for part in [selected] if is_one else self._dataset.iter_chunks(tuple(selected)):
+    def box(self, selected: Box, out: Array | None = None) -> Array:
+        # docstring inherited; a part of one chunk is a view of it
+        sides = zip(selected, self._block, strict=False)
+        is_one = all(one.start < one.stop and one.start // size == (one.stop - 1) // size for one, size in sides)
+        for part in [selected] if is_one else self._dataset.iter_chunks(selected):
             data = self._read_part(part)
-            if [*part] == selected:
-                return data.reshape(-1)
+            if part == selected:
+                return data
             if out is None:
-                out = np.empty((*(one.stop - one.start for one in selected), self._block[-1]), "u1")
-            out[
-                tuple(slice(one.start - of.start, one.stop - of.start) for one, of in zip(part, selected, strict=True))
-            ] = data
-        return np.empty(0, "u1") if out is None else out.reshape(-1)
+                out = np.empty((*(one.stop - one.start for one in selected), self._itemsize), "u1")
+            out[moved(part, [one.start for one in selected])] = data
+        return super().box(selected) if out is None else out
 
-    def _read_part(self, part: Sequence[slice]) -> Array:
+    def _read_part(self, part: Box) -> Array:
         """Return the bytes of a part of one chunk; raises ValueError if they are damaged."""
         corner = tuple(one.start - one.start % size for one, size in zip(part, self._block, strict=False))
-        mask, raw = stored_chunk(self._dataset, corner) or (~0, b"")
-        if any(code == DEFLATE and mask & 1 << at for at, code in enumerate(self._filters)):  # or not compressed
-            shape = tuple(one.stop - one.start for one in part)
-            return self._read_box(tuple(one.start for one in part), shape).reshape(*shape, -1)
-        data = self._decoded(raw, mask)
-        return data.reshape(self._block)[
-            tuple(slice(one.start - at, one.stop - at) for one, at in zip(part, corner, strict=True))
-        ]
+        chunk = inflated_chunk(self._dataset, self._filters, self._block, corner)
+        return super().box(part) if chunk is None else chunk[moved(part, corner)]
 
-    def _decoded(self, raw: bytes, mask: int) -> Array:
-        """Return the bytes of a chunk, without the filters that `mask` says were left out; never more than a chunk has."""
-        data, left = undone(raw, self._filters, mask, self._nbytes, self._block[-1])
-        assert not left
-        if len(data) != self._nbytes:
-            raise ValueError(f"its chunk has {len(data)} bytes instead of {self._nbytes}")
-        return np.frombuffer(data, "u1")
+
+def moved(box: Box, origin: Sequence[int]) -> Box:
+    """Return a box as it is counted from another origin."""
+    return tuple(slice(one.start - at, one.stop - at) for one, at in zip(box, origin, strict=True))
+
+
+def inflated_chunk(
+    dataset: h5py.Dataset, filters: Sequence[int], block: tuple[int, ...], corner: tuple[int, ...]
+) -> Array | None:
+    """Return the bytes of a chunk, of shape `block`; None if it was never written, or not compressed."""
+    mask, raw = stored_chunk(dataset, corner) or (~0, b"")
+    if any(code == DEFLATE and mask & 1 << at for at, code in enumerate(filters)):
+        return None
+    nbytes = math.prod(block)
+    data, left = undone(raw, filters, mask, nbytes, block[-1])
+    assert not left
+    if len(data) != nbytes:
+        raise ValueError(f"its chunk has {len(data)} bytes instead of {nbytes}")
+    return np.frombuffer(data, "u1").reshape(block)

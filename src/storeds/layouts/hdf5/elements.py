@@ -11,6 +11,7 @@ import h5py
 import numpy as np
 
 from storeds.errors import FormatError, StoredsError, UnavailableError
+from storeds.layouts.hdf5.boxes import BoxedArray, Boxes
 from storeds.layouts.hdf5.files import Address, Hdf5Files, NoSuchNameError, attribute_fields, attributes
 from storeds.layouts.hdf5.values import SCALAR_KINDS, is_numeric, kind_of, raw_rows, to_value, unsupported
 from storeds.layouts.hdf5.variable import VariableRows
@@ -91,14 +92,19 @@ def _numeric_element(datasets: Sequence[h5py.Dataset]) -> Field:
     return Field("array", dtype.newbyteorder("<").str, (None,) * ndim)
 
 
-def read_element(files: Hdf5Files, field: Field, address: Address) -> Any:
-    """Return the value of a dataset, or a ValueError if it has none of this field, which is from `element_field`."""
+def read_element(files: Hdf5Files, field: Field, address: Address, *, is_stored: bool = False) -> Any:
+    """Return the value of a dataset, or a ValueError if it has none of this field, which is from `element_field`.
+
+    With `is_stored`, an array stays in its file, as a `BoxedArray`.
+    """
     try:
         dataset = files.dataset(address)
         if dataset.shape is None:
             return ValueError(f"dataset {address} has no value, only a type (a null dataspace)")
         if not fits(field, dataset):
             return ValueError(f"dataset {address} is {dataset.dtype} {dataset.shape}, unlike the others")
+        if is_stored and field.kind == "array" and dataset.ndim:
+            return BoxedArray(Boxes(files, dataset), field.dtype or "")
         text = _is_text(dataset)
         return to_value(field, element_bytes(files, dataset), dataset.dtype, dataset.shape, text=text)
     except UnavailableError:

@@ -223,8 +223,7 @@ class Contents:
             found = functools.partial(read_attribute, files, name=plan.attribute, field=field)
             return _Computed(self.bounds, field, lambda sequences, _: [*map(found, addresses(sequences))])
         if plan.sort == "dataset":
-            whole = functools.partial(read_element, files, field)
-            return _Computed(self.bounds, field, lambda sequences, _: _each_once(whole, addresses(sequences)))
+            return _Elements(files, field, self.bounds, addresses)
         if self._pattern.names:
             most = MOST_OPEN if files.is_folder else _FLAT
             return _SequenceRows(
@@ -302,6 +301,24 @@ class _Computed(Values):
         return self._values(sequences.tolist(), rows.tolist())
 
 
+class _Elements(_Computed):
+    """A dataset for each record, or one that several records share; `addresses` returns those of sequences."""
+
+    def __init__(self, files: Hdf5Files, field: Field, bounds: Array, addresses: _Addresses) -> None:
+        whole = functools.partial(read_element, files, field)
+        super().__init__(bounds, field, lambda sequences, _: _each_once(whole, addresses(sequences)))
+        self._addresses = addresses
+        # The arrays used last keep their decompressed chunks.
+        self._stored = functools.lru_cache(_OPEN)(functools.partial(whole, is_stored=True))
+
+    def arrays(self, positions: Sequence[int]) -> list[Any]:
+        # docstring inherited
+        if self.field.kind != "array":
+            return self.read(positions)
+        sequences, _ = _located(self._bounds, positions)
+        return [*map(self._stored, self._addresses(sequences.tolist()))]
+
+
 class _SequenceRows(Values):
     """Rows of one dataset for each sequence: `texts` returns the names of sequences, and `rows` the rows of the one so called."""
 
@@ -351,13 +368,21 @@ class _SequenceRows(Values):
 
     def read(self, positions: Sequence[int]) -> list[Any]:
         # docstring inherited
+        return self._of_each(positions, lambda values, rows: values.read(rows))
+
+    def arrays(self, positions: Sequence[int]) -> list[Any]:
+        # docstring inherited
+        return self._of_each(positions, lambda values, rows: values.arrays(rows))
+
+    def _of_each(self, positions: Sequence[int], read: Callable[[Values, list[int]], list[Any]]) -> list[Any]:
+        """Return what `read` gives for the rows of each dataset, with a ValueError for those of one that cannot be read."""
         sequences, rows = _located(self._bounds, positions)
         out: list[Any] = []
         unique = np.unique(sequences).tolist()
         for sequence, text in zip(unique, self._texts(unique), strict=True):
             asked = rows[sequences == sequence].tolist()
             try:
-                out += self._open(text).read(asked)
+                out += read(self._open(text), asked)
             except UnavailableError:
                 raise
             except (StoredsError, OSError, RuntimeError, KeyError, TypeError) as error:

@@ -181,6 +181,11 @@ class Hdf5Store(TreeStore):
         columns = {name: self._contents.columns[name].read(positions) for name in names}
         return Rows([_record({name: values[at] for name, values in columns.items()}) for at in range(len(positions))])
 
+    def arrays(self, positions: list[int], fields: tuple[str, ...]) -> Rows:
+        # docstring inherited
+        columns = {name: self._contents.columns[name].arrays(positions) for name in fields}
+        return Rows([_record({name: values[at] for name, values in columns.items()}) for at in range(len(positions))])
+
     def stacked(self, positions: Array, fields: Sequence[str], *, whole: bool) -> Stacked | None:
         # docstring inherited
         found = {name: self._contents.columns[name].stacked(positions) for name in fields}

@@ -6,6 +6,7 @@ its first NUL, and a picture stored as a string holds NULs.
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 from abc import ABC, abstractmethod
@@ -18,6 +19,7 @@ import numpy as np
 from storeds.backends.hdf5.headers import check_attribute
 from storeds.backends.hdf5.rows import FlatRows, Rows, gather
 from storeds.errors import FormatError
+from storeds.layouts.hdf5.boxes import BoxedArray, Boxes
 from storeds.layouts.hdf5.chunks import ChunkedRows, check_claim
 from storeds.layouts.hdf5.files import Hdf5Files, file_of
 from storeds.layouts.hdf5.variable import VariableRows
@@ -170,6 +172,10 @@ class Values(ABC):
     def read(self, positions: Sequence[int]) -> list[Any]:
         """Return the values at ascending `positions`, with a ValueError in place of each bad one."""
 
+    def arrays(self, positions: Sequence[int]) -> list[Any]:
+        """Return the same as `read`, with a `storeds.records.parts.StoredArray` in place of each array that is read by parts."""
+        return self.read(positions)
+
     def column(self) -> Array:
         """Return all values as one array; raises ValueError if one is bad."""
         values = self.read(range(self.count))
@@ -189,10 +195,16 @@ class Values(ABC):
 
 
 class Fixed(Values):
-    """Numbers and arrays, converted to native byte order."""
+    """Numbers and arrays, converted to native byte order; `boxes` gives those of the dataset, if its rows are arrays."""
 
-    def __init__(self, rows: Rows, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
-        self._rows, self._dtype, self._shape = rows, dtype, shape
+    def __init__(
+        self,
+        rows: Rows,
+        dtype: np.dtype[Any],
+        shape: tuple[int, ...],
+        boxes: Callable[[], Boxes] | None = None,
+    ) -> None:
+        self._rows, self._dtype, self._shape, self._boxes = rows, dtype, shape, boxes
         self.field, self.count = _numeric_field(dtype, shape), rows.count
         self.is_flat = isinstance(rows, FlatRows)
 
@@ -204,6 +216,13 @@ class Fixed(Values):
             to_value(self.field, data, self._dtype, self._shape) if len(data) == size else ValueError(DAMAGED)
             for data in raw
         ]
+
+    def arrays(self, positions: Sequence[int]) -> list[Any]:
+        # docstring inherited
+        if self._boxes is None or self.field.kind != "array":
+            return self.read(positions)
+        boxes = self._boxes()
+        return [BoxedArray(boxes, self.field.dtype or "", at) for at in positions]
 
     def column(self) -> Array:
         # docstring inherited
@@ -329,7 +348,7 @@ def _plain_values(files: Hdf5Files, dataset: h5py.Dataset, dtype: np.dtype[Any],
         return (
             _fixed_items(files, dataset, rows, Field("image"), text=False)
             if _holds_images(dataset, rows, field)
-            else Fixed(rows, dtype, inner)
+            else Fixed(rows, dtype, inner, functools.cache(functools.partial(Boxes, files, dataset)))
         )
     if dtype.kind in "SV" and not dtype.hasobject and flat:
         return _fixed_items(files, dataset, raw_rows(files, dataset, dtype), field, text=dtype.kind == "S")
