@@ -72,19 +72,8 @@ def test_a_user_queries_mongodb_by_label(make_engine_url: MakeEngineUrl) -> None
     with open_writer(url, {"image": "image", "label": "int", "score": "float", "good": "bool"}) as writer:
         writer.append({"image": b"%d" % at, "label": at % 3, "score": at / 2, "good": at > 5} for at in range(9))
     with database_of(url) as (database, name):
-        collection = database[name]
-        assert [row["image"] for row in collection.find({"label": 2}).sort("_id", 1)] == [b"2", b"5", b"8"]
-        assert collection.count_documents({"score": {"$gte": 3.5}, "good": True}) == 2
-        verdict = ["image_finding", "image_recovered"]
-        assert list(collection.find_one({"_id": 5}) or ()) == [
-            "_id",
-            "image",
-            "label",
-            "score",
-            "good",
-            *verdict,
-            "_seal",
-        ]
+        assert [row["image"] for row in database[name].find({"label": 2}).sort("_id", 1)] == [b"2", b"5", b"8"]
+        assert database[name].count_documents({"score": {"$gte": 3.5}, "good": True}) == 2
 
 
 def test_values_larger_than_a_document_lie_in_parts(make_engine_url: MakeEngineUrl) -> None:

@@ -47,14 +47,9 @@ Case = tuple[Any, dict[str, Any]]
 
 
 def documents(tmp_path: Path, request: pytest.FixtureRequest) -> Case:
-    request.getfixturevalue("database")["photos"].insert_many(
-        {
-            "_id": number,
-            "file": {"data": PICTURES[number], "mask": saved(Image.fromarray(MASKS[number]))},
-            "objects": objects(number),
-        }
-        for number in range(COUNT)
-    )
+    files = [{"data": PICTURES[n], "mask": saved(Image.fromarray(MASKS[n]))} for n in range(COUNT)]
+    rows = [{"_id": n, "file": file, "objects": objects(n)} for n, file in enumerate(files)]
+    request.getfixturevalue("database")["photos"].insert_many(rows)
     columns = {"photo": "file.data", "seg": "file.mask", "objects": "objects"}
     return with_path(request.getfixturevalue("mongodb_database"), "photos"), {
         "layout": "query",
@@ -132,11 +127,8 @@ def test_samples_are_those_of_a_native_store(
     ("value", "says"),
     [
         (b"\x00\x01\x02", "do not tell their type"),
-        ("[[1, 2", "do not tell their type"),
-        ([1.0, 2, 3], "boxes are rows of 4 numbers"),
         ([[1, 2, 3, 4], [1, 2]], "boxes are rows of 4 numbers"),
         ([["a", "b", "c", "d"]], "boxes are rows of 4 numbers"),
-        ({"x": 1}, "boxes are rows of 4 numbers"),
     ],
 )
 def test_rows_of_an_unclear_form_are_refused(value: Any, says: str, tmp_path: Path) -> None:
