@@ -17,7 +17,7 @@ from mongomock.store import ServerStore
 import storeds
 from storeds.backends import select
 from storeds.records.arrays import read_arrays
-from storeds.testing import BackendTests, MakeUrl
+from storeds.testing import ArrayTests, BackendTests, MakeUrl, PickleTests, PublishTests, ReadTests, WriteTests
 
 MakeEngineUrl = Callable[[str], str]
 
@@ -56,8 +56,9 @@ def mock_client(uri: str) -> Any:
     return mongomock.MongoClient(uri, _store=_SERVER)
 
 
-class TestMongomock(BackendTests):
-    cross_process = False
+class TestMongomock(ReadTests, ArrayTests, WriteTests, PublishTests, PickleTests):
+    """The same engine through a client factory."""
+
     options = {"client_factory": mock_client}
 
     @pytest.fixture

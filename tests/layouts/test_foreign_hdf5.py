@@ -21,7 +21,6 @@ from _layout_case import lines_of
 from shares import FULL
 from storeds import StoreDataset, open_backend
 from storeds.errors import ConfigError, FormatError, RecordError, StoredsError, UnavailableError
-from storeds.testing import fingerprint
 
 PICTURE = np.frombuffer(blob(1), "u1")
 
@@ -328,18 +327,6 @@ class TestShared:
         loader = storeds.StoreLoader(dataset, batch_size=3, num_workers=2, ragged={"x": "list", "z": "list"})
         assert [z.tolist() for batch in loader for z in batch["z"]] == [each["z"].tolist() for each in truth]
 
-    def test_one_that_is_missing_or_of_another_kind_is_an_error(self, path: Path) -> None:
-        for change, says in ((None, "has no 'z'"), (np.zeros((2, 2)), "unlike|not samples of the same")):
-            with h5py.File(path, "a") as file:
-                del file["H2O/z"]
-                if change is not None:
-                    file["H2O/z"] = change
-            with pytest.raises(FormatError, match=says):
-                open_backend(path, columns=MOLECULES)
-            with h5py.File(path, "a") as file:
-                if change is None:
-                    file["H2O/z"] = 1.0
-
 
 class TestRefused:
     """Each error names the place and what to do."""
@@ -615,7 +602,7 @@ folder, layout, start, stop = pathlib.Path(sys.argv[1]), sys.argv[2], int(sys.ar
 data, victim = (folder / "a.h5").read_bytes(), folder / "victim.h5"
 for number in range(start, stop):
     print(number, flush=True)
-    signal.alarm(10)
+    signal.alarm(60)
     draw, mutated = random.Random(number), bytearray(data)
     for at in draw.sample(range(len(data)), draw.choice([1, 4, 40])):
         mutated[at] = draw.randrange(256)
@@ -679,15 +666,6 @@ class TestLinks:
         (tmp_path / at / "other.h5").unlink()
         with pytest.raises(FormatError, match="other.h5, which is missing|leads to /gone/other.h5"):
             open_backend(path, columns={"x": place}, allow_outside=is_outside)
-
-    def test_every_group_may_lie_in_another_file(self, path: Path) -> None:
-        case = HDF5["video_jpegs"]
-        truth = case.write(path.with_name("other.h5"))
-        with h5py.File(path.with_name("other.h5")) as other, h5py.File(path, "w") as file:
-            for group in other:
-                file[f"linked/{group}"] = h5py.ExternalLink("other.h5", f"/{group}")
-        store = open_backend(path, group="linked", **case.arguments)
-        assert fingerprint(store.get_many(range(len(store)))) == fingerprint(truth)
 
     def test_a_kept_index_allows_no_more_than_its_settings(self, path: Path) -> None:
         write(path.parent.parent / "other.h5", {f"{at}/x": at for at in range(3)})
