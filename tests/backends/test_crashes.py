@@ -78,9 +78,7 @@ def run(operation: str, tree: Path, packed: str, url: str, **options: Any) -> Me
     return storeds.convert(packed, url, commit_every=7, overwrite=True, **options)
 
 
-def test_a_server_killed_in_the_middle_is_one_error_and_the_work_goes_on(
-    tree: Path, packed: str, tmp_path: Path
-) -> None:
+def test_a_server_killed_in_the_middle_is_one_error(tree: Path, packed: str, tmp_path: Path) -> None:
     data = tmp_path / "mongod"
     data.mkdir()
 

@@ -91,9 +91,7 @@ def foreign(path: Path) -> str:
     return f"hdf5://{path}"
 
 
-def test_the_one_layout_that_recognises_a_store_opens_it_and_says_why(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_one_layout_that_recognises_a_store_opens_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     url = foreign(tmp_path / "red.h5")
     with caplog.at_level(logging.INFO, "storeds"):
         assert storeds.open_backend(url).meta.layout == "red"

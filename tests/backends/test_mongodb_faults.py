@@ -81,9 +81,7 @@ OF_EACH_KIND: dict[str, tuple[Any, Any]] = {
 
 
 @pytest.mark.parametrize("kind", OF_EACH_KIND)
-def test_a_value_that_was_changed_by_hand_is_an_error_if_it_is_read_alone(
-    database: Any, url: str, kind: str, commands: list[str]
-) -> None:
+def test_a_changed_value_is_an_error_if_read_alone(database: Any, url: str, kind: str, commands: list[str]) -> None:
     value, other = OF_EACH_KIND[kind]
     field = {"kind": "array", "dtype": "float32", "shape": [2]} if kind == "array" else kind
     with storeds.open_writer(url, {"x": field, "image": "bytes"}) as writer:
@@ -136,9 +134,7 @@ def test_a_write_that_lost_a_document_is_not_published(database: Any, url: str, 
 @pytest.mark.parametrize(
     ("by", "says"), [(0, "was replaced while in use; open it again"), (None, "is gone now")], ids=["equal", "nothing"]
 )
-def test_no_read_returns_anything_of_a_store_that_replaced_the_opened_one(
-    database: Any, url: str, by: int | None, says: str
-) -> None:
+def test_nothing_is_read_of_a_store_that_replaced_it(database: Any, url: str, by: int | None, says: str) -> None:
     write(url)
     with storeds.open_backend(url) as backend:
         if by is None:
@@ -208,7 +204,7 @@ def failing(url: str, mode: Any, **failure: Any) -> Iterator[None]:
 @pytest.mark.parametrize(
     ("failure", "deadline"), [({"errorCode": 43}, 10_000), ({"errorCode": 50}, 0), ({"closeConnection": True}, 10_000)]
 )
-def test_failures_that_pass_are_waited_out_and_logged(
+def test_failures_that_pass_are_waited_out(
     fragile: str, failure: dict[str, Any], deadline: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     with storeds.open_backend(f"{fragile}?timeoutMS={deadline}") as backend:

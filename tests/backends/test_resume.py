@@ -195,9 +195,7 @@ def interrupted(make_url: Callable[[], str], step: str) -> Iterator[tuple[Any, K
 @pytest.mark.share(12)
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("engine", ENGINES)
-def test_an_interrupt_at_any_bytecode_leaves_a_prefix_or_a_writer_that_refuses(
-    make_engine_url: MakeUrl, engine: str, step: str
-) -> None:
+def test_an_interrupt_at_any_bytecode_leaves_a_prefix(make_engine_url: MakeUrl, engine: str, step: str) -> None:
     for writer, _ in interrupted(functools.partial(make_engine_url, engine), step):
         try:
             writer.publish()
@@ -224,9 +222,7 @@ def test_an_interrupt_at_any_bytecode_leaves_a_prefix_or_a_writer_that_refuses(
 @pytest.mark.share(4)
 @pytest.mark.parametrize("kept", [0, 3])
 @pytest.mark.parametrize("engine", ENGINES)
-def test_an_interrupt_of_opening_a_writer_loses_nothing_and_blocks_no_later_writer(
-    make_engine_url: MakeUrl, engine: str, kept: int
-) -> None:
+def test_an_interrupt_of_opening_loses_nothing(make_engine_url: MakeUrl, engine: str, kept: int) -> None:
     def begin() -> str:
         url = make_engine_url(engine)
         if kept:

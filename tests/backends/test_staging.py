@@ -74,9 +74,7 @@ def test_a_target_that_appears_meanwhile_is_not_replaced(tmp_path: Path, scheme:
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_a_second_writer_is_refused_whatever_the_process_and_the_name_of_the_folder(
-    tmp_path: Path, scheme: str
-) -> None:
+def test_a_second_writer_is_refused_by_any_name(tmp_path: Path, scheme: str) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "alias").symlink_to("real")
     real, alias = (f"{scheme}://{tmp_path}/{name}/store" for name in ("real", "alias"))
@@ -95,9 +93,7 @@ def test_a_second_writer_is_refused_whatever_the_process_and_the_name_of_the_fol
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_what_a_next_writer_made_durable_while_the_last_one_removed_its_folder_stays(
-    tmp_path: Path, scheme: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_next_writer_wrote_meanwhile_stays(tmp_path: Path, scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
     url, folder = f"{scheme}://{tmp_path}/store", tmp_path / ".store.partial"
     unlink = os.unlink
     nexts: list[int] = []
@@ -120,7 +116,7 @@ def test_what_a_next_writer_made_durable_while_the_last_one_removed_its_folder_s
 
 
 @pytest.mark.parametrize(("scheme", "links"), [("lmdb", True), ("hdf5", False)])
-def test_a_writer_that_died_after_publishing_begins_again_or_goes_on_and_changes_no_published_file(
+def test_a_death_after_publishing_changes_no_published_file(
     tmp_path: Path, scheme: str, links: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url, fields = f"{scheme}://{tmp_path}/store", {"blob": "bytes"}
@@ -159,9 +155,7 @@ def test_a_writer_that_died_after_publishing_begins_again_or_goes_on_and_changes
     ],
     ids=["a link", "a dangling link", "a link to a link", "links in folder and name"],
 )
-def test_what_is_written_through_symbolic_links_becomes_the_file_behind_them(
-    tmp_path: Path, scheme: str, links: dict[str, str], exists: bool
-) -> None:
+def test_links_are_written_through(tmp_path: Path, scheme: str, links: dict[str, str], exists: bool) -> None:
     url, real = f"{scheme}://{tmp_path}/home/store", f"{scheme}://{tmp_path}/big/store"
     (tmp_path / "big").mkdir()
     if exists:
@@ -242,7 +236,7 @@ CAUSES = {
 
 
 @pytest.mark.parametrize("code", CAUSES, ids=errno.errorcode.get)
-def test_a_failed_system_call_names_its_cause_and_advice_that_fits(
+def test_a_failed_system_call_names_cause_and_advice(
     tmp_path: Path, code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object, **__: object) -> None:
@@ -262,9 +256,7 @@ def test_a_failed_system_call_names_its_cause_and_advice_that_fits(
 
 
 @pytest.mark.parametrize(("scheme", "resume"), [("lmdb", False), ("hdf5", True)])
-def test_after_a_death_at_any_file_operation_a_writer_can_resume_or_begin_again(
-    tmp_path: Path, scheme: str, resume: bool
-) -> None:
+def test_a_death_at_any_file_operation_is_survived(tmp_path: Path, scheme: str, resume: bool) -> None:
     url, fields = f"{scheme}://{tmp_path}/store", {"key": "str", "blob": "bytes"}
 
     def write(count: int, **options: bool) -> None:
@@ -319,7 +311,7 @@ def edit_bytes(edit: Callable[[bytes], bytes]) -> Callable[[Path], object]:
         ("hdf5", edit_bytes(lambda _: b""), "has 0 of its 10 records"),
     ],
 )
-def test_a_damaged_interrupted_write_is_refused_and_can_begin_again(
+def test_a_damaged_unfinished_write_is_refused(
     tmp_path: Path, scheme: str, damage: Callable[[Path], object], says: str
 ) -> None:
     url = f"{scheme}://{tmp_path}/store"

@@ -117,7 +117,7 @@ class Schedule:
 
 
 @pytest.mark.parametrize("engine", TRIALS)
-def test_whatever_two_writers_do_one_job_is_published_whole_and_nothing_is_left(
+def test_whatever_two_writers_do_one_job_is_whole(
     make_engine_url: MakeUrl, engine: str, request: pytest.FixtureRequest
 ) -> None:
     failed = 0
@@ -142,7 +142,7 @@ def write(url: str, job: str, **options: Any) -> None:
         writer.append({"job": job, "at": n, "blob": bytes(3000 * (n == 9))} for n in range(writer.count, 10))
 
 
-def test_a_writer_killed_before_any_command_leaves_nothing_for_ever(
+def test_a_writer_killed_before_any_command_leaves_nothing(
     make_engine_url: MakeUrl, database: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("storeds.backends.mongodb.documents._LARGE", 2000)
@@ -183,9 +183,7 @@ def test_a_forked_child_can_neither_use_nor_end_its_parents_writer(make_engine_u
 @pytest.mark.parametrize(
     ("action", "how"), [("append", "resume"), ("flush", "overwrite"), ("publish", "resume"), ("publish", "overwrite")]
 )
-def test_a_writer_that_lost_its_write_can_neither_add_to_it_nor_publish(
-    make_engine_url: MakeUrl, action: str, how: str
-) -> None:
+def test_a_writer_that_lost_its_write_can_do_nothing(make_engine_url: MakeUrl, action: str, how: str) -> None:
     url = make_engine_url("mongodb")
     first, second = WriterProcess(url), WriterProcess(url)
     first.ask("begin", "a")
@@ -203,9 +201,7 @@ def test_a_writer_that_lost_its_write_can_neither_add_to_it_nor_publish(
 
 
 @pytest.mark.parametrize("overwrite", [True, False])
-def test_of_two_writers_that_begin_at_once_each_has_records_of_its_own(
-    make_engine_url: MakeUrl, overwrite: bool
-) -> None:
+def test_two_writers_that_begin_at_once_do_not_mix(make_engine_url: MakeUrl, overwrite: bool) -> None:
     url = make_engine_url("mongodb")
     first, second = WriterProcess(url), WriterProcess(url)
     first.tell("begin", "a", stop_at=3, overwrite=overwrite)  # it has found nothing
@@ -227,7 +223,7 @@ def test_of_two_writers_that_begin_at_once_each_has_records_of_its_own(
 
 
 @pytest.mark.parametrize("engine", ["lmdb", "hdf5"])
-def test_a_file_system_without_locks_is_not_taken_for_another_writer(
+def test_a_file_system_without_locks_is_named(
     make_engine_url: MakeUrl, engine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> None:

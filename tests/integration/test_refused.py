@@ -140,7 +140,7 @@ def test_no_right_to_write(set_place: Place, caplog: pytest.LogCaptureFixture) -
     assert storeds.info(set_place.url(user="reader")).build == before
 
 
-def test_a_user_who_may_only_find_reads_a_store_and_cannot_list_others(
+def test_a_user_who_may_only_find_reads(
     replica_set: ReplicaSet, set_place: Place, caplog: pytest.LogCaptureFixture
 ) -> None:
     write(set_place.url())

@@ -70,9 +70,7 @@ def photos(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_has_the_records_of_the_store_that_pack_makes_of_it(
-    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_has_the_records_that_pack_makes(name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     case = CASES[name]
     source = write(tmp_path / "set", case.files) / case.source
     packed = storeds.pack(source, f"lmdb://{tmp_path}/a.lmdb", on_bad="skip", **case.options)
@@ -125,26 +123,6 @@ def test_gives_the_samples_of_the_packed_store_in_workers(photos: Path, tmp_path
     expected = samples(packed)
     assert samples(folder) == expected
     assert samples(folder, num_workers=2, multiprocessing_context="fork") == expected
-
-
-def test_a_config_trains_balanced_and_resumes(photos: Path, tmp_path: Path) -> None:
-    storeds.pack(photos, f"{tmp_path}/a.lmdb")
-
-    def loader(url: object) -> Any:
-        table = {"batch_size": 2, "balance": "label", "num_workers": 0, "seed": 3}
-        return storeds.build_loader({"dataset": {"url": str(url), "decode": "tensor", "seed": 3}, "loader": table})
-
-    def epoch(batches: Any) -> list[Any]:
-        return [(images.shape, labels.tolist(), images.float().mean().item()) for images, labels in batches]
-
-    assert epoch(loader(photos)) == epoch(loader(f"{tmp_path}/a.lmdb"))
-    first = loader(photos)
-    walk = iter(first)
-    begun = epoch([next(walk), next(walk)])
-    settle(photos)
-    again = loader(photos)
-    again.load_state_dict(first.state_dict())
-    assert begun + epoch(again) == epoch(loader(photos))
 
 
 def test_a_damaged_picture_is_found_repaired_and_skipped(photos: Path) -> None:

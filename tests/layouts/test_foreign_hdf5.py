@@ -22,6 +22,7 @@ from shares import FULL
 from storeds import StoreDataset, open_backend
 from storeds.errors import ConfigError, FormatError, RecordError, StoredsError, UnavailableError
 
+Arrays = dict[str, Any]
 PICTURE = np.frombuffer(blob(1), "u1")
 
 
@@ -70,9 +71,7 @@ READ: list[tuple[dict[str, Any], dict[str, Any], int, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("datasets", "arguments", "position", "record"), READ)
-def test_a_pattern_reads(
-    path: Path, datasets: dict[str, Any], arguments: dict[str, Any], position: int, record: dict[str, Any]
-) -> None:
+def test_a_pattern_reads(path: Path, datasets: Arrays, arguments: Arrays, position: int, record: Arrays) -> None:
     write(path, {**datasets, "@fps": 25})
     store: Any = open_backend(path, **arguments)
     assert store.get_many([position], list(record)) == [record]
@@ -112,7 +111,7 @@ class TestNames:
 
     @pytest.mark.parametrize(("datasets", "arguments", "where"), NAMED)
     def test_are_distinct_and_exact(
-        self, path: Path, datasets: dict[str, Any], arguments: dict[str, Any], where: dict[str, str]
+        self, path: Path, datasets: Arrays, arguments: Arrays, where: dict[str, str]
     ) -> None:
         write(path, datasets)
         store: Any = open_backend(path, **arguments)
@@ -192,7 +191,7 @@ class TestCertain:
     """Only a structure with one meaning opens without arguments."""
 
     @pytest.mark.parametrize(("layout", "datasets"), CERTAIN)
-    def test_else_an_error_shows_every_reading(self, path: Path, layout: str | None, datasets: dict[str, Any]) -> None:
+    def test_else_an_error_shows_every_reading(self, path: Path, layout: str | None, datasets: Arrays) -> None:
         write(path, datasets)
         if layout is not None:
             assert open_backend(path).meta.layout == layout
@@ -332,7 +331,7 @@ class TestRefused:
     """Each error names the place and what to do."""
 
     @pytest.mark.parametrize(("datasets", "arguments", "words"), REFUSED)
-    def test_arguments(self, path: Path, datasets: dict[str, Any], arguments: dict[str, Any], words: str) -> None:
+    def test_arguments(self, path: Path, datasets: Arrays, arguments: Arrays, words: str) -> None:
         write(path, datasets)
         with pytest.raises((ConfigError, FormatError), match=words):
             open_backend(path, **arguments)
@@ -425,8 +424,8 @@ class TestLoss:
     def test_is_an_error_that_names_it_and_the_rest(
         self,
         path: Path,
-        datasets: dict[str, Any],
-        arguments: dict[str, Any],
+        datasets: Arrays,
+        arguments: Arrays,
         words: str,
         fields: list[str],
         caplog: pytest.LogCaptureFixture,
@@ -496,12 +495,7 @@ class TestUnread:
 
     @pytest.mark.parametrize(("datasets", "arguments", "unread"), UNREAD)
     def test_is_reported(
-        self,
-        path: Path,
-        datasets: dict[str, Any],
-        arguments: dict[str, Any],
-        unread: list[str],
-        caplog: pytest.LogCaptureFixture,
+        self, path: Path, datasets: Arrays, arguments: Arrays, unread: list[str], caplog: pytest.LogCaptureFixture
     ) -> None:
         write(path, datasets)
         store: Any = open_backend(path, **arguments)

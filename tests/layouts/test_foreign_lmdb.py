@@ -255,22 +255,6 @@ def test_an_entry_that_lists_the_keys_of_all_records_gives_their_order(tmp_path:
         assert len(backend) == 11  # a list of some keys may mean anything
 
 
-@pytest.mark.parametrize(("key", "value"), [("size", 224), ("total", 9.5), ("count", 3)])
-def test_a_number_that_is_not_that_of_the_records_may_be_anything(tmp_path: Path, key: str, value: float) -> None:
-    put(tmp_path / "s", [(b"r%d" % n, word_vectors(n)) for n in range(6)] + [(key.encode(), pickle.dumps(value))])
-    with storeds.open_backend(tmp_path / "s") as backend:
-        assert (len(backend), backend.meta.attrs) == (6, {key: value})
-    put(tmp_path / "t", [(b"r%d" % n, pickle.dumps(n)) for n in range(6)] + [(b"length", pickle.dumps(6))])
-    assert len(storeds.open_backend(tmp_path / "t")) == 6
-    put(tmp_path / "t", [(b"length", pickle.dumps(4))])
-    assert len(storeds.open_backend(tmp_path / "t")) == 7
-
-
-def test_digits_and_letters_that_are_all_pictures_are_all_records(tmp_path: Path) -> None:
-    put(tmp_path / "s", [(b"%x" % n, JPEGS[n]) for n in range(16)])
-    assert [record["image"] for record in records_of(f"lmdb://{tmp_path}/s")] == JPEGS[:16]
-
-
 def test_other_databases_are_reported(tmp_path: Path) -> None:
     put(tmp_path / "s", [(b"%d" % n, JPEGS[n]) for n in range(6)])
     put(tmp_path / "s", [(b"%d" % n, b"3") for n in range(4)], database=b"labels")
@@ -375,13 +359,6 @@ def test_graphs_of_open_catalyst_are_read_by_the_example(
 # Stores that do not open, and the lines of their errors.
 
 
-def pictures_and_words(picture: str, word: str) -> Callable[[Path], Any]:
-    """Return what writes six pictures and six words under names of these forms."""
-    entries = [(picture.encode() % n, JPEGS[n]) for n in range(1, 7)]
-    entries += [(word.encode() % n, b"word %d" % n) for n in range(1, 7)]
-    return lambda path: put(path, entries)
-
-
 ANY = {"columns": {"value": "{}"}}
 UNDECIDED: dict[str, tuple[Callable[[Path], Any], list[dict[str, Any]]]] = {
     "text": (lambda path: put(path, [(b"foo", b"bar"), (b"z", b"baz")]), [ANY]),
@@ -389,14 +366,6 @@ UNDECIDED: dict[str, tuple[Callable[[Path], Any], list[dict[str, Any]]]] = {
         lambda path: put(path, [(b"%d_%s" % (n, part), JPEGS[n]) for n in range(4) for part in (b"img", b"seg")]),
         [{"columns": {"img": "{}_img", "seg": "{}_seg"}}, {"layout": "keyed"}, ANY],
     ),
-    **{
-        f"{a} and {b}": (pictures_and_words(a, b), [{"columns": columns}, {"layout": "keyed"}, ANY])
-        for a, b, columns in (
-            ("image_hr-%09d", "label-%09d", {"image_hr": "image_hr-{}", "label": "label-{}"}),
-            ("%d.rgb.jpg", "%d.txt", {"rgbjpg": "{}.rgb.jpg", "txt": "{}.txt"}),
-            ("img%d", "word%d", {"img": "img{}", "word": "word{}"}),
-        )
-    },
     "a damaged image": (
         lambda path: put(path, [(b"n%d" % n, b"\0" * 9 if n == 3 else JPEGS[n]) for n in range(9)]),
         [{"layout": "keyed"}, ANY],

@@ -44,6 +44,7 @@ class Commands(monitoring.CommandListener):
     failed = succeeded
 
 
+At = Callable[[str], str]
 GRIDFS: Any = functools.partial(storeds.open_backend, layout="gridfs")
 NAMED: Any = functools.partial(storeds.open_backend, layout="named")
 QUERY: Any = functools.partial(storeds.open_backend, layout="query")
@@ -71,9 +72,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("layout", "commands"), [("named", 1), ("query", 1), ("gridfs", 2)])
-def test_a_batch_is_few_commands_and_a_parent_holds_nothing(
-    layout: str, commands: int, database: Any, at: Callable[[str], str], tmp_path: Path
-) -> None:
+def test_a_batch_is_few_commands(layout: str, commands: int, database: Any, at: At, tmp_path: Path) -> None:
     case = MONGODB[layout]
     truth = case.write(database, tmp_path)
     backend: Any = storeds.open_backend(at(case.url), **case.arguments)
@@ -95,9 +94,7 @@ def test_a_batch_is_few_commands_and_a_parent_holds_nothing(
         backend.column("label")
 
 
-def test_a_bucket_is_found_by_its_name_and_a_collection_comes_first(
-    database: Any, at: Callable[[str], str], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_bucket_is_found_by_its_name(database: Any, at: At, caplog: pytest.LogCaptureFixture) -> None:
     bucket(database, Path())
     url = at("photos")
     with caplog.at_level(logging.INFO, "storeds"):
@@ -121,7 +118,7 @@ def test_a_bucket_is_found_by_its_name_and_a_collection_comes_first(
 @pytest.mark.parametrize(
     "make", [lambda n: n * 10**12 - 5, lambda n: f"é{n}", lambda n: [7, "x", {"a": n}, 1.5][n % 4]]
 )
-def test_ids_of_any_type(make: Callable[[int], Any], database: Any, at: Callable[[str], str]) -> None:
+def test_ids_of_any_type(make: Callable[[int], Any], database: Any, at: At) -> None:
     database.ids.insert_many(
         {"_id": {"n": n, "id": id} if isinstance(id := make(n), (dict, float)) or make(n + 4) == id else id, "x": n}
         for n in range(8)
@@ -133,8 +130,8 @@ def test_ids_of_any_type(make: Callable[[int], Any], database: Any, at: Callable
         assert selected(backend, {"x": [5, 2]}) == sorted(map(in_order.index, (5, 2)))
 
 
-def test_an_unpickled_layout_without_an_index_file_resolves_again_and_detects_changes(
-    database: Any, at: Callable[[str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_without_an_index_file_a_worker_resolves_again(
+    database: Any, at: At, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STOREDS_CACHE", "/proc/nowhere")
     case = MONGODB["query"]
@@ -148,7 +145,7 @@ def test_an_unpickled_layout_without_an_index_file_resolves_again_and_detects_ch
         other.get_many([0])
 
 
-def test_ids_and_builds(database: Any, at: Callable[[str], str], tmp_path: Path) -> None:
+def test_ids_and_builds(database: Any, at: At, tmp_path: Path) -> None:
     options = MONGODB["named"].arguments
     named(database, tmp_path)
     first, again = NAMED(at("named"), **options), NAMED(at("named"), **options)
@@ -165,7 +162,7 @@ def test_ids_and_builds(database: Any, at: Callable[[str], str], tmp_path: Path)
 # Values and labels.
 
 
-def test_kinds_are_inferred_and_each_value_is_checked(database: Any, at: Callable[[str], str]) -> None:
+def test_kinds_are_inferred_and_each_value_is_checked(database: Any, at: At) -> None:
     day, id = datetime.datetime(2020, 1, 2), ObjectId()
     whole = {"jpg": Binary(IMAGES[0], 2), "raw": b"\0\1", "n": Int64(3), "x": 1.5, "yes": True, "text": "é"}
     whole |= {"box": [1, 2, 3], "poly": [[1.0, 2.0]], "tags": ["a"], "doc": {"at": day, "nan": float("nan")}, "id": id}
@@ -195,7 +192,7 @@ def labels_of(backend: Any) -> list[Any]:
     return [label.tolist() if isinstance(label, np.ndarray) else label for label in found]
 
 
-def test_labels_of_files_may_be_of_any_type(database: Any, at: Callable[[str], str]) -> None:
+def test_labels_of_files_may_be_of_any_type(database: Any, at: At) -> None:
     """With all revisions of a name, too."""
     files = gridfs.GridFSBucket(database)
     ids = [files.upload_from_stream(name, IMAGES[n]) for n, name in enumerate(("a.jpg", "a.jpg", "b.jpg"))]
@@ -210,7 +207,7 @@ def test_labels_of_files_may_be_of_any_type(database: Any, at: Callable[[str], s
             assert labels_of(backend) == [expected] * 3, kind
 
 
-def test_lists_of_documents_and_columns_of_them(database: Any, at: Callable[[str], str]) -> None:
+def test_lists_of_documents_and_columns_of_them(database: Any, at: At) -> None:
     page = {"name": "p", "found": {"crops": [{"image": IMAGES[n], "name": f"c{n}"} for n in range(3)], "by": "me"}}
     database.deep.insert_many([page, {"name": "q"}])
     with QUERY(at("deep"), columns={"image": "found.crops[].image", "page": "name"}) as backend:
@@ -225,7 +222,7 @@ def test_lists_of_documents_and_columns_of_them(database: Any, at: Callable[[str
         assert found.get_many([4]) == [{"image": IMAGES[1], "n": 1}]
 
 
-def test_names_of_fields_are_in_lower_case(database: Any, at: Callable[[str], str]) -> None:
+def test_names_of_fields_are_in_lower_case(database: Any, at: At) -> None:
     database.cased.insert_many({"Image": IMAGES[n], "Label": n} for n in range(3))
     assert StoreDataset(at("cased"), decode="bytes")[1] == (IMAGES[1], 1)
     database.twice.insert_many({"Image": IMAGES[n], "image": IMAGES[0], "label": n} for n in range(3))
@@ -234,7 +231,7 @@ def test_names_of_fields_are_in_lower_case(database: Any, at: Callable[[str], st
         assert backend.unread() == []
 
 
-def test_unread_parts_of_documents_are_reported(database: Any, at: Callable[[str], str]) -> None:
+def test_unread_parts_of_documents_are_reported(database: Any, at: At) -> None:
     database.photos.insert_many({"image": IMAGES[n], "label": n, **({"note": "x"} if n == 2 else {})} for n in range(6))
     database["photos.labels"].insert_many({"x": n} for n in range(3))
     assert storeds.info(at("photos")).unread == [
@@ -248,7 +245,7 @@ def test_unread_parts_of_documents_are_reported(database: Any, at: Callable[[str
 
 
 @pytest.mark.parametrize("by", ["filename", "_id"])
-def test_gridfs_files_with_labels_in_another_collection(by: str, database: Any, at: Callable[[str], str]) -> None:
+def test_gridfs_files_with_labels_in_another_collection(by: str, database: Any, at: At) -> None:
     labels = {"labels": "annotations.info.class", "labels_on": "ref"}
     files = gridfs.GridFSBucket(database)
     ids = {f"{n}.jpg": files.upload_from_stream(f"{n}.jpg", IMAGES[n]) for n in range(5)}
@@ -266,7 +263,7 @@ def test_gridfs_files_with_labels_in_another_collection(by: str, database: Any, 
 # What is missing or damaged.
 
 
-def test_names_that_are_missing_or_doubled(database: Any, at: Callable[[str], str], tmp_path: Path) -> None:
+def test_names_that_are_missing_or_doubled(database: Any, at: At, tmp_path: Path) -> None:
     named(database, tmp_path)
     absent = [f"gone{n}.jpg" for n in range(12)]
     index = write_index(tmp_path / "i.json", [*absent, *NAMES[:3], NAMES[1]], list(range(16)))
@@ -279,9 +276,7 @@ def test_names_that_are_missing_or_doubled(database: Any, at: Callable[[str], st
         NAMED(at("named"), index=write_index(tmp_path / "i.json", NAMES, [0] * COUNT))
 
 
-def test_deleted_documents_and_elements_give_record_errors(
-    database: Any, at: Callable[[str], str], tmp_path: Path
-) -> None:
+def test_deleted_documents_and_elements_give_record_errors(database: Any, at: At, tmp_path: Path) -> None:
     named(database, tmp_path)
     index = write_index(tmp_path / "i.json", NAMES, [0] * COUNT)
     with NAMED(at("named"), index=index) as backend:
@@ -317,9 +312,7 @@ FAULTS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize(("fault", "id"), [*zip(FAULTS, IDS, strict=True)], ids=[*FAULTS])
-def test_every_message_about_a_record_names_its_id(
-    database: Any, at: Callable[[str], str], fault: str, id: Any
-) -> None:
+def test_every_message_about_a_record_names_its_id(database: Any, at: At, fault: str, id: Any) -> None:
     others = [{"_id": ObjectId(), "image": IMAGES[0], "label": n % 3} for n in range(30)]
     database.ids.insert_many([*others, {"_id": id, "image": IMAGES[0], "label": 1}])
     url, columns = at("ids"), {"image": "image", "label": {"path": "label", "kind": "int"}}
@@ -352,7 +345,7 @@ BOXES: dict[str, Callable[[int], Any]] = {
 
 
 @pytest.mark.parametrize("sort", BOXES)
-def test_lists_of_boxes_of_one_image_are_one_field(database: Any, at: Callable[[str], str], sort: str) -> None:
+def test_lists_of_boxes_of_one_image_are_one_field(database: Any, at: At, sort: str) -> None:
     database.boxes.insert_many({"_id": n, "image": IMAGES[0], "objects": BOXES[sort](n)} for n in range(20))
     fields = {"image": "image", "boxes": "objects[].bbox", "labels": "objects[].category"}
     roles = {"boxes": {"role": "boxes", "format": "xywh"}, "labels": {"role": "labels", "classes": ["cat"]}}
@@ -365,7 +358,7 @@ def test_lists_of_boxes_of_one_image_are_one_field(database: Any, at: Callable[[
         storeds.open_backend(at("crops"))
 
 
-def test_classes_of_documents_need_no_list(database: Any, at: Callable[[str], str]) -> None:
+def test_classes_of_documents_need_no_list(database: Any, at: At) -> None:
     """Texts and numbers with gaps, in lists of lists too."""
     names, ids = ("dog", "cat", "emu"), (90, 1, 7)
     for n in range(9):
@@ -381,9 +374,7 @@ def test_classes_of_documents_need_no_list(database: Any, at: Callable[[str], st
     assert (boxes.tolist(), labels.tolist(), name, id) == ([[1, 2, 4, 8]] * 3, [1] * 3, 1, 2)
 
 
-def test_incomplete_gridfs_files_give_record_errors(
-    database: Any, at: Callable[[str], str], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_incomplete_gridfs_files_give_record_errors(database: Any, at: At, caplog: pytest.LogCaptureFixture) -> None:
     bucket = gridfs.GridFSBucket(database, chunk_size_bytes=100)
     for n in range(6):
         bucket.upload_from_stream_with_id(f"id{n}", f"{n}", bytes([n]) * 250)
@@ -482,7 +473,7 @@ REFUSED: list[Refusal] = [
 ]
 
 
-def test_refusals(database: Any, at: Callable[[str], str], tmp_path: Path) -> None:
+def test_refusals(database: Any, at: At, tmp_path: Path) -> None:
     fill(database)
     for layout, collection, options, kind, words in REFUSED:
         given = dict(options)
@@ -504,9 +495,7 @@ def mutated(value: Any, draw: random.Random) -> Any:
 
 
 @pytest.mark.parametrize("layout", MONGODB)
-def test_mutated_stores_give_the_same_data_or_a_clear_error(
-    layout: str, database: Any, at: Callable[[str], str], tmp_path: Path
-) -> None:
+def test_mutated_stores_give_the_same_data_or_a_clear_error(layout: str, database: Any, at: At, tmp_path: Path) -> None:
     """In a full run, 200 times: documents get other values, or none, before the store is opened and after it."""
     case = MONGODB[layout]
     known = {record["image"] for record in case.write(database, tmp_path)}
@@ -536,7 +525,7 @@ def test_mutated_stores_give_the_same_data_or_a_clear_error(
         collection.replace_one({"_id": document["_id"]}, document)
 
 
-def test_a_name_with_a_dot_is_never_read_as_a_path(database: Any, at: Callable[[str], str]) -> None:
+def test_a_name_with_a_dot_is_never_read_as_a_path(database: Any, at: At) -> None:
     fields = {"image": IMAGES[0], "label": 1, "x": 2, "a": {"b": b"nested"}}
     database.dotted.insert_many({**fields, "a.b": b"plain", "c": {"d.e": b"inside"}} for _ in range(3))
     with storeds.open_backend(at("dotted")) as backend:

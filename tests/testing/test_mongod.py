@@ -75,7 +75,7 @@ def test_without_a_server_it_says_what_to_install(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.parametrize(("status", "starts"), [(3, 1), (48, 3)], ids=["ends", "port taken"])
-def test_a_server_that_ends_shows_its_log_and_a_taken_port_is_tried_again(
+def test_a_server_that_ends_shows_its_log(
     status: int, starts: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "mongod"

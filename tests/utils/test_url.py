@@ -218,7 +218,7 @@ def open_to_write(url: str) -> None:
         ("hdf5://user:secret@x?password=secret", "'hdf5://user:***@x?password=***': hdf5:// is for files"),
     ],
 )
-def test_a_url_that_would_be_taken_for_a_path_is_refused_without_its_password(
+def test_a_url_like_a_path_is_refused(
     call: Any, url: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -230,9 +230,7 @@ def test_a_url_that_would_be_taken_for_a_path_is_refused_without_its_password(
 
 
 @pytest.mark.parametrize("name", ["run:1@home.h5", "mongodb:/user:1@home/x.h5"])
-def test_a_path_that_looks_like_a_url_is_opened_with_a_dot_or_when_it_exists(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_path_like_a_url_is_opened(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     make_store({"a": "int"}, [{"a": 3}], f"./{name}")
     paths = (f"./{name}", tmp_path / name, f"hdf5://./{name}", name, f"hdf5://{name}?locking=false")
