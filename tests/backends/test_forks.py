@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -69,6 +70,29 @@ class TestForks:
             for thread in threads:
                 thread.join(DEADLINE)
             assert found == [TRUTH] * 2
+
+    def test_by_a_read_that_another_thread_waits_for(
+        self, stores: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As for libhdf5's lock, which a read holds that a signal handler interrupts: the fork must not wait for the other."""
+        dataset, this, pread = open_rows(stores["hdf5"]), threading.get_ident(), os.pread
+        lock, is_waiting, thread = threading.RLock(), threading.Event(), threading.Thread(target=lambda: dataset[:])
+
+        def locked_pread(*call: Any) -> bytes:
+            if threading.get_ident() != this:
+                is_waiting.set()
+            with lock:
+                if not is_waiting.is_set():
+                    thread.start()
+                    assert is_waiting.wait(DEADLINE)
+                    in_fork(lambda: check_in_child(dataset, stores["hdf5"]))
+                return pread(*call)
+
+        dataset[0]  # opening is no read
+        monkeypatch.setattr(os, "pread", locked_pread)
+        assert read_all(dataset) == TRUTH
+        thread.join(DEADLINE)
+        assert is_waiting.is_set()
 
 
 class TestSignals:
