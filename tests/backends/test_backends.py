@@ -87,7 +87,8 @@ def test_positions_are_integers(make_engine_url: MakeEngineUrl, engine: str) -> 
     with storeds.open_writer(url := make_engine_url(engine), {"label": "int"}) as writer:
         writer.append({"label": at} for at in range(6))
     with storeds.open_backend(url) as backend, storeds.open_backend([url, url]) as both:
-        for each in (backend, both, select(backend, {"label": [*range(6)]})):
+        stores: list[Any] = [backend, both, select(backend, {"label": [*range(6)]})]
+        for each in stores:
             for asked in NO_INTEGERS:
                 for read in (each.get_many, partial(read_arrays, each)):
                     with pytest.raises(TypeError, match="positions must be a sequence of integers"):

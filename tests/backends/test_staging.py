@@ -48,14 +48,15 @@ def test_a_place_that_cannot_hold_a_store_is_named(tmp_path: Path, scheme: str) 
     (tmp_path / "thesis.txt").write_text("years of work")
     (tmp_path / "one").symlink_to("other")
     (tmp_path / "other").symlink_to("one")
-    for path, error, reported in (
+    cases: list[tuple[object, type[Exception], str]] = [
         ("/dev/null/store", errors.ConfigError, "cannot be written"),
         ("/proc/store", errors.ConfigError, "cannot be written"),
         (f"/tmp/{'n' * 250}", errors.ConfigError, "cannot be written"),
         (tmp_path, errors.StoreExistsError, "is a folder"),
         (tmp_path / "one", errors.StoreExistsError, "in a circle"),
         (tmp_path / "thesis.txt", errors.StoreExistsError, "no store, so it is not replaced"),
-    ):
+    ]
+    for path, error, reported in cases:
         for overwrite in (False, True):
             with pytest.raises(error, match=reported):
                 storeds.open_writer(f"{scheme}://{path}", FIELDS, overwrite=overwrite)
