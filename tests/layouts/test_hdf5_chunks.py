@@ -37,7 +37,18 @@ FILTERS: list[dict[str, Any]] = [
     {"compression": "gzip", "shuffle": True, "fletcher32": True},
     {"compression": "lzf"},
 ]
-DTYPES = ["u1", "<i2", ">i4", "<f4", ">f8", "<c16", "?", "S5", "V3", [("n", ">i2"), ("name", "S4"), ("x", "<f8", (2,))]]
+DTYPES: list[Any] = [
+    "u1",
+    "<i2",
+    ">i4",
+    "<f4",
+    ">f8",
+    "<c16",
+    "?",
+    "S5",
+    "V3",
+    [("n", ">i2"), ("name", "S4"), ("x", "<f8", (2,))],
+]
 
 
 @pytest.fixture
