@@ -81,7 +81,8 @@ class TestPartOfSeveralParts(ReadTests, ArrayTests, PickleTests, ProcessTests):
 
     def write(self, url: str, fields: Mapping[str, Any], records: Iterable[Record], **how: Any) -> Meta:
         every = list(records)
-        parts = with_others(every[: len(every) // 3]), [], with_others(every[len(every) // 3 :])
+        cut = len(every) // 3
+        parts: list[list[Record]] = [with_others(every[:cut]), [], with_others(every[cut:])]
         for store, part in zip((f"lmdb://{url}.lmdb", f"hdf5://{url}.h5", f"lmdb://{url}.more"), parts, strict=True):
             super().write(store, fields, with_others(part), **how)
         with self.open(url) as backend:
